@@ -1,0 +1,20 @@
+#include "runtime/error.h"
+
+namespace sherd {
+
+Error::Error(const std::string& message, std::source_location where) : std::runtime_error(message), where_(where) {}
+
+// Destructors live here, so that each type has one vtable and one type_info and can be caught across the library border.
+Error::~Error() = default;
+ValueError::~ValueError() = default;
+ShapeError::~ShapeError() = default;
+DTypeError::~DTypeError() = default;
+DeviceError::~DeviceError() = default;
+StateError::~StateError() = default;
+CollectiveError::~CollectiveError() = default;
+OutOfMemoryError::~OutOfMemoryError() = default;
+NotImplementedError::~NotImplementedError() = default;
+InternalError::~InternalError() = default;
+FileError::~FileError() = default;
+
+}  // namespace sherd
