@@ -1,0 +1,211 @@
+// Elementary functions as plain branch-free code. A loop over them vectorises, nvcc compiles them for the
+// device, and an element's result is the same in a vector body, in a scalar tail and on every processor with
+// fused multiply-add.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace sherd::math {
+
+/// `c ? a : b`, both sides evaluated.
+template <class T>
+constexpr T select(bool c, T a, T b) {
+  return c ? a : b;
+}
+
+namespace detail {
+
+template <class T>
+struct Format;
+template <>
+struct Format<float> {
+  using Int = std::int32_t;
+  static constexpr int mantissa = 23, bias = 127;
+  static constexpr float round = 0x1.8p23f;  // adding it rounds to an integer and leaves that in the low bits
+  static constexpr float ln2_hi = 0x1.62e43p-1f, ln2_lo = -0x1.05c61p-29f;
+  static constexpr float exp_min = -104.f, exp_max = 89.f;
+  static constexpr Int sqrt_half = 0x3f3504f3;
+};
+template <>
+struct Format<double> {
+  using Int = std::int64_t;
+  static constexpr int mantissa = 52, bias = 1023;
+  static constexpr double round = 0x1.8p52;
+  static constexpr double ln2_hi = 0x1.62e42fefa39efp-1, ln2_lo = 0x1.abc9e3b39803fp-56;
+  static constexpr double exp_min = -746., exp_max = 710.;
+  static constexpr Int sqrt_half = 0x3fe6a09e667f3bcd;
+};
+
+template <class T>
+constexpr T horner(T, T c) {
+  return c;
+}
+template <class T, class... C>
+constexpr T horner(T x, T c, C... higher) {
+  return std::fma(x, horner(x, T(higher)...), c);
+}
+
+template <class T>
+constexpr T pow2(typename Format<T>::Int k) {
+  return std::bit_cast<T>((k + Format<T>::bias) << Format<T>::mantissa);
+}
+
+// The polynomials are weighted minimax fits. Float and double differ in degree only.
+
+// (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2.
+constexpr float exp_tail(float r) {
+  return horner(r, 0.49999994f, 0.16666521f, 0.041668482f, 0.008368666f, 0.0013809038f);
+}
+constexpr double exp_tail(double r) {
+  return horner(r, 0.5000000000000011, 0.16666666666666424, 0.04166666666653041, 0.008333333333485978,
+                0.0013888888943577257, 0.00019841269525330447, 2.4801493155084117e-05, 2.7557569628739367e-06,
+                2.7630225945857e-07, 2.5005301309803347e-08);
+}
+// (log((1+s)/(1-s))/s - 2) / s^2 in z = s^2, for (1+s)/(1-s) between sqrt(1/2) and sqrt(2).
+constexpr float log_tail(float z) { return horner(z, 0.66666776f, 0.39977446f, 0.29873738f); }
+constexpr double log_tail(double z) {
+  return horner(z, 0.6666666666666734, 0.399999999994166, 0.2857142874202555, 0.22222198605640625,
+                0.18183562830803124, 0.15314085022738003, 0.1479563301717103);
+}
+// (tanh(x)/x - 1) / x^2 in z = x^2, for |x| <= 0.6.
+constexpr float tanh_tail(float z) {
+  return horner(z, -0.333333f, 0.13331965f, -0.053787272f, 0.020807495f, -0.005908412f);
+}
+constexpr double tanh_tail(double z) {
+  return horner(z, -0.3333333333333313, 0.13333333333300945, -0.05396825394989765, 0.021869488016483783,
+                -0.00886322696222505, 0.0035920388957708374, -0.0014552233189757617, 0.0005872151406726201,
+                -0.0002304524884694338, 7.937938888567587e-05, -1.7211905303759843e-05);
+}
+// erf(x)/x - 1 in z = x^2, for |x| <= 1.
+constexpr float erf_small(float z) {
+  return horner(z, 0.12837917f, -0.37612626f, 0.112835996f, -0.02685443f, 0.005189506f, -0.0008020592f,
+                7.888319e-05f);
+}
+constexpr double erf_small(double z) {
+  return horner(z, 0.1283791670955126, -0.37612638903183754, 0.1128379167095512, -0.026866170645129864,
+                0.0052239776254235865, -0.0008548327021954468, 0.0001205533290374633, -1.4925647592604304e-05,
+                1.64620459434695e-06, -1.636464905211261e-07, 1.479246510046623e-08, -1.2164941914801635e-09,
+                8.71037387213268e-11, -4.232990811614943e-12);
+}
+// log(erfc(t)) from 1 to where erf(t) rounds to 1.
+constexpr float log_erfc(float t) {
+  const float u = select(t > 4.f, 4.f, t) - 2.5f;
+  return horner(u, -7.806815f, -5.3526807f, -0.94389236f, -0.010854257f, 0.0021671331f, -0.00042809252f,
+                6.488516e-05f, -2.0232887e-05f, 2.6082884e-07f);
+}
+constexpr double log_erfc(double t) {
+  const double u = select(t > 6., 6., t) - 3.5;
+  return horner(u, -14.112437402148188, -7.266099588365197, -0.9667530547410722, -0.005225658216323239,
+                0.0008736873280732498, -0.0001472978044401, 2.4386287088194546e-05, -3.88962513376157e-06,
+                5.856991786256135e-07, -8.046287853741879e-08, 9.712002674344957e-09, -7.904908810210275e-10,
+                -1.68646073390271e-10, -8.854098814357193e-11, -4.395219117403774e-11, 1.5646667468485912e-11,
+                1.7368345030716097e-11, 8.3439916600109e-12, 2.174729774245186e-12, 3.285541759124533e-13,
+                2.2472406687685354e-14);
+}
+
+}  // namespace detail
+
+// All functions take float or double; infinities, NaN and subnormals give what IEEE 754 says.
+
+/// e^x, within 1 ulp.
+template <class T>
+constexpr T exp(T x) {
+  using F = detail::Format<T>;
+  const T low = select(x < F::exp_min, F::exp_min, x);
+  const T z = select(low > F::exp_max, F::exp_max, low);
+  const T shifted = std::fma(z, T(1.4426950408889634), F::round);
+  const T n = shifted - F::round;
+  const T r = std::fma(n, -F::ln2_lo, std::fma(n, -F::ln2_hi, z));
+  const T y = std::fma(r * r, detail::exp_tail(r), r) + T(1);
+  // Two factors, because 2^n alone leaves the range of normal numbers at both ends.
+  const auto k = std::bit_cast<typename F::Int>(shifted) - std::bit_cast<typename F::Int>(F::round);
+  return y * detail::pow2<T>(k >> 1) * detail::pow2<T>(k - (k >> 1));
+}
+
+/// Natural logarithm, within 1 ulp; -inf at 0, NaN below.
+template <class T>
+constexpr T log(T x) {
+  using F = detail::Format<T>;
+  using Limits = std::numeric_limits<T>;
+  const bool subnormal = x < Limits::min();
+  const auto bits = std::bit_cast<typename F::Int>(select(subnormal, x * detail::pow2<T>(F::mantissa), x));
+  const auto e = (bits - F::sqrt_half) >> F::mantissa;
+  const T f = std::bit_cast<T>(bits - (e << F::mantissa)) - T(1);
+  const T k = T(e) - select(subnormal, T(F::mantissa), T(0));
+  const T s = f / (T(2) + f);
+  const T z = s * s;
+  const T log1p = std::fma(-s, f - z * detail::log_tail(z), f);
+  const T y = std::fma(k, F::ln2_hi, std::fma(k, F::ln2_lo, log1p));
+  const T with_top = select(x < Limits::infinity(), y, x);
+  const T with_zero = select(x == T(0), -Limits::infinity(), with_top);
+  return select(x < T(0), Limits::quiet_NaN(), with_zero);
+}
+
+/// 1 / (1 + e^-x).
+template <class T>
+constexpr T sigmoid(T x) {
+  return T(1) / (T(1) + exp(-x));
+}
+
+/// Hyperbolic tangent, within 2 ulp.
+template <class T>
+constexpr T tanh(T x) {
+  const T a = std::fabs(x);
+  const T z = x * x;
+  const T small = std::fma(x * z, detail::tanh_tail(z), x);
+  const T large = std::copysign(T(1) - T(2) / (exp(a + a) + T(1)), x);
+  return select(a < T(0.6), small, large);
+}
+
+/// Error function, within 2 ulp in float and 4 in double.
+template <class T>
+constexpr T erf(T x) {
+  const T a = std::fabs(x);
+  const T small = std::fma(x, detail::erf_small(x * x), x);
+  const T large = std::copysign(T(1) - exp(detail::log_erfc(a)), x);
+  return select(a < T(1), small, large);
+}
+
+template <class T>
+constexpr T sqrt(T x) {
+  return std::sqrt(x);
+}
+template <class T>
+constexpr T rsqrt(T x) {
+  return T(1) / std::sqrt(x);
+}
+template <class T>
+constexpr T sin(T x) {
+  return std::sin(x);
+}
+template <class T>
+constexpr T cos(T x) {
+  return std::cos(x);
+}
+template <class T>
+constexpr T pow(T x, T y) {
+  return std::pow(x, y);
+}
+
+struct SinCos {
+  float sin, cos;
+};
+/// Sine and cosine of `turns` full turns, 0 <= turns < 1, within 2 ulp of 1.
+template <class T = float>
+constexpr SinCos sincos_turns(T turns) {
+  using F = detail::Format<float>;
+  const float shifted = std::fma(turns, 4.f, F::round);
+  const std::int32_t quadrant = std::bit_cast<std::int32_t>(shifted);
+  const float t = std::fma(shifted - F::round, -0.25f, turns);
+  const float z = t * t;
+  const float s = t * detail::horner(z, 6.2831855f, -41.341663f, 81.59255f, -75.40204f);
+  const float c = std::fma(z, detail::horner(z, -19.739208f, 64.93932f, -85.44378f, 59.247383f), 1.f);
+  const bool odd = (quadrant & 1) != 0;
+  const float sine = select(odd, c, s), cosine = select(odd, s, c);
+  return {select((quadrant & 2) != 0, -sine, sine), select(((quadrant + 1) & 2) != 0, -cosine, cosine)};
+}
+
+}  // namespace sherd::math
