@@ -1,0 +1,104 @@
+// Reads the includes of the tree: the walls of the house, as docs/design.md draws them.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path root = SHERD_SOURCE_ROOT;
+const std::map<std::string, int> floors = {{"runtime", 1}, {"autograd", 2}, {"collectives", 2},
+                                           {"nn", 3},      {"shard", 4},    {"tools", 5}};
+
+struct Include {
+  std::string name;
+  bool quoted;
+};
+
+std::optional<Include> parse(const std::string& line) {
+  const std::size_t hash = line.find_first_not_of(" \t");
+  if (hash == std::string::npos || line[hash] != '#') return {};
+  const std::size_t word = line.find_first_not_of(" \t", hash + 1);
+  if (word == std::string::npos || line.compare(word, 7, "include") != 0) return {};
+  const std::size_t open = line.find_first_of("<\"", word + 7);
+  if (open == std::string::npos) return {};
+  const std::size_t close = line.find_first_of(">\"", open + 1);
+  return Include{line.substr(open + 1, close - open - 1), line[open] == '"'};
+}
+
+std::vector<Include> includes_of(const fs::path& file) {
+  std::vector<Include> found;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (auto include = parse(line)) found.push_back(*include);
+  }
+  return found;
+}
+
+bool is_source(const fs::path& file) {
+  static const std::set<std::string> endings = {".h", ".cpp", ".cu", ".cuh"};
+  return endings.contains(file.extension().string());
+}
+
+std::string room_of(const std::string& path) { return path.substr(0, path.find('/')); }
+
+bool may_include(const std::string& from, const std::string& to) {
+  return from == to || !floors.contains(to) || floors.at(to) < floors.at(from);
+}
+
+}  // namespace
+
+TEST_CASE("an include line is read whatever its spaces") {
+  CHECK(parse("#include \"runtime/tensor.h\"")->quoted);
+  CHECK(parse("  #  include <vector>  // why")->name == "vector");
+  CHECK_FALSE(parse("// #include <vector>").has_value());
+  CHECK_FALSE(parse("#define include").has_value());
+}
+
+TEST_CASE("includes point down the floors") {
+  int seen = 0;
+  for (const auto& [room, floor] : floors) {
+    if (!fs::exists(root / room)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / room)) {
+      if (!is_source(entry.path())) continue;
+      for (const Include& include : includes_of(entry.path())) {
+        ++seen;
+        INFO(entry.path().string() << " includes " << include.name);
+        CHECK(may_include(room, room_of(include.name)));
+      }
+    }
+  }
+  CHECK(seen > 0);
+}
+
+TEST_CASE("no header that a user reaches from sherd.h names a back end") {
+  const std::vector<std::string> back_ends = {"cuda",   "cublas", "nvrtc", "nccl",   "mpi",     "dnnl",
+                                              "oneapi", "Eigen",  "omp.h", "spdlog", "nlohmann"};
+  std::vector<std::string> todo = {"sherd.h"};
+  std::set<std::string> seen;
+  while (!todo.empty()) {
+    const std::string header = todo.back();
+    todo.pop_back();
+    if (!seen.insert(header).second) continue;
+    INFO(header);
+    REQUIRE(fs::exists(root / header));
+    for (const Include& include : includes_of(root / header)) {
+      if (include.quoted) {
+        todo.push_back(include.name);
+        continue;
+      }
+      for (const std::string& prefix : back_ends) {
+        INFO("includes " << include.name);
+        CHECK_FALSE(include.name.starts_with(prefix));
+      }
+    }
+  }
+  CHECK(seen.size() > 1);
+}
