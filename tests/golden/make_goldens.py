@@ -1,0 +1,873 @@
+#!/usr/bin/env python3
+"""Makes the goldens beside this script with PyTorch: values and gradients of every op, layer and optimizer.
+
+    python3 tests/golden/make_goldens.py [AREA ...]
+
+Running it again gives the same bytes with the same PyTorch on the same processor: every case draws from a generator
+seeded by its own name, so a new case leaves the others as they are. README.md describes the format.
+"""
+
+import itertools
+import json
+import math
+import pathlib
+import struct
+import sys
+import zlib
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+i64, i32, u8, boolean = torch.int64, torch.int32, torch.uint8, torch.bool
+NAMES = {f64: "f64", f32: "f32", f16: "f16", bf16: "bf16", i64: "i64", i32: "i32", u8: "u8", boolean: "bool"}
+STORED = {f64: "F64", f32: "F32", f16: "F16", bf16: "BF16", i64: "I64", i32: "I32", u8: "U8", boolean: "BOOL"}
+WIDE = (f32, f64)
+FLOATS = (f32, f64, bf16, f16)
+INTS = (i64, i32, u8)
+nan, inf = math.nan, math.inf
+
+
+def save(path, tensors, metadata):
+    """A safetensors file with sorted names, so that the same tensors give the same bytes."""
+    header, blobs, at = {"__metadata__": dict(sorted(metadata.items()))}, [], 0
+    for name, tensor in sorted(tensors.items()):
+        blob = bytes(tensor.detach().contiguous().reshape(-1).view(u8).numpy()) if tensor.numel() else b""
+        header[name] = {"dtype": STORED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+class Draw:
+    """Random inputs of one case, seeded by its name."""
+
+    def __init__(self, name):
+        self.generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+    def normal(self, *shape, dtype=f32, scale=1.0):
+        return (scale * torch.randn(shape, generator=self.generator, dtype=f64)).to(dtype)
+
+    def uniform(self, *shape, dtype=f32, low=0.0, high=1.0):
+        return (low + (high - low) * torch.rand(shape, generator=self.generator, dtype=f64)).to(dtype)
+
+    def integers(self, *shape, low=0, high=10, dtype=i64):
+        return torch.randint(low, high, shape, generator=self.generator).to(dtype)
+
+    def bits(self, *shape):
+        return torch.randint(0, 2, shape, generator=self.generator).to(boolean)
+
+    def any(self, *shape, dtype=f32):
+        """Values of any dtype: normal, small integers, or bits."""
+        if dtype == boolean:
+            return self.bits(*shape)
+        if not dtype.is_floating_point:
+            return self.integers(*shape, low=0 if dtype == u8 else -9, high=10, dtype=dtype)
+        return self.normal(*shape, dtype=dtype)
+
+
+class Area:
+    """The cases of one file."""
+
+    def __init__(self):
+        self.tensors, self.metadata = {}, {"made with": f"PyTorch {torch.__version__}"}
+
+    def note(self, name, op, args, tensors, tolerance=None):
+        assert name not in self.metadata and "/" not in name, name
+        about = {"op": op, "args": args}
+        if tolerance is not None:
+            about["tolerance"] = tolerance
+        self.metadata[name] = json.dumps(about)
+        self.tensors.update({f"{name}/{key}": tensor for key, tensor in tensors.items()})
+
+    def case(self, name, op, run, inputs, args=None, grad=True, tolerance=None):
+        """Runs `run` on the inputs; with `grad` also its gradient against a random upstream gradient."""
+        leaves = [t.clone().requires_grad_(grad and t.is_floating_point()) for t in inputs]
+        outs = run(*leaves)
+        outs = list(outs) if isinstance(outs, (tuple, list)) else [outs]
+        tensors = {f"in{i}": t for i, t in enumerate(inputs)} | {f"out{i}": t for i, t in enumerate(outs)}
+        reached = [i for i, t in enumerate(outs) if t.requires_grad]
+        if reached:
+            draw = Draw(name + " upstream")
+            upstream = {i: draw.normal(*outs[i].shape, dtype=outs[i].dtype) for i in reached}
+            wanted = [i for i, t in enumerate(leaves) if t.requires_grad]
+            grads = torch.autograd.grad([outs[i] for i in reached], [leaves[i] for i in wanted],
+                                        [upstream[i] for i in reached], allow_unused=True)
+            tensors |= {f"gy{i}": t for i, t in upstream.items()}
+            tensors |= {f"gin{i}": t for i, t in zip(wanted, grads) if t is not None}
+        self.note(name, op, args or {}, tensors, tolerance)
+
+
+def join(*parts):
+    return ".".join(str(p) for p in parts)
+
+
+def shape_name(*shapes):
+    return "-".join("x".join(map(str, s)) if s else "scalar" for s in shapes)
+
+
+# ---- elementwise -----------------------------------------------------------------------------------------------------
+
+EDGES = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-30, -1e-30]
+POSITIVE_EDGES = [nan, inf, 0.0, 1.0, 0.25, 4.0, 1e-30, 1e30]
+
+# name: function, low and high of the random inputs, edge inputs
+UNARY = {
+    "neg": (torch.neg, -2, 2, EDGES),
+    "abs": (torch.abs, -2, 2, EDGES),
+    "exp": (torch.exp, -4, 4, EDGES + [88.0, -87.0, 100.0, -110.0]),
+    "log": (torch.log, 0.1, 4, POSITIVE_EDGES + [-1.0]),
+    "sqrt": (torch.sqrt, 0.1, 4, POSITIVE_EDGES + [-1.0]),
+    "rsqrt": (torch.rsqrt, 0.1, 4, POSITIVE_EDGES + [-1.0]),
+    "sin": (torch.sin, -6, 6, EDGES + [100.0, -1000.0]),
+    "cos": (torch.cos, -6, 6, EDGES + [100.0, -1000.0]),
+    "tanh": (torch.tanh, -3, 3, EDGES + [20.0, -20.0]),
+    "sigmoid": (torch.sigmoid, -4, 4, EDGES + [50.0, -50.0, 100.0, -100.0]),
+    "relu": (torch.relu, -2, 2, EDGES),
+    "silu": (F.silu, -4, 4, [nan, 0.0, -0.0, 20.0, -20.0, 60.0, -60.0, 1e-30]),
+    "square": (torch.square, -2, 2, EDGES),
+    "reciprocal": (torch.reciprocal, 0.2, 3, EDGES),
+    "floor": (torch.floor, -4, 4, EDGES + [1e10, -1e10]),
+}
+
+
+def unary_family(area, op, run, low, high, edges, args=None, tag=()):
+    for dtype in FLOATS:
+        name = join(op, *tag, NAMES[dtype])
+        area.case(name, op, run, [Draw(name).uniform(3, 7, dtype=dtype, low=low, high=high)], args)
+    for dtype in WIDE:
+        area.case(join(op, *tag, "edges", NAMES[dtype]), op, run, [torch.tensor(edges, dtype=dtype)], args)
+    name = join(op, *tag, "scalar")
+    area.case(name, op, run, [Draw(name).uniform(dtype=f32, low=low, high=high)], args)
+    area.case(join(op, *tag, "empty"), op, run, [torch.zeros(0, 3)], args)
+
+
+def make_unary(area):
+    for op, (run, low, high, edges) in UNARY.items():
+        unary_family(area, op, run, low, high, edges)
+    gelu_edges = [nan, 0.0, -0.0, 1e-30, 5.0, -5.0, 20.0, -20.0]
+    for approximate in ("none", "tanh"):
+        run = lambda x, approximate=approximate: F.gelu(x, approximate=approximate)
+        unary_family(area, "gelu", run, -4, 4, gelu_edges, {"approximate": approximate}, (approximate,))
+    for slope in (0.01, 0.3):
+        run = lambda x, slope=slope: F.leaky_relu(x, slope)
+        unary_family(area, "leaky_relu", run, -2, 2, EDGES, {"slope": slope}, (slope,))
+    for dtype in FLOATS:
+        area.case(join("isfinite", NAMES[dtype]), "isfinite", torch.isfinite, [torch.tensor(EDGES, dtype=dtype)])
+    for dtype in (f32, i64, u8, boolean):
+        values = torch.tensor([0, 1, 2, 0, 7]).to(dtype)
+        area.case(join("logical_not", NAMES[dtype]), "logical_not", torch.logical_not, [values])
+    area.case("logical_not.nan", "logical_not", torch.logical_not, [torch.tensor([nan, 0.0, -0.0])])
+    for op in ("neg", "abs", "square"):
+        for dtype in (i64, i32):
+            name = join(op, NAMES[dtype])
+            area.case(name, op, UNARY[op][0], [Draw(name).any(7, dtype=dtype)])
+
+
+SHAPE_PAIRS = [((2, 3), (2, 3)), ((2, 1, 4), (3, 1)), ((), (3,)), ((3,), (1,)), ((0, 3), (1, 3)), ((1, 1), ()),
+               ((4, 1, 2), (1, 3, 1))]
+ARITHMETIC = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+EXTREMES = {"maximum": torch.maximum, "minimum": torch.minimum}
+COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+
+def pairs(values, dtype):
+    """All ordered pairs of the values, as two vectors."""
+    a, b = zip(*itertools.product(values, values))
+    return [torch.tensor(a).to(dtype), torch.tensor(b).to(dtype)]
+
+
+def make_binary(area):
+    edge_values = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.5]
+    for op, run in (ARITHMETIC | EXTREMES).items():
+        for a, b in SHAPE_PAIRS:
+            name = join(op, shape_name(a, b))
+            draw = Draw(name)
+            area.case(name, op, run, [draw.normal(*a), draw.uniform(*b, low=0.5, high=2.0)])
+        for dtype in FLOATS:
+            name = join(op, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, op, run, [draw.normal(5, 3, dtype=dtype), draw.uniform(3, dtype=dtype, low=0.5, high=2.0)])
+        for dtype in WIDE:
+            area.case(join(op, "edges", NAMES[dtype]), op, run, pairs(edge_values, dtype))
+        for dtype in INTS if op != "div" else ():
+            name = join(op, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, op, run, [draw.any(4, 3, dtype=dtype), draw.any(3, dtype=dtype)])
+    for op in EXTREMES:
+        values = torch.tensor([1.0, 2.0, 3.0, 3.0])
+        area.case(join(op, "ties"), op, EXTREMES[op], [values, torch.tensor([1.0, 3.0, 2.0, 3.0])])
+    for dtype in FLOATS:
+        name = join("pow", NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "pow", torch.pow,
+                  [draw.uniform(4, 3, dtype=dtype, low=0.3, high=2.0), draw.uniform(3, dtype=dtype, low=-2, high=2)])
+    for dtype in WIDE:
+        area.case(join("pow.edges", NAMES[dtype]), "pow", torch.pow, pairs([0.0, 1.0, -2.0, 2.0, 3.0, 0.5, inf, nan], dtype))
+    for op, run in COMPARISONS.items():
+        for dtype in FLOATS:
+            area.case(join(op, NAMES[dtype]), op, run, pairs(edge_values, dtype))
+        for dtype in INTS:
+            area.case(join(op, NAMES[dtype]), op, run, pairs([0, 1, 2, 200 if dtype == u8 else -7], dtype))
+        name = join(op, "broadcast")
+        draw = Draw(name)
+        area.case(name, op, run, [draw.integers(2, 1, 3, high=3, dtype=f32), draw.integers(2, 1, high=3, dtype=f32)])
+    for op, run in {"logical_and": torch.logical_and, "logical_or": torch.logical_or}.items():
+        area.case(op, op, run, pairs([False, True], boolean))
+        area.case(join(op, "broadcast"), op, run, [torch.tensor([[True], [False]]), torch.tensor([True, False, True])])
+
+
+def make_where(area):
+    shapes = [((2, 3), (2, 3), (2, 3)), ((3,), (2, 1), (2, 3)), ((2, 1), (3,), ()), ((), (2,), (2,)), ((0,), (0,), (1,))]
+    for condition, a, b in shapes:
+        name = join("where", shape_name(condition, a, b))
+        draw = Draw(name)
+        area.case(name, "where", torch.where, [draw.bits(*condition), draw.normal(*a), draw.normal(*b)])
+    for dtype in FLOATS + INTS:
+        name = join("where", NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "where", torch.where, [draw.bits(2, 3), draw.any(2, 3, dtype=dtype), draw.any(3, dtype=dtype)])
+    chosen = [torch.tensor([True, False, True]), torch.tensor([1.0, nan, inf]), torch.tensor([nan, 2.0, -inf])]
+    area.case("where.nan", "where", torch.where, chosen)
+
+
+def make_scalar_forms(area):
+    """`x op s`, and `s op x` where `reverse` is set."""
+    forms = ARITHMETIC | {"pow": torch.pow}
+    for (op, run), dtype, scalar in itertools.product(forms.items(), FLOATS, (2.5, -3.0)):
+        name = join(op, "with", scalar, NAMES[dtype])
+        x = Draw(name).uniform(2, 3, dtype=dtype, low=0.3, high=2.0)
+        area.case(name, op, lambda x: run(x, scalar), [x], {"scalar": scalar})
+    for (op, run), dtype in itertools.product({"sub": torch.sub, "div": torch.div}.items(), FLOATS):
+        name = join(op, "from", NAMES[dtype])
+        x = Draw(name).uniform(2, 3, dtype=dtype, low=0.3, high=2.0)
+        whole = lambda x: 2.5 - x if op == "sub" else 2.5 / x
+        area.case(name, op, whole, [x], {"scalar": 2.5, "reverse": True})
+    for exponent, dtype in itertools.product((0.0, 1.0, 2.0, 3.0, 0.5, -1.0), WIDE):
+        x = torch.tensor([-2.0, -0.5, 0.0, 0.5, 3.0, inf, nan], dtype=dtype)
+        area.case(join("pow.edges", exponent, NAMES[dtype]), "pow", lambda x: x**exponent, [x], {"scalar": exponent})
+    for (op, run), dtype in itertools.product(COMPARISONS.items(), (f32, bf16, i64)):
+        x = torch.tensor([-1, 0, 1, 2, 3]).to(dtype)
+        area.case(join(op, "with", NAMES[dtype]), op, lambda x: run(x, 1), [x], {"scalar": 1})
+    for op, dtype in itertools.product(("add", "sub", "mul"), (i64, i32)):
+        x = torch.tensor([-4, 0, 7]).to(dtype)
+        area.case(join(op, "with", NAMES[dtype]), op, lambda x: ARITHMETIC[op](x, 3), [x], {"scalar": 3})
+
+
+def make_clamp(area):
+    for low, high in ((-0.5, 0.5), (None, 0.5), (-0.5, None)):
+        args = {k: v for k, v in (("min", low), ("max", high)) if v is not None}
+        run = lambda x, low=low, high=high: torch.clamp(x, low, high)
+        for dtype in FLOATS:
+            name = join("clamp", low, high, NAMES[dtype])
+            area.case(name, "clamp", run, [Draw(name).normal(3, 4, dtype=dtype)], args)
+        edges = torch.tensor([nan, inf, -inf, 0.5, -0.5, 0.0, -0.0])
+        area.case(join("clamp.edges", low, high), "clamp", run, [edges], args)
+
+
+def make_masked_fill(area):
+    for x, mask in (((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 3), (2, 1)), ((2, 2, 2), ()), ((0, 2), (2,))):
+        for dtype in FLOATS if (x, mask) == ((2, 3), (2, 3)) else (f32,):
+            name = join("masked_fill", shape_name(x, mask), NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "masked_fill", lambda x, m: x.masked_fill(m, -2.5),
+                      [draw.normal(*x, dtype=dtype), draw.bits(*mask)], {"value": -2.5})
+    name = "masked_fill.infinite"
+    draw = Draw(name)
+    area.case(name, "masked_fill", lambda x, m: x.masked_fill(m, -inf), [draw.normal(4), draw.bits(4)], {"value": "-inf"})
+
+
+def make_elementwise():
+    area = Area()
+    make_unary(area)
+    make_binary(area)
+    make_where(area)
+    make_scalar_forms(area)
+    make_clamp(area)
+    make_masked_fill(area)
+    return area
+
+
+# ---- creation, casts, views ------------------------------------------------------------------------------------------
+
+
+def make_creation(area):
+    for start, end, step, dtype in ((0, 5, 1, i64), (3, -4, -2, i64), (0, 5, 1, f32), (0.5, 2.0, 0.25, f64),
+                                    (-1, 1, 0.3, f32), (2, 2, 1, i32), (0, 7, 2, i32), (1, 4, 1, bf16)):
+        out = torch.arange(start, end, step, dtype=dtype)
+        args = {"start": start, "end": end, "step": step, "dtype": NAMES[dtype]}
+        area.note(join("arange", start, end, step, NAMES[dtype]), "arange", args, {"out0": out})
+    for start, end, steps, dtype in ((0, 1, 5, f32), (-2, 3, 7, f64), (1, 1, 3, f32), (4, 9, 1, f32), (0, 1, 0, f64),
+                                     (3, -3, 4, f32)):
+        args = {"start": start, "end": end, "steps": steps, "dtype": NAMES[dtype]}
+        out = torch.linspace(start, end, steps, dtype=dtype)
+        area.note(join("linspace", start, end, steps, NAMES[dtype]), "linspace", args, {"out0": out})
+    for shape, dtype in itertools.product(([], [2, 3], [0, 2]), NAMES):
+        about = {"shape": shape, "dtype": NAMES[dtype]}
+        tag = join(shape_name(shape), NAMES[dtype])
+        area.note(join("zeros", tag), "zeros", about, {"out0": torch.zeros(shape, dtype=dtype)})
+        area.note(join("ones", tag), "ones", about, {"out0": torch.ones(shape, dtype=dtype)})
+        value = 3 if dtype in INTS else 1 if dtype == boolean else 0.3
+        area.note(join("full", tag), "full", about | {"value": value}, {"out0": torch.full(shape, value, dtype=dtype)})
+
+
+def make_casts(area):
+    for source, target in itertools.product(NAMES, NAMES):
+        name = join("cast", NAMES[source], NAMES[target])
+        draw = Draw(name)
+        if source.is_floating_point and not target.is_floating_point and target != boolean:
+            x = draw.uniform(9, dtype=source, low=0, high=9)  # a fraction is cut; a negative u8 has no defined value
+        else:
+            x = draw.any(9, dtype=source)
+        area.case(name, "cast", lambda x: x.to(target), [x], {"dtype": NAMES[target]}, tolerance=0)
+    # Halfway between neighbours, one bit off it, the largest values, subnormals, and what overflows.
+    for target, fraction, largest, tiny in ((f16, 10, 65504.0, 2.0**-24), (bf16, 7, 3.3895313892515355e38, 2.0**-133)):
+        ulp = 2.0**-fraction
+        ties = [1 + k * ulp / 2 for k in range(8)] + [-(1 + k * ulp / 2) for k in range(4)]
+        near = [1 + ulp / 2 + 2.0**-20, 1 + ulp / 2 - 2.0**-20]
+        small = [tiny, tiny / 2, tiny * 1.5, tiny * 2.5, -tiny, tiny / 4]
+        top = [largest, -largest, largest * (1 + ulp / 8), largest * (1 + ulp), nan, inf, -inf, 0.0, -0.0]
+        for source in WIDE:
+            x = torch.tensor(ties + near + small + top, dtype=source)
+            area.case(join("cast.rounding", NAMES[source], NAMES[target]), "cast", lambda x: x.to(target), [x],
+                      {"dtype": NAMES[target]}, tolerance=0)
+    for source, target in itertools.product((f32, f64, f16, bf16), (f32, f64, f16, bf16, boolean)):
+        x = torch.tensor([nan, inf, -inf, 0.0, -0.0], dtype=source)
+        area.case(join("cast.edges", NAMES[source], NAMES[target]), "cast", lambda x: x.to(target), [x],
+                  {"dtype": NAMES[target]}, tolerance=0)
+    for source, values in ((i64, [-(2**40), 2**53 + 1, -7, 16777217]), (i32, [2**31 - 1, -(2**31), 16777217, -7])):
+        for target in (f64, f32, bf16, boolean):
+            area.case(join("cast.large", NAMES[source], NAMES[target]), "cast", lambda x: x.to(target),
+                      [torch.tensor(values, dtype=source)], {"dtype": NAMES[target]}, tolerance=0)
+
+
+VIEWS = [  # op, arguments, shape, function
+    ("reshape", {"shape": [6, 4]}, (2, 3, 4), lambda x: x.reshape(6, 4)),
+    ("reshape", {"shape": [-1]}, (2, 3), lambda x: x.reshape(-1)),
+    ("reshape", {"shape": [3, -1, 2]}, (2, 3, 4), lambda x: x.reshape(3, -1, 2)),
+    ("reshape", {"shape": []}, (1, 1), lambda x: x.reshape([])),
+    ("reshape", {"shape": [1]}, (), lambda x: x.reshape(1)),
+    ("reshape", {"shape": [3, 0]}, (0, 5), lambda x: x.reshape(3, 0)),
+    ("flatten", {"start": 0, "end": -1}, (2, 3, 2), lambda x: x.flatten()),
+    ("flatten", {"start": 1, "end": 2}, (2, 3, 2, 2), lambda x: x.flatten(1, 2)),
+    ("transpose", {"dim0": 0, "dim1": 1}, (2, 3), lambda x: x.transpose(0, 1)),
+    ("transpose", {"dim0": -1, "dim1": 0}, (2, 3, 4), lambda x: x.transpose(-1, 0)),
+    ("transpose", {"dim0": 1, "dim1": 1}, (2, 3), lambda x: x.transpose(1, 1)),
+    ("permute", {"dims": [2, 0, 1]}, (2, 3, 4), lambda x: x.permute(2, 0, 1)),
+    ("permute", {"dims": [-1, 0]}, (2, 3), lambda x: x.permute(-1, 0)),
+    ("permute", {"dims": []}, (), lambda x: x.permute([])),
+    ("slice", {"dim": 0, "start": 1, "end": 4, "step": 1}, (5, 2), lambda x: x[1:4]),
+    ("slice", {"dim": 1, "start": 0, "end": 7, "step": 3}, (2, 7), lambda x: x[:, 0:7:3]),
+    ("slice", {"dim": 1, "start": 1, "end": 6, "step": 2}, (2, 6), lambda x: x[:, 1:6:2]),
+    ("slice", {"dim": -1, "start": -3, "end": -1, "step": 1}, (2, 6), lambda x: x[..., -3:-1]),
+    ("slice", {"dim": 0, "start": 2, "end": 2, "step": 1}, (3, 2), lambda x: x[2:2]),
+    ("slice", {"dim": 0, "start": 1, "end": 100, "step": 1}, (3, 2), lambda x: x[1:100]),
+    ("select", {"dim": 0, "index": 1}, (3, 2), lambda x: x.select(0, 1)),
+    ("select", {"dim": -1, "index": -2}, (3, 4), lambda x: x.select(-1, -2)),
+    ("select", {"dim": 0, "index": 2}, (3,), lambda x: x.select(0, 2)),
+    ("narrow", {"dim": 1, "start": 1, "length": 2}, (2, 4), lambda x: x.narrow(1, 1, 2)),
+    ("narrow", {"dim": 0, "start": 0, "length": 0}, (2, 4), lambda x: x.narrow(0, 0, 0)),
+    ("expand", {"shape": [4, 3]}, (1, 3), lambda x: x.expand(4, 3)),
+    ("expand", {"shape": [2, 4, 3]}, (4, 1), lambda x: x.expand(2, 4, 3)),
+    ("expand", {"shape": [2, -1]}, (1, 3), lambda x: x.expand(2, -1)),
+    ("expand", {"shape": [2, 3]}, (), lambda x: x.expand(2, 3)),
+    ("expand", {"shape": [0, 3]}, (1, 3), lambda x: x.expand(0, 3)),
+    ("squeeze", {"dim": 1}, (2, 1, 3), lambda x: x.squeeze(1)),
+    ("squeeze", {"dim": 0}, (2, 1, 3), lambda x: x.squeeze(0)),
+    ("unsqueeze", {"dim": 1}, (2, 3), lambda x: x.unsqueeze(1)),
+    ("unsqueeze", {"dim": -1}, (2, 3), lambda x: x.unsqueeze(-1)),
+    ("unsqueeze", {"dim": 0}, (), lambda x: x.unsqueeze(0)),
+    ("split", {"size": 2, "dim": 0}, (5, 2), lambda x: x.split(2)),
+    ("split", {"size": 3, "dim": -1}, (2, 6), lambda x: x.split(3, -1)),
+    ("split", {"sizes": [1, 0, 3], "dim": 1}, (2, 4), lambda x: x.split([1, 0, 3], 1)),
+    ("tril", {"diagonal": 0}, (3, 4), lambda x: x.tril()),
+    ("tril", {"diagonal": 1}, (2, 3, 3), lambda x: x.tril(1)),
+    ("triu", {"diagonal": 0}, (4, 3), lambda x: x.triu()),
+    ("triu", {"diagonal": -1}, (3, 3), lambda x: x.triu(-1)),
+]
+
+JOINS = [  # op, dim, shapes
+    ("cat", 0, [(2, 3), (1, 3)]),
+    ("cat", 1, [(2, 3), (2, 1), (2, 2)]),
+    ("cat", -1, [(2, 0), (2, 2)]),
+    ("cat", 0, [(3,)]),
+    ("stack", 0, [(2, 3), (2, 3)]),
+    ("stack", -1, [(2, 3), (2, 3), (2, 3)]),
+    ("stack", 0, [(), ()]),
+]
+
+
+def make_views():
+    area = Area()
+    make_creation(area)
+    make_casts(area)
+    for number, (op, args, shape, run) in enumerate(VIEWS):
+        for dtype in (f32, f64, i64, bf16) if number % 3 == 0 else (f32,):
+            name = join(op, number, NAMES[dtype])
+            area.case(name, op, run, [Draw(name).any(*shape, dtype=dtype)], args, tolerance=0)
+    for number, (op, dim, shapes) in enumerate(JOINS):
+        for dtype in (f32, f64, bf16, i64):
+            name = join(op, number, NAMES[dtype])
+            draw = Draw(name)
+            run = lambda *parts: (torch.cat if op == "cat" else torch.stack)(parts, dim)
+            area.case(name, op, run, [draw.any(*s, dtype=dtype) for s in shapes], {"dim": dim}, tolerance=0)
+    for dtype in (f32, f64, bf16):
+        name = join("index_select", NAMES[dtype])
+        index = torch.tensor([2, 0, 2, 2])
+        area.case(name, "index_select", lambda x, i: x.index_select(0, i), [Draw(name).normal(3, 2, dtype=dtype), index],
+                  {"dim": 0})
+        name = join("gather", NAMES[dtype])
+        index = torch.tensor([[0, 0, 3], [2, 1, 1]])
+        area.case(name, "gather", lambda x, i: x.gather(1, i), [Draw(name).normal(2, 4, dtype=dtype), index], {"dim": 1})
+    area.case("index_select.empty", "index_select", lambda x, i: x.index_select(1, i),
+              [Draw("index_select.empty").normal(2, 3), torch.zeros(0, dtype=i64)], {"dim": 1})
+    return area
+
+
+# ---- reductions ------------------------------------------------------------------------------------------------------
+
+DIMS = [((3, 4), [0]), ((3, 4), [1]), ((3, 4), [-1]), ((2, 3, 4), [0, 2]), ((2, 3, 4), [0, 1, 2]), ((2, 1, 3), [1]),
+        ((5,), [0])]
+
+
+def make_sums(area, op, run):
+    """`run(x, dims, keepdim)`; without dims everything is reduced."""
+    for (shape, dims), keepdim in itertools.product(DIMS, (False, True)):
+        name = join(op, shape_name(shape), "over", *dims, *(["keep"] if keepdim else []))
+        area.case(name, op, lambda x: run(x, dims, keepdim), [Draw(name).normal(*shape)], {"dims": dims, "keepdim": keepdim})
+    for dtype in FLOATS:
+        name = join(op, "all", NAMES[dtype])
+        area.case(name, op, lambda x: run(x, None, False), [Draw(name).normal(3, 5, dtype=dtype)])
+        name = join(op, "rows", NAMES[dtype])
+        area.case(name, op, lambda x: run(x, [1], False), [Draw(name).normal(3, 37, dtype=dtype)],
+                  {"dims": [1], "keepdim": False})
+        name = join(op, "columns", NAMES[dtype])
+        area.case(name, op, lambda x: run(x, [0], False), [Draw(name).normal(37, 3, dtype=dtype)],
+                  {"dims": [0], "keepdim": False})
+    area.case(join(op, "scalar"), op, lambda x: run(x, None, False), [torch.tensor(2.5)])
+    rows = torch.tensor([[1.0, nan, 2.0], [inf, 1.0, 2.0], [inf, -inf, 0.0], [2.0, 2.0, 1.0], [-inf, -inf, -inf]])
+    area.case(join(op, "edges"), op, lambda x: run(x, [1], False), [rows], {"dims": [1], "keepdim": False})
+
+
+def make_reduce():
+    area = Area()
+    all_or = lambda reduce: lambda x, dims, keep: reduce(x) if dims is None else reduce(x, dims, keepdim=keep)
+    for op, reduce in {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin}.items():
+        make_sums(area, op, all_or(reduce))
+        area.case(join(op, "of no rows"), op, lambda x: reduce(x, [1]), [torch.zeros(0, 3)], {"dims": [1], "keepdim": False})
+    for op, reduce in {"sum": torch.sum, "mean": torch.mean}.items():
+        area.case(join(op, "of nothing"), op, lambda x: reduce(x), [torch.zeros(0)])
+        area.case(join(op, "of empty rows"), op, lambda x: reduce(x, [1]), [torch.zeros(2, 0)],
+                  {"dims": [1], "keepdim": False})
+    for dtype in (i64, i32, u8, boolean):
+        name = join("sum", NAMES[dtype])
+        area.case(name, "sum", lambda x: x.sum(), [Draw(name).any(4, 5, dtype=dtype)])
+    ties = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [0.0, -1.0, 0.0]])
+    for op, reduce in {"amax": torch.amax, "amin": torch.amin}.items():
+        for dtype in FLOATS:
+            area.case(join(op, "ties", NAMES[dtype]), op, lambda x: reduce(x, [1]), [ties.to(dtype)],
+                      {"dims": [1], "keepdim": False})
+        area.case(join(op, "ties of all"), op, reduce, [ties])
+    edges = torch.tensor([[1.0, nan, 3.0], [nan, nan, 2.0], [inf, -inf, inf], [-inf, -inf, -inf]])
+    # Which of several equal values max and argmax pick is left open by PyTorch; on the CPU it is the first.
+    for op, reduce in {"max": torch.max, "min": torch.min}.items():
+        for dim, keepdim in itertools.product((0, 1, -1), (False, True)):
+            name = join(op, dim, *(["keep"] if keepdim else []))
+            area.case(name, op, lambda x: tuple(reduce(x, dim, keepdim=keepdim)), [Draw(name).normal(3, 4)],
+                      {"dim": dim, "keepdim": keepdim})
+        for dtype in FLOATS + (i64,):
+            name = join(op, NAMES[dtype])
+            area.case(name, op, lambda x: tuple(reduce(x, 1)), [Draw(name).any(3, 4, dtype=dtype)],
+                      {"dim": 1, "keepdim": False})
+        for tag, x in (("ties", ties), ("edges", edges)):
+            area.case(join(op, tag), op, lambda x: tuple(reduce(x, 1)), [x], {"dim": 1, "keepdim": False})
+    for op, reduce in {"argmax": torch.argmax, "argmin": torch.argmin}.items():
+        for dim, keepdim in itertools.product((0, -1), (False, True)):
+            name = join(op, dim, *(["keep"] if keepdim else []))
+            area.case(name, op, lambda x: reduce(x, dim, keepdim=keepdim), [Draw(name).normal(3, 4)],
+                      {"dim": dim, "keepdim": keepdim})
+        for dtype in FLOATS + (i64,):
+            name = join(op, NAMES[dtype])
+            area.case(name, op, lambda x: reduce(x, 1), [Draw(name).any(3, 4, dtype=dtype)], {"dim": 1, "keepdim": False})
+        for tag, x in (("ties", ties), ("edges", edges)):
+            area.case(join(op, tag), op, lambda x: reduce(x, 1), [x], {"dim": 1, "keepdim": False})
+        area.case(join(op, "all"), op, reduce, [Draw(op + "all").normal(3, 4)])
+    for dtype in FLOATS:
+        name = join("prod", NAMES[dtype])
+        area.case(name, "prod", lambda x: x.prod(1), [Draw(name).uniform(3, 4, dtype=dtype, low=0.5, high=1.5)],
+                  {"dim": 1, "keepdim": False})
+        for correction, keepdim in ((1, False), (0, True)):
+            name = join("var", correction, NAMES[dtype])
+            area.case(name, "var", lambda x: x.var(1, correction=correction, keepdim=keepdim),
+                      [Draw(name).normal(3, 8, dtype=dtype)], {"dims": [1], "correction": correction, "keepdim": keepdim})
+    area.case("prod.zeros", "prod", lambda x: x.prod(1), [torch.tensor([[2.0, 0.0, 3.0], [0.0, 0.0, 1.0]])],
+              {"dim": 1, "keepdim": False})
+    make_topk(area)
+    return area
+
+
+def make_topk(area):
+    for (dim, k, largest), dtype in itertools.product(((-1, 3, True), (0, 2, True), (1, 1, False), (1, 5, True)), FLOATS):
+        name = join("topk", k, "of", dim, "largest" if largest else "smallest", NAMES[dtype])
+        values = torch.stack([torch.randperm(5, generator=Draw(name + str(row)).generator) for row in range(4)])
+        area.case(name, "topk", lambda x: tuple(torch.topk(x, k, dim, largest)),
+                  [(values * 4 + torch.arange(4)[:, None]).to(dtype)], {"k": k, "dim": dim, "largest": largest})
+    area.case("topk.nan", "topk", lambda x: tuple(torch.topk(x, 2)), [torch.tensor([1.0, nan, inf, -inf])],
+              {"k": 2, "dim": -1, "largest": True})
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+PRODUCTS = [((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 3)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)),
+            ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)), ((1, 1), (1, 1)),
+            ((1, 3, 4), (2, 4, 5)), ((0, 4), (4, 3)), ((3, 0), (0, 2)), ((0, 2, 3), (0, 3, 2))]
+
+
+def make_linalg():
+    area = Area()
+    for a, b in PRODUCTS:
+        for dtype in FLOATS:
+            name = join("matmul", shape_name(a, b), NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "matmul", torch.matmul, [draw.normal(*a, dtype=dtype), draw.normal(*b, dtype=dtype)])
+    for dtype in WIDE:
+        name = join("matmul.long", NAMES[dtype])
+        draw = Draw(name)
+        scale = 70**-0.5
+        area.case(name, "matmul", torch.matmul,
+                  [draw.normal(17, 70, dtype=dtype), draw.normal(70, 9, dtype=dtype, scale=scale)])
+    area.case("matmul.edges", "matmul", torch.matmul,
+              [torch.tensor([[1.0, nan], [inf, 1.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, -1.0]])])
+    for (shape, bias), dtype in itertools.product(itertools.product(((5,), (3, 5), (2, 3, 5), (0, 5)), (True, False)),
+                                                  FLOATS):
+        name = join("linear", shape_name(shape), "bias" if bias else "plain", NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(*shape, dtype=dtype), draw.normal(4, 5, dtype=dtype)]
+        area.case(name, "linear", F.linear, inputs + ([draw.normal(4, dtype=dtype)] if bias else []))
+    return area
+
+
+# ---- what networks are made of ---------------------------------------------------------------------------------------
+
+
+def make_softmax(area):
+    for op, run in {"softmax": F.softmax, "log_softmax": F.log_softmax}.items():
+        for (shape, dim), dtype in itertools.product((((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1)), FLOATS):
+            name = join(op, shape_name(shape), "along", dim, NAMES[dtype])
+            area.case(name, op, lambda x: run(x, dim), [Draw(name).normal(*shape, dtype=dtype, scale=2)], {"dim": dim})
+        for tag, x in (("one", torch.tensor([[3.0], [nan]])), ("empty", torch.zeros(0, 3)), ("scalar", torch.tensor(1.5)),
+                       ("edges", torch.tensor([[1.0, nan, 0.0], [-inf, 0.0, 1.0], [-inf, -inf, -inf], [inf, 0.0, 1.0],
+                                               [1e4, -1e4, 1e4]]))):
+            area.case(join(op, tag), op, lambda x: run(x, -1), [x], {"dim": -1})
+
+
+def make_cross_entropy(area):
+    targets = torch.tensor([1, 4, 0, 2])
+    for (reduction, ignore_index), dtype in itertools.product(itertools.product(("mean", "sum", "none"), (-100, 4)), FLOATS):
+        name = join("cross_entropy", reduction, ignore_index, NAMES[dtype])
+        run = lambda x, t: F.cross_entropy(x, t, reduction=reduction, ignore_index=ignore_index)
+        area.case(name, "cross_entropy", run, [Draw(name).normal(4, 5, dtype=dtype, scale=2), targets],
+                  {"reduction": reduction, "ignore_index": ignore_index})
+    for reduction in ("mean", "sum", "none"):
+        name = join("cross_entropy.all ignored", reduction)
+        run = lambda x, t: F.cross_entropy(x, t, reduction=reduction)
+        area.case(name, "cross_entropy", run, [Draw(name).normal(3, 4), torch.full((3,), -100)],
+                  {"reduction": reduction, "ignore_index": -100})
+        name = join("cross_entropy.extreme", reduction)
+        x = torch.tensor([[1e4, -1e4, 0.0], [0.0, 0.0, 0.0], [50.0, 49.0, -50.0]])
+        area.case(name, "cross_entropy", run, [x, torch.tensor([0, 1, 2])], {"reduction": reduction, "ignore_index": -100})
+
+
+def make_layer_norm(area):
+    for (shape, affine, eps), dtype in itertools.product(
+            (((3, 8), "both", 1e-5), ((2, 3, 5), "both", 1e-5), ((3, 8), "weight", 1e-5), ((3, 8), "plain", 1e-5),
+             ((3, 8), "both", 0.1), ((4, 1), "both", 1e-5), ((7,), "both", 1e-5), ((0, 4), "both", 1e-5)), FLOATS):
+        name = join("layer_norm", shape_name(shape), affine, eps, NAMES[dtype])
+        draw, width = Draw(name), shape[-1:]
+        inputs = [draw.normal(*shape, dtype=dtype, scale=2)]
+        inputs += [draw.uniform(*width, dtype=dtype, low=0.5, high=1.5)] if affine != "plain" else []
+        inputs += [draw.normal(*width, dtype=dtype)] if affine == "both" else []
+        area.case(name, "layer_norm", lambda x, w=None, b=None: F.layer_norm(x, width, w, b, eps), inputs, {"eps": eps})
+    rows = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, nan, 2.0, 3.0], [1e4, 1e4 + 1, 1e4 + 2, 1e4 - 3]])
+    area.case("layer_norm.edges", "layer_norm", lambda x: F.layer_norm(x, (4,)), [rows], {"eps": 1e-5})
+
+
+def make_embedding(area):
+    for dtype in FLOATS:
+        for tag, index in (("repeated", torch.tensor([3, 1, 3, 3, 0])), ("matrix", torch.tensor([[0, 4], [4, 2]])),
+                           ("scalar", torch.tensor(2)), ("empty", torch.zeros(0, dtype=i64))):
+            name = join("embedding", tag, NAMES[dtype])
+            weight = Draw(name).normal(5, 3, dtype=dtype)
+            area.case(name, "embedding", lambda w, i: F.embedding(i, w), [weight, index])
+
+
+def make_attention(area):
+    shapes = [(2, 2, 5, 5, 4), (1, 2, 3, 6, 4), (1, 1, 6, 3, 8), (1, 1, 1, 1, 2), (1, 2, 1, 7, 4)]  # B, H, Tq, Tk, D
+    for (batch, heads, queries, keys, size), causal, dtype in itertools.product(shapes, (False, True), FLOATS):
+        name = join("attention", shape_name((batch, heads, queries, keys, size)), "causal" if causal else "full",
+                    NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(batch, heads, steps, size, dtype=dtype) for steps in (queries, keys, keys)]
+        area.case(name, "scaled_dot_product_attention",
+                  lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), inputs, {"causal": causal})
+    name = "attention.scale"
+    draw = Draw(name)
+    area.case(name, "scaled_dot_product_attention",
+              lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3),
+              [draw.normal(1, 2, 4, 4) for _ in range(3)], {"causal": False, "scale": 0.3})
+
+
+def module_case(area, name, kind, options, module, x):
+    """A layer with its parameters as inputs in1, in2, ... whose names stand in `params`."""
+    params = dict(module.named_parameters())
+
+    def run(x, *values):
+        return torch.func.functional_call(module, dict(zip(params, values)), (x,))
+
+    area.case(name, kind, run, [x] + [p.detach() for p in params.values()], {"options": options, "params": list(params)})
+
+
+def make_layers(area):
+    torch.manual_seed(1)
+    for dtype in FLOATS:
+        tag = NAMES[dtype]
+        draw = Draw("layers" + tag)
+        x = draw.normal(3, 6, dtype=dtype)
+        for bias in (True, False):
+            module_case(area, join("Linear", bias, tag), "nn.Linear", {"in": 6, "out": 4, "bias": bias},
+                        nn.Linear(6, 4, bias=bias, dtype=dtype), x)
+        module_case(area, join("Embedding", tag), "nn.Embedding", {"count": 5, "width": 3},
+                    nn.Embedding(5, 3, dtype=dtype), torch.tensor([[1, 4], [1, 0]]))
+        module_case(area, join("LayerNorm", tag), "nn.LayerNorm", {"width": 6, "eps": 1e-5}, nn.LayerNorm(6, dtype=dtype), x)
+        module_case(area, join("GELU", tag), "nn.GELU", {}, nn.GELU(), x)
+        module_case(area, join("Dropout", tag), "nn.Dropout", {"p": 0.5, "train": False}, nn.Dropout(0.5).eval(), x)
+        network = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)).to(dtype)
+        module_case(area, join("Sequential", tag), "nn.Sequential", {"sizes": [6, 8, 3]}, network, x)
+
+
+def make_initialisation(area):
+    """Moments and bounds of freshly made parameters: the runner checks ours against the same numbers."""
+    torch.manual_seed(2)
+    layers = {"nn.Linear": (nn.Linear(64, 512), {"in": 64, "out": 512}),
+              "nn.Embedding": (nn.Embedding(512, 64), {"count": 512, "width": 64}),
+              "nn.LayerNorm": (nn.LayerNorm(64), {"width": 64})}
+    for kind, (layer, options) in layers.items():
+        moments = {name: {"mean": p.mean().item(), "std": p.std(correction=0).item(), "min": p.min().item(),
+                          "max": p.max().item(), "shape": list(p.shape)} for name, p in layer.named_parameters()}
+        area.note(join("initialisation", kind), "initialisation", {"layer": kind, "options": options, "moments": moments}, {})
+
+
+def make_nn():
+    area = Area()
+    make_softmax(area)
+    make_cross_entropy(area)
+    make_layer_norm(area)
+    make_embedding(area)
+    make_attention(area)
+    make_layers(area)
+    make_initialisation(area)
+    return area
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+STEPS = 10
+PARAM_SHAPES = [(3, 4), (5,), (), (0, 3), (2, 2), (4,)]
+GROUPS = [[0, 1, 2], [3, 4, 5]]
+ABSENT = {1: [0, 3, 4], 4: [9], 5: list(range(STEPS))}  # parameter: steps without a gradient
+
+
+def optimizer_case(area, name, kind, make, dtype, groups, rates=None):
+    """Parameters after each of ten steps; `rates` multiplies every group's rate at that step."""
+    draw = Draw(name)
+    params = [nn.Parameter(draw.normal(*shape, dtype=dtype)) for shape in PARAM_SHAPES]
+    grads = [draw.normal(STEPS, *shape, dtype=dtype) for shape in PARAM_SHAPES]
+    tensors = {f"in{i}": p.detach().clone() for i, p in enumerate(params)} | {f"grads{i}": g for i, g in enumerate(grads)}
+    optimizer = make([{"params": [params[i] for i in members], **options} for members, options in zip(GROUPS, groups)])
+    base = [group["lr"] for group in optimizer.param_groups]
+    history = [[] for _ in params]
+    for step in range(STEPS):
+        for group, lr in zip(optimizer.param_groups, base):
+            group["lr"] = lr * (rates[step] if rates else 1.0)
+        for i, (p, g) in enumerate(zip(params, grads)):
+            p.grad = None if step in ABSENT.get(i, ()) else g[step].clone()
+        optimizer.step()
+        for i, p in enumerate(params):
+            history[i].append(p.detach().clone())
+    tensors |= {f"out{i}": torch.stack(after) for i, after in enumerate(history)}
+    defaults = {k: v for k, v in optimizer.defaults.items() if isinstance(v, (int, float, tuple)) and v is not None}
+    args = {"defaults": defaults, "groups": [{"members": m, **o} for m, o in zip(GROUPS, groups)],
+            "absent": {str(i): steps for i, steps in ABSENT.items()}}
+    area.note(name, kind, args | ({"rates": rates} if rates else {}), tensors)
+
+
+def make_clipping(area):
+    shapes = [(3, 4), (5,), (), (0, 2), (2,)]
+    for (tag, scale, max_norm), dtype in itertools.product((("clipped", 1.0, 1.0), ("below", 0.01, 1.0),
+                                                            ("zero", 0.0, 1.0), ("tight", 3.0, 0.25)), FLOATS):
+        name = join("clip_grad_norm", tag, NAMES[dtype])
+        draw = Draw(name)
+        params = [nn.Parameter(draw.normal(*shape, dtype=dtype)) for shape in shapes]
+        grads = [draw.normal(*shape, dtype=dtype, scale=scale) for shape in shapes[:-1]]  # the last has none
+        for p, g in zip(params, grads):
+            p.grad = g.clone()
+        norm = nn.utils.clip_grad_norm_(params, max_norm)
+        tensors = {f"in{i}": p.detach() for i, p in enumerate(params)} | {f"grads{i}": g for i, g in enumerate(grads)}
+        tensors |= {f"clipped{i}": p.grad for i, p in enumerate(params) if p.grad is not None}
+        area.note(name, "clip_grad_norm_", {"max_norm": max_norm}, tensors | {"norm": norm})
+
+
+def make_schedule(area):
+    """The rate of nanoGPT's schedule: linear warm-up, then half a cosine down to `min_lr`."""
+    for lr, min_lr, warmup, steps in ((1e-3, 1e-4, 100, 2000), (3e-4, 0.0, 0, 50), (1e-2, 1e-2, 10, 20)):
+        at = torch.tensor(sorted({0, 1, warmup // 2, max(warmup - 1, 0), warmup, warmup + 1, steps // 2, steps - 1}))
+        angle = lambda step: math.pi * (step - warmup) / (steps - warmup)
+        rate = lambda step: (lr * (step + 1) / warmup if step < warmup
+                             else min_lr + 0.5 * (lr - min_lr) * (1 + math.cos(angle(step))))
+        rates = torch.tensor([rate(step) for step in at.tolist()], dtype=f64)
+        area.note(join("warmup_cosine", warmup, steps), "warmup_cosine",
+                  {"lr": lr, "min_lr": min_lr, "warmup": warmup, "steps": steps}, {"in0": at, "out0": rates})
+
+
+def make_optim():
+    area = Area()
+    two_rates = [{"lr": 1e-2, "weight_decay": 0.1}, {"lr": 3e-3, "weight_decay": 0.0}]
+    for dtype in WIDE:
+        tag = NAMES[dtype]
+        adamw = lambda groups: torch.optim.AdamW(groups, betas=(0.9, 0.99))
+        optimizer_case(area, join("adamw", tag), "AdamW", adamw, dtype, two_rates)
+        optimizer_case(area, join("adamw.defaults", tag), "AdamW", torch.optim.AdamW, dtype, [{}, {}])
+        rates = [min(1.0, (step + 1) / 4) for step in range(STEPS)]
+        optimizer_case(area, join("adamw.rates", tag), "AdamW", adamw, dtype, two_rates, rates)
+        optimizer_case(area, join("adam", tag), "Adam", torch.optim.Adam, dtype, two_rates)
+        optimizer_case(area, join("sgd", tag), "SGD", lambda g: torch.optim.SGD(g, lr=0.1), dtype, [{}, {"lr": 0.02}])
+        optimizer_case(area, join("sgd.momentum", tag), "SGD", lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9), dtype,
+                       [{"weight_decay": 0.01}, {"lr": 0.02}])
+    make_clipping(area)
+    make_schedule(area)
+    return area
+
+
+# ---- a small Gpt -----------------------------------------------------------------------------------------------------
+
+GPT = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocab": 32}
+TRAINING = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0, "batch": 4, "steps": 20}
+
+
+class Block(nn.Module):
+    def __init__(self, heads, width):
+        super().__init__()
+        self.heads = heads
+        self.ln1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.ln2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD):
+        batch, steps, width = x_BTD.shape
+        parts = self.qkv(self.ln1(x_BTD)).view(batch, steps, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, steps, width)
+        x_BTD = x_BTD + self.out(y)
+        return x_BTD + self.down(F.gelu(self.up(self.ln2(x_BTD))))
+
+
+class Gpt(nn.Module):
+    """The output product uses the token embedding's weight."""
+
+    def __init__(self, layers, heads, width, context, vocab):
+        super().__init__()
+        self.tok = nn.Embedding(vocab, width)
+        self.pos = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(heads, width) for _ in range(layers))
+        self.ln = nn.LayerNorm(width)
+
+    def forward(self, tokens):
+        x = self.tok(tokens) + self.pos.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.ln(x), self.tok.weight)
+
+
+def gpt_loss(model, window):
+    return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+
+
+def train_gpt(weights, windows, dtype):
+    """Losses and gradient norms of the steps, and the gradients of the first one before clipping."""
+    model = Gpt(**GPT).to(dtype)
+    model.load_state_dict(weights)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": TRAINING["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}],
+        lr=TRAINING["lr"], betas=(TRAINING["beta1"], TRAINING["beta2"]), eps=TRAINING["eps"])
+    losses, norms, first = [], [], {}
+    for window in windows:
+        loss = gpt_loss(model, window)
+        loss.backward()
+        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), TRAINING["clip"]))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses), torch.stack(norms), first
+
+
+def gpt_weights():
+    """Small random weights with biases and norms away from 0 and 1, so that every parameter matters."""
+    draw = Draw("gpt weights")
+    weights = {}
+    for name, p in Gpt(**GPT).named_parameters():
+        centre = 1.0 if "ln" in name and name.endswith("weight") else 0.0
+        weights[name] = centre + draw.normal(*p.shape, scale=0.2 if p.dim() == 2 else 0.05)
+    return weights
+
+
+def make_gpt():
+    area, weights, draw = Area(), gpt_weights(), Draw("gpt text")
+    # A text with something to learn: each byte is most often a fixed function of the one before.
+    text = [3]
+    for surprise, byte in zip(draw.uniform(999).tolist(), draw.integers(999, high=GPT["vocab"]).tolist()):
+        text.append(byte if surprise < 0.2 else (5 * text[-1] + 7) % GPT["vocab"])
+    starts = draw.integers(TRAINING["steps"], TRAINING["batch"], high=len(text) - GPT["context"] - 1)
+    windows = torch.tensor(text)[starts[..., None] + torch.arange(GPT["context"] + 1)]
+    losses, norms, grads = train_gpt(weights, windows, f32)
+    losses_f64, norms_f64, _ = train_gpt(weights, windows, f64)
+    model = Gpt(**GPT)
+    model.load_state_dict(weights)
+    tensors = {"windows": windows, "losses": losses, "norms": norms, "losses_f64": losses_f64, "norms_f64": norms_f64,
+               "logits": model(windows[0, :, :-1])}
+    tensors |= {f"grad.{name}": grad for name, grad in grads.items()}
+    area.note("gpt", "gpt", {"model": GPT, "training": TRAINING}, tensors)
+    return area
+
+
+def make_gpt_weights():
+    """Exactly what `safetensors.torch.save_model` of this model holds: a state dict, no cases."""
+    area = Area()
+    area.tensors = gpt_weights()
+    return area
+
+
+AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn,
+         "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
+
+
+def main():
+    torch.set_num_threads(1)
+    folder = pathlib.Path(__file__).parent
+    for name in sys.argv[1:] or AREAS:
+        area = AREAS[name]()
+        path = folder / f"{name}.safetensors"
+        save(path, area.tensors, area.metadata)
+        print(f"{path.name}: {len(area.metadata) - 1} cases, {path.stat().st_size / 1024:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()
