@@ -1,0 +1,134 @@
+#include "runtime/io/durable.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <random>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+using Path = FileSystem::Path;
+
+constexpr std::string_view partial_suffix = ".sherd-partial", replaced_suffix = ".sherd-replaced";
+
+Path without_trailing_slash(const Path& path) { return path.has_filename() ? path : path.parent_path(); }
+
+Path parent_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : Path("."); }
+
+Path with_suffix(Path path, std::string_view suffix) { return path += suffix; }
+
+/// Two writers of one file, by mistake, then end with one of the two contents and never with a mixture.
+Path unique_partial(const Path& path) {
+  std::random_device random;
+  return with_suffix(path, fmt::format(".{:08x}{:08x}{}", random(), random(), partial_suffix));
+}
+
+void fill_file(FileSystem& files, const Path& path, const std::function<void(OutputFile&)>& fill) {
+  const std::unique_ptr<OutputFile> file = files.create(path);
+  fill(*file);
+  file->sync();
+  file->close();
+}
+
+/// For cleaning where failing changes nothing: what stays behind is cleared by the next write or recovery.
+void try_remove_tree(FileSystem& files, const Path& path) noexcept {
+  try {
+    files.remove_tree(path);
+  } catch (const std::exception&) {
+  }
+}
+
+/// Gives a folder that was about to be replaced its name back, unless its successor has it.
+void settle_replaced(FileSystem& files, const Path& path) {
+  const Path replaced = with_suffix(path, replaced_suffix);
+  if (!files.exists(replaced)) return;
+  const bool has_successor = files.exists(path);
+  if (!has_successor) files.rename(replaced, path);
+  // The successor's name may not be on the disk yet; until it is, the old folder is needed.
+  files.sync_directory(parent_of(path));
+  if (has_successor) files.remove_tree(replaced);
+}
+
+}  // namespace
+
+DirectoryWriter::DirectoryWriter(FileSystem& files, Path directory)
+    : files_(files), directory_(std::move(directory)) {}
+
+void DirectoryWriter::add(std::string_view name, const std::function<void(OutputFile&)>& fill) {
+  fill_file(files_, directory_ / name, fill);
+}
+
+void write_durably(const Path& path, const std::function<void(OutputFile&)>& fill, FileSystem& files) {
+  const Path partial = unique_partial(path);
+  try {
+    fill_file(files, partial, fill);
+    files.rename(partial, path);
+  } catch (...) {
+    try_remove_tree(files, partial);
+    throw;
+  }
+  files.sync_directory(parent_of(path));
+}
+
+void write_directory_durably(const Path& given, const std::function<void(DirectoryWriter&)>& fill,
+                             FileSystem& files) {
+  const Path path = without_trailing_slash(given);
+  const Path partial = with_suffix(path, partial_suffix), replaced = with_suffix(path, replaced_suffix);
+  files.remove_tree(partial);
+  settle_replaced(files, path);
+  const bool replaces = files.exists(path);
+  try {
+    files.create_directory(partial);
+    DirectoryWriter writer(files, partial);
+    fill(writer);
+    files.sync_directory(partial);
+    if (replaces) {
+      files.rename(path, replaced);
+      files.sync_directory(parent_of(path));
+    }
+    files.rename(partial, path);
+  } catch (...) {
+    try_remove_tree(files, partial);
+    if (replaces) {
+      try {
+        settle_replaced(files, path);
+      } catch (const std::exception&) {
+        // committed_directory still finds it
+      }
+    }
+    throw;
+  }
+  files.sync_directory(parent_of(path));
+  if (replaces) try_remove_tree(files, replaced);
+}
+
+Path committed_directory(const Path& given, FileSystem& files) {
+  const Path path = without_trailing_slash(given);
+  const Path replaced = with_suffix(path, replaced_suffix);
+  return !files.exists(path) && files.exists(replaced) ? replaced : path;
+}
+
+void remove_durably(const Path& given, FileSystem& files) {
+  const Path path = without_trailing_slash(given);
+  const Path partial = with_suffix(path, partial_suffix);
+  files.remove_tree(partial);
+  settle_replaced(files, path);
+  if (!files.exists(path)) return;
+  files.rename(path, partial);
+  files.sync_directory(parent_of(path));
+  files.remove_tree(partial);
+}
+
+void recover_directory(const Path& parent, FileSystem& files) {
+  for (const std::string& name : files.list(parent)) {
+    if (name.ends_with(partial_suffix)) {
+      files.remove_tree(parent / name);
+    } else if (name.ends_with(replaced_suffix)) {
+      settle_replaced(files, parent / name.substr(0, name.size() - replaced_suffix.size()));
+    }
+  }
+}
+
+}  // namespace sherd
