@@ -1,0 +1,53 @@
+// What PyTorch answered: the cases stored beside this file (README.md describes the format), and how to
+// compare with them.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/io/safetensors.h"
+#include "runtime/tensor.h"
+
+namespace sherd::test {
+
+/// One call of an op: its arguments, inputs, outputs and gradients.
+struct GoldenCase {
+  std::string name, op;
+  nlohmann::json args;
+  /// Multiplies the tolerances of `difference`; 0 asks for equal bits.
+  double tolerance = 1;
+  std::map<std::string, Tensor> tensors;
+
+  bool has(const std::string& key) const { return tensors.contains(key); }
+  /// The tensor `key`, or an empty handle.
+  Tensor find(const std::string& key) const;
+  /// The tensors `prefix`0, `prefix`1, ... without a gap.
+  std::vector<Tensor> list(const std::string& prefix) const;
+};
+
+/// Path of `area`.safetensors.
+std::string golden_path(std::string_view area);
+
+/// All cases of a file, sorted by name. A tensor that belongs to no case is an error (ValueError).
+std::vector<GoldenCase> load_goldens(std::string_view area);
+
+/// A dense copy of a stored tensor.
+Tensor to_tensor(const TensorRecord& record);
+
+/// A number, or one of the strings that stand for what JSON lacks: "inf", "-inf", "nan".
+double to_number(const nlohmann::json& value);
+
+/// The dtype of that name ("f32", "bool", ...); ValueError for others.
+DType to_dtype(const std::string& name);
+
+/// Why `actual` is not `expected`: other shape or dtype, or the element that is farthest outside |a - e| <=
+/// atol + rtol |e| with the dtype's tolerances times `tolerance`. Empty when they agree. NaN equals NaN.
+std::string difference(const Tensor& actual, const Tensor& expected, double tolerance = 1);
+
+/// The same values behind a layout with holes: every stride doubled, and an offset.
+Tensor with_holes(const Tensor& tensor);
+
+}  // namespace sherd::test
