@@ -84,20 +84,27 @@ class Area:
         self.tensors.update({f"{name}/{key}": tensor for key, tensor in tensors.items()})
 
     def case(self, name, op, run, inputs, args=None, grad=True, tolerance=None):
-        """Runs `run` on the inputs; with `grad` also its gradient against a random upstream gradient."""
-        leaves = [t.clone().requires_grad_(grad and t.is_floating_point()) for t in inputs]
+        """Runs `run` on the inputs; with `grad` also its gradient against a random upstream gradient.
+
+        PyTorch computes in f64 and each result is rounded once to the dtype it would have, so what is stored is the right
+        answer and not PyTorch's own rounding (which in 16 bits is far from it). Exact cases run in the inputs' dtypes.
+        """
+        widen = lambda t: t.double() if t.is_floating_point() and tolerance != 0 else t.clone()
+        leaves = [widen(t).requires_grad_(grad and t.is_floating_point()) for t in inputs]
         outs = run(*leaves)
         outs = list(outs) if isinstance(outs, (tuple, list)) else [outs]
-        tensors = {f"in{i}": t for i, t in enumerate(inputs)} | {f"out{i}": t for i, t in enumerate(outs)}
+        floats = [t.dtype for t in inputs if t.is_floating_point()]
+        narrow = lambda t: t.to(floats[0]) if t.dtype == f64 and tolerance != 0 else t
+        tensors = {f"in{i}": t for i, t in enumerate(inputs)} | {f"out{i}": narrow(t) for i, t in enumerate(outs)}
         reached = [i for i, t in enumerate(outs) if t.requires_grad]
         if reached:
             draw = Draw(name + " upstream")
-            upstream = {i: draw.normal(*outs[i].shape, dtype=outs[i].dtype) for i in reached}
+            upstream = {i: draw.normal(*outs[i].shape, dtype=narrow(outs[i]).dtype) for i in reached}
             wanted = [i for i, t in enumerate(leaves) if t.requires_grad]
             grads = torch.autograd.grad([outs[i] for i in reached], [leaves[i] for i in wanted],
-                                        [upstream[i] for i in reached], allow_unused=True)
+                                        [upstream[i].to(outs[i].dtype) for i in reached], allow_unused=True)
             tensors |= {f"gy{i}": t for i, t in upstream.items()}
-            tensors |= {f"gin{i}": t for i, t in zip(wanted, grads) if t is not None}
+            tensors |= {f"gin{i}": narrow(t) for i, t in zip(wanted, grads) if t is not None}
         self.note(name, op, args or {}, tensors, tolerance)
 
 
@@ -124,6 +131,7 @@ UNARY = {
     "rsqrt": (torch.rsqrt, 0.1, 4, POSITIVE_EDGES + [-1.0]),
     "sin": (torch.sin, -6, 6, EDGES + [100.0, -1000.0]),
     "cos": (torch.cos, -6, 6, EDGES + [100.0, -1000.0]),
+    "erf": (torch.erf, -3, 3, EDGES),
     "tanh": (torch.tanh, -3, 3, EDGES + [20.0, -20.0]),
     "sigmoid": (torch.sigmoid, -4, 4, EDGES + [50.0, -50.0, 100.0, -100.0]),
     "relu": (torch.relu, -2, 2, EDGES),
