@@ -1,0 +1,247 @@
+#include "runtime/cpu/gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "runtime/cpu/gemm_tile.h"
+#include "runtime/cpu/simd.h"
+#include "runtime/dtype.h"
+#include "runtime/error.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <class T>
+bool library_tile(const Gemm<T>& g) noexcept {
+#if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
+  if constexpr (std::is_same_v<T, float>) return gemm_tile_onednn(g);
+#endif
+  return gemm_tile_eigen(g);
+}
+
+// ---- Small products: no packing, no library. Every element of C is one chain or one fixed tree over k.
+
+/// Rows of B are contiguous: `Vecs` vectors of columns stay in registers while k runs.
+template <int Vecs, class T>
+void small_columns(const Gemm<T>& g, std::int64_t j, std::int64_t width) {
+  constexpr int L = lanes<T>;
+  const std::int64_t row_a = g.transpose_a ? 1 : g.lda, step_a = g.transpose_a ? g.lda : 1;
+  const std::int64_t last = width - (Vecs - 1) * L;
+  for (std::int64_t i = 0; i < g.m; ++i) {
+    Vec<T> acc[Vecs] = {};
+    for (std::int64_t p = 0; p < g.k; ++p) {
+      const T* b = g.b + p * g.ldb + j;
+      const Vec<T> a = splat(g.a[i * row_a + p * step_a]);
+      for (int v = 0; v < Vecs - 1; ++v) acc[v] = fma(a, load(b + v * L), acc[v]);
+      const T* tail = b + (Vecs - 1) * L;
+      acc[Vecs - 1] = fma(a, last == L ? load(tail) : load_part(tail, last), acc[Vecs - 1]);
+    }
+    T* c = g.c + i * g.ldc + j;
+    for (int v = 0; v < Vecs - 1; ++v) store(c + v * L, g.accumulate ? load(c + v * L) + acc[v] : acc[v]);
+    T* tail = c + (Vecs - 1) * L;
+    const Vec<T> before = g.accumulate ? load_part(tail, last) : Vec<T>{};
+    store_part(tail, before + acc[Vecs - 1], last);
+  }
+}
+
+template <class T>
+void small_plain_b(const Gemm<T>& g) {
+  constexpr int L = lanes<T>;
+  std::int64_t j = 0;
+  for (; g.n - j > 3 * L; j += 4 * L) small_columns<4>(g, j, std::min<std::int64_t>(4 * L, g.n - j));
+  if (j >= g.n) return;
+  const std::int64_t width = g.n - j;
+  if (width > 2 * L) return small_columns<3>(g, j, width);
+  if (width > L) return small_columns<2>(g, j, width);
+  small_columns<1>(g, j, width);
+}
+
+/// Rows of A and of B are contiguous along k: dot products, four columns at a time.
+template <int Columns, class T>
+void small_dots(const Gemm<T>& g, std::int64_t i, std::int64_t j) {
+  constexpr int L = lanes<T>;
+  const T* a = g.a + i * g.lda;
+  const T* b = g.b + j * g.ldb;
+  Vec<T> acc[Columns] = {};
+  std::int64_t p = 0;
+  for (; p + L <= g.k; p += L) {
+    const Vec<T> x = load(a + p);
+    for (int q = 0; q < Columns; ++q) acc[q] = fma(x, load(b + q * g.ldb + p), acc[q]);
+  }
+  if (p < g.k) {
+    const Vec<T> x = load_part(a + p, g.k - p);
+    for (int q = 0; q < Columns; ++q) acc[q] = fma(x, load_part(b + q * g.ldb + p, g.k - p), acc[q]);
+  }
+  T* c = g.c + i * g.ldc + j;
+  for (int q = 0; q < Columns; ++q) c[q] = g.accumulate ? c[q] + sum(acc[q]) : sum(acc[q]);
+}
+
+template <class T>
+void small_transposed_b(const Gemm<T>& g) {
+  for (std::int64_t i = 0; i < g.m; ++i) {
+    std::int64_t j = 0;
+    for (; j + 4 <= g.n; j += 4) small_dots<4>(g, i, j);
+    for (; j < g.n; ++j) small_dots<1>(g, i, j);
+  }
+}
+
+/// Whether the packing of a library would cost more than the product.
+template <class T>
+bool is_small(const Gemm<T>& g) {
+  if (g.transpose_a && g.transpose_b) return false;
+  const std::int64_t work = g.m * g.n * g.k;
+  return work <= 64 * 64 * 64 || (g.m <= 2 && g.transpose_b);
+}
+
+// ---- Tiles.
+
+struct Tiling {
+  std::int64_t rows, columns;
+  bool small;  // of the whole product, so that all its tiles are computed alike
+};
+
+/// Depends on the shape alone. An even number of equal row tiles where it can be had, because cores come in
+/// pairs.
+template <class T>
+Tiling tiling_of(const Gemm<T>& g) {
+  if (is_small(g)) {
+    const std::int64_t columns = (1 << 18) / std::max<std::int64_t>(g.m * g.k, 1);
+    return {g.m, std::max<std::int64_t>(64, columns / 64 * 64), true};
+  }
+  if (g.m < 64) return {g.m, 128, false};
+  const std::int64_t wanted = g.m >= 2048 ? 256 : g.m >= 768 ? 128 : 64;
+  const std::int64_t tiles = ceil_div(ceil_div(g.m, wanted), 2) * 2;
+  return {ceil_div(ceil_div(g.m, tiles), 16) * 16, g.n, false};
+}
+
+template <class T>
+Gemm<T> tile_of(const Gemm<T>& g, Tiling tiling, std::int64_t index) {
+  const std::int64_t across = ceil_div(g.n, tiling.columns), down = ceil_div(g.m, tiling.rows);
+  const std::int64_t j = index % across * tiling.columns, i = index / across % down * tiling.rows;
+  const std::int64_t batch = index / (across * down);
+  Gemm<T> t = g;
+  t.m = std::min(tiling.rows, g.m - i);
+  t.n = std::min(tiling.columns, g.n - j);
+  t.a += batch * g.stride_a + (g.transpose_a ? i : i * g.lda);
+  t.b += batch * g.stride_b + (g.transpose_b ? j * g.ldb : j);
+  t.c += batch * g.stride_c + i * g.ldc + j;
+  if (t.bias) t.bias += j;
+  return t;
+}
+
+template <class T>
+void add_bias(const Gemm<T>& g) {
+  for (std::int64_t i = 0; i < g.m; ++i) {
+    T* c = g.c + i * g.ldc;
+    for (std::int64_t j = 0; j < g.n; ++j) c[j] += g.bias[j];
+  }
+}
+
+template <class T>
+bool run_tile(const Gemm<T>& g, bool small) noexcept {
+  bool ok = true;
+  if (g.k == 0) {
+    for (std::int64_t i = 0; i < g.m && !g.accumulate; ++i) std::fill_n(g.c + i * g.ldc, g.n, T(0));
+  } else if (!small) {
+    ok = library_tile(g);
+  } else if (g.transpose_b) {
+    small_transposed_b(g);
+  } else {
+    small_plain_b(g);
+  }
+  if (g.bias) add_bias(g);
+  return ok;
+}
+
+template <class T>
+void run_tiles(const Gemm<T>& g) {
+  if (g.m == 0 || g.n == 0 || g.batch == 0) return;
+  const Tiling tiling = tiling_of(g);
+  const std::int64_t tiles = ceil_div(g.m, tiling.rows) * ceil_div(g.n, tiling.columns) * g.batch;
+  // Tiny products of a batch share a tile of work, or starting threads would cost more than they do.
+  const std::int64_t work = std::min(tiling.rows, g.m) * std::min(tiling.columns, g.n) * g.k;
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 17) / std::max<std::int64_t>(work, 1));
+  std::atomic<bool> ok{true};
+  parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (!run_tile(tile_of(g, tiling, t), tiling.small)) ok.store(false, std::memory_order_relaxed);
+    }
+  });
+  check<InternalError>(ok,
+                       "gemm: the matrix library failed on {}x{} times {}x{}, most likely for lack of memory",
+                       g.m, g.k, g.k, g.n);
+}
+
+// ---- Halves: through float.
+
+/// Elements that a matrix and its batch span, from the first to one past the last.
+std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+  return rows == 0 || columns == 0 ? 0 : (rows - 1) * ld + columns;
+}
+
+template <class To, class From>
+std::unique_ptr<To[]> converted(const From* from, std::int64_t count) {
+  auto to = std::make_unique_for_overwrite<To[]>(static_cast<std::size_t>(count));
+  parallel_for(count, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) to[i] = To(from[i]);
+  });
+  return to;
+}
+
+template <class T>
+void gemm_through_float(const Gemm<T>& g) {
+  const std::int64_t last = g.batch - 1;
+  const auto rows = [](bool transposed, std::int64_t r, std::int64_t c, std::int64_t ld) {
+    return transposed ? extent(c, r, ld) : extent(r, c, ld);
+  };
+  const auto a = converted<float>(g.a, last * g.stride_a + rows(g.transpose_a, g.m, g.k, g.lda));
+  const auto b = converted<float>(g.b, last * g.stride_b + rows(g.transpose_b, g.k, g.n, g.ldb));
+  const auto bias = g.bias ? converted<float>(g.bias, g.n) : nullptr;
+  const auto c = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(g.batch * g.m * g.n));
+  run_tiles(Gemm<float>{.m = g.m,
+                        .n = g.n,
+                        .k = g.k,
+                        .a = a.get(),
+                        .lda = g.lda,
+                        .transpose_a = g.transpose_a,
+                        .b = b.get(),
+                        .ldb = g.ldb,
+                        .transpose_b = g.transpose_b,
+                        .c = c.get(),
+                        .ldc = g.n,
+                        .accumulate = false,
+                        .bias = bias.get(),
+                        .batch = g.batch,
+                        .stride_a = g.stride_a,
+                        .stride_b = g.stride_b,
+                        .stride_c = g.m * g.n});
+  parallel_for(g.batch * g.m, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      T* out = g.c + r / g.m * g.stride_c + r % g.m * g.ldc;
+      const float* row = c.get() + r * g.n;
+      for (std::int64_t j = 0; j < g.n; ++j) out[j] = T(g.accumulate ? float(out[j]) + row[j] : row[j]);
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void gemm(const Gemm<T>& g) {
+  if constexpr (std::is_same_v<T, compute_t<T>>) {
+    run_tiles(g);
+  } else if (g.m > 0 && g.n > 0 && g.batch > 0) {
+    gemm_through_float(g);
+  }
+}
+
+template void gemm(const Gemm<double>&);
+template void gemm(const Gemm<float>&);
+template void gemm(const Gemm<Half>&);
+template void gemm(const Gemm<BFloat16>&);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,14 @@
+// What a matrix library has to offer gemm.cpp: one tile of C on the calling thread.
+#pragma once
+
+#include "runtime/cpu/gemm.h"
+
+namespace sherd::cpu {
+
+/// Each uses m to ldc and `accumulate` of its argument only, runs on the calling thread alone, and returns
+/// whether it worked.
+bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
+bool gemm_tile_eigen(const Gemm<double>& g) noexcept;
+bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
+
+}  // namespace sherd::cpu

@@ -1,0 +1,124 @@
+// Sixteen floats or eight doubles as one value. The width is fixed, so that a sum over lanes has the same
+// bits on every processor; the compiler splits the value where registers are narrower.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace sherd::cpu {
+
+template <class T>
+struct VecOf;
+template <>
+struct VecOf<float> {
+  using type = float __attribute__((vector_size(64)));
+};
+template <>
+struct VecOf<double> {
+  using type = double __attribute__((vector_size(64)));
+};
+
+/// A 64-byte vector of `T`; arithmetic operators and comparisons work lane by lane.
+template <class T>
+using Vec = typename VecOf<T>::type;
+template <class T>
+inline constexpr int lanes = 64 / static_cast<int>(sizeof(T));
+
+template <class T>
+inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T>
+inline void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof v);
+}
+#if defined(__AVX512F__)
+/// The first `count` elements at `p`, zeros after them; touches nothing beyond.
+inline Vec<float> load_part(const float* p, std::int64_t count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+}
+inline Vec<double> load_part(const double* p, std::int64_t count) {
+  return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p);
+}
+inline void store_part(float* p, Vec<float> v, std::int64_t count) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), v);
+}
+inline void store_part(double* p, Vec<double> v, std::int64_t count) {
+  _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), v);
+}
+#else
+/// The first `count` elements at `p`, zeros after them; reads nothing beyond.
+template <class T>
+inline Vec<T> load_part(const T* p, std::int64_t count) {
+  Vec<T> v{};
+  std::memcpy(&v, p, static_cast<std::size_t>(count) * sizeof(T));
+  return v;
+}
+template <class T>
+inline void store_part(T* p, Vec<T> v, std::int64_t count) {
+  std::memcpy(p, &v, static_cast<std::size_t>(count) * sizeof(T));
+}
+#endif
+template <class T>
+inline Vec<T> splat(T x) {
+  return Vec<T>{} + x;
+}
+
+#if defined(__AVX512F__)
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
+#elif defined(__FMA__)
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+  __m256 x[2], y[2], z[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(z, &c, sizeof c);
+  for (int i = 0; i < 2; ++i) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
+  std::memcpy(&c, z, sizeof c);
+  return c;
+}
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+  __m256d x[2], y[2], z[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(z, &c, sizeof c);
+  for (int i = 0; i < 2; ++i) z[i] = _mm256_fmadd_pd(x[i], y[i], z[i]);
+  std::memcpy(&c, z, sizeof c);
+  return c;
+}
+#else
+template <class V>
+inline V fma(V a, V b, V c) {
+  for (std::size_t i = 0; i < sizeof(V) / sizeof(c[0]); ++i) c[i] = std::fma(a[i], b[i], c[i]);
+  return c;
+}
+#endif
+
+/// Sum of the lanes, always the same tree: halves, quarters, ...
+inline float sum(Vec<float> v) {
+  using V8 = float __attribute__((vector_size(32)));
+  using V4 = float __attribute__((vector_size(16)));
+  V8 h[2];
+  std::memcpy(h, &v, sizeof v);
+  const V8 a = h[0] + h[1];
+  V4 q[2];
+  std::memcpy(q, &a, sizeof a);
+  const V4 b = q[0] + q[1];
+  return (b[0] + b[2]) + (b[1] + b[3]);
+}
+inline double sum(Vec<double> v) {
+  using V4 = double __attribute__((vector_size(32)));
+  V4 h[2];
+  std::memcpy(h, &v, sizeof v);
+  const V4 a = h[0] + h[1];
+  return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,138 @@
+#include "runtime/cpu/gemm.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "runtime/context.h"
+#include "runtime/dtype.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+
+namespace {
+
+template <class T>
+std::vector<T> numbers(std::int64_t count, int seed) {
+  std::vector<T> v;
+  for (std::int64_t i = 0; i < count; ++i)
+    v.push_back(T(compute_t<T>(((i * 7919 + seed * 104729) % 513 - 256) / 256.0)));
+  return v;
+}
+
+/// A product whose rows have room behind them, in every matrix.
+template <class T>
+struct Problem {
+  cpu::Gemm<T> g;
+  std::vector<T> a, b, c, bias;
+
+  Problem(std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, std::int64_t batch) {
+    g.m = m, g.n = n, g.k = k, g.transpose_a = ta, g.transpose_b = tb, g.batch = batch;
+    g.lda = (ta ? m : k) + 3, g.ldb = (tb ? k : n) + 1, g.ldc = n + 2;
+    g.stride_a = g.lda * (ta ? k : m), g.stride_b = g.ldb * (tb ? n : k), g.stride_c = g.ldc * m;
+    a = numbers<T>(g.stride_a * batch + 1, 1), b = numbers<T>(g.stride_b * batch + 1, 2);
+    c = numbers<T>(g.stride_c * batch + 1, 3), bias = numbers<T>(n, 4);
+    g.a = a.data(), g.b = b.data(), g.c = c.data();
+  }
+  std::vector<T> run(int threads) {
+    std::vector<T> result = c;
+    g.c = result.data();
+    Context::current().set_threads(threads);
+    cpu::gemm(g);
+    return result;
+  }
+  double expected(std::int64_t batch, std::int64_t i, std::int64_t j) const {
+    using C = compute_t<T>;
+    double sum = g.bias ? double(C(bias[j])) : 0;
+    if (g.accumulate) sum += double(C(c[batch * g.stride_c + i * g.ldc + j]));
+    for (std::int64_t p = 0; p < g.k; ++p) {
+      sum += double(C(a[batch * g.stride_a + (g.transpose_a ? p * g.lda + i : i * g.lda + p)])) *
+             double(C(b[batch * g.stride_b + (g.transpose_b ? j * g.ldb + p : p * g.ldb + j)]));
+    }
+    return sum;
+  }
+};
+
+template <class T>
+double relative_precision() {
+  return std::is_same_v<T, double>  ? 1e-14
+         : std::is_same_v<T, float> ? 1e-5
+         : std::is_same_v<T, Half>  ? 1e-3
+                                    : 8e-3;
+}
+
+template <class T>
+void check_problem(Problem<T>& p) {
+  const auto& g = p.g;
+  const std::vector<T> one = p.run(1), two = p.run(2);
+  CHECK((one.empty() || std::memcmp(one.data(), two.data(), one.size() * sizeof(T)) == 0));
+  double worst = 0;
+  bool room_untouched = true;
+  for (std::int64_t at = 0; at < std::int64_t(one.size()); ++at) {
+    const std::int64_t batch = g.m ? at / g.stride_c : 0, i = g.m ? at % g.stride_c / g.ldc : 0,
+                       j = at % g.ldc;
+    if (batch >= g.batch || g.m == 0 || j >= g.n) {
+      room_untouched &= std::memcmp(&one[at], &p.c[at], sizeof(T)) == 0;
+    } else {
+      const double want = p.expected(batch, i, j);
+      worst = std::max(worst, std::abs(double(compute_t<T>(one[at])) - want) /
+                                  (std::abs(want) + 1 + std::sqrt(double(g.k))));
+    }
+  }
+  CHECK(room_untouched);
+  CHECK(worst < relative_precision<T>());
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("gemm equals the sums written out, with the same bits for any number of threads", "",
+                   float, double, Half, BFloat16) {
+  for (auto [m, n, k] : {std::array{2, 16, 64},
+                         {2, 64, 16},
+                         {16, 64, 2},
+                         {1, 1, 1},
+                         {1, 100, 300},
+                         {37, 70, 33},
+                         {70, 5, 90},
+                         {129, 65, 100},
+                         {300, 47, 70},
+                         {64, 64, 64},
+                         {5, 0, 3},
+                         {0, 5, 3},
+                         {5, 3, 0}}) {
+    for (int form = 0; form < 16; ++form) {
+      Problem<TestType> p(m, n, k, form & 1, form & 2, 1);
+      p.g.accumulate = form & 4;
+      if (form & 8) p.g.bias = p.bias.data();
+      INFO(m << "x" << n << "x" << k << " form " << form);
+      check_problem(p);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("gemm takes batches, and one matrix for a whole batch", "", float, BFloat16) {
+  for (auto [m, n, k] : {std::array{3, 5, 7}, {80, 70, 60}}) {
+    for (int form = 0; form < 4; ++form) {
+      Problem<TestType> p(m, n, k, form & 1, form & 2, 5);
+      INFO(m << "x" << n << "x" << k << " form " << form);
+      check_problem(p);
+      p.g.stride_b = 0;
+      check_problem(p);
+    }
+  }
+}
+
+TEST_CASE("the rows of a product do not depend on how many rows there are beyond a tile") {
+  Problem<float> all(200, 96, 128, false, true, 1);
+  const std::vector<float> whole = all.run(2);
+  all.g.m = 129;
+  const std::vector<float> part = all.run(2);
+  CHECK(std::memcmp(whole.data(), part.data(), sizeof(float) * 129 * all.g.ldc) == 0);
+}
+
+TEST_CASE("NaN and infinity pass through a product with zeros") {
+  Problem<float> p(20, 20, 20, false, false, 1);
+  p.a[0] = std::numeric_limits<float>::infinity();
+  for (std::int64_t j = 0; j < p.g.n; ++j) p.b[j] = 0;
+  CHECK(std::isnan(p.run(1)[0]));
+}
