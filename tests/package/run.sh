@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Installs the library and builds examples/embed against it from outside, as its users would:
+#   run.sh SOURCE BUILD WORK LIBRARIES     LIBRARIES: what the build made: shared, static or both
+# Each way to build is one test; all run, and the counts come last.
+set -u
+source=$1 build=$2 work=$3 libraries=$4
+passed=0 failed=0 skipped=0
+
+# The outer build's settings must not reach the builds in here.
+unset CFLAGS CXXFLAGS LDFLAGS DESTDIR MAKEFLAGS
+rm -rf "$work"
+mkdir -p "$work"
+
+try() {  # name command...
+  local name=$1 start=$SECONDS log="$work/$1.log"
+  shift
+  # Not inside the `if`: there `set -e` would be ignored.
+  (set -e; "$@") >"$log" 2>&1
+  if (($? == 0)); then
+    echo "passed: $name ($((SECONDS - start)) s)"
+    ((passed += 1))
+  else
+    echo "failed: $name"
+    tail -n 40 "$log"
+    ((failed += 1))
+  fi
+}
+skip() {
+  echo "skipped: package $1: $2"
+  ((skipped += 1))
+}
+
+# One prefix has both libraries, so a second one without the shared library shows that the static one suffices.
+DESTDIR=$work/stage meson install -C "$build" --no-rebuild --quiet >"$work/install.log" 2>&1 || {
+  cat "$work/install.log"
+  echo "sherd-tests: 0 passed, 1 failed, 0 skipped"
+  exit 1
+}
+config=$(find "$work/stage" -name sherd.pc)
+libdir=$(dirname "$(dirname "$config")")
+inside=${libdir#"$work/stage"}
+include=$(dirname "$(find "$work/stage" -name sherd.h)")
+cp -r "$work/stage" "$work/stage-static"
+rm -f "$work/stage-static$inside"/libsherd.so*
+
+prefix_of() { [[ $1 == static ]] && echo "$work/stage-static$inside" || echo "$work/stage$inside"; }
+built() { [[ $libraries == both || $libraries == "$1" ]]; }
+
+run_embed() {  # library program
+  [[ $1 == shared || -z $(ldd "$2" | grep libsherd) ]]
+  LD_LIBRARY_PATH=$(prefix_of "$1") "$2"
+}
+
+with_pkg_config() {
+  local dir=$work/pkg-config-$1
+  cp -r "$source/examples/embed" "$dir"
+  local -x PKG_CONFIG_PATH=$(prefix_of "$1")/pkgconfig
+  make -C "$dir" STATIC="$([[ $1 == static ]] && echo 1)"
+  run_embed "$1" "$dir/embed"
+}
+
+with_cmake() {
+  local dir=$work/cmake-$1
+  cmake -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release -Dsherd_DIR="$(prefix_of "$1")/cmake/sherd" \
+    -Dsherd_USE_STATIC_LIBS="$([[ $1 == static ]] && echo ON || echo OFF)"
+  cmake --build "$dir"
+  run_embed "$1" "$dir/embed"
+}
+
+# Not optimised, because the whole library is built once more. Both kinds have the same flags and depth of folders,
+# so with ccache the second costs little.
+as_subproject() {
+  local dir=$work/meson-$1
+  cp -r "$source/examples/embed" "$dir"
+  mkdir "$dir/subprojects"
+  ln -s "$source" "$dir/subprojects/sherd"
+  meson setup "$dir/build" "$dir" --force-fallback-for=sherd -Dbuildtype=plain -Doptimization=0 \
+    -Dsherd:default_library="$1" -Dsherd:cpu_arch= -Dsherd:cuda=disabled
+  ninja -C "$dir/build"
+  run_embed "$1" "$dir/build/embed"
+  # Tests and tools stay at home in a subproject.
+  [[ -z $(find "$dir/build" -name '*_test' -o -name sherd -type f -perm -u+x) ]]
+}
+
+headers_alone() {
+  local header
+  cd "$include"
+  for header in $(find . -name '*.h'); do
+    echo "#include \"${header#./}\"" | "${CXX:-c++}" -std=c++20 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -
+  done
+}
+
+# Not one symbol of a back end may meet an application's own copy.
+symbols_stay_inside() {
+  local library symbols
+  for library in "$work/stage$inside"/libsherd.{so,a}; do
+    [[ -e $library ]] || continue
+    symbols=$(nm -C --defined-only $([[ $library == *.so ]] && echo -D) "$library" 2>/dev/null)
+    ! grep -E '(^|[^_[:alnum:]])Eigen::' <<<"$symbols"
+    [[ $library == *.a ]] || ! grep -E 'sherd_eigen|nlohmann' <<<"$symbols"
+  done
+}
+
+for library in shared static; do
+  if built $library; then
+    try "pkg-config-$library" with_pkg_config $library
+    if command -v cmake >/dev/null; then
+      try "cmake-$library" with_cmake $library
+    else
+      skip "cmake-$library" "cmake is not installed"
+    fi
+  else
+    skip "pkg-config-$library" "this build has no $library library (-Ddefault_library=both has)"
+    skip "cmake-$library" "this build has no $library library (-Ddefault_library=both has)"
+  fi
+  try "meson-subproject-$library" as_subproject $library
+done
+try headers headers_alone
+try symbols symbols_stay_inside
+
+echo "sherd-tests: $passed passed, $failed failed, $skipped skipped"
+((failed == 0))
