@@ -1,0 +1,44 @@
+// Scaled dot-product attention in f32 without a Tq x Tk matrix in memory: a few query rows at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/cpu/random.h"
+
+namespace sherd::cpu {
+
+/// A (batch, heads, rows, head width) tensor by strides, in elements; the head width is contiguous. So a
+/// slice of a (B, T, 3, H, D) projection and a (B, T, H * D) output need no copy.
+template <class T>
+struct Heads {
+  T* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+/// What forward and backward share. Query row i sees the keys j <= i + keys - queries when causal (the last
+/// query sees all keys), else all keys. A row that sees no key gives zeros.
+struct Attention {
+  std::int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;
+  float scale = 1;
+  bool causal = false;
+  /// Probability of dropping a weight; weight (row, j) uses word j % 4 of the Philox counter
+  /// `random.offset + row * ceil(keys / 4) + j / 4`, row = (batch index * heads + head) * queries + i.
+  double dropout = 0;
+  RandomAt random{};
+  Heads<const float> q, k, v;
+};
+
+/// Writes o and, when not null, logsumexp [batch, heads, queries] of the scaled scores, which backward needs.
+/// Throws OutOfMemoryError.
+void attention(const Attention& a, Heads<float> o, float* logsumexp);
+
+/// What backward reads and writes beside the inputs.
+struct AttentionGradient {
+  Heads<const float> o, go;
+  const float* logsumexp = nullptr;
+  Heads<float> gq, gk, gv;  ///< written, not added to
+};
+/// Throws OutOfMemoryError.
+void attention_backward(const Attention& a, const AttentionGradient& g);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,117 @@
+#include "runtime/cpu/random.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/dtype.h"
+#include "runtime/parallel.h"
+#include "runtime/random.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr int block = 16;  // counters made side by side
+
+/// Philox on `block` counters, a word an array, so that the rounds become vector code.
+void philox_block(RandomAt at, std::uint32_t (&out)[4 * block]) {
+  std::uint32_t c[4][block];
+  for (int l = 0; l < block; ++l) {
+    const std::uint64_t counter = at.offset + static_cast<std::uint64_t>(l);
+    c[0][l] = static_cast<std::uint32_t>(counter);
+    c[1][l] = static_cast<std::uint32_t>(counter >> 32);
+    c[2][l] = c[3][l] = 0;
+  }
+  std::uint32_t k0 = static_cast<std::uint32_t>(at.seed), k1 = static_cast<std::uint32_t>(at.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (int l = 0; l < block; ++l) {
+      const std::uint64_t p0 = std::uint64_t{0xd2511f53u} * c[0][l],
+                          p1 = std::uint64_t{0xcd9e8d57u} * c[2][l];
+      c[0][l] = static_cast<std::uint32_t>(p1 >> 32) ^ c[1][l] ^ k0;
+      c[2][l] = static_cast<std::uint32_t>(p0 >> 32) ^ c[3][l] ^ k1;
+      c[1][l] = static_cast<std::uint32_t>(p1);
+      c[3][l] = static_cast<std::uint32_t>(p0);
+    }
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  for (int l = 0; l < block; ++l) {
+    for (int w = 0; w < 4; ++w) out[4 * l + w] = c[w][l];
+  }
+}
+
+/// Calls `body(first element, words, count)` for each 64 elements of [0, n), in parallel.
+template <class F>
+void for_words(RandomAt at, std::int64_t n, const F& body) {
+  constexpr std::int64_t step = 4 * block;
+  parallel_for(n, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+    std::uint32_t words[step];
+    for (std::int64_t i = begin; i < end; i += step) {
+      philox_block({at.seed, at.offset + static_cast<std::uint64_t>(i / 4)}, words);
+      body(i, words, std::min(step, end - i));
+    }
+  });
+}
+
+}  // namespace
+
+void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out) {
+  std::uint32_t words[4 * block];
+  for (std::int64_t i = 0; i < counters; i += block, at.offset += block) {
+    philox_block(at, words);
+    std::memcpy(out + 4 * i, words,
+                static_cast<std::size_t>(std::min<std::int64_t>(block, counters - i)) * 16);
+  }
+}
+
+void fill_uniform(RandomAt at, double low, double high, float* out, std::int64_t n) {
+  const float base = static_cast<float>(low), range = static_cast<float>(high - low);
+  // Rounding may reach `high`, which does not belong to the interval.
+  const float top = std::nextafter(static_cast<float>(high), base);
+  for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      const float x = std::fma(uniform_from(words[j]), range, base);
+      out[i + j] = math::select(x > top, top, x);
+    }
+  });
+}
+
+void fill_normal(RandomAt at, double mean, double deviation, float* out, std::int64_t n) {
+  const float m = static_cast<float>(mean), s = static_cast<float>(deviation);
+  for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
+    float normals[4 * block];
+    for (int j = 0; j < 2 * block; ++j) {
+      const NormalPair pair = normal_from(words[2 * j], words[2 * j + 1]);
+      normals[2 * j] = std::fma(pair.first, s, m);
+      normals[2 * j + 1] = std::fma(pair.second, s, m);
+    }
+    std::copy_n(normals, count, out + i);
+  });
+}
+
+void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n) {
+  const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j)
+      out[i + j] = low + static_cast<std::int64_t>(below_from(words[j], range));
+  });
+}
+
+template <class T>
+void dropout(RandomAt at, double p, const T* x, T* out, std::int64_t n) {
+  using C = compute_t<T>;
+  const std::uint32_t threshold = drop_threshold(p);
+  const C scale = p < 1 ? static_cast<C>(1 / (1 - p)) : C(0);
+  for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      const C kept = C(x[i + j]) * scale;
+      out[i + j] = T(math::select(words[j] < threshold, C(0), kept));
+    }
+  });
+}
+
+template void dropout(RandomAt, double, const double*, double*, std::int64_t);
+template void dropout(RandomAt, double, const float*, float*, std::int64_t);
+template void dropout(RandomAt, double, const Half*, Half*, std::int64_t);
+template void dropout(RandomAt, double, const BFloat16*, BFloat16*, std::int64_t);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,28 @@
+// Fills with random numbers. Element i uses word i % 4 of the Philox counter `offset + i / 4`, whatever the
+// split of work.
+#pragma once
+
+#include <cstdint>
+
+namespace sherd::cpu {
+
+/// Where in the stream a fill starts.
+struct RandomAt {
+  std::uint64_t seed = 0, offset = 0;
+};
+
+/// The words of `counters` counters in order, four for each.
+void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out);
+
+/// Uniform in [low, high); 24 random bits.
+void fill_uniform(RandomAt at, double low, double high, float* out, std::int64_t n);
+/// Normal; elements come in pairs (words 0 and 1, words 2 and 3).
+void fill_normal(RandomAt at, double mean, double deviation, float* out, std::int64_t n);
+/// Integers in [low, high), high - low at most 2^32.
+void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n);
+/// out = keep ? x / (1 - p) : 0. The gradient is the same call on the gradient of the output.
+/// T is double, float, Half or BFloat16.
+template <class T>
+void dropout(RandomAt at, double p, const T* x, T* out, std::int64_t n);
+
+}  // namespace sherd::cpu
