@@ -1,5 +1,5 @@
 // The one attribute that decides what a shared libsherd shows. Everything else is hidden.
 #pragma once
 
-// Used on declarations only; a macro because attributes with arguments cannot be named otherwise.
-#define SHERD_API [[gnu::visibility("default")]]
+// A macro because the attribute has to stand in places where [[...]] may not (friends, static members).
+#define SHERD_API __attribute__((visibility("default")))

@@ -1,10 +1,11 @@
-// Sixteen floats or eight doubles as one value. The width is fixed, so that a sum over lanes has the same
+// Sixteen floats or eight doubles or integers as one value. The width is fixed, so that a sum over lanes has the same
 // bits on every processor; the compiler splits the value where registers are narrower.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
@@ -13,14 +14,8 @@
 namespace sherd::cpu {
 
 template <class T>
-struct VecOf;
-template <>
-struct VecOf<float> {
-  using type = float __attribute__((vector_size(64)));
-};
-template <>
-struct VecOf<double> {
-  using type = double __attribute__((vector_size(64)));
+struct VecOf {
+  using type [[gnu::vector_size(64)]] = T;
 };
 
 /// A 64-byte vector of `T`; arithmetic operators and comparisons work lane by lane.
@@ -100,6 +95,42 @@ inline V fma(V a, V b, V c) {
   return c;
 }
 #endif
+
+/// lanes<C> elements of another type, converted; `store_as` is the way back.
+template <class C, class T>
+inline Vec<C> load_as(const T* p) {
+  if constexpr (std::is_same_v<C, T>) {
+    return load(p);
+  } else {
+    C values[lanes<C>];
+    for (int l = 0; l < lanes<C>; ++l) values[l] = static_cast<C>(p[l]);
+    return load(values);
+  }
+}
+template <class C, class T>
+inline void store_as(T* p, Vec<C> v) {
+  if constexpr (std::is_same_v<C, T>) {
+    store(p, v);
+  } else {
+    C values[lanes<C>];
+    store(values, v);
+    for (int l = 0; l < lanes<C>; ++l) p[l] = static_cast<T>(values[l]);
+  }
+}
+/// The first `count` elements, `fill` after them.
+template <class C, class T>
+inline Vec<C> load_part_as(const T* p, std::int64_t count, C fill) {
+  C values[lanes<C>];
+  for (int l = 0; l < lanes<C>; ++l) values[l] = fill;
+  for (std::int64_t l = 0; l < count; ++l) values[l] = static_cast<C>(p[l]);
+  return load(values);
+}
+template <class C, class T>
+inline void store_part_as(T* p, Vec<C> v, std::int64_t count) {
+  C values[lanes<C>];
+  store(values, v);
+  for (std::int64_t l = 0; l < count; ++l) p[l] = static_cast<T>(values[l]);
+}
 
 /// Sum of the lanes, always the same tree: halves, quarters, ...
 inline float sum(Vec<float> v) {

@@ -1,0 +1,110 @@
+#include "autograd/autograd.h"
+
+#include "autograd/run.h"
+#include "runtime/ops.h"
+
+namespace sherd {
+namespace {
+
+Leaf& ensure_leaf(const Tensor& t) {
+  AutogradRecord& record = ensure_record(t);
+  if (!record.leaf) record.leaf = make_ref<Leaf>(t.spec());
+  return *record.leaf;
+}
+
+void seed(Run& run, std::span<const Tensor> outputs, std::span<const Tensor> upstream) {
+  check<ValueError>(upstream.empty() || upstream.size() == outputs.size(), "backward: {} upstream gradients for {} outputs",
+                    upstream.size(), outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) run.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
+}
+
+}  // namespace
+
+bool Tensor::requires_grad() const { return wants_grad(*this); }
+
+bool Tensor::is_leaf() const {
+  const AutogradRecord* record = record_of(*this);
+  return record == nullptr || !record->edge.node;
+}
+
+Tensor& Tensor::requires_grad_(bool requires_grad) {
+  check<StateError>(is_leaf(), "requires_grad_: a tensor of shape {} was computed from others; only leaves can change, detach it "
+                    "first", shape());
+  check<DTypeError>(!requires_grad || is_floating(dtype()), "requires_grad_: only floating tensors have gradients, got {}",
+                    name_of(dtype()));
+  if (!requires_grad && record_of(*this) == nullptr) return *this;
+  Leaf& leaf = ensure_leaf(*this);
+  AutogradRecord& record = *record_of(*this);
+  record.requires_grad = requires_grad;
+  record.edge = requires_grad ? Edge{{}, 0, Ref<Leaf>(&leaf)} : Edge{};
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  const AutogradRecord* record = record_of(*this);
+  return record != nullptr && record->leaf ? record->leaf->grad : Tensor{};
+}
+
+void Tensor::set_grad(Tensor grad) const {
+  check<StateError>(is_leaf(), "set_grad: a tensor of shape {} was computed from others; only leaves keep gradients", shape());
+  ensure_leaf(*this).grad = std::move(grad);
+}
+
+void Tensor::backward(const Tensor& upstream, bool retain_graph, bool create_graph) const {
+  sherd::backward(std::span(this, 1), std::span(&upstream, 1), {retain_graph, create_graph});
+}
+
+Tensor Tensor::detach() const { return Tensor(make_ref<TensorImpl>(impl_->storage, impl_->layout, impl_->dtype)); }
+
+void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream, BackwardOptions options) {
+  Run run(options);
+  seed(run, outputs, upstream);
+  run.backward();
+}
+
+std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs, std::span<const Tensor> upstream,
+                         BackwardOptions options) {
+  Run run(options);
+  seed(run, outputs, upstream);
+  return run.grad(inputs);
+}
+
+HookHandle register_hook(const Tensor& tensor, GradHook hook) {
+  check<StateError>(tensor.requires_grad(), "register_hook: a tensor of shape {} does not require grad", tensor.shape());
+  const AutogradRecord& record = *record_of(tensor);
+  std::shared_ptr<HookList>* list = nullptr;
+  if (record.edge.node) {
+    auto& lists = record.edge.node->hooks;
+    if (lists.size() <= record.edge.index) lists.resize(record.edge.index + 1);
+    list = &lists[record.edge.index];
+  } else {
+    list = &record.edge.leaf->hooks;
+  }
+  if (!*list) *list = std::make_shared<HookList>();
+  (*list)->hooks.push_back(std::move(hook));
+  return HookHandle([weak = std::weak_ptr(*list), at = (*list)->hooks.size() - 1] {
+    if (const auto alive = weak.lock()) alive->hooks[at] = nullptr;
+  });
+}
+
+HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook) {
+  check<StateError>(leaf.is_leaf(), "register_post_accumulate_hook: a tensor of shape {} is no leaf", leaf.shape());
+  auto& list = ensure_leaf(leaf).after_accumulate;
+  if (!list) list = std::make_shared<std::vector<std::function<void(Leaf&)>>>();
+  list->push_back(std::move(hook));
+  return HookHandle([weak = std::weak_ptr(list), at = list->size() - 1] {
+    if (const auto alive = weak.lock()) (*alive)[at] = nullptr;
+  });
+}
+
+void queue_backward_callback(std::function<void()> callback) {
+  check<StateError>(in_backward(), "queue_backward_callback: no backward is under way on this rank");
+  current_run()->queue(std::move(callback));
+}
+
+bool in_backward() { return current_run() != nullptr; }
+
+void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) { ensure_leaf(leaf).sink = std::move(sink); }
+void set_leaf_name(const Tensor& leaf, std::string name) { ensure_leaf(leaf).name = std::move(name); }
+
+}  // namespace sherd

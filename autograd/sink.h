@@ -1,0 +1,58 @@
+// Leaves, and where their gradients go.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/tensor.h"
+
+namespace sherd {
+
+class GradSink;
+
+/// A gradient hook: sees a gradient, may return another in its place (an empty tensor leaves it).
+using GradHook = std::function<Tensor(const Tensor&)>;
+
+/// Hooks in the order they were added; a removed one leaves an empty function.
+struct HookList {
+  std::vector<GradHook> hooks;
+  Tensor run(Tensor gradient) const;
+};
+
+/// What a leaf's gradient needs and what outlives the tensor while a graph refers to it.
+class SHERD_API Leaf final : public RefCounted {
+ public:
+  explicit Leaf(Spec spec) : spec(std::move(spec)) {}
+  Spec spec;                       ///< of the tensor when it became a leaf
+  std::string name;                ///< for messages; may be empty
+  Tensor grad;                     ///< a free slot: any shape, dtype and device; empty is none
+  std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
+  std::shared_ptr<HookList> hooks;
+  std::shared_ptr<std::vector<std::function<void(Leaf&)>>> after_accumulate;
+
+  // The backward that is under way, and this leaf's place in it.
+  const void* run = nullptr;
+  std::uint32_t slot = 0;
+};
+
+/// One backward, as sinks see it.
+struct RunInfo {
+  std::uint64_t run;  ///< different for every backward of the rank
+};
+
+/// Takes the complete gradients of leaves. A sharded group has one for all its parameters. Per backward: `begin` for each of its
+/// leaves that the graph reaches, `accept` at most once for each, then `finish` once, or `abort` if the backward threw.
+class SHERD_API GradSink {
+ public:
+  virtual ~GradSink();
+  virtual void begin(RunInfo run, Leaf& leaf);
+  /// The complete sum for `leaf`; never empty.
+  virtual void accept(RunInfo run, Leaf& leaf, Tensor gradient) = 0;
+  virtual void finish(RunInfo run);
+  /// Drop what is partial; the next backward must work.
+  virtual void abort(RunInfo run) noexcept;
+};
+
+}  // namespace sherd

@@ -1,0 +1,101 @@
+// All state of a rank: one object a thread.
+#pragma once
+
+#include <memory>
+#include <typeindex>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/cpu/pool.h"
+#include "runtime/export.h"
+#include "runtime/generator.h"
+#include "runtime/listener.h"
+
+namespace sherd {
+
+/// Random generator, modes, listeners, memory pool, and slots that upper floors fill. Each thread has its own; ranks are
+/// threads, so nothing here is shared and nothing is locked.
+class SHERD_API Context {
+ public:
+  /// The calling thread's context, made on first use.
+  static Context& current() { return current_ ? *current_ : create(); }
+  /// The same, or null before first use and while the thread ends.
+  static Context* current_or_null() { return current_; }
+
+  Generator& generator() { return generator_; }
+  CpuPool& cpu_pool() { return cpu_pool_; }
+
+  bool grad_enabled() const { return grad_enabled_; }
+  void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
+
+  /// Threads an op of this rank may use, at least 1; the machine's cores by default.
+  int threads() const { return threads_; }
+  void set_threads(int threads);
+
+  const std::vector<Listener*>& listeners() const { return listeners_; }
+  /// Listeners are told in the order they were added; each must be removed before it dies (see `Listening`).
+  void add_listener(Listener& listener) { listeners_.push_back(&listener); }
+  void remove_listener(Listener& listener);
+
+  /// The slot of type `T` that an upper floor keeps here, made on first use.
+  template <class T>
+  T& slot() {
+    std::shared_ptr<void>& slot = slots_[typeid(T)];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+ private:
+  friend struct ContextHolder;
+  Context();
+  ~Context();
+  static Context& create();
+
+  static constinit thread_local Context* current_;
+  CpuPool cpu_pool_;  // first: outlives what the slots hold
+  Generator generator_;
+  bool grad_enabled_ = true;
+  int threads_ = 1;
+  std::vector<Listener*> listeners_;
+  std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
+};
+
+/// Adds the listeners that every context starts with. The floor that owns the tape defines it.
+void install_listeners(Context& context);
+
+/// A scope in which `listener` hears the calling thread's ops.
+class SHERD_API Listening {
+ public:
+  explicit Listening(Listener& listener) : listener_(listener) { Context::current().add_listener(listener); }
+  ~Listening() { Context::current().remove_listener(listener_); }
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+
+ private:
+  Listener& listener_;
+};
+
+/// A scope in which grad mode has the given value.
+class SHERD_API GradMode {
+ public:
+  explicit GradMode(bool enabled) : before_(Context::current().grad_enabled()) {
+    Context::current().set_grad_enabled(enabled);
+  }
+  ~GradMode() { Context::current().set_grad_enabled(before_); }
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// A scope without recording: `NoGrad guard;`.
+struct NoGrad : GradMode { NoGrad() : GradMode(false) {} };
+
+/// Seeds the calling rank's generator, for every device.
+SHERD_API void manual_seed(std::uint64_t seed);
+
+}  // namespace sherd

@@ -1,0 +1,116 @@
+// The loops of elementwise ops on the CPU: strides collapsed, the innermost span vectorised, long work cut into fixed tiles.
+// Included where ops are instantiated: in the library for its own, in an application for its own.
+#pragma once
+
+#include <tuple>
+
+#include "runtime/elementwise.h"
+#include "runtime/parallel.h"
+
+namespace sherd::detail {
+
+/// Output and inputs of one elementwise call, broadcast to one shape and with mergeable dimensions merged. Operand 0 is the output.
+struct Walk {
+  static constexpr int most = 6;
+  int operands = 0, rank = 0;
+  std::int64_t sizes[max_rank];
+  std::int64_t strides[most][max_rank];  // in elements; 0 where broadcast
+  std::byte* data[most];
+  std::int64_t inner() const { return rank == 0 ? 1 : sizes[rank - 1]; }
+  std::int64_t outer() const {
+    std::int64_t n = 1;
+    for (int i = 0; i + 1 < rank; ++i) n *= sizes[i];
+    return n;
+  }
+  std::int64_t step(int operand) const { return rank == 0 ? 0 : strides[operand][rank - 1]; }
+};
+SHERD_API Walk plan_walk(Inputs in, const Tensor& out);
+
+/// One operand of a span: stride 1 and stride 0 are known to the compiler, so that the loop vectorises.
+template <class T> struct Dense { const T* at; T operator[](std::int64_t i) const { return at[i]; } };
+template <class T> struct Same { T value; T operator[](std::int64_t) const { return value; } };
+template <class T> struct Spaced {
+  const T* at;
+  std::int64_t step;
+  T operator[](std::int64_t i) const { return at[i * step]; }
+};
+
+template <class T> constexpr compute_t<T> widen(T x) { return static_cast<compute_t<T>>(x); }
+
+template <class F, class TO, class... Operand>
+void dense_span(const F& f, std::int64_t n, TO* out, Operand... in) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
+}
+template <class F, class TO, class... Operand>
+void spaced_span(const F& f, std::int64_t n, TO* out, std::int64_t step, Operand... in) {
+  for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
+}
+
+template <class F, class TO, class... TI>
+void run_span(const F& f, std::int64_t n, TO* out, const std::int64_t* steps, const TI*... in) {
+  const std::int64_t so = steps[0];
+  int i = 0;
+  const bool dense = so == 1 && ((steps[++i] == 1 || sizeof(TI) == 0) && ...);
+  if (dense) return dense_span(f, n, out, Dense<TI>{in}...);
+  if constexpr (sizeof...(TI) == 2) {
+    const auto [a, b] = std::tuple{in...};
+    using A = std::remove_cvref_t<decltype(*a)>;
+    using B = std::remove_cvref_t<decltype(*b)>;
+    if (so == 1 && steps[1] == 1 && steps[2] == 0) return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
+    if (so == 1 && steps[1] == 0 && steps[2] == 1) return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
+  }
+  i = 0;
+  // Braces fix the order in which the steps are taken.
+  const std::tuple<Spaced<TI>...> operands{Spaced<TI>{in, steps[++i]}...};
+  std::apply([&](auto... o) { spaced_span(f, n, out, so, o...); }, operands);
+}
+
+inline constexpr std::int64_t elements_per_tile = 16384;
+
+template <class F, class TO, class... TI, std::size_t... I>
+void run_walk(const F& f, const Walk& w, std::index_sequence<I...>) {
+  const std::int64_t n = w.inner();
+  std::int64_t steps[Walk::most] = {};
+  for (int k = 0; k < w.operands; ++k) steps[k] = w.step(k);
+  if (w.rank <= 1) {
+    parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+      run_span(f, end - begin, reinterpret_cast<TO*>(w.data[0]) + begin * steps[0], steps,
+               reinterpret_cast<const TI*>(w.data[I + 1]) + begin * steps[I + 1]...);
+    });
+    return;
+  }
+  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(n, 1));
+  parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      std::int64_t at[Walk::most] = {}, rest = row;
+      for (int d = w.rank - 2; d >= 0; --d) {
+        const std::int64_t index = rest % w.sizes[d];
+        rest /= w.sizes[d];
+        for (int k = 0; k < w.operands; ++k) at[k] += index * w.strides[k][d];
+      }
+      run_span(f, n, reinterpret_cast<TO*>(w.data[0]) + at[0], steps,
+               reinterpret_cast<const TI*>(w.data[I + 1]) + at[I + 1]...);
+    }
+  });
+}
+
+/// Instantiates the walk for `O` on elements of type `T`.
+template <class T, class O, std::size_t... I>
+void run_typed(const O& op, const Walk& w, std::index_sequence<I...> indices) {
+  using TO = std::conditional_t<gives_bool<O>(), bool, T>;
+  run_walk<O, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, T>...>(op, w, indices);
+}
+
+template <class O>
+void run_elementwise(const O& op, Inputs in, Outputs out) {
+  const Walk w = plan_walk(in, out[0]);
+  if (out[0].numel() == 0) return;
+  dispatch(in.back().dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (O::dtypes.contains(dtype_of<T>)) run_typed<T>(op, w, std::make_index_sequence<O::arity>{});
+    else fail<InternalError>("{}: reached its kernel with {}", O::name, name_of(dtype_of<T>));
+  });
+}
+
+}  // namespace sherd::detail

@@ -1,0 +1,31 @@
+// Where a tensor lives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/export.h"
+
+namespace sherd {
+
+enum class DeviceType : std::uint8_t { cpu, cuda, meta };
+
+/// `cpu:0`, `cpu:1` (a second CPU device with an identity of its own), `cuda:i`, or `meta` (shapes and bytes only).
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int8_t index = 0;
+
+  /// Parses "cpu", "cpu:1", "cuda:0", "meta"; throws ValueError otherwise.
+  SHERD_API static Device parse(std::string_view text);
+  bool is_cpu() const { return type == DeviceType::cpu; }
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+inline constexpr Device cpu{}, cpu1{DeviceType::cpu, 1}, meta{DeviceType::meta, 0};
+constexpr Device cuda(int index) { return {DeviceType::cuda, static_cast<std::int8_t>(index)}; }
+
+/// "cpu:0", "cuda:1", "meta".
+SHERD_API std::string to_string(Device device);
+
+}  // namespace sherd

@@ -1,0 +1,52 @@
+// A number or a tensor, with the arithmetic that functors use: instantiated with `Expr`, a gradient functor builds ops, which the
+// tape records. This is how second derivatives come from the same source as first ones.
+#pragma once
+
+#include "runtime/tensor.h"
+
+namespace sherd {
+
+class SHERD_API Expr {
+ public:
+  Expr() : Expr(0.0) {}
+  explicit Expr(double value) : value_(value) {}
+  explicit Expr(float value) : value_(value) {}
+  explicit Expr(int value) : value_(value) {}
+  explicit Expr(Tensor tensor) : tensor_(std::move(tensor)) {}
+
+  bool is_number() const { return !tensor_.defined(); }
+  double number() const { return value_; }
+  const Tensor& tensor() const { return tensor_; }
+  /// The tensor, or the number as a 0-d tensor like `like`.
+  Tensor materialize(const Spec& like) const;
+
+  friend SHERD_API Expr operator+(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator-(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator*(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator/(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator-(const Expr& a);
+  friend SHERD_API Expr operator<(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator>(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator<=(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator>=(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator==(const Expr& a, const Expr& b);
+  friend SHERD_API Expr operator!=(const Expr& a, const Expr& b);
+
+ private:
+  double value_ = 0;
+  Tensor tensor_;
+};
+
+SHERD_API Expr select(const Expr& condition, const Expr& a, const Expr& b);
+SHERD_API Expr exp(const Expr& x);
+SHERD_API Expr log(const Expr& x);
+SHERD_API Expr sqrt(const Expr& x);
+SHERD_API Expr rsqrt(const Expr& x);
+SHERD_API Expr sin(const Expr& x);
+SHERD_API Expr cos(const Expr& x);
+SHERD_API Expr tanh(const Expr& x);
+SHERD_API Expr sigmoid(const Expr& x);
+SHERD_API Expr erf(const Expr& x);
+SHERD_API Expr pow(const Expr& x, const Expr& y);
+
+}  // namespace sherd

@@ -1,0 +1,27 @@
+// Names that op headers need without what stands behind them. Safe to include in device code.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "runtime/element.h"
+#include "runtime/export.h"
+
+namespace sherd {
+
+class Tensor;
+struct GradArgs;
+template <class T, std::size_t N> class InlineVec;
+using Tensors = InlineVec<Tensor, 2>;
+
+/// Bit i stands for input (or output) i.
+using Mask = std::uint32_t;
+inline constexpr Mask all_of_them = ~Mask{0};
+
+/// What a gradient needs kept: values of inputs and of outputs.
+struct Reads {
+  Mask inputs = 0, outputs = 0;
+  constexpr Reads operator|(Reads o) const { return {inputs | o.inputs, outputs | o.outputs}; }
+};
+
+}  // namespace sherd

@@ -1,0 +1,20 @@
+// Whoever wants to see every op of a rank: the tape, the tracer, the profiler, a memory tracker.
+#pragma once
+
+#include "runtime/backend.h"
+
+namespace sherd {
+
+class AnyOp;
+
+/// Told by `apply` on the rank's own thread. A listener that outlives the call keeps storage ids, never handles.
+class SHERD_API Listener {
+ public:
+  virtual ~Listener();
+  /// Before an op that writes one of its inputs; may throw to refuse.
+  virtual void before_write(const AnyOp& op, Inputs in);
+  /// After the op ran.
+  virtual void after(const AnyOp& op, Inputs in, Outputs out) = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,220 @@
+// The ops, as free functions on tensors. Mixed dtypes and mixed devices are errors; shapes broadcast as in NumPy.
+// Floating results of f16 and bf16 are computed in f32 and rounded once.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "runtime/generator.h"
+#include "runtime/tensor.h"
+
+namespace sherd {
+
+// ---- creation ---------------------------------------------------------------------------------------------------------------
+
+SHERD_API Tensor zeros(Shape shape, TensorOptions options = {});
+SHERD_API Tensor ones(Shape shape, TensorOptions options = {});
+SHERD_API Tensor full(Shape shape, double value, TensorOptions options = {});
+SHERD_API Tensor zeros_like(const Tensor& x);
+SHERD_API Tensor ones_like(const Tensor& x);
+/// start, start + step, ... below end (above it for a negative step).
+SHERD_API Tensor arange(double start, double end, double step = 1, TensorOptions options = {DType::i64});
+/// Uniform in [low, high), from the rank's generator.
+SHERD_API Tensor rand(Shape shape, TensorOptions options = {}, double low = 0, double high = 1);
+/// Normal with the given mean and standard deviation, from the rank's generator.
+SHERD_API Tensor randn(Shape shape, TensorOptions options = {}, double mean = 0, double stddev = 1);
+/// Integers in [low, high), from the rank's generator.
+SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape, TensorOptions options = {DType::i64});
+
+// ---- elementwise ------------------------------------------------------------------------------------------------------------
+
+SHERD_API Tensor neg(const Tensor& x);
+SHERD_API Tensor abs(const Tensor& x);
+SHERD_API Tensor exp(const Tensor& x);
+SHERD_API Tensor log(const Tensor& x);
+SHERD_API Tensor sqrt(const Tensor& x);
+SHERD_API Tensor rsqrt(const Tensor& x);
+SHERD_API Tensor sin(const Tensor& x);
+SHERD_API Tensor cos(const Tensor& x);
+SHERD_API Tensor tanh(const Tensor& x);
+SHERD_API Tensor sigmoid(const Tensor& x);
+SHERD_API Tensor erf(const Tensor& x);
+SHERD_API Tensor relu(const Tensor& x);
+/// Which form of GELU: the exact distribution function, or its tanh approximation.
+enum class GeluForm { erf, tanh };
+SHERD_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::erf);
+SHERD_API Tensor silu(const Tensor& x);
+SHERD_API Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+SHERD_API Tensor square(const Tensor& x);
+SHERD_API Tensor reciprocal(const Tensor& x);
+SHERD_API Tensor floor(const Tensor& x);
+SHERD_API Tensor clamp(const Tensor& x, double min, double max);
+/// bool: neither infinite nor NaN.
+SHERD_API Tensor isfinite(const Tensor& x);
+SHERD_API Tensor logical_not(const Tensor& x);
+
+SHERD_API Tensor add(const Tensor& a, const Tensor& b);
+SHERD_API Tensor sub(const Tensor& a, const Tensor& b);
+SHERD_API Tensor mul(const Tensor& a, const Tensor& b);
+SHERD_API Tensor div(const Tensor& a, const Tensor& b);
+SHERD_API Tensor pow(const Tensor& a, const Tensor& b);
+SHERD_API Tensor maximum(const Tensor& a, const Tensor& b);
+SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
+SHERD_API Tensor add(const Tensor& a, double b);
+SHERD_API Tensor sub(const Tensor& a, double b);
+SHERD_API Tensor sub(double a, const Tensor& b);
+SHERD_API Tensor mul(const Tensor& a, double b);
+SHERD_API Tensor div(const Tensor& a, double b);
+SHERD_API Tensor div(double a, const Tensor& b);
+SHERD_API Tensor pow(const Tensor& a, double b);
+SHERD_API Tensor maximum(const Tensor& a, double b);
+SHERD_API Tensor minimum(const Tensor& a, double b);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
+inline Tensor operator+(double a, const Tensor& b) { return add(b, a); }
+inline Tensor operator-(const Tensor& a, double b) { return sub(a, b); }
+inline Tensor operator-(double a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
+inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(const Tensor& a, double b) { return div(a, b); }
+inline Tensor operator/(double a, const Tensor& b) { return div(a, b); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+/// Comparisons give bool; with NaN only `not_equal` is true.
+SHERD_API Tensor equal(const Tensor& a, const Tensor& b);
+SHERD_API Tensor not_equal(const Tensor& a, const Tensor& b);
+SHERD_API Tensor less(const Tensor& a, const Tensor& b);
+SHERD_API Tensor less_equal(const Tensor& a, const Tensor& b);
+SHERD_API Tensor greater(const Tensor& a, const Tensor& b);
+SHERD_API Tensor greater_equal(const Tensor& a, const Tensor& b);
+SHERD_API Tensor equal(const Tensor& a, double b);
+SHERD_API Tensor not_equal(const Tensor& a, double b);
+SHERD_API Tensor less(const Tensor& a, double b);
+SHERD_API Tensor less_equal(const Tensor& a, double b);
+SHERD_API Tensor greater(const Tensor& a, double b);
+SHERD_API Tensor greater_equal(const Tensor& a, double b);
+SHERD_API Tensor logical_and(const Tensor& a, const Tensor& b);
+SHERD_API Tensor logical_or(const Tensor& a, const Tensor& b);
+/// `a` where the bool `condition` holds, `b` elsewhere.
+SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+/// `x` with `value` where the bool `mask` holds.
+SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+
+// In-place forms write their first argument and return it. `b` may be of a lower floating precision (f32 += bf16).
+SHERD_API const Tensor& add_(const Tensor& a, const Tensor& b);
+SHERD_API const Tensor& sub_(const Tensor& a, const Tensor& b);
+SHERD_API const Tensor& mul_(const Tensor& a, const Tensor& b);
+SHERD_API const Tensor& div_(const Tensor& a, const Tensor& b);
+SHERD_API const Tensor& add_(const Tensor& a, double b);
+SHERD_API const Tensor& sub_(const Tensor& a, double b);
+SHERD_API const Tensor& mul_(const Tensor& a, double b);
+SHERD_API const Tensor& div_(const Tensor& a, double b);
+SHERD_API const Tensor& relu_(const Tensor& x);
+SHERD_API const Tensor& exp_(const Tensor& x);
+SHERD_API const Tensor& fill_(const Tensor& x, double value);
+SHERD_API const Tensor& zero_(const Tensor& x);
+/// Writes `from`'s values into `to`, broadcast and cast, across devices.
+SHERD_API const Tensor& copy_(const Tensor& to, const Tensor& from);
+/// Writes random values: uniform in [low, high), or normal.
+SHERD_API const Tensor& uniform_(const Tensor& x, double low, double high);
+SHERD_API const Tensor& normal_(const Tensor& x, double mean, double stddev);
+
+// ---- dtype, device, memory --------------------------------------------------------------------------------------------------
+
+/// The same values in another dtype; `x` itself if it has it already.
+SHERD_API Tensor to(const Tensor& x, DType dtype);
+/// The same values on another device; `x` itself if it is there already.
+SHERD_API Tensor to(const Tensor& x, Device device);
+/// A dense copy.
+SHERD_API Tensor clone(const Tensor& x);
+/// `x` if it is dense already, else a dense copy.
+SHERD_API Tensor contiguous(const Tensor& x);
+
+// ---- views: they share memory with `x` --------------------------------------------------------------------------------------
+
+/// Another shape of as many elements, one of which may be -1; a view where the strides allow it, else a copy.
+SHERD_API Tensor reshape(const Tensor& x, Shape shape);
+/// The same, but a ShapeError where it would have to copy.
+SHERD_API Tensor view(const Tensor& x, Shape shape);
+SHERD_API Tensor flatten(const Tensor& x, std::int64_t first = 0, std::int64_t last = -1);
+/// Output axis i is input axis axes[i].
+SHERD_API Tensor permute(const Tensor& x, Shape axes);
+SHERD_API Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b);
+SHERD_API Tensor squeeze(const Tensor& x, std::int64_t axis);
+SHERD_API Tensor unsqueeze(const Tensor& x, std::int64_t axis);
+/// Size-1 axes repeated without copying; -1 keeps an axis.
+SHERD_API Tensor expand(const Tensor& x, Shape shape);
+/// Elements start, start+step, ... below end along `axis`; negative start and end count from the end, both are clamped.
+SHERD_API Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step = 1);
+/// `length` elements from `start` along `axis`; out of range is an error.
+SHERD_API Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length);
+/// One position along `axis`, which disappears.
+SHERD_API Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index);
+/// Pieces of `size` along `axis`, the last one shorter where it does not divide.
+SHERD_API std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
+
+// ---- joining and picking ----------------------------------------------------------------------------------------------------
+
+SHERD_API Tensor cat(std::span<const Tensor> parts, std::int64_t axis = 0);
+SHERD_API Tensor stack(std::span<const Tensor> parts, std::int64_t axis = 0);
+/// Rows `index` (i64, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up in the gradient.
+SHERD_API Tensor embedding(const Tensor& table, const Tensor& index);
+/// Slices of `x` at `index` (i64, 1-D) along `axis`.
+SHERD_API Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index);
+struct TopK { Tensor values, indices; };
+/// The k largest along the last axis, largest first; equal values by position.
+SHERD_API TopK topk(const Tensor& x, std::int64_t k);
+/// One index drawn along the last axis with probability proportional to `weights`, from the rank's generator; i64.
+SHERD_API Tensor multinomial(const Tensor& weights);
+
+// ---- reductions -------------------------------------------------------------------------------------------------------------
+
+/// Whether a reduced axis stays with size 1.
+enum class Keep { drop, dims };
+/// Over the given axes; no axes means all.
+SHERD_API Tensor sum(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+SHERD_API Tensor mean(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// Largest and smallest values; NaN wins; equal ones share the gradient. An empty axis is an error.
+SHERD_API Tensor amax(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+SHERD_API Tensor amin(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// Position of the first largest value along `axis`; i64.
+SHERD_API Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
+/// Euclidean norm of all elements of all tensors, the same to the bit however they are ordered or cut; f64, 0-d, no gradient.
+SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
+
+// ---- products ---------------------------------------------------------------------------------------------------------------
+
+/// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
+SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
+/// x (..., in) times weight (out, in) transposed, plus bias (out) unless it is none.
+SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+
+// ---- layers -----------------------------------------------------------------------------------------------------------------
+
+SHERD_API Tensor softmax(const Tensor& x, std::int64_t axis = -1);
+SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
+enum class Reduction { mean, sum, none };
+struct CrossEntropyOptions {
+  Reduction reduction = Reduction::mean;  ///< mean over targets that are not ignored
+  std::int64_t ignore_index = -100;
+};
+/// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is NaN.
+SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
+/// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016); either may be none.
+SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p).
+SHERD_API Tensor dropout(const Tensor& x, double p);
+struct AttentionOptions {
+  bool causal = false;             ///< position i of the query sees keys up to i + Tk - Tq
+  double dropout = 0;              ///< on the weights
+  std::optional<double> scale;     ///< 1 / sqrt(D) by default
+};
+/// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk.
+SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+
+}  // namespace sherd

@@ -1,0 +1,25 @@
+// Absolute value; the gradient at 0 is 0.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Abs {
+  static constexpr std::string_view name = "abs";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr Reads reads_a{.inputs = 1};
+
+  template <class T> constexpr T operator()(T x) const {
+    using math::select;
+    return select(x < T(0), T(-x), x);
+  }
+  template <class T> constexpr T grad_a(T gy, T x, T) const {
+    using math::select;
+    return select(x > T(0), gy, select(x < T(0), T(-gy), T(0)));
+  }
+  bool operator==(const Abs&) const = default;
+};
+
+}  // namespace sherd::ops

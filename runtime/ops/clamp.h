@@ -1,0 +1,31 @@
+// x limited to [min, max], NaN kept; the gradient passes inside and at the limits.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Clamp {
+  static constexpr std::string_view name = "clamp";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr Reads reads_a{.inputs = 1};
+  double min = 0, max = 1;
+
+  template <class T> constexpr T operator()(T x) const {
+    using math::select;
+    const T low = select(x < T(min), T(min), x);
+    return select(low > T(max), T(max), low);
+  }
+  template <class T> constexpr T grad_a(T gy, T x, T) const {
+    using math::select;
+    return select(x < T(min), T(0), select(x > T(max), T(0), gy));
+  }
+  void fields(auto&& on) const {
+    on("min", min);
+    on("max", max);
+  }
+  bool operator==(const Clamp&) const = default;
+};
+
+}  // namespace sherd::ops

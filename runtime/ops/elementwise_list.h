@@ -1,0 +1,50 @@
+// The one list of elementwise ops. Kernels of every device, tests and docs iterate it. Safe to include in device code.
+#pragma once
+
+#include "runtime/ops/abs.h"
+#include "runtime/ops/add.h"
+#include "runtime/ops/clamp.h"
+#include "runtime/ops/cos.h"
+#include "runtime/ops/div.h"
+#include "runtime/ops/equal.h"
+#include "runtime/ops/erf.h"
+#include "runtime/ops/exp.h"
+#include "runtime/ops/floor.h"
+#include "runtime/ops/gelu.h"
+#include "runtime/ops/gelu_tanh.h"
+#include "runtime/ops/greater.h"
+#include "runtime/ops/greater_equal.h"
+#include "runtime/ops/isfinite.h"
+#include "runtime/ops/leaky_relu.h"
+#include "runtime/ops/less.h"
+#include "runtime/ops/less_equal.h"
+#include "runtime/ops/log.h"
+#include "runtime/ops/logical_and.h"
+#include "runtime/ops/logical_not.h"
+#include "runtime/ops/logical_or.h"
+#include "runtime/ops/maximum.h"
+#include "runtime/ops/minimum.h"
+#include "runtime/ops/mul.h"
+#include "runtime/ops/neg.h"
+#include "runtime/ops/not_equal.h"
+#include "runtime/ops/pow.h"
+#include "runtime/ops/reciprocal.h"
+#include "runtime/ops/relu.h"
+#include "runtime/ops/rsqrt.h"
+#include "runtime/ops/sigmoid.h"
+#include "runtime/ops/silu.h"
+#include "runtime/ops/sin.h"
+#include "runtime/ops/sqrt.h"
+#include "runtime/ops/square.h"
+#include "runtime/ops/sub.h"
+#include "runtime/ops/tanh.h"
+#include "runtime/ops/where.h"
+
+namespace sherd::ops {
+
+using UnaryOps = OpList<Neg, Abs, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu, GeluTanh, Silu, LeakyRelu, Square,
+                        Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
+using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
+using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
+
+}  // namespace sherd::ops

@@ -1,0 +1,21 @@
+// True where a = b; comparisons with NaN are false.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Equal {
+  static constexpr std::string_view name = "equal";
+  static constexpr int arity = 2;
+  static constexpr DTypeSet dtypes = any_dtype;
+  static constexpr bool gives_bool = true;
+  static constexpr bool differentiable = false;
+
+  template <class T> constexpr bool operator()(T a, T b) const {
+    return a == b;
+  }
+  bool operator==(const Equal&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,30 @@
+// The larger of both, NaN if either is; equal values share the gradient by halves.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Maximum {
+  static constexpr std::string_view name = "maximum";
+  static constexpr int arity = 2;
+  static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr Reads reads_a{.inputs = 0b11};
+  static constexpr Reads reads_b{.inputs = 0b11};
+
+  template <class T> constexpr T operator()(T a, T b) const {
+    using math::select;
+    return select(a != a, a, select(b != b, b, select(a > b, a, b)));
+  }
+  template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
+    using math::select;
+    return select(a > b, gy, select(a == b, T(gy / T(2)), T(0)));
+  }
+  template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
+    using math::select;
+    return select(b > a, gy, select(a == b, T(gy / T(2)), T(0)));
+  }
+  bool operator==(const Maximum&) const = default;
+};
+
+}  // namespace sherd::ops

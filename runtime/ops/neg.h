@@ -1,0 +1,23 @@
+// Negation.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Neg {
+  static constexpr std::string_view name = "neg";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr Reads reads_a{};
+
+  template <class T> constexpr T operator()(T x) const {
+    return -x;
+  }
+  template <class T> constexpr T grad_a(T gy, T, T) const {
+    return -gy;
+  }
+  bool operator==(const Neg&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,25 @@
+// max(x, 0), NaN kept; the gradient at 0 is 0.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Relu {
+  static constexpr std::string_view name = "relu";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr Reads reads_a{.outputs = 1};
+
+  template <class T> constexpr T operator()(T x) const {
+    using math::select;
+    return select(x < T(0), T(0), x);
+  }
+  template <class T> constexpr T grad_a(T gy, T, T y) const {
+    using math::select;
+    return select(y > T(0), gy, T(0));
+  }
+  bool operator==(const Relu&) const = default;
+};
+
+}  // namespace sherd::ops

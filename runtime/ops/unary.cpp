@@ -1,0 +1,42 @@
+// Unary ops: their public functions and, through these, their CPU loops.
+#include "runtime/cpu/elementwise_loop.h"
+#include "runtime/ops.h"
+#include "runtime/ops/elementwise_list.h"
+#include "runtime/ops/listing.h"
+
+namespace sherd {
+
+Tensor neg(const Tensor& x) { return apply(ops::Neg{}, x); }
+Tensor abs(const Tensor& x) { return apply(ops::Abs{}, x); }
+Tensor exp(const Tensor& x) { return apply(ops::Exp{}, x); }
+Tensor log(const Tensor& x) { return apply(ops::Log{}, x); }
+Tensor sqrt(const Tensor& x) { return apply(ops::Sqrt{}, x); }
+Tensor rsqrt(const Tensor& x) { return apply(ops::Rsqrt{}, x); }
+Tensor sin(const Tensor& x) { return apply(ops::Sin{}, x); }
+Tensor cos(const Tensor& x) { return apply(ops::Cos{}, x); }
+Tensor tanh(const Tensor& x) { return apply(ops::Tanh{}, x); }
+Tensor sigmoid(const Tensor& x) { return apply(ops::Sigmoid{}, x); }
+Tensor erf(const Tensor& x) { return apply(ops::Erf{}, x); }
+Tensor relu(const Tensor& x) { return apply(ops::Relu{}, x); }
+Tensor gelu(const Tensor& x, GeluForm form) {
+  return form == GeluForm::erf ? apply(ops::Gelu{}, x) : apply(ops::GeluTanh{}, x);
+}
+Tensor silu(const Tensor& x) { return apply(ops::Silu{}, x); }
+Tensor leaky_relu(const Tensor& x, double slope) { return apply(ops::LeakyRelu{slope}, x); }
+Tensor square(const Tensor& x) { return apply(ops::Square{}, x); }
+Tensor reciprocal(const Tensor& x) { return apply(ops::Reciprocal{}, x); }
+Tensor floor(const Tensor& x) { return apply(ops::Floor{}, x); }
+Tensor clamp(const Tensor& x, double min, double max) { return apply(ops::Clamp{min, max}, x); }
+Tensor isfinite(const Tensor& x) { return apply(ops::IsFinite{}, x); }
+Tensor logical_not(const Tensor& x) { return apply(ops::LogicalNot{}, x); }
+
+const Tensor& relu_(const Tensor& x) { return apply(InPlace<ops::Relu>{}, x), x; }
+const Tensor& exp_(const Tensor& x) { return apply(InPlace<ops::Exp>{}, x), x; }
+
+std::vector<ElementwiseListing> unary_listing() {
+  std::vector<ElementwiseListing> list;
+  ops::UnaryOps::for_each([&]<class O>() { list.push_back(list_elementwise<O>()); });
+  return list;
+}
+
+}  // namespace sherd

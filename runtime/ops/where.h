@@ -1,0 +1,21 @@
+// `a` where the condition holds, `b` elsewhere.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Where {
+  static constexpr std::string_view name = "where";
+  static constexpr int arity = 3;
+  static constexpr DTypeSet dtypes = any_dtype;
+  static constexpr bool first_is_condition = true;
+  static constexpr Reads reads{.inputs = 0b001};
+
+  template <class T> constexpr T operator()(bool condition, T a, T b) const { return condition ? a : b; }
+  // Written in ops: the condition has a dtype of its own.
+  SHERD_API Tensors grad(const GradArgs& args) const;
+  bool operator==(const Where&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,55 @@
+// Intrusive shared ownership: one word a handle, counts that other threads may touch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace sherd {
+
+/// Base of everything held by `Ref`. Starts with no owner; dies with the last one.
+class RefCounted {
+ public:
+  RefCounted() = default;
+  RefCounted(const RefCounted&) noexcept {}  // a copy of the value starts with no owners
+  RefCounted& operator=(const RefCounted&) noexcept { return *this; }
+  virtual ~RefCounted() = default;
+
+  void retain() const noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  void drop() const noexcept {
+    if (count_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+  std::uint32_t use_count() const noexcept { return count_.load(std::memory_order_acquire); }
+
+ private:
+  mutable std::atomic<std::uint32_t> count_{0};
+};
+
+/// A shared owner of a `RefCounted` object; null by default.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  Ref(std::nullptr_t) {}
+  explicit Ref(T* object) noexcept : object_(object) { if (object_) object_->retain(); }
+  Ref(const Ref& other) noexcept : Ref(other.object_) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  template <class U> requires std::is_convertible_v<U*, T*>
+  Ref(const Ref<U>& other) noexcept : Ref(other.get()) {}
+  Ref& operator=(Ref other) noexcept { std::swap(object_, other.object_); return *this; }
+  ~Ref() { if (object_) object_->drop(); }
+
+  T* get() const noexcept { return object_; }
+  T& operator*() const noexcept { return *object_; }
+  T* operator->() const noexcept { return object_; }
+  explicit operator bool() const noexcept { return object_ != nullptr; }
+  friend bool operator==(const Ref& a, const Ref& b) noexcept { return a.object_ == b.object_; }
+
+ private:
+  T* object_ = nullptr;
+};
+
+template <class T, class... Args>
+Ref<T> make_ref(Args&&... args) { return Ref<T>(new T(std::forward<Args>(args)...)); }
+
+}  // namespace sherd

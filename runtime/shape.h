@@ -1,0 +1,87 @@
+// Sizes and strides of a tensor: up to eight dimensions, held in place.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "runtime/error.h"
+
+namespace sherd {
+
+inline constexpr int max_rank = 8;
+
+/// A short list of integers: sizes (`Shape`), strides or axes. Units are elements.
+class Shape {
+ public:
+  constexpr Shape() = default;
+  Shape(std::initializer_list<std::int64_t> items) : Shape(std::span(items.begin(), items.size())) {}
+  explicit Shape(std::span<const std::int64_t> items) {
+    for (std::int64_t n : items) push_back(n);
+  }
+
+  int rank() const { return rank_; }
+  bool empty() const { return rank_ == 0; }
+  std::int64_t operator[](int i) const { return items_[static_cast<std::size_t>(i)]; }
+  std::int64_t& operator[](int i) { return items_[static_cast<std::size_t>(i)]; }
+  const std::int64_t* begin() const { return items_.data(); }
+  const std::int64_t* end() const { return items_.data() + rank_; }
+  std::int64_t* begin() { return items_.data(); }
+  std::int64_t* end() { return items_.data() + rank_; }
+  std::int64_t back() const { return items_[static_cast<std::size_t>(rank_ - 1)]; }
+  operator std::span<const std::int64_t>() const { return {begin(), end()}; }
+
+  void push_back(std::int64_t n) {
+    if (rank_ == max_rank) [[unlikely]] fail<ShapeError>("shape: at most {} dimensions are supported", max_rank);
+    items_[rank_++] = n;
+  }
+  void insert(int at, std::int64_t n);
+  void erase(int at);
+
+  /// Product of the entries; 1 for none.
+  std::int64_t numel() const {
+    std::int64_t n = 1;
+    for (std::int64_t d : *this) n *= d;
+    return n;
+  }
+  friend bool operator==(const Shape& a, const Shape& b) {
+    if (a.rank_ != b.rank_) return false;
+    for (int i = 0; i < a.rank_; ++i) if (a[i] != b[i]) return false;
+    return true;
+  }
+
+ private:
+  std::array<std::int64_t, max_rank> items_;  // only the first rank_ are meaningful
+  std::uint8_t rank_ = 0;
+};
+
+/// "(2, 3)", "(5)", "()".
+SHERD_API std::string to_string(const Shape& shape);
+
+/// `axis` counted from the end when negative; throws ShapeError named after `op` when it is outside [-rank, rank).
+SHERD_API int normalize_axis(std::string_view op, std::int64_t axis, int rank);
+
+/// Row-major strides of a dense tensor of this shape.
+inline Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  std::int64_t step = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+  return strides;
+}
+
+/// The shape both broadcast to (sizes equal, or one of them 1, aligned at the end); throws ShapeError named after `op`.
+SHERD_API Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
+
+}  // namespace sherd
+
+template <>
+struct fmt::formatter<sherd::Shape> : fmt::formatter<std::string> {
+  auto format(const sherd::Shape& s, fmt::format_context& ctx) const {
+    return fmt::formatter<std::string>::format(sherd::to_string(s), ctx);
+  }
+};

@@ -1,0 +1,102 @@
+#include "runtime/storage.h"
+
+#include "runtime/backend.h"
+#include "runtime/context.h"
+
+namespace sherd {
+
+StorageOwner::~StorageOwner() = default;
+void StorageOwner::expect_reads(Storage&, int) {}
+void StorageOwner::read_done(Storage&) {}
+void StorageOwner::forget_reads(Storage&) noexcept {}
+void StorageOwner::storage_gone(Storage&) noexcept {}
+
+void* Storage::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
+void Storage::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
+
+struct Storage::Foreign {
+  std::function<void()> on_free;
+  Ref<Storage> memory;
+  ~Foreign() { if (on_free) on_free(); }
+};
+
+Storage::Storage(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {}
+
+Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
+  Ref<Storage> storage(new Storage(device, bytes));
+  storage->take_memory();
+  return storage;
+}
+
+Ref<Storage> Storage::wrap(Device device, void* data, std::size_t bytes, std::function<void()> on_free) {
+  static std::byte nothing;  // an address for empty memory, so that null keeps meaning "released"
+  Ref<Storage> storage(new Storage(device, bytes));
+  storage->data_ = data != nullptr ? data : &nothing;
+  storage->foreign_ = std::make_unique<Foreign>(Foreign{std::move(on_free), {}});
+  return storage;
+}
+
+Storage::~Storage() {
+  if (owner_) owner_->storage_gone(*this);
+  free_memory();
+}
+
+void Storage::take_memory() {
+  if (device_.type == DeviceType::meta) return;
+  capacity_ = bytes_;
+  if (device_.is_cpu()) {
+    data_.store(Context::current().cpu_pool().allocate(capacity_), std::memory_order_release);
+  } else {
+    data_.store(backend(device_.type).allocate(device_, bytes_), std::memory_order_release);
+  }
+}
+
+void Storage::free_memory() noexcept {
+  void* data = data_.exchange(nullptr);
+  if (foreign_) {
+    foreign_.reset();
+  } else if (data != nullptr) {
+    if (!device_.is_cpu()) backend(device_.type).deallocate(device_, data, capacity_);
+    else CpuPool::give_back(data, capacity_);
+  }
+}
+
+void Storage::release() {
+  check<StateError>(owned(), "storage: release needs an owner that can bring the {} bytes back; set_owner first", bytes_);
+  check<StateError>(pins() == 0, "storage: release while {} ops are reading its {} bytes; wait for them", pins(), bytes_);
+  free_memory();
+}
+
+void Storage::provide() {
+  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first", bytes_);
+  take_memory();
+}
+
+void Storage::provide(Ref<Storage> memory) {
+  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first", bytes_);
+  check<DeviceError>(memory->device() == device_, "storage: memory for {} is on {}", to_string(device_),
+                     to_string(memory->device()));
+  check<ValueError>(memory->bytes() >= bytes_, "storage: {} bytes provided where {} are needed", memory->bytes(), bytes_);
+  void* data = memory->data();
+  foreign_ = std::make_unique<Foreign>(Foreign{{}, std::move(memory)});
+  data_.store(data, std::memory_order_release);
+}
+
+std::uint64_t Storage::id() const {
+  static std::atomic<std::uint64_t> next{1};  // a counter that only makes ids unique; it decides nothing
+  std::uint64_t id = id_.load(std::memory_order_relaxed);
+  if (id == 0) {
+    std::uint64_t fresh = next.fetch_add(1, std::memory_order_relaxed);
+    id = id_.compare_exchange_strong(id, fresh) ? fresh : id;
+  }
+  return id;
+}
+
+void Storage::refuse_data() const {
+  if (device_.type == DeviceType::meta)
+    fail<DeviceError>("tensor: a tensor on meta has a shape but no values; materialise it on a device first");
+  fail<StateError>("tensor: its {} bytes are released and a host read never brings them back; use it in an op, or read it "
+                   "inside summon_full_params", bytes_);
+}
+
+}  // namespace sherd

@@ -1,0 +1,173 @@
+#include "runtime/tensor.h"
+
+#include <algorithm>
+
+#include "runtime/context.h"
+
+namespace sherd {
+
+// Handles are made for every op; the rank's pool hands them out faster than malloc.
+void* TensorImpl::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
+void TensorImpl::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
+
+Tensor empty(const Spec& spec) {
+  const auto bytes = static_cast<std::size_t>(spec.bytes());
+  return Tensor(make_ref<TensorImpl>(Storage::allocate(spec.device, bytes),
+                                     Layout{spec.shape, contiguous_strides(spec.shape), 0}, spec.dtype));
+}
+
+Tensor empty(Shape shape, TensorOptions options) { return empty(Spec{std::move(shape), options.dtype, options.device}); }
+
+Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free) {
+  const auto bytes = static_cast<std::size_t>(shape.numel() * size_of(dtype));
+  check<ValueError>(data != nullptr || bytes == 0, "from_blob: null memory for shape {}", shape);
+  Shape strides = contiguous_strides(shape);
+  return Tensor(make_ref<TensorImpl>(Storage::wrap(cpu, data, bytes, std::move(on_free)),
+                                     Layout{std::move(shape), std::move(strides), 0}, dtype));
+}
+
+Tensor alias(const Tensor& base, Layout layout) {
+  std::int64_t low = layout.offset, high = layout.offset;
+  for (int i = 0; i < layout.shape.rank(); ++i) {
+    const std::int64_t reach = (layout.shape[i] - 1) * layout.strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  const std::int64_t capacity = static_cast<std::int64_t>(base.storage().bytes()) / size_of(base.dtype());
+  check<ValueError>(layout.shape.numel() == 0 || (low >= 0 && high < capacity),
+                    "alias: elements {}..{} of a storage that holds {}", low, high, capacity);
+  return Tensor(make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype()));
+}
+
+bool Tensor::is_contiguous() const {
+  std::int64_t step = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    const std::int64_t n = shape()[i];
+    if (n == 0) return true;
+    if (n != 1 && strides()[i] != step) return false;
+    step *= n;
+  }
+  return true;
+}
+
+void* Tensor::address(DType dtype) const {
+  check<DTypeError>(dtype == impl_->dtype, "data: elements are {}, asked for as {}", name_of(impl_->dtype), name_of(dtype));
+  return raw();
+}
+
+namespace {
+
+double to_double(const std::byte* at, DType dtype) {
+  return dispatch(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return static_cast<double>(static_cast<compute_t<T>>(*reinterpret_cast<const T*>(at)));
+  });
+}
+
+/// Host copy of the span of storage that the tensor's elements lie in, or the memory itself when it is on the host.
+class HostBytes {
+ public:
+  explicit HostBytes(const Tensor& tensor) {
+    const Device device = tensor.device();
+    const auto* all = static_cast<const std::byte*>(tensor.storage().data());
+    if (device.is_cpu()) {
+      first_ = all;
+    } else {
+      copy_.resize(tensor.storage().bytes());
+      backend(device.type).copy(copy_.data(), cpu, all, device, copy_.size());
+      backend(device.type).synchronize(device);
+      first_ = copy_.data();
+    }
+  }
+  const std::byte* first() const { return first_; }
+
+ private:
+  std::vector<std::byte> copy_;
+  const std::byte* first_;
+};
+
+/// Calls `visit(address)` for every element in row-major order.
+template <class F>
+void for_each_element(const Tensor& tensor, const std::byte* first, F&& visit) {
+  const Layout& layout = tensor.layout();
+  const std::int64_t size = size_of(tensor.dtype()), n = layout.shape.numel();
+  Shape index = layout.shape;
+  std::fill(index.begin(), index.end(), 0);
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::int64_t at = layout.offset;
+    for (int d = 0; d < index.rank(); ++d) at += index[d] * layout.strides[d];
+    visit(first + at * size);
+    for (int d = index.rank() - 1; d >= 0 && ++index[d] == layout.shape[d]; --d) index[d] = 0;
+  }
+}
+
+}  // namespace
+
+double Tensor::item_as_double() const {
+  check<ShapeError>(numel() == 1, "item: needs a tensor with one element, got shape {}", shape());
+  const HostBytes host(*this);
+  return to_double(host.first() + impl_->layout.offset * size_of(dtype()), dtype());
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  check<DTypeError>(dtype_of<T> == dtype(), "to_vector: elements are {}, asked for as {}", name_of(dtype()),
+                    name_of(dtype_of<T>));
+  std::vector<T> values;
+  if (numel() == 0) return values;
+  values.reserve(static_cast<std::size_t>(numel()));
+  const HostBytes host(*this);
+  for_each_element(*this, host.first(), [&](const std::byte* at) { values.push_back(*reinterpret_cast<const T*>(at)); });
+  return values;
+}
+
+template SHERD_API std::vector<double> Tensor::to_vector() const;
+template SHERD_API std::vector<float> Tensor::to_vector() const;
+template SHERD_API std::vector<Half> Tensor::to_vector() const;
+template SHERD_API std::vector<BFloat16> Tensor::to_vector() const;
+template SHERD_API std::vector<std::int64_t> Tensor::to_vector() const;
+template SHERD_API std::vector<std::int32_t> Tensor::to_vector() const;
+template SHERD_API std::vector<std::uint8_t> Tensor::to_vector() const;
+template SHERD_API std::vector<bool> Tensor::to_vector() const;
+
+Tensor Tensor::scalar(double value, TensorOptions options) {
+  return dispatch(options.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T host = static_cast<T>(static_cast<compute_t<T>>(value));
+    return from(std::span<const T>(&host, 1), Shape{}, options.device);
+  });
+}
+
+std::string to_string(const Tensor& tensor) {
+  if (!tensor.defined()) return "tensor(none)";
+  const std::string tail = fmt::format("shape={}, dtype={}, device={}", tensor.shape(), name_of(tensor.dtype()),
+                                       to_string(tensor.device()));
+  if (tensor.device().type == DeviceType::meta) return fmt::format("tensor(..., {})", tail);
+  constexpr std::int64_t most = 1000, edge = 3;
+  const HostBytes host(tensor);
+  const Layout& layout = tensor.layout();
+  const bool shorten = tensor.numel() > most;
+  std::string text;
+  const auto print = [&](auto&& self, int axis, std::int64_t at) -> void {
+    if (axis == layout.shape.rank()) {
+      const double value = to_double(host.first() + at * size_of(tensor.dtype()), tensor.dtype());
+      if (tensor.dtype() == DType::boolean) text += value != 0 ? "true" : "false";
+      else text += is_floating(tensor.dtype()) ? fmt::format("{:.6g}", value) : fmt::format("{}", static_cast<std::int64_t>(value));
+      return;
+    }
+    text += '[';
+    const std::int64_t n = layout.shape[axis];
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (i > 0) text += ", ";
+      if (shorten && n > 2 * edge && i == edge) {
+        text += "..., ";
+        i = n - edge;
+      }
+      self(self, axis + 1, at + i * layout.strides[axis]);
+    }
+    text += ']';
+  };
+  print(print, 0, layout.offset);
+  return fmt::format("tensor({}, {})", text, tail);
+}
+
+}  // namespace sherd
