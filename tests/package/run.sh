@@ -51,18 +51,20 @@ run_embed() {  # library program
   LD_LIBRARY_PATH=$(prefix_of "$1") "$2"
 }
 
-with_pkg_config() {
-  local dir=$work/pkg-config-$1
-  cp -r "$source/examples/embed" "$dir"
+# With flags of its own, of which Eigen's layouts depend on one.
+with_pkg_config() {  # library
+  local dir=$work/pkg-config-$1 flags
   local -x PKG_CONFIG_PATH=$(prefix_of "$1")/pkgconfig
-  make -C "$dir" STATIC="$([[ $1 == static ]] && echo 1)"
+  mkdir "$dir"
+  flags=$(pkg-config $([[ $1 == static ]] && echo --static) --cflags --libs sherd eigen3)
+  "${CXX:-c++}" -std=c++20 -O1 -DEIGEN_MAX_ALIGN_BYTES=16 "$source/examples/embed/main.cpp" -o "$dir/embed" $flags
   run_embed "$1" "$dir/embed"
 }
 
-with_cmake() {
+with_cmake() {  # library
   local dir=$work/cmake-$1
-  cmake -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release -Dsherd_DIR="$(prefix_of "$1")/cmake/sherd" \
-    -Dsherd_USE_STATIC_LIBS="$([[ $1 == static ]] && echo ON || echo OFF)"
+  cmake -G Ninja -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release \
+    -Dsherd_DIR="$(prefix_of "$1")/cmake/sherd" -Dsherd_USE_STATIC_LIBS="$([[ $1 == static ]] && echo ON || echo OFF)"
   cmake --build "$dir"
   run_embed "$1" "$dir/embed"
 }
