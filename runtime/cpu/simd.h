@@ -1,5 +1,5 @@
-// Sixteen floats or eight doubles or integers as one value. The width is fixed, so that a sum over lanes has the same
-// bits on every processor; the compiler splits the value where registers are narrower.
+// Sixteen floats or eight doubles or integers as one value. The width is fixed, so that a sum over lanes has
+// the same bits on every processor; the compiler splits the value where registers are narrower.
 #pragma once
 
 #include <cmath>

@@ -1,0 +1,123 @@
+#include "runtime/cpu/norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "runtime/cpu/rows.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+/// Rows of one tile of forward: enough elements to be worth a thread.
+std::int64_t row_grain(std::int64_t columns) {
+  return std::max<std::int64_t>(1, (1 << 14) / std::max<std::int64_t>(columns, 1));
+}
+
+/// x - mean with zeros in the lanes beyond `count`, so that sums may use it.
+template <class C, class T, class Count>
+Vec<C> centred(const T* x, Count count, C mean) {
+  return take<C>(x, count, mean) - splat(mean);
+}
+
+template <class T, class C>
+void normalise_row(const T* x, const T* weight, const T* bias, C mean, C rstd, std::int64_t columns, T* y) {
+  for_vectors<C>(columns, [&](std::int64_t j, auto count) {
+    const Vec<C> normal = centred(x + j, count, mean) * rstd;
+    const Vec<C> shift = bias ? take<C>(bias + j, count) : Vec<C>{};
+    put<C>(y + j, weight ? fma(normal, take<C>(weight + j, count), shift) : normal + shift, count);
+  });
+}
+
+/// The inputs of backward.
+template <class T>
+struct Gradient {
+  using C = compute_t<T>;
+  const T *gy, *x, *weight;
+  const C *mean, *rstd;
+  std::int64_t columns;
+
+  /// gx of row `r`; adds its share to the sums for weight and bias.
+  void row(std::int64_t r, T* gx, C* gweight, C* gbias) const {
+    const T *g = gy + r * columns, *in = x + r * columns;
+    const C m = mean[r], s = rstd[r], share = C(1) / static_cast<C>(columns);
+    const auto scaled = [&](std::int64_t j, auto count) {
+      const Vec<C> v = take<C>(g + j, count);
+      return weight ? v * take<C>(weight + j, count) : v;
+    };
+    const C along_ones = sum_vectors<C>(columns, scaled) * share;
+    const C along_x = s * share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
+                        return scaled(j, count) * centred(in + j, count, m);
+                      });
+    for_vectors<C>(columns, [&](std::int64_t j, auto count) {
+      const Vec<C> normal = centred(in + j, count, m) * s;
+      put<C>(gx + j, (fma(normal, splat(-along_x), scaled(j, count)) - along_ones) * s, count);
+      const Vec<C> v = take<C>(g + j, count);
+      put<C>(gweight + j, fma(v, normal, take<C>(gweight + j, count)), count);
+      put<C>(gbias + j, v + take<C>(gbias + j, count), count);
+    });
+  }
+};
+
+}  // namespace
+
+template <class T>
+void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int64_t rows,
+                std::int64_t columns, T* y, compute_t<T>* mean, compute_t<T>* rstd) {
+  using C = compute_t<T>;
+  const C share = C(1) / static_cast<C>(columns);
+  parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const T* row = x + r * columns;
+      const C m = share * sum_vectors<C>(columns,
+                                         [&](std::int64_t j, auto count) { return take<C>(row + j, count); });
+      const C variance = share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
+                           const Vec<C> d = centred(row + j, count, m);
+                           return d * d;
+                         });
+      mean[r] = m;
+      rstd[r] = C(1) / std::sqrt(variance + static_cast<C>(eps));
+      normalise_row(row, weight, bias, m, rstd[r], columns, y + r * columns);
+    }
+  });
+}
+
+template <class T>
+void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute_t<T>* mean,
+                         const compute_t<T>* rstd, std::int64_t rows, std::int64_t columns, T* gx, T* gweight,
+                         T* gbias) {
+  using C = compute_t<T>;
+  constexpr std::int64_t grain = 128;
+  const Gradient<T> gradient{gy, x, weight, mean, rstd, columns};
+  const std::int64_t tiles = std::max<std::int64_t>((rows + grain - 1) / grain, 1);
+  std::vector<C> partial(static_cast<std::size_t>(tiles * 2 * columns));
+  parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    C* sums = partial.data() + begin / grain * 2 * columns;
+    for (std::int64_t r = begin; r < end; ++r) gradient.row(r, gx + r * columns, sums, sums + columns);
+  });
+  for (std::int64_t t = 1; t < tiles; ++t) {
+    for (std::int64_t j = 0; j < 2 * columns; ++j) partial[j] += partial[t * 2 * columns + j];
+  }
+  for (std::int64_t j = 0; gweight && j < columns; ++j) gweight[j] = T(partial[j]);
+  for (std::int64_t j = 0; gbias && j < columns; ++j) gbias[j] = T(partial[columns + j]);
+}
+
+template void layer_norm(const double*, const double*, const double*, double, std::int64_t, std::int64_t,
+                         double*, double*, double*);
+template void layer_norm(const float*, const float*, const float*, double, std::int64_t, std::int64_t, float*,
+                         float*, float*);
+template void layer_norm(const Half*, const Half*, const Half*, double, std::int64_t, std::int64_t, Half*,
+                         float*, float*);
+template void layer_norm(const BFloat16*, const BFloat16*, const BFloat16*, double, std::int64_t,
+                         std::int64_t, BFloat16*, float*, float*);
+template void layer_norm_backward(const double*, const double*, const double*, const double*, const double*,
+                                  std::int64_t, std::int64_t, double*, double*, double*);
+template void layer_norm_backward(const float*, const float*, const float*, const float*, const float*,
+                                  std::int64_t, std::int64_t, float*, float*, float*);
+template void layer_norm_backward(const Half*, const Half*, const Half*, const float*, const float*,
+                                  std::int64_t, std::int64_t, Half*, Half*, Half*);
+template void layer_norm_backward(const BFloat16*, const BFloat16*, const BFloat16*, const float*,
+                                  const float*, std::int64_t, std::int64_t, BFloat16*, BFloat16*, BFloat16*);
+
+}  // namespace sherd::cpu

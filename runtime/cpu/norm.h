@@ -1,0 +1,23 @@
+// Layer normalisation over the last dimension: rows of `columns` contiguous elements.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/dtype.h"
+
+namespace sherd::cpu {
+
+/// y = (x - mean) / sqrt(variance + eps) * weight + bias per row, the variance without Bessel's correction.
+/// `weight` and `bias` have `columns` elements or are null. `mean` and `rstd` ([rows]) are what backward
+/// needs. T is double, float, Half or BFloat16.
+template <class T>
+void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int64_t rows,
+                std::int64_t columns, T* y, compute_t<T>* mean, compute_t<T>* rstd);
+
+/// Writes gx [rows, columns], and gweight and gbias [columns] where they are not null.
+template <class T>
+void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute_t<T>* mean,
+                         const compute_t<T>* rstd, std::int64_t rows, std::int64_t columns, T* gx, T* gweight,
+                         T* gbias);
+
+}  // namespace sherd::cpu

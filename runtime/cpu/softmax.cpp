@@ -1,0 +1,185 @@
+#include "runtime/cpu/softmax.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "runtime/cpu/rows.h"
+#include "runtime/math.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr std::int64_t block = 256;  // elements whose exponentials are made at a time, on the stack
+
+template <class F>
+void for_rows(std::int64_t rows, std::int64_t columns, const F& body) {
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 13) / std::max<std::int64_t>(columns, 1));
+  parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) body(r);
+  });
+}
+
+/// NaN may be missed here; the exponentials bring it back.
+template <class T, class C = compute_t<T>>
+C maximum(const T* x, std::int64_t n) {
+  constexpr C low = -std::numeric_limits<C>::infinity();
+  Vec<C> top = splat(low);
+  for_vectors<C>(n, [&](std::int64_t j, auto count) {
+    const Vec<C> v = take<C>(x + j, count, low);
+    top = v > top ? v : top;
+  });
+  C best = low;
+  for (int l = 0; l < lanes<C>; ++l) best = top[l] > best ? top[l] : best;
+  return best;
+}
+
+/// Calls `body(j, e, count)` for blocks of the row, where e[i] = e^(x[j + i] - shift).
+template <class T, class C, class F>
+void for_exponentials(const T* x, std::int64_t n, C shift, const F& body) {
+  C e[block];
+  for (std::int64_t j = 0; j < n; j += block) {
+    const std::int64_t count = std::min(block, n - j);
+    for (std::int64_t i = 0; i < count; ++i) e[i] = math::exp(static_cast<C>(x[j + i]) - shift);
+    body(j, e, count);
+  }
+}
+
+template <class T, class C>
+C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
+  C total = 0;
+  for_exponentials(x, n, shift, [&](std::int64_t, const C* e, std::int64_t count) {
+    total +=
+        sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) { return take<C>(e + i, lanes_used); });
+  });
+  return total;
+}
+
+template <class T, class C = compute_t<T>>
+C log_sum_exp(const T* x, std::int64_t n) {
+  const C top = maximum(x, n);
+  // Shifting by an infinity would make NaN of rows that have a plain answer.
+  const C shift = std::isinf(top) ? C(0) : top;
+  return shift + math::log(sum_of_exponentials(x, n, shift));
+}
+
+}  // namespace
+
+template <class T>
+void softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
+  using C = compute_t<T>;
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T* in = x + r * columns;
+    T* out = y + r * columns;
+    const C top = maximum(in, columns);
+    if constexpr (std::is_same_v<T, C>) {
+      C total = 0;
+      for_exponentials(in, columns, top, [&](std::int64_t j, const C* e, std::int64_t count) {
+        total += sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) {
+          const Vec<C> v = take<C>(e + i, lanes_used);
+          put<C>(out + j + i, v, lanes_used);
+          return v;
+        });
+      });
+      const C factor = C(1) / total;
+      for (std::int64_t j = 0; j < columns; ++j) out[j] *= factor;
+    } else {
+      // The output cannot hold exponentials without rounding them, so they are made twice.
+      const C factor = C(1) / sum_of_exponentials(in, columns, top);
+      for_exponentials(in, columns, top, [&](std::int64_t j, const C* e, std::int64_t count) {
+        for (std::int64_t i = 0; i < count; ++i) out[j + i] = T(e[i] * factor);
+      });
+    }
+  });
+}
+
+template <class T>
+void softmax_backward(const T* y, const T* g, std::int64_t rows, std::int64_t columns, T* gx) {
+  using C = compute_t<T>;
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T *p = y + r * columns, *grad = g + r * columns;
+    const C along = sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
+      return take<C>(p + j, count) * take<C>(grad + j, count);
+    });
+    T* out = gx + r * columns;
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(C(p[j]) * (C(grad[j]) - along));
+  });
+}
+
+template <class T>
+void log_softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
+  using C = compute_t<T>;
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T* in = x + r * columns;
+    T* out = y + r * columns;
+    const C top = maximum(in, columns);
+    const C log_total = math::log(sum_of_exponentials(in, columns, top));
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = T((C(in[j]) - top) - log_total);
+  });
+}
+
+template <class T>
+void log_softmax_backward(const T* y, const T* g, std::int64_t rows, std::int64_t columns, T* gx) {
+  using C = compute_t<T>;
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T *in = y + r * columns, *grad = g + r * columns;
+    const C total =
+        sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return take<C>(grad + j, count); });
+    T* out = gx + r * columns;
+    for_exponentials(in, columns, C(0), [&](std::int64_t j, const C* e, std::int64_t count) {
+      for (std::int64_t i = 0; i < count; ++i) out[j + i] = T(C(grad[j + i]) - e[i] * total);
+    });
+  });
+}
+
+template <class T>
+std::int64_t cross_entropy(const T* x, const std::int64_t* targets, std::int64_t ignore_index,
+                           std::int64_t rows, std::int64_t columns, compute_t<T>* loss,
+                           compute_t<T>* logsumexp) {
+  using C = compute_t<T>;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (targets[r] != ignore_index && (targets[r] < 0 || targets[r] >= columns)) return r;
+  }
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T* in = x + r * columns;
+    logsumexp[r] = log_sum_exp(in, columns);
+    loss[r] = targets[r] == ignore_index ? C(0) : logsumexp[r] - C(in[targets[r]]);
+  });
+  return -1;
+}
+
+template <class T>
+void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_t ignore_index,
+                            const compute_t<T>* logsumexp, compute_t<T> scale, const compute_t<T>* row_scale,
+                            std::int64_t rows, std::int64_t columns, T* gx) {
+  using C = compute_t<T>;
+  for_rows(rows, columns, [&](std::int64_t r) {
+    const T* in = x + r * columns;
+    T* out = gx + r * columns;
+    if (targets[r] == ignore_index) {
+      std::fill_n(out, columns, T(C(0)));
+      return;
+    }
+    const C factor = row_scale ? scale * row_scale[r] : scale, shift = logsumexp[r];
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(math::exp(C(in[j]) - shift) * factor);
+    const std::int64_t t = targets[r];
+    out[t] = T((math::exp(C(in[t]) - shift) - C(1)) * factor);
+  });
+}
+
+#define SHERD_INSTANTIATE(T)                                                                             \
+  template void softmax(const T*, std::int64_t, std::int64_t, T*);                                       \
+  template void softmax_backward(const T*, const T*, std::int64_t, std::int64_t, T*);                    \
+  template void log_softmax(const T*, std::int64_t, std::int64_t, T*);                                   \
+  template void log_softmax_backward(const T*, const T*, std::int64_t, std::int64_t, T*);                \
+  template std::int64_t cross_entropy(const T*, const std::int64_t*, std::int64_t, std::int64_t,         \
+                                      std::int64_t, compute_t<T>*, compute_t<T>*);                       \
+  template void cross_entropy_backward(const T*, const std::int64_t*, std::int64_t, const compute_t<T>*, \
+                                       compute_t<T>, const compute_t<T>*, std::int64_t, std::int64_t, T*);
+SHERD_INSTANTIATE(double)
+SHERD_INSTANTIATE(float)
+SHERD_INSTANTIATE(Half)
+SHERD_INSTANTIATE(BFloat16)
+#undef SHERD_INSTANTIATE
+
+}  // namespace sherd::cpu
