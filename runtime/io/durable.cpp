@@ -84,10 +84,7 @@ void write_directory_durably(const Path& given, const std::function<void(Directo
     DirectoryWriter writer(files, partial);
     fill(writer);
     files.sync_directory(partial);
-    if (replaces) {
-      files.rename(path, replaced);
-      files.sync_directory(parent_of(path));
-    }
+    if (replaces) files.rename(path, replaced);
     files.rename(partial, path);
   } catch (...) {
     try_remove_tree(files, partial);
