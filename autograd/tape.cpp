@@ -9,7 +9,7 @@ namespace {
 Mask inputs_wanting_grad(Inputs in) {
   Mask needs = 0;
   for (std::size_t i = 0; i < in.size(); ++i)
-    if (wants_grad(in[i])) needs |= Mask{1} << i;
+    if (wants_grad(in[i])) needs |= bit(i);
   return needs;
 }
 
@@ -39,9 +39,9 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
   if (!Context::current().grad_enabled()) return;
   const Mask needs = inputs_wanting_grad(in);
   if (needs == 0) return;
-  const Mask writes = op.mutates();
+  const Reads reads = op.reads(needs);
   for (std::size_t i = 0; i < in.size(); ++i) {
-    if (!((writes >> i) & 1)) continue;
+    if (!op.writes(i)) continue;
     const AutogradRecord* record = record_of(in[i]);
     check<StateError>(record == nullptr || !record->requires_grad || !record->edge.leaf,
                       "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
@@ -51,9 +51,9 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
                       "view first", op.name(), in[i].shape());
     check<StateError>(op.differentiable(), "{}: has no gradient and would overwrite a tensor of shape {} that has one; do it "
                       "under NoGrad", op.name(), in[i].shape());
+    check<StateError>(!has(reads.inputs, i), "{}: its gradient needs the value that it overwrites; use the form that is not in "
+                      "place", op.name());
   }
-  check<StateError>((op.reads(needs).inputs & writes) == 0,
-                    "{}: its gradient needs the value that it overwrites; use the form that is not in place", op.name());
 }
 
 void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
@@ -67,24 +67,23 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   node->needs = needs;
   const Reads reads = op.reads(needs);
   for (std::size_t i = 0; i < in.size(); ++i) {
-    node->edges.push_back((needs >> i) & 1 ? edge_to(in[i]) : Edge{});
-    node->saved_inputs.push_back((reads.inputs >> i) & 1 && in[i].defined() ? keep(in[i]) : SavedTensor{});
+    node->edges.push_back(has(needs, i) ? edge_to(in[i]) : Edge{});
+    node->saved_inputs.push_back(has(reads.inputs, i) && in[i].defined() ? keep(in[i]) : SavedTensor{});
     node->specs.push_back(in[i].defined() ? in[i].spec() : Spec{});
   }
   // Larger than every input's, also when the graph was begun on another thread.
   for (const Edge& edge : node->edges)
     if (edge.node) next_sequence_ = std::max(next_sequence_, edge.node->sequence + 1);
   node->sequence = next_sequence_++;
-  const Mask writes = op.mutates();
   for (std::size_t i = 0; i < out.size(); ++i) {
-    node->saved_outputs.push_back((reads.outputs >> i) & 1 ? keep(out[i]) : SavedTensor{});
+    node->saved_outputs.push_back(has(reads.outputs, i) ? keep(out[i]) : SavedTensor{});
     node->outputs.push_back(out[i].spec());
     if (!is_floating(out[i].dtype())) continue;
     AutogradRecord& record = ensure_record(out[i]);
     record.requires_grad = true;
     record.leaf = {};
     record.edge = {node, static_cast<std::uint32_t>(i), {}};
-    if (writes != 0) out[i].storage().mark_recorded();
+    if (op.mutating()) out[i].storage().mark_recorded();
   }
 }
 

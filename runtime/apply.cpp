@@ -67,16 +67,16 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
 Tensors apply(const AnyOp& op, Inputs in) {
   Context& context = Context::current();
   const Pinned pinned(in);
-  if (op.mutates() != 0)
+  if (op.mutating())
     for (Listener* listener : context.listeners()) listener->before_write(op, in);
   Tensors out;
   // Devices before shapes: a tensor on the wrong device is the likelier mistake.
   if (in.size() > 1) device_of(op, in, {});
   op.prepare(in, out);
   op.run(device_of(op, in, out), in, out);
-  if (const Mask written = op.mutates())
+  if (op.mutating())
     for (std::size_t i = 0; i < in.size(); ++i)
-      if ((written >> i) & 1) in[i].storage().bump_version();
+      if (op.writes(i)) in[i].storage().bump_version();
   for (Listener* listener : context.listeners()) listener->after(op, in, out);
   return out;
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/context.h"
+#include "runtime/error.h"
 
 #ifdef SHERD_CUDA
 #include "runtime/cuda/backend.h"

@@ -17,8 +17,8 @@ Device Device::parse(std::string_view text) {
                       "device: '{}' has no valid index after the colon; write e.g. cpu:1 or cuda:0", text);
   }
   if (kind == "cpu") return {DeviceType::cpu, static_cast<std::int8_t>(index)};
-  if (kind == "cuda") return sherd::cuda(index);
-  if (text == "meta") return meta;
+  if (kind == "cuda") return Device::cuda(index);
+  if (text == "meta") return Device::meta();
   fail<ValueError>("device: '{}' is not one of cpu, cpu:N, cuda:N, meta", text);
 }
 

@@ -16,14 +16,14 @@ struct Device {
   DeviceType type = DeviceType::cpu;
   std::int8_t index = 0;
 
+  static constexpr Device cpu(int i = 0) { return {DeviceType::cpu, static_cast<std::int8_t>(i)}; }
+  static constexpr Device cuda(int i = 0) { return {DeviceType::cuda, static_cast<std::int8_t>(i)}; }
+  static constexpr Device meta() { return {DeviceType::meta, 0}; }
   /// Parses "cpu", "cpu:1", "cuda:0", "meta"; throws ValueError otherwise.
   SHERD_API static Device parse(std::string_view text);
   bool is_cpu() const { return type == DeviceType::cpu; }
   friend bool operator==(const Device&, const Device&) = default;
 };
-
-inline constexpr Device cpu{}, cpu1{DeviceType::cpu, 1}, meta{DeviceType::meta, 0};
-constexpr Device cuda(int index) { return {DeviceType::cuda, static_cast<std::int8_t>(index)}; }
 
 /// "cpu:0", "cuda:1", "meta".
 SHERD_API std::string to_string(Device device);

@@ -105,7 +105,8 @@ class OpModel<InPlace<O>> final : public OpModelBase<InPlace<O>> {
   using OpModelBase<InPlace<O>>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
   std::string text() const override { return detail::op_text(this->op_.op) + "_"; }
-  Mask mutates() const override { return 1; }
+  bool mutating() const override { return true; }
+  bool writes(std::size_t i) const override { return i == 0; }
   void prepare(Inputs in, Tensors& out) const override {
     detail::check_in_place(InPlace<O>::name, detail::infer_elementwise(InPlace<O>::name, O::dtypes, in, false), in);
     out.push_back(in[0]);

@@ -1,6 +1,7 @@
 // Names that op headers need without what stands behind them. Safe to include in device code.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -14,9 +15,11 @@ struct GradArgs;
 template <class T, std::size_t N> class InlineVec;
 using Tensors = InlineVec<Tensor, 2>;
 
-/// Bit i stands for input (or output) i.
-using Mask = std::uint32_t;
+/// Bit i stands for input (or output) i; the last bit for all from 63 on.
+using Mask = std::uint64_t;
 inline constexpr Mask all_of_them = ~Mask{0};
+constexpr Mask bit(std::size_t i) { return Mask{1} << (i < 63 ? i : 63); }
+constexpr bool has(Mask m, std::size_t i) { return (m & bit(i)) != 0; }
 
 /// What a gradient needs kept: values of inputs and of outputs.
 struct Reads {

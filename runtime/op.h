@@ -27,7 +27,7 @@ struct GradArgs {
   SpecSpan specs;          ///< of every input
   Mask needs;              ///< inputs whose gradient is wanted
   bool create_graph;       ///< the rule's own ops are being recorded
-  bool need(int i) const { return (needs >> i) & 1; }
+  bool need(std::size_t i) const { return has(needs, i); }
 };
 
 template <class O>
@@ -63,9 +63,11 @@ concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs, Inputs
   op.run(Cpu{}, in, out);
 } && (HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
 
-/// A structural op that writes input `O::mutates` and returns it; `infer` only checks and returns nothing.
+/// A structural op that writes some inputs (`mutates` names them, or `writes(i)` says so) and returns those, in order; `infer` only
+/// checks and returns nothing.
 template <class O>
-concept MutatingOp = StructuralOp<O> && requires { { O::mutates } -> std::convertible_to<Mask>; };
+concept MutatingOp = StructuralOp<O> && (requires { { O::mutates } -> std::convertible_to<Mask>; } ||
+                                         requires(const O op, std::size_t i) { { op.writes(i) } -> std::same_as<bool>; });
 
 /// An op value with its type erased. Lives on the caller's stack during a call; `keep` makes a copy that may stay.
 class SHERD_API AnyOp : public RefCounted {
@@ -77,8 +79,10 @@ class SHERD_API AnyOp : public RefCounted {
   virtual Ref<const AnyOp> keep() const = 0;
   virtual bool equals(const AnyOp& other) const = 0;
 
-  /// Inputs that the op writes (and returns as its outputs, in order).
-  virtual Mask mutates() const { return 0; }
+  /// Whether the op writes any of its inputs.
+  virtual bool mutating() const { return false; }
+  /// Whether it writes this input (and returns it as an output; written inputs are the outputs, in order).
+  virtual bool writes(std::size_t) const { return false; }
   virtual bool is_view() const { return false; }
   virtual bool crosses_devices() const { return false; }
   /// Checks the inputs and makes the outputs: views, the written inputs, or uninitialised memory.
@@ -156,9 +160,11 @@ class OpModel<O> final : public OpModelBase<O> {
  public:
   using OpModelBase<O>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
-  Mask mutates() const override {
-    if constexpr (MutatingOp<O>) return O::mutates;
-    else return 0;
+  bool mutating() const override { return MutatingOp<O>; }
+  bool writes([[maybe_unused]] std::size_t i) const override {
+    if constexpr (requires { O::mutates; }) return has(O::mutates, i);
+    else if constexpr (MutatingOp<O>) return this->op_.writes(i);
+    else return false;
   }
   bool crosses_devices() const override { return requires { requires O::crosses_devices; }; }
 
@@ -168,7 +174,7 @@ class OpModel<O> final : public OpModelBase<O> {
     const Specs outputs = this->op_.infer(specs);
     if constexpr (MutatingOp<O>) {
       for (std::size_t i = 0; i < in.size(); ++i)
-        if ((O::mutates >> i) & 1) out.push_back(in[i]);
+        if (writes(i)) out.push_back(in[i]);
     }
     for (const Spec& spec : outputs) out.push_back(empty(spec));
   }

@@ -22,7 +22,7 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
   const auto bytes = static_cast<std::size_t>(shape.numel() * size_of(dtype));
   check<ValueError>(data != nullptr || bytes == 0, "from_blob: null memory for shape {}", shape);
   Shape strides = contiguous_strides(shape);
-  return Tensor(make_ref<TensorImpl>(Storage::wrap(cpu, data, bytes, std::move(on_free)),
+  return Tensor(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
                                      Layout{std::move(shape), std::move(strides), 0}, dtype));
 }
 
@@ -73,7 +73,7 @@ class HostBytes {
       first_ = all;
     } else {
       copy_.resize(tensor.storage().bytes());
-      backend(device.type).copy(copy_.data(), cpu, all, device, copy_.size());
+      backend(device.type).copy(copy_.data(), Device::cpu(), all, device, copy_.size());
       backend(device.type).synchronize(device);
       first_ = copy_.data();
     }

@@ -54,7 +54,7 @@ class SHERD_API TensorImpl final : public RefCounted {
 /// Default element type and device of a creation call.
 struct TensorOptions {
   DType dtype = DType::f32;
-  Device device = cpu;
+  Device device;
 };
 
 /// A strided array of one dtype on one device. A pointer-sized handle; an empty one (`!defined()`) means "none".
@@ -67,13 +67,13 @@ class SHERD_API Tensor {
   static Tensor scalar(double value, TensorOptions options = {});
   /// A dense copy of host values; their count must be the shape's numel (ShapeError).
   template <class T>
-  static Tensor from(std::span<const T> values, Shape shape, Device device = cpu);
+  static Tensor from(std::span<const T> values, Shape shape, Device device = Device::cpu());
   template <class T>
-  static Tensor from(const std::vector<T>& values, Shape shape, Device device = cpu) {
+  static Tensor from(const std::vector<T>& values, Shape shape, Device device = Device::cpu()) {
     return from(std::span<const T>(values), std::move(shape), device);
   }
   template <class T>
-  static Tensor from(std::initializer_list<T> values, Shape shape, Device device = cpu) {
+  static Tensor from(std::initializer_list<T> values, Shape shape, Device device = Device::cpu()) {
     return from(std::span<const T>(values.begin(), values.size()), std::move(shape), device);
   }
 
@@ -160,7 +160,7 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
                     values.size(), shape);
   Tensor out = empty(std::move(shape), {dtype_of<T>, device});
   if (device.is_cpu()) std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
-  else backend(device.type).copy(out.storage().data(), device, values.data(), cpu, values.size_bytes());
+  else backend(device.type).copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
   return out;
 }
 

@@ -1,0 +1,24 @@
+// Evenly spaced numbers.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// start + i step.
+struct Arange {
+  static constexpr std::string_view name = "arange";
+  static constexpr bool differentiable = false;
+  Spec spec;
+  double start = 0, step = 1;
+
+  Specs infer(SpecSpan) const { return {spec}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("start", start);
+    on("step", step);
+  }
+  bool operator==(const Arange&) const = default;
+};
+
+}  // namespace sherd::ops

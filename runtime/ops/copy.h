@@ -1,0 +1,59 @@
+// Copies: to another dtype, to another device, dense, and into memory that is there.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Dense, in another dtype. Floats to integers truncate; anything nonzero is true.
+struct Cast {
+  static constexpr std::string_view name = "cast";
+  static constexpr Reads reads{};
+  DType dtype = DType::f32;
+
+  Specs infer(SpecSpan in) const { return {{in[0].shape, dtype, in[0].device}}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const { on("dtype", name_of(dtype)); }
+  bool operator==(const Cast&) const = default;
+};
+
+/// Dense, in the same dtype.
+struct Clone {
+  static constexpr std::string_view name = "clone";
+  static constexpr Reads reads{};
+
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const Clone&) const = default;
+};
+
+/// Dense, on another device.
+struct Transfer {
+  static constexpr std::string_view name = "transfer";
+  static constexpr bool crosses_devices = true;
+  static constexpr Reads reads{};
+  Device device;
+
+  Specs infer(SpecSpan in) const { return {{in[0].shape, in[0].dtype, device}}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const { on("device", to_string(device)); }
+  bool operator==(const Transfer&) const = default;
+};
+
+/// Writes input 1 into input 0: broadcast, cast, across devices.
+struct CopyInto {
+  static constexpr std::string_view name = "copy_";
+  static constexpr Mask mutates = 1;
+  static constexpr bool crosses_devices = true;
+  static constexpr Reads reads{};
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const CopyInto&) const = default;
+};
+
+}  // namespace sherd::ops

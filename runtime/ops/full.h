@@ -1,0 +1,34 @@
+// A tensor of one value.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+struct Full {
+  static constexpr std::string_view name = "full";
+  static constexpr bool differentiable = false;
+  Spec spec;
+  double value = 0;
+
+  Specs infer(SpecSpan) const { return {spec}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const { on("value", value); }
+  bool operator==(const Full&) const = default;
+};
+
+/// Writes one value everywhere.
+struct Fill {
+  static constexpr std::string_view name = "fill_";
+  static constexpr Mask mutates = 1;
+  static constexpr Reads reads{};
+  double value = 0;
+
+  Specs infer(SpecSpan) const { return {}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;  // nothing of the old value is left: zero
+  void fields(auto&& on) const { on("value", value); }
+  bool operator==(const Fill&) const = default;
+};
+
+}  // namespace sherd::ops

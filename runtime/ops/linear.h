@@ -1,0 +1,20 @@
+// A linear layer's product with its bias in one kernel.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// x (..., in), weight (out, in), bias (out) or none.
+struct Linear {
+  static constexpr std::string_view name = "linear";
+
+  static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0}; }
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  bool operator==(const Linear&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,200 @@
+#include "runtime/ops/matmul.h"
+
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/cpu/gemm.h"
+#include "runtime/elementwise.h"
+#include "runtime/ops.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/view_as.h"
+
+namespace sherd {
+namespace ops {
+namespace {
+
+/// The name that PyTorch's message uses, which programs match on.
+std::string_view long_name(DType d) {
+  constexpr std::string_view names[] = {"Double", "Float", "Half", "BFloat16", "Long", "Int", "Byte", "Bool"};
+  return names[static_cast<int>(d)];
+}
+
+/// A matrix operand in memory as the kernel wants it: rows dense, or columns dense and the flag flipped.
+struct Operand {
+  Tensor keep;  // holds a dense copy where one was needed
+  const std::byte* data = nullptr;
+  std::int64_t ld = 0, batch_step = 0;
+  bool transposed = false;
+};
+
+/// Whether all axes before the last two step as one.
+bool batch_steps_evenly(const Tensor& t) {
+  for (int i = 0; i + 3 < t.rank(); ++i)
+    if (t.shape()[i] != 1 && t.strides()[i] != t.strides()[i + 1] * t.shape()[i + 1]) return false;
+  return true;
+}
+
+Operand operand(const Tensor& t, bool transposed) {
+  const int r = t.rank();
+  const std::int64_t rows = t.shape()[r - 2], cols = t.shape()[r - 1], down = t.strides()[r - 2], across = t.strides()[r - 1];
+  const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
+  const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
+  if (!batch_steps_evenly(t) || !(row_major || column_major)) {
+    const NoGrad guard;
+    return operand(clone(t.detach()), transposed);
+  }
+  Operand o{t, t.raw(), 0, r > 2 ? t.strides()[r - 3] : 0, transposed != !row_major};
+  o.ld = row_major ? (rows > 1 ? down : cols) : (cols > 1 ? across : rows);
+  if (o.ld == 0) o.ld = 1;
+  return o;
+}
+
+template <class T>
+cpu::Gemm<T> gemm_of(const Operand& a, const Operand& b, const Tensor& c) {
+  cpu::Gemm<T> g;
+  g.a = reinterpret_cast<const T*>(a.data);
+  g.lda = a.ld;
+  g.transpose_a = a.transposed;
+  g.b = reinterpret_cast<const T*>(b.data);
+  g.ldb = b.ld;
+  g.transpose_b = b.transposed;
+  g.c = reinterpret_cast<T*>(c.raw());
+  return g;
+}
+
+}  // namespace
+
+void check_same_dtype(const Spec& a, const Spec& b) {
+  check<DTypeError>(a.dtype == b.dtype, "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
+                    long_name(a.dtype), long_name(b.dtype));
+  check<DTypeError>(is_floating(a.dtype), "matmul: takes floating dtypes, got {}; cast the inputs first", name_of(a.dtype));
+}
+
+Specs MatMul::infer(SpecSpan in) const {
+  const Spec &a = in[0], &b = in[1];
+  check_same_dtype(a, b);
+  const int r = a.shape.rank();
+  check<ShapeError>(r >= 2 && b.shape.rank() == r, "matmul: operands of shape {} and {}", a.shape, b.shape);
+  const std::int64_t m = a.shape[transpose_a ? r - 1 : r - 2], k = a.shape[transpose_a ? r - 2 : r - 1];
+  const std::int64_t kb = b.shape[transpose_b ? r - 1 : r - 2], n = b.shape[transpose_b ? r - 2 : r - 1];
+  check<ShapeError>(k == kb, "matmul: inner dimensions differ: {}{} times {}{}", a.shape, transpose_a ? "^T" : "", b.shape,
+                    transpose_b ? "^T" : "");
+  Spec out = a;
+  for (int i = 0; i + 2 < r; ++i)
+    check<ShapeError>(a.shape[i] == b.shape[i], "matmul: batch dimensions differ: {} times {}", a.shape, b.shape);
+  out.shape[r - 2] = m;
+  out.shape[r - 1] = n;
+  return {out};
+}
+
+void MatMul::run(Cpu, Inputs in, Outputs out) const {
+  const Operand a = operand(in[0], transpose_a), b = operand(in[1], transpose_b);
+  const Tensor& c = out[0];
+  if (c.numel() == 0) return;
+  const int r = c.rank();
+  dispatch_floating("matmul", c.dtype(), [&](auto tag) {
+    auto g = gemm_of<typename decltype(tag)::type>(a, b, c);
+    g.m = c.shape()[r - 2];
+    g.n = c.shape()[r - 1];
+    g.k = in[0].shape()[transpose_a ? r - 2 : r - 1];
+    g.ldc = g.n;
+    g.batch = c.numel() / (g.m * g.n);
+    g.stride_a = a.batch_step;
+    g.stride_b = b.batch_step;
+    g.stride_c = g.m * g.n;
+    cpu::gemm(g);
+  });
+}
+
+Tensors MatMul::grad(const GradArgs& args) const {
+  const Tensor &gy = args.gy[0], &a = args.inputs[0], &b = args.inputs[1];
+  Tensors grads(2);
+  if (args.need(0))
+    grads[0] = transpose_a ? apply(MatMul{transpose_b, true}, b, gy) : apply(MatMul{false, !transpose_b}, gy, b);
+  if (args.need(1))
+    grads[1] = transpose_b ? apply(MatMul{true, transpose_a}, gy, a) : apply(MatMul{!transpose_a, false}, a, gy);
+  return grads;
+}
+
+Specs Linear::infer(SpecSpan in) const {
+  const Spec &x = in[0], &w = in[1];
+  check_same_dtype(x, w);
+  check<ShapeError>(x.shape.rank() >= 1 && w.shape.rank() == 2 && x.shape.back() == w.shape[1],
+                    "linear: input of shape {} does not fit weight (out, in) of shape {}", x.shape, w.shape);
+  if (in[2].shape.rank() != 0) {
+    check_same_dtype(x, in[2]);
+    check<ShapeError>(in[2].shape == Shape{w.shape[0]}, "linear: bias of shape {} does not fit weight (out, in) of shape {}",
+                      in[2].shape, w.shape);
+  }
+  Spec out = x;
+  out.shape[out.shape.rank() - 1] = w.shape[0];
+  return {out};
+}
+
+void Linear::run(Cpu, Inputs in, Outputs out) const {
+  const Tensor &w = in[1], &y = out[0];
+  if (y.numel() == 0) return;
+  const std::int64_t n = w.shape()[0], k = w.shape()[1], m = y.numel() / n;
+  const NoGrad guard;
+  // Rows of x as one matrix, without passing through the tape.
+  const Tensor dense = ops::ViewAs::strides_over(in[0], Shape{m, k}) ? in[0] : clone(in[0].detach());
+  const Operand a = operand(alias(dense, {Shape{m, k}, *ops::ViewAs::strides_over(dense, Shape{m, k}), dense.layout().offset}), false);
+  const Operand b = operand(w, true);
+  const Tensor bias = in[2].defined() ? contiguous(in[2].detach()) : Tensor{};
+  dispatch_floating("linear", y.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto g = gemm_of<T>(a, b, y);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.ldc = n;
+    if (bias.defined()) g.bias = bias.data<T>();
+    cpu::gemm(g);
+  });
+}
+
+Tensors Linear::grad(const GradArgs& args) const {
+  const Shape &x_shape = args.specs[0].shape, &w_shape = args.specs[1].shape;
+  const Tensor gy = reshape(args.gy[0], {-1, w_shape[0]});
+  Tensors grads(3);
+  if (args.need(0)) grads[0] = reshape(apply(MatMul{}, gy, args.inputs[1]), x_shape);
+  if (args.need(1)) grads[1] = apply(MatMul{true, false}, gy, reshape(args.inputs[0], {-1, w_shape[1]}));
+  if (args.need(2)) grads[2] = sum(gy, {0});
+  return grads;
+}
+
+Tensors Linear::reference(Inputs in) const {
+  const Tensor y = matmul(in[0], transpose(in[1], 0, 1));
+  return {in[2].defined() ? add(y, in[2]) : y};
+}
+
+}  // namespace ops
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check<ShapeError>(a.rank() >= 1 && b.rank() >= 1, "matmul: operands of shape {} and {}; 0-d tensors multiply with *", a.shape(),
+                    b.shape());
+  if (a.rank() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.rank() == 1 ? 0 : -2);
+  if (b.rank() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
+  if (a.rank() == b.rank() && a.rank() == 2) return apply(ops::MatMul{}, a, b);
+  if (b.rank() == 2) {  // many rows times one matrix
+    ops::check_same_dtype(a.spec(), b.spec());
+    check<ShapeError>(a.shape().back() == b.shape()[0], "matmul: inner dimensions differ: {} times {}", a.shape(), b.shape());
+    Shape shape = a.shape();
+    shape[shape.rank() - 1] = b.shape()[1];
+    return reshape(apply(ops::MatMul{}, reshape(a, {-1, a.shape().back()}), b), shape);
+  }
+  const auto batch_of = [](const Tensor& t) {
+    return Shape(std::span(t.shape().begin(), static_cast<std::size_t>(t.rank() - 2)));
+  };
+  const Shape batch = broadcast_shapes("matmul", batch_of(a), batch_of(b));
+  const auto widened = [&](const Tensor& t) {
+    Shape shape = batch;
+    shape.push_back(t.shape()[t.rank() - 2]);
+    shape.push_back(t.shape()[t.rank() - 1]);
+    return expand(t, shape);
+  };
+  return apply(ops::MatMul{}, widened(a), widened(b));
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) { return apply(ops::Linear{}, x, weight, bias); }
+
+}  // namespace sherd

@@ -1,0 +1,66 @@
+// Tensors of random numbers. The key is a field, so running the op again gives the same numbers.
+#pragma once
+
+#include "runtime/generator.h"
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Uniform in [low, high).
+struct Uniform {
+  static constexpr std::string_view name = "uniform";
+  static constexpr bool differentiable = false;
+  Spec spec;
+  RandomKey key;
+  double low = 0, high = 1;
+
+  Specs infer(SpecSpan) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("seed", key.seed);
+    on("offset", key.offset);
+    on("low", low);
+    on("high", high);
+  }
+  bool operator==(const Uniform&) const = default;
+};
+
+/// Normal with the given mean and standard deviation.
+struct Normal {
+  static constexpr std::string_view name = "normal";
+  static constexpr bool differentiable = false;
+  Spec spec;
+  RandomKey key;
+  double mean = 0, stddev = 1;
+
+  Specs infer(SpecSpan) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("seed", key.seed);
+    on("offset", key.offset);
+    on("mean", mean);
+    on("stddev", stddev);
+  }
+  bool operator==(const Normal&) const = default;
+};
+
+/// Integers in [low, high).
+struct RandomInteger {
+  static constexpr std::string_view name = "randint";
+  static constexpr bool differentiable = false;
+  Spec spec;
+  RandomKey key;
+  std::int64_t low = 0, high = 2;
+
+  Specs infer(SpecSpan) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("seed", key.seed);
+    on("offset", key.offset);
+    on("low", low);
+    on("high", high);
+  }
+  bool operator==(const RandomInteger&) const = default;
+};
+
+}  // namespace sherd::ops
