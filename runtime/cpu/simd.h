@@ -151,6 +151,11 @@ inline double sum(Vec<double> v) {
   const V4 a = h[0] + h[1];
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
+inline std::int64_t sum(Vec<std::int64_t> v) {
+  std::int64_t total = 0;
+  for (int l = 0; l < lanes<std::int64_t>; ++l) total += v[l];
+  return total;
+}
 
 /// Turns sixteen rows into sixteen columns.
 inline void transpose(Vec<float> (&rows)[16]) {

@@ -1,0 +1,248 @@
+#include "runtime/cpu/reduce.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "runtime/cpu/rows.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// ---- Sums. The reduced dimension is cut into chunks of a fixed length; every chunk gives a partial result
+// of [inner].
+
+template <class T>
+struct Accumulator {
+  using type = compute_t<T>;
+};
+template <class T>
+  requires std::is_integral_v<T>
+struct Accumulator<T> {
+  using type = std::int64_t;
+};
+template <class T>
+using accumulator_t = typename Accumulator<T>::type;
+
+/// Along contiguous elements.
+template <class T, class C = accumulator_t<T>>
+C sum_row(const T* x, std::int64_t n) {
+  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return take<C>(x + j, count); });
+}
+
+/// Adds `rows` contiguous rows to `sums`, four at a time.
+template <class T, class C = accumulator_t<T>>
+void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums) {
+  std::int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += (C(a[j]) + C(b[j])) + (C(c[j]) + C(d[j]));
+  }
+  for (; r < rows; ++r) {
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += C(x[r * row_stride + j]);
+  }
+}
+
+/// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
+template <class T, class C = accumulator_t<T>>
+void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums) {
+  if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums);
+  for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride) {
+    if (r.reduce_stride == 1) {
+      sums[j] += sum_row(x, n);
+    } else {
+      C total = 0;
+      for (std::int64_t i = 0; i < n; ++i) total += C(x[i * r.reduce_stride]);
+      sums[j] += total;
+    }
+  }
+}
+
+template <class T, class C>
+sum_t<T> finished(C total, double factor) {
+  if constexpr (std::is_integral_v<T>) {
+    return total;
+  } else {
+    return T(total * static_cast<C>(factor));
+  }
+}
+
+/// Calls `body(part, offset into x, offset into the result)` for pieces of [outer, inner] that are each one
+/// run of results.
+template <class F>
+void for_pieces(const Reduction& r, const F& body) {
+  constexpr std::int64_t width = 1024;
+  const std::int64_t across = ceil_div(r.inner, width);
+  const std::int64_t work = r.reduce * std::min(width, r.inner);
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(work, 1));
+  parallel_for(r.outer * across, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t o = t / across, j = t % across * width;
+      Reduction part = r;
+      part.inner = std::min(width, r.inner - j);
+      body(part, o * r.outer_stride + j * r.inner_stride, o * r.inner + j);
+    }
+  });
+}
+
+/// Many results with a short way each.
+template <class T>
+void sum_whole(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
+  using C = accumulator_t<T>;
+  for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+    C sums[1024] = {};
+    add_chunk(part, x + from, part.reduce, sums);
+    for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], factor);
+  });
+}
+
+/// Few results with a long way each: chunks of the reduced dimension first, then a sum over the chunks in
+/// order.
+template <class T>
+void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double factor, sum_t<T>* out) {
+  using C = accumulator_t<T>;
+  const std::int64_t chunks = ceil_div(r.reduce, chunk);
+  std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
+  parallel_for(r.outer * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t o = t / chunks, first = t % chunks * chunk;
+      add_chunk(r, x + o * r.outer_stride + first * r.reduce_stride, std::min(chunk, r.reduce - first),
+                partial.data() + t * r.inner);
+    }
+  });
+  for (std::int64_t o = 0; o < r.outer; ++o) {
+    C* total = partial.data() + o * chunks * r.inner;
+    for (std::int64_t c = 1; c < chunks; ++c) {
+      for (std::int64_t j = 0; j < r.inner; ++j) total[j] += total[c * r.inner + j];
+    }
+    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<T>(total[j], factor);
+  }
+}
+
+// ---- Largest and smallest.
+
+template <class T>
+constexpr bool is_nan(T x) {
+  if constexpr (std::is_floating_point_v<T>) return x != x;
+  return false;
+}
+
+/// Whether `x` replaces `best`: the first of equals stays, the first NaN stays for good.
+template <bool largest, class C>
+constexpr bool better(C x, C best) {
+  return (largest ? x > best : x < best) || (is_nan(x) && !is_nan(best));
+}
+
+template <bool largest, class T>
+void extreme_strided(const T* x, std::int64_t n, std::int64_t stride, T* out, std::int64_t* index) {
+  using C = accumulator_t<T>;
+  C best = C(x[0]);
+  std::int64_t at = 0;
+  for (std::int64_t i = 1; i < n; ++i) {
+    const C v = C(x[i * stride]);
+    if (better<largest>(v, best)) best = v, at = i;
+  }
+  if (out) *out = x[at * stride];
+  if (index) *index = at;
+}
+
+/// The same along contiguous elements: the value by vectors, then its first place.
+template <bool largest, class T>
+void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
+  using C = accumulator_t<T>;
+  const C first = C(x[0]);
+  Vec<C> top = splat(first);
+  for_vectors<C>(n, [&](std::int64_t j, auto count) {
+    const Vec<C> v = take<C>(x + j, count, first);
+    auto replaces = largest ? v > top : v < top;
+    if constexpr (std::is_floating_point_v<C>)
+      replaces |= v != v;  // once in, NaN is replaced by nothing but NaN
+    top = replaces ? v : top;
+  });
+  C best = top[0];
+  for (int l = 1; l < lanes<C>; ++l) best = better<largest>(top[l], best) ? top[l] : best;
+  if (out) *out = T(best);
+  if (!index) return;
+  std::int64_t at = 0;
+  while (!(C(x[at]) == best || (is_nan(best) && is_nan(C(x[at]))))) ++at;
+  *index = at;
+}
+
+/// Side by side over contiguous columns of one piece.
+template <bool largest, class T>
+void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+  using C = accumulator_t<T>;
+  C best[1024];
+  std::int64_t at[1024] = {};
+  for (std::int64_t j = 0; j < r.inner; ++j) best[j] = C(x[j]);
+  for (std::int64_t i = 1; i < r.reduce; ++i) {
+    const T* row = x + i * r.reduce_stride;
+    for (std::int64_t j = 0; j < r.inner; ++j) {
+      const C v = C(row[j]);
+      const bool replaces = better<largest>(v, best[j]);
+      best[j] = replaces ? v : best[j];
+      at[j] = replaces ? i : at[j];
+    }
+  }
+  for (std::int64_t j = 0; out && j < r.inner; ++j) out[j] = T(best[j]);
+  for (std::int64_t j = 0; index && j < r.inner; ++j) index[j] = at[j];
+}
+
+template <bool largest, class T>
+void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+  for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+    if (part.inner_stride == 1 && part.inner >= 8) {
+      return extreme_columns<largest>(part, x + from, out ? out + to : nullptr, index ? index + to : nullptr);
+    }
+    for (std::int64_t j = 0; j < part.inner; ++j) {
+      const T* row = x + from + j * part.inner_stride;
+      T* value = out ? out + to + j : nullptr;
+      std::int64_t* place = index ? index + to + j : nullptr;
+      if (part.reduce_stride == 1) {
+        extreme_row<largest>(row, part.reduce, value, place);
+      } else {
+        extreme_strided<largest>(row, part.reduce, part.reduce_stride, value, place);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void sum(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
+  if (r.outer == 0 || r.inner == 0) return;
+  // A chunk is long enough for a thread, and short enough for a float sum over it to stay exact to a few ulp.
+  const std::int64_t chunk =
+      r.inner_stride == 1 && r.inner > 1 ? std::max<std::int64_t>(64, (1 << 16) / r.inner) : 1 << 14;
+  if (r.reduce > chunk) return sum_chunks(r, chunk, x, factor, out);
+  sum_whole(r, x, factor, out);
+}
+
+template <class T>
+void maximum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+  extreme<true>(r, x, out, index);
+}
+template <class T>
+void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+  extreme<false>(r, x, out, index);
+}
+
+#define SHERD_INSTANTIATE(T)                                            \
+  template void sum(const Reduction&, const T*, double, sum_t<T>*);     \
+  template void maximum(const Reduction&, const T*, T*, std::int64_t*); \
+  template void minimum(const Reduction&, const T*, T*, std::int64_t*);
+SHERD_INSTANTIATE(double)
+SHERD_INSTANTIATE(float)
+SHERD_INSTANTIATE(Half)
+SHERD_INSTANTIATE(BFloat16)
+SHERD_INSTANTIATE(std::int64_t)
+SHERD_INSTANTIATE(std::int32_t)
+SHERD_INSTANTIATE(std::uint8_t)
+SHERD_INSTANTIATE(bool)
+#undef SHERD_INSTANTIATE
+
+}  // namespace sherd::cpu

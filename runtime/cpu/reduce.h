@@ -1,0 +1,37 @@
+// Reductions of a strided (outer, reduce, inner) view to a contiguous [outer, inner] result, by a fixed tree.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/dtype.h"
+
+namespace sherd::cpu {
+
+/// What is reduced: sizes and strides in elements. The caller has collapsed its dimensions to these three.
+struct Reduction {
+  std::int64_t outer = 1, reduce = 1, inner = 1;
+  std::int64_t outer_stride = 0, reduce_stride = 1, inner_stride = 0;
+
+  /// Of a contiguous tensor with these three sizes.
+  static Reduction contiguous(std::int64_t outer, std::int64_t reduce, std::int64_t inner) {
+    return {outer, reduce, inner, reduce * inner, inner, 1};
+  }
+};
+
+/// What a sum of `T` gives: i64 for integers and bool, else `T`.
+template <class T>
+using sum_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
+
+/// Sums times `factor` (1 / reduce for a mean; integers take 1 only). Accumulates in double for double, in
+/// i64 for integers, in float otherwise. All dtypes; an empty reduction gives zeros.
+template <class T>
+void sum(const Reduction& r, const T* x, double factor, sum_t<T>* out);
+
+/// Largest (or smallest) element and the index of the first one along the reduced dimension; NaN counts as
+/// larger (smaller) than everything. Either output may be null. `reduce` must not be 0. All dtypes.
+template <class T>
+void maximum(const Reduction& r, const T* x, T* out, std::int64_t* index);
+template <class T>
+void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index);
+
+}  // namespace sherd::cpu
