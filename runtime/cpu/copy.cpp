@@ -1,0 +1,169 @@
+#include "runtime/cpu/copy.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/error.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr int max_dims = 8;
+
+struct Dim {
+  std::int64_t size, from, to;
+};
+
+/// Dimensions from outermost to innermost, without those of size 1, neighbours merged where memory allows.
+struct Shape {
+  std::array<Dim, max_dims> dims;
+  int count = 0;
+
+  Dim& inner() { return dims[count - 1]; }
+  const Dim& inner() const { return dims[count - 1]; }
+};
+
+Shape collapsed(std::span<const std::int64_t> sizes, std::span<const std::int64_t> from,
+                std::span<const std::int64_t> to) {
+  Shape all;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1) all.dims[all.count++] = {sizes[d], from[d], to[d]};
+  }
+  // The order of the target's memory, whatever the order of its dimensions.
+  std::stable_sort(all.dims.begin(), all.dims.begin() + all.count,
+                   [](const Dim& a, const Dim& b) { return std::abs(a.to) > std::abs(b.to); });
+  Shape merged;
+  for (int d = 0; d < all.count; ++d) {
+    const Dim& dim = all.dims[d];
+    if (merged.count > 0 && merged.inner().from == dim.size * dim.from &&
+        merged.inner().to == dim.size * dim.to) {
+      merged.inner() = {merged.inner().size * dim.size, dim.from, dim.to};
+    } else {
+      merged.dims[merged.count++] = dim;
+    }
+  }
+  if (merged.count == 0) merged.dims[merged.count++] = {1, 1, 1};
+  return merged;
+}
+
+template <class To, class From>
+constexpr To converted(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return static_cast<compute_t<From>>(x) != compute_t<From>(0);
+  } else {
+    return static_cast<To>(static_cast<compute_t<To>>(static_cast<compute_t<From>>(x)));
+  }
+}
+
+template <class To, class From>
+void copy_row(const Dim& d, const From* from, To* to) {
+  if (d.from == 1 && d.to == 1) {
+    if constexpr (std::is_same_v<To, From>) {
+      std::memcpy(to, from, static_cast<std::size_t>(d.size) * sizeof(To));
+    } else {
+      for (std::int64_t i = 0; i < d.size; ++i) to[i] = converted<To>(from[i]);
+    }
+  } else if (d.from == 0 && d.to == 1) {
+    std::fill_n(to, d.size, converted<To>(*from));
+  } else {
+    for (std::int64_t i = 0; i < d.size; ++i) to[i * d.to] = converted<To>(from[i * d.from]);
+  }
+}
+
+/// A plane that is contiguous along `a` in the source and along `b` in the target, in blocks that stay in the
+/// cache.
+template <class To, class From>
+void copy_transposed(const Dim& a, const Dim& b, const From* from, To* to) {
+  constexpr std::int64_t edge = 32;
+  for (std::int64_t i0 = 0; i0 < a.size; i0 += edge) {
+    const std::int64_t i1 = std::min(i0 + edge, a.size);
+    for (std::int64_t j0 = 0; j0 < b.size; j0 += edge) {
+      const std::int64_t j1 = std::min(j0 + edge, b.size);
+      for (std::int64_t i = i0; i < i1; ++i) {
+        for (std::int64_t j = j0; j < j1; ++j) to[i * a.to + j] = converted<To>(from[i + j * b.from]);
+      }
+    }
+  }
+}
+
+/// Copies what `dims` describe, recursing over the outer ones.
+template <class To, class From>
+void copy_dims(std::span<const Dim> dims, const From* from, To* to) {
+  if (dims.size() == 1) return copy_row(dims[0], from, to);
+  const Dim &outer = dims[0], &inner = dims.back();
+  if (dims.size() == 2 && outer.from == 1 && inner.to == 1 && inner.from != 0) {
+    return copy_transposed(outer, inner, from, to);
+  }
+  for (std::int64_t i = 0; i < outer.size; ++i)
+    copy_dims(dims.subspan(1), from + i * outer.from, to + i * outer.to);
+}
+
+/// Cuts the outermost dimension into tiles.
+template <class To, class From>
+void copy_shape(const Shape& shape, const From* from, To* to) {
+  const Dim& outer = shape.dims[0];
+  std::int64_t below = 1;
+  for (int d = 1; d < shape.count; ++d) below *= shape.dims[d].size;
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(below, 1));
+  parallel_for(outer.size, grain, [&](std::int64_t begin, std::int64_t end) {
+    std::array<Dim, max_dims> dims = shape.dims;
+    dims[0].size = end - begin;
+    copy_dims(std::span<const Dim>(dims.data(), static_cast<std::size_t>(shape.count)),
+              from + begin * outer.from, to + begin * outer.to);
+  });
+}
+
+/// Puts the dimension that is contiguous in the source next to the innermost one, where a plane can be
+/// transposed.
+void bring_plane_inside(Shape& s) {
+  for (int d = 0; d + 2 < s.count && s.inner().to == 1 && s.inner().from != 1; ++d) {
+    if (s.dims[d].from == 1) {
+      std::rotate(s.dims.begin() + d, s.dims.begin() + d + 1, s.dims.begin() + s.count - 1);
+      return;
+    }
+  }
+}
+
+/// Equal dtypes are copied as plain bits of their size.
+template <class F>
+void dispatch_size(DType d, const F& f) {
+  switch (size_of(d)) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+}  // namespace
+
+void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* from,
+          std::span<const std::int64_t> from_strides, DType to_dtype, void* to,
+          std::span<const std::int64_t> to_strides) {
+  check<InternalError>(sizes.size() <= max_dims, "copy: {} dimensions, at most {} are supported",
+                       sizes.size(), max_dims);
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
+  Shape shape = collapsed(sizes, from_strides, to_strides);
+  bring_plane_inside(shape);
+  if (from_dtype == to_dtype) {
+    return dispatch_size(
+        to_dtype, [&]<class T>(T) { copy_shape(shape, static_cast<const T*>(from), static_cast<T*>(to)); });
+  }
+  dispatch(from_dtype, [&]<class From>(TypeTag<From>) {
+    dispatch(to_dtype, [&]<class To>(TypeTag<To>) {
+      if constexpr (!std::is_same_v<To, From>)
+        copy_shape(shape, static_cast<const From*>(from), static_cast<To*>(to));
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,165 @@
+#include "runtime/cpu/optim.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "runtime/math.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+constexpr std::int64_t chunk = 1 << 14;  // elements of one tile, counted over the whole list
+
+/// Calls `body(slot, begin, end, tile)` for the pieces of the list's elements laid end to end that each tile
+/// covers.
+template <class Slot, class F>
+void for_elements(std::span<const Slot> slots, const F& body) {
+  std::vector<std::int64_t> starts{0};
+  starts.reserve(slots.size() + 1);
+  for (const Slot& s : slots) starts.push_back(starts.back() + s.n);
+  parallel_for(starts.back(), chunk, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t tile = begin / chunk;
+    auto i =
+        static_cast<std::size_t>(std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin()) - 1;
+    for (; begin < end; ++i) {
+      const std::int64_t stop = std::min(end, starts[i + 1]);
+      if (begin < stop) body(slots[i], begin - starts[i], stop - starts[i], tile);
+      begin = stop;
+    }
+  });
+}
+
+template <class Slot>
+std::int64_t tile_count(std::span<const Slot> slots) {
+  std::int64_t n = 0;
+  for (const Slot& s : slots) n += s.n;
+  return (n + chunk - 1) / chunk;
+}
+
+/// The scalars of one step, rounded to float where PyTorch's kernels round them.
+struct AdamFactors {
+  float keep, decay, share1, beta2, share2, root2, eps, rate;
+
+  AdamFactors(const AdamOptions& o, double step)
+      : keep(o.decoupled ? static_cast<float>(1 - o.lr * o.weight_decay) : 1.f),
+        decay(o.decoupled ? 0.f : static_cast<float>(o.weight_decay)),
+        share1(static_cast<float>(1 - o.beta1)),
+        beta2(static_cast<float>(o.beta2)),
+        share2(static_cast<float>(1 - o.beta2)),
+        root2(static_cast<float>(std::sqrt(1 - std::pow(o.beta2, step)))),
+        eps(static_cast<float>(o.eps)),
+        rate(static_cast<float>(-(o.lr / (1 - std::pow(o.beta1, step))))) {}
+};
+
+void adam_piece(const AdamFactors& f, float* __restrict p, const float* __restrict g, float* __restrict m,
+                float* __restrict v, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float kept = p[i] * f.keep;
+    const float grad = std::fma(kept, f.decay, g[i]);
+    m[i] = std::fma(f.share1, grad - m[i], m[i]);
+    v[i] = std::fma(f.share2 * grad, grad, v[i] * f.beta2);
+    p[i] = kept + f.rate * m[i] / (math::sqrt(v[i]) / f.root2 + f.eps);
+  }
+}
+
+}  // namespace
+
+void adam(std::span<const AdamSlot> slots, const AdamOptions& options) {
+  for_elements(slots, [&](const AdamSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
+    adam_piece(AdamFactors(options, s.step), s.p + begin, s.g + begin, s.m + begin, s.v + begin, end - begin);
+  });
+}
+
+void sgd(std::span<const SgdSlot> slots, const SgdOptions& options) {
+  const float rate = static_cast<float>(-options.lr), momentum = static_cast<float>(options.momentum);
+  const float decay = static_cast<float>(options.weight_decay);
+  for_elements(slots, [&](const SgdSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
+    const float carried = s.first ? 0.f : momentum;
+    for (std::int64_t i = begin; i < end; ++i) {
+      float step = std::fma(s.p[i], decay, s.g[i]);
+      if (s.momentum) step = s.momentum[i] = s.first ? step : std::fma(s.momentum[i], carried, step);
+      s.p[i] = std::fma(rate, step, s.p[i]);
+    }
+  });
+}
+
+// ---- The norm.
+
+template <class T>
+double max_abs(std::span<const Values<T>> list) {
+  using C = compute_t<T>;
+  std::vector<C> tops(static_cast<std::size_t>(tile_count(list)));
+  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+    // As bits, because magnitudes order like integers there, NaN above all: integer maxima vectorise and keep
+    // it.
+    using Bits = typename math::detail::Format<C>::Int;
+    Bits top = std::bit_cast<Bits>(tops[tile]);
+    for (std::int64_t i = begin; i < end; ++i) {
+      top = std::max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(values.data[i]))));
+    }
+    tops[tile] = std::bit_cast<C>(top);
+  });
+  double best = 0;
+  for (C top : tops) best = top > best || std::isnan(top) ? static_cast<double>(top) : best;
+  return best;
+}
+
+int square_exponent(double max_abs) {
+  return max_abs > 0 && std::isfinite(max_abs) ? std::ilogb(max_abs) + 1 : 0;
+}
+
+// A square, scaled below 1, becomes an integer of 60 bits, cut into two halves of 30: both sums have room for
+// 2^32 elements.
+
+template <class T>
+SquareSum square_sum(std::span<const Values<T>> list, int exponent) {
+  // Two factors, because 2^-exponent may leave the range of double.
+  const double down1 = std::ldexp(1.0, -exponent / 2), down2 = std::ldexp(1.0, -exponent - (-exponent / 2));
+  std::vector<SquareSum> sums(static_cast<std::size_t>(tile_count(list)));
+  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+    std::int64_t high = 0, low = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const double x = static_cast<double>(static_cast<compute_t<T>>(values.data[i])) * down1 * down2;
+      const auto square = static_cast<std::int64_t>(x * x * 0x1p60);
+      high += square >> 30;
+      low += square & ((std::int64_t{1} << 30) - 1);
+    }
+    sums[tile] += {high, low};
+  });
+  SquareSum total;
+  for (const SquareSum& s : sums) total += s;
+  return total;
+}
+
+double norm_from(const SquareSum& sum, double max_abs) {
+  if (!std::isfinite(max_abs)) return max_abs;
+  const double square =
+      std::fma(static_cast<double>(sum.high), 0x1p-30, static_cast<double>(sum.low) * 0x1p-60);
+  return std::ldexp(std::sqrt(square), square_exponent(max_abs));
+}
+
+template <class T>
+void scale(std::span<const MutableValues<T>> list, double factor) {
+  const auto f = static_cast<compute_t<T>>(factor);
+  for_elements(list, [&](const MutableValues<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+    for (std::int64_t i = begin; i < end; ++i)
+      values.data[i] = T(static_cast<compute_t<T>>(values.data[i]) * f);
+  });
+}
+
+template double max_abs(std::span<const Values<double>>);
+template double max_abs(std::span<const Values<float>>);
+template double max_abs(std::span<const Values<Half>>);
+template double max_abs(std::span<const Values<BFloat16>>);
+template SquareSum square_sum(std::span<const Values<double>>, int);
+template SquareSum square_sum(std::span<const Values<float>>, int);
+template SquareSum square_sum(std::span<const Values<Half>>, int);
+template SquareSum square_sum(std::span<const Values<BFloat16>>, int);
+template void scale(std::span<const MutableValues<double>>, double);
+template void scale(std::span<const MutableValues<float>>, double);
+template void scale(std::span<const MutableValues<Half>>, double);
+template void scale(std::span<const MutableValues<BFloat16>>, double);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,79 @@
+// Optimizer steps over a whole list of parameters at once, and a gradient norm that no order of summation
+// changes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "runtime/dtype.h"
+
+namespace sherd::cpu {
+
+/// One parameter with its gradient and Adam's moments, `n` elements each (0 is fine). `step` counts from 1
+/// and is the parameter's own, because a step without a gradient does not count.
+struct AdamSlot {
+  float* p = nullptr;
+  const float* g = nullptr;
+  float *m = nullptr, *v = nullptr;
+  std::int64_t n = 0;
+  double step = 1;
+};
+struct AdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
+};
+/// One step of Adam or AdamW for all slots, rounding in the order of PyTorch's multi-tensor implementation.
+void adam(std::span<const AdamSlot> slots, const AdamOptions& options);
+
+struct SgdSlot {
+  float* p = nullptr;
+  const float* g = nullptr;
+  float* momentum = nullptr;  ///< null without momentum
+  std::int64_t n = 0;
+  bool first = false;  ///< the momentum holds nothing yet and starts as the gradient
+};
+struct SgdOptions {
+  double lr = 1e-3, momentum = 0, weight_decay = 0;
+};
+void sgd(std::span<const SgdSlot> slots, const SgdOptions& options);
+
+/// A stretch of `n` values for the norm; T is double, float, Half or BFloat16.
+template <class T>
+struct Values {
+  const T* data = nullptr;
+  std::int64_t n = 0;
+};
+
+/// A sum of squares as an integer: exact to add, so neither the order nor the split of the elements (over
+/// threads, tensors or ranks) changes a bit. Sums with the same exponent are added field by field.
+struct SquareSum {
+  std::int64_t high = 0, low = 0;
+  SquareSum& operator+=(const SquareSum& o) {
+    high += o.high;
+    low += o.low;
+    return *this;
+  }
+};
+
+/// Largest absolute value; 0 for none, NaN when there is one.
+template <class T>
+double max_abs(std::span<const Values<T>> list);
+/// The power of two that a `square_sum` must share, from the `max_abs` over everything that is summed (all
+/// ranks).
+int square_exponent(double max_abs);
+/// Sum of squares of values below 2^exponent in magnitude; fewer than 2^32 elements.
+template <class T>
+SquareSum square_sum(std::span<const Values<T>> list, int exponent);
+/// The 2-norm from both; an infinite or NaN maximum is the answer itself.
+double norm_from(const SquareSum& sum, double max_abs);
+
+/// x *= factor over a list (the clipping of gradients), in one pass.
+template <class T>
+struct MutableValues {
+  T* data = nullptr;
+  std::int64_t n = 0;
+};
+template <class T>
+void scale(std::span<const MutableValues<T>> list, double factor);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,163 @@
+#include "runtime/cpu/copy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "runtime/context.h"
+#include "runtime/cpu/embedding.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+
+namespace {
+
+/// The value of an element of any dtype.
+double value_at(DType d, const void* data, std::int64_t i) {
+  return dispatch(d, [&]<class T>(TypeTag<T>) {
+    return double(static_cast<compute_t<T>>(static_cast<const T*>(data)[i]));
+  });
+}
+void set_value(DType d, void* data, std::int64_t i, double value) {
+  dispatch(d, [&]<class T>(TypeTag<T>) {
+    if constexpr (std::is_same_v<T, bool>)
+      static_cast<T*>(data)[i] = value != 0;
+    else
+      static_cast<T*>(data)[i] = T(static_cast<compute_t<T>>(value));
+  });
+}
+
+struct Layout {
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t span() const {
+    std::int64_t last = 1;
+    for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+    return last;
+  }
+};
+
+/// Memory in which the dimensions lie in the order `order`, the last one every `step` elements.
+Layout laid_out(const std::vector<std::int64_t>& sizes, std::vector<int> order, std::int64_t step) {
+  Layout l{sizes, std::vector<std::int64_t>(sizes.size())};
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    l.strides[*d] = step;
+    step *= sizes[*d];
+  }
+  return l;
+}
+
+template <class F>
+void for_indices(const std::vector<std::int64_t>& sizes, const F& body) {
+  const std::int64_t n = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::vector<std::int64_t> index(sizes.size());
+    std::int64_t rest = i;
+    for (std::size_t d = sizes.size(); d-- > 0; rest /= sizes[d]) index[d] = rest % sizes[d];
+    body(index);
+  }
+}
+std::int64_t place(const Layout& l, const std::vector<std::int64_t>& index) {
+  return std::inner_product(index.begin(), index.end(), l.strides.begin(), std::int64_t{0});
+}
+
+bool copies_right(DType from_dtype, const Layout& from, DType to_dtype, const Layout& to) {
+  std::vector<std::byte> source(from.span() * size_of(from_dtype)), target(to.span() * size_of(to_dtype));
+  for (std::int64_t i = 0; i < from.span(); ++i) set_value(from_dtype, source.data(), i, (i * 37 + 11) % 101);
+  for (std::int64_t i = 0; i < to.span(); ++i) set_value(to_dtype, target.data(), i, 1);
+  cpu::copy(from.sizes, from_dtype, source.data(), from.strides, to_dtype, target.data(), to.strides);
+  bool right = true;
+  std::vector<bool> touched(to.span());
+  for_indices(to.sizes, [&](const std::vector<std::int64_t>& index) {
+    const double want = value_at(from_dtype, source.data(), place(from, index));
+    const double got = value_at(to_dtype, target.data(), place(to, index));
+    right &= got == (to_dtype == boolean ? want != 0 : want);
+    touched[place(to, index)] = true;
+  });
+  for (std::int64_t i = 0; i < to.span(); ++i)
+    right &= touched[i] || value_at(to_dtype, target.data(), i) == 1;
+  return right;
+}
+
+}  // namespace
+
+TEST_CASE("copies are right between all dtypes") {
+  for (DType from : all_dtypes) {
+    for (DType to : all_dtypes) {
+      INFO(name_of(from) << " to " << name_of(to));
+      CHECK(copies_right(from, laid_out({70, 33}, {0, 1}, 1), to, laid_out({70, 33}, {0, 1}, 1)));
+      CHECK(copies_right(from, laid_out({70, 33}, {1, 0}, 1), to, laid_out({70, 33}, {0, 1}, 2)));
+    }
+  }
+}
+
+TEST_CASE("copies are right for every order of dimensions, with gaps and with broadcasting") {
+  std::vector<std::int64_t> sizes = {3, 1, 40, 35};
+  std::vector<int> order = {0, 1, 2, 3};
+  do {
+    for (std::int64_t step : {1, 3}) {
+      const Layout plain = laid_out(sizes, {0, 1, 2, 3}, 1), other = laid_out(sizes, order, step);
+      INFO("order " << order[0] << order[1] << order[2] << order[3] << " step " << step);
+      CHECK(copies_right(f32, other, f32, plain));
+      CHECK(copies_right(f32, plain, f32, other));
+      CHECK(copies_right(f32, other, bf16, laid_out(sizes, {2, 3, 0, 1}, 1)));
+      Layout broadcast = other;
+      broadcast.strides[2] = 0;
+      CHECK(copies_right(f32, broadcast, f64, plain));
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+  CHECK(copies_right(f32, {{}, {}}, f32, {{}, {}}));
+  CHECK(copies_right(f32, laid_out({100000}, {0}, 1), f16, laid_out({100000}, {0}, 1)));
+  CHECK(copies_right(u8, laid_out({2, 2, 2, 2, 2, 2, 2, 3}, {7, 6, 5, 4, 3, 2, 1, 0}, 1), u8,
+                     laid_out({2, 2, 2, 2, 2, 2, 2, 3}, {0, 1, 2, 3, 4, 5, 6, 7}, 1)));
+}
+
+TEST_CASE("an empty copy touches nothing") {
+  const std::int64_t sizes[] = {3, 0, 2}, strides[] = {2, 2, 1};
+  float target = 7;
+  cpu::copy(sizes, f32, nullptr, strides, f32, &target, strides);
+  CHECK(target == 7);
+}
+
+TEMPLATE_TEST_CASE("gathered rows and the sum of their gradients are right", "", float, double, Half,
+                   BFloat16) {
+  using T = TestType;
+  using C = compute_t<T>;
+  for (auto [n, rows, width] : {std::array{1, 1, 1}, {100, 7, 5}, {700, 256, 130}, {0, 3, 4}}) {
+    std::vector<T> table, g;
+    std::vector<std::int64_t> indices;
+    for (int i = 0; i < rows * width; ++i) table.push_back(T(C(i % 97)));
+    for (int i = 0; i < n * width; ++i) g.push_back(T(C(i % 7 - 3)));
+    for (int i = 0; i < n; ++i) indices.push_back((i * i + 3) % rows);
+    std::vector<T> out(n * width), one(rows * width, T(C(1))), two(one);
+    CHECK(cpu::gather_rows(table.data(), sizeof(T), rows, width, indices.data(), n, out.data()) == -1);
+    Context::current().set_threads(1);
+    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, true, one.data());
+    Context::current().set_threads(2);
+    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, true, two.data());
+    CHECK(std::memcmp(one.data(), two.data(), one.size() * sizeof(T)) == 0);
+    bool right = true;
+    std::vector<double> want(rows * width, 1);
+    for (int i = 0; i < n; ++i) {
+      for (int j = 0; j < width; ++j) {
+        right &= C(out[i * width + j]) == C(table[indices[i] * width + j]);
+        want[indices[i] * width + j] += double(C(g[i * width + j]));
+      }
+    }
+    for (int i = 0; i < rows * width; ++i) right &= double(C(one[i])) == want[i];
+    CHECK(right);
+    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, false, two.data());
+    for (int i = 0; i < rows * width; ++i) right &= double(C(two[i])) == want[i] - 1;
+    CHECK(right);
+  }
+}
+
+TEST_CASE("gather_rows names the first index outside the table") {
+  const std::vector<float> table(12);
+  std::vector<float> out(12);
+  for (auto [indices, bad] :
+       {std::pair<std::vector<std::int64_t>, int>{{0, 3, 2}, -1}, {{0, 4, -1}, 1}, {{1, 2, -1}, 2}}) {
+    CHECK(cpu::gather_rows(table.data(), 4, 4, 3, indices.data(), 3, out.data()) == bad);
+  }
+}
