@@ -45,6 +45,19 @@ class Pinned {
   bool pinned_ = false;
 };
 
+/// The time of a kernel: what it applies inside is not heard.
+class InsideOp {
+ public:
+  explicit InsideOp(Context& context) : context_(context), outer_(context.inside_op()) { context.set_inside_op(true); }
+  ~InsideOp() { context_.set_inside_op(outer_); }
+  InsideOp(const InsideOp&) = delete;
+  InsideOp& operator=(const InsideOp&) = delete;
+
+ private:
+  Context& context_;
+  bool outer_;
+};
+
 Device device_of(const AnyOp& op, Inputs in, Outputs out) {
   const Device* device = nullptr;
   Device first;
@@ -62,28 +75,36 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
   return device != nullptr || out.empty() ? first : out[0].device();
 }
 
+void run_inside(const AnyOp& op, Inputs in, Outputs out, Context& context) {
+  const Device device = device_of(op, in, out);
+  const InsideOp inside(context);
+  op.run(device, in, out);
+}
+
 }  // namespace
 
 Tensors apply(const AnyOp& op, Inputs in) {
   Context& context = Context::current();
   const Pinned pinned(in);
-  if (op.mutating())
+  const bool heard = !context.inside_op();
+  if (op.mutating() && heard)
     for (Listener* listener : context.listeners()) listener->before_write(op, in);
   Tensors out;
   // Devices before shapes: a tensor on the wrong device is the likelier mistake.
   if (in.size() > 1) device_of(op, in, {});
   op.prepare(in, out);
-  op.run(device_of(op, in, out), in, out);
+  run_inside(op, in, out, context);
   if (op.mutating())
     for (std::size_t i = 0; i < in.size(); ++i)
       if (op.writes(i)) in[i].storage().bump_version();
-  for (Listener* listener : context.listeners()) listener->after(op, in, out);
+  if (heard)
+    for (Listener* listener : context.listeners()) listener->after(op, in, out);
   return out;
 }
 
 void run_again(const AnyOp& op, Inputs in, Outputs out) {
   const Pinned pinned(in);
-  op.run(device_of(op, in, out), in, out);
+  run_inside(op, in, out, Context::current());
 }
 
 namespace detail {

@@ -11,6 +11,8 @@ namespace sherd {
 
 Listener::~Listener() = default;
 void Listener::before_write(const AnyOp&, Inputs) {}
+void Listener::host_read(const Tensor&) {}
+void Listener::storage_gone(std::uint64_t) noexcept {}
 
 constinit thread_local Context* Context::current_ = nullptr;
 
@@ -30,6 +32,7 @@ struct ContextHolder {
   std::unique_ptr<Context, void (*)(Context*)> context{new Context, [](Context* c) { delete c; }};
   ContextHolder() { Context::current_ = context.get(); }
   ~ContextHolder() {
+    context->listeners_.clear();  // some live in slots
     context->slots_.clear();
     Context::current_ = nullptr;
   }

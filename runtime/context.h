@@ -36,6 +36,9 @@ class SHERD_API Context {
   /// Listeners are told in the order they were added; each must be removed before it dies (see `Listening`).
   void add_listener(Listener& listener) { listeners_.push_back(&listener); }
   void remove_listener(Listener& listener);
+  /// Whether an op's kernel is running: ops that it applies are its own business, and no listener hears them.
+  bool inside_op() const { return inside_op_; }
+  void set_inside_op(bool inside) { inside_op_ = inside; }
 
   /// The slot of type `T` that an upper floor keeps here, made on first use.
   template <class T>
@@ -58,6 +61,7 @@ class SHERD_API Context {
   CpuPool cpu_pool_;  // first: outlives what the slots hold
   Generator generator_;
   bool grad_enabled_ = true;
+  bool inside_op_ = false;
   int threads_ = 1;
   std::vector<Listener*> listeners_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;

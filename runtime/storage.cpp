@@ -38,6 +38,10 @@ Ref<Storage> Storage::wrap(Device device, void* data, std::size_t bytes, std::fu
 
 Storage::~Storage() {
   if (owner_) owner_->storage_gone(*this);
+  if (const std::uint64_t id = id_.load(std::memory_order_relaxed); id != 0) [[unlikely]] {
+    if (const Context* context = Context::current_or_null())
+      for (Listener* listener : context->listeners()) listener->storage_gone(id);
+  }
   free_memory();
 }
 

@@ -67,6 +67,8 @@ double to_double(const std::byte* at, DType dtype) {
 class HostBytes {
  public:
   explicit HostBytes(const Tensor& tensor) {
+    if (const Context& context = Context::current(); !context.inside_op())
+      for (Listener* listener : context.listeners()) listener->host_read(tensor);
     const Device device = tensor.device();
     const auto* all = static_cast<const std::byte*>(tensor.storage().data());
     if (device.is_cpu()) {
