@@ -1,11 +1,11 @@
 #include "runtime/ops/matmul.h"
 
 #include "runtime/apply.h"
-#include "runtime/context.h"
 #include "runtime/cpu/gemm.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/matrix_operand.h"
 #include "runtime/ops/view_as.h"
 
 namespace sherd {
@@ -18,14 +18,6 @@ std::string_view long_name(DType d) {
   return names[static_cast<int>(d)];
 }
 
-/// A matrix operand in memory as the kernel wants it: rows dense, or columns dense and the flag flipped.
-struct Operand {
-  Tensor keep;  // holds a dense copy where one was needed
-  const std::byte* data = nullptr;
-  std::int64_t ld = 0, batch_step = 0;
-  bool transposed = false;
-};
-
 /// Whether all axes before the last two step as one.
 bool batch_steps_evenly(const Tensor& t) {
   for (int i = 0; i + 3 < t.rank(); ++i)
@@ -33,23 +25,8 @@ bool batch_steps_evenly(const Tensor& t) {
   return true;
 }
 
-Operand operand(const Tensor& t, bool transposed) {
-  const int r = t.rank();
-  const std::int64_t rows = t.shape()[r - 2], cols = t.shape()[r - 1], down = t.strides()[r - 2], across = t.strides()[r - 1];
-  const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
-  const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
-  if (!batch_steps_evenly(t) || !(row_major || column_major)) {
-    const NoGrad guard;
-    return operand(clone(t.detach()), transposed);
-  }
-  Operand o{t, t.raw(), 0, r > 2 ? t.strides()[r - 3] : 0, transposed != !row_major};
-  o.ld = row_major ? (rows > 1 ? down : cols) : (cols > 1 ? across : rows);
-  if (o.ld == 0) o.ld = 1;
-  return o;
-}
-
 template <class T>
-cpu::Gemm<T> gemm_of(const Operand& a, const Operand& b, const Tensor& c) {
+cpu::Gemm<T> gemm_of(const MatrixOperand& a, const MatrixOperand& b, const Tensor& c) {
   cpu::Gemm<T> g;
   g.a = reinterpret_cast<const T*>(a.data);
   g.lda = a.ld;
@@ -62,6 +39,26 @@ cpu::Gemm<T> gemm_of(const Operand& a, const Operand& b, const Tensor& c) {
 }
 
 }  // namespace
+
+MatrixOperand matrix_operand(const Tensor& t, bool transposed) {
+  const int r = t.rank();
+  const std::int64_t rows = t.shape()[r - 2], cols = t.shape()[r - 1], down = t.strides()[r - 2], across = t.strides()[r - 1];
+  const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
+  const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
+  if (!batch_steps_evenly(t) || !(row_major || column_major)) {
+    return matrix_operand(clone(t), transposed);
+  }
+  MatrixOperand o{t, t.raw(), 0, r > 2 ? t.strides()[r - 3] : 0, transposed != !row_major};
+  o.ld = row_major ? (rows > 1 ? down : cols) : (cols > 1 ? across : rows);
+  if (o.ld == 0) o.ld = 1;
+  return o;
+}
+
+MatrixOperand rows_operand(const Tensor& x, std::int64_t m, std::int64_t k) {
+  const Shape rows{m, k};
+  const Tensor dense = ViewAs::strides_over(x, rows) ? x : clone(x);
+  return matrix_operand(alias(dense, {rows, *ViewAs::strides_over(dense, rows), dense.layout().offset}), false);
+}
 
 void check_same_dtype(const Spec& a, const Spec& b) {
   check<DTypeError>(a.dtype == b.dtype, "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
@@ -87,7 +84,7 @@ Specs MatMul::infer(SpecSpan in) const {
 }
 
 void MatMul::run(Cpu, Inputs in, Outputs out) const {
-  const Operand a = operand(in[0], transpose_a), b = operand(in[1], transpose_b);
+  const MatrixOperand a = matrix_operand(in[0], transpose_a), b = matrix_operand(in[1], transpose_b);
   const Tensor& c = out[0];
   if (c.numel() == 0) return;
   const int r = c.rank();
@@ -134,12 +131,8 @@ void Linear::run(Cpu, Inputs in, Outputs out) const {
   const Tensor &w = in[1], &y = out[0];
   if (y.numel() == 0) return;
   const std::int64_t n = w.shape()[0], k = w.shape()[1], m = y.numel() / n;
-  const NoGrad guard;
-  // Rows of x as one matrix, without passing through the tape.
-  const Tensor dense = ops::ViewAs::strides_over(in[0], Shape{m, k}) ? in[0] : clone(in[0].detach());
-  const Operand a = operand(alias(dense, {Shape{m, k}, *ops::ViewAs::strides_over(dense, Shape{m, k}), dense.layout().offset}), false);
-  const Operand b = operand(w, true);
-  const Tensor bias = in[2].defined() ? contiguous(in[2].detach()) : Tensor{};
+  const MatrixOperand a = rows_operand(in[0], m, k), b = matrix_operand(w, true);
+  const Tensor bias = in[2].defined() ? contiguous(in[2]) : Tensor{};
   dispatch_floating("linear", y.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     auto g = gemm_of<T>(a, b, y);
