@@ -80,6 +80,7 @@ void Run::seed(const Tensor& output, Tensor gradient) {
 void Run::collect() {
   std::vector<Node*> stack;
   const auto meet = [&](const Edge& edge) {
+    if (stop_at(edge) != nullptr) return;
     if (edge.leaf) {
       if (edge.leaf->run != this) {
         check<StateError>(edge.leaf->run == nullptr, "backward: a backward inside a backward reaches the same leaf '{}'; finish "
@@ -189,10 +190,34 @@ std::vector<Tensor> Run::grad(std::span<const Tensor> inputs) {
   return result;
 }
 
+Run::Stop* Run::stop_at(const Edge& edge) {
+  for (Stop& stop : stops_)
+    if (stop.edge.leaf == edge.leaf && stop.edge.node == edge.node && stop.edge.index == edge.index) return &stop;
+  return nullptr;
+}
+
+std::vector<Tensor> Run::partial(std::span<const Tensor> inputs) {
+  feeding_ = false;
+  for (const Tensor& t : inputs) stops_.push_back({record_of(t)->edge, {}});
+  try {
+    collect();
+    announce();
+    walk();
+  } catch (...) {
+    abort();
+    throw;
+  }
+  std::vector<Tensor> result;
+  // A tensor passed twice gets its whole gradient once.
+  for (Stop& stop : stops_) result.push_back(stop_at(stop.edge) == &stop ? stop.gradient : Tensor{});
+  return result;
+}
+
 void Run::walk() {
   const GradMode mode(options_.create_graph);
   for (auto& [edge, gradient] : seeds_) {
-    if (edge.node) accumulate(places_[edge.node->slot].gradients[edge.index], std::move(gradient), options_.create_graph);
+    if (Stop* stop = stop_at(edge)) accumulate(stop->gradient, std::move(gradient), options_.create_graph);
+    else if (edge.node) accumulate(places_[edge.node->slot].gradients[edge.index], std::move(gradient), options_.create_graph);
     else accumulate(leaves_[edge.leaf->slot].gradient, std::move(gradient), options_.create_graph);
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
@@ -244,13 +269,14 @@ void Run::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size
                     from.op->name(), input, gradient.shape(), spec.shape);
   check<DTypeError>(gradient.dtype() == spec.dtype, "backward of {}: gradient of input {} is {}, the input {}", from.op->name(),
                     input, name_of(gradient.dtype()), name_of(spec.dtype));
-  Tensor& sum = edge.node ? places_[edge.node->slot].gradients[edge.index] : leaves_[edge.leaf->slot].gradient;
+  Stop* stop = stop_at(edge);
+  Tensor& sum = stop != nullptr ? stop->gradient : edge.node ? places_[edge.node->slot].gradients[edge.index] : leaves_[edge.leaf->slot].gradient;
   accumulate(sum, std::move(gradient), options_.create_graph);
 }
 
 /// An edge into a leaf has delivered, or never will; after the last one the sum is complete.
 void Run::settle(const Edge& edge) {
-  if (!edge.leaf) return;
+  if (!edge.leaf || stop_at(edge) != nullptr) return;
   LeafPlace& place = leaves_[edge.leaf->slot];
   if (--place.due == 0 && feeding_ && place.gradient.defined()) hand_over(place);
 }

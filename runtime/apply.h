@@ -1,6 +1,8 @@
 // The one door between an op and the world.
 #pragma once
 
+#include <array>
+
 #include "runtime/op.h"
 
 namespace sherd {
@@ -16,7 +18,7 @@ SHERD_API void run_again(const AnyOp& op, Inputs in, Outputs out);
 template <class O, class... T>
   requires(std::same_as<T, Tensor> && ...)
 Tensor apply(const O& op, const T&... in) {
-  const Tensor inputs[] = {in...};
+  const std::array<Tensor, sizeof...(T)> inputs{in...};
   const OpModel<O> model(op);
   return std::move(apply(static_cast<const AnyOp&>(model), Inputs(inputs))[0]);
 }

@@ -166,6 +166,8 @@ SHERD_API Tensor stack(std::span<const Tensor> parts, std::int64_t axis = 0);
 SHERD_API Tensor embedding(const Tensor& table, const Tensor& index);
 /// Slices of `x` at `index` (i64, 1-D) along `axis`.
 SHERD_API Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index);
+/// Along the last axis: x[..., index[..., j]] at j, for an i64 index of x's other sizes. Repeated positions add up in the gradient.
+SHERD_API Tensor gather(const Tensor& x, const Tensor& index);
 struct TopK { Tensor values, indices; };
 /// The k largest along the last axis, largest first; equal values by position.
 SHERD_API TopK topk(const Tensor& x, std::int64_t k);
@@ -216,5 +218,7 @@ struct AttentionOptions {
 };
 /// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk.
 SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+/// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out; gives (B, T, heads * D).
+SHERD_API Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 
 }  // namespace sherd

@@ -185,8 +185,6 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
   [[noreturn]] void unexpected(std::string_view got) const {
     switch (at_) {
-      case At::start:
-        reject("the header must be a JSON object, got {}", got);
       case At::top_value:
         if (in_metadata_) reject("__metadata__ must be an object of strings, got {}", got);
         reject_entry("an entry must be an object with dtype, shape and data_offsets, got {}", got);

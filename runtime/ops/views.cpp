@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "runtime/apply.h"
-#include "runtime/context.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/expand.h"
@@ -75,7 +74,6 @@ Specs Unslice::infer(SpecSpan in) const {
   return {spec};
 }
 void Unslice::run(Cpu, Inputs in, Outputs out) const {
-  const NoGrad guard;
   const Tensor whole = alias(out[0], out[0].layout());
   zero_(whole);
   copy_(alias(whole, slice.view(whole)), in[0]);

@@ -1,0 +1,36 @@
+// Gradients of fused ops through their references: the reference runs again with recording on, and is differentiated.
+#include "autograd/run.h"
+#include "runtime/ops.h"
+
+namespace sherd::detail {
+
+Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inputs)>& reference) {
+  const GradMode recording(true);
+  Tensors inputs;
+  std::vector<Tensor> wanted;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < args.inputs.size(); ++i) {
+    const Tensor& x = args.inputs[i];
+    const bool need = args.need(i) && x.defined();
+    // A recorded gradient hangs on the outer graph; otherwise a leaf of our own keeps the outer graph out of sight.
+    inputs.push_back(need && !args.create_graph ? x.detach().requires_grad_() : x);
+    if (!need) continue;
+    wanted.push_back(inputs.back());
+    places.push_back(i);
+  }
+  const Tensors outputs = reference(inputs);
+  Run run({.create_graph = args.create_graph});
+  for (std::size_t i = 0; i < outputs.size() && i < args.gy.size(); ++i)
+    if (args.gy[i].defined() && outputs[i].requires_grad()) run.seed(outputs[i], args.gy[i]);
+  std::vector<Tensor> gradients = run.partial(wanted);
+  Tensors result(args.inputs.size());
+  for (std::size_t k = 0; k < places.size(); ++k) result[places[k]] = std::move(gradients[k]);
+  return result;
+}
+
+void adopt_reference(std::string_view op, Tensors results, Outputs out) {
+  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op, results.size(), out.size());
+  for (std::size_t i = 0; i < results.size(); ++i) copy_(alias(out[i], out[i].layout()), results[i]);
+}
+
+}  // namespace sherd::detail

@@ -1,0 +1,86 @@
+// Scaled dot-product attention (Vaswani et al., 2017) that never stores the weights (Dao et al., 2022).
+#pragma once
+
+#include "runtime/generator.h"
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// What every form of attention shares.
+struct AttentionRule {
+  double scale = 1;
+  bool causal = false;  ///< query i sees keys up to i + Tk - Tq
+  double dropout = 0;
+  RandomKey key;
+  void fields(auto&& on) const {
+    on("scale", scale);
+    on("causal", causal);
+    on("dropout", dropout);
+    on("offset", key.offset);
+  }
+  bool operator==(const AttentionRule&) const = default;
+};
+
+/// Inputs: q (B, H, Tq, D), k and v (B, H, Tk, D). Outputs: (B, H, Tq, D), and the logsumexp of each row (B, H, Tq)
+/// in f32.
+struct Attention {
+  static constexpr std::string_view name = "attention";
+  static constexpr Reads reads{.inputs = 0b111, .outputs = 0b11};
+  AttentionRule rule;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { rule.fields(on); }
+  bool operator==(const Attention&) const = default;
+};
+
+/// Inputs: gradient of the output, q, k, v, output, logsumexp. Outputs: gradients of q, k, v.
+struct AttentionGrad {
+  static constexpr std::string_view name = "attention_grad";
+  static constexpr bool differentiable = false;
+  AttentionRule rule;
+
+  Specs infer(SpecSpan in) const { return {in[1], in[2], in[3]}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const { rule.fields(on); }
+  bool operator==(const AttentionGrad&) const = default;
+};
+
+/// Self-attention on a packed projection: input (B, T, 3 H D) holding q, k and v, output (B, T, H D) and the logsumexp (B, H, T). No copy in or
+/// out, and one gradient for the whole projection.
+struct SelfAttention {
+  static constexpr std::string_view name = "self_attention";
+  static constexpr Reads reads{.inputs = 0b1, .outputs = 0b11};
+  std::int64_t heads = 1;
+  AttentionRule rule;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    on("heads", heads);
+    rule.fields(on);
+  }
+  bool operator==(const SelfAttention&) const = default;
+};
+
+/// Inputs: gradient of the output, qkv, output, logsumexp. Output: gradient of qkv.
+struct SelfAttentionGrad {
+  static constexpr std::string_view name = "self_attention_grad";
+  static constexpr bool differentiable = false;
+  std::int64_t heads = 1;
+  AttentionRule rule;
+
+  Specs infer(SpecSpan in) const { return {in[1]}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("heads", heads);
+    rule.fields(on);
+  }
+  bool operator==(const SelfAttentionGrad&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,20 @@
+// Tensors joined along an axis.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+struct Cat {
+  static constexpr std::string_view name = "cat";
+  static constexpr Reads reads{};
+  int axis = 0;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const { on("axis", axis); }
+  bool operator==(const Cat&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,39 @@
+// Cross entropy of logits against class indices, without storing probabilities.
+#pragma once
+
+#include "runtime/op.h"
+#include "runtime/ops.h"
+
+namespace sherd::ops {
+
+/// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), and each row's logsumexp and
+/// the number of counted targets for the gradient.
+struct CrossEntropy {
+  static constexpr std::string_view name = "cross_entropy";
+  static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};
+  Reduction reduction = Reduction::mean;
+  std::int64_t ignore_index = -100;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    on("reduction", static_cast<int>(reduction));
+    on("ignore_index", ignore_index);
+  }
+  bool operator==(const CrossEntropy&) const = default;
+};
+
+/// Inputs: gradient of the loss, logits, targets, logsumexp, count. Output: gradient of the logits.
+struct CrossEntropyGrad {
+  static constexpr std::string_view name = "cross_entropy_grad";
+  static constexpr bool differentiable = false;
+  CrossEntropy forward;
+
+  Specs infer(SpecSpan in) const { return {in[1]}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  bool operator==(const CrossEntropyGrad&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,40 @@
+// Largest and smallest values.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Over `axes` (bits); NaN wins, and equal values share the gradient evenly, as in PyTorch's amax.
+struct Extreme {
+  static constexpr std::string_view name = "extreme";
+  static constexpr Reads reads{.inputs = 1, .outputs = 1};
+  Mask axes = 0;
+  bool keep = false;
+  bool largest = true;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    on("axes", axes);
+    on("keep", keep);
+    on("largest", largest);
+  }
+  bool operator==(const Extreme&) const = default;
+};
+
+/// Position of the first largest value along one axis, i64.
+struct ArgMax {
+  static constexpr std::string_view name = "argmax";
+  static constexpr bool differentiable = false;
+  int axis = 0;
+  bool keep = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const { on("axis", axis); }
+  bool operator==(const ArgMax&) const = default;
+};
+
+}  // namespace sherd::ops

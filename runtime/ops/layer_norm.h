@@ -1,0 +1,32 @@
+// Layer normalisation over the last axis (Ba, Kiros and Hinton, 2016).
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Inputs: x (..., n), weight (n) or none, bias (n) or none. Outputs: y, and each row's mean and 1/deviation for the gradient.
+struct LayerNorm {
+  static constexpr std::string_view name = "layer_norm";
+  static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};
+  double eps = 1e-5;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { on("eps", eps); }
+  bool operator==(const LayerNorm&) const = default;
+};
+
+/// Inputs: gy, x, weight or none, mean, rstd. Outputs: gradients of x, weight and bias.
+struct LayerNormGrad {
+  static constexpr std::string_view name = "layer_norm_grad";
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  bool operator==(const LayerNormGrad&) const = default;
+};
+
+}  // namespace sherd::ops

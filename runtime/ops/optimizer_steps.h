@@ -1,0 +1,72 @@
+// Optimizer steps over whole lists of parameters at once. Rate and step counts are tensors, so a recorded step can be replayed.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64), then for each parameter
+/// five: p, g, m, v, step (0-d, f64), which counts one up. p, m, v and step are written.
+struct AdamStep {
+  static constexpr std::string_view name = "adam_step_";
+  static constexpr bool differentiable = false;
+  static constexpr std::size_t first = 1, stride = 5;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
+
+  bool writes(std::size_t i) const { return i >= first && (i - first) % stride != 1; }
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("beta1", beta1);
+    on("beta2", beta2);
+    on("eps", eps);
+    on("weight_decay", weight_decay);
+    on("decoupled", decoupled);
+  }
+  bool operator==(const AdamStep&) const = default;
+};
+
+/// One step of SGD, f32. Inputs: lr (0-d, f64), then for each parameter p and g, and with momentum also the buffer and a 0-d f64 count of
+/// steps taken (0: the buffer starts as the gradient). All but lr and g are written.
+struct SgdStep {
+  static constexpr std::string_view name = "sgd_step_";
+  static constexpr bool differentiable = false;
+  static constexpr std::size_t first = 1;
+  double momentum = 0, weight_decay = 0;
+
+  std::size_t stride() const { return momentum != 0 ? 4 : 2; }
+  bool writes(std::size_t i) const { return i >= first && (i - first) % stride() != 1; }
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const {
+    on("momentum", momentum);
+    on("weight_decay", weight_decay);
+  }
+  bool operator==(const SgdStep&) const = default;
+};
+
+/// Euclidean norm of all inputs, f64 0-d; the same bits for every order and split of the elements.
+struct OrderFreeNorm {
+  static constexpr std::string_view name = "order_free_norm";
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  bool operator==(const OrderFreeNorm&) const = default;
+};
+
+/// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64).
+struct ClipScale {
+  static constexpr std::string_view name = "clip_scale_";
+  static constexpr bool differentiable = false;
+  double limit = 1;
+
+  bool writes(std::size_t i) const { return i >= 1; }
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  void fields(auto&& on) const { on("limit", limit); }
+  bool operator==(const ClipScale&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,35 @@
+// Softmax along the last axis.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// softmax, or its logarithm, over the last axis.
+struct Softmax {
+  static constexpr std::string_view name = "softmax";
+  static constexpr Reads reads{.outputs = 1};
+  bool log = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { on("log", log); }
+  bool operator==(const Softmax&) const = default;
+};
+
+/// Inputs: the output and its gradient.
+struct SoftmaxGrad {
+  static constexpr std::string_view name = "softmax_grad";
+  static constexpr bool differentiable = false;
+  bool log = false;
+
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { on("log", log); }
+  bool operator==(const SoftmaxGrad&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,46 @@
+// The largest elements along the last axis.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Outputs: values and their i64 positions, largest first; equal values by position, NaN largest of all.
+struct TopK {
+  static constexpr std::string_view name = "topk";
+  static constexpr Reads reads{.outputs = 0b10};
+  std::int64_t k = 1;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const { on("k", k); }
+  bool operator==(const TopK&) const = default;
+};
+
+/// Along the last axis: x[..., index[..., j]] at j.
+struct Gather {
+  static constexpr std::string_view name = "gather";
+  static constexpr Reads reads{.inputs = 0b10};
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const Gather&) const = default;
+};
+
+/// The inverse: inputs are values and their positions along the last axis of `columns` elements; other places are zero, repeated
+/// positions add up in order.
+struct Scatter {
+  static constexpr std::string_view name = "scatter";
+  static constexpr Reads reads{.inputs = 0b10};
+  std::int64_t columns = 0;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const { on("columns", columns); }
+  bool operator==(const Scatter&) const = default;
+};
+
+}  // namespace sherd::ops
