@@ -1,0 +1,372 @@
+#include "autograd/capture/capture.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "autograd/trace.h"
+#include "runtime/apply.h"
+
+namespace sherd {
+namespace {
+
+constexpr std::uint32_t none = TracedTensor::none;
+
+bool same_layout(const Layout& a, const Layout& b) {
+  return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
+}
+
+std::string describe(const Spec& spec) {
+  std::string text = fmt::format("{} {}", name_of(spec.dtype), spec.shape);
+  return spec.device == Device::cpu() ? text : text + " on " + to_string(spec.device);
+}
+
+class CaptureTracer final : public Tracer {
+ public:
+  explicit CaptureTracer(const std::vector<Tensor>& inputs)
+      : Tracer("capture"), random_(Context::current().generator().state()) {
+    for (const Tensor& t : inputs) {
+      check<StateError>(find(t.storage()) == none,
+                        "capture: two inputs share memory; pass the tensor once, or a clone");
+      inputs_.push_back(add(t.storage()));
+    }
+  }
+
+  void after(const AnyOp& op, Inputs in, Outputs out) override {
+    check<NotImplementedError>(
+        Context::current().generator().state() == random_,
+        "capture: {} drew random numbers, and a replay would repeat them; draw them outside and pass them in",
+        op.name());
+    const std::size_t known = trace_.storages.size();
+    Tracer::after(op, in, out);
+    for (std::size_t i = known; i < trace_.storages.size(); ++i)
+      if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
+  }
+  void host_read(const Tensor& tensor) override {
+    fail<StateError>(
+        "capture: the host reads a tensor of shape {}, and a replay could not react to its value; return it "
+        "from the step "
+        "and read it there",
+        tensor.shape());
+  }
+  void storage_gone(std::uint64_t id) noexcept override { alive_.erase(id); }
+
+  /// `outputs` are what the step returned.
+  void check_alive(const std::vector<Tensor>& outputs) const {
+    for (const TracedStorage& storage : trace_.storages) {
+      if (!alive_.contains(storage.id)) continue;
+      const bool output = std::any_of(outputs.begin(), outputs.end(),
+                                      [&](const Tensor& t) { return t.storage().id() == storage.id; });
+      const TracedOp& maker = trace_.ops[storage.maker];
+      check<StateError>(output,
+                        "capture: the result of {} of shape {} is still alive after the step and is not an "
+                        "output, so a replay "
+                        "could not renew it; run one step before capturing so that optimizer state exists, "
+                        "call zero_grad at the end "
+                        "of the step, or return the tensor",
+                        maker.op->name(), maker.out[0].layout.shape);
+    }
+  }
+
+  std::vector<std::uint32_t> inputs_;  // storages
+  Trace take() { return std::move(trace_); }
+  std::uint32_t index_of(const Storage& storage) const { return find(storage); }
+
+ private:
+  RandomKey random_;
+  std::unordered_set<std::uint64_t> alive_;  // ids that ops of the trace made
+};
+
+}  // namespace
+
+struct Program::Impl {
+  /// What stands behind a storage of the trace during a replay.
+  enum class Home { outside, input, workspace, output };
+  struct Place {
+    Home home = Home::workspace;
+    std::uint32_t index = 0;             // of the input, or of the workspace buffer
+    std::vector<std::uint32_t> tensors;  // that lie in it
+  };
+  /// A tensor of the trace, made once; during a replay its storage is there.
+  struct Value {
+    std::uint32_t storage;
+    std::int64_t offset;
+    std::string name;
+    Tensor tensor;
+  };
+  struct Step {
+    Ref<const AnyOp> op;
+    std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
+    Tensors bound_in, bound_out;         // the same as handles
+  };
+  struct Buffer {
+    Device device;
+    std::size_t bytes = 0;
+    bool free = false;
+    Ref<Storage> memory;
+  };
+
+  Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
+  std::vector<Tensor> replay(const std::vector<Tensor>& given);
+  std::string text() const;
+
+  Trace trace;
+  std::vector<Place> places;  // by storage of the trace
+  std::vector<Value> values;
+  std::vector<Step> steps;
+  std::vector<Buffer> workspace;
+  std::vector<std::uint32_t> inputs, results;  // values
+  std::vector<Tensor> first;                   // outputs of the captured run
+
+ private:
+  std::uint32_t value_of(const TracedTensor& t);
+  void name_values();
+  void plan();
+  std::uint32_t take_buffer(const TracedStorage& storage);
+  void check_input(std::size_t i, const Tensor& given) const;
+  void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
+  void bind_all(const std::vector<Tensor>& given);
+  void unbind() noexcept;
+  struct Bound;
+};
+
+std::uint32_t Program::Impl::value_of(const TracedTensor& t) {
+  if (t.storage == none) return none;
+  Place& place = places[t.storage];
+  for (const std::uint32_t known : place.tensors) {
+    const Tensor& tensor = values[known].tensor;
+    if (tensor.dtype() == t.dtype && same_layout(tensor.layout(), t.layout)) return known;
+  }
+  const auto index = static_cast<std::uint32_t>(values.size());
+  place.tensors.push_back(index);
+  Tensor tensor(make_ref<TensorImpl>(trace.storages[t.storage].outside, t.layout, t.dtype));
+  values.push_back({t.storage, t.layout.offset, {}, std::move(tensor)});
+  return index;
+}
+
+Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
+                    const std::vector<Tensor>& returned)
+    : first(returned) {
+  std::vector<TracedTensor> ins, outs;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    ins.push_back({tracer.inputs_[i], given[i].dtype(), given[i].layout()});
+  for (const Tensor& t : returned) outs.push_back({tracer.index_of(t.storage()), t.dtype(), t.layout()});
+  trace = tracer.take();
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    if (outs[i].storage != none) continue;  // a tensor that no op of the step met
+    outs[i].storage = static_cast<std::uint32_t>(trace.storages.size());
+    TracedStorage& storage = trace.storages.emplace_back();
+    storage.device = returned[i].device();
+    storage.outside = returned[i].storage_ref();
+  }
+  places.resize(trace.storages.size());
+  for (std::size_t i = 0; i < places.size(); ++i)
+    if (trace.storages[i].outside) places[i].home = Home::outside;
+  for (std::uint32_t i = 0; i < ins.size(); ++i) {
+    places[ins[i].storage].home = Home::input;
+    places[ins[i].storage].index = i;
+    inputs.push_back(value_of(ins[i]));
+  }
+  for (const TracedTensor& t : outs)
+    if (places[t.storage].home == Home::workspace) places[t.storage].home = Home::output;
+  for (const TracedOp& traced : trace.ops) {
+    Step& step = steps.emplace_back();
+    step.op = traced.op;
+    for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
+    for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
+  }
+  for (const TracedTensor& t : outs) results.push_back(value_of(t));
+  for (Step& step : steps) {
+    for (const std::uint32_t v : step.in) step.bound_in.push_back(v == none ? Tensor{} : values[v].tensor);
+    for (const std::uint32_t v : step.out) step.bound_out.push_back(values[v].tensor);
+  }
+  name_values();
+  plan();
+}
+
+void Program::Impl::name_values() {
+  for (std::size_t i = 0; i < inputs.size(); ++i) values[inputs[i]].name = fmt::format("%x{}", i);
+  int made = 0, outside = 0;
+  const auto name = [&](std::uint32_t v, bool by_op) {
+    if (v == none || !values[v].name.empty()) return;
+    const bool met = !by_op && places[values[v].storage].home == Home::outside;
+    values[v].name = met ? fmt::format("%p{}", outside++) : fmt::format("%{}", made++);
+  };
+  for (const Step& step : steps) {
+    for (const std::uint32_t v : step.in) name(v, false);
+    for (const std::uint32_t v : step.out) name(v, true);
+  }
+  for (const std::uint32_t v : results) name(v, false);
+}
+
+std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
+  std::uint32_t best = none;
+  const auto better = [&](std::size_t a, std::size_t b) {  // enough and smallest, else largest
+    const bool a_fits = a >= storage.bytes, b_fits = b >= storage.bytes;
+    return a_fits != b_fits ? a_fits : a_fits ? a < b : a > b;
+  };
+  for (std::uint32_t i = 0; i < workspace.size(); ++i) {
+    if (!workspace[i].free || workspace[i].device != storage.device) continue;
+    if (best == none || better(workspace[i].bytes, workspace[best].bytes)) best = i;
+  }
+  if (best == none) {
+    best = static_cast<std::uint32_t>(workspace.size());
+    workspace.push_back({storage.device, 0, false, {}});
+  }
+  workspace[best].bytes = std::max(workspace[best].bytes, storage.bytes);
+  workspace[best].free = false;
+  return best;
+}
+
+/// Gives every value between the ops a buffer from its making to its last use.
+void Program::Impl::plan() {
+  std::vector<std::uint32_t> last(trace.storages.size(), none);
+  for (std::uint32_t i = 0; i < trace.ops.size(); ++i)
+    for (const auto* list : {&trace.ops[i].in, &trace.ops[i].out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none) last[t.storage] = i;
+  for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
+    const TracedOp& traced = trace.ops[i];
+    for (const TracedTensor& t : traced.out) {
+      Place& place = places[t.storage];
+      if (place.home == Home::workspace && trace.storages[t.storage].maker == i)
+        place.index = take_buffer(trace.storages[t.storage]);
+    }
+    // Only after the outputs have theirs: an op never writes over what it still reads.
+    for (const auto* list : {&traced.in, &traced.out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
+          workspace[places[t.storage].index].free = true;
+  }
+}
+
+void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
+  const Value& value = values[inputs[i]];
+  const Layout& layout = value.tensor.layout();
+  const Device device = trace.storages[value.storage].device;
+  check<ShapeError>(given.shape() == layout.shape,
+                    "replay: input {} has shape {}, the program was captured with {}; capture again for "
+                    "another shape",
+                    i, given.shape(), layout.shape);
+  check<DTypeError>(given.dtype() == value.tensor.dtype(),
+                    "replay: input {} is {}, the program was captured with {}", i, name_of(given.dtype()),
+                    name_of(value.tensor.dtype()));
+  check<DeviceError>(given.device() == device, "replay: input {} is on {}, the program was captured on {}", i,
+                     to_string(given.device()), to_string(device));
+  check<ShapeError>(given.strides() == layout.strides,
+                    "replay: input {} has strides {}, the program was captured with {}; pass a "
+                    "contiguous copy to both",
+                    i, given.strides(), layout.strides);
+}
+
+void Program::Impl::bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift) {
+  for (const std::uint32_t v : places[storage].tensors) {
+    TensorImpl& impl = *values[v].tensor.impl();
+    impl.storage = memory;
+    impl.layout.offset = values[v].offset + shift;
+  }
+}
+
+void Program::Impl::bind_all(const std::vector<Tensor>& given) {
+  for (Buffer& buffer : workspace)
+    if (!buffer.memory) buffer.memory = Storage::allocate(buffer.device, buffer.bytes);
+  for (std::uint32_t i = 0; i < places.size(); ++i) {
+    const Place& place = places[i];
+    if (place.home == Home::workspace) {
+      bind(i, workspace[place.index].memory);
+    } else if (place.home == Home::output) {
+      bind(i, Storage::allocate(trace.storages[i].device, trace.storages[i].bytes));
+    } else if (place.home == Home::input) {
+      const Tensor& input = given[place.index];
+      bind(i, input.storage_ref(), input.layout().offset - values[inputs[place.index]].offset);
+    }
+  }
+}
+
+/// The program keeps nobody's memory between replays but its own.
+void Program::Impl::unbind() noexcept {
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
+}
+
+struct Program::Impl::Bound {
+  explicit Bound(Impl& impl) : impl(impl) {}
+  ~Bound() { impl.unbind(); }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+  Impl& impl;
+};
+
+std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
+  check<ValueError>(given.size() == inputs.size(),
+                    "replay: {} inputs given, the program was captured with {}", given.size(), inputs.size());
+  for (std::size_t i = 0; i < given.size(); ++i) check_input(i, given[i]);
+  const NoGrad no_grad;
+  const Bound bound(*this);
+  bind_all(given);
+  for (Step& step : steps) {
+    if (step.op->is_view()) continue;
+    run_again(*step.op, step.bound_in, step.bound_out);
+    if (!step.op->mutating()) continue;
+    for (std::size_t i = 0; i < step.bound_in.size(); ++i)
+      if (step.op->writes(i)) step.bound_in[i].storage().bump_version();
+  }
+  std::vector<Tensor> outputs;
+  for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
+  return outputs;
+}
+
+std::string Program::Impl::text() const {
+  const auto spec = [&](std::uint32_t v) {
+    const Tensor& t = values[v].tensor;
+    return describe({t.shape(), t.dtype(), trace.storages[values[v].storage].device});
+  };
+  const auto list = [&](const auto& ids, auto&& print) {
+    std::string text;
+    for (const std::uint32_t v : ids) text += (text.empty() ? "" : ", ") + print(v);
+    return text;
+  };
+  const auto name = [&](std::uint32_t v) { return v == none ? std::string("none") : values[v].name; };
+  const auto declare = [&](std::uint32_t v) { return name(v) + " : " + spec(v); };
+  std::string text = "inputs " + list(inputs, declare) + "\n";
+  std::vector<std::string> outside;
+  for (std::uint32_t v = 0; v < values.size(); ++v) {
+    if (!values[v].name.starts_with("%p")) continue;
+    std::string line = "outside " + declare(v);
+    // Another view of memory that was named before.
+    const std::uint32_t base = places[values[v].storage].tensors.front();
+    if (base != v) line += ", in " + name(base);
+    outside.push_back(std::move(line));
+  }
+  for (const std::string& line : outside) text += line + "\n";
+  for (const Step& step : steps)
+    text += fmt::format("{} = {}({}) : {}\n", list(step.out, name), step.op->text(), list(step.in, name),
+                        list(step.out, spec));
+  return text + "return " + list(results, name) + "\n";
+}
+
+Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Program::Program(Program&&) noexcept = default;
+Program& Program::operator=(Program&&) noexcept = default;
+Program::~Program() = default;
+
+std::vector<Tensor> Program::replay(const std::vector<Tensor>& inputs) { return impl_->replay(inputs); }
+const std::vector<Tensor>& Program::outputs() const { return impl_->first; }
+std::size_t Program::size() const { return impl_->steps.size(); }
+std::size_t Program::workspace_bytes() const {
+  std::size_t bytes = 0;
+  for (const Impl::Buffer& buffer : impl_->workspace) bytes += buffer.bytes;
+  return bytes;
+}
+
+Program capture(const Step& step, const std::vector<Tensor>& inputs) {
+  CaptureTracer tracer(inputs);
+  const Listening listening(tracer);
+  std::vector<Tensor> outputs;
+  for (const Tensor& t : step(inputs)) outputs.push_back(t.detach());
+  tracer.check_alive(outputs);
+  return Program(std::make_unique<Program::Impl>(tracer, inputs, outputs));
+}
+
+std::string to_string(const Program& program) { return program.impl_->text(); }
+
+}  // namespace sherd

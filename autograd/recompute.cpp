@@ -1,0 +1,272 @@
+#include "autograd/recompute.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "autograd/node.h"
+#include "autograd/trace.h"
+#include "runtime/apply.h"
+
+namespace sherd {
+namespace {
+
+constexpr std::uint32_t none = TracedTensor::none;
+
+/// A finished region: owns the storages that it released, and runs its ops again when one is needed.
+class Region final : public StorageOwner {
+ public:
+  explicit Region(Trace trace) : trace_(std::move(trace)) {}
+
+  /// The storage at `index` of the trace is this region's from now on.
+  void hold(Storage& storage, std::uint32_t index) {
+    held_[&storage] = {index, 0};
+    by_index_[index] = &storage;
+  }
+  /// Forgets ops that no held storage depends on, and the tensors from outside that only those read.
+  void trim();
+
+  void need(Storage& storage) override;
+  void expect_reads(Storage& storage, int reads) override { held_.at(&storage).reads += reads; }
+  void read_done(Storage& storage) override;
+  void forget_reads(Storage& storage) noexcept override;
+  void storage_gone(Storage& storage) noexcept override;
+
+ private:
+  struct Held {
+    std::uint32_t index = none;
+    int reads = 0;  // that a backward under way still has before it
+  };
+  /// Which ops to run for some wanted storages, and for how long to keep each buffer.
+  struct Plan {
+    std::vector<std::uint32_t> ops;  // in order
+    std::vector<std::uint32_t>
+        last_use;  // by storage: the op after which its buffer is free; none if unused or wanted
+  };
+
+  Plan plan(const std::vector<bool>& wanted) const;
+  bool usable(std::uint32_t index) const;
+  void check_outside(const TracedOp& traced) const;
+
+  Trace trace_;
+  std::unordered_map<const Storage*, Held> held_;
+  std::unordered_map<std::uint32_t, Storage*> by_index_;
+};
+
+/// Resident, and the same at every point of the region.
+bool Region::usable(std::uint32_t index) const {
+  const auto at = by_index_.find(index);
+  return at != by_index_.end() && at->second->resident() && !trace_.storages[index].rewritten;
+}
+
+Region::Plan Region::plan(const std::vector<bool>& wanted) const {
+  Plan plan{{}, std::vector<std::uint32_t>(trace_.storages.size(), none)};
+  std::vector<bool> needed = wanted;
+  const auto touch = [&](const TracedTensor& t, std::uint32_t op) {
+    if (t.storage == none || needed[t.storage] || trace_.storages[t.storage].outside || usable(t.storage))
+      return;
+    needed[t.storage] = true;
+    plan.last_use[t.storage] = op;
+  };
+  for (auto i = static_cast<std::uint32_t>(trace_.ops.size()); i-- > 0;) {
+    const TracedOp& traced = trace_.ops[i];
+    if (traced.op->is_view() || std::none_of(traced.out.begin(), traced.out.end(),
+                                             [&](const TracedTensor& t) { return needed[t.storage]; }))
+      continue;
+    plan.ops.push_back(i);
+    for (const TracedTensor& t : traced.out) touch(t, i);
+    for (const TracedTensor& t : traced.in) touch(t, i);
+  }
+  std::reverse(plan.ops.begin(), plan.ops.end());
+  return plan;
+}
+
+void Region::trim() {
+  std::vector<bool> wanted(trace_.storages.size());
+  for (const auto& [storage, held] : held_) wanted[held.index] = true;
+  const Plan kept = plan(wanted);
+  std::vector<TracedOp> ops;
+  std::vector<bool> read(trace_.storages.size());
+  for (const std::uint32_t i : kept.ops) {
+    for (const TracedTensor& t : trace_.ops[i].in)
+      if (t.storage != none) read[t.storage] = true;
+    ops.push_back(std::move(trace_.ops[i]));
+  }
+  trace_.ops = std::move(ops);
+  for (std::size_t i = 0; i < read.size(); ++i)
+    if (!read[i]) trace_.storages[i].outside = {};
+}
+
+void Region::check_outside(const TracedOp& traced) const {
+  for (const TracedTensor& t : traced.in) {
+    if (t.storage == none) continue;
+    const TracedStorage& storage = trace_.storages[t.storage];
+    check<StateError>(!storage.outside || storage.outside->version() == storage.version,
+                      "recompute: an input of {} of shape {} was changed in place after the region ran "
+                      "(version {}, now {}), so its "
+                      "ops cannot run again; change a clone of it instead",
+                      traced.op->name(), t.layout.shape, storage.version,
+                      storage.outside ? storage.outside->version() : 0);
+  }
+}
+
+void Region::need(Storage& asked) {
+  std::vector<bool> wanted(trace_.storages.size());
+  for (const auto& [storage, held] : held_)
+    if (!storage->resident() && (storage == &asked || held.reads > 0)) wanted[held.index] = true;
+  const Plan plan = this->plan(wanted);
+  for (const std::uint32_t i : plan.ops) check_outside(trace_.ops[i]);
+
+  // Everything is computed aside first: an op that throws leaves every storage as it was.
+  const NoGrad no_grad;
+  std::vector<Ref<Storage>> memory(trace_.storages.size());
+  const auto tensor = [&](const TracedTensor& t) {
+    if (t.storage == none) return Tensor{};
+    const TracedStorage& storage = trace_.storages[t.storage];
+    Ref<Storage>& own = memory[t.storage];
+    if (!own && !storage.outside && !usable(t.storage))
+      own = Storage::allocate(storage.device, storage.bytes);
+    Ref<Storage> source = own               ? own
+                          : storage.outside ? storage.outside
+                                            : Ref<Storage>(by_index_.at(t.storage));
+    return Tensor(make_ref<TensorImpl>(std::move(source), t.layout, t.dtype));
+  };
+  for (const std::uint32_t i : plan.ops) {
+    const TracedOp& traced = trace_.ops[i];
+    Tensors in, out;
+    for (const TracedTensor& t : traced.in) in.push_back(tensor(t));
+    for (const TracedTensor& t : traced.out) out.push_back(tensor(t));
+    run_again(*traced.op, in, out);
+    in.clear();
+    out.clear();
+    for (const auto* list : {&traced.in, &traced.out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none && plan.last_use[t.storage] == i) memory[t.storage] = {};
+  }
+  for (std::uint32_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
+}
+
+void Region::read_done(Storage& storage) {
+  Held& held = held_.at(&storage);
+  if (held.reads > 0 && --held.reads == 0 && storage.pins() == 0) storage.release();
+}
+
+void Region::forget_reads(Storage& storage) noexcept {
+  held_.at(&storage).reads = 0;
+  if (storage.pins() == 0) storage.release();
+}
+
+void Region::storage_gone(Storage& storage) noexcept {
+  const auto at = held_.find(&storage);
+  by_index_.erase(at->second.index);
+  held_.erase(at);
+}
+
+/// Whether a region is being recorded on this rank.
+struct RecordingState {
+  bool active = false;
+};
+RecordingState& state() { return Context::current().slot<RecordingState>(); }
+
+}  // namespace
+
+namespace detail {
+
+class Recording::Recorder final : public Tracer {
+ public:
+  Recorder() : Tracer("recompute"), listening_(*this) { state().active = true; }
+  ~Recorder() override { state().active = false; }
+
+  void after(const AnyOp& op, Inputs in, Outputs out) override {
+    Tracer::after(op, in, out);
+    for (const Tensor& t : out)
+      if (const AutogradRecord* record = record_of(t); record != nullptr && record->edge.node)
+        nodes_.insert(record->edge.node.get());
+  }
+  void finish();
+
+  std::vector<Tensor> outputs;
+
+ protected:
+  void before_outside_write(const AnyOp& op, const Tensor& tensor) override {
+    fail<StateError>(
+        "recompute: {} writes a tensor of shape {} that no op of the region made; running the region again "
+        "would write "
+        "it twice, so write it outside the region",
+        op.name(), tensor.shape());
+  }
+
+ private:
+  struct Kept {
+    Storage* storage = nullptr;
+    std::uint32_t handles = 0;
+  };
+  std::unordered_map<std::uint32_t, Kept> kept_by_graph() const;
+
+  std::unordered_set<const Node*> nodes_;  // of the region; some may be gone
+  Listening listening_;
+};
+
+/// Storages that the region made and the graph behind its outputs keeps, with the number of handles there.
+std::unordered_map<std::uint32_t, Recording::Recorder::Kept> Recording::Recorder::kept_by_graph() const {
+  std::unordered_map<std::uint32_t, Kept> kept;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> stack;
+  const auto meet = [&](const Node* node) {
+    if (node != nullptr && nodes_.contains(node) && seen.insert(node).second) stack.push_back(node);
+  };
+  const auto count = [&](const SavedTensor& saved) {
+    if (!saved.value.defined()) return;
+    const std::uint32_t index = find(saved.value.storage());
+    if (index == none || trace_.storages[index].outside) return;
+    Kept& entry = kept[index];
+    entry.storage = &saved.value.storage();
+    ++entry.handles;
+  };
+  for (const Tensor& t : outputs)
+    if (const AutogradRecord* record = record_of(t)) meet(record->edge.node.get());
+  while (!stack.empty()) {
+    const Node* node = stack.back();
+    stack.pop_back();
+    for (const SavedTensor& saved : node->saved_inputs) count(saved);
+    for (const SavedTensor& saved : node->saved_outputs) count(saved);
+    for (const Edge& edge : node->edges) meet(edge.node.get());
+  }
+  return kept;
+}
+
+void Recording::Recorder::finish() {
+  auto kept = kept_by_graph();
+  // Somebody else's handle (an output, a tensor put aside) would meet a storage that is not there, and saves
+  // no memory.
+  std::erase_if(kept, [&](const auto& entry) {
+    const auto& [index, k] = entry;
+    return k.storage->use_count() > k.handles || k.storage->owned() ||
+           k.storage->version() != trace_.storages[index].version;
+  });
+  if (kept.empty()) return;
+  const auto region = std::make_shared<Region>(std::move(trace_));
+  for (const auto& [index, k] : kept) region->hold(*k.storage, index);
+  region->trim();
+  for (const auto& [index, k] : kept) {
+    k.storage->set_owner(region);
+    k.storage->release();
+  }
+}
+
+Recording::Recording() {
+  if (Context::current().grad_enabled() && !state().active) recorder_ = std::make_unique<Recorder>();
+}
+Recording::~Recording() = default;
+
+void Recording::add_output(const Tensor& tensor) {
+  if (recorder_ && tensor.defined()) recorder_->outputs.push_back(tensor);
+}
+
+void Recording::finish() {
+  if (recorder_) recorder_->finish();
+  recorder_.reset();
+}
+
+}  // namespace detail
+}  // namespace sherd

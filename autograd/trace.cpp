@@ -1,0 +1,74 @@
+#include "autograd/trace.h"
+
+namespace sherd {
+
+std::uint32_t Tracer::find(const Storage& storage) const {
+  const auto at = index_.find(storage.id());
+  return at != index_.end() ? at->second : TracedTensor::none;
+}
+
+std::uint32_t Tracer::add(const Storage& storage) {
+  const auto index = static_cast<std::uint32_t>(trace_.storages.size());
+  TracedStorage& traced = trace_.storages.emplace_back();
+  traced.id = storage.id();
+  traced.device = storage.device();
+  traced.bytes = storage.bytes();
+  traced.version = storage.version();
+  index_.emplace(traced.id, index);
+  return index;
+}
+
+void Tracer::before_outside_write(const AnyOp&, const Tensor&) {}
+
+void Tracer::check_version(const AnyOp& op, const Tensor& tensor) const {
+  const std::uint32_t known = find(tensor.storage());
+  if (known == TracedTensor::none) return;
+  const std::uint32_t version = trace_.storages[known].version;
+  check<StateError>(
+      tensor.storage().version() == version,
+      "{}: an input of {} of shape {} was written past the ops, through a host pointer (version {}, now {}); "
+      "write it before the call, or with an op",
+      call_, op.name(), tensor.shape(), version, tensor.storage().version());
+}
+
+void Tracer::before_write(const AnyOp& op, Inputs in) {
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (!in[i].defined()) continue;
+    check_version(op, in[i]);
+    if (!op.writes(i)) continue;
+    const std::uint32_t known = find(in[i].storage());
+    if (known == TracedTensor::none || trace_.storages[known].outside) before_outside_write(op, in[i]);
+  }
+}
+
+TracedTensor Tracer::describe(const Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  std::uint32_t storage = find(tensor.storage());
+  if (storage == TracedTensor::none) {
+    storage = add(tensor.storage());
+    trace_.storages[storage].outside = tensor.storage_ref();
+  }
+  return {storage, tensor.dtype(), tensor.layout()};
+}
+
+void Tracer::after(const AnyOp& op, Inputs in, Outputs out) {
+  const auto index = static_cast<std::uint32_t>(trace_.ops.size());
+  TracedOp traced{op.keep(), {}, {}};
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (!op.mutating() && in[i].defined()) check_version(op, in[i]);
+    traced.in.push_back(describe(in[i]));
+  }
+  for (const Tensor& t : out) {
+    if (find(t.storage()) == TracedTensor::none) trace_.storages[add(t.storage())].maker = index;
+    traced.out.push_back(describe(t));
+  }
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (!op.writes(i)) continue;
+    TracedStorage& storage = trace_.storages[traced.in[i].storage];
+    storage.rewritten = true;
+    storage.version = in[i].storage().version();
+  }
+  trace_.ops.push_back(std::move(traced));
+}
+
+}  // namespace sherd
