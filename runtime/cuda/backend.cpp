@@ -1,0 +1,134 @@
+#include "runtime/cuda/backend.h"
+
+#include <limits>
+#include <mutex>
+
+#include "runtime/context.h"
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/rank.h"
+
+namespace sherd {
+namespace cuda {
+namespace {
+
+KernelTable make_table() {
+  KernelTable table;
+  add_unary_kernels(table);
+  add_unary_grad_kernels(table);
+  add_binary_kernels(table);
+  add_binary_grad_kernels(table);
+  add_comparison_kernels(table);
+  add_scalar_kernels(table);
+  add_copy_kernels(table);
+  add_creation_kernels(table);
+  add_matmul_kernels(table);
+  add_sum_kernels(table);
+  return table;
+}
+
+/// Keeps freed memory with the process: a step allocates what the step before freed.
+void keep_freed_memory(int index) {
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda memory pool");
+  std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+  check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "cuda memory pool");
+}
+
+bool is_pinned(const void* host) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, host), "cuda copy");
+  return attributes.type == cudaMemoryTypeHost;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend() : table_(make_table()) {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    check<DeviceError>(status == cudaSuccess && count > 0, "cuda: no GPU can be used here ({}); use cpu",
+                       status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
+    for (int i = 0; i < count; ++i) keep_freed_memory(i);
+  }
+
+  void* allocate(Device device, std::size_t bytes) override {
+    const cudaStream_t stream = stream_of(device);
+    void* data = nullptr;
+    bytes = std::max<std::size_t>(bytes, 1);  // null would mean "released"
+    cudaError_t status = cudaMallocAsync(&data, bytes, stream);
+    if (status == cudaErrorMemoryAllocation) {
+      // What other ranks freed may not be ours yet; after a wait it is.
+      cudaGetLastError();
+      check_cuda(cudaDeviceSynchronize(), "cuda memory");
+      status = cudaMallocAsync(&data, bytes, stream);
+    }
+    if (status == cudaErrorMemoryAllocation) refuse_memory(device, bytes);
+    check_cuda(status, "cuda memory");
+    return data;
+  }
+
+  void deallocate(Device device, void* data, std::size_t) noexcept override {
+    try {
+      // A thread that is ending has waited for its stream already.
+      cudaStream_t stream = nullptr;
+      if (Context::current_or_null() != nullptr) stream = stream_of(device);
+      else check_cuda(cudaSetDevice(device.index), "cuda device");
+      cudaFreeAsync(data, stream);
+    } catch (const Error&) {  // a device that failed keeps its memory
+    }
+  }
+
+  void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) override {
+    if (bytes == 0) return;
+    if (!to_device.is_cpu() && !from_device.is_cpu() && to_device != from_device)
+      return copy_between(to, to_device, from, from_device, bytes);
+    const cudaStream_t stream = stream_of(to_device.is_cpu() ? from_device : to_device);
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cuda copy");
+    // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it before.
+    if (to_device.is_cpu() || (from_device.is_cpu() && is_pinned(from)))
+      check_cuda(cudaStreamSynchronize(stream), "cuda copy");
+  }
+
+  Kernel kernel(std::type_index op) const override { return table_.find(op); }
+
+  void synchronize(Device device) override {
+    check_cuda(cudaStreamSynchronize(stream_of(device)), fmt::format("synchronize {}", to_string(device)));
+  }
+
+ private:
+  static void copy_between(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
+    const cudaStream_t source = stream_of(from_device), target = stream_of(to_device);
+    Event written, read;
+    written.order(source, target);
+    check_cuda(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, target), "cuda copy");
+    read.order(target, source);
+  }
+
+  [[noreturn]] static void refuse_memory(Device device, std::size_t bytes) {
+    cudaGetLastError();
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    fail<OutOfMemoryError>("{}: no memory for {} bytes; {} of {} are free; use smaller batches or free tensors",
+                           to_string(device), bytes, free, total);
+  }
+
+  KernelTable table_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Backend& cuda_backend() {
+  static cuda::CudaBackend instance;  // a table and no state; made again at the next call when it throws
+  return instance;
+}
+
+int cuda_device_count() noexcept {
+  static const int devices = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  }();
+  return devices;
+}
+
+}  // namespace sherd

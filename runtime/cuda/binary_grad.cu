@@ -1,0 +1,13 @@
+#include "runtime/cuda/elementwise.cuh"
+#include "runtime/ops/elementwise_list.h"
+
+namespace sherd::cuda {
+
+void add_binary_grad_kernels(KernelTable& table) {
+  ops::ArithmeticOps::for_each([&]<class O>() {
+    add_gradient<O, 0>(table);
+    add_gradient<O, 1>(table);
+  });
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,103 @@
+// Tensors of one value, of evenly spaced and of random numbers.
+#include <cmath>
+#include <cstring>
+
+#include "runtime/cuda/launchers.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
+#include "runtime/ops/arange.h"
+#include "runtime/ops/dropout.h"
+#include "runtime/ops/full.h"
+#include "runtime/ops/random.h"
+#include "runtime/random.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// The bytes of `value` as one element.
+std::uint64_t bits_of(double value, DType dtype) {
+  std::uint64_t bits = 0;
+  dispatch(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T element = static_cast<T>(static_cast<compute_t<T>>(value));
+    std::memcpy(&bits, &element, sizeof element);
+  });
+  return bits;
+}
+
+void fill(std::string_view op, const Tensor& x, double value) {
+  if (x.numel() == 0) return;
+  Tensor out = x;
+  launch_fill(plan({}, Outputs(&out, 1)), bits_of(value, x.dtype()));
+  check_launch(op);
+}
+
+void full_kernel(const void* op, Inputs, Outputs out) {
+  fill(ops::Full::name, out[0], static_cast<const ops::Full*>(op)->value);
+}
+void fill_kernel(const void* op, Inputs in, Outputs) { fill(ops::Fill::name, in[0], static_cast<const ops::Fill*>(op)->value); }
+
+void arange_kernel(const void* erased, Inputs, Outputs out) {
+  const auto& op = *static_cast<const ops::Arange*>(erased);
+  if (out[0].numel() == 0) return;
+  launch_arange(out[0].dtype(), op.start, op.step, out[0].raw(), out[0].numel(), stream_of(out[0].device()));
+  check_launch(op.name);
+}
+
+/// Random kernels make numbers of `T`; other dtypes convert from them, as on the CPU.
+template <class T, class Launch>
+void make_then_cast(std::string_view op, const Tensor& out, Launch&& launch) {
+  if (out.numel() == 0) return;
+  const Tensor made = out.dtype() == dtype_of<T> ? out : empty(out.shape(), {dtype_of<T>, out.device()});
+  launch(reinterpret_cast<T*>(made.raw()), stream_of(out.device()));
+  check_launch(op);
+  if (!made.is(out)) copy_(alias(out, out.layout()), made);
+}
+
+void uniform_kernel(const void* erased, Inputs, Outputs out) {
+  const auto& op = *static_cast<const ops::Uniform*>(erased);
+  const float base = static_cast<float>(op.low), range = static_cast<float>(op.high - op.low);
+  // Rounding may reach `high`, which does not belong to the interval.
+  const float top = std::nextafter(static_cast<float>(op.high), base);
+  make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
+    launch_uniform(op.key, base, range, top, y, out[0].numel(), stream);
+  });
+}
+
+void normal_kernel(const void* erased, Inputs, Outputs out) {
+  const auto& op = *static_cast<const ops::Normal*>(erased);
+  make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
+    launch_normal(op.key, static_cast<float>(op.mean), static_cast<float>(op.stddev), y, out[0].numel(), stream);
+  });
+}
+
+void integer_kernel(const void* erased, Inputs, Outputs out) {
+  const auto& op = *static_cast<const ops::RandomInteger*>(erased);
+  const std::uint64_t range = static_cast<std::uint64_t>(op.high) - static_cast<std::uint64_t>(op.low);
+  make_then_cast<std::int64_t>(op.name, out[0], [&](std::int64_t* y, cudaStream_t stream) {
+    launch_integers(op.key, op.low, range, y, out[0].numel(), stream);
+  });
+}
+
+void dropout_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::Dropout*>(erased);
+  if (out[0].numel() == 0) return;
+  const Tensor x = contiguous(in[0]);
+  launch_dropout(x.dtype(), op.key, drop_threshold(op.p), op.p < 1 ? 1 / (1 - op.p) : 0, x.raw(), out[0].raw(), x.numel(),
+                 stream_of(x.device()));
+  check_launch(op.name);
+}
+
+}  // namespace
+
+void add_creation_kernels(KernelTable& table) {
+  table.add<ops::Full>(full_kernel);
+  table.add<ops::Fill>(fill_kernel);
+  table.add<ops::Arange>(arange_kernel);
+  table.add<ops::Uniform>(uniform_kernel);
+  table.add<ops::Normal>(normal_kernel);
+  table.add<ops::RandomInteger>(integer_kernel);
+  table.add<ops::Dropout>(dropout_kernel);
+}
+
+}  // namespace sherd::cuda

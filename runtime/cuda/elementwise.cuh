@@ -1,0 +1,138 @@
+// Elementwise kernels: one functor, every dtype that it takes, a wide path for dense operands and a strided one.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+#include "runtime/cuda/kernels.h"
+#include "runtime/functor.h"
+
+namespace sherd::cuda {
+
+template <class T>
+__device__ constexpr compute_t<T> widen(T x) {
+  return static_cast<compute_t<T>>(x);
+}
+
+/// Elements that one thread loads and stores at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+/// Where the operands' elements with the row-major index `i` lie.
+template <int Operands, class Index>
+__device__ void offsets_of(const Plan& p, Index i, std::int64_t (&at)[Operands]) {
+  for (int k = 0; k < Operands; ++k) at[k] = 0;
+  for (int d = p.rank - 1; d > 0; --d) {
+    const Index size = static_cast<Index>(p.sizes[d]), rest = i / size;
+    const auto index = static_cast<std::int64_t>(i - rest * size);
+    for (int k = 0; k < Operands; ++k) at[k] += index * p.strides[k][d];
+    i = rest;
+  }
+  if (p.rank > 0)
+    for (int k = 0; k < Operands; ++k) at[k] += static_cast<std::int64_t>(i) * p.strides[k][0];
+}
+
+template <class F, class TO, class... TI, std::size_t... I>
+__device__ void strided_element(const F& f, const Plan& p, std::int64_t i, std::index_sequence<I...>) {
+  std::int64_t at[sizeof...(TI) + 1];
+  if (p.numel <= 0x7fffffff) offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
+  else offsets_of(p, static_cast<std::uint64_t>(i), at);
+  static_cast<TO*>(p.data[0])[at[0]] =
+      static_cast<TO>(f(widen(static_cast<const TI*>(p.data[I + 1])[at[I + 1]])...));
+}
+
+template <class F, class TO, class... TI>
+__global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Plan p) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel; i += step)
+    strided_element<F, TO, TI...>(f, p, i, std::index_sequence_for<TI...>{});
+}
+
+template <class TO, int V, class F, class... TI>
+__device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
+  Pack<TO, V> out;
+#pragma unroll
+  for (int j = 0; j < V; ++j) out.at[j] = static_cast<TO>(f(widen(in.at[j])...));
+  return out;
+}
+
+template <int V, class F, class TO, class... TI>
+__global__ void __launch_bounds__(threads_per_block) dense_kernel(F f, std::int64_t n, TO* out, const TI*... in) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = first; i < n / V; i += step)
+    reinterpret_cast<Pack<TO, V>*>(out)[i] = map_packs<TO, V>(f, reinterpret_cast<const Pack<TI, V>*>(in)[i]...);
+  for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = static_cast<TO>(f(widen(in[i])...));
+}
+
+template <class F, class TO, class... TI>
+void launch(const F& f, const Plan& p) {
+  constexpr int pack = ((sizeof(TO) == 8) || ... || (sizeof(TI) == 8)) ? 2 : 4;
+  if (p.dense) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      dense_kernel<pack, F, TO, TI...><<<blocks_for(p.numel / pack), threads_per_block, 0, p.stream>>>(
+          f, p.numel, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
+    }(std::index_sequence_for<TI...>{});
+  } else {
+    strided_kernel<F, TO, TI...><<<blocks_for(p.numel), threads_per_block, 0, p.stream>>>(f, p);
+  }
+}
+
+template <class O>
+constexpr bool gives_bool() {
+  if constexpr (requires { O::gives_bool; }) return O::gives_bool;
+  else return false;
+}
+
+/// Launches `O` on elements of `T`, where it takes them.
+template <class O, DTypeSet allowed, class T>
+void launch_typed(const O& op, const Plan& p) {
+  if constexpr (allowed.contains(dtype_of<T>)) {
+    using TO = std::conditional_t<gives_bool<O>(), bool, T>;
+    if constexpr (O::arity == 1) launch<O, TO, T>(op, p);
+    else if constexpr (O::arity == 2) launch<O, TO, T, T>(op, p);
+    else if constexpr (O::arity == 3) launch<O, TO, T, T, T>(op, p);
+    else launch<O, TO, T, T, T, T>(op, p);
+  }
+}
+
+/// The kernel of elementwise op `O` for the dtypes that are both its own and `allowed`.
+template <class O, DTypeSet allowed>
+void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
+  const O& op = *static_cast<const O*>(erased);
+  const Plan p = plan(in, out);
+  if (p.numel == 0) return;
+  constexpr DTypeSet dtypes{static_cast<std::uint16_t>(O::dtypes.mask & allowed.mask)};
+  switch (p.dtype) {
+    case DType::f64: launch_typed<O, dtypes, double>(op, p); break;
+    case DType::f32: launch_typed<O, dtypes, float>(op, p); break;
+    case DType::f16: launch_typed<O, dtypes, Half>(op, p); break;
+    case DType::bf16: launch_typed<O, dtypes, BFloat16>(op, p); break;
+    case DType::i64: launch_typed<O, dtypes, std::int64_t>(op, p); break;
+    case DType::i32: launch_typed<O, dtypes, std::int32_t>(op, p); break;
+    case DType::u8: launch_typed<O, dtypes, std::uint8_t>(op, p); break;
+    case DType::boolean: launch_typed<O, dtypes, bool>(op, p); break;
+  }
+  check_launch(O::name);
+}
+
+template <class O, DTypeSet allowed = any_dtype>
+void add_elementwise(KernelTable& table) {
+  table.add<O>(elementwise_kernel<O, allowed>);
+}
+
+/// Adds the gradient of input I of `O`, if it is computed by a functor. Only floats have gradients.
+template <class O, int I>
+void add_gradient(KernelTable& table) {
+  constexpr bool none = [] {
+    if constexpr (requires { O::differentiable; }) return !O::differentiable;
+    else return false;
+  }();
+  if constexpr (!none && ((sherd::detail::identity_grads<O>() >> I) & 1) == 0)
+    add_elementwise<ElementwiseGrad<O, I>, floating_dtypes>(table);
+}
+
+}  // namespace sherd::cuda

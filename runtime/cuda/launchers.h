@@ -1,0 +1,43 @@
+// Kernels that are not elementwise functors, as calls on plain pointers. Safe to include in device code. Each launches on the
+// given stream; `check_launch` after it says whether it was accepted.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+#include "runtime/generator.h"
+
+namespace sherd::cuda {
+
+/// Operand 0 becomes operand 1, which has the dtype of the plan, converted to `to`: floats to integers truncate, anything but
+/// 0 is true.
+void launch_copy(const Plan& p, DType to);
+/// Operand 0 becomes one value, given as the bits of its dtype.
+void launch_fill(const Plan& p, std::uint64_t bits);
+/// out[i] = start + i step.
+void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream);
+
+// Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
+/// min(u range + base, top) for uniform u in [0, 1).
+void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n, cudaStream_t stream);
+void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n, cudaStream_t stream);
+/// Integers in [low, low + range).
+void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n, cudaStream_t stream);
+/// x scale where the word is at least `threshold`, else 0; floating dtypes.
+void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
+                    cudaStream_t stream);
+
+/// Sums of a dense (outer, reduce, inner) array over its middle axis, times `factor`. The tree depends on the sizes alone.
+struct SumCall {
+  DType dtype = DType::f32;
+  std::int64_t outer = 1, reduce = 1, inner = 1;
+  double factor = 1;  ///< integers take 1 only
+  const void* x = nullptr;
+  void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
+  cudaStream_t stream = nullptr;
+  /// Pieces that the reduced axis is cut into so that few sums keep many blocks busy.
+  std::int64_t pieces() const;
+  /// Room for pieces() outer inner accumulators of 8 bytes where there is more than one piece.
+  void* partial = nullptr;
+};
+void launch_sum(const SumCall& call);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,80 @@
+// Products of matrices and linear layers.
+#include <bit>
+
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/matmul_plans.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
+#include "runtime/ops/add.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/matmul.h"
+#include "runtime/ops/matrix_operand.h"
+#include "runtime/ops/view_as.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// The largest power of two, up to 256, that divides an address.
+std::uint32_t alignment_of(const void* address) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(address) | 256;
+  return std::uint32_t{1} << std::countr_zero(bits);
+}
+
+/// C = A B of m, n, k and batch as given, into dense `c`.
+void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Tensor& bias, const Tensor& c) {
+  DeviceState& state = state_of(c.device());
+  if (s.k == 0) {
+    check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.spec().bytes()), state.stream()), "matmul");
+  } else {
+    s.dtype = c.dtype();
+    s.transpose_a = a.transposed;
+    s.transpose_b = b.transposed;
+    s.lda = a.ld;
+    s.ldb = b.ld;
+    s.stride_a = a.batch_step;
+    s.stride_b = b.batch_step;
+    s.align_a = alignment_of(a.data);
+    s.align_b = alignment_of(b.data);
+    s.align_c = alignment_of(c.raw());
+    // The library adds no bias to f64.
+    s.bias = bias.defined() && s.dtype != DType::f64;
+    state.matmul_plans().run(s, a.data, b.data, s.bias ? bias.raw() : nullptr, c.raw(), state.stream());
+  }
+  if (bias.defined() && !s.bias) {
+    add_(alias(c, c.layout()), bias);
+  }
+}
+
+void matmul_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::MatMul*>(erased);
+  const Tensor& c = out[0];
+  if (c.numel() == 0) return;
+  const int r = c.rank();
+  ProductShape s;
+  s.m = c.shape()[r - 2];
+  s.n = c.shape()[r - 1];
+  s.k = in[0].shape()[op.transpose_a ? r - 2 : r - 1];
+  s.batch = c.numel() / (s.m * s.n);
+  multiply(s, ops::matrix_operand(in[0], op.transpose_a), ops::matrix_operand(in[1], op.transpose_b), {}, c);
+}
+
+void linear_kernel(const void*, Inputs in, Outputs out) {
+  const Tensor &w = in[1], &y = out[0];
+  if (y.numel() == 0) return;
+  ProductShape s;
+  s.n = w.shape()[0];
+  s.k = w.shape()[1];
+  s.m = y.numel() / s.n;
+  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true),
+           in[2].defined() ? contiguous(in[2]) : Tensor{}, y);
+}
+
+}  // namespace
+
+void add_matmul_kernels(KernelTable& table) {
+  table.add<ops::MatMul>(matmul_kernel);
+  table.add<ops::Linear>(linear_kernel);
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,46 @@
+// Matrix products of one rank on one GPU: the handle, the workspace, and the algorithm chosen for each shape.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "runtime/element.h"
+
+namespace sherd::cuda {
+
+/// C = op(A) op(B) (+ bias), row-major and batched; the numbers that decide which algorithm is right.
+struct ProductShape {
+  DType dtype = DType::f32;
+  bool transpose_a = false, transpose_b = false, bias = false;
+  std::int64_t m = 0, n = 0, k = 0, batch = 1;
+  std::int64_t lda = 0, ldb = 0;  ///< elements from one stored row to the next; C is dense
+  std::int64_t stride_a = 0, stride_b = 0;  ///< from one matrix of the batch to the next
+  std::uint32_t align_a = 256, align_b = 256, align_c = 256;  ///< bytes that divide the addresses
+  friend auto operator<=>(const ProductShape&, const ProductShape&) = default;
+};
+
+class MatMulPlans {
+ public:
+  /// For the calling thread's current device.
+  MatMulPlans();
+  ~MatMulPlans();
+  MatMulPlans(const MatMulPlans&) = delete;
+  MatMulPlans& operator=(const MatMulPlans&) = delete;
+
+  /// Gives the product to `stream`, always the same one. f32 is computed in f32, never in TF32; halves accumulate in f32.
+  void run(const ProductShape& shape, const void* a, const void* b, const void* bias, void* c, cudaStream_t stream);
+
+ private:
+  struct Product;
+  Product& product(const ProductShape& shape);
+
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+  std::map<ProductShape, std::unique_ptr<Product>> products_;
+};
+
+}  // namespace sherd::cuda

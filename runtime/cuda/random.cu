@@ -1,0 +1,98 @@
+#include "runtime/cuda/launchers.h"
+#include "runtime/random.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// Calls `body(element, words)` once for each four elements of [0, n).
+template <class F>
+__global__ void __launch_bounds__(threads_per_block) for_words(RandomKey key, std::int64_t n, F body) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; 4 * i < n; i += stride)
+    body(4 * i, philox(key.seed, key.offset + static_cast<std::uint64_t>(i)));
+}
+
+template <class F>
+void launch_for_words(RandomKey key, std::int64_t n, cudaStream_t stream, F body) {
+  for_words<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(key, n, body);
+}
+
+struct UniformFill {
+  float base, range, top;
+  float* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    for (int j = 0; j < 4 && i + j < n; ++j) {
+      const float x = std::fma(uniform_from(words[j]), range, base);
+      out[i + j] = x > top ? top : x;
+    }
+  }
+};
+
+struct NormalFill {
+  float mean, deviation;
+  float* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    for (int j = 0; j < 4 && i + j < n; j += 2) {
+      const NormalPair pair = normal_from(words[j], words[j + 1]);
+      out[i + j] = std::fma(pair.first, deviation, mean);
+      if (i + j + 1 < n) out[i + j + 1] = std::fma(pair.second, deviation, mean);
+    }
+  }
+};
+
+struct IntegerFill {
+  std::int64_t low;
+  std::uint64_t range;
+  std::int64_t* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = low + static_cast<std::int64_t>(below_from(words[j], range));
+  }
+};
+
+template <class T>
+struct Dropped {
+  std::uint32_t threshold;
+  compute_t<T> scale;
+  const T* x;
+  T* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    using C = compute_t<T>;
+    for (int j = 0; j < 4 && i + j < n; ++j) {
+      const C kept = static_cast<C>(x[i + j]) * scale;
+      out[i + j] = static_cast<T>(words[j] < threshold ? C(0) : kept);
+    }
+  }
+};
+
+template <class T>
+void dropout(RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(key, n, stream,
+                   Dropped<T>{threshold, static_cast<compute_t<T>>(scale), static_cast<const T*>(x), static_cast<T*>(out), n});
+}
+
+}  // namespace
+
+void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(key, n, stream, UniformFill{base, range, top, out, n});
+}
+void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(key, n, stream, NormalFill{mean, deviation, out, n});
+}
+void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(key, n, stream, IntegerFill{low, range, out, n});
+}
+void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
+                    cudaStream_t stream) {
+  switch (dtype) {
+    case DType::f64: return dropout<double>(key, threshold, scale, x, out, n, stream);
+    case DType::f16: return dropout<Half>(key, threshold, scale, x, out, n, stream);
+    case DType::bf16: return dropout<BFloat16>(key, threshold, scale, x, out, n, stream);
+    default: return dropout<float>(key, threshold, scale, x, out, n, stream);
+  }
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,51 @@
+#include "runtime/cuda/rank.h"
+
+#include "runtime/context.h"
+#include "runtime/cuda/backend.h"
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/matmul_plans.h"
+
+namespace sherd::cuda {
+namespace {
+
+struct Devices {
+  std::array<std::unique_ptr<DeviceState>, 128> state;
+};
+
+}  // namespace
+
+Event::Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cuda event"); }
+Event::~Event() { cudaEventDestroy(event_); }
+void Event::order(cudaStream_t earlier, cudaStream_t later) {
+  check_cuda(cudaEventRecord(event_, earlier), "cuda event");
+  check_cuda(cudaStreamWaitEvent(later, event_), "cuda event");
+}
+
+DeviceState::DeviceState(int index) : index_(index) {
+  check_cuda(cudaSetDevice(index), "cuda device");
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cuda stream");
+}
+
+DeviceState::~DeviceState() {
+  cudaSetDevice(index_);
+  cudaStreamSynchronize(stream_);
+  matmul_plans_.reset();
+  cudaStreamDestroy(stream_);
+}
+
+MatMulPlans& DeviceState::matmul_plans() {
+  if (!matmul_plans_) matmul_plans_ = std::make_unique<MatMulPlans>();
+  return *matmul_plans_;
+}
+
+DeviceState& state_of(Device device) {
+  const int count = cuda_device_count();
+  check<DeviceError>(device.index < count, "{}: this machine has {} GPU{}; use cuda:0{}", to_string(device), count,
+                     count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
+  auto& state = Context::current().slot<Devices>().state[static_cast<std::size_t>(device.index)];
+  if (!state) state = std::make_unique<DeviceState>(device.index);
+  else check_cuda(cudaSetDevice(device.index), "cuda device");
+  return *state;
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,51 @@
+// What a rank holds of each GPU that it touches. Lives in a slot of the rank's Context.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+
+#include "runtime/device.h"
+
+namespace sherd::cuda {
+
+class MatMulPlans;
+
+/// Orders work between two streams.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  /// Work given to `later` from now on waits for what `earlier` holds now.
+  void order(cudaStream_t earlier, cudaStream_t later);
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// A rank's stream on one GPU, and what is kept for its matrix products.
+class DeviceState {
+ public:
+  explicit DeviceState(int index);
+  /// Waits for the stream: memory that it still uses is freed after it.
+  ~DeviceState();
+  DeviceState(const DeviceState&) = delete;
+  DeviceState& operator=(const DeviceState&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+  MatMulPlans& matmul_plans();
+
+ private:
+  int index_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<MatMulPlans> matmul_plans_;
+};
+
+/// This rank's state of `device`, made on first use; makes the device current for the calling thread.
+DeviceState& state_of(Device device);
+inline cudaStream_t stream_of(Device device) { return state_of(device).stream(); }
+
+}  // namespace sherd::cuda

@@ -1,0 +1,108 @@
+#include <type_traits>
+
+#include "runtime/cuda/launchers.h"
+
+namespace sherd::cuda {
+namespace {
+
+constexpr int block_rows = 8, block_columns = 32;
+constexpr std::int64_t piece_length = 4096;
+
+template <class T>
+using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
+
+/// One piece of the reduced axis a `blockIdx.y`; results lie at [piece][outer][inner]. An empty piece gives 0.
+struct Pieces {
+  std::int64_t outer, reduce, inner, length;
+};
+
+template <class TO, class Acc>
+__device__ TO finished(Acc total, double factor) {
+  if constexpr (std::is_integral_v<Acc>) return static_cast<TO>(total);
+  else return static_cast<TO>(total * static_cast<Acc>(factor));
+}
+
+/// Sums along contiguous elements: a block a sum, its threads side by side, then a tree.
+template <class T, class TO, class Acc>
+__global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double factor, const T* x, TO* out) {
+  __shared__ Acc partial[threads_per_block];
+  const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
+  for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
+    const T* row = x + o * p.reduce;
+    Acc total = 0;
+    for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block) total += static_cast<Acc>(row[i]);
+    partial[threadIdx.x] = total;
+    for (unsigned half = threads_per_block / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) out[blockIdx.y * p.outer + o] = finished<TO>(partial[0], factor);
+    __syncthreads();
+  }
+}
+
+/// Sums across rows: neighbouring threads take neighbouring columns, `block_rows` of them share a column.
+template <class T, class TO, class Acc>
+__global__ void __launch_bounds__(threads_per_block) sum_columns(Pieces p, double factor, const T* x, TO* out) {
+  __shared__ Acc partial[block_rows][block_columns];
+  const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
+  const std::int64_t across = (p.inner + block_columns - 1) / block_columns;
+  for (std::int64_t b = blockIdx.x; b < p.outer * across; b += gridDim.x) {
+    const std::int64_t o = b / across, column = b % across * block_columns + threadIdx.x;
+    Acc total = 0;
+    if (column < p.inner)
+      for (std::int64_t i = begin + threadIdx.y; i < end; i += block_rows)
+        total += static_cast<Acc>(x[(o * p.reduce + i) * p.inner + column]);
+    partial[threadIdx.y][threadIdx.x] = total;
+    for (unsigned half = block_rows / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (threadIdx.y < half) partial[threadIdx.y][threadIdx.x] += partial[threadIdx.y + half][threadIdx.x];
+    }
+    if (threadIdx.y == 0 && column < p.inner)
+      out[(blockIdx.y * p.outer + o) * p.inner + column] = finished<TO>(partial[0][threadIdx.x], factor);
+    __syncthreads();
+  }
+}
+
+template <class T, class TO, class Acc>
+void sum_pieces(Pieces p, std::int64_t pieces, double factor, const void* x, void* out, cudaStream_t stream) {
+  const std::int64_t across = p.inner == 1 ? 1 : (p.inner + block_columns - 1) / block_columns;
+  const dim3 grid(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
+  const T* from = static_cast<const T*>(x);
+  if (p.inner == 1) sum_rows<T, TO, Acc><<<grid, threads_per_block, 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+  else sum_columns<T, TO, Acc><<<grid, dim3(block_columns, block_rows), 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+}
+
+template <class T>
+void sum(const SumCall& c) {
+  using Acc = accumulator_t<T>;
+  using TO = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
+  const std::int64_t pieces = c.pieces();
+  const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces};
+  if (pieces == 1) return sum_pieces<T, TO, Acc>(all, 1, c.factor, c.x, c.out, c.stream);
+  sum_pieces<T, Acc, Acc>(all, pieces, 1, c.x, c.partial, c.stream);
+  sum_pieces<Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.factor, c.partial, c.out, c.stream);
+}
+
+}  // namespace
+
+std::int64_t SumCall::pieces() const {
+  const std::int64_t results = outer * inner, wanted = (reduce + piece_length - 1) / piece_length;
+  if (results >= 1 << 16 || wanted <= 1) return 1;
+  return wanted < 1024 ? wanted : 1024;
+}
+
+void launch_sum(const SumCall& c) {
+  switch (c.dtype) {
+    case DType::f64: return sum<double>(c);
+    case DType::f32: return sum<float>(c);
+    case DType::f16: return sum<Half>(c);
+    case DType::bf16: return sum<BFloat16>(c);
+    case DType::i64: return sum<std::int64_t>(c);
+    case DType::i32: return sum<std::int32_t>(c);
+    case DType::u8: return sum<std::uint8_t>(c);
+    case DType::boolean: return sum<bool>(c);
+  }
+}
+
+}  // namespace sherd::cuda

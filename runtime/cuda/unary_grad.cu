@@ -1,0 +1,10 @@
+#include "runtime/cuda/elementwise.cuh"
+#include "runtime/ops/elementwise_list.h"
+
+namespace sherd::cuda {
+
+void add_unary_grad_kernels(KernelTable& table) {
+  ops::UnaryOps::for_each([&]<class O>() { add_gradient<O, 0>(table); });
+}
+
+}  // namespace sherd::cuda
