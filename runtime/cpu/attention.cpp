@@ -62,6 +62,18 @@ void tile_row(std::int64_t columns, std::int64_t k, const float* a, std::int64_t
   }
 }
 
+/// Hands out parts of one allocation; without memory it only counts what would be needed.
+struct Arena {
+  float* memory = nullptr;
+  std::int64_t used = 0;
+
+  float* take(std::int64_t floats) {
+    float* part = memory ? memory + used : nullptr;
+    used += round_up(floats, L);
+    return part;
+  }
+};
+
 /// What one (batch, head) pair works on.
 struct Head {
   const Attention& a;
@@ -79,6 +91,8 @@ struct Head {
     return a.causal ? std::clamp<std::int64_t>(i + a.keys - a.queries + 1, 0, a.keys) : a.keys;
   }
   std::int64_t panel_floats() const { return padded_keys * padded_width; }
+  std::int64_t copy_floats() const { return padded_width == a.width ? 0 : a.keys * padded_width; }
+  std::int64_t sum_floats() const { return round_up(a.keys, R) * padded_width; }
 };
 
 /// `count` rows from `first`, times `factor`, zeros in the padding of width and of `rows`.
@@ -125,98 +139,103 @@ Rows plain_rows(const Head& h, const Heads<const float>& x, float* copy) {
   return {copy, h.padded_width};
 }
 
+/// Of the first `n` elements; the row is readable up to a multiple of L.
 float maximum(const float* x, std::int64_t n) {
-  Vec<float> top = splat(-std::numeric_limits<float>::infinity());
-  std::int64_t j = 0;
-  for (; j + L <= n; j += L) {
-    const Vec<float> v = load(x + j);
+  constexpr float low = -std::numeric_limits<float>::infinity();
+  Vec<float> top = splat(low);
+  for (std::int64_t j = 0; j < n; j += L) {
+    const Vec<float> v = first_lanes(load(x + j), n - j, low);
     top = v > top ? v : top;
   }
-  float best = -std::numeric_limits<float>::infinity();
-  for (int l = 0; l < L; ++l) best = top[l] > best ? top[l] : best;
-  for (; j < n; ++j) best = x[j] > best ? x[j] : best;
-  return best;
+  return largest(top);
 }
 
-/// x = e^(x - shift) on [0, n), zeros on [n, end).
-void exponentials(float* x, std::int64_t n, std::int64_t end, float shift) {
-  for (std::int64_t j = 0; j < n; ++j) x[j] = math::exp(x[j] - shift);
-  std::fill(x + n, x + end, 0.f);
-}
-
-/// Of a row that is zero up to a multiple of L.
-float row_sum(const float* x, std::int64_t end) {
+/// x = e^(x - shift) on [0, n), zeros on [n, end); gives their sum. `end` is a multiple of L.
+float exponentials(float* x, std::int64_t n, std::int64_t end, float shift) {
   Vec<float> total{};
-  for (std::int64_t j = 0; j < end; j += L) total = total + load(x + j);
+  std::int64_t j = 0;
+  for (; j < n; j += L) {
+    float e[L];
+    for (int l = 0; l < L; ++l) e[l] = math::exp(x[j + l] - shift);
+    const Vec<float> v = first_lanes(load(e), n - j, 0.f);
+    store(x + j, v);
+    total = total + v;
+  }
+  for (; j < end; j += L) store(x + j, Vec<float>{});
   return sum(total);
 }
 
 /// 1 / (1 - p) where the weight (i, j) is kept and 0 where it is dropped, for j in [0, n).
-class Mask {
- public:
-  explicit Mask(const Head& h)
-      : h_(h),
-        threshold_(drop_threshold(h.a.dropout)),
-        factors_(scratch<float>(h.score_row)),
-        words_(scratch<std::uint32_t>(round_up(h.a.keys, 4))),
-        scale_(h.a.dropout < 1 ? float(1 / (1 - h.a.dropout)) : 0.f) {}
-  bool ok() const { return factors_ && words_; }
+struct Mask {
+  std::uint32_t* words;
+  float* factors;
 
-  const float* row(std::int64_t i, std::int64_t n) {
-    const std::uint64_t row = static_cast<std::uint64_t>(h_.index * h_.a.queries + i);
-    const std::uint64_t counters = static_cast<std::uint64_t>((h_.a.keys + 3) / 4);
-    philox_words({h_.a.random.seed, h_.a.random.offset + row * counters}, (n + 3) / 4, words_.get());
-    const std::uint32_t* words = words_.get();
-    float* factors = factors_.get();
-    for (std::int64_t j = 0; j < n; ++j) factors[j] = words[j] < threshold_ ? 0.f : scale_;
+  Mask(const Head& h, Arena& arena)
+      : words(reinterpret_cast<std::uint32_t*>(arena.take(h.a.dropout > 0 ? round_up(h.a.keys, 4) : 0))),
+        factors(arena.take(h.a.dropout > 0 ? h.a.keys : 0)) {}
+
+  const float* row(const Head& h, std::int64_t i, std::int64_t n) const {
+    const Attention& a = h.a;
+    const std::uint64_t row = static_cast<std::uint64_t>(h.index * a.queries + i);
+    const std::uint64_t counters = static_cast<std::uint64_t>((a.keys + 3) / 4);
+    philox_words({a.random.seed, a.random.offset + row * counters}, (n + 3) / 4, words);
+    const std::uint32_t threshold = drop_threshold(a.dropout);
+    const float factor = a.dropout < 1 ? static_cast<float>(1 / (1 - a.dropout)) : 0.f;
+    for (std::int64_t j = 0; j < n; ++j) factors[j] = words[j] < threshold ? 0.f : factor;
     return factors;
   }
-
- private:
-  const Head& h_;
-  std::uint32_t threshold_;
-  Scratch<float> factors_;
-  Scratch<std::uint32_t> words_;
-  float scale_;
 };
 
-bool forward(const Head& h, const Heads<float>& o, float* logsumexp) {
+struct ForwardSpace {
+  float *columns, *copy, *query, *out, *scores;
+  Mask mask;
+
+  ForwardSpace(const Head& h, Arena& arena)
+      : columns(arena.take(h.panel_floats())),
+        copy(arena.take(h.copy_floats())),
+        query(arena.take(R * h.padded_width)),
+        out(arena.take(R * h.padded_width)),
+        scores(arena.take(R * h.score_row)),
+        mask(h, arena) {}
+};
+
+/// Scores of the rows from `i` become weights; `totals` are the sums to divide by.
+void weigh(const Head& h, const ForwardSpace& space, std::int64_t i, std::int64_t count, float* logsumexp,
+           float* totals) {
+  const std::int64_t end = round_up(h.seen(i + count - 1), L);
+  for (std::int64_t r = 0; r < count; ++r) {
+    float* row = space.scores + r * h.score_row;
+    const std::int64_t n = h.seen(i + r);
+    const float top = maximum(row, n);
+    totals[r] = exponentials(row, n, end, top);
+    if (logsumexp) logsumexp[h.index * h.a.queries + i + r] = top + math::log(totals[r]);
+    if (h.a.dropout == 0) continue;
+    const float* kept = space.mask.row(h, i + r, n);
+    for (std::int64_t j = 0; j < n; ++j) row[j] *= kept[j];
+  }
+}
+
+void forward(const Head& h, const ForwardSpace& space, const Heads<float>& o, float* logsumexp) {
   const Attention& a = h.a;
-  const auto columns = scratch<float>(h.panel_floats()), copy = scratch<float>(a.keys * h.padded_width);
-  const auto query = scratch<float>(R * h.padded_width), out = scratch<float>(R * h.padded_width);
-  const auto scores = scratch<float>(R * h.score_row);
-  Mask mask(h);
-  if (!columns || !copy || !query || !out || !scores || !mask.ok()) return false;
-  pack_columns(h, a.k, columns.get());
-  const Rows values = plain_rows(h, a.v, copy.get());
+  pack_columns(h, a.k, space.columns);
+  const Rows values = plain_rows(h, a.v, space.copy);
   for (std::int64_t i = 0; i < a.queries; i += R) {
     const std::int64_t count = std::min<std::int64_t>(R, a.queries - i), seen = h.seen(i + count - 1);
-    const std::int64_t end = round_up(seen, L);
-    copy_rows(h, a.q, i, count, R, a.scale, query.get());
-    tile_row<Store::write>(seen, a.width, query.get(), h.padded_width, 1, columns.get(), panel,
-                           panel * h.padded_width, scores.get(), h.score_row);
+    copy_rows(h, a.q, i, count, R, a.scale, space.query);
+    tile_row<Store::write>(seen, a.width, space.query, h.padded_width, 1, space.columns, panel,
+                           panel * h.padded_width, space.scores, h.score_row);
     float totals[R];
+    weigh(h, space, i, count, logsumexp, totals);
+    tile_row<Store::write>(h.padded_width, seen, space.scores, h.score_row, 1, values.data, values.row, panel,
+                           space.out, h.padded_width);
     for (std::int64_t r = 0; r < count; ++r) {
-      float* row = scores.get() + r * h.score_row;
-      const std::int64_t n = h.seen(i + r);
-      const float top = maximum(row, n);
-      exponentials(row, n, end, top);
-      totals[r] = row_sum(row, end);
-      if (logsumexp) logsumexp[h.index * a.queries + i + r] = top + math::log(totals[r]);
-      if (a.dropout == 0) continue;
-      const float* kept = mask.row(i + r, n);
-      for (std::int64_t j = 0; j < n; ++j) row[j] *= kept[j];
-    }
-    tile_row<Store::write>(h.padded_width, seen, scores.get(), h.score_row, 1, values.data, values.row, panel,
-                           out.get(), h.padded_width);
-    for (std::int64_t r = 0; r < count; ++r) {
-      const float factor = totals[r] > 0 ? 1 / totals[r] : totals[r] == 0 ? 0.f : totals[r];
-      const float* from = out.get() + r * h.padded_width;
+      // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
+      const float factor = totals[r] == 0 ? 0.f : 1 / totals[r];
+      const float* from = space.out + r * h.padded_width;
       float* to = h.row(o, i + r);
       for (std::int64_t d = 0; d < a.width; ++d) to[d] = from[d] * factor;
     }
   }
-  return true;
 }
 
 float dot(const float* x, const float* y, std::int64_t n) {
@@ -232,100 +251,125 @@ void write_rows(const Head& h, const float* from, const Heads<float>& to) {
   for (std::int64_t j = 0; j < h.a.keys; ++j) std::copy_n(from + j * h.padded_width, h.a.width, h.row(to, j));
 }
 
-bool backward(const Head& h, const AttentionGradient& g) {
-  const Attention& a = h.a;
-  const std::int64_t rows_floats = round_up(a.keys, R) * h.padded_width,
-                     strip_floats = strip * h.padded_width;
-  const auto key_columns = scratch<float>(h.panel_floats()), value_columns = scratch<float>(h.panel_floats());
-  const auto copy = scratch<float>(a.keys * h.padded_width);
-  const auto key_sums = scratch<float>(rows_floats), value_sums = scratch<float>(rows_floats);
-  const auto query = scratch<float>(strip_floats), grad = scratch<float>(strip_floats);
-  const auto query_grad = scratch<float>(strip_floats);
-  const auto weights = scratch<float>(strip * h.score_row), scores = scratch<float>(strip * h.score_row);
-  Mask mask(h);
-  if (!key_columns || !value_columns || !copy || !key_sums || !value_sums || !query || !grad || !query_grad ||
-      !weights || !scores || !mask.ok()) {
-    return false;
+struct BackwardSpace {
+  float *key_columns, *value_columns, *copy, *key_sums, *value_sums;
+  float *query, *grad, *query_grad;  // of a strip of rows, padded
+  float *weights, *scores;           // strip x keys: the weights, then the gradient of the scores
+  Mask mask;
+
+  BackwardSpace(const Head& h, Arena& arena)
+      : key_columns(arena.take(h.panel_floats())),
+        value_columns(arena.take(h.panel_floats())),
+        copy(arena.take(h.copy_floats())),
+        key_sums(arena.take(h.sum_floats())),
+        value_sums(arena.take(h.sum_floats())),
+        query(arena.take(strip * h.padded_width)),
+        grad(arena.take(strip * h.padded_width)),
+        query_grad(arena.take(strip * h.padded_width)),
+        weights(arena.take(strip * h.score_row)),
+        scores(arena.take(strip * h.score_row)),
+        mask(h, arena) {}
+};
+
+/// Row `i`: `p` holds scores and becomes weights (as forward used them), `s` holds the gradient of the
+/// weights and becomes that of the scores. Both are zero from the last key that the row sees up to `end`.
+void score_gradient(const Head& h, const AttentionGradient& g, const Mask& mask, std::int64_t i,
+                    std::int64_t n, std::int64_t end, float* p, float* s) {
+  const float delta = dot(h.row(g.o, i), h.row(g.go, i), h.a.width);
+  exponentials(p, n, end, g.logsumexp[h.index * h.a.queries + i]);
+  if (h.a.dropout > 0) {
+    const float* kept = mask.row(h, i, n);
+    for (std::int64_t j = 0; j < n; ++j) s[j] = p[j] * (s[j] * kept[j] - delta);
+    for (std::int64_t j = 0; j < n; ++j) p[j] *= kept[j];
+  } else {
+    for (std::int64_t j = 0; j < n; ++j) s[j] = p[j] * (s[j] - delta);
   }
-  pack_columns(h, a.k, key_columns.get());
-  pack_columns(h, a.v, value_columns.get());
-  const Rows keys = plain_rows(h, a.k, copy.get());
-  std::fill_n(key_sums.get(), rows_floats, 0.f);
-  std::fill_n(value_sums.get(), rows_floats, 0.f);
+  std::fill(s + n, s + end, 0.f);
+}
+
+/// Half a strip of rows from `i` on: weights, gradient of the scores, and the gradient of the queries before
+/// scaling.
+void backward_half(const Head& h, const BackwardSpace& space, const AttentionGradient& g, const Rows& keys,
+                   std::int64_t i, std::int64_t half, std::int64_t count, std::int64_t end) {
+  const std::int64_t rows = std::clamp<std::int64_t>(count - half, 0, R);
+  const std::int64_t seen = rows > 0 ? h.seen(i + half + rows - 1) : 0, at = half * h.padded_width;
+  float* p = space.weights + half * h.score_row;
+  float* s = space.scores + half * h.score_row;
+  tile_row<Store::write>(seen, h.a.width, space.query + at, h.padded_width, 1, space.key_columns, panel,
+                         panel * h.padded_width, p, h.score_row);
+  tile_row<Store::write>(seen, h.a.width, space.grad + at, h.padded_width, 1, space.value_columns, panel,
+                         panel * h.padded_width, s, h.score_row);
+  for (std::int64_t r = 0; r < R; ++r, p += h.score_row, s += h.score_row) {
+    const std::int64_t n = r < rows ? h.seen(i + half + r) : 0;
+    if (n > 0) {
+      score_gradient(h, g, space.mask, i + half + r, n, end, p, s);
+    } else {
+      std::fill_n(p, end, 0.f);
+      std::fill_n(s, end, 0.f);
+    }
+  }
+  tile_row<Store::write>(h.padded_width, seen, space.scores + half * h.score_row, h.score_row, 1, keys.data,
+                         keys.row, panel, space.query_grad + at, h.padded_width);
+}
+
+void backward(const Head& h, const BackwardSpace& space, const AttentionGradient& g) {
+  const Attention& a = h.a;
+  pack_columns(h, a.k, space.key_columns);
+  pack_columns(h, a.v, space.value_columns);
+  const Rows keys = plain_rows(h, a.k, space.copy);
+  std::fill_n(space.key_sums, h.sum_floats(), 0.f);
+  std::fill_n(space.value_sums, h.sum_floats(), 0.f);
   for (std::int64_t i = 0; i < a.queries; i += strip) {
-    const std::int64_t count = std::min<std::int64_t>(strip, a.queries - i), all_seen = h.seen(i + count - 1);
-    const std::int64_t end = round_up(all_seen, L);
-    copy_rows(h, a.q, i, count, strip, a.scale, query.get());
-    copy_rows(h, g.go, i, count, strip, 1.f, grad.get());
+    const std::int64_t count = std::min<std::int64_t>(strip, a.queries - i), seen = h.seen(i + count - 1);
+    copy_rows(h, a.q, i, count, strip, a.scale, space.query);
+    copy_rows(h, g.go, i, count, strip, 1.f, space.grad);
     for (std::int64_t half = 0; half < strip; half += R) {
-      const std::int64_t seen = half < count ? h.seen(std::min(i + half + R, i + count) - 1) : 0;
-      float* p = weights.get() + half * h.score_row;
-      float* s = scores.get() + half * h.score_row;
-      tile_row<Store::write>(seen, a.width, query.get() + half * h.padded_width, h.padded_width, 1,
-                             key_columns.get(), panel, panel * h.padded_width, p, h.score_row);
-      tile_row<Store::write>(seen, a.width, grad.get() + half * h.padded_width, h.padded_width, 1,
-                             value_columns.get(), panel, panel * h.padded_width, s, h.score_row);
-      for (std::int64_t r = 0; r < R; ++r, p += h.score_row, s += h.score_row) {
-        const std::int64_t row = i + half + r, n = half + r < count ? h.seen(row) : 0;
-        if (n > 0) {
-          const float delta = dot(h.row(g.o, row), h.row(g.go, row), a.width);
-          exponentials(p, n, end, g.logsumexp[h.index * a.queries + row]);
-          if (a.dropout > 0) {
-            const float* kept = mask.row(row, n);
-            for (std::int64_t j = 0; j < n; ++j) s[j] = p[j] * (s[j] * kept[j] - delta);
-            for (std::int64_t j = 0; j < n; ++j) p[j] *= kept[j];
-          } else {
-            for (std::int64_t j = 0; j < n; ++j) s[j] = p[j] * (s[j] - delta);
-          }
-        } else {
-          std::fill_n(p, end, 0.f);
-        }
-        std::fill(s + n, s + end, 0.f);
-      }
-      tile_row<Store::write>(h.padded_width, seen, scores.get() + half * h.score_row, h.score_row, 1,
-                             keys.data, keys.row, panel, query_grad.get() + half * h.padded_width,
-                             h.padded_width);
+      backward_half(h, space, g, keys, i, half, count, round_up(seen, L));
     }
     for (std::int64_t r = 0; r < count; ++r) {
-      const float* from = query_grad.get() + r * h.padded_width;
+      const float* from = space.query_grad + r * h.padded_width;
       float* to = h.row(g.gq, i + r);
       for (std::int64_t d = 0; d < a.width; ++d) to[d] = from[d] * a.scale;
     }
-    for (std::int64_t j = 0; j < all_seen; j += R) {
-      tile_row<Store::add>(h.padded_width, strip, weights.get() + j, 1, h.score_row, grad.get(),
-                           h.padded_width, panel, value_sums.get() + j * h.padded_width, h.padded_width);
-      tile_row<Store::add>(h.padded_width, strip, scores.get() + j, 1, h.score_row, query.get(),
-                           h.padded_width, panel, key_sums.get() + j * h.padded_width, h.padded_width);
+    for (std::int64_t j = 0; j < seen; j += R) {
+      tile_row<Store::add>(h.padded_width, strip, space.weights + j, 1, h.score_row, space.grad,
+                           h.padded_width, panel, space.value_sums + j * h.padded_width, h.padded_width);
+      tile_row<Store::add>(h.padded_width, strip, space.scores + j, 1, h.score_row, space.query,
+                           h.padded_width, panel, space.key_sums + j * h.padded_width, h.padded_width);
     }
   }
-  write_rows(h, key_sums.get(), g.gk);
-  write_rows(h, value_sums.get(), g.gv);
-  return true;
+  write_rows(h, space.key_sums, g.gk);
+  write_rows(h, space.value_sums, g.gv);
 }
 
-/// Calls `body` for every (batch, head) pair; heads too small to be worth a thread share one.
-template <class F>
+/// Calls `body(head, space)` for every (batch, head) pair; small heads share a tile.
+template <class Space, class F>
 void for_heads(const Attention& a, const F& body) {
+  if (a.batch * a.heads == 0) return;
+  Arena counted;
+  Space(Head{a, 0}, counted);
   const std::int64_t work = std::max<std::int64_t>(a.queries * a.keys * a.width, 1);
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 19) / work);
   std::atomic<bool> ok{true};
-  parallel_for(a.batch * a.heads, std::max<std::int64_t>(1, (1 << 16) / work),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   if (!body(Head{a, i})) ok.store(false, std::memory_order_relaxed);
-                 }
-               });
-  check<OutOfMemoryError>(ok, "attention: no memory for the working space of {} keys of width {}", a.keys,
-                          a.width);
+  parallel_for(a.batch * a.heads, grain, [&](std::int64_t begin, std::int64_t end) {
+    const auto memory = scratch<float>(counted.used);
+    if (!memory) return ok.store(false, std::memory_order_relaxed);
+    Arena arena{memory.get()};
+    const Space space(Head{a, begin}, arena);
+    for (std::int64_t i = begin; i < end; ++i) body(Head{a, i}, space);
+  });
+  check<OutOfMemoryError>(ok, "attention: no memory for {} bytes of working space ({} keys of width {})",
+                          counted.used * 4, a.keys, a.width);
 }
 
 }  // namespace
 
 void attention(const Attention& a, Heads<float> o, float* logsumexp) {
-  for_heads(a, [&](const Head& h) { return forward(h, o, logsumexp); });
+  for_heads<ForwardSpace>(a, [&](const Head& h, const ForwardSpace& s) { forward(h, s, o, logsumexp); });
 }
 
 void attention_backward(const Attention& a, const AttentionGradient& g) {
-  for_heads(a, [&](const Head& h) { return backward(h, g); });
+  for_heads<BackwardSpace>(a, [&](const Head& h, const BackwardSpace& s) { backward(h, s, g); });
 }
 
 }  // namespace sherd::cpu

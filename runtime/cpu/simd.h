@@ -66,6 +66,13 @@ inline Vec<T> splat(T x) {
   return Vec<T>{} + x;
 }
 
+/// The first `count` lanes of `v` and `fill` in the others.
+inline Vec<float> first_lanes(Vec<float> v, std::int64_t count, float fill) {
+  using Index = std::int32_t __attribute__((vector_size(64)));
+  constexpr Index index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return index < Index{} + static_cast<std::int32_t>(count) ? v : splat(fill);
+}
+
 #if defined(__AVX512F__)
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
@@ -151,6 +158,25 @@ inline double sum(Vec<double> v) {
   const V4 a = h[0] + h[1];
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
+/// Largest lane; which NaN is passed over depends on the lane.
+inline float largest(Vec<float> v) {
+  using V8 = float __attribute__((vector_size(32)));
+  using V4 = float __attribute__((vector_size(16)));
+  V8 h[2];
+  std::memcpy(h, &v, sizeof v);
+  const V8 a = h[0] > h[1] ? h[0] : h[1];
+  V4 q[2];
+  std::memcpy(q, &a, sizeof a);
+  const V4 b = q[0] > q[1] ? q[0] : q[1];
+  const float x = b[0] > b[2] ? b[0] : b[2], y = b[1] > b[3] ? b[1] : b[3];
+  return x > y ? x : y;
+}
+inline double largest(Vec<double> v) {
+  double best = v[0];
+  for (int l = 1; l < lanes<double>; ++l) best = v[l] > best ? v[l] : best;
+  return best;
+}
+
 inline std::int64_t sum(Vec<std::int64_t> v) {
   std::int64_t total = 0;
   for (int l = 0; l < lanes<std::int64_t>; ++l) total += v[l];

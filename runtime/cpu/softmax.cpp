@@ -29,9 +29,7 @@ C maximum(const T* x, std::int64_t n) {
     const Vec<C> v = take<C>(x + j, count, low);
     top = v > top ? v : top;
   });
-  C best = low;
-  for (int l = 0; l < lanes<C>; ++l) best = top[l] > best ? top[l] : best;
-  return best;
+  return largest(top);
 }
 
 /// Calls `body(j, e, count)` for blocks of the row, where e[i] = e^(x[j + i] - shift).
