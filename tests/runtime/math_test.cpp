@@ -1,0 +1,114 @@
+#include "runtime/math.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+
+using namespace sherd;
+
+namespace {
+
+/// Distance of `got` from the exact value, in units of the last place; 0 for equal values, infinities and
+/// NaN.
+template <class T>
+double ulps(T got, long double want) {
+  const T rounded = static_cast<T>(want);
+  if (got == rounded || (std::isnan(got) && std::isnan(rounded))) return 0;
+  if (!std::isfinite(got) || !std::isfinite(rounded)) return 1e9;
+  const T size = std::max(std::fabs(rounded), std::numeric_limits<T>::min());
+  const T unit = std::nextafter(size, std::numeric_limits<T>::infinity()) - size;
+  return static_cast<double>(std::fabs(static_cast<long double>(got) - want) / unit);
+}
+
+/// Values of every size and sign, and all the special ones.
+template <class T>
+std::vector<T> arguments() {
+  using L = std::numeric_limits<T>;
+  std::vector<T> x = {0,
+                      -T(0),
+                      1,
+                      -1,
+                      L::infinity(),
+                      -L::infinity(),
+                      L::quiet_NaN(),
+                      L::max(),
+                      L::lowest(),
+                      L::min(),
+                      L::denorm_min(),
+                      -L::denorm_min(),
+                      L::epsilon(),
+                      T(0.6),
+                      T(88.8),
+                      T(-88.8),
+                      T(-103.5),
+                      T(709.9),
+                      T(-745.2)};
+  for (int e = L::min_exponent; e < L::max_exponent; e += 3) {
+    for (int i = 0; i < 50; ++i) x.push_back(std::ldexp(T(1) + i * T(0.0199), e) * (i % 2 ? 1 : -1));
+  }
+  for (int i = -60000; i <= 60000; ++i) x.push_back(i * T(0.00187));
+  return x;
+}
+
+template <class T, class F, class G>
+void check_function(const std::string& name, double limit, const F& got, const G& want) {
+  double worst = 0;
+  T at = 0;
+  for (T x : arguments<T>()) {
+    const double e = ulps(got(x), want(static_cast<long double>(x)));
+    if (e > worst) worst = e, at = x;
+  }
+  INFO(name << " is " << worst << " ulp off at " << at);
+  CHECK(worst <= limit);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last place, everywhere", "", float,
+                   double) {
+  using T = TestType;
+  check_function<T>("exp", 1.1, [](T x) { return math::exp(x); }, [](long double x) { return std::exp(x); });
+  check_function<T>("log", 1.1, [](T x) { return math::log(x); }, [](long double x) { return std::log(x); });
+  check_function<T>("tanh", 2, [](T x) { return math::tanh(x); }, [](long double x) { return std::tanh(x); });
+  check_function<T>(
+      "erf", sizeof(T) == 4 ? 2 : 5, [](T x) { return math::erf(x); },
+      [](long double x) { return std::erf(x); });
+  check_function<T>(
+      "rsqrt", 1.6, [](T x) { return math::rsqrt(x); }, [](long double x) { return 1 / std::sqrt(x); });
+  // Below the smallest normal number e^-x overflows before the result does.
+  check_function<T>(
+      "sigmoid", 2.5, [](T x) { return math::sigmoid(std::max(x, T(sizeof(T) == 4 ? -87 : -708))); },
+      [](long double x) { return 1 / (1 + std::exp(-std::max(x, sizeof(T) == 4 ? -87.L : -708.L))); });
+}
+
+TEST_CASE("a loop that vectorises gives the bits of single calls") {
+  const std::vector<float> x = arguments<float>();
+  const auto compare = [&](auto f) {
+    std::vector<float> y(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) y[i] = f(x[i]);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      volatile float alone = x[i];
+      const float z = f(alone);
+      REQUIRE((std::memcmp(&z, &y[i], 4) == 0 || (std::isnan(z) && std::isnan(y[i]))));
+    }
+  };
+  compare([](float v) { return math::exp(v); });
+  compare([](float v) { return math::log(v); });
+  compare([](float v) { return math::tanh(v); });
+  compare([](float v) { return math::erf(v); });
+}
+
+TEST_CASE("sine and cosine of turns lie on the circle") {
+  double worst = 0;
+  for (int i = 0; i < (1 << 16); ++i) {
+    const float turns = static_cast<float>(i) * 0x1p-16f;
+    const math::SinCos got = math::sincos_turns(turns);
+    worst = std::max({worst, std::abs(got.sin - std::sin(2 * M_PI * turns)),
+                      std::abs(got.cos - std::cos(2 * M_PI * turns))});
+  }
+  CHECK(worst < 1.2e-7);
+}
