@@ -24,6 +24,7 @@ KernelTable make_table() {
   add_creation_kernels(table);
   add_matmul_kernels(table);
   add_sum_kernels(table);
+  add_optimizer_kernels(table);
   return table;
 }
 

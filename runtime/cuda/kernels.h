@@ -63,5 +63,6 @@ void add_copy_kernels(KernelTable& table);
 void add_creation_kernels(KernelTable& table);
 void add_matmul_kernels(KernelTable& table);
 void add_sum_kernels(KernelTable& table);
+void add_optimizer_kernels(KernelTable& table);
 
 }  // namespace sherd::cuda

@@ -40,4 +40,29 @@ struct SumCall {
 };
 void launch_sum(const SumCall& call);
 
+/// One parameter of an optimizer's step: value, gradient, state (null where there is none) and its count of steps.
+struct OptimizerSlot {
+  float* p;
+  const float* g;
+  float *m, *v;
+  double* steps;
+  std::int64_t n;
+};
+/// The parameters of one launch; longer lists take several.
+struct OptimizerSlots {
+  static constexpr int most = 64;
+  int count = 0;
+  std::int64_t largest = 0;  ///< elements
+  OptimizerSlot slot[most];
+};
+struct AdamCall {
+  const double* lr;
+  double beta1, beta2, eps, weight_decay;
+  bool decoupled;
+};
+/// Counts the steps one up and takes them.
+void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream);
+/// `m` is the momentum; where it is null, `steps` is too.
+void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay, cudaStream_t stream);
+
 }  // namespace sherd::cuda

@@ -41,9 +41,7 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
     s.bias = bias.defined() && s.dtype != DType::f64;
     state.matmul_plans().run(s, a.data, b.data, s.bias ? bias.raw() : nullptr, c.raw(), state.stream());
   }
-  if (bias.defined() && !s.bias) {
-    add_(alias(c, c.layout()), bias);
-  }
+  if (bias.defined() && !s.bias) add_(alias(c, c.layout()), bias);
 }
 
 void matmul_kernel(const void* erased, Inputs in, Outputs out) {

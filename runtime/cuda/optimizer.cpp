@@ -1,0 +1,74 @@
+// Optimizer steps over lists of parameters.
+#include <algorithm>
+#include <vector>
+
+#include "runtime/cuda/launchers.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
+#include "runtime/ops/optimizer_steps.h"
+
+namespace sherd::cuda {
+namespace {
+
+template <class T = float>
+T* dense_data(std::string_view op, const Tensor& t) {
+  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op, t.shape(), t.strides());
+  return reinterpret_cast<T*>(t.raw());
+}
+
+/// Calls `launch(slots)` for as many parameters at a time as one launch takes; `slot_at(i)` is the one that begins at input i.
+template <class SlotAt, class Launch>
+void in_portions(std::size_t first, std::size_t stride, std::size_t end, SlotAt&& slot_at, Launch&& launch) {
+  OptimizerSlots slots;
+  for (std::size_t i = first; i < end; i += stride) {
+    slots.slot[slots.count++] = slot_at(i);
+    slots.largest = std::max(slots.largest, slots.slot[slots.count - 1].n);
+    if (slots.count < OptimizerSlots::most && i + stride < end) continue;
+    launch(slots);
+    slots = {};
+  }
+}
+
+void adam_kernel(const void* erased, Inputs in, Outputs) {
+  const auto& op = *static_cast<const ops::AdamStep*>(erased);
+  const cudaStream_t stream = stream_of(in[0].device());
+  std::vector<Tensor> dense;  // gradients may be views
+  in_portions(
+      op.first, op.stride, in.size(),
+      [&](std::size_t i) {
+        dense.push_back(contiguous(in[i + 1]));
+        return OptimizerSlot{dense_data(op.name, in[i]),     dense.back().data<float>(),
+                             dense_data(op.name, in[i + 2]), dense_data(op.name, in[i + 3]),
+                             dense_data<double>(op.name, in[i + 4]), in[i].numel()};
+      },
+      [&](const OptimizerSlots& slots) {
+        launch_adam(slots, {in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled}, stream);
+      });
+  check_launch(op.name);
+}
+
+void sgd_kernel(const void* erased, Inputs in, Outputs) {
+  const auto& op = *static_cast<const ops::SgdStep*>(erased);
+  const cudaStream_t stream = stream_of(in[0].device());
+  std::vector<Tensor> dense;
+  in_portions(
+      op.first, op.stride(), in.size(),
+      [&](std::size_t i) {
+        dense.push_back(contiguous(in[i + 1]));
+        const bool carries = op.momentum != 0;
+        return OptimizerSlot{dense_data(op.name, in[i]), dense.back().data<float>(),
+                             carries ? dense_data(op.name, in[i + 2]) : nullptr, nullptr,
+                             carries ? dense_data<double>(op.name, in[i + 3]) : nullptr, in[i].numel()};
+      },
+      [&](const OptimizerSlots& slots) { launch_sgd(slots, in[0].data<double>(), op.momentum, op.weight_decay, stream); });
+  check_launch(op.name);
+}
+
+}  // namespace
+
+void add_optimizer_kernels(KernelTable& table) {
+  table.add<ops::AdamStep>(adam_kernel);
+  table.add<ops::SgdStep>(sgd_kernel);
+}
+
+}  // namespace sherd::cuda

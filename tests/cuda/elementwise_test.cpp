@@ -1,0 +1,210 @@
+// Every elementwise op of the list, CPU against CUDA. Functors are one source and nothing is contracted, so results are equal to
+// the bit; only what the two C libraries compute (sin, cos, pow) may differ by a few units in the last place.
+#include <functional>
+
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/listing.h"
+#include "tests/cuda/compare.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+/// Units in the last place that an op's values may be apart.
+double allowed_ulps(std::string_view name) {
+  const bool library = name.find("sin") == 0 || name.find("cos") == 0 || name.find("pow") != std::string_view::npos;
+  return library ? 16 : 0;
+}
+
+/// Inputs of one call in different layouts. `make(shape)` gives dense values.
+struct Case {
+  std::string name;
+  std::vector<Tensor> inputs;
+};
+
+std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
+  const auto all = [&](std::string name, const std::function<Tensor(int)>& one) {
+    Case c{std::move(name), {}};
+    for (int i = 0; i < arity; ++i) c.inputs.push_back(one(i));
+    return c;
+  };
+  std::vector<Case> list;
+  for (std::int64_t n : {0, 1, 3, 4, 1023, 70000})
+    list.push_back(all("dense " + std::to_string(n), [&](int) { return make({n}); }));
+  list.push_back(all("0-d", [&](int) { return make({}); }));
+  list.push_back(all("no rows", [&](int) { return make({0, 4}); }));
+  list.push_back(all("offset", [&](int) { return slice(make({37}), 0, 1, 36); }));
+  list.push_back(all("transposed", [&](int) { return transpose(make({33, 5, 18}), 0, 2); }));
+  list.push_back(all("every second", [&](int) { return slice(make({9, 26}), 1, 0, 26, 2); }));
+  list.push_back(all("different layouts", [&](int i) { return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12}); }));
+  if (arity > 1) {
+    list.push_back(all("rows", [&](int i) { return i == 0 ? make({40, 30}) : make({30}); }));
+    list.push_back(all("columns", [&](int i) { return i == 0 ? make({40, 1}) : make({40, 30}); }));
+    list.push_back(all("both", [&](int i) { return i == 0 ? make({5, 1, 7}) : make({6, 1}); }));
+    list.push_back(all("with 0-d", [&](int i) { return i == 0 ? make({50, 3}) : make({}); }));
+  }
+  list.push_back(all("expanded", [&](int) { return expand(make({6, 1, 4}), {6, 5, 4}); }));
+  list.push_back(all("many dims", [&](int) { return permute(make({2, 3, 2, 3, 2, 3, 2}), {6, 0, 5, 1, 4, 2, 3}); }));
+  return list;
+}
+
+std::vector<Tensor> on_gpu(const std::vector<Tensor>& host) {
+  std::vector<Tensor> moved;
+  for (const Tensor& t : host) moved.push_back(sherd::test::on_gpu(t));
+  return moved;
+}
+
+bool broadcasts(const Case& c, const Tensor& out) {
+  for (const Tensor& t : c.inputs)
+    if (t.shape() != out.shape()) return true;
+  return false;
+}
+
+/// Gradients of `fn` at `inputs`, for an upstream gradient that both devices share.
+std::vector<Tensor> gradients(const std::function<Tensor(std::span<const Tensor>)>& fn, std::vector<Tensor> inputs,
+                              const Tensor& upstream) {
+  for (Tensor& t : inputs) (t = t.detach()).requires_grad_();
+  return grad(fn(inputs), inputs, upstream);
+}
+
+void compare_gradients(const Case& c, double ulps, const std::function<Tensor(std::span<const Tensor>)>& fn) {
+  const Tensor y = fn(c.inputs);
+  const Tensor upstream = Values(7)(y.shape(), y.dtype());
+  const std::vector<Tensor> host = gradients(fn, c.inputs, upstream), moved = gradients(fn, on_gpu(c.inputs), to(upstream, gpu));
+  REQUIRE(host.size() == moved.size());
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    REQUIRE(host[i].defined() == moved[i].defined());
+    if (!host[i].defined()) continue;
+    // Broadcast gradients are sums, and those are taken in another order.
+    if (broadcasts(c, y)) CHECK(relative_distance(moved[i], host[i]) <= 4 * rounding(y.dtype()));
+    else CHECK(distance_in_ulps(moved[i], host[i]) <= 2 * ulps);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: elementwise values equal the CPU's for every op, dtype and layout") {
+  if (no_gpu()) return;
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    for (DType dtype : all_dtypes) {
+      if (!entry.dtypes.contains(dtype)) continue;
+      Values values(1);
+      const bool whole = !is_floating(dtype);
+      for (const Case& c : cases(entry.arity, [&](Shape shape) {
+             return values(shape, dtype, whole ? -9 : entry.low, whole ? 9 : entry.high);
+           })) {
+        INFO(entry.op->name() << " " << name_of(dtype) << " " << c.name);
+        const Tensors host = apply(*entry.op, Inputs(c.inputs)), moved = apply(*entry.op, Inputs(on_gpu(c.inputs)));
+        CHECK(distance_in_ulps(moved[0], host[0]) <= allowed_ulps(entry.op->name()));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: elementwise ops treat infinities, NaN and tiny numbers as the CPU does") {
+  if (no_gpu()) return;
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    for (DType dtype : {f64, f32, f16, bf16}) {
+      if (!entry.dtypes.contains(dtype)) continue;
+      Values values(2);
+      std::vector<Tensor> inputs;
+      for (int i = 0; i < entry.arity; ++i) inputs.push_back(values.with_specials({997}, dtype));
+      INFO(entry.op->name() << " " << name_of(dtype));
+      const Tensors host = apply(*entry.op, Inputs(inputs)), moved = apply(*entry.op, Inputs(on_gpu(inputs)));
+      CHECK(distance_in_ulps(moved[0], host[0]) <= allowed_ulps(entry.op->name()));
+    }
+  }
+}
+
+TEST_CASE("cuda: in-place forms write what the CPU's write, in any layout") {
+  if (no_gpu()) return;
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    if (!entry.in_place) continue;
+    for (DType dtype : {f32, bf16, i64}) {
+      if (!entry.dtypes.contains(dtype)) continue;
+      Values values(3);
+      const double low = is_floating(dtype) ? entry.low : -9, high = is_floating(dtype) ? entry.high : 9;
+      for (bool strided : {false, true}) {
+        std::vector<Tensor> host;
+        for (int i = 0; i < entry.arity; ++i) host.push_back(values({31, 22}, dtype, low, high));
+        if (strided) host[0] = transpose(values({44, 31}, dtype, low, high), 0, 1);
+        if (strided) host[0] = slice(host[0], 1, 0, 44, 2);
+        const std::vector<Tensor> moved = on_gpu(host);
+        INFO(entry.in_place->name() << " " << name_of(dtype) << (strided ? " strided" : " dense"));
+        apply(*entry.in_place, Inputs(host));
+        apply(*entry.in_place, Inputs(moved));
+        // The whole memory: what lies between the elements stays as it was.
+        const auto n = static_cast<std::int64_t>(host[0].storage().bytes()) / size_of(dtype);
+        const Layout all{Shape{n}, Shape{1}, 0};
+        CHECK(distance_in_ulps(alias(moved[0], all), alias(host[0], all)) <= allowed_ulps(entry.op->name()));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: gradients of elementwise ops equal the CPU's") {
+  if (no_gpu()) return;
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    if (!entry.op->differentiable() || entry.gives_bool) continue;
+    for (DType dtype : {f64, f32, f16, bf16}) {
+      if (!entry.dtypes.contains(dtype)) continue;
+      Values values(4);
+      for (const Case& c : cases(entry.arity, [&](Shape shape) { return values(shape, dtype, entry.low, entry.high); })) {
+        INFO(entry.op->name() << " " << name_of(dtype) << " " << c.name);
+        compare_gradients(c, allowed_ulps(entry.op->name()),
+                          [&](std::span<const Tensor> in) { return apply(*entry.op, in)[0]; });
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: forms with a number, where and masked_fill equal the CPU's, gradients included") {
+  if (no_gpu()) return;
+  using One = std::function<Tensor(const Tensor&)>;
+  const std::pair<const char*, One> floats[] = {
+      {"add", [](const Tensor& x) { return x + 1.25; }},       {"sub", [](const Tensor& x) { return x - 1.25; }},
+      {"from", [](const Tensor& x) { return 1.25 - x; }},      {"mul", [](const Tensor& x) { return x * 1.25; }},
+      {"div", [](const Tensor& x) { return x / 3.0; }},        {"over", [](const Tensor& x) { return 3.0 / x; }},
+      {"pow", [](const Tensor& x) { return pow(x, 3); }},      {"maximum", [](const Tensor& x) { return maximum(x, 1.25); }},
+      {"minimum", [](const Tensor& x) { return minimum(x, 1.25); }},
+      {"masked_fill", [](const Tensor& x) { return masked_fill(x, greater(x.detach(), 1), 0.5); }},
+      {"where", [](const Tensor& x) { return where(less(x.detach(), 1.5), x * 2.0, x - 1.0); }},
+      {"to f64 and back", [](const Tensor& x) { return to(to(x, f64) * 1.5, x.dtype()); }}};
+  for (DType dtype : {f64, f32, f16, bf16}) {
+    for (const auto& [name, fn] : floats) {
+      Values values(5);
+      for (const Case& c : cases(1, [&](Shape shape) { return values(shape, dtype, 0.5, 2); })) {
+        INFO(name << " " << name_of(dtype) << " " << c.name);
+        const double ulps = allowed_ulps(name);
+        CHECK(distance_in_ulps(fn(sherd::test::on_gpu(c.inputs[0])), fn(c.inputs[0])) <= ulps);
+        compare_gradients(c, ulps, [&, &f = fn](std::span<const Tensor> in) { return f(in[0]); });
+      }
+    }
+  }
+  const std::pair<const char*, One> all[] = {
+      {"equal", [](const Tensor& x) { return equal(x, 2); }},     {"not_equal", [](const Tensor& x) { return not_equal(x, 2); }},
+      {"less", [](const Tensor& x) { return less(x, 2); }},       {"less_equal", [](const Tensor& x) { return less_equal(x, 2); }},
+      {"greater", [](const Tensor& x) { return greater(x, 2); }}, {"greater_equal", [](const Tensor& x) { return greater_equal(x, 2); }},
+      {"where", [](const Tensor& x) { return where(equal(x, 1), x, slice(cat(std::vector{x, x}), 0, x.size(0), 2 * x.size(0))); }}};
+  for (DType dtype : all_dtypes) {
+    for (const auto& [name, fn] : all) {
+      const Tensor x = Values(6)({51, 3}, dtype, -4, 4);
+      INFO(name << " " << name_of(dtype));
+      CHECK(distance_in_ulps(fn(sherd::test::on_gpu(x)), fn(x)) == 0);
+    }
+  }
+}
+
+TEST_CASE("cuda: gradients of gradients equal the CPU's") {
+  if (no_gpu()) return;
+  const auto second = [](Tensor x) {
+    x.requires_grad_();
+    const Tensor y = gelu(x) * tanh(x) + sigmoid(x) / (x * x + 1.0);
+    const Tensor first = grad(sum(y), std::vector{x}, {}, {.create_graph = true})[0];
+    return grad(sum(first * first), std::vector{x})[0];
+  };
+  const Tensor x = Values(8)({301}, f64);
+  CHECK(relative_distance(second(on_gpu(std::vector{x})[0]), second(x)) <= 1e-14);
+}
