@@ -1,0 +1,335 @@
+#include "autograd/capture/capture.h"
+
+#include <cstring>
+#include <sstream>
+
+#include "autograd/autograd.h"
+#include "autograd/recompute.h"
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+#include "runtime/ops/optimizer_steps.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
+  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  return std::memcmp(x.raw(), y.raw(), static_cast<std::size_t>(x.numel() * size_of(x.dtype()))) == 0;
+}
+
+/// A two-layer perceptron with AdamW, all of whose state lives in tensors.
+struct Perceptron {
+  struct Slot {
+    Tensor parameter, m, v, step;
+  };
+  std::vector<Slot> slots;
+  Tensor lr = Tensor::scalar(1e-2, {DType::f64});
+  bool recomputed = false;
+
+  explicit Perceptron(std::uint64_t seed = 11) {
+    manual_seed(seed);
+    for (const Shape& shape : {Shape{16, 4}, Shape{16}, Shape{3, 16}, Shape{3}}) {
+      Slot slot{mul(randn(shape), 0.3), zeros(shape), zeros(shape), zeros({}, {DType::f64})};
+      slot.parameter.requires_grad_();
+      slots.push_back(std::move(slot));
+    }
+  }
+  const Tensor& parameter(std::size_t i) const { return slots[i].parameter; }
+  Tensor forward(const Tensor& x) const {
+    const auto hidden = [&] { return gelu(linear(x, parameter(0), parameter(1))); };
+    return linear(recomputed ? recompute(hidden) : hidden(), parameter(2), parameter(3));
+  }
+  void update() const {
+    Tensors in{lr};
+    for (const Slot& slot : slots)
+      for (const Tensor& t : {slot.parameter.detach(), slot.parameter.grad(), slot.m, slot.v, slot.step})
+        in.push_back(t);
+    apply_many(ops::AdamStep{.weight_decay = 0.01, .decoupled = true}, in);
+  }
+  void zero_grad() const {
+    for (const Slot& slot : slots) slot.parameter.set_grad({});
+  }
+  /// One whole step: forward, backward, AdamW.
+  std::vector<Tensor> step(std::span<const Tensor> batch) const {
+    const Tensor loss = cross_entropy(forward(batch[0]), batch[1]);
+    loss.backward();
+    update();
+    zero_grad();
+    return {loss};
+  }
+  Step as_step() const {
+    return [this](std::span<const Tensor> batch) { return step(batch); };
+  }
+};
+
+std::vector<Tensor> batch_of(int step) {
+  manual_seed(1000 + static_cast<std::uint64_t>(step));
+  return {randn({8, 4}), randint(0, 3, {8})};
+}
+
+void check_equal(const Perceptron& a, const Perceptron& b) {
+  for (std::size_t i = 0; i < a.slots.size(); ++i) {
+    INFO("parameter " << i);
+    CHECK(same_bits(a.slots[i].parameter, b.slots[i].parameter));
+    CHECK(same_bits(a.slots[i].m, b.slots[i].m));
+    CHECK(same_bits(a.slots[i].v, b.slots[i].v));
+    CHECK(same_bits(a.slots[i].step, b.slots[i].step));
+  }
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The ops that a call applies, as text.
+class Heard final : public Listener {
+ public:
+  void after(const AnyOp& op, Inputs, Outputs) override { ops.push_back(op.text()); }
+  std::vector<std::string> ops;
+};
+
+}  // namespace
+
+TEST_CASE("a captured step of a perceptron replays to the bit for 20 steps") {
+  for (const bool recomputed : {false, true}) {
+    Perceptron eager, captured;
+    captured.recomputed = recomputed;
+    Program program = capture(captured.as_step(), batch_of(0));
+    CHECK(same_bits(program.outputs()[0], eager.step(batch_of(0))[0]));
+    for (int step = 1; step <= 20; ++step) {
+      for (const Perceptron* p : {&eager, &captured})
+        fill_(p->lr, 1e-2 / step);  // a schedule writes the tensor
+      const auto batch = batch_of(step);
+      const Tensor expected = eager.step(batch)[0], loss = program.replay(batch)[0];
+      INFO("step " << step << ", recomputed " << recomputed);
+      CHECK(same_bits(loss, expected));
+    }
+    check_equal(eager, captured);
+    for (const auto& slot : captured.slots) CHECK_FALSE(slot.parameter.grad().defined());
+    // Eager code goes on from where the program left.
+    CHECK(same_bits(eager.step(batch_of(50))[0], captured.step(batch_of(50))[0]));
+    check_equal(eager, captured);
+  }
+}
+
+TEST_CASE("watching changes neither the ops nor the results") {
+  Perceptron plain, watched;
+  Heard eager, captured;
+  const auto batch = batch_of(0);
+  const auto heard_by = [&](Heard& listener, auto&& call) {
+    const Listening listening(listener);
+    return call();
+  };
+  const Tensor expected = heard_by(eager, [&] { return plain.step(batch)[0]; });
+  const Program program = heard_by(captured, [&] { return capture(watched.as_step(), batch); });
+  CHECK(eager.ops == captured.ops);
+  CHECK(program.size() == eager.ops.size());
+  CHECK(same_bits(program.outputs()[0], expected));
+}
+
+TEST_CASE("a program prints one line an op") {
+  const Tensor w = full({3, 2}, 0.5), bias = zeros({3});
+  const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor y = tanh(add(matmul(in[0], transpose(w, 0, 1)), bias));
+    add_(bias, 1.0);
+    return {sum(y), y};
+  };
+  const Program program = capture(step, {ones({4, 2})});
+  const auto lines = lines_of(to_string(program));
+  const std::vector<std::string> shape = {"inputs %x0 : f32 (4, 2)", "outside %p0 : f32 (3, 2)",
+                                          "outside %p1 : f32 (3)"};
+  REQUIRE(lines.size() == shape.size() + program.size() + 1);
+  for (std::size_t i = 0; i < shape.size(); ++i) CHECK(lines[i] == shape[i]);
+  CHECK_THAT(lines[3], ContainsSubstring("%0 = ") && ContainsSubstring("(%p0) : f32 (2, 3)"));
+  CHECK_THAT(lines[4], ContainsSubstring("%1 = matmul") && ContainsSubstring("(%x0, %0) : f32 (4, 3)"));
+  CHECK(lines[5] == "%2 = add(%1, %p1) : f32 (4, 3)");
+  CHECK(lines[6] == "%3 = tanh(%2) : f32 (4, 3)");
+  CHECK_THAT(lines[7], ContainsSubstring("%p1 = add_") && ContainsSubstring("(%p1) : f32 (3)"));
+  CHECK_THAT(lines[8], ContainsSubstring("%4 = sum") && ContainsSubstring("(%3) : f32 ()"));
+  CHECK(lines[9] == "return %4, %3");
+}
+
+TEST_CASE("the text of a step is stable, and names what it updates") {
+  Perceptron a(1), b(2);
+  const std::string text = to_string(capture(a.as_step(), batch_of(0)));
+  CHECK(text == to_string(capture(b.as_step(), batch_of(1))));
+  const auto lines = lines_of(text);
+  CHECK(lines.front() == "inputs %x0 : f32 (8, 4), %x1 : i64 (8)");
+  CHECK(lines.back().starts_with("return %"));
+  const auto update = std::find_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find("= adam_step_[") != std::string::npos;
+  });
+  REQUIRE(update != lines.end());
+  CHECK(update->starts_with("%p0, "));
+}
+
+TEST_CASE("outputs are fresh, and may be views, inputs or tensors from outside") {
+  const Tensor w = full({2}, 3.0), other = full({1}, 7.0);
+  const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor y = mul(in[0], w);
+    return {y, select(y, 0, 1), in[0], w, other};
+  };
+  Program program = capture(step, {ones({3, 2})});
+  const Tensor x = full({3, 2}, 2.0);
+  const auto first = program.replay({x});
+  const auto second = program.replay({full({3, 2}, 4.0)});
+  CHECK(first[0].to_vector<float>() == std::vector<float>(6, 6.0f));
+  CHECK(first[1].to_vector<float>() == std::vector<float>(2, 6.0f));
+  CHECK(second[0].to_vector<float>() == std::vector<float>(6, 12.0f));
+  CHECK(first[1].storage_ref() == first[0].storage_ref());
+  CHECK(first[2].storage_ref() == x.storage_ref());
+  CHECK(first[3].storage_ref() == w.storage_ref());
+  CHECK(first[4].storage_ref() == other.storage_ref());
+}
+
+TEST_CASE("inputs may lie anywhere in their memory, and may be written") {
+  const auto step = [](std::span<const Tensor> in) -> std::vector<Tensor> {
+    add_(in[0], 1.0);
+    return {sum(narrow(in[0], 0, 1, 1))};
+  };
+  const Tensor all = arange(0, 12, 1, {DType::f32});
+  const Tensor rows = reshape(all, {6, 2});
+  Program program = capture(step, {clone(narrow(rows, 0, 0, 2))});
+  for (const int at : {0, 2, 4}) {
+    const Tensor row = narrow(rows, 0, at, 2);
+    const double expected = static_cast<double>(2 * at + 2 + 2 * at + 3 + 2);
+    CHECK(program.replay({row})[0].item() == expected);
+  }
+  CHECK(all.to_vector<float>().back() == 12.0f);
+}
+
+TEST_CASE("values between the ops share memory, and a replay allocates nothing new") {
+  const auto step = [](std::span<const Tensor> in) -> std::vector<Tensor> {
+    Tensor h = in[0];
+    for (int i = 0; i < 20; ++i) h = tanh(mul(h, 0.9));
+    return {sum(h)};
+  };
+  const Tensor x = randn({64, 64});
+  Program program = capture(step, {x});
+  const auto bytes = static_cast<std::size_t>(x.numel()) * 4;
+  CHECK(program.workspace_bytes() <= 2 * bytes);
+  CHECK(same_bits(program.replay({x})[0], step({&x, 1})[0]));
+  const auto before = Context::current().cpu_pool().system_allocations();
+  for (int i = 0; i < 5; ++i) program.replay({x});
+  if (test::skip_if(Context::current().cpu_pool().cached_bytes() == 0,
+                    "the pool caches nothing in sanitizer builds"))
+    return;
+  CHECK(Context::current().cpu_pool().system_allocations() == before);
+}
+
+TEST_CASE("a replay counts as a write for graphs that kept what it writes") {
+  Perceptron p;
+  Program program = capture(p.as_step(), batch_of(0));
+  const Tensor loss = cross_entropy(p.forward(batch_of(1)[0]), batch_of(1)[1]);
+  program.replay(batch_of(2));
+  CHECK_THAT(test::message_of<StateError>([&] { loss.backward(); }), ContainsSubstring("changed in place"));
+}
+
+TEST_CASE("the program outlives what it was captured from") {
+  Perceptron eager;
+  auto program = [] {
+    Perceptron p;
+    return capture(p.as_step(), batch_of(0));
+  }();
+  eager.step(batch_of(0));
+  CHECK(same_bits(program.replay(batch_of(1))[0], eager.step(batch_of(1))[0]));
+}
+
+TEST_CASE("a replay takes only inputs like the captured ones") {
+  Program program =
+      capture([](std::span<const Tensor> in) -> std::vector<Tensor> { return {add(in[0], in[1])}; },
+              {ones({2, 3}), ones({2, 3})});
+  const Tensor x = ones({2, 3});
+  CHECK_THAT(test::message_of<ValueError>([&] { program.replay({x}); }),
+             ContainsSubstring("replay: 1 inputs"));
+  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, ones({3, 2})}); }),
+             ContainsSubstring("replay: input 1 has shape (3, 2)") && ContainsSubstring("(2, 3)"));
+  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, transpose(ones({3, 2}), 0, 1)}); }),
+             ContainsSubstring("strides"));
+  CHECK_THAT(test::message_of<DTypeError>([&] { program.replay({x, ones({2, 3}, {DType::f64})}); }),
+             ContainsSubstring("f64"));
+  CHECK_THAT(
+      test::message_of<DeviceError>([&] { program.replay({ones({2, 3}, {DType::f32, Device::cpu(1)}), x}); }),
+      ContainsSubstring("cpu:1"));
+  CHECK(program.replay({x, x})[0].to_vector<float>() == std::vector<float>(6, 2.0f));
+  CHECK_THAT(test::message_of<StateError>([&] {
+               capture([](std::span<const Tensor> in) -> std::vector<Tensor> { return {add(in[0], in[1])}; },
+                       {x, x});
+             }),
+             ContainsSubstring("share memory"));
+}
+
+TEST_CASE("a tensor that the step leaves behind is refused, with the way out") {
+  const Tensor x = randn({4});
+  Tensor state;
+  const auto lazy = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    if (!state.defined()) state = zeros({4});  // like optimizer state made at the first step
+    add_(state, in[0]);
+    return {sum(state)};
+  };
+  CHECK_THAT(
+      test::message_of<StateError>([&] { capture(lazy, {x}); }),
+      ContainsSubstring("capture: the result of full of shape (4)") && ContainsSubstring("one step before"));
+  Program program = capture(lazy, {x});  // the state exists now
+  const auto before = state.to_vector<float>();
+  program.replay({x});
+  CHECK(state.to_vector<float>() != before);
+
+  Tensor w = randn({4});
+  w.requires_grad_();
+  const auto leaves_grad = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor loss = sum(mul(in[0], w));
+    loss.backward();
+    return {loss};
+  };
+  CHECK_THAT(test::message_of<StateError>([&] { capture(leaves_grad, {x}); }),
+             ContainsSubstring("zero_grad"));
+}
+
+TEST_CASE("gradients that persist are accumulated in place") {
+  Tensor w = randn({4});
+  w.requires_grad_();
+  const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    sum(mul(in[0], w)).backward();
+    return {};
+  };
+  w.set_grad(zeros({4}));
+  Program program = capture(step, {ones({4})});
+  program.replay({full({4}, 2.0)});
+  CHECK(w.grad().to_vector<float>() == std::vector<float>(4, 3.0f));
+}
+
+TEST_CASE("what could not change on replay is refused by name") {
+  const Tensor x = randn({4});
+  Tensor rate = ones({1});
+  const auto refused = [&](auto body) {
+    return [&x, body] {
+      capture([&](std::span<const Tensor> in) -> std::vector<Tensor> { return {body(in[0])}; }, {x});
+    };
+  };
+  CHECK_THAT(test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, sum(t).item()); })),
+             ContainsSubstring("the host reads"));
+  CHECK_THAT(
+      test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, t.to_vector<float>()[0]); })),
+      ContainsSubstring("the host reads"));
+  CHECK_THAT(test::message_of<NotImplementedError>(refused([](const Tensor& t) { return dropout(t, 0.5); })),
+             ContainsSubstring("capture: dropout drew random numbers"));
+  CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) {
+               const Tensor y = mul(t, rate);
+               rate.mutable_data<float>()[0] = 2;
+               return mul(y, rate);
+             })),
+             ContainsSubstring("past the ops"));
+  CHECK_THROWS_AS(
+      refused([](const Tensor& t) -> Tensor { throw std::runtime_error(std::to_string(t.rank())); })(),
+      std::runtime_error);
+  // The rank is usable, and nobody listens any more.
+  CHECK(mul(x, 1.0).to_vector<float>() == x.to_vector<float>());
+}
