@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/cpu/gemm_tile.h"
+#include "runtime/cpu/scratch.h"
 #include "runtime/cpu/simd.h"
 #include "runtime/dtype.h"
 #include "runtime/error.h"
@@ -157,10 +158,52 @@ bool run_tile(const Gemm<T>& g, bool small) noexcept {
   return ok;
 }
 
+/// B (n x k) as columns (k x n).
+void transpose_b(const Gemm<float>& g, float* out) {
+  constexpr std::int64_t L = lanes<float>;
+  parallel_for(g.n, std::max<std::int64_t>(L, (1 << 15) / g.k / L * L),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t j = begin; j < end; j += L) {
+                   const std::int64_t rows = std::min(L, end - j);
+                   for (std::int64_t p = 0; p < g.k; p += L) {
+                     const std::int64_t columns = std::min(L, g.k - p);
+                     Vec<float> block[L] = {};
+                     for (std::int64_t r = 0; r < rows; ++r) {
+                       const float* at = g.b + (j + r) * g.ldb + p;
+                       block[r] = columns == L ? load(at) : load_part(at, columns);
+                     }
+                     transpose(block);
+                     for (std::int64_t c = 0; c < columns; ++c) {
+                       float* at = out + (p + c) * g.n + j;
+                       rows == L ? store(at, block[c]) : store_part(at, block[c], rows);
+                     }
+                   }
+                 }
+               });
+}
+
+/// Whether one transposition of B pays for itself: libraries are slower on rows along k, and pack B for every
+/// tile.
 template <class T>
-void run_tiles(const Gemm<T>& g) {
+bool worth_transposing(const Gemm<T>& g, const Tiling& tiling) {
+  const bool one_b = g.batch == 1 || g.stride_b == 0;
+  return g.transpose_b && !tiling.small && one_b && g.m * g.batch >= 512 && g.k > 0;
+}
+
+template <class T>
+void run_tiles(Gemm<T> g) {
   if (g.m == 0 || g.n == 0 || g.batch == 0) return;
   const Tiling tiling = tiling_of(g);
+  Scratch<float> columns;
+  if constexpr (std::is_same_v<T, float>) {
+    if (worth_transposing(g, tiling)) {
+      columns = scratch<float>(g.k * g.n);
+      check<OutOfMemoryError>(columns != nullptr, "gemm: no memory for {} bytes of working space",
+                              g.k * g.n * 4);
+      transpose_b(g, columns.get());
+      g.b = columns.get(), g.ldb = g.n, g.transpose_b = false;
+    }
+  }
   const std::int64_t tiles = ceil_div(g.m, tiling.rows) * ceil_div(g.n, tiling.columns) * g.batch;
   // Tiny products of a batch share a tile of work, or starting threads would cost more than they do.
   const std::int64_t work = std::min(tiling.rows, g.m) * std::min(tiling.columns, g.n) * g.k;
