@@ -1,11 +1,12 @@
 #include "runtime/io/safetensors.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -28,6 +29,16 @@ constexpr std::string_view metadata_key = "__metadata__";
 // In the order of DType.
 constexpr std::array<std::string_view, 8> format_names = {"F64", "F32", "F16", "BF16",
                                                           "I64", "I32", "U8",  "BOOL"};
+
+template <class Range>
+std::string joined(const Range& values, std::string_view separator) {
+  std::string text;
+  for (bool first = true; const auto& value : values) {
+    if (!std::exchange(first, false)) text += separator;
+    fmt::format_to(std::back_inserter(text), "{}", value);
+  }
+  return text;
+}
 
 /// Text from a file, fit for one line of an error.
 std::string shown(std::string_view text) {
@@ -124,8 +135,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     } else if (at_ == At::dtype) {
       const auto found = std::ranges::find(format_names, text);
       if (found == format_names.end()) {
-        reject_entry("dtype '{}' is unknown; the library reads {}", shown(text),
-                     fmt::join(format_names, " "));
+        reject_entry("dtype '{}' is unknown; the library reads {}", shown(text), joined(format_names, " "));
       }
       entries.back().dtype = all_dtypes[found - format_names.begin()];
       at_ = At::tensor;
@@ -267,14 +277,13 @@ void check_size(const Entry& entry, std::string_view source) {
   if (!bytes) {
     fail<ValueError>(
         "safetensors: '{}': tensor '{}': the bytes of shape [{}] with dtype {} are above 2^63 - 1", source,
-        shown(entry.name), shown(fmt::to_string(fmt::join(*entry.shape, ", "))), dtype);
+        shown(entry.name), shown(joined(*entry.shape, ", ")), dtype);
   }
   if (begin > end || end - begin != *bytes) {
     fail<ValueError>(
         "safetensors: '{}': tensor '{}': shape [{}] with dtype {} takes {} bytes, data_offsets [{}, {}] give "
         "{}",
-        source, shown(entry.name), shown(fmt::to_string(fmt::join(*entry.shape, ", "))), dtype, *bytes, begin,
-        end, end - begin);
+        source, shown(entry.name), shown(joined(*entry.shape, ", ")), dtype, *bytes, begin, end, end - begin);
   }
 }
 
@@ -319,7 +328,7 @@ void check_record(const TensorRecord& record) {
   const auto given = static_cast<std::int64_t>(record.bytes.size());
   if (bytes == given) return;
   fail<ValueError>("write_safetensors: tensor '{}': shape [{}] with dtype {} takes {} bytes, got {}",
-                   shown(record.name), fmt::join(record.shape, ", "), name_of(record.dtype),
+                   shown(record.name), joined(record.shape, ", "), name_of(record.dtype),
                    bytes ? fmt::to_string(*bytes) : "more than 2^63 - 1", given);
 }
 
@@ -351,15 +360,15 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
   if (!metadata.empty()) {
     std::vector<std::string> pairs;
     for (const auto& [key, value] : metadata) pairs.push_back(json_text(key) + ":" + json_text(value));
-    parts.push_back(fmt::format("{}:{{{}}}", json_text(metadata_key), fmt::join(pairs, ",")));
+    parts.push_back(fmt::format("{}:{{{}}}", json_text(metadata_key), joined(pairs, ",")));
   }
   for (std::size_t i = 0; i < records.size(); ++i) {
     const TensorRecord& r = records[i];
     parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                                 json_text(r.name), format_names[static_cast<std::size_t>(r.dtype)],
-                                fmt::join(r.shape, ","), begins[i], begins[i] + r.bytes.size()));
+                                joined(r.shape, ","), begins[i], begins[i] + r.bytes.size()));
   }
-  std::string text = fmt::format("{{{}}}", fmt::join(parts, ","));
+  std::string text = fmt::format("{{{}}}", joined(parts, ","));
   text.resize((text.size() + 7) / 8 * 8, ' ');
   return text;
 }
