@@ -26,39 +26,60 @@ bool library_tile(const Gemm<T>& g) noexcept {
 
 // ---- Small products: no packing, no library. Every element of C is one chain or one fixed tree over k.
 
-/// Rows of B are contiguous: `Vecs` vectors of columns stay in registers while k runs.
-template <int Vecs, class T>
-void small_columns(const Gemm<T>& g, std::int64_t j, std::int64_t width) {
+/// Rows of B are contiguous: `Rows` rows of `width` columns (more than Vecs - 1 vectors) stay in registers
+/// while k runs.
+template <int Rows, int Vecs, class T>
+void small_block(const Gemm<T>& g, std::int64_t i, std::int64_t j, std::int64_t width) {
   constexpr int L = lanes<T>;
   const std::int64_t row_a = g.transpose_a ? 1 : g.lda, step_a = g.transpose_a ? g.lda : 1;
   const std::int64_t last = width - (Vecs - 1) * L;
-  for (std::int64_t i = 0; i < g.m; ++i) {
-    Vec<T> acc[Vecs] = {};
-    for (std::int64_t p = 0; p < g.k; ++p) {
-      const T* b = g.b + p * g.ldb + j;
-      const Vec<T> a = splat(g.a[i * row_a + p * step_a]);
-      for (int v = 0; v < Vecs - 1; ++v) acc[v] = fma(a, load(b + v * L), acc[v]);
-      const T* tail = b + (Vecs - 1) * L;
-      acc[Vecs - 1] = fma(a, last == L ? load(tail) : load_part(tail, last), acc[Vecs - 1]);
+  const T *a = g.a + i * row_a, *b = g.b + j;
+  Vec<T> acc[Rows][Vecs] = {};
+  for (std::int64_t p = 0; p < g.k; ++p, a += step_a, b += g.ldb) {
+    Vec<T> x[Vecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vecs - 1; ++v) x[v] = load(b + v * L);
+    x[Vecs - 1] = load_part(b + (Vecs - 1) * L, last);
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < Vecs; ++v) acc[r][v] = fma(splat(a[r * row_a]), x[v], acc[r][v]);
     }
-    T* c = g.c + i * g.ldc + j;
-    for (int v = 0; v < Vecs - 1; ++v) store(c + v * L, g.accumulate ? load(c + v * L) + acc[v] : acc[v]);
-    T* tail = c + (Vecs - 1) * L;
-    const Vec<T> before = g.accumulate ? load_part(tail, last) : Vec<T>{};
-    store_part(tail, before + acc[Vecs - 1], last);
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+    T* c = g.c + (i + r) * g.ldc + j;
+#pragma GCC unroll 4
+    for (int v = 0; v < Vecs; ++v, c += L) {
+      const std::int64_t count = v < Vecs - 1 ? L : last;
+      store_part(c, g.accumulate ? load_part(c, count) + acc[r][v] : acc[r][v], count);
+    }
+  }
+}
+
+template <int Vecs, class T>
+void small_columns(const Gemm<T>& g, std::int64_t j, std::int64_t width) {
+  std::int64_t i = 0;
+  for (; i + 4 <= g.m; i += 4) small_block<4, Vecs>(g, i, j, width);
+  for (; i + 2 <= g.m; i += 2) small_block<2, Vecs>(g, i, j, width);
+  for (; i < g.m; ++i) small_block<1, Vecs>(g, i, j, width);
 }
 
 template <class T>
 void small_plain_b(const Gemm<T>& g) {
-  constexpr int L = lanes<T>;
-  std::int64_t j = 0;
-  for (; g.n - j > 3 * L; j += 4 * L) small_columns<4>(g, j, std::min<std::int64_t>(4 * L, g.n - j));
-  if (j >= g.n) return;
-  const std::int64_t width = g.n - j;
-  if (width > 2 * L) return small_columns<3>(g, j, width);
-  if (width > L) return small_columns<2>(g, j, width);
-  small_columns<1>(g, j, width);
+  constexpr std::int64_t L = lanes<T>;
+  for (std::int64_t j = 0; j < g.n; j += 4 * L) {
+    const std::int64_t width = std::min(4 * L, g.n - j);
+    if (width > 3 * L) {
+      small_columns<4>(g, j, width);
+    } else if (width > 2 * L) {
+      small_columns<3>(g, j, width);
+    } else if (width > L) {
+      small_columns<2>(g, j, width);
+    } else {
+      small_columns<1>(g, j, width);
+    }
+  }
 }
 
 /// Rows of A and of B are contiguous along k: dot products, four columns at a time.
@@ -81,8 +102,33 @@ void small_dots(const Gemm<T>& g, std::int64_t i, std::int64_t j) {
   for (int q = 0; q < Columns; ++q) c[q] = g.accumulate ? c[q] + sum(acc[q]) : sum(acc[q]);
 }
 
+/// B (n x k) as columns (k x n).
+void transpose_b(const Gemm<float>& g, std::int64_t begin, std::int64_t end, float* out) {
+  constexpr std::int64_t L = lanes<float>;
+  for (std::int64_t j = begin; j < end; j += L) {
+    const std::int64_t rows = std::min(L, end - j);
+    for (std::int64_t p = 0; p < g.k; p += L) {
+      const std::int64_t columns = std::min(L, g.k - p);
+      Vec<float> block[L] = {};
+      for (std::int64_t r = 0; r < rows; ++r) block[r] = load_part(g.b + (j + r) * g.ldb + p, columns);
+      transpose(block);
+      for (std::int64_t c = 0; c < columns; ++c) store_part(out + (p + c) * g.n + j, block[c], rows);
+    }
+  }
+}
+
 template <class T>
 void small_transposed_b(const Gemm<T>& g) {
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr std::int64_t room = 64 * 64;
+    if (g.m >= 8 && g.n * g.k <= room) {
+      float columns[room];
+      transpose_b(g, 0, g.n, columns);
+      Gemm<float> plain = g;
+      plain.b = columns, plain.ldb = g.n;
+      return small_plain_b(plain);
+    }
+  }
   for (std::int64_t i = 0; i < g.m; ++i) {
     std::int64_t j = 0;
     for (; j + 4 <= g.n; j += 4) small_dots<4>(g, i, j);
@@ -158,36 +204,12 @@ bool run_tile(const Gemm<T>& g, bool small) noexcept {
   return ok;
 }
 
-/// B (n x k) as columns (k x n).
-void transpose_b(const Gemm<float>& g, float* out) {
-  constexpr std::int64_t L = lanes<float>;
-  parallel_for(g.n, std::max<std::int64_t>(L, (1 << 15) / g.k / L * L),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t j = begin; j < end; j += L) {
-                   const std::int64_t rows = std::min(L, end - j);
-                   for (std::int64_t p = 0; p < g.k; p += L) {
-                     const std::int64_t columns = std::min(L, g.k - p);
-                     Vec<float> block[L] = {};
-                     for (std::int64_t r = 0; r < rows; ++r) {
-                       const float* at = g.b + (j + r) * g.ldb + p;
-                       block[r] = columns == L ? load(at) : load_part(at, columns);
-                     }
-                     transpose(block);
-                     for (std::int64_t c = 0; c < columns; ++c) {
-                       float* at = out + (p + c) * g.n + j;
-                       rows == L ? store(at, block[c]) : store_part(at, block[c], rows);
-                     }
-                   }
-                 }
-               });
-}
-
 /// Whether one transposition of B pays for itself: libraries are slower on rows along k, and pack B for every
 /// tile.
 template <class T>
 bool worth_transposing(const Gemm<T>& g, const Tiling& tiling) {
   const bool one_b = g.batch == 1 || g.stride_b == 0;
-  return g.transpose_b && !tiling.small && one_b && g.m * g.batch >= 512 && g.k > 0;
+  return g.transpose_b && !tiling.small && one_b && g.m * g.batch >= 64 && g.k > 0;
 }
 
 template <class T>
@@ -200,7 +222,9 @@ void run_tiles(Gemm<T> g) {
       columns = scratch<float>(g.k * g.n);
       check<OutOfMemoryError>(columns != nullptr, "gemm: no memory for {} bytes of working space",
                               g.k * g.n * 4);
-      transpose_b(g, columns.get());
+      const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / g.k / lanes<float>) * lanes<float>;
+      parallel_for(g.n, grain,
+                   [&](std::int64_t begin, std::int64_t end) { transpose_b(g, begin, end, columns.get()); });
       g.b = columns.get(), g.ldb = g.n, g.transpose_b = false;
     }
   }

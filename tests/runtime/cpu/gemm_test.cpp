@@ -96,6 +96,7 @@ TEMPLATE_TEST_CASE("gemm equals the sums written out, with the same bits for any
                          {70, 5, 90},
                          {129, 65, 100},
                          {300, 47, 70},
+                         {520, 37, 90},
                          {64, 64, 64},
                          {5, 0, 3},
                          {0, 5, 3},
