@@ -112,7 +112,8 @@ void Region::check_outside(const TracedOp& traced) const {
 void Region::need(Storage& asked) {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_)
-    if (!storage->resident() && (storage == &asked || held.reads > 0)) wanted[held.index] = true;
+    if (!storage->resident() && (storage == &asked || held.reads > 0 || storage->pins() > 0))
+      wanted[held.index] = true;
   const Plan plan = this->plan(wanted);
   for (const std::uint32_t i : plan.ops) check_outside(trace_.ops[i]);
 

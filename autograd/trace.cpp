@@ -2,6 +2,23 @@
 
 namespace sherd {
 
+namespace {
+/// Tracers that listen on this rank.
+struct Tracing {
+  int active = 0;
+};
+Tracing& tracing() { return Context::current().slot<Tracing>(); }
+}  // namespace
+
+Tracer::Tracer(std::string call) : call_(std::move(call)) { ++tracing().active; }
+Tracer::~Tracer() { --tracing().active; }
+
+void Tracer::check_inactive(std::string_view call) {
+  check<StateError>(tracing().active == 0,
+                    "{}: called inside a region or a capture, which cannot hear its ops; call it outside",
+                    call);
+}
+
 std::uint32_t Tracer::find(const Storage& storage) const {
   const auto at = index_.find(storage.id());
   return at != index_.end() ? at->second : TracedTensor::none;

@@ -45,7 +45,13 @@ struct Trace {
 class Tracer : public Listener {
  public:
   /// `call` opens the messages.
-  explicit Tracer(std::string call) : call_(std::move(call)) {}
+  explicit Tracer(std::string call);
+  ~Tracer() override;
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+  /// Throws StateError, in the name of `call`, while the rank is being traced: for what runs ops that nobody
+  /// hears.
+  static void check_inactive(std::string_view call);
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
 

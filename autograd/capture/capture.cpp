@@ -25,6 +25,7 @@ class CaptureTracer final : public Tracer {
   explicit CaptureTracer(const std::vector<Tensor>& inputs)
       : Tracer("capture"), random_(Context::current().generator().state()) {
     for (const Tensor& t : inputs) {
+      check<ValueError>(t.defined(), "capture: input {} is an empty handle", inputs_.size());
       check<StateError>(find(t.storage()) == none,
                         "capture: two inputs share memory; pass the tensor once, or a clone");
       inputs_.push_back(add(t.storage()));
@@ -240,6 +241,7 @@ void Program::Impl::plan() {
 }
 
 void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
+  check<ValueError>(given.defined(), "replay: input {} is an empty handle", i);
   const Value& value = values[inputs[i]];
   const Layout& layout = value.tensor.layout();
   const Device device = trace.storages[value.storage].device;
@@ -297,6 +299,7 @@ struct Program::Impl::Bound {
 };
 
 std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
+  Tracer::check_inactive("replay");
   check<ValueError>(given.size() == inputs.size(),
                     "replay: {} inputs given, the program was captured with {}", given.size(), inputs.size());
   for (std::size_t i = 0; i < given.size(); ++i) check_input(i, given[i]);
@@ -362,7 +365,10 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
   CaptureTracer tracer(inputs);
   const Listening listening(tracer);
   std::vector<Tensor> outputs;
-  for (const Tensor& t : step(inputs)) outputs.push_back(t.detach());
+  for (const Tensor& t : step(inputs)) {
+    check<ValueError>(t.defined(), "capture: output {} of the step is an empty handle", outputs.size());
+    outputs.push_back(t.detach());
+  }
   tracer.check_alive(outputs);
   return Program(std::make_unique<Program::Impl>(tracer, inputs, outputs));
 }

@@ -44,9 +44,10 @@ class SHERD_API Program {
 
 /// Runs `step(inputs)` once, which has its usual effects, and keeps its ops. Host values (a loop count, a
 /// rate as a number) become part of the program; what must change from step to step belongs in tensors.
-/// Refused by name: random numbers (NotImplementedError); host reads such as `item` (their value could not
-/// change); writes through host pointers; a tensor made inside, other than an output, that is still alive
-/// afterwards, such as new optimizer state or a `.grad` left behind (StateError).
+/// Refused by name: random numbers (NotImplementedError); host reads such as `item`, `to_vector` and printing
+/// (their value could not change; what is read through `data()` is not noticed); writes through host
+/// pointers; a tensor made inside, other than an output, that is still alive afterwards, such as new
+/// optimizer state or a `.grad` left behind (StateError).
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
 
 /// One line an op, `%7 = matmul[transpose_b=true](%x0, %p2) : f32 (4, 16)`, after the inputs (%x) and the

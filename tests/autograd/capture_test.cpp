@@ -330,6 +330,16 @@ TEST_CASE("what could not change on replay is refused by name") {
   CHECK_THROWS_AS(
       refused([](const Tensor& t) -> Tensor { throw std::runtime_error(std::to_string(t.rank())); })(),
       std::runtime_error);
+  Program inner =
+      capture([](std::span<const Tensor> in) -> std::vector<Tensor> { return {exp(in[0])}; }, {x});
+  CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) { return inner.replay({t})[0]; })),
+             ContainsSubstring("replay: called inside"));
+  CHECK_THAT(test::message_of<StateError>([&] { recompute([&] { return inner.replay({x})[0]; }); }),
+             ContainsSubstring("replay: called inside"));
+  CHECK_THAT(test::message_of<ValueError>([&] { inner.replay({Tensor{}}); }),
+             ContainsSubstring("empty handle"));
+  CHECK_THAT(test::message_of<ValueError>(refused([](const Tensor&) { return Tensor{}; })),
+             ContainsSubstring("empty handle"));
   // The rank is usable, and nobody listens any more.
   CHECK(mul(x, 1.0).to_vector<float>() == x.to_vector<float>());
 }

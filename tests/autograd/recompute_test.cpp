@@ -455,6 +455,29 @@ TEST_CASE("second derivatives through a region") {
   CHECK(same_bits(run(false), run(true)));
 }
 
+TEST_CASE("a region may take gradients inside") {
+  const Tensor x = leaf({5}), w = leaf({5});
+  const auto run = [&](bool recomputed) {
+    for (const Tensor& t : {x, w}) t.set_grad({});
+    const auto penalty = [&] {
+      const Tensor y = sum(mul(tanh(mul(x, w)), exp(w)));
+      const Tensor slope = grad(y, std::span(&x, 1), {}, {.create_graph = true})[0];
+      return add(sum(mul(slope, slope)), y);
+    };
+    (recomputed ? recompute(penalty) : penalty()).backward();
+    return std::pair{x.grad(), w.grad()};
+  };
+  const auto plain = run(false), again = run(true);
+  CHECK(same_bits(plain.first, again.first));
+  CHECK(same_bits(plain.second, again.second));
+}
+
+TEST_CASE("a hundred regions in a row, each fed by the one before") {
+  const Tensor x = leaf({8}), w = leaf({8}, 0.1);
+  const Block block = [&](const Tensor& h) { return tanh(add(mul(h, w), exp(mul(h, 0.1)))); };
+  check_equal_gradients(std::vector<Block>(100, block), x, {x, w});
+}
+
 TEST_CASE("grad() of a part of a region's outputs, and views of kept tensors") {
   const Tensor x = leaf({4, 6});
   const auto run = [&](bool recomputed) {
