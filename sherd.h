@@ -1,10 +1,20 @@
-// Everything a user of Sherd includes.
+// Everything a program needs. `#include <sherd.h>`
 #pragma once
 
-#include "runtime/device.h"
-#include "runtime/dtype.h"
-#include "runtime/error.h"
-#include "runtime/half.h"
-#include "runtime/parallel.h"
-#include "runtime/processor.h"
-#include "runtime/shape.h"
+#include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/recompute.h"
+#include "nn/gpt.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/module.h"
+#include "nn/optimizer.h"
+#include "nn/parameter.h"
+#include "nn/state_file.h"
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/cpu/elementwise_loop.h"
+#include "runtime/elementwise.h"
+#include "runtime/op.h"
+#include "runtime/ops.h"
+#include "runtime/tensor.h"

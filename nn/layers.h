@@ -1,0 +1,152 @@
+// The layers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "nn/module.h"
+#include "runtime/ops.h"
+
+namespace sherd::nn {
+
+enum class Bias { yes, no };
+
+struct LinearOptions {
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+};
+/// y = x weight^T + bias for x (..., in). weight (out, in) and bias (out) start uniform in +-1/sqrt(in), as in PyTorch.
+struct SHERD_API Linear final : Layer<Linear> {
+  Param weight, bias;
+  Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
+  Tensor forward(const Tensor& x) const { return linear(x, weight, bias); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// Rows of weight (count, width) by i64 index; starts standard normal.
+struct SHERD_API Embedding final : Layer<Embedding> {
+  Param weight;
+  Embedding(std::int64_t count, std::int64_t width, TensorOptions options = {});
+  Tensor forward(const Tensor& index) const { return embedding(weight, index); }
+  void visit(auto&& on) { on("weight", weight); }
+};
+
+/// Normalises the last axis (width); weight starts at 1, bias at 0.
+struct SHERD_API LayerNorm final : Layer<LayerNorm> {
+  Param weight, bias;
+  double eps;
+  explicit LayerNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {});
+  Tensor forward(const Tensor& x) const { return layer_norm(x, weight, bias, eps); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// Zeroes elements with probability p while training; the identity in eval mode.
+struct SHERD_API Dropout final : Layer<Dropout> {
+  double p;
+  explicit Dropout(double p = 0.5);
+  Tensor forward(const Tensor& x) const { return training() ? dropout(x, p) : x; }
+  void visit(auto&&) {}
+};
+
+struct SHERD_API Gelu final : Layer<Gelu> {
+  GeluForm form;
+  explicit Gelu(GeluForm form = GeluForm::erf) : form(form) {}
+  Tensor forward(const Tensor& x) const { return gelu(x, form); }
+  void visit(auto&&) {}
+};
+
+struct SHERD_API Relu final : Layer<Relu> {
+  Tensor forward(const Tensor& x) const { return relu(x); }
+  void visit(auto&&) {}
+};
+
+/// Layers one after the other, named "0", "1", ...
+class SHERD_API Sequential final : public Layer<Sequential> {
+ public:
+  Sequential() = default;
+  /// Moves the layers in.
+  template <class... M>
+    requires(sizeof...(M) > 0 && (std::derived_from<std::decay_t<M>, Module> && ...) &&
+             !(sizeof...(M) == 1 && (std::same_as<std::decay_t<M>, Sequential> && ...)))
+  explicit Sequential(M&&... modules) {
+    (append(std::forward<M>(modules)), ...);
+  }
+  Sequential(const Sequential& other);
+  Sequential(Sequential&&) noexcept = default;
+  Sequential& operator=(Sequential&&) noexcept = default;
+
+  template <class M>
+  M& append(M&& module) {
+    auto owned = std::make_unique<std::decay_t<M>>(std::move(module));
+    M& ref = *owned;
+    modules_.push_back(std::move(owned));
+    return ref;
+  }
+  std::size_t size() const { return modules_.size(); }
+  Module& operator[](std::size_t i) { return *modules_.at(i); }
+
+  Tensor forward(Tensor x) const {
+    for (const auto& module : modules_) x = module->call(x);
+    return x;
+  }
+  void visit(auto&& on) {
+    for (std::size_t i = 0; i < modules_.size(); ++i) on(std::to_string(i), *modules_[i]);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Module>> modules_;
+};
+
+/// Layers of one kind at stable addresses, named "0", "1", ...; has no forward of its own.
+template <class M>
+class ModuleList final : public Layer<ModuleList<M>> {
+ public:
+  ModuleList() = default;
+  ModuleList(const ModuleList& other) : Layer<ModuleList>(other) {
+    for (const auto& module : other.modules_) modules_.push_back(std::make_unique<M>(*module));
+  }
+  ModuleList(ModuleList&&) noexcept = default;
+  ModuleList& operator=(ModuleList&&) noexcept = default;
+
+  template <class... A>
+  M& emplace_back(A&&... args) {
+    return *modules_.emplace_back(std::make_unique<M>(std::forward<A>(args)...));
+  }
+  std::size_t size() const { return modules_.size(); }
+  M& operator[](std::size_t i) { return *modules_.at(i); }
+  const M& operator[](std::size_t i) const { return *modules_.at(i); }
+
+  template <bool constant>
+  class Iterator {
+   public:
+    using Inner = typename std::vector<std::unique_ptr<M>>::const_iterator;
+    using difference_type = std::ptrdiff_t;
+    using value_type = M;
+    explicit Iterator(Inner at) : at_(at) {}
+    std::conditional_t<constant, const M&, M&> operator*() const { return **at_; }
+    Iterator& operator++() { ++at_; return *this; }
+    friend bool operator==(const Iterator&, const Iterator&) = default;
+
+   private:
+    Inner at_;
+  };
+  auto begin() { return Iterator<false>(modules_.begin()); }
+  auto end() { return Iterator<false>(modules_.end()); }
+  auto begin() const { return Iterator<true>(modules_.begin()); }
+  auto end() const { return Iterator<true>(modules_.end()); }
+
+  void visit(auto&& on) {
+    for (std::size_t i = 0; i < modules_.size(); ++i) on(std::to_string(i), *modules_[i]);
+  }
+
+ private:
+  std::vector<std::unique_ptr<M>> modules_;
+};
+
+}  // namespace sherd::nn

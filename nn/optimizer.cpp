@@ -1,0 +1,208 @@
+#include "nn/optimizer.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "runtime/ops/optimizer_steps.h"
+
+namespace sherd::nn {
+namespace {
+
+/// The list op takes f32 on the host; everything else is stepped in ops, parameter by parameter.
+bool takes_list(const Tensor& p) { return p.dtype() == DType::f32 && p.device().is_cpu(); }
+
+/// The 0-d f64 host values that the formulas below need.
+double host(const Tensor& t) { return t.item(); }
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay) {
+  std::unordered_map<const void*, std::size_t> owner;
+  for (ParamGroup& group : groups) {
+    for (const Parameter& p : group.params) {
+      check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
+      check<ValueError>(owner.emplace(p.id(), groups_.size()).second, "optimizer: a parameter of shape {} is in groups {} and {}",
+                        p.shape(), owner[p.id()], groups_.size());
+    }
+    groups_.push_back({std::move(group.params), Tensor::scalar(group.lr.value_or(lr), {DType::f64}),
+                       group.weight_decay.value_or(weight_decay)});
+  }
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::step() {
+  const NoGrad guard;
+  for (const Group& group : groups_) {
+    std::vector<Parameter> params;
+    std::vector<Slots*> slots;
+    for (const Parameter& p : group.params) {
+      if (!p.grad().defined()) continue;
+      Slots& state = state_[p.id()];
+      if (state.empty()) state = fresh(p.local());
+      params.push_back(p);
+      slots.push_back(&state);
+    }
+    if (!params.empty()) step_group(group, params, slots);
+  }
+}
+
+void Optimizer::zero_grad(ZeroGrad mode) {
+  const NoGrad guard;
+  for (Group& group : groups_)
+    for (Parameter& p : group.params) {
+      if (mode == ZeroGrad::to_none) p.set_grad({});
+      else if (p.grad().defined()) zero_(p.grad());
+    }
+}
+
+void Optimizer::set_lr(double lr) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) set_lr(i, lr);
+}
+void Optimizer::set_lr(std::size_t group, double lr) {
+  const NoGrad guard;
+  *groups_.at(group).lr.mutable_data<double>() = lr;
+}
+double Optimizer::lr(std::size_t group) const { return host(groups_.at(group).lr); }
+
+StateDict Optimizer::state_dict() const {
+  StateDict dict;
+  const std::vector<std::string> names = state_names();
+  std::size_t index = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    dict.emplace_back(fmt::format("group.{}.lr", g), groups_[g].lr);
+    for (const Parameter& p : groups_[g].params) {
+      if (const auto found = state_.find(p.id()); found != state_.end())
+        for (std::size_t k = 0; k < names.size(); ++k) dict.emplace_back(fmt::format("state.{}.{}", index, names[k]), found->second[k]);
+      ++index;
+    }
+  }
+  return dict;
+}
+
+void Optimizer::load_state_dict(const StateDict& given) {
+  const NoGrad guard;
+  const std::unordered_map<std::string, Tensor> from(given.begin(), given.end());
+  const std::vector<std::string> names = state_names();
+  std::unordered_map<const void*, Slots> state;
+  std::size_t index = 0, used = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto rate = from.find(fmt::format("group.{}.lr", g));
+    check<ValueError>(rate != from.end(), "optimizer: the state has no rate for group {} of {}", g, groups_.size());
+    ++used;
+    for (const Parameter& p : groups_[g].params) {
+      if (from.contains(fmt::format("state.{}.{}", index, names.empty() ? "" : names[0]))) {
+        Slots slots = fresh(p.local());
+        for (std::size_t k = 0; k < names.size(); ++k) {
+          const std::string name = fmt::format("state.{}.{}", index, names[k]);
+          const auto found = from.find(name);
+          check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
+          check<ShapeError>(found->second.shape() == slots[k].shape(), "optimizer: '{}' has shape {}, the parameter needs {}", name,
+                            found->second.shape(), slots[k].shape());
+          copy_(slots[k], found->second);
+          ++used;
+        }
+        state.emplace(p.id(), std::move(slots));
+      }
+      ++index;
+    }
+  }
+  check<ValueError>(used == from.size(), "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
+                    from.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) copy_(groups_[g].lr, from.at(fmt::format("group.{}.lr", g)));
+  state_ = std::move(state);
+}
+
+Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
+    : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o), decoupled_(decoupled) {
+  check<ValueError>(o.lr >= 0 && o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1 && o.eps >= 0,
+                    "Adam: lr {}, betas ({}, {}) and eps {} must be at least 0, the betas below 1", o.lr, o.beta1, o.beta2, o.eps);
+}
+
+Optimizer::Slots Adam::fresh(const Tensor& p) const {
+  const TensorOptions like{p.dtype(), p.device()};
+  return {zeros(p.shape(), like), zeros(p.shape(), like), zeros({}, {DType::f64})};
+}
+
+void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  const AdamOptions& o = options_;
+  std::vector<Tensor> list{group.lr};
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Tensor p = params[i].local().detach(), g = params[i].grad();
+    const Slots& s = *slots[i];
+    if (takes_list(p) && g.dtype() == DType::f32) {
+      list.insert(list.end(), {p, g, s[0], s[1], s[2]});
+      continue;
+    }
+    add_(s[2], 1.0);
+    const double lr = host(group.lr), t = host(s[2]);
+    const Tensor wide = to(to(g, p.dtype()), p.device());
+    if (decoupled_) mul_(p, 1 - lr * group.weight_decay);
+    const Tensor gradient = decoupled_ || group.weight_decay == 0 ? wide : add(wide, mul(p, group.weight_decay));
+    add_(s[0], mul(sub(gradient, s[0]), 1 - o.beta1));
+    add_(mul_(s[1], o.beta2), mul(square(gradient), 1 - o.beta2));
+    const Tensor denominator = add(div(sqrt(s[1]), std::sqrt(1 - std::pow(o.beta2, t))), o.eps);
+    sub_(p, mul(div(s[0], denominator), lr / (1 - std::pow(o.beta1, t))));
+  }
+  if (list.size() > 1) apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
+}
+
+Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o) : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
+  check<ValueError>(o.lr >= 0 && o.momentum >= 0, "Sgd: lr {} and momentum {} must be at least 0", o.lr, o.momentum);
+}
+
+std::vector<std::string> Sgd::state_names() const {
+  return options_.momentum != 0 ? std::vector<std::string>{"momentum", "step"} : std::vector<std::string>{};
+}
+
+Optimizer::Slots Sgd::fresh(const Tensor& p) const {
+  if (options_.momentum == 0) return {};
+  return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64})};
+}
+
+void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  std::vector<Tensor> list{group.lr};
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Tensor p = params[i].local().detach(), g = params[i].grad();
+    Slots& s = *slots[i];
+    if (takes_list(p) && g.dtype() == DType::f32) {
+      list.insert(list.end(), {p, g});
+      list.insert(list.end(), s.begin(), s.end());
+      continue;
+    }
+    Tensor v = to(to(g, p.dtype()), p.device());
+    if (group.weight_decay != 0) v = add(v, mul(p, group.weight_decay));
+    if (options_.momentum != 0) {
+      if (host(s[1]) == 0) copy_(s[0], v);
+      else add_(mul_(s[0], options_.momentum), v);
+      add_(s[1], 1.0);
+      v = s[0];
+    }
+    sub_(p, mul(v, host(group.lr)));
+  }
+  if (list.size() > 1) apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
+}
+
+Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
+  check<ValueError>(max_norm > 0, "clip_grad_norm_: limit {} must be positive", max_norm);
+  const NoGrad guard;
+  std::vector<Tensor> grads{Tensor{}};
+  for (const Parameter& p : params)
+    if (const Tensor g = p.grad(); g.defined()) grads.push_back(g);
+  if (grads.size() == 1) return Tensor::scalar(0, {DType::f64});
+  grads[0] = order_free_norm(std::span(grads).subspan(1));
+  apply_many(ops::ClipScale{max_norm}, grads);
+  return grads[0];
+}
+
+double CosineSchedule::operator()(std::int64_t step) const {
+  if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  if (step >= steps) return min_lr;
+  const double done = static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(steps - warmup, 1));
+  return min_lr + 0.5 * (lr - min_lr) * (1 + std::cos(std::numbers::pi * done));
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,127 @@
+// Optimizers: whole parameter lists in one op, parameter groups, step counts and rates as tensors.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+/// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May be empty.
+struct ParamGroup {
+  std::vector<Parameter> params;
+  std::optional<double> lr, weight_decay;
+};
+
+/// What `zero_grad` leaves: no gradient, or zeros in place.
+enum class ZeroGrad { to_none, to_zero };
+
+/// A parameter without a gradient is left alone: no decay, no state, no step count.
+class SHERD_API Optimizer {
+ public:
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates all parameters that have a gradient.
+  void step();
+  void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
+  /// Sets the rate of every group, or of one. The rate is a tensor: a captured step sees the new value.
+  void set_lr(double lr);
+  void set_lr(std::size_t group, double lr);
+  double lr(std::size_t group = 0) const;
+  std::size_t group_count() const { return groups_.size(); }
+
+  /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr".
+  StateDict state_dict() const;
+  /// ValueError for names that do not fit these parameters, ShapeError for other shapes.
+  void load_state_dict(const StateDict& state);
+
+ protected:
+  struct Group {
+    std::vector<Parameter> params;
+    Tensor lr;  // 0-d f64 on cpu
+    double weight_decay;
+  };
+  /// State of one parameter, by the names that `state_names` lists.
+  using Slots = std::vector<Tensor>;
+
+  Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
+  virtual std::vector<std::string> state_names() const = 0;
+  /// Fresh state for a parameter.
+  virtual Slots fresh(const Tensor& p) const = 0;
+  virtual void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) = 0;
+
+ private:
+  std::vector<Group> groups_;
+  std::unordered_map<const void*, Slots> state_;
+};
+
+struct AdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+
+/// Adam (Kingma and Ba, 2015); weight decay is added to the gradient.
+class SHERD_API Adam : public Optimizer {
+ public:
+  Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
+  Adam(std::vector<Parameter> params, AdamOptions options = {}) : Adam(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+
+ protected:
+  Adam(std::vector<ParamGroup> groups, AdamOptions options, bool decoupled);
+  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq", "step"}; }
+  Slots fresh(const Tensor& p) const override;
+  void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) override;
+
+ private:
+  AdamOptions options_;
+  bool decoupled_;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+};
+
+/// AdamW (Loshchilov and Hutter, 2019): weight decay shrinks the parameter before the step.
+class SHERD_API AdamW final : public Adam {
+ public:
+  AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
+      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}, true) {}
+  AdamW(std::vector<Parameter> params, AdamWOptions o = {}) : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
+};
+
+struct SgdOptions {
+  double lr = 1e-3, momentum = 0, weight_decay = 0;
+};
+
+/// p -= lr v with v = momentum v + g, v starting as g; without momentum v is g.
+class SHERD_API Sgd final : public Optimizer {
+ public:
+  Sgd(std::vector<ParamGroup> groups, SgdOptions options = {});
+  Sgd(std::vector<Parameter> params, SgdOptions options = {}) : Sgd(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+
+ protected:
+  std::vector<std::string> state_names() const override;
+  Slots fresh(const Tensor& p) const override;
+  void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) override;
+
+ private:
+  SgdOptions options_;
+};
+
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d f64), the same to the bit for
+/// every order and cut of the parameters.
+SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
+
+/// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at `steps`.
+struct CosineSchedule {
+  double lr = 1e-3, min_lr = 1e-4;
+  std::int64_t warmup = 100, steps = 2000;
+  SHERD_API double operator()(std::int64_t step) const;
+};
+
+}  // namespace sherd::nn

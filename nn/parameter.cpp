@@ -1,0 +1,86 @@
+#include "nn/parameter.h"
+
+#include <unordered_map>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+
+namespace sherd::nn {
+namespace {
+
+struct Cloning {
+  bool active = false;
+  std::unordered_map<const void*, Parameter> copies;
+};
+Cloning& cloning() { return Context::current().slot<Cloning>(); }
+
+void check_cloning() {
+  check<StateError>(cloning().active, "nn: modules are move-only, because a silent copy would untie and unshard them; use clone()");
+}
+
+Tensor copy_of(const Tensor& t) {
+  const NoGrad guard;
+  return t.defined() ? clone(t.detach()) : Tensor{};
+}
+
+}  // namespace
+
+CloneScope::CloneScope() : outermost_(!cloning().active) { cloning().active = true; }
+CloneScope::~CloneScope() {
+  if (outermost_) cloning() = {};
+}
+
+Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()) {
+  check<DTypeError>(!requires_grad || is_floating(data.dtype()), "parameter: only floating parameters are trained, got {}; pass "
+                    "requires_grad = false", name_of(data.dtype()));
+  state_->requires_grad = requires_grad;
+  set_data(std::move(data));
+}
+
+Tensor Parameter::data() const { return state_->used.detach(); }
+
+void Parameter::set_data(Tensor data) {
+  const Tensor grad = state_->local.defined() ? state_->local.grad() : Tensor{};
+  state_->shape = data.shape();
+  state_->local = data.detach();
+  state_->local.requires_grad_(state_->requires_grad);
+  if (grad.defined()) state_->local.set_grad(grad);
+  state_->used = state_->local;
+}
+
+void Parameter::set_requires_grad(bool requires_grad) {
+  state_->requires_grad = requires_grad;
+  state_->local.requires_grad_(requires_grad);
+}
+
+Param::Param(const Param& other) : Param() {
+  check_cloning();
+  if (!other.defined()) return;
+  Parameter& copy = cloning().copies[other.object().id()];
+  if (!copy.defined()) copy = Parameter(copy_of(other.object().tensor()), other.object().requires_grad());
+  *slot_ = copy;
+}
+
+Param& Param::operator=(Param&& other) noexcept {
+  // The object moves, the slot stays: whoever watches this member keeps watching it.
+  if (slot_ && other.slot_) *slot_ = std::move(*other.slot_);
+  else slot_ = std::move(other.slot_);
+  return *this;
+}
+
+const Tensor& Param::tensor() const {
+  static const Tensor none;
+  return defined() ? slot_->tensor() : none;
+}
+
+Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
+  check_cloning();
+  data_ = copy_of(other.data_);
+}
+
+void tie(Param& a, Param& b) {
+  check<ShapeError>(a.shape() == b.shape(), "tie: parameters of shape {} and {}", a.shape(), b.shape());
+  b.set(a.object());
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,37 @@
+// Finding the tensors in what a module is given and gives back.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/tensor.h"
+
+namespace sherd::nn {
+
+/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, pairs, tuples, vectors, arrays, optionals and map values of these, and any
+/// struct for which `tensors_in(T&, visit)` is found beside its type. Everything else holds none.
+template <class T, class F>
+void each_tensor(T& value, F&& visit) {
+  if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
+    visit(value);
+  } else if constexpr (requires { tensors_in(value, visit); }) {
+    tensors_in(value, visit);
+  } else if constexpr (requires { std::tuple_size<std::remove_const_t<T>>::value; }) {
+    std::apply([&](auto&... items) { (each_tensor(items, visit), ...); }, value);
+  } else if constexpr (requires { value.has_value(); *value; }) {
+    if (value.has_value()) each_tensor(*value, visit);
+  } else if constexpr (requires { typename T::mapped_type; }) {
+    for (auto& [key, item] : value) each_tensor(item, visit);
+  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; } &&
+                       !std::is_convertible_v<T, std::string_view>) {
+    for (auto& item : value) each_tensor(item, visit);
+  }
+}
+
+}  // namespace sherd::nn
