@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/parallel.h"
@@ -33,7 +35,8 @@ struct ContextHolder {
   ContextHolder() { Context::current_ = context.get(); }
   ~ContextHolder() {
     context->listeners_.clear();  // some live in slots
-    context->slots_.clear();
+    // What one slot holds may need another while it goes (a tensor its stream), which is then made anew.
+    while (!context->slots_.empty()) std::exchange(context->slots_, {});
     Context::current_ = nullptr;
   }
 };

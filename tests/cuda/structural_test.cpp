@@ -118,7 +118,7 @@ TEST_CASE("cuda: sums and means over any axes agree with the CPU's") {
   }
   for (const Shape& shape : {Shape{1000003}, Shape{3, 200001}, Shape{50000, 7}, Shape{9000, 300}}) {
     const Tensor x = Values(6)(shape, f32, 0, 1), y = on_gpu(x);
-    INFO(shape);
+    INFO(to_string(shape));
     CHECK(relative_distance(sum(y), sum(x)) <= 1e-6);
     CHECK(relative_distance(sum(y, {0}), sum(x, {0})) <= 1e-6);
     CHECK(relative_distance(sum(y, {-1}), sum(x, {-1})) <= 1e-6);

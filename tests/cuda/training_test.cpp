@@ -1,4 +1,6 @@
 // A two-layer perceptron learns the same on the GPU as on the CPU.
+#include <cmath>
+
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
 #include "runtime/ops/optimizer_steps.h"
