@@ -24,8 +24,8 @@ Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_de
   for (ParamGroup& group : groups) {
     for (const Parameter& p : group.params) {
       check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
-      check<ValueError>(owner.emplace(p.id(), groups_.size()).second, "optimizer: a parameter of shape {} is in groups {} and {}",
-                        p.shape(), owner[p.id()], groups_.size());
+      const auto [first, fresh] = owner.emplace(p.id(), groups_.size());
+      check<ValueError>(fresh, "optimizer: a parameter of shape {} is in groups {} and {}", p.shape(), first->second, groups_.size());
     }
     groups_.push_back({std::move(group.params), Tensor::scalar(group.lr.value_or(lr), {DType::f64}),
                        group.weight_decay.value_or(weight_decay)});
