@@ -42,21 +42,36 @@ struct Gradient {
   void row(std::int64_t r, T* gx, C* gweight, C* gbias) const {
     const T *g = gy + r * columns, *in = x + r * columns;
     const C m = mean[r], s = rstd[r], share = C(1) / static_cast<C>(columns);
-    const auto scaled = [&](std::int64_t j, auto count) {
-      const Vec<C> v = take<C>(g + j, count);
-      return weight ? v * take<C>(weight + j, count) : v;
+    const auto add = [&](std::int64_t j, auto count, Vec<C>& ones, Vec<C>& along) {
+      const Vec<C> v = scaled(g, j, count);
+      ones = ones + v;
+      along = fma(v, centred(in + j, count, m), along);
     };
-    const C along_ones = sum_vectors<C>(columns, scaled) * share;
-    const C along_x = s * share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
-                        return scaled(j, count) * centred(in + j, count, m);
-                      });
+    // Two chains for each sum hide the latency of additions.
+    constexpr std::int64_t step = lanes<C>;
+    constexpr std::integral_constant<std::int64_t, step> whole{};
+    Vec<C> ones[2] = {}, along[2] = {};
+    std::int64_t first = 0;
+    for (; first + 2 * step <= columns; first += 2 * step) {
+      add(first, whole, ones[0], along[0]);
+      add(first + step, whole, ones[1], along[1]);
+    }
+    for_vectors<C>(columns - first,
+                   [&](std::int64_t j, auto count) { add(first + j, count, ones[0], along[0]); });
+    const C along_ones = share * sum(ones[0] + ones[1]), along_x = s * share * sum(along[0] + along[1]);
     for_vectors<C>(columns, [&](std::int64_t j, auto count) {
-      const Vec<C> normal = centred(in + j, count, m) * s;
-      put<C>(gx + j, (fma(normal, splat(-along_x), scaled(j, count)) - along_ones) * s, count);
-      const Vec<C> v = take<C>(g + j, count);
+      const Vec<C> normal = centred(in + j, count, m) * s, v = take<C>(g + j, count);
+      put<C>(gx + j, (fma(normal, splat(-along_x), scaled(g, j, count)) - along_ones) * s, count);
       put<C>(gweight + j, fma(v, normal, take<C>(gweight + j, count)), count);
       put<C>(gbias + j, v + take<C>(gbias + j, count), count);
     });
+  }
+
+ private:
+  template <class Count>
+  Vec<C> scaled(const T* g, std::int64_t j, Count count) const {
+    const Vec<C> v = take<C>(g + j, count);
+    return weight ? v * take<C>(weight + j, count) : v;
   }
 };
 

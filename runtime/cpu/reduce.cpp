@@ -93,7 +93,8 @@ template <class T>
 void sum_whole(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
   using C = accumulator_t<T>;
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
-    C sums[1024] = {};
+    C sums[1024];
+    std::fill_n(sums, part.inner, C(0));
     add_chunk(part, x + from, part.reduce, sums);
     for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], factor);
   });
@@ -149,6 +150,18 @@ void extreme_strided(const T* x, std::int64_t n, std::int64_t stride, T* out, st
   if (index) *index = at;
 }
 
+/// The extreme of sixteen lanes by halves; NaN before all.
+template <bool largest>
+float extreme_lane(Vec<float> v) {
+  using Index = std::int32_t __attribute__((vector_size(64)));
+  for (int half = 8; half > 0; half /= 2) {
+    const Index other = (Index{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + half) & 15;
+    const Vec<float> w = __builtin_shuffle(v, other);
+    v = (largest ? w > v : w < v) | (w != w) ? w : v;
+  }
+  return v[0];
+}
+
 /// The same along contiguous elements: the value by vectors, then its first place.
 template <bool largest, class T>
 void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
@@ -163,7 +176,11 @@ void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
     top = replaces ? v : top;
   });
   C best = top[0];
-  for (int l = 1; l < lanes<C>; ++l) best = better<largest>(top[l], best) ? top[l] : best;
+  if constexpr (lanes<C> == 16) {
+    best = extreme_lane<largest>(top);
+  } else {
+    for (int l = 1; l < lanes<C>; ++l) best = better<largest>(top[l], best) ? top[l] : best;
+  }
   if (out) *out = T(best);
   if (!index) return;
   std::int64_t at = 0;
