@@ -31,25 +31,36 @@ Tolerance tolerance_of(DType dtype) {
 
 /// How far `actual` lies outside its tolerance; at most 0 when it agrees.
 template <class T>
-double excess(T actual, T expected, Tolerance allowed) {
+double excess(T actual, T expected, Tolerance allowed, double largest) {
   if constexpr (std::is_floating_point_v<compute_t<T>>) {
     const double a = static_cast<compute_t<T>>(actual), e = static_cast<compute_t<T>>(expected);
     if (std::isnan(e) || std::isnan(a)) return std::isnan(e) && std::isnan(a) ? 0 : HUGE_VAL;
     if (std::isinf(e) || std::isinf(a)) return a == e ? 0 : HUGE_VAL;
     if (allowed.relative == 0) return a == e && std::signbit(a) == std::signbit(e) ? 0 : HUGE_VAL;
-    return std::abs(a - e) - (allowed.absolute + allowed.relative * std::abs(e));
+    return std::abs(a - e) - (allowed.absolute + allowed.relative * std::max(std::abs(e), largest));
   } else {
     return actual == expected ? 0 : HUGE_VAL;
   }
 }
 
 template <class T>
-std::string worst_element(const Tensor& actual, const Tensor& expected, Tolerance allowed) {
+double largest_element(const std::vector<T>& values) {
+  double largest = 0;
+  for (const T value : values) {
+    const auto magnitude = std::abs(static_cast<double>(static_cast<compute_t<T>>(value)));
+    if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+  }
+  return largest;
+}
+
+template <class T>
+std::string worst_element(const Tensor& actual, const Tensor& expected, Tolerance allowed, Scale scale) {
   const auto a = actual.to_vector<T>(), e = expected.to_vector<T>();
+  const double largest = scale == Scale::largest ? largest_element<T>(e) : 0;
   double worst = 0;
   std::size_t at = 0;
   for (std::size_t i = 0; i < e.size(); ++i) {
-    const double x = excess<T>(a[i], e[i], allowed);
+    const double x = excess<T>(a[i], e[i], allowed, largest);
     if (x > worst) worst = x, at = i;
   }
   if (worst <= 0) return {};
@@ -100,7 +111,7 @@ std::vector<GoldenCase> load_goldens(std::string_view area) {
 }
 
 Tensor to_tensor(const TensorRecord& record) {
-  const Tensor tensor = empty(Shape(record.shape), {record.dtype});
+  const Tensor tensor = empty(Shape(record.shape), {record.dtype, Device::cpu()});
   if (!record.bytes.empty()) std::memcpy(tensor.raw(), record.bytes.data(), record.bytes.size());
   return tensor;
 }
@@ -116,7 +127,7 @@ DType to_dtype(const std::string& name) {
   fail<ValueError>("golden: '{}' is not a dtype", name);
 }
 
-std::string difference(const Tensor& actual, const Tensor& expected, double tolerance) {
+std::string difference(const Tensor& actual, const Tensor& expected, double tolerance, Scale scale) {
   if (!actual.defined()) return "nothing, where a tensor is expected";
   if (actual.shape() != expected.shape())
     return fmt::format("shape {}, expected {}", actual.shape(), expected.shape());
@@ -126,7 +137,7 @@ std::string difference(const Tensor& actual, const Tensor& expected, double tole
   allowed.relative *= tolerance;
   allowed.absolute *= tolerance;
   return dispatch(expected.dtype(), [&](auto tag) {
-    return worst_element<typename decltype(tag)::type>(actual, expected, allowed);
+    return worst_element<typename decltype(tag)::type>(actual, expected, allowed, scale);
   });
 }
 

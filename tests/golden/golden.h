@@ -43,9 +43,13 @@ double to_number(const nlohmann::json& value);
 /// The dtype of that name ("f32", "bool", ...); ValueError for others.
 DType to_dtype(const std::string& name);
 
+/// What an error is measured against: each element's own size, or the largest of the tensor.
+enum class Scale { element, largest };
+
 /// Why `actual` is not `expected`: other shape or dtype, or the element that is farthest outside |a - e| <=
-/// atol + rtol |e| with the dtype's tolerances times `tolerance`. Empty when they agree. NaN equals NaN.
-std::string difference(const Tensor& actual, const Tensor& expected, double tolerance = 1);
+/// atol + rtol scale, with the dtype's tolerances times `tolerance`. Empty when they agree. NaN equals NaN.
+std::string difference(const Tensor& actual, const Tensor& expected, double tolerance = 1,
+                       Scale scale = Scale::element);
 
 /// The same values behind a layout with holes: every stride doubled, and an offset.
 Tensor with_holes(const Tensor& tensor);

@@ -1,0 +1,144 @@
+// Layers with PyTorch's parameters against PyTorch's values and gradients, and how fresh parameters are
+// spread.
+#include "nn/layers.h"
+
+#include <cmath>
+
+#include "nn/module.h"
+#include "runtime/context.h"
+#include "tests/catch.h"
+#include "tests/golden/golden.h"
+
+namespace sherd::test {
+namespace {
+
+using nlohmann::json;
+using nn::Module;
+using Build = std::unique_ptr<Module> (*)(const json& options);
+
+std::unique_ptr<Module> build_linear(const json& o) {
+  const nn::LinearOptions options{o.at("bias").get<bool>() ? nn::Bias::yes : nn::Bias::no, {}};
+  return std::make_unique<nn::Linear>(o.at("in").get<int>(), o.at("out").get<int>(), options);
+}
+std::unique_ptr<Module> build_embedding(const json& o) {
+  return std::make_unique<nn::Embedding>(o.at("count").get<int>(), o.at("width").get<int>());
+}
+std::unique_ptr<Module> build_layer_norm(const json& o) {
+  return std::make_unique<nn::LayerNorm>(o.at("width").get<int>(), o.at("eps").get<double>());
+}
+std::unique_ptr<Module> build_gelu(const json&) { return std::make_unique<nn::Gelu>(); }
+std::unique_ptr<Module> build_dropout(const json& o) {
+  auto dropout = std::make_unique<nn::Dropout>(o.at("p").get<double>());
+  dropout->train(o.at("train").get<bool>());
+  return dropout;
+}
+std::unique_ptr<Module> build_sequential(const json& o) {
+  const auto sizes = o.at("sizes").get<std::vector<int>>();
+  return std::make_unique<nn::Sequential>(nn::Linear(sizes[0], sizes[1]), nn::Gelu(), nn::LayerNorm(sizes[1]),
+                                          nn::Linear(sizes[1], sizes[2]));
+}
+
+const std::map<std::string, Build> builders{
+    {"nn.Linear", build_linear}, {"nn.Embedding", build_embedding}, {"nn.LayerNorm", build_layer_norm},
+    {"nn.GELU", build_gelu},     {"nn.Dropout", build_dropout},     {"nn.Sequential", build_sequential}};
+
+/// The layer of a case, in its dtype and with its parameters.
+std::unique_ptr<Module> load_layer(const GoldenCase& golden) {
+  const auto layer = builders.at(golden.op)(golden.args.at("options"));
+  layer->to(golden.find("out0").dtype());
+  nn::StateDict state;
+  for (const json& name : golden.args.at("params"))
+    state.emplace_back(name, golden.find("in" + std::to_string(state.size() + 1)));
+  layer->load_state_dict(state);
+  return layer->clone_module();  // the copy must be as good as the layer
+}
+
+void check_layer(const GoldenCase& golden) {
+  const auto layer = load_layer(golden);
+  Tensor x = golden.find("in0");
+  if (golden.has("gin0")) x.requires_grad_();
+  const Tensor y = layer->call(x);
+  CHECK(difference(y.detach(), golden.find("out0"), golden.tolerance) == "");
+  y.backward(golden.find("gy0"));
+  const Scale scale = size_of(y.dtype()) == 2 ? Scale::largest : Scale::element;
+  if (golden.has("gin0")) CHECK(difference(x.grad(), golden.find("gin0"), golden.tolerance, scale) == "");
+  const auto params = layer->named_parameters();
+  REQUIRE(params.size() == golden.args.at("params").size());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    INFO(params[i].name);
+    CHECK(params[i].name == golden.args.at("params")[i].get<std::string>());
+    const Tensor expected = golden.find("gin" + std::to_string(i + 1));
+    CHECK(difference(params[i].parameter.grad(), expected, golden.tolerance, scale) == "");
+  }
+}
+
+struct Moments {
+  double mean = 0, deviation = 0, min = HUGE_VAL, max = -HUGE_VAL;
+};
+
+Moments moments_of(const Tensor& tensor) {
+  Moments m;
+  double squares = 0;
+  const auto values = tensor.to_vector<float>();
+  const auto count = static_cast<double>(values.size());
+  for (const double value : values) {
+    m.mean += value / count;
+    squares += value * value / count;
+    m.min = std::min(m.min, value);
+    m.max = std::max(m.max, value);
+  }
+  m.deviation = std::sqrt(std::max(0.0, squares - m.mean * m.mean));
+  return m;
+}
+
+/// Six standard errors apart at most; where the spread has an edge (all within two deviations), the edges are
+/// as near.
+void check_moments(const Tensor& tensor, const json& expected) {
+  const Moments ours = moments_of(tensor);
+  const double deviation = expected.at("std"), max = expected.at("max"), min = expected.at("min");
+  const double allowed = 6 * deviation / std::sqrt(static_cast<double>(tensor.numel())) + 1e-6;
+  CHECK(std::abs(ours.mean - expected.at("mean").get<double>()) <= 2 * allowed);
+  CHECK(std::abs(ours.deviation - deviation) <= allowed);
+  if (max < 2 * deviation || deviation == 0) {
+    CHECK(std::abs(ours.max - max) <= allowed);
+    CHECK(std::abs(ours.min - min) <= allowed);
+  }
+}
+
+void check_initialisation(const json& args) {
+  const auto layer = builders.at(args.at("layer"))(args.at("options"));
+  const json& moments = args.at("moments");
+  const auto params = layer->named_parameters();
+  REQUIRE(params.size() == moments.size());
+  for (const auto& [name, parameter] : params) {
+    INFO(name);
+    REQUIRE(moments.contains(name));
+    CHECK(parameter.shape() == Shape(moments.at(name).at("shape").get<std::vector<std::int64_t>>()));
+    check_moments(parameter.data(), moments.at(name));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("layers with PyTorch's parameters agree with PyTorch") {
+  std::size_t layers = 0;
+  for (const GoldenCase& golden : load_goldens("nn")) {
+    if (!golden.op.starts_with("nn.")) continue;
+    INFO(golden.name);
+    REQUIRE(builders.contains(golden.op));
+    check_layer(golden);
+    ++layers;
+  }
+  CHECK(layers >= builders.size());
+}
+
+TEST_CASE("fresh parameters are spread as PyTorch's") {
+  manual_seed(5);
+  for (const GoldenCase& golden : load_goldens("nn")) {
+    if (golden.op != "initialisation") continue;
+    INFO(golden.name);
+    check_initialisation(golden.args);
+  }
+}
+
+}  // namespace sherd::test
