@@ -1,8 +1,6 @@
 // The one door between an op and the world.
 #pragma once
 
-#include <array>
-
 #include "runtime/op.h"
 
 namespace sherd {
@@ -14,13 +12,40 @@ SHERD_API Tensors apply(const AnyOp& op, Inputs in);
 /// Runs `op` once more into tensors made earlier: no listener hears it. For recomputation and replay.
 SHERD_API void run_again(const AnyOp& op, Inputs in, Outputs out);
 
+namespace detail {
+
+/// The caller's handles side by side for the time of a call. They are borrowed: owning them would cost two atomic operations each.
+template <std::size_t N>
+class BorrowedInputs {
+ public:
+  template <class... T>
+  explicit BorrowedInputs(const T&... in) : slots_{Slot(in)...} {}
+  Inputs span() const { return {&slots_[0].tensor, N}; }
+
+ private:
+  union Slot {
+    explicit Slot(const Tensor& t) : tensor(Ref<TensorImpl>::borrow(t.impl())) {}
+    ~Slot() {}  // nothing is owned
+    Tensor tensor;
+  };
+  static_assert(sizeof(Slot) == sizeof(Tensor));
+  Slot slots_[N];
+};
+template <>
+class BorrowedInputs<0> {
+ public:
+  Inputs span() const { return {}; }
+};
+
+}  // namespace detail
+
 /// Applies a typed op with one output.
 template <class O, class... T>
   requires(std::same_as<T, Tensor> && ...)
 Tensor apply(const O& op, const T&... in) {
-  const std::array<Tensor, sizeof...(T)> inputs{in...};
+  const detail::BorrowedInputs<sizeof...(T)> inputs(in...);
   const OpModel<O> model(op);
-  return std::move(apply(static_cast<const AnyOp&>(model), Inputs(inputs))[0]);
+  return std::move(apply(static_cast<const AnyOp&>(model), inputs.span())[0]);
 }
 
 /// Applies a typed op to a list of inputs, with all its outputs.

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
+
+#include "runtime/export.h"
 
 namespace sherd {
 
@@ -14,6 +17,9 @@ class RefCounted {
   RefCounted(const RefCounted&) noexcept {}  // a copy of the value starts with no owners
   RefCounted& operator=(const RefCounted&) noexcept { return *this; }
   virtual ~RefCounted() = default;
+  // Handles, storages and nodes come and go with every op; the rank's pool hands them out faster than malloc.
+  SHERD_API static void* operator new(std::size_t bytes);
+  SHERD_API static void operator delete(void* data, std::size_t bytes) noexcept;
 
   void retain() const noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   void drop() const noexcept {
@@ -43,6 +49,12 @@ class Ref {
   T& operator*() const noexcept { return *object_; }
   T* operator->() const noexcept { return object_; }
   explicit operator bool() const noexcept { return object_ != nullptr; }
+  /// A handle that owns nothing; it must never be destroyed.
+  static Ref borrow(T* object) noexcept {
+    Ref ref;
+    ref.object_ = object;
+    return ref;
+  }
   friend bool operator==(const Ref& a, const Ref& b) noexcept { return a.object_ == b.object_; }
 
  private:

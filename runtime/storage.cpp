@@ -11,8 +11,8 @@ void StorageOwner::read_done(Storage&) {}
 void StorageOwner::forget_reads(Storage&) noexcept {}
 void StorageOwner::storage_gone(Storage&) noexcept {}
 
-void* Storage::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
-void Storage::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
+void* RefCounted::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
+void RefCounted::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
 
 struct Storage::Foreign {
   std::function<void()> on_free;

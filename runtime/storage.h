@@ -39,8 +39,6 @@ class SHERD_API Storage final : public RefCounted {
   /// Memory of the caller's; `on_free` runs when the last handle goes.
   static Ref<Storage> wrap(Device device, void* data, std::size_t bytes, std::function<void()> on_free = {});
   ~Storage() override;
-  static void* operator new(std::size_t bytes);
-  static void operator delete(void* data, std::size_t bytes) noexcept;
 
   Device device() const { return device_; }
   std::size_t bytes() const { return bytes_; }

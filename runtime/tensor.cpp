@@ -6,10 +6,6 @@
 
 namespace sherd {
 
-// Handles are made for every op; the rank's pool hands them out faster than malloc.
-void* TensorImpl::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
-void TensorImpl::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
-
 Tensor empty(const Spec& spec) {
   const auto bytes = static_cast<std::size_t>(spec.bytes());
   return Tensor(make_ref<TensorImpl>(Storage::allocate(spec.device, bytes),

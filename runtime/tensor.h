@@ -40,8 +40,6 @@ class SHERD_API TensorImpl final : public RefCounted {
  public:
   TensorImpl(Ref<Storage> storage, Layout layout, DType dtype)
       : storage(std::move(storage)), layout(std::move(layout)), dtype(dtype) {}
-  static void* operator new(std::size_t bytes);
-  static void operator delete(void* data, std::size_t bytes) noexcept;
 
   Ref<Storage> storage;
   Layout layout;
