@@ -272,8 +272,9 @@ def make_clamp(area):
         for dtype in FLOATS:
             name = join("clamp", low, high, NAMES[dtype])
             area.case(name, "clamp", run, [Draw(name).normal(3, 4, dtype=dtype)], args)
-        edges = torch.tensor([nan, inf, -inf, 0.5, -0.5, 0.0, -0.0])
-        area.case(join("clamp.edges", low, high), "clamp", run, [edges], args)
+        # On an open side our bound is infinite itself, and whether the gradient passes there is no one's rule.
+        edges = [nan, -inf if low else -9.0, inf if high else 9.0, 0.5, -0.5, 0.0, -0.0]
+        area.case(join("clamp.edges", low, high), "clamp", run, [torch.tensor(edges)], args)
 
 
 def make_masked_fill(area):
@@ -706,7 +707,7 @@ def make_clipping(area):
         params = [nn.Parameter(torch.zeros(shape, dtype=f64)) for shape in shapes]
         grads = [draw.normal(*shape, dtype=dtype, scale=scale) for shape in shapes[:-1]]  # the last has none
         for p, g in zip(params, grads):
-            p.grad = g.double()
+            p.grad = g.to(f64, copy=True)  # clipping writes
         norm = nn.utils.clip_grad_norm_(params, max_norm)
         tensors = {f"in{i}": p.detach().to(dtype) for i, p in enumerate(params)}
         tensors |= {f"grads{i}": g for i, g in enumerate(grads)}
