@@ -5,6 +5,8 @@
 
 #include "autograd/autograd.h"
 #include "autograd/recompute.h"
+#include "nn/layers.h"
+#include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/ops.h"
 #include "runtime/ops/optimizer_steps.h"
@@ -81,6 +83,16 @@ void check_equal(const Perceptron& a, const Perceptron& b) {
   }
 }
 
+/// The same perceptron in the library's layers, with its AdamW and clipping.
+struct TwoLayers final : nn::Layer<TwoLayers> {
+  nn::Linear hidden{4, 16}, out{16, 3};
+  Tensor forward(const Tensor& x) const { return out(gelu(hidden(x))); }
+  void visit(auto&& on) {
+    on("hidden", hidden);
+    on("out", out);
+  }
+};
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream in(text);
   std::vector<std::string> lines;
@@ -117,6 +129,45 @@ TEST_CASE("a captured step of a perceptron replays to the bit for 20 steps") {
     CHECK(same_bits(eager.step(batch_of(50))[0], captured.step(batch_of(50))[0]));
     check_equal(eager, captured);
   }
+}
+
+TEST_CASE("layers, clipping and AdamW of the library replay to the bit for 20 steps") {
+  struct Training {
+    TwoLayers model;
+    nn::AdamW optimizer{model.parameters(), {.lr = 1e-2}};
+    std::vector<Tensor> step(std::span<const Tensor> batch) {
+      const Tensor loss = cross_entropy(model(batch[0]), batch[1]);
+      loss.backward();
+      const Tensor norm = nn::clip_grad_norm_(model.parameters(), 0.5);
+      optimizer.step();
+      optimizer.zero_grad();
+      return {loss, norm};
+    }
+  };
+  manual_seed(4);
+  Training eager;
+  manual_seed(4);
+  Training captured;
+  const auto step = [&](std::span<const Tensor> batch) { return captured.step(batch); };
+  CHECK_THAT(test::message_of<StateError>([&] { capture(step, batch_of(0)); }),
+             ContainsSubstring("run one step before capturing"));  // this was that step
+  eager.step(batch_of(0));
+  Program program = capture(step, batch_of(1));
+  eager.step(batch_of(1));
+  for (int i = 2; i < 22; ++i) {
+    for (Training* t : {&eager, &captured}) t->optimizer.set_lr(1e-2 / i);
+    const auto batch = batch_of(i);
+    const auto expected = eager.step(batch), got = program.replay(batch);
+    INFO("step " << i);
+    CHECK(same_bits(expected[0], got[0]));
+    CHECK(same_bits(expected[1], got[1]));
+  }
+  const auto a = eager.model.parameters(), b = captured.model.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(same_bits(a[i].local(), b[i].local()));
+  const auto states = std::pair{eager.optimizer.state_dict(), captured.optimizer.state_dict()};
+  REQUIRE(states.first.size() == states.second.size());
+  for (std::size_t i = 0; i < states.first.size(); ++i)
+    CHECK(same_bits(states.first[i].second, states.second[i].second));
 }
 
 TEST_CASE("watching changes neither the ops nor the results") {
