@@ -46,6 +46,7 @@ class Region final : public StorageOwner {
   Plan plan(const std::vector<bool>& wanted) const;
   bool usable(std::uint32_t index) const;
   void check_outside(const TracedOp& traced) const;
+  std::vector<Ref<Storage>> owned_outside(const Plan& plan) const;
 
   Trace trace_;
   std::unordered_map<const Storage*, Held> held_;
@@ -109,6 +110,21 @@ void Region::check_outside(const TracedOp& traced) const {
   }
 }
 
+/// What the ops of a plan read that others bring here.
+std::vector<Ref<Storage>> Region::owned_outside(const Plan& plan) const {
+  std::vector<Ref<Storage>> found;
+  std::vector<bool> seen(trace_.storages.size());
+  for (const std::uint32_t i : plan.ops) {
+    for (const TracedTensor& t : trace_.ops[i].in) {
+      if (t.storage == none || seen[t.storage]) continue;
+      seen[t.storage] = true;
+      const Ref<Storage>& outside = trace_.storages[t.storage].outside;
+      if (outside && outside->owned()) found.push_back(outside);
+    }
+  }
+  return found;
+}
+
 void Region::need(Storage& asked) {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_)
@@ -116,6 +132,10 @@ void Region::need(Storage& asked) {
       wanted[held.index] = true;
   const Plan plan = this->plan(wanted);
   for (const std::uint32_t i : plan.ops) check_outside(trace_.ops[i]);
+
+  // One more read each, so that what is brought here for this run alone is let go after it.
+  const std::vector<Ref<Storage>> borrowed = owned_outside(plan);
+  for (const Ref<Storage>& storage : borrowed) storage->owner()->expect_reads(*storage, 1);
 
   // Everything is computed aside first: an op that throws leaves every storage as it was.
   const NoGrad no_grad;
@@ -145,6 +165,7 @@ void Region::need(Storage& asked) {
   }
   for (std::uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
+  for (const Ref<Storage>& storage : borrowed) storage->owner()->read_done(*storage);
 }
 
 void Region::read_done(Storage& storage) {
