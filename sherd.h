@@ -4,6 +4,7 @@
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
 #include "autograd/recompute.h"
+#include "nn/batch_sampler.h"
 #include "nn/gpt.h"
 #include "nn/init.h"
 #include "nn/layers.h"

@@ -1,0 +1,65 @@
+#include "nn/batch_sampler.h"
+
+#include <algorithm>
+
+#include "runtime/error.h"
+#include "runtime/random.h"
+
+namespace sherd::nn {
+namespace {
+
+/// Keeps the samples apart from what the rank's generator draws with the same seed.
+constexpr std::uint64_t stream = 0x73616d706c657273;
+
+/// An integer in [0, n) from two words; the bias is below n / 2^64.
+std::int64_t below(const PhiloxWords& words, std::int64_t n) {
+  const std::uint64_t word = words[0] | std::uint64_t{words[1]} << 32;
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::int64_t>(static_cast<Wide>(word) * static_cast<std::uint64_t>(n) >> 64);
+}
+
+}  // namespace
+
+BatchSampler::BatchSampler(std::int64_t items, BatchSamplerOptions options)
+    : items_(items), options_(options) {
+  const auto& [batch, seed, rank, world] = options_;
+  check<ValueError>(items > 0, "BatchSampler: {} items to draw from, at least 1 is needed", items);
+  check<ValueError>(world > 0 && rank >= 0 && rank < world, "BatchSampler: rank {} of {}", rank, world);
+  check<ValueError>(batch > 0 && batch % world == 0,
+                    "BatchSampler: a batch of {} does not divide over {} ranks", batch, world);
+}
+
+std::vector<std::int64_t> BatchSampler::at(std::int64_t step) const {
+  check<ValueError>(step >= 0, "BatchSampler: step {} is negative", step);
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(options_.batch / options_.world));
+  const auto mine = static_cast<std::uint64_t>(options_.rank) * samples.size();
+  std::uint64_t counter =
+      static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(options_.batch) + mine;
+  for (std::int64_t& sample : samples) sample = below(philox(options_.seed, counter++, stream), items_);
+  return samples;
+}
+
+void BatchSampler::set_step(std::int64_t step) {
+  check<ValueError>(step >= 0, "BatchSampler: step {} is negative", step);
+  step_ = step;
+}
+
+Batch text_batch(std::span<const std::uint8_t> text, std::span<const std::int64_t> starts,
+                 std::int64_t context) {
+  const auto size = static_cast<std::int64_t>(text.size()), rows = static_cast<std::int64_t>(starts.size());
+  check<ValueError>(context > 0, "text_batch: a context of {}, at least 1 is needed", context);
+  const Batch batch{empty({rows, context}, {DType::i64}), empty({rows, context}, {DType::i64})};
+  auto* tokens = batch.tokens.mutable_data<std::int64_t>();
+  auto* targets = batch.targets.mutable_data<std::int64_t>();
+  for (const std::int64_t start : starts) {
+    check<ValueError>(start >= 0 && start < size - context,
+                      "text_batch: a window of {} + 1 bytes from {} leaves the text of {} bytes", context,
+                      start, size);
+    const std::uint8_t* from = text.data() + start;
+    tokens = std::copy(from, from + context, tokens);
+    targets = std::copy(from + 1, from + 1 + context, targets);
+  }
+  return batch;
+}
+
+}  // namespace sherd::nn

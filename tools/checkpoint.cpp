@@ -1,0 +1,135 @@
+#include "tools/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "nn/state_file.h"
+#include "runtime/error.h"
+#include "runtime/io/durable.h"
+
+namespace sherd::tools {
+namespace {
+
+using nlohmann::json;
+using Path = FileSystem::Path;
+
+constexpr std::string_view prefix = "step-";
+constexpr int format_version = 1;
+
+std::optional<std::int64_t> step_of(std::string_view name) {
+  if (!name.starts_with(prefix)) return {};
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size() || step < 0) return {};
+  return step;
+}
+
+json to_json(const RunConfig& c) {
+  json changes = json::array();
+  for (const Change& change : c.changes) {
+    changes.push_back(
+        {{"step", change.step}, {"setting", change.name}, {"from", change.from}, {"to", change.to}});
+  }
+  json config = {{"format", "sherd-checkpoint"},
+                 {"version", format_version},
+                 {"step", c.step},
+                 {"loss", c.loss},
+                 {"settings", to_json(c.options)},
+                 {"data", {{"paths", c.options.data}, {"digest", c.data_digest}}},
+                 {"generator", {{"seed", c.generator.seed}, {"offset", c.generator.offset}}},
+                 {"changes", changes}};
+  if (c.best) config["best"] = {{"step", c.best->step}, {"val_loss", c.best->loss}};
+  return config;
+}
+
+RunConfig config_from(const json& from) {
+  check<ValueError>(
+      from.value("format", "") == "sherd-checkpoint" && from.value("version", 0) == format_version,
+      "format '{}' and version {}; this program reads 'sherd-checkpoint' and {}", from.value("format", ""),
+      from.value("version", 0), format_version);
+  RunConfig c;
+  c.options = settings_from(from.at("settings"));
+  from.at("step").get_to(c.step);
+  from.at("loss").get_to(c.loss);
+  from.at("data").at("paths").get_to(c.options.data);
+  from.at("data").at("digest").get_to(c.data_digest);
+  from.at("generator").at("seed").get_to(c.generator.seed);
+  from.at("generator").at("offset").get_to(c.generator.offset);
+  if (from.contains("best")) c.best = {{from["best"].at("step"), from["best"].at("val_loss")}};
+  for (const json& change : from.at("changes")) {
+    c.changes.push_back({change.at("step"), change.at("setting"), change.at("from"), change.at("to")});
+  }
+  validate(c.options);
+  check<ValueError>(c.step >= 0, "step {} is negative", c.step);
+  return c;
+}
+
+/// Runs `read` on one file and puts the file's name before what it complains about.
+void reading(const Path& file, const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const FileError&) {
+    throw;  // names it already
+  } catch (const json::exception& error) {
+    fail<ValueError>("checkpoint: '{}': {}", file.string(), error.what());
+  } catch (const Error& error) {
+    fail<ValueError>("checkpoint: '{}': {}", file.string(), error.what());
+  }
+}
+
+}  // namespace
+
+Path checkpoint_path(const Path& run, std::int64_t step) { return run / fmt::format("{}{}", prefix, step); }
+
+std::vector<std::int64_t> saved_steps(const Path& run, FileSystem& files) {
+  std::vector<std::int64_t> steps;
+  if (!files.exists(run)) return steps;
+  for (const std::string& name : files.list(run)) {
+    if (const auto step = step_of(name)) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+void save_checkpoint(const Path& run, const RunConfig& config, const nn::Gpt& model,
+                     const nn::Optimizer& optimizer, FileSystem& files) {
+  const auto fill = [&](DirectoryWriter& folder) {
+    folder.add("model.safetensors", [&](OutputFile& file) { nn::write_state(file, model.state_dict()); });
+    folder.add("optimizer.safetensors",
+               [&](OutputFile& file) { nn::write_state(file, optimizer.state_dict()); });
+    folder.add("config.json", [&](OutputFile& file) {
+      file.write(to_json(config).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+    });
+  };
+  write_directory_durably(checkpoint_path(run, config.step), fill, files);
+}
+
+void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {
+  std::vector<std::int64_t> steps = saved_steps(run, files);
+  const auto newest = std::min(steps.size(), static_cast<std::size_t>(config.options.keep));
+  steps.resize(steps.size() - newest);
+  for (const std::int64_t step : steps) {
+    if (!config.best || config.best->step != step) remove_durably(checkpoint_path(run, step), files);
+  }
+}
+
+RunConfig read_config(const Path& checkpoint, FileSystem& files) {
+  const Path file = checkpoint / "config.json";
+  RunConfig config;
+  reading(file, [&] { config = config_from(json::parse(files.read(file))); });
+  return config;
+}
+
+void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {
+  const Path file = checkpoint / "model.safetensors";
+  reading(file, [&] { model.load_state_dict(nn::load_state(file, files)); });
+}
+
+void load_optimizer(const Path& checkpoint, nn::Optimizer& optimizer, FileSystem& files) {
+  const Path file = checkpoint / "optimizer.safetensors";
+  reading(file, [&] { optimizer.load_state_dict(nn::load_state(file, files)); });
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,51 @@
+// A run's folder: step-N/ with model.safetensors, optimizer.safetensors and config.json, for the newest steps
+// and the best one.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/gpt.h"
+#include "nn/optimizer.h"
+#include "runtime/generator.h"
+#include "runtime/io/file_system.h"
+#include "tools/train_options.h"
+
+namespace sherd::tools {
+
+/// A validation loss in nats a byte and the step it belongs to.
+struct Validation {
+  std::int64_t step;
+  double loss;
+};
+
+/// What config.json holds: everything beside the tensors that the next step depends on, and how it came
+/// about.
+struct RunConfig {
+  TrainOptions options;  ///< the recorded settings, and the data's paths
+  std::uint64_t data_digest = 0;
+  std::int64_t step = 0;  ///< steps done; the sampler's state too
+  double loss = 0;        ///< of the last of them, in nats a byte
+  RandomKey generator;
+  std::optional<Validation> best;
+  std::vector<Change> changes;
+};
+
+/// The folder of the checkpoint after `step` steps.
+FileSystem::Path checkpoint_path(const FileSystem::Path& run, std::int64_t step);
+/// The steps whose checkpoints `run` holds, rising; none where there is no such folder.
+std::vector<std::int64_t> saved_steps(const FileSystem::Path& run, FileSystem& files);
+
+/// Writes a checkpoint as a whole: a crash leaves it complete or absent.
+void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const nn::Gpt& model,
+                     const nn::Optimizer& optimizer, FileSystem& files);
+/// Removes all checkpoints but the `keep` newest and the best.
+void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);
+
+// The rest reads one checkpoint. ValueError or FileError name the file and what is wrong with it.
+RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
+void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);
+void load_optimizer(const FileSystem::Path& checkpoint, nn::Optimizer& optimizer, FileSystem& files);
+
+}  // namespace sherd::tools

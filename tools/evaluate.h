@@ -1,0 +1,18 @@
+// Validation.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "nn/gpt.h"
+
+namespace sherd::tools {
+
+/// Windows side by side that fit into a text of `size` bytes, each with the byte that follows it.
+std::int64_t window_count(std::size_t size, std::int64_t context);
+
+/// Mean loss in nats a byte over at most `windows` windows side by side, spread evenly over the text. Leaves
+/// the model in training mode.
+double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows);
+
+}  // namespace sherd::tools

@@ -1,0 +1,35 @@
+#include "tools/metrics.h"
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/io/durable.h"
+
+namespace sherd::tools {
+namespace {
+
+using nlohmann::json;
+
+/// Whether a line belongs to a step up to `step`. The line that ends a run belongs to none: a longer run goes
+/// on past it.
+bool stays(const std::string& line, std::int64_t step) {
+  const json entry = json::parse(line, nullptr, false);
+  return entry.is_object() && entry.contains("loss") && entry.contains("step") &&
+         entry["step"].is_number_integer() && entry["step"] <= step;
+}
+
+}  // namespace
+
+void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& files) {
+  const std::string content = files.exists(path) ? files.read(path) : "";
+  std::string kept;
+  for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = content.substr(begin, end + 1 - begin);
+    if (!stays(line, step)) break;
+    kept += line;
+  }
+  if (kept != content) write_durably(path, [&](OutputFile& file) { file.write(kept); }, files);
+}
+
+void Metrics::add(const nlohmann::ordered_json& line) { file_->write(line.dump() + "\n"); }
+
+}  // namespace sherd::tools

@@ -1,0 +1,76 @@
+#include "tools/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "tools/generate.h"
+#include "tools/interrupt.h"
+
+namespace sherd::tools {
+namespace {
+
+std::string clock_text(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::ceil(seconds));
+  return whole < 3600 ? fmt::format("{}:{:02}", whole / 60, whole % 60)
+                      : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+}  // namespace
+
+Progress::Progress(std::FILE* out)
+    : out_(out),
+      terminal_(::isatty(::fileno(out)) == 1),
+      pause_(terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)) {}
+
+void Progress::started(const RunFacts& f) {
+  bigram_ = f.bigram;
+  fmt::print(out_,
+             "run {}: {} parameters, {} files, {} bytes to train on, {} to validate with; bigram model: "
+             "{:.4f} nats/byte\n",
+             f.out.string(), f.parameters, f.files, f.train_bytes, f.validation_bytes, f.bigram);
+  if (f.step > 0) fmt::print(out_, "going on from step {} of {}\n", f.step, f.steps);
+  std::fflush(out_);
+}
+
+void Progress::stepped(const StepFacts& f) {
+  if (f.step == f.steps || Clock::now() >= next_) show(f);
+}
+
+void Progress::show(const StepFacts& f) {
+  next_ = Clock::now() + pause_;
+  const std::string line = fmt::format("step {}/{}  loss {:.4f}  {:.0f} tokens/s  {} left", f.step, f.steps,
+                                       f.loss, f.tokens_per_s, clock_text(f.seconds_left));
+  fmt::print(out_, "{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
+  line_open_ = terminal_;
+  std::fflush(out_);
+}
+
+void Progress::end_line() {
+  if (line_open_) fmt::print(out_, "\n");
+  line_open_ = false;
+  std::fflush(out_);
+}
+
+void Progress::validated(std::int64_t step, double loss) {
+  fmt::print(out_, "{}step {}  val_loss {:.4f}  ({:+.4f} to the bigram model)\n",
+             line_open_ ? "\r\x1b[K" : "", step, loss, loss - bigram_);
+  line_open_ = false;
+  std::fflush(out_);
+}
+
+bool Progress::stop_wanted() { return interrupted(); }
+
+void print_result(std::FILE* out, const TrainResult& r) {
+  if (!r.val_loss) {
+    fmt::print(out, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
+               r.out.string());
+    return;
+  }
+  fmt::print(out, "sample:\n{}\n", printable(r.sample));
+  fmt::print(out, "final: step={} loss={:.4f} val_loss={:.4f} bigram={:.4f} tokens_per_s={:.0f}\n", r.step,
+             r.loss, *r.val_loss, r.bigram, r.tokens_per_s);
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,33 @@
+#include "tools/sample.h"
+
+#include "runtime/error.h"
+#include "runtime/io/durable.h"
+#include "tools/checkpoint.h"
+
+namespace sherd::tools {
+
+using Path = FileSystem::Path;
+
+Path find_checkpoint(const Path& given, FileSystem& files) {
+  const Path path = committed_directory(given, files);
+  check<ValueError>(files.exists(path), "--checkpoint '{}': there is no such folder", given.string());
+  if (files.exists(path / "config.json")) return path;
+  const std::vector<std::int64_t> steps = saved_steps(path, files);
+  check<ValueError>(!steps.empty(), "--checkpoint '{}': holds no checkpoint", given.string());
+  const Path newest = checkpoint_path(path, steps.back());
+  const auto best = read_config(newest, files).best;
+  if (!best) return newest;
+  const Path found = checkpoint_path(path, best->step);
+  return files.exists(found) ? found : newest;
+}
+
+void sample(const SampleOptions& options, FileSystem& files, const std::function<void(char)>& on_byte) {
+  validate(options.generate);
+  const Path checkpoint = find_checkpoint(options.checkpoint, files);
+  nn::Gpt model(model_options(read_config(checkpoint, files).options));
+  load_model(checkpoint, model, files);
+  model.eval();
+  generate(model, options.prompt, options.generate, on_byte);
+}
+
+}  // namespace sherd::tools

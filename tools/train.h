@@ -1,0 +1,55 @@
+// The main job: trains a GPT on bytes. Prints nothing; a reporter hears of everything.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "runtime/io/file_system.h"
+#include "tools/train_options.h"
+
+namespace sherd::tools {
+
+/// What is known before the first step. Sizes in bytes, losses in nats a byte.
+struct RunFacts {
+  FileSystem::Path out;
+  std::int64_t step, steps;  ///< done and in all
+  std::int64_t parameters, files, train_bytes, validation_bytes;
+  double bigram;
+};
+
+struct StepFacts {
+  std::int64_t step, steps;  ///< done and in all
+  double loss;               ///< of this step
+  double tokens_per_s;       ///< over the steps of this session
+  double seconds_left;       ///< validations and checkpoints counted in
+};
+
+/// Hears of a run as it goes. What it throws ends the run as a crash would.
+class Reporter {
+ public:
+  virtual ~Reporter();
+  virtual void started(const RunFacts&) {}
+  virtual void stepped(const StepFacts&) {}
+  virtual void validated(std::int64_t /*step*/, double /*loss*/) {}
+  virtual void saved(const FileSystem::Path& /*checkpoint*/) {}
+  /// Asked after each step; true saves a checkpoint and ends the run.
+  virtual bool stop_wanted() { return false; }
+};
+
+struct TrainResult {
+  FileSystem::Path out;
+  std::int64_t step = 0;
+  double loss = 0;                 ///< of the last step
+  std::optional<double> val_loss;  ///< over the whole validation part; none when the run was stopped
+  double bigram = 0;
+  double tokens_per_s = 0;
+  std::string sample;
+};
+
+/// Trains from the start, or goes on where the newest checkpoint was, to the same bits as a run that was
+/// never stopped. ValueError and FileError say what is wrong with the options, the data, the checkpoint or
+/// the disk; StateError names the step whose loss or gradient was not finite. Whatever it throws, the newest
+/// checkpoint in the run's folder is complete.
+TrainResult train(const TrainOptions& options, FileSystem& files, Reporter& reporter);
+
+}  // namespace sherd::tools

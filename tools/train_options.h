@@ -1,0 +1,118 @@
+// What `sherd train` can be told. The settings are listed once: flags and their help, the checks of their
+// range, config.json and what
+// --resume lets change derive from the list.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nn/gpt.h"
+
+namespace sherd::tools {
+
+struct TrainOptions {
+  std::vector<std::string> data;  ///< files and folders; none: the text of this project
+  std::string
+      out;  ///< the run's folder; none: the next free of runs/1, runs/2, ..., or the newest with `resume`
+  bool resume = false;
+  int threads = 0;  ///< 0: as many as the context has
+
+  std::int64_t steps = 800, batch = 16, micro_batch = 0;  ///< micro_batch 0: the whole batch at once
+  std::int64_t layers = 4, heads = 4, width = 128, context = 128;
+  double dropout = 0, lr = 1e-3, min_lr = 1e-4;
+  std::int64_t warmup = 100;
+  double beta2 = 0.99, weight_decay = 0.1, clip = 1;
+  std::int64_t eval_every = 200, keep = 2;
+  std::uint64_t seed = 1337;
+
+  /// Names of the settings that were asked for. The others are taken from the checkpoint when a run is
+  /// resumed.
+  std::set<std::string, std::less<>> given;
+};
+
+/// What --resume does with a setting that differs from the checkpoint's.
+enum class OnResume {
+  refused,   ///< the run would not be the same run
+  recorded,  ///< written into config.json with the step
+  free,      ///< changes nothing that is computed; not in config.json
+};
+
+/// One entry of the list. The range includes both ends.
+struct Setting {
+  std::string_view name;  ///< of the flag, without the dashes
+  std::string_view what;  ///< what it is, with its unit
+  std::string_view example;
+  double min, max;
+  OnResume on_resume;
+};
+
+/// Calls `on(setting, value)` for every setting of `o`, constant or not.
+void visit_settings(auto& o, auto&& on) {
+  using enum OnResume;
+  constexpr double many = 1 << 30;
+  on(Setting{"steps", "optimizer steps of the whole run", "2000", 1, many, recorded}, o.steps);
+  on(Setting{"batch", "windows of text an optimizer step, over all micro-batches", "64", 1, many, refused},
+     o.batch);
+  on(Setting{"micro-batch",
+             "windows a forward and backward; gradients add up to those of the batch; 0 takes the whole "
+             "batch at once",
+             "8", 0, many, recorded},
+     o.micro_batch);
+  on(Setting{"layers", "Transformer blocks", "6", 1, many, refused}, o.layers);
+  on(Setting{"heads", "attention heads a block; they divide the width", "6", 1, many, refused}, o.heads);
+  on(Setting{"width", "features a position", "384", 1, many, refused}, o.width);
+  on(Setting{"context", "bytes a window: how far back the model sees", "256", 1, many, refused}, o.context);
+  on(Setting{"dropout", "probability that a feature or an attention weight is dropped in training, below 1",
+             "0.2", 0, 1, refused},
+     o.dropout);
+  on(Setting{"lr", "highest learning rate, above 0, reached after the warm-up", "6e-4", 0, many, refused},
+     o.lr);
+  on(Setting{"min-lr", "learning rate at the last step, after half a cosine", "6e-5", 0, many, refused},
+     o.min_lr);
+  on(Setting{"warmup", "steps in which the learning rate rises linearly", "50", 0, many, refused}, o.warmup);
+  on(Setting{"beta2", "AdamW's decay of the squared gradients a step, below 1 (beta1 is 0.9)", "0.999", 0, 1,
+             refused},
+     o.beta2);
+  on(Setting{"weight-decay",
+             "AdamW's decay of matrices, as a multiple of the learning rate a step; vectors do not decay",
+             "0.01", 0, many, refused},
+     o.weight_decay);
+  on(Setting{"clip", "largest Euclidean norm of the gradient, longer ones are scaled down; 0 clips nothing",
+             "0.5", 0, many, refused},
+     o.clip);
+  on(Setting{"eval-every", "steps between validations, with a checkpoint at each", "100", 1, many, recorded},
+     o.eval_every);
+  on(Setting{"keep", "newest checkpoints that stay in the run's folder, beside the best", "5", 1, many, free},
+     o.keep);
+  on(Setting{"seed", "seed of weights, batches and dropout, a whole number from 0", "42", 0, 0x1p64, refused},
+     o.seed);
+}
+
+/// ValueError naming the flag for a value out of range and for values that do not fit together.
+void validate(const TrainOptions& options);
+
+/// The settings that a checkpoint records, by name.
+nlohmann::json to_json(const TrainOptions& options);
+/// Options with the settings that `to_json` wrote; throws nlohmann's exceptions for missing and mistyped
+/// entries.
+TrainOptions settings_from(const nlohmann::json& json);
+
+nn::GptOptions model_options(const TrainOptions& options);
+
+/// A setting that was changed when the run went on from `step`; values as JSON text.
+struct Change {
+  std::int64_t step;
+  std::string name, from, to;
+};
+
+/// What a resumed run trains with: the checkpoint's settings, and of `asked` those that were given. Where
+/// they differ, either a ValueError that names the flag, or an entry in `changes`.
+TrainOptions resumed(const TrainOptions& asked, const TrainOptions& saved, std::int64_t step,
+                     std::vector<Change>& changes);
+
+}  // namespace sherd::tools
