@@ -72,8 +72,10 @@ class CudaBackend final : public Backend {
     try {
       // A thread that is ending has waited for its stream already.
       cudaStream_t stream = nullptr;
-      if (Context::current_or_null() != nullptr) stream = stream_of(device);
-      else check_cuda(cudaSetDevice(device.index), "cuda device");
+      if (Context::current_or_null() != nullptr)
+        stream = stream_of(device);
+      else
+        check_cuda(cudaSetDevice(device.index), "cuda device");
       cudaFreeAsync(data, stream);
     } catch (const Error&) {  // a device that failed keeps its memory
     }
@@ -85,7 +87,8 @@ class CudaBackend final : public Backend {
       return copy_between(to, to_device, from, from_device, bytes);
     const cudaStream_t stream = stream_of(to_device.is_cpu() ? from_device : to_device);
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cuda copy");
-    // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it before.
+    // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
+    // before.
     if (to_device.is_cpu() || (from_device.is_cpu() && is_pinned(from)))
       check_cuda(cudaStreamSynchronize(stream), "cuda copy");
   }
@@ -97,9 +100,13 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  static void copy_between(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
-    const cudaStream_t source = stream_of(from_device), target = stream_of(to_device);
-    Event written, read;
+  static void copy_between(void* to, Device to_device, const void* from, Device from_device,
+                           std::size_t bytes) {
+    // An event belongs to the device that is current when it is made, and is recorded there.
+    const cudaStream_t source = stream_of(from_device);
+    Event written;
+    const cudaStream_t target = stream_of(to_device);
+    Event read;
     written.order(source, target);
     check_cuda(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, target), "cuda copy");
     read.order(target, source);
@@ -109,8 +116,9 @@ class CudaBackend final : public Backend {
     cudaGetLastError();
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    fail<OutOfMemoryError>("{}: no memory for {} bytes; {} of {} are free; use smaller batches or free tensors",
-                           to_string(device), bytes, free, total);
+    fail<OutOfMemoryError>(
+        "{}: no memory for {} bytes; {} of {} are free; use smaller batches or free tensors",
+        to_string(device), bytes, free, total);
   }
 
   KernelTable table_;

@@ -9,10 +9,18 @@ void where_kernel(const void*, Inputs in, Outputs out) {
   const Plan p = plan(in, out);
   if (p.numel == 0) return;
   switch (size_of(p.dtype)) {
-    case 1: launch<ops::Where, std::uint8_t, bool, std::uint8_t, std::uint8_t>({}, p); break;
-    case 2: launch<ops::Where, std::uint16_t, bool, std::uint16_t, std::uint16_t>({}, p); break;
-    case 4: launch<ops::Where, std::uint32_t, bool, std::uint32_t, std::uint32_t>({}, p); break;
-    default: launch<ops::Where, std::uint64_t, bool, std::uint64_t, std::uint64_t>({}, p); break;
+    case 1:
+      launch<ops::Where, std::uint8_t, bool, std::uint8_t, std::uint8_t>({}, p);
+      break;
+    case 2:
+      launch<ops::Where, std::uint16_t, bool, std::uint16_t, std::uint16_t>({}, p);
+      break;
+    case 4:
+      launch<ops::Where, std::uint32_t, bool, std::uint32_t, std::uint32_t>({}, p);
+      break;
+    default:
+      launch<ops::Where, std::uint64_t, bool, std::uint64_t, std::uint64_t>({}, p);
+      break;
   }
   check_launch(ops::Where::name);
 }

@@ -1,8 +1,8 @@
 // Copies: between dtypes, layouts and devices.
+#include "runtime/ops/copy.h"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops/cat.h"
-#include "runtime/ops/copy.h"
 #include "runtime/ops/slice.h"
 
 namespace sherd::cuda {
@@ -23,7 +23,8 @@ void cast_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Cast
 void clone_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Clone::name, in[0], out[0]); }
 void copy_into_kernel(const void*, Inputs in, Outputs) { copy_on_device(ops::CopyInto::name, in[1], in[0]); }
 
-// Moving bytes needs no kernel, and writing into slices is made of ops: the host's way is right for every device.
+// Moving bytes needs no kernel, and writing into slices is made of ops: the host's way is right for every
+// device.
 template <class O>
 void as_on_host(const void* op, Inputs in, Outputs out) {
   static_cast<const O*>(op)->run(Cpu{}, in, out);

@@ -35,7 +35,9 @@ void fill(std::string_view op, const Tensor& x, double value) {
 void full_kernel(const void* op, Inputs, Outputs out) {
   fill(ops::Full::name, out[0], static_cast<const ops::Full*>(op)->value);
 }
-void fill_kernel(const void* op, Inputs in, Outputs) { fill(ops::Fill::name, in[0], static_cast<const ops::Fill*>(op)->value); }
+void fill_kernel(const void* op, Inputs in, Outputs) {
+  fill(ops::Fill::name, in[0], static_cast<const ops::Fill*>(op)->value);
+}
 
 void arange_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Arange*>(erased);
@@ -67,7 +69,8 @@ void uniform_kernel(const void* erased, Inputs, Outputs out) {
 void normal_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Normal*>(erased);
   make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_normal(op.key, static_cast<float>(op.mean), static_cast<float>(op.stddev), y, out[0].numel(), stream);
+    launch_normal(op.key, static_cast<float>(op.mean), static_cast<float>(op.stddev), y, out[0].numel(),
+                  stream);
   });
 }
 
@@ -83,8 +86,8 @@ void dropout_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::Dropout*>(erased);
   if (out[0].numel() == 0) return;
   const Tensor x = contiguous(in[0]);
-  launch_dropout(x.dtype(), op.key, drop_threshold(op.p), op.p < 1 ? 1 / (1 - op.p) : 0, x.raw(), out[0].raw(), x.numel(),
-                 stream_of(x.device()));
+  launch_dropout(x.dtype(), op.key, drop_threshold(op.p), op.p < 1 ? 1 / (1 - op.p) : 0, x.raw(),
+                 out[0].raw(), x.numel(), stream_of(x.device()));
   check_launch(op.name);
 }
 

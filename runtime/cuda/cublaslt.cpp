@@ -12,14 +12,16 @@ void* open_library() {
   // What the loader finds first, then the toolkit that this was built with.
   for (const std::string& path : {name, SHERD_CUDA_LIBRARIES "/" + name})
     if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-  fail<DeviceError>("matmul: {} was not found, nor in {}; install cuBLAS or put its folder into LD_LIBRARY_PATH", name,
-                    SHERD_CUDA_LIBRARIES);
+  fail<DeviceError>(
+      "matmul: {} was not found, nor in {}; install cuBLAS or put its folder into LD_LIBRARY_PATH", name,
+      SHERD_CUDA_LIBRARIES);
 }
 
 template <class F>
 void load(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(library, name));
-  check<DeviceError>(function != nullptr, "matmul: cuBLASLt has no function {}; install the version of the toolkit, {}", name,
+  check<DeviceError>(function != nullptr,
+                     "matmul: cuBLASLt has no function {}; install the version of the toolkit, {}", name,
                      CUBLAS_VER_MAJOR);
 }
 

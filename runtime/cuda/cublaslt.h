@@ -1,4 +1,5 @@
-// cuBLASLt, loaded at the first matrix product: it is large, and a program that starts without a GPU needs none of it.
+// cuBLASLt, loaded at the first matrix product: it is large, and a program that starts without a GPU needs
+// none of it.
 #pragma once
 
 #include <cublasLt.h>

@@ -1,4 +1,5 @@
-// Elementwise kernels: one functor, every dtype that it takes, a wide path for dense operands and a strided one.
+// Elementwise kernels: one functor, every dtype that it takes, a wide path for dense operands and a strided
+// one.
 #pragma once
 
 #include <concepts>
@@ -38,8 +39,10 @@ __device__ void offsets_of(const Plan& p, Index i, std::int64_t (&at)[Operands])
 template <class F, class TO, class... TI, std::size_t... I>
 __device__ void strided_element(const F& f, const Plan& p, std::int64_t i, std::index_sequence<I...>) {
   std::int64_t at[sizeof...(TI) + 1];
-  if (p.numel <= 0x7fffffff) offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
-  else offsets_of(p, static_cast<std::uint64_t>(i), at);
+  if (p.numel <= 0x7fffffff)
+    offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
+  else
+    offsets_of(p, static_cast<std::uint64_t>(i), at);
   static_cast<TO*>(p.data[0])[at[0]] =
       static_cast<TO>(f(widen(static_cast<const TI*>(p.data[I + 1])[at[I + 1]])...));
 }
@@ -47,7 +50,8 @@ __device__ void strided_element(const F& f, const Plan& p, std::int64_t i, std::
 template <class F, class TO, class... TI>
 __global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Plan p) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel; i += step)
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel;
+       i += step)
     strided_element<F, TO, TI...>(f, p, i, std::index_sequence_for<TI...>{});
 }
 
@@ -60,11 +64,13 @@ __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
 }
 
 template <int V, class F, class TO, class... TI>
-__global__ void __launch_bounds__(threads_per_block) dense_kernel(F f, std::int64_t n, TO* out, const TI*... in) {
+__global__ void __launch_bounds__(threads_per_block)
+    dense_kernel(F f, std::int64_t n, TO* out, const TI*... in) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = first; i < n / V; i += step)
-    reinterpret_cast<Pack<TO, V>*>(out)[i] = map_packs<TO, V>(f, reinterpret_cast<const Pack<TI, V>*>(in)[i]...);
+    reinterpret_cast<Pack<TO, V>*>(out)[i] =
+        map_packs<TO, V>(f, reinterpret_cast<const Pack<TI, V>*>(in)[i]...);
   for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
 
@@ -83,8 +89,10 @@ void launch(const F& f, const Plan& p) {
 
 template <class O>
 constexpr bool gives_bool() {
-  if constexpr (requires { O::gives_bool; }) return O::gives_bool;
-  else return false;
+  if constexpr (requires { O::gives_bool; })
+    return O::gives_bool;
+  else
+    return false;
 }
 
 /// Launches `O` on elements of `T`, where it takes them.
@@ -92,10 +100,14 @@ template <class O, DTypeSet allowed, class T>
 void launch_typed(const O& op, const Plan& p) {
   if constexpr (allowed.contains(dtype_of<T>)) {
     using TO = std::conditional_t<gives_bool<O>(), bool, T>;
-    if constexpr (O::arity == 1) launch<O, TO, T>(op, p);
-    else if constexpr (O::arity == 2) launch<O, TO, T, T>(op, p);
-    else if constexpr (O::arity == 3) launch<O, TO, T, T, T>(op, p);
-    else launch<O, TO, T, T, T, T>(op, p);
+    if constexpr (O::arity == 1)
+      launch<O, TO, T>(op, p);
+    else if constexpr (O::arity == 2)
+      launch<O, TO, T, T>(op, p);
+    else if constexpr (O::arity == 3)
+      launch<O, TO, T, T, T>(op, p);
+    else
+      launch<O, TO, T, T, T, T>(op, p);
   }
 }
 
@@ -107,14 +119,30 @@ void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
   if (p.numel == 0) return;
   constexpr DTypeSet dtypes{static_cast<std::uint16_t>(O::dtypes.mask & allowed.mask)};
   switch (p.dtype) {
-    case DType::f64: launch_typed<O, dtypes, double>(op, p); break;
-    case DType::f32: launch_typed<O, dtypes, float>(op, p); break;
-    case DType::f16: launch_typed<O, dtypes, Half>(op, p); break;
-    case DType::bf16: launch_typed<O, dtypes, BFloat16>(op, p); break;
-    case DType::i64: launch_typed<O, dtypes, std::int64_t>(op, p); break;
-    case DType::i32: launch_typed<O, dtypes, std::int32_t>(op, p); break;
-    case DType::u8: launch_typed<O, dtypes, std::uint8_t>(op, p); break;
-    case DType::boolean: launch_typed<O, dtypes, bool>(op, p); break;
+    case DType::f64:
+      launch_typed<O, dtypes, double>(op, p);
+      break;
+    case DType::f32:
+      launch_typed<O, dtypes, float>(op, p);
+      break;
+    case DType::f16:
+      launch_typed<O, dtypes, Half>(op, p);
+      break;
+    case DType::bf16:
+      launch_typed<O, dtypes, BFloat16>(op, p);
+      break;
+    case DType::i64:
+      launch_typed<O, dtypes, std::int64_t>(op, p);
+      break;
+    case DType::i32:
+      launch_typed<O, dtypes, std::int32_t>(op, p);
+      break;
+    case DType::u8:
+      launch_typed<O, dtypes, std::uint8_t>(op, p);
+      break;
+    case DType::boolean:
+      launch_typed<O, dtypes, bool>(op, p);
+      break;
   }
   check_launch(O::name);
 }
@@ -128,8 +156,10 @@ void add_elementwise(KernelTable& table) {
 template <class O, int I>
 void add_gradient(KernelTable& table) {
   constexpr bool none = [] {
-    if constexpr (requires { O::differentiable; }) return !O::differentiable;
-    else return false;
+    if constexpr (requires { O::differentiable; })
+      return !O::differentiable;
+    else
+      return false;
   }();
   if constexpr (!none && ((sherd::detail::identity_grads<O>() >> I) & 1) == 0)
     add_elementwise<ElementwiseGrad<O, I>, floating_dtypes>(table);

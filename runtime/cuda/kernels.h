@@ -1,5 +1,5 @@
-// What device code and host code of this folder share. Safe to include in device code: a `.cu` file defines kernels and adds
-// them to the table; everything that looks into a tensor is in a `.cpp` file.
+// What device code and host code of this folder share. Safe to include in device code: a `.cu` file defines
+// kernels and adds them to the table; everything that looks into a tensor is in a `.cpp` file.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,7 +28,8 @@ class KernelTable {
   std::unordered_map<std::type_index, Kernel> kernels_;
 };
 
-/// Operands of one call as device code takes them: broadcast to one shape, dimensions merged. Operand 0 is the output.
+/// Operands of one call as device code takes them: broadcast to one shape, dimensions merged. Operand 0 is
+/// the output.
 struct Plan {
   static constexpr int most_operands = 6, most_dims = 8;
   DType dtype = DType::f32;  ///< of the last input

@@ -1,5 +1,5 @@
-// Kernels that are not elementwise functors, as calls on plain pointers. Safe to include in device code. Each launches on the
-// given stream; `check_launch` after it says whether it was accepted.
+// Kernels that are not elementwise functors, as calls on plain pointers. Safe to include in device code. Each
+// launches on the given stream; `check_launch` after it says whether it was accepted.
 #pragma once
 
 #include "runtime/cuda/kernels.h"
@@ -7,8 +7,8 @@
 
 namespace sherd::cuda {
 
-/// Operand 0 becomes operand 1, which has the dtype of the plan, converted to `to`: floats to integers truncate, anything but
-/// 0 is true.
+/// Operand 0 becomes operand 1, which has the dtype of the plan, converted to `to`: floats to integers
+/// truncate, anything but 0 is true.
 void launch_copy(const Plan& p, DType to);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Plan& p, std::uint64_t bits);
@@ -17,15 +17,19 @@ void launch_arange(DType dtype, double start, double step, void* out, std::int64
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
 /// min(u range + base, top) for uniform u in [0, 1).
-void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n, cudaStream_t stream);
-void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n, cudaStream_t stream);
-/// Integers in [low, low + range).
-void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n, cudaStream_t stream);
-/// x scale where the word is at least `threshold`, else 0; floating dtypes.
-void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
+void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n,
                     cudaStream_t stream);
+void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
+                   cudaStream_t stream);
+/// Integers in [low, low + range).
+void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
+                     cudaStream_t stream);
+/// x scale where the word is at least `threshold`, else 0; floating dtypes.
+void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
+                    void* out, std::int64_t n, cudaStream_t stream);
 
-/// Sums of a dense (outer, reduce, inner) array over its middle axis, times `factor`. The tree depends on the sizes alone.
+/// Sums of a dense (outer, reduce, inner) array over its middle axis, times `factor`. The tree depends on the
+/// sizes alone.
 struct SumCall {
   DType dtype = DType::f32;
   std::int64_t outer = 1, reduce = 1, inner = 1;
@@ -40,7 +44,8 @@ struct SumCall {
 };
 void launch_sum(const SumCall& call);
 
-/// One parameter of an optimizer's step: value, gradient, state (null where there is none) and its count of steps.
+/// One parameter of an optimizer's step: value, gradient, state (null where there is none) and its count of
+/// steps.
 struct OptimizerSlot {
   float* p;
   const float* g;
@@ -63,6 +68,7 @@ struct AdamCall {
 /// Counts the steps one up and takes them.
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream);
 /// `m` is the momentum; where it is null, `steps` is too.
-void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay, cudaStream_t stream);
+void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,
+                cudaStream_t stream);
 
 }  // namespace sherd::cuda

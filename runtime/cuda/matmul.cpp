@@ -21,11 +21,19 @@ std::uint32_t alignment_of(const void* address) {
   return std::uint32_t{1} << std::countr_zero(bits);
 }
 
+/// A bias as the library reads it: dense, and aligned for wide loads.
+Tensor dense_bias(const Tensor& bias) {
+  if (!bias.defined()) return {};
+  return bias.is_contiguous() && alignment_of(bias.raw()) >= 16 ? bias : clone(bias);
+}
+
 /// C = A B of m, n, k and batch as given, into dense `c`.
-void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Tensor& bias, const Tensor& c) {
+void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Tensor& bias,
+              const Tensor& c) {
   DeviceState& state = state_of(c.device());
   if (s.k == 0) {
-    check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.spec().bytes()), state.stream()), "matmul");
+    check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.spec().bytes()), state.stream()),
+               "matmul");
   } else {
     s.dtype = c.dtype();
     s.transpose_a = a.transposed;
@@ -64,8 +72,7 @@ void linear_kernel(const void*, Inputs in, Outputs out) {
   s.n = w.shape()[0];
   s.k = w.shape()[1];
   s.m = y.numel() / s.n;
-  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true),
-           in[2].defined() ? contiguous(in[2]) : Tensor{}, y);
+  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true), dense_bias(in[2]), y);
 }
 
 }  // namespace

@@ -16,10 +16,14 @@ void check_blas(cublasStatus_t status, std::string_view what) {
 
 cudaDataType_t data_type(DType dtype) {
   switch (dtype) {
-    case DType::f64: return CUDA_R_64F;
-    case DType::f16: return CUDA_R_16F;
-    case DType::bf16: return CUDA_R_16BF;
-    default: return CUDA_R_32F;
+    case DType::f64:
+      return CUDA_R_64F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
   }
 }
 
@@ -34,28 +38,33 @@ using Preference = Described<cublasLtMatmulPreferenceOpaque_t>;
 Layout layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t ld, std::int64_t batch,
               std::int64_t stride) {
   cublasLtMatrixLayout_t made = nullptr;
-  check_blas(cublaslt().layout_create(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols), ld),
+  check_blas(cublaslt().layout_create(&made, type, static_cast<std::uint64_t>(rows),
+                                      static_cast<std::uint64_t>(cols), ld),
              "layout");
   Layout owned(made, cublaslt().layout_destroy);
   const auto count = static_cast<std::int32_t>(batch);
   check_blas(cublaslt().layout_set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "layout");
-  check_blas(cublaslt().layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride), "layout");
+  check_blas(cublaslt().layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+             "layout");
   return owned;
 }
 
 Operation operation(const ProductShape& s) {
   const bool wide = s.dtype == DType::f64;
   cublasLtMatmulDesc_t made = nullptr;
-  check_blas(cublaslt().desc_create(&made, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F),
+  check_blas(cublaslt().desc_create(&made, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                    wide ? CUDA_R_64F : CUDA_R_32F),
              "operation");
   Operation owned(made, cublaslt().desc_destroy);
   // The library is column-major and sees C transposed: op(B) transposed comes first.
-  const cublasOperation_t first = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t first = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          second = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
   if (s.bias) {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), "operation");
+    check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
+               "operation");
   }
   return owned;
 }
@@ -68,7 +77,8 @@ Preference preference(const ProductShape& s) {
     check_blas(cublaslt().preference_set(made, attribute, &value, sizeof value), "preference");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  // Partial sums in the compute type and in the workspace: adding them in place would change bits from run to run.
+  // Partial sums in the compute type and in the workspace: adding them in place would change bits from run to
+  // run.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.align_b);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.align_a);
@@ -99,36 +109,42 @@ MatMulPlans::~MatMulPlans() {
 MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
   if (const auto found = products_.find(s); found != products_.end()) return *found->second;
   const cudaDataType_t type = data_type(s.dtype);
-  auto made = std::make_unique<Product>(Product{
-      operation(s),
-      s.transpose_b ? layout(type, s.k, s.n, s.ldb, s.batch, s.stride_b) : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
-      s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a) : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
-      layout(type, s.n, s.m, s.n, s.batch, s.m * s.n)});
+  auto made =
+      std::make_unique<Product>(Product{operation(s),
+                                        s.transpose_b ? layout(type, s.k, s.n, s.ldb, s.batch, s.stride_b)
+                                                      : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
+                                        s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a)
+                                                      : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
+                                        layout(type, s.n, s.m, s.n, s.batch, s.m * s.n)});
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   const cublasStatus_t status =
-      cublaslt().heuristic(handle_, made->operation.get(), made->first.get(), made->second.get(), made->result.get(),
-                           made->result.get(), preference(s).get(), 1, &best, &found);
-  check<NotImplementedError>(status == CUBLAS_STATUS_SUCCESS && found > 0,
-                             "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
-                             name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
+      cublaslt().heuristic(handle_, made->operation.get(), made->first.get(), made->second.get(),
+                           made->result.get(), made->result.get(), preference(s).get(), 1, &best, &found);
+  check<NotImplementedError>(
+      status == CUBLAS_STATUS_SUCCESS && found > 0,
+      "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
+      name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
   made->algorithm = best.algo;
   if (products_.size() >= most_products) products_.clear();
   return *products_.emplace(s, std::move(made)).first->second;
 }
 
-void MatMulPlans::run(const ProductShape& s, const void* a, const void* b, const void* bias, void* c, cudaStream_t stream) {
+void MatMulPlans::run(const ProductShape& s, const void* a, const void* b, const void* bias, void* c,
+                      cudaStream_t stream) {
   Product& p = product(s);
   if (s.bias)
-    check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), "bias");
+    check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
+               "bias");
   const double one = 1, zero = 0;
   const float one32 = 1, zero32 = 0;
   const bool wide = s.dtype == DType::f64;
   const void* alpha = wide ? static_cast<const void*>(&one) : &one32;
   const void* beta = wide ? static_cast<const void*>(&zero) : &zero32;
-  check_blas(cublaslt().matmul(handle_, p.operation.get(), alpha, b, p.first.get(), a, p.second.get(), beta, c, p.result.get(), c,
-                               p.result.get(), &p.algorithm, workspace_, workspace_bytes, stream),
-             "product");
+  check_blas(
+      cublaslt().matmul(handle_, p.operation.get(), alpha, b, p.first.get(), a, p.second.get(), beta, c,
+                        p.result.get(), c, p.result.get(), &p.algorithm, workspace_, workspace_bytes, stream),
+      "product");
 }
 
 }  // namespace sherd::cuda

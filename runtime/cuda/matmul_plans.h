@@ -17,7 +17,7 @@ struct ProductShape {
   DType dtype = DType::f32;
   bool transpose_a = false, transpose_b = false, bias = false;
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
-  std::int64_t lda = 0, ldb = 0;  ///< elements from one stored row to the next; C is dense
+  std::int64_t lda = 0, ldb = 0;            ///< elements from one stored row to the next; C is dense
   std::int64_t stride_a = 0, stride_b = 0;  ///< from one matrix of the batch to the next
   std::uint32_t align_a = 256, align_b = 256, align_c = 256;  ///< bytes that divide the addresses
   friend auto operator<=>(const ProductShape&, const ProductShape&) = default;
@@ -31,8 +31,10 @@ class MatMulPlans {
   MatMulPlans(const MatMulPlans&) = delete;
   MatMulPlans& operator=(const MatMulPlans&) = delete;
 
-  /// Gives the product to `stream`, always the same one. f32 is computed in f32, never in TF32; halves accumulate in f32.
-  void run(const ProductShape& shape, const void* a, const void* b, const void* bias, void* c, cudaStream_t stream);
+  /// Gives the product to `stream`, always the same one. f32 is computed in f32, never in TF32; halves
+  /// accumulate in f32.
+  void run(const ProductShape& shape, const void* a, const void* b, const void* bias, void* c,
+           cudaStream_t stream);
 
  private:
   struct Product;

@@ -12,11 +12,13 @@ namespace {
 
 template <class T = float>
 T* dense_data(std::string_view op, const Tensor& t) {
-  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op, t.shape(), t.strides());
+  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op,
+                    t.shape(), t.strides());
   return reinterpret_cast<T*>(t.raw());
 }
 
-/// Calls `launch(slots)` for as many parameters at a time as one launch takes; `slot_at(i)` is the one that begins at input i.
+/// Calls `launch(slots)` for as many parameters at a time as one launch takes; `slot_at(i)` is the one that
+/// begins at input i.
 template <class SlotAt, class Launch>
 void in_portions(std::size_t first, std::size_t stride, std::size_t end, SlotAt&& slot_at, Launch&& launch) {
   OptimizerSlots slots;
@@ -37,12 +39,16 @@ void adam_kernel(const void* erased, Inputs in, Outputs) {
       op.first, op.stride, in.size(),
       [&](std::size_t i) {
         dense.push_back(contiguous(in[i + 1]));
-        return OptimizerSlot{dense_data(op.name, in[i]),     dense.back().data<float>(),
-                             dense_data(op.name, in[i + 2]), dense_data(op.name, in[i + 3]),
-                             dense_data<double>(op.name, in[i + 4]), in[i].numel()};
+        return OptimizerSlot{dense_data(op.name, in[i]),
+                             dense.back().data<float>(),
+                             dense_data(op.name, in[i + 2]),
+                             dense_data(op.name, in[i + 3]),
+                             dense_data<double>(op.name, in[i + 4]),
+                             in[i].numel()};
       },
       [&](const OptimizerSlots& slots) {
-        launch_adam(slots, {in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled}, stream);
+        launch_adam(slots, {in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled},
+                    stream);
       });
   check_launch(op.name);
 }
@@ -56,11 +62,16 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
       [&](std::size_t i) {
         dense.push_back(contiguous(in[i + 1]));
         const bool carries = op.momentum != 0;
-        return OptimizerSlot{dense_data(op.name, in[i]), dense.back().data<float>(),
-                             carries ? dense_data(op.name, in[i + 2]) : nullptr, nullptr,
-                             carries ? dense_data<double>(op.name, in[i + 3]) : nullptr, in[i].numel()};
+        return OptimizerSlot{dense_data(op.name, in[i]),
+                             dense.back().data<float>(),
+                             carries ? dense_data(op.name, in[i + 2]) : nullptr,
+                             nullptr,
+                             carries ? dense_data<double>(op.name, in[i + 3]) : nullptr,
+                             in[i].numel()};
       },
-      [&](const OptimizerSlots& slots) { launch_sgd(slots, in[0].data<double>(), op.momentum, op.weight_decay, stream); });
+      [&](const OptimizerSlots& slots) {
+        launch_sgd(slots, in[0].data<double>(), op.momentum, op.weight_decay, stream);
+      });
   check_launch(op.name);
 }
 

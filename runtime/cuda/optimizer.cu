@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(threads_per_block)
   const float root2 = static_cast<float>(std::sqrt(1 - std::pow(call.beta2, step)));
   const float rate = static_cast<float>(-(lr / (1 - std::pow(call.beta1, step))));
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n; i += stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n;
+       i += stride) {
     const float kept = s.p[i] * keep;
     const float grad = std::fma(kept, decay, s.g[i]);
     const float m = std::fma(share1, grad - s.m[i], s.m[i]);
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(threads_per_block)
   const float rate = static_cast<float>(-*lr);
   const bool first = s.m != nullptr && *s.steps == 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n; i += stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n;
+       i += stride) {
     float step = std::fma(s.p[i], decay, s.g[i]);
     if (s.m != nullptr) {
       if (!first) step = std::fma(s.m[i], momentum, step);
@@ -48,7 +50,9 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
-dim3 grid_of(const OptimizerSlots& slots) { return {blocks_for(slots.largest), static_cast<unsigned>(slots.count)}; }
+dim3 grid_of(const OptimizerSlots& slots) {
+  return {blocks_for(slots.largest), static_cast<unsigned>(slots.count)};
+}
 
 }  // namespace
 
@@ -57,7 +61,8 @@ void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t
   adam_kernel<<<grid_of(slots), threads_per_block, 0, stream>>>(slots, call);
 }
 
-void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay, cudaStream_t stream) {
+void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,
+                cudaStream_t stream) {
   sgd_kernel<<<grid_of(slots), threads_per_block, 0, stream>>>(slots, lr, static_cast<float>(momentum),
                                                                static_cast<float>(weight_decay));
   if (momentum != 0) count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots);

@@ -8,7 +8,8 @@ namespace {
 template <class F>
 __global__ void __launch_bounds__(threads_per_block) for_words(RandomKey key, std::int64_t n, F body) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; 4 * i < n; i += stride)
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; 4 * i < n;
+       i += stride)
     body(4 * i, philox(key.seed, key.offset + static_cast<std::uint64_t>(i)));
 }
 
@@ -48,7 +49,8 @@ struct IntegerFill {
   std::int64_t* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = low + static_cast<std::int64_t>(below_from(words[j], range));
+    for (int j = 0; j < 4 && i + j < n; ++j)
+      out[i + j] = low + static_cast<std::int64_t>(below_from(words[j], range));
   }
 };
 
@@ -69,29 +71,38 @@ struct Dropped {
 };
 
 template <class T>
-void dropout(RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n, cudaStream_t stream) {
+void dropout(RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
+             cudaStream_t stream) {
   launch_for_words(key, n, stream,
-                   Dropped<T>{threshold, static_cast<compute_t<T>>(scale), static_cast<const T*>(x), static_cast<T*>(out), n});
+                   Dropped<T>{threshold, static_cast<compute_t<T>>(scale), static_cast<const T*>(x),
+                              static_cast<T*>(out), n});
 }
 
 }  // namespace
 
-void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n, cudaStream_t stream) {
+void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n,
+                    cudaStream_t stream) {
   launch_for_words(key, n, stream, UniformFill{base, range, top, out, n});
 }
-void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n, cudaStream_t stream) {
+void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
+                   cudaStream_t stream) {
   launch_for_words(key, n, stream, NormalFill{mean, deviation, out, n});
 }
-void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n, cudaStream_t stream) {
+void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
+                     cudaStream_t stream) {
   launch_for_words(key, n, stream, IntegerFill{low, range, out, n});
 }
-void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
-                    cudaStream_t stream) {
+void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
+                    void* out, std::int64_t n, cudaStream_t stream) {
   switch (dtype) {
-    case DType::f64: return dropout<double>(key, threshold, scale, x, out, n, stream);
-    case DType::f16: return dropout<Half>(key, threshold, scale, x, out, n, stream);
-    case DType::bf16: return dropout<BFloat16>(key, threshold, scale, x, out, n, stream);
-    default: return dropout<float>(key, threshold, scale, x, out, n, stream);
+    case DType::f64:
+      return dropout<double>(key, threshold, scale, x, out, n, stream);
+    case DType::f16:
+      return dropout<Half>(key, threshold, scale, x, out, n, stream);
+    case DType::bf16:
+      return dropout<BFloat16>(key, threshold, scale, x, out, n, stream);
+    default:
+      return dropout<float>(key, threshold, scale, x, out, n, stream);
   }
 }
 

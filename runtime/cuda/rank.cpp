@@ -40,11 +40,13 @@ MatMulPlans& DeviceState::matmul_plans() {
 
 DeviceState& state_of(Device device) {
   const int count = cuda_device_count();
-  check<DeviceError>(device.index < count, "{}: this machine has {} GPU{}; use cuda:0{}", to_string(device), count,
-                     count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
+  check<DeviceError>(device.index < count, "{}: this machine has {} GPU{}; use cuda:0{}", to_string(device),
+                     count, count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
   auto& state = Context::current().slot<Devices>().state[static_cast<std::size_t>(device.index)];
-  if (!state) state = std::make_unique<DeviceState>(device.index);
-  else check_cuda(cudaSetDevice(device.index), "cuda device");
+  if (!state)
+    state = std::make_unique<DeviceState>(device.index);
+  else
+    check_cuda(cudaSetDevice(device.index), "cuda device");
   return *state;
 }
 

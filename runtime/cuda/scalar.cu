@@ -4,7 +4,8 @@
 namespace sherd::cuda {
 namespace {
 
-using ComparedWithScalar = OpList<ops::Equal, ops::NotEqual, ops::Less, ops::LessEqual, ops::Greater, ops::GreaterEqual>;
+using ComparedWithScalar =
+    OpList<ops::Equal, ops::NotEqual, ops::Less, ops::LessEqual, ops::Greater, ops::GreaterEqual>;
 using OfScalar = OpList<ops::Sub, ops::Div>;
 
 }  // namespace

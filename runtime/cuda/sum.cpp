@@ -30,7 +30,8 @@ Tensor as_three_axes(const Tensor& x, Mask axes, SumCall& call) {
     last = x.rank() - 1;
   }
   const Tensor dense = contiguous(together ? x : permute(x, order));
-  for (int i = 0; i < x.rank(); ++i) (i < first ? call.outer : i > last ? call.inner : call.reduce) *= dense.shape()[i];
+  for (int i = 0; i < x.rank(); ++i)
+    (i < first ? call.outer : i > last ? call.inner : call.reduce) *= dense.shape()[i];
   return dense;
 }
 

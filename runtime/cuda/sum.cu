@@ -11,15 +11,18 @@ constexpr std::int64_t piece_length = 4096;
 template <class T>
 using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
 
-/// One piece of the reduced axis a `blockIdx.y`; results lie at [piece][outer][inner]. An empty piece gives 0.
+/// One piece of the reduced axis a `blockIdx.y`; results lie at [piece][outer][inner]. An empty piece gives
+/// 0.
 struct Pieces {
   std::int64_t outer, reduce, inner, length;
 };
 
 template <class TO, class Acc>
 __device__ TO finished(Acc total, double factor) {
-  if constexpr (std::is_integral_v<Acc>) return static_cast<TO>(total);
-  else return static_cast<TO>(total * static_cast<Acc>(factor));
+  if constexpr (std::is_integral_v<Acc>)
+    return static_cast<TO>(total);
+  else
+    return static_cast<TO>(total * static_cast<Acc>(factor));
 }
 
 /// Sums along contiguous elements: a block a sum, its threads side by side, then a tree.
@@ -30,7 +33,8 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double f
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
     const T* row = x + o * p.reduce;
     Acc total = 0;
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block) total += static_cast<Acc>(row[i]);
+    for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block)
+      total += static_cast<Acc>(row[i]);
     partial[threadIdx.x] = total;
     for (unsigned half = threads_per_block / 2; half > 0; half /= 2) {
       __syncthreads();
@@ -43,7 +47,8 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double f
 
 /// Sums across rows: neighbouring threads take neighbouring columns, `block_rows` of them share a column.
 template <class T, class TO, class Acc>
-__global__ void __launch_bounds__(threads_per_block) sum_columns(Pieces p, double factor, const T* x, TO* out) {
+__global__ void __launch_bounds__(threads_per_block)
+    sum_columns(Pieces p, double factor, const T* x, TO* out) {
   __shared__ Acc partial[block_rows][block_columns];
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   const std::int64_t across = (p.inner + block_columns - 1) / block_columns;
@@ -69,8 +74,11 @@ void sum_pieces(Pieces p, std::int64_t pieces, double factor, const void* x, voi
   const std::int64_t across = p.inner == 1 ? 1 : (p.inner + block_columns - 1) / block_columns;
   const dim3 grid(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   const T* from = static_cast<const T*>(x);
-  if (p.inner == 1) sum_rows<T, TO, Acc><<<grid, threads_per_block, 0, stream>>>(p, factor, from, static_cast<TO*>(out));
-  else sum_columns<T, TO, Acc><<<grid, dim3(block_columns, block_rows), 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+  if (p.inner == 1)
+    sum_rows<T, TO, Acc><<<grid, threads_per_block, 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+  else
+    sum_columns<T, TO, Acc>
+        <<<grid, dim3(block_columns, block_rows), 0, stream>>>(p, factor, from, static_cast<TO*>(out));
 }
 
 template <class T>
@@ -94,14 +102,22 @@ std::int64_t SumCall::pieces() const {
 
 void launch_sum(const SumCall& c) {
   switch (c.dtype) {
-    case DType::f64: return sum<double>(c);
-    case DType::f32: return sum<float>(c);
-    case DType::f16: return sum<Half>(c);
-    case DType::bf16: return sum<BFloat16>(c);
-    case DType::i64: return sum<std::int64_t>(c);
-    case DType::i32: return sum<std::int32_t>(c);
-    case DType::u8: return sum<std::uint8_t>(c);
-    case DType::boolean: return sum<bool>(c);
+    case DType::f64:
+      return sum<double>(c);
+    case DType::f32:
+      return sum<float>(c);
+    case DType::f16:
+      return sum<Half>(c);
+    case DType::bf16:
+      return sum<BFloat16>(c);
+    case DType::i64:
+      return sum<std::int64_t>(c);
+    case DType::i32:
+      return sum<std::int32_t>(c);
+    case DType::u8:
+      return sum<std::uint8_t>(c);
+    case DType::boolean:
+      return sum<bool>(c);
   }
 }
 

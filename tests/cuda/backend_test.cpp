@@ -43,7 +43,8 @@ struct Cube {
 
 TEST_CASE("cuda: without a GPU the first use says so, and everything else works") {
   if (skip_if(cuda_device_count() > 0, "a GPU is here")) return;
-  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, gpu}); }), ContainsSubstring("cuda: no GPU can be used here"));
+  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, gpu}); }),
+             ContainsSubstring("cuda: no GPU can be used here"));
   CHECK_THAT(message_of<DeviceError>([] { to(ones({2}), gpu); }), ContainsSubstring("use cpu"));
   CHECK(sum(ones({3})).item() == 3);
 }
@@ -141,10 +142,13 @@ TEST_CASE("cuda: reading values on the host") {
 TEST_CASE("cuda: mistakes are one clear line and leave the device usable") {
   if (no_gpu()) return;
   const Tensor x = ones({3}, {f32, gpu});
-  CHECK_THAT(message_of<DeviceError>([&] { x + ones({3}); }), ContainsSubstring("add: inputs are on cuda:0 and cpu:0"));
-  CHECK_THAT(message_of<NotImplementedError>([&] { apply(Cube{}, x); }), ContainsSubstring("cube: has no kernel for cuda:0"));
+  CHECK_THAT(message_of<DeviceError>([&] { x + ones({3}); }),
+             ContainsSubstring("add: inputs are on cuda:0 and cpu:0"));
+  CHECK_THAT(message_of<NotImplementedError>([&] { apply(Cube{}, x); }),
+             ContainsSubstring("cube: has no kernel for cuda:0"));
   CHECK(apply(Cube{}, full({2}, 2)).to_vector<float>() == std::vector<float>{8, 8});
-  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, Device::cuda(99)}); }), ContainsSubstring("cuda:99: this machine has"));
+  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, Device::cuda(99)}); }),
+             ContainsSubstring("cuda:99: this machine has"));
   const std::string memory = message_of<OutOfMemoryError>([] { empty({std::int64_t{1} << 50}, {f64, gpu}); });
   CHECK_THAT(memory, ContainsSubstring("cuda:0: no memory for 9007199254740992 bytes"));
   CHECK(memory.find('\n') == std::string::npos);

@@ -13,16 +13,20 @@ template <class T>
 Tensor from_doubles(const std::vector<double>& values, Shape shape) {
   Tensor out = empty(std::move(shape), {dtype_of<T>});
   T* data = out.mutable_data<T>();
-  for (std::size_t i = 0; i < values.size(); ++i) data[i] = static_cast<T>(static_cast<compute_t<T>>(values[i]));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    data[i] = static_cast<T>(static_cast<compute_t<T>>(values[i]));
   return out;
 }
 
 /// Floats of one sign in the order of their values.
 template <class T>
 std::int64_t place(T x) {
-  if constexpr (std::is_same_v<T, double>) return std::bit_cast<std::int64_t>(std::fabs(x));
-  else if constexpr (std::is_same_v<T, float>) return std::bit_cast<std::int32_t>(std::fabs(x));
-  else return x.bits & 0x7fff;
+  if constexpr (std::is_same_v<T, double>)
+    return std::bit_cast<std::int64_t>(std::fabs(x));
+  else if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<std::int32_t>(std::fabs(x));
+  else
+    return x.bits & 0x7fff;
 }
 
 template <class T>
@@ -51,10 +55,12 @@ Tensor Values::operator()(Shape shape, DType dtype, double low, double high) {
 }
 
 Tensor Values::with_specials(Shape shape, DType dtype) {
-  const double specials[] = {0.0, -0.0, infinity, -infinity, std::nan(""), 1, -1, 1e-41, -1e-41, 1e-6, 3e38, -3e38, 88.7, -104};
+  const double specials[] = {0.0,   -0.0,   infinity, -infinity, std::nan(""), 1,    -1,
+                             1e-41, -1e-41, 1e-6,     3e38,      -3e38,        88.7, -104};
   std::normal_distribution<double> normal(0, 3);
   std::vector<double> values(static_cast<std::size_t>(shape.numel()));
-  for (double& v : values) v = engine_() % 3 == 0 ? specials[engine_() % std::size(specials)] : normal(engine_);
+  for (double& v : values)
+    v = engine_() % 3 == 0 ? specials[engine_() % std::size(specials)] : normal(engine_);
   return dispatch(dtype, [&](auto tag) { return from_doubles<typename decltype(tag)::type>(values, shape); });
 }
 
@@ -99,11 +105,16 @@ double relative_distance(const Tensor& a, const Tensor& b) {
 
 double rounding(DType dtype) {
   switch (dtype) {
-    case DType::f64: return 1e-15;
-    case DType::f32: return 1e-6;
-    case DType::f16: return 1e-3;
-    case DType::bf16: return 8e-3;
-    default: return 0;
+    case DType::f64:
+      return 1e-15;
+    case DType::f32:
+      return 1e-6;
+    case DType::f16:
+      return 1e-3;
+    case DType::bf16:
+      return 8e-3;
+    default:
+      return 0;
   }
 }
 

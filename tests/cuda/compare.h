@@ -29,8 +29,8 @@ class Values {
 /// A tensor on the GPU with the values and the layout in memory of `host`.
 Tensor on_gpu(const Tensor& host);
 
-/// Largest distance of two tensors of one shape and dtype: in units in the last place for floats (NaN equals NaN), else 0 or
-/// infinity.
+/// Largest distance of two tensors of one shape and dtype: in units in the last place for floats (NaN equals
+/// NaN), else 0 or infinity.
 double distance_in_ulps(const Tensor& a, const Tensor& b);
 /// ‖a - b‖ / ‖b‖ in double; infinity where one has a NaN and the other has none.
 double relative_distance(const Tensor& a, const Tensor& b);

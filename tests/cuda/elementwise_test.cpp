@@ -1,5 +1,6 @@
-// Every elementwise op of the list, CPU against CUDA. Functors are one source and nothing is contracted, so results are equal to
-// the bit; only what the two C libraries compute (sin, cos, pow) may differ by a few units in the last place.
+// Every elementwise op of the list, CPU against CUDA. Functors are one source and nothing is contracted, so
+// results are equal to the bit; only what the two C libraries compute (sin, cos, pow) may differ by a few
+// units in the last place.
 #include <functional>
 
 #include "autograd/autograd.h"
@@ -14,7 +15,8 @@ namespace {
 
 /// Units in the last place that an op's values may be apart.
 double allowed_ulps(std::string_view name) {
-  const bool library = name.find("sin") == 0 || name.find("cos") == 0 || name.find("pow") != std::string_view::npos;
+  const bool library =
+      name.find("sin") == 0 || name.find("cos") == 0 || name.find("pow") != std::string_view::npos;
   return library ? 16 : 0;
 }
 
@@ -38,7 +40,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
   list.push_back(all("offset", [&](int) { return slice(make({37}), 0, 1, 36); }));
   list.push_back(all("transposed", [&](int) { return transpose(make({33, 5, 18}), 0, 2); }));
   list.push_back(all("every second", [&](int) { return slice(make({9, 26}), 1, 0, 26, 2); }));
-  list.push_back(all("different layouts", [&](int i) { return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12}); }));
+  list.push_back(all("different layouts",
+                     [&](int i) { return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12}); }));
   if (arity > 1) {
     list.push_back(all("rows", [&](int i) { return i == 0 ? make({40, 30}) : make({30}); }));
     list.push_back(all("columns", [&](int i) { return i == 0 ? make({40, 1}) : make({40, 30}); }));
@@ -46,7 +49,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
     list.push_back(all("with 0-d", [&](int i) { return i == 0 ? make({50, 3}) : make({}); }));
   }
   list.push_back(all("expanded", [&](int) { return expand(make({6, 1, 4}), {6, 5, 4}); }));
-  list.push_back(all("many dims", [&](int) { return permute(make({2, 3, 2, 3, 2, 3, 2}), {6, 0, 5, 1, 4, 2, 3}); }));
+  list.push_back(
+      all("many dims", [&](int) { return permute(make({2, 3, 2, 3, 2, 3, 2}), {6, 0, 5, 1, 4, 2, 3}); }));
   return list;
 }
 
@@ -63,8 +67,8 @@ bool broadcasts(const Case& c, const Tensor& out) {
 }
 
 /// Gradients of `fn` at `inputs`, for an upstream gradient that both devices share.
-std::vector<Tensor> gradients(const std::function<Tensor(std::span<const Tensor>)>& fn, std::vector<Tensor> inputs,
-                              const Tensor& upstream) {
+std::vector<Tensor> gradients(const std::function<Tensor(std::span<const Tensor>)>& fn,
+                              std::vector<Tensor> inputs, const Tensor& upstream) {
   for (Tensor& t : inputs) (t = t.detach()).requires_grad_();
   return grad(fn(inputs), inputs, upstream);
 }
@@ -72,14 +76,17 @@ std::vector<Tensor> gradients(const std::function<Tensor(std::span<const Tensor>
 void compare_gradients(const Case& c, double ulps, const std::function<Tensor(std::span<const Tensor>)>& fn) {
   const Tensor y = fn(c.inputs);
   const Tensor upstream = Values(7)(y.shape(), y.dtype());
-  const std::vector<Tensor> host = gradients(fn, c.inputs, upstream), moved = gradients(fn, on_gpu(c.inputs), to(upstream, gpu));
+  const std::vector<Tensor> host = gradients(fn, c.inputs, upstream),
+                            moved = gradients(fn, on_gpu(c.inputs), to(upstream, gpu));
   REQUIRE(host.size() == moved.size());
   for (std::size_t i = 0; i < host.size(); ++i) {
     REQUIRE(host[i].defined() == moved[i].defined());
     if (!host[i].defined()) continue;
     // Broadcast gradients are sums, and those are taken in another order.
-    if (broadcasts(c, y)) CHECK(relative_distance(moved[i], host[i]) <= 4 * rounding(y.dtype()));
-    else CHECK(distance_in_ulps(moved[i], host[i]) <= 2 * ulps);
+    if (broadcasts(c, y))
+      CHECK(relative_distance(moved[i], host[i]) <= 4 * rounding(y.dtype()));
+    else
+      CHECK(distance_in_ulps(moved[i], host[i]) <= 2 * ulps);
   }
 }
 
@@ -96,7 +103,8 @@ TEST_CASE("cuda: elementwise values equal the CPU's for every op, dtype and layo
              return values(shape, dtype, whole ? -9 : entry.low, whole ? 9 : entry.high);
            })) {
         INFO(entry.op->name() << " " << name_of(dtype) << " " << c.name);
-        const Tensors host = apply(*entry.op, Inputs(c.inputs)), moved = apply(*entry.op, Inputs(on_gpu(c.inputs)));
+        const Tensors host = apply(*entry.op, Inputs(c.inputs)),
+                      moved = apply(*entry.op, Inputs(on_gpu(c.inputs)));
         CHECK(distance_in_ulps(moved[0], host[0]) <= allowed_ulps(entry.op->name()));
       }
     }
@@ -151,7 +159,8 @@ TEST_CASE("cuda: gradients of elementwise ops equal the CPU's") {
     for (DType dtype : {f64, f32, f16, bf16}) {
       if (!entry.dtypes.contains(dtype)) continue;
       Values values(4);
-      for (const Case& c : cases(entry.arity, [&](Shape shape) { return values(shape, dtype, entry.low, entry.high); })) {
+      for (const Case& c :
+           cases(entry.arity, [&](Shape shape) { return values(shape, dtype, entry.low, entry.high); })) {
         INFO(entry.op->name() << " " << name_of(dtype) << " " << c.name);
         compare_gradients(c, allowed_ulps(entry.op->name()),
                           [&](std::span<const Tensor> in) { return apply(*entry.op, in)[0]; });
@@ -164,10 +173,14 @@ TEST_CASE("cuda: forms with a number, where and masked_fill equal the CPU's, gra
   if (no_gpu()) return;
   using One = std::function<Tensor(const Tensor&)>;
   const std::pair<const char*, One> floats[] = {
-      {"add", [](const Tensor& x) { return x + 1.25; }},       {"sub", [](const Tensor& x) { return x - 1.25; }},
-      {"from", [](const Tensor& x) { return 1.25 - x; }},      {"mul", [](const Tensor& x) { return x * 1.25; }},
-      {"div", [](const Tensor& x) { return x / 3.0; }},        {"over", [](const Tensor& x) { return 3.0 / x; }},
-      {"pow", [](const Tensor& x) { return pow(x, 3); }},      {"maximum", [](const Tensor& x) { return maximum(x, 1.25); }},
+      {"add", [](const Tensor& x) { return x + 1.25; }},
+      {"sub", [](const Tensor& x) { return x - 1.25; }},
+      {"from", [](const Tensor& x) { return 1.25 - x; }},
+      {"mul", [](const Tensor& x) { return x * 1.25; }},
+      {"div", [](const Tensor& x) { return x / 3.0; }},
+      {"over", [](const Tensor& x) { return 3.0 / x; }},
+      {"pow", [](const Tensor& x) { return pow(x, 3); }},
+      {"maximum", [](const Tensor& x) { return maximum(x, 1.25); }},
       {"minimum", [](const Tensor& x) { return minimum(x, 1.25); }},
       {"masked_fill", [](const Tensor& x) { return masked_fill(x, greater(x.detach(), 1), 0.5); }},
       {"where", [](const Tensor& x) { return where(less(x.detach(), 1.5), x * 2.0, x - 1.0); }},
@@ -184,10 +197,15 @@ TEST_CASE("cuda: forms with a number, where and masked_fill equal the CPU's, gra
     }
   }
   const std::pair<const char*, One> all[] = {
-      {"equal", [](const Tensor& x) { return equal(x, 2); }},     {"not_equal", [](const Tensor& x) { return not_equal(x, 2); }},
-      {"less", [](const Tensor& x) { return less(x, 2); }},       {"less_equal", [](const Tensor& x) { return less_equal(x, 2); }},
-      {"greater", [](const Tensor& x) { return greater(x, 2); }}, {"greater_equal", [](const Tensor& x) { return greater_equal(x, 2); }},
-      {"where", [](const Tensor& x) { return where(equal(x, 1), x, slice(cat(std::vector{x, x}), 0, x.size(0), 2 * x.size(0))); }}};
+      {"equal", [](const Tensor& x) { return equal(x, 2); }},
+      {"not_equal", [](const Tensor& x) { return not_equal(x, 2); }},
+      {"less", [](const Tensor& x) { return less(x, 2); }},
+      {"less_equal", [](const Tensor& x) { return less_equal(x, 2); }},
+      {"greater", [](const Tensor& x) { return greater(x, 2); }},
+      {"greater_equal", [](const Tensor& x) { return greater_equal(x, 2); }},
+      {"where", [](const Tensor& x) {
+         return where(equal(x, 1), x, slice(cat(std::vector{x, x}), 0, x.size(0), 2 * x.size(0)));
+       }}};
   for (DType dtype : all_dtypes) {
     for (const auto& [name, fn] : all) {
       const Tensor x = Values(6)({51, 3}, dtype, -4, 4);

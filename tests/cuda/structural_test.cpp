@@ -22,7 +22,8 @@ TEST_CASE("cuda: casts equal the CPU's between all dtypes") {
     }
   }
   const Tensor special = Values(2).with_specials({500}, f32);
-  for (DType into : {f64, f16, bf16, boolean}) CHECK(distance_in_ulps(to(on_gpu(special), into), to(special, into)) == 0);
+  for (DType into : {f64, f16, bf16, boolean})
+    CHECK(distance_in_ulps(to(on_gpu(special), into), to(special, into)) == 0);
 }
 
 TEST_CASE("cuda: copies keep values through layouts, views and devices") {
@@ -111,8 +112,10 @@ TEST_CASE("cuda: sums and means over any axes agree with the CPU's") {
       for (Keep keep : {Keep::drop, Keep::dims}) {
         INFO(name_of(dtype) << " axes " << axes);
         CHECK(relative_distance(sum(y, list, keep), sum(x, list, keep)) <= 4 * rounding(dtype));
-        CHECK(relative_distance(sum(transpose(y, 1, 3), list, keep), sum(transpose(x, 1, 3), list, keep)) <= 4 * rounding(dtype));
-        if (is_floating(dtype)) CHECK(relative_distance(mean(y, list, keep), mean(x, list, keep)) <= 4 * rounding(dtype));
+        CHECK(relative_distance(sum(transpose(y, 1, 3), list, keep), sum(transpose(x, 1, 3), list, keep)) <=
+              4 * rounding(dtype));
+        if (is_floating(dtype))
+          CHECK(relative_distance(mean(y, list, keep), mean(x, list, keep)) <= 4 * rounding(dtype));
       }
     }
   }
@@ -136,10 +139,14 @@ namespace {
 /// Relative error of a product: f32 in full precision (TF32 would give 3e-4), halves rounded once.
 double product_error(DType dtype) {
   switch (dtype) {
-    case DType::f64: return 1e-14;
-    case DType::f32: return 2e-6;
-    case DType::f16: return 1e-3;
-    default: return 6e-3;
+    case DType::f64:
+      return 1e-14;
+    case DType::f32:
+      return 2e-6;
+    case DType::f16:
+      return 1e-3;
+    default:
+      return 6e-3;
   }
 }
 
@@ -151,13 +158,21 @@ TEST_CASE("cuda: products of matrices agree with the CPU's, transposed, strided 
     std::int64_t m, n, k;
   };
   for (DType dtype : {f64, f32, f16, bf16}) {
-    for (const Sizes& s : {Sizes{1, 1, 1}, {3, 5, 7}, {64, 48, 128}, {129, 257, 65}, {1, 40, 30}, {40, 1, 30}, {5, 6, 0}, {0, 6, 5}}) {
+    for (const Sizes& s : {Sizes{1, 1, 1},
+                           {3, 5, 7},
+                           {64, 48, 128},
+                           {129, 257, 65},
+                           {1, 40, 30},
+                           {40, 1, 30},
+                           {5, 6, 0},
+                           {0, 6, 5}}) {
       for (bool ta : {false, true}) {
         for (bool tb : {false, true}) {
           for (bool offset : {false, true}) {
             Values values(9);
             const auto operand = [&](std::int64_t rows, std::int64_t cols, bool transposed) {
-              const Tensor x = transposed ? values({cols, rows + offset}, dtype) : values({rows, cols + offset}, dtype);
+              const Tensor x =
+                  transposed ? values({cols, rows + offset}, dtype) : values({rows, cols + offset}, dtype);
               const Tensor part = slice(x, 1, offset, x.size(1));  // rows apart in memory, and odd addresses
               return transposed ? transpose(part, 0, 1) : part;
             };
@@ -173,8 +188,8 @@ TEST_CASE("cuda: products of matrices agree with the CPU's, transposed, strided 
     INFO(name_of(dtype));
     CHECK(relative_distance(matmul(on_gpu(a), on_gpu(b)), matmul(a, b)) <= product_error(dtype));
     CHECK(relative_distance(matmul(on_gpu(a), on_gpu(v)), matmul(a, v)) <= product_error(dtype));
-    CHECK(relative_distance(matmul(transpose(on_gpu(a), 2, 3), slice(on_gpu(a), 2, 0, 9)), matmul(transpose(a, 2, 3), a)) <=
-          product_error(dtype));
+    CHECK(relative_distance(matmul(transpose(on_gpu(a), 2, 3), slice(on_gpu(a), 2, 0, 9)),
+                            matmul(transpose(a, 2, 3), a)) <= product_error(dtype));
     const Tensor y = matmul(on_gpu(a), on_gpu(b));
     CHECK(distance_in_ulps(matmul(on_gpu(a), on_gpu(b)), y) == 0);  // run to run
   }
@@ -187,7 +202,8 @@ TEST_CASE("cuda: linear layers and gradients of products agree with the CPU's") 
       for (bool strided : {false, true}) {
         Values values(11);
         Tensor x = values({4, 9, 24}, dtype), w = values({40, 24}, dtype), b = values({40}, dtype);
-        if (strided) x = transpose(values({9, 4, 24}, dtype), 0, 1), w = transpose(values({24, 40}, dtype), 0, 1);
+        if (strided)
+          x = transpose(values({9, 4, 24}, dtype), 0, 1), w = transpose(values({24, 40}, dtype), 0, 1);
         const auto run = [&](const Tensor& px, const Tensor& pw, const Tensor& pb) {
           std::vector<Tensor> leaves{px, pw};
           if (biased) leaves.push_back(pb);
@@ -208,7 +224,8 @@ TEST_CASE("cuda: linear layers and gradients of products agree with the CPU's") 
   Values values(12);
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {
-      const Tensor a = values(ta ? Shape{3, 8, 5} : Shape{3, 5, 8}, f64), b = values(tb ? Shape{3, 7, 8} : Shape{3, 8, 7}, f64);
+      const Tensor a = values(ta ? Shape{3, 8, 5} : Shape{3, 5, 8}, f64),
+                   b = values(tb ? Shape{3, 7, 8} : Shape{3, 8, 7}, f64);
       const auto run = [&](Tensor p, Tensor q) {
         p.requires_grad_();
         q.requires_grad_();

@@ -57,8 +57,10 @@ std::vector<double> train(Device device, Optimizer kind) {
         }
         arguments[1 + i * stride + 1] = p.grad();
       }
-      if (kind == Optimizer::sgd) apply_many(ops::SgdStep{.momentum = 0.9, .weight_decay = 0.01}, arguments);
-      else apply_many(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, arguments);
+      if (kind == Optimizer::sgd)
+        apply_many(ops::SgdStep{.momentum = 0.9, .weight_decay = 0.01}, arguments);
+      else
+        apply_many(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, arguments);
     }
     for (const Tensor& p : model.parameters) p.set_grad({});
   }
