@@ -74,6 +74,15 @@ void backward(const AttentionRule& rule, const Tensor& go, const Tensor& q, cons
   if (!gvf.is(gv)) copy_(gv, gvf);
 }
 
+/// The kernels compute in f32; f64 goes through the reference.
+bool exact(const Tensor& x) { return x.dtype() == DType::f64; }
+
+template <class O>
+void run_reference(const O& op, Inputs in, Outputs out) {
+  detail::adopt_reference(O::name, op.reference(in), out);
+  zero_(out[1]);  // no kernel reads the logsumexp of this way
+}
+
 Tensor drop_weights(const AttentionRule& rule, const Tensor& weights) {
   if (rule.dropout == 0) return weights;
   // Row r starts at a counter of its own: ceil(keys / 4) counters a row, as the kernel draws them.
@@ -98,10 +107,13 @@ Specs Attention::infer(SpecSpan in) const {
   return {q, {Shape{q.shape[0], q.shape[1], q.shape[2]}, DType::f32, q.device}};
 }
 
-void Attention::run(Cpu, Inputs in, Outputs out) const { forward(rule, in[0], in[1], in[2], out[0], out[1]); }
+void Attention::run(Cpu, Inputs in, Outputs out) const {
+  if (exact(in[0])) run_reference(*this, in, out);
+  else forward(rule, in[0], in[1], in[2], out[0], out[1]);
+}
 
 Tensors Attention::grad(const GradArgs& args) const {
-  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  if (args.create_graph || exact(args.inputs[0])) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.inputs[2], args.outputs[0], args.outputs[1]};
   return apply_many(AttentionGrad{rule}, in);
 }
@@ -133,12 +145,13 @@ Specs SelfAttention::infer(SpecSpan in) const {
 }
 
 void SelfAttention::run(Cpu, Inputs in, Outputs out) const {
+  if (exact(in[0])) return run_reference(*this, in, out);
   const Tensor qkv = contiguous(in[0]);
   forward(rule, part(qkv, heads, 0), part(qkv, heads, 1), part(qkv, heads, 2), split_heads(out[0], heads), out[1]);
 }
 
 Tensors SelfAttention::grad(const GradArgs& args) const {
-  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  if (args.create_graph || exact(args.inputs[0])) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.outputs[0], args.outputs[1]};
   return {apply_many(SelfAttentionGrad{heads, rule}, in)[0]};
 }

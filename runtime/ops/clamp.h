@@ -1,4 +1,4 @@
-// x limited to [min, max], NaN kept; the gradient passes inside and at the limits.
+// x limited to [min, max], NaN kept; the gradient passes strictly inside.
 #pragma once
 
 #include "runtime/functor.h"
@@ -19,7 +19,7 @@ struct Clamp {
   }
   template <class T> constexpr T grad_a(T gy, T x, T) const {
     using math::select;
-    return select(x < T(min), T(0), select(x > T(max), T(0), gy));
+    return select(x > T(min), select(x < T(max), gy, T(0)), T(0));
   }
   void fields(auto&& on) const {
     on("min", min);

@@ -21,7 +21,7 @@ Specs LayerNorm::infer(SpecSpan in) const {
   check<ShapeError>(x.shape.rank() >= 1, "layer_norm: a 0-d tensor has no axis to normalise");
   const std::int64_t n = x.shape.back();
   for (int i = 1; i < 3; ++i) {
-    if (in[static_cast<std::size_t>(i)].shape.rank() == 0) continue;  // none
+    if (in[static_cast<std::size_t>(i)].is_none()) continue;
     const Spec& p = in[static_cast<std::size_t>(i)];
     check<DTypeError>(p.dtype == x.dtype, "layer_norm: input is {} and its {} {}; cast one of them", name_of(x.dtype),
                       i == 1 ? "weight" : "bias", name_of(p.dtype));

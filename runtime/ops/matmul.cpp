@@ -117,7 +117,7 @@ Specs Linear::infer(SpecSpan in) const {
   check_same_dtype(x, w);
   check<ShapeError>(x.shape.rank() >= 1 && w.shape.rank() == 2 && x.shape.back() == w.shape[1],
                     "linear: input of shape {} does not fit weight (out, in) of shape {}", x.shape, w.shape);
-  if (in[2].shape.rank() != 0) {
+  if (!in[2].is_none()) {
     check_same_dtype(x, in[2]);
     check<ShapeError>(in[2].shape == Shape{w.shape[0]}, "linear: bias of shape {} does not fit weight (out, in) of shape {}",
                       in[2].shape, w.shape);
@@ -147,10 +147,11 @@ void Linear::run(Cpu, Inputs in, Outputs out) const {
 
 Tensors Linear::grad(const GradArgs& args) const {
   const Shape &x_shape = args.specs[0].shape, &w_shape = args.specs[1].shape;
-  const Tensor gy = reshape(args.gy[0], {-1, w_shape[0]});
+  const std::int64_t rows = rows_of(x_shape);
+  const Tensor gy = reshape(args.gy[0], {rows, w_shape[0]});
   Tensors grads(3);
   if (args.need(0)) grads[0] = reshape(apply(MatMul{}, gy, args.inputs[1]), x_shape);
-  if (args.need(1)) grads[1] = apply(MatMul{true, false}, gy, reshape(args.inputs[0], {-1, w_shape[1]}));
+  if (args.need(1)) grads[1] = apply(MatMul{true, false}, gy, reshape(args.inputs[0], {rows, w_shape[1]}));
   if (args.need(2)) grads[2] = sum(gy, {0});
   return grads;
 }
@@ -173,7 +174,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     check<ShapeError>(a.shape().back() == b.shape()[0], "matmul: inner dimensions differ: {} times {}", a.shape(), b.shape());
     Shape shape = a.shape();
     shape[shape.rank() - 1] = b.shape()[1];
-    return reshape(apply(ops::MatMul{}, reshape(a, {-1, a.shape().back()}), b), shape);
+    return reshape(apply(ops::MatMul{}, reshape(a, {ops::rows_of(a.shape()), a.shape().back()}), b), shape);
   }
   const auto batch_of = [](const Tensor& t) {
     return Shape(std::span(t.shape().begin(), static_cast<std::size_t>(t.rank() - 2)));

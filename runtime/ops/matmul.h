@@ -24,4 +24,11 @@ struct MatMul {
 /// Throws the error that mixed operands of a product deserve.
 void check_same_dtype(const Spec& a, const Spec& b);
 
+/// Rows of a tensor seen as a matrix of its last axis.
+inline std::int64_t rows_of(const Shape& shape) {
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < shape.rank(); ++i) rows *= shape[i];
+  return rows;
+}
+
 }  // namespace sherd::ops

@@ -1,4 +1,4 @@
-// The larger of both, NaN if either is; equal values share the gradient by halves.
+// The larger of both, NaN if either is; equal values share the gradient by halves, and with a NaN both get it whole.
 #pragma once
 
 #include "runtime/functor.h"
@@ -18,11 +18,11 @@ struct Maximum {
   }
   template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
     using math::select;
-    return select(a > b, gy, select(a == b, T(gy / T(2)), T(0)));
+    return select(a == b, T(gy / T(2)), select(a < b, T(0), gy));
   }
   template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
     using math::select;
-    return select(b > a, gy, select(a == b, T(gy / T(2)), T(0)));
+    return select(a == b, T(gy / T(2)), select(b < a, T(0), gy));
   }
   bool operator==(const Maximum&) const = default;
 };

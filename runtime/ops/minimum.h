@@ -18,11 +18,11 @@ struct Minimum {
   }
   template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
     using math::select;
-    return select(a < b, gy, select(a == b, T(gy / T(2)), T(0)));
+    return select(a == b, T(gy / T(2)), select(a > b, T(0), gy));
   }
   template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
     using math::select;
-    return select(b < a, gy, select(a == b, T(gy / T(2)), T(0)));
+    return select(a == b, T(gy / T(2)), select(b > a, T(0), gy));
   }
   bool operator==(const Minimum&) const = default;
 };

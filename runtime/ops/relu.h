@@ -17,7 +17,7 @@ struct Relu {
   }
   template <class T> constexpr T grad_a(T gy, T, T y) const {
     using math::select;
-    return select(y > T(0), gy, T(0));
+    return select(y <= T(0), T(0), gy);
   }
   bool operator==(const Relu&) const = default;
 };
