@@ -69,7 +69,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   for (std::size_t i = 0; i < in.size(); ++i) {
     node->edges.push_back(has(needs, i) ? edge_to(in[i]) : Edge{});
     node->saved_inputs.push_back(has(reads.inputs, i) && in[i].defined() ? keep(in[i]) : SavedTensor{});
-    node->specs.push_back(in[i].defined() ? in[i].spec() : Spec{});
+    node->specs.push_back(in[i].defined() ? in[i].spec() : Spec::none());
   }
   // Larger than every input's, also when the graph was begun on another thread.
   for (const Edge& edge : node->edges)

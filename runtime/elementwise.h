@@ -19,10 +19,6 @@ SHERD_API Tensor sum_to(const Tensor& g, const Shape& shape);
 template <class O>
 constexpr bool first_is_condition() { return requires { requires O::first_is_condition; }; }
 
-/// Whether the op's result is bool whatever it is given.
-template <class O>
-constexpr bool gives_bool() { return requires { requires O::gives_bool; }; }
-
 template <class O> concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) { op.grad(g); };
 
 /// Defined in runtime/cpu/elementwise_loop.h; the library instantiates it for its own ops.

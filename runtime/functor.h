@@ -54,6 +54,10 @@ template <class O> constexpr Mask identity_grads() {
   else return 0;
 }
 
+/// Whether the op's result is bool whatever it is given.
+template <class O>
+constexpr bool gives_bool() { return requires { requires O::gives_bool; }; }
+
 /// What the gradient of input I uses.
 template <class O, int I> constexpr Reads reads_of() {
   if constexpr ((identity_grads<O>() >> I) & 1) return {};
@@ -104,6 +108,7 @@ struct WithScalar {
   static constexpr std::string_view name = detail::JoinedName<detail::name_of_op<O>, detail::scalar_suffix>::value;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
+  static constexpr bool gives_bool = detail::gives_bool<O>();
   static constexpr bool differentiable = !requires { requires O::differentiable == false; };
   static constexpr Mask identity_grads = detail::identity_grads<O>() & 1;
   static constexpr Reads reads_a = [] {
@@ -125,6 +130,7 @@ struct ScalarWith {
   static constexpr std::string_view name = detail::JoinedName<detail::reversed_prefix, detail::name_of_op<O>>::value;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
+  static constexpr bool gives_bool = detail::gives_bool<O>();
   static constexpr bool differentiable = !requires { requires O::differentiable == false; };
   static constexpr Mask identity_grads = (detail::identity_grads<O>() >> 1) & 1;
   static constexpr Reads reads_a = [] {

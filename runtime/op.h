@@ -56,7 +56,7 @@ concept ViewOp = OpValue<O> && requires(const O op, const Tensor& x) {
   { op.view(x) } -> std::same_as<Layout>;
 } && HasGrad<O>;
 
-/// An op with kernels: `infer` checks and names the outputs, `run` computes them.
+/// An op with kernels: `infer` checks and names the outputs, `run` computes them. An input that was not given is `Spec::none()`.
 template <class O>
 concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs, Inputs in, Outputs out) {
   { op.infer(specs) } -> std::same_as<Specs>;
@@ -170,7 +170,7 @@ class OpModel<O> final : public OpModelBase<O> {
 
   void prepare(Inputs in, Tensors& out) const override {
     Specs specs;
-    for (const Tensor& t : in) specs.push_back(t.defined() ? t.spec() : Spec{});
+    for (const Tensor& t : in) specs.push_back(t.defined() ? t.spec() : Spec::none());
     const Specs outputs = this->op_.infer(specs);
     if constexpr (MutatingOp<O>) {
       for (std::size_t i = 0; i < in.size(); ++i)

@@ -38,8 +38,7 @@ bool Tensor::is_contiguous() const {
   std::int64_t step = 1;
   for (int i = rank() - 1; i >= 0; --i) {
     const std::int64_t n = shape()[i];
-    if (n == 0) return true;
-    if (n != 1 && strides()[i] != step) return false;
+    if (n != 1 && strides()[i] != step) return numel() == 0;
     step *= n;
   }
   return true;

@@ -24,6 +24,9 @@ struct Spec {
   DType dtype = DType::f32;
   Device device;
   friend bool operator==(const Spec&, const Spec&) = default;
+  /// Of an input that was not given.
+  static Spec none() { return {Shape{-1}}; }
+  bool is_none() const { return shape.rank() == 1 && shape[0] == -1; }
   std::int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 
@@ -82,7 +85,10 @@ class SHERD_API Tensor {
   const Layout& layout() const { return impl_->layout; }
   int rank() const { return shape().rank(); }
   /// Size along `axis`, which may be negative.
-  std::int64_t size(std::int64_t axis) const { return shape()[normalize_axis("size", axis, rank())]; }
+  std::int64_t size(std::int64_t axis) const {
+    check<ShapeError>(rank() > 0, "size: a 0-d tensor has no axis {}", axis);
+    return shape()[normalize_axis("size", axis, rank())];
+  }
   std::int64_t numel() const { return shape().numel(); }
   DType dtype() const { return impl_->dtype; }
   Device device() const { return impl_->storage->device(); }
@@ -158,7 +164,8 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
                     values.size(), shape);
   Tensor out = empty(std::move(shape), {dtype_of<T>, device});
   if (device.is_cpu()) std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
-  else backend(device.type).copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
+  else if (device.type != DeviceType::meta)
+    backend(device.type).copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
   return out;
 }
 

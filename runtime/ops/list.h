@@ -1,0 +1,51 @@
+// The one list of ops that are not elementwise (those are in elementwise_list.h). Tests and docs iterate it.
+#pragma once
+
+#include "runtime/functor.h"
+#include "runtime/ops/arange.h"
+#include "runtime/ops/attention.h"
+#include "runtime/ops/cat.h"
+#include "runtime/ops/copy.h"
+#include "runtime/ops/cross_entropy.h"
+#include "runtime/ops/dropout.h"
+#include "runtime/ops/embedding.h"
+#include "runtime/ops/expand.h"
+#include "runtime/ops/extreme.h"
+#include "runtime/ops/full.h"
+#include "runtime/ops/layer_norm.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/matmul.h"
+#include "runtime/ops/multinomial.h"
+#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/permute.h"
+#include "runtime/ops/random.h"
+#include "runtime/ops/slice.h"
+#include "runtime/ops/softmax.h"
+#include "runtime/ops/sum.h"
+#include "runtime/ops/topk.h"
+#include "runtime/ops/view_as.h"
+
+namespace sherd::ops {
+
+using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
+using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
+using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
+using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
+using ProductOps = OpList<MatMul, Linear>;
+using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, CrossEntropy, CrossEntropyGrad, Dropout, Attention,
+                        AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using OptimizerOps = OpList<AdamStep, SgdStep, OrderFreeNorm, ClipScale>;
+
+/// Calls `f.operator()<O>()` for every op of the library that is not elementwise.
+template <class F>
+void for_each_structural(F&& f) {
+  CreationOps::for_each(f);
+  ViewOps::for_each(f);
+  MovingOps::for_each(f);
+  ReductionOps::for_each(f);
+  ProductOps::for_each(f);
+  FusedOps::for_each(f);
+  OptimizerOps::for_each(f);
+}
+
+}  // namespace sherd::ops
