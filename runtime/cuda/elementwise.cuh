@@ -87,19 +87,11 @@ void launch(const F& f, const Plan& p) {
   }
 }
 
-template <class O>
-constexpr bool gives_bool() {
-  if constexpr (requires { O::gives_bool; })
-    return O::gives_bool;
-  else
-    return false;
-}
-
 /// Launches `O` on elements of `T`, where it takes them.
 template <class O, DTypeSet allowed, class T>
 void launch_typed(const O& op, const Plan& p) {
   if constexpr (allowed.contains(dtype_of<T>)) {
-    using TO = std::conditional_t<gives_bool<O>(), bool, T>;
+    using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
     if constexpr (O::arity == 1)
       launch<O, TO, T>(op, p);
     else if constexpr (O::arity == 2)
