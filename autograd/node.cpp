@@ -1,7 +1,5 @@
 #include "autograd/node.h"
 
-#include "runtime/context.h"
-
 namespace sherd {
 
 GradSink::~GradSink() = default;
@@ -10,9 +8,13 @@ void GradSink::finish(RunInfo) {}
 void GradSink::abort(RunInfo) noexcept {}
 
 Tensor HookList::run(Tensor gradient) const {
-  for (const GradHook& hook : hooks)
-    if (hook)
-      if (Tensor other = hook(gradient); other.defined()) gradient = std::move(other);
+  // A hook may remove itself and add others: those run from the next backward on.
+  const std::size_t count = hooks.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const GradHook hook = hooks[i];
+    if (!hook) continue;
+    if (Tensor other = hook(gradient); other.defined()) gradient = std::move(other);
+  }
   return gradient;
 }
 
@@ -21,32 +23,23 @@ AutogradRecord& ensure_record(const Tensor& t) {
   return *record_of(t);
 }
 
-namespace {
-/// Nodes waiting to die on this thread. A chain of a million nodes must not recurse a million destructors deep.
-struct Graveyard {
-  std::vector<Ref<Node>> waiting;
-  bool digging = false;
-};
-}  // namespace
-
 void Node::free() {
   freed = true;
   saved_inputs.clear();
   saved_outputs.clear();
-  if (edges.empty()) return;
-  Context* context = Context::current_or_null();
-  if (context == nullptr) return edges.clear();
-  Graveyard& graveyard = context->slot<Graveyard>();
-  for (Edge& edge : edges)
-    if (edge.node) graveyard.waiting.push_back(std::move(edge.node));
-  edges.clear();
-  if (graveyard.digging) return;
-  graveyard.digging = true;
-  while (!graveyard.waiting.empty()) {
-    const Ref<Node> node = std::move(graveyard.waiting.back());
-    graveyard.waiting.pop_back();  // the last handle goes at the end of this turn, and adds its own edges to the list
+  // A chain of a million nodes must not recurse a million destructors deep: what only this graph holds gives up its edges before it goes.
+  std::vector<Ref<Node>> alone;
+  const auto drop_edges = [&alone](Node& node) {
+    for (Edge& edge : node.edges)
+      if (edge.node && edge.node->use_count() == 1) alone.push_back(std::move(edge.node));
+    node.edges.clear();
+  };
+  drop_edges(*this);
+  while (!alone.empty()) {
+    const Ref<Node> node = std::move(alone.back());
+    alone.pop_back();
+    drop_edges(*node);
   }
-  graveyard.digging = false;
 }
 
 Node::~Node() { free(); }

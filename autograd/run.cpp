@@ -166,6 +166,8 @@ void Run::backward() {
 }
 
 std::vector<Tensor> Run::grad(std::span<const Tensor> inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    check<StateError>(wants_grad(inputs[i]), "grad: input {} of shape {} does not require grad", i, inputs[i].shape());
   feeding_ = false;
   std::vector<Tensor> result(inputs.size());
   try {
@@ -174,20 +176,27 @@ std::vector<Tensor> Run::grad(std::span<const Tensor> inputs) {
     announce();
     caught_.resize(places_.size());
     walk();
+    run_leaf_hooks(inputs);
   } catch (...) {
     abort();
     throw;
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const AutogradRecord* record = record_of(inputs[i]);
-    check<StateError>(record != nullptr && record->requires_grad, "grad: input {} of shape {} does not require grad", i,
-                      inputs[i].shape());
-    const Edge& edge = record->edge;
+    const Edge& edge = record_of(inputs[i])->edge;
     if (edge.leaf && edge.leaf->run == this) result[i] = leaves_[edge.leaf->slot].gradient;
     if (edge.node && edge.node->run == this && edge.index < caught_[edge.node->slot].size())
       result[i] = caught_[edge.node->slot][edge.index];
   }
   return result;
+}
+
+void Run::run_leaf_hooks(std::span<const Tensor> inputs) {
+  const GradMode mode(options_.create_graph);
+  for (LeafPlace& place : leaves_) {
+    if (!place.leaf->hooks || !place.gradient.defined()) continue;
+    const bool wanted = std::any_of(inputs.begin(), inputs.end(), [&](const Tensor& t) { return record_of(t)->edge.leaf == place.leaf; });
+    if (wanted) place.gradient = place.leaf->hooks->run(std::move(place.gradient));
+  }
 }
 
 Run::Stop* Run::stop_at(const Edge& edge) {
@@ -241,7 +250,7 @@ void Run::visit(Place& place) {
     if (gradients[i].defined() && node.edges[i]) deliver(node.edges[i], std::move(gradients[i]), node, i);
   reads_over(node);
   for (const Edge& edge : node.edges) settle(edge);
-  if (!options_.retain_graph) node.free();
+  if (!options_.retain_graph && place.useful) node.free();
 }
 
 Tensors Run::gradients_of(Place& place) {
@@ -287,9 +296,11 @@ void Run::hand_over(LeafPlace& place) {
   if (leaf.hooks) gradient = leaf.hooks->run(std::move(gradient));
   if (leaf.sink) leaf.sink->accept(info_, leaf, std::move(gradient));
   else add_to_grad(leaf, std::move(gradient), options_.create_graph);
-  if (leaf.after_accumulate)
-    for (const auto& hook : *leaf.after_accumulate)
-      if (hook) hook(leaf);
+  if (const auto hooks = leaf.after_accumulate) {
+    const std::size_t count = hooks->size();
+    for (std::size_t i = 0; i < count; ++i)
+      if (const auto hook = (*hooks)[i]) hook(leaf);
+  }
 }
 
 void Run::reads_over(const Node& node) {

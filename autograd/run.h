@@ -48,6 +48,7 @@ class Run {
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);
+  void run_leaf_hooks(std::span<const Tensor> inputs);
   void reads_over(const Node& node);
   void abort() noexcept;
 
