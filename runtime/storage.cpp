@@ -15,6 +15,9 @@ void* RefCounted::operator new(std::size_t bytes) { return Context::current().cp
 void RefCounted::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
 
 struct Storage::Foreign {
+  Foreign(std::function<void()> on_free, Ref<Storage> memory) : on_free(std::move(on_free)), memory(std::move(memory)) {}
+  Foreign(const Foreign&) = delete;  // it frees once
+  Foreign& operator=(const Foreign&) = delete;
   std::function<void()> on_free;
   Ref<Storage> memory;
   ~Foreign() { if (on_free) on_free(); }
@@ -32,7 +35,7 @@ Ref<Storage> Storage::wrap(Device device, void* data, std::size_t bytes, std::fu
   static std::byte nothing;  // an address for empty memory, so that null keeps meaning "released"
   Ref<Storage> storage(new Storage(device, bytes));
   storage->data_ = data != nullptr ? data : &nothing;
-  storage->foreign_ = std::make_unique<Foreign>(Foreign{std::move(on_free), {}});
+  storage->foreign_ = std::make_unique<Foreign>(std::move(on_free), Ref<Storage>());
   return storage;
 }
 
@@ -82,7 +85,7 @@ void Storage::provide(Ref<Storage> memory) {
                      to_string(memory->device()));
   check<ValueError>(memory->bytes() >= bytes_, "storage: {} bytes provided where {} are needed", memory->bytes(), bytes_);
   void* data = memory->data();
-  foreign_ = std::make_unique<Foreign>(Foreign{{}, std::move(memory)});
+  foreign_ = std::make_unique<Foreign>(nullptr, std::move(memory));
   data_.store(data, std::memory_order_release);
 }
 

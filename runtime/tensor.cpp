@@ -6,8 +6,23 @@
 
 namespace sherd {
 
+namespace {
+/// Bytes of a dense tensor whose sizes come from a caller.
+std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype) {
+  std::int64_t bytes = size_of(dtype);
+  bool fits = true, none = false;
+  for (std::int64_t n : shape) {
+    check<ShapeError>(n >= 0, "{}: size {} in shape {}", call, n, shape);
+    none = none || n == 0;
+    fits = !__builtin_mul_overflow(bytes, n, &bytes) && fits;
+  }
+  check<ShapeError>(fits || none, "{}: shape {} has more elements than can be counted", call, shape);
+  return none ? 0 : static_cast<std::size_t>(bytes);
+}
+}  // namespace
+
 Tensor empty(const Spec& spec) {
-  const auto bytes = static_cast<std::size_t>(spec.bytes());
+  const std::size_t bytes = checked_bytes("empty", spec.shape, spec.dtype);
   return Tensor(make_ref<TensorImpl>(Storage::allocate(spec.device, bytes),
                                      Layout{spec.shape, contiguous_strides(spec.shape), 0}, spec.dtype));
 }
@@ -15,7 +30,7 @@ Tensor empty(const Spec& spec) {
 Tensor empty(Shape shape, TensorOptions options) { return empty(Spec{std::move(shape), options.dtype, options.device}); }
 
 Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free) {
-  const auto bytes = static_cast<std::size_t>(shape.numel() * size_of(dtype));
+  const std::size_t bytes = checked_bytes("from_blob", shape, dtype);
   check<ValueError>(data != nullptr || bytes == 0, "from_blob: null memory for shape {}", shape);
   Shape strides = contiguous_strides(shape);
   return Tensor(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
@@ -51,10 +66,11 @@ void* Tensor::address(DType dtype) const {
 
 namespace {
 
-double to_double(const std::byte* at, DType dtype) {
+template <class To>
+To value_at(const std::byte* at, DType dtype) {
   return dispatch(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return static_cast<double>(static_cast<compute_t<T>>(*reinterpret_cast<const T*>(at)));
+    return static_cast<To>(static_cast<compute_t<T>>(*reinterpret_cast<const T*>(at)));
   });
 }
 
@@ -99,11 +115,17 @@ void for_each_element(const Tensor& tensor, const std::byte* first, F&& visit) {
 
 }  // namespace
 
-double Tensor::item_as_double() const {
-  check<ShapeError>(numel() == 1, "item: needs a tensor with one element, got shape {}", shape());
-  const HostBytes host(*this);
-  return to_double(host.first() + impl_->layout.offset * size_of(dtype()), dtype());
+namespace {
+template <class T>
+T only_value(const Tensor& x) {
+  check<ShapeError>(x.numel() == 1, "item: needs a tensor with one element, got shape {}", x.shape());
+  const HostBytes host(x);
+  return value_at<T>(host.first() + x.layout().offset * size_of(x.dtype()), x.dtype());
 }
+}  // namespace
+
+double Tensor::item_as_double() const { return only_value<double>(*this); }
+std::int64_t Tensor::item_as_integer() const { return only_value<std::int64_t>(*this); }
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
@@ -146,9 +168,13 @@ std::string to_string(const Tensor& tensor) {
   std::string text;
   const auto print = [&](auto&& self, int axis, std::int64_t at) -> void {
     if (axis == layout.shape.rank()) {
-      const double value = to_double(host.first() + at * size_of(tensor.dtype()), tensor.dtype());
-      if (tensor.dtype() == DType::boolean) text += value != 0 ? "true" : "false";
-      else text += is_floating(tensor.dtype()) ? fmt::format("{:.6g}", value) : fmt::format("{}", static_cast<std::int64_t>(value));
+      const std::byte* element = host.first() + at * size_of(tensor.dtype());
+      if (is_floating(tensor.dtype())) {
+        text += fmt::format("{:.6g}", value_at<double>(element, tensor.dtype()));
+      } else {
+        const auto value = value_at<std::int64_t>(element, tensor.dtype());
+        text += tensor.dtype() != DType::boolean ? fmt::format("{}", value) : value != 0 ? "true" : "false";
+      }
       return;
     }
     text += '[';

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/backend.h"
@@ -119,7 +120,10 @@ class SHERD_API Tensor {
   }
   /// The value of a one-element tensor, converted to `T`; waits for the device. Never gathers.
   template <class T = double>
-  T item() const { return static_cast<T>(item_as_double()); }
+  T item() const {
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return static_cast<T>(item_as_integer());
+    else return static_cast<T>(item_as_double());
+  }
   /// All values in row-major order, on the host.
   template <class T>
   std::vector<T> to_vector() const;
@@ -141,6 +145,7 @@ class SHERD_API Tensor {
  private:
   void* address(DType dtype) const;
   double item_as_double() const;
+  std::int64_t item_as_integer() const;  // a double does not hold every i64
 
   Ref<TensorImpl> impl_;
 };

@@ -29,11 +29,12 @@ namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
-using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
+using MovingOps =
+    OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear>;
-using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, CrossEntropy, CrossEntropyGrad, Dropout, Attention,
-                        AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, CrossEntropy, CrossEntropyGrad,
+                        Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, OrderFreeNorm, ClipScale>;
 
 /// Calls `f.operator()<O>()` for every op of the library that is not elementwise.
