@@ -1,0 +1,324 @@
+// What backward computes, what it keeps, and what it refuses.
+#include <cmath>
+#include <thread>
+
+#include "autograd/autograd.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+Tensor leaf(const Shape& shape, unsigned seed = 1, DType dtype = f64) {
+  return numbers(shape, dtype, seed).requires_grad_();
+}
+
+Tensor gradient(const Tensor& y, const Tensor& x, BackwardOptions options = {}) {
+  return grad(y, std::span(&x, 1), {}, options)[0];
+}
+
+}  // namespace
+
+TEST_CASE("backward: gradients are the hand-made ones") {
+  const Tensor w = leaf({3, 4}), x = leaf({4}, 2), b = leaf({3}, 3);
+  sum(square(add(matmul(w, x), b))).backward();
+  const NoGrad guard;
+  const Tensor r = mul(add(matmul(w, x), b), 2.0);
+  CHECK(distance(b.grad(), r) < 1e-12);
+  CHECK(distance(w.grad(), mul(unsqueeze(r, 1), unsqueeze(x, 0))) < 1e-12);
+  CHECK(distance(x.grad(), matmul(r, w)) < 1e-12);
+}
+
+TEST_CASE("backward: gradients add up over backwards, uses and outputs") {
+  const Tensor x = leaf({3});
+  sum(mul(x, 3.0)).backward();
+  sum(mul(x, 4.0)).backward();
+  CHECK(same_bits(x.grad(), full({3}, 7, {f64})));
+  x.set_grad({});
+  sum(add(add(x, x), mul(x, x.detach()))).backward();
+  CHECK(distance(x.grad(), add(x.detach(), 2.0)) < 1e-15);
+  x.set_grad({});
+  const Tensor outputs[] = {sum(x), mul(sum(x), 2.0), sum(x)};
+  backward(outputs);
+  CHECK(same_bits(x.grad(), full({3}, 4, {f64})));
+}
+
+TEST_CASE("backward: an upstream gradient weights its output and is left as it was") {
+  const Tensor x = leaf({2, 3});
+  const Tensor up = numbers({2, 3}, f64, 5), kept = clone(up);
+  x.backward(up);
+  CHECK(same_bits(x.grad(), up));
+  x.backward(up);
+  CHECK(same_bits(up, kept));
+  CHECK(same_bits(x.grad(), mul(up, 2.0)));
+  CHECK(&x.grad().storage() != &up.storage());
+  CHECK(one_line_about(message_of<ShapeError>([&] { mul(x, 2.0).backward(); }), "upstream"));
+  CHECK(one_line_about(message_of<ShapeError>([&] { mul(x, 2.0).backward(zeros({3}, {f64})); }), "upstream"));
+  CHECK(one_line_about(message_of<DTypeError>([&] { mul(x, 2.0).backward(zeros({2, 3})); }), "f32"));
+  CHECK(one_line_about(message_of<StateError>([&] { zeros({}).backward(); }), "requires grad"));
+  const Tensor outputs[] = {sum(x), sum(x)}, one[] = {Tensor::scalar(1, {f64})};
+  CHECK(one_line_about(message_of<ValueError>([&] { backward(outputs, one); }), "2 outputs"));
+}
+
+TEST_CASE("backward: leaves never share the memory of their gradients") {
+  const Tensor a = leaf({4}), b = leaf({4}, 2), c = leaf({4}, 3);
+  const Tensor up = ones({4}, {f64});
+  add(add(a, b), reshape(c, {4})).backward(up);
+  const Tensor* all[] = {&a, &b, &c};
+  for (const Tensor* x : all)
+    for (const Tensor* y : all)
+      if (x != y) CHECK(&x->grad().storage() != &y->grad().storage());
+  {
+    const NoGrad guard;
+    fill_(a.grad(), 9);
+  }
+  CHECK(same_bits(b.grad(), up));
+  CHECK(same_bits(c.grad(), up));
+  const Tensor parts[] = {leaf({2}), leaf({3}, 2)};
+  cat(parts).backward(numbers({5}, f64, 4));
+  CHECK(&parts[0].grad().storage() != &parts[1].grad().storage());
+  const Tensor e = leaf({1});
+  expand(e, {5}).backward(ones({5}, {f64}));
+  CHECK(e.grad().item() == 5);
+  const Tensor s = leaf({3});
+  sum(s).backward();
+  CHECK(s.grad().is_contiguous());
+}
+
+TEST_CASE("backward: a gradient that somebody holds is not written") {
+  const Tensor x = leaf({3});
+  sum(x).backward();
+  const Tensor held = x.grad(), before = clone(held);
+  Tensor seen;
+  const HookHandle hook = register_hook(x, [&](const Tensor& g) {
+    seen = g;
+    return Tensor{};
+  });
+  mul(x, 2.0).backward(ones({3}, {f64}));
+  CHECK(same_bits(x.grad(), full({3}, 3, {f64})));
+  CHECK(same_bits(seen, full({3}, 2, {f64})));  // what the hook kept is not what was added to
+  CHECK(same_bits(held, x.grad()));             // .grad is one tensor that grows
+  x.set_grad({});
+  const Tensor y = mul(x, 3.0);
+  Tensor inner;
+  const HookHandle on_y = register_hook(y, [&](const Tensor& g) {
+    inner = g;
+    return Tensor{};
+  });
+  add(add(y, y), y).backward(ones({3}, {f64}));
+  CHECK(same_bits(inner, full({3}, 3, {f64})));
+  CHECK(same_bits(x.grad(), full({3}, 9, {f64})));
+}
+
+TEST_CASE("backward: a graph serves once unless it is retained") {
+  const Tensor x = leaf({3});
+  const Tensor y = sum(exp(x));
+  y.backward({}, true);
+  const Tensor first = clone(x.grad());
+  y.backward();
+  CHECK(distance(x.grad(), mul(first, 2.0)) < 1e-12);
+  const std::string text = message_of<StateError>([&] { y.backward(); });
+  CHECK(one_line_about(text, "freed"));
+  CHECK(one_line_about(text, "retain_graph"));
+  CHECK(one_line_about(text, "sum"));
+  CHECK(distance(x.grad(), mul(first, 2.0)) < 1e-12);  // a refused one adds nothing
+}
+
+TEST_CASE("backward: create_graph gives gradients that have gradients") {
+  const Tensor x = leaf({4});
+  const Tensor y = sum(mul(square(x), x));
+  const Tensor first = gradient(y, x, {.create_graph = true});
+  CHECK(distance(first, mul(square(x.detach()), 3.0)) < 1e-12);
+  const Tensor second = gradient(sum(first), x, {.create_graph = true});
+  CHECK(distance(second, mul(x.detach(), 6.0)) < 1e-12);
+  CHECK(distance(gradient(sum(second), x), full({4}, 6, {f64})) < 1e-12);
+  CHECK_FALSE(x.grad().defined());
+  y.backward({}, false, true);
+  CHECK(x.grad().requires_grad());
+  sum(x.grad()).backward();  // penalty on a gradient: adds to the same .grad
+  CHECK(distance(x.grad().detach(), add(mul(square(x.detach()), 3.0), mul(x.detach(), 6.0))) < 1e-12);
+}
+
+TEST_CASE("grad: prunes, feeds nothing, and says where nothing flows") {
+  const Tensor x = leaf({3}), w = leaf({3}, 2), unused = leaf({3}, 3);
+  const Tensor h = mul(x, w), y = sum(exp(h));
+  Heard heard;
+  std::vector<Tensor> got;
+  {
+    const Listening scope(heard);
+    const Tensor inputs[] = {h, unused};
+    got = grad(y, inputs, {}, {.retain_graph = true});
+  }
+  CHECK_FALSE(heard.names.contains("mul_grad"));  // behind h nothing was asked for
+  CHECK(distance(got[0], exp(h.detach())) < 1e-12);
+  CHECK_FALSE(got[1].defined());
+  CHECK_FALSE(x.grad().defined());
+  const Tensor both[] = {x, x, w, y};
+  got = grad(y, both, {}, {.retain_graph = true});
+  CHECK(same_bits(got[0], got[1]));
+  CHECK(distance(got[2], mul(exp(h.detach()), x.detach())) < 1e-12);
+  CHECK(got[3].item() == 1);
+  CHECK_FALSE(w.grad().defined());
+  const Tensor constant = zeros({3}, {f64});
+  CHECK(one_line_about(message_of<StateError>([&] { gradient(y, constant); }), "grad"));
+  CHECK_NOTHROW(y.backward());  // the refused call took nothing
+  CHECK(w.grad().defined());
+}
+
+TEST_CASE("grad: leaves what it did not walk") {
+  const Tensor x = leaf({3}), w = leaf({3}, 2);
+  const Tensor a = exp(x), b = exp(w);
+  const Tensor y = add(sum(a), sum(b));
+  CHECK(gradient(y, x).defined());
+  CHECK_NOTHROW(sum(b).backward());
+  CHECK(w.grad().defined());
+}
+
+TEST_CASE("backward: grad mode and detach cut history") {
+  const Tensor x = leaf({3});
+  {
+    const NoGrad guard;
+    CHECK_FALSE(mul(x, 2.0).requires_grad());
+    {
+      const GradMode inner(true);
+      CHECK(mul(x, 2.0).requires_grad());
+    }
+    CHECK_FALSE(mul(x, 2.0).requires_grad());
+  }
+  CHECK(mul(x, 2.0).requires_grad());
+  CHECK_FALSE(x.detach().requires_grad());
+  CHECK(&x.detach().storage() == &x.storage());
+  sum(mul(x, x.detach())).backward();
+  CHECK(distance(x.grad(), x.detach()) < 1e-15);
+  CHECK_FALSE(greater(x, 0.0).requires_grad());
+  CHECK_FALSE(to(x, i64).requires_grad());
+  CHECK_FALSE(argmax(x, 0).requires_grad());
+}
+
+TEST_CASE("backward: leaves and only leaves change their mind") {
+  Tensor x = leaf({2});
+  CHECK(x.is_leaf());
+  Tensor y = mul(x, 2.0);
+  CHECK_FALSE(y.is_leaf());
+  CHECK(one_line_about(message_of<StateError>([&] { y.requires_grad_(false); }), "requires_grad_"));
+  CHECK(one_line_about(message_of<DTypeError>([] { zeros({2}, {i64}).requires_grad_(); }), "i64"));
+  CHECK(one_line_about(message_of<StateError>([&] { y.set_grad(x); }), "set_grad"));
+  sum(y).backward();
+  const Tensor before = x.grad();
+  x.requires_grad_(false);
+  CHECK_FALSE(mul(x, 2.0).requires_grad());
+  CHECK(x.grad().is(before));
+  x.requires_grad_();
+  x.set_grad(numbers({7}, f16));  // a free slot
+  CHECK(x.grad().shape() == Shape{7});
+}
+
+TEST_CASE("backward: a kept value that changed is named") {
+  const Tensor x = leaf({3}), w = leaf({3}, 2);
+  const auto refuses = [](const Tensor& y, const std::string& op) {
+    const std::string text = message_of<StateError>([&] { sum(y).backward(); });
+    INFO(text);
+    CHECK(one_line_about(text, op));
+    CHECK(one_line_about(text, "(3)"));
+    CHECK(one_line_about(text, "changed in place"));
+  };
+  const Tensor a = mul(x, 2.0), product = mul(a, w);
+  {
+    const NoGrad guard;
+    add_(a, 1.0);
+  }
+  refuses(product, "mul");
+  const Tensor y = exp(x);
+  {
+    const NoGrad guard;
+    fill_(narrow(y, 0, 1, 1), 0);  // through a view
+  }
+  refuses(y, "exp");
+  const Tensor b = mul(x, 2.0), second = mul(b, w);
+  *b.mutable_data<double>() = 3;  // through a host pointer
+  refuses(second, "mul");
+  const Tensor c = mul(x, 2.0), sum_only = add(c, w);
+  {
+    const NoGrad guard;
+    fill_(c, 0);
+  }
+  CHECK_NOTHROW(sum(sum_only).backward());  // add keeps nothing
+}
+
+namespace {
+thread_local Tensor late;  // goes when its thread ends, after the rank's context
+}
+
+TEST_CASE("backward: a chain of a million nodes is walked and freed without recursion") {
+  const Tensor x = Tensor::scalar(1, {f64}).requires_grad_();
+  const auto chain = [&](int n) {
+    Tensor y = x;
+    for (int i = 0; i < n; ++i) y = add(y, 0.0);
+    return y;
+  };
+  constexpr int many = 1000000;
+  {
+    const Tensor dropped = chain(many);
+  }
+  const Tensor y = chain(many);
+  y.backward();
+  CHECK(x.grad().item() == 1);
+  std::thread([held = chain(many / 4)]() mutable { held = {}; }).join();
+  std::thread([&] { late = chain(many / 4); }).join();  // goes when its thread ends
+}
+
+TEST_CASE("backward: a graph begun on one thread is walked on another") {
+  const Tensor x = leaf({5});
+  Tensor h, y;
+  for (int i = 0; i < 100; ++i) h = mul(x, 1.0);  // this tape counts further than the next one
+  std::thread([&] { y = sum(mul(exp(h), sin(x))); }).join();
+  std::thread([&] { y.backward(); }).join();
+  const Tensor there = clone(x.grad());
+  x.set_grad({});
+  sum(mul(exp(mul(x, 1.0)), sin(x))).backward();
+  CHECK(distance(there, x.grad()) < 1e-12);
+}
+
+TEST_CASE("backward: threads with graphs of their own do not meet") {
+  std::vector<Tensor> results(4);
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; ++i)
+    threads.emplace_back([&results, i] {
+      Context::current().set_threads(1);
+      const Tensor x = leaf({50}, i + 1);
+      for (int k = 0; k < 20; ++k) sum(mul(exp(x), x)).backward();
+      results[i] = x.grad();
+    });
+  for (std::thread& t : threads) t.join();
+  for (unsigned i = 0; i < 4; ++i) {
+    const Tensor x = leaf({50}, i + 1);
+    for (int k = 0; k < 20; ++k) sum(mul(exp(x), x)).backward();
+    CHECK(same_bits(results[i], x.grad()));
+  }
+}
+
+TEST_CASE("backward: more inputs than a mask has bits all get their gradients") {
+  std::vector<Tensor> parts;
+  for (unsigned i = 0; i < 200; ++i) parts.push_back(leaf({2}, i + 1));
+  parts[150].requires_grad_(false);
+  const Tensor up = numbers({400}, f64, 9);
+  cat(parts).backward(up);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    INFO(i);
+    if (i == 150)
+      CHECK_FALSE(parts[i].grad().defined());
+    else
+      CHECK(same_bits(parts[i].grad(), narrow(up, 0, 2 * static_cast<std::int64_t>(i), 2)));
+  }
+}
+
+TEST_CASE("gradcheck: finds a wrong gradient and takes only f64") {
+  const Tensor x = numbers({4}, f64);
+  CHECK(gradcheck([](std::span<const Tensor> in) { return exp(in[0]); }, std::span(&x, 1)) < 1e-7);
+  CHECK(gradcheck([](std::span<const Tensor> in) { return mul(in[0], in[0].detach()); }, std::span(&x, 1)) >
+        1e-3);
+  const Tensor narrow_x = numbers({4}, f32);
+  CHECK_THROWS_AS(gradcheck([](std::span<const Tensor> in) { return in[0]; }, std::span(&narrow_x, 1)),
+                  DTypeError);
+}

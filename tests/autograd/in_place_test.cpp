@@ -1,0 +1,188 @@
+// Views, in-place ops and autograd: every pair is right, or refused by name.
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/listing.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+Tensor leaf(const Shape& shape, unsigned seed = 1) {
+  return numbers(shape, f64, seed, 0.3, 0.9).requires_grad_();
+}
+
+struct View {
+  const char* name;
+  std::function<Tensor(const Tensor&)> take;
+};
+
+const View views[] = {
+    {"reshape", [](const Tensor& x) { return reshape(x, {6}); }},
+    {"transpose", [](const Tensor& x) { return transpose(x, 0, 1); }},
+    {"select", [](const Tensor& x) { return select(x, 0, 1); }},
+    {"slice", [](const Tensor& x) { return slice(x, 1, 0, 3, 2); }},
+    {"narrow of a view", [](const Tensor& x) { return narrow(reshape(x, {6}), 0, 1, 3); }},
+    {"expand", [](const Tensor& x) { return expand(unsqueeze(x, 0), {2, 2, 3}); }},
+};
+
+bool refused(const std::function<void()>& body, const std::string& op) {
+  const std::string text = message_of<StateError>(body);
+  INFO(text);
+  CHECK(one_line_about(text, op));
+  return text != "(nothing was thrown)";
+}
+
+}  // namespace
+
+TEST_CASE("in place: a leaf that requires grad is refused, under NoGrad it is written") {
+  const Tensor x = leaf({2, 3}), before = clone(x.detach());
+  CHECK(refused([&] { add_(x, 1.0); }, "add_"));
+  CHECK(refused([&] { fill_(x, 1); }, "fill_"));
+  CHECK(refused([&] { copy_(x, zeros({2, 3}, {f64})); }, "copy_"));
+  CHECK(same_bits(x.detach(), before));  // refused before anything was written
+  const NoGrad guard;
+  add_(x, 1.0);
+  CHECK(same_bits(x.detach(), add(before, 1.0)));
+}
+
+TEST_CASE("in place: on a computed tensor gradients are those of the other form, or it is refused") {
+  const auto two = [](const Tensor& w) { return mul(w, 1.5); };
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    if (!entry.in_place) continue;
+    INFO(entry.op->name());
+    const Tensor x = leaf({4}), w = leaf({4}, 2);
+    const auto inputs = [&](const Tensor& first) {
+      std::vector<Tensor> in{first};
+      if (entry.arity == 2) in.push_back(w);
+      return in;
+    };
+    const Tensor leaves[] = {x, w};
+    const std::vector<Tensor> expected = grad(sum(sherd::apply(*entry.op, inputs(two(x)))[0]), leaves);
+    const Tensor h = two(x), kept = clone(h.detach());
+    std::vector<Tensor> got;
+    const std::string text = message_of<StateError>([&] {
+      sherd::apply(*entry.in_place, inputs(h));
+      got = grad(sum(h), leaves);
+    });
+    INFO(text);
+    if (got.empty()) {
+      CHECK(one_line_about(text, std::string(entry.op->name()) + "_"));
+      CHECK(same_bits(h.detach(), kept));
+      continue;
+    }
+    for (std::size_t i = 0; i < 2; ++i) CHECK(distance(got[i], expected[i]) < 1e-12);
+  }
+}
+
+TEST_CASE("in place: copy_ and fill_ cut what they overwrite") {
+  const Tensor x = leaf({2, 3}), row = leaf({3}, 2);
+  Tensor h = mul(x, 2.0);
+  copy_(h, row);
+  sum(mul(h, 3.0)).backward();
+  CHECK(same_bits(row.grad(), full({3}, 6, {f64})));
+  CHECK(same_bits(x.grad(), zeros({2, 3}, {f64})));
+  const Tensor y = mul(row, 2.0);
+  fill_(y, 4);
+  sum(y).backward();
+  CHECK(same_bits(row.grad(), full({3}, 6, {f64})));
+  const Tensor fresh = zeros({2, 3}, {f64});
+  copy_(fresh, row);
+  CHECK(fresh.requires_grad());
+  CHECK_FALSE(fresh.is_leaf());
+}
+
+TEST_CASE("views: gradients pass through each of them") {
+  for (const View& view : views) {
+    INFO(view.name);
+    CHECK(gradient_error([&](std::span<const Tensor> in) { return square(view.take(in[0])); },
+                         std::vector{numbers({2, 3}, f64)}) < 1e-7);
+  }
+}
+
+TEST_CASE("views: one taken before its base was written is refused afterwards, one taken after is right") {
+  for (const View& view : views) {
+    INFO(view.name);
+    const Tensor x = leaf({2, 3}), w = leaf({2, 3}, 2);
+    const Tensor base = mul(x, 2.0), before = view.take(base);
+    add_(base, w);
+    CHECK(refused([&] { exp(before); }, "exp"));
+    CHECK(refused([&] { reshape(before, {-1, 1}); }, before.is_contiguous() ? "view" : "clone"));
+    const Tensor after = view.take(base);
+    const Tensor leaves[] = {x, w};
+    const std::vector<Tensor> got = grad(sum(square(after)), leaves);
+    const std::vector<Tensor> expected = grad(sum(square(view.take(add(mul(x, 2.0), w)))), leaves);
+    for (std::size_t i = 0; i < 2; ++i) CHECK(distance(got[i], expected[i]) < 1e-12);
+  }
+}
+
+TEST_CASE("views: writing one while gradients are recorded is refused, before anything is written") {
+  for (const View& view : views) {
+    INFO(view.name);
+    const Tensor x = leaf({2, 3});
+    const Tensor base = mul(x, 2.0), part = view.take(base), kept = clone(base.detach());
+    CHECK(refused([&] { mul_(part, 3.0); }, "mul_"));
+    CHECK(refused([&] { fill_(part, 0); }, "fill_"));
+    const Tensor plain = zeros({2, 3}, {f64}),
+                 plain_part = view.take(plain);  // no history of its own, but the value has one
+    CHECK(refused([&] { copy_(plain_part, sum(x)); }, "copy_"));
+    CHECK(same_bits(base.detach(), kept));
+    CHECK(same_bits(plain, zeros({2, 3}, {f64})));
+  }
+}
+
+TEST_CASE("views: without history they are written freely, and the base sees it") {
+  const Tensor base = zeros({2, 3});
+  fill_(select(base, 0, 1), 4);
+  add_(transpose(base, 0, 1), 1.0);
+  CHECK(base.to_vector<float>() == std::vector<float>{1, 1, 1, 5, 5, 5});
+  const Tensor x = leaf({2, 3});
+  sum(mul(x, to(base, f64))).backward();
+  CHECK(same_bits(x.grad(), to(base, f64)));
+}
+
+TEST_CASE("views: a write through one, or through an alias without history, shows in the version check") {
+  const Tensor w = leaf({2, 3}, 2);
+  for (int way = 0; way < 3; ++way) {
+    const Tensor h = zeros({2, 3}, {f64});
+    const Tensor y = sum(mul(h, w));
+    if (way == 0) fill_(select(h, 0, 0), 1);
+    if (way == 1) add_(h.detach(), 1.0);
+    if (way == 2) *alias(h, {{1}, {1}, 2}).mutable_data<double>() = 5;
+    CHECK(refused([&] { y.backward(); }, "mul"));
+  }
+}
+
+TEST_CASE("in place: of a tensor with itself") {
+  const Tensor x = leaf({3});
+  const Tensor h = mul(x, 1.0);
+  add_(h, h);
+  sum(h).backward();
+  CHECK(same_bits(x.grad(), full({3}, 2, {f64})));
+  const Tensor v = zeros({4});
+  CHECK(refused([&] { add_(narrow(v, 0, 0, 3), narrow(v, 0, 1, 3)); }, "add_"));
+  CHECK(refused([&] { add_(expand(zeros({1}), {3}), zeros({3})); }, "add_"));
+}
+
+TEST_CASE("in place: hooks on the old value keep the old value's gradient") {
+  const Tensor x = leaf({2});
+  const Tensor h = mul(x, 3.0);
+  Tensor seen;
+  const HookHandle hook = register_hook(h, [&](const Tensor& g) {
+    seen = clone(g);
+    return Tensor{};
+  });
+  mul_(h, 5.0);
+  sum(h).backward();
+  CHECK(same_bits(seen, full({2}, 5, {f64})));
+  CHECK(same_bits(x.grad(), full({2}, 15, {f64})));
+}
+
+TEST_CASE("in place: a tensor that held no history takes part in it from the write on") {
+  const Tensor w = leaf({3}, 2);
+  const Tensor total = zeros({3}, {f64});
+  for (int i = 1; i <= 3; ++i) add_(total, mul(w, static_cast<double>(i)));
+  sum(total).backward();
+  CHECK(same_bits(w.grad(), full({3}, 6, {f64})));
+}

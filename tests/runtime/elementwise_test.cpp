@@ -1,0 +1,357 @@
+// Every elementwise op of the list: layouts, dtypes, threads, places, gradients, refusals.
+#include <cmath>
+
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/listing.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+const std::vector<ElementwiseListing>& listing() {
+  static const std::vector<ElementwiseListing> list = elementwise_listing();
+  return list;
+}
+
+template <class F>
+void for_each_op(F&& body) {
+  for (const ElementwiseListing& entry : listing()) {
+    INFO(entry.op->name());
+    try {
+      body(entry);
+    } catch (const std::exception& error) {  // the other ops are still looked at
+      FAIL_CHECK(error.what());
+    }
+  }
+}
+
+template <class F>
+void for_each_op_and_dtype(F&& body) {
+  for_each_op([&](const ElementwiseListing& entry) {
+    for (DType dtype : all_dtypes) {
+      if (!entry.dtypes.contains(dtype)) continue;
+      INFO(name_of(dtype));
+      body(entry, dtype);
+    }
+  });
+}
+
+Tensor call(const AnyOp& op, std::span<const Tensor> in) { return apply(op, in)[0]; }
+
+std::vector<Tensor> inputs_of(const ElementwiseListing& entry, const Shape& shape, DType dtype,
+                              unsigned seed = 1) {
+  std::vector<Tensor> in;
+  for (int i = 0; i < entry.arity; ++i)
+    in.push_back(numbers(shape, dtype, seed + static_cast<unsigned>(i), entry.low, entry.high));
+  return in;
+}
+
+std::vector<Tensor> specials_of(const ElementwiseListing& entry, const Shape& shape, DType dtype) {
+  std::vector<Tensor> in;
+  for (int i = 0; i < entry.arity; ++i)
+    in.push_back(with_specials(shape, dtype, 3 + 2 * static_cast<unsigned>(i)));
+  return in;
+}
+
+bool differentiable(const ElementwiseListing& entry) { return entry.op->differentiable(); }
+
+/// Results and gradients (of floats) of each element computed alone.
+std::vector<Tensor> alone(const ElementwiseListing& entry, std::span<const Tensor> in) {
+  std::vector<Tensor> pieces;
+  for (std::int64_t i = 0; i < in[0].numel(); ++i) {
+    std::vector<Tensor> one;
+    for (const Tensor& x : in) one.push_back(clone(select(flatten(x), 0, i)));
+    pieces.push_back(call(*entry.op, one));
+  }
+  return {reshape(stack(pieces), in[0].shape())};
+}
+
+/// First gradients for an upstream of ones.
+std::vector<Tensor> gradients(const ElementwiseListing& entry, std::span<const Tensor> in) {
+  std::vector<Tensor> leaves;
+  for (const Tensor& x : in) leaves.push_back(x.detach().requires_grad_());
+  const Tensor y = call(*entry.op, leaves);
+  return grad(y, leaves, ones(y.shape(), {y.dtype()}));
+}
+
+}  // namespace
+
+TEST_CASE("elementwise: an element's result depends on its inputs alone, in every layout") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    for (const Shape& shape : {Shape{3, 41}, Shape{2, 3, 5}, Shape{1}, Shape{37}}) {
+      const std::vector<Tensor> in = specials_of(entry, shape, dtype);
+      const Tensor expected = alone(entry, in)[0];
+      for (Lay lay : all_lays) {
+        INFO(to_string(lay) << " " << to_string(shape));
+        CHECK(same_bits(call(*entry.op, laid(in, lay)), expected));
+      }
+      if (entry.arity == 2) {
+        const std::vector<Tensor> mixed = {laid(in[0], Lay::permuted), laid(in[1], Lay::holes)};
+        CHECK(same_bits(call(*entry.op, mixed), expected));
+      }
+    }
+  });
+}
+
+TEST_CASE("elementwise: 0-d and empty tensors keep their shape") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    for (const Shape& shape : {Shape{}, Shape{0}, Shape{0, 4}, Shape{3, 0, 2}}) {
+      const Tensor y = call(*entry.op, inputs_of(entry, shape, dtype));
+      CHECK(y.shape() == shape);
+      CHECK(y.dtype() == (entry.gives_bool ? boolean : dtype));
+    }
+  });
+}
+
+TEST_CASE("elementwise: broadcasting equals expanding first") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    if (entry.arity != 2) return;
+    const std::pair<Shape, Shape> pairs[] = {
+        {{4, 5}, {5}}, {{4, 1}, {4, 5}}, {{3, 1, 5}, {4, 1}}, {{}, {4, 5}}, {{1}, {0, 3}}};
+    for (const auto& [a, b] : pairs) {
+      const Tensor in[] = {numbers(a, dtype, 1, entry.low, entry.high),
+                           numbers(b, dtype, 2, entry.low, entry.high)};
+      const Shape both = broadcast_shapes("test", a, b);
+      const Tensor wide[] = {clone(expand(in[0], both)), clone(expand(in[1], both))};
+      CHECK(same_bits(call(*entry.op, in), call(*entry.op, wide)));
+      const Tensor turned[] = {in[1], in[0]}, wide_turned[] = {wide[1], wide[0]};
+      CHECK(same_bits(call(*entry.op, turned), call(*entry.op, wide_turned)));
+    }
+  });
+}
+
+TEST_CASE("elementwise: 16-bit floats are computed in f32 and rounded once") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    if (dtype != f16 && dtype != bf16) return;
+    for (const auto& in : {inputs_of(entry, {403}, dtype), specials_of(entry, {403}, dtype)}) {
+      std::vector<Tensor> wide;
+      for (const Tensor& x : in) wide.push_back(to(x, f32));
+      const Tensor y = call(*entry.op, wide);
+      CHECK(same_bits(call(*entry.op, in), entry.gives_bool ? y : to(y, dtype)));
+    }
+  });
+}
+
+TEST_CASE("elementwise: the number of threads and the place in a span change no bit") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    const std::vector<Tensor> in = specials_of(entry, {40003}, dtype);
+    std::vector<Tensor> results, grads;
+    for (int threads : {1, 2, 3}) {
+      const Threads scope(threads);
+      results.push_back(call(*entry.op, in));
+      CHECK(same_bits(results.back(), results[0]));
+      if (!is_floating(dtype) || !differentiable(entry)) continue;
+      grads.push_back(gradients(entry, in)[0]);
+      CHECK(same_bits(grads.back(), grads[0]));
+    }
+    for (std::int64_t begin : {0, 1, 5, 16383, 39990}) {
+      std::vector<Tensor> part;
+      for (const Tensor& x : in) part.push_back(narrow(x, 0, begin, 13));
+      INFO("from " << begin);
+      CHECK(same_bits(call(*entry.op, part), narrow(results[0], 0, begin, 13)));
+      if (!grads.empty()) CHECK(same_bits(gradients(entry, part)[0], narrow(grads[0], 0, begin, 13)));
+    }
+  });
+}
+
+TEST_CASE("elementwise: gradients are those of finite differences, the second time too") {
+  for_each_op([](const ElementwiseListing& entry) {
+    if (!differentiable(entry)) return;
+    const auto fn = [&](std::span<const Tensor> x) { return call(*entry.op, x); };
+    for (Lay lay : all_lays) {
+      INFO(to_string(lay));
+      CHECK(gradient_error(fn, laid(inputs_of(entry, {3, 4}, f64), lay)) < 1e-7);
+    }
+    CHECK(gradient_error(fn, inputs_of(entry, {}, f64)) < 1e-7);
+    CHECK(second_gradient_error(fn, inputs_of(entry, {2, 3}, f64)) < 1e-6);
+    if (entry.arity != 2) return;
+    const Tensor row[] = {numbers({3, 4}, f64, 1, entry.low, entry.high),
+                          numbers({4}, f64, 2, entry.low, entry.high)};
+    CHECK(gradient_error(fn, row) < 1e-7);
+    CHECK(second_gradient_error(fn, row) < 1e-6);
+    const Tensor both[] = {numbers({3, 1}, f64, 1, entry.low, entry.high),
+                           numbers({1, 4}, f64, 2, entry.low, entry.high)};
+    CHECK(gradient_error(fn, both) < 1e-7);
+    const Tensor one = numbers({5}, f64, 1, entry.low, entry.high);
+    CHECK(gradient_error(
+              [&](std::span<const Tensor> x) {
+                const Tensor same[] = {x[0], x[0]};
+                return call(*entry.op, same);
+              },
+              std::span(&one, 1)) <
+          (entry.op->name() == "maximum" || entry.op->name() == "minimum" ? 1e-6 : 1e-7));
+  });
+}
+
+TEST_CASE("elementwise: a recorded gradient has the values of a plain one, at the edges too") {
+  for_each_op([](const ElementwiseListing& entry) {
+    if (!differentiable(entry)) return;
+    std::vector<Tensor> leaves;
+    for (const Tensor& x : specials_of(entry, {200}, f64)) leaves.push_back(x.detach().requires_grad_());
+    const Tensor y = call(*entry.op, leaves), up = numbers({200}, f64, 9, 0.5, 1.5);
+    const std::vector<Tensor> plain = grad(y, leaves, up, {.retain_graph = true});
+    const std::vector<Tensor> recorded = grad(y, leaves, up, {.create_graph = true});
+    for (std::size_t i = 0; i < leaves.size(); ++i) CHECK(distance(recorded[i], plain[i]) < 1e-12);
+  });
+}
+
+TEST_CASE("elementwise: gradients come in the input's dtype") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    if (!differentiable(entry) || !is_floating(dtype)) return;
+    const std::vector<Tensor> in = inputs_of(entry, {5, 7}, dtype);
+    std::vector<Tensor> wide;
+    for (const Tensor& x : in) wide.push_back(to(x, f64));
+    const std::vector<Tensor> got = gradients(entry, in), exact = gradients(entry, wide);
+    const double rounding = dtype == f64 ? 0 : dtype == f32 ? 1e-5 : dtype == f16 ? 4e-3 : 4e-2;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      CHECK(got[i].dtype() == dtype);
+      // Where inputs were rounded onto a kink the two need not agree: ops with kinks have gradients of 0, 1/2
+      // and 1 there in both.
+      CHECK(distance(got[i], exact[i]) <= rounding);
+    }
+  });
+}
+
+TEST_CASE("elementwise: in-place forms equal the others and write where they are") {
+  for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
+    if (!entry.in_place) return;
+    for (Lay lay : all_lays) {
+      INFO(to_string(lay));
+      const std::vector<Tensor> in = specials_of(entry, {6, 9}, dtype);
+      const Tensor expected = call(*entry.op, in);
+      std::vector<Tensor> own = laid(in, lay);
+      if (lay == Lay::dense) own[0] = clone(own[0]);
+      const std::uint32_t version = own[0].storage().version();
+      const Tensor y = call(*entry.in_place, own);
+      CHECK(y.is(own[0]));
+      CHECK(own[0].storage().version() > version);
+      CHECK(same_bits(own[0], expected));
+    }
+    if (entry.arity == 1) return;
+    Tensor x = clone(specials_of(entry, {8}, dtype)[0]);
+    const Tensor same[] = {x, x};
+    const Tensor expected = call(*entry.op, same);
+    CHECK(same_bits(call(*entry.in_place, same), expected));
+    const Tensor wrong[] = {x, numbers({3, 8}, dtype)};
+    CHECK(one_line_about(message_of<ShapeError>([&] { call(*entry.in_place, wrong); }), entry.op->name()));
+    const Tensor overlapping[] = {slice(x, 0, 0, 4), slice(x, 0, 1, 5)};
+    CHECK(one_line_about(message_of<StateError>([&] { call(*entry.in_place, overlapping); }),
+                         entry.op->name()));
+  });
+}
+
+TEST_CASE("elementwise: an in-place form refuses memory where elements lie on each other") {
+  for_each_op([](const ElementwiseListing& entry) {
+    if (!entry.in_place) return;
+    std::vector<Tensor> in = inputs_of(entry, {3, 4}, f32);
+    in[0] = expand(numbers({4}, f32, 1, entry.low, entry.high), {3, 4});
+    CHECK(one_line_about(message_of<StateError>([&] { call(*entry.in_place, in); }), entry.op->name()));
+  });
+}
+
+TEST_CASE("elementwise: wrong dtypes, shapes and devices are refused by name") {
+  for_each_op([](const ElementwiseListing& entry) {
+    const std::string_view name = entry.op->name();
+    for (DType dtype : all_dtypes) {
+      if (entry.dtypes.contains(dtype)) continue;
+      const std::string text = message_of<DTypeError>([&] { call(*entry.op, inputs_of(entry, {3}, dtype)); });
+      INFO(text);
+      CHECK(one_line_about(text, name));
+      CHECK(one_line_about(text, name_of(dtype)));
+    }
+    if (entry.arity != 2) return;
+    const Tensor x = numbers({3, 4}, f32);
+    const auto with = [&](const Tensor& other) {
+      return [&entry, x, other] {
+        const Tensor in[] = {x, other}, turned[] = {other, x};
+        CHECK_THROWS_AS(call(*entry.op, turned), Error);
+        call(*entry.op, in);
+      };
+    };
+    CHECK(one_line_about(message_of<DTypeError>(with(numbers({3, 4}, f64))), name));
+    CHECK(one_line_about(message_of<ShapeError>(with(numbers({3}, f32))), name));
+    CHECK(one_line_about(message_of<DeviceError>(with(to(x, Device::cpu(1)))), "cpu:1"));
+    CHECK(one_line_about(message_of<DeviceError>(with(to(x, Device::cpu(1)))), name));
+    CHECK(one_line_about(message_of<DeviceError>(with(empty({3, 4}, {f32, Device::meta()}))), "meta"));
+  });
+}
+
+TEST_CASE("elementwise: meta gives shapes only, and cpu:1 is a device of its own") {
+  for_each_op([](const ElementwiseListing& entry) {
+    std::vector<Tensor> host, second, shapes;
+    for (const Tensor& x : inputs_of(entry, {4, 3}, f32)) {
+      host.push_back(x);
+      second.push_back(to(x, Device::cpu(1)));
+      shapes.push_back(empty({x.shape(), x.dtype(), Device::meta()}));
+    }
+    const Tensor y = call(*entry.op, host), z = call(*entry.op, second), m = call(*entry.op, shapes);
+    CHECK(z.device() == Device::cpu(1));
+    CHECK(same_bits(y, z));
+    CHECK(m.spec() == Spec{y.shape(), y.dtype(), Device::meta()});
+    CHECK_THROWS_AS(m.to_vector<float>(), Error);
+  });
+}
+
+TEST_CASE("a number stands for a tensor of it, in values and in gradients") {
+  using Pair = std::pair<std::function<Tensor(const Tensor&, const Tensor&)>,
+                         std::function<Tensor(const Tensor&, double)>>;
+  const auto pair = [](auto f) { return Pair{f, f}; };
+  const std::pair<const char*, Pair> forms[] = {
+      {"add", pair([](const Tensor& a, const auto& b) { return add(a, b); })},
+      {"sub", pair([](const Tensor& a, const auto& b) { return sub(a, b); })},
+      {"mul", pair([](const Tensor& a, const auto& b) { return mul(a, b); })},
+      {"div", pair([](const Tensor& a, const auto& b) { return div(a, b); })},
+      {"pow", pair([](const Tensor& a, const auto& b) { return pow(a, b); })},
+      {"maximum", pair([](const Tensor& a, const auto& b) { return maximum(a, b); })},
+      {"minimum", pair([](const Tensor& a, const auto& b) { return minimum(a, b); })},
+      {"sub reversed", pair([](const Tensor& a, const auto& b) { return sub(b, a); })},
+      {"div reversed", pair([](const Tensor& a, const auto& b) { return div(b, a); })},
+      {"equal", pair([](const Tensor& a, const auto& b) { return equal(a, b); })},
+      {"not_equal", pair([](const Tensor& a, const auto& b) { return not_equal(a, b); })},
+      {"less", pair([](const Tensor& a, const auto& b) { return less(a, b); })},
+      {"less_equal", pair([](const Tensor& a, const auto& b) { return less_equal(a, b); })},
+      {"greater", pair([](const Tensor& a, const auto& b) { return greater(a, b); })},
+      {"greater_equal", pair([](const Tensor& a, const auto& b) { return greater_equal(a, b); })},
+  };
+  for (const auto& [name, form] : forms)
+    for (double value : {2.0, -0.5, 0.0})
+      for (DType dtype : {f64, f32, f16, bf16}) {
+        INFO(name << " " << value << " " << name_of(dtype));
+        const Tensor s = Tensor::scalar(value, {dtype});
+        Tensor x = with_specials({61}, dtype);
+        CHECK(same_bits(form.second(x, value), form.first(x, s)));
+        x = numbers({61}, dtype, 4, 0.3, 3).requires_grad_();
+        const Tensor y = form.second(x, value);
+        if (!y.requires_grad()) continue;
+        const Tensor up = numbers(y.shape(), dtype, 8);
+        CHECK(same_bits(grad(y, std::span(&x, 1), up)[0], grad(form.first(x, s), std::span(&x, 1), up)[0]));
+      }
+  CHECK(one_line_about(message_of<DTypeError>([] { add(numbers({3}, i64), 0.5); }), "add"));
+  CHECK(one_line_about(message_of<DTypeError>([] { add_(numbers({3}, i64), 0.5); }), "add_"));
+  CHECK(same_bits(add(numbers({3}, i32), 2.0), add(numbers({3}, i32), numbers({3}, i32, 1, 2, 2))));
+}
+
+TEST_CASE("the public functions call the ops of their names") {
+  Heard heard;
+  {
+    const Listening scope(heard);
+    const Tensor x = numbers({3}, f32, 1, 0.3, 0.9), m = greater(x, 0.5);
+    for (auto f : {&neg, &sherd::abs, &sherd::exp, &sherd::log, &sherd::sqrt, &rsqrt, &sherd::sin,
+                   &sherd::cos, &sherd::tanh, &sigmoid, &sherd::erf, &relu, &silu, &square, &reciprocal,
+                   &sherd::floor, &sherd::isfinite, &logical_not})
+      f(x);
+    gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
+    using Binary = Tensor (*)(const Tensor&, const Tensor&);
+    for (Binary f :
+         {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),
+          Binary(&minimum), Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal),
+          Binary(&greater), Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
+      f(x, x);
+  }
+  for_each_op(
+      [&](const ElementwiseListing& entry) { CHECK(heard.names.contains(std::string(entry.op->name()))); });
+  CHECK(heard.names.contains("where"));
+}

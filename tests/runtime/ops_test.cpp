@@ -1,0 +1,776 @@
+// Every op that is not elementwise: a table of cases, and one harness over it. The table is complete when
+// every op of the list was heard while it ran.
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/list.h"
+#include "runtime/ops/listing.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+using Call = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+
+enum class Kind { number, index, mask };
+
+struct Input {
+  Shape shape, large;
+  Kind kind = Kind::number;
+  std::int64_t bound = 0;  ///< of indices
+  double low = -2, high = 2;
+};
+
+/// How far results may be apart where bits may differ (products: the library picks another path for another
+/// layout).
+enum class Bits { exact, rounded };
+
+/// What holds for an op beside the call.
+struct Rules {
+  DTypeSet dtypes = any_dtype;
+  bool gradients = true;
+  Bits layouts = Bits::exact;            ///< the layout of inputs changes no bit
+  bool f64_by_reference = false;         ///< so in f64 its layouts are a product's
+  Bits sixteen = Bits::exact;            ///< a 16-bit result is the f32 result rounded once
+  Call reference;                        ///< the same in other ops
+  std::vector<std::vector<Shape>> more;  ///< further shapes: size 1, empty, 0-d
+};
+
+struct Case : Rules {
+  std::string name;
+  std::vector<Input> inputs;
+  Call call;
+};
+
+std::vector<Tensor> draw(const Case& c, DType dtype, const std::vector<Shape>& shapes, unsigned seed = 1) {
+  std::vector<Tensor> list;
+  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+    const Input& in = c.inputs[i];
+    const unsigned s = seed + 10 * static_cast<unsigned>(i);
+    if (in.kind == Kind::number)
+      list.push_back(numbers(shapes[i], dtype, s, in.low, in.high));
+    else if (in.kind == Kind::mask)
+      list.push_back(numbers(shapes[i], boolean, s));
+    else
+      list.push_back(numbers(shapes[i], i64, s, 0, static_cast<double>(in.bound - 1)));
+  }
+  return list;
+}
+
+std::vector<Shape> small_shapes(const Case& c) {
+  std::vector<Shape> list;
+  for (const Input& in : c.inputs) list.push_back(in.shape);
+  return list;
+}
+
+std::vector<Shape> large_shapes(const Case& c) {
+  std::vector<Shape> list;
+  for (const Input& in : c.inputs) list.push_back(in.large);
+  return list;
+}
+
+std::vector<Tensor> run(const Case& c, std::span<const Tensor> in) {
+  manual_seed(7);
+  return c.call(in);
+}
+
+bool agree(const Tensor& a, const Tensor& b, Bits bits) {
+  if (bits == Bits::exact) return same_bits(a, b);
+  const double rounding = a.dtype() == f64 ? 1e-12 : a.dtype() == f32 ? 1e-5 : a.dtype() == f16 ? 4e-3 : 4e-2;
+  return a.dtype() == b.dtype() && distance(a, b) <= rounding;
+}
+
+Bits layout_bits(const Case& c, DType dtype) {
+  return dtype == f64 && c.f64_by_reference ? Bits::rounded : c.layouts;
+}
+
+void check_agree(std::span<const Tensor> got, std::span<const Tensor> expected, Bits bits) {
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("output " << i << ": " << to_string(got[i].detach()) << " against "
+                   << to_string(expected[i].detach()));
+    CHECK(agree(got[i], expected[i], bits));
+  }
+}
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> list = [] {
+    std::vector<Case> all;
+    const auto put = [&](std::string name, std::vector<Input> inputs, Call call, Rules rules = {}) {
+      all.push_back({std::move(rules), std::move(name), std::move(inputs), std::move(call)});
+    };
+    const auto one = [](auto f) {
+      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0])}; });
+    };
+    const auto two = [](auto f) {
+      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1])}; });
+    };
+    const auto three = [](auto f) {
+      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1], in[2])}; });
+    };
+    const auto reference = [](auto op) {
+      return Call([op](std::span<const Tensor> in) {
+        const Tensors out = op.reference(in);
+        return std::vector<Tensor>(out.begin(), out.end());
+      });
+    };
+    const Input block{{3, 4, 5}, {7, 300, 41}}, matrix{{6, 7}, {301, 257}}, other{{7, 5}, {257, 130}};
+    const std::vector<std::vector<Shape>> any = {{{}}, {{1}}, {{0}}, {{2, 0, 3}}, {{1, 1, 1}}};
+    const std::vector<std::vector<Shape>> blocks = {{{1, 1, 1}}, {{0, 4, 5}}, {{3, 4, 1}}};
+
+    // ---- reductions
+    put("sum", {block}, one([](const Tensor& x) { return sum(x); }), {.more = any});
+    put("sum over the first axis", {block}, one([](const Tensor& x) { return sum(x, {0}); }),
+        {.more = blocks});
+    put("sum over outer axes", {block}, one([](const Tensor& x) { return sum(x, {0, -1}, Keep::dims); }),
+        {.more = blocks});
+    put("mean", {block}, one([](const Tensor& x) { return mean(x, {-1}); }),
+        {.dtypes = floating_dtypes, .more = blocks});
+    put("amax", {block}, one([](const Tensor& x) { return amax(x, {1}); }),
+        {.more = {{{1, 1, 1}}, {{0, 2, 2}}}});
+    put("amin", {block}, one([](const Tensor& x) { return amin(x); }), {.more = {{{}}, {{1}}}});
+    put("argmax", {block}, one([](const Tensor& x) { return argmax(x, 1, Keep::dims); }),
+        {.gradients = false, .more = {{{1, 1, 1}}, {{0, 2, 2}}}});
+    put("order_free_norm", {block}, one([](const Tensor& x) { return order_free_norm(std::span(&x, 1)); }),
+        {.dtypes = floating_dtypes, .gradients = false, .more = any});
+    put("multinomial", {{{4, 5}, {300, 40}, Kind::number, 0, 0.1, 2}},
+        one([](const Tensor& x) { return multinomial(x); }),
+        {.dtypes = floating_dtypes, .gradients = false, .more = {{{1}}, {{0, 3}}}});
+
+    // ---- rows
+    put("softmax", {block}, one([](const Tensor& x) { return softmax(x); }),
+        {.dtypes = floating_dtypes, .reference = reference(ops::Softmax{}), .more = any});
+    put("softmax along the first axis", {block}, one([](const Tensor& x) { return softmax(x, 0); }),
+        {.dtypes = floating_dtypes});
+    put("log_softmax", {block}, one([](const Tensor& x) { return log_softmax(x); }),
+        {.dtypes = floating_dtypes, .reference = reference(ops::Softmax{true}), .more = any});
+    const auto norm = [](const Tensor& x, const Tensor& w, const Tensor& b) { return layer_norm(x, w, b); };
+    put("layer_norm", {block, {{5}, {41}}, {{5}, {41}}}, three(norm),
+        {.dtypes = floating_dtypes,
+         .reference = reference(ops::LayerNorm{}),
+         .more = {{{0, 5}, {5}, {5}}, {{5}, {5}, {5}}}});
+    put("layer_norm, plain", {block}, one([](const Tensor& x) { return layer_norm(x, {}, {}); }),
+        {.dtypes = floating_dtypes});
+    put("layer_norm without bias", {block, {{5}, {41}}},
+        two([](const Tensor& x, const Tensor& w) { return layer_norm(x, w, {}); }),
+        {.dtypes = floating_dtypes});
+    const Input targets{{6}, {301}, Kind::index, 7};
+    for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none})
+      put("cross_entropy " + std::to_string(static_cast<int>(r)), {matrix, targets},
+          two([r](const Tensor& x, const Tensor& t) { return cross_entropy(x, t, {r, 3}); }),
+          {.dtypes = floating_dtypes,
+           .reference = reference(ops::CrossEntropy{r, 3}),
+           .more = {{{1, 7}, {1}}}});
+
+    // ---- products
+    put("matmul", {matrix, other}, two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .more = {{{1, 1}, {1, 1}},
+                  {{0, 3}, {3, 2}},
+                  {{2, 0}, {0, 3}},
+                  {{2, 3}, {3, 0}},
+                  {{4}, {4}},
+                  {{4}, {4, 2}},
+                  {{2, 4}, {4}},
+                  {{2, 3, 0}, {0, 4}},
+                  {{0, 3, 2}, {2, 4}}}});
+    put("matmul, batched", {{{2, 1, 3, 4}, {3, 1, 40, 30}}, {{5, 4, 2}, {2, 30, 20}}},
+        two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .more = {{{0, 1, 2, 3}, {2, 3, 4}}, {{2, 3, 4}, {4, 2}}}});
+    const auto transposed = [](bool a, bool b) {
+      return [a, b](const Tensor& x, const Tensor& y) { return apply(ops::MatMul{a, b}, x, y); };
+    };
+    put("matmul, left transposed", {{{7, 6}, {257, 301}}, other}, two(transposed(true, false)),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+    put("matmul, right transposed", {matrix, {{5, 7}, {130, 257}}}, two(transposed(false, true)),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+    put("matmul, both transposed", {{{7, 6}, {257, 301}}, {{5, 7}, {130, 257}}}, two(transposed(true, true)),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+    put("linear", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}, {{5}, {130}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) { return linear(x, w, b); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .reference = reference(ops::Linear{}),
+         .more = {{{7}, {5, 7}, {5}}, {{0, 7}, {5, 7}, {5}}, {{1, 1}, {1, 1}, {1}}}});
+    put("linear without bias", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}},
+        two([](const Tensor& x, const Tensor& w) { return linear(x, w); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .more = {{{0, 7}, {5, 7}}, {{4, 0}, {5, 0}}, {{4, 7}, {0, 7}}}});
+
+    // ---- attention
+    const Input heads{{2, 2, 5, 4}, {2, 3, 70, 16}}, keys{{2, 2, 7, 4}, {2, 3, 90, 16}};
+    for (bool causal : {false, true})
+      for (double p : {0.0, 0.4}) {
+        const AttentionOptions options{.causal = causal, .dropout = p};
+        const std::string form = std::string(causal ? ", causal" : "") + (p > 0 ? ", dropout" : "");
+        put("attention" + form, {heads, keys, keys},
+            three([options](const Tensor& q, const Tensor& k, const Tensor& v) {
+              return attention(q, k, v, options);
+            }),
+            {.dtypes = floating_dtypes,
+             .f64_by_reference = true,
+             .more = {{{1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}},
+                      {{0, 2, 3, 4}, {0, 2, 3, 4}, {0, 2, 3, 4}}}});
+        put("self_attention" + form, {{{2, 5, 24}, {2, 70, 96}}},
+            one([options](const Tensor& x) { return self_attention(x, 2, options); }),
+            {.dtypes = floating_dtypes, .f64_by_reference = true, .more = {{{1, 1, 6}}, {{0, 3, 12}}}});
+      }
+    put("attention, its reference", {heads, keys, keys},
+        three([](const Tensor& q, const Tensor& k, const Tensor& v) {
+          return attention(q, k, v, {.causal = true, .scale = 0.3});
+        }),
+        {.dtypes = floating_dtypes,
+         .f64_by_reference = true,
+         .reference = reference(ops::Attention{{0.3, true}})});
+
+    // ---- moving and picking
+    const auto index = [](Shape s, Shape large, std::int64_t bound) {
+      return Input{s, large, Kind::index, bound};
+    };
+    put("embedding", {matrix, index({2, 3}, {90, 70}, 6)},
+        two([](const Tensor& t, const Tensor& i) { return embedding(t, i); }),
+        {.dtypes = floating_dtypes, .more = {{{6, 1}, {1}}, {{6, 7}, {0}}, {{6, 7}, {}}, {{6}, {3}}}});
+    put("index_select", {block, index({6}, {500}, 4)},
+        two([](const Tensor& x, const Tensor& i) { return index_select(x, 1, i); }),
+        {.dtypes = floating_dtypes, .more = {{{1, 4, 1}, {2}}}});
+    put("gather", {matrix, index({6, 3}, {301, 90}, 7)},
+        two([](const Tensor& x, const Tensor& i) { return gather(x, i); }),
+        {.more = {{{1, 7}, {1, 1}}, {{0, 7}, {0, 2}}}});
+    put("topk", {matrix}, one([](const Tensor& x) { return topk(x, 3).values; }),
+        {.more = {{{1, 3}}, {{0, 4}}}});
+    put("topk positions", {matrix}, one([](const Tensor& x) { return topk(x, 3).indices; }),
+        {.gradients = false});
+    put("cat", {block, {{3, 2, 5}, {7, 150, 41}}}, two([](const Tensor& a, const Tensor& b) {
+          const Tensor parts[] = {a, b, a};
+          return cat(parts, 1);
+        }),
+        {.more = {{{1, 1, 1}, {1, 1, 1}}, {{3, 0, 5}, {3, 2, 5}}, {{0, 2, 1}, {0, 3, 1}}}});
+    put("stack", {matrix, matrix}, two([](const Tensor& a, const Tensor& b) {
+          const Tensor parts[] = {a, b};
+          return stack(parts, -1);
+        }),
+        {.more = {{{}, {}}, {{0}, {0}}, {{1}, {1}}}});
+    put("split", {block}, Call([](std::span<const Tensor> in) { return split(in[0], 2, 2); }),
+        {.more = {{{0, 1, 3}}}});
+    put("where", {{{3, 1, 5}, {7, 1, 41}, Kind::mask}, block, {{4, 5}, {300, 41}}},
+        three([](const Tensor& m, const Tensor& a, const Tensor& b) { return where(m, a, b); }),
+        {.more = {{{}, {}, {}}, {{0}, {0}, {0}}, {{2}, {}, {1}}}});
+    put("masked_fill", {block, {{4, 5}, {300, 41}, Kind::mask}},
+        two([](const Tensor& x, const Tensor& m) { return masked_fill(x, m, 1); }));
+    put("clone", {block}, one([](const Tensor& x) { return clone(x); }), {.more = any});
+    put("contiguous", {block}, one([](const Tensor& x) { return contiguous(x); }), {.more = any});
+    for (DType to_dtype : {f64, i32, boolean})
+      put("to " + std::string(name_of(to_dtype)), {block},
+          one([to_dtype](const Tensor& x) { return to(x, to_dtype); }),
+          {.gradients = to_dtype == f64, .more = any});
+    put("to another device and back", {block}, one([](const Tensor& x) {
+          return to(to(x, x.device() == Device::cpu(1) ? Device::cpu(0) : Device::cpu(1)), x.device());
+        }),
+        {.more = any});
+    put("copy_", {block, {{4, 1}, {300, 1}}},
+        two([](const Tensor& x, const Tensor& y) { return copy_(clone(x), y); }),
+        {.more = {{{}, {}}, {{0}, {1}}}});
+    put("fill_", {block}, one([](const Tensor& x) { return fill_(clone(x), 1); }), {.more = any});
+    put("dropout", {block}, one([](const Tensor& x) { return dropout(x, 0.3); }),
+        {.dtypes = floating_dtypes, .more = any});
+
+    // ---- views
+    put("reshape", {block}, one([](const Tensor& x) { return reshape(x, {x.size(0), -1}); }),
+        {.more = {{{1, 1, 1}}, {{2, 3, 0}}}});
+    put("permute", {block}, one([](const Tensor& x) { return permute(x, {2, 0, -2}); }), {.more = blocks});
+    put("transpose", {block}, one([](const Tensor& x) { return transpose(x, 0, -1); }), {.more = blocks});
+    put("expand", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) { return expand(x, {2, -1, 3}); }),
+        {.more = {{{0, 1}}, {{1, 1}}}});
+    put("slice", {block}, one([](const Tensor& x) { return slice(x, 1, 1, -1, 2); }),
+        {.more = {{{1, 1, 1}}, {{2, 0, 1}}}});
+    put("narrow", {block}, one([](const Tensor& x) { return narrow(x, 2, 1, 2); }));
+    put("select", {block}, one([](const Tensor& x) { return select(x, 1, -2); }));
+    put("squeeze", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) { return squeeze(x, -1); }),
+        {.more = {{{0, 1}}, {{1, 1}}}});
+    put("unsqueeze", {block}, one([](const Tensor& x) { return unsqueeze(x, -1); }), {.more = any});
+    put("flatten", {block}, one([](const Tensor& x) { return flatten(x, 1); }), {.more = blocks});
+    return all;
+  }();
+  return list;
+}
+
+template <class F>
+void for_each_case(F&& body) {
+  for (const Case& c : cases()) {
+    INFO(c.name);
+    try {
+      body(c);
+    } catch (const std::exception& error) {  // the other cases are still looked at
+      FAIL_CHECK(error.what());
+    }
+  }
+}
+
+template <class F>
+void for_each_case_and_dtype(F&& body) {
+  for_each_case([&](const Case& c) {
+    for (DType dtype : all_dtypes) {
+      if (!c.dtypes.contains(dtype)) continue;
+      INFO(name_of(dtype));
+      body(c, dtype);
+    }
+  });
+}
+
+std::vector<Tensor> as(std::span<const Tensor> in, DType dtype) {
+  std::vector<Tensor> list;
+  for (const Tensor& x : in) list.push_back(is_floating(x.dtype()) ? to(x, dtype) : x);
+  return list;
+}
+
+/// Gradients of the first output with respect to all floating inputs, for a fixed upstream in the given
+/// layout.
+std::vector<Tensor> gradients(const Case& c, std::span<const Tensor> in, Lay upstream) {
+  std::vector<Tensor> all, leaves;
+  for (const Tensor& x : in) {
+    all.push_back(x.detach());
+    if (is_floating(x.dtype())) leaves.push_back(all.back().requires_grad_());
+  }
+  const Tensor y = run(c, all)[0];
+  const Tensor up = to(numbers(y.shape(), f16, 5), y.dtype());  // the same in every dtype
+  return grad(y, leaves, laid(up, upstream));
+}
+
+}  // namespace
+
+TEST_CASE("ops: a layout changes nothing, in every dtype and shape") {
+  for_each_case_and_dtype([](const Case& c, DType dtype) {
+    std::vector<std::vector<Shape>> shapes = c.more;
+    shapes.push_back(small_shapes(c));
+    for (const auto& s : shapes) {
+      const std::vector<Tensor> in = draw(c, dtype, s);
+      const std::vector<Tensor> expected = run(c, in);
+      for (Lay lay : all_lays) {
+        INFO(to_string(lay) << " " << fmt::format("{}", fmt::join(s, " ")));
+        check_agree(run(c, laid(in, lay)), expected, layout_bits(c, dtype));
+      }
+    }
+  });
+}
+
+TEST_CASE("ops: 16-bit floats are computed in f32 and rounded once") {
+  for_each_case_and_dtype([](const Case& c, DType dtype) {
+    if (dtype != f16 && dtype != bf16) return;
+    const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
+    std::vector<Tensor> got = run(c, in), wide = run(c, as(in, f32));
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = to(wide[i], got[i].dtype());
+    check_agree(got, wide, c.sixteen);
+  });
+}
+
+TEST_CASE("ops: the number of threads changes no bit, of values and gradients") {
+  for_each_case([](const Case& c) {
+    const std::vector<Tensor> in = draw(c, f32, large_shapes(c));
+    std::vector<Tensor> values, grads;
+    for (int threads : {1, 2, 3}) {
+      const Threads scope(threads);
+      const std::vector<Tensor> y = run(c, in),
+                                g = c.gradients ? gradients(c, in, Lay::dense) : std::vector<Tensor>{};
+      if (threads == 1) {
+        values = y;
+        grads = g;
+      }
+      check_agree(y, values, Bits::exact);
+      check_agree(g, grads, Bits::exact);
+    }
+  });
+}
+
+TEST_CASE("ops: gradients are those of finite differences, the second time too") {
+  for_each_case([](const Case& c) {
+    if (!c.gradients) return;
+    const auto fn = [&](std::span<const Tensor> in) { return run(c, in)[0]; };
+    const std::vector<Tensor> in = draw(c, f64, small_shapes(c));
+    CHECK(gradient_error(fn, in) < 1e-6);
+    CHECK(second_gradient_error(fn, in) < 1e-5);
+    for (const auto& shapes : c.more) {
+      INFO(fmt::format("{}", fmt::join(shapes, " ")));
+      CHECK(gradient_error(fn, draw(c, f64, shapes)) < 1e-6);
+    }
+  });
+}
+
+TEST_CASE("ops: gradients do not depend on layouts, and 16-bit ones are near those of f32") {
+  for_each_case_and_dtype([](const Case& c, DType dtype) {
+    if (!c.gradients || !is_floating(dtype)) return;
+    const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
+    const std::vector<Tensor> expected = gradients(c, in, Lay::dense);
+    for (Lay lay : all_lays) {
+      INFO(to_string(lay));
+      check_agree(gradients(c, laid(in, lay), lay), expected, layout_bits(c, dtype));
+    }
+    if (dtype == f64) return;
+    const std::vector<Tensor> wide = gradients(c, as(in, f64), Lay::dense);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      CHECK(expected[i].dtype() == dtype);
+      CHECK(distance(expected[i], wide[i]) < (dtype == f32 ? 1e-5 : dtype == f16 ? 1e-2 : 1e-1));
+    }
+  });
+}
+
+TEST_CASE("ops: fused forms equal their references, and so do their gradients") {
+  for_each_case_and_dtype([](const Case& c, DType dtype) {
+    if (!c.reference || !is_floating(dtype)) return;
+    const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
+    const double rounding = dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-2 : 8e-2;
+    CHECK(distance(run(c, in)[0], c.reference(in)[0]) < rounding);
+    Case slow = c;
+    slow.call = c.reference;
+    const std::vector<Tensor> fast_grads = gradients(c, in, Lay::dense),
+                              slow_grads = gradients(slow, in, Lay::dense);
+    for (std::size_t i = 0; i < fast_grads.size(); ++i)
+      CHECK(distance(fast_grads[i], slow_grads[i]) < rounding);
+  });
+}
+
+TEST_CASE("ops: meta gives shapes only, and cpu:1 is a device of its own") {
+  for_each_case([](const Case& c) {
+    const std::vector<Tensor> in = draw(c, f32, small_shapes(c));
+    std::vector<Tensor> second, shapes;
+    for (const Tensor& x : in) {
+      second.push_back(to(x, Device::cpu(1)));
+      shapes.push_back(empty({x.shape(), x.dtype(), Device::meta()}));
+    }
+    const std::vector<Tensor> y = run(c, in), z = run(c, second);
+    check_agree(z, y, Bits::exact);
+    for (const Tensor& t : z) CHECK(t.device() == Device::cpu(1));
+    if (c.name.starts_with("to another device")) return;  // a tensor on meta has no values to move
+    const std::vector<Tensor> m = run(c, shapes);
+    REQUIRE(m.size() == y.size());
+    for (std::size_t i = 0; i < y.size(); ++i)
+      CHECK(m[i].spec() == Spec{y[i].shape(), y[i].dtype(), Device::meta()});
+    if (in.size() < 2 || c.name == "copy_") return;
+    std::vector<Tensor> mixed = in;
+    mixed.back() = second.back();
+    const std::string text = message_of<DeviceError>([&] { run(c, mixed); });
+    INFO(text);
+    CHECK(text.find("cpu:1") != std::string::npos);
+    CHECK(text.find(':') != std::string::npos);
+  });
+}
+
+TEST_CASE("ops: a dtype that an op does not take is refused") {
+  for_each_case([](const Case& c) {
+    for (DType dtype : all_dtypes) {
+      if (c.dtypes.contains(dtype)) continue;
+      // Embeddings of integers are rows like others; only their gradient needs floats.
+      if (c.name == "embedding" || c.name == "index_select") continue;
+      INFO(name_of(dtype));
+      const std::string text = message_of<DTypeError>([&] { run(c, draw(c, dtype, small_shapes(c))); });
+      INFO(text);
+      CHECK(one_line_about(text, name_of(dtype)));
+    }
+  });
+}
+
+TEST_CASE("ops: creation gives what was asked for, on every device") {
+  for (DType dtype : all_dtypes)
+    for (Device device : {Device::cpu(), Device::cpu(1), Device::meta()}) {
+      const TensorOptions o{dtype, device};
+      const Spec spec{{2, 3}, dtype, device};
+      CHECK(full({2, 3}, 1, o).spec() == spec);
+      CHECK(zeros({2, 3}, o).spec() == spec);
+      CHECK(ones_like(zeros({2, 3}, o)).spec() == spec);
+      CHECK(arange(0, 1, 1, o).spec() == Spec{{1}, dtype, device});
+      if (is_floating(dtype))
+        CHECK(rand({2, 3}, o).spec() == spec);
+      else
+        CHECK_THROWS_AS(rand({2, 3}, o), DTypeError);
+      if (is_floating(dtype))
+        CHECK(randn({2, 3}, o).spec() == spec);
+      else
+        CHECK_THROWS_AS(randn({2, 3}, o), DTypeError);
+      CHECK(randint(0, 2, {2, 3}, o).spec() == spec);
+      if (device.type == DeviceType::meta) continue;
+      for (double v : doubles(full({2, 3}, 1, o))) CHECK(v == 1);
+      for (double v : doubles(zeros({2, 3}, o))) CHECK(v == 0);
+    }
+  CHECK(arange(2, 11, 3).to_vector<std::int64_t>() == std::vector<std::int64_t>{2, 5, 8});
+  CHECK(arange(5, 0, -2).to_vector<std::int64_t>() == std::vector<std::int64_t>{5, 3, 1});
+  CHECK(arange(5, 0).numel() == 0);
+}
+
+TEST_CASE("ops: random numbers come from the seed alone") {
+  const auto draw_all = [](int threads) {
+    const Threads scope(threads);
+    manual_seed(3);
+    return std::vector<Tensor>{rand({70001}), randn({70001}), randint(-5, 9, {70001}),
+                               dropout(ones({70001}), 0.5), rand({3}, {f64})};
+  };
+  const std::vector<Tensor> first = draw_all(1);
+  check_agree(draw_all(2), first, Bits::exact);
+  check_agree(draw_all(3), first, Bits::exact);
+  for (double v : doubles(first[0])) REQUIRE((v >= 0 && v < 1));
+  for (double v : doubles(first[2])) REQUIRE((v >= -5 && v < 9));
+  CHECK(std::abs(mean(first[0]).item() - 0.5) < 0.01);
+  CHECK(std::abs(mean(first[1]).item()) < 0.02);
+  CHECK(std::abs(mean(square(first[1])).item() - 1) < 0.03);
+  CHECK_FALSE(same_bits(rand({5}), rand({5})));
+  manual_seed(4);
+  CHECK_FALSE(same_bits(rand({70001}), first[0]));
+}
+
+TEST_CASE("ops: dropout keeps the mean, drops all or nothing at its ends, and its gradient has its mask") {
+  manual_seed(1);
+  Tensor x = ones({50000}).requires_grad_();
+  const Tensor y = dropout(x, 0.25);
+  CHECK(std::abs(mean(y).item() - 1) < 0.02);
+  CHECK(same_bits(grad(y, std::span(&x, 1), ones({50000}))[0], y));
+  CHECK(same_bits(dropout(x, 0), x));
+  CHECK(same_bits(dropout(x, 1), zeros({50000})));
+  CHECK_THROWS_AS(dropout(x, 1.5), ValueError);
+}
+
+TEST_CASE("ops: the norm is the same however tensors are ordered and cut") {
+  for (DType dtype : {f64, f32, f16, bf16}) {
+    const Tensor x = numbers({5003}, dtype, 1, -30, 30);
+    const double whole = order_free_norm(std::span(&x, 1)).item();
+    for (std::int64_t cut : {1, 17, 2500}) {
+      const Tensor parts[] = {narrow(x, 0, cut, 5003 - cut), narrow(x, 0, 0, cut)};
+      CHECK(order_free_norm(parts).item() == whole);
+    }
+    double squares = 0;
+    for (double v : doubles(x)) squares += v * v;
+    CHECK(std::abs(whole - std::sqrt(squares)) < 1e-9 * whole);
+  }
+  CHECK(order_free_norm({}).item() == 0);
+}
+
+TEST_CASE("ops: draws follow the weights") {
+  manual_seed(5);
+  const Tensor weights = expand(Tensor::from<float>({1, 0, 3}, {3}), {20000, 3});
+  const std::vector<std::int64_t> drawn = multinomial(weights).to_vector<std::int64_t>();
+  CHECK(std::count(drawn.begin(), drawn.end(), 1) == 0);
+  CHECK(std::abs(static_cast<double>(std::count(drawn.begin(), drawn.end(), 2)) / 20000 - 0.75) < 0.02);
+  CHECK_THROWS_AS(multinomial(zeros({3})), ValueError);
+  CHECK_THROWS_AS(multinomial(full({3}, -1)), ValueError);
+}
+
+TEST_CASE("ops: the edges of reductions are those of NumPy and PyTorch") {
+  CHECK(sum(zeros({0})).item() == 0);
+  CHECK(std::isnan(mean(zeros({0})).item()));
+  CHECK_THROWS_AS(amax(zeros({0})), ShapeError);
+  CHECK_THROWS_AS(argmax(zeros({2, 0}), 1), ShapeError);
+  const Tensor x = Tensor::from<float>({1, std::nanf(""), 3, 3}, {4});
+  CHECK(std::isnan(amax(x).item()));
+  CHECK(std::isnan(amin(x).item()));
+  CHECK(argmax(x, 0).item<std::int64_t>() == 1);
+  CHECK(argmax(Tensor::from<float>({1, 3, 3}, {3}), 0).item<std::int64_t>() == 1);
+  CHECK(topk(x, 2).indices.to_vector<std::int64_t>() == std::vector<std::int64_t>{1, 2});
+  CHECK(sum(full({300}, 1, {u8})).item() == 300);
+  CHECK(sum(full({300}, 1, {boolean})).item() == 300);
+  CHECK(std::isnan(cross_entropy(zeros({2, 3}), full({2}, -100, {i64})).item()));
+  CHECK(cross_entropy(zeros({2, 3}), full({2}, -100, {i64}), {Reduction::sum}).item() == 0);
+  const Tensor two[] = {x, x};
+  CHECK(grad(sum(amax(Tensor::from<float>({2, 2}, {2}).requires_grad_())), {}).empty());
+}
+
+TEST_CASE("ops: a causal query sees its past alone") {
+  Tensor x = numbers({1, 6, 12}, f32);
+  const Tensor before = self_attention(x, 2, {.causal = true});
+  fill_(narrow(x, 1, 4, 2), 9);
+  const Tensor after = self_attention(x, 2, {.causal = true});
+  CHECK(same_bits(narrow(before, 1, 0, 4), narrow(after, 1, 0, 4)));
+  CHECK_FALSE(same_bits(before, after));
+}
+
+TEST_CASE("ops: bad calls are refused in one line that names the op") {
+  const Tensor x = numbers({3, 4}, f32), v = numbers({4}, f32), s = Tensor::scalar(1),
+               index = numbers({2}, i64, 1, 0, 1);
+  const auto far = [](std::int64_t i) { return Tensor::from<std::int64_t>({i}, {1}); };
+  struct Bad {
+    const char* op;
+    std::function<void()> call;
+    enum { shape, value, dtype, state, device } kind;
+  };
+  const Bad list[] = {
+      {"sum", [&] { sum(x, {2}); }, Bad::shape},
+      {"mean", [&] { mean(x, {-3}); }, Bad::shape},
+      {"mean", [&] { mean(index); }, Bad::dtype},
+      {"argmax", [&] { argmax(x, 5); }, Bad::shape},
+      {"softmax", [&] { softmax(x, 2); }, Bad::shape},
+      {"matmul", [&] { matmul(x, x); }, Bad::shape},
+      {"matmul", [&] { matmul(s, x); }, Bad::shape},
+      {"matmul", [&] { matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32)); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 3}, f32)); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 4}, f32), v); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 4}, f32), s); }, Bad::shape},
+      {"layer_norm", [&] { layer_norm(x, numbers({3}, f32), {}); }, Bad::shape},
+      {"layer_norm", [&] { layer_norm(x, s, {}); }, Bad::shape},
+      {"layer_norm", [&] { layer_norm(x, v, s); }, Bad::shape},
+      {"layer_norm", [&] { layer_norm(s, {}, {}); }, Bad::shape},
+      {"layer_norm", [&] { layer_norm(x, numbers({4}, f64), {}); }, Bad::dtype},
+      {"cross_entropy", [&] { cross_entropy(x, index); }, Bad::shape},
+      {"cross_entropy", [&] { cross_entropy(x, numbers({3}, i32)); }, Bad::dtype},
+      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(4)); }, Bad::value},
+      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(-1)); }, Bad::value},
+      {"embedding", [&] { embedding(x, far(3)); }, Bad::value},
+      {"embedding", [&] { embedding(x, far(-1)); }, Bad::value},
+      {"embedding", [&] { embedding(x, v); }, Bad::dtype},
+      {"embedding", [&] { embedding(s, index); }, Bad::shape},
+      {"index_select", [&] { index_select(x, 0, numbers({1, 1}, i64)); }, Bad::shape},
+      {"gather", [&] { gather(v, far(4)); }, Bad::value},
+      {"gather", [&] { gather(x, index); }, Bad::shape},
+      {"gather", [&] { gather(v, v); }, Bad::dtype},
+      {"topk", [&] { topk(x, 5); }, Bad::shape},
+      {"topk", [&] { topk(x, -1); }, Bad::shape},
+      {"topk", [&] { topk(s, 1); }, Bad::shape},
+      {"multinomial", [&] { multinomial(s); }, Bad::shape},
+      {"cat", [&] { cat({}); }, Bad::value},
+      {"cat", [&] { cat(std::vector{x, v}); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{x, numbers({3, 5}, f32)}); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{v, numbers({4}, f64)}); }, Bad::dtype},
+      {"cat", [&] { cat(std::vector{x, x}, 2); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{s, s}); }, Bad::shape},
+      {"where", [&] { where(x, x, x); }, Bad::dtype},
+      {"where", [&] { where(greater(x, 0.0), x, numbers({3, 4}, f64)); }, Bad::dtype},
+      {"copy_", [&] { copy_(v, x); }, Bad::shape},
+      {"reshape", [&] { reshape(x, {5, -1}); }, Bad::shape},
+      {"reshape", [&] { reshape(x, {-1, -1}); }, Bad::shape},
+      {"reshape", [&] { reshape(x, {-2, -6}); }, Bad::shape},
+      {"view", [&] { view(transpose(x, 0, 1), {12}); }, Bad::shape},
+      {"flatten", [&] { flatten(x, 1, 0); }, Bad::shape},
+      {"permute", [&] { permute(x, {0, 0}); }, Bad::shape},
+      {"permute", [&] { permute(x, {0}); }, Bad::shape},
+      {"squeeze", [&] { squeeze(x, 0); }, Bad::shape},
+      {"expand", [&] { expand(x, {3, 5}); }, Bad::shape},
+      {"expand", [&] { expand(x, {4}); }, Bad::shape},
+      {"expand", [&] { expand(v, {-1, 4}); }, Bad::shape},
+      {"slice", [&] { slice(x, 0, 0, 1, 0); }, Bad::value},
+      {"slice", [&] { slice(s, 0, 0, 1); }, Bad::shape},
+      {"narrow", [&] { narrow(x, 1, 2, 3); }, Bad::shape},
+      {"narrow", [&] { narrow(x, 1, -1, 2); }, Bad::shape},
+      {"select", [&] { select(x, 0, 3); }, Bad::shape},
+      {"split", [&] { split(x, 0); }, Bad::value},
+      {"size", [&] { (void)s.size(0); }, Bad::shape},
+      {"size", [&] { (void)x.size(2); }, Bad::shape},
+      {"attention", [&] { attention(x, x, x); }, Bad::shape},
+      {"attention",
+       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32)); },
+       Bad::shape},
+      {"attention",
+       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32)); },
+       Bad::dtype},
+      {"self_attention", [&] { self_attention(numbers({1, 2, 8}, f32), 2); }, Bad::shape},
+      {"self_attention", [&] { self_attention(numbers({1, 2, 6}, f32), 0); }, Bad::shape},
+      {"dropout", [&] { dropout(index, 0.5); }, Bad::dtype},
+      {"arange", [] { arange(0, 1, 0); }, Bad::value},
+      {"arange", [] { arange(0, std::numeric_limits<double>::infinity()); }, Bad::value},
+      {"randint", [] { randint(3, 3, {2}); }, Bad::value},
+      {"uniform", [] { rand({2}, {i64}); }, Bad::dtype},
+      {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
+      {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
+      {"-1", [] { zeros({2, -1}); }, Bad::shape},
+      {"order_free_norm", [&] { order_free_norm(std::vector{x, numbers({2}, f64)}); }, Bad::dtype},
+      {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
+  };
+  for (const Bad& bad : list) {
+    std::string text = "(nothing was thrown)";
+    int kind = -1;
+    try {
+      bad.call();
+    } catch (const ShapeError& e) {
+      kind = Bad::shape;
+      text = e.what();
+    } catch (const ValueError& e) {
+      kind = Bad::value;
+      text = e.what();
+    } catch (const DTypeError& e) {
+      kind = Bad::dtype;
+      text = e.what();
+    } catch (const DeviceError& e) {
+      kind = Bad::device;
+      text = e.what();
+    }
+    INFO(bad.op << " " << text);
+    CHECK(kind == bad.kind);
+    CHECK(one_line_about(text, bad.op));
+  }
+}
+
+TEST_CASE("ops: optimizer steps refuse what does not fit and write what they name") {
+  const Tensor lr = Tensor::scalar(0.1, {f64}), step = zeros({}, {f64});
+  const Tensor p = numbers({5}, f32), g = numbers({5}, f32, 2), m = zeros({5}), v = zeros({5});
+  const std::vector<Tensor> adam = {lr, p, g, m, v, step}, sgd = {lr, p, g};
+  const Tensor before = clone(p), g_before = clone(g);
+  CHECK(apply_many(ops::AdamStep{}, adam).size() == 4);
+  CHECK(step.item() == 1);
+  CHECK_FALSE(same_bits(p, before));
+  CHECK(same_bits(g, g_before));
+  const Tensor again = clone(p);
+  apply_many(ops::SgdStep{}, sgd);
+  CHECK(distance(p, sub(again, mul(g, 0.1))) < 1e-6);
+  CHECK(one_line_about(
+      message_of<ShapeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)}); }),
+      "sgd_step_"));
+  CHECK(one_line_about(
+      message_of<DTypeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)}); }),
+      "sgd_step_"));
+  CHECK(one_line_about(
+      message_of<DTypeError>([&] { apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step}); }),
+      "adam_step_"));
+  const std::vector<Tensor> clip = {order_free_norm(std::span(&g, 1)), g};
+  apply_many(ops::ClipScale{1e-3}, clip);
+  CHECK(std::abs(order_free_norm(std::span(&g, 1)).item() - 1e-3) < 1e-5);
+}
+
+TEST_CASE("ops: every op of the library is in a list, and every op of the lists met this harness") {
+  std::set<std::string> listed{"where"};
+  for (const ElementwiseListing& entry : elementwise_listing()) listed.emplace(entry.op->name());
+  std::set<std::string> structural;
+  ops::for_each_structural([&]<class O>() { structural.emplace(O::name); });
+  listed.insert(structural.begin(), structural.end());
+
+  const std::regex declared(R"re(static constexpr std::string_view name = "([a-z0-9_]+)")re");
+  std::size_t files = 0;
+  for (const auto& file : std::filesystem::directory_iterator(SHERD_OPS_DIRECTORY)) {
+    if (file.path().extension() != ".h") continue;
+    ++files;
+    std::ifstream in(file.path());
+    for (std::string line; std::getline(in, line);) {
+      std::smatch name;
+      if (!std::regex_search(line, name, declared)) continue;
+      INFO(file.path().filename().string() << ": " << name[1].str());
+      CHECK(listed.contains(name[1].str()));
+    }
+  }
+  CHECK(files > 50);
+
+  Heard heard;
+  {
+    const Listening scope(heard);
+    for (const Case& c : cases()) {
+      const std::vector<Tensor> in = draw(c, f32, small_shapes(c));
+      run(c, in);
+      if (c.gradients) gradients(c, in, Lay::dense);
+    }
+    full({1}, 1), arange(0, 1), rand({1}), randn({1}), randint(0, 2, {1});
+    const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({2}), norm = zeros({}, {f64});
+    apply_many(ops::SgdStep{}, std::vector{lr, p, p});
+    apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
+    apply_many(ops::ClipScale{}, std::vector{norm, p});
+  }
+  for (const std::string& name : structural) {
+    INFO(name);
+    CHECK(heard.names.contains(name));
+  }
+}

@@ -1,0 +1,253 @@
+// The handle: values in and out, views, printing, refusals.
+#include "runtime/tensor.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+template <class T>
+std::vector<T> values(const Tensor& x) {
+  return x.to_vector<T>();
+}
+
+using Floats = std::vector<float>;
+
+Tensor counted(const Shape& shape) {
+  return to(reshape(arange(0, static_cast<double>(shape.numel())), shape), f32);
+}
+
+}  // namespace
+
+TEST_CASE("tensor: values go in and come out, in every dtype") {
+  for (DType dtype : all_dtypes) {
+    INFO(name_of(dtype));
+    const Tensor x = numbers({2, 3}, dtype);
+    dispatch(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const std::vector<T> host = values<T>(x);
+      REQUIRE(host.size() == 6);
+      const Tensor again = dispatch(dtype, [&](auto) {
+        Tensor t = empty({2, 3}, {dtype});
+        auto* at = t.mutable_data<T>();
+        for (std::size_t i = 0; i < host.size(); ++i) at[i] = host[i];
+        return t;
+      });
+      CHECK(same_bits(again, x));
+      CHECK(select(select(x, 0, 1), 0, 2).item() == static_cast<double>(static_cast<compute_t<T>>(host[5])));
+    });
+    CHECK(Tensor::scalar(1, {dtype}).item() == 1);
+    CHECK(Tensor::scalar(1, {dtype}).spec() == Spec{{}, dtype, Device::cpu()});
+  }
+}
+
+TEST_CASE("tensor: integers keep every digit") {
+  const std::int64_t big = (std::int64_t{1} << 53) + 1;
+  const Tensor x = Tensor::from<std::int64_t>({big}, {1});
+  CHECK(x.item<std::int64_t>() == big);
+  CHECK(values<std::int64_t>(x)[0] == big);
+  CHECK(to_string(x).find(std::to_string(big)) != std::string::npos);
+}
+
+TEST_CASE("tensor: handles share, and an empty one says so") {
+  const Tensor none;
+  CHECK_FALSE(none.defined());
+  CHECK_FALSE(static_cast<bool>(none));
+  CHECK(to_string(none) == "tensor(none)");
+  const Tensor x = counted({3}), same = x, view = narrow(x, 0, 0, 3);
+  CHECK(same.is(x));
+  CHECK_FALSE(view.is(x));
+  CHECK(view.is_view());
+  fill_(same, 7);
+  CHECK(values<float>(view) == Floats{7, 7, 7});
+}
+
+TEST_CASE("tensor: views share memory with what they view, copies do not") {
+  const Tensor x = counted({2, 3, 4});
+  const std::vector<Tensor> views = {reshape(x, {6, 4}),
+                                     view(x, {24}),
+                                     flatten(x),
+                                     permute(x, {2, 0, 1}),
+                                     transpose(x, 0, 2),
+                                     unsqueeze(x, 1),
+                                     squeeze(narrow(x, 0, 1, 1), 0),
+                                     expand(x, {5, 2, 3, 4}),
+                                     slice(x, 2, 1, 4, 2),
+                                     narrow(x, 1, 1, 2),
+                                     select(x, 0, 1),
+                                     split(x, 2, 1)[1],
+                                     contiguous(x),
+                                     to(x, f32),
+                                     to(x, Device::cpu()),
+                                     x.detach(),
+                                     alias(x, {{2}, {5}, 3})};
+  for (const Tensor& v : views) CHECK(&v.storage() == &x.storage());
+  const std::vector<Tensor> copies = {clone(x),
+                                      to(x, f64),
+                                      to(x, Device::cpu(1)),
+                                      contiguous(transpose(x, 0, 2)),
+                                      reshape(transpose(x, 0, 2), {24}),
+                                      cat(std::span(&x, 1))};
+  for (const Tensor& c : copies) CHECK(&c.storage() != &x.storage());
+}
+
+TEST_CASE("tensor: reshape and views lay elements out in row-major order") {
+  const Tensor x = counted({2, 3, 4});
+  const std::vector<float> flat = values<float>(x);
+  for (const Shape& shape : {Shape{24}, Shape{4, 6}, Shape{2, 12}, Shape{1, 24, 1}, Shape{2, 2, 3, 2}}) {
+    CHECK(values<float>(reshape(x, shape)) == flat);
+    CHECK(values<float>(reshape(transpose(clone(transpose(x, 0, 2)), 0, 2), shape)) == flat);
+  }
+  CHECK(reshape(x, {-1, 8}).shape() == Shape{3, 8});
+  CHECK(reshape(x, {2, -1, 1}).shape() == Shape{2, 12, 1});
+  CHECK(view(transpose(x, 0, 1), {3, 2, 2, 2}).shape() == Shape{3, 2, 2, 2});  // splits an axis: no copy
+  CHECK_THROWS_AS(view(transpose(x, 0, 1), {6, 4}), ShapeError);
+  CHECK(values<float>(permute(x, {2, 0, 1})) == values<float>(contiguous(permute(x, {2, 0, 1}))));
+  CHECK(select(x, -1, -1).to_vector<float>() == Floats{3, 7, 11, 15, 19, 23});
+  CHECK(values<float>(slice(x, 2, -3, 100, 2)) == values<float>(slice(x, 2, 1, 4, 2)));
+  CHECK(slice(x, 0, 2, 1).shape() == Shape{0, 3, 4});
+  CHECK(x.size(-1) == 4);
+  CHECK(flatten(Tensor::scalar(1)).shape() == Shape{1});
+  CHECK(reshape(zeros({0, 4}), {2, 0}).shape() == Shape{2, 0});
+  CHECK(view(slice(zeros({0, 6}), 1, 0, 6, 2), {0}).shape() == Shape{0});
+  const std::vector<Tensor> pieces = split(x, 2, 1);
+  REQUIRE(pieces.size() == 2);
+  CHECK(pieces[1].shape() == Shape{2, 1, 4});
+  CHECK(same_bits(cat(pieces, 1), x));
+}
+
+TEST_CASE("tensor: contiguity is a fact about strides, not about how a view was made") {
+  const Tensor x = counted({2, 3, 4});
+  CHECK(x.is_contiguous());
+  CHECK_FALSE(transpose(x, 0, 1).is_contiguous());
+  CHECK(transpose(transpose(x, 0, 1), 0, 1).is_contiguous());
+  CHECK(narrow(x, 0, 1, 1).is_contiguous());
+  CHECK_FALSE(narrow(x, 1, 0, 2).is_contiguous());
+  CHECK(transpose(counted({1, 5}), 0, 1).is_contiguous());
+  CHECK(slice(zeros({0, 6}), 1, 0, 6, 2).is_contiguous());
+  CHECK_FALSE(expand(counted({1}), {4}).is_contiguous());
+}
+
+TEST_CASE("tensor: from_blob uses the caller's memory and tells when it is done") {
+  std::vector<float> memory{1, 2, 3, 4, 5, 6};
+  int freed = 0;
+  {
+    Tensor part;
+    {
+      const Tensor x = from_blob(memory.data(), {2, 3}, f32, [&] { ++freed; });
+      CHECK(x.data<float>() == memory.data());
+      part = select(x, 0, 1);
+      mul_(x, 2.0);
+    }
+    CHECK(freed == 0);
+    CHECK(memory[5] == 12);
+    CHECK(values<float>(part) == Floats{8, 10, 12});
+  }
+  CHECK(freed == 1);
+  CHECK(from_blob(nullptr, {0, 3}, f32).numel() == 0);
+  CHECK(one_line_about(message_of<ValueError>([] { from_blob(nullptr, {2}, f32); }), "from_blob"));
+  CHECK(one_line_about(message_of<ShapeError>([&] { from_blob(memory.data(), {-1}, f32); }), "from_blob"));
+}
+
+TEST_CASE("tensor: absurd sizes are refused before anything is allocated") {
+  CHECK_THROWS_AS(empty({-1}), ShapeError);
+  CHECK_THROWS_AS(zeros({std::int64_t{1} << 40, std::int64_t{1} << 40}), Error);
+  CHECK_THROWS_AS(empty({std::int64_t{1} << 62, 8}, {f64}), Error);
+  CHECK_THROWS_AS(empty({std::int64_t{1} << 50}), OutOfMemoryError);
+  CHECK_THROWS_AS((Shape{1, 1, 1, 1, 1, 1, 1, 1, 1}), ShapeError);
+  CHECK_THROWS_AS(unsqueeze(zeros({1, 1, 1, 1, 1, 1, 1, 1}), 0), ShapeError);
+}
+
+TEST_CASE("tensor: reading and writing as another type is refused in one line") {
+  const Tensor x = counted({2, 2});
+  CHECK(one_line_about(message_of<DTypeError>([&] { (void)x.data<double>(); }), "f64"));
+  CHECK(one_line_about(message_of<DTypeError>([&] { (void)x.mutable_data<std::int64_t>(); }), "f32"));
+  CHECK(one_line_about(message_of<DTypeError>([&] { (void)x.to_vector<double>(); }), "to_vector"));
+  CHECK(one_line_about(message_of<ShapeError>([&] { (void)x.item(); }), "item"));
+  CHECK(one_line_about(message_of<ShapeError>([] { Tensor::from<float>({1, 2, 3}, {2}); }), "from"));
+  CHECK(one_line_about(message_of<ValueError>([&] { alias(x, {{3}, {2}, 0}); }), "alias"));
+  CHECK(one_line_about(message_of<ValueError>([&] { alias(x, {{2}, {-1}, 0}); }), "alias"));
+  const Tensor meta = empty({1}, {f32, Device::meta()});
+  CHECK(one_line_about(message_of<DeviceError>([&] { (void)meta.item(); }), "meta"));
+  CHECK_THROWS_AS(meta.to_vector<float>(), Error);
+  CHECK(to_string(meta).find("...") != std::string::npos);
+}
+
+TEST_CASE("tensor: a host write counts as a write, a host read does not") {
+  const Tensor x = counted({2});
+  const std::uint32_t version = x.storage().version();
+  (void)x.data<float>();
+  (void)x.to_vector<float>();
+  CHECK(x.storage().version() == version);
+  (void)x.mutable_data<float>();
+  CHECK(x.storage().version() > version);
+}
+
+TEST_CASE("tensor: printing shows values, and shortens what is long") {
+  CHECK(to_string(Tensor::from<float>({1, -0.5f}, {2})).find("[1, -0.5]") != std::string::npos);
+  CHECK(to_string(Tensor::from<std::int64_t>({3, -4}, {1, 2})).find("[[3, -4]]") != std::string::npos);
+  CHECK(to_string(greater(counted({2}), 0.5)).find("[false, true]") != std::string::npos);
+  CHECK(to_string(Tensor::scalar(2.5)).find("2.5") != std::string::npos);
+  CHECK(to_string(zeros({0, 3})).find("[]") != std::string::npos);
+  CHECK(to_string(transpose(counted({2, 2}), 0, 1)).find("[[0, 2], [1, 3]]") != std::string::npos);
+  CHECK(to_string(full({1}, std::numeric_limits<double>::infinity())).find("inf") != std::string::npos);
+  const std::string text = to_string(counted({100, 100}));
+  CHECK(text.size() < 1000);
+  CHECK(text.find("...") != std::string::npos);
+  CHECK(text.find("9999") != std::string::npos);
+  CHECK(text.find("shape=(100, 100), dtype=f32, device=cpu:0") != std::string::npos);
+  for (const char* name : {"cpu:0", "cpu:1", "cuda:3", "meta"}) CHECK(to_string(Device::parse(name)) == name);
+  CHECK(Device::parse("cpu") == Device::cpu());
+  for (const char* name : {"", "gpu", "cpu:", "cpu:x", "cpu:-1", "cuda:999", "meta:1x"})
+    CHECK_THROWS_AS(Device::parse(name), ValueError);
+}
+
+TEST_CASE("tensor: casts keep values where they fit and round to nearest where they do not") {
+  const Tensor x = Tensor::from<float>({0, 1, -2.75f, 3.99f, 300.5f}, {5});
+  CHECK(values<std::int64_t>(to(x, i64)) == std::vector<std::int64_t>{0, 1, -2, 3, 300});
+  CHECK(values<bool>(to(x, boolean)) == std::vector<bool>{false, true, true, true, true});
+  CHECK(same_bits(to(to(x, f64), f32), x));
+  CHECK(same_bits(to(to(x, f16), f32), x) == false);
+  for (DType dtype : {f16, bf16, i32, i64})
+    CHECK(same_bits(to(to(counted({100}), dtype), f32), counted({100})));
+}
+
+TEST_CASE("tensor: copy_ writes broadcast values in the target's dtype and layout") {
+  const Tensor into = zeros({2, 3}, {f64});
+  copy_(transpose(into, 0, 1), Tensor::from<float>({1, 2}, {2}));
+  CHECK(values<double>(into) == std::vector<double>{1, 1, 1, 2, 2, 2});
+  copy_(into, Tensor::scalar(4, {i64}));
+  CHECK(values<double>(into) == std::vector<double>(6, 4));
+  copy_(into, to(counted({2, 3}), Device::cpu(1)));
+  CHECK(values<double>(into) == std::vector<double>{0, 1, 2, 3, 4, 5});
+}
+
+TEST_CASE("tensor: in-place forms take a lower precision, never a higher one") {
+  Tensor x = full({3}, 1);
+  add_(x, full({3}, 2, {bf16}));
+  CHECK(values<float>(x) == Floats{3, 3, 3});
+  CHECK_THROWS_AS(add_(x, full({3}, 2, {f64})), DTypeError);
+  CHECK_THROWS_AS(add(x, full({3}, 2, {bf16})), DTypeError);
+  CHECK_THROWS_AS(add_(x, full({3}, 2, {i64})), DTypeError);
+}
+
+TEST_CASE("shape: axes count from both ends, and broadcasting is NumPy's") {
+  for (int rank : {1, 2, 5})
+    for (int i = 0; i < rank; ++i) {
+      CHECK(normalize_axis("t", i, rank) == i);
+      CHECK(normalize_axis("t", i - rank, rank) == i);
+    }
+  CHECK_THROWS_AS(normalize_axis("t", 2, 2), ShapeError);
+  CHECK_THROWS_AS(normalize_axis("t", -3, 2), ShapeError);
+  CHECK(broadcast_shapes("t", {3, 1}, {4}) == Shape{3, 4});
+  CHECK(broadcast_shapes("t", {}, {2, 0}) == Shape{2, 0});
+  CHECK(broadcast_shapes("t", {1}, {0}) == Shape{0});
+  CHECK_THROWS_AS(broadcast_shapes("t", {2}, {0}), ShapeError);
+  CHECK(to_string(Shape{2, 3}) == "(2, 3)");
+  CHECK(Shape{}.numel() == 1);
+}
