@@ -18,4 +18,5 @@
 #include "runtime/elementwise.h"
 #include "runtime/op.h"
 #include "runtime/ops.h"
+#include "runtime/processor.h"
 #include "runtime/tensor.h"

@@ -14,7 +14,7 @@ namespace sherd::nn {
 /// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May be empty.
 struct ParamGroup {
   std::vector<Parameter> params;
-  std::optional<double> lr, weight_decay;
+  std::optional<double> lr{}, weight_decay{};
 };
 
 /// What `zero_grad` leaves: no gradient, or zeros in place.

@@ -8,6 +8,7 @@
 
 #include "runtime/error.h"
 #include "runtime/parallel.h"
+#include "runtime/processor.h"
 
 namespace sherd {
 
@@ -42,6 +43,7 @@ struct ContextHolder {
 };
 
 Context& Context::create() {
+  check_processor();  // before the first kernel could meet an instruction that is not there
   thread_local ContextHolder holder;
   check<StateError>(current_ != nullptr, "context: this thread is ending and has no rank state any more");
   return *current_;

@@ -23,10 +23,10 @@ namespace sherd {
 struct Spec {
   Shape shape;
   DType dtype = DType::f32;
-  Device device;
+  Device device{};
   friend bool operator==(const Spec&, const Spec&) = default;
   /// Of an input that was not given.
-  static Spec none() { return {Shape{-1}}; }
+  static Spec none() { return {Shape{-1}, DType::f32, {}}; }
   bool is_none() const { return shape.rank() == 1 && shape[0] == -1; }
   std::int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
@@ -56,7 +56,7 @@ class SHERD_API TensorImpl final : public RefCounted {
 /// Default element type and device of a creation call.
 struct TensorOptions {
   DType dtype = DType::f32;
-  Device device;
+  Device device{};
 };
 
 /// A strided array of one dtype on one device. A pointer-sized handle; an empty one (`!defined()`) means "none".

@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/export.h"
+
 namespace sherd {
 
 /// Size classes (64-byte steps up to 1 KiB, then eight a doubling), each a stack of free blocks. Belongs to one thread at a
 /// time, so it needs no lock; a block may be given back to another thread's pool than it came from. Large blocks stay mapped:
 /// getting fresh pages from the kernel costs more than writing them.
-class CpuPool {
+class SHERD_API CpuPool {
  public:
   CpuPool() = default;
   CpuPool(const CpuPool&) = delete;
