@@ -105,6 +105,12 @@ void queue_backward_callback(std::function<void()> callback) {
 bool in_backward() { return current_run() != nullptr; }
 
 void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) { ensure_leaf(leaf).sink = std::move(sink); }
+void continue_leaf(const Tensor& from, const Tensor& to) {
+  const AutogradRecord* record = record_of(from);
+  if (record == nullptr || !record->leaf) return;
+  record->leaf->spec = to.spec();
+  ensure_record(to).leaf = record->leaf;
+}
 void set_leaf_name(const Tensor& leaf, std::string name) { ensure_leaf(leaf).name = std::move(name); }
 
 }  // namespace sherd

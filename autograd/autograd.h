@@ -61,6 +61,8 @@ SHERD_API bool in_backward();
 
 /// Sends the leaf's gradients to `sink` instead of its `.grad`; null restores that.
 SHERD_API void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink);
+/// Makes `to` go on as the leaf that `from` is: with its gradient, sink, hooks and name. For parameters whose memory is replaced.
+SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
 /// A name for messages about this leaf ("layers.0.weight").
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 

@@ -162,6 +162,8 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
     }
     check<ShapeError>(found->second.shape() == into.shape(), "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
                       into.shape(), found->second.shape());
+    check<DeviceError>(found->second.device().type != DeviceType::meta || into.device().type == DeviceType::meta,
+                       "load_state_dict: '{}' is on meta in the state and has no values", name);
     missing.erase(id);
     copies.emplace_back(into, found->second);
     given.erase(found);

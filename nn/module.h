@@ -177,15 +177,26 @@ class Layer : public Module {
   }
 
  private:
+  /// Arguments with tensors are copied while somebody observes, since observers may replace these; others (a cache that `forward` fills)
+  /// are the caller's own.
+  template <class A>
+  using Held = std::conditional_t<may_hold_tensors<A>(), std::decay_t<A>, A&&>;
+  template <class A>
+  using Passed = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<Held<A>>&, std::remove_reference_t<Held<A>>&&>;
+  template <class A, class Item>
+  static void collect(Item& item, std::vector<Tensor*>& inputs) {
+    if constexpr (may_hold_tensors<A>()) each_tensor(item, [&](Tensor& t) { inputs.push_back(&t); });
+  }
+
   template <class Self, class... A>
   static auto run(Self& self, A&&... args) {
     if (!self.observed()) return self.forward(std::forward<A>(args)...);
     auto& module = const_cast<D&>(static_cast<const D&>(self));  // observers may change what they watch
-    std::tuple<std::decay_t<A>...> held(std::forward<A>(args)...);
+    std::tuple<Held<A>...> held(std::forward<A>(args)...);
     std::vector<Tensor*> inputs;
-    each_tensor(held, [&](Tensor& t) { inputs.push_back(&t); });
+    std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
     module.fire_before(inputs);
-    auto result = std::apply([&](auto&... items) { return self.forward(items...); }, held);
+    auto result = std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
     std::vector<Tensor*> outputs;
     each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
     module.fire_after(outputs);

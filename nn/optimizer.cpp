@@ -11,8 +11,26 @@
 namespace sherd::nn {
 namespace {
 
-/// The list op takes f32 on the host; everything else is stepped in ops, parameter by parameter.
-bool takes_list(const Tensor& p) { return p.dtype() == DType::f32 && p.device().is_cpu(); }
+/// The list ops take f32; everything else is stepped in ops, parameter by parameter.
+bool takes_list(const Tensor& p, const Tensor& g) {
+  return p.dtype() == DType::f32 && g.dtype() == DType::f32 && g.device() == p.device() && p.is_contiguous();
+}
+
+/// The inputs of one list op a device, each opened by the rate.
+class DeviceLists {
+ public:
+  explicit DeviceLists(const Tensor& lr) : lr_(lr) {}
+  std::vector<Tensor>& on(Device device) {
+    for (std::vector<Tensor>& list : lists_)
+      if (list[0].device() == device) return list;
+    return lists_.emplace_back(1, to(lr_, device));
+  }
+  const std::vector<std::vector<Tensor>>& all() const { return lists_; }
+
+ private:
+  const Tensor& lr_;
+  std::vector<std::vector<Tensor>> lists_;
+};
 
 /// The 0-d f64 host values that the formulas below need.
 double host(const Tensor& t) { return t.item(); }
@@ -124,16 +142,17 @@ Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
 
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
   const TensorOptions like{p.dtype(), p.device()};
-  return {zeros(p.shape(), like), zeros(p.shape(), like), zeros({}, {DType::f64})};
+  return {zeros(p.shape(), like), zeros(p.shape(), like), zeros({}, {DType::f64, p.device()})};
 }
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const AdamOptions& o = options_;
-  std::vector<Tensor> list{group.lr};
+  DeviceLists lists(group.lr);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const Slots& s = *slots[i];
-    if (takes_list(p) && g.dtype() == DType::f32) {
+    if (takes_list(p, g)) {
+      std::vector<Tensor>& list = lists.on(p.device());
       list.insert(list.end(), {p, g, s[0], s[1], s[2]});
       continue;
     }
@@ -147,7 +166,7 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
     const Tensor denominator = add(div(sqrt(s[1]), std::sqrt(1 - std::pow(o.beta2, t))), o.eps);
     sub_(p, mul(div(s[0], denominator), lr / (1 - std::pow(o.beta1, t))));
   }
-  if (list.size() > 1) apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
+  for (const std::vector<Tensor>& list : lists.all()) apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
 }
 
 Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o) : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
@@ -160,15 +179,16 @@ std::vector<std::string> Sgd::state_names() const {
 
 Optimizer::Slots Sgd::fresh(const Tensor& p) const {
   if (options_.momentum == 0) return {};
-  return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64})};
+  return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64, p.device()})};
 }
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
-  std::vector<Tensor> list{group.lr};
+  DeviceLists lists(group.lr);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     Slots& s = *slots[i];
-    if (takes_list(p) && g.dtype() == DType::f32) {
+    if (takes_list(p, g)) {
+      std::vector<Tensor>& list = lists.on(p.device());
       list.insert(list.end(), {p, g});
       list.insert(list.end(), s.begin(), s.end());
       continue;
@@ -183,7 +203,7 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
     }
     sub_(p, mul(v, host(group.lr)));
   }
-  if (list.size() > 1) apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
+  for (const std::vector<Tensor>& list : lists.all()) apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
 }
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {

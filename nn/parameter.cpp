@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 
@@ -40,12 +41,11 @@ Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()
 Tensor Parameter::data() const { return state_->used.detach(); }
 
 void Parameter::set_data(Tensor data) {
-  const Tensor grad = state_->local.defined() ? state_->local.grad() : Tensor{};
-  state_->shape = data.shape();
-  state_->local = data.detach();
-  state_->local.requires_grad_(state_->requires_grad);
-  if (grad.defined()) state_->local.set_grad(grad);
-  state_->used = state_->local;
+  Tensor fresh = data.detach();
+  continue_leaf(state_->local, fresh);
+  fresh.requires_grad_(state_->requires_grad);
+  state_->shape = fresh.shape();
+  state_->local = state_->used = fresh;
 }
 
 void Parameter::set_requires_grad(bool requires_grad) {

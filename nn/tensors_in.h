@@ -14,6 +14,27 @@
 
 namespace sherd::nn {
 
+/// Whether `each_tensor` can find any in a `T`.
+template <class T>
+consteval bool may_hold_tensors() {
+  using V = std::remove_cvref_t<T>;
+  constexpr auto nothing = [](Tensor&) {};
+  if constexpr (std::is_same_v<V, Tensor> || requires(V& value) { tensors_in(value, nothing); }) {
+    return true;
+  } else if constexpr (requires { std::tuple_size<V>::value; }) {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (may_hold_tensors<std::tuple_element_t<I, V>>() || ...);
+    }(std::make_index_sequence<std::tuple_size<V>::value>{});
+  } else if constexpr (requires { typename V::mapped_type; }) {
+    return may_hold_tensors<typename V::mapped_type>();
+  } else if constexpr (requires(V& value) { value.has_value(); *value; } || requires(V& value) { value.begin(); value.end(); }) {
+    if constexpr (requires { typename V::value_type; }) return may_hold_tensors<typename V::value_type>();
+    else return false;
+  } else {
+    return false;
+  }
+}
+
 /// Calls `visit(Tensor&)` for every tensor in `value`: tensors, pairs, tuples, vectors, arrays, optionals and map values of these, and any
 /// struct for which `tensors_in(T&, visit)` is found beside its type. Everything else holds none.
 template <class T, class F>
