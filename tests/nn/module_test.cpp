@@ -1,0 +1,451 @@
+// What derives from a module's one visit: names, ties, state, copies, moves, modes, observers.
+#include "nn/module.h"
+
+#include <array>
+#include <map>
+#include <optional>
+
+#include "autograd/autograd.h"
+#include "nn/gpt.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/state_file.h"
+#include "tests/runtime/harness.h"
+#include "tests/temp_directory.h"
+
+using namespace sherd;
+using namespace sherd::nn;
+using namespace sherd::test;
+
+namespace {
+
+/// Two linear layers with one weight, a counter that is saved and a scratch that is not.
+struct Tied final : Layer<Tied> {
+  nn::Linear first{4, 4}, second{4, 4, {Bias::no}};
+  Buffer count{Tensor::from<std::int64_t>({3}, {1})};
+  Buffer scratch{zeros({2}), Persistence::transient};
+  Tied() { tie(first.weight, second.weight); }
+  Tensor forward(const Tensor& x) const { return second(relu(first(x))); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("count", count);
+    on("scratch", scratch);
+  }
+};
+
+std::vector<std::string> names(const std::vector<NamedParameter>& list) {
+  std::vector<std::string> out;
+  for (const NamedParameter& p : list) out.push_back(p.name);
+  return out;
+}
+
+std::vector<std::string> keys(const StateDict& state) {
+  std::vector<std::string> out;
+  for (const auto& [name, tensor] : state) out.push_back(name);
+  return out;
+}
+
+bool same_values(const Module& a, const Module& b) {
+  const StateDict x = a.state_dict(), y = b.state_dict();
+  if (keys(x) != keys(y)) return false;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (!same_bits(x[i].second, y[i].second)) return false;
+  return true;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+static_assert(!std::is_copy_assignable_v<Param> && !std::is_copy_assignable_v<Buffer>);
+static_assert(std::is_nothrow_move_constructible_v<Param>);
+
+TEST_CASE("modules: names come from one visit, a tied parameter once or under all of them") {
+  Tied m;
+  CHECK(names(m.named_parameters()) == Names{"first.weight", "first.bias"});
+  CHECK(names(m.named_parameters(Ties::all)) == Names{"first.weight", "first.bias", "second.weight"});
+  CHECK(m.parameters().size() == 2);
+  CHECK(m.parameter_count() == 20);
+  CHECK(keys(m.state_dict()) == Names{"first.weight", "first.bias", "count"});
+  CHECK(m.named_buffers().size() == 2);
+  Names modules;
+  for (const NamedModule& n : m.named_modules())
+    modules.push_back(n.name + ":" + std::string(n.module->type_name()));
+  CHECK(modules == Names{":Tied", "first:Linear", "second:Linear"});
+  CHECK(m.first.weight.object() == m.second.weight.object());
+  nn::Linear other(3, 4);
+  CHECK_THROWS_AS(tie(m.first.weight, other.weight), ShapeError);
+}
+
+TEST_CASE("modules: tied parameters get one gradient of all their uses") {
+  Tied m;
+  const Tensor x = numbers({3, 4}, f32);
+  sum(m(x)).backward();
+  CHECK(m.first.weight.grad().defined());
+  CHECK(m.first.weight.grad().is(m.second.weight.grad()));
+  Tensor w1 = clone(m.first.weight.data()).requires_grad_(), w2 = clone(w1.detach()).requires_grad_();
+  sum(linear(relu(linear(x, w1, m.first.bias)), w2)).backward();
+  CHECK(distance(m.first.weight.grad(), add(w1.grad(), w2.grad())) < 1e-6);
+}
+
+TEST_CASE("modules: a state goes round, through memory and through a file") {
+  Tied a, b;
+  CHECK_FALSE(same_values(a, b));
+  b.load_state_dict(a.state_dict());
+  CHECK(same_values(a, b));
+  CHECK(b.first.weight.object() == b.second.weight.object());
+  const TempDirectory folder;
+  save_state(folder / "m.safetensors", a.state_dict());
+  Tied c;
+  c.load_state_dict(load_state(folder / "m.safetensors"));
+  CHECK(same_values(a, c));
+  for (DType dtype : {f64, f16, bf16}) {
+    a.to(dtype);
+    save_state(folder / "n.safetensors", a.state_dict());
+    const StateDict read = load_state(folder / "n.safetensors");
+    const StateDict given = a.state_dict();
+    REQUIRE(keys(read) == keys(given));
+    for (std::size_t i = 0; i < read.size(); ++i) CHECK(same_bits(read[i].second, given[i].second));
+    c.load_state_dict(read);  // cast to what the module has
+    CHECK(c.first.weight.tensor().dtype() == f32);
+    CHECK(same_bits(c.first.weight.data(), to(a.first.weight.data(), f32)));
+  }
+}
+
+TEST_CASE("modules: a state dict shares memory with the module and has no history") {
+  Tied m;
+  const StateDict state = m.state_dict();
+  CHECK_FALSE(state[0].second.requires_grad());
+  fill_(state[0].second, 3);
+  CHECK(same_bits(m.first.weight.data(), full({4, 4}, 3)));
+}
+
+TEST_CASE("modules: a state that does not fit changes nothing") {
+  Tied m;
+  Tied before = m.clone();
+  const auto refuses = [&](const StateDict& state, auto type, const std::string& name) {
+    const std::string text = message_of<typename decltype(type)::type>([&] { m.load_state_dict(state); });
+    INFO(text);
+    CHECK(one_line_about(text, "load_state_dict"));
+    CHECK(one_line_about(text, name));
+    CHECK(same_values(m, before));
+  };
+  const auto with = [&](std::size_t at, const std::string& name, const Tensor& value) {
+    StateDict state;
+    for (const auto& [n, t] : m.state_dict()) state.emplace_back(n, full(t.shape(), 9, {t.dtype()}));
+    if (at < state.size())
+      state[at] = {name, value};
+    else
+      state.emplace_back(name, value);
+    return state;
+  };
+  refuses(with(1, "first.bias", zeros({5})), TypeTag<ShapeError>{}, "first.bias");
+  refuses(with(9, "third", zeros({5})), TypeTag<ValueError>{}, "third");
+  refuses(with(1, "first.biass", zeros({4})), TypeTag<ValueError>{}, "first.bias");
+  refuses(with(1, "first.bias", empty({4}, {f32, Device::meta()})), TypeTag<DeviceError>{}, "first.bias");
+  StateDict part = with(9, "third", zeros({5}));
+  part.erase(part.begin());
+  m.load_state_dict(part, Strict::no);
+  CHECK(same_bits(m.first.weight.data(), before.first.weight.data()));
+  CHECK(same_bits(m.first.bias.data(), full({4}, 9)));
+  StateDict renamed = with(0, "second.weight", full({4, 4}, 5));  // a tied one under its other name
+  m.load_state_dict(renamed);
+  CHECK(same_bits(m.first.weight.data(), full({4, 4}, 5)));
+}
+
+TEST_CASE("modules: a clone has its own memory, keeps ties, modes and flags, and leaves gradients behind") {
+  Tied m;
+  m.eval();
+  m.first.bias.object();
+  for (NamedParameter& p : m.named_parameters())
+    if (p.name == "first.bias") p.parameter.set_requires_grad(false);
+  sum(m(numbers({1, 4}, f32))).backward();
+  Tied copy = m.clone();
+  CHECK(same_values(m, copy));
+  CHECK_FALSE(copy.training());
+  CHECK(copy.first.weight.object() == copy.second.weight.object());
+  CHECK_FALSE(copy.first.weight.object() == m.first.weight.object());
+  CHECK_FALSE(copy.first.bias.object().requires_grad());
+  CHECK_FALSE(copy.first.weight.grad().defined());
+  CHECK_FALSE(copy.second.bias.defined());
+  fill_(copy.first.weight.data(), 0);
+  fill_(copy.count.tensor(), 0);
+  CHECK_FALSE(same_bits(m.first.weight.data(), copy.first.weight.data()));
+  CHECK(m.count.tensor().item<std::int64_t>() == 3);
+  const std::unique_ptr<Module> erased = m.clone_module();
+  CHECK(same_values(*erased, m));
+  // Two clones are two: the scope of a clone ends with it.
+  const Tied again = m.clone();
+  CHECK_FALSE(again.first.weight.object() == copy.first.weight.object());
+}
+
+TEST_CASE("modules: a silent copy is refused") {
+  const Tied m;
+  CHECK(one_line_about(message_of<StateError>([&] { const Tied copy = m; }), "clone()"));
+  const nn::Linear linear(2, 3);
+  CHECK_THROWS_AS(nn::Linear(linear), StateError);
+  const Buffer buffer(zeros({1}));
+  CHECK_THROWS_AS(Buffer(buffer), StateError);
+  CHECK_NOTHROW(m.clone());
+  CHECK_THROWS_AS(Tied(m), StateError);  // still, after a clone
+}
+
+TEST_CASE("modules: a move takes objects along and keeps slots") {
+  nn::Linear a(2, 3);
+  const Parameter weight = a.weight.object();
+  const Parameter* slot = &a.weight.object();
+  nn::Linear b = std::move(a);
+  CHECK(b.weight.object() == weight);
+  CHECK(&b.weight.object() == slot);
+  nn::Linear c(2, 3);
+  const Parameter* stays = &c.weight.object();
+  c = std::move(b);
+  CHECK(c.weight.object() == weight);
+  CHECK(&c.weight.object() == stays);
+  c.weight = Parameter(zeros({3, 2}));
+  CHECK(&c.weight.object() == stays);
+  CHECK(same_bits(c(ones({1, 2})), reshape(c.bias.data(), {1, 3})));
+}
+
+TEST_CASE("modules: modes and flags reach everything below") {
+  Sequential net{nn::Linear(2, 2), nn::Dropout(0.5), Sequential(nn::Linear(2, 2))};
+  net.eval();
+  for (const NamedModule& m : net.named_modules()) CHECK_FALSE(m.module->training());
+  const Tensor x = ones({1, 2});
+  CHECK(same_bits(net(x), net(x)));
+  net.train();
+  for (const NamedModule& m : net.named_modules()) CHECK(m.module->training());
+  net.set_requires_grad(false);
+  CHECK_FALSE(net(x).requires_grad());
+  net.set_requires_grad(true);
+  sum(net(x)).backward();
+  CHECK(net.parameters()[0].grad().defined());
+  net.zero_grad();
+  for (const Parameter& p : net.parameters()) CHECK_FALSE(p.grad().defined());
+}
+
+TEST_CASE("modules: moving and casting keep objects, ties, gradients and hooks") {
+  Tied m;
+  const Parameter weight = m.first.weight.object();
+  int hooked = 0;
+  register_post_accumulate_hook(weight.tensor(), [&](Leaf&) { ++hooked; }).keep();
+  sum(m(ones({1, 4}))).backward();
+  CHECK(hooked == 1);
+  const Tensor values = clone(weight.data()), gradient = clone(weight.grad());
+  m.to(f64);
+  CHECK(m.first.weight.object() == weight);
+  CHECK(m.second.weight.object() == weight);
+  CHECK(weight.tensor().dtype() == f64);
+  CHECK(weight.grad().dtype() == f64);
+  CHECK(distance(weight.grad(), gradient) == 0);
+  CHECK(m.count.tensor().dtype() == i64);
+  CHECK(m.scratch.tensor().dtype() == f64);
+  m.to(Device::cpu(1));
+  CHECK(weight.tensor().device() == Device::cpu(1));
+  CHECK(weight.grad().device() == Device::cpu(1));
+  CHECK(m.count.tensor().device() == Device::cpu(1));
+  CHECK_THROWS_AS(m(ones({1, 4}, {f64})), DeviceError);
+  sum(m(ones({1, 4}, {f64, Device::cpu(1)}))).backward();
+  CHECK(hooked == 2);
+  CHECK(distance(weight.grad(), mul(to(gradient, f64), 2.0)) < 1e-6);
+  m.to(Device::cpu());
+  m.to(f32);
+  CHECK(same_bits(weight.data(), values));
+}
+
+TEST_CASE("modules: planned on meta, made real later") {
+  nn::Linear m(3, 2, {.tensor = {f32, Device::meta()}});
+  CHECK(m(empty({4, 3}, {f32, Device::meta()})).shape() == Shape{4, 2});
+  const Parameter weight = m.weight.object();
+  m.to(Device::cpu());
+  CHECK(m.weight.object() == weight);
+  m.load_state_dict(nn::Linear(3, 2).state_dict());
+  CHECK(m(ones({1, 3})).to_vector<float>().size() == 2);
+}
+
+TEST_CASE("observers: see tensors in and out in the order they came, and may replace them") {
+  struct Watch final : ModuleObserver {
+    Watch(std::string name, std::string& log) : name(std::move(name)), log(log) {}
+    void before_forward(Module& m, std::span<Tensor* const> inputs) override {
+      log += name + "<" + std::to_string(inputs.size());
+      module = &m;
+      for (Tensor* t : inputs) *t = add(*t, 1.0);
+    }
+    void after_forward(Module&, std::span<Tensor* const> outputs) override {
+      log += name + ">" + std::to_string(outputs.size());
+      for (Tensor* t : outputs) *t = mul(*t, 10.0);
+    }
+    std::string name;
+    std::string& log;
+    Module* module = nullptr;
+  };
+  std::string log;
+  Watch a("a", log), b("b", log);
+  nn::Relu m;
+  Tensor x = ones({1});
+  {
+    const Subscription first = m.observe(a);
+    Subscription second = m.observe(b);
+    CHECK(m(x).item() == 300);
+    CHECK(log == "a<1b<1a>1b>1");
+    CHECK(x.item() == 1);  // the caller's stays
+    CHECK(a.module == &m);
+    second.reset();
+    CHECK(m(x).item() == 20);
+    nn::Relu moved = std::move(m);
+    CHECK(moved(x).item() == 20);
+    CHECK(a.module == &moved);
+    const nn::Relu copy = moved.clone();
+    CHECK(copy(x).item() == 1);
+    m = std::move(moved);
+  }
+  log.clear();
+  CHECK(m(x).item() == 1);
+  CHECK(log.empty());
+  Subscription orphan;
+  {
+    nn::Relu gone;
+    orphan = gone.observe(a);
+  }
+  orphan.reset();
+}
+
+TEST_CASE("observers: what forward fills is the caller's, not a copy") {
+  struct Silent final : ModuleObserver {
+  } silent;
+  manual_seed(1);
+  Gpt gpt({.layers = 2, .heads = 2, .width = 8, .context = 8, .vocab = 16});
+  const NoGrad guard;
+  const Subscription on_model = gpt.observe(silent), on_block = gpt.blocks[0].observe(silent);
+  const Tensor tokens = numbers({1, 6}, i64, 1, 0, 15);
+  KeyValueCache cache;
+  gpt(narrow(tokens, 1, 0, 4), cache);
+  REQUIRE(cache.size() == 2);
+  CHECK(cache[0].keys.size(2) == 4);
+  gpt(narrow(tokens, 1, 4, 2), cache);
+  CHECK(cache[1].values.size(2) == 6);
+}
+
+TEST_CASE("observers: hear every layer of a model, with a cache too") {
+  struct Count final : ModuleObserver {
+    void before_forward(Module& m, std::span<Tensor* const>) override { ++calls[&m]; }
+    std::map<Module*, int> calls;
+  } count;
+  Gpt gpt({.layers = 2, .heads = 2, .width = 8, .context = 8, .vocab = 16});
+  std::vector<Subscription> subscriptions;
+  for (const NamedModule& m : gpt.named_modules()) subscriptions.push_back(m.module->observe(count));
+  const Tensor tokens = numbers({1, 3}, i64, 1, 0, 15);
+  const NoGrad guard;
+  gpt(tokens);
+  const auto plain = count.calls;
+  count.calls.clear();
+  KeyValueCache cache;
+  gpt(tokens, cache);
+  CHECK(count.calls == plain);
+  CHECK(count.calls.at(&gpt.blocks[1]) == 1);
+}
+
+TEST_CASE("containers: of layers name their members and keep their order") {
+  Sequential net;
+  net.append(nn::Linear(2, 3));
+  net.append(nn::Gelu());
+  net.append(nn::Linear(3, 1));
+  CHECK(net.size() == 3);
+  CHECK(names(net.named_parameters()) == Names{"0.weight", "0.bias", "2.weight", "2.bias"});
+  CHECK(net[1].type_name() == "Gelu");
+  CHECK_THROWS(net[3]);
+  const Tensor x = numbers({5, 2}, f32);
+  CHECK(same_bits(net(x), net[2].call(net[1].call(net[0].call(x)))));
+  Sequential copy = net.clone();
+  CHECK(same_bits(copy(x), net(x)));
+  fill_(copy.parameters()[0].data(), 0);
+  CHECK_FALSE(same_bits(copy(x), net(x)));
+  ModuleList<nn::Linear> list;
+  for (int i = 0; i < 20; ++i) list.emplace_back(2, 2);
+  const nn::Linear* first = &list[0];
+  list.emplace_back(2, 2);
+  CHECK(&list[0] == first);
+  CHECK(list.named_parameters().size() == 42);
+  CHECK(list.named_parameters().back().name == "20.bias");
+  int seen = 0;
+  for (const nn::Linear& layer : list) seen += layer.weight.defined();
+  CHECK(seen == 21);
+  CHECK(list.clone().size() == 21);
+  Sequential wrong{nn::Relu()};
+  wrong.append(ModuleList<nn::Linear>());
+  CHECK(one_line_about(message_of<StateError>([&] { wrong(x); }), "ModuleList"));
+}
+
+namespace held {
+struct Batch {
+  Tensor tokens;
+  int other = 0;
+};
+void tensors_in(Batch& batch, auto&& visit) { visit(batch.tokens); }
+}  // namespace held
+
+TEST_CASE("containers: tensors are found in whatever holds them") {
+  const Tensor t = zeros({1});
+  std::tuple<Tensor, std::pair<int, Tensor>, std::vector<std::optional<Tensor>>,
+             std::map<std::string, std::array<Tensor, 2>>, held::Batch, std::string, double,
+             std::optional<Tensor>>
+      value{t, {1, t}, {t, std::nullopt}, {{"a", {t, t}}}, {t}, "text", 2.0, std::nullopt};
+  int count = 0;
+  each_tensor(value, [&](Tensor& found) {
+    ++count;
+    found = {};
+  });
+  CHECK(count == 6);
+  CHECK_FALSE(std::get<4>(value).tokens.defined());
+  static_assert(may_hold_tensors<decltype(value)>());
+  static_assert(may_hold_tensors<const std::vector<std::optional<Tensor>>&>());
+  static_assert(may_hold_tensors<held::Batch>());
+  static_assert(!may_hold_tensors<KeyValueCache&>());
+  static_assert(!may_hold_tensors<std::string>() && !may_hold_tensors<std::tuple<int, double>>() &&
+                !may_hold_tensors<int*>());
+}
+
+TEST_CASE("parameters: their data changes, the object stays") {
+  Parameter p(numbers({2, 3}, f32));
+  const Parameter same = p;
+  CHECK(same == p);
+  CHECK(p.requires_grad());
+  CHECK(p.tensor().requires_grad());
+  CHECK_FALSE(p.data().requires_grad());
+  p.set_data(zeros({4}));
+  CHECK(same.shape() == Shape{4});
+  CHECK(same.tensor().requires_grad());
+  p.set_grad(numbers({2}, f16));
+  CHECK(same.grad().dtype() == f16);
+  CHECK_THROWS_AS(Parameter(zeros({2}, {i64})), DTypeError);
+  CHECK_FALSE(Parameter(zeros({2}, {i64}), false).requires_grad());
+  CHECK_FALSE(Parameter().defined());
+  const Param none;
+  CHECK_FALSE(none.defined());
+  CHECK_FALSE(none.tensor().defined());
+}
+
+TEST_CASE("init: values are in their bounds and come from the seed") {
+  manual_seed(2);
+  nn::Linear m(16, 200);
+  for (double v : doubles(m.weight.data())) REQUIRE(std::abs(v) <= 0.25);
+  for (double v : doubles(m.bias.data())) REQUIRE(std::abs(v) <= 0.25);
+  CHECK(amax(m.weight.data()).item() > 0.2);
+  manual_seed(2);
+  CHECK(same_values(nn::Linear(16, 200), m));
+  init::xavier_uniform_(m.weight.object());
+  for (double v : doubles(m.weight.data())) REQUIRE(std::abs(v) <= std::sqrt(6.0 / 216));
+  init::normal_(m.weight.object(), 1, 0.5);
+  CHECK(std::abs(mean(m.weight.data()).item() - 1) < 0.05);
+  init::uniform_(m.weight.object(), 3, 4);
+  for (double v : doubles(m.weight.data())) REQUIRE((v >= 3 && v < 4));
+  init::constant_(m.bias.object(), 7);
+  CHECK(same_bits(m.bias.data(), full({200}, 7)));
+  CHECK(m.weight.tensor().requires_grad());
+  CHECK_THROWS_AS(init::xavier_uniform_(m.bias.object()), ShapeError);
+  CHECK(same_bits(nn::LayerNorm(3).weight.data(), ones({3})));
+  CHECK(same_bits(nn::LayerNorm(3).bias.data(), zeros({3})));
+  CHECK_THROWS_AS(nn::Linear(0, 3), ValueError);
+  CHECK_THROWS_AS(nn::Dropout(1.1), ValueError);
+}

@@ -1,0 +1,286 @@
+// Optimizers against their formulas, and what they leave alone.
+#include "nn/optimizer.h"
+
+#include <cmath>
+
+#include "nn/layers.h"
+#include "nn/state_file.h"
+#include "tests/runtime/harness.h"
+#include "tests/temp_directory.h"
+
+using namespace sherd;
+using namespace sherd::nn;
+using namespace sherd::test;
+
+namespace {
+
+Parameter parameter(const Shape& shape, unsigned seed, DType dtype = f32, Device device = Device::cpu()) {
+  return Parameter(to(numbers(shape, dtype, seed), device));
+}
+
+void give_gradient(Parameter p, unsigned seed) {
+  p.set_grad(to(to(numbers(p.shape(), f32, seed), p.tensor().dtype()), p.tensor().device()));
+}
+
+/// Adam and AdamW in plain doubles.
+struct ByHand {
+  AdamOptions o;
+  bool decoupled;
+  std::vector<double> p, m, v;
+  int t = 0;
+  ByHand(const Parameter& start, AdamOptions o, bool decoupled)
+      : o(o), decoupled(decoupled), p(doubles(start.data())), m(p.size()), v(p.size()) {}
+  void step(const std::vector<double>& gradient) {
+    ++t;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      double g = gradient[i];
+      if (decoupled)
+        p[i] -= o.lr * o.weight_decay * p[i];
+      else
+        g += o.weight_decay * p[i];
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * g * g;
+      p[i] -=
+          o.lr * (m[i] / (1 - std::pow(o.beta1, t))) / (std::sqrt(v[i] / (1 - std::pow(o.beta2, t))) + o.eps);
+    }
+  }
+};
+
+double far(const Parameter& p, const std::vector<double>& expected) {
+  return distance(to(p.data(), f64), Tensor::from(expected, p.shape(), Device::cpu()));
+}
+
+}  // namespace
+
+TEST_CASE("optimizers: Adam and AdamW follow their formulas, in every dtype and on every device") {
+  for (bool decoupled : {false, true})
+    for (DType dtype : {f32, f64, bf16})
+      for (Device device : {Device::cpu(), Device::cpu(1)}) {
+        INFO(decoupled << name_of(dtype) << to_string(device));
+        const AdamOptions o{.lr = 0.03, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1};
+        const Parameter p = parameter({17}, 1, dtype, device);
+        ByHand hand(p, o, decoupled);
+        const std::unique_ptr<Optimizer> optimizer =
+            decoupled
+                ? std::unique_ptr<Optimizer>(new AdamW({p}, {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}))
+                : std::unique_ptr<Optimizer>(new Adam({p}, o));
+        for (unsigned k = 0; k < 10; ++k) {
+          give_gradient(p, 20 + k);
+          optimizer->step();
+          hand.step(doubles(p.grad()));
+        }
+        CHECK(far(p, hand.p) < (dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : 0.1));
+        CHECK(p.tensor().device() == device);
+      }
+}
+
+TEST_CASE("optimizers: SGD follows its formula, momentum starting as the gradient") {
+  for (double momentum : {0.0, 0.9})
+    for (DType dtype : {f32, f64})
+      for (Device device : {Device::cpu(), Device::cpu(1)}) {
+        const Parameter p = parameter({5}, 1, dtype, device);
+        std::vector<double> x = doubles(p.data()), v;
+        Sgd sgd({p}, {0.1, momentum, 0.01});
+        for (unsigned k = 0; k < 5; ++k) {
+          give_gradient(p, 30 + k);
+          std::vector<double> g = doubles(p.grad());
+          for (std::size_t i = 0; i < g.size(); ++i) g[i] += 0.01 * x[i];
+          if (v.empty())
+            v = g;
+          else
+            for (std::size_t i = 0; i < g.size(); ++i) v[i] = momentum * v[i] + g[i];
+          for (std::size_t i = 0; i < g.size(); ++i) x[i] -= 0.1 * v[i];
+          sgd.step();
+        }
+        CHECK(far(p, x) < (dtype == f64 ? 1e-12 : 1e-5));
+      }
+}
+
+TEST_CASE("optimizers: a parameter without a gradient is left alone, decay and step count included") {
+  const Parameter a = parameter({3}, 1), b = parameter({3}, 2), never = parameter({3}, 3);
+  const Tensor untouched = clone(never.data());
+  AdamW adam({a, b, never}, {.lr = 0.1, .weight_decay = 0.5});
+  ByHand hand(b, {.lr = 0.1, .weight_decay = 0.5}, true);
+  for (unsigned k = 0; k < 6; ++k) {
+    adam.zero_grad();
+    give_gradient(a, k);
+    if (k % 2 == 1) {
+      give_gradient(b, 10 + k);
+      hand.step(doubles(b.grad()));
+    }
+    const Tensor before = clone(b.data());
+    adam.step();
+    if (k % 2 == 0) CHECK(same_bits(b.data(), before));
+  }
+  CHECK(far(b, hand.p) < 1e-5);  // three steps counted, not six
+  CHECK(same_bits(never.data(), untouched));
+  for (const auto& [name, t] : adam.state_dict()) CHECK_FALSE(name.starts_with("state.2"));
+}
+
+TEST_CASE("optimizers: groups have rates and decays of their own, and may be empty") {
+  const Parameter a = parameter({3}, 1), b = parameter({3}, 2);
+  const Tensor a0 = clone(a.data()), b0 = clone(b.data());
+  Sgd sgd(std::vector<ParamGroup>{{{a}, 1.0, 0.0}, {{}, 5.0}, {{b}, std::nullopt, 0.5}}, {.lr = 0.1});
+  CHECK(sgd.group_count() == 3);
+  CHECK(sgd.lr(1) == 5);
+  give_gradient(a, 5);
+  give_gradient(b, 6);
+  sgd.step();
+  CHECK(distance(a.data(), sub(a0, a.grad())) < 1e-6);
+  CHECK(distance(b.data(), sub(b0, mul(add(b.grad(), mul(b0, 0.5)), 0.1))) < 1e-6);
+  sgd.set_lr(2, 0.7);
+  CHECK(sgd.lr(0) == 1);
+  CHECK(sgd.lr(2) == 0.7);
+  sgd.set_lr(0.2);
+  CHECK(sgd.lr(1) == 0.2);
+  CHECK_THROWS(sgd.set_lr(3, 1));
+  CHECK(one_line_about(message_of<ValueError>([&] { Sgd(std::vector<ParamGroup>{{{a}}, {{a}}}); }),
+                       "optimizer"));
+  CHECK(one_line_about(message_of<ValueError>([&] { Sgd({Parameter{}}); }), "optimizer"));
+  CHECK_THROWS_AS(Adam({a}, {.beta1 = 1}), ValueError);
+  CHECK_THROWS_AS(Sgd({a}, {.lr = -1}), ValueError);
+  Sgd nothing(std::vector<Parameter>{});
+  CHECK_NOTHROW(nothing.step());
+  CHECK_NOTHROW(nothing.zero_grad());
+}
+
+TEST_CASE("optimizers: zero_grad leaves none, or zeros in place") {
+  const Parameter a = parameter({3}, 1), b = parameter({3}, 2);
+  Sgd sgd({a, b});
+  give_gradient(a, 3);
+  const Tensor held = a.grad();
+  sgd.zero_grad(ZeroGrad::to_zero);
+  CHECK(a.grad().is(held));
+  CHECK(same_bits(held, zeros({3})));
+  CHECK_FALSE(b.grad().defined());
+  sgd.zero_grad();
+  CHECK_FALSE(a.grad().defined());
+}
+
+TEST_CASE("optimizers: empty parameters, views as gradients and gradients of another dtype are fine") {
+  const Parameter none = parameter({0, 3}, 1), m = parameter({2, 3}, 2), h = parameter({4}, 3);
+  const Tensor m0 = clone(m.data()), h0 = clone(h.data());
+  for (bool adam : {false, true}) {
+    Parameter n = none, p = m, q = h;
+    n.set_grad(zeros({0, 3}));
+    p.set_grad(transpose(numbers({3, 2}, f32, 4), 0, 1));
+    q.set_grad(numbers({4}, f64, 5));
+    std::unique_ptr<Optimizer> o = adam ? std::unique_ptr<Optimizer>(new Adam({n, p, q}))
+                                        : std::unique_ptr<Optimizer>(new Sgd({n, p, q}, {.lr = 1}));
+    o->step();
+    if (adam) continue;
+    CHECK(distance(m.data(), sub(m0, p.grad())) < 1e-6);
+    CHECK(distance(h.data(), sub(h0, to(q.grad(), f32))) < 1e-6);
+  }
+}
+
+TEST_CASE("optimizers: a saved one goes on to the same bits") {
+  const TempDirectory folder;
+  for (int kind = 0; kind < 3; ++kind) {
+    INFO(kind);
+    const auto make = [kind](const std::vector<Parameter>& p) -> std::unique_ptr<Optimizer> {
+      std::vector<ParamGroup> groups{{{p[0]}}, {{p[1], p[2]}, 0.05}};
+      if (kind == 0) return std::make_unique<AdamW>(groups);
+      return std::make_unique<Sgd>(groups, SgdOptions{.lr = 0.1, .momentum = kind == 1 ? 0.9 : 0.0});
+    };
+    const std::vector<Parameter> a = {parameter({3}, 1), parameter({2, 2}, 2), parameter({1}, 3)};
+    const auto optimizer = make(a);
+    const auto step = [](const std::vector<Parameter>& list, Optimizer& o, unsigned k) {
+      o.zero_grad();
+      give_gradient(list[0], k);
+      if (k > 2) give_gradient(list[1], 100 + k);
+      o.step();
+    };
+    for (unsigned k = 0; k < 4; ++k) step(a, *optimizer, k);
+    optimizer->set_lr(1, 0.03);
+    save_state(folder / "o.safetensors", optimizer->state_dict());
+    std::vector<Parameter> b;
+    for (const Parameter& p : a) b.emplace_back(clone(p.data()));
+    const auto other = make(b);
+    other->load_state_dict(load_state(folder / "o.safetensors"));
+    CHECK(other->lr(1) == 0.03);
+    for (unsigned k = 4; k < 8; ++k) {
+      step(a, *optimizer, k);
+      step(b, *other, k);
+    }
+    for (std::size_t i = 0; i < a.size(); ++i) CHECK(same_bits(a[i].data(), b[i].data()));
+    const StateDict x = optimizer->state_dict(), y = other->state_dict();
+    REQUIRE(x.size() == y.size());
+    for (std::size_t i = 0; i < x.size(); ++i)
+      CHECK((x[i].first == y[i].first && same_bits(x[i].second, y[i].second)));
+  }
+}
+
+TEST_CASE("optimizers: a state that does not fit changes nothing") {
+  const Parameter p = parameter({3}, 1);
+  Adam adam({p});
+  give_gradient(p, 2);
+  adam.step();
+  StateDict before;
+  for (const auto& [name, t] : adam.state_dict()) before.emplace_back(name, clone(t));
+  const auto refuses = [&](const StateDict& state, const std::string& word) {
+    std::string text = "(nothing was thrown)";
+    try {
+      adam.load_state_dict(state);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    INFO(text);
+    CHECK(one_line_about(text, "optimizer"));
+    CHECK(one_line_about(text, word));
+    const StateDict now = adam.state_dict();
+    REQUIRE(now.size() == before.size());
+    for (std::size_t i = 0; i < now.size(); ++i) CHECK(same_bits(now[i].second, before[i].second));
+  };
+  const auto changed = [&](std::size_t at, const std::string& name, const Tensor& t) {
+    StateDict state;
+    for (const auto& [n, v] : before) state.emplace_back(n, full(v.shape(), 5, {v.dtype()}));
+    state[at] = {name, t};
+    return state;
+  };
+  refuses(changed(0, "group.7.lr", Tensor::scalar(1, {f64})), "group");
+  refuses(changed(1, "state.0.exp_avg", zeros({4})), "state.0.exp_avg");
+  refuses(changed(2, "state.0.exp_avg_squared", zeros({3})), "state.0.exp_avg_sq");
+  refuses(changed(1, "state.9.exp_avg", zeros({3})), "no parameter");
+}
+
+TEST_CASE("clip_grad_norm_: one norm for every order and cut, and a limit on it") {
+  const Tensor whole = numbers({1003}, f32, 1, -3, 3);
+  const auto norm_of = [&](std::vector<std::pair<std::int64_t, std::int64_t>> cuts) {
+    std::vector<Parameter> params;
+    for (const auto& [start, size] : cuts) {
+      params.push_back(parameter({size}, 9));
+      params.back().set_grad(clone(narrow(whole, 0, start, size)));
+      params.push_back(parameter({2}, 8));  // has none
+    }
+    const double norm = clip_grad_norm_(params, 2).item();
+    double after = 0;
+    for (const Parameter& p : params)
+      if (p.grad().defined())
+        for (double v : doubles(p.grad())) after += v * v;
+    CHECK(std::abs(std::sqrt(after) - 2) < 1e-4);
+    return norm;
+  };
+  const double norm = norm_of({{0, 1003}});
+  CHECK(norm_of({{500, 503}, {0, 500}}) == norm);
+  CHECK(norm_of({{0, 1}, {1, 7}, {8, 995}}) == norm);
+  Parameter small = parameter({3}, 1);
+  small.set_grad(full({3}, 0.1));
+  clip_grad_norm_(std::span(&small, 1), 100);
+  CHECK(same_bits(small.grad(), full({3}, 0.1)));
+  small.set_grad({});
+  CHECK(clip_grad_norm_(std::span(&small, 1), 1).item() == 0);
+  CHECK_THROWS_AS(clip_grad_norm_(std::span(&small, 1), 0), ValueError);
+}
+
+TEST_CASE("schedules: warm up, come down by a cosine, stay") {
+  const CosineSchedule schedule{.lr = 1, .min_lr = 0.1, .warmup = 10, .steps = 110};
+  CHECK(schedule(0) == Approx(0.1));
+  for (int i = 1; i < 10; ++i) CHECK(schedule(i) > schedule(i - 1));
+  CHECK(schedule(10) == Approx(1));
+  for (int i = 11; i <= 110; ++i) CHECK(schedule(i) < schedule(i - 1));
+  CHECK(schedule(60) == Approx(0.55));
+  CHECK(schedule(110) == Approx(0.1));
+  CHECK(schedule(100000) == 0.1);
+  CHECK(CosineSchedule{.lr = 1, .min_lr = 0.1, .warmup = 0, .steps = 0}(0) == 0.1);
+}
