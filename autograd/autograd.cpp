@@ -54,7 +54,7 @@ void Tensor::backward(const Tensor& upstream, bool retain_graph, bool create_gra
   sherd::backward(std::span(this, 1), std::span(&upstream, 1), {retain_graph, create_graph});
 }
 
-Tensor Tensor::detach() const { return Tensor(make_ref<TensorImpl>(impl_->storage, impl_->layout, impl_->dtype)); }
+Tensor Tensor::detach() const { return Tensor(make_ref<TensorImpl>(storage_ref(), layout(), dtype())); }
 
 void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream, BackwardOptions options) {
   Run run(options);

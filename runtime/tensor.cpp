@@ -59,8 +59,12 @@ bool Tensor::is_contiguous() const {
   return true;
 }
 
+void Tensor::refuse_empty() {
+  fail<ValueError>("tensor: this handle is empty (`defined()` is false) and has no shape, dtype or values; assign a tensor first");
+}
+
 void* Tensor::address(DType dtype) const {
-  check<DTypeError>(dtype == impl_->dtype, "data: elements are {}, asked for as {}", name_of(impl_->dtype), name_of(dtype));
+  check<DTypeError>(dtype == get().dtype, "data: elements are {}, asked for as {}", name_of(get().dtype), name_of(dtype));
   return raw();
 }
 

@@ -81,9 +81,9 @@ class SHERD_API Tensor {
 
   bool defined() const { return static_cast<bool>(impl_); }
   explicit operator bool() const { return defined(); }
-  const Shape& shape() const { return impl_->layout.shape; }
-  const Shape& strides() const { return impl_->layout.strides; }
-  const Layout& layout() const { return impl_->layout; }
+  const Shape& shape() const { return get().layout.shape; }
+  const Shape& strides() const { return get().layout.strides; }
+  const Layout& layout() const { return get().layout; }
   int rank() const { return shape().rank(); }
   /// Size along `axis`, which may be negative.
   std::int64_t size(std::int64_t axis) const {
@@ -91,15 +91,15 @@ class SHERD_API Tensor {
     return shape()[normalize_axis("size", axis, rank())];
   }
   std::int64_t numel() const { return shape().numel(); }
-  DType dtype() const { return impl_->dtype; }
-  Device device() const { return impl_->storage->device(); }
+  DType dtype() const { return get().dtype; }
+  Device device() const { return get().storage->device(); }
   Spec spec() const { return {shape(), dtype(), device()}; }
   /// Elements lie in row-major order without holes.
   bool is_contiguous() const;
-  Storage& storage() const { return *impl_->storage; }
-  const Ref<Storage>& storage_ref() const { return impl_->storage; }
+  Storage& storage() const { return *get().storage; }
+  const Ref<Storage>& storage_ref() const { return get().storage; }
   TensorImpl* impl() const { return impl_.get(); }
-  bool is_view() const { return impl_->view; }
+  bool is_view() const { return get().view; }
   /// Both handles name one tensor (not merely equal values).
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
 
@@ -143,6 +143,12 @@ class SHERD_API Tensor {
   Tensor detach() const;
 
  private:
+  /// An empty handle is refused, not followed.
+  const TensorImpl& get() const {
+    if (!impl_) [[unlikely]] refuse_empty();
+    return *impl_;
+  }
+  [[noreturn]] static void refuse_empty();
   void* address(DType dtype) const;
   double item_as_double() const;
   std::int64_t item_as_integer() const;  // a double does not hold every i64

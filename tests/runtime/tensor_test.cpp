@@ -67,6 +67,20 @@ TEST_CASE("tensor: handles share, and an empty one says so") {
   CHECK(values<float>(view) == Floats{7, 7, 7});
 }
 
+TEST_CASE("tensor: an empty handle is refused wherever a tensor is needed") {
+  const Tensor none, x = numbers({3}, f32);
+  const std::function<void()> calls[] = {[&] { add(x, none); }, [&] { add(none, x); }, [&] { neg(none); }, [&] { matmul(x, none); },
+                                         [&] { sum(none); }, [&] { reshape(none, {1}); }, [&] { clone(none); }, [&] { copy_(none, x); },
+                                         [&] { (void)none.shape(); }, [&] { (void)none.to_vector<float>(); }, [&] { (void)none.item(); },
+                                         [&] { (void)none.data<float>(); }, [&] { none.detach(); }, [&] { cat(std::vector{x, none}); },
+                                         [&] { where(none, x, x); }, [&] { embedding(x, none); }, [&] { Tensor(none).requires_grad_(); }};
+  int i = 0;
+  for (const auto& call : calls) {
+    INFO(i++);
+    CHECK_THROWS_AS(call(), Error);
+  }
+}
+
 TEST_CASE("tensor: views share memory with what they view, copies do not") {
   const Tensor x = counted({2, 3, 4});
   const std::vector<Tensor> views = {reshape(x, {6, 4}),
