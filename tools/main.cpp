@@ -23,6 +23,19 @@ std::string help(std::string_view name, std::string_view what, std::string_view 
   return fmt::format("{} [default {}; e.g. --{} {}]", what, standard, name, example);
 }
 
+/// A flag whose default is what `value` holds.
+template <class T>
+void add_number(CLI::App& app, std::string_view name, T& value, std::string_view what,
+                std::string_view example) {
+  CLI::Option* option =
+      app.add_option(fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
+  if constexpr (std::is_unsigned_v<T>) {
+    // CLI11 would wrap it around.
+    option->check([](const std::string& text) { return text.starts_with('-') ? text + " is negative" : ""; });
+    option->type_name("UINT");
+  }
+}
+
 void add_train_flags(CLI::App& app, TrainOptions& options) {
   app.add_option("--data", options.data,
                  help("data", "text files or folders; the last tenth of every file is for validation",
@@ -30,16 +43,13 @@ void add_train_flags(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out,
                  help("out", "folder of the run: metrics.jsonl and checkpoints",
                       "the next free of runs/1, runs/2, ...", "runs/book"));
-  visit_settings(options, [&](const Setting& setting, auto& value) {
-    app.add_option(fmt::format("--{}", setting.name), value,
-                   help(setting.name, setting.what, fmt::format("{}", value), setting.example));
-  });
+  visit_settings(options,
+                 [&](const Setting& s, auto& value) { add_number(app, s.name, value, s.what, s.example); });
   app.add_flag("--resume", options.resume,
-               "go on with the run in --out from its newest checkpoint, with its settings [default off: a "
-               "new run; e.g. --out runs/book "
-               "--resume]");
-  app.add_option("--threads", options.threads,
-                 help("threads", "threads; the results do not depend on them; 0 takes every core", "0", "2"));
+               "go on with the run in --out from its newest checkpoint, with its settings "
+               "[default off: a new run; e.g. --out runs/book --resume]");
+  add_number(app, "threads", options.threads,
+             "threads; the results do not depend on them; 0 takes every core", "2");
 }
 
 void add_sample_flags(CLI::App& app, SampleOptions& options) {
@@ -49,16 +59,11 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
                       "none: it must be given", "runs/book/step-2000"))
       ->required();
   app.add_option("--prompt", options.prompt, help("prompt", "text to continue", "empty", "\"Once upon\""));
-  app.add_option("--tokens", g.tokens,
-                 help("tokens", "bytes to generate", fmt::format("{}", g.tokens), "500"));
-  app.add_option("--temperature", g.temperature,
-                 help("temperature", "divides the logits: below 1 bolder, 0 always the likeliest byte",
-                      fmt::format("{}", g.temperature), "0.5"));
-  app.add_option(
-      "--top-k", g.top_k,
-      help("top-k", "bytes to draw from, the likeliest; 0 takes all 256", fmt::format("{}", g.top_k), "20"));
-  app.add_option("--seed", g.seed,
-                 help("seed", "seed of the draws, a whole number from 0", fmt::format("{}", g.seed), "42"));
+  add_number(app, "tokens", g.tokens, "bytes to generate", "500");
+  add_number(app, "temperature", g.temperature,
+             "divides the logits: below 1 bolder, 0 always the likeliest byte", "0.5");
+  add_number(app, "top-k", g.top_k, "bytes to draw from, the likeliest; 0 takes all 256", "20");
+  add_number(app, "seed", g.seed, "seed of the draws, a whole number from 0", "42");
 }
 
 /// The settings that stand on the command line.

@@ -113,6 +113,7 @@ class Run {
     Context::current().generator().set_state(config_.generator);
     sampler_.set_step(config_.step);
     cut_metrics(out_ / "metrics.jsonl", config_.step, files_);
+    remove_old(out_, config_, files_);  // which the end may have come before
   }
 
   TrainResult finish() {
@@ -131,7 +132,7 @@ class Run {
     metrics_->add({{"step", config_.step}, {"final_val_loss", *result.val_loss}, {"bigram", bigram_}});
     metrics_->sync();
     model_.eval();
-    result.sample = generate(model_, "\n", {.tokens = 300, .seed = options().seed});
+    result.sample = generate(model_, "\n", {.tokens = options().sample, .seed = options().seed});
     return result;
   }
 

@@ -20,7 +20,8 @@ struct TrainOptions {
   std::string
       out;  ///< the run's folder; none: the next free of runs/1, runs/2, ..., or the newest with `resume`
   bool resume = false;
-  int threads = 0;  ///< 0: as many as the context has
+  int threads = 0;            ///< 0: as many as the context has
+  std::int64_t sample = 300;  ///< bytes to generate at the end
 
   std::int64_t steps = 800, batch = 16, micro_batch = 0;  ///< micro_batch 0: the whole batch at once
   std::int64_t layers = 4, heads = 4, width = 128, context = 128;

@@ -1,0 +1,75 @@
+// A training run of a blink, and what it leaves.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "runtime/io/file_system.h"
+#include "tools/train.h"
+
+namespace sherd::test {
+
+/// Bytes that a model can learn something from.
+inline std::string small_text(std::size_t size = 2000) {
+  std::string text;
+  for (int i = 0; text.size() < size; ++i) {
+    text += "line " + std::to_string(i * i % 97) + (i % 3 == 0 ? " of many\n" : ";\n");
+  }
+  text.resize(size);
+  return text;
+}
+
+inline void write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+inline tools::TrainOptions small_options(const std::filesystem::path& data,
+                                         const std::filesystem::path& out) {
+  tools::TrainOptions options;
+  options.data = {data.string()};
+  options.out = out.string();
+  options.steps = 6;
+  options.batch = 4;
+  options.layers = 1;
+  options.heads = 2;
+  options.width = 8;
+  options.context = 8;
+  options.dropout = 0.1;
+  options.warmup = 2;
+  options.eval_every = 2;
+  options.keep = 1;
+  options.sample = 20;
+  return options;
+}
+
+/// The bytes of every file below `folder`, by relative path.
+inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    files[std::filesystem::relative(entry.path(), folder).string()] = posix_file_system().read(entry.path());
+  }
+  return files;
+}
+
+/// Ends the run after a step, as a kill would or as Ctrl-C does.
+class Stopper final : public tools::Reporter {
+ public:
+  enum class How { never, kill, stop };
+  struct Killed {};
+
+  explicit Stopper(std::int64_t step = 0, How how = How::never) : step_(step), how_(how) {}
+  void stepped(const tools::StepFacts& facts) override {
+    now_ = facts.step;
+    if (how_ == How::kill && now_ == step_) throw Killed();
+  }
+  bool stop_wanted() override { return how_ == How::stop && now_ == step_; }
+
+ private:
+  std::int64_t step_, now_ = 0;
+  How how_;
+};
+
+}  // namespace sherd::test
