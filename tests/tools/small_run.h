@@ -41,6 +41,7 @@ inline tools::TrainOptions small_options(const std::filesystem::path& data,
   options.eval_every = 2;
   options.keep = 1;
   options.sample = 20;
+  options.threads = 1;
   return options;
 }
 
