@@ -37,8 +37,9 @@ double ulps(T a, T b) {
     const auto x = static_cast<compute_t<T>>(a), y = static_cast<compute_t<T>>(b);
     if (x == y || (std::isnan(x) && std::isnan(y))) return 0;
     if (std::isnan(x) || std::isnan(y)) return infinity;
-    const auto from = static_cast<double>(place(a)), to = static_cast<double>(place(b));
-    return std::signbit(x) == std::signbit(y) ? std::fabs(from - to) : from + to;
+    // Subtracted as integers: a double cannot hold the places of two neighbouring doubles apart.
+    const auto from = static_cast<std::int64_t>(place(a)), to = static_cast<std::int64_t>(place(b));
+    return static_cast<double>(std::signbit(x) == std::signbit(y) ? (from > to ? from - to : to - from) : from + to);
   }
 }
 
