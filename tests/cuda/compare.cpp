@@ -38,7 +38,7 @@ double ulps(T a, T b) {
     if (x == y || (std::isnan(x) && std::isnan(y))) return 0;
     if (std::isnan(x) || std::isnan(y)) return infinity;
     // Subtracted as integers: a double cannot hold the places of two neighbouring doubles apart.
-    const auto from = static_cast<std::int64_t>(place(a)), to = static_cast<std::int64_t>(place(b));
+    const std::int64_t from = place(a), to = place(b);
     return static_cast<double>(std::signbit(x) == std::signbit(y) ? (from > to ? from - to : to - from) : from + to);
   }
 }
