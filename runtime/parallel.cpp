@@ -1,126 +1,126 @@
 #include "runtime/parallel.h"
 
 #include <algorithm>
-
-#ifdef SHERD_OPENMP
-#include <omp.h>
-#else
-#include <condition_variable>
-#include <mutex>
+#include <atomic>
 #include <thread>
 #include <vector>
-#endif
 
 namespace sherd::detail {
 namespace {
 
-struct Tiles {
-  std::int64_t n = 0, grain = 1;
-  TileBody call = nullptr;
-  const void* body = nullptr;
-
-  std::int64_t count() const { return (n + grain - 1) / grain; }
-  void run(std::int64_t tile) const { call(body, tile * grain, std::min(n, (tile + 1) * grain)); }
-  void run_all() const {
-    for (std::int64_t tile = 0; tile < count(); ++tile) run(tile);
-  }
-};
-
-}  // namespace
-
-#ifdef SHERD_OPENMP
-
-void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, const void* body) {
-  const Tiles tiles{n, grain, call, body};
-  const std::int64_t count = tiles.count();
-  // Asked first, because a worker thread has no rank state of its own.
-  if (omp_in_parallel()) return tiles.run_all();
-  const int threads = static_cast<int>(std::min<std::int64_t>(intra_op_threads(), count));
-  if (threads == 1) return tiles.run_all();
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (std::int64_t tile = 0; tile < count; ++tile) tiles.run(tile);
-}
-
-#else
-
-namespace {
-
+/// Set on a thread that runs tiles: a nested call runs inline.
 thread_local bool inside_tiles = false;
 
-/// The helpers of one calling thread, started when first needed and joined when that thread ends.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+/// The helpers of one calling thread, started when first needed and joined when that thread ends. Tiles are claimed one by one, and the
+/// caller claims too: a helper that the system does not run delays nothing but the tile it holds. Waiting spins briefly, because the next
+/// call of a training step is microseconds away, and then sleeps, because cores may be shared.
 class Team {
  public:
   ~Team() {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    started_.notify_all();
-    for (std::thread& thread : helpers_) thread.join();
+    claim_.store(ending, std::memory_order_release);
+    claim_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
   }
 
-  void run(const Tiles& tiles, int threads) {
+  void run(std::int64_t n, std::int64_t grain, std::int64_t count, TileBody call, const void* body, int threads) {
     while (static_cast<int>(helpers_.size()) < threads - 1) {
       const int rank = static_cast<int>(helpers_.size()) + 1;
-      helpers_.emplace_back([this, rank, seen = round_] { help(rank, seen); });
+      helpers_.emplace_back([this, rank] { help(rank); });
     }
-    {
-      std::lock_guard lock(mutex_);
-      tiles_ = tiles;
-      threads_ = threads;
-      busy_ = static_cast<int>(helpers_.size());
-      ++round_;
-    }
-    started_.notify_all();
+    // A helper may still be looking at the round before. Its claim must fail before any of the next job can be seen: the closed claim
+    // comes first, and who sees the new count sees that too.
+    claim_.store((std::uint64_t{round_} << 32) | closed, std::memory_order_relaxed);
+    count_.store(static_cast<std::uint32_t>(count), std::memory_order_release);
+    n_.store(n, std::memory_order_relaxed);
+    grain_.store(grain, std::memory_order_relaxed);
+    call_.store(call, std::memory_order_relaxed);
+    body_.store(body, std::memory_order_relaxed);
+    threads_.store(threads, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    round_ = (round_ + 1) & round_mask;
+    claim_.store(std::uint64_t{round_} << 32, std::memory_order_release);
+    claim_.notify_all();
     inside_tiles = true;
-    run_share(tiles, 0, threads);
+    run_claims(0);
     inside_tiles = false;
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return busy_ == 0; });
+    const auto all = static_cast<std::uint32_t>(count);
+    for (int spins = 0; done_.load(std::memory_order_acquire) != all; ++spins) {
+      if (spins < spin_limit) pause();
+      else if (const std::uint32_t seen = done_.load(std::memory_order_acquire); seen != all) done_.wait(seen);
+    }
   }
 
  private:
-  static void run_share(const Tiles& tiles, int rank, int threads) {
-    const std::int64_t count = tiles.count();
-    for (std::int64_t t = count * rank / threads; t < count * (rank + 1) / threads; ++t) tiles.run(t);
-  }
+  static constexpr std::uint64_t ending = ~std::uint64_t{0};
+  static constexpr std::uint32_t closed = 0xffffffff;      // a tile that no job has
+  static constexpr std::uint32_t round_mask = 0x7fffffff;  // so that no round looks like the end
+  static constexpr int spin_limit = 2000;                  // some tens of microseconds
 
-  void help(int rank, std::uint64_t seen) {
-    inside_tiles = true;
-    std::unique_lock lock(mutex_);
-    while (true) {
-      started_.wait(lock, [&] { return ending_ || round_ != seen; });
-      if (ending_) return;
-      seen = round_;
-      const Tiles tiles = tiles_;
-      const int threads = threads_;
-      lock.unlock();
-      if (rank < threads) run_share(tiles, rank, threads);
-      lock.lock();
-      if (--busy_ == 0) finished_.notify_one();
+  /// Claims and runs tiles until none is left in the current round.
+  void run_claims(int rank) {
+    std::uint64_t claim = claim_.load(std::memory_order_acquire);
+    while (claim != ending) {
+      const std::uint32_t count = count_.load(std::memory_order_acquire);
+      const std::int64_t n = n_.load(std::memory_order_relaxed), grain = grain_.load(std::memory_order_relaxed);
+      const TileBody call = call_.load(std::memory_order_relaxed);
+      const void* body = body_.load(std::memory_order_relaxed);
+      const auto tile = static_cast<std::uint32_t>(claim);
+      if (tile >= count || rank >= threads_.load(std::memory_order_relaxed)) return;
+      // Succeeds only if the round is still the one whose job was just read: a round ends when all its tiles are claimed and done.
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      call(body, tile * grain, std::min(n, (tile + 1) * grain));
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
+      claim = claim_.load(std::memory_order_acquire);
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable started_, finished_;
+  void help(int rank) {
+    inside_tiles = true;
+    while (true) {
+      run_claims(rank);
+      std::uint64_t seen = claim_.load(std::memory_order_acquire);
+      for (int spins = 0; !worth_a_look(seen, rank) && spins < spin_limit; ++spins) {
+        pause();
+        seen = claim_.load(std::memory_order_acquire);
+      }
+      if (seen == ending) return;
+      if (!worth_a_look(seen, rank)) claim_.wait(seen);
+    }
+  }
+  /// Something may be left to claim, or it is over.
+  bool worth_a_look(std::uint64_t claim, int rank) const {
+    return claim == ending || (static_cast<std::uint32_t>(claim) < count_.load(std::memory_order_relaxed) &&
+                               rank < threads_.load(std::memory_order_relaxed));
+  }
+
   std::vector<std::thread> helpers_;
-  Tiles tiles_;
-  std::uint64_t round_ = 0;
-  int threads_ = 1, busy_ = 0;
-  bool ending_ = false;
+  std::uint32_t round_ = 0;
+  alignas(64) std::atomic<std::uint64_t> claim_{0};  // round in the upper half, next tile in the lower
+  std::atomic<std::int64_t> n_{0}, grain_{1};
+  std::atomic<std::uint32_t> count_{0};
+  std::atomic<TileBody> call_{nullptr};
+  std::atomic<const void*> body_{nullptr};
+  std::atomic<int> threads_{1};
+  alignas(64) std::atomic<std::uint32_t> done_{0};
 };
 
 }  // namespace
 
 void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, const void* body) {
-  const Tiles tiles{n, grain, call, body};
-  if (inside_tiles) return tiles.run_all();
-  const int threads = static_cast<int>(std::min<std::int64_t>(intra_op_threads(), tiles.count()));
-  if (threads == 1) return tiles.run_all();
+  const std::int64_t count = (n + grain - 1) / grain;
+  const int threads = static_cast<int>(std::min<std::int64_t>(inside_tiles ? 1 : intra_op_threads(), count));
+  if (threads == 1 || count > INT32_MAX) {
+    for (std::int64_t tile = 0; tile < count; ++tile) call(body, tile * grain, std::min(n, (tile + 1) * grain));
+    return;
+  }
   thread_local Team team;
-  team.run(tiles, threads);
+  team.run(n, grain, count, call, body, threads);
 }
-
-#endif
 
 }  // namespace sherd::detail
