@@ -37,8 +37,9 @@ template <class T> struct Spaced {
 
 template <class T> constexpr compute_t<T> widen(T x) { return static_cast<compute_t<T>>(x); }
 
+/// Flattened, because a call that is left in the loop (the compiler's budget for a file runs out) stops the whole loop's vectorisation.
 template <class F, class TO, class... Operand>
-void dense_span(const F& f, std::int64_t n, TO* out, Operand... in) {
+[[gnu::flatten]] void dense_span(const F& f, std::int64_t n, TO* out, Operand... in) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
