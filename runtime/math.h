@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 namespace sherd::math {
 
@@ -132,8 +133,10 @@ constexpr T log(T x) {
   using Limits = std::numeric_limits<T>;
   const bool subnormal = x < Limits::min();
   const auto bits = std::bit_cast<typename F::Int>(select(subnormal, x * detail::pow2<T>(F::mantissa), x));
-  const auto e = (bits - F::sqrt_half) >> F::mantissa;
-  const T f = std::bit_cast<T>(bits - (e << F::mantissa)) - T(1);
+  using Int = typename F::Int;
+  using Wrapping = std::make_unsigned_t<Int>;  // the differences of negative inputs overflow and are not used
+  const auto e = static_cast<Int>(Wrapping(bits) - Wrapping(F::sqrt_half)) >> F::mantissa;
+  const T f = std::bit_cast<T>(Wrapping(bits) - (Wrapping(e) << F::mantissa)) - T(1);
   const T k = T(e) - select(subnormal, T(F::mantissa), T(0));
   const T s = f / (T(2) + f);
   const T z = s * s;
