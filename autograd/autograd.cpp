@@ -13,9 +13,10 @@ Leaf& ensure_leaf(const Tensor& t) {
 }
 
 void seed(Run& run, std::span<const Tensor> outputs, std::span<const Tensor> upstream) {
-  check<ValueError>(upstream.empty() || upstream.size() == outputs.size(), "backward: {} upstream gradients for {} outputs",
-                    upstream.size(), outputs.size());
-  for (std::size_t i = 0; i < outputs.size(); ++i) run.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
+  check<ValueError>(upstream.empty() || upstream.size() == outputs.size(),
+                    "backward: {} upstream gradients for {} outputs", upstream.size(), outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    run.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
 }
 
 }  // namespace
@@ -28,10 +29,13 @@ bool Tensor::is_leaf() const {
 }
 
 Tensor& Tensor::requires_grad_(bool requires_grad) {
-  check<StateError>(is_leaf(), "requires_grad_: a tensor of shape {} was computed from others; only leaves can change, detach it "
-                    "first", shape());
-  check<DTypeError>(!requires_grad || is_floating(dtype()), "requires_grad_: only floating tensors have gradients, got {}",
-                    name_of(dtype()));
+  check<StateError>(
+      is_leaf(),
+      "requires_grad_: a tensor of shape {} was computed from others; only leaves can change, detach it "
+      "first",
+      shape());
+  check<DTypeError>(!requires_grad || is_floating(dtype()),
+                    "requires_grad_: only floating tensors have gradients, got {}", name_of(dtype()));
   if (!requires_grad && record_of(*this) == nullptr) return *this;
   Leaf& leaf = ensure_leaf(*this);
   AutogradRecord& record = *record_of(*this);
@@ -46,7 +50,9 @@ Tensor Tensor::grad() const {
 }
 
 void Tensor::set_grad(Tensor grad) const {
-  check<StateError>(is_leaf(), "set_grad: a tensor of shape {} was computed from others; only leaves keep gradients", shape());
+  check<StateError>(is_leaf(),
+                    "set_grad: a tensor of shape {} was computed from others; only leaves keep gradients",
+                    shape());
   ensure_leaf(*this).grad = std::move(grad);
 }
 
@@ -62,15 +68,16 @@ void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream,
   run.backward();
 }
 
-std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs, std::span<const Tensor> upstream,
-                         BackwardOptions options) {
+std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
+                         std::span<const Tensor> upstream, BackwardOptions options) {
   Run run(options);
   seed(run, outputs, upstream);
   return run.grad(inputs);
 }
 
 HookHandle register_hook(const Tensor& tensor, GradHook hook) {
-  check<StateError>(tensor.requires_grad(), "register_hook: a tensor of shape {} does not require grad", tensor.shape());
+  check<StateError>(tensor.requires_grad(), "register_hook: a tensor of shape {} does not require grad",
+                    tensor.shape());
   const AutogradRecord& record = *record_of(tensor);
   std::shared_ptr<HookList>* list = nullptr;
   if (record.edge.node) {
@@ -88,7 +95,8 @@ HookHandle register_hook(const Tensor& tensor, GradHook hook) {
 }
 
 HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook) {
-  check<StateError>(leaf.is_leaf(), "register_post_accumulate_hook: a tensor of shape {} is no leaf", leaf.shape());
+  check<StateError>(leaf.is_leaf(), "register_post_accumulate_hook: a tensor of shape {} is no leaf",
+                    leaf.shape());
   auto& list = ensure_leaf(leaf).after_accumulate;
   if (!list) list = std::make_shared<std::vector<std::function<void(Leaf&)>>>();
   list->push_back(std::move(hook));
@@ -104,7 +112,9 @@ void queue_backward_callback(std::function<void()> callback) {
 
 bool in_backward() { return current_run() != nullptr; }
 
-void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) { ensure_leaf(leaf).sink = std::move(sink); }
+void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) {
+  ensure_leaf(leaf).sink = std::move(sink);
+}
 void continue_leaf(const Tensor& from, const Tensor& to) {
   const AutogradRecord* record = record_of(from);
   if (record == nullptr || !record->leaf) return;

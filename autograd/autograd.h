@@ -16,15 +16,18 @@ struct BackwardOptions {
   bool create_graph = false;  ///< record the gradients' own ops; implies retain_graph
 };
 
-/// Adds the gradient of `outputs`, weighted by `upstream` (empty: one, for single elements), to every leaf they depend on.
-SHERD_API void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream = {}, BackwardOptions options = {});
+/// Adds the gradient of `outputs`, weighted by `upstream` (empty: one, for single elements), to every leaf
+/// they depend on.
+SHERD_API void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream = {},
+                        BackwardOptions options = {});
 
-/// The gradients of `outputs` with respect to `inputs`, which may be leaves or not. Walks only what lies between them and feeds no
-/// sink and no `.grad`. An input that the outputs do not depend on gets an empty tensor.
+/// The gradients of `outputs` with respect to `inputs`, which may be leaves or not. Walks only what lies
+/// between them and feeds no sink and no `.grad`. An input that the outputs do not depend on gets an empty
+/// tensor.
 SHERD_API std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                                    std::span<const Tensor> upstream = {}, BackwardOptions options = {});
-inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs, const Tensor& upstream = {},
-                                BackwardOptions options = {}) {
+inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs,
+                                const Tensor& upstream = {}, BackwardOptions options = {}) {
   return grad(std::span(&output, 1), inputs, std::span(&upstream, 1), options);
 }
 
@@ -61,14 +64,15 @@ SHERD_API bool in_backward();
 
 /// Sends the leaf's gradients to `sink` instead of its `.grad`; null restores that.
 SHERD_API void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink);
-/// Makes `to` go on as the leaf that `from` is: with its gradient, sink, hooks and name. For parameters whose memory is replaced.
+/// Makes `to` go on as the leaf that `from` is: with its gradient, sink, hooks and name. For parameters whose
+/// memory is replaced.
 SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
 /// A name for messages about this leaf ("layers.0.weight").
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 
-/// Largest difference between the gradient of `fn` (any outputs, summed with fixed weights) and central finite differences, over
-/// all elements of `inputs` (f64, requiring grad), relative to max(1, |value|).
-SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::span<const Tensor> inputs,
-                           double step = 1e-6);
+/// Largest difference between the gradient of `fn` (any outputs, summed with fixed weights) and central
+/// finite differences, over all elements of `inputs` (f64, requiring grad), relative to max(1, |value|).
+SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
+                           std::span<const Tensor> inputs, double step = 1e-6);
 
 }  // namespace sherd

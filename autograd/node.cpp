@@ -27,7 +27,8 @@ void Node::free() {
   freed = true;
   saved_inputs.clear();
   saved_outputs.clear();
-  // A chain of a million nodes must not recurse a million destructors deep: what only this graph holds gives up its edges before it goes.
+  // A chain of a million nodes must not recurse a million destructors deep: what only this graph holds gives
+  // up its edges before it goes.
   std::vector<Ref<Node>> alone;
   const auto drop_edges = [&alone](Node& node) {
     for (Edge& edge : node.edges)

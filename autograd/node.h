@@ -19,8 +19,8 @@ struct Edge {
 /// What the tape hangs on a tensor that takes part in a graph.
 class AutogradRecord final : public TensorExtension {
  public:
-  Edge edge;              ///< where this tensor's gradient goes: the node that made it, or its leaf
-  Ref<Leaf> leaf;   ///< for leaves, also while requires_grad is off: grad and sink live on
+  Edge edge;       ///< where this tensor's gradient goes: the node that made it, or its leaf
+  Ref<Leaf> leaf;  ///< for leaves, also while requires_grad is off: grad and sink live on
   bool requires_grad = false;
 };
 
@@ -38,11 +38,11 @@ class Node final : public RefCounted {
   std::uint64_t sequence = 0;  ///< later nodes have larger numbers; edges always point to smaller ones
   Mask needs = 0;
   bool freed = false;
-  InlineVec<Edge, 2> edges;               ///< one an input
+  InlineVec<Edge, 2> edges;                ///< one an input
   InlineVec<SavedTensor, 2> saved_inputs;  ///< empty handles where not kept
   InlineVec<SavedTensor, 1> saved_outputs;
-  Specs specs;                            ///< of the inputs
-  Specs outputs;                          ///< of the outputs
+  Specs specs;                                    ///< of the inputs
+  Specs outputs;                                  ///< of the outputs
   InlineVec<std::shared_ptr<HookList>, 1> hooks;  ///< by output; empty if none
 
   // The backward that is walking over this node, and its place there.

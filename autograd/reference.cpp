@@ -1,4 +1,5 @@
-// Gradients of fused ops through their references: the reference runs again with recording on, and is differentiated.
+// Gradients of fused ops through their references: the reference runs again with recording on, and is
+// differentiated.
 #include "autograd/run.h"
 #include "runtime/ops.h"
 
@@ -12,7 +13,8 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
   for (std::size_t i = 0; i < args.inputs.size(); ++i) {
     const Tensor& x = args.inputs[i];
     const bool need = args.need(i) && x.defined();
-    // A recorded gradient hangs on the outer graph; otherwise a leaf of our own keeps the outer graph out of sight.
+    // A recorded gradient hangs on the outer graph; otherwise a leaf of our own keeps the outer graph out of
+    // sight.
     inputs.push_back(need && !args.create_graph ? x.detach().requires_grad_() : x);
     if (!need) continue;
     wanted.push_back(inputs.back());
@@ -29,7 +31,8 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
 }
 
 void adopt_reference(std::string_view op, Tensors results, Outputs out) {
-  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op, results.size(), out.size());
+  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op,
+                       results.size(), out.size());
   for (std::size_t i = 0; i < results.size(); ++i) copy_(alias(out[i], out[i].layout()), results[i]);
 }
 

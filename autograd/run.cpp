@@ -15,20 +15,27 @@ RunState& state() { return Context::current().slot<RunState>(); }
 
 /// Nobody else can see this gradient, so it may be written or kept as it is.
 bool owned_alone(const Tensor& t) {
-  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() && !t.storage().owned();
+  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
+         !t.storage().owned();
 }
 
 void accumulate(Tensor& sum, Tensor gradient, bool recording) {
-  if (!sum.defined()) sum = std::move(gradient);
-  else if (!recording && owned_alone(sum) && sum.dtype() == gradient.dtype()) add_(sum, gradient);
-  else sum = add(sum, gradient);
+  if (!sum.defined())
+    sum = std::move(gradient);
+  else if (!recording && owned_alone(sum) && sum.dtype() == gradient.dtype())
+    add_(sum, gradient);
+  else
+    sum = add(sum, gradient);
 }
 
 /// The default sink.
 void add_to_grad(Leaf& leaf, Tensor gradient, bool recording) {
-  if (!leaf.grad.defined()) leaf.grad = recording || owned_alone(gradient) ? std::move(gradient) : clone(gradient);
-  else if (recording) leaf.grad = add(leaf.grad, gradient);
-  else add_(leaf.grad, gradient);
+  if (!leaf.grad.defined())
+    leaf.grad = recording || owned_alone(gradient) ? std::move(gradient) : clone(gradient);
+  else if (recording)
+    leaf.grad = add(leaf.grad, gradient);
+  else
+    add_(leaf.grad, gradient);
 }
 
 Tensor with_history(const SavedTensor& saved, const Edge& edge) {
@@ -41,8 +48,10 @@ Tensor with_history(const SavedTensor& saved, const Edge& edge) {
 
 void check_unchanged(const Node& node, const SavedTensor& saved, std::string_view what, std::size_t i) {
   check<StateError>(saved.value.storage().version() == saved.version,
-                    "backward of {}: {} {} of shape {} was changed in place after it was recorded (version {}, now {}); change a "
-                    "clone of it instead", node.op->name(), what, i, saved.value.shape(), saved.version,
+                    "backward of {}: {} {} of shape {} was changed in place after it was recorded (version "
+                    "{}, now {}); change a "
+                    "clone of it instead",
+                    node.op->name(), what, i, saved.value.shape(), saved.version,
                     saved.value.storage().version());
 }
 
@@ -64,14 +73,18 @@ Run::~Run() {
 void Run::seed(const Tensor& output, Tensor gradient) {
   const AutogradRecord* record = record_of(output);
   check<StateError>(record != nullptr && record->requires_grad,
-                    "backward: a tensor of shape {} does not depend on anything that requires grad", output.shape());
+                    "backward: a tensor of shape {} does not depend on anything that requires grad",
+                    output.shape());
   if (!gradient.defined()) {
-    check<ShapeError>(output.numel() == 1, "backward: a tensor of shape {} needs an upstream gradient of its own shape (only one "
-                      "element has an implied one)", output.shape());
+    check<ShapeError>(output.numel() == 1,
+                      "backward: a tensor of shape {} needs an upstream gradient of its own shape (only one "
+                      "element has an implied one)",
+                      output.shape());
     gradient = ones(output.shape(), {output.dtype(), output.device()});
   }
-  check<ShapeError>(gradient.shape() == output.shape(), "backward: upstream gradient has shape {}, the tensor {}",
-                    gradient.shape(), output.shape());
+  check<ShapeError>(gradient.shape() == output.shape(),
+                    "backward: upstream gradient has shape {}, the tensor {}", gradient.shape(),
+                    output.shape());
   check<DTypeError>(gradient.dtype() == output.dtype(), "backward: upstream gradient is {}, the tensor {}",
                     name_of(gradient.dtype()), name_of(output.dtype()));
   seeds_.emplace_back(record->edge, std::move(gradient));
@@ -83,16 +96,20 @@ void Run::collect() {
     if (stop_at(edge) != nullptr) return;
     if (edge.leaf) {
       if (edge.leaf->run != this) {
-        check<StateError>(edge.leaf->run == nullptr, "backward: a backward inside a backward reaches the same leaf '{}'; finish "
-                          "the outer one first", edge.leaf->name);
+        check<StateError>(edge.leaf->run == nullptr,
+                          "backward: a backward inside a backward reaches the same leaf '{}'; finish "
+                          "the outer one first",
+                          edge.leaf->name);
         edge.leaf->run = this;
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size());
         leaves_.push_back({edge.leaf, {}, 0});
       }
       ++leaves_[edge.leaf->slot].due;
     } else if (edge.node && edge.node->run != this) {
-      check<StateError>(edge.node->run == nullptr, "backward: a backward inside a backward reaches the same {} node; finish the "
-                        "outer one first", edge.node->op->name());
+      check<StateError>(edge.node->run == nullptr,
+                        "backward: a backward inside a backward reaches the same {} node; finish the "
+                        "outer one first",
+                        edge.node->op->name());
       edge.node->run = this;
       places_.push_back({edge.node, {}, true});
       stack.push_back(edge.node.get());
@@ -102,11 +119,15 @@ void Run::collect() {
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
-    check<StateError>(!node->freed, "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
-                      "one, or run the forward again", node->op->name());
+    check<StateError>(
+        !node->freed,
+        "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
+        "one, or run the forward again",
+        node->op->name());
     for (const Edge& edge : node->edges) meet(edge);
   }
-  std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) { return a.node->sequence > b.node->sequence; });
+  std::sort(places_.begin(), places_.end(),
+            [](const Place& a, const Place& b) { return a.node->sequence > b.node->sequence; });
   for (std::size_t i = 0; i < places_.size(); ++i) {
     places_[i].node->slot = static_cast<std::uint32_t>(i);
     places_[i].gradients.resize(places_[i].node->outputs.size());
@@ -137,13 +158,14 @@ void Run::prune(std::span<const Tensor> inputs) {
   const auto wanted = [&](const Edge& edge) {
     if (edge.node) return edge.node->run == this && places_[edge.node->slot].useful;
     return edge.leaf && std::any_of(inputs.begin(), inputs.end(), [&](const Tensor& t) {
-      const AutogradRecord* record = record_of(t);
-      return record != nullptr && record->edge.leaf == edge.leaf;
-    });
+             const AutogradRecord* record = record_of(t);
+             return record != nullptr && record->edge.leaf == edge.leaf;
+           });
   };
   std::vector<const Node*> stops;
   for (const Tensor& t : inputs)
-    if (const AutogradRecord* record = record_of(t); record != nullptr && record->edge.node) stops.push_back(record->edge.node.get());
+    if (const AutogradRecord* record = record_of(t); record != nullptr && record->edge.node)
+      stops.push_back(record->edge.node.get());
   for (std::size_t i = places_.size(); i-- > 0;) {
     for (const Edge& edge : places_[i].node->edges) {
       const bool stop = edge.node && std::find(stops.begin(), stops.end(), edge.node.get()) != stops.end();
@@ -167,7 +189,8 @@ void Run::backward() {
 
 std::vector<Tensor> Run::grad(std::span<const Tensor> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i)
-    check<StateError>(wants_grad(inputs[i]), "grad: input {} of shape {} does not require grad", i, inputs[i].shape());
+    check<StateError>(wants_grad(inputs[i]), "grad: input {} of shape {} does not require grad", i,
+                      inputs[i].shape());
   feeding_ = false;
   std::vector<Tensor> result(inputs.size());
   try {
@@ -194,14 +217,16 @@ void Run::run_leaf_hooks(std::span<const Tensor> inputs) {
   const GradMode mode(options_.create_graph);
   for (LeafPlace& place : leaves_) {
     if (!place.leaf->hooks || !place.gradient.defined()) continue;
-    const bool wanted = std::any_of(inputs.begin(), inputs.end(), [&](const Tensor& t) { return record_of(t)->edge.leaf == place.leaf; });
+    const bool wanted = std::any_of(inputs.begin(), inputs.end(),
+                                    [&](const Tensor& t) { return record_of(t)->edge.leaf == place.leaf; });
     if (wanted) place.gradient = place.leaf->hooks->run(std::move(place.gradient));
   }
 }
 
 Run::Stop* Run::stop_at(const Edge& edge) {
   for (Stop& stop : stops_)
-    if (stop.edge.leaf == edge.leaf && stop.edge.node == edge.node && stop.edge.index == edge.index) return &stop;
+    if (stop.edge.leaf == edge.leaf && stop.edge.node == edge.node && stop.edge.index == edge.index)
+      return &stop;
   return nullptr;
 }
 
@@ -225,9 +250,12 @@ std::vector<Tensor> Run::partial(std::span<const Tensor> inputs) {
 void Run::walk() {
   const GradMode mode(options_.create_graph);
   for (auto& [edge, gradient] : seeds_) {
-    if (Stop* stop = stop_at(edge)) accumulate(stop->gradient, std::move(gradient), options_.create_graph);
-    else if (edge.node) accumulate(places_[edge.node->slot].gradients[edge.index], std::move(gradient), options_.create_graph);
-    else accumulate(leaves_[edge.leaf->slot].gradient, std::move(gradient), options_.create_graph);
+    if (Stop* stop = stop_at(edge))
+      accumulate(stop->gradient, std::move(gradient), options_.create_graph);
+    else if (edge.node)
+      accumulate(places_[edge.node->slot].gradients[edge.index], std::move(gradient), options_.create_graph);
+    else
+      accumulate(leaves_[edge.leaf->slot].gradient, std::move(gradient), options_.create_graph);
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
   for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
@@ -267,19 +295,24 @@ Tensors Run::gradients_of(Place& place) {
     if (!saved.value.defined()) continue;
     check_unchanged(node, saved, "output", i);
     outputs[i] = options_.create_graph
-                     ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}}) : saved.value;
+                     ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}})
+                     : saved.value;
   }
   return node.op->grad({place.gradients, inputs, outputs, node.specs, node.needs, options_.create_graph});
 }
 
 void Run::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input) {
   const Spec& spec = from.specs[input];
-  check<ShapeError>(gradient.shape() == spec.shape, "backward of {}: gradient of input {} has shape {}, the input {}",
-                    from.op->name(), input, gradient.shape(), spec.shape);
-  check<DTypeError>(gradient.dtype() == spec.dtype, "backward of {}: gradient of input {} is {}, the input {}", from.op->name(),
-                    input, name_of(gradient.dtype()), name_of(spec.dtype));
+  check<ShapeError>(gradient.shape() == spec.shape,
+                    "backward of {}: gradient of input {} has shape {}, the input {}", from.op->name(), input,
+                    gradient.shape(), spec.shape);
+  check<DTypeError>(gradient.dtype() == spec.dtype,
+                    "backward of {}: gradient of input {} is {}, the input {}", from.op->name(), input,
+                    name_of(gradient.dtype()), name_of(spec.dtype));
   Stop* stop = stop_at(edge);
-  Tensor& sum = stop != nullptr ? stop->gradient : edge.node ? places_[edge.node->slot].gradients[edge.index] : leaves_[edge.leaf->slot].gradient;
+  Tensor& sum = stop != nullptr ? stop->gradient
+                : edge.node     ? places_[edge.node->slot].gradients[edge.index]
+                                : leaves_[edge.leaf->slot].gradient;
   accumulate(sum, std::move(gradient), options_.create_graph);
 }
 
@@ -294,8 +327,10 @@ void Run::hand_over(LeafPlace& place) {
   Leaf& leaf = *place.leaf;
   Tensor gradient = std::move(place.gradient);
   if (leaf.hooks) gradient = leaf.hooks->run(std::move(gradient));
-  if (leaf.sink) leaf.sink->accept(info_, leaf, std::move(gradient));
-  else add_to_grad(leaf, std::move(gradient), options_.create_graph);
+  if (leaf.sink)
+    leaf.sink->accept(info_, leaf, std::move(gradient));
+  else
+    add_to_grad(leaf, std::move(gradient), options_.create_graph);
   if (const auto hooks = leaf.after_accumulate) {
     const std::size_t count = hooks->size();
     for (std::size_t i = 0; i < count; ++i)

@@ -1,4 +1,5 @@
-// One backward: a list of nodes in reverse order of recording, gradients on their way, leaves with what they still wait for.
+// One backward: a list of nodes in reverse order of recording, gradients on their way, leaves with what they
+// still wait for.
 #pragma once
 
 #include <functional>
@@ -23,7 +24,8 @@ class Run {
   void backward();
   /// Returns the gradients of `inputs` and feeds nothing.
   std::vector<Tensor> grad(std::span<const Tensor> inputs);
-  /// The same, but does not look behind the inputs: a rule of an outer backward differentiates only what it just built.
+  /// The same, but does not look behind the inputs: a rule of an outer backward differentiates only what it
+  /// just built.
   std::vector<Tensor> partial(std::span<const Tensor> inputs);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
@@ -62,7 +64,10 @@ class Run {
   std::vector<std::shared_ptr<GradSink>> sinks_;
   std::vector<std::function<void()>> callbacks_;
   // partial(): where to stop, and what arrived there.
-  struct Stop { Edge edge; Tensor gradient; };
+  struct Stop {
+    Edge edge;
+    Tensor gradient;
+  };
   std::vector<Stop> stops_;
   Stop* stop_at(const Edge& edge);
   // grad(): what to catch on the way, by node and output, or by leaf.

@@ -42,8 +42,9 @@ struct RunInfo {
   std::uint64_t run;  ///< different for every backward of the rank
 };
 
-/// Takes the complete gradients of leaves. A sharded group has one for all its parameters. Per backward: `begin` for each of its
-/// leaves that the graph reaches, `accept` at most once for each, then `finish` once, or `abort` if the backward threw.
+/// Takes the complete gradients of leaves. A sharded group has one for all its parameters. Per backward:
+/// `begin` for each of its leaves that the graph reaches, `accept` at most once for each, then `finish` once,
+/// or `abort` if the backward threw.
 class SHERD_API GradSink {
  public:
   virtual ~GradSink();

@@ -17,8 +17,10 @@ Mask inputs_wanting_grad(Inputs in) {
 void check_fresh_view(const AnyOp& op, const Tensor& t) {
   if (!t.defined() || !t.is_view()) return;
   check<StateError>(t.impl()->view_version >= t.storage().recorded_version(),
-                    "{}: an input of shape {} is a view of a tensor that was changed in place after the view was taken, with "
-                    "gradients recorded; take the view again after the change", op.name(), t.shape());
+                    "{}: an input of shape {} is a view of a tensor that was changed in place after the view "
+                    "was taken, with "
+                    "gradients recorded; take the view again after the change",
+                    op.name(), t.shape());
 }
 
 Tensor without_history(const Tensor& t) {
@@ -43,16 +45,23 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!op.writes(i)) continue;
     const AutogradRecord* record = record_of(in[i]);
-    check<StateError>(record == nullptr || !record->requires_grad || !record->edge.leaf,
-                      "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
-                      op.name(), in[i].shape());
+    check<StateError>(
+        record == nullptr || !record->requires_grad || !record->edge.leaf,
+        "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
+        op.name(), in[i].shape());
     check<StateError>(!in[i].is_view(),
-                      "{}: a view of shape {} is written in place while gradients are recorded; write its base, or clone the "
-                      "view first", op.name(), in[i].shape());
-    check<StateError>(op.differentiable(), "{}: has no gradient and would overwrite a tensor of shape {} that has one; do it "
-                      "under NoGrad", op.name(), in[i].shape());
-    check<StateError>(!has(reads.inputs, i), "{}: its gradient needs the value that it overwrites; use the form that is not in "
-                      "place", op.name());
+                      "{}: a view of shape {} is written in place while gradients are recorded; write its "
+                      "base, or clone the "
+                      "view first",
+                      op.name(), in[i].shape());
+    check<StateError>(op.differentiable(),
+                      "{}: has no gradient and would overwrite a tensor of shape {} that has one; do it "
+                      "under NoGrad",
+                      op.name(), in[i].shape());
+    check<StateError>(!has(reads.inputs, i),
+                      "{}: its gradient needs the value that it overwrites; use the form that is not in "
+                      "place",
+                      op.name());
   }
 }
 

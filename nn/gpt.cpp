@@ -7,8 +7,14 @@
 namespace sherd::nn {
 
 GptBlock::GptBlock(const GptOptions& o)
-    : ln1(o.width), ln2(o.width), qkv(o.width, 3 * o.width), out(o.width, o.width), up(o.width, 4 * o.width),
-      down(4 * o.width, o.width), heads(o.heads), dropout(o.dropout) {}
+    : ln1(o.width),
+      ln2(o.width),
+      qkv(o.width, 3 * o.width),
+      out(o.width, o.width),
+      up(o.width, 4 * o.width),
+      down(4 * o.width, o.width),
+      heads(o.heads),
+      dropout(o.dropout) {}
 
 Tensor GptBlock::attend(const Tensor& x, KeyValues* cache) const {
   const AttentionOptions options{.causal = true, .dropout = training() ? dropout : 0};
@@ -27,18 +33,26 @@ Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
   return add(h, drop(down(gelu(up(ln2(h))))));
 }
 
-Gpt::Gpt(GptOptions o) : options(o), tok(o.vocab, o.width), pos(o.context, o.width), ln(o.width), head(o.width, o.vocab, {Bias::no}) {
-  check<ValueError>(o.heads > 0 && o.width % o.heads == 0, "Gpt: width {} does not divide into {} heads", o.width, o.heads);
-  check<ValueError>(o.layers > 0 && o.context > 0 && o.vocab > 0, "Gpt: {} layers, context {}, vocabulary {}", o.layers, o.context,
-                    o.vocab);
+Gpt::Gpt(GptOptions o)
+    : options(o),
+      tok(o.vocab, o.width),
+      pos(o.context, o.width),
+      ln(o.width),
+      head(o.width, o.vocab, {Bias::no}) {
+  check<ValueError>(o.heads > 0 && o.width % o.heads == 0, "Gpt: width {} does not divide into {} heads",
+                    o.width, o.heads);
+  check<ValueError>(o.layers > 0 && o.context > 0 && o.vocab > 0, "Gpt: {} layers, context {}, vocabulary {}",
+                    o.layers, o.context, o.vocab);
   for (std::int64_t i = 0; i < o.layers; ++i) blocks.emplace_back(o);
   tie(tok.weight, head.weight);
   // As GPT-2: normal 0.02, the projections back into the residual stream scaled by 1/sqrt(2 layers).
   const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(o.layers));
   for (NamedParameter& p : named_parameters()) {
     const bool into_residual = p.name.ends_with("out.weight") || p.name.ends_with("down.weight");
-    if (p.parameter.shape().rank() == 2) init::normal_(p.parameter, 0, into_residual ? residual : 0.02);
-    else if (p.name.ends_with("bias")) init::constant_(p.parameter, 0);
+    if (p.parameter.shape().rank() == 2)
+      init::normal_(p.parameter, 0, into_residual ? residual : 0.02);
+    else if (p.name.ends_with("bias"))
+      init::constant_(p.parameter, 0);
   }
 }
 

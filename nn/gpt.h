@@ -1,4 +1,5 @@
-// A decoder-only Transformer in the manner of GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, tied embedding.
+// A decoder-only Transformer in the manner of GPT-2 (Radford et al., 2019): pre-norm blocks, learned
+// positions, tied embedding.
 #pragma once
 
 #include "nn/layers.h"
@@ -11,7 +12,9 @@ struct GptOptions {
 };
 
 /// Keys and values of one layer for positions seen so far, (B, H, T, D) each.
-struct KeyValues { Tensor keys, values; };
+struct KeyValues {
+  Tensor keys, values;
+};
 /// One entry a layer; empty at first.
 using KeyValueCache = std::vector<KeyValues>;
 

@@ -20,7 +20,8 @@ void constant_(Parameter p, double value) {
   fill_(p.data(), value);
 }
 void xavier_uniform_(Parameter p) {
-  check<ShapeError>(p.shape().rank() >= 2, "xavier_uniform_: needs a matrix (out, in, ...), got shape {}", p.shape());
+  check<ShapeError>(p.shape().rank() >= 2, "xavier_uniform_: needs a matrix (out, in, ...), got shape {}",
+                    p.shape());
   const std::int64_t field = p.numel() / (p.shape()[0] * p.shape()[1]);
   const double bound = std::sqrt(6.0 / static_cast<double>((p.shape()[0] + p.shape()[1]) * field));
   uniform_(std::move(p), -bound, bound);

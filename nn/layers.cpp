@@ -11,12 +11,15 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
   if (options.bias == Bias::yes) bias = Parameter(rand({out}, options.tensor, -bound, bound));
 }
 
-Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions options) : weight(randn({count, width}, options)) {}
+Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions options)
+    : weight(randn({count, width}, options)) {}
 
 LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), bias(zeros({width}, options)), eps(eps) {}
 
-Dropout::Dropout(double p) : p(p) { check<ValueError>(p >= 0 && p <= 1, "Dropout: probability {} is outside [0, 1]", p); }
+Dropout::Dropout(double p) : p(p) {
+  check<ValueError>(p >= 0 && p <= 1, "Dropout: probability {} is outside [0, 1]", p);
+}
 
 Sequential::Sequential(const Sequential& other) : Layer<Sequential>(other) {
   for (const auto& module : other.modules_) modules_.push_back(module->clone_module());

@@ -15,7 +15,8 @@ struct LinearOptions {
   Bias bias = Bias::yes;
   TensorOptions tensor{};
 };
-/// y = x weight^T + bias for x (..., in). weight (out, in) and bias (out) start uniform in +-1/sqrt(in), as in PyTorch.
+/// y = x weight^T + bias for x (..., in). weight (out, in) and bias (out) start uniform in +-1/sqrt(in), as
+/// in PyTorch.
 struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
@@ -130,7 +131,10 @@ class ModuleList final : public Layer<ModuleList<M>> {
     using value_type = M;
     explicit Iterator(Inner at) : at_(at) {}
     std::conditional_t<constant, const M&, M&> operator*() const { return **at_; }
-    Iterator& operator++() { ++at_; return *this; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
     friend bool operator==(const Iterator&, const Iterator&) = default;
 
    private:

@@ -50,7 +50,9 @@ class Walk final : public MemberVisitor {
   }
 
  private:
-  std::string path(std::string_view name) const { return prefix_.empty() ? std::string(name) : fmt::format("{}.{}", prefix_, name); }
+  std::string path(std::string_view name) const {
+    return prefix_.empty() ? std::string(name) : fmt::format("{}.{}", prefix_, name);
+  }
   std::string prefix_;
 };
 
@@ -119,12 +121,14 @@ void Module::train(bool training) {
 
 void Module::to(Device device) {
   change_tensors(*this, [device](const Tensor& t) {
-    return t.device().type == DeviceType::meta && device != t.device() ? empty({t.shape(), t.dtype(), device}) : sherd::to(t, device);
+    return t.device().type == DeviceType::meta && device != t.device() ? empty({t.shape(), t.dtype(), device})
+                                                                       : sherd::to(t, device);
   });
 }
 
 void Module::to(DType dtype) {
-  change_tensors(*this, [dtype](const Tensor& t) { return is_floating(t.dtype()) ? sherd::to(t, dtype) : t; });
+  change_tensors(*this,
+                 [dtype](const Tensor& t) { return is_floating(t.dtype()) ? sherd::to(t, dtype) : t; });
 }
 
 void Module::set_requires_grad(bool requires_grad) {
@@ -156,14 +160,17 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   const auto take = [&](const std::string& name, const void* id, const Tensor& into) {
     const auto found = given.find(name);
     if (found == given.end()) {
-      if (std::none_of(copies.begin(), copies.end(), [&](const auto& c) { return c.first.storage_ref() == into.storage_ref(); }))
+      if (std::none_of(copies.begin(), copies.end(),
+                       [&](const auto& c) { return c.first.storage_ref() == into.storage_ref(); }))
         missing.emplace(id, name);
       return;
     }
-    check<ShapeError>(found->second.shape() == into.shape(), "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
+    check<ShapeError>(found->second.shape() == into.shape(),
+                      "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
                       into.shape(), found->second.shape());
-    check<DeviceError>(found->second.device().type != DeviceType::meta || into.device().type == DeviceType::meta,
-                       "load_state_dict: '{}' is on meta in the state and has no values", name);
+    check<DeviceError>(
+        found->second.device().type != DeviceType::meta || into.device().type == DeviceType::meta,
+        "load_state_dict: '{}' is on meta in the state and has no values", name);
     missing.erase(id);
     copies.emplace_back(into, found->second);
     given.erase(found);
@@ -175,10 +182,14 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   };
   walk.run(*this);
   if (strict == Strict::yes) {
-    check<ValueError>(missing.empty(), "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the module's",
-                      missing.empty() ? "" : missing.begin()->second, missing.size());
-    check<ValueError>(given.empty(), "load_state_dict: the module has no '{}' ({} unknown in all); pass Strict::no to ignore them",
-                      given.empty() ? "" : given.begin()->first, given.size());
+    check<ValueError>(
+        missing.empty(),
+        "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the module's",
+        missing.empty() ? "" : missing.begin()->second, missing.size());
+    check<ValueError>(
+        given.empty(),
+        "load_state_dict: the module has no '{}' ({} unknown in all); pass Strict::no to ignore them",
+        given.empty() ? "" : given.begin()->first, given.size());
   }
   const NoGrad guard;
   for (const auto& [into, from] : copies) copy_(into, from);

@@ -1,4 +1,5 @@
-// Modules: structs that name their members once. Names, saving, moving, copying and sharding derive from that one visit.
+// Modules: structs that name their members once. Names, saving, moving, copying and sharding derive from that
+// one visit.
 //
 //   struct Linear final : Layer<Linear> {
 //     Param weight, bias;
@@ -31,7 +32,8 @@ class SHERD_API MemberVisitor {
   virtual void child(std::string_view, Module&) {}
 };
 
-/// Told around a module's forward. Inputs and outputs are the tensors found in the arguments and the result; they may be replaced.
+/// Told around a module's forward. Inputs and outputs are the tensors found in the arguments and the result;
+/// they may be replaced.
 class SHERD_API ModuleObserver {
  public:
   virtual ~ModuleObserver();
@@ -62,16 +64,26 @@ class SHERD_API Subscription {
 /// Whether a walk lists a tied parameter under its first name only, or under all.
 enum class Ties { once, all };
 
-struct NamedParameter { std::string name; Parameter parameter; };
-struct NamedBuffer { std::string name; Tensor tensor; };
-struct NamedModule { std::string name; Module* module; };
+struct NamedParameter {
+  std::string name;
+  Parameter parameter;
+};
+struct NamedBuffer {
+  std::string name;
+  Tensor tensor;
+};
+struct NamedModule {
+  std::string name;
+  Module* module;
+};
 /// Names and tensors in walk order. Tensors are detached but share memory with the module.
 using StateDict = std::vector<std::pair<std::string, Tensor>>;
 
 /// Whether `load_state_dict` insists that both sides have the same names.
 enum class Strict { yes, no };
 
-/// Base of all layers. Move-only; `clone()` copies. One thread trains a module; several may run forwards without gradients at once.
+/// Base of all layers. Move-only; `clone()` copies. One thread trains a module; several may run forwards
+/// without gradients at once.
 class SHERD_API Module {
  public:
   Module();
@@ -83,7 +95,8 @@ class SHERD_API Module {
   virtual std::string_view type_name() const = 0;
   /// Calls `visitor` for each direct member.
   virtual void visit_members(MemberVisitor& visitor) = 0;
-  /// `forward` of one tensor, for containers of different layers; StateError if the layer takes something else.
+  /// `forward` of one tensor, for containers of different layers; StateError if the layer takes something
+  /// else.
   virtual Tensor call(const Tensor& x) = 0;
   virtual std::unique_ptr<Module> clone_module() const = 0;
 
@@ -109,11 +122,13 @@ class SHERD_API Module {
   void zero_grad();
 
   StateDict state_dict() const;
-  /// Copies values in. ValueError for missing or unknown names (unless not strict), ShapeError for other shapes; dtypes are cast. A tied
-  /// parameter may come under any of its names. Nothing is changed when it throws.
+  /// Copies values in. ValueError for missing or unknown names (unless not strict), ShapeError for other
+  /// shapes; dtypes are cast. A tied parameter may come under any of its names. Nothing is changed when it
+  /// throws.
   void load_state_dict(const StateDict& state, Strict strict = Strict::yes);
 
-  /// Tells `observer` of each forward until the subscription ends; observers hear in the order they came, and see the module move.
+  /// Tells `observer` of each forward until the subscription ends; observers hear in the order they came, and
+  /// see the module move.
   Subscription observe(ModuleObserver& observer);
 
  protected:
@@ -156,15 +171,26 @@ class Layer : public Module {
  public:
   /// Runs `forward`, telling observers before and after.
   template <class... A>
-  auto operator()(A&&... args) { return run(static_cast<D&>(*this), std::forward<A>(args)...); }
+  auto operator()(A&&... args) {
+    return run(static_cast<D&>(*this), std::forward<A>(args)...);
+  }
   template <class... A>
-  auto operator()(A&&... args) const { return run(static_cast<const D&>(*this), std::forward<A>(args)...); }
+  auto operator()(A&&... args) const {
+    return run(static_cast<const D&>(*this), std::forward<A>(args)...);
+  }
 
   std::string_view type_name() const override { return detail::short_type_name<D>(); }
-  void visit_members(MemberVisitor& visitor) override { static_cast<D&>(*this).visit(detail::MemberSorter{visitor}); }
+  void visit_members(MemberVisitor& visitor) override {
+    static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
+  }
   Tensor call(const Tensor& x) override {
-    if constexpr (requires(D& d) { { d.forward(x) } -> std::same_as<Tensor>; }) return (*this)(x);
-    else fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential", type_name());
+    if constexpr (requires(D& d) {
+                    { d.forward(x) } -> std::same_as<Tensor>;
+                  })
+      return (*this)(x);
+    else
+      fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
+                       type_name());
   }
   /// A copy with memory of its own: ties are kept, observers stay behind.
   D clone() const {
@@ -177,12 +203,13 @@ class Layer : public Module {
   }
 
  private:
-  /// Arguments with tensors are copied while somebody observes, since observers may replace these; others (a cache that `forward` fills)
-  /// are the caller's own.
+  /// Arguments with tensors are copied while somebody observes, since observers may replace these; others (a
+  /// cache that `forward` fills) are the caller's own.
   template <class A>
   using Held = std::conditional_t<may_hold_tensors<A>(), std::decay_t<A>, A&&>;
   template <class A>
-  using Passed = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<Held<A>>&, std::remove_reference_t<Held<A>>&&>;
+  using Passed = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<Held<A>>&,
+                                    std::remove_reference_t<Held<A>>&&>;
   template <class A, class Item>
   static void collect(Item& item, std::vector<Tensor*>& inputs) {
     if constexpr (may_hold_tensors<A>()) each_tensor(item, [&](Tensor& t) { inputs.push_back(&t); });
@@ -196,7 +223,8 @@ class Layer : public Module {
     std::vector<Tensor*> inputs;
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
     module.fire_before(inputs);
-    auto result = std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
+    auto result =
+        std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
     std::vector<Tensor*> outputs;
     each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
     module.fire_after(outputs);

@@ -43,7 +43,8 @@ Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_de
     for (const Parameter& p : group.params) {
       check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
       const auto [first, fresh] = owner.emplace(p.id(), groups_.size());
-      check<ValueError>(fresh, "optimizer: a parameter of shape {} is in groups {} and {}", p.shape(), first->second, groups_.size());
+      check<ValueError>(fresh, "optimizer: a parameter of shape {} is in groups {} and {}", p.shape(),
+                        first->second, groups_.size());
     }
     groups_.push_back({std::move(group.params), Tensor::scalar(group.lr.value_or(lr), {DType::f64}),
                        group.weight_decay.value_or(weight_decay)});
@@ -72,8 +73,10 @@ void Optimizer::zero_grad(ZeroGrad mode) {
   const NoGrad guard;
   for (Group& group : groups_)
     for (Parameter& p : group.params) {
-      if (mode == ZeroGrad::to_none) p.set_grad({});
-      else if (p.grad().defined()) zero_(p.grad());
+      if (mode == ZeroGrad::to_none)
+        p.set_grad({});
+      else if (p.grad().defined())
+        zero_(p.grad());
     }
 }
 
@@ -94,7 +97,8 @@ StateDict Optimizer::state_dict() const {
     dict.emplace_back(fmt::format("group.{}.lr", g), groups_[g].lr);
     for (const Parameter& p : groups_[g].params) {
       if (const auto found = state_.find(p.id()); found != state_.end())
-        for (std::size_t k = 0; k < names.size(); ++k) dict.emplace_back(fmt::format("state.{}.{}", index, names[k]), found->second[k]);
+        for (std::size_t k = 0; k < names.size(); ++k)
+          dict.emplace_back(fmt::format("state.{}.{}", index, names[k]), found->second[k]);
       ++index;
     }
   }
@@ -109,7 +113,8 @@ void Optimizer::load_state_dict(const StateDict& given) {
   std::size_t index = 0, used = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto rate = from.find(fmt::format("group.{}.lr", g));
-    check<ValueError>(rate != from.end(), "optimizer: the state has no rate for group {} of {}", g, groups_.size());
+    check<ValueError>(rate != from.end(), "optimizer: the state has no rate for group {} of {}", g,
+                      groups_.size());
     ++used;
     for (const Parameter& p : groups_[g].params) {
       if (from.contains(fmt::format("state.{}.{}", index, names.empty() ? "" : names[0]))) {
@@ -118,7 +123,8 @@ void Optimizer::load_state_dict(const StateDict& given) {
           const std::string name = fmt::format("state.{}.{}", index, names[k]);
           const auto found = from.find(name);
           check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
-          check<ShapeError>(found->second.shape() == slots[k].shape(), "optimizer: '{}' has shape {}, the parameter needs {}", name,
+          check<ShapeError>(found->second.shape() == slots[k].shape(),
+                            "optimizer: '{}' has shape {}, the parameter needs {}", name,
                             found->second.shape(), slots[k].shape());
           copy_(slots[k], found->second);
           ++used;
@@ -128,16 +134,19 @@ void Optimizer::load_state_dict(const StateDict& given) {
       ++index;
     }
   }
-  check<ValueError>(used == from.size(), "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
+  check<ValueError>(used == from.size(),
+                    "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
                     from.size());
-  for (std::size_t g = 0; g < groups_.size(); ++g) copy_(groups_[g].lr, from.at(fmt::format("group.{}.lr", g)));
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    copy_(groups_[g].lr, from.at(fmt::format("group.{}.lr", g)));
   state_ = std::move(state);
 }
 
 Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
     : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o), decoupled_(decoupled) {
   check<ValueError>(o.lr >= 0 && o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1 && o.eps >= 0,
-                    "Adam: lr {}, betas ({}, {}) and eps {} must be at least 0, the betas below 1", o.lr, o.beta1, o.beta2, o.eps);
+                    "Adam: lr {}, betas ({}, {}) and eps {} must be at least 0, the betas below 1", o.lr,
+                    o.beta1, o.beta2, o.eps);
 }
 
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
@@ -160,17 +169,21 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
     const double lr = host(group.lr), t = host(s[2]);
     const Tensor wide = to(to(g, p.dtype()), p.device());
     if (decoupled_) mul_(p, 1 - lr * group.weight_decay);
-    const Tensor gradient = decoupled_ || group.weight_decay == 0 ? wide : add(wide, mul(p, group.weight_decay));
+    const Tensor gradient =
+        decoupled_ || group.weight_decay == 0 ? wide : add(wide, mul(p, group.weight_decay));
     add_(s[0], mul(sub(gradient, s[0]), 1 - o.beta1));
     add_(mul_(s[1], o.beta2), mul(square(gradient), 1 - o.beta2));
     const Tensor denominator = add(div(sqrt(s[1]), std::sqrt(1 - std::pow(o.beta2, t))), o.eps);
     sub_(p, mul(div(s[0], denominator), lr / (1 - std::pow(o.beta1, t))));
   }
-  for (const std::vector<Tensor>& list : lists.all()) apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
+  for (const std::vector<Tensor>& list : lists.all())
+    apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
 }
 
-Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o) : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
-  check<ValueError>(o.lr >= 0 && o.momentum >= 0, "Sgd: lr {} and momentum {} must be at least 0", o.lr, o.momentum);
+Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
+    : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
+  check<ValueError>(o.lr >= 0 && o.momentum >= 0, "Sgd: lr {} and momentum {} must be at least 0", o.lr,
+                    o.momentum);
 }
 
 std::vector<std::string> Sgd::state_names() const {
@@ -196,14 +209,17 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
     Tensor v = to(to(g, p.dtype()), p.device());
     if (group.weight_decay != 0) v = add(v, mul(p, group.weight_decay));
     if (options_.momentum != 0) {
-      if (host(s[1]) == 0) copy_(s[0], v);
-      else add_(mul_(s[0], options_.momentum), v);
+      if (host(s[1]) == 0)
+        copy_(s[0], v);
+      else
+        add_(mul_(s[0], options_.momentum), v);
       add_(s[1], 1.0);
       v = s[0];
     }
     sub_(p, mul(v, host(group.lr)));
   }
-  for (const std::vector<Tensor>& list : lists.all()) apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
+  for (const std::vector<Tensor>& list : lists.all())
+    apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
 }
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
@@ -221,7 +237,8 @@ Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
 double CosineSchedule::operator()(std::int64_t step) const {
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (step >= steps) return min_lr;
-  const double done = static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(steps - warmup, 1));
+  const double done =
+      static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(steps - warmup, 1));
   return min_lr + 0.5 * (lr - min_lr) * (1 + std::cos(std::numbers::pi * done));
 }
 

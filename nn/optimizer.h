@@ -11,7 +11,8 @@
 
 namespace sherd::nn {
 
-/// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May be empty.
+/// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May
+/// be empty.
 struct ParamGroup {
   std::vector<Parameter> params;
   std::optional<double> lr{}, weight_decay{};
@@ -54,7 +55,8 @@ class SHERD_API Optimizer {
   virtual std::vector<std::string> state_names() const = 0;
   /// Fresh state for a parameter.
   virtual Slots fresh(const Tensor& p) const = 0;
-  virtual void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) = 0;
+  virtual void step_group(const Group& group, std::span<const Parameter> params,
+                          std::span<Slots* const> slots) = 0;
 
  private:
   std::vector<Group> groups_;
@@ -69,13 +71,15 @@ struct AdamOptions {
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
-  Adam(std::vector<Parameter> params, AdamOptions options = {}) : Adam(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+  Adam(std::vector<Parameter> params, AdamOptions options = {})
+      : Adam(std::vector<ParamGroup>{{std::move(params)}}, options) {}
 
  protected:
   Adam(std::vector<ParamGroup> groups, AdamOptions options, bool decoupled);
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq", "step"}; }
   Slots fresh(const Tensor& p) const override;
-  void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) override;
+  void step_group(const Group& group, std::span<const Parameter> params,
+                  std::span<Slots* const> slots) override;
 
  private:
   AdamOptions options_;
@@ -91,7 +95,8 @@ class SHERD_API AdamW final : public Adam {
  public:
   AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
       : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}, true) {}
-  AdamW(std::vector<Parameter> params, AdamWOptions o = {}) : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
+  AdamW(std::vector<Parameter> params, AdamWOptions o = {})
+      : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
 
 struct SgdOptions {
@@ -102,22 +107,25 @@ struct SgdOptions {
 class SHERD_API Sgd final : public Optimizer {
  public:
   Sgd(std::vector<ParamGroup> groups, SgdOptions options = {});
-  Sgd(std::vector<Parameter> params, SgdOptions options = {}) : Sgd(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+  Sgd(std::vector<Parameter> params, SgdOptions options = {})
+      : Sgd(std::vector<ParamGroup>{{std::move(params)}}, options) {}
 
  protected:
   std::vector<std::string> state_names() const override;
   Slots fresh(const Tensor& p) const override;
-  void step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) override;
+  void step_group(const Group& group, std::span<const Parameter> params,
+                  std::span<Slots* const> slots) override;
 
  private:
   SgdOptions options_;
 };
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d f64), the same to the bit for
-/// every order and cut of the parameters.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d
+/// f64), the same to the bit for every order and cut of the parameters.
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
 
-/// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at `steps`.
+/// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at
+/// `steps`.
 struct CosineSchedule {
   double lr = 1e-3, min_lr = 1e-4;
   std::int64_t warmup = 100, steps = 2000;

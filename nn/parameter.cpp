@@ -16,7 +16,9 @@ struct Cloning {
 Cloning& cloning() { return Context::current().slot<Cloning>(); }
 
 void check_cloning() {
-  check<StateError>(cloning().active, "nn: modules are move-only, because a silent copy would untie and unshard them; use clone()");
+  check<StateError>(
+      cloning().active,
+      "nn: modules are move-only, because a silent copy would untie and unshard them; use clone()");
 }
 
 Tensor copy_of(const Tensor& t) {
@@ -32,8 +34,10 @@ CloneScope::~CloneScope() {
 }
 
 Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()) {
-  check<DTypeError>(!requires_grad || is_floating(data.dtype()), "parameter: only floating parameters are trained, got {}; pass "
-                    "requires_grad = false", name_of(data.dtype()));
+  check<DTypeError>(!requires_grad || is_floating(data.dtype()),
+                    "parameter: only floating parameters are trained, got {}; pass "
+                    "requires_grad = false",
+                    name_of(data.dtype()));
   state_->requires_grad = requires_grad;
   set_data(std::move(data));
 }
@@ -63,8 +67,10 @@ Param::Param(const Param& other) : Param() {
 
 Param& Param::operator=(Param&& other) noexcept {
   // The object moves, the slot stays: whoever watches this member keeps watching it.
-  if (slot_ && other.slot_) *slot_ = std::move(*other.slot_);
-  else slot_ = std::move(other.slot_);
+  if (slot_ && other.slot_)
+    *slot_ = std::move(*other.slot_);
+  else
+    slot_ = std::move(other.slot_);
   return *this;
 }
 

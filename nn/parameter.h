@@ -1,5 +1,6 @@
-// Three things that PyTorch calls a parameter, apart: the member of a module (`Param`), the slot behind it, which does not move when the
-// module does, and the object in the slot (`Parameter`), which optimizers hold and tied members share.
+// Three things that PyTorch calls a parameter, apart: the member of a module (`Param`), the slot behind it,
+// which does not move when the module does, and the object in the slot (`Parameter`), which optimizers hold
+// and tied members share.
 #pragma once
 
 #include <memory>
@@ -48,8 +49,8 @@ class SHERD_API Parameter {
   Ref<State> state_;
 };
 
-/// A module's member. Its slot is stable when the module moves; `set` replaces the object in it. Converts to the tensor that forward uses;
-/// one without an object is "none" (a layer without bias).
+/// A module's member. Its slot is stable when the module moves; `set` replaces the object in it. Converts to
+/// the tensor that forward uses; one without an object is "none" (a layer without bias).
 class SHERD_API Param {
  public:
   Param() : slot_(std::make_unique<Parameter>()) {}
@@ -60,7 +61,10 @@ class SHERD_API Param {
   Param(Param&&) noexcept = default;
   Param& operator=(Param&& other) noexcept;
   /// Puts another object into the slot.
-  Param& operator=(Parameter object) { *slot_ = std::move(object); return *this; }
+  Param& operator=(Parameter object) {
+    *slot_ = std::move(object);
+    return *this;
+  }
 
   bool defined() const { return slot_ && slot_->defined(); }
   explicit operator bool() const { return defined(); }

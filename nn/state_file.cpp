@@ -18,7 +18,8 @@ void write_state(OutputFile& file, const StateDict& state, const TensorMetadata&
   write_safetensors(file, records, metadata);
 }
 
-void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata, FileSystem& files) {
+void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata,
+                FileSystem& files) {
   write_durably(path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
 }
 

@@ -9,8 +9,8 @@ namespace sherd::nn {
 /// Writes a state dict into an open file.
 SHERD_API void write_state(OutputFile& file, const StateDict& state, const TensorMetadata& metadata = {});
 /// Writes a file that a crash leaves as it was.
-SHERD_API void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata = {},
-                          FileSystem& files = posix_file_system());
+SHERD_API void save_state(const FileSystem::Path& path, const StateDict& state,
+                          const TensorMetadata& metadata = {}, FileSystem& files = posix_file_system());
 /// Reads a file, PyTorch's too; ValueError or FileError name what is wrong.
 SHERD_API StateDict load_state(const FileSystem::Path& path, FileSystem& files = posix_file_system());
 

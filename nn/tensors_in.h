@@ -27,16 +27,27 @@ consteval bool may_hold_tensors() {
     }(std::make_index_sequence<std::tuple_size<V>::value>{});
   } else if constexpr (requires { typename V::mapped_type; }) {
     return may_hold_tensors<typename V::mapped_type>();
-  } else if constexpr (requires(V& value) { value.has_value(); *value; } || requires(V& value) { value.begin(); value.end(); }) {
-    if constexpr (requires { typename V::value_type; }) return may_hold_tensors<typename V::value_type>();
-    else return false;
+  } else if constexpr (
+      requires(V& value) {
+        value.has_value();
+        *value;
+      } ||
+      requires(V& value) {
+        value.begin();
+        value.end();
+      }) {
+    if constexpr (requires { typename V::value_type; })
+      return may_hold_tensors<typename V::value_type>();
+    else
+      return false;
   } else {
     return false;
   }
 }
 
-/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, pairs, tuples, vectors, arrays, optionals and map values of these, and any
-/// struct for which `tensors_in(T&, visit)` is found beside its type. Everything else holds none.
+/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, pairs, tuples, vectors, arrays, optionals and
+/// map values of these, and any struct for which `tensors_in(T&, visit)` is found beside its type. Everything
+/// else holds none.
 template <class T, class F>
 void each_tensor(T& value, F&& visit) {
   if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
@@ -45,12 +56,18 @@ void each_tensor(T& value, F&& visit) {
     tensors_in(value, visit);
   } else if constexpr (requires { std::tuple_size<std::remove_const_t<T>>::value; }) {
     std::apply([&](auto&... items) { (each_tensor(items, visit), ...); }, value);
-  } else if constexpr (requires { value.has_value(); *value; }) {
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
     if (value.has_value()) each_tensor(*value, visit);
   } else if constexpr (requires { typename T::mapped_type; }) {
     for (auto& [key, item] : value) each_tensor(item, visit);
-  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; } &&
-                       !std::is_convertible_v<T, std::string_view>) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                         typename T::value_type;
+                       } && !std::is_convertible_v<T, std::string_view>) {
     for (auto& item : value) each_tensor(item, visit);
   }
 }

@@ -8,12 +8,14 @@ AnyOp::~AnyOp() = default;
 
 namespace {
 
-/// Residency of a call's inputs: everything is brought here and stays until the scope ends. Plain storages cost one look each.
+/// Residency of a call's inputs: everything is brought here and stays until the scope ends. Plain storages
+/// cost one look each.
 class Pinned {
  public:
   explicit Pinned(Inputs in) : in_(in) {
     for (const Tensor& t : in)
-      if (t.defined() && t.storage().owned()) [[unlikely]] pin(t.storage());
+      if (t.defined() && t.storage().owned()) [[unlikely]]
+        pin(t.storage());
   }
   ~Pinned() { unpin(); }
   Pinned(const Pinned&) = delete;
@@ -48,7 +50,9 @@ class Pinned {
 /// The time of a kernel: what it applies inside is not heard.
 class InsideOp {
  public:
-  explicit InsideOp(Context& context) : context_(context), outer_(context.inside_op()) { context.set_inside_op(true); }
+  explicit InsideOp(Context& context) : context_(context), outer_(context.inside_op()) {
+    context.set_inside_op(true);
+  }
   ~InsideOp() { context_.set_inside_op(outer_); }
   InsideOp(const InsideOp&) = delete;
   InsideOp& operator=(const InsideOp&) = delete;

@@ -5,8 +5,8 @@
 
 namespace sherd {
 
-/// Makes every input resident and pins it, checks devices, lets the op infer and allocate, runs it on the inputs' device, and
-/// tells this rank's listeners. Throws what the op's rules throw.
+/// Makes every input resident and pins it, checks devices, lets the op infer and allocate, runs it on the
+/// inputs' device, and tells this rank's listeners. Throws what the op's rules throw.
 SHERD_API Tensors apply(const AnyOp& op, Inputs in);
 
 /// Runs `op` once more into tensors made earlier: no listener hears it. For recomputation and replay.
@@ -14,7 +14,8 @@ SHERD_API void run_again(const AnyOp& op, Inputs in, Outputs out);
 
 namespace detail {
 
-/// The caller's handles side by side for the time of a call. They are borrowed: owning them would cost two atomic operations each.
+/// The caller's handles side by side for the time of a call. They are borrowed: owning them would cost two
+/// atomic operations each.
 template <std::size_t N>
 class BorrowedInputs {
  public:

@@ -16,8 +16,12 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   void* allocate(Device, std::size_t bytes) override { return Context::current().cpu_pool().allocate(bytes); }
-  void deallocate(Device, void* data, std::size_t bytes) noexcept override { CpuPool::give_back(data, bytes); }
-  void copy(void* to, Device, const void* from, Device, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void deallocate(Device, void* data, std::size_t bytes) noexcept override {
+    CpuPool::give_back(data, bytes);
+  }
+  void copy(void* to, Device, const void* from, Device, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
   Kernel kernel(std::type_index) const override { return nullptr; }
   void synchronize(Device) override {}
 };

@@ -21,7 +21,8 @@ class Backend {
   /// At least `bytes` of uninitialised memory, 64-byte aligned; throws OutOfMemoryError.
   virtual void* allocate(Device device, std::size_t bytes) = 0;
   virtual void deallocate(Device device, void* data, std::size_t bytes) noexcept = 0;
-  /// Copies bytes where either side may be this device's or the host's memory; ordered after earlier work of this rank.
+  /// Copies bytes where either side may be this device's or the host's memory; ordered after earlier work of
+  /// this rank.
   virtual void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) = 0;
   /// The kernel for ops of this type, or null.
   virtual Kernel kernel(std::type_index op) const = 0;

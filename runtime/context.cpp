@@ -30,7 +30,8 @@ int usable_cores() {
 Context::Context() : threads_(usable_cores()) { install_listeners(*this); }
 Context::~Context() = default;
 
-/// Owns the thread's context and clears the pointer first, so that late frees find no pool instead of a dead one.
+/// Owns the thread's context and clears the pointer first, so that late frees find no pool instead of a dead
+/// one.
 struct ContextHolder {
   std::unique_ptr<Context, void (*)(Context*)> context{new Context, [](Context* c) { delete c; }};
   ContextHolder() { Context::current_ = context.get(); }

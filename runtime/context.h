@@ -13,8 +13,8 @@
 
 namespace sherd {
 
-/// Random generator, modes, listeners, memory pool, and slots that upper floors fill. Each thread has its own; ranks are
-/// threads, so nothing here is shared and nothing is locked.
+/// Random generator, modes, listeners, memory pool, and slots that upper floors fill. Each thread has its
+/// own; ranks are threads, so nothing here is shared and nothing is locked.
 class SHERD_API Context {
  public:
   /// The calling thread's context, made on first use.
@@ -98,7 +98,9 @@ class SHERD_API GradMode {
 };
 
 /// A scope without recording: `NoGrad guard;`.
-struct NoGrad : GradMode { NoGrad() : GradMode(false) {} };
+struct NoGrad : GradMode {
+  NoGrad() : GradMode(false) {}
+};
 
 /// Seeds the calling rank's generator, for every device.
 SHERD_API void manual_seed(std::uint64_t seed);

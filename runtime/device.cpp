@@ -13,8 +13,9 @@ Device Device::parse(std::string_view text) {
   if (colon != std::string_view::npos) {
     const std::string_view digits = text.substr(colon + 1);
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-    check<ValueError>(error == std::errc{} && end == digits.data() + digits.size() && index >= 0 && index < 128,
-                      "device: '{}' has no valid index after the colon; write e.g. cpu:1 or cuda:0", text);
+    check<ValueError>(
+        error == std::errc{} && end == digits.data() + digits.size() && index >= 0 && index < 128,
+        "device: '{}' has no valid index after the colon; write e.g. cpu:1 or cuda:0", text);
   }
   if (kind == "cpu") return {DeviceType::cpu, static_cast<std::int8_t>(index)};
   if (kind == "cuda") return Device::cuda(index);
@@ -24,9 +25,12 @@ Device Device::parse(std::string_view text) {
 
 std::string to_string(Device device) {
   switch (device.type) {
-    case DeviceType::cpu: return fmt::format("cpu:{}", device.index);
-    case DeviceType::cuda: return fmt::format("cuda:{}", device.index);
-    case DeviceType::meta: return "meta";
+    case DeviceType::cpu:
+      return fmt::format("cpu:{}", device.index);
+    case DeviceType::cuda:
+      return fmt::format("cuda:{}", device.index);
+    case DeviceType::meta:
+      return "meta";
   }
   return "?";
 }

@@ -11,7 +11,8 @@ namespace sherd {
 
 enum class DeviceType : std::uint8_t { cpu, cuda, meta };
 
-/// `cpu:0`, `cpu:1` (a second CPU device with an identity of its own), `cuda:i`, or `meta` (shapes and bytes only).
+/// `cpu:0`, `cpu:1` (a second CPU device with an identity of its own), `cuda:i`, or `meta` (shapes and bytes
+/// only).
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::int8_t index = 0;

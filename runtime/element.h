@@ -11,8 +11,8 @@ namespace sherd {
 /// Element type of a tensor.
 enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, i32, u8, boolean };
 
-inline constexpr DType f64 = DType::f64, f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16, i64 = DType::i64,
-                       i32 = DType::i32, u8 = DType::u8, boolean = DType::boolean;
+inline constexpr DType f64 = DType::f64, f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16,
+                       i64 = DType::i64, i32 = DType::i32, u8 = DType::u8, boolean = DType::boolean;
 inline constexpr DType all_dtypes[] = {f64, f32, f16, bf16, i64, i32, u8, boolean};
 
 /// Bytes of one element.
@@ -37,22 +37,58 @@ struct DTypeSet {
 inline constexpr DTypeSet floating_dtypes{0b00001111}, integral_dtypes{0b01110000}, bool_dtype{0b10000000};
 inline constexpr DTypeSet number_dtypes{0b01111111}, any_dtype{0b11111111};
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<Half> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct DTypeOf<bool> { static constexpr DType value = DType::boolean; };
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<Half> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::boolean;
+};
 /// The dtype whose elements are `T`.
-template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
 
 /// The type arithmetic is done in: float for 16-bit floats, the type itself otherwise.
-template <class T> struct ComputeOf { using type = T; };
-template <> struct ComputeOf<Half> { using type = float; };
-template <> struct ComputeOf<BFloat16> { using type = float; };
-template <class T> using compute_t = typename ComputeOf<T>::type;
+template <class T>
+struct ComputeOf {
+  using type = T;
+};
+template <>
+struct ComputeOf<Half> {
+  using type = float;
+};
+template <>
+struct ComputeOf<BFloat16> {
+  using type = float;
+};
+template <class T>
+using compute_t = typename ComputeOf<T>::type;
 
 }  // namespace sherd

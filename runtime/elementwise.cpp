@@ -9,28 +9,31 @@ Spec infer_elementwise(std::string_view op, DTypeSet dtypes, Inputs in, bool fir
   const DType dtype = last.dtype();
   check<DTypeError>(dtypes.contains(dtype), "{}: does not take {}; cast the input first", op, name_of(dtype));
   if (first_condition)
-    check<DTypeError>(in[0].dtype() == DType::boolean, "{}: the condition must be bool, got {}", op, name_of(in[0].dtype()));
+    check<DTypeError>(in[0].dtype() == DType::boolean, "{}: the condition must be bool, got {}", op,
+                      name_of(in[0].dtype()));
   bool same_shape = true;
   for (std::size_t i = first_condition ? 1 : 0; i + 1 < in.size(); ++i)
-    check<DTypeError>(in[i].dtype() == dtype, "{}: inputs are {} and {}; cast one of them", op, name_of(in[i].dtype()),
-                      name_of(dtype));
+    check<DTypeError>(in[i].dtype() == dtype, "{}: inputs are {} and {}; cast one of them", op,
+                      name_of(in[i].dtype()), name_of(dtype));
   for (const Tensor& t : in) same_shape = same_shape && t.shape() == last.shape();
   Spec spec{last.shape(), dtype, last.device()};
   if (!same_shape)
-    for (std::size_t i = in.size() - 1; i-- > 0;) spec.shape = broadcast_shapes(op, in[i].shape(), spec.shape);
+    for (std::size_t i = in.size() - 1; i-- > 0;)
+      spec.shape = broadcast_shapes(op, in[i].shape(), spec.shape);
   return spec;
 }
 
 void check_in_place(std::string_view op, const Spec& result, Inputs in) {
-  check<ShapeError>(result.shape == in[0].shape(), "{}: the result has shape {} and does not fit into {}", op, result.shape,
-                    in[0].shape());
+  check<ShapeError>(result.shape == in[0].shape(), "{}: the result has shape {} and does not fit into {}", op,
+                    result.shape, in[0].shape());
   for (int i = 0; i < in[0].rank(); ++i)
-    check<StateError>(in[0].strides()[i] != 0 || in[0].shape()[i] <= 1,
-                      "{}: elements of the tensor being written share memory (shape {}, strides {}); clone it first", op,
-                      in[0].shape(), in[0].strides());
+    check<StateError>(
+        in[0].strides()[i] != 0 || in[0].shape()[i] <= 1,
+        "{}: elements of the tensor being written share memory (shape {}, strides {}); clone it first", op,
+        in[0].shape(), in[0].strides());
   for (std::size_t i = 1; i < in.size(); ++i) {
-    const bool same_elements = in[i].layout().offset == in[0].layout().offset && in[i].shape() == in[0].shape() &&
-                               in[i].strides() == in[0].strides();
+    const bool same_elements = in[i].layout().offset == in[0].layout().offset &&
+                               in[i].shape() == in[0].shape() && in[i].strides() == in[0].strides();
     check<StateError>(in[i].storage_ref() != in[0].storage_ref() || same_elements,
                       "{}: input {} is another view of the memory being written; clone it first", op, i);
   }

@@ -2,9 +2,11 @@
 
 namespace sherd {
 
-Error::Error(const std::string& message, std::source_location where) : std::runtime_error(message), where_(where) {}
+Error::Error(const std::string& message, std::source_location where)
+    : std::runtime_error(message), where_(where) {}
 
-// Destructors live here, so that each type has one vtable and one type_info and can be caught across the library border.
+// Destructors live here, so that each type has one vtable and one type_info and can be caught across the
+// library border.
 Error::~Error() = default;
 ValueError::~ValueError() = default;
 ShapeError::~ShapeError() = default;

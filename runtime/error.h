@@ -1,4 +1,5 @@
-// The error family. Every message opens with the op or call it comes from, names the rule, both values and the way out.
+// The error family. Every message opens with the op or call it comes from, names the rule, both values and
+// the way out.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +13,8 @@
 
 namespace sherd {
 
-/// Base of everything the library throws. `what()` is one line for a person; `where()` is the place that checked.
+/// Base of everything the library throws. `what()` is one line for a person; `where()` is the place that
+/// checked.
 class SHERD_API Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, std::source_location where = std::source_location::current());
@@ -24,25 +26,55 @@ class SHERD_API Error : public std::runtime_error {
 };
 
 /// A value that the call does not accept (a range, an option, a file's content).
-struct SHERD_API ValueError : Error { using Error::Error; ~ValueError() override; };
+struct SHERD_API ValueError : Error {
+  using Error::Error;
+  ~ValueError() override;
+};
 /// Shapes that do not fit together or do not fit the op.
-struct SHERD_API ShapeError : Error { using Error::Error; ~ShapeError() override; };
+struct SHERD_API ShapeError : Error {
+  using Error::Error;
+  ~ShapeError() override;
+};
 /// Dtypes that differ, or a dtype that the op does not take.
-struct SHERD_API DTypeError : Error { using Error::Error; ~DTypeError() override; };
+struct SHERD_API DTypeError : Error {
+  using Error::Error;
+  ~DTypeError() override;
+};
 /// Tensors on different devices, or a device that is not there.
-struct SHERD_API DeviceError : Error { using Error::Error; ~DeviceError() override; };
+struct SHERD_API DeviceError : Error {
+  using Error::Error;
+  ~DeviceError() override;
+};
 /// A call that is right in itself but not now (a freed graph, a changed tensor, a released storage).
-struct SHERD_API StateError : Error { using Error::Error; ~StateError() override; };
+struct SHERD_API StateError : Error {
+  using Error::Error;
+  ~StateError() override;
+};
 /// A collective that cannot complete: a peer posted something else, left, threw or died.
-struct SHERD_API CollectiveError : Error { using Error::Error; ~CollectiveError() override; };
+struct SHERD_API CollectiveError : Error {
+  using Error::Error;
+  ~CollectiveError() override;
+};
 /// No memory for an allocation; names the device and the bytes.
-struct SHERD_API OutOfMemoryError : Error { using Error::Error; ~OutOfMemoryError() override; };
+struct SHERD_API OutOfMemoryError : Error {
+  using Error::Error;
+  ~OutOfMemoryError() override;
+};
 /// Something this build or this device cannot do.
-struct SHERD_API NotImplementedError : Error { using Error::Error; ~NotImplementedError() override; };
+struct SHERD_API NotImplementedError : Error {
+  using Error::Error;
+  ~NotImplementedError() override;
+};
 /// A broken promise inside the library.
-struct SHERD_API InternalError : Error { using Error::Error; ~InternalError() override; };
+struct SHERD_API InternalError : Error {
+  using Error::Error;
+  ~InternalError() override;
+};
 /// The operating system refused a file operation; the message names the path and its reason.
-struct SHERD_API FileError : Error { using Error::Error; ~FileError() override; };
+struct SHERD_API FileError : Error {
+  using Error::Error;
+  ~FileError() override;
+};
 
 /// A format string that remembers where it was written.
 template <class... Args>
@@ -50,19 +82,22 @@ struct Message {
   fmt::format_string<Args...> text;
   std::source_location where;
   template <class S>
-  consteval Message(const S& s, std::source_location w = std::source_location::current()) : text(s), where(w) {}
+  consteval Message(const S& s, std::source_location w = std::source_location::current())
+      : text(s), where(w) {}
 };
 
 /// Throws `E` with the formatted message.
 template <class E, class... Args>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(Message<std::type_identity_t<Args>...> message, Args&&... args) {
+[[noreturn, gnu::cold, gnu::noinline]] void fail(Message<std::type_identity_t<Args>...> message,
+                                                 Args&&... args) {
   throw E(fmt::format(message.text, std::forward<Args>(args)...), message.where);
 }
 
 /// Throws `E` with the formatted message unless `ok`.
 template <class E, class... Args>
 void check(bool ok, Message<std::type_identity_t<Args>...> message, Args&&... args) {
-  if (!ok) [[unlikely]] throw E(fmt::format(message.text, std::forward<Args>(args)...), message.where);
+  if (!ok) [[unlikely]]
+    throw E(fmt::format(message.text, std::forward<Args>(args)...), message.where);
 }
 
 }  // namespace sherd

@@ -13,7 +13,8 @@ template <class F, class Number>
 Expr combine(const Expr& a, const Expr& b, F&& op, Number&& number) {
   if (a.is_number() && b.is_number()) return Expr(static_cast<double>(number(a.number(), b.number())));
   if (b.is_number()) return Expr(op(a.tensor(), b.number()));
-  if (a.is_number()) return Expr(op(Tensor::scalar(a.number(), {b.tensor().dtype(), b.tensor().device()}), b.tensor()));
+  if (a.is_number())
+    return Expr(op(Tensor::scalar(a.number(), {b.tensor().dtype(), b.tensor().device()}), b.tensor()));
   return Expr(op(a.tensor(), b.tensor()));
 }
 
@@ -42,7 +43,9 @@ Expr operator/(const Expr& a, const Expr& b) {
   if (a.is_number() && !b.is_number()) return Expr(div(a.number(), b.tensor()));
   return combine(a, b, [](const Tensor& x, const auto& y) { return div(x, y); }, std::divides<>{});
 }
-Expr operator-(const Expr& a) { return map(a, [](const Tensor& x) { return neg(x); }, std::negate<>{}); }
+Expr operator-(const Expr& a) {
+  return map(a, [](const Tensor& x) { return neg(x); }, std::negate<>{});
+}
 Expr operator<(const Expr& a, const Expr& b) {
   return combine(a, b, [](const Tensor& x, const auto& y) { return less(x, y); }, std::less<>{});
 }
@@ -53,7 +56,8 @@ Expr operator<=(const Expr& a, const Expr& b) {
   return combine(a, b, [](const Tensor& x, const auto& y) { return less_equal(x, y); }, std::less_equal<>{});
 }
 Expr operator>=(const Expr& a, const Expr& b) {
-  return combine(a, b, [](const Tensor& x, const auto& y) { return greater_equal(x, y); }, std::greater_equal<>{});
+  return combine(
+      a, b, [](const Tensor& x, const auto& y) { return greater_equal(x, y); }, std::greater_equal<>{});
 }
 Expr operator==(const Expr& a, const Expr& b) {
   return combine(a, b, [](const Tensor& x, const auto& y) { return equal(x, y); }, std::equal_to<>{});
@@ -69,19 +73,37 @@ Expr select(const Expr& condition, const Expr& a, const Expr& b) {
   return Expr(where(condition.tensor(), a.materialize(scalar), b.materialize(scalar)));
 }
 
-Expr exp(const Expr& x) { return map(x, [](const Tensor& t) { return exp(t); }, [](double v) { return std::exp(v); }); }
-Expr log(const Expr& x) { return map(x, [](const Tensor& t) { return log(t); }, [](double v) { return std::log(v); }); }
-Expr sqrt(const Expr& x) { return map(x, [](const Tensor& t) { return sqrt(t); }, [](double v) { return std::sqrt(v); }); }
-Expr rsqrt(const Expr& x) { return map(x, [](const Tensor& t) { return rsqrt(t); }, [](double v) { return 1 / std::sqrt(v); }); }
-Expr sin(const Expr& x) { return map(x, [](const Tensor& t) { return sin(t); }, [](double v) { return std::sin(v); }); }
-Expr cos(const Expr& x) { return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); }); }
-Expr tanh(const Expr& x) { return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); }); }
+Expr exp(const Expr& x) {
+  return map(x, [](const Tensor& t) { return exp(t); }, [](double v) { return std::exp(v); });
+}
+Expr log(const Expr& x) {
+  return map(x, [](const Tensor& t) { return log(t); }, [](double v) { return std::log(v); });
+}
+Expr sqrt(const Expr& x) {
+  return map(x, [](const Tensor& t) { return sqrt(t); }, [](double v) { return std::sqrt(v); });
+}
+Expr rsqrt(const Expr& x) {
+  return map(x, [](const Tensor& t) { return rsqrt(t); }, [](double v) { return 1 / std::sqrt(v); });
+}
+Expr sin(const Expr& x) {
+  return map(x, [](const Tensor& t) { return sin(t); }, [](double v) { return std::sin(v); });
+}
+Expr cos(const Expr& x) {
+  return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); });
+}
+Expr tanh(const Expr& x) {
+  return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); });
+}
 Expr sigmoid(const Expr& x) {
   return map(x, [](const Tensor& t) { return sigmoid(t); }, [](double v) { return 1 / (1 + std::exp(-v)); });
 }
-Expr erf(const Expr& x) { return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); }); }
+Expr erf(const Expr& x) {
+  return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); });
+}
 Expr pow(const Expr& x, const Expr& y) {
-  return combine(x, y, [](const Tensor& a, const auto& b) { return pow(a, b); }, [](double a, double b) { return std::pow(a, b); });
+  return combine(
+      x, y, [](const Tensor& a, const auto& b) { return pow(a, b); },
+      [](double a, double b) { return std::pow(a, b); });
 }
 
 }  // namespace sherd

@@ -1,5 +1,5 @@
-// A number or a tensor, with the arithmetic that functors use: instantiated with `Expr`, a gradient functor builds ops, which the
-// tape records. This is how second derivatives come from the same source as first ones.
+// A number or a tensor, with the arithmetic that functors use: instantiated with `Expr`, a gradient functor
+// builds ops, which the tape records. This is how second derivatives come from the same source as first ones.
 #pragma once
 
 #include "runtime/tensor.h"

@@ -12,7 +12,8 @@ namespace sherd {
 
 class Tensor;
 struct GradArgs;
-template <class T, std::size_t N> class InlineVec;
+template <class T, std::size_t N>
+class InlineVec;
 using Tensors = InlineVec<Tensor, 2>;
 
 /// Bit i stands for input (or output) i; the last bit for all from 63 on.

@@ -1,5 +1,6 @@
-// What an elementwise op is, and the functors that are made of it: its gradient, its forms with a bound scalar, its in-place form.
-// Safe to include in device code: a functor is the same source on every device, instantiated with a number; with `Expr` it builds ops.
+// What an elementwise op is, and the functors that are made of it: its gradient, its forms with a bound
+// scalar, its in-place form. Safe to include in device code: a functor is the same source on every device,
+// instantiated with a number; with `Expr` it builds ops.
 #pragma once
 
 #include <array>
@@ -15,12 +16,15 @@ namespace sherd {
 template <class... O>
 struct OpList {
   template <class F>
-  static void for_each(F&& f) { (f.template operator()<O>(), ...); }
+  static void for_each(F&& f) {
+    (f.template operator()<O>(), ...);
+  }
   static constexpr std::size_t size = sizeof...(O);
 };
 
 /// An op on each element: `arity`, `dtypes`, and a call on numbers. One of:
-///  - `grad_a(gy, a, ..., y)` (and `grad_b`, ... for further inputs) with `reads_a`, ... saying what each of them uses;
+///  - `grad_a(gy, a, ..., y)` (and `grad_b`, ... for further inputs) with `reads_a`, ... saying what each of
+///  them uses;
 ///    inputs whose gradient is `gy` itself are named in `identity_grads` instead;
 ///  - `Tensors grad(const GradArgs&) const` in ops, with `reads`;
 ///  - `differentiable = false`.
@@ -45,43 +49,59 @@ struct JoinedName {
   static constexpr std::string_view value{chars.data(), chars.size()};
 };
 
-template <class O> inline constexpr std::string_view name_of_op = O::name;
-inline constexpr std::string_view in_place_suffix = "_", scalar_suffix = "_scalar", reversed_prefix = "scalar_",
-                                  grad_suffix = "_grad";
+template <class O>
+inline constexpr std::string_view name_of_op = O::name;
+inline constexpr std::string_view in_place_suffix = "_", scalar_suffix = "_scalar",
+                                  reversed_prefix = "scalar_", grad_suffix = "_grad";
 
-template <class O> constexpr Mask identity_grads() {
-  if constexpr (requires { O::identity_grads; }) return O::identity_grads;
-  else return 0;
+template <class O>
+constexpr Mask identity_grads() {
+  if constexpr (requires { O::identity_grads; })
+    return O::identity_grads;
+  else
+    return 0;
 }
 
 /// Whether the op's result is bool whatever it is given.
 template <class O>
-constexpr bool gives_bool() { return requires { requires O::gives_bool; }; }
+constexpr bool gives_bool() {
+  return requires { requires O::gives_bool; };
+}
 
 /// What the gradient of input I uses.
-template <class O, int I> constexpr Reads reads_of() {
-  if constexpr ((identity_grads<O>() >> I) & 1) return {};
-  else if constexpr (I == 0) return O::reads_a;
-  else if constexpr (I == 1) return O::reads_b;
-  else return O::reads_c;
+template <class O, int I>
+constexpr Reads reads_of() {
+  if constexpr ((identity_grads<O>() >> I) & 1)
+    return {};
+  else if constexpr (I == 0)
+    return O::reads_a;
+  else if constexpr (I == 1)
+    return O::reads_b;
+  else
+    return O::reads_c;
 }
 
 /// Calls the gradient rule of input I.
 template <int I, class O, class T, class... V>
 constexpr T grad_of(const O& op, T gy, V... values) {
-  if constexpr (I == 0) return op.grad_a(gy, values...);
-  else if constexpr (I == 1) return op.grad_b(gy, values...);
-  else return op.grad_c(gy, values...);
+  if constexpr (I == 0)
+    return op.grad_a(gy, values...);
+  else if constexpr (I == 1)
+    return op.grad_b(gy, values...);
+  else
+    return op.grad_c(gy, values...);
 }
 
 constexpr int count_bits(Mask m) { return m == 0 ? 0 : static_cast<int>(m & 1) + count_bits(m >> 1); }
 
 }  // namespace detail
 
-/// The gradient of input `I` of elementwise op `O` as one elementwise op: inputs are gy, the inputs it reads, the output if read.
+/// The gradient of input `I` of elementwise op `O` as one elementwise op: inputs are gy, the inputs it reads,
+/// the output if read.
 template <class O, int I>
 struct ElementwiseGrad {
-  static constexpr std::string_view name = detail::JoinedName<detail::name_of_op<O>, detail::grad_suffix>::value;
+  static constexpr std::string_view name =
+      detail::JoinedName<detail::name_of_op<O>, detail::grad_suffix>::value;
   static constexpr Reads kept = detail::reads_of<O, I>();
   static constexpr int arity = 1 + detail::count_bits(kept.inputs) + detail::count_bits(kept.outputs);
   static constexpr DTypeSet dtypes = O::dtypes;
@@ -95,9 +115,12 @@ struct ElementwiseGrad {
     T all[O::arity + 1] = {};
     for (int i = 0; i < O::arity; ++i) all[i] = (kept.inputs >> i) & 1 ? given[next++] : T(0);
     all[O::arity] = kept.outputs & 1 ? given[next] : T(0);
-    if constexpr (O::arity == 1) return detail::grad_of<I>(op, gy, all[0], all[1]);
-    else if constexpr (O::arity == 2) return detail::grad_of<I>(op, gy, all[0], all[1], all[2]);
-    else return detail::grad_of<I>(op, gy, all[0], all[1], all[2], all[3]);
+    if constexpr (O::arity == 1)
+      return detail::grad_of<I>(op, gy, all[0], all[1]);
+    else if constexpr (O::arity == 2)
+      return detail::grad_of<I>(op, gy, all[0], all[1], all[2]);
+    else
+      return detail::grad_of<I>(op, gy, all[0], all[1], all[2], all[3]);
   }
   bool operator==(const ElementwiseGrad&) const = default;
 };
@@ -105,21 +128,30 @@ struct ElementwiseGrad {
 /// `op(x, value)` for a binary op and a number known when the op is made.
 template <class O>
 struct WithScalar {
-  static constexpr std::string_view name = detail::JoinedName<detail::name_of_op<O>, detail::scalar_suffix>::value;
+  static constexpr std::string_view name =
+      detail::JoinedName<detail::name_of_op<O>, detail::scalar_suffix>::value;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
   static constexpr bool gives_bool = detail::gives_bool<O>();
   static constexpr bool differentiable = !requires { requires O::differentiable == false; };
   static constexpr Mask identity_grads = detail::identity_grads<O>() & 1;
   static constexpr Reads reads_a = [] {
-    if constexpr (differentiable) return Reads{detail::reads_of<O, 0>().inputs & 1, detail::reads_of<O, 0>().outputs};
-    else return Reads{};
+    if constexpr (differentiable)
+      return Reads{detail::reads_of<O, 0>().inputs & 1, detail::reads_of<O, 0>().outputs};
+    else
+      return Reads{};
   }();
   double value = 0;
   O op{};
 
-  template <class T> constexpr auto operator()(T x) const { return op(x, T(value)); }
-  template <class T> constexpr T grad_a(T gy, T x, T y) const { return op.grad_a(gy, x, T(value), y); }
+  template <class T>
+  constexpr auto operator()(T x) const {
+    return op(x, T(value));
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T y) const {
+    return op.grad_a(gy, x, T(value), y);
+  }
   void fields(auto&& on) const { on("value", value); }
   bool operator==(const WithScalar&) const = default;
 };
@@ -127,7 +159,8 @@ struct WithScalar {
 /// `op(value, x)`.
 template <class O>
 struct ScalarWith {
-  static constexpr std::string_view name = detail::JoinedName<detail::reversed_prefix, detail::name_of_op<O>>::value;
+  static constexpr std::string_view name =
+      detail::JoinedName<detail::reversed_prefix, detail::name_of_op<O>>::value;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
   static constexpr bool gives_bool = detail::gives_bool<O>();
@@ -136,13 +169,20 @@ struct ScalarWith {
   static constexpr Reads reads_a = [] {
     if constexpr (differentiable)
       return Reads{(detail::reads_of<O, 1>().inputs >> 1) & 1, detail::reads_of<O, 1>().outputs};
-    else return Reads{};
+    else
+      return Reads{};
   }();
   double value = 0;
   O op{};
 
-  template <class T> constexpr auto operator()(T x) const { return op(T(value), x); }
-  template <class T> constexpr T grad_a(T gy, T x, T y) const { return op.grad_b(gy, T(value), x, y); }
+  template <class T>
+  constexpr auto operator()(T x) const {
+    return op(T(value), x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T y) const {
+    return op.grad_b(gy, T(value), x, y);
+  }
   void fields(auto&& on) const { on("value", value); }
   bool operator==(const ScalarWith&) const = default;
 };
@@ -150,7 +190,8 @@ struct ScalarWith {
 /// The form of `O` that writes its first input.
 template <class O>
 struct InPlace {
-  static constexpr std::string_view name = detail::JoinedName<detail::name_of_op<O>, detail::in_place_suffix>::value;
+  static constexpr std::string_view name =
+      detail::JoinedName<detail::name_of_op<O>, detail::in_place_suffix>::value;
   O op{};
   bool operator==(const InPlace&) const = default;
 };

@@ -5,7 +5,8 @@
 
 namespace sherd {
 
-/// Where a random op starts reading the counter-based stream (Philox 4x32-10): four 32-bit words a counter step.
+/// Where a random op starts reading the counter-based stream (Philox 4x32-10): four 32-bit words a counter
+/// step.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;

@@ -13,10 +13,15 @@ struct Half {
   constexpr Half() = default;
   constexpr explicit Half(float value) : bits(from_float(value)) {}
   constexpr explicit operator float() const { return to_float(bits); }
-  static constexpr Half from_bits(std::uint16_t bits) { Half h; h.bits = bits; return h; }
+  static constexpr Half from_bits(std::uint16_t bits) {
+    Half h;
+    h.bits = bits;
+    return h;
+  }
 
  private:
-  // Branch-free where it matters, so that loops over halves vectorise (method: rescale by powers of two, F. Giesen).
+  // Branch-free where it matters, so that loops over halves vectorise (method: rescale by powers of two, F.
+  // Giesen).
   static constexpr float to_float(std::uint16_t h) {
     const std::uint32_t shifted = static_cast<std::uint32_t>(h & 0x7fffu) << 13;
     const float normal = std::bit_cast<float>(shifted) * std::bit_cast<float>(0x77800000u);  // times 2^112
@@ -43,8 +48,14 @@ struct BFloat16 {
 
   constexpr BFloat16() = default;
   constexpr explicit BFloat16(float value) : bits(from_float(value)) {}
-  constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-  static constexpr BFloat16 from_bits(std::uint16_t bits) { BFloat16 h; h.bits = bits; return h; }
+  constexpr explicit operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  static constexpr BFloat16 from_bits(std::uint16_t bits) {
+    BFloat16 h;
+    h.bits = bits;
+    return h;
+  }
 
  private:
   static constexpr std::uint16_t from_float(float f) {

@@ -1,4 +1,5 @@
-// A vector whose first N elements need no allocation. Ops have few inputs and outputs; most calls never touch the heap.
+// A vector whose first N elements need no allocation. Ops have few inputs and outputs; most calls never touch
+// the heap.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +22,24 @@ class InlineVec {
   InlineVec(const InlineVec& other) { assign(other.begin(), other.size_); }
   InlineVec(InlineVec&& other) noexcept { take(other); }
   InlineVec& operator=(const InlineVec& other) {
-    if (this != &other) { clear(); assign(other.begin(), other.size_); }
+    if (this != &other) {
+      clear();
+      assign(other.begin(), other.size_);
+    }
     return *this;
   }
   InlineVec& operator=(InlineVec&& other) noexcept {
-    if (this != &other) { clear(); free_heap(); take(other); }
+    if (this != &other) {
+      clear();
+      free_heap();
+      take(other);
+    }
     return *this;
   }
-  ~InlineVec() { clear(); free_heap(); }
+  ~InlineVec() {
+    clear();
+    free_heap();
+  }
 
   template <class... Args>
   T& emplace_back(Args&&... args) {
@@ -41,8 +52,13 @@ class InlineVec {
     while (size_ < n) std::construct_at(data_ + size_++);
     while (size_ > n) std::destroy_at(data_ + --size_);
   }
-  void reserve(std::size_t n) { if (n > capacity_) grow(n); }
-  void clear() noexcept { std::destroy_n(data_, size_); size_ = 0; }
+  void reserve(std::size_t n) {
+    if (n > capacity_) grow(n);
+  }
+  void clear() noexcept {
+    std::destroy_n(data_, size_);
+    size_ = 0;
+  }
 
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }

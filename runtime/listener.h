@@ -9,8 +9,8 @@ namespace sherd {
 
 class AnyOp;
 
-/// Told by `apply` on the rank's own thread; what a kernel does inside is not heard. A listener that outlives the call keeps storage
-/// ids, never handles.
+/// Told by `apply` on the rank's own thread; what a kernel does inside is not heard. A listener that outlives
+/// the call keeps storage ids, never handles.
 class SHERD_API Listener {
  public:
   virtual ~Listener();

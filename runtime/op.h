@@ -1,5 +1,6 @@
-// What an op is. A value type in one file says what it computes, for which dtypes, and what its gradient is; the concepts here
-// turn a missing rule into a compile error, and `OpModel` erases the type so that one door serves every op, users' too.
+// What an op is. A value type in one file says what it computes, for which dtypes, and what its gradient is;
+// the concepts here turn a missing rule into a compile error, and `OpModel` erases the type so that one door
+// serves every op, users' too.
 #pragma once
 
 #include <concepts>
@@ -43,12 +44,18 @@ concept NotDifferentiable = requires { requires O::differentiable == false; };
 template <class O>
 concept HasGrad = requires(const O op, const GradArgs& g) {
   { op.grad(g) } -> std::same_as<Tensors>;
-  requires requires { { O::reads } -> std::convertible_to<Reads>; } || requires(Mask m) { { op.reads(m) } -> std::same_as<Reads>; };
+  requires requires {
+    { O::reads } -> std::convertible_to<Reads>;
+  } || requires(Mask m) {
+    { op.reads(m) } -> std::same_as<Reads>;
+  };
 };
 
 /// The same op written in other ops: fallback on devices without a kernel, gradient, oracle, decomposition.
 template <class O>
-concept HasReference = requires(const O op, Inputs in) { { op.reference(in) } -> std::same_as<Tensors>; };
+concept HasReference = requires(const O op, Inputs in) {
+  { op.reference(in) } -> std::same_as<Tensors>;
+};
 
 /// An op whose output is a view of input 0. `view` computes the layout.
 template <class O>
@@ -56,20 +63,22 @@ concept ViewOp = OpValue<O> && requires(const O op, const Tensor& x) {
   { op.view(x) } -> std::same_as<Layout>;
 } && HasGrad<O>;
 
-/// An op with kernels: `infer` checks and names the outputs, `run` computes them. An input that was not given is `Spec::none()`.
+/// An op with kernels: `infer` checks and names the outputs, `run` computes them. An input that was not given
+/// is `Spec::none()`.
 template <class O>
 concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs, Inputs in, Outputs out) {
   { op.infer(specs) } -> std::same_as<Specs>;
   op.run(Cpu{}, in, out);
 } && (HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
 
-/// A structural op that writes some inputs (`mutates` names them, or `writes(i)` says so) and returns those, in order; `infer` only
-/// checks and returns nothing.
+/// A structural op that writes some inputs (`mutates` names them, or `writes(i)` says so) and returns those,
+/// in order; `infer` only checks and returns nothing.
 template <class O>
 concept MutatingOp = StructuralOp<O> && (requires { { O::mutates } -> std::convertible_to<Mask>; } ||
                                          requires(const O op, std::size_t i) { { op.writes(i) } -> std::same_as<bool>; });
 
-/// An op value with its type erased. Lives on the caller's stack during a call; `keep` makes a copy that may stay.
+/// An op value with its type erased. Lives on the caller's stack during a call; `keep` makes a copy that may
+/// stay.
 class SHERD_API AnyOp : public RefCounted {
  public:
   ~AnyOp() override;
@@ -113,7 +122,8 @@ std::string op_text(const O& op) {
 }
 
 /// Runs the backend's kernel for an op type, or says that there is none.
-SHERD_API bool run_backend_kernel(std::type_index type, const void* op, Device device, Inputs in, Outputs out);
+SHERD_API bool run_backend_kernel(std::type_index type, const void* op, Device device, Inputs in,
+                                  Outputs out);
 [[noreturn]] SHERD_API void refuse_device(std::string_view op, Device device);
 /// Copies the reference's results into the outputs that were allocated.
 SHERD_API void adopt_reference(std::string_view op, Tensors results, Outputs out);
@@ -137,22 +147,30 @@ class OpModelBase : public AnyOp {
 
   bool differentiable() const override { return !NotDifferentiable<O>; }
   Reads reads(Mask needs) const override {
-    if constexpr (requires { { op_.reads(needs) } -> std::same_as<Reads>; }) return op_.reads(needs);
-    else if constexpr (requires { O::reads; }) return O::reads;
-    else return {all_of_them, 0};
+    if constexpr (requires {
+                    { op_.reads(needs) } -> std::same_as<Reads>;
+                  })
+      return op_.reads(needs);
+    else if constexpr (requires { O::reads; })
+      return O::reads;
+    else
+      return {all_of_them, 0};
   }
   Tensors grad(const GradArgs& args) const override {
-    if constexpr (HasGrad<O>) return op_.grad(args);
+    if constexpr (HasGrad<O>)
+      return op_.grad(args);
     else if constexpr (HasReference<O>)
       return detail::reference_gradient(args, [this](Inputs in) { return op_.reference(in); });
-    else fail<InternalError>("{}: has no gradient", O::name);
+    else
+      fail<InternalError>("{}: has no gradient", O::name);
   }
 
  protected:
   O op_;
 };
 
-template <class O> class OpModel;
+template <class O>
+class OpModel;
 
 /// Structural, mutating and fused ops.
 template <StructuralOp O>
@@ -162,11 +180,16 @@ class OpModel<O> final : public OpModelBase<O> {
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
   bool mutating() const override { return MutatingOp<O>; }
   bool writes([[maybe_unused]] std::size_t i) const override {
-    if constexpr (requires { O::mutates; }) return has(O::mutates, i);
-    else if constexpr (MutatingOp<O>) return this->op_.writes(i);
-    else return false;
+    if constexpr (requires { O::mutates; })
+      return has(O::mutates, i);
+    else if constexpr (MutatingOp<O>)
+      return this->op_.writes(i);
+    else
+      return false;
   }
-  bool crosses_devices() const override { return requires { requires O::crosses_devices; }; }
+  bool crosses_devices() const override {
+    return requires { requires O::crosses_devices; };
+  }
 
   void prepare(Inputs in, Tensors& out) const override {
     Specs specs;
@@ -182,8 +205,10 @@ class OpModel<O> final : public OpModelBase<O> {
     if (device.is_cpu()) return this->op_.run(Cpu{}, in, out);
     if (device.type == DeviceType::meta) return;
     if (detail::run_backend_kernel(typeid(O), &this->op_, device, in, out)) return;
-    if constexpr (HasReference<O>) detail::adopt_reference(O::name, this->op_.reference(in), out);
-    else detail::refuse_device(O::name, device);
+    if constexpr (HasReference<O>)
+      detail::adopt_reference(O::name, this->op_.reference(in), out);
+    else
+      detail::refuse_device(O::name, device);
   }
 };
 
@@ -193,7 +218,9 @@ class OpModel<O> final : public OpModelBase<O> {
   using OpModelBase<O>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
   bool is_view() const override { return true; }
-  void prepare(Inputs in, Tensors& out) const override { detail::make_view(in[0], this->op_.view(in[0]), out); }
+  void prepare(Inputs in, Tensors& out) const override {
+    detail::make_view(in[0], this->op_.view(in[0]), out);
+  }
   void run(Device, Inputs, Outputs) const override {}
 };
 

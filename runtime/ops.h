@@ -1,5 +1,5 @@
-// The ops, as free functions on tensors. Mixed dtypes and mixed devices are errors; shapes broadcast as in NumPy.
-// Floating results of f16 and bf16 are computed in f32 and rounded once.
+// The ops, as free functions on tensors. Mixed dtypes and mixed devices are errors; shapes broadcast as in
+// NumPy. Floating results of f16 and bf16 are computed in f32 and rounded once.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,8 @@
 
 namespace sherd {
 
-// ---- creation ---------------------------------------------------------------------------------------------------------------
+// ---- creation
+// ---------------------------------------------------------------------------------------------------------------
 
 SHERD_API Tensor zeros(Shape shape, TensorOptions options = {});
 SHERD_API Tensor ones(Shape shape, TensorOptions options = {});
@@ -25,9 +26,11 @@ SHERD_API Tensor rand(Shape shape, TensorOptions options = {}, double low = 0, d
 /// Normal with the given mean and standard deviation, from the rank's generator.
 SHERD_API Tensor randn(Shape shape, TensorOptions options = {}, double mean = 0, double stddev = 1);
 /// Integers in [low, high), from the rank's generator.
-SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape, TensorOptions options = {DType::i64});
+SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape,
+                         TensorOptions options = {DType::i64});
 
-// ---- elementwise ------------------------------------------------------------------------------------------------------------
+// ---- elementwise
+// ------------------------------------------------------------------------------------------------------------
 
 SHERD_API Tensor neg(const Tensor& x);
 SHERD_API Tensor abs(const Tensor& x);
@@ -105,7 +108,8 @@ SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b
 /// `x` with `value` where the bool `mask` holds.
 SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
-// In-place forms write their first argument and return it. `b` may be of a lower floating precision (f32 += bf16).
+// In-place forms write their first argument and return it. `b` may be of a lower floating precision (f32 +=
+// bf16).
 SHERD_API const Tensor& add_(const Tensor& a, const Tensor& b);
 SHERD_API const Tensor& sub_(const Tensor& a, const Tensor& b);
 SHERD_API const Tensor& mul_(const Tensor& a, const Tensor& b);
@@ -124,7 +128,8 @@ SHERD_API const Tensor& copy_(const Tensor& to, const Tensor& from);
 SHERD_API const Tensor& uniform_(const Tensor& x, double low, double high);
 SHERD_API const Tensor& normal_(const Tensor& x, double mean, double stddev);
 
-// ---- dtype, device, memory --------------------------------------------------------------------------------------------------
+// ---- dtype, device, memory
+// --------------------------------------------------------------------------------------------------
 
 /// The same values in another dtype; `x` itself if it has it already.
 SHERD_API Tensor to(const Tensor& x, DType dtype);
@@ -135,7 +140,8 @@ SHERD_API Tensor clone(const Tensor& x);
 /// `x` if it is dense already, else a dense copy.
 SHERD_API Tensor contiguous(const Tensor& x);
 
-// ---- views: they share memory with `x` --------------------------------------------------------------------------------------
+// ---- views: they share memory with `x`
+// --------------------------------------------------------------------------------------
 
 /// Another shape of as many elements, one of which may be -1; a view where the strides allow it, else a copy.
 SHERD_API Tensor reshape(const Tensor& x, Shape shape);
@@ -149,8 +155,10 @@ SHERD_API Tensor squeeze(const Tensor& x, std::int64_t axis);
 SHERD_API Tensor unsqueeze(const Tensor& x, std::int64_t axis);
 /// Size-1 axes repeated without copying; -1 keeps an axis.
 SHERD_API Tensor expand(const Tensor& x, Shape shape);
-/// Elements start, start+step, ... below end along `axis`; negative start and end count from the end, both are clamped.
-SHERD_API Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step = 1);
+/// Elements start, start+step, ... below end along `axis`; negative start and end count from the end, both
+/// are clamped.
+SHERD_API Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end,
+                       std::int64_t step = 1);
 /// `length` elements from `start` along `axis`; out of range is an error.
 SHERD_API Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length);
 /// One position along `axis`, which disappears.
@@ -158,23 +166,30 @@ SHERD_API Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index);
 /// Pieces of `size` along `axis`, the last one shorter where it does not divide.
 SHERD_API std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
 
-// ---- joining and picking ----------------------------------------------------------------------------------------------------
+// ---- joining and picking
+// ----------------------------------------------------------------------------------------------------
 
 SHERD_API Tensor cat(std::span<const Tensor> parts, std::int64_t axis = 0);
 SHERD_API Tensor stack(std::span<const Tensor> parts, std::int64_t axis = 0);
-/// Rows `index` (i64, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up in the gradient.
+/// Rows `index` (i64, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up in the
+/// gradient.
 SHERD_API Tensor embedding(const Tensor& table, const Tensor& index);
 /// Slices of `x` at `index` (i64, 1-D) along `axis`.
 SHERD_API Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index);
-/// Along the last axis: x[..., index[..., j]] at j, for an i64 index of x's other sizes. Repeated positions add up in the gradient.
+/// Along the last axis: x[..., index[..., j]] at j, for an i64 index of x's other sizes. Repeated positions
+/// add up in the gradient.
 SHERD_API Tensor gather(const Tensor& x, const Tensor& index);
-struct TopK { Tensor values, indices; };
+struct TopK {
+  Tensor values, indices;
+};
 /// The k largest along the last axis, largest first; equal values by position.
 SHERD_API TopK topk(const Tensor& x, std::int64_t k);
-/// One index drawn along the last axis with probability proportional to `weights`, from the rank's generator; i64.
+/// One index drawn along the last axis with probability proportional to `weights`, from the rank's generator;
+/// i64.
 SHERD_API Tensor multinomial(const Tensor& weights);
 
-// ---- reductions -------------------------------------------------------------------------------------------------------------
+// ---- reductions
+// -------------------------------------------------------------------------------------------------------------
 
 /// Whether a reduced axis stays with size 1.
 enum class Keep { drop, dims };
@@ -186,17 +201,20 @@ SHERD_API Tensor amax(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 SHERD_API Tensor amin(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 /// Position of the first largest value along `axis`; i64.
 SHERD_API Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
-/// Euclidean norm of all elements of all tensors, the same to the bit however they are ordered or cut; f64, 0-d, no gradient.
+/// Euclidean norm of all elements of all tensors, the same to the bit however they are ordered or cut; f64,
+/// 0-d, no gradient.
 SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 
-// ---- products ---------------------------------------------------------------------------------------------------------------
+// ---- products
+// ---------------------------------------------------------------------------------------------------------------
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// x (..., in) times weight (out, in) transposed, plus bias (out) unless it is none.
 SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
-// ---- layers -----------------------------------------------------------------------------------------------------------------
+// ---- layers
+// -----------------------------------------------------------------------------------------------------------------
 
 SHERD_API Tensor softmax(const Tensor& x, std::int64_t axis = -1);
 SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
@@ -205,20 +223,23 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;  ///< mean over targets that are not ignored
   std::int64_t ignore_index = -100;
 };
-/// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is NaN.
+/// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is
+/// NaN.
 SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
-/// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016); either may be none.
+/// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
+/// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 /// Zeroes each element with probability p and scales the others by 1 / (1 - p).
 SHERD_API Tensor dropout(const Tensor& x, double p);
 struct AttentionOptions {
-  bool causal = false;             ///< position i of the query sees keys up to i + Tk - Tq
-  double dropout = 0;              ///< on the weights
-  std::optional<double> scale;     ///< 1 / sqrt(D) by default
+  bool causal = false;          ///< position i of the query sees keys up to i + Tk - Tq
+  double dropout = 0;           ///< on the weights
+  std::optional<double> scale;  ///< 1 / sqrt(D) by default
 };
 /// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk.
 SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
-/// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out; gives (B, T, heads * D).
+/// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out;
+/// gives (B, T, heads * D).
 SHERD_API Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 
 }  // namespace sherd

@@ -17,9 +17,10 @@ void pause() {
 #endif
 }
 
-/// The helpers of one calling thread, started when first needed and joined when that thread ends. Tiles are claimed one by one, and the
-/// caller claims too: a helper that the system does not run delays nothing but the tile it holds. Waiting spins briefly, because the next
-/// call of a training step is microseconds away, and then sleeps, because cores may be shared.
+/// The helpers of one calling thread, started when first needed and joined when that thread ends. Tiles are
+/// claimed one by one, and the caller claims too: a helper that the system does not run delays nothing but
+/// the tile it holds. Waiting spins briefly, because the next call of a training step is microseconds away,
+/// and then sleeps, because cores may be shared.
 class Team {
  public:
   ~Team() {
@@ -28,13 +29,14 @@ class Team {
     for (std::thread& helper : helpers_) helper.join();
   }
 
-  void run(std::int64_t n, std::int64_t grain, std::int64_t count, TileBody call, const void* body, int threads) {
+  void run(std::int64_t n, std::int64_t grain, std::int64_t count, TileBody call, const void* body,
+           int threads) {
     while (static_cast<int>(helpers_.size()) < threads - 1) {
       const int rank = static_cast<int>(helpers_.size()) + 1;
       helpers_.emplace_back([this, rank] { help(rank); });
     }
-    // A helper may still be looking at the round before. Its claim must fail before any of the next job can be seen: the closed claim
-    // comes first, and who sees the new count sees that too.
+    // A helper may still be looking at the round before. Its claim must fail before any of the next job can
+    // be seen: the closed claim comes first, and who sees the new count sees that too.
     claim_.store((std::uint64_t{round_} << 32) | closed, std::memory_order_relaxed);
     count_.store(static_cast<std::uint32_t>(count), std::memory_order_release);
     n_.store(n, std::memory_order_relaxed);
@@ -51,8 +53,10 @@ class Team {
     inside_tiles = false;
     const auto all = static_cast<std::uint32_t>(count);
     for (int spins = 0; done_.load(std::memory_order_acquire) != all; ++spins) {
-      if (spins < spin_limit) pause();
-      else if (const std::uint32_t seen = done_.load(std::memory_order_acquire); seen != all) done_.wait(seen);
+      if (spins < spin_limit)
+        pause();
+      else if (const std::uint32_t seen = done_.load(std::memory_order_acquire); seen != all)
+        done_.wait(seen);
     }
   }
 
@@ -67,13 +71,17 @@ class Team {
     std::uint64_t claim = claim_.load(std::memory_order_acquire);
     while (claim != ending) {
       const std::uint32_t count = count_.load(std::memory_order_acquire);
-      const std::int64_t n = n_.load(std::memory_order_relaxed), grain = grain_.load(std::memory_order_relaxed);
+      const std::int64_t n = n_.load(std::memory_order_relaxed),
+                         grain = grain_.load(std::memory_order_relaxed);
       const TileBody call = call_.load(std::memory_order_relaxed);
       const void* body = body_.load(std::memory_order_relaxed);
       const auto tile = static_cast<std::uint32_t>(claim);
       if (tile >= count || rank >= threads_.load(std::memory_order_relaxed)) return;
-      // Succeeds only if the round is still the one whose job was just read: a round ends when all its tiles are claimed and done.
-      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      // Succeeds only if the round is still the one whose job was just read: a round ends when all its tiles
+      // are claimed and done.
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel,
+                                        std::memory_order_acquire))
+        continue;
       call(body, tile * grain, std::min(n, (tile + 1) * grain));
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
       claim = claim_.load(std::memory_order_acquire);
@@ -116,7 +124,8 @@ void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, const void* bo
   const std::int64_t count = (n + grain - 1) / grain;
   const int threads = static_cast<int>(std::min<std::int64_t>(inside_tiles ? 1 : intra_op_threads(), count));
   if (threads == 1 || count > INT32_MAX) {
-    for (std::int64_t tile = 0; tile < count; ++tile) call(body, tile * grain, std::min(n, (tile + 1) * grain));
+    for (std::int64_t tile = 0; tile < count; ++tile)
+      call(body, tile * grain, std::min(n, (tile + 1) * grain));
     return;
   }
   thread_local Team team;

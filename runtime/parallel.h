@@ -16,16 +16,18 @@ using TileBody = void (*)(const void* body, std::int64_t begin, std::int64_t end
 SHERD_API void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, const void* body);
 }  // namespace detail
 
-/// Calls `body(begin, end)` for the tiles [0,grain), [grain,2*grain), ... of [0,n), some of them at the same time. The tiles
-/// depend on `n` and `grain` only, so a result that depends on its tile alone has the same bits for any number of threads.
-/// `body` must not throw and must not call `parallel_for` expecting more threads (a nested call runs on its own thread).
+/// Calls `body(begin, end)` for the tiles [0,grain), [grain,2*grain), ... of [0,n), some of them at the same
+/// time. The tiles depend on `n` and `grain` only, so a result that depends on its tile alone has the same
+/// bits for any number of threads. `body` must not throw and must not call `parallel_for` expecting more
+/// threads (a nested call runs on its own thread).
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, const F& body) {
   if (n <= 0) return;
   if (n <= grain) return body(std::int64_t{0}, n);
-  detail::run_tiles(n, grain, [](const void* b, std::int64_t begin, std::int64_t end) {
-    (*static_cast<const F*>(b))(begin, end);
-  }, &body);
+  detail::run_tiles(
+      n, grain,
+      [](const void* b, std::int64_t begin, std::int64_t end) { (*static_cast<const F*>(b))(begin, end); },
+      &body);
 }
 
 }  // namespace sherd

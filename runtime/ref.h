@@ -37,13 +37,21 @@ class Ref {
  public:
   Ref() = default;
   Ref(std::nullptr_t) {}
-  explicit Ref(T* object) noexcept : object_(object) { if (object_) object_->retain(); }
+  explicit Ref(T* object) noexcept : object_(object) {
+    if (object_) object_->retain();
+  }
   Ref(const Ref& other) noexcept : Ref(other.object_) {}
   Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  template <class U> requires std::is_convertible_v<U*, T*>
+  template <class U>
+    requires std::is_convertible_v<U*, T*>
   Ref(const Ref<U>& other) noexcept : Ref(other.get()) {}
-  Ref& operator=(Ref other) noexcept { std::swap(object_, other.object_); return *this; }
-  ~Ref() { if (object_) object_->drop(); }
+  Ref& operator=(Ref other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() {
+    if (object_) object_->drop();
+  }
 
   T* get() const noexcept { return object_; }
   T& operator*() const noexcept { return *object_; }
@@ -62,6 +70,8 @@ class Ref {
 };
 
 template <class T, class... Args>
-Ref<T> make_ref(Args&&... args) { return Ref<T>(new T(std::forward<Args>(args)...)); }
+Ref<T> make_ref(Args&&... args) {
+  return Ref<T>(new T(std::forward<Args>(args)...));
+}
 
 }  // namespace sherd

@@ -14,12 +14,15 @@ void Shape::erase(int at) {
   --rank_;
 }
 
-std::string to_string(const Shape& shape) { return fmt::format("({})", fmt::join(shape.begin(), shape.end(), ", ")); }
+std::string to_string(const Shape& shape) {
+  return fmt::format("({})", fmt::join(shape.begin(), shape.end(), ", "));
+}
 
 int normalize_axis(std::string_view op, std::int64_t axis, int rank) {
   const std::int64_t low = rank == 0 ? -1 : -rank, high = rank == 0 ? 0 : rank - 1;
-  check<ShapeError>(axis >= low && axis <= high, "{}: axis {} is outside [{}, {}] of a tensor with {} dimensions", op, axis,
-                    low, high, rank);
+  check<ShapeError>(axis >= low && axis <= high,
+                    "{}: axis {} is outside [{}, {}] of a tensor with {} dimensions", op, axis, low, high,
+                    rank);
   return static_cast<int>(axis < 0 ? axis + std::max(rank, 1) : axis);
 }
 
@@ -29,8 +32,9 @@ Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b) {
   for (int i = 0; i < rank; ++i) {
     const int ia = i - (rank - a.rank()), ib = i - (rank - b.rank());
     const std::int64_t na = ia < 0 ? 1 : a[ia], nb = ib < 0 ? 1 : b[ib];
-    check<ShapeError>(na == nb || na == 1 || nb == 1, "{}: shapes {} and {} do not broadcast (size {} against {} at axis {})",
-                      op, a, b, na, nb, i);
+    check<ShapeError>(na == nb || na == 1 || nb == 1,
+                      "{}: shapes {} and {} do not broadcast (size {} against {} at axis {})", op, a, b, na,
+                      nb, i);
     out.push_back(na == 1 ? nb : na);
   }
   return out;

@@ -34,7 +34,8 @@ class Shape {
   operator std::span<const std::int64_t>() const { return {begin(), end()}; }
 
   void push_back(std::int64_t n) {
-    if (rank_ == max_rank) [[unlikely]] fail<ShapeError>("shape: at most {} dimensions are supported", max_rank);
+    if (rank_ == max_rank) [[unlikely]]
+      fail<ShapeError>("shape: at most {} dimensions are supported", max_rank);
     items_[rank_++] = n;
   }
   void insert(int at, std::int64_t n);
@@ -48,7 +49,8 @@ class Shape {
   }
   friend bool operator==(const Shape& a, const Shape& b) {
     if (a.rank_ != b.rank_) return false;
-    for (int i = 0; i < a.rank_; ++i) if (a[i] != b[i]) return false;
+    for (int i = 0; i < a.rank_; ++i)
+      if (a[i] != b[i]) return false;
     return true;
   }
 
@@ -60,7 +62,8 @@ class Shape {
 /// "(2, 3)", "(5)", "()".
 SHERD_API std::string to_string(const Shape& shape);
 
-/// `axis` counted from the end when negative; throws ShapeError named after `op` when it is outside [-rank, rank).
+/// `axis` counted from the end when negative; throws ShapeError named after `op` when it is outside [-rank,
+/// rank).
 SHERD_API int normalize_axis(std::string_view op, std::int64_t axis, int rank);
 
 /// Row-major strides of a dense tensor of this shape.
@@ -74,7 +77,8 @@ inline Shape contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-/// The shape both broadcast to (sizes equal, or one of them 1, aligned at the end); throws ShapeError named after `op`.
+/// The shape both broadcast to (sizes equal, or one of them 1, aligned at the end); throws ShapeError named
+/// after `op`.
 SHERD_API Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
 
 }  // namespace sherd

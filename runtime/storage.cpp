@@ -15,12 +15,15 @@ void* RefCounted::operator new(std::size_t bytes) { return Context::current().cp
 void RefCounted::operator delete(void* data, std::size_t bytes) noexcept { CpuPool::give_back(data, bytes); }
 
 struct Storage::Foreign {
-  Foreign(std::function<void()> on_free, Ref<Storage> memory) : on_free(std::move(on_free)), memory(std::move(memory)) {}
+  Foreign(std::function<void()> on_free, Ref<Storage> memory)
+      : on_free(std::move(on_free)), memory(std::move(memory)) {}
   Foreign(const Foreign&) = delete;  // it frees once
   Foreign& operator=(const Foreign&) = delete;
   std::function<void()> on_free;
   Ref<Storage> memory;
-  ~Foreign() { if (on_free) on_free(); }
+  ~Foreign() {
+    if (on_free) on_free();
+  }
 };
 
 Storage::Storage(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {}
@@ -63,27 +66,34 @@ void Storage::free_memory() noexcept {
   if (foreign_) {
     foreign_.reset();
   } else if (data != nullptr) {
-    if (!device_.is_cpu()) backend(device_.type).deallocate(device_, data, capacity_);
-    else CpuPool::give_back(data, capacity_);
+    if (!device_.is_cpu())
+      backend(device_.type).deallocate(device_, data, capacity_);
+    else
+      CpuPool::give_back(data, capacity_);
   }
 }
 
 void Storage::release() {
-  check<StateError>(owned(), "storage: release needs an owner that can bring the {} bytes back; set_owner first", bytes_);
-  check<StateError>(pins() == 0, "storage: release while {} ops are reading its {} bytes; wait for them", pins(), bytes_);
+  check<StateError>(
+      owned(), "storage: release needs an owner that can bring the {} bytes back; set_owner first", bytes_);
+  check<StateError>(pins() == 0, "storage: release while {} ops are reading its {} bytes; wait for them",
+                    pins(), bytes_);
   free_memory();
 }
 
 void Storage::provide() {
-  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first", bytes_);
+  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first",
+                    bytes_);
   take_memory();
 }
 
 void Storage::provide(Ref<Storage> memory) {
-  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first", bytes_);
+  check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first",
+                    bytes_);
   check<DeviceError>(memory->device() == device_, "storage: memory for {} is on {}", to_string(device_),
                      to_string(memory->device()));
-  check<ValueError>(memory->bytes() >= bytes_, "storage: {} bytes provided where {} are needed", memory->bytes(), bytes_);
+  check<ValueError>(memory->bytes() >= bytes_, "storage: {} bytes provided where {} are needed",
+                    memory->bytes(), bytes_);
   void* data = memory->data();
   foreign_ = std::make_unique<Foreign>(nullptr, std::move(memory));
   data_.store(data, std::memory_order_release);
@@ -102,8 +112,10 @@ std::uint64_t Storage::id() const {
 void Storage::refuse_data() const {
   if (device_.type == DeviceType::meta)
     fail<DeviceError>("tensor: a tensor on meta has a shape but no values; materialise it on a device first");
-  fail<StateError>("tensor: its {} bytes are released and a host read never brings them back; use it in an op, or read it "
-                   "inside summon_full_params", bytes_);
+  fail<StateError>(
+      "tensor: its {} bytes are released and a host read never brings them back; use it in an op, or read it "
+      "inside summon_full_params",
+      bytes_);
 }
 
 }  // namespace sherd

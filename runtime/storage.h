@@ -31,7 +31,8 @@ class SHERD_API StorageOwner {
   virtual void storage_gone(Storage& storage) noexcept;
 };
 
-/// Bytes on a device, shared by every view of them. Released storage keeps its identity: it may come back at another address.
+/// Bytes on a device, shared by every view of them. Released storage keeps its identity: it may come back at
+/// another address.
 class SHERD_API Storage final : public RefCounted {
  public:
   /// Uninitialised memory; on `meta`, bytes that are only counted.
@@ -42,11 +43,14 @@ class SHERD_API Storage final : public RefCounted {
 
   Device device() const { return device_; }
   std::size_t bytes() const { return bytes_; }
-  bool resident() const { return data_.load(std::memory_order_acquire) != nullptr || device_.type == DeviceType::meta; }
+  bool resident() const {
+    return data_.load(std::memory_order_acquire) != nullptr || device_.type == DeviceType::meta;
+  }
   /// The address; throws StateError while released. Never gathers.
   void* data() const {
     void* p = data_.load(std::memory_order_relaxed);
-    if (p == nullptr) [[unlikely]] refuse_data();
+    if (p == nullptr) [[unlikely]]
+      refuse_data();
     return p;
   }
 
@@ -72,7 +76,8 @@ class SHERD_API Storage final : public RefCounted {
   std::uint32_t recorded_version() const { return recorded_version_; }
   void mark_recorded() { recorded_version_ = version(); }
 
-  /// Unique in the process, also after this storage is gone and its address is used again. Given on first request.
+  /// Unique in the process, also after this storage is gone and its address is used again. Given on first
+  /// request.
   std::uint64_t id() const;
 
  private:

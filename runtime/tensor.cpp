@@ -27,7 +27,9 @@ Tensor empty(const Spec& spec) {
                                      Layout{spec.shape, contiguous_strides(spec.shape), 0}, spec.dtype));
 }
 
-Tensor empty(Shape shape, TensorOptions options) { return empty(Spec{std::move(shape), options.dtype, options.device}); }
+Tensor empty(Shape shape, TensorOptions options) {
+  return empty(Spec{std::move(shape), options.dtype, options.device});
+}
 
 Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free) {
   const std::size_t bytes = checked_bytes("from_blob", shape, dtype);
@@ -60,11 +62,14 @@ bool Tensor::is_contiguous() const {
 }
 
 void Tensor::refuse_empty() {
-  fail<ValueError>("tensor: this handle is empty (`defined()` is false) and has no shape, dtype or values; assign a tensor first");
+  fail<ValueError>(
+      "tensor: this handle is empty (`defined()` is false) and has no shape, dtype or values; assign a "
+      "tensor first");
 }
 
 void* Tensor::address(DType dtype) const {
-  check<DTypeError>(dtype == get().dtype, "data: elements are {}, asked for as {}", name_of(get().dtype), name_of(dtype));
+  check<DTypeError>(dtype == get().dtype, "data: elements are {}, asked for as {}", name_of(get().dtype),
+                    name_of(dtype));
   return raw();
 }
 
@@ -78,7 +83,8 @@ To value_at(const std::byte* at, DType dtype) {
   });
 }
 
-/// Host copy of the span of storage that the tensor's elements lie in, or the memory itself when it is on the host.
+/// Host copy of the span of storage that the tensor's elements lie in, or the memory itself when it is on the
+/// host.
 class HostBytes {
  public:
   explicit HostBytes(const Tensor& tensor) {
@@ -139,7 +145,8 @@ std::vector<T> Tensor::to_vector() const {
   if (numel() == 0) return values;
   values.reserve(static_cast<std::size_t>(numel()));
   const HostBytes host(*this);
-  for_each_element(*this, host.first(), [&](const std::byte* at) { values.push_back(*reinterpret_cast<const T*>(at)); });
+  for_each_element(*this, host.first(),
+                   [&](const std::byte* at) { values.push_back(*reinterpret_cast<const T*>(at)); });
   return values;
 }
 
@@ -162,8 +169,8 @@ Tensor Tensor::scalar(double value, TensorOptions options) {
 
 std::string to_string(const Tensor& tensor) {
   if (!tensor.defined()) return "tensor(none)";
-  const std::string tail = fmt::format("shape={}, dtype={}, device={}", tensor.shape(), name_of(tensor.dtype()),
-                                       to_string(tensor.device()));
+  const std::string tail = fmt::format("shape={}, dtype={}, device={}", tensor.shape(),
+                                       name_of(tensor.dtype()), to_string(tensor.device()));
   if (tensor.device().type == DeviceType::meta) return fmt::format("tensor(..., {})", tail);
   constexpr std::int64_t most = 1000, edge = 3;
   const HostBytes host(tensor);

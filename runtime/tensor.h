@@ -48,8 +48,8 @@ class SHERD_API TensorImpl final : public RefCounted {
   Ref<Storage> storage;
   Layout layout;
   DType dtype;
-  bool view = false;                // made by a view op: its history is its base's
-  std::uint32_t view_version = 0;   // the storage's version when the view was taken
+  bool view = false;               // made by a view op: its history is its base's
+  std::uint32_t view_version = 0;  // the storage's version when the view was taken
   Ref<TensorExtension> extension;
 };
 
@@ -59,7 +59,8 @@ struct TensorOptions {
   Device device{};
 };
 
-/// A strided array of one dtype on one device. A pointer-sized handle; an empty one (`!defined()`) means "none".
+/// A strided array of one dtype on one device. A pointer-sized handle; an empty one (`!defined()`) means
+/// "none".
 class SHERD_API Tensor {
  public:
   Tensor() = default;
@@ -103,10 +104,12 @@ class SHERD_API Tensor {
   /// Both handles name one tensor (not merely equal values).
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
 
-  /// First element on this tensor's own device. Throws StateError while the storage is released (never gathers) and
-  /// DTypeError when `T` is not the element type.
+  /// First element on this tensor's own device. Throws StateError while the storage is released (never
+  /// gathers) and DTypeError when `T` is not the element type.
   template <class T>
-  const T* data() const { return static_cast<const T*>(address(dtype_of<T>)); }
+  const T* data() const {
+    return static_cast<const T*>(address(dtype_of<T>));
+  }
   /// The same for writing; counts as a write.
   template <class T>
   T* mutable_data() const {
@@ -121,8 +124,10 @@ class SHERD_API Tensor {
   /// The value of a one-element tensor, converted to `T`; waits for the device. Never gathers.
   template <class T = double>
   T item() const {
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return static_cast<T>(item_as_integer());
-    else return static_cast<T>(item_as_double());
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      return static_cast<T>(item_as_integer());
+    else
+      return static_cast<T>(item_as_double());
   }
   /// All values in row-major order, on the host.
   template <class T>
@@ -136,8 +141,8 @@ class SHERD_API Tensor {
   Tensor grad() const;
   void set_grad(Tensor grad) const;
   bool is_leaf() const;
-  /// Adds the gradient of this tensor to every leaf that it was computed from. A tensor with more than one element needs
-  /// `upstream` of its own shape.
+  /// Adds the gradient of this tensor to every leaf that it was computed from. A tensor with more than one
+  /// element needs `upstream` of its own shape.
   void backward(const Tensor& upstream = {}, bool retain_graph = false, bool create_graph = false) const;
   /// The same values without history.
   Tensor detach() const;
@@ -145,7 +150,8 @@ class SHERD_API Tensor {
  private:
   /// An empty handle is refused, not followed.
   const TensorImpl& get() const {
-    if (!impl_) [[unlikely]] refuse_empty();
+    if (!impl_) [[unlikely]]
+      refuse_empty();
     return *impl_;
   }
   [[noreturn]] static void refuse_empty();
@@ -161,12 +167,15 @@ using Tensors = InlineVec<Tensor, 2>;
 /// Uninitialised memory for a dense tensor. Kernels' outputs; everything else wants `zeros` or `full`.
 SHERD_API Tensor empty(const Spec& spec);
 SHERD_API Tensor empty(Shape shape, TensorOptions options = {});
-/// A dense tensor over the caller's memory on `cpu`, which must outlive every view unless `on_free` ends its life.
+/// A dense tensor over the caller's memory on `cpu`, which must outlive every view unless `on_free` ends its
+/// life.
 SHERD_API Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free = {});
-/// Another view of `base`'s storage, without history. No bounds are left unchecked: ValueError when it would leave the storage.
+/// Another view of `base`'s storage, without history. No bounds are left unchecked: ValueError when it would
+/// leave the storage.
 SHERD_API Tensor alias(const Tensor& base, Layout layout);
 
-/// Values in brackets with shape, dtype and device; long tensors are shortened. Throws StateError while released.
+/// Values in brackets with shape, dtype and device; long tensors are shortened. Throws StateError while
+/// released.
 SHERD_API std::string to_string(const Tensor& tensor);
 
 template <class T>
@@ -174,9 +183,11 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
   check<ShapeError>(static_cast<std::int64_t>(values.size()) == shape.numel(), "from: {} values for shape {}",
                     values.size(), shape);
   Tensor out = empty(std::move(shape), {dtype_of<T>, device});
-  if (device.is_cpu()) std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
+  if (device.is_cpu())
+    std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
   else if (device.type != DeviceType::meta)
-    backend(device.type).copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
+    backend(device.type)
+        .copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
   return out;
 }
 

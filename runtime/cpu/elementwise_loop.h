@@ -1,5 +1,6 @@
-// The loops of elementwise ops on the CPU: strides collapsed, the innermost span vectorised, long work cut into fixed tiles.
-// Included where ops are instantiated: in the library for its own, in an application for its own.
+// The loops of elementwise ops on the CPU: strides collapsed, the innermost span vectorised, long work cut
+// into fixed tiles. Included where ops are instantiated: in the library for its own, in an application for
+// its own.
 #pragma once
 
 #include <tuple>
@@ -9,7 +10,8 @@
 
 namespace sherd::detail {
 
-/// Output and inputs of one elementwise call, broadcast to one shape and with mergeable dimensions merged. Operand 0 is the output.
+/// Output and inputs of one elementwise call, broadcast to one shape and with mergeable dimensions merged.
+/// Operand 0 is the output.
 struct Walk {
   static constexpr int most = 6;
   int operands = 0, rank = 0;
@@ -27,17 +29,30 @@ struct Walk {
 SHERD_API Walk plan_walk(Inputs in, const Tensor& out);
 
 /// One operand of a span: stride 1 and stride 0 are known to the compiler, so that the loop vectorises.
-template <class T> struct Dense { const T* at; T operator[](std::int64_t i) const { return at[i]; } };
-template <class T> struct Same { T value; T operator[](std::int64_t) const { return value; } };
-template <class T> struct Spaced {
+template <class T>
+struct Dense {
+  const T* at;
+  T operator[](std::int64_t i) const { return at[i]; }
+};
+template <class T>
+struct Same {
+  T value;
+  T operator[](std::int64_t) const { return value; }
+};
+template <class T>
+struct Spaced {
   const T* at;
   std::int64_t step;
   T operator[](std::int64_t i) const { return at[i * step]; }
 };
 
-template <class T> constexpr compute_t<T> widen(T x) { return static_cast<compute_t<T>>(x); }
+template <class T>
+constexpr compute_t<T> widen(T x) {
+  return static_cast<compute_t<T>>(x);
+}
 
-/// Flattened, because a call that is left in the loop (the compiler's budget for a file runs out) stops the whole loop's vectorisation.
+/// Flattened, because a call that is left in the loop (the compiler's budget for a file runs out) stops the
+/// whole loop's vectorisation.
 template <class F, class TO, class... Operand>
 [[gnu::flatten]] void dense_span(const F& f, std::int64_t n, TO* out, Operand... in) {
 #pragma GCC ivdep
@@ -81,7 +96,8 @@ void run_walk(const F& f, const Walk& w, std::index_sequence<I...>) {
     });
     return;
   }
-  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(n, 1));
+  const std::int64_t rows_per_tile =
+      std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(n, 1));
   parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       std::int64_t at[Walk::most] = {}, rest = row;
@@ -109,8 +125,10 @@ void run_elementwise(const O& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   dispatch(in.back().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if constexpr (O::dtypes.contains(dtype_of<T>)) run_typed<T>(op, w, std::make_index_sequence<O::arity>{});
-    else fail<InternalError>("{}: reached its kernel with {}", O::name, name_of(dtype_of<T>));
+    if constexpr (O::dtypes.contains(dtype_of<T>))
+      run_typed<T>(op, w, std::make_index_sequence<O::arity>{});
+    else
+      fail<InternalError>("{}: reached its kernel with {}", O::name, name_of(dtype_of<T>));
   });
 }
 

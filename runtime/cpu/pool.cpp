@@ -20,7 +20,10 @@ constexpr bool caching = true;
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-struct SizeClass { int index; std::size_t bytes; };
+struct SizeClass {
+  int index;
+  std::size_t bytes;
+};
 
 /// 64-byte steps up to 1 KiB (16 classes), then eight steps a power of two.
 SizeClass class_of(std::size_t bytes) {
@@ -78,8 +81,10 @@ void CpuPool::trim() noexcept {
 }
 
 void CpuPool::give_back(void* data, std::size_t bytes) noexcept {
-  if (Context* context = Context::current_or_null()) context->cpu_pool().deallocate(data, bytes);
-  else std::free(data);
+  if (Context* context = Context::current_or_null())
+    context->cpu_pool().deallocate(data, bytes);
+  else
+    std::free(data);
 }
 
 }  // namespace sherd

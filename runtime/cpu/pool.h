@@ -9,9 +9,9 @@
 
 namespace sherd {
 
-/// Size classes (64-byte steps up to 1 KiB, then eight a doubling), each a stack of free blocks. Belongs to one thread at a
-/// time, so it needs no lock; a block may be given back to another thread's pool than it came from. Large blocks stay mapped:
-/// getting fresh pages from the kernel costs more than writing them.
+/// Size classes (64-byte steps up to 1 KiB, then eight a doubling), each a stack of free blocks. Belongs to
+/// one thread at a time, so it needs no lock; a block may be given back to another thread's pool than it came
+/// from. Large blocks stay mapped: getting fresh pages from the kernel costs more than writing them.
 class SHERD_API CpuPool {
  public:
   CpuPool() = default;
@@ -34,7 +34,9 @@ class SHERD_API CpuPool {
   static void give_back(void* data, std::size_t bytes) noexcept;
 
  private:
-  struct Block { Block* next; };
+  struct Block {
+    Block* next;
+  };
   static constexpr int classes = 512;
   static constexpr std::size_t cache_limit = std::size_t{8} << 30;
 

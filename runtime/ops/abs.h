@@ -11,11 +11,13 @@ struct Abs {
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::select;
     return select(x < T(0), T(-x), x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::select;
     return select(x > T(0), gy, select(x < T(0), T(-gy), T(0)));
   }

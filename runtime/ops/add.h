@@ -11,7 +11,8 @@ struct Add {
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Mask identity_grads = 0b11;
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     return a + b;
   }
   bool operator==(const Add&) const = default;

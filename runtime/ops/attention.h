@@ -21,8 +21,8 @@ struct AttentionRule {
   bool operator==(const AttentionRule&) const = default;
 };
 
-/// Inputs: q (B, H, Tq, D), k and v (B, H, Tk, D). Outputs: (B, H, Tq, D), and the logsumexp of each row (B, H, Tq)
-/// in f32.
+/// Inputs: q (B, H, Tq, D), k and v (B, H, Tk, D). Outputs: (B, H, Tq, D), and the logsumexp of each row (B,
+/// H, Tq) in f32.
 struct Attention {
   static constexpr std::string_view name = "attention";
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b11};
@@ -48,8 +48,8 @@ struct AttentionGrad {
   bool operator==(const AttentionGrad&) const = default;
 };
 
-/// Self-attention on a packed projection: input (B, T, 3 H D) holding q, k and v, output (B, T, H D) and the logsumexp (B, H, T). No copy in or
-/// out, and one gradient for the whole projection.
+/// Self-attention on a packed projection: input (B, T, 3 H D) holding q, k and v, output (B, T, H D) and the
+/// logsumexp (B, H, T). No copy in or out, and one gradient for the whole projection.
 struct SelfAttention {
   static constexpr std::string_view name = "self_attention";
   static constexpr Reads reads{.inputs = 0b1, .outputs = 0b11};

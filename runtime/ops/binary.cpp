@@ -12,28 +12,30 @@ namespace {
 /// `op(x, value)`; an integer tensor takes whole numbers only.
 template <class O>
 Tensor with_scalar(const Tensor& x, double value) {
-  check<DTypeError>(is_floating(x.dtype()) || value == std::floor(value), "{}: {} does not fit a tensor of {}; cast it first",
-                    O::name, value, name_of(x.dtype()));
+  check<DTypeError>(is_floating(x.dtype()) || value == std::floor(value),
+                    "{}: {} does not fit a tensor of {}; cast it first", O::name, value, name_of(x.dtype()));
   return apply(WithScalar<O>{value}, x);
 }
 
 template <class O>
 Tensor scalar_with(double value, const Tensor& x) {
-  check<DTypeError>(is_floating(x.dtype()) || value == std::floor(value), "{}: {} does not fit a tensor of {}; cast it first",
-                    O::name, value, name_of(x.dtype()));
+  check<DTypeError>(is_floating(x.dtype()) || value == std::floor(value),
+                    "{}: {} does not fit a tensor of {}; cast it first", O::name, value, name_of(x.dtype()));
   return apply(ScalarWith<O>{value}, x);
 }
 
 template <class O>
 const Tensor& in_place(const Tensor& a, const Tensor& b) {
-  const bool widens = is_floating(a.dtype()) && is_floating(b.dtype()) && size_of(b.dtype()) < size_of(a.dtype());
+  const bool widens =
+      is_floating(a.dtype()) && is_floating(b.dtype()) && size_of(b.dtype()) < size_of(a.dtype());
   return apply(InPlace<O>{}, a, widens ? to(b, a.dtype()) : b), a;
 }
 
 template <class O>
 const Tensor& in_place(const Tensor& a, double b) {
-  check<DTypeError>(is_floating(a.dtype()) || b == std::floor(b), "{}: {} does not fit a tensor of {}; cast it first",
-                    InPlace<O>::name, b, name_of(a.dtype()));
+  check<DTypeError>(is_floating(a.dtype()) || b == std::floor(b),
+                    "{}: {} does not fit a tensor of {}; cast it first", InPlace<O>::name, b,
+                    name_of(a.dtype()));
   return apply(InPlace<WithScalar<O>>{{b}}, a), a;
 }
 
@@ -71,7 +73,9 @@ Tensor greater_equal(const Tensor& a, double b) { return with_scalar<ops::Greate
 Tensor logical_and(const Tensor& a, const Tensor& b) { return apply(ops::LogicalAnd{}, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return apply(ops::LogicalOr{}, a, b); }
 
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) { return apply(ops::Where{}, condition, a, b); }
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  return apply(ops::Where{}, condition, a, b);
+}
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   return where(mask, Tensor::scalar(value, {x.dtype(), x.device()}), x);
 }

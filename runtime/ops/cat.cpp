@@ -9,12 +9,14 @@ namespace ops {
 Specs Cat::infer(SpecSpan in) const {
   Spec out = in[0];
   for (std::size_t i = 1; i < in.size(); ++i) {
-    check<DTypeError>(in[i].dtype == out.dtype, "cat: inputs are {} and {}; cast one of them", name_of(out.dtype),
-                      name_of(in[i].dtype));
+    check<DTypeError>(in[i].dtype == out.dtype, "cat: inputs are {} and {}; cast one of them",
+                      name_of(out.dtype), name_of(in[i].dtype));
     Shape rest = in[i].shape;
-    check<ShapeError>(rest.rank() == out.shape.rank(), "cat: inputs of shape {} and {}", in[0].shape, in[i].shape);
+    check<ShapeError>(rest.rank() == out.shape.rank(), "cat: inputs of shape {} and {}", in[0].shape,
+                      in[i].shape);
     rest[axis] = in[0].shape[axis];
-    check<ShapeError>(rest == in[0].shape, "cat: shapes {} and {} differ outside axis {}", in[0].shape, in[i].shape, axis);
+    check<ShapeError>(rest == in[0].shape, "cat: shapes {} and {} differ outside axis {}", in[0].shape,
+                      in[i].shape, axis);
     out.shape[axis] += in[i].shape[axis];
   }
   return {out};

@@ -12,12 +12,14 @@ struct Clamp {
   static constexpr Reads reads_a{.inputs = 1};
   double min = 0, max = 1;
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::select;
     const T low = select(x < T(min), T(min), x);
     return select(low > T(max), T(max), low);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::select;
     return select(x > T(min), select(x < T(max), gy, T(0)), T(0));
   }

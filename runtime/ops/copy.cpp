@@ -23,7 +23,8 @@ void copy_on_host(const Tensor& from, const Tensor& to) {
 /// Dense bytes between devices, through whichever of the two is not the host.
 void copy_bytes(const Tensor& from, const Tensor& to) {
   const DeviceType mover = from.device().is_cpu() ? to.device().type : from.device().type;
-  backend(mover).copy(to.raw(), to.device(), from.raw(), from.device(), static_cast<std::size_t>(from.spec().bytes()));
+  backend(mover).copy(to.raw(), to.device(), from.raw(), from.device(),
+                      static_cast<std::size_t>(from.spec().bytes()));
   if (to.device().is_cpu() && mover != DeviceType::cpu) backend(mover).synchronize(from.device());
 }
 
@@ -43,8 +44,8 @@ void Transfer::run(Cpu, Inputs in, Outputs out) const {
 Tensors Transfer::grad(const GradArgs& args) const { return {to(args.gy[0], args.specs[0].device)}; }
 
 Specs CopyInto::infer(SpecSpan in) const {
-  check<ShapeError>(broadcast_shapes(name, in[0].shape, in[1].shape) == in[0].shape, "copy_: values of shape {} do not fit into {}",
-                    in[1].shape, in[0].shape);
+  check<ShapeError>(broadcast_shapes(name, in[0].shape, in[1].shape) == in[0].shape,
+                    "copy_: values of shape {} do not fit into {}", in[1].shape, in[0].shape);
   return {};
 }
 void CopyInto::run(Cpu, Inputs in, Outputs) const {
@@ -64,7 +65,8 @@ Tensor to(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : apply(
 
 Tensor to(const Tensor& x, Device device) {
   if (x.device() == device) return x;
-  check<DeviceError>(x.device().type != DeviceType::meta, "to: a tensor on meta has no values to move to {}", to_string(device));
+  check<DeviceError>(x.device().type != DeviceType::meta, "to: a tensor on meta has no values to move to {}",
+                     to_string(device));
   return apply(ops::Transfer{device}, contiguous(x));
 }
 
@@ -72,7 +74,8 @@ Tensor clone(const Tensor& x) { return apply(ops::Clone{}, x); }
 Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 const Tensor& copy_(const Tensor& into, const Tensor& from) {
-  if (from.device() == into.device() || into.device().type == DeviceType::meta) return apply(ops::CopyInto{}, into, from), into;
+  if (from.device() == into.device() || into.device().type == DeviceType::meta)
+    return apply(ops::CopyInto{}, into, from), into;
   return apply(ops::CopyInto{}, into, to(from, into.device())), into;
 }
 

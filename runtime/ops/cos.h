@@ -11,11 +11,13 @@ struct Cos {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::cos;
     return cos(x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::sin;
     return -gy * sin(x);
   }

@@ -13,7 +13,9 @@ namespace ops {
 namespace {
 
 template <class T>
-T from_double(double value) { return static_cast<T>(static_cast<compute_t<T>>(value)); }
+T from_double(double value) {
+  return static_cast<T>(static_cast<compute_t<T>>(value));
+}
 
 cpu::RandomAt at(RandomKey key) { return {key.seed, key.offset}; }
 
@@ -52,12 +54,14 @@ void Arange::run(Cpu, Inputs, Outputs out) const {
   dispatch(out[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     auto* y = reinterpret_cast<T*>(out[0].raw());
-    for (std::int64_t i = 0; i < out[0].numel(); ++i) y[i] = from_double<T>(start + static_cast<double>(i) * step);
+    for (std::int64_t i = 0; i < out[0].numel(); ++i)
+      y[i] = from_double<T>(start + static_cast<double>(i) * step);
   });
 }
 
 Specs Uniform::infer(SpecSpan) const {
-  check<DTypeError>(is_floating(spec.dtype), "uniform: takes floating dtypes, got {}; use randint", name_of(spec.dtype));
+  check<DTypeError>(is_floating(spec.dtype), "uniform: takes floating dtypes, got {}; use randint",
+                    name_of(spec.dtype));
   check<ValueError>(low <= high, "uniform: range [{}, {}) is empty", low, high);
   return {spec};
 }
@@ -75,7 +79,8 @@ void Normal::run(Cpu, Inputs, Outputs out) const {
 }
 
 Specs RandomInteger::infer(SpecSpan) const {
-  check<ValueError>(low < high && high - low <= (std::int64_t{1} << 32), "randint: [{}, {}) must hold 1 to 2^32 integers", low, high);
+  check<ValueError>(low < high && high - low <= (std::int64_t{1} << 32),
+                    "randint: [{}, {}) must hold 1 to 2^32 integers", low, high);
   return {spec};
 }
 void RandomInteger::run(Cpu, Inputs, Outputs out) const {

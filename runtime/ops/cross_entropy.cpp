@@ -13,14 +13,17 @@ DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32;
 
 Specs CrossEntropy::infer(SpecSpan in) const {
   const Spec &logits = in[0], &targets = in[1];
-  check<DTypeError>(is_floating(logits.dtype), "cross_entropy: takes floating logits, got {}; cast them first",
-                    name_of(logits.dtype));
-  check<DTypeError>(targets.dtype == DType::i64, "cross_entropy: targets must be i64, got {}", name_of(targets.dtype));
+  check<DTypeError>(is_floating(logits.dtype),
+                    "cross_entropy: takes floating logits, got {}; cast them first", name_of(logits.dtype));
+  check<DTypeError>(targets.dtype == DType::i64, "cross_entropy: targets must be i64, got {}",
+                    name_of(targets.dtype));
   check<ShapeError>(logits.shape.rank() == 2 && targets.shape == Shape{logits.shape[0]},
-                    "cross_entropy: logits (n, classes) and targets (n), got {} and {}", logits.shape, targets.shape);
+                    "cross_entropy: logits (n, classes) and targets (n), got {} and {}", logits.shape,
+                    targets.shape);
   const Shape loss = reduction == Reduction::none ? targets.shape : Shape{};
   const DType wide = compute_dtype(logits.dtype);
-  return {{loss, logits.dtype, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
+  return {
+      {loss, logits.dtype, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
 }
 
 void CrossEntropy::run(Cpu, Inputs in, Outputs out) const {
@@ -34,7 +37,8 @@ void CrossEntropy::run(Cpu, Inputs in, Outputs out) const {
     const std::int64_t* target = targets.data<std::int64_t>();
     const std::int64_t bad = cpu::cross_entropy(logits.data<T>(), target, ignore_index, rows, columns, loss,
                                                 reinterpret_cast<C*>(out[1].raw()));
-    check<ValueError>(bad < 0, "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index {}",
+    check<ValueError>(bad < 0,
+                      "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index {}",
                       target[std::max<std::int64_t>(bad, 0)], bad, columns, ignore_index);
     double total = 0;
     std::int64_t count = 0;
@@ -64,7 +68,8 @@ Tensors CrossEntropy::reference(Inputs in) const {
   const Tensor classes = arange(0, static_cast<double>(columns), 1, {DType::i64, device});
   const Tensor chosen = equal(unsqueeze(targets, 1), unsqueeze(classes, 0));
   const Tensor zero = Tensor::scalar(0, {logits.dtype(), device});
-  const Tensor rows = neg(sum(where(logical_and(chosen, unsqueeze(counted, 1)), log_softmax(logits), zero), {1}));
+  const Tensor rows =
+      neg(sum(where(logical_and(chosen, unsqueeze(counted, 1)), log_softmax(logits), zero), {1}));
   if (reduction == Reduction::none) return {rows};
   const Tensor total = sum(rows);
   return {reduction == Reduction::sum ? total : div(total, to(sum(counted), logits.dtype()))};
@@ -80,9 +85,9 @@ void CrossEntropyGrad::run(Cpu, Inputs in, Outputs out) const {
     const Tensor row_scale = each ? to(gy, dtype_of<C>) : Tensor{};
     C scale = each ? C(1) : static_cast<C>(*gy.data<T>());
     if (forward.reduction == Reduction::mean) scale /= *in[4].data<C>();
-    cpu::cross_entropy_backward(logits.data<T>(), targets.data<std::int64_t>(), forward.ignore_index, in[3].data<C>(), scale,
-                                each ? row_scale.data<C>() : nullptr, logits.shape()[0], logits.shape()[1],
-                                reinterpret_cast<T*>(out[0].raw()));
+    cpu::cross_entropy_backward(logits.data<T>(), targets.data<std::int64_t>(), forward.ignore_index,
+                                in[3].data<C>(), scale, each ? row_scale.data<C>() : nullptr,
+                                logits.shape()[0], logits.shape()[1], reinterpret_cast<T*>(out[0].raw()));
   });
 }
 

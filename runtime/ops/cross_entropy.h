@@ -6,8 +6,8 @@
 
 namespace sherd::ops {
 
-/// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), and each row's logsumexp and
-/// the number of counted targets for the gradient.
+/// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), and each
+/// row's logsumexp and the number of counted targets for the gradient.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};

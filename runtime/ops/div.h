@@ -13,13 +13,16 @@ struct Div {
   static constexpr Reads reads_b{.inputs = 0b11};
   static constexpr double low = 0.3, high = 3;  // where it is tested
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     return a / b;
   }
-  template <class T> constexpr T grad_a(T gy, T, T b, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T b, T) const {
     return gy / b;
   }
-  template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_b(T gy, T a, T b, T) const {
     return -gy * (a / b) / b;
   }
   bool operator==(const Div&) const = default;

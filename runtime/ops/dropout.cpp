@@ -9,7 +9,8 @@ namespace sherd {
 namespace ops {
 
 Specs Dropout::infer(SpecSpan in) const {
-  check<DTypeError>(is_floating(in[0].dtype), "dropout: takes floating dtypes, got {}; cast the input first", name_of(in[0].dtype));
+  check<DTypeError>(is_floating(in[0].dtype), "dropout: takes floating dtypes, got {}; cast the input first",
+                    name_of(in[0].dtype));
   return {in[0]};
 }
 
@@ -17,7 +18,8 @@ void Dropout::run(Cpu, Inputs in, Outputs out) const {
   const Tensor x = contiguous(in[0]);
   dispatch_floating(name, x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    cpu::dropout(cpu::RandomAt{key.seed, key.offset}, p, x.data<T>(), reinterpret_cast<T*>(out[0].raw()), x.numel());
+    cpu::dropout(cpu::RandomAt{key.seed, key.offset}, p, x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
+                 x.numel());
   });
 }
 

@@ -1,4 +1,5 @@
-// The one list of elementwise ops. Kernels of every device, tests and docs iterate it. Safe to include in device code.
+// The one list of elementwise ops. Kernels of every device, tests and docs iterate it. Safe to include in
+// device code.
 #pragma once
 
 #include "runtime/ops/abs.h"
@@ -42,8 +43,8 @@
 
 namespace sherd::ops {
 
-using UnaryOps = OpList<Neg, Abs, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu, GeluTanh, Silu, LeakyRelu, Square,
-                        Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
+using UnaryOps = OpList<Neg, Abs, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu, GeluTanh,
+                        Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 

@@ -9,8 +9,10 @@ namespace ops {
 
 Specs Embedding::infer(SpecSpan in) const {
   const Spec &table = in[0], &index = in[1];
-  check<DTypeError>(index.dtype == DType::i64, "embedding: the index must be i64, got {}", name_of(index.dtype));
-  check<ShapeError>(table.shape.rank() >= 1, "embedding: the table must have rows, got shape {}", table.shape);
+  check<DTypeError>(index.dtype == DType::i64, "embedding: the index must be i64, got {}",
+                    name_of(index.dtype));
+  check<ShapeError>(table.shape.rank() >= 1, "embedding: the table must have rows, got shape {}",
+                    table.shape);
   Spec out{index.shape, table.dtype, table.device};
   for (int i = 1; i < table.shape.rank(); ++i) out.shape.push_back(table.shape[i]);
   return {out};
@@ -20,8 +22,8 @@ void Embedding::run(Cpu, Inputs in, Outputs out) const {
   const Tensor table = contiguous(in[0]), index = contiguous(in[1]);
   if (index.numel() == 0) return;
   const std::int64_t rows = table.shape()[0], width = out[0].numel() / index.numel();
-  const std::int64_t bad = cpu::gather_rows(table.raw(), size_of(table.dtype()), rows, width, index.data<std::int64_t>(),
-                                            index.numel(), out[0].raw());
+  const std::int64_t bad = cpu::gather_rows(table.raw(), size_of(table.dtype()), rows, width,
+                                            index.data<std::int64_t>(), index.numel(), out[0].raw());
   check<ValueError>(bad < 0, "embedding: index {} at position {} is outside [0, {})",
                     index.data<std::int64_t>()[std::max<std::int64_t>(bad, 0)], bad, rows);
 }
@@ -46,7 +48,9 @@ void EmbeddingGrad::run(Cpu, Inputs in, Outputs out) const {
   });
 }
 
-Tensors EmbeddingGrad::grad(const GradArgs& args) const { return {embedding(args.gy[0], args.inputs[1]), Tensor{}}; }
+Tensors EmbeddingGrad::grad(const GradArgs& args) const {
+  return {embedding(args.gy[0], args.inputs[1]), Tensor{}};
+}
 
 }  // namespace ops
 

@@ -16,7 +16,8 @@ struct Embedding {
   bool operator==(const Embedding&) const = default;
 };
 
-/// Inputs: gradient (index shape + rest), index. Output: a table of `rows` rows, zero where not indexed; repeated ones add up in order.
+/// Inputs: gradient (index shape + rest), index. Output: a table of `rows` rows, zero where not indexed;
+/// repeated ones add up in order.
 struct EmbeddingGrad {
   static constexpr std::string_view name = "embedding_grad";
   static constexpr Reads reads{.inputs = 0b10};

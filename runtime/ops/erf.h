@@ -11,11 +11,13 @@ struct Erf {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::erf;
     return erf(x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::exp;
     return gy * T(1.1283791670955126) * exp(-x * x);  // 2 / sqrt(pi)
   }

@@ -11,11 +11,13 @@ struct Exp {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.outputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::exp;
     return exp(x);
   }
-  template <class T> constexpr T grad_a(T gy, T, T y) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
     return gy * y;
   }
   bool operator==(const Exp&) const = default;

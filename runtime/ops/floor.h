@@ -11,10 +11,12 @@ struct Floor {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     return std::floor(x);
   }
-  template <class T> constexpr T grad_a(T gy, T, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T) const {
     return T(0) * gy;
   }
   bool operator==(const Floor&) const = default;

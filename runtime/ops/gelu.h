@@ -11,11 +11,13 @@ struct Gelu {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::erf;
     return T(0.5) * x * (T(1) + erf(x * T(0.7071067811865476)));
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::erf;
     using math::exp;
     const T cdf = T(0.5) * (T(1) + erf(x * T(0.7071067811865476)));

@@ -11,11 +11,13 @@ struct GeluTanh {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::tanh;
     return T(0.5) * x * (T(1) + tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x)));
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::tanh;
     const T t = tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x));
     const T inner = T(0.7978845608028654) * (T(1) + T(0.134145) * x * x);

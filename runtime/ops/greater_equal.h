@@ -12,7 +12,8 @@ struct GreaterEqual {
   static constexpr bool gives_bool = true;
   static constexpr bool differentiable = false;
 
-  template <class T> constexpr bool operator()(T a, T b) const {
+  template <class T>
+  constexpr bool operator()(T a, T b) const {
     return a >= b;
   }
   bool operator==(const GreaterEqual&) const = default;

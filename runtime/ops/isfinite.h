@@ -12,7 +12,8 @@ struct IsFinite {
   static constexpr bool gives_bool = true;
   static constexpr bool differentiable = false;
 
-  template <class T> constexpr bool operator()(T x) const {
+  template <class T>
+  constexpr bool operator()(T x) const {
     return x - x == T(0);
   }
   bool operator==(const IsFinite&) const = default;

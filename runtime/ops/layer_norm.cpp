@@ -9,7 +9,9 @@ namespace ops {
 namespace {
 
 template <class T>
-const T* data_or_null(const Tensor& t) { return t.defined() ? t.data<T>() : nullptr; }
+const T* data_or_null(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
 
 Tensor dense(const Tensor& t) { return t.defined() ? contiguous(t) : t; }
 
@@ -17,15 +19,17 @@ Tensor dense(const Tensor& t) { return t.defined() ? contiguous(t) : t; }
 
 Specs LayerNorm::infer(SpecSpan in) const {
   const Spec& x = in[0];
-  check<DTypeError>(is_floating(x.dtype), "layer_norm: takes floating dtypes, got {}; cast the input first", name_of(x.dtype));
+  check<DTypeError>(is_floating(x.dtype), "layer_norm: takes floating dtypes, got {}; cast the input first",
+                    name_of(x.dtype));
   check<ShapeError>(x.shape.rank() >= 1, "layer_norm: a 0-d tensor has no axis to normalise");
   const std::int64_t n = x.shape.back();
   for (int i = 1; i < 3; ++i) {
     if (in[static_cast<std::size_t>(i)].is_none()) continue;
     const Spec& p = in[static_cast<std::size_t>(i)];
-    check<DTypeError>(p.dtype == x.dtype, "layer_norm: input is {} and its {} {}; cast one of them", name_of(x.dtype),
-                      i == 1 ? "weight" : "bias", name_of(p.dtype));
-    check<ShapeError>(p.shape == Shape{n}, "layer_norm: {} of shape {} for {} columns", i == 1 ? "weight" : "bias", p.shape, n);
+    check<DTypeError>(p.dtype == x.dtype, "layer_norm: input is {} and its {} {}; cast one of them",
+                      name_of(x.dtype), i == 1 ? "weight" : "bias", name_of(p.dtype));
+    check<ShapeError>(p.shape == Shape{n}, "layer_norm: {} of shape {} for {} columns",
+                      i == 1 ? "weight" : "bias", p.shape, n);
   }
   Spec rows{x.shape, x.dtype == DType::f64 ? DType::f64 : DType::f32, x.device};
   rows.shape.erase(rows.shape.rank() - 1);
@@ -39,8 +43,9 @@ void LayerNorm::run(Cpu, Inputs in, Outputs out) const {
   dispatch_floating(name, x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
-    cpu::layer_norm(x.data<T>(), data_or_null<T>(weight), data_or_null<T>(bias), eps, x.numel() / columns, columns,
-                    reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()), reinterpret_cast<C*>(out[2].raw()));
+    cpu::layer_norm(x.data<T>(), data_or_null<T>(weight), data_or_null<T>(bias), eps, x.numel() / columns,
+                    columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
+                    reinterpret_cast<C*>(out[2].raw()));
   });
 }
 
@@ -73,9 +78,9 @@ void LayerNormGrad::run(Cpu, Inputs in, Outputs out) const {
   dispatch_floating(name, x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
-    cpu::layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(), in[4].data<C>(), rows, columns,
-                             reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<T*>(out[1].raw()),
-                             reinterpret_cast<T*>(out[2].raw()));
+    cpu::layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(),
+                             in[4].data<C>(), rows, columns, reinterpret_cast<T*>(out[0].raw()),
+                             reinterpret_cast<T*>(out[1].raw()), reinterpret_cast<T*>(out[2].raw()));
   });
 }
 

@@ -5,7 +5,8 @@
 
 namespace sherd::ops {
 
-/// Inputs: x (..., n), weight (n) or none, bias (n) or none. Outputs: y, and each row's mean and 1/deviation for the gradient.
+/// Inputs: x (..., n), weight (n) or none, bias (n) or none. Outputs: y, and each row's mean and 1/deviation
+/// for the gradient.
 struct LayerNorm {
   static constexpr std::string_view name = "layer_norm";
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};

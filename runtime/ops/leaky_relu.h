@@ -12,11 +12,13 @@ struct LeakyRelu {
   static constexpr Reads reads_a{.inputs = 1};
   double slope = 0.01;
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::select;
     return select(x > T(0), x, T(slope) * x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::select;
     return select(x > T(0), gy, T(slope) * gy);
   }

@@ -19,7 +19,8 @@ struct ElementwiseListing {
 
 template <class O>
 ElementwiseListing list_elementwise() {
-  ElementwiseListing entry{make_ref<const OpModel<O>>(O{}), {}, O::arity, O::dtypes, -2, 2, detail::gives_bool<O>()};
+  ElementwiseListing entry{make_ref<const OpModel<O>>(O{}), {}, O::arity, O::dtypes, -2, 2,
+                           detail::gives_bool<O>()};
   if constexpr (!detail::gives_bool<O>()) entry.in_place = make_ref<const OpModel<InPlace<O>>>(InPlace<O>{});
   if constexpr (requires { O::low; }) {
     entry.low = O::low;

@@ -12,11 +12,13 @@ struct Log {
   static constexpr Reads reads_a{.inputs = 1};
   static constexpr double low = 0.1, high = 3;  // where it is tested
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::log;
     return log(x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     return gy / x;
   }
   bool operator==(const Log&) const = default;

@@ -12,7 +12,8 @@ struct LogicalAnd {
   static constexpr bool gives_bool = true;
   static constexpr bool differentiable = false;
 
-  template <class T> constexpr bool operator()(T a, T b) const {
+  template <class T>
+  constexpr bool operator()(T a, T b) const {
     return (a != T(0)) && (b != T(0));
   }
   bool operator==(const LogicalAnd&) const = default;

@@ -42,7 +42,8 @@ cpu::Gemm<T> gemm_of(const MatrixOperand& a, const MatrixOperand& b, const Tenso
 
 MatrixOperand matrix_operand(const Tensor& t, bool transposed) {
   const int r = t.rank();
-  const std::int64_t rows = t.shape()[r - 2], cols = t.shape()[r - 1], down = t.strides()[r - 2], across = t.strides()[r - 1];
+  const std::int64_t rows = t.shape()[r - 2], cols = t.shape()[r - 1], down = t.strides()[r - 2],
+                     across = t.strides()[r - 1];
   const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
   const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
   if (!batch_steps_evenly(t) || !(row_major || column_major)) {
@@ -57,13 +58,16 @@ MatrixOperand matrix_operand(const Tensor& t, bool transposed) {
 MatrixOperand rows_operand(const Tensor& x, std::int64_t m, std::int64_t k) {
   const Shape rows{m, k};
   const Tensor dense = ViewAs::strides_over(x, rows) ? x : clone(x);
-  return matrix_operand(alias(dense, {rows, *ViewAs::strides_over(dense, rows), dense.layout().offset}), false);
+  return matrix_operand(alias(dense, {rows, *ViewAs::strides_over(dense, rows), dense.layout().offset}),
+                        false);
 }
 
 void check_same_dtype(const Spec& a, const Spec& b) {
-  check<DTypeError>(a.dtype == b.dtype, "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
+  check<DTypeError>(a.dtype == b.dtype,
+                    "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
                     long_name(a.dtype), long_name(b.dtype));
-  check<DTypeError>(is_floating(a.dtype), "matmul: takes floating dtypes, got {}; cast the inputs first", name_of(a.dtype));
+  check<DTypeError>(is_floating(a.dtype), "matmul: takes floating dtypes, got {}; cast the inputs first",
+                    name_of(a.dtype));
 }
 
 Specs MatMul::infer(SpecSpan in) const {
@@ -73,11 +77,12 @@ Specs MatMul::infer(SpecSpan in) const {
   check<ShapeError>(r >= 2 && b.shape.rank() == r, "matmul: operands of shape {} and {}", a.shape, b.shape);
   const std::int64_t m = a.shape[transpose_a ? r - 1 : r - 2], k = a.shape[transpose_a ? r - 2 : r - 1];
   const std::int64_t kb = b.shape[transpose_b ? r - 1 : r - 2], n = b.shape[transpose_b ? r - 2 : r - 1];
-  check<ShapeError>(k == kb, "matmul: inner dimensions differ: {}{} times {}{}", a.shape, transpose_a ? "^T" : "", b.shape,
-                    transpose_b ? "^T" : "");
+  check<ShapeError>(k == kb, "matmul: inner dimensions differ: {}{} times {}{}", a.shape,
+                    transpose_a ? "^T" : "", b.shape, transpose_b ? "^T" : "");
   Spec out = a;
   for (int i = 0; i + 2 < r; ++i)
-    check<ShapeError>(a.shape[i] == b.shape[i], "matmul: batch dimensions differ: {} times {}", a.shape, b.shape);
+    check<ShapeError>(a.shape[i] == b.shape[i], "matmul: batch dimensions differ: {} times {}", a.shape,
+                      b.shape);
   out.shape[r - 2] = m;
   out.shape[r - 1] = n;
   return {out};
@@ -106,9 +111,11 @@ Tensors MatMul::grad(const GradArgs& args) const {
   const Tensor &gy = args.gy[0], &a = args.inputs[0], &b = args.inputs[1];
   Tensors grads(2);
   if (args.need(0))
-    grads[0] = transpose_a ? apply(MatMul{transpose_b, true}, b, gy) : apply(MatMul{false, !transpose_b}, gy, b);
+    grads[0] =
+        transpose_a ? apply(MatMul{transpose_b, true}, b, gy) : apply(MatMul{false, !transpose_b}, gy, b);
   if (args.need(1))
-    grads[1] = transpose_b ? apply(MatMul{true, transpose_a}, gy, a) : apply(MatMul{!transpose_a, false}, a, gy);
+    grads[1] =
+        transpose_b ? apply(MatMul{true, transpose_a}, gy, a) : apply(MatMul{!transpose_a, false}, a, gy);
   return grads;
 }
 
@@ -119,8 +126,9 @@ Specs Linear::infer(SpecSpan in) const {
                     "linear: input of shape {} does not fit weight (out, in) of shape {}", x.shape, w.shape);
   if (!in[2].is_none()) {
     check_same_dtype(x, in[2]);
-    check<ShapeError>(in[2].shape == Shape{w.shape[0]}, "linear: bias of shape {} does not fit weight (out, in) of shape {}",
-                      in[2].shape, w.shape);
+    check<ShapeError>(in[2].shape == Shape{w.shape[0]},
+                      "linear: bias of shape {} does not fit weight (out, in) of shape {}", in[2].shape,
+                      w.shape);
   }
   Spec out = x;
   out.shape[out.shape.rank() - 1] = w.shape[0];
@@ -164,14 +172,15 @@ Tensors Linear::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  check<ShapeError>(a.rank() >= 1 && b.rank() >= 1, "matmul: operands of shape {} and {}; 0-d tensors multiply with *", a.shape(),
-                    b.shape());
+  check<ShapeError>(a.rank() >= 1 && b.rank() >= 1,
+                    "matmul: operands of shape {} and {}; 0-d tensors multiply with *", a.shape(), b.shape());
   if (a.rank() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.rank() == 1 ? 0 : -2);
   if (b.rank() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
   if (a.rank() == b.rank() && a.rank() == 2) return apply(ops::MatMul{}, a, b);
   if (b.rank() == 2) {  // many rows times one matrix
     ops::check_same_dtype(a.spec(), b.spec());
-    check<ShapeError>(a.shape().back() == b.shape()[0], "matmul: inner dimensions differ: {} times {}", a.shape(), b.shape());
+    check<ShapeError>(a.shape().back() == b.shape()[0], "matmul: inner dimensions differ: {} times {}",
+                      a.shape(), b.shape());
     Shape shape = a.shape();
     shape[shape.rank() - 1] = b.shape()[1];
     return reshape(apply(ops::MatMul{}, reshape(a, {ops::rows_of(a.shape()), a.shape().back()}), b), shape);
@@ -189,6 +198,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return apply(ops::MatMul{}, widened(a), widened(b));
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) { return apply(ops::Linear{}, x, weight, bias); }
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  return apply(ops::Linear{}, x, weight, bias);
+}
 
 }  // namespace sherd

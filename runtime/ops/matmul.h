@@ -5,7 +5,8 @@
 
 namespace sherd::ops {
 
-/// op(A) op(B) for A (batch..., m, k) and B (batch..., k, n) with equal batch axes; the flags transpose the last two axes.
+/// op(A) op(B) for A (batch..., m, k) and B (batch..., k, n) with equal batch axes; the flags transpose the
+/// last two axes.
 struct MatMul {
   static constexpr std::string_view name = "matmul";
   bool transpose_a = false, transpose_b = false;

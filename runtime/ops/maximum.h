@@ -1,4 +1,5 @@
-// The larger of both, NaN if either is; equal values share the gradient by halves, and with a NaN both get it whole.
+// The larger of both, NaN if either is; equal values share the gradient by halves, and with a NaN both get it
+// whole.
 #pragma once
 
 #include "runtime/functor.h"
@@ -12,15 +13,18 @@ struct Maximum {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     using math::select;
     return select(a != a, a, select(b != b, b, select(a > b, a, b)));
   }
-  template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T a, T b, T) const {
     using math::select;
     return select(a == b, T(gy / T(2)), select(a < b, T(0), gy));
   }
-  template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_b(T gy, T a, T b, T) const {
     using math::select;
     return select(a == b, T(gy / T(2)), select(b < a, T(0), gy));
   }

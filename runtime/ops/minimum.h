@@ -12,15 +12,18 @@ struct Minimum {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     using math::select;
     return select(a != a, a, select(b != b, b, select(a < b, a, b)));
   }
-  template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T a, T b, T) const {
     using math::select;
     return select(a == b, T(gy / T(2)), select(a > b, T(0), gy));
   }
-  template <class T> constexpr T grad_b(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_b(T gy, T a, T b, T) const {
     using math::select;
     return select(a == b, T(gy / T(2)), select(b > a, T(0), gy));
   }

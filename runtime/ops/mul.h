@@ -12,13 +12,16 @@ struct Mul {
   static constexpr Reads reads_a{.inputs = 0b10};
   static constexpr Reads reads_b{.inputs = 0b01};
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     return a * b;
   }
-  template <class T> constexpr T grad_a(T gy, T, T b, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T b, T) const {
     return gy * b;
   }
-  template <class T> constexpr T grad_b(T gy, T a, T, T) const {
+  template <class T>
+  constexpr T grad_b(T gy, T a, T, T) const {
     return gy * a;
   }
   bool operator==(const Mul&) const = default;

@@ -11,9 +11,10 @@ namespace sherd {
 namespace ops {
 
 Specs Multinomial::infer(SpecSpan in) const {
-  check<DTypeError>(is_floating(in[0].dtype), "multinomial: weights must be floating, got {}", name_of(in[0].dtype));
-  check<ShapeError>(in[0].shape.rank() >= 1 && in[0].shape.back() > 0, "multinomial: weights of shape {} leave nothing to draw",
-                    in[0].shape);
+  check<DTypeError>(is_floating(in[0].dtype), "multinomial: weights must be floating, got {}",
+                    name_of(in[0].dtype));
+  check<ShapeError>(in[0].shape.rank() >= 1 && in[0].shape.back() > 0,
+                    "multinomial: weights of shape {} leave nothing to draw", in[0].shape);
   Spec out = in[0];
   out.dtype = DType::i64;
   out.shape.erase(out.shape.rank() - 1);
@@ -28,8 +29,8 @@ void Multinomial::run(Cpu, Inputs in, Outputs out) const {
     const double* w = weights.data<double>() + row * columns;
     double total = 0;
     for (std::int64_t j = 0; j < columns; ++j) {
-      check<ValueError>(w[j] >= 0 && std::isfinite(w[j]), "multinomial: weight {} at {} of row {} is not a finite number >= 0", w[j],
-                        j, row);
+      check<ValueError>(w[j] >= 0 && std::isfinite(w[j]),
+                        "multinomial: weight {} at {} of row {} is not a finite number >= 0", w[j], j, row);
       total += w[j];
     }
     check<ValueError>(total > 0, "multinomial: the weights of row {} are all zero", row);
@@ -50,8 +51,8 @@ void Multinomial::run(Cpu, Inputs in, Outputs out) const {
 }  // namespace ops
 
 Tensor multinomial(const Tensor& weights) {
-  check<ShapeError>(weights.rank() >= 1 && weights.shape().back() > 0, "multinomial: weights of shape {} leave nothing to draw",
-                    weights.shape());
+  check<ShapeError>(weights.rank() >= 1 && weights.shape().back() > 0,
+                    "multinomial: weights of shape {} leave nothing to draw", weights.shape());
   const std::int64_t rows = weights.numel() / weights.shape().back();
   return apply(ops::Multinomial{Context::current().generator().reserve(rows)}, weights);
 }

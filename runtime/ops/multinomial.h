@@ -6,8 +6,8 @@
 
 namespace sherd::ops {
 
-/// One i64 index along the last axis, with probability proportional to its weight: the first whose running sum exceeds a uniform share
-/// of the total.
+/// One i64 index along the last axis, with probability proportional to its weight: the first whose running
+/// sum exceeds a uniform share of the total.
 struct Multinomial {
   static constexpr std::string_view name = "multinomial";
   static constexpr bool differentiable = false;

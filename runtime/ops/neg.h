@@ -11,10 +11,12 @@ struct Neg {
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Reads reads_a{};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     return -x;
   }
-  template <class T> constexpr T grad_a(T gy, T, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T) const {
     return -gy;
   }
   bool operator==(const Neg&) const = default;

@@ -12,21 +12,24 @@ namespace ops {
 namespace {
 
 void check_lr(std::string_view op, const Spec& lr) {
-  check<DTypeError>(lr.dtype == DType::f64 && lr.shape.rank() == 0, "{}: the rate must be a 0-d f64 tensor, got {} {}", op,
-                    name_of(lr.dtype), lr.shape);
+  check<DTypeError>(lr.dtype == DType::f64 && lr.shape.rank() == 0,
+                    "{}: the rate must be a 0-d f64 tensor, got {} {}", op, name_of(lr.dtype), lr.shape);
 }
 
 /// The f32 tensors of one parameter have one shape; the gradient may not have another.
 void check_parameter(std::string_view op, const Spec& p, const Spec& other, std::string_view what) {
-  check<DTypeError>(p.dtype == DType::f32 && other.dtype == DType::f32,
-                    "{}: parameters, gradients and state must be f32, got a {} parameter with a {} {}; keep f32 masters", op,
-                    name_of(p.dtype), name_of(other.dtype), what);
-  check<ShapeError>(p.shape == other.shape, "{}: a parameter of shape {} has a {} of shape {}", op, p.shape, what, other.shape);
+  check<DTypeError>(
+      p.dtype == DType::f32 && other.dtype == DType::f32,
+      "{}: parameters, gradients and state must be f32, got a {} parameter with a {} {}; keep f32 masters",
+      op, name_of(p.dtype), name_of(other.dtype), what);
+  check<ShapeError>(p.shape == other.shape, "{}: a parameter of shape {} has a {} of shape {}", op, p.shape,
+                    what, other.shape);
 }
 
 template <class T = float>
 T* dense_data(std::string_view op, const Tensor& t) {
-  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op, t.shape(), t.strides());
+  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op,
+                    t.shape(), t.strides());
   return reinterpret_cast<T*>(t.raw());
 }
 
@@ -50,8 +53,8 @@ void AdamStep::run(Cpu, Inputs in, Outputs) const {
     dense.push_back(contiguous(in[i + 1]));
     double& step = *reinterpret_cast<double*>(in[i + 4].raw());
     step += 1;
-    slots.push_back({dense_data(name, in[i]), dense.back().data<float>(), dense_data(name, in[i + 2]), dense_data(name, in[i + 3]),
-                     in[i].numel(), step});
+    slots.push_back({dense_data(name, in[i]), dense.back().data<float>(), dense_data(name, in[i + 2]),
+                     dense_data(name, in[i + 3]), in[i].numel(), step});
   }
   cpu::adam(slots, {*in[0].data<double>(), beta1, beta2, eps, weight_decay, decoupled});
 }
@@ -84,8 +87,10 @@ void SgdStep::run(Cpu, Inputs in, Outputs) const {
 
 Specs OrderFreeNorm::infer(SpecSpan in) const {
   for (const Spec& s : in)
-    check<DTypeError>(is_floating(s.dtype) && s.dtype == in[0].dtype, "order_free_norm: takes tensors of one floating dtype, got {} "
-                      "and {}", name_of(in[0].dtype), name_of(s.dtype));
+    check<DTypeError>(is_floating(s.dtype) && s.dtype == in[0].dtype,
+                      "order_free_norm: takes tensors of one floating dtype, got {} "
+                      "and {}",
+                      name_of(in[0].dtype), name_of(s.dtype));
   return {{{}, DType::f64, in[0].device}};
 }
 
@@ -107,8 +112,10 @@ void OrderFreeNorm::run(Cpu, Inputs in, Outputs out) const {
 Specs ClipScale::infer(SpecSpan in) const {
   check_lr(name, in[0]);
   for (std::size_t i = 1; i < in.size(); ++i)
-    check<DTypeError>(is_floating(in[i].dtype) && in[i].dtype == in[1].dtype, "clip_scale_: takes tensors of one floating dtype, got "
-                      "{} and {}", name_of(in[1].dtype), name_of(in[i].dtype));
+    check<DTypeError>(is_floating(in[i].dtype) && in[i].dtype == in[1].dtype,
+                      "clip_scale_: takes tensors of one floating dtype, got "
+                      "{} and {}",
+                      name_of(in[1].dtype), name_of(in[i].dtype));
   return {};
 }
 

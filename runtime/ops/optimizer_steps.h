@@ -1,12 +1,14 @@
-// Optimizer steps over whole lists of parameters at once. Rate and step counts are tensors, so a recorded step can be replayed.
+// Optimizer steps over whole lists of parameters at once. Rate and step counts are tensors, so a recorded
+// step can be replayed.
 #pragma once
 
 #include "runtime/op.h"
 
 namespace sherd::ops {
 
-/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64), then for each parameter
-/// five: p, g, m, v, step (0-d, f64), which counts one up. p, m, v and step are written.
+/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64),
+/// then for each parameter five: p, g, m, v, step (0-d, f64), which counts one up. p, m, v and step are
+/// written.
 struct AdamStep {
   static constexpr std::string_view name = "adam_step_";
   static constexpr bool differentiable = false;
@@ -27,8 +29,9 @@ struct AdamStep {
   bool operator==(const AdamStep&) const = default;
 };
 
-/// One step of SGD, f32. Inputs: lr (0-d, f64), then for each parameter p and g, and with momentum also the buffer and a 0-d f64 count of
-/// steps taken (0: the buffer starts as the gradient). All but lr and g are written.
+/// One step of SGD, f32. Inputs: lr (0-d, f64), then for each parameter p and g, and with momentum also the
+/// buffer and a 0-d f64 count of steps taken (0: the buffer starts as the gradient). All but lr and g are
+/// written.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr bool differentiable = false;

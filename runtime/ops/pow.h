@@ -13,16 +13,19 @@ struct Pow {
   static constexpr Reads reads_b{.inputs = 0b11, .outputs = 1};
   static constexpr double low = 0.3, high = 2;  // where it is tested
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     using math::pow;
     return pow(a, b);
   }
-  template <class T> constexpr T grad_a(T gy, T a, T b, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T a, T b, T) const {
     using math::pow;
     using math::select;
     return select(b == T(0), T(0), gy * (b * pow(a, b - T(1))));
   }
-  template <class T> constexpr T grad_b(T gy, T a, T b, T y) const {
+  template <class T>
+  constexpr T grad_b(T gy, T a, T b, T y) const {
     using math::log;
     using math::select;
     return select(a == T(0), select(b >= T(0), T(0), gy * y * log(a)), gy * y * log(a));

@@ -12,10 +12,12 @@ struct Reciprocal {
   static constexpr Reads reads_a{.outputs = 1};
   static constexpr double low = 0.3, high = 3;  // where it is tested
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     return T(1) / x;
   }
-  template <class T> constexpr T grad_a(T gy, T, T y) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
     return -gy * y * y;
   }
   bool operator==(const Reciprocal&) const = default;

@@ -12,8 +12,10 @@ namespace {
 Shape reduced_shape(const Shape& shape, Mask axes, bool keep) {
   Shape out;
   for (int i = 0; i < shape.rank(); ++i) {
-    if (!has(axes, static_cast<std::size_t>(i))) out.push_back(shape[i]);
-    else if (keep) out.push_back(1);
+    if (!has(axes, static_cast<std::size_t>(i)))
+      out.push_back(shape[i]);
+    else if (keep)
+      out.push_back(1);
   }
   return out;
 }
@@ -60,16 +62,19 @@ Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
 }
 
 /// `y` (reduced over axes) as it broadcasts against the input.
-Tensor with_kept_axes(const Tensor& y, const Shape& input, Mask axes) { return reshape(y, reduced_shape(input, axes, true)); }
+Tensor with_kept_axes(const Tensor& y, const Shape& input, Mask axes) {
+  return reshape(y, reduced_shape(input, axes, true));
+}
 
 }  // namespace
 
 namespace ops {
 
 Specs Sum::infer(SpecSpan in) const {
-  check<DTypeError>(!mean || is_floating(in[0].dtype), "mean: takes floating dtypes, got {}; cast the input first",
-                    name_of(in[0].dtype));
-  return {{reduced_shape(in[0].shape, axes, keep), is_floating(in[0].dtype) ? in[0].dtype : DType::i64, in[0].device}};
+  check<DTypeError>(!mean || is_floating(in[0].dtype),
+                    "mean: takes floating dtypes, got {}; cast the input first", name_of(in[0].dtype));
+  return {{reduced_shape(in[0].shape, axes, keep), is_floating(in[0].dtype) ? in[0].dtype : DType::i64,
+           in[0].device}};
 }
 
 void Sum::run(Cpu, Inputs in, Outputs out) const {
@@ -81,7 +86,8 @@ void Sum::run(Cpu, Inputs in, Outputs out) const {
     if (mean && p.r.reduce == 0) {  // the mean of nothing
       fill_(alias(out[0], out[0].layout()), std::numeric_limits<double>::quiet_NaN());
     } else {
-      cpu::sum(p.r, reinterpret_cast<const T*>(p.x.raw()), factor, reinterpret_cast<cpu::sum_t<T>*>(out[0].raw()));
+      cpu::sum(p.r, reinterpret_cast<const T*>(p.x.raw()), factor,
+               reinterpret_cast<cpu::sum_t<T>*>(out[0].raw()));
     }
   });
 }
@@ -96,7 +102,8 @@ Tensors Sum::grad(const GradArgs& args) const {
 Specs Extreme::infer(SpecSpan in) const {
   for (int i = 0; i < in[0].shape.rank(); ++i)
     check<ShapeError>(!has(axes, static_cast<std::size_t>(i)) || in[0].shape[i] > 0,
-                      "{}: axis {} of shape {} is empty and has no largest value", largest ? "amax" : "amin", i, in[0].shape);
+                      "{}: axis {} of shape {} is empty and has no largest value", largest ? "amax" : "amin",
+                      i, in[0].shape);
   return {{reduced_shape(in[0].shape, axes, keep), in[0].dtype, in[0].device}};
 }
 
@@ -122,7 +129,8 @@ Tensors Extreme::grad(const GradArgs& args) const {
 }
 
 Specs ArgMax::infer(SpecSpan in) const {
-  check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "argmax: axis {} of shape {} is empty", axis, in[0].shape);
+  check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "argmax: axis {} of shape {} is empty",
+                    axis, in[0].shape);
   return {{reduced_shape(in[0].shape, bit(static_cast<std::size_t>(axis)), keep), DType::i64, in[0].device}};
 }
 
@@ -131,7 +139,8 @@ void ArgMax::run(Cpu, Inputs in, Outputs out) const {
   const Plan p = plan(in[0], in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(axis)));
   dispatch(in[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    cpu::maximum<T>(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr, reinterpret_cast<std::int64_t*>(out[0].raw()));
+    cpu::maximum<T>(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr,
+                    reinterpret_cast<std::int64_t*>(out[0].raw()));
   });
 }
 

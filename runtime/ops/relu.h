@@ -11,11 +11,13 @@ struct Relu {
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Reads reads_a{.outputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::select;
     return select(x < T(0), T(0), x);
   }
-  template <class T> constexpr T grad_a(T gy, T, T y) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
     using math::select;
     return select(y <= T(0), T(0), gy);
   }

@@ -12,11 +12,13 @@ struct Rsqrt {
   static constexpr Reads reads_a{.outputs = 1};
   static constexpr double low = 0.1, high = 3;  // where it is tested
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::rsqrt;
     return rsqrt(x);
   }
-  template <class T> constexpr T grad_a(T gy, T, T y) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
     return gy * T(-0.5) * y * y * y;
   }
   bool operator==(const Rsqrt&) const = default;

@@ -11,11 +11,13 @@ struct Sigmoid {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.outputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::sigmoid;
     return sigmoid(x);
   }
-  template <class T> constexpr T grad_a(T gy, T, T y) const {
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
     return gy * y * (T(1) - y);
   }
   bool operator==(const Sigmoid&) const = default;

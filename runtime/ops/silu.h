@@ -11,11 +11,13 @@ struct Silu {
   static constexpr DTypeSet dtypes = floating_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     using math::sigmoid;
     return x * sigmoid(x);
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     using math::sigmoid;
     const T s = sigmoid(x);
     return gy * s * (T(1) + x * (T(1) - s));

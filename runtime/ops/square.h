@@ -11,10 +11,12 @@ struct Square {
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T> constexpr T operator()(T x) const {
+  template <class T>
+  constexpr T operator()(T x) const {
     return x * x;
   }
-  template <class T> constexpr T grad_a(T gy, T x, T) const {
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
     return gy * (T(2) * x);
   }
   bool operator==(const Square&) const = default;

@@ -12,10 +12,12 @@ struct Sub {
   static constexpr Mask identity_grads = 0b01;
   static constexpr Reads reads_b{};
 
-  template <class T> constexpr T operator()(T a, T b) const {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
     return a - b;
   }
-  template <class T> constexpr T grad_b(T gy, T, T, T) const {
+  template <class T>
+  constexpr T grad_b(T gy, T, T, T) const {
     return -gy;
   }
   bool operator==(const Sub&) const = default;

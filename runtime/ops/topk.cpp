@@ -32,8 +32,8 @@ void for_each_row(std::int64_t rows, const F& body) {
 }  // namespace
 
 Specs TopK::infer(SpecSpan in) const {
-  check<ShapeError>(in[0].shape.rank() >= 1 && k >= 0 && k <= in[0].shape.back(), "topk: k {} of a last axis in shape {}", k,
-                    in[0].shape);
+  check<ShapeError>(in[0].shape.rank() >= 1 && k >= 0 && k <= in[0].shape.back(),
+                    "topk: k {} of a last axis in shape {}", k, in[0].shape);
   Spec values = in[0], indices = in[0];
   values.shape[values.shape.rank() - 1] = k;
   indices.shape = values.shape;
@@ -71,9 +71,11 @@ Tensors TopK::grad(const GradArgs& args) const {
 Specs Gather::infer(SpecSpan in) const {
   check<DTypeError>(in[1].dtype == DType::i64, "gather: the index must be i64, got {}", name_of(in[1].dtype));
   Shape rest = in[1].shape;
-  check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "gather: shapes {} and {}", in[0].shape, in[1].shape);
+  check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "gather: shapes {} and {}",
+                    in[0].shape, in[1].shape);
   rest[rest.rank() - 1] = in[0].shape.back();
-  check<ShapeError>(rest == in[0].shape, "gather: shapes {} and {} differ before the last axis", in[0].shape, in[1].shape);
+  check<ShapeError>(rest == in[0].shape, "gather: shapes {} and {} differ before the last axis", in[0].shape,
+                    in[1].shape);
   return {{in[1].shape, in[0].dtype, in[0].device}};
 }
 
@@ -83,7 +85,8 @@ void Gather::run(Cpu, Inputs in, Outputs out) const {
   const std::int64_t columns = x.shape().back(), picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
   for (std::int64_t i = 0; i < index.numel(); ++i)
-    check<ValueError>(at[i] >= 0 && at[i] < columns, "gather: index {} at position {} is outside [0, {})", at[i], i, columns);
+    check<ValueError>(at[i] >= 0 && at[i] < columns, "gather: index {} at position {} is outside [0, {})",
+                      at[i], i, columns);
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* from = x.data<T>();
@@ -99,7 +102,8 @@ Tensors Gather::grad(const GradArgs& args) const {
 }
 
 Specs Scatter::infer(SpecSpan in) const {
-  check<ShapeError>(in[0].shape == in[1].shape, "scatter: values of shape {} at positions of shape {}", in[0].shape, in[1].shape);
+  check<ShapeError>(in[0].shape == in[1].shape, "scatter: values of shape {} at positions of shape {}",
+                    in[0].shape, in[1].shape);
   Spec out = in[0];
   out.shape[out.shape.rank() - 1] = columns;
   return {out};
@@ -125,7 +129,9 @@ void Scatter::run(Cpu, Inputs in, Outputs out) const {
   });
 }
 
-Tensors Scatter::grad(const GradArgs& args) const { return {apply(Gather{}, args.gy[0], args.inputs[1]), Tensor{}}; }
+Tensors Scatter::grad(const GradArgs& args) const {
+  return {apply(Gather{}, args.gy[0], args.inputs[1]), Tensor{}};
+}
 
 }  // namespace ops
 

@@ -29,8 +29,8 @@ struct Gather {
   bool operator==(const Gather&) const = default;
 };
 
-/// The inverse: inputs are values and their positions along the last axis of `columns` elements; other places are zero, repeated
-/// positions add up in order.
+/// The inverse: inputs are values and their positions along the last axis of `columns` elements; other places
+/// are zero, repeated positions add up in order.
 struct Scatter {
   static constexpr std::string_view name = "scatter";
   static constexpr Reads reads{.inputs = 0b10};

@@ -37,8 +37,9 @@ std::optional<Shape> ViewAs::strides_over(const Tensor& x, const Shape& shape) {
 
 Layout ViewAs::view(const Tensor& x) const {
   const std::optional<Shape> strides = strides_over(x, shape);
-  check<ShapeError>(strides.has_value(), "view: shape {} over strides {} of shape {} needs a copy; use reshape", shape, x.strides(),
-                    x.shape());
+  check<ShapeError>(strides.has_value(),
+                    "view: shape {} over strides {} of shape {} needs a copy; use reshape", shape,
+                    x.strides(), x.shape());
   return {shape, *strides, x.layout().offset};
 }
 Tensors ViewAs::grad(const GradArgs& args) const { return {reshape(args.gy[0], args.specs[0].shape)}; }
@@ -87,8 +88,8 @@ Layout Expand::view(const Tensor& x) const {
   for (int i = 0; i < shape.rank(); ++i) {
     const std::int64_t size = i < extra ? 1 : x.shape()[i - extra];
     layout.shape[i] = shape[i] == -1 && i >= extra ? size : shape[i];
-    check<ShapeError>(layout.shape[i] >= 0 && (size == layout.shape[i] || size == 1), "expand: shape {} does not expand to {}",
-                      x.shape(), shape);
+    check<ShapeError>(layout.shape[i] >= 0 && (size == layout.shape[i] || size == 1),
+                      "expand: shape {} does not expand to {}", x.shape(), shape);
     layout.strides[i] = i < extra || size == 1 ? 0 : x.strides()[i - extra];
   }
   return layout;
@@ -113,11 +114,12 @@ Shape resolve(std::string_view op, const Tensor& x, Shape shape) {
     }
   }
   if (open >= 0) {
-    check<ShapeError>(known > 0 && x.numel() % known == 0, "{}: {} elements of shape {} do not fill {}", op, x.numel(), x.shape(),
-                      shape);
+    check<ShapeError>(known > 0 && x.numel() % known == 0, "{}: {} elements of shape {} do not fill {}", op,
+                      x.numel(), x.shape(), shape);
     shape[open] = x.numel() / known;
   } else {
-    check<ShapeError>(known == x.numel(), "{}: {} elements of shape {} do not fill {}", op, x.numel(), x.shape(), shape);
+    check<ShapeError>(known == x.numel(), "{}: {} elements of shape {} do not fill {}", op, x.numel(),
+                      x.shape(), shape);
   }
   return shape;
 }
@@ -130,7 +132,9 @@ Tensor reshape(const Tensor& x, Shape shape) {
   return apply(ops::ViewAs{shape}, ops::ViewAs::strides_over(x, shape) ? x : clone(x));
 }
 
-Tensor view(const Tensor& x, Shape shape) { return apply(ops::ViewAs{resolve("view", x, std::move(shape))}, x); }
+Tensor view(const Tensor& x, Shape shape) {
+  return apply(ops::ViewAs{resolve("view", x, std::move(shape))}, x);
+}
 
 Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
   const int a = normalize_axis("flatten", first, x.rank()), b = normalize_axis("flatten", last, x.rank());
@@ -138,15 +142,18 @@ Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
   Shape shape;
   std::int64_t run = 1;
   for (int i = 0; i < x.rank(); ++i) {
-    if (i < a || i > b) shape.push_back(x.shape()[i]);
-    else run *= x.shape()[i];
+    if (i < a || i > b)
+      shape.push_back(x.shape()[i]);
+    else
+      run *= x.shape()[i];
     if (i == b) shape.push_back(run);
   }
   return reshape(x, x.rank() == 0 ? Shape{1} : shape);
 }
 
 Tensor permute(const Tensor& x, Shape axes) {
-  check<ShapeError>(axes.rank() == x.rank(), "permute: {} axes for a tensor with {} dimensions", axes.rank(), x.rank());
+  check<ShapeError>(axes.rank() == x.rank(), "permute: {} axes for a tensor with {} dimensions", axes.rank(),
+                    x.rank());
   Mask seen = 0;
   for (std::int64_t& axis : axes) {
     axis = normalize_axis("permute", axis, x.rank());
@@ -165,7 +172,8 @@ Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b) {
 
 Tensor squeeze(const Tensor& x, std::int64_t axis) {
   const int at = normalize_axis("squeeze", axis, x.rank());
-  check<ShapeError>(x.rank() > 0 && x.shape()[at] == 1, "squeeze: axis {} of shape {} has not size 1", axis, x.shape());
+  check<ShapeError>(x.rank() > 0 && x.shape()[at] == 1, "squeeze: axis {} of shape {} has not size 1", axis,
+                    x.shape());
   Shape shape = x.shape();
   shape.erase(at);
   return apply(ops::ViewAs{shape}, x);
@@ -177,7 +185,9 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
   return apply(ops::ViewAs{shape}, x);
 }
 
-Tensor expand(const Tensor& x, Shape shape) { return x.shape() == shape ? x : apply(ops::Expand{std::move(shape)}, x); }
+Tensor expand(const Tensor& x, Shape shape) {
+  return x.shape() == shape ? x : apply(ops::Expand{std::move(shape)}, x);
+}
 
 Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step) {
   const int at = normalize_axis("slice", axis, x.rank());
@@ -199,8 +209,8 @@ Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
   const int at = normalize_axis("select", axis, x.rank());
-  check<ShapeError>(x.rank() > 0 && index >= -x.shape()[at] && index < x.shape()[at], "select: index {} along axis {} of shape {}",
-                    index, axis, x.shape());
+  check<ShapeError>(x.rank() > 0 && index >= -x.shape()[at] && index < x.shape()[at],
+                    "select: index {} along axis {} of shape {}", index, axis, x.shape());
   return squeeze(apply(ops::Slice{at, index < 0 ? index + x.shape()[at] : index, 1, 1}, x), at);
 }
 

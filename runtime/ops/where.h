@@ -12,7 +12,10 @@ struct Where {
   static constexpr bool first_is_condition = true;
   static constexpr Reads reads{.inputs = 0b001};
 
-  template <class T> constexpr T operator()(bool condition, T a, T b) const { return condition ? a : b; }
+  template <class T>
+  constexpr T operator()(bool condition, T a, T b) const {
+    return condition ? a : b;
+  }
   // Written in ops: the condition has a dtype of its own.
   SHERD_API Tensors grad(const GradArgs& args) const;
   bool operator==(const Where&) const = default;

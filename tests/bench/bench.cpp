@@ -1,4 +1,5 @@
-// Training steps and kernels on the CPU, one JSON line each, medians of repeats; the shapes of torch_cpu.py beside it.
+// Training steps and kernels on the CPU, one JSON line each, medians of repeats; the shapes of torch_cpu.py
+// beside it.
 //
 //   bench [--threads 2] [--only gpt,mlp,kernels]
 //
@@ -25,7 +26,9 @@ void emit(const json& line) {
   std::fflush(stdout);
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double median_seconds(const std::function<void()>& call, double budget = 1.0, std::size_t least = 5) {
   for (int i = 0; i < 3; ++i) call();
@@ -48,12 +51,14 @@ double peak_mb() {
 
 nn::AdamW adamw(nn::Gpt& model) {
   nn::ParamGroup decay{{}, {}, 0.1}, rest{{}, {}, 0.0};
-  for (const nn::Parameter& p : model.parameters()) (p.shape().rank() >= 2 ? decay : rest).params.push_back(p);
+  for (const nn::Parameter& p : model.parameters())
+    (p.shape().rank() >= 2 ? decay : rest).params.push_back(p);
   return nn::AdamW({decay, rest}, {.lr = 1e-3, .beta2 = 0.99});
 }
 
 /// Forward, backward, clipping, step.
-double train_step(nn::Gpt& model, nn::AdamW& optimizer, std::span<const nn::Parameter> params, const Tensor& x, const Tensor& y) {
+double train_step(nn::Gpt& model, nn::AdamW& optimizer, std::span<const nn::Parameter> params,
+                  const Tensor& x, const Tensor& y) {
   const Tensor loss = cross_entropy(flatten(model(x), 0, 1), flatten(y));
   loss.backward();
   nn::clip_grad_norm_(params, 1.0);
@@ -63,7 +68,9 @@ double train_step(nn::Gpt& model, nn::AdamW& optimizer, std::span<const nn::Para
 }
 
 void bench_gpt() {
-  struct { std::int64_t width, heads, context, batch; } const shapes[] = {{128, 4, 64, 12}, {128, 4, 128, 16}, {384, 6, 256, 16}};
+  struct {
+    std::int64_t width, heads, context, batch;
+  } const shapes[] = {{128, 4, 64, 12}, {128, 4, 128, 16}, {384, 6, 256, 16}};
   for (const auto& s : shapes) {
     manual_seed(0);
     nn::Gpt model({.layers = 4, .heads = s.heads, .width = s.width, .context = s.context, .vocab = 256});
@@ -74,9 +81,17 @@ void bench_gpt() {
     const double seconds = median_seconds([&] { train_step(model, optimizer, params, x, y); }, 6.0);
     const auto allocations = Context::current().cpu_pool().system_allocations();
     train_step(model, optimizer, params, x, y);
-    emit({{"what", "gpt_step"}, {"layers", 4}, {"width", s.width}, {"heads", s.heads}, {"context", s.context}, {"batch", s.batch},
-          {"ms", seconds * 1e3}, {"tokens_per_s", static_cast<double>(s.batch * s.context) / seconds}, {"peak_mb", peak_mb()},
-          {"peak_mb_before", before_mb}, {"allocations_a_step", Context::current().cpu_pool().system_allocations() - allocations}});
+    emit({{"what", "gpt_step"},
+          {"layers", 4},
+          {"width", s.width},
+          {"heads", s.heads},
+          {"context", s.context},
+          {"batch", s.batch},
+          {"ms", seconds * 1e3},
+          {"tokens_per_s", static_cast<double>(s.batch * s.context) / seconds},
+          {"peak_mb", peak_mb()},
+          {"peak_mb_before", before_mb},
+          {"allocations_a_step", Context::current().cpu_pool().system_allocations() - allocations}});
     Context::current().cpu_pool().trim();
   }
 }
@@ -102,19 +117,25 @@ void bench_mlp() {
   };
   emit({{"what", "mlp_step"}, {"optimizer", "Adam"}, {"us", median_seconds(step) * 1e6}});
   const std::vector<Tensor> inputs{x};
-  Program program = capture([&](std::span<const Tensor> in) {
-    const Tensor loss = sum(model(in[0]));
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    return std::vector<Tensor>{loss.detach()};
-  }, inputs);
-  emit({{"what", "mlp_step"}, {"optimizer", "Adam, captured"}, {"us", median_seconds([&] { program.replay(inputs); }) * 1e6}});
+  Program program = capture(
+      [&](std::span<const Tensor> in) {
+        const Tensor loss = sum(model(in[0]));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        return std::vector<Tensor>{loss.detach()};
+      },
+      inputs);
+  emit({{"what", "mlp_step"}, {"optimizer", "Adam, captured"}, {"us", median_seconds([&] {
+                                                                        program.replay(inputs);
+                                                                      }) * 1e6}});
 }
 
 void bench_apply() {
   const Tensor a = rand({16}), b = rand({16});
-  const auto thousand = [](const Tensor& x, const Tensor& y) { for (int i = 0; i < 1000; ++i) add(x, y); };
+  const auto thousand = [](const Tensor& x, const Tensor& y) {
+    for (int i = 0; i < 1000; ++i) add(x, y);
+  };
   {
     const NoGrad guard;
     emit({{"what", "add16"}, {"us", median_seconds([&] { thousand(a, b); }) * 1e3}});
@@ -155,7 +176,10 @@ void bench_products() {
     for (const DType dtype : {f32, bf16}) {
       const Tensor a = rand({n, n}, {dtype}), b = rand({n, n}, {dtype});
       const double s = median_seconds([&] { matmul(a, b); });
-      emit({{"what", "matmul"}, {"n", n}, {"dtype", name_of(dtype)}, {"gflops", 2e-9 * static_cast<double>(n * n * n) / s}});
+      emit({{"what", "matmul"},
+            {"n", n},
+            {"dtype", name_of(dtype)},
+            {"gflops", 2e-9 * static_cast<double>(n * n * n) / s}});
     }
   const Tensor a = rand({1 << 24});
   emit({{"what", "copy"}, {"gb_per_s", 8e-9 * (1 << 24) / median_seconds([&] { clone(a); })}});
@@ -179,7 +203,9 @@ void bench_attention() {
     const Tensor inputs[] = {q, k, v}, g = rand(s);
     const json us = both([&] { return attention(q, k, v, {.causal = true}); }, g, inputs);
     const double flops = 2e-3 * static_cast<double>(s[0] * s[1] * s[2] * s[2] * s[3]);
-    emit({{"what", "attention"}, {"shape", {s[0], s[1], s[2], s[3]}}, {"forward_gflops", flops / us["forward_us"].get<double>()},
+    emit({{"what", "attention"},
+          {"shape", {s[0], s[1], s[2], s[3]}},
+          {"forward_gflops", flops / us["forward_us"].get<double>()},
           {"backward_gflops", 2.5 * flops / us["backward_us"].get<double>()}});
   }
 }
@@ -201,7 +227,9 @@ int main(int argc, char** argv) {
   int threads = 2;
   std::vector<std::string> only{"gpt", "mlp", "kernels"};
   app.add_option("--threads", threads, "threads an op may use")->capture_default_str();
-  app.add_option("--only", only, "what to run: gpt, mlp, kernels")->delimiter(',')->check(CLI::IsMember({"gpt", "mlp", "kernels"}));
+  app.add_option("--only", only, "what to run: gpt, mlp, kernels")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"gpt", "mlp", "kernels"}));
   CLI11_PARSE(app, argc, argv);
   Context::current().set_threads(threads);
   emit({{"what", "machine"}, {"library", "sherd"}, {"threads", threads}, {"bare_mb", peak_mb()}});

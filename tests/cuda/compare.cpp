@@ -39,7 +39,8 @@ double ulps(T a, T b) {
     if (std::isnan(x) || std::isnan(y)) return infinity;
     // Subtracted as integers: a double cannot hold the places of two neighbouring doubles apart.
     const std::int64_t from = place(a), to = place(b);
-    return static_cast<double>(std::signbit(x) == std::signbit(y) ? (from > to ? from - to : to - from) : from + to);
+    return static_cast<double>(std::signbit(x) == std::signbit(y) ? (from > to ? from - to : to - from)
+                                                                  : from + to);
   }
 }
 

@@ -69,11 +69,23 @@ TEST_CASE("tensor: handles share, and an empty one says so") {
 
 TEST_CASE("tensor: an empty handle is refused wherever a tensor is needed") {
   const Tensor none, x = numbers({3}, f32);
-  const std::function<void()> calls[] = {[&] { add(x, none); }, [&] { add(none, x); }, [&] { neg(none); }, [&] { matmul(x, none); },
-                                         [&] { sum(none); }, [&] { reshape(none, {1}); }, [&] { clone(none); }, [&] { copy_(none, x); },
-                                         [&] { (void)none.shape(); }, [&] { (void)none.to_vector<float>(); }, [&] { (void)none.item(); },
-                                         [&] { (void)none.data<float>(); }, [&] { none.detach(); }, [&] { cat(std::vector{x, none}); },
-                                         [&] { where(none, x, x); }, [&] { embedding(x, none); }, [&] { Tensor(none).requires_grad_(); }};
+  const std::function<void()> calls[] = {[&] { add(x, none); },
+                                         [&] { add(none, x); },
+                                         [&] { neg(none); },
+                                         [&] { matmul(x, none); },
+                                         [&] { sum(none); },
+                                         [&] { reshape(none, {1}); },
+                                         [&] { clone(none); },
+                                         [&] { copy_(none, x); },
+                                         [&] { (void)none.shape(); },
+                                         [&] { (void)none.to_vector<float>(); },
+                                         [&] { (void)none.item(); },
+                                         [&] { (void)none.data<float>(); },
+                                         [&] { none.detach(); },
+                                         [&] { cat(std::vector{x, none}); },
+                                         [&] { where(none, x, x); },
+                                         [&] { embedding(x, none); },
+                                         [&] { Tensor(none).requires_grad_(); }};
   int i = 0;
   for (const auto& call : calls) {
     INFO(i++);
