@@ -199,7 +199,11 @@ class Recording::Recorder final : public Tracer {
   Recorder() : Tracer("recompute"), listening_(*this) { state().active = true; }
   ~Recorder() override { state().active = false; }
 
+  void before_write(const AnyOp& op, Inputs in) override {
+    if (!Context::current().housekeeping()) Tracer::before_write(op, in);
+  }
   void after(const AnyOp& op, Inputs in, Outputs out) override {
+    if (Context::current().housekeeping()) return;
     Tracer::after(op, in, out);
     for (const Tensor& t : out)
       if (const AutogradRecord* record = record_of(t); record != nullptr && record->edge.node)

@@ -70,10 +70,10 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
     if (device == nullptr) {
       first = t.device();
       device = &first;
-    } else {
-      check<DeviceError>(op.crosses_devices() || t.device() == first,
-                         "{}: inputs are on {} and {}; move one with to(device)", op.name(), to_string(first),
-                         to_string(t.device()));
+    } else if (t.device() != first && !op.crosses_devices()) [[unlikely]] {
+      // Not by `check`: the words would be made for every call.
+      fail<DeviceError>("{}: inputs are on {} and {}; move one with to(device)", op.name(), to_string(first),
+                        to_string(t.device()));
     }
   }
   return device != nullptr || out.empty() ? first : out[0].device();
@@ -93,6 +93,10 @@ Tensors apply(const AnyOp& op, Inputs in) {
   const bool heard = !context.inside_op();
   if (op.mutating() && heard)
     for (Listener* listener : context.listeners()) listener->before_write(op, in);
+  if (op.mutating())
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (op.writes(i) && in[i].defined() && in[i].storage().owned()) [[unlikely]]
+        in[i].storage().owner()->before_write(in[i].storage());
   Tensors out;
   // Devices before shapes: a tensor on the wrong device is the likelier mistake.
   if (in.size() > 1) device_of(op, in, {});

@@ -40,6 +40,11 @@ class SHERD_API Context {
   bool inside_op() const { return inside_op_; }
   void set_inside_op(bool inside) { inside_op_ = inside; }
 
+  /// Whether ops under way only bring memory of a storage's owner here or away: no part of the program that
+  /// asked for it, which a second run would do again by asking.
+  bool housekeeping() const { return housekeeping_; }
+  void set_housekeeping(bool housekeeping) { housekeeping_ = housekeeping; }
+
   /// The slot of type `T` that an upper floor keeps here, made on first use.
   template <class T>
   T& slot() {
@@ -63,6 +68,7 @@ class SHERD_API Context {
   Generator generator_;
   bool grad_enabled_ = true;
   bool inside_op_ = false;
+  bool housekeeping_ = false;
   int threads_ = 1;
   std::vector<Listener*> listeners_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
@@ -95,6 +101,19 @@ class SHERD_API GradMode {
 
  private:
   bool before_;
+};
+
+/// A scope of a storage's owner at work: nothing is recorded, and it is no part of the program.
+class SHERD_API Housekeeping {
+ public:
+  Housekeeping() : before_(Context::current().housekeeping()) { Context::current().set_housekeeping(true); }
+  ~Housekeeping() { Context::current().set_housekeeping(before_); }
+  Housekeeping(const Housekeeping&) = delete;
+  Housekeeping& operator=(const Housekeeping&) = delete;
+
+ private:
+  bool before_;
+  GradMode no_grad_{false};
 };
 
 /// A scope without recording: `NoGrad guard;`.

@@ -1,9 +1,16 @@
 #include "runtime/error.h"
 
+#include <utility>
+
 namespace sherd {
 
 Error::Error(const std::string& message, std::source_location where)
     : std::runtime_error(message), where_(where) {}
+CollectiveError::CollectiveError(const std::string& message, std::source_location where)
+    : Error(message, where) {}
+CollectiveError::CollectiveError(const std::string& message, std::vector<int> ranks, std::uint64_t sequence,
+                                 std::source_location where)
+    : Error(message, where), ranks_(std::move(ranks)), sequence_(sequence) {}
 
 // Destructors live here, so that each type has one vtable and one type_info and can be caught across the
 // library border.

@@ -4,10 +4,12 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <source_location>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "runtime/export.h"
 
@@ -51,9 +53,20 @@ struct SHERD_API StateError : Error {
   ~StateError() override;
 };
 /// A collective that cannot complete: a peer posted something else, left, threw or died.
-struct SHERD_API CollectiveError : Error {
-  using Error::Error;
+class SHERD_API CollectiveError : public Error {
+ public:
+  explicit CollectiveError(const std::string& message,
+                           std::source_location where = std::source_location::current());
+  /// `ranks`: who is at fault, as ranks of the group; `sequence`: number of the call on its channel, from 0.
+  CollectiveError(const std::string& message, std::vector<int> ranks, std::uint64_t sequence,
+                  std::source_location where = std::source_location::current());
   ~CollectiveError() override;
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
+  std::uint64_t sequence() const noexcept { return sequence_; }
+
+ private:
+  std::vector<int> ranks_;
+  std::uint64_t sequence_ = 0;
 };
 /// No memory for an allocation; names the device and the bytes.
 struct SHERD_API OutOfMemoryError : Error {

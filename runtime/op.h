@@ -17,6 +17,8 @@ namespace sherd {
 /// Tag types that pick an op's kernel.
 struct Cpu {};
 struct Cuda {};
+/// An op with `run(Meta, ...)` acts even where there are no values; all others only infer there.
+struct Meta {};
 
 using Specs = InlineVec<Spec, 2>;
 using SpecSpan = std::span<const Spec>;
@@ -203,7 +205,10 @@ class OpModel<O> final : public OpModelBase<O> {
   }
   void run(Device device, Inputs in, Outputs out) const override {
     if (device.is_cpu()) return this->op_.run(Cpu{}, in, out);
-    if (device.type == DeviceType::meta) return;
+    if (device.type == DeviceType::meta) {
+      if constexpr (requires { this->op_.run(Meta{}, in, out); }) this->op_.run(Meta{}, in, out);
+      return;
+    }
     if (detail::run_backend_kernel(typeid(O), &this->op_, device, in, out)) return;
     if constexpr (HasReference<O>)
       detail::adopt_reference(O::name, this->op_.reference(in), out);

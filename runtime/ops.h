@@ -212,6 +212,13 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// x (..., in) times weight (out, in) transposed, plus bias (out) unless it is none.
 SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+struct Conv2dOptions {
+  std::int64_t stride = 1, padding = 0;  ///< zeros around the image
+};
+/// Cross-correlation of x (N, C, H, W) with weight (out, C, height, width), plus bias (out) unless it is
+/// none.
+SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        Conv2dOptions options = {});
 
 // ---- layers
 // -----------------------------------------------------------------------------------------------------------------
@@ -229,6 +236,17 @@ SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Cros
 /// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
 /// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
+struct BatchNormOptions {
+  bool training = false;  ///< by the batch's statistics, which the running ones then follow
+  double momentum = 0.1;  ///< share of the batch in the new running statistics
+  double eps = 1e-5;
+};
+/// (x - mean) / sqrt(var + eps) for each channel of x (N, C, ...), times weight, plus bias (Ioffe and
+/// Szegedy, 2015). Training writes the running statistics (var without bias) and they may be none, else they
+/// are the mean and var; weight and bias may be none, and f32 where x has 16 bits.
+SHERD_API Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                            const Tensor& weight = {}, const Tensor& bias = {},
+                            BatchNormOptions options = {});
 /// Zeroes each element with probability p and scales the others by 1 / (1 - p).
 SHERD_API Tensor dropout(const Tensor& x, double p);
 struct AttentionOptions {

@@ -5,17 +5,13 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/pause.h"
+
 namespace sherd::detail {
 namespace {
 
 /// Set on a thread that runs tiles: a nested call runs inline.
 thread_local bool inside_tiles = false;
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 /// The helpers of one calling thread, started when first needed and joined when that thread ends. Tiles are
 /// claimed one by one, and the caller claims too: a helper that the system does not run delays nothing but
@@ -54,7 +50,7 @@ class Team {
     const auto all = static_cast<std::uint32_t>(count);
     for (int spins = 0; done_.load(std::memory_order_acquire) != all; ++spins) {
       if (spins < spin_limit)
-        pause();
+        pause_briefly();
       else if (const std::uint32_t seen = done_.load(std::memory_order_acquire); seen != all)
         done_.wait(seen);
     }
@@ -94,7 +90,7 @@ class Team {
       run_claims(rank);
       std::uint64_t seen = claim_.load(std::memory_order_acquire);
       for (int spins = 0; !worth_a_look(seen, rank) && spins < spin_limit; ++spins) {
-        pause();
+        pause_briefly();
         seen = claim_.load(std::memory_order_acquire);
       }
       if (seen == ending) return;

@@ -6,6 +6,7 @@
 namespace sherd {
 
 StorageOwner::~StorageOwner() = default;
+void StorageOwner::before_write(Storage&) {}
 void StorageOwner::expect_reads(Storage&, int) {}
 void StorageOwner::read_done(Storage&) {}
 void StorageOwner::forget_reads(Storage&) noexcept {}
@@ -31,6 +32,12 @@ Storage::Storage(Device device, std::size_t bytes) : device_(device), bytes_(byt
 Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
   Ref<Storage> storage(new Storage(device, bytes));
   storage->take_memory();
+  return storage;
+}
+
+Ref<Storage> Storage::released(Device device, std::size_t bytes, std::shared_ptr<StorageOwner> owner) {
+  Ref<Storage> storage(new Storage(device, bytes));
+  storage->set_owner(std::move(owner));
   return storage;
 }
 
@@ -90,8 +97,8 @@ void Storage::provide() {
 void Storage::provide(Ref<Storage> memory) {
   check<StateError>(!resident(), "storage: provide called while its {} bytes are resident; release first",
                     bytes_);
-  check<DeviceError>(memory->device() == device_, "storage: memory for {} is on {}", to_string(device_),
-                     to_string(memory->device()));
+  if (memory->device() != device_) [[unlikely]]
+    fail<DeviceError>("storage: memory for {} is on {}", to_string(device_), to_string(memory->device()));
   check<ValueError>(memory->bytes() >= bytes_, "storage: {} bytes provided where {} are needed",
                     memory->bytes(), bytes_);
   void* data = memory->data();

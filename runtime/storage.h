@@ -27,6 +27,8 @@ class SHERD_API StorageOwner {
   virtual void read_done(Storage& storage);
   /// The backward that announced reads ended early; forget the rest.
   virtual void forget_reads(Storage& storage) noexcept;
+  /// An op is about to write `storage`.
+  virtual void before_write(Storage& storage);
   /// The last handle on `storage` is gone; the owner must forget its address.
   virtual void storage_gone(Storage& storage) noexcept;
 };
@@ -39,6 +41,8 @@ class SHERD_API Storage final : public RefCounted {
   static Ref<Storage> allocate(Device device, std::size_t bytes);
   /// Memory of the caller's; `on_free` runs when the last handle goes.
   static Ref<Storage> wrap(Device device, void* data, std::size_t bytes, std::function<void()> on_free = {});
+  /// An identity whose memory `owner` brings when it is needed.
+  static Ref<Storage> released(Device device, std::size_t bytes, std::shared_ptr<StorageOwner> owner);
   ~Storage() override;
 
   Device device() const { return device_; }

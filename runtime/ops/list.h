@@ -4,6 +4,7 @@
 #include "runtime/functor.h"
 #include "runtime/ops/arange.h"
 #include "runtime/ops/attention.h"
+#include "runtime/ops/batch_norm.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/cross_entropy.h"
@@ -17,6 +18,7 @@
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
 #include "runtime/ops/random.h"
 #include "runtime/ops/slice.h"
@@ -32,10 +34,11 @@ using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
-using ProductOps = OpList<MatMul, Linear>;
-using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, CrossEntropy, CrossEntropyGrad,
-                        Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
-using OptimizerOps = OpList<AdamStep, SgdStep, OrderFreeNorm, ClipScale>;
+using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
+using FusedOps =
+    OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, BatchNorm, BatchNormGrad, CrossEntropy,
+           CrossEntropyGrad, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// Calls `f.operator()<O>()` for every op of the library that is not elementwise.
 template <class F>

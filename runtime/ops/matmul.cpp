@@ -5,18 +5,13 @@
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/long_name.h"
 #include "runtime/ops/matrix_operand.h"
 #include "runtime/ops/view_as.h"
 
 namespace sherd {
 namespace ops {
 namespace {
-
-/// The name that PyTorch's message uses, which programs match on.
-std::string_view long_name(DType d) {
-  constexpr std::string_view names[] = {"Double", "Float", "Half", "BFloat16", "Long", "Int", "Byte", "Bool"};
-  return names[static_cast<int>(d)];
-}
 
 /// Whether all axes before the last two step as one.
 bool batch_steps_evenly(const Tensor& t) {

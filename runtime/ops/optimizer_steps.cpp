@@ -1,6 +1,8 @@
 #include "runtime/ops/optimizer_steps.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "runtime/apply.h"
@@ -10,11 +12,6 @@
 namespace sherd {
 namespace ops {
 namespace {
-
-void check_lr(std::string_view op, const Spec& lr) {
-  check<DTypeError>(lr.dtype == DType::f64 && lr.shape.rank() == 0,
-                    "{}: the rate must be a 0-d f64 tensor, got {} {}", op, name_of(lr.dtype), lr.shape);
-}
 
 /// The f32 tensors of one parameter have one shape; the gradient may not have another.
 void check_parameter(std::string_view op, const Spec& p, const Spec& other, std::string_view what) {
@@ -33,10 +30,47 @@ T* dense_data(std::string_view op, const Tensor& t) {
   return reinterpret_cast<T*>(t.raw());
 }
 
+void check_floating(std::string_view op, const Spec& s) {
+  check<DTypeError>(is_floating(s.dtype), "{}: takes floating tensors, got {}; cast it", op,
+                    name_of(s.dtype));
+}
+
+void check_scalar(std::string_view op, std::string_view what, const Spec& s) {
+  check<DTypeError>(s.dtype == DType::f64 && s.shape.rank() == 0,
+                    "{}: {} must be a 0-d f64 tensor, got {} {}", op, what, name_of(s.dtype), s.shape);
+}
+
+/// Calls `body(tag, tensors)` for the tensors of each floating dtype that occurs.
+template <class F>
+void by_dtype(std::string_view op, Inputs in, const F& body) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    std::vector<Tensor> tensors;
+    for (const Tensor& t : in)
+      if (t.dtype() == dtype) tensors.push_back(t);
+    if (!tensors.empty()) dispatch_floating(op, dtype, [&](auto tag) { body(tag, tensors); });
+  }
+}
+
+/// The same with the tensors' values: `body(span of cpu::Values<T>)`.
+template <class F>
+void values_by_dtype(std::string_view op, Inputs in, const F& body) {
+  by_dtype(op, in, [&](auto tag, std::vector<Tensor>& tensors) {
+    using T = typename decltype(tag)::type;
+    std::vector<cpu::Values<T>> list;
+    for (Tensor& t : tensors) {
+      t = contiguous(t);
+      list.push_back({t.data<T>(), t.numel()});
+    }
+    body(std::span<const cpu::Values<T>>(list));
+  });
+}
+
+double& scalar(const Tensor& t) { return *reinterpret_cast<double*>(t.raw()); }
+
 }  // namespace
 
 Specs AdamStep::infer(SpecSpan in) const {
-  check_lr(name, in[0]);
+  check_scalar(name, "the rate", in[0]);
   for (std::size_t i = first; i < in.size(); i += stride) {
     check_parameter(name, in[i], in[i + 1], "gradient");
     check_parameter(name, in[i], in[i + 2], "first moment");
@@ -60,7 +94,7 @@ void AdamStep::run(Cpu, Inputs in, Outputs) const {
 }
 
 Specs SgdStep::infer(SpecSpan in) const {
-  check_lr(name, in[0]);
+  check_scalar(name, "the rate", in[0]);
   for (std::size_t i = first; i < in.size(); i += stride()) {
     check_parameter(name, in[i], in[i + 1], "gradient");
     if (momentum != 0) check_parameter(name, in[i], in[i + 2], "momentum buffer");
@@ -85,47 +119,65 @@ void SgdStep::run(Cpu, Inputs in, Outputs) const {
   cpu::sgd(slots, {*in[0].data<double>(), momentum, weight_decay});
 }
 
-Specs OrderFreeNorm::infer(SpecSpan in) const {
-  for (const Spec& s : in)
-    check<DTypeError>(is_floating(s.dtype) && s.dtype == in[0].dtype,
-                      "order_free_norm: takes tensors of one floating dtype, got {} "
-                      "and {}",
-                      name_of(in[0].dtype), name_of(s.dtype));
+Specs LargestMagnitude::infer(SpecSpan in) const {
+  check<ValueError>(!in.empty(), "{}: needs a tensor, got none", name);
+  for (const Spec& s : in) check_floating(name, s);
   return {{{}, DType::f64, in[0].device}};
 }
 
-void OrderFreeNorm::run(Cpu, Inputs in, Outputs out) const {
-  dispatch_floating(name, in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    std::vector<Tensor> dense;
-    std::vector<cpu::Values<T>> list;
-    for (const Tensor& t : in) {
-      dense.push_back(contiguous(t));
-      list.push_back({dense.back().data<T>(), t.numel()});
-    }
-    const double largest = cpu::max_abs<T>(list);
-    *reinterpret_cast<double*>(out[0].raw()) =
-        cpu::norm_from(cpu::square_sum<T>(list, cpu::square_exponent(largest)), largest);
+void LargestMagnitude::run(Cpu, Inputs in, Outputs out) const {
+  double largest = 0;
+  values_by_dtype(name, in, [&](auto values) {
+    const double here = cpu::max_abs(values);
+    if (here > largest || std::isnan(here)) largest = here;
+    if (std::isnan(largest)) largest = std::numeric_limits<double>::quiet_NaN();  // one of many bit patterns
   });
+  scalar(out[0]) = largest;
+}
+
+Specs SquareSums::infer(SpecSpan in) const {
+  check_scalar(name, "the largest magnitude", in[0]);
+  for (const Spec& s : in.subspan(1)) check_floating(name, s);
+  return {{{2}, DType::i64, in[0].device}};
+}
+
+void SquareSums::run(Cpu, Inputs in, Outputs out) const {
+  const double largest = scalar(in[0]);
+  cpu::SquareSum total;
+  if (std::isfinite(largest))
+    values_by_dtype(name, in.subspan(1),
+                    [&](auto values) { total += cpu::square_sum(values, cpu::square_exponent(largest)); });
+  auto* sums = reinterpret_cast<std::int64_t*>(out[0].raw());
+  sums[0] = total.high;
+  sums[1] = total.low;
+}
+
+Specs NormOfSums::infer(SpecSpan in) const {
+  check<DTypeError>(in[0].dtype == DType::i64, "{}: sums must be i64, got {}", name, name_of(in[0].dtype));
+  check<ShapeError>(in[0].shape == Shape{2}, "{}: sums must be of shape (2), got {}", name, in[0].shape);
+  check_scalar(name, "the largest magnitude", in[1]);
+  return {in[1]};
+}
+
+void NormOfSums::run(Cpu, Inputs in, Outputs out) const {
+  const Tensor sums = contiguous(in[0]);
+  const std::int64_t* parts = sums.data<std::int64_t>();
+  scalar(out[0]) = cpu::norm_from({parts[0], parts[1]}, scalar(in[1]));
 }
 
 Specs ClipScale::infer(SpecSpan in) const {
-  check_lr(name, in[0]);
-  for (std::size_t i = 1; i < in.size(); ++i)
-    check<DTypeError>(is_floating(in[i].dtype) && in[i].dtype == in[1].dtype,
-                      "clip_scale_: takes tensors of one floating dtype, got "
-                      "{} and {}",
-                      name_of(in[1].dtype), name_of(in[i].dtype));
+  check_scalar(name, "the norm", in[0]);
+  for (const Spec& s : in.subspan(1)) check_floating(name, s);
   return {};
 }
 
 void ClipScale::run(Cpu, Inputs in, Outputs) const {
-  const double factor = std::min(1.0, limit / (*in[0].data<double>() + 1e-6));
-  if (in.size() < 2 || factor == 1.0) return;
-  dispatch_floating(name, in[1].dtype(), [&](auto tag) {
+  const double factor = std::min(1.0, limit / (scalar(in[0]) + 1e-6));
+  if (factor == 1.0) return;
+  by_dtype(name, in.subspan(1), [&](auto tag, const std::vector<Tensor>& tensors) {
     using T = typename decltype(tag)::type;
     std::vector<cpu::MutableValues<T>> list;
-    for (std::size_t i = 1; i < in.size(); ++i) list.push_back({dense_data<T>(name, in[i]), in[i].numel()});
+    for (const Tensor& t : tensors) list.push_back({dense_data<T>(name, t), t.numel()});
     cpu::scale<T>(list, factor);
   });
 }
@@ -134,7 +186,9 @@ void ClipScale::run(Cpu, Inputs in, Outputs) const {
 
 Tensor order_free_norm(std::span<const Tensor> tensors) {
   if (tensors.empty()) return Tensor::scalar(0, {DType::f64});
-  return apply_many(ops::OrderFreeNorm{}, tensors)[0];
+  std::vector<Tensor> list{apply_many(ops::LargestMagnitude{}, tensors)[0]};
+  list.insert(list.end(), tensors.begin(), tensors.end());
+  return apply(ops::NormOfSums{}, apply_many(ops::SquareSums{}, list)[0], list[0]);
 }
 
 }  // namespace sherd

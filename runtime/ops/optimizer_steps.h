@@ -49,14 +49,41 @@ struct SgdStep {
   bool operator==(const SgdStep&) const = default;
 };
 
-/// Euclidean norm of all inputs, f64 0-d; the same bits for every order and split of the elements.
-struct OrderFreeNorm {
-  static constexpr std::string_view name = "order_free_norm";
+// The Euclidean norm of any number of tensors in three steps. Its bits do not depend on how elements are
+// ordered or cut into tensors, of one floating dtype or several, and not on ranks either: between the steps,
+// largest values meet by a maximum and sums by a sum. Fewer than 2^32 elements in all.
+
+/// Largest absolute value of all inputs, f64 0-d: 0 for no elements, NaN when there is one.
+struct LargestMagnitude {
+  static constexpr std::string_view name = "largest_magnitude";
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;
   void run(Cpu, Inputs in, Outputs out) const;
-  bool operator==(const OrderFreeNorm&) const = default;
+  bool operator==(const LargestMagnitude&) const = default;
+};
+
+/// Sum of the squares of inputs 1.., i64 (2): fixed point relative to input 0, the largest magnitude of all
+/// that belongs to the norm. Sums add element by element, exactly; beside a largest magnitude that is not
+/// finite they are 0.
+struct SquareSums {
+  static constexpr std::string_view name = "square_sums";
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  bool operator==(const SquareSums&) const = default;
+};
+
+/// The norm, f64 0-d, of the whole sum (i64 (2)) and the largest magnitude, which is the norm itself when it
+/// is not finite.
+struct NormOfSums {
+  static constexpr std::string_view name = "norm_of_sums";
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  bool operator==(const NormOfSums&) const = default;
 };
 
 /// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64).

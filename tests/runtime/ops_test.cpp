@@ -160,6 +160,30 @@ const std::vector<Case>& cases() {
     put("layer_norm without bias", {block, {{5}, {41}}},
         two([](const Tensor& x, const Tensor& w) { return layer_norm(x, w, {}); }),
         {.dtypes = floating_dtypes});
+    const std::vector<std::vector<Shape>> channels = {
+        {{2, 1}, {1}, {1}}, {{3, 4, 1}, {4}, {4}}, {{2, 4, 2, 3}, {4}, {4}}, {{0, 4, 5}, {4}, {4}}};
+    const auto batch = three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+      return batch_norm(x, {}, {}, w, b, {.training = true});
+    });
+    const Call batch_reference = [](std::span<const Tensor> in) {
+      const Tensor all[] = {in[0], in[1], in[2], {}, {}};
+      return std::vector<Tensor>{ops::BatchNorm{}.reference(all)[0]};
+    };
+    put("batch_norm", {block, {{4}, {300}}, {{4}, {300}}}, batch,
+        {.dtypes = floating_dtypes, .reference = batch_reference, .more = channels});
+    put("batch_norm of rows", {matrix, {{7}, {257}}, {{7}, {257}}}, batch,
+        {.dtypes = floating_dtypes, .reference = batch_reference});
+    put("batch_norm, its statistics", {block}, one([](const Tensor& x) {
+          return apply_many(ops::BatchNorm{}, std::vector<Tensor>{x, {}, {}, {}, {}})[2];
+        }),
+        {.dtypes = floating_dtypes, .gradients = false});
+    put("batch_norm by running statistics", {block, {{4}, {300}}, {{4}, {300}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+          const TensorOptions o{x.dtype() == f64 ? f64 : f32, x.device()};
+          const Shape c{x.size(1)};
+          return batch_norm(x, full(c, 0.25, o), full(c, 1.5, o), w, b);
+        }),
+        {.dtypes = floating_dtypes, .more = channels});
     const Input targets{{6}, {301}, Kind::index, 7};
     for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none})
       put("cross_entropy " + std::to_string(static_cast<int>(r)), {matrix, targets},
@@ -210,6 +234,39 @@ const std::vector<Case>& cases() {
          .layouts = Bits::rounded,
          .sixteen = Bits::rounded,
          .more = {{{0, 7}, {5, 7}}, {{4, 0}, {5, 0}}, {{4, 7}, {0, 7}}}});
+
+    // ---- convolution
+    for (const Conv2dOptions o : {Conv2dOptions{}, Conv2dOptions{2, 1}, Conv2dOptions{3, 0}}) {
+      const Call direct = three([o](const Tensor& x, const Tensor& w, const Tensor& b) {  // a product a tap
+        const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), p = o.padding;
+        const TensorOptions like{x.dtype(), x.device()};
+        const Tensor sides[] = {zeros({n, c, h, p}, like), x, zeros({n, c, h, p}, like)};
+        const Tensor wide = cat(sides, 3), edge = zeros({n, c, p, v + 2 * p}, like);
+        const Tensor rows[] = {edge, wide, edge}, padded = permute(cat(rows, 2), {0, 2, 3, 1});
+        const std::int64_t down = h + 2 * p - w.size(2), across = v + 2 * p - w.size(3);
+        Tensor y = b;
+        for (std::int64_t i = 0; i < w.size(2); ++i)
+          for (std::int64_t j = 0; j < w.size(3); ++j) {
+            const Tensor seen = slice(padded, 1, i, i + down + 1, o.stride);
+            y = add(y, linear(slice(seen, 2, j, j + across + 1, o.stride), select(select(w, 3, j), 2, i)));
+          }
+        return permute(y, {0, 3, 1, 2});
+      });
+      put(fmt::format("conv2d, stride {}, padding {}", o.stride, o.padding),
+          {{{2, 3, 5, 4}, {3, 5, 40, 31}}, {{4, 3, 3, 2}, {40, 5, 5, 4}}, {{4}, {40}}},
+          three([o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv2d(x, w, b, o); }),
+          {.dtypes = floating_dtypes,
+           .layouts = Bits::rounded,
+           .sixteen = Bits::rounded,
+           .reference = direct,
+           .more = {{{1, 1, 1, 1}, {1, 1, 1, 1}, {1}},
+                    {{0, 2, 3, 3}, {4, 2, 3, 2}, {4}},
+                    {{2, 1, 3, 7}, {2, 1, 3, 1}, {2}},
+                    {{2, 2, 3, 3}, {0, 2, 2, 2}, {0}}}});
+    }
+    put("conv2d without bias", {{{2, 3, 5, 4}, {3, 5, 40, 31}}, {{4, 3, 3, 2}, {40, 5, 5, 4}}},
+        two([](const Tensor& x, const Tensor& w) { return conv2d(x, w); }),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
 
     // ---- attention
     const Input heads{{2, 2, 5, 4}, {2, 3, 70, 16}}, keys{{2, 2, 7, 4}, {2, 3, 90, 16}};
@@ -540,6 +597,76 @@ TEST_CASE("ops: dropout keeps the mean, drops all or nothing at its ends, and it
   CHECK_THROWS_AS(dropout(x, 1.5), ValueError);
 }
 
+TEST_CASE("ops: the precisions that batch_norm mixes, and the mix that its backward refuses") {
+  const auto text_of = [](const Shape& shape, DType input, DType weight, DType running, bool training) {
+    Tensor x = numbers(shape, input).requires_grad_();
+    const Tensor w = numbers({shape[1]}, weight, 2).requires_grad_();
+    const Tensor mean = zeros({shape[1]}, {running}), var = ones({shape[1]}, {running});
+    const Tensor y = batch_norm(x, mean, var, w, numbers({shape[1]}, weight, 3), {.training = training});
+    CHECK(y.dtype() == input);
+    CHECK(same_bits(y.detach(), to(batch_norm(to(x, f32).detach(), zeros({shape[1]}), ones({shape[1]}),
+                                              to(w, f32).detach(), to(numbers({shape[1]}, weight, 3), f32),
+                                              {.training = training}),
+                                   input)));
+    CHECK(mean.dtype() == running);
+    try {
+      sum(y).backward();
+      CHECK((x.grad().dtype() == input && w.grad().dtype() == weight));
+      return std::string();
+    } catch (const DTypeError& error) {
+      return std::string(error.what());
+    }
+  };
+  for (DType low : {f16, bf16})
+    for (const Shape& shape : {Shape{4, 3}, Shape{4, 3, 2}, Shape{2, 3, 2, 2}})
+      for (DType weight : {low, f32})
+        for (DType running : {low, f32})
+          for (bool training : {false, true}) {
+            INFO(name_of(low) << " " << fmt::format("{}", shape) << " weight " << name_of(weight)
+                              << " running " << name_of(running) << " training " << training);
+            const std::string text = text_of(shape, low, weight, running, training);
+            if (!training || shape.rank() == 2 || weight == running) {
+              CHECK(text == "");
+              continue;
+            }
+            const auto word = [](DType d) { return d == f16 ? "Half" : d == bf16 ? "BFloat16" : "Float"; };
+            CHECK(one_line_about(text, fmt::format("Expected running_mean to have type {} but got {}",
+                                                   word(weight), word(running))));
+            CHECK(one_line_about(text, "batch_norm"));
+          }
+  CHECK(text_of({3, 4, 2}, f32, f32, f32, true) == "");
+}
+
+TEST_CASE("ops: batch_norm's statistics are those of f64, wherever the channels lie") {
+  for (const Shape& shape : {Shape{4001, 3}, Shape{33, 70}, Shape{500, 3, 7}, Shape{2, 5, 3000}}) {
+    const Tensor x = numbers(shape, f32, 1, 9, 11);
+    const std::vector<Tensor> in = {x, {}, {}, {}, {}}, wide = {to(x, f64), {}, {}, {}, {}};
+    const Tensors got = apply_many(ops::BatchNorm{}, in), expected = apply_many(ops::BatchNorm{}, wide);
+    for (std::size_t i : {1, 2}) CHECK(distance(got[i], expected[i]) < 1e-6);
+    CHECK(distance(got[0], expected[0]) < 1e-5);
+    const Tensors slow = ops::BatchNorm{}.reference(wide);
+    for (std::size_t i : {0, 1, 2}) CHECK(distance(expected[i], slow[i]) < 1e-12);
+  }
+}
+
+TEST_CASE("ops: running statistics follow training batches, and an empty one changes nothing") {
+  const Tensor x = numbers({5, 2, 3}, f32);
+  for (DType running : {f32, f16, bf16}) {
+    const Tensor mean = full({2}, 0.5, {running}), var = full({2}, 2, {running});
+    batch_norm(x, mean, var);
+    CHECK(same_bits(mean, full({2}, 0.5, {running})));
+    const Tensor centred = sub(x, sherd::mean(x, {0, 2}, Keep::dims));
+    const Tensor unbiased = div(sum(square(centred), {0, 2}), 14);
+    batch_norm(x, mean, var, {}, {}, {.training = true, .momentum = 0.25});
+    const double rounding = running == f32 ? 1e-6 : running == f16 ? 1e-3 : 8e-3;
+    CHECK(distance(mean, add(mul(sherd::mean(x, {0, 2}), 0.25), 0.375)) < rounding);
+    CHECK(distance(var, add(mul(unbiased, 0.25), 1.5)) < rounding);
+    const Tensor before = clone(mean);
+    batch_norm(numbers({0, 2, 3}, f32), mean, var, {}, {}, {.training = true});
+    CHECK(same_bits(mean, before));
+  }
+}
+
 TEST_CASE("ops: the norm is the same however tensors are ordered and cut") {
   for (DType dtype : {f64, f32, f16, bf16}) {
     const Tensor x = numbers({5003}, dtype, 1, -30, 30);
@@ -553,6 +680,9 @@ TEST_CASE("ops: the norm is the same however tensors are ordered and cut") {
     CHECK(std::abs(whole - std::sqrt(squares)) < 1e-9 * whole);
   }
   CHECK(order_free_norm({}).item() == 0);
+  const Tensor mixed[] = {numbers({301}, f32, 1, -30, 30), numbers({77}, bf16, 2, -30, 30)};
+  const Tensor cast[] = {mixed[0], to(mixed[1], f32)};
+  CHECK(order_free_norm(mixed).item() == order_free_norm(cast).item());
 }
 
 TEST_CASE("ops: draws follow the weights") {
@@ -595,7 +725,7 @@ TEST_CASE("ops: a causal query sees its past alone") {
 
 TEST_CASE("ops: bad calls are refused in one line that names the op") {
   const Tensor x = numbers({3, 4}, f32), v = numbers({4}, f32), s = Tensor::scalar(1),
-               index = numbers({2}, i64, 1, 0, 1);
+               index = numbers({2}, i64, 1, 0, 1), image = numbers({1, 2, 3, 3}, f32);
   const auto far = [](std::int64_t i) { return Tensor::from<std::int64_t>({i}, {1}); };
   struct Bad {
     const char* op;
@@ -614,11 +744,33 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"linear", [&] { linear(x, numbers({5, 3}, f32)); }, Bad::shape},
       {"linear", [&] { linear(x, numbers({5, 4}, f32), v); }, Bad::shape},
       {"linear", [&] { linear(x, numbers({5, 4}, f32), s); }, Bad::shape},
+      {"conv2d", [&] { conv2d(x, image); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, x); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 3, 1, 1}, f32)); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 2, 4, 1}, f32)); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 2, 0, 1}, f32)); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, image, v); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, image, {}, {.stride = 0}); }, Bad::value},
+      {"conv2d", [&] { conv2d(image, image, {}, {.padding = -1}); }, Bad::value},
+      {"conv2d", [&] { conv2d(image, to(image, f16)); }, Bad::dtype},
+      {"conv2d", [&] { conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64)); }, Bad::dtype},
+      {"mat1 and mat2", [&] { conv2d(image, image, numbers({1}, f64)); }, Bad::dtype},
       {"layer_norm", [&] { layer_norm(x, numbers({3}, f32), {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, s, {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, v, s); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(s, {}, {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, numbers({4}, f64), {}); }, Bad::dtype},
+      {"batch_norm", [&] { batch_norm(v, {}, {}, {}, {}, {.training = true}); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, {}, {}, numbers({3}, f32), {}, {.training = true}); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, {}, {}, v, s, {.training = true}); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, s, s); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, v, numbers({3}, f32)); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, {}, {}); }, Bad::value},
+      {"batch_norm", [&] { batch_norm(x, v, {}); }, Bad::value},
+      {"batch_norm", [&] { batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true}); }, Bad::value},
+      {"batch_norm", [&] { batch_norm(x, v, v, numbers({4}, f16)); }, Bad::dtype},
+      {"batch_norm", [&] { batch_norm(x, v, v, v, numbers({4}, f64)); }, Bad::dtype},
+      {"batch_norm", [&] { batch_norm(x, numbers({4}, i64), v); }, Bad::dtype},
       {"cross_entropy", [&] { cross_entropy(x, index); }, Bad::shape},
       {"cross_entropy", [&] { cross_entropy(x, numbers({3}, i32)); }, Bad::dtype},
       {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(4)); }, Bad::value},
@@ -680,7 +832,11 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
       {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
       {"-1", [] { zeros({2, -1}); }, Bad::shape},
-      {"order_free_norm", [&] { order_free_norm(std::vector{x, numbers({2}, f64)}); }, Bad::dtype},
+      {"largest_magnitude", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
+      {"largest_magnitude", [] { apply_many(ops::LargestMagnitude{}, {}); }, Bad::value},
+      {"square_sums", [&] { apply_many(ops::SquareSums{}, std::vector{x, x}); }, Bad::dtype},
+      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x, x); }, Bad::dtype},
+      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64}), x); }, Bad::shape},
       {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
   };
   for (const Bad& bad : list) {

@@ -1,0 +1,203 @@
+#include "runtime/cpu/batch_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "runtime/cpu/rows.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+/// Elements of one channel, the `j`th of its tile: its values are the same in all lanes.
+struct Span {
+  std::int64_t j;
+  template <class C, class Count>
+  Vec<C> value(const C* p, Count) const {
+    return splat(p[j]);
+  }
+  template <class C>
+  C fill(const C* p) const {
+    return p[j];
+  }
+};
+
+/// Elements of neighbouring channels, one each, from the `j`th on.
+struct Across {
+  std::int64_t j;
+  template <class C, class Count>
+  Vec<C> value(const C* p, Count count) const {
+    return take<C>(p + j, count);
+  }
+  template <class C>
+  C fill(const C*) const {
+    return C(0);
+  }
+};
+
+/// x - mean with zeros in the lanes beyond `count`.
+template <class C, class T, class Count, class Channel>
+Vec<C> centred(const T* x, Count count, Channel channel, const C* mean) {
+  return take<C>(x, count, channel.fill(mean)) - channel.value(mean, count);
+}
+
+/// Channels [begin, end) of a shape, which one thread works on.
+template <class C>
+struct Tile {
+  ChannelShape s;
+  std::int64_t begin, end;
+
+  std::int64_t channels() const { return end - begin; }
+  std::int64_t at(std::int64_t b, std::int64_t j) const { return (b * s.channels + begin + j) * s.inner; }
+
+  /// Calls `body(at, count, channel)` for vectors that cover the tile. Without inner elements they lie across
+  /// the channels, since a walk down one would use a cache line for each element.
+  template <class F>
+  void for_each(const F& body) const {
+    if (s.inner == 1) {
+      for (std::int64_t b = 0; b < s.batch; ++b) for_row(b, body);
+      return;
+    }
+    for (std::int64_t j = 0; j < channels(); ++j)
+      for (std::int64_t b = 0; b < s.batch; ++b)
+        for_vectors<C>(s.inner, [&](std::int64_t i, auto count) { body(at(b, j) + i, count, Span{j}); });
+  }
+
+  /// Sums of `term(at, count, channel)` for each channel; its lanes beyond `count` must be zero. Short sums
+  /// add up in f64: there may be many.
+  template <class F>
+  std::vector<double> sum(const F& term) const {
+    std::vector<double> totals(static_cast<std::size_t>(channels()));
+    if (s.inner == 1) {
+      sum_rows(term, totals);
+      return totals;
+    }
+    for (std::int64_t j = 0; j < channels(); ++j)
+      for (std::int64_t b = 0; b < s.batch; ++b)
+        totals[j] += sum_vectors<C>(
+            s.inner, [&](std::int64_t i, auto count) { return term(at(b, j) + i, count, Span{j}); });
+    return totals;
+  }
+
+ private:
+  template <class F>
+  void for_row(std::int64_t b, const F& body) const {
+    for_vectors<C>(channels(), [&](std::int64_t j, auto count) { body(at(b, j), count, Across{j}); });
+  }
+  template <class F>
+  void sum_rows(const F& term, std::vector<double>& totals) const {
+    constexpr std::int64_t block = 32;
+    for (std::int64_t first = 0; first < s.batch; first += block) {
+      std::vector<C> part(totals.size());
+      for (std::int64_t b = first; b < std::min(first + block, s.batch); ++b)
+        for_row(b, [&](std::int64_t at, auto count, Across channel) {
+          C* to = part.data() + channel.j;
+          put<C>(to, channel.value(part.data(), count) + term(at, count, channel), count);
+        });
+      for (std::size_t j = 0; j < totals.size(); ++j) totals[j] += part[j];
+    }
+  }
+};
+
+/// Calls `body(tile)` for all channels.
+template <class C, class F>
+void for_tiles(ChannelShape s, const F& body) {
+  const std::int64_t large =
+      std::max<std::int64_t>(1, (1 << 14) / std::max<std::int64_t>(1, s.batch * s.inner));
+  const std::int64_t grain = s.inner == 1 ? std::max<std::int64_t>(large, 64) : large;
+  parallel_for(s.channels, grain,
+               [&](std::int64_t begin, std::int64_t end) { body(Tile<C>{s, begin, end}); });
+}
+
+/// 1 / deviation of the tile's channels, and the factor of y: that times the weight.
+template <class T, class C = compute_t<T>>
+struct Scales {
+  std::vector<C> rstd, factor;
+  Scales(const BatchNorm<T>& n, const Tile<C>& tile) {
+    for (std::int64_t c = tile.begin; c < tile.end; ++c) {
+      rstd.push_back(C(1) / std::sqrt(n.variance[c] + static_cast<C>(n.eps)));
+      factor.push_back(rstd.back() * (n.weight ? n.weight[c] : C(1)));
+    }
+  }
+};
+
+}  // namespace
+
+template <class T>
+void channel_statistics(const T* x, ChannelShape s, compute_t<T>* mean, compute_t<T>* variance) {
+  using C = compute_t<T>;
+  const auto elements = static_cast<double>(s.batch * s.inner);
+  for_tiles<C>(s, [&](const Tile<C>& tile) {
+    C* m = mean + tile.begin;
+    const auto keep = [&](const std::vector<double>& sums, C* to) {
+      for (std::size_t j = 0; j < sums.size(); ++j) to[j] = static_cast<C>(sums[j] / elements);
+    };
+    keep(tile.sum([&](std::int64_t at, auto count, auto) { return take<C>(x + at, count); }), m);
+    const auto squared = [&](std::int64_t at, auto count, auto channel) {
+      const Vec<C> d = centred(x + at, count, channel, m);
+      return d * d;
+    };
+    keep(tile.sum(squared), variance + tile.begin);
+  });
+}
+
+template <class T>
+void batch_norm(const BatchNorm<T>& n, T* y) {
+  using C = compute_t<T>;
+  for_tiles<C>(n.shape, [&](const Tile<C>& tile) {
+    const Scales<T> scales(n, tile);
+    std::vector<C> shift(scales.factor.size());
+    if (n.bias) std::copy(n.bias + tile.begin, n.bias + tile.end, shift.begin());
+    tile.for_each([&](std::int64_t at, auto count, auto channel) {
+      put<C>(y + at,
+             fma(centred(n.x + at, count, channel, n.mean + tile.begin),
+                 channel.value(scales.factor.data(), count), channel.value(shift.data(), count)),
+             count);
+    });
+  });
+}
+
+template <class T>
+void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statistics, T* gx,
+                         compute_t<T>* gweight, compute_t<T>* gbias) {
+  using C = compute_t<T>;
+  const auto elements = static_cast<double>(n.shape.batch * n.shape.inner);
+  for_tiles<C>(n.shape, [&](const Tile<C>& tile) {
+    const Scales<T> scales(n, tile);
+    const C* mean = n.mean + tile.begin;
+    const std::vector<double> along_ones =
+        tile.sum([&](std::int64_t at, auto count, auto) { return take<C>(gy + at, count); });
+    const std::vector<double> along_x = tile.sum([&](std::int64_t at, auto count, auto channel) {
+      return take<C>(gy + at, count) * centred(n.x + at, count, channel, mean);
+    });
+    std::vector<C> back(along_x.size()), shift(along_x.size());
+    for (std::size_t j = 0; j < along_x.size(); ++j) {
+      const double rstd = scales.rstd[j];
+      gbias[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_ones[j]);
+      gweight[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_x[j] * rstd);
+      if (!through_statistics) continue;
+      back[j] = static_cast<C>(-along_x[j] * rstd * rstd / elements);
+      shift[j] = static_cast<C>(along_ones[j] / elements);
+    }
+    tile.for_each([&](std::int64_t at, auto count, auto channel) {
+      const Vec<C> g = take<C>(gy + at, count) - channel.value(shift.data(), count);
+      const Vec<C> d = centred(n.x + at, count, channel, mean);
+      put<C>(gx + at,
+             fma(d, channel.value(back.data(), count), g) * channel.value(scales.factor.data(), count),
+             count);
+    });
+  });
+}
+
+#define SHERD_INSTANTIATE(T)                                                              \
+  template void channel_statistics(const T*, ChannelShape, compute_t<T>*, compute_t<T>*); \
+  template void batch_norm(const BatchNorm<T>&, T*);                                      \
+  template void batch_norm_backward(const BatchNorm<T>&, const T*, bool, T*, compute_t<T>*, compute_t<T>*);
+SHERD_INSTANTIATE(double)
+SHERD_INSTANTIATE(float)
+SHERD_INSTANTIATE(Half)
+SHERD_INSTANTIATE(BFloat16)
+#undef SHERD_INSTANTIATE
+
+}  // namespace sherd::cpu

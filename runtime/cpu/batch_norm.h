@@ -1,0 +1,39 @@
+// Batch normalisation: statistics over everything but the channel axis.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/dtype.h"
+
+namespace sherd::cpu {
+
+/// A contiguous tensor (batch, channels, inner).
+struct ChannelShape {
+  std::int64_t batch = 0, channels = 0, inner = 0;
+};
+
+/// Mean and variance (without Bessel's correction) of each channel. T is double, float, Half or BFloat16.
+template <class T>
+void channel_statistics(const T* x, ChannelShape shape, compute_t<T>* mean, compute_t<T>* variance);
+
+/// What y and its gradient are made of; weight and bias ([channels]) may be null.
+template <class T>
+struct BatchNorm {
+  using C = compute_t<T>;
+  ChannelShape shape;
+  const T* x = nullptr;
+  const C *weight = nullptr, *bias = nullptr, *mean = nullptr, *variance = nullptr;
+  double eps = 1e-5;
+};
+
+/// y = (x - mean) / sqrt(variance + eps) * weight + bias.
+template <class T>
+void batch_norm(const BatchNorm<T>& n, T* y);
+
+/// Writes gx, gweight and gbias. With `through_statistics`, mean and variance are those of x and depend on
+/// it.
+template <class T>
+void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statistics, T* gx,
+                         compute_t<T>* gweight, compute_t<T>* gbias);
+
+}  // namespace sherd::cpu

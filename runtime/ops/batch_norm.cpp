@@ -1,0 +1,179 @@
+#include "runtime/ops/batch_norm.h"
+
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/cpu/batch_norm.h"
+#include "runtime/ops.h"
+#include "runtime/ops/long_name.h"
+
+namespace sherd {
+namespace ops {
+namespace {
+
+DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+/// Elements that share a channel.
+std::int64_t per_channel(const Shape& shape) {
+  std::int64_t n = shape[0];
+  for (int i = 2; i < shape.rank(); ++i) n *= shape[i];
+  return n;
+}
+
+void check_affine(const Spec& x, const Spec& p, std::string_view what) {
+  check<DTypeError>(p.dtype == x.dtype || p.dtype == wide(x.dtype),
+                    "batch_norm: input is {} and its {} {}; cast one of them", name_of(x.dtype), what,
+                    name_of(p.dtype));
+  check<ShapeError>(p.shape == Shape{x.shape[1]}, "batch_norm: {} of shape {} for {} channels", what, p.shape,
+                    x.shape[1]);
+}
+
+void check_statistics(const Spec& x, const Spec& s, std::string_view what) {
+  check<DTypeError>(is_floating(s.dtype), "batch_norm: {} must be floating, got {}", what, name_of(s.dtype));
+  check<ShapeError>(s.shape == Shape{x.shape[1]}, "batch_norm: {} of shape {} for {} channels", what, s.shape,
+                    x.shape[1]);
+}
+
+/// The rule of CUDA's backward, which programs rely on: with axes beyond the channels, the running statistics
+/// have the weight's precision.
+void check_precision(SpecSpan in) {
+  const Spec &x = in[0], &weight = in[1], &mean = in[3];
+  if (x.shape.rank() <= 2 || mean.is_none()) return;
+  const DType expected = weight.is_none() ? x.dtype : weight.dtype;
+  check<DTypeError>(mean.dtype == expected,
+                    "Expected running_mean to have type {} but got {} (batch_norm of {}): cast the running "
+                    "statistics, or keep the weight in their dtype",
+                    long_name(expected), long_name(mean.dtype), x.shape);
+}
+
+template <class T>
+cpu::BatchNorm<T> describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                           const Tensor& variance, double eps) {
+  using C = compute_t<T>;
+  const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
+  const auto data = [](const Tensor& t) { return t.defined() ? t.data<C>() : nullptr; };
+  return {{batch, channels, x.numel() / (batch * channels)},
+          x.data<T>(),
+          data(weight),
+          data(bias),
+          data(mean),
+          data(variance),
+          eps};
+}
+
+/// Dense and in the dtype of the statistics.
+Tensor as_statistics(const Tensor& t, const Tensor& x) {
+  return t.defined() ? contiguous(to(t, wide(x.dtype()))) : t;
+}
+
+}  // namespace
+
+Specs BatchNorm::infer(SpecSpan in) const {
+  const Spec& x = in[0];
+  check<DTypeError>(is_floating(x.dtype), "batch_norm: takes floating dtypes, got {}; cast the input first",
+                    name_of(x.dtype));
+  check<ShapeError>(x.shape.rank() >= 2, "batch_norm: an input (N, C, ...), got shape {}", x.shape);
+  if (!in[1].is_none()) check_affine(x, in[1], "weight");
+  if (!in[2].is_none()) check_affine(x, in[2], "bias");
+  if (!in[3].is_none()) check_statistics(x, in[3], "running_mean");
+  if (!in[4].is_none()) check_statistics(x, in[4], "running_var");
+  check<ValueError>(in[3].is_none() == in[4].is_none(),
+                    "batch_norm: running_mean and running_var come together or not at all");
+  check<ValueError>(training || !in[3].is_none(),
+                    "batch_norm: without running statistics there is only training mode");
+  check<ValueError>(!training || per_channel(x.shape) != 1,
+                    "batch_norm: expected more than 1 value per channel when training, got shape {}; use "
+                    "eval mode or a larger batch",
+                    x.shape);
+  const Spec statistics{{x.shape[1]}, wide(x.dtype), x.device};
+  return {x, statistics, statistics};
+}
+
+void BatchNorm::run(Cpu, Inputs in, Outputs out) const {
+  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  if (!training) {
+    copy_(out[1], in[3]);
+    copy_(out[2], in[4]);
+  }
+  if (x.numel() == 0) return;
+  dispatch_floating(name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    const cpu::BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], eps);
+    if (training)
+      cpu::channel_statistics(norm.x, norm.shape, reinterpret_cast<C*>(out[1].raw()),
+                              reinterpret_cast<C*>(out[2].raw()));
+    cpu::batch_norm(norm, reinterpret_cast<T*>(out[0].raw()));
+  });
+}
+
+Tensors BatchNorm::grad(const GradArgs& args) const {
+  if (training) check_precision(args.specs);
+  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
+  const Tensors wide = apply_many(BatchNormGrad{training, eps}, in);
+  Tensors grads(5);
+  for (std::size_t i = 0; i < 3; ++i)
+    if (args.need(i)) grads[i] = to(wide[i], args.specs[i].dtype);
+  return grads;
+}
+
+Tensors BatchNorm::reference(Inputs in) const {
+  const Tensor x = to(in[0], wide(in[0].dtype()));
+  Shape others{0}, column{x.shape()[1]};
+  for (int i = 2; i < x.rank(); ++i) {
+    others.push_back(i);
+    column.push_back(1);
+  }
+  const auto along = [&](const Tensor& t) { return reshape(to(t, x.dtype()), column); };
+  const Tensor mean = training ? sherd::mean(x, others, Keep::dims) : along(in[3].detach());
+  const Tensor centred = sub(x, mean);
+  const Tensor variance = training ? sherd::mean(square(centred), others, Keep::dims) : along(in[4].detach());
+  Tensor y = mul(centred, rsqrt(add(variance, eps)));
+  if (in[1].defined()) y = mul(y, along(in[1]));
+  if (in[2].defined()) y = add(y, along(in[2]));
+  const Shape channels{x.shape()[1]};
+  return {to(y, in[0].dtype()), reshape(mean, channels), reshape(variance, channels)};
+}
+
+void BatchNormGrad::run(Cpu, Inputs in, Outputs out) const {
+  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
+  if (x.numel() == 0) {
+    zero_(out[1]);
+    zero_(out[2]);
+    return;
+  }
+  dispatch_floating(name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    cpu::batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], eps), gy.data<T>(), training,
+                             reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
+                             reinterpret_cast<C*>(out[2].raw()));
+  });
+}
+
+}  // namespace ops
+
+namespace {
+
+/// Moves a running statistic towards the batch's, rounding once.
+void follow(const Tensor& running, const Tensor& batch, double momentum, double factor) {
+  const Tensor kept = mul(to(running, batch.dtype()), 1 - momentum);
+  copy_(running, add(kept, mul(batch, momentum * factor)));
+}
+
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                  const Tensor& weight, const Tensor& bias, BatchNormOptions options) {
+  const Tensor in[] = {x, weight, bias, running_mean, running_var};
+  const Tensors out = apply_many(ops::BatchNorm{options.training, options.eps}, in);
+  if (options.training && running_mean.defined() && x.numel() > 0) {
+    const NoGrad guard;
+    const auto n = static_cast<double>(x.numel() / x.shape()[1]);
+    follow(running_mean, out[1], options.momentum, 1);
+    follow(running_var, out[2], options.momentum, n / (n - 1));
+  }
+  return out[0];
+}
+
+}  // namespace sherd
