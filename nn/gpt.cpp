@@ -5,14 +5,19 @@
 #include "nn/init.h"
 
 namespace sherd::nn {
+namespace {
+
+constexpr double norm_eps = 1e-5;
+
+}  // namespace
 
 GptBlock::GptBlock(const GptOptions& o)
-    : ln1(o.width),
-      ln2(o.width),
-      qkv(o.width, 3 * o.width),
-      out(o.width, o.width),
-      up(o.width, 4 * o.width),
-      down(4 * o.width, o.width),
+    : ln1(o.width, norm_eps, o.tensor),
+      ln2(o.width, norm_eps, o.tensor),
+      qkv(o.width, 3 * o.width, {.tensor = o.tensor}),
+      out(o.width, o.width, {.tensor = o.tensor}),
+      up(o.width, 4 * o.width, {.tensor = o.tensor}),
+      down(4 * o.width, o.width, {.tensor = o.tensor}),
       heads(o.heads),
       dropout(o.dropout) {}
 
@@ -35,10 +40,10 @@ Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
 
 Gpt::Gpt(GptOptions o)
     : options(o),
-      tok(o.vocab, o.width),
-      pos(o.context, o.width),
-      ln(o.width),
-      head(o.width, o.vocab, {Bias::no}) {
+      tok(o.vocab, o.width, o.tensor),
+      pos(o.context, o.width, o.tensor),
+      ln(o.width, norm_eps, o.tensor),
+      head(o.width, o.vocab, {Bias::no, o.tensor}) {
   check<ValueError>(o.heads > 0 && o.width % o.heads == 0, "Gpt: width {} does not divide into {} heads",
                     o.width, o.heads);
   check<ValueError>(o.layers > 0 && o.context > 0 && o.vocab > 0, "Gpt: {} layers, context {}, vocabulary {}",

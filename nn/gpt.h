@@ -9,6 +9,7 @@ namespace sherd::nn {
 struct GptOptions {
   std::int64_t layers = 4, heads = 4, width = 128, context = 128, vocab = 256;
   double dropout = 0;
+  TensorOptions tensor{};  ///< of all parameters; on `meta` they have names and shapes only
 };
 
 /// Keys and values of one layer for positions seen so far, (B, H, T, D) each.

@@ -11,6 +11,15 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
   if (options.bias == Bias::yes) bias = Parameter(rand({out}, options.tensor, -bound, bound));
 }
 
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv2dLayerOptions options)
+    : stride(options.stride), padding(options.padding) {
+  check<ValueError>(in > 0 && out > 0 && kernel > 0, "Conv2d: {} inputs, {} outputs and a kernel of {}", in,
+                    out, kernel);
+  const double bound = 1 / std::sqrt(static_cast<double>(in * kernel * kernel));
+  weight = Parameter(rand({out, in, kernel, kernel}, options.tensor, -bound, bound));
+  if (options.bias == Bias::yes) bias = Parameter(rand({out}, options.tensor, -bound, bound));
+}
+
 Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions options)
     : weight(randn({count, width}, options)) {}
 

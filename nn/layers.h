@@ -27,6 +27,24 @@ struct SHERD_API Linear final : Layer<Linear> {
   }
 };
 
+struct Conv2dLayerOptions {
+  std::int64_t stride = 1, padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+};
+/// Convolution of x (N, in, H, W) with `out` square kernels. weight (out, in, kernel, kernel) and bias (out)
+/// start uniform in +-1/sqrt(in kernel^2), as in PyTorch.
+struct SHERD_API Conv2d final : Layer<Conv2d> {
+  Param weight, bias;
+  std::int64_t stride, padding;
+  Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv2dLayerOptions options = {});
+  Tensor forward(const Tensor& x) const { return conv2d(x, weight, bias, {stride, padding}); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
 /// Rows of weight (count, width) by i64 index; starts standard normal.
 struct SHERD_API Embedding final : Layer<Embedding> {
   Param weight;
@@ -45,6 +63,56 @@ struct SHERD_API LayerNorm final : Layer<LayerNorm> {
     on("weight", weight);
     on("bias", bias);
   }
+};
+
+struct BatchNormLayerOptions {
+  double eps = 1e-5, momentum = 0.1;
+  TensorOptions tensor{};
+};
+/// What the batch normalisations share: each channel (axis 1) by the batch's statistics in training, by the
+/// running ones in eval mode. Those start at 0 and 1, weight at 1, bias at 0.
+template <class D>
+struct BatchNorm : Layer<D> {
+  Param weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
+  double eps, momentum;
+
+  explicit BatchNorm(std::int64_t channels, BatchNormLayerOptions options = {})
+      : weight(ones({channels}, options.tensor)),
+        bias(zeros({channels}, options.tensor)),
+        running_mean(zeros({channels}, options.tensor)),
+        running_var(ones({channels}, options.tensor)),
+        num_batches_tracked(zeros({}, {DType::i64, options.tensor.device})),
+        eps(options.eps),
+        momentum(options.momentum) {}
+  Tensor forward(const Tensor& x) const {
+    check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank,
+                      "{}: takes {} to {} axes (N, C, ...), got shape {}", this->type_name(), D::min_rank,
+                      D::max_rank, x.shape());
+    const Tensor y =
+        batch_norm(x, running_mean, running_var, weight, bias, {this->training(), momentum, eps});
+    if (this->training()) add_(num_batches_tracked, 1);
+    return y;
+  }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+    on("running_mean", running_mean);
+    on("running_var", running_var);
+    on("num_batches_tracked", num_batches_tracked);
+  }
+};
+
+/// For x (N, C) or (N, C, L).
+struct SHERD_API BatchNorm1d final : BatchNorm<BatchNorm1d> {
+  static constexpr int min_rank = 2, max_rank = 3;
+  using BatchNorm::BatchNorm;
+};
+
+/// For x (N, C, H, W).
+struct SHERD_API BatchNorm2d final : BatchNorm<BatchNorm2d> {
+  static constexpr int min_rank = 4, max_rank = 4;
+  using BatchNorm::BatchNorm;
 };
 
 /// Zeroes elements with probability p while training; the identity in eval mode.

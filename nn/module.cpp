@@ -12,33 +12,60 @@ namespace sherd::nn {
 MemberVisitor::~MemberVisitor() = default;
 ModuleObserver::~ModuleObserver() = default;
 
+std::vector<NamedParameter> ModuleExtension::own_parameters() const { return {}; }
+bool ModuleExtension::hides(const Parameter&) const { return false; }
+
 struct Module::State {
   bool training = true;
-  std::vector<ModuleObserver*> observers;
+  std::shared_ptr<ModuleExtension> extension;
+  std::vector<ModuleObserver*> observers;  // the extension first
 };
 
 Module::Module() : state_(std::make_shared<State>()) {}
 Module::~Module() = default;
 Module::Module(Module&&) noexcept = default;
 Module& Module::operator=(Module&&) noexcept = default;
-Module::Module(const Module& other) : Module() { state_->training = other.state_->training; }
+Module::Module(const Module& other) : Module() {
+  state_->training = other.state_->training;
+  if (const auto& extension = other.state_->extension)
+    CloneScope::afterwards([extension, state = state_](const ClonedParameters& copy_of) {
+      state->extension = extension->clone(copy_of);
+      state->observers.insert(state->observers.begin(), state->extension.get());
+    });
+}
+
+void Module::extend(std::shared_ptr<ModuleExtension> extension) {
+  check<StateError>(!state_->extension, "{}: it is sharded already; a module is sharded once", type_name());
+  state_->extension = std::move(extension);
+  state_->observers.insert(state_->observers.begin(), state_->extension.get());
+}
+const std::shared_ptr<ModuleExtension>& Module::extension() const { return state_->extension; }
 
 namespace {
 
 /// Walks a module and all below, depth first, with full names.
 class Walk final : public MemberVisitor {
  public:
-  std::function<void(const std::string&, Param&)> on_param;
+  std::function<void(const std::string&, const Parameter&)> on_param;
   std::function<void(const std::string&, Buffer&)> on_buffer;
   std::function<void(const std::string&, Module&)> on_module;
 
   void run(const Module& root) {
     auto& module = const_cast<Module&>(root);  // a walk that only reads shares the members' one visit
     if (on_module) on_module(prefix_, module);
+    const ModuleExtension* extension = module.extension().get();
+    if (extension != nullptr) {
+      extensions_.push_back(extension);
+      for (const NamedParameter& own : extension->own_parameters()) report(path(own.name), own.parameter);
+    }
     module.visit_members(*this);
+    if (extension != nullptr) extensions_.pop_back();
   }
   void param(std::string_view name, Param& member) override {
-    if (on_param && member.defined()) on_param(path(name), member);
+    if (!member.defined()) return;
+    for (const ModuleExtension* extension : extensions_)
+      if (extension->hides(member.object())) return;
+    report(path(name), member.object());
   }
   void buffer(std::string_view name, Buffer& member) override {
     if (on_buffer && member.tensor().defined()) on_buffer(path(name), member);
@@ -53,7 +80,11 @@ class Walk final : public MemberVisitor {
   std::string path(std::string_view name) const {
     return prefix_.empty() ? std::string(name) : fmt::format("{}.{}", prefix_, name);
   }
+  void report(const std::string& name, const Parameter& parameter) const {
+    if (on_param) on_param(name, parameter);
+  }
   std::string prefix_;
+  std::vector<const ModuleExtension*> extensions_;  // of the modules that the walk is in
 };
 
 /// Applies `change` to each parameter's values and gradient, and to each buffer.
@@ -61,9 +92,12 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
   const NoGrad guard;
   std::unordered_set<const void*> seen;
   Walk walk;
-  walk.on_param = [&](const std::string&, Param& p) {
-    if (!seen.insert(p.object().id()).second) return;
-    Parameter object = p.object();
+  walk.on_module = [&](const std::string&, Module& m) {
+    if (m.extension()) m.extension()->change(change);
+  };
+  walk.on_param = [&](const std::string&, const Parameter& p) {
+    if (p.host() != nullptr || !seen.insert(p.id()).second) return;
+    Parameter object = p;
     const Tensor grad = object.grad();
     object.set_data(change(object.data()));
     if (grad.defined()) object.set_grad(change(grad));
@@ -78,8 +112,8 @@ std::vector<NamedParameter> Module::named_parameters(Ties ties) const {
   std::vector<NamedParameter> list;
   std::unordered_set<const void*> seen;
   Walk walk;
-  walk.on_param = [&](const std::string& name, Param& p) {
-    if (seen.insert(p.object().id()).second || ties == Ties::all) list.push_back({name, p.object()});
+  walk.on_param = [&](const std::string& name, const Parameter& p) {
+    if (seen.insert(p.id()).second || ties == Ties::all) list.push_back({name, p});
   };
   walk.run(*this);
   return list;
@@ -143,8 +177,8 @@ StateDict Module::state_dict() const {
   StateDict state;
   std::unordered_set<const void*> seen;
   Walk walk;
-  walk.on_param = [&](const std::string& name, Param& p) {
-    if (seen.insert(p.object().id()).second) state.emplace_back(name, p.object().data());
+  walk.on_param = [&](const std::string& name, const Parameter& p) {
+    if (seen.insert(p.id()).second) state.emplace_back(name, p.data());
   };
   walk.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() == Persistence::saved) state.emplace_back(name, b.tensor());
@@ -157,12 +191,11 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
   std::unordered_map<const void*, std::string> missing;
+  std::unordered_set<const void*> taken;
   const auto take = [&](const std::string& name, const void* id, const Tensor& into) {
     const auto found = given.find(name);
     if (found == given.end()) {
-      if (std::none_of(copies.begin(), copies.end(),
-                       [&](const auto& c) { return c.first.storage_ref() == into.storage_ref(); }))
-        missing.emplace(id, name);
+      if (!taken.contains(id)) missing.emplace(id, name);
       return;
     }
     check<ShapeError>(found->second.shape() == into.shape(),
@@ -172,11 +205,16 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
         found->second.device().type != DeviceType::meta || into.device().type == DeviceType::meta,
         "load_state_dict: '{}' is on meta in the state and has no values", name);
     missing.erase(id);
+    taken.insert(id);
     copies.emplace_back(into, found->second);
     given.erase(found);
   };
   Walk walk;
-  walk.on_param = [&](const std::string& name, Param& p) { take(name, p.object().id(), p.object().data()); };
+  std::vector<ParameterHost*> hosts;
+  walk.on_param = [&](const std::string& name, const Parameter& p) {
+    take(name, p.id(), p.data());
+    if (p.host() != nullptr) hosts.push_back(p.host());
+  };
   walk.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() == Persistence::saved) take(name, &b, b.tensor());
   };
@@ -192,6 +230,7 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
         given.empty() ? "" : given.begin()->first, given.size());
   }
   const NoGrad guard;
+  for (ParameterHost* host : hosts) host->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
 }
 
@@ -210,6 +249,10 @@ void Module::fire_before(std::span<Tensor* const> inputs) {
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
   for (ModuleObserver* observer : std::vector(state_->observers)) observer->after_forward(*this, outputs);
+}
+
+void Module::fire_failed() noexcept {
+  for (ModuleObserver* observer : std::vector(state_->observers)) observer->forward_failed(*this);
 }
 
 }  // namespace sherd::nn

@@ -39,6 +39,24 @@ class SHERD_API ModuleObserver {
   virtual ~ModuleObserver();
   virtual void before_forward(Module&, std::span<Tensor* const> /*inputs*/) {}
   virtual void after_forward(Module&, std::span<Tensor* const> /*outputs*/) {}
+  /// In place of `after_forward` when forward, or an observer of it, threw.
+  virtual void forward_failed(Module&) noexcept {}
+};
+
+struct NamedParameter;
+
+/// What an upper floor hangs on a module: goes with it, hears its forwards before all observers, and is asked
+/// first when parameters are listed, moved or cloned.
+class SHERD_API ModuleExtension : public ModuleObserver {
+ public:
+  /// Parameters to list for this module before its members.
+  virtual std::vector<NamedParameter> own_parameters() const;
+  /// Whether a parameter of this module or below is listed under no name.
+  virtual bool hides(const Parameter& parameter) const;
+  /// Replaces every value it hosts, gradients included; `Module::to` leaves those to it.
+  virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
+  /// The same for a clone, whose members are copied by now.
+  virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& copy_of) const = 0;
 };
 
 /// Ends an observer's life on a module when it dies.
@@ -131,11 +149,16 @@ class SHERD_API Module {
   /// see the module move.
   Subscription observe(ModuleObserver& observer);
 
+  /// One a module at most (StateError).
+  void extend(std::shared_ptr<ModuleExtension> extension);
+  const std::shared_ptr<ModuleExtension>& extension() const;
+
  protected:
   Module(const Module& other);
   bool observed() const;
   void fire_before(std::span<Tensor* const> inputs);
   void fire_after(std::span<Tensor* const> outputs);
+  void fire_failed() noexcept;
 
  private:
   struct State;
@@ -222,13 +245,18 @@ class Layer : public Module {
     std::tuple<Held<A>...> held(std::forward<A>(args)...);
     std::vector<Tensor*> inputs;
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
-    module.fire_before(inputs);
-    auto result =
-        std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
-    std::vector<Tensor*> outputs;
-    each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
-    module.fire_after(outputs);
-    return result;
+    try {
+      module.fire_before(inputs);
+      auto result =
+          std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
+      std::vector<Tensor*> outputs;
+      each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
+      module.fire_after(outputs);
+      return result;
+    } catch (...) {
+      module.fire_failed();
+      throw;
+    }
   }
 };
 

@@ -55,6 +55,9 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::step() {
   const NoGrad guard;
+  for (const Group& group : groups_)
+    for (const Parameter& p : group.params)
+      if (p.host() != nullptr) p.host()->before_write();
   for (const Group& group : groups_) {
     std::vector<Parameter> params;
     std::vector<Slots*> slots;
@@ -224,6 +227,12 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
   check<ValueError>(max_norm > 0, "clip_grad_norm_: limit {} must be positive", max_norm);
+  for (const Parameter& p : params)
+    check<StateError>(
+        p.host() == nullptr,
+        "clip_grad_norm_: a parameter of shape {} is sharded, so its norm is not this rank's to "
+        "take; use shard::clip_grad_norm_",
+        p.shape());
   const NoGrad guard;
   std::vector<Tensor> grads{Tensor{}};
   for (const Parameter& p : params)

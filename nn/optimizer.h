@@ -36,7 +36,11 @@ class SHERD_API Optimizer {
   void set_lr(std::size_t group, double lr);
   double lr(std::size_t group = 0) const;
   std::size_t group_count() const { return groups_.size(); }
+  /// Of one group; `state_dict` counts through all groups in this order.
+  const std::vector<Parameter>& parameters(std::size_t group) const { return groups_.at(group).params; }
 
+  /// What it keeps of a parameter: "step", a number, and tensors of the parameter's shape and dtype.
+  virtual std::vector<std::string> state_names() const = 0;
   /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr".
   StateDict state_dict() const;
   /// ValueError for names that do not fit these parameters, ShapeError for other shapes.
@@ -52,7 +56,6 @@ class SHERD_API Optimizer {
   using Slots = std::vector<Tensor>;
 
   Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
-  virtual std::vector<std::string> state_names() const = 0;
   /// Fresh state for a parameter.
   virtual Slots fresh(const Tensor& p) const = 0;
   virtual void step_group(const Group& group, std::span<const Parameter> params,
@@ -122,6 +125,7 @@ class SHERD_API Sgd final : public Optimizer {
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d
 /// f64), the same to the bit for every order and cut of the parameters.
+/// StateError for sharded ones, whose norm needs all ranks: `shard::clip_grad_norm_`.
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
 
 /// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at

@@ -3,12 +3,28 @@
 // and tied members share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "runtime/tensor.h"
 
 namespace sherd::nn {
+
+class Parameter;
+
+/// Keeps the values of parameters in a form of its own: a sharded group.
+class SHERD_API ParameterHost {
+ public:
+  virtual ~ParameterHost();
+  /// What the user sees now.
+  virtual Tensor data(const Parameter& parameter) const = 0;
+  /// Other values for what the user sees; ShapeError for another shape.
+  virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
+  /// `local()` of its parameters is about to be written, on every rank alike: an optimizer steps, a state is
+  /// loaded.
+  virtual void before_write() = 0;
+};
 
 /// A parameter object. Copying shares it; two equal handles are one parameter.
 class SHERD_API Parameter {
@@ -40,8 +56,20 @@ class SHERD_API Parameter {
   const Shape& shape() const { return state_->shape; }
   std::int64_t numel() const { return state_->shape.numel(); }
 
+  /// The faces that a host gives it. `local` goes on as the leaf that the earlier one was.
+  struct Hosted {
+    ParameterHost* host;
+    Tensor local, used;
+    Shape shape;  ///< of the whole
+  };
+  void host(Hosted hosted);
+  /// Its host, or null. The host ends this (with `leave_host`) before it dies.
+  ParameterHost* host() const { return state_->host; }
+  void leave_host() { state_->host = nullptr; }
+
  private:
   struct State : RefCounted {
+    ParameterHost* host = nullptr;
     Tensor local, used;
     Shape shape;
     bool requires_grad = true;
@@ -112,16 +140,22 @@ class SHERD_API Buffer {
 /// Makes `b` the same parameter as `a` (shapes must be equal: ShapeError). They count, save and step as one.
 SHERD_API void tie(Param& a, Param& b);
 
+/// The copy of a parameter of the module that is being cloned.
+using ClonedParameters = std::function<Parameter(const Parameter&)>;
+
 /// The scope of one module's `clone()`: what was copied already, so that ties survive.
 class SHERD_API CloneScope {
  public:
   CloneScope();
-  ~CloneScope();
+  ~CloneScope() noexcept(false);  // what waits for the end may fail
+  /// Runs `act` when all members are copied.
+  static void afterwards(std::function<void(const ClonedParameters&)> act);
   CloneScope(const CloneScope&) = delete;
   CloneScope& operator=(const CloneScope&) = delete;
 
  private:
   bool outermost_;
+  int exceptions_;
 };
 
 }  // namespace sherd::nn

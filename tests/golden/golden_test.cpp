@@ -255,6 +255,26 @@ Runs nn_runs() {
        }}};
 }
 
+Tensors run_batch_norm(const json& args, const TensorList& in) {
+  const auto statistics = [&](const char* key) {
+    const auto values = args.at(key).get<std::vector<double>>();
+    return to(Tensor::from<double>(values, {static_cast<std::int64_t>(values.size())}), in.at(0).dtype());
+  };
+  const Tensor mean = statistics("mean"), var = statistics("var");
+  const Tensor y =
+      batch_norm(in.at(0), mean, var, optional_input(in, 1), optional_input(in, 2),
+                 {args.at("training").get<bool>(), number(args, "momentum"), number(args, "eps")});
+  return {y, mean, var};
+}
+
+Runs layers_runs() {
+  return {{"batch_norm", run_batch_norm},
+          {"conv2d", [](const json& args, const TensorList& in) {
+             return Tensors{conv2d(in.at(0), in.at(1), optional_input(in, 2),
+                                   {integer(args, "stride"), integer(args, "padding")})};
+           }}};
+}
+
 // ---- running a case ----
 
 /// What is wrong with a case; empty when nothing is.
@@ -349,6 +369,11 @@ TEST_CASE("what networks are made of agrees with PyTorch") {
   check_area("nn", nn_runs(),
              {"initialisation", "nn.Linear", "nn.Embedding", "nn.LayerNorm", "nn.GELU", "nn.Dropout",
               "nn.Sequential"});
+}
+TEST_CASE("what other networks are made of agrees with PyTorch") {
+  check_area("layers", layers_runs(),
+             {"initialisation", "nn.BatchNorm1d", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention",
+              "nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.Transformer"});
 }
 
 }  // namespace sherd::test

@@ -3,8 +3,10 @@
 #include "nn/layers.h"
 
 #include <cmath>
+#include <set>
 
 #include "nn/module.h"
+#include "nn/multihead_attention.h"
 #include "runtime/context.h"
 #include "tests/catch.h"
 #include "tests/golden/golden.h"
@@ -37,10 +39,32 @@ std::unique_ptr<Module> build_sequential(const json& o) {
   return std::make_unique<nn::Sequential>(nn::Linear(sizes[0], sizes[1]), nn::Gelu(), nn::LayerNorm(sizes[1]),
                                           nn::Linear(sizes[1], sizes[2]));
 }
+std::unique_ptr<Module> build_conv2d(const json& o) {
+  return std::make_unique<nn::Conv2d>(
+      o.at("in").get<int>(), o.at("out").get<int>(), o.at("kernel").get<int>(),
+      nn::Conv2dLayerOptions{o.at("stride").get<int>(), o.at("padding").get<int>()});
+}
+std::unique_ptr<Module> build_attention(const json& o) {
+  return std::make_unique<nn::MultiheadAttention>(o.at("width").get<int>(), o.at("heads").get<int>());
+}
+template <class M>
+std::unique_ptr<Module> build_batch_norm(const json& o) {
+  const nn::BatchNormLayerOptions options{o.at("eps").get<double>(), o.at("momentum").get<double>(), {}};
+  auto norm = std::make_unique<M>(o.at("channels").get<int>(), options);
+  norm->train(o.at("train").get<bool>());
+  return norm;
+}
 
-const std::map<std::string, Build> builders{
-    {"nn.Linear", build_linear}, {"nn.Embedding", build_embedding}, {"nn.LayerNorm", build_layer_norm},
-    {"nn.GELU", build_gelu},     {"nn.Dropout", build_dropout},     {"nn.Sequential", build_sequential}};
+/// Layers of one tensor.
+const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
+                                            {"nn.Embedding", build_embedding},
+                                            {"nn.LayerNorm", build_layer_norm},
+                                            {"nn.GELU", build_gelu},
+                                            {"nn.Dropout", build_dropout},
+                                            {"nn.Sequential", build_sequential},
+                                            {"nn.Conv2d", build_conv2d},
+                                            {"nn.BatchNorm1d", build_batch_norm<nn::BatchNorm1d>},
+                                            {"nn.BatchNorm2d", build_batch_norm<nn::BatchNorm2d>}};
 
 /// The layer of a case, in its dtype and with its parameters.
 std::unique_ptr<Module> load_layer(const GoldenCase& golden) {
@@ -49,6 +73,7 @@ std::unique_ptr<Module> load_layer(const GoldenCase& golden) {
   nn::StateDict state;
   for (const json& name : golden.args.at("params"))
     state.emplace_back(name, golden.find("in" + std::to_string(state.size() + 1)));
+  for (const auto& [name, buffer] : layer->named_buffers()) state.emplace_back(name, buffer);
   layer->load_state_dict(state);
   return layer->clone_module();  // the copy must be as good as the layer
 }
@@ -60,6 +85,12 @@ void check_layer(const GoldenCase& golden) {
   const Tensor y = layer->call(x);
   CHECK(difference(y.detach(), golden.find("out0"), golden.tolerance) == "");
   y.backward(golden.find("gy0"));
+  const auto buffers = layer->named_buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    INFO(buffers[i].name);
+    const Tensor expected = golden.find("out" + std::to_string(i + 1));
+    CHECK(difference(buffers[i].tensor, expected, golden.tolerance) == "");
+  }
   const Scale scale = size_of(y.dtype()) == 2 ? Scale::largest : Scale::element;
   if (golden.has("gin0")) CHECK(difference(x.grad(), golden.find("gin0"), golden.tolerance, scale) == "");
   const auto params = layer->named_parameters();
@@ -106,7 +137,9 @@ void check_moments(const Tensor& tensor, const json& expected) {
 }
 
 void check_initialisation(const json& args) {
-  const auto layer = builders.at(args.at("layer"))(args.at("options"));
+  const std::string kind = args.at("layer");
+  const auto layer =
+      (kind == "nn.MultiheadAttention" ? build_attention : builders.at(kind))(args.at("options"));
   const json& moments = args.at("moments");
   const auto params = layer->named_parameters();
   REQUIRE(params.size() == moments.size());
@@ -121,24 +154,26 @@ void check_initialisation(const json& args) {
 }  // namespace
 
 TEST_CASE("layers with PyTorch's parameters agree with PyTorch") {
-  std::size_t layers = 0;
-  for (const GoldenCase& golden : load_goldens("nn")) {
-    if (!golden.op.starts_with("nn.")) continue;
-    INFO(golden.name);
-    REQUIRE(builders.contains(golden.op));
-    check_layer(golden);
-    ++layers;
-  }
-  CHECK(layers >= builders.size());
+  std::set<std::string> layers;
+  for (const char* area : {"nn", "layers"})
+    for (const GoldenCase& golden : load_goldens(area)) {
+      if (!golden.op.starts_with("nn.") || golden.args.contains("roles")) continue;
+      INFO(golden.name);
+      REQUIRE(builders.contains(golden.op));
+      check_layer(golden);
+      layers.insert(golden.op);
+    }
+  CHECK(layers.size() == builders.size());
 }
 
 TEST_CASE("fresh parameters are spread as PyTorch's") {
   manual_seed(5);
-  for (const GoldenCase& golden : load_goldens("nn")) {
-    if (golden.op != "initialisation") continue;
-    INFO(golden.name);
-    check_initialisation(golden.args);
-  }
+  for (const char* area : {"nn", "layers"})
+    for (const GoldenCase& golden : load_goldens(area)) {
+      if (golden.op != "initialisation") continue;
+      INFO(golden.name);
+      check_initialisation(golden.args);
+    }
 }
 
 }  // namespace sherd::test

@@ -615,11 +615,14 @@ def make_attention(area):
 
 
 def module_case(area, name, kind, options, module, x):
-    """A layer with its parameters as inputs in1, in2, ... whose names stand in `params`."""
+    """A layer with its parameters as inputs in1, in2, ... whose names stand in `params`; out1, out2, ... are its
+    buffers after the call."""
     params = dict(module.named_parameters())
+    buffers = {n: b.double() if b.is_floating_point() else b.clone() for n, b in module.named_buffers()}
 
     def run(x, *values):
-        return torch.func.functional_call(module, dict(zip(params, values)), (x,))
+        y = torch.func.functional_call(module, dict(zip(params, values)) | buffers, (x,))
+        return [y, *buffers.values()]
 
     area.case(name, kind, run, [x] + [p.detach() for p in params.values()], {"options": options, "params": list(params)})
 
@@ -642,16 +645,20 @@ def make_layers(area):
         module_case(area, join("Sequential", tag), "nn.Sequential", {"sizes": [6, 8, 3]}, network, x)
 
 
-def make_initialisation(area):
+def note_initialisation(area, layers):
     """Moments and bounds of freshly made parameters: the runner checks ours against the same numbers."""
-    torch.manual_seed(2)
-    layers = {"nn.Linear": (nn.Linear(64, 512), {"in": 64, "out": 512, "bias": True}),
-              "nn.Embedding": (nn.Embedding(512, 64), {"count": 512, "width": 64}),
-              "nn.LayerNorm": (nn.LayerNorm(64), {"width": 64, "eps": 1e-5})}
     for kind, (layer, options) in layers.items():
         moments = {name: {"shape": list(p.shape), "mean": p.mean().item(), "std": p.std(correction=0).item(),
                           "min": p.min().item(), "max": p.max().item()} for name, p in layer.named_parameters()}
         area.note(join("initialisation", kind), "initialisation", {"layer": kind, "options": options, "moments": moments}, {})
+
+
+def make_initialisation(area):
+    torch.manual_seed(2)
+    layers = {"nn.Linear": (nn.Linear(64, 512), {"in": 64, "out": 512, "bias": True}),
+              "nn.Embedding": (nn.Embedding(512, 64), {"count": 512, "width": 64}),
+              "nn.LayerNorm": (nn.LayerNorm(64), {"width": 64, "eps": 1e-5})}
+    note_initialisation(area, layers)
 
 
 def make_nn():
@@ -663,6 +670,148 @@ def make_nn():
     make_attention(area)
     make_layers(area)
     make_initialisation(area)
+    return area
+
+
+# ---- layers of other networks ----------------------------------------------------------------------------------------
+
+
+def make_batch_norm(area):
+    """Outputs: y, and the running statistics after the call, which have the input's dtype."""
+    for (shape, affine, eps), training, dtype in itertools.product(
+            (((4, 3), "both", 1e-5), ((2, 3, 5), "both", 1e-5), ((3, 2, 4, 3), "both", 1e-5), ((40, 2, 3), "plain", 1e-5),
+             ((2, 3, 5), "both", 0.1), ((5, 1), "both", 1e-5), ((3, 4, 1, 1), "both", 1e-5), ((1, 3, 4), "both", 1e-5)),
+            (True, False), FLOATS):
+        if dtype not in WIDE and (affine, eps) != ("both", 1e-5):
+            continue
+        name = join("batch_norm", shape_name(shape), affine, eps, "training" if training else "eval", NAMES[dtype])
+        draw, width = Draw(name), shape[1]
+        inputs = [draw.normal(*shape, dtype=dtype, scale=2)]
+        if affine == "both":
+            inputs += [draw.uniform(width, dtype=dtype, low=0.5, high=1.5), draw.normal(width, dtype=dtype)]
+        mean, var = [0.5 * c for c in range(width)], [1.25 + c for c in range(width)]
+
+        def run(x, w=None, b=None):
+            running = [torch.tensor(v, dtype=x.dtype) for v in (mean, var)]
+            return [F.batch_norm(x, *running, w, b, training, 0.25, eps), *running]
+
+        area.case(name, "batch_norm", run, inputs, {"mean": mean, "var": var, "training": training, "momentum": 0.25, "eps": eps})
+
+
+def make_conv2d(area):
+    for (image, weight, bias, stride, padding), dtype in itertools.product(
+            (((3, 1, 9, 9), (5, 1, 3, 3), True, 1, 0), ((2, 5, 7, 6), (4, 5, 3, 2), True, 1, 0),
+             ((2, 2, 5, 7), (3, 2, 3, 3), False, 2, 1), ((1, 3, 4, 4), (2, 3, 1, 1), True, 3, 2),
+             ((2, 2, 3, 3), (1, 2, 3, 3), True, 1, 0), ((0, 2, 4, 4), (3, 2, 3, 3), True, 1, 0)), FLOATS):
+        if dtype not in WIDE and stride == 1 and image[0] != 2:
+            continue
+        name = join("conv2d", shape_name(image, weight), "bias" if bias else "plain", stride, padding, NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(*image, dtype=dtype), draw.normal(*weight, dtype=dtype)]
+        inputs += [draw.normal(weight[0], dtype=dtype)] if bias else []
+        area.case(name, "conv2d", lambda x, w, b=None: F.conv2d(x, w, b, stride, padding), inputs,
+                  {"stride": stride, "padding": padding})
+
+
+def make_conv_layers(area):
+    torch.manual_seed(3)
+    for dtype in WIDE:
+        conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, dtype=dtype)
+        name = join("Conv2d", NAMES[dtype])
+        module_case(area, name, "nn.Conv2d", {"in": 2, "out": 3, "kernel": 3, "stride": 2, "padding": 1}, conv,
+                    Draw(name).normal(2, 2, 5, 6, dtype=dtype))
+    for dtype, training in itertools.product(WIDE, (True, False)):
+        tag = join("training" if training else "eval", NAMES[dtype])
+        draw = Draw("batch norm layers" + tag)
+        for kind, layer, shape in (("nn.BatchNorm1d", nn.BatchNorm1d, (4, 3)), ("nn.BatchNorm1d", nn.BatchNorm1d, (4, 3, 2)),
+                                   ("nn.BatchNorm2d", nn.BatchNorm2d, (2, 3, 4, 2))):
+            norm = layer(3, eps=1e-4, momentum=0.3, dtype=dtype).train(training)
+            nn.init.normal_(norm.weight, 1, 0.2)
+            nn.init.normal_(norm.bias)
+            module_case(area, join(kind[3:], len(shape), tag), kind,
+                        {"channels": 3, "eps": 1e-4, "momentum": 0.3, "train": training}, norm,
+                        draw.normal(*shape, dtype=dtype, scale=2))
+
+
+def roles_case(area, name, kind, options, module, inputs, roles, **keywords):
+    """A layer that takes several tensors: argument i is in{roles[i]}; the parameters follow the inputs."""
+    params = dict(module.named_parameters())
+
+    def run(*tensors):
+        xs, values = tensors[:len(inputs)], tensors[len(inputs):]
+        y = torch.func.functional_call(module, dict(zip(params, values)), tuple(xs[i] for i in roles), keywords)
+        return y[0] if isinstance(y, tuple) else y
+
+    area.case(name, kind, run, inputs + [p.detach() for p in params.values()],
+              {"options": options, "roles": roles, "params": list(params)})
+
+
+def causal_mask(steps):
+    return torch.ones(steps, steps, dtype=boolean).triu(1)
+
+
+def shake(module):
+    """Moves biases and norms away from 0 and 1, so that every parameter matters."""
+    for p in module.parameters():
+        if p.dim() == 1:
+            p.data += 0.2 * torch.randn(p.shape, dtype=p.dtype)
+    return module
+
+
+def make_multihead_attention(area):
+    torch.manual_seed(5)
+    # roles of query, key and value, whether batch first, whether causal
+    for (tag, roles, batch_first, causal), dtype in itertools.product(
+            (("self", [0, 0, 0], False, False), ("self causal", [0, 0, 0], False, True), ("cross", [0, 1, 1], False, False),
+             ("three", [0, 1, 2], False, False), ("self batch first", [0, 0, 0], True, False),
+             ("cross batch first", [0, 1, 1], True, False), ("query is value", [0, 1, 0], False, False)), WIDE):
+        name = join("MultiheadAttention", tag, NAMES[dtype])
+        draw = Draw(name)
+        steps = [4, 4 if tag == "query is value" else 6, 6]
+        inputs = [draw.normal(*((2, steps[i], 6) if batch_first else (steps[i], 2, 6)), dtype=dtype)
+                  for i in range(max(roles) + 1)]
+        layer = shake(nn.MultiheadAttention(6, 3, dropout=0.1, batch_first=batch_first, dtype=dtype).eval())
+        options = {"width": 6, "heads": 3, "batch_first": batch_first, "causal": causal}
+        mask = {"attn_mask": causal_mask(4), "is_causal": True} if causal else {}
+        roles_case(area, name, "nn.MultiheadAttention", options, layer, inputs, roles, need_weights=False, **mask)
+
+
+def make_transformer(area):
+    torch.manual_seed(6)
+    size = {"dim_feedforward": 5, "dropout": 0.1}
+    for batch_first, causal, dtype in ((False, False, f32), (True, True, f64)):
+        tag = join("causal batch first" if causal else "full", NAMES[dtype])
+        draw = Draw("transformer" + tag)
+        src, tgt = (draw.normal(*((2, steps, 8) if batch_first else (steps, 2, 8)), dtype=dtype) for steps in (4, 3))
+        more = {"batch_first": batch_first, "dtype": dtype}
+        options = {"width": 8, "heads": 4, "feedforward": 5, "batch_first": batch_first, "causal": causal}
+        keywords = lambda steps, *names: {name: causal_mask(steps) for name in names} if causal else {}
+        roles_case(area, join("TransformerEncoderLayer", tag), "nn.TransformerEncoderLayer", options,
+                   shake(nn.TransformerEncoderLayer(8, 4, **size, **more).eval()), [src], [0], **keywords(4, "src_mask"))
+        roles_case(area, join("TransformerDecoderLayer", tag), "nn.TransformerDecoderLayer", options,
+                   shake(nn.TransformerDecoderLayer(8, 4, **size, **more).eval()), [tgt, src], [0, 1],
+                   **keywords(3, "tgt_mask"))
+    for causal, dtype in ((False, f32), (True, f64)):  # smaller, since it has many parameters
+        name = join("Transformer", "causal" if causal else "full", NAMES[dtype])
+        draw = Draw(name)
+        roles_case(area, name, "nn.Transformer",
+                   {"width": 4, "heads": 2, "feedforward": 3, "layers": 2, "batch_first": False, "causal": causal},
+                   shake(nn.Transformer(4, 2, 2, 2, 3, dtype=dtype).eval()),
+                   [draw.normal(5, 2, 4, dtype=dtype), draw.normal(3, 2, 4, dtype=dtype)], [0, 1],
+                   **({"tgt_mask": causal_mask(3)} if causal else {}))
+
+
+def make_layers_area():
+    area = Area()
+    make_batch_norm(area)
+    make_conv2d(area)
+    make_conv_layers(area)
+    make_multihead_attention(area)
+    make_transformer(area)
+    torch.manual_seed(4)
+    note_initialisation(area, {
+        "nn.Conv2d": (nn.Conv2d(8, 64, 5), {"in": 8, "out": 64, "kernel": 5, "stride": 1, "padding": 0}),
+        "nn.MultiheadAttention": (nn.MultiheadAttention(64, 4), {"width": 64, "heads": 4, "batch_first": False})})
     return area
 
 
@@ -846,7 +995,7 @@ def make_gpt_weights():
     return area
 
 
-AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn,
+AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

@@ -2,10 +2,13 @@
 #include "nn/module.h"
 
 #include <array>
+#include <cmath>
 #include <map>
 #include <optional>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/recompute.h"
 #include "nn/gpt.h"
 #include "nn/init.h"
 #include "nn/layers.h"
@@ -448,4 +451,108 @@ TEST_CASE("init: values are in their bounds and come from the seed") {
   CHECK(same_bits(nn::LayerNorm(3).bias.data(), zeros({3})));
   CHECK_THROWS_AS(nn::Linear(0, 3), ValueError);
   CHECK_THROWS_AS(nn::Dropout(1.1), ValueError);
+}
+
+TEST_CASE("modules: batch normalisation counts its training batches and uses what it learned in eval mode") {
+  BatchNorm2d norm(3);
+  CHECK(keys(norm.state_dict()) ==
+        Names{"weight", "bias", "running_mean", "running_var", "num_batches_tracked"});
+  CHECK(norm.type_name() == "BatchNorm2d");
+  CHECK(norm.parameter_count() == 6);
+  const Tensor x = numbers({4, 3, 2, 2}, f32);
+  Tensor mean = zeros({3}), var = ones({3});
+  for (int step = 1; step <= 3; ++step) {
+    const Tensor y = norm(x);
+    CHECK(same_bits(y.detach(), batch_norm(x, mean, var, ones({3}), zeros({3}), {.training = true})));
+    CHECK(norm.num_batches_tracked.tensor().item<std::int64_t>() == step);
+  }
+  CHECK(same_bits(norm.running_mean, mean));
+  CHECK(same_bits(norm.running_var, var));
+  norm.eval();
+  BatchNorm2d copy = norm.clone();
+  CHECK(same_bits(norm(x).detach(), batch_norm(x, mean, var, ones({3}), zeros({3}))));
+  CHECK(same_bits(norm.running_mean, mean));
+  copy.train();
+  copy(x);
+  CHECK(same_bits(norm.running_mean, mean));
+  CHECK(norm.num_batches_tracked.tensor().item<std::int64_t>() == 3);
+  norm.to(f16);
+  CHECK(norm.running_var.tensor().dtype() == f16);
+  CHECK(norm.num_batches_tracked.tensor().dtype() == i64);
+  CHECK(one_line_about(message_of<ShapeError>([&] { norm(zeros({4, 3}, {f16})); }), "BatchNorm2d"));
+  BatchNorm1d rows(3);
+  CHECK(one_line_about(message_of<ShapeError>([&] { rows(x); }), "BatchNorm1d"));
+  CHECK(rows(zeros({2, 3})).shape() == Shape{2, 3});
+  CHECK(rows(zeros({2, 3, 4})).shape() == Shape{2, 3, 4});
+}
+
+TEST_CASE("modules: a captured step moves the running statistics as the step itself does") {
+  const Sequential eager(Conv2d(2, 3, 2), BatchNorm2d(3));
+  const Sequential captured = eager.clone();
+  const auto step = [](const Sequential& model) {
+    return [&model](std::span<const Tensor> in) {
+      return std::vector<Tensor>{sherd::mean(square(model(in[0])))};
+    };
+  };
+  const std::vector<Tensor> first = {numbers({2, 2, 4, 4}, f32, 1)}, next = {numbers({2, 2, 4, 4}, f32, 2)};
+  const NoGrad guard;
+  Program program = capture(step(captured), first);
+  step(eager)(first);
+  for (const auto& in : {next, first, next}) {
+    CHECK(same_bits(program.replay(in)[0], step(eager)(in)[0]));
+    CHECK(same_values(captured, eager));
+  }
+}
+
+TEST_CASE("modules: a region that recomputes may hold a batch normalisation in eval mode alone") {
+  Sequential model(Conv2d(2, 3, 2), BatchNorm2d(3));
+  const Tensor x = numbers({2, 2, 4, 4}, f32);
+  CHECK(one_line_about(message_of<StateError>([&] { recompute([&] { return model(x); }); }), "copy_"));
+  model.eval();
+  Sequential plain = model.clone();
+  sum(square(recompute([&] { return model(x); }))).backward();
+  sum(square(plain(x))).backward();
+  const auto a = model.named_parameters(), b = plain.named_parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(same_bits(a[i].parameter.grad(), b[i].parameter.grad()));
+}
+
+TEST_CASE("modules: a convolution starts within PyTorch's bounds and maps images to images") {
+  manual_seed(1);
+  Conv2d conv(3, 5, 2, {.stride = 2, .padding = 1});
+  CHECK(keys(conv.state_dict()) == Names{"weight", "bias"});
+  CHECK(conv.weight.shape() == Shape{5, 3, 2, 2});
+  const double bound = 1 / std::sqrt(12.0);
+  for (const Tensor& t : {conv.weight.data(), conv.bias.data()})
+    for (double v : doubles(t)) CHECK(std::abs(v) <= bound);
+  const Tensor x = numbers({2, 3, 5, 4}, f32);
+  CHECK(same_bits(conv(x).detach(), conv2d(x, conv.weight, conv.bias, {2, 1}).detach()));
+  CHECK(conv(x).shape() == Shape{2, 5, 3, 3});
+  CHECK(keys(Conv2d(1, 1, 1, {.bias = Bias::no}).state_dict()) == Names{"weight"});
+  CHECK(one_line_about(message_of<ValueError>([] { Conv2d(3, 5, 0); }), "Conv2d"));
+}
+
+TEST_CASE("modules: the norms of mixed precision run, or refuse their backward, as the catalogue says") {
+  const auto run = [](DType low, bool cast_statistics, bool norm_in_f32) {
+    Sequential model(Conv2d(1, 5, 3), BatchNorm2d(5), Conv2d(5, 4, 3));
+    auto& norm = static_cast<BatchNorm2d&>(model[1]);
+    for (std::size_t i : {0, 1, 2})
+      if (i != 1 || !norm_in_f32) model[i].to(low);
+    if (!cast_statistics) {
+      norm.running_mean.set(zeros({5}));
+      norm.running_var.set(ones({5}));
+    }
+    const Tensor z = model(numbers({3, 1, 9, 9}, low));
+    CHECK((z.dtype() == low && z.shape() == Shape{3, 4, 5, 5}));
+    return message_of<DTypeError>([&] {
+      sum(z).backward();
+      fail<DTypeError>("ok");
+    });
+  };
+  for (DType low : {f16, bf16}) {
+    CHECK(run(low, true, false).find("ok") == 0);
+    CHECK(run(low, false, true).find("ok") == 0);
+    const std::string text = run(low, false, false);
+    CHECK(text.find(low == f16 ? "Expected running_mean to have type Half but got Float"
+                               : "Expected running_mean to have type BFloat16 but got Float") == 0);
+  }
 }

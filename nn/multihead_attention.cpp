@@ -1,0 +1,52 @@
+#include "nn/multihead_attention.h"
+
+#include "nn/init.h"
+
+namespace sherd::nn {
+
+MultiheadAttention::MultiheadAttention(std::int64_t width, std::int64_t heads,
+                                       MultiheadAttentionOptions options)
+    : out_proj(width, width, {Bias::yes, options.tensor}),
+      heads(heads),
+      dropout(options.dropout),
+      batch_first(options.batch_first) {
+  check<ValueError>(heads > 0 && width % heads == 0,
+                    "MultiheadAttention: width {} does not divide into {} heads", width, heads);
+  check<ValueError>(dropout >= 0 && dropout < 1, "MultiheadAttention: dropout {} is outside [0, 1)", dropout);
+  in_proj_weight = Parameter(empty({3 * width, width}, options.tensor));
+  in_proj_bias = Parameter(zeros({3 * width}, options.tensor));
+  init::xavier_uniform_(in_proj_weight.object());
+  init::constant_(out_proj.bias.object(), 0);
+}
+
+/// `count` of the three projections side by side.
+Tensor MultiheadAttention::project(const Tensor& x, std::int64_t first, std::int64_t count) const {
+  const std::int64_t width = x.size(-1);
+  if (count == 3) return linear(x, in_proj_weight, in_proj_bias);
+  return linear(x, narrow(in_proj_weight, 0, first * width, count * width),
+                narrow(in_proj_bias, 0, first * width, count * width));
+}
+
+Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                   Causal causal) const {
+  const std::int64_t width = out_proj.weight.shape()[0];
+  const Tensor* in[] = {&query, &key, &value};
+  for (const Tensor* x : in)
+    check<ShapeError>(x->rank() == 3 && x->size(2) == width,
+                      "MultiheadAttention: takes three axes, the last of {}, got shape {}", width,
+                      x->shape());
+  const Shape heads_first = batch_first ? Shape{0, 2, 1, 3} : Shape{1, 2, 0, 3};
+  const Shape heads_last = batch_first ? Shape{0, 2, 1, 3} : Shape{2, 0, 1, 3};
+  Tensor parts[3];
+  for (std::int64_t i = 0, same = 1; i < 3; i += same) {  // neighbours that are one tensor share a product
+    for (same = 1; i + same < 3 && in[i + same]->is(*in[i]);) ++same;
+    const Tensor& x = *in[i];
+    const Tensor packed = reshape(project(x, i, same), {x.size(0), x.size(1), same, heads, width / heads});
+    for (std::int64_t j = 0; j < same; ++j) parts[i + j] = permute(select(packed, 2, j), heads_first);
+  }
+  const Tensor mixed = attention(parts[0], parts[1], parts[2],
+                                 {.causal = causal == Causal::yes, .dropout = training() ? dropout : 0});
+  return out_proj(reshape(permute(mixed, heads_last), query.shape()));
+}
+
+}  // namespace sherd::nn
