@@ -1,0 +1,93 @@
+// What one call among ranks is: a value that says everything a peer must agree on.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/tensor.h"
+
+namespace sherd {
+
+enum class CollectiveKind : std::uint8_t {
+  all_gather,      ///< every rank's input, side by side in rank order, on every rank
+  reduce_scatter,  ///< slice r of the combined inputs on rank r
+  all_reduce,      ///< the combined inputs on every rank
+  broadcast,       ///< the root's input on every rank
+  all_to_all,      ///< slice r of rank p's input becomes slice p of rank r's output
+  send,
+  recv,
+  barrier,
+};
+SHERD_API std::string_view to_string(CollectiveKind kind);
+
+/// How inputs of several ranks become one value. One rule on every transport: in rank order, in f32 for
+/// floats of up to 32 bits, in f64 for f64, in the own type (wrapping) for integers; then, for an average,
+/// one division by the number of ranks; then one rounding to the dtype.
+struct ReduceOp {
+  enum class Kind : std::uint8_t { sum, average, max, prescaled_sum };
+  Kind kind = Kind::sum;
+  float scale = 1;  ///< every input is multiplied by it first (`prescaled_sum` only)
+
+  static ReduceOp sum() { return {}; }
+  /// Floats only.
+  static ReduceOp average() { return {Kind::average, 1}; }
+  /// A NaN of any rank wins.
+  static ReduceOp max() { return {Kind::max, 1}; }
+  /// Floats only: the sum of `scale` times each input.
+  static ReduceOp prescaled_sum(float scale) { return {Kind::prescaled_sum, scale}; }
+  friend bool operator==(const ReduceOp&, const ReduceOp&) = default;
+};
+SHERD_API std::string to_string(const ReduceOp& reduction);
+
+/// Channels of a group: 0 to this, exclusive. Each has an order and sequence numbers of its own.
+inline constexpr int max_channels = 16;
+
+/// One call of one rank. A segment is an input and an output at the same place of the two lists; all segments
+/// have one dtype and one device, are dense, and travel in one call. Sizes a segment, with W ranks:
+/// all_gather n to W*n; reduce_scatter W*n to n; all_reduce and broadcast n to n; all_to_all W*n to W*n; send
+/// has inputs only, recv and the broadcast of a rank that is not the root need outputs only, barrier neither.
+/// In place: the output is the input; for all_gather and reduce_scatter the smaller one may be this rank's
+/// slice of the larger one.
+struct Collective {
+  CollectiveKind kind = CollectiveKind::barrier;
+  Tensors inputs, outputs;
+  ReduceOp reduction{};
+  int peer = -1;  ///< root of a broadcast, destination of a send, source of a recv: a rank of the group
+  int channel = 0;
+  std::string label{};  ///< for messages, logs and the peers' check: the same on every rank
+};
+
+/// What must be equal on every rank of a call, small enough to travel with it.
+struct Signature {
+  static constexpr std::size_t label_bytes = 64;
+
+  std::uint64_t digest = 0;  ///< of everything below and of the whole label; equal digests mean an equal call
+  CollectiveKind kind = CollectiveKind::barrier;
+  DType dtype = DType::u8;
+  ReduceOp::Kind op = ReduceOp::Kind::sum;
+  std::uint8_t label_length = 0;
+  std::int32_t root = -1;  ///< of a broadcast
+  float scale = 1;
+  std::uint32_t segments = 0;
+  std::int64_t first = 0, total = 0;  ///< elements that one rank brings (of a reduce_scatter: gets)
+  char label[label_bytes] = {};       ///< its beginning
+
+  /// In words, as errors and logs print it: "all_gather(f32, 2 segments, 24 elements) of 'layers.3'".
+  SHERD_API std::string text() const;
+};
+
+/// The tensors of a call whose elements `Signature::total` counts.
+inline const Tensors& counted(const Collective& c) {
+  return c.kind == CollectiveKind::reduce_scatter || c.inputs.empty() ? c.outputs : c.inputs;
+}
+
+/// The signature of a call that `validate` accepted.
+SHERD_API Signature signature_of(const Collective& collective);
+
+/// Checks everything that needs no peer: sizes, dtypes, devices, density, overlap, ranks. Throws ShapeError,
+/// DTypeError, DeviceError or ValueError.
+SHERD_API void validate(const Collective& collective, int rank, int size);
+
+}  // namespace sherd

@@ -1,0 +1,270 @@
+#include "collectives/group.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "collectives/group_end.h"
+#include "collectives/post.h"
+#include "collectives/observe.h"
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+
+namespace sherd {
+
+Line::~Line() = default;
+Transport::~Transport() = default;
+
+/// What a rank keeps about its calls.
+struct CollectiveState {
+  std::vector<Interception*> interceptions;
+  std::vector<OrderLog*> logs;
+  std::uint64_t calls = 0;
+
+  static CollectiveState& current() { return Context::current().slot<CollectiveState>(); }
+  void log(const GroupEnd& group, const Collective& c) const {
+    for (OrderLog* log : logs)
+      log->lines_.push_back(
+          fmt::format("{} channel {}: {}", group.name(), c.channel, signature_of(c).text()));
+  }
+  static const Interception::Body& body(const Interception& i) { return i.body_; }
+};
+
+Interception::Interception(Body body) : body_(std::move(body)) {
+  CollectiveState::current().interceptions.push_back(this);
+}
+Interception::~Interception() { std::erase(CollectiveState::current().interceptions, this); }
+OrderLog::OrderLog() { CollectiveState::current().logs.push_back(this); }
+OrderLog::~OrderLog() { std::erase(CollectiveState::current().logs, this); }
+std::uint64_t collective_calls() { return CollectiveState::current().calls; }
+
+// ---- one rank's end ----
+
+GroupEnd::GroupEnd(std::shared_ptr<Transport> transport, std::string name, std::vector<int> world_ranks)
+    : transport_(std::move(transport)),
+      name_(std::move(name)),
+      world_ranks_(std::move(world_ranks)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      owner_(&Context::current()),
+      state_(CollectiveState::current()) {}
+
+void GroupEnd::check_thread() const {
+  check<StateError>(
+      owner_ == Context::current_or_null(),
+      "group {}: it belongs to another thread's rank; a rank makes its groups on its own thread", name_);
+}
+
+Line& GroupEnd::line_of(CollectiveKind kind, int channel, int peer) {
+  if (kind == CollectiveKind::send) return transport_->messages(channel, rank_, peer);
+  if (kind == CollectiveKind::recv) return transport_->messages(channel, peer, rank_);
+  return transport_->channel(channel);
+}
+
+void GroupEnd::post(const Collective& c, Completion completion) {
+  validate(c, rank_, size_);
+  ++state_.calls;
+  state_.log(*this, c);
+  Line& line = line_of(c.kind, c.channel, c.peer);
+  const std::uint64_t sequence = line.post(c, signature_of(c));
+  posted_ = PostedCall{c.kind, c.peer, c.channel, sequence};
+  if (completion == Completion::posted) return;
+  line.wait(sequence);
+  line.wait_inputs(sequence);
+}
+
+void GroupEnd::enqueue(const Collective& collective, Completion completion) {
+  check_thread();
+  posted_.reset();
+  const auto& interceptions = state_.interceptions;
+  if (interceptions.empty()) return post(collective, completion);
+
+  const Group group(shared_from_this());
+  std::size_t left = interceptions.size();  // newest first
+  Interception::Proceed proceed = [&](const Collective& c) {
+    if (left == 0) return post(c, completion);
+    --left;
+    CollectiveState::body (*interceptions[left])({group, c}, proceed);
+    ++left;
+  };
+  proceed(collective);
+}
+
+void GroupEnd::renew() {
+  check_thread();
+  transport_ = transport_->renew();
+}
+
+// ---- the ops ----
+
+namespace ops {
+
+void Post::enqueue(Inputs in) const {
+  Collective c{.kind = kind, .reduction = reduction, .peer = peer, .channel = channel, .label = label};
+  for (const Tensor& t : in.first(inputs)) c.inputs.push_back(t);
+  for (const Tensor& t : in.subspan(inputs)) c.outputs.push_back(t);
+  group->enqueue(c, completion);
+}
+
+void Wait::wait() const {
+  Line& line = group->line_of(kind, channel, peer);
+  line.wait(line.posted() - 1 - behind);
+}
+
+}  // namespace ops
+
+// ---- work ----
+
+Line& Work::line() const {
+  group_->check_thread();
+  if (group_->transport() != transport_)
+    throw CollectiveError(
+        fmt::format("{} #{} on group {}: the group was renewed since it was posted; post it again",
+                    to_string(kind_), sequence_, group_->name()),
+        {}, sequence_);
+  return group_->line_of(kind_, channel_, peer_);
+}
+
+void Work::wait() {
+  if (!group_) return;
+  const std::uint64_t behind = line().posted() - 1 - sequence_;
+  apply_many(ops::Wait{group_, kind_, peer_, channel_, behind}, outputs_);
+}
+
+void Work::wait_inputs() {
+  if (group_) line().wait_inputs(sequence_);
+}
+
+bool Work::done() const { return !group_ || line().done(sequence_); }
+
+// ---- the handle ----
+
+Group::Group(std::shared_ptr<GroupEnd> end) : end_(std::move(end)) {}
+
+namespace {
+
+GroupEnd& end_of(const std::shared_ptr<GroupEnd>& end) {
+  check<StateError>(static_cast<bool>(end), "group: this rank is not in the group; ask defined() first");
+  return *end;
+}
+
+/// Sends a call through the door.
+void pass(const std::shared_ptr<GroupEnd>& end, const Collective& c, Completion completion) {
+  end_of(end);
+  Tensors tensors;
+  tensors.reserve(c.inputs.size() + c.outputs.size());
+  for (const Tensor& t : c.inputs) tensors.push_back(t);
+  for (const Tensor& t : c.outputs) tensors.push_back(t);
+  apply_many(ops::Post{end, c.kind, c.reduction, c.peer, c.channel, c.label, completion, c.inputs.size()},
+             tensors);
+}
+
+}  // namespace
+
+int Group::rank() const { return end_of(end_).rank(); }
+int Group::size() const { return end_of(end_).size(); }
+const std::string& Group::name() const { return end_of(end_).name(); }
+std::span<const int> Group::world_ranks() const { return end_of(end_).world_ranks(); }
+bool Group::failed() const { return end_of(end_).transport()->failed(); }
+void Group::renew() const { end_of(end_).renew(); }
+
+Work Group::enqueue(Collective c) const {
+  pass(end_, c, Completion::posted);
+  Work work;
+  const std::optional<PostedCall>& posted = end_->posted();
+  if (!posted) return work;
+  work.group_ = end_;
+  work.transport_ = end_->transport();
+  work.kind_ = posted->kind;
+  work.peer_ = posted->peer;
+  work.channel_ = posted->channel;
+  work.sequence_ = posted->sequence;
+  work.outputs_ = std::move(c.outputs);
+  return work;
+}
+
+void Group::call(Collective c) const { pass(end_, c, Completion::complete); }
+
+void Group::all_gather(const Tensor& output, const Tensor& input, CallOptions o) const {
+  call({CollectiveKind::all_gather, {input}, {output}, {}, -1, o.channel, std::move(o.label)});
+}
+void Group::reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp reduction,
+                           CallOptions o) const {
+  call({CollectiveKind::reduce_scatter, {input}, {output}, reduction, -1, o.channel, std::move(o.label)});
+}
+void Group::all_reduce(const Tensor& tensor, ReduceOp reduction, CallOptions o) const {
+  call({CollectiveKind::all_reduce, {tensor}, {tensor}, reduction, -1, o.channel, std::move(o.label)});
+}
+void Group::broadcast(const Tensor& tensor, int root, CallOptions o) const {
+  Collective c{CollectiveKind::broadcast, {}, {tensor}, {}, root, o.channel, std::move(o.label)};
+  if (rank() == root) c.inputs.push_back(tensor);
+  call(std::move(c));
+}
+void Group::all_to_all(const Tensor& output, const Tensor& input, CallOptions o) const {
+  call({CollectiveKind::all_to_all, {input}, {output}, {}, -1, o.channel, std::move(o.label)});
+}
+void Group::send(const Tensor& tensor, int destination, CallOptions o) const {
+  call({CollectiveKind::send, {tensor}, {}, {}, destination, o.channel, std::move(o.label)});
+}
+void Group::recv(const Tensor& tensor, int source, CallOptions o) const {
+  call({CollectiveKind::recv, {}, {tensor}, {}, source, o.channel, std::move(o.label)});
+}
+void Group::barrier(CallOptions o) const { call({.channel = o.channel, .label = std::move(o.label)}); }
+
+// ---- groups from groups ----
+
+Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view name) const {
+  const GroupEnd& end = end_of(end_);
+  std::vector<bool> taken(static_cast<std::size_t>(end.size()));
+  const std::vector<int>* mine = nullptr;
+  for (const std::vector<int>& list : lists)
+    for (int rank : list) {
+      check<ValueError>(rank >= 0 && rank < end.size(), "{}: rank {} is not in 0..{} of group {}", name, rank,
+                        end.size() - 1, end.name());
+      check<ValueError>(!taken[static_cast<std::size_t>(rank)], "{}: rank {} of group {} is listed twice",
+                        name, rank, end.name());
+      taken[static_cast<std::size_t>(rank)] = true;
+      if (rank == end.rank()) mine = &list;
+    }
+
+  const std::vector<int> members = mine ? *mine : std::vector<int>{};
+  const CallOptions call{.label = fmt::format("split of {} into {}", end.name(), lists)};
+  const std::string full_name = fmt::format("{}.{}", end.name(), name);
+  const Tensor word = Tensor::from({end.transport()->offer(members, full_name)}, {1});
+  const Tensor words = zeros({end.size()}, {i64, Device::cpu()});
+  const bool agree = end.transport()->has_peers();
+  if (agree) all_gather(words, word, call);
+  Group group;
+  if (mine) {
+    std::vector<int> world;
+    for (int rank : members) world.push_back(end.world_ranks()[static_cast<std::size_t>(rank)]);
+    const std::span offers(words.data<std::int64_t>(), static_cast<std::size_t>(end.size()));
+    group = Group(std::make_shared<GroupEnd>(end.transport()->join(members, offers, full_name), full_name,
+                                             std::move(world)));
+  }
+  if (agree) barrier(call);  // what was offered may go only when all have joined
+  return group;
+}
+
+Group Group::subgroup(std::span<const int> ranks) const {
+  return split({std::vector<int>(ranks.begin(), ranks.end())}, fmt::format("[{}]", fmt::join(ranks, ",")));
+}
+
+Group Group::blocks(int count) const {
+  check<ValueError>(count > 0 && size() % count == 0, "blocks: {} ranks do not divide into blocks of {}",
+                    size(), count);
+  std::vector<std::vector<int>> lists(static_cast<std::size_t>(size() / count));
+  for (int rank = 0; rank < size(); ++rank) lists[static_cast<std::size_t>(rank / count)].push_back(rank);
+  return split(lists, fmt::format("blocks({})[{}]", count, rank() / count));
+}
+
+Group Group::strided(int stride) const {
+  check<ValueError>(stride > 0 && size() % stride == 0, "strided: {} ranks do not divide by a stride of {}",
+                    size(), stride);
+  std::vector<std::vector<int>> lists(static_cast<std::size_t>(stride));
+  for (int rank = 0; rank < size(); ++rank) lists[static_cast<std::size_t>(rank % stride)].push_back(rank);
+  return split(lists, fmt::format("strided({})[{}]", stride, rank() % stride));
+}
+
+}  // namespace sherd

@@ -1,0 +1,53 @@
+// Ranks arranged in a grid with named dimensions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/group.h"
+
+namespace sherd {
+
+/// An N-dimensional arrangement of a group's ranks, row-major: the last dimension holds neighbours. Along
+/// every dimension lies one group for each line of ranks; this rank is in one of them. A value; copies are
+/// the same mesh.
+class SHERD_API DeviceMesh {
+ public:
+  DeviceMesh() = default;
+  /// Every rank of `group` calls, with the same arguments. The product of `sizes` is the group's size
+  /// (ShapeError); as many `names` as sizes, all different (ValueError).
+  DeviceMesh(const Group& group, std::vector<int> sizes, std::vector<std::string> names);
+
+  int dimensions() const { return static_cast<int>(sizes_.size()); }
+  const std::vector<int>& sizes() const { return sizes_; }
+  const std::vector<std::string>& names() const { return names_; }
+  /// Length of a dimension.
+  int size(std::string_view name) const { return sizes_[index(name)]; }
+  /// Where this rank is along a dimension.
+  int coordinate(std::string_view name) const { return coordinates_[index(name)]; }
+  const std::vector<int>& coordinates() const { return coordinates_; }
+
+  /// The ranks that differ from this one along `name` only.
+  const Group& group(std::string_view name) const { return along_[index(name)]; }
+  /// The only dimension's group (ValueError with several).
+  const Group& group() const;
+  /// All ranks of the mesh.
+  const Group& all() const { return all_; }
+
+  /// The mesh of some dimensions, in the order given, through this rank. A collective of `all()`, unless it
+  /// is one dimension or all of them in order.
+  DeviceMesh slice(const std::vector<std::string>& names) const;
+  DeviceMesh operator[](const std::string& name) const { return slice({name}); }
+
+ private:
+  std::size_t index(std::string_view name) const;
+
+  Group all_;
+  std::vector<int> sizes_, coordinates_;
+  std::vector<std::string> names_;
+  std::vector<Group> along_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,425 @@
+#include "collectives/mpi/line.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/combine.h"
+
+namespace sherd::mpi {
+namespace {
+
+constexpr std::int64_t longest_message = 1 << 30;  // MPI counts in int
+constexpr std::int64_t packets_up_to = 32 << 10;   // in packets that MPI sends at once, without asking
+constexpr std::int64_t slices_from = 32 << 10;     // bytes of an all_reduce that are worth two rounds
+
+bool on_meta(const Collective& c) {
+  const Tensors& some = c.inputs.empty() ? c.outputs : c.inputs;
+  return some.empty() || some[0].device().type == DeviceType::meta;
+}
+
+/// Bytes of each message that a piece travels in; both ends reckon alike.
+std::int64_t message_bytes(std::int64_t piece) {
+  return piece <= packets_up_to ? static_cast<std::int64_t>(frame_bytes) : longest_message;
+}
+
+}  // namespace
+
+MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id)
+    : process_(std::move(process)), core_(std::move(core)), id_(id), calls_(depth) {
+  if (id.source < 0) {
+    processes_ = core_->members;
+    self_ = static_cast<std::size_t>(core_->rank);
+  } else {
+    for (int rank : {id.source, id.destination})
+      processes_.push_back(core_->members[static_cast<std::size_t>(rank)]);
+    self_ = core_->rank == id.source ? 0 : 1;
+  }
+  inbox_.resize(lanes());
+  last_.resize(lanes());
+  from_lane_.resize(lanes());
+  sources_.resize(lanes());
+  process_->add(id_, *this);
+}
+
+MpiLine::~MpiLine() {
+  process_->remove(id_);
+  Abandoned left;
+  const auto leave = [&](std::vector<Message>& messages) {
+    for (Message& m : messages)
+      if (m.request != MPI_REQUEST_NULL) left.requests.push_back(m.request);
+  };
+  leave(receives_);
+  for (Call& c : calls_) {
+    leave(c.sends);
+    for (Ref<Storage>& storage : c.keep) left.keep.push_back(std::move(storage));
+  }
+  if (left.requests.empty()) return;
+  left.keep.push_back(std::move(staging_));
+  process_->abandon(std::move(left));
+}
+
+int MpiLine::rank_of(std::size_t lane) const {
+  return id_.source < 0 ? static_cast<int>(lane) : lane == 0 ? id_.source : id_.destination;
+}
+
+CallPlace MpiLine::place(std::uint64_t sequence) const {
+  return {core_->name, id_.channel, id_.source, id_.destination, sequence};
+}
+
+// ---- posting ----
+
+std::uint64_t MpiLine::post(const Collective& c, const Signature& signature) {
+  throw_if_failed();
+  if (posted_ >= depth) until([&] { return finished_ > posted_ - depth && sent(call(posted_)); });
+  Call& own = call(posted_);
+  fill(own, c, signature);
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane != self_) send_to(lane, own);
+  ++posted_;
+  return posted_ - 1;
+}
+
+void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
+  call.signature = signature;
+  call.reduction = c.reduction;
+  call.moves = !on_meta(c);
+  call.element = size_of(signature.dtype);
+  call.parts.clear();
+  call.keep.clear();
+  call.sends.clear();
+  call.tags.assign(lanes(), 0);
+  const auto address = [&](const Tensor& t) -> std::byte* {
+    if (!call.moves || t.numel() == 0) return nullptr;
+    call.keep.push_back(t.storage_ref());
+    return t.raw();
+  };
+  for (std::size_t i = 0; i < std::max(c.inputs.size(), c.outputs.size()); ++i) {
+    Part part{nullptr, nullptr, counted(c)[i].numel()};
+    if (!c.inputs.empty()) part.in = address(c.inputs[i]);
+    if (!c.outputs.empty()) part.out = address(c.outputs[i]);
+    call.parts.push_back(part);
+  }
+  const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
+  call.movement = Movement::of(c, static_cast<int>(lanes()), slices ? 2 : 1);
+}
+
+/// Calls `visit(part, piece)` for what `to` takes from `from`.
+template <class Visit>
+void MpiLine::pieces(const Call& call, int round, std::size_t from, std::size_t to,
+                     const Visit& visit) const {
+  if (!call.moves) return;
+  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+    const Piece piece =
+        call.movement.piece(round, static_cast<int>(from), static_cast<int>(to), call.parts[i].count);
+    if (piece.count > 0) visit(call.parts[i], piece);
+  }
+}
+
+std::int64_t MpiLine::bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const {
+  std::int64_t bytes = 0;
+  pieces(call, round, from, to, [&](const Part&, Piece piece) { bytes += piece.count * call.element; });
+  return bytes;
+}
+
+void MpiLine::send_to(std::size_t lane, Call& call) {
+  const std::int64_t bytes = bytes_between(call, 0, self_, lane);
+  const bool eager = bytes <= static_cast<std::int64_t>(eager_bytes);
+  const int to = processes_[lane];
+  if (!eager || call.movement.rounds == 2) call.tags[lane] = process_->next_tags(to);
+  Frame frame = process_->take_frame();
+  Header header;
+  header.line = id_;
+  header.tag = call.tags[lane];
+  header.sequence = posted_;
+  header.bytes = eager ? static_cast<std::uint32_t>(bytes) : 0;
+  header.from = process_->rank();
+  header.signature = call.signature;
+  std::memcpy(frame.bytes.get(), &header, sizeof header);
+  std::byte* at = frame.payload();
+  if (eager)
+    pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
+      const std::int64_t n = piece.count * call.element;
+      std::memcpy(at, part.in + piece.source * call.element, static_cast<std::size_t>(n));
+      at += n;
+    });
+  process_->send(to, std::move(frame));
+  if (!eager)
+    pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
+      send_piece(call, lane, header.tag, part.in + piece.source * call.element, piece.count * call.element);
+    });
+}
+
+void MpiLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte* data, std::int64_t bytes) {
+  const std::int64_t step = message_bytes(bytes);
+  for (; bytes > 0; data += step, bytes -= step) {
+    MPI_Request request;
+    MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+              process_->comm(), &request);
+    call.sends.push_back({request, lane});
+  }
+}
+
+void MpiLine::receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes) {
+  const std::int64_t step = message_bytes(bytes);
+  for (; bytes > 0; data += step, bytes -= step) {
+    MPI_Request request;
+    MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+              process_->comm(), &request);
+    receives_.push_back({request, lane});
+  }
+}
+
+// ---- moving ----
+
+void MpiLine::take(Frame frame) {
+  const auto from = std::ranges::find(processes_, frame.header().from);
+  inbox_[static_cast<std::size_t>(from - processes_.begin())].push_back(std::move(frame));
+}
+
+bool MpiLine::step() {
+  bool moved = false;
+  while (finished_ < posted_ && !core_->fault && !core_->reported) {
+    Call& own = call(finished_);
+    switch (stage_) {
+      case Stage::calls:
+        if (!all_called()) return moved;
+        begin_first_round();
+        break;
+      case Stage::first_round:
+        if (!received()) return moved;
+        if (own.movement.combines(0)) {
+          // What is combined in place may still be on its way to a peer.
+          if (own.movement.rounds == 1 && own.signature.kind == CollectiveKind::all_reduce && !sent(own))
+            return moved;
+          combine_parts(own);
+        }
+        if (own.movement.rounds == 1)
+          end_call();
+        else
+          stage_ = Stage::inputs_read;
+        break;
+      case Stage::inputs_read:
+        if (!sent(own)) return moved;
+        begin_second_round();
+        break;
+      case Stage::second_round:
+        if (!received()) return moved;
+        end_call();
+        break;
+    }
+    moved = true;
+  }
+  return moved;
+}
+
+/// Whether every peer has come to the oldest unfinished call, with the same call.
+bool MpiLine::all_called() {
+  bool all = true;
+  const Signature& own = call(finished_).signature;
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    if (lane == self_) continue;
+    if (inbox_[lane].empty()) {
+      all = false;
+      continue;
+    }
+    const Signature& other = header(lane).signature;
+    if (own.digest == other.digest) continue;
+    process_->fail(*core_, mismatch(place(finished_), {rank_of(self_), own}, {rank_of(lane), other}));
+    return false;
+  }
+  return all;
+}
+
+void MpiLine::begin_first_round() {
+  Call& own = call(finished_);
+  const bool combines = own.movement.combines(0);
+  std::int64_t staged = 0;
+  const auto beside = [&](std::size_t lane, std::int64_t bytes) {
+    return lane != self_ && bytes > static_cast<std::int64_t>(eager_bytes);
+  };
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    const std::int64_t bytes = bytes_between(own, 0, lane, self_);
+    if (combines && beside(lane, bytes)) staged += bytes;
+  }
+  staging_ = staged > 0 ? Storage::allocate(Device::cpu(), static_cast<std::size_t>(staged)) : nullptr;
+  auto* at = staged > 0 ? static_cast<std::byte*>(staging_->data()) : nullptr;
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    const std::int64_t bytes = bytes_between(own, 0, lane, self_);
+    if (!beside(lane, bytes)) continue;
+    if (combines) {
+      from_lane_[lane] = at;
+      pieces(own, 0, lane, self_, [&](const Part&, Piece piece) {  // one message each, as they are sent
+        receive_piece(lane, header(lane).tag, at, piece.count * own.element);
+        at += piece.count * own.element;
+      });
+    } else {
+      receive_placed(lane, own, 0, header(lane).tag);
+    }
+  }
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    const std::int64_t bytes = bytes_between(own, 0, lane, self_);
+    if (beside(lane, bytes)) continue;
+    if (lane != self_) from_lane_[lane] = inbox_[lane].front().payload();
+    if (!combines) place_pieces(lane, own);
+  }
+  stage_ = Stage::first_round;
+}
+
+/// Straight to where it belongs.
+void MpiLine::receive_placed(std::size_t lane, Call& call, int round, int tag) {
+  pieces(call, round, lane, self_, [&](const Part& part, Piece piece) {
+    receive_piece(lane, tag, part.out + piece.destination * call.element, piece.count * call.element);
+  });
+}
+
+/// What is here already: this rank's own, and what came in the frame.
+void MpiLine::place_pieces(std::size_t lane, Call& call) {
+  const std::byte* at = from_lane_[lane];
+  pieces(call, 0, lane, self_, [&](const Part& part, Piece piece) {
+    const std::int64_t bytes = piece.count * call.element;
+    if (lane == self_) at = part.in + piece.source * call.element;
+    copy_bytes(part.out + piece.destination * call.element, at, bytes);
+    at += bytes;
+  });
+}
+
+void MpiLine::combine_parts(Call& call) {
+  pieces(call, 0, self_, self_, [&](const Part& part, Piece piece) {
+    for (std::size_t lane = 0; lane < lanes(); ++lane) {
+      if (lane == self_) from_lane_[lane] = part.in + piece.source * call.element;
+      sources_[lane] = from_lane_[lane];
+      from_lane_[lane] += piece.count * call.element;  // pieces of one rank are alike on all lanes
+    }
+    combine(call.signature.dtype, call.reduction, sources_, part.out + piece.destination * call.element,
+            piece.count);
+  });
+}
+
+void MpiLine::begin_second_round() {
+  Call& own = call(finished_);
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    if (lane == self_) continue;
+    receive_placed(lane, own, 1, header(lane).tag + 1);
+    pieces(own, 1, self_, lane, [&](const Part& part, Piece piece) {
+      send_piece(own, lane, own.tags[lane] + 1, part.out + piece.source * own.element,
+                 piece.count * own.element);
+    });
+  }
+  stage_ = Stage::second_round;
+}
+
+void MpiLine::end_call() {
+  for (std::size_t lane = 0; lane < lanes(); ++lane) {
+    if (lane == self_) continue;
+    last_[lane] = header(lane).signature;
+    process_->give_back(std::move(inbox_[lane].front()));
+    inbox_[lane].pop_front();
+  }
+  staging_ = nullptr;
+  stage_ = Stage::calls;
+  ++finished_;
+}
+
+bool MpiLine::received() {
+  std::erase_if(receives_, [](Message& m) {
+    int done = 0;
+    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
+    return done != 0;
+  });
+  return receives_.empty();
+}
+
+/// Whether the peers have read what this rank sends of `call`. Who is gone reads no more.
+bool MpiLine::sent(Call& call) {
+  std::erase_if(call.sends, [&](Message& m) {
+    int done = 0;
+    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) return true;
+    if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
+    process_->abandon({{m.request}, call.keep});
+    return true;
+  });
+  return call.sends.empty();
+}
+
+bool MpiLine::idle() {
+  step();
+  bool all = finished_ == posted_;
+  for (Call& c : calls_) all = sent(c) && all;
+  return all;
+}
+
+// ---- waiting ----
+
+void MpiLine::wait(std::uint64_t sequence) {
+  // In two rounds peers read the outputs too.
+  until([&] {
+    return finished_ > sequence &&
+           (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
+  });
+}
+
+void MpiLine::wait_inputs(std::uint64_t sequence) {
+  until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); });
+  if (sequence + depth >= posted_) call(sequence).keep.clear();
+}
+
+bool MpiLine::done(std::uint64_t sequence) {
+  throw_if_failed();
+  process_->progress();
+  step();
+  return finished_ > sequence &&
+         (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
+}
+
+void MpiLine::throw_if_failed() {
+  if (core_->reported && !core_->fault) process_->press(*core_);
+  if (core_->fault) core_->fault->raise();
+}
+
+template <class Ready>
+void MpiLine::until(const Ready& ready) {
+  Patience patience(process_->spins());
+  for (;;) {
+    const bool moved = process_->progress();
+    if (step() || moved) patience.reset();
+    if (ready()) return;
+    throw_if_failed();
+    if (patience.spinning() && patience.looks() % 64 != 63) {
+      patience.pause();
+    } else if (process_->step_others(this)) {
+      patience.reset();
+    } else {
+      look_for_the_missing();
+      patience.pause();
+    }
+  }
+}
+
+/// A peer that can no longer give what the oldest unfinished call needs.
+std::optional<std::size_t> MpiLine::missing() {
+  if (finished_ == posted_) return {};
+  const std::uint32_t run = id_.group.run;
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane != self_ && stage_ == Stage::calls && inbox_[lane].empty() &&
+        process_->gone(processes_[lane], run))
+      return lane;
+  for (const Message& m : receives_) {
+    const std::optional<Gone> gone = process_->gone(processes_[m.lane], run);
+    if (gone && gone->how != Departure::left) return m.lane;
+  }
+  return {};
+}
+
+void MpiLine::look_for_the_missing() {
+  if (core_->fault || core_->reported) return;
+  const std::optional<std::size_t> lane = missing();
+  if (!lane) return;
+  const Gone gone = *process_->gone(processes_[*lane], id_.group.run);
+  std::optional<Signature> last = last_[*lane];
+  if (!inbox_[*lane].empty()) last = header(*lane).signature;
+  process_->fail(*core_, departed(place(finished_), rank_of(*lane), gone.how, gone.reason, last,
+                                  {rank_of(self_), call(finished_).signature}));
+}
+
+}  // namespace sherd::mpi

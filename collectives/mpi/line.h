@@ -1,0 +1,108 @@
+// One order of calls between processes.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collectives/mpi/process.h"
+#include "collectives/movement.h"
+#include "collectives/transport.h"
+
+namespace sherd::mpi {
+
+class MpiLine final : public Line {
+ public:
+  MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id);
+  ~MpiLine() override;
+
+  std::uint64_t post(const Collective& collective, const Signature& signature) override;
+  void wait(std::uint64_t sequence) override;
+  void wait_inputs(std::uint64_t sequence) override;
+  bool done(std::uint64_t sequence) override;
+  std::uint64_t posted() const override { return posted_; }
+
+  const GroupCore& core() const { return *core_; }
+  /// A frame of this line came.
+  void take(Frame frame);
+  /// Moves on as far as what has come allows; says whether anything happened. Never waits.
+  bool step();
+  /// Nothing is under way.
+  bool idle();
+  /// What is under way will never be done.
+  bool hopeless() { return core_->fault || missing().has_value(); }
+
+ private:
+  static constexpr std::uint64_t depth = 8;  ///< calls under way
+
+  struct Part {
+    const std::byte* in;
+    std::byte* out;
+    std::int64_t count;  ///< elements, as `Signature::total` counts them
+  };
+  struct Message {
+    MPI_Request request;
+    std::size_t lane;
+  };
+  struct Call {
+    Signature signature;
+    Movement movement{CollectiveKind::barrier};
+    ReduceOp reduction;
+    std::int64_t element = 1;
+    bool moves = false;  ///< there are bytes to move: not on meta
+    std::vector<Part> parts;
+    std::vector<Ref<Storage>> keep;
+    std::vector<Message> sends;
+    std::vector<int> tags;  ///< of this rank's long payloads, a lane
+  };
+  /// Of the oldest unfinished call.
+  enum class Stage { calls, first_round, inputs_read, second_round };
+
+  std::size_t lanes() const { return processes_.size(); }
+  int rank_of(std::size_t lane) const;
+  CallPlace place(std::uint64_t sequence) const;
+  Call& call(std::uint64_t sequence) { return calls_[sequence % depth]; }
+  const Header& header(std::size_t lane) const { return inbox_[lane].front().header(); }
+
+  void fill(Call& call, const Collective& c, const Signature& signature);
+  void send_to(std::size_t lane, Call& call);
+  std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
+  template <class Visit>
+  void pieces(const Call& call, int round, std::size_t from, std::size_t to, const Visit& visit) const;
+  void send_piece(Call& call, std::size_t lane, int tag, const std::byte* data, std::int64_t bytes);
+  void receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes);
+
+  bool all_called();
+  void begin_first_round();
+  void receive_placed(std::size_t lane, Call& call, int round, int tag);
+  void place_pieces(std::size_t lane, Call& call);
+  void combine_parts(Call& call);
+  void begin_second_round();
+  void end_call();
+  bool received();
+  bool sent(Call& call);
+
+  template <class Ready>
+  void until(const Ready& ready);
+  void throw_if_failed();
+  std::optional<std::size_t> missing();
+  void look_for_the_missing();
+
+  std::shared_ptr<Process> process_;
+  std::shared_ptr<GroupCore> core_;
+  LineId id_;
+  std::vector<int> processes_;  ///< a lane
+  std::size_t self_;
+  std::vector<std::deque<Frame>> inbox_;
+  std::vector<std::optional<Signature>> last_;  ///< each lane's last call that is finished here
+  std::vector<Call> calls_;
+  std::uint64_t posted_ = 0, finished_ = 0;
+  Stage stage_ = Stage::calls;
+  std::vector<Message> receives_;
+  Ref<Storage> staging_;
+  std::vector<const std::byte*> from_lane_;  ///< where each lane's pieces lie, side by side
+  std::vector<const std::byte*> sources_;
+};
+
+}  // namespace sherd::mpi

@@ -1,0 +1,403 @@
+#include "collectives/mpi/process.h"
+
+#include <sched.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "collectives/mpi/line.h"
+#include "runtime/context.h"
+#include "runtime/pause.h"
+
+namespace sherd::mpi {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<Header> && std::is_trivially_copyable_v<Door>);
+
+constexpr int frame_tag = 0, first_tag = 1;
+constexpr int last_looks = 200;  // for what a dead process may have left under way
+/// How long the process that decides on a fault's text may be stopped before another one does.
+constexpr std::chrono::milliseconds decision_time{500};
+
+struct Slot {
+  std::shared_ptr<Process> process;
+};
+
+}  // namespace
+
+void Patience::pause() {
+  ++looks_;
+  if (looks_ < spins_) {
+    pause_briefly();
+  } else if (looks_ < spins_ + 20) {
+    ::sched_yield();  // on a busy core each may cost a time slice; who sleeps is woken sooner
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(looks_ < spins_ + 1000 ? 20 : 200));
+  }
+}
+
+std::shared_ptr<Process> Process::current(const Launch& launch) {
+  Slot& slot = Context::current().slot<Slot>();
+  if (!slot.process) slot.process = std::make_shared<Process>(launch);
+  return slot.process;
+}
+
+// ---- start and end ----
+
+Process::Process(const Launch& launch) {
+  check<StateError>(
+      launch.launcher != Launcher::torchrun,
+      "launch: torchrun started {} processes, but connects none; start the program with mpirun, srun "
+      "or `sherd launch -n {}`",
+      launch.size, launch.size);
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  check<StateError>(
+      finalized == 0,
+      "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
+  if (initialized == 0) {
+    int provided = 0;
+    ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
+             0);  // OpenMPI would yield in every look; Patience knows better
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    owns_mpi_ = true;
+  }
+  start(launch);
+}
+
+void Process::start(const Launch& launch) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  check<StateError>(
+      size == launch.size && rank_ == launch.rank,
+      "launch: the environment says rank {} of {}, but MPI says rank {} of {}; start the program with "
+      "the mpirun or srun that belongs to this build's MPI, or with `sherd launch -n {}`",
+      launch.rank, launch.size, rank_, size, launch.size);
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);  // what goes wrong with a peer is heard from the watch
+  int* limit = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found);
+  tag_limit_ = found != 0 ? *limit : 32767;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  spins_ = launch.local_size <= cores ? 2000 : 20;
+  peers_.resize(static_cast<std::size_t>(size));
+
+  watch_ = std::make_unique<Watch>(rank_, size);
+  std::vector<Door> doors(static_cast<std::size_t>(size));
+  MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_);
+  watch_->connect(doors);
+  for (std::size_t slot = 0; slot < incoming_.size(); ++slot) receive_into(slot);
+}
+
+Process::~Process() {
+  if (!watch_) return;
+  lines_.clear();
+  if (in_run_) {  // the program ends inside a body: peers hear the connections break
+    clean_ = false;
+  } else {
+    Notice goodbye = notice(Notice::Kind::goodbye);
+    goodbye.flag = clean_;
+    announce(std::move(goodbye));
+  }
+  const bool finish = clean_ && all_said_goodbye();
+  if (finish) {
+    for (MPI_Request& request : requests_) {
+      MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+    MPI_Comm_free(&comm_);
+    if (owns_mpi_) MPI_Finalize();
+    return;
+  }
+  // MPI may still use all this while the process goes.
+  using Left = std::tuple<std::array<Frame, 16>, std::deque<Sending>, std::vector<Abandoned>>;
+  [[maybe_unused]] const Left* left =
+      std::make_unique<Left>(std::move(incoming_), std::move(sending_), std::move(abandoned_)).release();
+#if defined(__SANITIZE_ADDRESS__)
+  __lsan_ignore_object(left);
+#endif
+}
+
+/// Waits for the last of them, as MPI's end does; false when one had a fault or died.
+bool Process::all_said_goodbye() {
+  Patience patience(spins_);
+  for (;;) {
+    progress();
+    bool all = true;
+    for (int p = 0; p < size(); ++p) {
+      if (p == rank_) continue;
+      if (peer(p).died || (peer(p).goodbye && !peer(p).goodbye->flag)) return false;
+      all = all && peer(p).goodbye;
+    }
+    if (all) return true;
+    patience.pause();
+  }
+}
+
+// ---- runs ----
+
+std::uint32_t Process::begin_run() {
+  in_run_ = true;
+  next_number_ = 1;
+  return run_;
+}
+
+void Process::leave(std::uint32_t run, Departure how, const std::string& reason) {
+  Notice departed = notice(Notice::Kind::departed);
+  departed.group.run = run;
+  departed.how = how;
+  departed.text = reason;
+  announce(departed);
+  if (how == Departure::threw) orphans_.clear();
+  Patience patience(spins_);
+  while (!settled(run)) {
+    if (progress() || step_others(nullptr))
+      patience.reset();
+    else
+      patience.pause();
+  }
+  orphans_.clear();
+  departed.flag = true;
+  announce(departed);
+  std::erase_if(mail_, [&](const auto& entry) { return entry.first.group.run <= run; });
+  std::erase_if(early_, [&](const auto& entry) { return entry.first.run <= run; });
+  in_run_ = false;
+  run_ = run + 1;
+}
+
+/// Whether the peers have what this rank posted, as far as they want it.
+bool Process::settled(std::uint32_t run) {
+  std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
+  if (!orphans_.empty()) return false;
+  return std::ranges::all_of(sending_, [&](const Sending& s) { return deaf(s.to, run); });
+}
+
+void Process::announce(Notice notice) {
+  for (int p = 0; p < size(); ++p) {
+    if (p == rank_) continue;
+    notice.value = peer(p).sent;
+    watch_->send(p, notice);
+  }
+}
+
+Notice Process::notice(Notice::Kind kind) const {
+  Notice notice;
+  notice.kind = kind;
+  return notice;
+}
+
+// ---- groups ----
+
+std::shared_ptr<GroupCore> Process::make_group(GroupId id, std::vector<int> members, std::string name) {
+  const auto place = std::ranges::find(members, rank_) - members.begin();
+  auto core = std::make_shared<GroupCore>(
+      GroupCore{id, std::move(members), static_cast<int>(place), std::move(name)});
+  number_used(id.number);
+  groups_[id] = core;
+  const auto early = early_.find(id);
+  if (early == early_.end()) return core;
+  const std::vector<Watch::News> news = std::move(early->second);
+  early_.erase(early);
+  for (const Watch::News& n : news) apply(n.process, n.notice);
+  return core;
+}
+
+void Process::fail(GroupCore& core, Fault fault) {
+  if (core.fault || core.reported) return;
+  clean_ = false;
+  Notice report = notice(Notice::Kind::report);
+  report.group = core.id;
+  report.sequence = fault.sequence;
+  report.ranks.assign(fault.ranks.begin(), fault.ranks.end());
+  report.members.assign(core.members.begin(), core.members.end());
+  report.text = std::move(fault.text);
+  core.reported = report;
+  core.reported_at = std::chrono::steady_clock::now();
+  for (int member : core.members) {
+    if (member == rank_) return watch_->decide(report);
+    if (peer(member).died || peer(member).goodbye) continue;
+    return watch_->send(member, report);
+  }
+}
+
+void Process::press(GroupCore& core) {
+  if (core.fault || std::chrono::steady_clock::now() - core.reported_at < decision_time) return;
+  watch_->decide(*core.reported);
+}
+
+void Process::ask_renewal(GroupCore& core) {
+  clean_ = false;
+  core.renewals[rank_] = next_number_;
+  Notice renewal = notice(Notice::Kind::renewal);
+  renewal.group = core.id;
+  renewal.value = next_number_;
+  for (int member : core.members)
+    if (member != rank_) watch_->send(member, renewal);
+  apply_renewal(core);
+}
+
+std::optional<Gone> Process::gone(int process, std::uint32_t run) const {
+  const Peer& p = peer(process);
+  const bool all_here = p.died.has_value();
+  const auto departed = p.departed.find(run);
+  if (departed != p.departed.end() && (all_here || p.received >= departed->second.value))
+    return Gone{departed->second.how, departed->second.text};
+  if (p.goodbye && (all_here || p.received >= p.goodbye->value)) return Gone{Departure::left, {}};
+  if (all_here) return Gone{Departure::died, p.died->text};
+  return {};
+}
+
+bool Process::deaf(int process, std::uint32_t run) const {
+  const Peer& p = peer(process);
+  if (p.died || p.goodbye) return true;
+  const auto departed = p.departed.find(run);
+  return departed != p.departed.end() && (departed->second.flag || departed->second.how == Departure::threw);
+}
+
+// ---- lines ----
+
+void Process::add(const LineId& id, MpiLine& line) {
+  lines_[id] = &line;
+  const auto mail = mail_.find(id);
+  if (mail == mail_.end()) return;
+  for (Frame& frame : mail->second) line.take(std::move(frame));
+  mail_.erase(mail);
+}
+void Process::remove(const LineId& id) { lines_.erase(id); }
+void Process::adopt(std::unique_ptr<MpiLine> line) { orphans_.push_back(std::move(line)); }
+void Process::abandon(Abandoned requests) { abandoned_.push_back(std::move(requests)); }
+
+bool Process::step_others(const MpiLine* line) {
+  bool moved = false;
+  for (const auto& [id, other] : lines_)
+    if (other != line) moved = other->step() || moved;
+  return moved;
+}
+
+// ---- frames ----
+
+Frame Process::take_frame() {
+  if (spare_.empty()) return {std::make_unique_for_overwrite<std::byte[]>(frame_bytes)};
+  Frame frame = std::move(spare_.back());
+  spare_.pop_back();
+  return frame;
+}
+
+void Process::send(int to, Frame frame) {
+  ++peer(to).sent;
+  const int bytes = static_cast<int>(sizeof(Header) + frame.header().bytes);
+  MPI_Request request;
+  MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
+  sending_.push_back({request, to, std::move(frame)});
+  reap();
+}
+
+/// Takes back the frames that are on their way.
+void Process::reap() {
+  while (!sending_.empty()) {
+    int done = 0;
+    MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) return;
+    give_back(std::move(sending_.front().frame));
+    sending_.pop_front();
+  }
+}
+
+int Process::next_tags(int to) {
+  const std::uint32_t pairs = static_cast<std::uint32_t>(tag_limit_ - first_tag) / 2;
+  return first_tag + 2 * static_cast<int>(peer(to).tags++ % pairs);
+}
+
+void Process::receive_into(std::size_t slot) {
+  incoming_[slot] = take_frame();
+  MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag, comm_,
+            &requests_[slot]);
+}
+
+/// Frames of one process are taken in the order in which it sent them: receives match in the order posted.
+bool Process::receive() {
+  bool any = false;
+  for (;;) {
+    int done = 0;
+    MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
+    if (done == 0) return any;
+    Frame frame = std::move(incoming_[next_in_]);
+    receive_into(next_in_);
+    next_in_ = (next_in_ + 1) % incoming_.size();
+    deliver(std::move(frame));
+    any = true;
+  }
+}
+
+void Process::deliver(Frame frame) {
+  const Header& header = frame.header();
+  ++peer(header.from).received;
+  const auto line = lines_.find(header.line);
+  if (line != lines_.end()) return line->second->take(std::move(frame));
+  if (header.line.group.run >= run_) mail_[header.line].push_back(std::move(frame));
+}
+
+bool Process::progress() {
+  const bool news = watch_->any_news();
+  if (news) take_news();
+  const bool any = receive();
+  if (!sending_.empty()) reap();
+  return any || news;
+}
+
+// ---- news ----
+
+void Process::take_news() {
+  for (Watch::News& n : watch_->take_news()) apply(n.process, std::move(n.notice));
+}
+
+void Process::apply(int process, Notice notice) {
+  switch (notice.kind) {
+    case Notice::Kind::departed:
+      if (notice.group.run >= run_) peer(process).departed[notice.group.run] = std::move(notice);
+      return;
+    case Notice::Kind::goodbye:
+      peer(process).goodbye = std::move(notice);
+      return;
+    case Notice::Kind::died:
+      clean_ = false;
+      for (int looks = 0; looks < last_looks; ++looks)
+        if (receive()) looks = 0;
+      peer(process).died = std::move(notice);
+      return;
+    case Notice::Kind::report:  // the watch has dealt with it
+      return;
+    case Notice::Kind::fault:
+    case Notice::Kind::renewal:
+      break;
+  }
+  clean_ = false;
+  const auto found = groups_.find(notice.group);
+  const std::shared_ptr<GroupCore> core = found == groups_.end() ? nullptr : found->second.lock();
+  if (!core) {
+    if (notice.group.run >= run_) early_[notice.group].push_back({process, std::move(notice)});
+    return;
+  }
+  if (notice.kind == Notice::Kind::renewal) {
+    core->renewals[process] = notice.value;
+    return apply_renewal(*core);
+  }
+  if (!core->fault)
+    core->fault = Fault{notice.text, {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
+}
+
+void Process::apply_renewal(GroupCore& core) {
+  if (core.fault) return;
+  core.fault =
+      Fault{fmt::format("group {}: it is being renewed; calls posted before are void", core.name), {}, 0};
+}
+
+}  // namespace sherd::mpi

@@ -1,0 +1,192 @@
+// This process as a rank of MPI's world: frames to and from the others, what is known of them, what is under
+// way.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/mpi/watch.h"
+#include "collectives/processes.h"
+#include "runtime/storage.h"
+
+namespace sherd::mpi {
+
+class MpiLine;
+
+/// Bytes of a frame on the wire. With MPI's own header it stays below what shared memory and TCP carry
+/// without asking the receiver first.
+inline constexpr std::size_t frame_bytes = 4000;
+
+struct LineId {
+  GroupId group;
+  std::int32_t channel = 0, source = -1, destination = -1;
+  friend auto operator<=>(const LineId&, const LineId&) = default;
+};
+
+/// Opens a frame: one rank's part in one call, for one peer. Payloads up to a frame's end come with it;
+/// longer ones follow as messages with `tag`, and those of the second round with `tag + 1`.
+struct Header {
+  LineId line;
+  std::int32_t tag = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t bytes = 0;  ///< of the payload in this frame
+  std::int32_t from = 0;    ///< process
+  Signature signature;
+};
+inline constexpr std::size_t eager_bytes = frame_bytes - sizeof(Header);
+
+/// A frame in memory.
+struct Frame {
+  std::unique_ptr<std::byte[]> bytes;
+  const Header& header() const { return *reinterpret_cast<const Header*>(bytes.get()); }
+  std::byte* payload() const { return bytes.get() + sizeof(Header); }
+};
+
+/// What the members of a group share, as this process sees it.
+struct GroupCore {
+  GroupId id;
+  std::vector<int> members;  ///< processes
+  int rank = 0;              ///< of this process among them
+  std::string name;
+  std::optional<Fault> fault{};
+  std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
+  std::chrono::steady_clock::time_point reported_at{};
+  std::map<int, std::uint64_t> renewals{};  ///< by process: who asked, and its first free number
+};
+
+/// Why a process gives nothing more in a run.
+struct Gone {
+  Departure how;
+  std::string reason;
+};
+
+/// Requests that nobody waits for any more, and the memory that they use.
+struct Abandoned {
+  std::vector<MPI_Request> requests;
+  std::vector<Ref<Storage>> keep;
+};
+
+class Process : public std::enable_shared_from_this<Process> {
+ public:
+  /// The calling thread's; starts MPI on the first call.
+  static std::shared_ptr<Process> current(const Launch& launch);
+  explicit Process(const Launch& launch);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  MPI_Comm comm() const { return comm_; }
+  /// Looks at the peers' progress before giving the core away.
+  int spins() const { return spins_; }
+
+  // ---- runs ----
+  std::uint32_t begin_run();
+  void leave(std::uint32_t run, Departure how, const std::string& reason);
+
+  // ---- groups ----
+  std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name);
+  std::uint32_t next_number() const { return next_number_; }
+  void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
+  /// Tells all members, who throw it; or, when another fault was first, that one.
+  void fail(GroupCore& core, Fault fault);
+  /// After a fault was found here: makes sure that a decision comes even if the one who decides is stopped.
+  void press(GroupCore& core);
+  void ask_renewal(GroupCore& core);
+  /// Whether `process` gives nothing more in this run, though all that it sent is here.
+  std::optional<Gone> gone(int process, std::uint32_t run) const;
+  /// Whether `process` reads nothing more in this run.
+  bool deaf(int process, std::uint32_t run) const;
+
+  // ---- lines ----
+  void add(const LineId& id, MpiLine& line);
+  void remove(const LineId& id);
+  /// Keeps a line that still has calls under way, until they are done or can never be.
+  void adopt(std::unique_ptr<MpiLine> line);
+  void abandon(Abandoned requests);
+
+  // ---- moving ----
+  Frame take_frame();
+  void give_back(Frame frame) { spare_.push_back(std::move(frame)); }
+  void send(int to, Frame frame);
+  /// Tags for one long payload to `to`.
+  int next_tags(int to);
+  /// Takes in frames and news; says whether there were any. Never waits.
+  bool progress();
+  bool step_others(const MpiLine* line);
+
+ private:
+  struct Peer {
+    std::uint64_t sent = 0, received = 0;  ///< frames
+    std::uint32_t tags = 0;
+    std::optional<Notice> goodbye, died;
+    std::map<std::uint32_t, Notice> departed;
+  };
+  struct Sending {
+    MPI_Request request;
+    int to;
+    Frame frame;
+  };
+
+  Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
+  const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  void start(const Launch& launch);
+  void receive_into(std::size_t slot);
+  bool receive();
+  void deliver(Frame frame);
+  void reap();
+  void take_news();
+  void apply(int process, Notice notice);
+  void apply_fault(const Notice& notice);
+  void apply_renewal(GroupCore& core);
+  Notice notice(Notice::Kind kind) const;
+  void announce(Notice notice);
+  bool settled(std::uint32_t run);
+  void drop_orphans(std::uint32_t run, bool all);
+  bool all_said_goodbye();
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  bool owns_mpi_ = false, clean_ = true, in_run_ = false;
+  int rank_ = 0, spins_ = 0;
+  std::int32_t tag_limit_ = 0;
+  std::vector<Peer> peers_;
+  std::uint32_t run_ = 0, next_number_ = 0;
+
+  std::array<Frame, 16> incoming_;
+  std::array<MPI_Request, 16> requests_;
+  std::size_t next_in_ = 0;
+  std::deque<Sending> sending_;
+  std::vector<Frame> spare_;
+
+  std::map<LineId, MpiLine*> lines_;
+  std::map<LineId, std::deque<Frame>> mail_;  ///< for lines that this rank has not used yet
+  std::vector<std::unique_ptr<MpiLine>> orphans_;
+  std::map<GroupId, std::weak_ptr<GroupCore>> groups_;
+  std::map<GroupId, std::vector<Watch::News>> early_;  ///< about groups that are not made here yet
+  std::vector<Abandoned> abandoned_;
+  std::unique_ptr<Watch> watch_;
+};
+
+/// Between two looks: spins, then gives the core away, then sleeps for moments.
+class Patience {
+ public:
+  explicit Patience(int spins) : spins_(spins) {}
+  void reset() { looks_ = 0; }
+  void pause();
+  bool spinning() const { return looks_ < spins_; }
+  int looks() const { return looks_; }
+
+ private:
+  int spins_, looks_ = 0;
+};
+
+}  // namespace sherd::mpi

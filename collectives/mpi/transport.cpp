@@ -1,0 +1,109 @@
+#include <array>
+#include <map>
+#include <numeric>
+
+#include "collectives/mpi/line.h"
+#include "collectives/mpi/process.h"
+#include "collectives/mpi/run.h"
+
+namespace sherd::mpi {
+namespace {
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core)
+      : process_(std::move(process)), core_(std::move(core)) {}
+  ~MpiTransport() override {
+    for (auto& [id, line] : lines_)
+      if (!line->hopeless() && !line->idle()) process_->adopt(std::move(line));
+  }
+
+  int rank() const override { return core_->rank; }
+  int size() const override { return static_cast<int>(core_->members.size()); }
+
+  Line& channel(int index) override { return line({core_->id, index, -1, -1}); }
+  Line& messages(int index, int source, int destination) override {
+    return line({core_->id, index, source, destination});
+  }
+
+  std::int64_t offer(std::span<const int>, const std::string&) override { return process_->next_number(); }
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+                                  const std::string& name) override {
+    // Above every number that a member has used, so no process is in two groups of one number.
+    const auto number = static_cast<std::uint32_t>(*std::ranges::max_element(words));
+    std::vector<int> processes;
+    for (int rank : members) processes.push_back(core_->members[static_cast<std::size_t>(rank)]);
+    return std::make_unique<MpiTransport>(
+        process_, process_->make_group({core_->id.run, number}, std::move(processes), name));
+  }
+
+  std::unique_ptr<Transport> renew() override {
+    process_->ask_renewal(*core_);
+    Patience patience(process_->spins());
+    while (core_->renewals.size() < core_->members.size()) {
+      if (process_->progress()) {
+        patience.reset();
+        continue;
+      }
+      refuse_if_one_is_gone();
+      patience.pause();
+    }
+    std::uint64_t number = 0;
+    for (const auto& [process, first_free] : core_->renewals) number = std::max(number, first_free);
+    return std::make_unique<MpiTransport>(
+        process_, process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, core_->members,
+                                       core_->name));
+  }
+  bool failed() const override {
+    process_->progress();
+    return core_->fault.has_value();
+  }
+
+ private:
+  Line& line(const LineId& id) {
+    std::unique_ptr<MpiLine>& line = lines_[id];
+    if (!line) line = std::make_unique<MpiLine>(process_, core_, id);
+    return *line;
+  }
+  void refuse_if_one_is_gone() const {
+    for (std::size_t rank = 0; rank < core_->members.size(); ++rank) {
+      const int member = core_->members[rank];
+      if (core_->renewals.contains(member) || !process_->gone(member, core_->id.run)) continue;
+      throw CollectiveError(
+          fmt::format("renew of group {}: rank {} is gone; only groups without it can go on", core_->name,
+                      rank),
+          {static_cast<int>(rank)}, 0);
+    }
+  }
+
+  std::shared_ptr<Process> process_;
+  std::shared_ptr<GroupCore> core_;
+  std::map<LineId, std::unique_ptr<MpiLine>> lines_;
+};
+
+class MpiRun final : public ProcessRun {
+ public:
+  explicit MpiRun(std::shared_ptr<Process> process)
+      : process_(std::move(process)), run_(process_->begin_run()) {}
+
+  std::unique_ptr<Transport> world() override {
+    std::vector<int> all(static_cast<std::size_t>(process_->size()));
+    std::iota(all.begin(), all.end(), 0);
+    return std::make_unique<MpiTransport>(process_, process_->make_group({run_, 0}, std::move(all), "world"));
+  }
+  void leave(Departure how, const std::string& reason) noexcept override {
+    process_->leave(run_, how, reason);
+  }
+
+ private:
+  std::shared_ptr<Process> process_;
+  std::uint32_t run_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessRun> begin_run(const Launch& launch) {
+  return std::make_unique<MpiRun>(Process::current(launch));
+}
+
+}  // namespace sherd::mpi

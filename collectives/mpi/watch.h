@@ -1,0 +1,97 @@
+// Hears at once when a process of the job ends, and carries notices, whatever the rank's own thread is doing.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/mpi/notice.h"
+
+namespace sherd::mpi {
+
+/// Where a process can be reached; travels as bytes.
+struct Door {
+  std::array<char, 64> machine;
+  std::array<std::uint32_t, 4> addresses;  ///< IPv4, network order; 0: none
+  std::uint16_t port;                      ///< network order
+  std::array<char, 16> token;              ///< of process 0: what who comes must show first
+};
+
+/// A closed file descriptor is -1.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_;
+};
+
+/// A connection to every other process, and a thread that reads them. Evidence only: a connection that ends
+/// without a goodbye. A process that is stopped or computes keeps its connections.
+class Watch {
+ public:
+  Watch(int process, int size);
+  /// Sends what is queued, as far as the peers' buffers take it, and closes.
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  const Door& door() const { return door_; }
+  /// Connects to all others; every process calls it with the doors of all.
+  void connect(std::span<const Door> doors);
+
+  void send(int process, const Notice& notice);
+  /// The first fault of a group that comes here is the one its members throw.
+  void decide(const Notice& report);
+
+  struct News {
+    int process;
+    Notice notice;
+  };
+  bool any_news() const { return any_news_.load(std::memory_order_acquire); }
+  std::vector<News> take_news();
+
+ private:
+  struct Peer {
+    Descriptor socket;
+    std::string in, out;
+    bool said_goodbye = false;
+  };
+
+  void run();
+  bool read_from(int process);
+  void write_to(int process);
+  void hear(int process, Notice notice);
+  void lose(int process, std::string why);
+  void tell(int process, Notice notice);
+  void queue(int process, const Notice& notice);
+  void decide_locked(const Notice& report);
+  void wake();
+
+  int process_;
+  Door door_{};
+  Descriptor listener_, bell_;
+  std::vector<Peer> peers_;
+  std::mutex mutex_;  // guards peers_[i].out, news_ and decided_
+  std::vector<News> news_;
+  std::set<GroupId> decided_;
+  std::atomic<bool> any_news_{false}, stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace sherd::mpi

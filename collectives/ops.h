@@ -1,0 +1,90 @@
+// The ops behind differentiable.h: each one's gradient is another one.
+#pragma once
+
+#include <string>
+
+#include "collectives/group.h"
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// What all of them know: the ranks, and how the call is named and ordered.
+struct AmongRanks {
+  static constexpr Reads reads{};
+  Group group;
+  std::string label;
+  int channel = 0;
+
+  CallOptions options() const { return {label, channel}; }
+  void fields(auto&& on) const {
+    on("group", group.name());
+    on("label", label);
+    on("channel", channel);
+  }
+  bool operator==(const AmongRanks&) const = default;
+};
+
+/// An all_gather along dimension 0.
+struct AllGather : AmongRanks {
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const { gather(in, out); }
+  void run(Meta, Inputs in, Outputs out) const { gather(in, out); }
+  bool operator==(const AllGather&) const = default;
+
+ private:
+  void gather(Inputs in, Outputs out) const;
+};
+
+struct GatherParams : AllGather {
+  static constexpr std::string_view name = "gather_params";
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const GatherParams&) const = default;
+};
+
+struct GatherValues : AllGather {
+  static constexpr std::string_view name = "gather_values";
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const GatherValues&) const = default;
+};
+
+struct ScatterSums : AmongRanks {
+  static constexpr std::string_view name = "scatter_sums";
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const { scatter(in, out); }
+  void run(Meta, Inputs in, Outputs out) const { scatter(in, out); }
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const ScatterSums&) const = default;
+
+ private:
+  void scatter(Inputs in, Outputs out) const;
+};
+
+/// A copy, so that a slice that stays does not hold the whole.
+struct TakeSlice : AmongRanks {
+  static constexpr std::string_view name = "take_slice";
+  Specs infer(SpecSpan in) const;
+  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const TakeSlice&) const = default;
+};
+
+struct SumPartials : AmongRanks {
+  static constexpr std::string_view name = "sum_partials";
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  void run(Cpu, Inputs in, Outputs out) const { sum(in, out); }
+  void run(Meta, Inputs in, Outputs out) const { sum(in, out); }
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const SumPartials&) const = default;
+
+ private:
+  void sum(Inputs in, Outputs out) const;
+};
+
+struct EnterParallel : AmongRanks {
+  static constexpr std::string_view name = "enter_parallel";
+  Layout view(const Tensor& x) const { return x.layout(); }
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const EnterParallel&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,67 @@
+// The ops by which calls among ranks go through the door.
+#pragma once
+
+#include "collectives/group_end.h"
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Posts a call; complete ones also wait. Inputs: the call's inputs, then its outputs, which are written.
+struct Post {
+  static constexpr std::string_view name = "collective";
+  static constexpr bool differentiable = false;
+  static constexpr bool crosses_devices = true;  // its own check says which call it was
+  std::shared_ptr<GroupEnd> group;
+  CollectiveKind kind;
+  ReduceOp reduction;
+  int peer, channel;
+  std::string label;
+  Completion completion;
+  std::size_t inputs;  ///< how many of the op's inputs are the call's
+
+  bool writes(std::size_t i) const { return i >= inputs; }
+  Specs infer(SpecSpan) const { return {}; }
+  void run(Cpu, Inputs in, Outputs) const { enqueue(in); }
+  void run(Meta, Inputs in, Outputs) const { enqueue(in); }
+  void fields(auto&& on) const {
+    on("kind", to_string(kind));
+    on("group", group->name());
+    on("reduction", to_string(reduction));
+    on("peer", peer);
+    on("channel", channel);
+    on("label", label);
+    on("completion", completion == Completion::complete ? "complete" : "posted");
+  }
+  bool operator==(const Post&) const = default;
+
+ private:
+  void enqueue(Inputs in) const;
+};
+
+/// Waits for a call posted earlier. Inputs: its outputs, which hold their values from here on.
+struct Wait {
+  static constexpr std::string_view name = "wait";
+  static constexpr bool differentiable = false;
+  std::shared_ptr<GroupEnd> group;
+  CollectiveKind kind;
+  int peer, channel;
+  std::uint64_t behind;  ///< calls posted in the same order since
+
+  bool writes(std::size_t) const { return true; }
+  Specs infer(SpecSpan) const { return {}; }
+  void run(Cpu, Inputs, Outputs) const { wait(); }
+  void run(Meta, Inputs, Outputs) const { wait(); }
+  void fields(auto&& on) const {
+    on("kind", to_string(kind));
+    on("group", group->name());
+    on("peer", peer);
+    on("channel", channel);
+    on("behind", behind);
+  }
+  bool operator==(const Wait&) const = default;
+
+ private:
+  void wait() const;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,41 @@
+// A process that a launcher started as one of several ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "collectives/fault.h"
+#include "collectives/transport.h"
+
+namespace sherd {
+
+enum class Launcher : std::uint8_t { mpirun, slurm, torchrun };
+
+/// What a launcher says in the environment. Ranks from 0.
+struct Launch {
+  Launcher launcher;
+  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+};
+
+/// Reads the variables of mpirun (OMPI_*), torchrun (RANK, WORLD_SIZE) and Slurm (SLURM_*), in this order,
+/// since Slurm's are also there when one of the others runs inside its allocation. Empty when no launcher is
+/// found. Throws ValueError for values that are no ranks. `variable` returns null for what is not set.
+std::optional<Launch> read_launch(const std::function<const char*(const char*)>& variable);
+
+/// This process's part in one run of a body by all processes.
+class ProcessRun {
+ public:
+  virtual ~ProcessRun();
+  virtual std::unique_ptr<Transport> world() = 0;
+  /// The body is over here: it returned, or threw `reason`. Returns when the peers have what they need of
+  /// this rank.
+  virtual void leave(Departure how, const std::string& reason) noexcept = 0;
+};
+
+/// Takes part in the next run, together with all processes of `launch`. Throws NotImplementedError when this
+/// build has no way to reach them.
+std::unique_ptr<ProcessRun> begin_process_run(const Launch& launch);
+
+}  // namespace sherd

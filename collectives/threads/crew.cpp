@@ -1,0 +1,101 @@
+#include "collectives/threads/crew.h"
+
+#include <algorithm>
+
+#include "collectives/threads/exchange.h"
+
+namespace sherd::threads {
+
+void Bell::wake() {
+  rings_.fetch_add(1, std::memory_order_seq_cst);
+  rings_.notify_one();
+}
+
+bool Need::over() const {
+  return posted->load(std::memory_order_seq_cst) > sequence || (!renews && core->fault() != nullptr);
+}
+
+void Crew::leave(int rank, Presence how, std::string reason) {
+  Seat& gone = seat(rank);
+  gone.reason = std::move(reason);
+  gone.presence.store(how, std::memory_order_seq_cst);
+  for (Seat& s : seats_) s.bell.ring();
+}
+
+std::vector<int> Crew::circle_from(int rank) {
+  std::vector<int> path;
+  while (std::ranges::find(path, rank) == path.end()) {
+    const std::optional<Need>& need = seat(rank).need;
+    if (!need || need->over()) return {};
+    path.push_back(rank);
+    rank = need->seat;
+  }
+  path.erase(path.begin(), std::ranges::find(path, rank));
+  return path;
+}
+
+void Crew::begin_wait(int rank, Need need) {
+  const std::scoped_lock lock(needs_mutex_);
+  seat(rank).need = std::move(need);
+  const std::vector<int> circle = circle_from(rank);
+  std::vector<Blocked> blocked;
+  for (int r : circle) {
+    const Need& n = *seat(r).need;
+    blocked.push_back({r, describe(n.place, n.signature)});
+  }
+  const bool all_renew = std::ranges::all_of(circle, [&](int r) { return seat(r).need->renews; });
+  for (int r : circle) {
+    const Need& n = *seat(r).need;
+    std::vector<int> ranks;
+    for (int member = 0; member < n.core->size(); ++member)
+      if (std::ranges::find(circle, n.core->seat_of(member)) != circle.end()) ranks.push_back(member);
+    Fault fault = deadlock(n.place, std::move(ranks), blocked);
+    if (!n.renews)
+      n.core->fail(std::move(fault));
+    else if (all_renew)  // else those who hear of it may come and renew too
+      n.core->fail_renewal(std::move(fault));
+  }
+}
+
+void Crew::end_wait(int rank) {
+  const std::scoped_lock lock(needs_mutex_);
+  seat(rank).need.reset();
+}
+
+// ---- a group's shared part ----
+
+Core::Core(std::shared_ptr<Crew> crew, std::vector<int> seats, std::string name)
+    : crew_(std::move(crew)), seats_(std::move(seats)), name_(std::move(name)), renewal_(seats_.size()) {}
+
+Exchange& Core::exchange(int channel, int source, int destination) {
+  const std::scoped_lock lock(exchanges_mutex_);
+  std::unique_ptr<Exchange>& exchange = exchanges_[{channel, source, destination}];
+  if (!exchange) exchange = std::make_unique<Exchange>(source < 0 ? seats_.size() : 2);
+  return *exchange;
+}
+
+void Core::fail(Fault fault) {
+  {
+    const std::scoped_lock lock(fault_mutex_);
+    if (first_fault_) return;
+    first_fault_ = std::make_unique<const Fault>(std::move(fault));
+    fault_.store(first_fault_.get(), std::memory_order_seq_cst);
+  }
+  ring_all();
+}
+
+void Core::fail_renewal(Fault fault) {
+  {
+    const std::scoped_lock lock(renewal_.mutex);
+    if (renewal_.first_fault || renewal_.next) return;
+    renewal_.first_fault = std::make_unique<const Fault>(std::move(fault));
+    renewal_.fault.store(renewal_.first_fault.get(), std::memory_order_seq_cst);
+  }
+  ring_all();
+}
+
+void Core::ring_all() {
+  for (int s : seats_) crew_->seat(s).bell.ring();
+}
+
+}  // namespace sherd::threads

@@ -1,0 +1,105 @@
+// What ranks of one process share about one group: post boxes for each order of calls.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "collectives/movement.h"
+#include "collectives/threads/crew.h"
+
+namespace sherd::threads {
+
+/// Calls that a rank can have under way in one order.
+inline constexpr std::uint64_t depth = 8;
+/// Inputs up to here are copied into the post box, so that nobody waits for anybody to have read them.
+inline constexpr std::int64_t eager_bytes = 1024;
+
+/// Where a segment of a rank lies.
+struct Part {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::int64_t count = 0;  ///< elements, as `Signature::total` counts them
+};
+
+/// One posted call. Written by its rank before `Lane::posted`, read by peers after it, written again only
+/// when all peers have finished with it.
+struct Slot {
+  Signature signature;
+  InlineVec<Part, 2> parts;
+  Movement movement;
+  ReduceOp reduction;
+  bool eager = false;
+  /// So that no memory goes while somebody reads or writes it: peers the inputs, in two rounds also outputs.
+  InlineVec<Ref<Storage>, 4> inputs, outputs;
+  alignas(64) std::array<std::byte, eager_bytes> inline_bytes;
+};
+
+/// A rank's side of one order of calls. It alone writes here.
+struct alignas(128) Lane {
+  std::atomic<std::uint64_t> posted{0};    ///< calls whose slot is filled
+  std::atomic<std::uint64_t> moved{0};     ///< twice the call's number, plus the rounds that are done
+  std::atomic<std::uint64_t> finished{0};  ///< calls whose peers' slots are no longer needed
+  std::atomic<bool> reading{false};        ///< at this moment peers' memory is being read
+  alignas(128) std::array<Slot, depth> slots;
+  Slot& slot(std::uint64_t sequence) { return slots[sequence % depth]; }
+};
+
+/// All sides of one order of calls.
+struct Exchange {
+  explicit Exchange(std::size_t size) : lanes(size) {}
+  std::vector<Lane> lanes;
+};
+
+/// What the ranks of a group share.
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  Core(std::shared_ptr<Crew> crew, std::vector<int> seats, std::string name);
+  Crew& crew() { return *crew_; }
+  const std::shared_ptr<Crew>& crew_ref() const { return crew_; }
+  int size() const { return static_cast<int>(seats_.size()); }
+  /// The seat of a rank in the crew.
+  int seat_of(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
+  const std::vector<int>& seats() const { return seats_; }
+  const std::string& name() const { return name_; }
+
+  /// The exchange of a channel (source -1) or of the messages from one rank to another; made on first use.
+  Exchange& exchange(int channel, int source, int destination);
+
+  /// Null until something went wrong. The first fault stays.
+  const Fault* fault() const { return fault_.load(std::memory_order_seq_cst); }
+  void fail(Fault fault);
+
+  /// Ranks that want the group renewed, and the core they will go on with: made by the last to come.
+  struct Renewal {
+    explicit Renewal(std::size_t size) : asked(size) {}
+    std::vector<std::atomic<std::uint64_t>> asked;  ///< 1 for each rank that came
+    std::mutex mutex;
+    std::shared_ptr<Core> next;
+    std::atomic<bool> ready{false};
+    std::unique_ptr<const Fault> first_fault;
+    std::atomic<const Fault*> fault{nullptr};  ///< it can never be: ranks renew in different orders
+  };
+  Renewal& renewal() { return renewal_; }
+  void fail_renewal(Fault fault);
+
+  /// Wakes every rank of the group that sleeps.
+  void ring_all();
+
+ private:
+  std::shared_ptr<Crew> crew_;
+  std::vector<int> seats_;
+  std::string name_;
+  std::mutex exchanges_mutex_;  // taken when a line is used for the first time
+  std::map<std::array<int, 3>, std::unique_ptr<Exchange>> exchanges_;
+  std::mutex fault_mutex_;
+  std::unique_ptr<const Fault> first_fault_;
+  std::atomic<const Fault*> fault_{nullptr};
+  Renewal renewal_;
+};
+
+}  // namespace sherd::threads

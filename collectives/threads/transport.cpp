@@ -1,0 +1,506 @@
+#include "collectives/threads/transport.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+
+#include "collectives/combine.h"
+#include "collectives/threads/exchange.h"
+#include "runtime/context.h"
+#include "runtime/pause.h"
+
+namespace sherd::threads {
+namespace {
+
+class ThreadLine;
+
+/// The lines of the calling rank: while one of them waits, all of them move on, so that waiting in another
+/// order than the peers' never stops anybody.
+struct Lines {
+  std::vector<ThreadLine*> all;
+  /// Of groups whose last handle went with calls under way: the peers get what was posted.
+  std::vector<std::shared_ptr<ThreadLine>> left_behind;
+
+  static Lines& current() { return Context::current().slot<Lines>(); }
+  Lines() = default;
+  ~Lines();
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  /// Moves all on but `except`; says whether anything happened.
+  bool step(const ThreadLine* except = nullptr);
+};
+
+class ThreadLine final : public Line {
+ public:
+  struct Place {
+    int channel, source, destination;
+  };
+  ThreadLine(Core& core, int rank, Place place)
+      : core_(core),
+        rank_(rank),
+        place_(place),
+        exchange_(core.exchange(place.channel, place.source, place.destination)),
+        self_(static_cast<std::size_t>(place.source < 0       ? rank
+                                       : rank == place.source ? 0
+                                                              : 1)),
+        mine_(exchange_.lanes[self_]),
+        seat_(core.seat_of(rank)),
+        lines_(Lines::current()) {
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) bells_.push_back(&seat_of(lane).bell);
+    sources_.resize(exchange_.lanes.size());
+    lines_.all.push_back(this);
+  }
+  // Asked for anew: the rank's slots may be going too.
+  ~ThreadLine() override {
+    if (!orphan_) std::erase(Lines::current().all, this);
+  }
+
+  std::uint64_t post(const Collective& c, const Signature& signature) override {
+    throw_if_failed();
+    if (posted_ >= depth) until([&] { return slot_is_free(posted_ - depth); }, posted_ - depth);
+    fill(mine_.slot(posted_), c, signature);
+    mine_.posted.store(++posted_, std::memory_order_seq_cst);
+    ring();
+    return posted_ - 1;
+  }
+  void wait(std::uint64_t sequence) override {
+    until([&] { return complete(sequence); }, sequence);
+    release(sequence);
+  }
+  void wait_inputs(std::uint64_t sequence) override {
+    until([&] { return inputs_free(sequence); }, sequence);
+    release(sequence);
+  }
+  bool done(std::uint64_t sequence) override {
+    throw_if_failed();
+    step();
+    return complete(sequence);
+  }
+  std::uint64_t posted() const override { return posted_; }
+  bool under_way() const { return finished_ < posted_ && core_.fault() == nullptr; }
+  /// The group's last handle goes, the line goes on.
+  void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
+  /// The rank goes too.
+  void orphan() { orphan_ = true; }
+
+  /// Moves on as far as the peers allow; says whether anything happened. Never waits, never throws: what goes
+  /// wrong becomes the group's fault.
+  bool step() {
+    bool moved = false;
+    while (finished_ < posted_ && round_ready()) {
+      if (!move_round()) return moved;
+      moved = true;
+    }
+    while (released_ < finished_ && inputs_free(released_)) {
+      if (released_ + depth >= posted_) let_go(mine_.slot(released_));
+      ++released_;
+    }
+    return moved;
+  }
+
+ private:
+  Slot& slot(std::size_t lane, std::uint64_t sequence) { return exchange_.lanes[lane].slot(sequence); }
+  Seat& seat_of(std::size_t lane) { return core_.crew().seat(core_.seat_of(rank_of(lane))); }
+  int rank_of(std::size_t lane) const {
+    return place_.source < 0 ? static_cast<int>(lane) : lane == 0 ? place_.source : place_.destination;
+  }
+  CallPlace place(std::uint64_t sequence) const {
+    return {core_.name(), place_.channel, place_.source, place_.destination, sequence};
+  }
+  void ring() {
+    for (std::size_t lane = 0; lane < bells_.size(); ++lane)
+      if (lane != self_) bells_[lane]->ring();
+  }
+
+  // ---- posting ----
+
+  void fill(Slot& slot, const Collective& c, const Signature& signature) {
+    slot.signature = signature;
+    slot.reduction = c.reduction;
+    let_go(slot);
+    slot.parts.clear();
+    slot.eager = input_bytes(c) <= eager_bytes;
+    const std::size_t segments = std::max(c.inputs.size(), c.outputs.size());
+    for (std::size_t i = 0; i < segments; ++i) slot.parts.push_back(part_of(c, i, slot));
+    if (slot.eager) take_along(slot, c);
+    const bool slices = c.kind == CollectiveKind::all_reduce && !slot.eager;
+    slot.movement = Movement::of(c, static_cast<int>(bells_.size()), slices ? 2 : 1);
+  }
+  static void let_go(Slot& slot) {
+    slot.inputs.clear();
+    slot.outputs.clear();
+  }
+  static Part part_of(const Collective& c, std::size_t i, Slot& slot) {
+    Part part;
+    part.count = counted(c)[i].numel();
+    const auto address = [&](const Tensor& t, InlineVec<Ref<Storage>, 4>* keep) {
+      if (keep != nullptr) keep->push_back(t.storage_ref());
+      return t.device().type == DeviceType::meta || t.numel() == 0 ? nullptr : t.raw();
+    };
+    if (!c.inputs.empty()) part.in = address(c.inputs[i], slot.eager ? nullptr : &slot.inputs);
+    if (!c.outputs.empty()) part.out = address(c.outputs[i], &slot.outputs);
+    return part;
+  }
+  static std::int64_t input_bytes(const Collective& c) {
+    std::int64_t bytes = 0;
+    for (const Tensor& t : c.inputs) bytes += t.numel() * size_of(t.dtype());
+    return bytes;
+  }
+  static void take_along(Slot& slot, const Collective& c) {
+    std::byte* at = slot.inline_bytes.data();
+    for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+      const std::int64_t bytes = c.inputs[i].numel() * size_of(c.inputs[i].dtype());
+      if (slot.parts[i].in == nullptr) continue;
+      std::memcpy(at, slot.parts[i].in, static_cast<std::size_t>(bytes));
+      slot.parts[i].in = at;
+      at += bytes;
+    }
+  }
+
+  // ---- moving ----
+
+  /// Whether all peers have come as far as the next round of the oldest unfinished call needs.
+  bool round_ready() {
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
+      if (lane == self_) continue;
+      Lane& peer = exchange_.lanes[lane];
+      if (round_ == 0) {
+        if (peer.posted.load(std::memory_order_seq_cst) <= finished_) return false;
+        if (!agrees(lane)) return false;
+      } else if (peer.moved.load(std::memory_order_seq_cst) < 2 * finished_ + 1) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool agrees(std::size_t lane) {
+    const Signature& own = mine_.slot(finished_).signature;
+    const Signature& other = slot(lane, finished_).signature;
+    if (own.digest == other.digest) return true;
+    core_.fail(mismatch(place(finished_), {rank_, own}, {rank_of(lane), other}));
+    return false;
+  }
+  /// False when the group failed before anything was read.
+  bool move_round() {
+    Slot& own = mine_.slot(finished_);
+    if (!own.parts.empty()) {
+      mine_.reading.store(true, std::memory_order_seq_cst);
+      // Looked at after `reading`, as `drain` looks after the fault.
+      const bool failed = core_.fault() != nullptr;
+      if (!failed)
+        for (std::size_t i = 0; i < own.parts.size(); ++i) move_part(own, i);
+      mine_.reading.store(false, std::memory_order_seq_cst);
+      if (failed) return false;
+    }
+    mine_.moved.store(2 * finished_ + static_cast<std::uint64_t>(++round_), std::memory_order_seq_cst);
+    if (round_ == own.movement.rounds) {
+      if (round_ == 1) own.outputs.clear();
+      round_ = 0;
+      mine_.finished.store(++finished_, std::memory_order_seq_cst);
+    }
+    ring();
+    return true;
+  }
+  void move_part(const Slot& own, std::size_t i) {
+    const Part& part = own.parts[i];
+    if (part.out == nullptr) return;
+    const Movement& movement = own.movement;
+    const std::int64_t element = size_of(own.signature.dtype), n = part.count;
+    const int self = static_cast<int>(self_), size = static_cast<int>(exchange_.lanes.size());
+    if (movement.combines(round_)) {
+      const Piece piece = movement.piece(round_, self, self, n);
+      for (int from = 0; from < size; ++from)
+        sources_[static_cast<std::size_t>(from)] = source(from, i) + piece.source * element;
+      return combine(own.signature.dtype, own.reduction, sources_, part.out + piece.destination * element,
+                     piece.count);
+    }
+    for (int from = 0; from < size; ++from) {
+      const Piece piece = movement.piece(round_, from, self, n);
+      if (piece.count == 0) continue;
+      const std::byte* begin =
+          round_ == 0 ? source(from, i) : slot(static_cast<std::size_t>(from), finished_).parts[i].out;
+      copy_bytes(part.out + piece.destination * element, begin + piece.source * element,
+                 piece.count * element);
+    }
+  }
+  const std::byte* source(int lane, std::size_t i) {
+    return slot(static_cast<std::size_t>(lane), finished_).parts[i].in;
+  }
+
+  // ---- waiting ----
+
+  bool gone(std::size_t lane) {
+    return seat_of(lane).presence.load(std::memory_order_seq_cst) != Presence::here;
+  }
+  /// All peers are done with this rank's slot. Who is gone reads no more.
+  bool peers_finished(std::uint64_t sequence) {
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
+      if (lane != self_ && exchange_.lanes[lane].finished.load(std::memory_order_seq_cst) <= sequence &&
+          !gone(lane))
+        return false;
+    return true;
+  }
+  /// The peers may be ahead: this rank's own part counts too.
+  bool slot_is_free(std::uint64_t sequence) { return finished_ > sequence && peers_finished(sequence); }
+  bool inputs_free(std::uint64_t sequence) {
+    return sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence);
+  }
+  /// Lets go of the memory of a call that nobody needs any more, this rank included.
+  void release(std::uint64_t sequence) {
+    if (finished_ > sequence && sequence + depth >= posted_ && inputs_free(sequence))
+      let_go(mine_.slot(sequence));
+  }
+  /// In two rounds peers read the outputs too.
+  bool complete(std::uint64_t sequence) {
+    if (finished_ <= sequence) return false;
+    const bool shared = sequence + depth >= posted_ && mine_.slot(sequence).movement.rounds == 2;
+    return !shared || peers_finished(sequence);
+  }
+
+  void throw_if_failed() {
+    const Fault* fault = core_.fault();
+    if (fault == nullptr) return;
+    drain();
+    fault->raise();
+  }
+  /// Until no peer reads memory of this group any more: whoever begins later sees the fault first. As short
+  /// as a copy.
+  void drain() {
+    for (ThreadLine* line : lines_.all)
+      if (&line->core_ == &core_)
+        for (Lane& lane : line->exchange_.lanes)
+          while (&lane != &line->mine_ && lane.reading.load(std::memory_order_seq_cst)) pause_briefly();
+  }
+
+  /// Waits for `ready`, which depends on call `sequence` of this line. Spins briefly, then sleeps.
+  template <class Ready>
+  void until(const Ready& ready, std::uint64_t sequence) {
+    step();
+    for (int spins = 0; !ready(); ++spins) {
+      throw_if_failed();
+      if (step()) {
+        spins = 0;
+      } else if (spins < core_.crew().spins()) {
+        pause_briefly();
+        if (spins % 64 == 63) step_others();
+      } else if (!step_others()) {
+        look_for_a_mismatch();
+        look_for_the_missing(sequence);
+        sleep(ready, sequence);
+      }
+    }
+  }
+  bool step_others() { return lines_.step(this); }
+  template <class Ready>
+  void sleep(const Ready& ready, std::uint64_t sequence) {
+    if (core_.fault() != nullptr) return;
+    const std::optional<Need> need = need_of(sequence);
+    if (need) core_.crew().begin_wait(seat_, *need);
+    // A need that was met since would hide a circle: it is stated anew before sleeping.
+    core_.crew().seat(seat_).bell.sleep_unless([&] {
+      return core_.fault() != nullptr || step() || step_others() || ready() || someone_left(sequence) ||
+             (need && need->over());
+    });
+    if (need) core_.crew().end_wait(seat_);
+  }
+  bool has_posted(std::size_t lane, std::uint64_t sequence) {
+    return exchange_.lanes[lane].posted.load(std::memory_order_seq_cst) > sequence;
+  }
+  bool has_moved(std::size_t lane, std::uint64_t sequence) {
+    return exchange_.lanes[lane].moved.load(std::memory_order_seq_cst) > 2 * sequence;
+  }
+  /// A rank that is gone and can no longer give what the oldest unfinished call needs.
+  std::optional<std::size_t> missing(std::uint64_t sequence) {
+    if (finished_ > sequence) return {};
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
+      // Presence first: what a rank did before it went is seen after.
+      if (lane == self_ || !gone(lane)) continue;
+      if (round_ == 0 ? !has_posted(lane, finished_) : !has_moved(lane, finished_)) return lane;
+    }
+    return {};
+  }
+  bool someone_left(std::uint64_t sequence) { return missing(sequence).has_value(); }
+  /// Those who have come may differ already, whoever else is still to come.
+  void look_for_a_mismatch() {
+    if (round_ > 0 || finished_ == posted_) return;
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
+      if (lane != self_ && has_posted(lane, finished_) && !agrees(lane)) return;
+  }
+  void look_for_the_missing(std::uint64_t sequence) {
+    const std::optional<std::size_t> lane = missing(sequence);
+    if (!lane) return;
+    const Seat& seat = seat_of(*lane);
+    const bool threw = seat.presence.load(std::memory_order_seq_cst) == Presence::threw;
+    const std::uint64_t calls = exchange_.lanes[*lane].posted.load(std::memory_order_seq_cst);
+    std::optional<Signature> last;
+    if (calls > 0) last = slot(*lane, calls - 1).signature;
+    core_.fail(departed(place(finished_), rank_of(*lane), threw ? Departure::threw : Departure::left,
+                        seat.reason, last, {rank_, mine_.slot(finished_).signature}));
+  }
+  std::optional<Need> need_of(std::uint64_t sequence) {
+    const std::uint64_t at = std::min(sequence, finished_);
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
+      if (lane != self_ && !has_posted(lane, at))
+        return Need{core_.seat_of(rank_of(lane)), &exchange_.lanes[lane].posted, at, &core_, place(at),
+                    mine_.slot(at).signature};
+    return {};
+  }
+
+  std::shared_ptr<Core> owned_core_;  // only of a line that was left behind
+  bool orphan_ = false;
+  Core& core_;
+  int rank_;
+  Place place_;
+  Exchange& exchange_;
+  std::size_t self_;
+  Lane& mine_;
+  int seat_;
+  Lines& lines_;
+  std::vector<Bell*> bells_;
+  std::vector<const std::byte*> sources_;
+  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is let go
+  int round_ = 0;
+};
+
+Lines::~Lines() {
+  for (const auto& line : left_behind) line->orphan();
+}
+
+bool Lines::step(const ThreadLine* except) {
+  bool moved = false;
+  for (ThreadLine* line : all)
+    if (line != except) moved = line->step() || moved;
+  if (!left_behind.empty()) {
+    const auto over = std::ranges::stable_partition(left_behind, &ThreadLine::under_way);
+    const std::vector<std::shared_ptr<ThreadLine>> gone(over.begin(), over.end());
+    left_behind.erase(over.begin(), over.end());
+  }
+  return moved;
+}
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<Core> core, int rank) : core_(std::move(core)), rank_(rank) {}
+  ~ThreadTransport() override {
+    for (auto& line : channels_) leave_behind(std::move(line));
+    for (auto& [place, line] : messages_) leave_behind(std::move(line));
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return core_->size(); }
+
+  Line& channel(int index) override {
+    std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
+    if (!line) line = std::make_unique<ThreadLine>(*core_, rank_, ThreadLine::Place{index, -1, -1});
+    return *line;
+  }
+  Line& messages(int index, int source, int destination) override {
+    std::unique_ptr<ThreadLine>& line = messages_[{index, source, destination}];
+    if (!line)
+      line = std::make_unique<ThreadLine>(*core_, rank_, ThreadLine::Place{index, source, destination});
+    return *line;
+  }
+
+  std::int64_t offer(std::span<const int> members, const std::string& name) override {
+    if (members.empty() || members[0] != rank_) return 0;
+    std::vector<int> seats;
+    for (int rank : members) seats.push_back(core_->seat_of(rank));
+    offered_ = std::make_shared<Core>(core_->crew_ref(), std::move(seats), name);
+    return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(offered_.get()));
+  }
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+                                  const std::string&) override {
+    const auto word = words[static_cast<std::size_t>(members[0])];
+    auto core = reinterpret_cast<Core*>(static_cast<std::intptr_t>(word))->shared_from_this();
+    const auto place = std::ranges::find(members, rank_) - members.begin();
+    return make_end(std::move(core), static_cast<int>(place));
+  }
+
+  std::unique_ptr<Transport> renew() override {
+    Core::Renewal& renewal = core_->renewal();
+    const auto ready = [&] { return renewal.ready.load(std::memory_order_seq_cst); };
+    ask(renewal);
+    core_->fail(
+        {fmt::format("group {}: it is being renewed; calls posted before are void", core_->name()), {}, 0});
+    core_->ring_all();
+    while (!ready()) {
+      if (const Fault* fault = renewal.fault.load(std::memory_order_seq_cst)) fault->raise();
+      if (const std::vector<int> gone = gone_ranks(); !gone.empty() && !ready()) raise_gone(gone);
+      sleep_until_asked(renewal, ready);
+    }
+    return make_end(renewal.next, rank_);
+  }
+  bool failed() const override { return core_->fault() != nullptr; }
+
+ private:
+  void leave_behind(std::unique_ptr<ThreadLine> line) {
+    if (!line || !line->under_way()) return;
+    line->outlive(core_);
+    Lines::current().left_behind.push_back(std::move(line));
+  }
+  void ask(Core::Renewal& renewal) {
+    const std::scoped_lock lock(renewal.mutex);
+    renewal.asked[static_cast<std::size_t>(rank_)].store(1, std::memory_order_seq_cst);
+    if (!std::ranges::all_of(renewal.asked, [](const auto& asked) { return asked.load() > 0; })) return;
+    renewal.next = std::make_shared<Core>(core_->crew_ref(), core_->seats(), core_->name());
+    renewal.ready.store(true, std::memory_order_seq_cst);
+  }
+  template <class Ready>
+  void sleep_until_asked(Core::Renewal& renewal, const Ready& ready) {
+    const auto late =
+        std::ranges::find_if(renewal.asked, [](const auto& asked) { return asked.load() == 0; });
+    if (late == renewal.asked.end()) return;  // the last one is just coming
+    const int seat = core_->seat_of(rank_);
+    Signature renews;
+    renews.label_length = 5;
+    std::memcpy(renews.label, "renew", 5);
+    core_->crew().begin_wait(seat, {core_->seat_of(static_cast<int>(late - renewal.asked.begin())),
+                                    &*late,
+                                    0,
+                                    core_.get(),
+                                    {core_->name()},
+                                    renews,
+                                    true});
+    // Peers may need this rank's part of other calls before they come.
+    core_->crew().seat(seat).bell.sleep_unless([&] {
+      return Lines::current().step() || ready() || renewal.fault.load() != nullptr || late->load() > 0 ||
+             !gone_ranks().empty();
+    });
+    core_->crew().end_wait(seat);
+  }
+  std::vector<int> gone_ranks() {
+    std::vector<int> gone;
+    for (int rank = 0; rank < core_->size(); ++rank)
+      if (core_->crew().seat(core_->seat_of(rank)).presence.load(std::memory_order_seq_cst) != Presence::here)
+        gone.push_back(rank);
+    return gone;
+  }
+  /// Names them all: some went only because they could not renew either.
+  [[noreturn]] void raise_gone(const std::vector<int>& gone) {
+    std::string names;
+    for (int rank : gone) names += fmt::format("{}rank {} is gone", names.empty() ? "" : ", ", rank);
+    throw CollectiveError(
+        fmt::format("renew of group {}: {}; only groups of the others can go on", core_->name(), names), gone,
+        0);
+  }
+
+  std::shared_ptr<Core> core_;
+  int rank_;
+  std::shared_ptr<Core> offered_;
+  std::array<std::unique_ptr<ThreadLine>, max_channels> channels_;
+  std::map<std::array<int, 3>, std::unique_ptr<ThreadLine>> messages_;
+};
+
+}  // namespace
+
+std::shared_ptr<Core> make_world(std::shared_ptr<Crew> crew) {
+  std::vector<int> seats(static_cast<std::size_t>(crew->size()));
+  std::iota(seats.begin(), seats.end(), 0);
+  return std::make_shared<Core>(std::move(crew), std::move(seats), "world");
+}
+
+std::unique_ptr<Transport> make_end(std::shared_ptr<Core> core, int rank) {
+  return std::make_unique<ThreadTransport>(std::move(core), rank);
+}
+
+}  // namespace sherd::threads

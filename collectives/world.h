@@ -1,0 +1,61 @@
+// Where ranks come from: threads of this process, or processes that a launcher started.
+#pragma once
+
+#include <functional>
+
+#include "collectives/group.h"
+#include "collectives/mesh.h"
+
+namespace sherd {
+
+/// What a rank knows of its place. Belongs to the rank's thread.
+class SHERD_API World {
+ public:
+  World(Group group, int local_rank, int local_size);
+  /// This rank's world: of the innermost `run_ranks` it runs in, or what `init` made. Throws StateError
+  /// outside both.
+  static World& current();
+  /// The same, or null outside both.
+  static World* current_or_null();
+
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.size(); }
+  /// Rank and count among the ranks on this machine: which GPU to take.
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return local_size_; }
+  /// All ranks.
+  const Group& group() const { return group_; }
+  /// All ranks in one dimension, named "world".
+  const DeviceMesh& mesh() const { return mesh_; }
+  /// All ranks in a grid; a collective of all of them.
+  DeviceMesh mesh(std::vector<int> sizes, std::vector<std::string> names) const;
+
+ private:
+  Group group_;
+  DeviceMesh mesh_;
+  int local_rank_, local_size_;
+};
+
+/// Runs `body` on `ranks` ranks and returns when those of this process are done.
+///
+/// In a program that a launcher started as several processes (mpirun, srun, `sherd launch`), a call outside
+/// any rank runs `body` once, as this process's rank; `ranks` must be their number, or 0 for whatever it is
+/// (ValueError). Everywhere else `ranks` threads are started (0: one a core). A call from within a body
+/// always starts threads, as a world of its own.
+///
+/// Processes that are not bound to cores share those of their machine equally, unless `Context::set_threads`
+/// was called before.
+///
+/// A rank's thread starts with its parent's random generator (seed and position, the same on every rank), its
+/// grad mode, and an equal share of its threads, at least one. Nothing else is inherited: no listeners,
+/// interceptions or logs.
+///
+/// Throws what a rank threw: of several, the lowest rank's that is not a CollectiveError, since those tell of
+/// others' failures; else the lowest rank's.
+SHERD_API void run_ranks(int ranks, const std::function<void(World&)>& body);
+
+/// The world of a program that is one rank of a launcher's, without a `run_ranks` around it: made on the
+/// first call, left when the calling thread ends. Alone when no launcher is found.
+SHERD_API World& init();
+
+}  // namespace sherd

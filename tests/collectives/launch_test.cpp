@@ -1,0 +1,116 @@
+// What launchers say in the environment.
+#include <map>
+#include <string>
+
+#include "collectives/processes.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+using Catch::Matchers::ContainsSubstring;
+using sherd::test::message_of;
+
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+std::optional<Launch> read(const Environment& environment) {
+  return read_launch([&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+struct Flavour {
+  Launcher launcher;
+  std::string rank, size, local_rank, local_size;
+
+  Environment say(const std::string& r, const std::string& s, const std::string& lr,
+                  const std::string& ls) const {
+    return {{rank, r}, {size, s}, {local_rank, lr}, {local_size, ls}};
+  }
+};
+const std::vector<Flavour> flavours = {
+    {Launcher::mpirun, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {Launcher::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {Launcher::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+};
+
+}  // namespace
+
+TEST_CASE("each launcher's variables are read") {
+  for (const Flavour& f : flavours) {
+    INFO(f.rank);
+    const std::optional<Launch> launch = read(f.say("5", "8", "1", "4"));
+    REQUIRE(launch.has_value());
+    CHECK(launch->launcher == f.launcher);
+    CHECK(launch->rank == 5);
+    CHECK(launch->size == 8);
+    CHECK(launch->local_rank == 1);
+    CHECK(launch->local_size == 4);
+  }
+}
+
+TEST_CASE("what a launcher leaves out means alone on its machine") {
+  for (const Flavour& f : flavours) {
+    const std::optional<Launch> launch = read({{f.rank, "1"}, {f.size, "2"}});
+    REQUIRE(launch.has_value());
+    CHECK(launch->local_rank == 0);
+    CHECK(launch->local_size == 1);
+  }
+}
+
+TEST_CASE("without a rank and a size there is no launcher") {
+  CHECK_FALSE(read({}).has_value());
+  for (const Flavour& f : flavours) {
+    CHECK_FALSE(read({{f.rank, "0"}}).has_value());
+    CHECK_FALSE(read({{f.size, "2"}}).has_value());
+    CHECK_FALSE(read({{f.local_rank, "0"}, {f.local_size, "2"}}).has_value());
+  }
+}
+
+TEST_CASE("inside a Slurm allocation the launcher within wins") {
+  const Environment slurm = flavours[2].say("0", "1", "0", "1");
+  for (const std::size_t inner : {0u, 1u}) {
+    Environment both = flavours[inner].say("3", "4", "3", "4");
+    both.insert(slurm.begin(), slurm.end());
+    CHECK(read(both)->launcher == flavours[inner].launcher);
+    CHECK(read(both)->rank == 3);
+  }
+}
+
+TEST_CASE("Slurm's way of counting tasks is understood, machine by machine") {
+  const auto local_sizes = [](const char* per_node, int nodes) {
+    std::vector<int> sizes;
+    for (int node = 0; node < nodes; ++node) {
+      Environment environment = flavours[2].say("1", "9", "0", per_node);
+      environment["SLURM_NODEID"] = std::to_string(node);
+      sizes.push_back(read(environment)->local_size);
+    }
+    return sizes;
+  };
+  CHECK(local_sizes("4", 1) == std::vector{4});
+  CHECK(local_sizes("4(x2)", 2) == std::vector{4, 4});
+  CHECK(local_sizes("4,3", 2) == std::vector{4, 3});
+  CHECK(local_sizes("2(x3),1,5(x2)", 6) == std::vector{2, 2, 2, 1, 5, 5});
+  for (const char* bad : {"4(", "4(x", "4(x2", "4(2)", "4,", "4x2", "(x2)", "4(x-1)", "4 ,3"})
+    CHECK_THROWS_AS(local_sizes(bad, 1), ValueError);
+  CHECK_THROWS_AS(local_sizes("4(x2)", 3), ValueError);  // a machine that the list lacks
+}
+
+TEST_CASE("values that are no ranks are named with their variable") {
+  for (const Flavour& f : flavours) {
+    for (const char* bad : {"", "x", "-1", "1x", "3 4", "0x1", "99999999999999999999", "1.5"}) {
+      INFO(f.rank << "='" << bad << "'");
+      CHECK_THAT(message_of<ValueError>([&] { read(f.say(bad, "8", "0", "1")); }), ContainsSubstring(f.rank));
+      CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", bad, "0", "1")); }), ContainsSubstring(f.size));
+      CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", "8", bad, "1")); }),
+                 ContainsSubstring(f.local_rank));
+      CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", "8", "0", bad)); }),
+                 ContainsSubstring(f.local_size));
+    }
+    const std::string text = message_of<ValueError>([&] { read(f.say("8", "8", "0", "1")); });
+    CHECK_THAT(text, ContainsSubstring(f.rank + " is 8 and " + f.size + " is 8"));
+    CHECK_THROWS_AS(read(f.say("0", "0", "0", "1")), ValueError);
+  }
+}

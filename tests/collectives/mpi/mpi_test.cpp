@@ -1,0 +1,98 @@
+// Ranks as processes: starts every scenario of mpi_scenarios with `sherd launch` and reads the verdicts of
+// the ranks that live to the end.
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+
+namespace {
+
+struct Outcome {
+  int status = 0;
+  std::set<std::string> verdicts;
+  std::string output;
+};
+
+/// One that hangs is ended and so fails by its status. OpenMPI's plugins leak and are unloaded before the
+/// leak checker looks: no suppression can name their frames.
+Outcome launch(int ranks, const std::string& scenario) {
+  const std::string command = "LSAN_OPTIONS=detect_leaks=0 timeout -k 5 100 " SHERD_TOOL " launch -n " +
+                              std::to_string(ranks) + " " SHERD_SCENARIOS " " + scenario + " 2>&1";
+  Outcome outcome;
+  FILE* const pipe = ::popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  for (char buffer[4096]; const auto got = std::fread(buffer, 1, sizeof buffer, pipe);)
+    outcome.output.append(buffer, got);
+  const int status = ::pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  for (std::size_t at = 0; (at = outcome.output.find("verdict ", at)) != std::string::npos;) {
+    const std::size_t end = outcome.output.find('\n', at);
+    outcome.verdicts.insert(outcome.output.substr(at, end - at));
+    at = end;
+  }
+  return outcome;
+}
+
+std::set<std::string> ok_from(int ranks) {
+  std::set<std::string> verdicts;
+  for (int rank = 0; rank < ranks; ++rank) verdicts.insert("verdict " + std::to_string(rank) + " ok");
+  return verdicts;
+}
+
+void expect_all_well(int ranks, const std::string& scenario) {
+  const Outcome outcome = launch(ranks, scenario);
+  INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
+  CHECK(outcome.verdicts == ok_from(ranks));
+  CHECK(outcome.status == 0);
+}
+
+void expect_survivors_report(int ranks, const std::string& scenario) {
+  const Outcome outcome = launch(ranks, scenario);
+  INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
+  CHECK(outcome.verdicts == ok_from(ranks - 1));
+  CHECK(outcome.status == 128 + SIGKILL);
+}
+
+}  // namespace
+
+TEST_CASE("processes make every kind of call, on worlds of any size") {
+  for (int ranks : {1, 2, 3, 4, 5, 8}) expect_all_well(ranks, "basics");
+}
+
+TEST_CASE("bodies run one after another, each in a world of its own, also after a failed one") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "bodies");
+}
+
+TEST_CASE("init gives a process its world, in which run_ranks starts threads") {
+  for (int ranks : {1, 2, 4}) expect_all_well(ranks, "initial");
+}
+
+TEST_CASE("calls that nobody waits for reach the peers") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "dropped");
+}
+
+TEST_CASE("two different calls fail on every process, and the group works again once renewed") {
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, "mismatches");
+}
+
+TEST_CASE("a process that leaves its body or throws is named by the others, and a new body works") {
+  for (int ranks : {2, 4}) {
+    expect_all_well(ranks, "returns");
+    expect_all_well(ranks, "throws");
+  }
+}
+
+TEST_CASE("survivors of a killed process name it within two seconds") {
+  for (const char* scenario : {"killed_before", "killed_within", "killed_waiting"})
+    for (int ranks : {2, 3}) expect_survivors_report(ranks, scenario);
+  expect_survivors_report(4, "killed_elsewhere");
+}
+
+TEST_CASE("a process that is stopped for a while is only slow") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "stopped");
+}

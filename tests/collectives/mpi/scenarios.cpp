@@ -1,0 +1,336 @@
+// One rank of a scenario that mpi_test starts as several processes:
+//
+//   mpi_scenarios NAME
+//
+// Every rank that lives to the end prints "verdict RANK ok", or what went wrong.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sherd.h"
+#include "tests/ranks.h"
+
+namespace {
+
+using namespace sherd;
+using sherd::test::expect;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t large = 1 << 20;  // far beyond what a frame takes along
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double in_time = 30;
+#else
+constexpr double in_time = 2;
+#endif
+
+/// What `call` threw, and that it came in time.
+CollectiveError error_of(const std::function<void()>& call) {
+  const auto start = Clock::now();
+  try {
+    call();
+  } catch (const CollectiveError& error) {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    expect(seconds < in_time, "the error took {} s: {}", seconds, error.what());
+    return error;
+  }
+  throw test::RankFailure("no CollectiveError was thrown");
+}
+
+void expect_blames(const CollectiveError& error, int rank, const std::string& words) {
+  expect(std::ranges::find(error.ranks(), rank) != error.ranks().end(), "rank {} is not named: {}", rank,
+         error.what());
+  expect(std::string(error.what()).find(words) != std::string::npos, "'{}' is not in: {}", words,
+         error.what());
+}
+
+/// The sums of 1..size arrive everywhere, short and long.
+void expect_works(const Group& group) {
+  for (const std::int64_t n : {std::int64_t{3}, large}) {
+    const Tensor x = full({n}, group.rank() + 1.0);
+    group.all_reduce(x);
+    const float sum = static_cast<float>(group.size() * (group.size() + 1) / 2);
+    const auto values = x.to_vector<float>();
+    expect(values.front() == sum && values.back() == sum, "all_reduce of {}: {} and {} instead of {}", n,
+           values.front(), values.back(), sum);
+  }
+}
+
+// ---- everything works ----
+
+void calls(const Group& group) {
+  const int size = group.size(), rank = group.rank();
+  const auto value = [](int r, std::int64_t i) { return static_cast<double>(100 * r + i % 7); };
+  for (const std::int64_t n :
+       {std::int64_t{0}, std::int64_t{1}, std::int64_t{5}, std::int64_t{999}, large / 8}) {
+    std::vector<double> own(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i) own[static_cast<std::size_t>(i)] = value(rank, i);
+    const Tensor mine = Tensor::from(own, {n});
+    const Tensor gathered = zeros({n * size}, {f64, Device::cpu()});
+    group.all_gather(gathered, mine);
+    const auto all = gathered.to_vector<double>();
+    for (int r = 0; r < size; ++r)
+      for (std::int64_t i = 0; i < n; ++i)
+        expect(all[static_cast<std::size_t>(r * n + i)] == value(r, i), "all_gather of {} at {} of rank {}",
+               n, i, r);
+
+    const Tensor slice = zeros({n}, {f64, Device::cpu()});
+    group.reduce_scatter(slice, gathered);
+    const auto sums = slice.to_vector<double>();
+    for (std::int64_t i = 0; i < n; ++i)
+      expect(sums[static_cast<std::size_t>(i)] == size * value(rank, i), "reduce_scatter of {} at {}", n, i);
+
+    const Tensor turned = zeros({n * size}, {f64, Device::cpu()});
+    group.all_to_all(turned, gathered);
+    const auto slices = turned.to_vector<double>();
+    for (std::int64_t i = 0; i < n * size; ++i)
+      expect(slices[static_cast<std::size_t>(i)] == value(rank, n == 0 ? 0 : i % n), "all_to_all of {} at {}",
+             n, i);
+
+    for (int root = 0; root < size; ++root) {
+      const Tensor x = rank == root ? Tensor::from(own, {n}) : zeros({n}, {f64, Device::cpu()});
+      group.broadcast(x, root);
+      const auto got = x.to_vector<double>();
+      for (std::int64_t i = 0; i < n; ++i)
+        expect(got[static_cast<std::size_t>(i)] == value(root, i), "broadcast of {} at {}", n, i);
+    }
+    if (size > 1) {  // round the circle
+      const int next = (rank + 1) % size, before = (rank + size - 1) % size;
+      const Tensor x = zeros({n}, {f64, Device::cpu()});
+      Work sending = group.enqueue({CollectiveKind::send, {mine}, {}, {}, next});
+      group.recv(x, before);
+      sending.wait();
+      sending.wait_inputs();
+      const auto got = x.to_vector<double>();
+      for (std::int64_t i = 0; i < n; ++i)
+        expect(got[static_cast<std::size_t>(i)] == value(before, i), "recv of {} at {}", n, i);
+    }
+  }
+  expect_works(group);
+  group.barrier();
+}
+
+void basics() {
+  run_ranks(0, [](World& world) {
+    calls(world.group());
+    const Group pairs = world.group().strided(world.size() > 1 && world.size() % 2 == 0 ? 2 : 1);
+    calls(pairs);
+  });
+}
+
+/// Bodies one after another are worlds of their own, also after one that failed.
+void bodies() {
+  for (int body = 0; body < 3; ++body)
+    run_ranks(0, [&](World& world) {
+      expect_works(world.group());
+      for (int channel = 0; channel <= body; ++channel) world.group().barrier({.channel = channel});
+    });
+  try {
+    run_ranks(0, [](World& world) {
+      if (world.rank() == 0) throw test::RankFailure("on purpose");
+      error_of([&] { world.group().barrier(); });
+    });
+  } catch (const test::RankFailure& error) {
+    if (std::string(error.what()) != "on purpose") throw;
+  }
+  run_ranks(0, [](World& world) { expect_works(world.group()); });
+}
+
+void initial() {
+  expect_works(init().group());
+  run_ranks(3, [](World& world) { expect_works(world.group()); });  // within a rank: threads
+  expect_works(init().group());
+}
+
+// ---- faults ----
+
+void mismatches() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    const bool odd = world.rank() == 1;
+    const auto differ = [&](const std::string& words, const std::function<void()>& usual,
+                            const std::function<void()>& other) {
+      // Who is slow may hear of the fault in the call before.
+      const CollectiveError error = error_of([&] {
+        expect_works(group);
+        odd ? other() : usual();
+      });
+      expect_blames(error, 1, words);
+      expect(group.failed(), "the group has not failed");
+      error_of([&] { group.barrier(); });
+      group.renew();
+    };
+    const Tensor x = zeros({16}), y = zeros({17}), d = zeros({16}, {f64, Device::cpu()}), l = zeros({large});
+    differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
+    differ("f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
+    differ("17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
+    differ("1048576", [&] { group.all_reduce(x); }, [&] { group.all_reduce(l); });
+    differ("max", [&] { group.all_reduce(l); }, [&] { group.all_reduce(l, ReduceOp::max()); });
+    differ(
+        "'b'", [&] { group.all_reduce(l, {}, {.label = "a"}); },
+        [&] { group.all_reduce(l, {}, {.label = "b"}); });
+    differ("root 1", [&] { group.broadcast(l, 0); }, [&] { group.broadcast(l, 1); });
+    expect_works(group);
+  });
+}
+
+template <class Leave>
+void one_goes(const std::string& words, const Leave& leave) {
+  run_ranks(0, [&](World& world) {
+    const Group& group = world.group();
+    const int last = world.size() - 1;
+    if (world.rank() == last) {
+      group.barrier();
+      return leave(group);
+    }
+    const CollectiveError error = error_of([&] {
+      group.barrier();
+      const Tensor x = zeros({large});
+      for (int call = 0; call < 1000; ++call) group.all_reduce(x, {}, {.label = "layers.3"});
+    });
+    expect_blames(error, last, words);
+    expect(std::string(error.what()).find("layers.3") != std::string::npos, "no label: {}", error.what());
+    const CollectiveError again = error_of([&] { group.renew(); });
+    expect_blames(again, last, "gone");
+  });
+}
+
+void returns() {
+  one_goes("left the body", [](const Group&) {});
+  run_ranks(0, [](World& world) { expect_works(world.group()); });
+}
+
+void throws() {
+  const auto run = [] {
+    one_goes("on purpose", [](const Group&) { throw test::RankFailure("on purpose"); });
+  };
+  try {
+    run();
+  } catch (const test::RankFailure& error) {
+    if (std::string(error.what()) != "on purpose") throw;
+  }
+  run_ranks(0, [](World& world) { expect_works(world.group()); });
+}
+
+void killed_before() {
+  one_goes("died", [](const Group&) { std::raise(SIGKILL); });
+}
+
+/// The victim's call is known to the others, its data on the way.
+void killed_within() {
+  one_goes("died", [](const Group& group) {
+    const Tensor x = zeros({large});
+    for (int call = 0; call < 3; ++call) group.all_reduce(x, {}, {.label = "layers.3"});
+    Work work = group.enqueue({CollectiveKind::all_reduce, {x}, {x}, {}, -1, 0, "layers.3"});
+    std::raise(SIGKILL);
+  });
+}
+
+void killed_waiting() {
+  one_goes("died", [](const Group& group) {
+    const Tensor x = zeros({large});
+    std::thread([] { std::raise(SIGKILL); }).detach();
+    for (;;) group.all_reduce(x, {}, {.label = "layers.3"});
+  });
+}
+
+/// Who waits only for ranks that live hears of a death too.
+void killed_elsewhere() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    const int size = world.size();
+    if (world.rank() == size - 1) {
+      group.barrier();
+      std::raise(SIGKILL);
+    }
+    // Rank 0 waits for rank 1, which waits for the dead one.
+    const Tensor x = zeros({4});
+    const CollectiveError error = error_of([&] {
+      group.barrier();
+      if (world.rank() == 1)
+        group.recv(x, size - 1);
+      else
+        group.recv(x, 1);
+    });
+    expect_blames(error, size - 1, "died");
+  });
+}
+
+/// A child of its own stops the last rank for a while; nobody minds.
+void stopped() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    group.barrier();
+    if (world.rank() == world.size() - 1) {
+      const pid_t rank = ::getpid();
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::kill(rank, SIGSTOP);
+        ::sleep(3);
+        ::kill(rank, SIGCONT);
+        ::_exit(0);
+      }
+      ::waitpid(child, nullptr, 0);
+    }
+    expect_works(group);
+    expect(!group.failed(), "the group failed");
+  });
+}
+
+/// Calls that nobody waits for reach the peers all the same.
+void dropped() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    const Tensor x = full({large}, world.rank() + 1.0);
+    Work work = group.enqueue({CollectiveKind::all_reduce, {x}, {x}});
+    if (world.rank() == 0) return;
+    work.wait();
+    expect(x.to_vector<float>().back() == static_cast<float>(world.size() * (world.size() + 1) / 2),
+           "wrong sum");
+  });
+}
+
+const std::map<std::string, void (*)()> scenarios = {
+    {"basics", basics},
+    {"bodies", bodies},
+    {"dropped", dropped},
+    {"initial", initial},
+    {"killed_before", killed_before},
+    {"killed_elsewhere", killed_elsewhere},
+    {"killed_waiting", killed_waiting},
+    {"killed_within", killed_within},
+    {"mismatches", mismatches},
+    {"returns", returns},
+    {"stopped", stopped},
+    {"throws", throws},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto scenario = scenarios.find(argc == 2 ? argv[1] : "");
+  if (scenario == scenarios.end()) {
+    std::puts("usage: mpi_scenarios NAME, under mpirun");
+    return 2;
+  }
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  std::string verdict = "ok";
+  try {
+    scenario->second();
+  } catch (const std::exception& error) {
+    verdict = error.what();
+  }
+  std::printf("verdict %s %s\n", rank == nullptr ? "?" : rank, verdict.c_str());
+  std::fflush(stdout);
+  return verdict == "ok" ? 0 : 1;
+}
