@@ -1,0 +1,201 @@
+#include "shard/build.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "collectives/world.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+
+namespace sherd::shard {
+namespace {
+
+class Finder final : public nn::MemberVisitor {
+ public:
+  explicit Finder(Found& found) : found_(found) {}
+  void param(std::string_view name, nn::Param& member) override {
+    if (member.defined() && seen_.insert(member.object().id()).second)
+      found_.parameters.push_back({prefix_ + std::string(name), &member});
+  }
+  void buffer(std::string_view name, nn::Buffer& member) override {
+    if (member.tensor().defined()) found_.buffers.push_back({prefix_ + std::string(name), &member});
+  }
+  void child(std::string_view name, nn::Module& member) override {
+    const std::string outer = std::exchange(prefix_, prefix_ + std::string(name) + ".");
+    member.visit_members(*this);
+    prefix_ = outer;
+  }
+
+ private:
+  Found& found_;
+  std::string prefix_;
+  std::unordered_set<const void*> seen_;
+};
+
+Ranks ranks_of(const DeviceMesh& given, const Options& options) {
+  DeviceMesh mesh = given;
+  if (mesh.dimensions() == 0) {
+    World* world = World::current_or_null();
+    if (world == nullptr) return {};
+    mesh = world->mesh();
+  }
+  check<ValueError>(mesh.dimensions() <= 2,
+                    "fully_shard: a mesh of {} dimensions; it takes one (shards), or two (replicas, shards): "
+                    "pass a slice",
+                    mesh.dimensions());
+  const auto several = [](const Group& group) { return group.size() > 1 ? group : Group{}; };
+  Ranks ranks;
+  if (options.strategy == ShardingStrategy::no_shard) {
+    ranks.replicas = several(mesh.all());
+  } else {
+    ranks.shard = several(mesh.group(mesh.names().back()));
+    if (mesh.dimensions() == 2) ranks.replicas = several(mesh.group(mesh.names()[0]));
+  }
+  return ranks;
+}
+
+/// The rule of `reshard_after_forward`, as a policy of the strategy.
+AfterForward after_forward(const Options& options, int shard_size) {
+  if (options.strategy != ShardingStrategy::full_shard) return AfterForward::keep;
+  const int k = options.reshard_after_forward.ranks();
+  if (k == ReshardAfterForward::all) return AfterForward::free;
+  check<ValueError>(k > 0 && shard_size % k == 0,
+                    "If passing reshard_after_forward as an int, it should be a factor of {}, not {}",
+                    shard_size, k);
+  if (k == 1) return AfterForward::keep;
+  return k == shard_size ? AfterForward::free : AfterForward::slice;
+}
+
+void check_flat(std::span<const FoundParameter> parameters, const UnitForm& form) {
+  for (const FoundParameter& p : parameters) {
+    const Tensor &first = parameters[0].member->local(), &t = p.member->local();
+    check<DTypeError>(
+        t.dtype() == first.dtype() && is_floating(t.dtype()),
+        "fully_shard: the flat layout takes floating parameters of one dtype; '{}' is {}, '{}' is {}",
+        parameters[0].name, name_of(first.dtype()), p.name, name_of(t.dtype()));
+    check<ValueError>(!form.one_flat_param || p.member->object().requires_grad() ==
+                                                  parameters[0].member->object().requires_grad(),
+                      "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`; '{}' "
+                      "differs from '{}'",
+                      p.name, parameters[0].name);
+  }
+}
+
+/// This rank's slices of all segments, from whole parameters.
+Tensor cut(const GroupSpec& spec, std::span<const Tensor> whole) {
+  const NoGrad guard;
+  const int rank = spec.ranks.shard_rank();
+  const GroupLayout& layout = spec.layout;
+  const Tensor shard = empty({layout.shard_numel()}, {whole[0].dtype(), whole[0].device()});
+  if (shard.device().type == DeviceType::meta) return shard;
+  zero_(shard);
+  for (const Padding& padding : layout.padding()) {
+    if (padding.value == 0) continue;
+    const std::int64_t slice = layout.shard_numel(padding.segment), begin = slice * rank;
+    const std::int64_t first = std::max(begin, padding.offset);
+    const std::int64_t last = std::min(begin + slice, padding.offset + padding.numel);
+    if (last > first)
+      fill_(narrow(shard, 0, layout.shard_offset(padding.segment) + first - begin, last - first),
+            padding.value);
+  }
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const OwnedPart part = layout.part(static_cast<int>(i), rank);
+    if (part.numel == 0) continue;
+    const std::int64_t at = layout.shard_offset(layout.span(static_cast<int>(i)).segment) + part.in_shard;
+    copy_(narrow(shard, 0, at, part.numel),
+          narrow(reshape(whole[i], {-1}), 0, part.in_parameter, part.numel));
+  }
+  return shard;
+}
+
+/// Where the flat layout pads between parameters, it is to 16 bytes of the precision that computes.
+GroupLayout layout_of(std::span<const Shape> shapes, const Options& options, const UnitForm& form, int ranks,
+                      DType stored) {
+  if (options.layout == Layout::per_parameter) return GroupLayout::per_parameter(shapes, ranks);
+  const DType compute = options.mixed_precision.param_dtype.value_or(stored);
+  return GroupLayout::flat(shapes, ranks, form.one_flat_param ? FlatPadding::end : FlatPadding::aligned,
+                           std::max<std::int64_t>(1, 16 / size_of(compute)));
+}
+
+Members make_group(std::span<const FoundParameter> parameters, const Options& options, const UnitForm& form,
+                   const Ranks& ranks) {
+  std::vector<Shape> shapes;
+  for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
+  const DType stored = parameters[0].member->local().dtype();
+  GroupSpec spec{.kind = options.layout,
+                 .layout = layout_of(shapes, options, form, ranks.shard_size(), stored),
+                 .ranks = ranks,
+                 .param_dtype = options.mixed_precision.param_dtype,
+                 .reduce_dtype = options.mixed_precision.reduce_dtype,
+                 .reduce_at_end = options.strategy == ShardingStrategy::zero1,
+                 .one_flat_param = form.one_flat_param};
+  Members members;
+  std::vector<Tensor> whole;
+  const NoGrad guard;
+  for (const FoundParameter& p : parameters) {
+    const Tensor value = p.member->local().detach();
+    const bool moves = options.device && value.device().type != DeviceType::meta;
+    whole.push_back(moves ? to(value, *options.device) : value);
+    spec.names.push_back(p.name);
+    members.parameters.push_back(p.member->object());
+  }
+  spec.shapes = std::move(shapes);
+  Tensor shard = cut(spec, whole);
+  members.group = std::make_shared<ParameterGroup>(std::move(spec), std::move(shard));
+  return members;
+}
+
+}  // namespace
+
+Found find_members(nn::Module& module) {
+  Found found;
+  Finder finder(found);
+  module.visit_members(finder);
+  return found;
+}
+
+void build_unit(nn::Module& module, const Options& options, const UnitForm& form) {
+  check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
+                    module.type_name());
+  Found found = find_members(module);
+  std::erase_if(found.parameters,
+                [](const FoundParameter& p) { return p.member->object().host() != nullptr; });
+  Ranks ranks = ranks_of(options.mesh, options);
+  const MixedPrecisionPolicy& precision = options.mixed_precision;
+  const AfterForward after = after_forward(options, ranks.shard_size());
+  if (after == AfterForward::slice) ranks.block = ranks.shard.blocks(options.reshard_after_forward.ranks());
+  if (options.layout == Layout::flat) check_flat(found.parameters, form);
+
+  // One group a stored dtype, in order of appearance.
+  std::vector<std::vector<FoundParameter>> by_dtype;
+  for (const FoundParameter& p : found.parameters) {
+    const auto same = std::ranges::find_if(by_dtype, [&](const auto& list) {
+      return list[0].member->local().dtype() == p.member->local().dtype();
+    });
+    (same == by_dtype.end() ? by_dtype.emplace_back() : *same).push_back(p);
+  }
+  std::vector<Members> members;
+  for (const auto& list : by_dtype) members.push_back(make_group(list, options, form, ranks));
+
+  if (options.device) {
+    const NoGrad guard;
+    for (const FoundBuffer& b : found.buffers)
+      if (b.member->tensor().device().type != DeviceType::meta)
+        b.member->set(to(b.member->tensor(), *options.device));
+  }
+  InputCast cast = form.input_cast;
+  if (cast == InputCast::with_parameters)
+    cast = members.empty() ? form.without_parameters : InputCast::always;
+  UnitPolicy policy{
+      .input_cast = cast,
+      .param_dtype = precision.param_dtype,
+      .output_dtype = precision.output_dtype,
+      .buffer_dtype = precision.buffer_dtype,
+      .device = options.device,
+      .after_forward = after,
+      .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers}};
+  module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,55 @@
+// Replicas that average their gradients: no sharding, the honest reference for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "collectives/group.h"
+#include "nn/module.h"
+
+namespace sherd::shard {
+
+class GradientBuckets;
+
+struct DataParallelOptions {
+  /// Gradients travel in buckets of about this size, each as soon as it is complete.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// Of the group; the averages' own order of calls.
+  int channel = 1;
+};
+
+/// Makes `module` a replica among the ranks of `group`. On construction rank 0's parameters and buffers go to
+/// all. From then on a backward leaves in `.grad` the average over the ranks (by the one rule of `ReduceOp`),
+/// added to what was there. Every rank's backward communicates, whichever parameters its graph has: one that
+/// it does not use counts as zero, one that no rank uses keeps its gradient as it is. The same parameters are
+/// trainable on all ranks; those that become trainable later are not averaged. Ends with this object; the
+/// module lives longer.
+class SHERD_API DataParallel {
+ public:
+  DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
+  ~DataParallel();
+  DataParallel(DataParallel&&) noexcept;
+
+  nn::Module& module() const { return *module_; }
+
+  /// A scope in which backwards add to `.grad` without communication. What they leave is averaged together
+  /// with the next backward outside.
+  class SHERD_API NoSync {
+   public:
+    explicit NoSync(DataParallel& model);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<GradientBuckets> buckets_;
+    bool outer_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+ private:
+  nn::Module* module_;
+  std::shared_ptr<GradientBuckets> buckets_;
+};
+
+}  // namespace sherd::shard

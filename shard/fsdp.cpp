@@ -1,0 +1,71 @@
+#include "shard/fsdp.h"
+
+#include <utility>
+
+#include "shard/build.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+namespace {
+
+struct Children final : nn::MemberVisitor {
+  std::vector<nn::Module*> modules;
+  void child(std::string_view, nn::Module& module) override { modules.push_back(&module); }
+};
+
+/// Inner modules first.
+void wrap_below(nn::Module& module, const AutoWrap& rule, const std::function<void(nn::Module&)>& wrap) {
+  Children children;
+  module.visit_members(children);
+  for (nn::Module* child : children.modules) {
+    wrap_below(*child, rule, wrap);
+    if (!is_sharded(*child) && rule(*child)) wrap(*child);
+  }
+}
+
+}  // namespace
+
+AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names) {
+  return [names = std::move(type_names)](const nn::Module& m) { return names.contains(m.type_name()); };
+}
+
+AutoWrap wrap_by_size(std::int64_t min_numel) {
+  return [min_numel](const nn::Module& m) {
+    std::int64_t numel = 0;
+    for (const nn::Parameter& p : m.parameters())
+      if (p.host() == nullptr) numel += p.numel();
+    return numel >= min_numel;
+  };
+}
+
+AutoWrap wrap_always() {
+  return [](const nn::Module&) { return true; };
+}
+
+FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptions options)
+    : module_(&module) {
+  const MixedPrecisionPolicy& precision = options.mixed_precision;
+  const Options each{.mesh = options.mesh,
+                     .layout = Layout::flat,
+                     .strategy = options.strategy,
+                     .mixed_precision = precision,
+                     .device = options.device,
+                     .forward_prefetch = options.forward_prefetch,
+                     .backward_prefetch = options.backward_prefetch};
+  UnitForm form{.one_flat_param = !options.use_orig_params};
+  form.without_parameters =
+      precision.cast_root_forward_inputs.value_or(true) ? InputCast::when_root : InputCast::never;
+  form.input_cast =
+      precision.cast_forward_inputs.value_or(false) ? InputCast::with_parameters : form.without_parameters;
+  const auto wrap = [&](nn::Module& m) { build_unit(m, each, form); };
+  if (options.auto_wrap) wrap_below(module, options.auto_wrap, wrap);
+  wrap(module);
+}
+
+nn::Parameter FullyShardedDataParallel::flat_param() const {
+  for (const Members& m : unit_of(*module_)->members())
+    if (m.flat.defined()) return m.flat;
+  return {};
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,79 @@
+#include "shard/fully_shard.h"
+
+#include <utility>
+
+#include "collectives/world.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/build.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+
+void fully_shard(nn::Module& module, const Options& options) {
+  const bool flat = options.layout == Layout::flat;
+  const MixedPrecisionPolicy& precision = options.mixed_precision;
+  UnitForm form;
+  if (!flat)
+    form.input_cast = precision.cast_forward_inputs.value_or(true) ? InputCast::always : InputCast::never;
+  else if (precision.cast_root_forward_inputs.value_or(true))
+    form.input_cast = InputCast::always;  // each call makes a root of its own
+  else
+    form.input_cast =
+        precision.cast_forward_inputs.value_or(false) ? InputCast::with_parameters : InputCast::never;
+  build_unit(module, options, form);
+}
+
+bool is_sharded(const nn::Module& module) { return unit_of(module) != nullptr; }
+
+namespace {
+
+template <class F>
+void each_group(nn::Module& module, F&& visit) {
+  for (const NamedUnit& u : units_of(module))
+    for (const Members& m : u.unit->members()) visit(*m.group);
+}
+
+}  // namespace
+
+void set_requires_gradient_sync(nn::Module& module, bool sync) {
+  each_group(module, [&](ParameterGroup& group) { group.synchronising = sync; });
+}
+void set_reshard_after_backward(nn::Module& module, bool reshard) {
+  each_group(module, [&](ParameterGroup& group) { group.reshard_after_backward = reshard; });
+}
+void reshard(nn::Module& module) {
+  each_group(module, [](ParameterGroup& group) {
+    if (!group.whole()) group.release();
+  });
+}
+
+NoSync::NoSync(nn::Module& module) {
+  each_group(module, [&](ParameterGroup& group) {
+    outer_.emplace_back(group.weak_from_this(), std::exchange(group.synchronising, false));
+  });
+}
+NoSync::~NoSync() {
+  for (const auto& [weak, synchronising] : outer_)
+    if (const auto group = weak.lock()) group->synchronising = synchronising;
+}
+
+std::vector<GroupReport> groups_of(nn::Module& module) {
+  std::vector<GroupReport> reports;
+  for (const NamedUnit& u : units_of(module))
+    for (const Members& m : u.unit->members()) {
+      const GroupSpec& spec = m.group->spec();
+      GroupReport report{
+          u.name, m.group->shard().dtype(), spec.layout.shard_numel(), spec.layout.gathered_numel(), {}};
+      for (std::size_t i = 0; i < spec.shapes.size(); ++i) {
+        ParameterReport parameter{spec.names[i], spec.shapes[i], {}};
+        for (int rank = 0; rank < spec.layout.ranks(); ++rank)
+          parameter.owned_numels.push_back(spec.layout.part(static_cast<int>(i), rank).numel);
+        report.parameters.push_back(std::move(parameter));
+      }
+      reports.push_back(std::move(report));
+    }
+  return reports;
+}
+
+}  // namespace sherd::shard

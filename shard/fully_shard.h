@@ -1,0 +1,99 @@
+// Sharding a module in place: its type, its names and its use do not change.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/module.h"
+#include "shard/options.h"
+
+namespace sherd::shard {
+
+class ParameterGroup;
+
+/// Shards the parameters of `module` that no inner sharded module has: call it for inner modules first, then
+/// for the outermost, on every rank alike. From then on `forward` sees whole parameters, in `param_dtype`;
+/// `Param::local()` and `.grad()` are this rank's part. No values are broadcast: every rank keeps its part of
+/// its own. A module without parameters left becomes a unit that only casts. The module owns the shards; a
+/// loss may outlive it.
+SHERD_API void fully_shard(nn::Module& module, const Options& options = {});
+
+/// Whether `fully_shard` was called with this module.
+SHERD_API bool is_sharded(const nn::Module& module);
+
+/// Whether backwards average gradients. While off, `.grad()` is this rank's own whole gradient, in the reduce
+/// dtype (flat layout: in the compute dtype); the next backward with it on averages the sum. For this module
+/// and those below.
+SHERD_API void set_requires_gradient_sync(nn::Module& module, bool sync);
+
+/// Whether backward frees gathered parameters; off saves the next forward's gather while no step lies
+/// between. For this module and those below.
+SHERD_API void set_reshard_after_backward(nn::Module& module, bool reshard);
+
+/// Frees what this module and those below have gathered.
+SHERD_API void reshard(nn::Module& module);
+
+/// A scope in which backwards of this module do not average gradients.
+class SHERD_API NoSync {
+ public:
+  explicit NoSync(nn::Module& module);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::vector<std::pair<std::weak_ptr<ParameterGroup>, bool>> outer_;
+};
+[[nodiscard]] inline NoSync no_sync(nn::Module& module) { return NoSync(module); }
+
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the Euclidean norm, before that, of
+/// the whole gradient over all ranks (0-d f64): the same to the bit for every layout, strategy and number of
+/// ranks, given the same gradients. Collective over the parameters' groups; parameters that are not sharded
+/// count once.
+SHERD_API Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm);
+
+/// Gives a module that was built on `meta` and sharded its memory on `device`, this rank's shard only, group
+/// by group: `initialise` is called once for every parameter, with its name and a whole tensor to fill, and
+/// this rank keeps its part. The same calls on every rank draw the same numbers as an unsharded model's.
+/// Buffers are filled the same way.
+SHERD_API void materialize(
+    nn::Module& module, Device device,
+    const std::function<void(const std::string& name, const Tensor& whole)>& initialise);
+
+/// The whole parameters and buffers on every rank, by name; collective. Values are copies.
+SHERD_API nn::StateDict full_state_dict(nn::Module& module);
+/// Takes this rank's part of whole values. Nothing is changed when it throws; errors are those of
+/// `Module::load_state_dict`.
+SHERD_API void load_full_state_dict(nn::Module& module, const nn::StateDict& state);
+
+/// From every rank's part (shaped as `p.local()`, any dtype) to the whole on every rank: for optimizer state.
+/// Collective over the ranks that share `p`; of a parameter that is not sharded, a copy.
+SHERD_API Tensor gather_whole(const nn::Parameter& p, const Tensor& part);
+/// This rank's part of a whole tensor, shaped as `p.local()`: a copy.
+SHERD_API Tensor part_of(const nn::Parameter& p, const Tensor& whole);
+
+// ---- what this rank owns ----
+
+/// One parameter of a group, as `inspect` shows it.
+struct ParameterReport {
+  std::string name;
+  Shape shape;
+  std::vector<std::int64_t> owned_numels;  ///< by rank
+};
+
+/// This rank's gathered and sharded bytes, as the layout has them.
+struct GroupReport {
+  std::string label;  ///< the module's name when it was sharded
+  DType dtype;        ///< as stored
+  std::int64_t shard_numel, gathered_numel;
+  std::vector<ParameterReport> parameters;
+};
+/// The groups of this module and those below, in walk order.
+SHERD_API std::vector<GroupReport> groups_of(nn::Module& module);
+
+}  // namespace sherd::shard

@@ -1,0 +1,16 @@
+// The state of an optimizer over sharded parameters as that of the unsharded ones: what checkpoints hold, so
+// that they load at any number of ranks, in any layout.
+#pragma once
+
+#include "nn/optimizer.h"
+
+namespace sherd::shard {
+
+/// `optimizer.state_dict()` with whole tensors, on every rank; collective over the parameters' groups. Values
+/// are copies.
+SHERD_API nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer);
+/// Takes this rank's part of whole values. Nothing is changed when it throws; errors are those of
+/// `Optimizer::load_state_dict`.
+SHERD_API void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state);
+
+}  // namespace sherd::shard

@@ -1,0 +1,76 @@
+// What a sharded module is told once: where the ranks are, what stays gathered, in which precision. Frozen
+// when the module is sharded.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "collectives/mesh.h"
+#include "runtime/device.h"
+#include "runtime/dtype.h"
+#include "runtime/error.h"
+
+namespace sherd::shard {
+
+/// How the parameters of a group are cut.
+enum class Layout : std::uint8_t {
+  flat,           ///< one after another, the whole cut in equal slices (FSDP1)
+  per_parameter,  ///< every parameter along its dim 0 (FSDP2)
+};
+
+/// How much is sharded between two steps.
+enum class ShardingStrategy : std::uint8_t {
+  full_shard,     ///< parameters are gathered for forward and again for backward (ZeRO-3)
+  shard_grad_op,  ///< parameters stay gathered from forward to the end of backward (ZeRO-2)
+  zero1,          ///< as shard_grad_op; gradients stay whole until the end of backward, then are reduced
+  no_shard,       ///< parameters are whole; gradients are averaged
+};
+
+/// Precisions of a sharded module, all optional. What is stored, stepped and saved keeps its own dtype.
+struct MixedPrecisionPolicy {
+  std::optional<DType> param_dtype{};   ///< of gathered parameters, and of computation
+  std::optional<DType> reduce_dtype{};  ///< in which gradients are averaged; else the gradient's own
+  std::optional<DType> output_dtype{};  ///< floating outputs of the module are cast to it
+  std::optional<DType> buffer_dtype{};  ///< floating buffers are cast to it once
+  /// Whether floating inputs of the module are cast to `param_dtype`. Per-parameter layout: yes by default,
+  /// also without parameters. Flat layout: no by default, and only with parameters of its own.
+  std::optional<bool> cast_forward_inputs{};
+  /// Flat layout only, yes by default: the same for a module that `fully_shard` was called with, or, under
+  /// `FullyShardedDataParallel`, for the outermost one.
+  std::optional<bool> cast_root_forward_inputs{};
+};
+
+/// What becomes of gathered parameters after forward: freed, kept, or cut to this rank's slice within
+/// consecutive groups of `ranks()` ranks, among which backward gathers them again.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward(bool reshard) : ranks_(reshard ? all : 1) {}  // NOLINT: `true` is how it is written
+  /// ValueError, when the module is sharded, unless it divides the number of ranks.
+  ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT
+  static constexpr int all = -1;
+  /// `all`: freed; 1: kept.
+  int ranks() const { return ranks_; }
+
+ private:
+  int ranks_;
+};
+
+/// For `fully_shard`.
+struct Options {
+  /// One dimension: its ranks share the parameters. Two: ranks along the second share them, those along the
+  /// first are replicas (hybrid sharding). None: all ranks of the world.
+  DeviceMesh mesh{};
+  Layout layout = Layout::per_parameter;
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  /// Of full_shard. The outermost module's parameters are always kept until backward.
+  ReshardAfterForward reshard_after_forward = true;
+  MixedPrecisionPolicy mixed_precision{};
+  /// Where parameters, buffers and inputs are moved; none: they stay.
+  std::optional<Device> device{};
+  /// Groups that are gathered ahead, in forward (guessed from the step before) and in backward.
+  int forward_prefetch = 1, backward_prefetch = 1;
+  /// Groups that may stay gathered in forward though no module needs them (used outside their own).
+  int cached_gathers = 2;
+};
+
+}  // namespace sherd::shard

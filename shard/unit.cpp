@@ -1,0 +1,206 @@
+#include "shard/unit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/autograd.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/anchor.h"
+#include "shard/backward.h"
+
+namespace sherd::shard {
+
+Unit* unit_of(const nn::Module& module) { return dynamic_cast<Unit*>(module.extension().get()); }
+
+std::vector<NamedUnit> units_of(nn::Module& module) {
+  std::vector<NamedUnit> units;
+  for (const nn::NamedModule& m : module.named_modules())
+    if (Unit* unit = unit_of(*m.module)) units.push_back({m.name, unit});
+  return units;
+}
+
+Unit::Unit(UnitPolicy policy, std::vector<Members> members)
+    : policy_(std::move(policy)),
+      members_(std::move(members)),
+      schedule_(std::make_shared<Schedule>(policy_.schedule)) {
+  for (Members& m : members_) bind(m);
+}
+
+Unit::~Unit() {
+  for (Members& m : members_) {
+    for (nn::Parameter& p : m.parameters)
+      if (p.host() == this) p.leave_host();
+    if (m.flat.defined()) m.flat.leave_host();
+  }
+}
+
+/// Gives the parameters their faces.
+void Unit::bind(Members& members) {
+  ParameterGroup& group = *members.group;
+  group.schedule = schedule_;
+  groups_.push_back(members.group);
+  const std::vector<Tensor> used = group.make_used();
+  for (std::size_t i = 0; i < members.parameters.size(); ++i) {
+    members.parameters[i].host({this, group.local(i), used[i], group.spec().shapes[i]});
+    if (is_floating(used[i].dtype())) set_leaf_name(used[i], group.spec().names[i]);
+    places_[members.parameters[i].id()] = {&members, i};
+  }
+  if (!group.spec().one_flat_param) return;
+  const bool trained = group.trainable();
+  if (!members.flat.defined()) members.flat = nn::Parameter(group.flat().detach(), trained);
+  members.flat.host({this, group.flat(), group.flat(), group.flat().shape()});
+}
+
+Unit::Place Unit::place(const nn::Parameter& parameter) const { return places_.at(parameter.id()); }
+
+Tensor Unit::local(const Place& place) const { return place.members->group->local(place.index).detach(); }
+
+void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
+  const NoGrad guard;
+  groups_.clear();
+  for (Members& m : members_) {
+    const auto old = std::exchange(m.group, nullptr);
+    old->before_write();
+    old->release();
+    m.group = std::make_shared<ParameterGroup>(old->spec(), change(old->shard()));
+    m.group->label = old->label;
+    m.group->synchronising = old->synchronising;
+    m.group->reshard_after_backward = old->reshard_after_backward;
+    bind(m);
+    for (nn::Parameter p : m.flat.defined() ? std::vector{m.flat} : m.parameters)
+      if (const Tensor grad = p.grad(); grad.defined()) p.set_grad(change(grad));
+  }
+}
+
+// ---- forward ----
+
+/// The first module to run from outside is the root of those below.
+void Unit::take_over(nn::Module& root) {
+  if (std::exchange(took_over_, true)) return;
+  for (const NamedUnit& below : units_of(root)) {
+    Unit& unit = *below.unit;
+    unit.schedule_ = schedule_;
+    for (const auto& group : unit.groups_) {
+      group->schedule = schedule_;
+      group->label = below.name.empty() ? std::string("root") : below.name;
+    }
+  }
+  if (!policy_.buffer_dtype) return;
+  struct Caster final : nn::MemberVisitor {
+    DType dtype;
+    explicit Caster(DType d) : dtype(d) {}
+    void buffer(std::string_view, nn::Buffer& b) override {
+      if (b.tensor().defined() && is_floating(b.tensor().dtype())) b.set(to(b.tensor(), dtype));
+    }
+    void child(std::string_view, nn::Module& m) override { m.visit_members(*this); }
+  };
+  const NoGrad guard;
+  Caster caster(*policy_.buffer_dtype);
+  root.visit_members(caster);
+}
+
+void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
+  const bool cast = policy_.param_dtype && (policy_.input_cast == InputCast::always ||
+                                            (policy_.input_cast == InputCast::when_root && root));
+  for (Tensor* input : inputs) {
+    if (!input->defined()) continue;
+    if (root && policy_.device && input->device() != *policy_.device) *input = to(*input, *policy_.device);
+    if (cast && is_floating(input->dtype())) *input = to(*input, *policy_.param_dtype);
+  }
+}
+
+/// A flat parameter is trained as a whole: the parameters in it follow it.
+void Unit::follow_flat() {
+  for (Members& m : members_) {
+    if (!m.flat.defined() || m.flat.requires_grad() == m.parameters[0].requires_grad()) continue;
+    for (nn::Parameter& p : m.parameters) p.set_requires_grad(m.flat.requires_grad());
+  }
+}
+
+void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
+  follow_flat();
+  const bool root = !schedule_->in_forward();
+  if (root) take_over(module);
+  schedule_->enter();
+  ++running_;
+  cast_inputs(inputs, root);
+  for (const auto& group : groups_) schedule_->use(*group);
+}
+
+void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
+  const bool root = schedule_->outermost();
+  for (const auto& group : groups_)
+    schedule_->done(*group, root ? AfterForward::keep : policy_.after_forward);
+  if (policy_.output_dtype)
+    for (Tensor* output : outputs)
+      if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
+  --running_;
+  const std::shared_ptr<RootCall> call = schedule_->leave();
+  if (!call) return;
+  const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
+  // Frozen groups are gathered in a backward too, when it goes on to the inputs.
+  if (call->order().empty() || (!any && !call->trainable())) return;
+  for (Tensor* output : outputs)
+    if (output->defined() && is_floating(output->dtype()) && (!any || output->requires_grad()))
+      *output = anchored(*output, call);
+}
+
+void Unit::forward_failed(nn::Module&) noexcept {
+  if (running_ == 0) return;
+  --running_;
+  schedule_->fail(groups_);
+}
+
+// ---- faces ----
+
+std::vector<nn::NamedParameter> Unit::own_parameters() const {
+  std::vector<nn::NamedParameter> own;
+  for (const Members& m : members_)
+    if (m.flat.defined()) own.push_back({"_flat_param", m.flat});
+  return own;
+}
+
+bool Unit::hides(const nn::Parameter& parameter) const {
+  const auto found = places_.find(parameter.id());
+  return found != places_.end() && found->second.members->flat.defined();
+}
+
+Tensor Unit::data(const nn::Parameter& parameter) const {
+  const auto found = places_.find(parameter.id());
+  if (found == places_.end()) return parameter.local().detach();  // a flat parameter
+  const ParameterGroup& group = *found->second.members->group;
+  const bool kept = group.held && policy_.after_forward == AfterForward::keep;
+  const bool shown = group.whole() || (group.gathered() && (group.forwards > 0 || kept));
+  return shown ? parameter.tensor().detach() : parameter.local().detach();
+}
+
+void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
+  const Tensor local = parameter.local().detach();
+  check<ShapeError>(data.shape() == local.shape(),
+                    "Cannot writeback when the parameter shape changes\nExpects {} but got {}", local.shape(),
+                    data.shape());
+  const NoGrad guard;
+  before_write();
+  copy_(local, data);
+}
+
+void Unit::before_write() {
+  for (const auto& group : groups_) group->before_write();
+}
+
+std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {
+  const NoGrad guard;
+  std::vector<Members> members;
+  for (const Members& m : members_) {
+    Members copy{std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, {}};
+    copy.group->label = m.group->label;
+    copy.group->synchronising = m.group->synchronising;
+    copy.group->reshard_after_backward = m.group->reshard_after_backward;
+    for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
+    members.push_back(std::move(copy));
+  }
+  return std::make_shared<Unit>(policy_, std::move(members));
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,91 @@
+// What hangs on a sharded module: its groups, its casts, and the faces of its parameters.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "nn/module.h"
+#include "shard/group.h"
+#include "shard/schedule.h"
+
+namespace sherd::shard {
+
+/// When a module's floating inputs are cast to the parameters' precision.
+enum class InputCast : std::uint8_t { never, when_root, with_parameters, always };
+
+struct UnitPolicy {
+  InputCast input_cast = InputCast::never;
+  std::optional<DType> param_dtype, output_dtype, buffer_dtype;
+  std::optional<Device> device;  ///< where a root's inputs go
+  AfterForward after_forward = AfterForward::free;
+  SchedulePolicy schedule;
+};
+
+/// A group's parameters, as objects.
+struct Members {
+  std::shared_ptr<ParameterGroup> group;
+  std::vector<nn::Parameter> parameters;
+  nn::Parameter flat;  ///< in their place, if the group has one flat parameter
+};
+
+class Unit final : public nn::ModuleExtension, public nn::ParameterHost {
+ public:
+  Unit(UnitPolicy policy, std::vector<Members> members);
+  ~Unit() override;
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  const std::vector<Members>& members() const { return members_; }
+  const UnitPolicy& policy() const { return policy_; }
+  /// The group of one of its parameters and the place there.
+  struct Place {
+    const Members* members;
+    std::size_t index;
+  };
+  Place place(const nn::Parameter& parameter) const;
+  /// Another shard for every group; graphs from before keep the old ones.
+  void replace(const std::function<Tensor(const Tensor&)>& change);
+
+  // ---- ModuleExtension ----
+  void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
+  void after_forward(nn::Module& module, std::span<Tensor* const> outputs) override;
+  void forward_failed(nn::Module& module) noexcept override;
+  std::vector<nn::NamedParameter> own_parameters() const override;
+  bool hides(const nn::Parameter& parameter) const override;
+  void change(const std::function<Tensor(const Tensor&)>& change) override { replace(change); }
+  std::shared_ptr<nn::ModuleExtension> clone(const nn::ClonedParameters& copy_of) const override;
+  // ---- ParameterHost ----
+  Tensor data(const nn::Parameter& parameter) const override;
+  void set_data(const nn::Parameter& parameter, const Tensor& data) override;
+  void before_write() override;
+
+ private:
+  void bind(Members& members);
+  void take_over(nn::Module& root);
+  void follow_flat();
+  void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
+  Tensor local(const Place& place) const;
+
+  UnitPolicy policy_;
+  std::vector<Members> members_;
+  std::vector<std::shared_ptr<ParameterGroup>> groups_;
+  std::unordered_map<const void*, Place> places_;
+  std::shared_ptr<Schedule> schedule_;
+  bool took_over_ = false;  ///< it ran as a root, and those below have its schedule
+  int running_ = 0;         ///< forwards under way
+};
+
+/// The unit that hangs on `module`, or null.
+Unit* unit_of(const nn::Module& module);
+/// Those of `module` and below.
+struct NamedUnit {
+  std::string name;
+  Unit* unit;
+};
+std::vector<NamedUnit> units_of(nn::Module& module);
+
+}  // namespace sherd::shard

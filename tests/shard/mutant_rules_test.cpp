@@ -1,0 +1,220 @@
+// Rules of a sharded module that nothing else would notice broken: tools/mutants breaks each of them.
+#include <sherd.h>
+
+#include "collectives/dry_run.h"
+#include "shard/fully_shard.h"
+#include "shard/unit.h"
+#include "tests/catch.h"
+#include "tests/ranks.h"
+
+using namespace sherd;
+using sherd::test::expect;
+
+namespace {
+
+constexpr shard::Layout layouts[] = {shard::Layout::flat, shard::Layout::per_parameter};
+
+struct Normed final : nn::Layer<Normed> {
+  nn::Linear linear{4, 6};
+  nn::BatchNorm1d norm{6};
+  Tensor forward(const Tensor& x) { return norm(linear(x)); }
+  void visit(auto&& on) {
+    on("linear", linear);
+    on("norm", norm);
+  }
+};
+
+/// A root with a parameter of its own.
+struct Rooted final : nn::Layer<Rooted> {
+  nn::Linear a{3, 3}, b{3, 3};
+  nn::Param scale{ones({3})};
+  Tensor forward(const Tensor& x) { return mul(b(a(x)), scale); }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("scale", scale);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("floating buffers are cast once, when the root first runs; parameters and counts are not") {
+  for (shard::Layout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World&) {
+      Normed net;
+      shard::fully_shard(net, {.layout = layout, .mixed_precision = {.buffer_dtype = f64}});
+      const auto dtypes = [&] {
+        std::vector<DType> all;
+        for (const nn::NamedBuffer& b : net.named_buffers()) all.push_back(b.tensor.dtype());
+        return all;
+      };
+      expect(dtypes() == std::vector{f32, f32, i64}, "cast too early");
+      net.eval();
+      const NoGrad guard;
+      try {
+        net(ones({2, 4}));
+      } catch (const Error&) {  // f32 values beside f64 statistics may be refused; the cast comes first
+      }
+      expect(dtypes() == std::vector{f64, f64, i64}, "not cast");
+      expect(net.linear.weight.local().dtype() == f32, "a parameter was cast");
+    }));
+}
+
+TEST_CASE("the root's parameters stay from forward to backward, the others' do not") {
+  for (shard::Layout layout : layouts) {
+    DryRun run({.size = 2});
+    Rooted net;
+    const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
+    for (nn::Linear* m : {&net.a, &net.b}) shard::fully_shard(*m, options);
+    shard::fully_shard(net, options);
+    for (int step = 0; step < 2; ++step) {
+      const std::size_t from = run.steps().size();
+      sum(net(ones({2, 3}))).backward();
+      std::map<std::string, int> gathers;
+      for (std::size_t i = from; i < run.steps().size(); ++i)
+        if (run.steps()[i].kind == DryStep::Kind::post && run.steps()[i].call == CollectiveKind::all_gather)
+          ++gathers[run.steps()[i].label];
+      CHECK(gathers == std::map<std::string, int>{{"a", 2}, {"b", 2}, {"root", 1}});
+    }
+  }
+}
+
+TEST_CASE("a shard's padding between aligned parameters is 42, behind the last row it is 0") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    // Flat: 9 elements and 3 of padding, 3 elements and 1: 8 a rank.
+    nn::Linear flat(3, 3), rows(3, 3);
+    for (nn::Linear* m : {&flat, &rows})
+      for (nn::Parameter p : m->parameters()) p.set_data(ones(p.shape()));
+    shard::fully_shard(flat, {.layout = shard::Layout::flat});
+    shard::fully_shard(rows);
+    const auto shard_of = [](nn::Linear& m) {
+      return shard::unit_of(m)->members()[0].group->shard().to_vector<float>();
+    };
+    using Values = std::vector<float>;
+    expect(shard_of(flat) ==
+               (world.rank() == 0 ? Values{1, 1, 1, 1, 1, 1, 1, 1} : Values{1, 42, 42, 42, 1, 1, 1, 42}),
+           "flat, rank {}", world.rank());
+    expect(shard_of(rows) ==
+               (world.rank() == 0 ? Values{1, 1, 1, 1, 1, 1, 1, 1} : Values{1, 1, 1, 0, 0, 0, 1, 0}),
+           "rows, rank {}", world.rank());
+  }));
+}
+
+TEST_CASE("outputs of a root and of a module within it are cast to their own output dtypes") {
+  for (shard::Layout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World&) {
+      nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3));
+      const auto options = [&](DType output) {
+        return shard::Options{.layout = layout,
+                              .mixed_precision = {.param_dtype = bf16, .output_dtype = output}};
+      };
+      shard::fully_shard(net[0], options(bf16));
+      shard::fully_shard(net, options(f64));
+      expect(net(ones({2, 3})).dtype() == f64, "the root's");
+      expect(net[0].call(ones({2, 3})).dtype() == bf16, "the inner module's");
+    }));
+}
+
+TEST_CASE("the flat layout aligns to 16 bytes of what computes, not of what is stored") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    const auto shard_numel = [](std::optional<DType> param_dtype) {
+      nn::Linear m(3, 3);
+      shard::fully_shard(m, {.layout = shard::Layout::flat, .mixed_precision = {.param_dtype = param_dtype}});
+      return shard::groups_of(m).at(0).shard_numel;
+    };
+    expect(shard_numel({}) == 8, "f32: 9 and 3 of padding, 3 and 1");
+    expect(shard_numel(f16) == 10, "f16: 9 and 7 of padding, 3 and 1");
+  }));
+}
+
+TEST_CASE("in the flat layout a module that is not to cast as a root does not cast at all by default") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    for (bool cast : {false, true}) {
+      nn::Linear m(3, 3);
+      shard::MixedPrecisionPolicy mixed{.param_dtype = bf16, .cast_root_forward_inputs = false};
+      if (cast) mixed.cast_forward_inputs = true;
+      shard::fully_shard(m, {.layout = shard::Layout::flat, .mixed_precision = mixed});
+      bool refused = false;
+      try {
+        m(ones({2, 3}));
+      } catch (const DTypeError&) {
+        refused = true;
+      }
+      expect(refused != cast, "cast {}: refused {}", cast, refused);
+    }
+  }));
+}
+
+namespace {
+
+struct Scale final : nn::Layer<Scale> {
+  nn::Param weight{ones({6})};
+  Tensor forward(const Tensor& x) const { return mul(x, weight); }
+  void visit(auto&& on) { on("weight", weight); }
+};
+
+}  // namespace
+
+TEST_CASE("an average in f16 is rounded once, after the division") {
+  for (shard::Layout layout : layouts)
+    CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+      Scale net;
+      shard::fully_shard(net, {.layout = layout, .mixed_precision = {.reduce_dtype = f16}});
+      // 2050 lies between two values of f16, and a third of it does not round to a third of either.
+      sum(net(full({6}, world.rank() == 0 ? 2048 : 1))).backward();
+      const Tensor grad = net.weight.grad();
+      expect(grad.dtype() == f32, "dtype");
+      expect(grad.to_vector<float>() == std::vector<float>(2, 683.5F), "{}", to_string(grad));
+    }));
+}
+
+TEST_CASE("a rank without rows has an empty gradient, in the flat layout it has none") {
+  for (shard::Layout layout : layouts)
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      nn::Linear m(2, 1);  // flat: the ranks hold the weight, padding, the bias, padding
+      shard::fully_shard(m, {.layout = layout});
+      sum(m(ones({2, 2}))).backward();
+      const bool flat = layout == shard::Layout::flat;
+      const bool has_weight = world.rank() == 0, has_bias = world.rank() == (flat ? 2 : 0);
+      for (const auto& [has, p] :
+           {std::pair{has_weight, m.weight.object()}, std::pair{has_bias, m.bias.object()}}) {
+        expect((p.local().numel() > 0) == has, "rank {} holds {}", world.rank(), p.local().numel());
+        expect(p.grad().defined() == (has || !flat), "presence on rank {}", world.rank());
+        if (p.grad().defined()) expect(p.grad().shape() == p.local().shape(), "shape {}", p.grad().shape());
+      }
+    }));
+}
+
+TEST_CASE("what is frozen between forward and backward has no gradient") {
+  for (shard::Layout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World&) {
+      nn::Linear m(3, 4);
+      shard::fully_shard(m, {.layout = layout});
+      const Tensor loss = sum(m(ones({2, 3})));
+      nn::Parameter(m.bias.object()).set_requires_grad(false);
+      loss.backward();
+      expect(!m.bias.grad().defined(), "the bias has a gradient");
+      const bool has = m.weight.local().numel() > 0;
+      expect(m.weight.grad().defined() == has, "the weight has none");
+    }));
+}
+
+TEST_CASE("a graph from before a write is refused, on every rank") {
+  for (shard::Layout layout : layouts)
+    for (bool reshard : {true, false})
+      CHECK_NOTHROW(run_ranks(2, [&](World&) {
+        nn::Sequential net(nn::Linear(3, 4), nn::Linear(4, 2));
+        shard::fully_shard(net[1], {.layout = layout, .reshard_after_forward = reshard});
+        shard::fully_shard(net, {.layout = layout});
+        const Tensor loss = sum(net(ones({2, 3})));
+        shard::load_full_state_dict(net, shard::full_state_dict(net));
+        bool refused = false;
+        try {
+          loss.backward();
+        } catch (const StateError&) {
+          refused = true;
+        }
+        expect(refused, "the backward ran");
+        sum(net(ones({2, 3}))).backward();
+      }));
+}

@@ -1,0 +1,129 @@
+// When groups are gathered and reduced, as one string: a world that is not there writes the calls down.
+#include "autograd/autograd.h"
+#include "autograd/recompute.h"
+#include "collectives/dry_run.h"
+#include "nn/layers.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/fsdp.h"
+#include "shard/fully_shard.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+
+namespace {
+
+struct Mlp final : nn::Layer<Mlp> {
+  nn::Linear in, out;
+  explicit Mlp(std::int64_t d) : in(d, 4 * d), out(4 * d, d) {}
+  Tensor forward(const Tensor& x) const { return relu(out(relu(in(x)))); }
+  void visit(auto&& on) {
+    on("in", in);
+    on("out", out);
+  }
+};
+
+struct Stack final : nn::Layer<Stack> {
+  Mlp a, b, c;
+  explicit Stack(std::int64_t d) : a(d), b(d), c(d) {}
+  Tensor forward(const Tensor& x) const { return c(b(a(x))); }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("c", c);
+  }
+};
+
+/// Uses the weights of layers that it does not run, the first one twice.
+struct Borrower final : nn::Layer<Borrower> {
+  nn::Linear a{4, 4}, b{4, 4}, c{4, 4};
+  Tensor forward(const Tensor& x) const {
+    Tensor y = x;
+    for (const nn::Linear* layer : {&a, &b, &c, &a}) y = linear(y, layer->weight, {});
+    return y;
+  }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("c", c);
+  }
+};
+
+/// "AGa AGb ... | RSa": posts only; G gather, R reduce; a bar where the forward ends.
+std::string posts(const DryRun& run, std::size_t from = 0) {
+  std::string text;
+  for (std::size_t i = from; i < run.steps().size(); ++i) {
+    const DryStep& step = run.steps()[i];
+    if (step.kind != DryStep::Kind::post) continue;
+    text += (text.empty() ? "" : " ") +
+            std::string(step.call == CollectiveKind::all_gather ? "G"
+                        : step.call == CollectiveKind::barrier  ? "|"
+                                                                : "R") +
+            step.label;
+  }
+  return text;
+}
+
+Stack sharded(const DryRun& run, shard::Options options) {
+  options.mesh = run.world().mesh();
+  Stack model(4);
+  for (Mlp* m : {&model.a, &model.b, &model.c}) shard::fully_shard(*m, options);
+  shard::fully_shard(model, options);
+  return model;
+}
+
+/// The third step's calls, when guesses have settled.
+std::string step_of(const DryRunOptions& world, const shard::Options& options) {
+  DryRun run(world);
+  Stack model = sharded(run, options);
+  std::size_t from = 0;
+  for (int step = 0; step < 3; ++step) {
+    from = run.steps().size();
+    const Tensor loss = sum(model(ones({2, 4})));
+    run.world().group().barrier();
+    loss.backward();
+  }
+  return posts(run, from);
+}
+
+}  // namespace
+
+TEST_CASE("a step of three groups gathers, regathers and reduces in the order of PyTorch's", "[schedule]") {
+  for (int size : {2, 3, 4, 5, 7, 8, 1024})
+    for (int rank : {0, size - 1}) {
+      const DryRunOptions world{.rank = rank, .size = size};
+      for (const auto layout : {shard::Layout::flat, shard::Layout::per_parameter}) {
+        shard::Options options{.layout = layout};
+        CHECK(step_of(world, options) == "Ga Gb Gc | Gc Gb Rc Ga Rb Ra");
+        options.reshard_after_forward = false;
+        CHECK(step_of(world, options) == "Ga Gb Gc | Rc Rb Ra");
+        options.strategy = shard::ShardingStrategy::shard_grad_op;
+        CHECK(step_of(world, options) == "Ga Gb Gc | Rc Rb Ra");
+        options.strategy = shard::ShardingStrategy::no_shard;
+        CHECK(step_of(world, options) == "| Rc Rb Ra");
+      }
+    }
+}
+
+TEST_CASE("prefetch changes when, never what", "[schedule]") {
+  const DryRunOptions world{.size = 4};
+  CHECK(step_of(world, {.forward_prefetch = 0, .backward_prefetch = 0}) == "Ga Gb Gc | Gc Rc Gb Rb Ga Ra");
+  CHECK(step_of(world, {.forward_prefetch = 2, .backward_prefetch = 2}) == "Ga Gb Gc | Gc Gb Ga Rc Rb Ra");
+}
+
+TEST_CASE("what is used outside its module stays while there is room", "[schedule]") {
+  const auto forward = [](int ring) {
+    DryRun run({.size = 3});
+    Borrower model;
+    const shard::Options options{.mesh = run.world().mesh(), .cached_gathers = ring};
+    for (nn::Linear* layer : {&model.a, &model.b, &model.c}) shard::fully_shard(*layer, options);
+    shard::fully_shard(model, options);
+    const NoGrad guard;
+    model(ones({2, 4}));  // names the groups, and guesses nothing yet
+    const std::size_t from = run.steps().size();
+    model(ones({2, 4}));
+    return posts(run, from);
+  };
+  CHECK(forward(1) == "Ga Gb Gc Ga");
+  CHECK(forward(3) == "Ga Gb Gc");
+}

@@ -1,0 +1,215 @@
+// Random trees of modules, cut into random groups, used at random: gradients and weights are those of one
+// unsharded model with gradients averaged by hand.
+#include <random>
+
+#include "shard/fully_shard.h"
+#include "tests/catch.h"
+#include "tests/ranks.h"
+#include "tests/shard/whole.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+using Random = std::mt19937_64;
+
+int below(Random& random, int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); }
+bool once_in(Random& random, int n) { return below(random, n) == 0; }
+
+constexpr std::int64_t width = 5;
+
+/// Adds tanh(own(x)) to x, hands that to its children, in an order and as often as the plan says, and adds it
+/// once more.
+struct Node final : nn::Layer<Node> {
+  nn::Linear own;
+  nn::Param scale;  // of two rows
+  nn::ModuleList<Node> children;
+  // The plan of the next forward.
+  bool uses_own = true, again = false;
+  bool blind = false;  // one child's runs record nothing
+  bool alike = false;  // used on all ranks or on none
+  std::vector<std::size_t> order;
+
+  explicit Node(nn::Bias bias) : own(width, width, {bias}), scale(rand({2}, {}, 0.5, 1.5)) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor mine = uses_own ? mul(tanh(own(x)), sum(scale)) : Tensor{};
+    Tensor y = mine.defined() ? add(x, mine) : x;
+    for (const std::size_t child : order) {
+      const GradMode mode(!(blind && child == order[0]) && Context::current().grad_enabled());
+      const auto region = [&] { return children[child](y); };
+      y = again ? recompute(region) : region();
+    }
+    return mine.defined() ? add(y, mine) : y;
+  }
+  void visit(auto&& on) {
+    on("own", own);
+    on("scale", scale);
+    on("children", children);
+  }
+};
+
+void grow(Node& node, Random& random, int depth) {
+  const int children = depth == 0 ? 0 : 1 + below(random, 3);
+  for (int i = 0; i < children; ++i)
+    grow(node.children.emplace_back(once_in(random, 3) ? nn::Bias::no : nn::Bias::yes), random,
+         below(random, depth));
+}
+
+/// Ties the weights of nodes to those of nodes anywhere else.
+void tie_some(Node& root, Random& random) {
+  std::vector<Node*> nodes;
+  for (const nn::NamedModule& m : root.named_modules())
+    if (auto* node = dynamic_cast<Node*>(m.module)) nodes.push_back(node);
+  const auto any = [&]() -> Node& { return *nodes[random() % nodes.size()]; };
+  for (int i = 0; i < 2; ++i) nn::tie(any().own.weight, any().own.weight);
+  root.alike = true;
+}
+
+/// Which modules a forward of `rank` uses, and how. Children run on all ranks or on none; a node's own
+/// parameters may be used on some, unless others share them: their group may be another one, whose module
+/// does not run.
+void plan(Node& node, Random& random, int rank, bool outermost = true) {
+  std::uint64_t users = once_in(random, 3) ? random() : ~std::uint64_t{0};
+  if (node.alike) users = (users & 1) != 0 ? ~std::uint64_t{0} : 0;
+  node.uses_own = outermost || (users >> rank & 1) != 0;
+  node.again = once_in(random, 4);
+  node.blind = once_in(random, 8);
+  node.order.clear();
+  const int runs = node.children.size() == 0 ? 0 : below(random, static_cast<int>(node.children.size()) + 2);
+  for (int i = 0; i < runs; ++i)
+    node.order.push_back(static_cast<std::size_t>(below(random, static_cast<int>(node.children.size()))));
+  for (Node& child : node.children) {
+    child.alike = node.alike;
+    plan(child, random, rank, false);
+  }
+}
+
+Tensor output_of(Node& tree, std::uint64_t seed, int rank) {
+  Random random(seed);
+  plan(tree, random, rank);
+  manual_seed(seed + static_cast<std::uint64_t>(rank));
+  return tree(randn({3, width}));
+}
+
+Tensor loss_of(Node& tree, std::uint64_t seed, int rank, int forwards) {
+  Tensor loss = mean(square(output_of(tree, seed, rank)));
+  for (int i = 1; i < forwards; ++i) loss = add(loss, mean(square(output_of(tree, seed + 1000, rank))));
+  return loss;
+}
+
+/// What happens between two optimizer steps; the same on every rank.
+struct Step {
+  std::uint64_t seed;
+  bool keeps_gradients, looks_first, abandons, optimizes, freezes;
+  int unsynchronised, forwards;
+};
+
+Step draw(Random& random) {
+  return {.seed = random(),
+          .keeps_gradients = once_in(random, 4),
+          .looks_first = once_in(random, 4),
+          .abandons = once_in(random, 4),
+          .optimizes = !once_in(random, 4),
+          .freezes = once_in(random, 3),
+          .unsynchronised = once_in(random, 3) ? 1 + below(random, 2) : 0,
+          .forwards = 1 + below(random, 2)};
+}
+
+/// Every other parameter, at random; the root's own stay trained.
+void freeze(Node& tree, const Step& step) {
+  Random random(step.seed);
+  tree.set_requires_grad(true);
+  if (!step.freezes) return;
+  for (nn::NamedParameter& p : tree.named_parameters())
+    if (once_in(random, 2) && !p.name.starts_with("own")) p.parameter.set_requires_grad(false);
+}
+
+void run_sharded(Node& tree, const Step& step, int rank) {
+  if (!step.keeps_gradients) tree.zero_grad();
+  if (step.looks_first) {
+    const NoGrad guard;
+    output_of(tree, step.seed + 1, rank);
+  }
+  if (step.abandons) output_of(tree, step.seed + 2, rank);
+  for (int i = 0; i < step.unsynchronised; ++i) {
+    const auto guard = shard::no_sync(tree);
+    loss_of(tree, step.seed + 10 + static_cast<std::uint64_t>(i), rank, 1).backward();
+  }
+  loss_of(tree, step.seed, rank, step.forwards).backward();
+}
+
+void run_by_hand(Node& tree, const Step& step, int ranks) {
+  const Gradients before = gradients(tree);
+  const Gradients averages = average_by_hand(tree, ranks, [&](int rank) {
+    for (int i = 0; i < step.unsynchronised; ++i)
+      loss_of(tree, step.seed + 10 + static_cast<std::uint64_t>(i), rank, 1).backward();
+    loss_of(tree, step.seed, rank, step.forwards).backward();
+  });
+  set_gradients(tree, step.keeps_gradients ? plus(before, averages) : averages);
+}
+
+shard::Options draw_options(Random& random, shard::Layout layout, int ranks) {
+  constexpr shard::ShardingStrategy strategies[] = {
+      shard::ShardingStrategy::full_shard, shard::ShardingStrategy::full_shard,
+      shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
+      shard::ShardingStrategy::no_shard};
+  const shard::ReshardAfterForward reshard[] = {true, false, 2};
+  return {.layout = layout,
+          .strategy = strategies[below(random, 5)],
+          .reshard_after_forward = reshard[below(random, ranks == 4 ? 3 : 2)],
+          .forward_prefetch = below(random, 4),
+          .backward_prefetch = below(random, 4)};
+}
+
+void shard_below(Node& node, Random& random, shard::Layout layout, int ranks) {
+  for (Node& child : node.children) {
+    shard_below(child, random, layout, ranks);
+    const shard::Options options = draw_options(random, layout, ranks);
+    if (once_in(random, 2)) shard::fully_shard(child, options);
+  }
+}
+
+void play(World& world, std::uint64_t seed) {
+  Random random(seed);
+  manual_seed(seed);
+  Node by_hand(nn::Bias::yes);
+  grow(by_hand, random, 3);
+  if (once_in(random, 3)) tie_some(by_hand, random);
+  Node tree = by_hand.clone();
+  const auto layout = once_in(random, 2) ? shard::Layout::flat : shard::Layout::per_parameter;
+  shard_below(tree, random, layout, world.size());
+  shard::fully_shard(tree, draw_options(random, layout, world.size()));
+  nn::Adam adam(tree.parameters(), {.lr = 0.02, .weight_decay = 0.1});
+  nn::Adam reference(by_hand.parameters(), {.lr = 0.02, .weight_decay = 0.1});
+
+  for (int i = 0; i < 6; ++i) {
+    const Step step = draw(random);
+    for (Node* node : {&tree, &by_hand}) freeze(*node, step);
+    run_sharded(tree, step, world.rank());
+    run_by_hand(by_hand, step, world.size());
+    const std::string found = difference(whole_gradients(tree, world.group()), gradients(by_hand));
+    expect(found.empty(), "seed {}, {} ranks, step {}: {}", seed, world.size(), i, found);
+    if (!step.optimizes) continue;
+    adam.step();
+    reference.step();
+  }
+  const nn::StateDict whole = shard::full_state_dict(tree), expected = by_hand.state_dict();
+  expect(whole.size() == expected.size(), "seed {}: {} entries", seed, whole.size());
+  for (std::size_t p = 0; p < whole.size(); ++p) {
+    expect(whole[p].first == expected[p].first, "seed {}: '{}'", seed, whole[p].first);
+    expect(whole[p].second.to_vector<float>() == expected[p].second.to_vector<float>(),
+           "seed {}, {} ranks: '{}' differs", seed, world.size(), whole[p].first);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("random trees, grouped and used at random, train like one model by hand") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed)
+    for (const int ranks : {2, 3, 4}) {
+      if (ranks == 4 && seed % 3 != 0) continue;  // for slices among two
+      INFO("seed " << seed << ", " << ranks << " ranks");
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { play(world, seed); }));
+    }
+}
