@@ -1,0 +1,95 @@
+#include "tests/scenarios/scenario.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "runtime/ops.h"
+
+namespace sherd::scenarios {
+namespace {
+
+const char* name_of(Harness harness) { return harness == Harness::threads ? "threads" : "processes"; }
+
+/// The world of a scenario among the ranks that were started.
+DeviceMesh mesh_of(const World& ranks, int world) {
+  const Group group = ranks.size() == world ? ranks.group() : ranks.group().blocks(world);
+  return {group, {world}, {"ranks"}};
+}
+
+std::int64_t total_over(const Group& group, std::int64_t count) {
+  const Tensor total = Tensor::from({count}, {1});
+  group.all_reduce(total);
+  return total.item<std::int64_t>();
+}
+
+Outcome run_one(const Scenario& scenario, int combination, const World& ranks, Rank& rank) {
+  const auto begin = std::chrono::steady_clock::now();
+  rank.check = {};
+  scenario.body(rank, combination);
+  test::expect(rank.check.count() > 0, "nothing was compared");
+  const std::int64_t comparisons = total_over(ranks.group(), rank.check.count());  // and a barrier
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return {comparisons, took.count()};
+}
+
+/// The separators of a line do not occur in its fields.
+std::string field(std::string text) {
+  std::ranges::replace_if(text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
+  return text;
+}
+
+void print(const Scenario& s, const Place& place, std::size_t combination, const Outcome& outcome) {
+  if (!place.speaks) return;
+  std::cout << fmt::format("scenario: {} | {} | {} | {} | {} | {:.3f} | {}", s.id, place.text(),
+                           s.text(static_cast<int>(combination)), outcome.error.empty() ? "ok" : "failed",
+                           outcome.comparisons, outcome.seconds, field(outcome.error))
+            << std::endl;
+}
+
+}  // namespace
+
+std::string Place::text() const { return fmt::format("{} x {}", name_of(harness), world); }
+
+const std::vector<Scenario>& all_scenarios() {
+  static const std::vector<Scenario> all = [] {
+    std::vector<Scenario> list;
+    for (auto part : {s1, s2, s3_training, s3_casts}) std::ranges::move(part(), std::back_inserter(list));
+    return list;
+  }();
+  return all;
+}
+
+std::string owed(const Scenario& scenario) {
+  std::string text;
+  for (Harness harness : {Harness::threads, Harness::processes}) {
+    if (harness == Harness::processes && scenario.harness == Harness::threads) continue;
+    for (int world : scenario.worlds)
+      text += (text.empty() ? "" : "; ") + Place{harness, world, world}.text();
+  }
+  return text;
+}
+
+std::vector<Outcome> run(const Scenario& scenario, const Place& place) {
+  const auto combinations = static_cast<std::size_t>(scenario.combinations);
+  std::vector<Outcome> outcomes;
+  while (outcomes.size() < combinations) {
+    try {
+      run_ranks(place.ranks, [&, first = outcomes.size()](World& ranks) {
+        Rank rank{mesh_of(ranks, place.world)};
+        for (std::size_t i = first; i < combinations; ++i) {
+          const Outcome outcome = run_one(scenario, static_cast<int>(i), ranks, rank);
+          if (place.harness == Harness::threads && ranks.rank() != 0) continue;
+          print(scenario, place, i, outcome);
+          outcomes.push_back(outcome);
+        }
+      });
+    } catch (const std::exception& error) {
+      outcomes.push_back({.error = error.what()});
+      print(scenario, place, outcomes.size() - 1, outcomes.back());
+    }
+  }
+  return outcomes;
+}
+
+}  // namespace sherd::scenarios
