@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "nn/state_file.h"
 #include "runtime/error.h"
 #include "runtime/io/durable.h"
+#include "shard/fully_shard.h"
+#include "shard/optimizer_state.h"
 
 namespace sherd::tools {
 namespace {
@@ -72,6 +73,8 @@ void reading(const Path& file, const std::function<void()>& read) {
     read();
   } catch (const FileError&) {
     throw;  // names it already
+  } catch (const CollectiveError&) {
+    throw;  // another rank's complaint
   } catch (const json::exception& error) {
     fail<ValueError>("checkpoint: '{}': {}", file.string(), error.what());
   } catch (const Error& error) {
@@ -80,6 +83,12 @@ void reading(const Path& file, const std::function<void()>& read) {
 }
 
 }  // namespace
+
+std::string config_text(const RunConfig& config) {
+  return to_json(config).dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+RunConfig parse_config(const std::string& text) { return config_from(json::parse(text)); }
 
 Path checkpoint_path(const Path& run, std::int64_t step) { return run / fmt::format("{}{}", prefix, step); }
 
@@ -93,15 +102,12 @@ std::vector<std::int64_t> saved_steps(const Path& run, FileSystem& files) {
   return steps;
 }
 
-void save_checkpoint(const Path& run, const RunConfig& config, const nn::Gpt& model,
-                     const nn::Optimizer& optimizer, FileSystem& files) {
+void save_checkpoint(const Path& run, const RunConfig& config, const nn::StateDict& model,
+                     const nn::StateDict& optimizer, FileSystem& files) {
   const auto fill = [&](DirectoryWriter& folder) {
-    folder.add("model.safetensors", [&](OutputFile& file) { nn::write_state(file, model.state_dict()); });
-    folder.add("optimizer.safetensors",
-               [&](OutputFile& file) { nn::write_state(file, optimizer.state_dict()); });
-    folder.add("config.json", [&](OutputFile& file) {
-      file.write(to_json(config).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
-    });
+    folder.add("model.safetensors", [&](OutputFile& file) { nn::write_state(file, model); });
+    folder.add("optimizer.safetensors", [&](OutputFile& file) { nn::write_state(file, optimizer); });
+    folder.add("config.json", [&](OutputFile& file) { file.write(config_text(config)); });
   };
   write_directory_durably(checkpoint_path(run, config.step), fill, files);
 }
@@ -118,7 +124,7 @@ void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {
 RunConfig read_config(const Path& checkpoint, FileSystem& files) {
   const Path file = checkpoint / "config.json";
   RunConfig config;
-  reading(file, [&] { config = config_from(json::parse(files.read(file))); });
+  reading(file, [&] { config = parse_config(files.read(file)); });
   return config;
 }
 
@@ -127,9 +133,11 @@ void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {
   reading(file, [&] { model.load_state_dict(nn::load_state(file, files)); });
 }
 
-void load_optimizer(const Path& checkpoint, nn::Optimizer& optimizer, FileSystem& files) {
-  const Path file = checkpoint / "optimizer.safetensors";
-  reading(file, [&] { optimizer.load_state_dict(nn::load_state(file, files)); });
+void load_sharded(const Path& checkpoint, nn::Gpt& model, nn::Optimizer& optimizer,
+                  const std::function<nn::StateDict(const Path&)>& read) {
+  const Path weights = checkpoint / "model.safetensors", moments = checkpoint / "optimizer.safetensors";
+  reading(weights, [&] { shard::load_full_state_dict(model, read(weights)); });
+  reading(moments, [&] { shard::load_full_optimizer_state(optimizer, read(moments)); });
 }
 
 }  // namespace sherd::tools

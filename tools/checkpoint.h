@@ -2,6 +2,7 @@
 // and the best one.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,15 +38,23 @@ FileSystem::Path checkpoint_path(const FileSystem::Path& run, std::int64_t step)
 /// The steps whose checkpoints `run` holds, rising; none where there is no such folder.
 std::vector<std::int64_t> saved_steps(const FileSystem::Path& run, FileSystem& files);
 
-/// Writes a checkpoint as a whole: a crash leaves it complete or absent.
-void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const nn::Gpt& model,
-                     const nn::Optimizer& optimizer, FileSystem& files);
+/// config.json's text, and back: JSON's or this library's exceptions for what is missing, mistyped or out of
+/// range.
+std::string config_text(const RunConfig& config);
+RunConfig parse_config(const std::string& text);
+
+/// Writes a checkpoint as a whole: a crash leaves it complete or absent. The states are those of an unsharded
+/// model and its optimizer.
+void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const nn::StateDict& model,
+                     const nn::StateDict& optimizer, FileSystem& files);
 /// Removes all checkpoints but the `keep` newest and the best.
 void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);
 
 // The rest reads one checkpoint. ValueError or FileError name the file and what is wrong with it.
 RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);
-void load_optimizer(const FileSystem::Path& checkpoint, nn::Optimizer& optimizer, FileSystem& files);
+/// A sharded one's part too; `read` gives every rank what a file holds.
+void load_sharded(const FileSystem::Path& checkpoint, nn::Gpt& model, nn::Optimizer& optimizer,
+                  const std::function<nn::StateDict(const FileSystem::Path& file)>& read);
 
 }  // namespace sherd::tools

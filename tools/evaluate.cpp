@@ -4,6 +4,7 @@
 
 #include "nn/batch_sampler.h"
 #include "runtime/context.h"
+#include "tools/among_ranks.h"
 
 namespace sherd::tools {
 namespace {
@@ -24,7 +25,8 @@ std::int64_t window_count(std::size_t size, std::int64_t context) {
   return (static_cast<std::int64_t>(size) - 1) / context;
 }
 
-double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows) {
+double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows,
+                const Group& group) {
   const std::int64_t context = model.options.context, all = window_count(text.size(), context);
   windows = std::min(windows, all);
   std::vector<std::int64_t> starts;
@@ -34,10 +36,15 @@ double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t
   model.eval();
   double loss = 0;
   const auto rows = static_cast<std::size_t>(std::max<std::int64_t>(positions_at_once / context, 1));
-  for (std::span<const std::int64_t> rest = starts; !rest.empty();) {
-    const std::size_t n = std::min(rows, rest.size());
-    loss += summed_loss(model, text, rest.first(n));
-    rest = rest.subspan(n);
+  const std::size_t parts = (starts.size() + rows - 1) / rows;
+  const auto ranks = static_cast<std::size_t>(group.size());
+  for (std::size_t first = 0; first < parts; first += ranks) {
+    // Without a part left a rank repeats the last one: all run the model alike.
+    const std::size_t mine = std::min(first + static_cast<std::size_t>(group.rank()), parts - 1) * rows;
+    const std::size_t count = std::min(rows, starts.size() - mine);
+    const std::vector<double> losses =
+        everyones(group, summed_loss(model, text, std::span(starts).subspan(mine, count)));
+    for (std::size_t r = 0; r < std::min(ranks, parts - first); ++r) loss += losses[r];
   }
   model.train();
   return loss / static_cast<double>(windows);

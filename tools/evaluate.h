@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "collectives/group.h"
 #include "nn/gpt.h"
 
 namespace sherd::tools {
@@ -11,8 +12,9 @@ namespace sherd::tools {
 /// Windows side by side that fit into a text of `size` bytes, each with the byte that follows it.
 std::int64_t window_count(std::size_t size, std::int64_t context);
 
-/// Mean loss in nats a byte over at most `windows` windows side by side, spread evenly over the text. Leaves
-/// the model in training mode.
-double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows);
+/// Mean loss in nats a byte over at most `windows` windows side by side, spread evenly over the text; shared
+/// out over the ranks of `group`, the same to the bit for any number of them. Leaves the model in training
+/// mode.
+double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows, const Group& group);
 
 }  // namespace sherd::tools

@@ -8,7 +8,9 @@
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/processor.h"
+#include "tools/inspect.h"
 #include "tools/interrupt.h"
+#include "tools/launch.h"
 #include "tools/progress.h"
 #include "tools/sample.h"
 #include "tools/train.h"
@@ -25,8 +27,8 @@ std::string help(std::string_view name, std::string_view what, std::string_view 
 
 /// A flag whose default is what `value` holds.
 template <class T>
-void add_number(CLI::App& app, std::string_view name, T& value, std::string_view what,
-                std::string_view example) {
+void add_setting(CLI::App& app, std::string_view name, T& value, std::string_view what,
+                 std::string_view example) {
   CLI::Option* option =
       app.add_option(fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
   if constexpr (std::is_unsigned_v<T>) {
@@ -44,12 +46,25 @@ void add_train_flags(CLI::App& app, TrainOptions& options) {
                  help("out", "folder of the run: metrics.jsonl and checkpoints",
                       "the next free of runs/1, runs/2, ...", "runs/book"));
   visit_settings(options,
-                 [&](const Setting& s, auto& value) { add_number(app, s.name, value, s.what, s.example); });
+                 [&](const Setting& s, auto& value) { add_setting(app, s.name, value, s.what, s.example); });
   app.add_flag("--resume", options.resume,
                "go on with the run in --out from its newest checkpoint, with its settings "
                "[default off: a new run; e.g. --out runs/book --resume]");
-  add_number(app, "threads", options.threads,
-             "threads; the results do not depend on them; 0 takes every core", "2");
+  add_setting(app, "threads", options.threads,
+              "threads, which the ranks of a process share; the results do not depend on them; 0 takes every "
+              "core",
+              "2");
+}
+
+void add_inspect_flags(CLI::App& app, InspectOptions& options) {
+  add_setting(app, "model", options.model, "model to look at: gpt", "gpt");
+  visit_settings(options.sizes, [&](const Setting& s, auto& value) {
+    if (is_inspected(s))
+      add_setting(app, s.name, value, s.name == "ranks" ? "ranks that the model would lie on" : s.what,
+                  s.example);
+  });
+  app.add_option("--svg", options.svg,
+                 help("svg", "file for a drawing, which is replaced", "none: only the table", "shards.svg"));
 }
 
 void add_sample_flags(CLI::App& app, SampleOptions& options) {
@@ -59,11 +74,22 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
                       "none: it must be given", "runs/book/step-2000"))
       ->required();
   app.add_option("--prompt", options.prompt, help("prompt", "text to continue", "empty", "\"Once upon\""));
-  add_number(app, "tokens", g.tokens, "bytes to generate", "500");
-  add_number(app, "temperature", g.temperature,
-             "divides the logits: below 1 bolder, 0 always the likeliest byte", "0.5");
-  add_number(app, "top-k", g.top_k, "bytes to draw from, the likeliest; 0 takes all 256", "20");
-  add_number(app, "seed", g.seed, "seed of the draws, a whole number from 0", "42");
+  add_setting(app, "tokens", g.tokens, "bytes to generate", "500");
+  add_setting(app, "temperature", g.temperature,
+              "divides the logits: below 1 bolder, 0 always the likeliest byte", "0.5");
+  add_setting(app, "top-k", g.top_k, "bytes to draw from, the likeliest; 0 takes all 256", "20");
+  add_setting(app, "seed", g.seed, "seed of the draws, a whole number from 0", "42");
+}
+
+void add_launch_flags(CLI::App& app, LaunchOptions& options) {
+  app.add_option("-n", options.ranks, "processes, one a rank [it must be given; e.g. -n 4]")->required();
+  app.add_option("--hosts", options.hosts,
+                 help("hosts", "machines, and how many ranks on each", "this one", "node1:4,node2:4"));
+  app.add_option(
+         "--mpirun-arg", options.mpirun_args,
+         "a further argument for mpirun, as often as needed [default none; e.g. --mpirun-arg=--tag-output]")
+      ->allow_extra_args(false);
+  app.prefix_command();  // the program's flags are its own
 }
 
 /// The settings that stand on the command line.
@@ -82,13 +108,16 @@ void run_train(const TrainOptions& options) {
   catch_interrupts();
   Progress progress(stdout);
   try {
-    const TrainResult result = train(options, posix_file_system(), progress);
-    progress.end_line();
-    print_result(stdout, result);
+    train(options, posix_file_system(), progress);
   } catch (...) {
     progress.end_line();
     throw;
   }
+  flush_output();
+}
+
+void run_inspect(const InspectOptions& options) {
+  fmt::print("{}", inspect(options, posix_file_system()));
   flush_output();
 }
 
@@ -116,19 +145,33 @@ int run(int argc, char** argv) {
   SampleOptions sample_options;
   CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
+  InspectOptions inspect_options;
+  CLI::App& inspect_command = *app.add_subcommand(
+      "inspect", "Show which rank owns which span of which parameter, as a table and a drawing.");
+  LaunchOptions launch_options;
+  CLI::App& launch_command = *app.add_subcommand(
+      "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
+  add_launch_flags(launch_command, launch_options);
   add_train_flags(train_command, train_options);
   add_sample_flags(sample_command, sample_options);
+  add_inspect_flags(inspect_command, inspect_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
-    fail<ValueError>("{} (sherd --help, sherd train --help and sherd sample --help list the flags)",
+    fail<ValueError>("{} (sherd --help, and --help after train, sample, inspect or launch, list the flags)",
                      text.substr(0, text.find('\n')));
   }
+  if (launch_command.parsed()) {
+    launch_options.command = launch_command.remaining();
+    return launch(launch_options);
+  }
   note_given(train_command, train_options);
-  train_command.parsed() ? run_train(train_options) : run_sample(sample_options);
+  if (train_command.parsed()) run_train(train_options);
+  if (sample_command.parsed()) run_sample(sample_options);
+  if (inspect_command.parsed()) run_inspect(inspect_options);
   return 0;
 }
 

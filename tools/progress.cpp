@@ -62,14 +62,15 @@ void Progress::validated(std::int64_t step, double loss) {
 
 bool Progress::stop_wanted() { return interrupted(); }
 
-void print_result(std::FILE* out, const TrainResult& r) {
+void Progress::finished(const TrainResult& r) {
+  end_line();
   if (!r.val_loss) {
-    fmt::print(out, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
+    fmt::print(out_, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
                r.out.string());
     return;
   }
-  fmt::print(out, "sample:\n{}\n", printable(r.sample));
-  fmt::print(out, "final: step={} loss={:.4f} val_loss={:.4f} bigram={:.4f} tokens_per_s={:.0f}\n", r.step,
+  fmt::print(out_, "sample:\n{}\n", printable(r.sample));
+  fmt::print(out_, "final: step={} loss={:.4f} val_loss={:.4f} bigram={:.4f} tokens_per_s={:.0f}\n", r.step,
              r.loss, *r.val_loss, r.bigram, r.tokens_per_s);
 }
 

@@ -17,6 +17,8 @@ class Progress final : public Reporter {
   void started(const RunFacts& facts) override;
   void stepped(const StepFacts& facts) override;
   void validated(std::int64_t step, double loss) override;
+  /// The last lines: the sample and `final: ...`, or how to go on with a run that was stopped.
+  void finished(const TrainResult& result) override;
   bool stop_wanted() override;
 
   /// Ends the live line. Call it before anything else is printed.
@@ -33,8 +35,5 @@ class Progress final : public Reporter {
   Clock::duration pause_;  // between lines
   Clock::time_point next_{};
 };
-
-/// The last lines: the sample and `final: ...`, or how to go on with a run that was stopped.
-void print_result(std::FILE* out, const TrainResult& result);
 
 }  // namespace sherd::tools

@@ -4,18 +4,22 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "collectives/world.h"
 #include "nn/batch_sampler.h"
 #include "nn/optimizer.h"
+#include "nn/state_file.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
-#include "tools/checkpoint.h"
-#include "tools/default_text.h"
+#include "shard/fully_shard.h"
+#include "shard/optimizer_state.h"
+#include "tools/among_ranks.h"
 #include "tools/evaluate.h"
 #include "tools/generate.h"
 #include "tools/metrics.h"
-#include "tools/run_folder.h"
-#include "tools/text.h"
+#include "tools/sharding.h"
+#include "tools/start.h"
 
 namespace sherd::tools {
 namespace {
@@ -48,125 +52,129 @@ std::vector<nn::ParamGroup> groups(const nn::Gpt& model, double weight_decay) {
   return {std::move(matrices), std::move(vectors)};
 }
 
-RunConfig fresh_config(const TrainOptions& asked) {
-  RunConfig config{.options = asked};
-  if (config.options.data.empty()) config.options.data = default_text();
-  // The run may be resumed from another folder.
-  for (std::string& path : config.options.data)
-    path = std::filesystem::absolute(path).lexically_normal().string();
-  return config;
-}
+/// What a step was done with, and what it met.
+struct Step {
+  double lr, norm;
+};
 
-RunConfig resumed_config(const TrainOptions& asked, const Path& checkpoint, FileSystem& files) {
-  RunConfig config = read_config(checkpoint, files);
-  std::vector<std::string> data = asked.data.empty() ? config.options.data : asked.data;
-  config.options = resumed(asked, config.options, config.step, config.changes);
-  config.options.data = std::move(data);
-  check<ValueError>(config.options.steps >= config.step, "--steps {}: the run has done {} already",
-                    config.options.steps, config.step);
-  return config;
-}
+/// Who hears of the run here, and who may end it.
+struct Ears {
+  Reporter& reporter;
+  bool may_stop;  ///< it is asked on this rank: on one of each process, since a signal reaches one process
+};
 
-void check_length(std::span<const std::uint8_t> part, std::string_view name, std::int64_t context) {
-  check<ValueError>(static_cast<std::int64_t>(part.size()) > context,
-                    "--context {}: the {} part of the data has {} bytes, at least {} are needed; give more "
-                    "data or a shorter context",
-                    context, name, part.size(), context + 1);
-}
-
-Text checked_text(const TrainOptions& options, FileSystem& files) {
-  Text text = read_text(options.data, files);
-  check_length(text.train, "training", options.context);
-  check_length(text.validation, "validation", options.context);
-  return text;
-}
-
-/// One run from its first or next step to its last.
+/// One rank's part in a run, from its first or next step to its last. What all ranks take part in is called
+/// on all of them alike; the folder is rank 0's.
 class Run {
  public:
-  Run(const Path& out, RunConfig config, Text text, FileSystem& files, Reporter& reporter)
-      : out_(out),
-        config_(std::move(config)),
-        text_(std::move(text)),
+  Run(const World& world, Start start, const Text& text, FileSystem& files, Ears ears)
+      : group_(world.group()),
+        out_(std::move(start.out)),
+        config_(std::move(start.config)),
+        text_(text),
         files_(files),
-        reporter_(reporter),
+        ears_(ears),
         model_(seeded_model(options())),
+        replicas_(shard_model(model_, options(), world)),
         optimizer_(groups(model_, options().weight_decay), {.lr = options().lr, .beta2 = options().beta2}),
-        sampler_(static_cast<std::int64_t>(text_.train.size()) - options().context,
-                 {.batch = options().batch, .seed = options().seed}),
-        schedule_{options().lr, options().min_lr, options().warmup, options().steps},
-        bigram_(bigram_loss(text_)) {}
+        sampler_(static_cast<std::int64_t>(text_.train.size()) - options().context, {.batch = options().batch,
+                                                                                     .seed = options().seed,
+                                                                                     .rank = group_.rank(),
+                                                                                     .world = group_.size()}),
+        schedule_{options().lr, options().min_lr, options().warmup, options().steps} {
+    set_generator(Context::current().generator().state());
+  }
 
   /// The first checkpoint, so that a run can be resumed however early it dies.
-  void begin() {
-    config_.data_digest = text_.digest;
-    save();
-  }
+  void begin() { save(); }
 
   /// Goes back to the checkpoint that the configuration is of.
   void restore() {
-    check<ValueError>(text_.digest == config_.data_digest,
-                      "--resume: the data is not what the run in '{}' was started with", out_.string());
-    const Path checkpoint = checkpoint_path(out_, config_.step);
-    load_model(checkpoint, model_, files_);
-    load_optimizer(checkpoint, optimizer_, files_);
-    Context::current().generator().set_state(config_.generator);
+    load_sharded(checkpoint_path(out_, config_.step), model_, optimizer_, [&](const Path& file) {
+      return first_ones(group_, leads() ? nn::load_state(file, files_) : nn::StateDict());
+    });
+    set_generator(config_.generator);
     sampler_.set_step(config_.step);
+    if (!leads()) return;
     cut_metrics(out_ / "metrics.jsonl", config_.step, files_);
     remove_old(out_, config_, files_);  // which the end may have come before
   }
 
   TrainResult finish() {
-    reporter_.started({out_, config_.step, options().steps, model_.parameter_count(), text_.files,
-                       static_cast<std::int64_t>(text_.train.size()),
-                       static_cast<std::int64_t>(text_.validation.size()), bigram_});
-    metrics_.emplace(out_ / "metrics.jsonl", files_);
+    if (leads()) announce();
     const bool finished = train_steps();
-    TrainResult result{.out = out_,
-                       .step = config_.step,
-                       .loss = config_.loss,
-                       .bigram = bigram_,
-                       .tokens_per_s = tokens_per_s()};
-    if (!finished) return result;
-    result.val_loss = evaluate(model_, text_.validation, std::numeric_limits<std::int64_t>::max());
-    metrics_->add({{"step", config_.step}, {"final_val_loss", *result.val_loss}, {"bigram", bigram_}});
-    metrics_->sync();
-    model_.eval();
-    result.sample = generate(model_, "\n", {.tokens = options().sample, .seed = options().seed});
+    TrainResult result;
+    if (finished) {
+      result.val_loss = evaluate(model_, text_.validation, std::numeric_limits<std::int64_t>::max(), group_);
+      result.sample = sample();
+    }
+    if (!leads()) return {};
+    result.out = out_;
+    result.step = config_.step;
+    result.loss = config_.loss;
+    result.bigram = bigram_;
+    result.tokens_per_s = tokens_per_s();
+    if (finished) {
+      metrics_->add({{"step", config_.step}, {"final_val_loss", *result.val_loss}, {"bigram", bigram_}});
+      metrics_->sync();
+    }
+    ears_.reporter.finished(result);
     return result;
   }
 
  private:
   const TrainOptions& options() const { return config_.options; }
+  bool leads() const { return group_.rank() == 0; }
 
-  /// False when the reporter wanted to stop.
+  /// Each rank drops other features: it has other data.
+  void set_generator(RandomKey key) {
+    key.seed += static_cast<std::uint64_t>(group_.rank());
+    Context::current().generator().set_state(key);
+  }
+
+  void announce() {
+    bigram_ = bigram_loss(text_);
+    ears_.reporter.started({out_, config_.step, options().steps, model_.parameter_count(), text_.files,
+                            static_cast<std::int64_t>(text_.train.size()),
+                            static_cast<std::int64_t>(text_.validation.size()), bigram_});
+    metrics_.emplace(out_ / "metrics.jsonl", files_);
+  }
+
+  /// False when somebody wanted to stop.
   bool train_steps() {
     const Stopwatch session;
     for (std::int64_t done = 1; config_.step < options().steps; ++done) {
-      nlohmann::ordered_json line = step();
-      const bool validates = config_.step % options().eval_every == 0 || config_.step == options().steps;
-      if (validates) line["val_loss"] = validate_step();
-      metrics_->add(line);
-      const auto left = static_cast<double>(options().steps - config_.step);
-      reporter_.stepped({config_.step, options().steps, config_.loss, tokens_per_s(),
-                         session.seconds() / static_cast<double>(done) * left});
-      if (validates) reporter_.validated(config_.step, line["val_loss"]);
-      const bool stops = reporter_.stop_wanted() && config_.step < options().steps;
-      if (validates || stops) save();
+      const Step step = take_step();
+      std::optional<double> val_loss;
+      if (config_.step % options().eval_every == 0 || config_.step == options().steps)
+        val_loss = validate_step();
+      if (leads()) tell(step, val_loss, session.seconds() / static_cast<double>(done));
+      const bool wanted = any(group_, ears_.may_stop && ears_.reporter.stop_wanted());
+      const bool stops = wanted && config_.step < options().steps;
+      if (val_loss || stops) save();
       if (stops) return false;
     }
     return true;
   }
 
-  /// One optimizer step; its line of metrics.
-  nlohmann::ordered_json step() {
+  void tell(const Step& step, std::optional<double> val_loss, double seconds_a_step) {
+    nlohmann::ordered_json line = {
+        {"step", config_.step}, {"loss", config_.loss}, {"lr", step.lr}, {"grad_norm", step.norm}};
+    if (val_loss) line["val_loss"] = *val_loss;
+    metrics_->add(line);
+    const auto left = static_cast<double>(options().steps - config_.step);
+    ears_.reporter.stepped(
+        {config_.step, options().steps, config_.loss, tokens_per_s(), seconds_a_step * left});
+    if (val_loss) ears_.reporter.validated(config_.step, *val_loss);
+  }
+
+  Step take_step() {
     const Stopwatch watch;
     const double lr = schedule_(config_.step);
-    const double loss = forward_backward();
+    const double loss = mean(group_, forward_backward());
     check_finite("loss", loss, config_.step + 1);
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
-    const std::vector<nn::Parameter> parameters = model_.parameters();
-    const double norm = nn::clip_grad_norm_(parameters, limit).item();
+    const double norm = shard::clip_grad_norm_(model_.parameters(), limit).item();
     check_finite("norm of the gradient", norm, config_.step + 1);
     optimizer_.set_lr(lr);
     optimizer_.step();
@@ -175,15 +183,16 @@ class Run {
     ++config_.step;
     trained_tokens_ += options().batch * options().context;
     trained_seconds_ += watch.seconds();
-    return {{"step", config_.step}, {"loss", loss}, {"lr", lr}, {"grad_norm", norm}};
+    return {lr, norm};
   }
 
-  /// Gradients of the mean loss over the whole batch, micro-batch by micro-batch; gives that loss.
+  /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives that
+  /// loss. All ranks have equal shares, so their average is the whole batch's.
   double forward_backward() {
     const std::vector<std::int64_t> samples = sampler_.next();
     std::span<const std::int64_t> rest = samples;
-    const auto rows =
-        static_cast<std::size_t>(options().micro_batch > 0 ? options().micro_batch : options().batch);
+    const std::size_t rows =
+        options().micro_batch > 0 ? static_cast<std::size_t>(options().micro_batch) : samples.size();
     double sum = 0;
     while (!rest.empty()) {
       const std::size_t n = std::min(rows, rest.size());
@@ -205,35 +214,50 @@ class Run {
   }
 
   double validate_step() {
-    const double loss =
-        evaluate(model_, text_.validation, std::max<std::int64_t>(validation_sample / options().context, 1));
+    const std::int64_t windows = std::max<std::int64_t>(validation_sample / options().context, 1);
+    const double loss = evaluate(model_, text_.validation, windows, group_);
     check_finite("validation loss", loss, config_.step);
     if (!config_.best || loss < config_.best->loss) config_.best = {config_.step, loss};
     return loss;
   }
 
   void save() {
+    const nn::StateDict model = shard::full_state_dict(model_);
+    const nn::StateDict optimizer = shard::full_optimizer_state(optimizer_);
+    if (!leads()) return;
     if (metrics_) metrics_->sync();  // a checkpoint promises the lines up to its step
     config_.generator = Context::current().generator().state();
-    save_checkpoint(out_, config_, model_, optimizer_, files_);
+    save_checkpoint(out_, config_, model, optimizer, files_);
     remove_old(out_, config_, files_);
-    reporter_.saved(checkpoint_path(out_, config_.step));
+    ears_.reporter.saved(checkpoint_path(out_, config_.step));
+  }
+
+  /// What `sherd sample` would make of the last checkpoint.
+  std::string sample() {
+    const nn::StateDict weights = shard::full_state_dict(model_);
+    if (!leads()) return {};
+    nn::Gpt whole(model_options(options()));
+    whole.load_state_dict(weights);
+    whole.eval();
+    return generate(whole, "\n", {.tokens = options().sample, .seed = options().seed});
   }
 
   double tokens_per_s() const {
     return trained_seconds_ > 0 ? static_cast<double>(trained_tokens_) / trained_seconds_ : 0;
   }
 
+  Group group_;
   Path out_;
   RunConfig config_;
-  Text text_;
+  const Text& text_;
   FileSystem& files_;
-  Reporter& reporter_;
+  Ears ears_;
   nn::Gpt model_;
+  std::unique_ptr<shard::DataParallel> replicas_;
   nn::AdamW optimizer_;
   nn::BatchSampler sampler_;
   nn::CosineSchedule schedule_;
-  double bigram_;
+  double bigram_ = 0;
   std::optional<Metrics> metrics_;
   std::int64_t trained_tokens_ = 0;
   double trained_seconds_ = 0;
@@ -244,18 +268,22 @@ class Run {
 Reporter::~Reporter() = default;
 
 TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& reporter) {
-  validate(asked);
+  check_ranges(asked);
   if (asked.threads > 0) Context::current().set_threads(asked.threads);
-  const Path out = run_folder(asked, files);
-  RunConfig config = asked.resume
-                         ? resumed_config(asked, checkpoint_path(out, newest_step(out, files)), files)
-                         : fresh_config(asked);
-  validate(config.options);
-  Text text = checked_text(config.options, files);
-  if (!asked.resume) create_run_folder(out, files);
-  Run run(out, std::move(config), std::move(text), files, reporter);
-  asked.resume ? run.restore() : run.begin();
-  return run.finish();
+  SharedText text;
+  TrainResult result;
+  const std::thread::id caller = std::this_thread::get_id();
+  run_ranks(ranks_to_start(asked, files), [&](World& world) {
+    Start start = start_run(asked, files, text, world.group());
+    const Text& read = text.get(start.config.options, files);
+    const bool first = world.rank() == 0;
+    const bool may_stop = first || std::this_thread::get_id() == caller;
+    Run run(world, std::move(start), read, files, {reporter, may_stop});
+    asked.resume ? run.restore() : run.begin();
+    TrainResult mine = run.finish();
+    if (first) result = std::move(mine);
+  });
+  return result;
 }
 
 }  // namespace sherd::tools

@@ -24,7 +24,9 @@ struct StepFacts {
   double seconds_left;       ///< validations and checkpoints counted in
 };
 
-/// Hears of a run as it goes. What it throws ends the run as a crash would.
+struct TrainResult;
+
+/// Hears of a run as it goes, from rank 0's thread. What it throws ends the run as a crash would.
 class Reporter {
  public:
   virtual ~Reporter();
@@ -32,7 +34,9 @@ class Reporter {
   virtual void stepped(const StepFacts&) {}
   virtual void validated(std::int64_t /*step*/, double /*loss*/) {}
   virtual void saved(const FileSystem::Path& /*checkpoint*/) {}
-  /// Asked after each step; true saves a checkpoint and ends the run.
+  virtual void finished(const TrainResult&) {}
+  /// Asked after each step, in every process; one that says true has all ranks save a checkpoint and end the
+  /// run.
   virtual bool stop_wanted() { return false; }
 };
 
@@ -47,9 +51,10 @@ struct TrainResult {
 };
 
 /// Trains from the start, or goes on where the newest checkpoint was, to the same bits as a run that was
-/// never stopped. ValueError and FileError say what is wrong with the options, the data, the checkpoint or
-/// the disk; StateError names the step whose loss or gradient was not finite. Whatever it throws, the newest
-/// checkpoint in the run's folder is complete.
+/// never stopped, on the same number of ranks. Rank 0 alone touches the run's folder; every process reads the
+/// data. The result of a process that rank 0 is not in is empty. ValueError and FileError say what is wrong
+/// with the options, the data, the checkpoint or the disk; StateError names the step whose loss or gradient
+/// was not finite. Whatever it throws, the newest checkpoint in the run's folder is complete.
 TrainResult train(const TrainOptions& options, FileSystem& files, Reporter& reporter);
 
 }  // namespace sherd::tools

@@ -1,5 +1,7 @@
 #include "tools/train_options.h"
 
+#include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
@@ -8,12 +10,51 @@ namespace sherd::tools {
 
 using nlohmann::json;
 
+namespace {
+
+void check_range(const Setting& s, const auto& value) {
+  const auto v = static_cast<double>(value);
+  check<ValueError>(v >= s.min && v <= s.max, "--{} {}: takes values from {} to {}; for example --{} {}",
+                    s.name, value, s.min, s.max, s.name, s.example);
+}
+
+void check_range(const Setting& s, const std::string& value) {
+  bool known = s.words.empty();
+  for (std::string_view rest = s.words; !known && !rest.empty();) {
+    const std::string_view word = rest.substr(0, rest.find('|'));
+    known = word == value;
+    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+  }
+  check<ValueError>(known, "--{} {}: takes {}; for example --{} {}", s.name, value, s.words, s.name,
+                    s.example);
+}
+
+/// What only makes sense together.
+void check_ranks(const TrainOptions& o) {
+  const int kept = reshard_of(o).ranks();
+  if (o.strategy == "data_parallel") {
+    for (const std::string* dtype : {&o.param_dtype, &o.reduce_dtype})
+      check<ValueError>(*dtype == "f32",
+                        "--strategy data_parallel: computes and averages in f32, not in {}; take no_shard",
+                        *dtype);
+  }
+  check<ValueError>(o.strategy == "full_shard" || o.reshard == "true",
+                    "--reshard {}: is of --strategy full_shard; {} has its own rule", o.reshard, o.strategy);
+  if (o.ranks == 0) return;  // not known yet
+  check<ValueError>(o.batch % o.ranks == 0, "--ranks {}: does not divide --batch {}", o.ranks, o.batch);
+  check<ValueError>(kept < 0 || o.ranks % kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
+                    o.ranks);
+}
+
+}  // namespace
+
+void check_ranges(const TrainOptions& o) {
+  visit_settings(o, [](const Setting& s, const auto& value) { check_range(s, value); });
+  check<ValueError>(o.threads >= 0, "--threads {}: takes a number from 1, or 0 for all cores", o.threads);
+}
+
 void validate(const TrainOptions& o) {
-  visit_settings(o, [](const Setting& s, const auto& value) {
-    const auto v = static_cast<double>(value);
-    check<ValueError>(v >= s.min && v <= s.max, "--{} {}: takes values from {} to {}; for example --{} {}",
-                      s.name, value, s.min, s.max, s.name, s.example);
-  });
+  check_ranges(o);
   check<ValueError>(o.width % o.heads == 0, "--heads {}: does not divide --width {}", o.heads, o.width);
   check<ValueError>(o.micro_batch <= o.batch, "--micro-batch {}: is more than --batch {}", o.micro_batch,
                     o.batch);
@@ -22,7 +63,7 @@ void validate(const TrainOptions& o) {
   check<ValueError>(o.beta2 < 1, "--beta2 {}: must be below 1", o.beta2);
   check<ValueError>(o.lr > 0, "--lr {}: must be above 0", o.lr);
   check<ValueError>(o.min_lr <= o.lr, "--min-lr {}: is above --lr {}", o.min_lr, o.lr);
-  check<ValueError>(o.threads >= 0, "--threads {}: takes a number from 1, or 0 for all cores", o.threads);
+  check_ranks(o);
 }
 
 json to_json(const TrainOptions& options) {
@@ -36,7 +77,9 @@ json to_json(const TrainOptions& options) {
 TrainOptions settings_from(const json& settings) {
   TrainOptions options;
   visit_settings(options, [&](const Setting& s, auto& value) {
-    if (s.on_resume != OnResume::free) settings.at(std::string(s.name)).get_to(value);
+    const std::string name(s.name);
+    if (s.on_resume != OnResume::free && (!s.late || settings.contains(name)))
+      settings.at(name).get_to(value);
   });
   return options;
 }
@@ -49,6 +92,19 @@ nn::GptOptions model_options(const TrainOptions& o) {
           .vocab = 256,
           .dropout = o.dropout};
 }
+
+shard::ReshardAfterForward reshard_of(const TrainOptions& o) {
+  if (o.reshard == "true" || o.reshard == "false") return o.reshard == "true";
+  int ranks = 0;
+  const char* end = o.reshard.data() + o.reshard.size();
+  const auto [stop, error] = std::from_chars(o.reshard.data(), end, ranks);
+  check<ValueError>(error == std::errc() && stop == end && ranks > 0,
+                    "--reshard {}: takes true, false or a number of ranks from 1; for example --reshard 2",
+                    o.reshard);
+  return ranks;
+}
+
+DType dtype_named(std::string_view name) { return name == "bf16" ? bf16 : name == "f16" ? f16 : f32; }
 
 TrainOptions resumed(const TrainOptions& asked, const TrainOptions& saved, std::int64_t step,
                      std::vector<Change>& changes) {

@@ -1,6 +1,5 @@
 // What `sherd train` can be told. The settings are listed once: flags and their help, the checks of their
-// range, config.json and what
-// --resume lets change derive from the list.
+// range, config.json and what --resume lets change derive from the list.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "nn/gpt.h"
+#include "shard/options.h"
 
 namespace sherd::tools {
 
@@ -31,6 +31,12 @@ struct TrainOptions {
   std::int64_t eval_every = 200, keep = 2;
   std::uint64_t seed = 1337;
 
+  // How the work lies on ranks. What is computed follows the ranks and the dtypes alone.
+  std::int64_t ranks = 1;  ///< 0: as many as a launcher started; without one, one a core
+  std::string strategy = "full_shard", layout = "per-parameter";
+  std::string param_dtype = "f32", reduce_dtype = "f32";
+  std::string reshard = "true";  ///< true, false or a number of ranks
+
   /// Names of the settings that were asked for. The others are taken from the checkpoint when a run is
   /// resumed.
   std::set<std::string, std::less<>> given;
@@ -43,14 +49,56 @@ enum class OnResume {
   free,      ///< changes nothing that is computed; not in config.json
 };
 
-/// One entry of the list. The range includes both ends.
+/// One entry of the list. The range of a number includes both ends.
 struct Setting {
   std::string_view name;  ///< of the flag, without the dashes
   std::string_view what;  ///< what it is, with its unit
   std::string_view example;
   double min, max;
   OnResume on_resume;
+  std::string_view words{};  ///< what a text may be, with bars between; empty: see `validate`
+  bool late = false;         ///< checkpoints from before there were ranks lack it: they hold its default
 };
+
+/// Of the settings, those that say how the work lies on ranks.
+void visit_rank_settings(auto& o, auto&& on) {
+  using enum OnResume;
+  on(Setting{"ranks",
+             "ranks that share the work: threads, or processes under sherd launch; they divide the batch; 0 "
+             "takes as many as were launched, or one a core",
+             "2",
+             0,
+             4096,
+             recorded,
+             {},
+             true},
+     o.ranks);
+  on(Setting{"strategy",
+             "what ranks share: full_shard everything; shard_grad_op gathers parameters once a step; zero1 "
+             "keeps gradients whole until backward ends; no_shard and data_parallel only average gradients",
+             "zero1", 0, 0, recorded, "full_shard|shard_grad_op|zero1|no_shard|data_parallel", true},
+     o.strategy);
+  on(Setting{"layout", "how parameters are cut: each along its rows, or all of a block as one flat piece",
+             "flat", 0, 0, recorded, "flat|per-parameter", true},
+     o.layout);
+  on(Setting{"param-dtype",
+             "dtype of gathered parameters and of computation; what is stored and stepped is f32", "bf16", 0,
+             0, recorded, "f32|bf16|f16", true},
+     o.param_dtype);
+  on(Setting{"reduce-dtype", "dtype in which gradients are averaged over ranks", "bf16", 0, 0, recorded,
+             "f32|bf16|f16", true},
+     o.reduce_dtype);
+  on(Setting{"reshard",
+             "whether full_shard frees a block's parameters after its forward: true, false, or a number of "
+             "neighbouring ranks that keep them among themselves",
+             "false",
+             0,
+             0,
+             recorded,
+             {},
+             true},
+     o.reshard);
+}
 
 /// Calls `on(setting, value)` for every setting of `o`, constant or not.
 void visit_settings(auto& o, auto&& on) {
@@ -60,8 +108,8 @@ void visit_settings(auto& o, auto&& on) {
   on(Setting{"batch", "windows of text an optimizer step, over all micro-batches", "64", 1, many, refused},
      o.batch);
   on(Setting{"micro-batch",
-             "windows a forward and backward; gradients add up to those of the batch; 0 takes the whole "
-             "batch at once",
+             "windows a forward and backward of one rank; gradients add up to those of the batch; 0 takes "
+             "the rank's whole share at once",
              "8", 0, many, recorded},
      o.micro_batch);
   on(Setting{"layers", "Transformer blocks", "6", 1, many, refused}, o.layers);
@@ -92,9 +140,12 @@ void visit_settings(auto& o, auto&& on) {
      o.keep);
   on(Setting{"seed", "seed of weights, batches and dropout, a whole number from 0", "42", 0, 0x1p64, refused},
      o.seed);
+  visit_rank_settings(o, on);
 }
 
-/// ValueError naming the flag for a value out of range and for values that do not fit together.
+/// ValueError naming the flag for a value that is none of its range or its words.
+void check_ranges(const TrainOptions& options);
+/// The same, and for values that do not fit together.
 void validate(const TrainOptions& options);
 
 /// The settings that a checkpoint records, by name.
@@ -104,6 +155,11 @@ nlohmann::json to_json(const TrainOptions& options);
 TrainOptions settings_from(const nlohmann::json& json);
 
 nn::GptOptions model_options(const TrainOptions& options);
+
+/// ValueError for text that is neither true nor false nor a number from 1.
+shard::ReshardAfterForward reshard_of(const TrainOptions& options);
+/// "f32", "bf16" or "f16".
+DType dtype_named(std::string_view name);
 
 /// A setting that was changed when the run went on from `step`; values as JSON text.
 struct Change {

@@ -1,16 +1,11 @@
 // The program itself, from its command line to its exit code.
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "tests/tools/command.h"
 
 #include <algorithm>
 #include <csignal>
 #include <sstream>
-#include <utility>
 
 #include "runtime/error.h"
-#include "tests/catch.h"
-#include "tests/temp_directory.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -20,83 +15,9 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-using Arguments = std::vector<std::string>;
-
-/// `sherd ARGUMENTS...` in `folder`. What it prints comes through a pipe, so that a test can act at a line;
-/// errors go to a file.
-class Command {
- public:
-  Command(const TempDirectory& folder, const Arguments& arguments, const char* output = nullptr)
-      : err_(folder / "err") {
-    std::vector<std::string> words = arguments;
-    words.insert(words.begin(), SHERD_PROGRAM);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    int ends[2];
-    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-    process_ = ::fork();
-    REQUIRE(process_ >= 0);
-    if (process_ == 0) {
-      const int out = output ? ::open(output, O_WRONLY) : ends[1];
-      const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-      if (::dup2(out, 1) == 1 && ::dup2(err, 2) == 2 && ::chdir(folder.path().c_str()) == 0)
-        ::execv(argv[0], argv.data());
-      ::_exit(127);
-    }
-    ::close(ends[1]);
-    pipe_ = ends[0];
-  }
-  Command(const Command&) = delete;
-  Command& operator=(const Command&) = delete;
-  ~Command() {
-    if (process_ != 0) {
-      ::kill(process_, SIGKILL);
-      wait();
-    }
-    ::close(pipe_);
-  }
-
-  /// Returns when it has printed `text`; false if it ends without.
-  bool prints(const std::string& text) {
-    while (out_.find(text) == std::string::npos)
-      if (!read_more()) return false;
-    return true;
-  }
-  void signal(int number) const { ::kill(process_, number); }
-  /// The exit code; 128 + the signal that ended it.
-  int wait() {
-    while (read_more()) {
-    }
-    int status = 0;
-    ::waitpid(std::exchange(process_, 0), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  const std::string& out() const { return out_; }
-  std::string err() const { return posix_file_system().read(err_); }
-
- private:
-  bool read_more() {
-    char bytes[4096];
-    const ssize_t count = ::read(pipe_, bytes, sizeof bytes);
-    if (count > 0) out_.append(bytes, static_cast<std::size_t>(count));
-    return count > 0;
-  }
-
-  std::filesystem::path err_;
-  std::string out_;
-  pid_t process_ = 0;
-  int pipe_ = -1;
-};
-
 const Arguments train = {"train", "--data",    "text", "--layers",  "1", "--heads",
                          "1",     "--width",   "8",    "--context", "8", "--batch",
                          "2",     "--dropout", "0.1",  "--threads", "1"};
-
-Arguments with(Arguments all, const Arguments& more) {
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
 
 }  // namespace
 
@@ -165,6 +86,39 @@ TEST_CASE("Ctrl-C saves and ends well; going on ends at the same bits") {
   }
 }
 
+TEST_CASE("the program trains on ranks and shows how the model lies on them") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  Command run(folder, with(train, {"--steps", "5", "--ranks", "2", "--layout", "flat"}));
+  CHECK(run.wait() == 0);
+  INFO(run.err());
+  CHECK_THAT(run.out(), ContainsSubstring("final: step=5 "));
+  Command inspect(folder,
+                  {"inspect", "--model", "gpt", "--layers", "1", "--ranks", "2", "--svg", "shards.svg"});
+  CHECK(inspect.wait() == 0);
+  CHECK_THAT(inspect.out(), ContainsSubstring("per-parameter layout, 2 groups, 2 ranks"));
+  CHECK_THAT(inspect.out(), ContainsSubstring("drawn in shards.svg"));
+  CHECK(posix_file_system().read(folder / "shards.svg").starts_with("<svg "));
+}
+
+TEST_CASE("Ctrl-C ends all ranks at one step") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments arguments =
+      with(train, {"--ranks", "2", "--steps", "3000", "--eval-every", "1000", "--out"});
+  CHECK(Command(folder, with(arguments, {"whole"})).wait() == 0);
+  Command run(folder, with(arguments, {"stopped"}));
+  REQUIRE(run.prints("step 1/"));
+  run.signal(SIGINT);
+  CHECK(run.wait() == 0);
+  CHECK_THAT(run.out(), ContainsSubstring("stopped after step "));
+  CHECK(Command(folder, {"train", "--resume", "--out", "stopped"}).wait() == 0);
+  const auto stopped = contents(folder / "stopped"), whole = contents(folder / "whole");
+  for (const std::string name :
+       {"metrics.jsonl", "step-3000/model.safetensors", "step-3000/optimizer.safetensors"})
+    CHECK(stopped.at(name) == whole.at(name));
+}
+
 TEST_CASE("wrong command lines end in one line and the exit code 1") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
@@ -183,6 +137,14 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
       {{"train", "--data", "text", "--context", "100000"}, "--context 100000"},
       {{"train", "--resume", "--out", "nowhere"}, "nowhere"},
       {{"train", "--data", "text", "--out", "/dev/full/run"}, "/dev/full"},
+      {{"train", "--ranks", "two"}, "--ranks"},
+      {{"train", "--data", "text", "--ranks", "3"}, "--ranks 3: does not divide --batch 16"},
+      {{"train", "--data", "text", "--strategy", "fast"}, "--strategy fast"},
+      {{"train", "--data", "text", "--layout"}, "--layout"},
+      {{"inspect", "--ranks", "0"}, "--ranks 0"},
+      {{"inspect", "--layout", "round"}, "--layout round"},
+      {{"inspect", "--model", "tree"}, "--model tree"},
+      {{"inspect", "--svg", "nowhere/shards.svg"}, "nowhere"},
       {{"sample"}, "--checkpoint"},
       {{"sample", "--checkpoint", "nowhere"}, "nowhere"},
       {{"sample", "--checkpoint", "nowhere", "--temperature", "-1"}, "--temperature"},
@@ -209,7 +171,7 @@ TEST_CASE("output that cannot be written is an error") {
 
 TEST_CASE("every flag says its default and an example") {
   const TempDirectory folder;
-  for (const std::string command : {"train", "sample"}) {
+  for (const std::string command : {"train", "sample", "inspect"}) {
     Command run(folder, {command, "--help"});
     CHECK(run.wait() == 0);
     std::istringstream help(run.out());

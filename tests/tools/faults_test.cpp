@@ -67,3 +67,36 @@ TEST_CASE(
     }
   }
 }
+
+TEST_CASE(
+    "on ranks a change that fails ends them all with its reason, and the run goes on to the same bits") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  auto options = small_options(folder / "text", folder / "whole");
+  options.ranks = 2;
+  options.layout = "flat";
+  options.steps = 2;
+  CountingFileSystem counting;
+  run(options, counting);
+  const auto expected = contents(options.out);
+  for (int n = 0; n < static_cast<int>(counting.log().size()); ++n) {
+    INFO("change " << n << ": " << counting.log()[static_cast<std::size_t>(n)]);
+    options.out = (folder / "broken").string();
+    options.resume = false;
+    CountingFileSystem files(n, Fault::killed);
+    std::string message;
+    try {
+      run(options, files);
+    } catch (const FileError& error) {
+      message = error.what();
+    }
+    files.crash();
+    REQUIRE(files.broke());
+    CHECK(message.find('\n') == std::string::npos);
+    CountingFileSystem healthy;
+    options.resume = !tools::saved_steps(options.out, healthy).empty();
+    run(options, healthy);
+    CHECK(contents(options.out) == expected);
+    std::filesystem::remove_all(options.out);
+  }
+}

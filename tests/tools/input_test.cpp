@@ -55,6 +55,35 @@ const BadOptions bad_options[] = {
     {"--eval-every 0", [](TrainOptions& o) { o.eval_every = 0; }},
     {"--keep 0", [](TrainOptions& o) { o.keep = 0; }},
     {"--threads -1", [](TrainOptions& o) { o.threads = -1; }},
+    {"--ranks -1", [](TrainOptions& o) { o.ranks = -1; }},
+    {"--ranks 5000", [](TrainOptions& o) { o.ranks = 5000; }},
+    {"--ranks 3: does not divide --batch 4", [](TrainOptions& o) { o.ranks = 3; }},
+    {"--ranks 8: does not divide --batch 4", [](TrainOptions& o) { o.ranks = 8; }},
+    {"--strategy fast: takes full_shard|shard_grad_op|zero1|no_shard|data_parallel",
+     [](TrainOptions& o) { o.strategy = "fast"; }},
+    {"--strategy : takes", [](TrainOptions& o) { o.strategy = ""; }},
+    {"--layout rows: takes flat|per-parameter", [](TrainOptions& o) { o.layout = "rows"; }},
+    {"--param-dtype f64", [](TrainOptions& o) { o.param_dtype = "f64"; }},
+    {"--reduce-dtype i8", [](TrainOptions& o) { o.reduce_dtype = "i8"; }},
+    {"--reshard maybe: takes true, false or a number", [](TrainOptions& o) { o.reshard = "maybe"; }},
+    {"--reshard 0", [](TrainOptions& o) { o.reshard = "0"; }},
+    {"--reshard 2x", [](TrainOptions& o) { o.reshard = "2x"; }},
+    {"--reshard 2: does not divide --ranks 1", [](TrainOptions& o) { o.reshard = "2"; }},
+    {"--reshard 3: does not divide --ranks 2",
+     [](TrainOptions& o) {
+       o.ranks = 2;
+       o.reshard = "3";
+     }},
+    {"--reshard false: is of --strategy full_shard",
+     [](TrainOptions& o) {
+       o.strategy = "zero1";
+       o.reshard = "false";
+     }},
+    {"--strategy data_parallel: computes and averages in f32",
+     [](TrainOptions& o) {
+       o.strategy = "data_parallel";
+       o.reduce_dtype = "bf16";
+     }},
     {"no-such-file", [](TrainOptions& o) { o.data = {"no-such-file"}; }},
     {"is empty", [](TrainOptions& o) { write_file(o.data[0], ""); }},
     {"--context 8", [](TrainOptions& o) { write_file(o.data[0], "some bytes"); }},

@@ -4,9 +4,13 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "runtime/io/file_system.h"
+#include "tests/temp_directory.h"
 #include "tools/train.h"
 
 namespace sherd::test {
@@ -72,5 +76,36 @@ class Stopper final : public tools::Reporter {
   std::int64_t step_, now_ = 0;
   How how_;
 };
+
+/// Runs over one text, side by side in one folder.
+struct Runs {
+  TempDirectory folder;
+  Runs() { write_file(folder / "text", small_text()); }
+
+  tools::TrainOptions options(const std::string& out) const {
+    return small_options(folder / "text", folder / out);
+  }
+  tools::TrainResult run(const tools::TrainOptions& options, Stopper reporter = Stopper()) const {
+    return tools::train(options, posix_file_system(), reporter);
+  }
+  /// A run that dies at `step` and is resumed.
+  tools::TrainResult interrupted(tools::TrainOptions options, std::int64_t step, Stopper::How how) const {
+    try {
+      run(options, Stopper(step, how));
+    } catch (const Stopper::Killed&) {
+    }
+    options.resume = true;
+    return run(options);
+  }
+  /// What lies in the run's folder; paths in config.json aside, runs of equal options are equal.
+  std::map<std::string, std::string> left(const std::string& out) const { return contents(folder / out); }
+};
+
+inline std::vector<nlohmann::json> metrics(const Runs& runs, const std::string& out) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(runs.left(out).at("metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
 
 }  // namespace sherd::test

@@ -1,12 +1,8 @@
 #include "tools/train.h"
 
-#include <nlohmann/json.hpp>
-#include <sstream>
-
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "tests/catch.h"
-#include "tests/temp_directory.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -14,38 +10,6 @@ using namespace sherd;
 using namespace sherd::test;
 using tools::TrainOptions;
 using How = Stopper::How;
-
-namespace {
-
-struct Runs {
-  TempDirectory folder;
-  Runs() { write_file(folder / "text", small_text()); }
-
-  TrainOptions options(const std::string& out) const { return small_options(folder / "text", folder / out); }
-  tools::TrainResult run(const TrainOptions& options, Stopper reporter = Stopper()) const {
-    return tools::train(options, posix_file_system(), reporter);
-  }
-  /// A run that dies at `step` and is resumed.
-  tools::TrainResult interrupted(TrainOptions options, std::int64_t step, How how) const {
-    try {
-      run(options, Stopper(step, how));
-    } catch (const Stopper::Killed&) {
-    }
-    options.resume = true;
-    return run(options);
-  }
-  /// What lies in the run's folder; paths in config.json aside, runs of equal options are equal.
-  std::map<std::string, std::string> left(const std::string& out) const { return contents(folder / out); }
-};
-
-std::vector<nlohmann::json> metrics(const Runs& runs, const std::string& out) {
-  std::vector<nlohmann::json> lines;
-  std::istringstream in(runs.left(out).at("metrics.jsonl"));
-  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
-}
-
-}  // namespace
 
 TEST_CASE("a run that is killed or stopped anywhere and resumed ends at the same bits") {
   const Runs runs;
@@ -183,8 +147,9 @@ TEST_CASE("a resumed run refuses every setting that would make it another run, b
     changed.resume = true;
     changed.given = {std::string(setting.name)};
     tools::visit_settings(changed, [&](const tools::Setting& other, auto& v) {
-      if (other.name == setting.name)
-        v = static_cast<std::decay_t<decltype(v)>>(static_cast<double>(v) * 0.5);
+      if constexpr (!std::is_same_v<std::decay_t<decltype(v)>, std::string>)
+        if (other.name == setting.name)
+          v = static_cast<std::decay_t<decltype(v)>>(static_cast<double>(v) * 0.5);
     });
     if (setting.name == "heads") changed.heads = 4;
     if (setting.name == "layers") changed.layers = 2;

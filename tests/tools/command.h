@@ -1,0 +1,93 @@
+// The program `sherd` as a process.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/io/file_system.h"
+#include "tests/catch.h"
+#include "tests/temp_directory.h"
+
+namespace sherd::test {
+
+using Arguments = std::vector<std::string>;
+
+/// `sherd ARGUMENTS...` in `folder`. What it prints comes through a pipe, so that a test can act at a line;
+/// errors go to a file.
+class Command {
+ public:
+  Command(const TempDirectory& folder, const Arguments& arguments, const char* output = nullptr)
+      : err_(folder / "err") {
+    std::vector<std::string> words = arguments;
+    words.insert(words.begin(), SHERD_PROGRAM);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    process_ = ::fork();
+    REQUIRE(process_ >= 0);
+    if (process_ == 0) {
+      const int out = output ? ::open(output, O_WRONLY) : ends[1];
+      const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      if (::dup2(out, 1) == 1 && ::dup2(err, 2) == 2 && ::chdir(folder.path().c_str()) == 0)
+        ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(ends[1]);
+    pipe_ = ends[0];
+  }
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+  ~Command() {
+    if (process_ != 0) {
+      ::kill(process_, SIGKILL);
+      wait();
+    }
+    ::close(pipe_);
+  }
+
+  /// Returns when it has printed `text`; false if it ends without.
+  bool prints(const std::string& text) {
+    while (out_.find(text) == std::string::npos)
+      if (!read_more()) return false;
+    return true;
+  }
+  void signal(int number) const { ::kill(process_, number); }
+  /// The exit code; 128 + the signal that ended it.
+  int wait() {
+    while (read_more()) {
+    }
+    int status = 0;
+    ::waitpid(std::exchange(process_, 0), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  const std::string& out() const { return out_; }
+  std::string err() const { return posix_file_system().read(err_); }
+
+ private:
+  bool read_more() {
+    char bytes[4096];
+    const ssize_t count = ::read(pipe_, bytes, sizeof bytes);
+    if (count > 0) out_.append(bytes, static_cast<std::size_t>(count));
+    return count > 0;
+  }
+
+  std::filesystem::path err_;
+  std::string out_;
+  pid_t process_ = 0;
+  int pipe_ = -1;
+};
+
+inline Arguments with(Arguments all, const Arguments& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace sherd::test

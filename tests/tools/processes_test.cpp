@@ -1,0 +1,97 @@
+// `sherd train` under `sherd launch`: ranks as processes train to the bits of ranks as threads.
+#include "tests/tools/command.h"
+#include "tests/tools/small_run.h"
+#include "tools/checkpoint.h"
+
+using namespace sherd;
+using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+Arguments train(int ranks, const Arguments& more) {
+  const Arguments sizes = {"train",
+                           "--data",
+                           "text",
+                           "--layers",
+                           "1",
+                           "--heads",
+                           "1",
+                           "--width",
+                           "10",
+                           "--context",
+                           "8",
+                           "--dropout",
+                           "0.1",
+                           "--threads",
+                           "1",
+                           "--ranks",
+                           std::to_string(ranks)};
+  return with(sizes, more);
+}
+Arguments launched(int processes, const Arguments& command) {
+  return with({"launch", "-n", std::to_string(processes), SHERD_PROGRAM}, command);
+}
+
+/// The command's exit code; what it said is shown when something is wrong.
+int run(const TempDirectory& folder, const Arguments& arguments) {
+  Command command(folder, arguments);
+  const int code = command.wait();
+  if (code != 0) WARN(command.out() << command.err());
+  return code;
+}
+
+}  // namespace
+
+TEST_CASE("processes train to the bits of threads, and take over from each other") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  for (const int ranks : {2, 4}) {
+    for (const std::string layout : {"flat", "per-parameter"}) {
+      const std::string name = std::to_string(ranks) + layout, threads = name + "threads";
+      const std::string processes = name + "processes";
+      const Arguments how = {"--layout", layout,    "--steps", "40",   "--eval-every",
+                             "20",       "--batch", "4",       "--out"};
+      INFO(name);
+      REQUIRE(run(folder, train(ranks, with(how, {threads}))) == 0);
+      const auto expected = contents(folder / threads);
+      REQUIRE(expected.contains("step-20/model.safetensors"));
+      REQUIRE(run(folder, launched(ranks, train(ranks, with(how, {processes})))) == 0);
+      CHECK(contents(folder / processes) == expected);
+
+      std::filesystem::remove_all(folder / processes / "step-40");
+      REQUIRE(run(folder, {"train", "--resume", "--out", processes}) == 0);
+      CHECK(contents(folder / processes) == expected);
+      std::filesystem::remove_all(folder / threads / "step-40");
+      REQUIRE(run(folder, launched(ranks, {"train", "--resume", "--out", threads})) == 0);
+      CHECK(contents(folder / threads) == expected);
+    }
+  }
+}
+
+TEST_CASE("one process speaks for all") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  Command command(folder, launched(3, train(0, {"--steps", "3", "--batch", "6"})));
+  CHECK(command.wait() == 0);
+  INFO(command.out() << command.err());
+  for (const std::string line : {"run runs/1:", "step 3/3 ", "sample:", "final: step=3 "}) {
+    const std::size_t first = command.out().find(line);
+    CHECK(first != std::string::npos);
+    CHECK(command.out().find(line, first + 1) == std::string::npos);
+  }
+  CHECK(tools::read_config(folder / "runs/1/step-3", posix_file_system()).options.ranks == 3);
+}
+
+TEST_CASE("a polite kill ends all processes at one step, with a checkpoint to go on from") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments end = {"--steps", "4000000", "--eval-every", "4000000", "--batch", "4", "--out"};
+  Command command(folder, launched(2, train(2, with(end, {"run"}))));
+  REQUIRE(command.prints("step 1/"));
+  command.signal(SIGTERM);
+  command.wait();
+  INFO(command.out() << command.err());
+  CHECK_THAT(command.out(), ContainsSubstring("stopped after step "));
+  CHECK(tools::saved_steps(folder / "run", posix_file_system()).back() > 0);
+}

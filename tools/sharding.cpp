@@ -1,0 +1,42 @@
+#include "tools/sharding.h"
+
+#include "shard/fully_shard.h"
+
+namespace sherd::tools {
+namespace {
+
+using shard::ShardingStrategy;
+
+ShardingStrategy strategy_of(const TrainOptions& o) {
+  return o.strategy == "shard_grad_op" ? ShardingStrategy::shard_grad_op
+         : o.strategy == "zero1"       ? ShardingStrategy::zero1
+         : o.strategy == "no_shard"    ? ShardingStrategy::no_shard
+                                       : ShardingStrategy::full_shard;
+}
+
+shard::MixedPrecisionPolicy precision_of(const TrainOptions& o) {
+  const DType param = dtype_named(o.param_dtype), reduce = dtype_named(o.reduce_dtype);
+  if (param == f32 && reduce == f32) return {};
+  return {.param_dtype = param, .reduce_dtype = reduce};
+}
+
+}  // namespace
+
+std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOptions& o, const World& world) {
+  const shard::MixedPrecisionPolicy precision = precision_of(o);
+  if (world.size() == 1 && !precision.param_dtype) return {};
+  if (o.strategy == "data_parallel") return std::make_unique<shard::DataParallel>(model, world.group());
+  shard::Options options{
+      .mesh = world.mesh(),
+      .layout = o.layout == "flat" ? shard::Layout::flat : shard::Layout::per_parameter,
+      .strategy = strategy_of(o),
+      .reshard_after_forward = reshard_of(o),
+      .mixed_precision = precision,
+  };
+  for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
+  if (precision.param_dtype) options.mixed_precision.output_dtype = f32;  // of the logits
+  shard::fully_shard(model, options);
+  return {};
+}
+
+}  // namespace sherd::tools

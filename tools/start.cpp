@@ -1,0 +1,90 @@
+#include "tools/start.h"
+
+#include "runtime/error.h"
+#include "tools/among_ranks.h"
+#include "tools/default_text.h"
+#include "tools/run_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+using Path = FileSystem::Path;
+
+RunConfig fresh_config(const TrainOptions& asked) {
+  RunConfig config{.options = asked};
+  if (config.options.data.empty()) config.options.data = default_text();
+  // The run may be resumed from another folder.
+  for (std::string& path : config.options.data)
+    path = std::filesystem::absolute(path).lexically_normal().string();
+  return config;
+}
+
+RunConfig resumed_config(const TrainOptions& asked, const Path& checkpoint, FileSystem& files) {
+  RunConfig config = read_config(checkpoint, files);
+  std::vector<std::string> data = asked.data.empty() ? config.options.data : asked.data;
+  config.options = resumed(asked, config.options, config.step, config.changes);
+  config.options.data = std::move(data);
+  check<ValueError>(config.options.steps >= config.step, "--steps {}: the run has done {} already",
+                    config.options.steps, config.step);
+  return config;
+}
+
+void check_length(std::span<const std::uint8_t> part, std::string_view name, std::int64_t context) {
+  check<ValueError>(static_cast<std::int64_t>(part.size()) > context,
+                    "--context {}: the {} part of the data has {} bytes, at least {} are needed; give more "
+                    "data or a shorter context",
+                    context, name, part.size(), context + 1);
+}
+
+/// Every check of options and data comes before the first change on the disk.
+Start settle(const TrainOptions& asked, FileSystem& files, SharedText& text) {
+  Start start{.out = run_folder(asked, files)};
+  start.config = asked.resume
+                     ? resumed_config(asked, checkpoint_path(start.out, newest_step(start.out, files)), files)
+                     : fresh_config(asked);
+  validate(start.config.options);
+  const std::uint64_t digest = text.get(start.config.options, files).digest;
+  check<ValueError>(!asked.resume || digest == start.config.data_digest,
+                    "--resume: the data is not what the run in '{}' was started with", start.out.string());
+  start.config.data_digest = digest;
+  if (!asked.resume) create_run_folder(start.out, files);
+  return start;
+}
+
+}  // namespace
+
+const Text& SharedText::get(const TrainOptions& options, FileSystem& files) {
+  const std::scoped_lock lock(mutex_);
+  if (!text_) {
+    Text text = read_text(options.data, files);
+    check_length(text.train, "training", options.context);
+    check_length(text.validation, "validation", options.context);
+    text_ = std::move(text);
+  }
+  return *text_;
+}
+
+int ranks_to_start(const TrainOptions& asked, FileSystem& files) {
+  if (!asked.resume || asked.given.contains("ranks")) return static_cast<int>(asked.ranks);
+  const Path out = run_folder(asked, files);
+  const std::vector<std::int64_t> steps = saved_steps(out, files);
+  if (steps.empty()) return 1;  // the complaint comes when the run starts
+  return static_cast<int>(read_config(checkpoint_path(out, steps.back()), files).options.ranks);
+}
+
+Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const Group& group) {
+  asked.ranks = group.size();
+  asked.given.insert("ranks");
+  const bool first = group.rank() == 0;
+  Start start = first ? settle(asked, files, text) : Start();
+  const std::string out = first_ones(group, start.out.string());
+  const std::string config = first_ones(group, first ? config_text(start.config) : std::string());
+  if (first) return start;
+  start = {out, parse_config(config)};
+  check<ValueError>(text.get(start.config.options, files).digest == start.config.data_digest,
+                    "--data: rank {} finds other data than rank 0; give all machines the same files",
+                    group.rank());
+  return start;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,37 @@
+// What ranks agree on before a run's first step.
+#pragma once
+
+#include <mutex>
+#include <optional>
+
+#include "collectives/group.h"
+#include "tools/checkpoint.h"
+#include "tools/text.h"
+
+namespace sherd::tools {
+
+/// The data, read once a process by whichever rank comes first.
+class SharedText {
+ public:
+  /// ValueError or FileError for data that cannot be trained on.
+  const Text& get(const TrainOptions& options, FileSystem& files);
+
+ private:
+  std::mutex mutex_;
+  std::optional<Text> text_;
+};
+
+/// A run's folder and what it begins or goes on with.
+struct Start {
+  FileSystem::Path out;
+  RunConfig config;
+};
+
+/// How many ranks to start: as asked, or as many as the run that goes on had. 0: see `run_ranks`.
+int ranks_to_start(const TrainOptions& asked, FileSystem& files);
+
+/// Rank 0 settles what is asked for and makes the folder of a new run, every check of options and data
+/// before; then all ranks of `group` have the same, of settings what a checkpoint records.
+Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const Group& group);
+
+}  // namespace sherd::tools
