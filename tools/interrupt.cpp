@@ -1,13 +1,16 @@
 #include "tools/interrupt.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace sherd::tools {
 namespace {
 
-volatile std::sig_atomic_t caught = 0;  // a handler can reach nothing else
+// A handler may touch what is free of locks; the signal may come on one thread and be asked for on another.
+std::atomic<bool> caught = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 
-extern "C" void note_signal(int) { caught = 1; }
+extern "C" void note_signal(int) { caught.store(true, std::memory_order_relaxed); }
 
 }  // namespace
 
@@ -20,6 +23,6 @@ void catch_interrupts() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() { return caught != 0; }
+bool interrupted() { return caught.load(std::memory_order_relaxed); }
 
 }  // namespace sherd::tools
