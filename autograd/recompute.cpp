@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "autograd/node.h"
 #include "autograd/trace.h"
@@ -26,7 +27,7 @@ class Region final : public StorageOwner {
   void trim();
 
   void need(Storage& storage) override;
-  void expect_reads(Storage& storage, int reads) override { held_.at(&storage).reads += reads; }
+  void expect_reads(Storage& storage, int reads) override;
   void read_done(Storage& storage) override;
   void forget_reads(Storage& storage) noexcept override;
   void storage_gone(Storage& storage) noexcept override;
@@ -44,6 +45,8 @@ class Region final : public StorageOwner {
   };
 
   Plan plan(const std::vector<bool>& wanted) const;
+  void announce_run();
+  void run_over();
   bool usable(std::uint32_t index) const;
   void check_outside(const TracedOp& traced) const;
   std::vector<Ref<Storage>> owned_outside(const Plan& plan) const;
@@ -51,6 +54,8 @@ class Region final : public StorageOwner {
   Trace trace_;
   std::unordered_map<const Storage*, Held> held_;
   std::unordered_map<std::uint32_t, Storage*> by_index_;
+  int due_ = 0;                          // reads of all of them
+  std::vector<Ref<Storage>> announced_;  // from outside: their owners expect the run that is to come
 };
 
 /// Resident, and the same at every point of the region.
@@ -166,16 +171,41 @@ void Region::need(Storage& asked) {
   for (std::uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
   for (const Ref<Storage>& storage : borrowed) storage->owner()->read_done(*storage);
+  run_over();
+}
+
+void Region::expect_reads(Storage& storage, int reads) {
+  held_.at(&storage).reads += reads;
+  due_ += reads;
+  if (!storage.resident() && announced_.empty()) announce_run();
+}
+
+/// Whoever brings what the ops read learns at the start of a backward that they will run, so that it stays
+/// until then.
+void Region::announce_run() {
+  std::vector<bool> wanted(trace_.storages.size());
+  for (const auto& [storage, held] : held_) wanted[held.index] = !storage->resident();
+  announced_ = owned_outside(plan(wanted));
+  for (const Ref<Storage>& storage : announced_) storage->owner()->expect_reads(*storage, 1);
+}
+
+void Region::run_over() {
+  for (const Ref<Storage>& storage : std::exchange(announced_, {})) storage->owner()->read_done(*storage);
 }
 
 void Region::read_done(Storage& storage) {
   Held& held = held_.at(&storage);
-  if (held.reads > 0 && --held.reads == 0 && storage.pins() == 0) storage.release();
+  if (held.reads == 0) return;
+  if (--held.reads == 0 && storage.pins() == 0) storage.release();
+  if (--due_ == 0) run_over();
 }
 
 void Region::forget_reads(Storage& storage) noexcept {
-  held_.at(&storage).reads = 0;
+  Held& held = held_.at(&storage);
+  due_ -= std::exchange(held.reads, 0);
   if (storage.pins() == 0) storage.release();
+  if (due_ > 0) return;
+  for (const Ref<Storage>& outside : std::exchange(announced_, {})) outside->owner()->forget_reads(*outside);
 }
 
 void Region::storage_gone(Storage& storage) noexcept {
@@ -191,6 +221,8 @@ struct RecordingState {
 RecordingState& state() { return Context::current().slot<RecordingState>(); }
 
 }  // namespace
+
+bool recording_region() { return state().active; }
 
 namespace detail {
 

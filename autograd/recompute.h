@@ -46,6 +46,10 @@ void add_outputs(Recording& recording, const T& result) {
 
 }  // namespace detail
 
+/// Whether this rank is inside a region that is being recorded: what is read there, a backward may read
+/// again.
+SHERD_API bool recording_region();
+
 /// Calls `region()` and returns its result: a Tensor, or a tuple, pair, array or vector of them. What the
 /// region's ops made and only the graph behind the result still holds is released; when a backward needs it,
 /// the recorded ops (not `region` itself) run again, with the same random numbers, so gradients are equal to

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd/recompute.h"
 #include "runtime/context.h"
 #include "shard/backward.h"
 
@@ -21,9 +22,14 @@ void Schedule::enter() {
   call_ = Context::current().grad_enabled() ? std::make_shared<RootCall>() : nullptr;
 }
 
+/// A backward will ask for it: for gradients, or to run a region again.
+void Schedule::record(ParameterGroup& group) {
+  if (call_ && (Context::current().grad_enabled() || recording_region())) call_->add(group);
+}
+
 void Schedule::use(ParameterGroup& group) {
   uses_.push_back(group.weak_from_this());
-  if (call_ && Context::current().grad_enabled()) call_->add(group);
+  record(group);
   if (!group.fresh() && group.forwards == 0) group.release();
   start(group);
   prefetch_after(group);
@@ -106,7 +112,7 @@ void Schedule::demand(ParameterGroup& group) {
   } else {
     if (in_forward()) {
       uses_.push_back(group.weak_from_this());
-      if (call_ && Context::current().grad_enabled()) call_->add(group);
+      record(group);
     }
     evict(group);
   }

@@ -50,6 +50,7 @@ class Schedule final {
  private:
   using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
   void bring(ParameterGroup& group);
+  void record(ParameterGroup& group);
   void prefetch_after(const ParameterGroup& group);
   void evict(const ParameterGroup& wanted);
   std::size_t next_use(const ParameterGroup& group) const;

@@ -82,6 +82,7 @@ class Gatherer final : public StorageOwner {
   void read_done(Storage& storage) override {
     if (--pending == 0 && storage.pins() == 0) storage.release();
   }
+  void forget_reads(Storage&) noexcept override { pending = 0; }
   int pending = 0, gathers = 0;
 
  private:
@@ -542,6 +543,36 @@ TEST_CASE("parameters with an owner of their own come for the second run and go 
   }
   CHECK_FALSE(w.storage().resident());
   CHECK_FALSE(bias.storage().resident());
+}
+
+TEST_CASE("what several regions read comes once for all of them") {
+  const Tensor x = leaf({4, 8}), bias = leaf({8});
+  const auto owner = std::make_shared<Gatherer>(bias);
+  bias.storage().set_owner(owner);
+  // No gradient reads the bias; only the second runs of the regions do.
+  const auto region = [&](const Tensor& t) { return recompute([&] { return tanh(exp(add(t, bias))); }); };
+  const Tensor loss = sum(mul(region(region(x)), region(x)));
+  bias.storage().release();
+  for (int backwards = 1; backwards <= 2; ++backwards) {
+    loss.backward({}, /*retain_graph=*/true);
+    CHECK(owner->gathers == backwards);
+    CHECK(owner->pending == 0);
+    CHECK_FALSE(bias.storage().resident());
+  }
+}
+
+TEST_CASE("a backward that fails before a region ran leaves nobody waiting for it") {
+  const Tensor x = leaf({4, 8}), bias = leaf({8});
+  const auto owner = std::make_shared<Gatherer>(bias);
+  bias.storage().set_owner(owner);
+  const Tensor y = recompute([&] { return tanh(exp(add(x, bias))); });
+  const Tensor loss = sum(mul(y, y));
+  bias.storage().release();
+  {
+    const HookHandle hook = register_hook(y, [](const Tensor&) -> Tensor { throw std::runtime_error("in a hook"); });
+    CHECK_THROWS_WITH(loss.backward({}, true), Catch::Matchers::ContainsSubstring("in a hook"));
+  }
+  CHECK(owner->pending == 0);
 }
 
 TEST_CASE("listeners hear a region once") {

@@ -31,19 +31,35 @@ struct Link final : nn::Layer<Link> {
   void visit(auto&& on) { on("layer", layer); }
 };
 
+/// How a chain runs its links: plainly, in regions, or in regions that take what the link gives as a
+/// constant.
+enum class Runs { plainly, again, again_and_blind };
+
 /// Links in a row; the first ones run once more at the end.
 struct Chain final : nn::Layer<Chain> {
   nn::Linear first{5, 5};
   nn::ModuleList<Link> links;
   std::size_t again = 0;
+  Runs runs = Runs::plainly;
   Chain() {
     for (int i = 0; i < 5; ++i) links.emplace_back();
   }
   Tensor forward(const Tensor& x) {
     Tensor y = first(x);
-    for (Link& link : links) y = link(y);
-    for (std::size_t i = 0; i < again; ++i) y = links[i](y);
+    for (Link& link : links) y = run(link, y);
+    for (std::size_t i = 0; i < again; ++i) y = run(links[i], y);
     return y;
+  }
+  Tensor run(Link& link, const Tensor& x) const {
+    if (runs == Runs::plainly) return link(x);
+    return recompute([&] {
+      if (runs == Runs::again) return link(x);
+      const auto constant = [&] {
+        const NoGrad guard;
+        return link(x);
+      };
+      return tanh(mul(x, constant()));
+    });
   }
   void visit(auto&& on) {
     on("first", first);
@@ -112,24 +128,35 @@ TEST_CASE("a parameter that some ranks use gets their part, one that none uses g
   });
 }
 
+/// The first `again` links run twice; which links do anything differs from rank to rank.
+void expect_any_mixture(World& world, shard::Layout layout, std::size_t again, Runs runs) {
+  manual_seed(1);
+  Chain by_hand;
+  by_hand.again = again;
+  by_hand.runs = runs;
+  Chain chain = by_hand.clone();
+  for (Link& link : chain.links) shard::fully_shard(link, {.layout = layout});
+  shard::fully_shard(chain, {.layout = layout});
+  for (unsigned mask = 0; mask < 32; ++mask) {
+    chain.zero_grad();
+    chain_loss(chain, world.rank(), mask).backward();
+    const Gradients expected =
+        average_by_hand(by_hand, world.size(), [&](int rank) { chain_loss(by_hand, rank, mask).backward(); });
+    const std::string found = difference(whole_gradients(chain, world.group()), expected);
+    expect(found.empty(), "mask {}, {} links again, runs {}: {}", mask, again, static_cast<int>(runs), found);
+  }
+}
+
 TEST_CASE("ranks may use the layers of different groups, in any mixture") {
   on_ranks([](World& world, shard::Layout layout) {
-    for (const std::size_t again : {0, 2, 5}) {
-      manual_seed(1);
-      Chain by_hand;
-      by_hand.again = again;
-      Chain chain = by_hand.clone();
-      for (Link& link : chain.links) shard::fully_shard(link, {.layout = layout});
-      shard::fully_shard(chain, {.layout = layout});
-      for (unsigned mask = 0; mask < 32; ++mask) {
-        chain.zero_grad();
-        chain_loss(chain, world.rank(), mask).backward();
-        const Gradients expected = average_by_hand(
-            by_hand, world.size(), [&](int rank) { chain_loss(by_hand, rank, mask).backward(); });
-        const std::string found = difference(whole_gradients(chain, world.group()), expected);
-        expect(found.empty(), "mask {}, {} links again: {}", mask, again, found);
-      }
-    }
+    for (const std::size_t again : {0, 2, 5}) expect_any_mixture(world, layout, again, Runs::plainly);
+  });
+}
+
+TEST_CASE("regions may run the layers of different groups again, in any mixture") {
+  on_ranks([](World& world, shard::Layout layout) {
+    for (const Runs runs : {Runs::again, Runs::again_and_blind})
+      for (const std::size_t again : {0, 2}) expect_any_mixture(world, layout, again, runs);
   });
 }
 
