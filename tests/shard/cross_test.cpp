@@ -35,8 +35,6 @@ constexpr std::array layouts = {Named{"per parameter", Layout::per_parameter}, N
 constexpr std::array recomputations = {Named{"nothing again", Recomputed::no},
                                        Named{"blocks again", Recomputed::blocks}};
 
-constexpr int steps = 2;
-
 /// What is the same for all ways to shard.
 struct Case {
   std::string name;
@@ -57,7 +55,7 @@ std::vector<Case> cases() {
 }
 
 /// Every strategy and layout, with and without recomputation, gives what replicas give.
-void expect_parity(World& world, const Case& c) {
+void expect_parity(World& world, const Case& c, int steps) {
   Replica replica(c.net, world, c.mixed);
   const Record reference = train(replica, steps);
   for (const auto& strategy : strategies)
@@ -75,14 +73,22 @@ void expect_parity(World& world, const Case& c) {
       }
 }
 
+void expect_parity_of_all(std::initializer_list<int> rank_counts, int steps) {
+  for (const int ranks : rank_counts)
+    for (const Case& c : cases()) {
+      INFO(ranks << " ranks");
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { expect_parity(world, c, steps); }));
+    }
+}
+
 }  // namespace
 
 TEST_CASE("every combination of what a net can be and how it can be sharded trains like replicas") {
-  for (const int ranks : {2, 3})
-    for (const Case& c : cases()) {
-      INFO(ranks << " ranks");
-      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { expect_parity(world, c); }));
-    }
+  expect_parity_of_all({2, 3}, 2);
+}
+
+TEST_CASE("every combination trains like replicas for long", "[.soak]") {
+  expect_parity_of_all({2, 3, 4}, 25);
 }
 
 TEST_CASE("replicas train like one rank on the whole batch") {
@@ -94,9 +100,9 @@ TEST_CASE("replicas train like one rank on the whole batch") {
       run_ranks(ranks, [&](World& world) {
         const auto rank = static_cast<std::size_t>(world.rank());
         Replica replica(c.net, world);
-        many[rank] = train(replica, steps);
+        many[rank] = train(replica, 2);
         WholeBatch whole(c.net, world);
-        one[rank] = train(whole, steps);
+        one[rank] = train(whole, 2);
       });
       CHECK(difference_beyond_tolerance(many, one) == "");
     }

@@ -223,7 +223,7 @@ void for_each_setting(F&& check) {
 
 }  // namespace
 
-TEST_CASE("an exception on one rank is named on every rank, and the next model trains") {
+TEST_CASE("an exception on one rank is named on every rank, and the next model trains", "[faults]") {
   for_each_setting([](int ranks, const shard::Options& options) {
     for (const Fault& fault : faults()) {
       const int culprit = ranks - 1;
@@ -245,7 +245,7 @@ TEST_CASE("an exception on one rank is named on every rank, and the next model t
   });
 }
 
-TEST_CASE("an exception on every rank leaves a model that trains") {
+TEST_CASE("an exception on every rank leaves a model that trains", "[faults]") {
   for_each_setting([](int ranks, const shard::Options& options) {
     for (const Fault& fault : faults()) {
       INFO(fault.name);
@@ -271,7 +271,7 @@ TEST_CASE("an exception on every rank leaves a model that trains") {
   });
 }
 
-TEST_CASE("a module that only some ranks run fails on every rank, and the next model trains") {
+TEST_CASE("a module that only some ranks run fails on every rank, and the next model trains", "[faults]") {
   for_each_setting([](int ranks, const shard::Options& options) {
     for (const int culprit : {0, ranks - 1}) {
       const auto nothing = [](Fragile&, World&) {};
@@ -291,7 +291,7 @@ TEST_CASE("a module that only some ranks run fails on every rank, and the next m
   });
 }
 
-TEST_CASE("a rank that swallows its exception and goes on alone is heard of by all") {
+TEST_CASE("a rank that swallows its exception and goes on alone is heard of by all", "[faults]") {
   for_each_setting([](int ranks, const shard::Options& options) {
     const auto swallow = [](Fragile& net, World& world) {
       net.throws_in_forward = true;
@@ -306,7 +306,7 @@ TEST_CASE("a rank that swallows its exception and goes on alone is heard of by a
   });
 }
 
-TEST_CASE("a model dies while its gathers and reductions are under way") {
+TEST_CASE("a model dies while its gathers and reductions are under way", "[faults]") {
   on_ranks([](World& world, shard::Layout layout) {
     for (int i = 0; i < 3; ++i) {
       Fragile net = seeded_fragile();

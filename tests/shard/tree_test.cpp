@@ -203,13 +203,18 @@ void play(World& world, std::uint64_t seed) {
   }
 }
 
-}  // namespace
-
-TEST_CASE("random trees, grouped and used at random, train like one model by hand") {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed)
+void play_seeds(std::uint64_t first, std::uint64_t last) {
+  for (std::uint64_t seed = first; seed <= last; ++seed)
     for (const int ranks : {2, 3, 4}) {
       if (ranks == 4 && seed % 3 != 0) continue;  // for slices among two
       INFO("seed " << seed << ", " << ranks << " ranks");
       CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { play(world, seed); }));
     }
+}
+
+}  // namespace
+
+TEST_CASE("random trees, grouped and used at random, train like one model by hand") { play_seeds(1, 40); }
+TEST_CASE("many random trees, grouped and used at random, train like one model by hand", "[.soak]") {
+  play_seeds(41, 10000);
 }

@@ -98,6 +98,28 @@ TEST_CASE("fifty steps of every strategy and layout have the bits of data parall
   }
 }
 
+TEST_CASE("thousands of steps of every strategy and layout have the bits of data parallel", "[.soak]") {
+  const Runs runs;
+  constexpr std::int64_t steps = 2000;
+  for (const int ranks : {2, 3, 4}) {
+    const auto options_on = [&](const std::string& out, const Way& way) {
+      TrainOptions options = options_of(runs, out, ranks, way, steps);
+      options.dropout = 0.1;
+      options.eval_every = 250;
+      options.batch = 12;
+      return options;
+    };
+    const std::string expected = fmt::format("{} data parallel", ranks);
+    runs.run(options_on(expected, data_parallel));
+    for (const Way& way : ways(ranks)) {
+      const std::string out = std::to_string(ranks) + " " + way.name();
+      INFO(out);
+      CHECK(runs.interrupted(options_on(out, way), steps / 3, How::kill).step == steps);
+      CHECK(results(runs, out) == results(runs, expected));
+    }
+  }
+}
+
 TEST_CASE("a run on ranks that drops features is the same when it is not halted, stopped or killed") {
   const Runs runs;
   for (const Way& way : ways(2)) {
