@@ -19,6 +19,9 @@ constexpr bool caching = true;
 #endif
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
+/// Up to this size a block is asked for together with a spare one: how many live at once varies from step to step
+/// with the moment at which peers have read them.
+constexpr std::size_t spared_bytes = std::size_t{64} << 10;
 
 struct SizeClass {
   int index;
@@ -60,6 +63,7 @@ void* CpuPool::allocate(std::size_t& bytes) {
     return block;
   }
   ++system_allocations_;
+  if (caching && bytes <= spared_bytes) deallocate(system_allocate(bytes), bytes);
   return system_allocate(bytes);
 }
 
