@@ -19,8 +19,8 @@ constexpr bool caching = true;
 #endif
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
-/// Up to this size a block is asked for together with a spare one: how many live at once varies from step to step
-/// with the moment at which peers have read them.
+/// Up to this size a block is asked for together with a spare one: how many live at once varies from step to
+/// step with the moment at which peers have read them.
 constexpr std::size_t spared_bytes = std::size_t{64} << 10;
 
 struct SizeClass {

@@ -569,7 +569,8 @@ TEST_CASE("a backward that fails before a region ran leaves nobody waiting for i
   const Tensor loss = sum(mul(y, y));
   bias.storage().release();
   {
-    const HookHandle hook = register_hook(y, [](const Tensor&) -> Tensor { throw std::runtime_error("in a hook"); });
+    const HookHandle hook =
+        register_hook(y, [](const Tensor&) -> Tensor { throw std::runtime_error("in a hook"); });
     CHECK_THROWS_WITH(loss.backward({}, true), Catch::Matchers::ContainsSubstring("in a hook"));
   }
   CHECK(owner->pending == 0);
