@@ -26,7 +26,8 @@ struct Notice {
     died,      ///< never sent: its connection ended without a goodbye
     report,    ///< a fault of `group`, to the process that decides which one all members throw
     fault,     ///< the decision
-    renewal,   ///< the sender wants `group` renewed; `value`: its first free group number
+    renewal,   ///< the sender wants `group` renewed, because of the fault; `value`: its first free group
+               ///< number
   };
   Kind kind = Kind::departed;
   Departure how = Departure::left;

@@ -235,13 +235,19 @@ void Process::press(GroupCore& core) {
 
 void Process::ask_renewal(GroupCore& core) {
   clean_ = false;
+  if (!core.fault)
+    core.fault =
+        Fault{fmt::format("group {}: it is being renewed; calls posted before are void", core.name), {}, 0};
   core.renewals[rank_] = next_number_;
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
   renewal.value = next_number_;
+  // Over this connection it may come to a member before the decision does over another.
+  renewal.sequence = core.fault->sequence;
+  renewal.ranks.assign(core.fault->ranks.begin(), core.fault->ranks.end());
+  renewal.text = core.fault->text;
   for (int member : core.members)
     if (member != rank_) watch_->send(member, renewal);
-  apply_renewal(core);
 }
 
 std::optional<Gone> Process::gone(int process, std::uint32_t run) const {
@@ -386,18 +392,9 @@ void Process::apply(int process, Notice notice) {
     if (notice.group.run >= run_) early_[notice.group].push_back({process, std::move(notice)});
     return;
   }
-  if (notice.kind == Notice::Kind::renewal) {
-    core->renewals[process] = notice.value;
-    return apply_renewal(*core);
-  }
+  if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.value;
   if (!core->fault)
-    core->fault = Fault{notice.text, {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
-}
-
-void Process::apply_renewal(GroupCore& core) {
-  if (core.fault) return;
-  core.fault =
-      Fault{fmt::format("group {}: it is being renewed; calls posted before are void", core.name), {}, 0};
+    core->fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
 }
 
 }  // namespace sherd::mpi

@@ -146,8 +146,6 @@ class Process : public std::enable_shared_from_this<Process> {
   void reap();
   void take_news();
   void apply(int process, Notice notice);
-  void apply_fault(const Notice& notice);
-  void apply_renewal(GroupCore& core);
   Notice notice(Notice::Kind kind) const;
   void announce(Notice notice);
   bool settled(std::uint32_t run);
