@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <new>
@@ -19,9 +20,12 @@ constexpr bool caching = true;
 #endif
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
-/// Up to this size a block is asked for together with a spare one: how many live at once varies from step to
-/// step with the moment at which peers have read them.
-constexpr std::size_t spared_bytes = std::size_t{64} << 10;
+/// How many blocks to ask for beside the one that is wanted. How many small ones live at once varies from
+/// step to step with the moment at which peers have read them.
+std::size_t spares_of(std::size_t bytes) {
+  constexpr std::size_t slab = std::size_t{8} << 10;
+  return bytes <= 8 * slab ? std::max<std::size_t>(1, slab / bytes) : 0;
+}
 
 struct SizeClass {
   int index;
@@ -63,7 +67,8 @@ void* CpuPool::allocate(std::size_t& bytes) {
     return block;
   }
   ++system_allocations_;
-  if (caching && bytes <= spared_bytes) deallocate(system_allocate(bytes), bytes);
+  for (std::size_t spares = caching ? spares_of(bytes) : 0; spares > 0; --spares)
+    deallocate(system_allocate(bytes), bytes);
   return system_allocate(bytes);
 }
 
