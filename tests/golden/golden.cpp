@@ -6,28 +6,10 @@
 #include <limits>
 
 #include "runtime/dtype.h"
+#include "tests/tolerance.h"
 
 namespace sherd::test {
 namespace {
-
-struct Tolerance {
-  double relative, absolute;
-};
-
-Tolerance tolerance_of(DType dtype) {
-  switch (dtype) {
-    case f16:
-      return {1e-3, 1e-5};
-    case bf16:
-      return {1.6e-2, 1e-5};
-    case f32:
-      return {1.3e-6, 1e-5};
-    case f64:
-      return {1e-7, 1e-7};
-    default:
-      return {0, 0};
-  }
-}
 
 /// How far `actual` lies outside its tolerance; at most 0 when it agrees.
 template <class T>

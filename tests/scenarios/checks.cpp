@@ -4,30 +4,12 @@
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "tests/tolerance.h"
 
 namespace sherd::scenarios {
 namespace {
 
-using test::expect;
-
-struct Tolerance {
-  double relative = 0, absolute = 0;
-};
-
-Tolerance tolerance_of(DType dtype) {
-  switch (dtype) {
-    case f16:
-      return {1e-3, 1e-5};
-    case bf16:
-      return {1.6e-2, 1e-5};
-    case f32:
-      return {1.3e-6, 1e-5};
-    case f64:
-      return {1e-7, 1e-7};
-    default:
-      return {};
-  }
-}
+using test::expect, test::Tolerance, test::tolerance_of;
 
 std::vector<double> values_of(const Tensor& t) {
   const NoGrad guard;

@@ -27,6 +27,31 @@ void check_checkpoints(const tools::TrainOptions& options) {
   }
 }
 
+/// A run whose change `n` meets `fault` says so in one line, leaves checkpoints that load, and goes on to
+/// `expected`.
+void break_and_go_on(tools::TrainOptions options, int n, Fault fault,
+                     const std::map<std::string, std::string>& expected) {
+  options.resume = false;
+  CountingFileSystem files(n, fault);
+  // Cleaning up may fail quietly: then the run ends well.
+  std::string message;
+  try {
+    run(options, files);
+  } catch (const FileError& error) {
+    message = error.what();
+  }
+  files.crash();
+  REQUIRE(files.broke());
+  CHECK(message.find('\n') == std::string::npos);
+  check_checkpoints(options);
+
+  CountingFileSystem healthy;
+  options.resume = !tools::saved_steps(options.out, healthy).empty();
+  run(options, healthy);
+  CHECK(contents(options.out) == expected);
+  std::filesystem::remove_all(options.out);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -45,25 +70,7 @@ TEST_CASE(
     for (int n = 0; n < changes; ++n) {
       INFO(name_of(fault) << " at change " << n << ": " << counting.log()[static_cast<std::size_t>(n)]);
       options.out = (folder / "broken").string();
-      options.resume = false;
-      CountingFileSystem files(n, fault);
-      // Cleaning up may fail quietly: then the run ends well.
-      std::string message;
-      try {
-        run(options, files);
-      } catch (const FileError& error) {
-        message = error.what();
-      }
-      files.crash();
-      REQUIRE(files.broke());
-      CHECK(message.find('\n') == std::string::npos);
-      check_checkpoints(options);
-
-      CountingFileSystem healthy;
-      options.resume = !tools::saved_steps(options.out, healthy).empty();
-      run(options, healthy);
-      CHECK(contents(options.out) == expected);
-      std::filesystem::remove_all(options.out);
+      break_and_go_on(options, n, fault, expected);
     }
   }
 }
@@ -82,21 +89,6 @@ TEST_CASE(
   for (int n = 0; n < static_cast<int>(counting.log().size()); ++n) {
     INFO("change " << n << ": " << counting.log()[static_cast<std::size_t>(n)]);
     options.out = (folder / "broken").string();
-    options.resume = false;
-    CountingFileSystem files(n, Fault::killed);
-    std::string message;
-    try {
-      run(options, files);
-    } catch (const FileError& error) {
-      message = error.what();
-    }
-    files.crash();
-    REQUIRE(files.broke());
-    CHECK(message.find('\n') == std::string::npos);
-    CountingFileSystem healthy;
-    options.resume = !tools::saved_steps(options.out, healthy).empty();
-    run(options, healthy);
-    CHECK(contents(options.out) == expected);
-    std::filesystem::remove_all(options.out);
+    break_and_go_on(options, n, Fault::killed, expected);
   }
 }
