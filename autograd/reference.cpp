@@ -30,10 +30,4 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
   return result;
 }
 
-void adopt_reference(std::string_view op, Tensors results, Outputs out) {
-  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op,
-                       results.size(), out.size());
-  for (std::size_t i = 0; i < results.size(); ++i) copy_(alias(out[i], out[i].layout()), results[i]);
-}
-
 }  // namespace sherd::detail

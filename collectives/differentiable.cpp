@@ -30,9 +30,7 @@ Specs AllGather::infer(SpecSpan in) const {
   spec.shape[0] *= group.size();
   return {spec};
 }
-void AllGather::gather(Inputs in, Outputs out) const {
-  group.all_gather(out[0], contiguous(in[0]), options());
-}
+void AllGather::run(Inputs in, Outputs out) const { group.all_gather(out[0], contiguous(in[0]), options()); }
 
 Tensors GatherParams::grad(const GradArgs& args) const {
   return {scatter_sums(group, args.gy[0], options())};
@@ -43,7 +41,7 @@ Specs ScatterSums::infer(SpecSpan in) const {
   check_sliceable(name, in[0], group);
   return {sliced(in[0], group)};
 }
-void ScatterSums::scatter(Inputs in, Outputs out) const {
+void ScatterSums::run(Inputs in, Outputs out) const {
   group.reduce_scatter(out[0], contiguous(in[0]), ReduceOp::sum(), options());
 }
 Tensors ScatterSums::grad(const GradArgs& args) const {
@@ -54,13 +52,13 @@ Specs TakeSlice::infer(SpecSpan in) const {
   check_sliceable(name, in[0], group);
   return {sliced(in[0], group)};
 }
-void TakeSlice::run(Cpu, Inputs in, Outputs out) const {
+void TakeSlice::run(Inputs in, Outputs out) const {
   const std::int64_t rows = out[0].shape()[0];
   copy_(out[0], slice(in[0], 0, group.rank() * rows, (group.rank() + 1) * rows));
 }
 Tensors TakeSlice::grad(const GradArgs& args) const { return {gather_values(group, args.gy[0], options())}; }
 
-void SumPartials::sum(Inputs in, Outputs out) const {
+void SumPartials::run(Inputs in, Outputs out) const {
   group.call({.kind = CollectiveKind::all_reduce,
               .inputs = {contiguous(in[0])},
               .outputs = {out[0]},

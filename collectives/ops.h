@@ -27,12 +27,8 @@ struct AmongRanks {
 /// An all_gather along dimension 0.
 struct AllGather : AmongRanks {
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const { gather(in, out); }
-  void run(Meta, Inputs in, Outputs out) const { gather(in, out); }
+  void run(Inputs in, Outputs out) const;
   bool operator==(const AllGather&) const = default;
-
- private:
-  void gather(Inputs in, Outputs out) const;
 };
 
 struct GatherParams : AllGather {
@@ -50,20 +46,16 @@ struct GatherValues : AllGather {
 struct ScatterSums : AmongRanks {
   static constexpr std::string_view name = "scatter_sums";
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const { scatter(in, out); }
-  void run(Meta, Inputs in, Outputs out) const { scatter(in, out); }
+  void run(Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const ScatterSums&) const = default;
-
- private:
-  void scatter(Inputs in, Outputs out) const;
 };
 
 /// A copy, so that a slice that stays does not hold the whole.
 struct TakeSlice : AmongRanks {
   static constexpr std::string_view name = "take_slice";
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  void run(Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const TakeSlice&) const = default;
 };
@@ -71,13 +63,9 @@ struct TakeSlice : AmongRanks {
 struct SumPartials : AmongRanks {
   static constexpr std::string_view name = "sum_partials";
   Specs infer(SpecSpan in) const { return {in[0]}; }
-  void run(Cpu, Inputs in, Outputs out) const { sum(in, out); }
-  void run(Meta, Inputs in, Outputs out) const { sum(in, out); }
+  void run(Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const SumPartials&) const = default;
-
- private:
-  void sum(Inputs in, Outputs out) const;
 };
 
 struct EnterParallel : AmongRanks {

@@ -9,8 +9,10 @@ namespace sherd::ops {
 /// Posts a call; complete ones also wait. Inputs: the call's inputs, then its outputs, which are written.
 struct Post {
   static constexpr std::string_view name = "collective";
+  static constexpr Arity arity = Arity::at_least(0);
   static constexpr bool differentiable = false;
   static constexpr bool crosses_devices = true;  // its own check says which call it was
+  static constexpr bool orders_overlap = true;   // an input may be its own place in an output
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   ReduceOp reduction;
@@ -21,8 +23,7 @@ struct Post {
 
   bool writes(std::size_t i) const { return i >= inputs; }
   Specs infer(SpecSpan) const { return {}; }
-  void run(Cpu, Inputs in, Outputs) const { enqueue(in); }
-  void run(Meta, Inputs in, Outputs) const { enqueue(in); }
+  void run(Inputs in, Outputs) const { enqueue(in); }
   void fields(auto&& on) const {
     on("kind", to_string(kind));
     on("group", group->name());
@@ -41,7 +42,9 @@ struct Post {
 /// Waits for a call posted earlier. Inputs: its outputs, which hold their values from here on.
 struct Wait {
   static constexpr std::string_view name = "wait";
+  static constexpr Arity arity = Arity::at_least(0);
   static constexpr bool differentiable = false;
+  static constexpr bool orders_overlap = true;  // the call has checked its outputs
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   int peer, channel;
@@ -49,8 +52,7 @@ struct Wait {
 
   bool writes(std::size_t) const { return true; }
   Specs infer(SpecSpan) const { return {}; }
-  void run(Cpu, Inputs, Outputs) const { wait(); }
-  void run(Meta, Inputs, Outputs) const { wait(); }
+  void run(Inputs, Outputs) const { wait(); }
   void fields(auto&& on) const {
     on("kind", to_string(kind));
     on("group", group->name());

@@ -1,6 +1,11 @@
 #include "runtime/apply.h"
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "runtime/context.h"
+#include "runtime/ops.h"
 
 namespace sherd {
 
@@ -79,10 +84,32 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
   return device != nullptr || out.empty() ? first : out[0].device();
 }
 
+/// The inputs as a kernel of `op` takes them: dense where it says so. Calls `body(inputs)`.
+template <class F>
+void with_dense(const AnyOp& op, Inputs in, F&& body) {
+  std::size_t first = 0;
+  const auto has_holes = [&](std::size_t i) {
+    return op.dense(i) && in[i].defined() && !in[i].is_contiguous();
+  };
+  while (first < in.size() && !has_holes(first)) ++first;
+  if (first == in.size()) return body(in);
+  Tensors all(in);
+  for (std::size_t i = first; i < in.size(); ++i)
+    if (has_holes(i)) all[i] = clone(in[i]);
+  body(Inputs(all.begin(), all.size()));
+}
+
 void run_inside(const AnyOp& op, Inputs in, Outputs out, Context& context) {
+  if (op.is_view()) return;
   const Device device = device_of(op, in, out);
   const InsideOp inside(context);
-  op.run(device, in, out);
+  if (const Kernel kernel = op.kernels().on(device.type))
+    return with_dense(op, in, [&](Inputs dense) { kernel(op.value(), dense, out); });
+  if (op.run_itself(in, out) || device.type == DeviceType::meta) return;
+  if (!op.run_reference(in, out)) [[unlikely]]
+    fail<NotImplementedError>(
+        "{}: has no kernel for {}, and no form in other ops; move its inputs to cpu, or add a kernel",
+        op.name(), to_string(device));
 }
 
 }  // namespace
@@ -91,16 +118,18 @@ Tensors apply(const AnyOp& op, Inputs in) {
   Context& context = Context::current();
   const Pinned pinned(in);
   const bool heard = !context.inside_op();
-  if (op.mutating() && heard)
-    for (Listener* listener : context.listeners()) listener->before_write(op, in);
-  if (op.mutating())
-    for (std::size_t i = 0; i < in.size(); ++i)
-      if (op.writes(i) && in[i].defined() && in[i].storage().owned()) [[unlikely]]
-        in[i].storage().owner()->before_write(in[i].storage());
   Tensors out;
   // Devices before shapes: a tensor on the wrong device is the likelier mistake.
   if (in.size() > 1) device_of(op, in, {});
   op.prepare(in, out);
+  if (op.mutating()) {
+    // Whoever may refuse a write does so before anything is written.
+    if (heard)
+      for (Listener* listener : context.listeners()) listener->before_write(op, in);
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (op.writes(i) && in[i].defined() && in[i].storage().owned()) [[unlikely]]
+        in[i].storage().owner()->before_write(in[i].storage());
+  }
   run_inside(op, in, out, context);
   if (op.mutating())
     for (std::size_t i = 0; i < in.size(); ++i)
@@ -117,17 +146,113 @@ void run_again(const AnyOp& op, Inputs in, Outputs out) {
 
 namespace detail {
 
-bool run_backend_kernel(std::type_index type, const void* op, Device device, Inputs in, Outputs out) {
-  const Kernel kernel = backend(device.type).kernel(type);
-  if (kernel != nullptr) kernel(op, in, out);
-  return kernel != nullptr;
+void check_inputs(std::string_view op, Arity arity, Mask optional, Inputs in) {
+  if (in.size() < arity.least || in.size() > arity.most) [[unlikely]]
+    fail<ValueError>("{}: takes {}{} inputs, got {}", op, arity.most > arity.least ? "at least " : "",
+                     arity.least, in.size());
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (!in[i].defined() && !has(optional, i)) [[unlikely]]
+      fail<ValueError>("{}: input {} is an empty handle; assign it a tensor first", op, i);
 }
 
-void refuse_device(std::string_view op, Device device) {
-  fail<NotImplementedError>("{}: has no kernel for {}; move its inputs to cpu", op, to_string(device));
+void check_fits(std::string_view op, std::string_view field, Number value, DType dtype) {
+  if (!fits(value, dtype)) [[unlikely]]
+    fail<DTypeError>("{}: {} {} does not fit a tensor of {}; cast the tensor first", op, field, value,
+                     name_of(dtype));
 }
 
-void make_view(const Tensor& base, Layout layout, Tensors& out) {
+namespace {
+
+/// Bytes of a storage that a tensor's elements lie in: [low, high), and the common step between their
+/// addresses.
+struct Extent {
+  const Storage* storage;
+  std::int64_t low, high, step, element;
+  std::size_t input;
+  bool written;
+};
+
+Extent extent_of(const Tensor& t, std::size_t input, bool written) {
+  const Layout& layout = t.layout();
+  const std::int64_t size = size_of(t.dtype());
+  Extent e{&t.storage(), layout.offset, layout.offset, 0, size, input, written};
+  for (int i = 0; i < layout.shape.rank(); ++i) {
+    const std::int64_t reach = (layout.shape[i] - 1) * layout.strides[i];
+    (reach < 0 ? e.low : e.high) += reach;
+    if (layout.shape[i] > 1) e.step = std::gcd(e.step, layout.strides[i]);
+  }
+  e.low *= size;
+  e.high = (e.high + 1) * size;
+  e.step *= size;
+  return e;
+}
+
+bool same_elements(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.layout().offset == b.layout().offset && a.shape() == b.shape() &&
+         a.strides() == b.strides();
+}
+
+/// Whether two tensors of one storage may have an element in common. Columns of one matrix interleave and
+/// have none: their addresses differ by no multiple of the common step.
+bool may_meet(const Extent& a, const Extent& b) {
+  if (a.high <= b.low || b.high <= a.low) return false;
+  if (a.element != b.element) return true;
+  const std::int64_t step = std::gcd(a.step, b.step);
+  return step == 0 || (a.low - b.low) % step == 0;
+}
+
+void check_pair(const AnyOp& op, Inputs in, const Extent& a, const Extent& b) {
+  if (!(a.written || b.written) || !may_meet(a, b)) return;
+  const bool both = a.written && b.written;
+  if (!both && same_elements(in[a.input], in[b.input])) return;  // each element is read before it is written
+  const Extent &target = a.written ? a : b, &other = a.written ? b : a;
+  fail<StateError>("{}: input {} is {} the memory being written (input {}); clone it first", op.name(),
+                   other.input, both ? "written too and shares" : "another view of", target.input);
+}
+
+void check_distinct_elements(const AnyOp& op, const Tensor& t) {
+  for (int i = 0; i < t.rank(); ++i)
+    if (t.strides()[i] == 0 && t.shape()[i] > 1) [[unlikely]]
+      fail<StateError>(
+          "{}: elements of the tensor being written share memory (shape {}, strides {}); clone it first",
+          op.name(), t.shape(), t.strides());
+}
+
+}  // namespace
+
+void check_overlap(const AnyOp& op, Inputs in) {
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (op.writes(i) && in[i].defined()) check_distinct_elements(op, in[i]);
+  if (in.size() < 2) return;
+  if (in.size() == 2) {  // the common case, without a list
+    if (!in[0].defined() || !in[1].defined() || in[0].storage_ref() != in[1].storage_ref()) return;
+    if (in[0].numel() > 0 && in[1].numel() > 0)
+      check_pair(op, in, extent_of(in[0], 0, op.writes(0)), extent_of(in[1], 1, op.writes(1)));
+    return;
+  }
+  std::vector<Extent> extents;
+  extents.reserve(in.size());
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (in[i].defined() && in[i].numel() > 0) extents.push_back(extent_of(in[i], i, op.writes(i)));
+  // Side by side in memory order, so that a list of parameters costs no more than its sorting.
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return a.storage != b.storage ? a.storage < b.storage : a.low < b.low;
+  });
+  for (std::size_t i = 0; i < extents.size(); ++i)
+    for (std::size_t j = i + 1;
+         j < extents.size() && extents[j].storage == extents[i].storage && extents[j].low < extents[i].high;
+         ++j)
+      check_pair(op, in, extents[i], extents[j]);
+}
+
+void adopt_reference(std::string_view op, Tensors results, Outputs out) {
+  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op,
+                       results.size(), out.size());
+  for (std::size_t i = 0; i < results.size(); ++i) copy_(alias(out[i], out[i].layout()), results[i]);
+}
+
+void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out) {
+  check_within(op, base.storage(), layout, base.dtype());
   auto impl = make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype());
   impl->view = true;
   impl->view_version = base.storage().version();

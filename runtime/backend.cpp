@@ -1,8 +1,13 @@
 #include "runtime/backend.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "runtime/context.h"
+#include "runtime/cpu/kernels.h"
 #include "runtime/error.h"
 
 #ifdef SHERD_CUDA
@@ -12,9 +17,9 @@
 namespace sherd {
 namespace {
 
-/// The host as a backend. Ops run their CPU kernels directly, so there are none to look up.
 class CpuBackend final : public Backend {
  public:
+  CpuBackend() { cpu::add_kernels(); }
   void* allocate(Device, std::size_t bytes) override { return Context::current().cpu_pool().allocate(bytes); }
   void deallocate(Device, void* data, std::size_t bytes) noexcept override {
     CpuPool::give_back(data, bytes);
@@ -22,8 +27,28 @@ class CpuBackend final : public Backend {
   void copy(void* to, Device, const void* from, Device, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
   }
-  Kernel kernel(std::type_index) const override { return nullptr; }
   void synchronize(Device) override {}
+};
+
+/// Back ends of the application's own. Entries only ever appear, and `count` says which are complete.
+struct Registered {
+  static constexpr std::size_t first = 1 + static_cast<std::size_t>(DeviceType::meta);
+  struct Entry {
+    std::string name;
+    Backend* instance = nullptr;
+  };
+  std::array<Entry, device_type_limit - first> entries;
+  std::atomic<std::size_t> count{0};
+  std::mutex adding;
+
+  static Registered& all() {
+    static Registered registered;
+    return registered;
+  }
+  const Entry* find(DeviceType type) const {
+    const std::size_t i = static_cast<std::size_t>(type) - first;
+    return i < count.load(std::memory_order_acquire) ? &entries[i] : nullptr;
+  }
 };
 
 }  // namespace
@@ -34,8 +59,36 @@ Backend& backend(DeviceType type) {
 #ifdef SHERD_CUDA  // the one place that asks whether this build has the back end
   if (type == DeviceType::cuda) return cuda_backend();
 #endif
+  if (type > DeviceType::meta)
+    if (const Registered::Entry* entry = Registered::all().find(type)) return *entry->instance;
   fail<DeviceError>("{}: this build has no such back end; build with -Dcuda=enabled, or use cpu",
                     type == DeviceType::cuda ? "cuda" : "meta");
+}
+
+DeviceType register_backend(std::string name, Backend& instance) {
+  Registered& all = Registered::all();
+  const std::scoped_lock lock(all.adding);
+  check<ValueError>(name != "cpu" && name != "cuda" && name != "meta" && !backend_type(name),
+                    "register_backend: there is a back end named '{}' already; choose another name", name);
+  const std::size_t i = all.count.load(std::memory_order_relaxed);
+  check<ValueError>(i < all.entries.size(),
+                    "register_backend: '{}' would be number {}, and there is room for {}", name, i + 1,
+                    all.entries.size());
+  all.entries[i] = {std::move(name), &instance};
+  all.count.store(i + 1, std::memory_order_release);
+  return static_cast<DeviceType>(Registered::first + i);
+}
+
+std::string_view backend_name(DeviceType type) {
+  const Registered::Entry* entry = type > DeviceType::meta ? Registered::all().find(type) : nullptr;
+  return entry != nullptr ? std::string_view(entry->name) : std::string_view("?");
+}
+
+std::optional<DeviceType> backend_type(std::string_view name) {
+  const Registered& all = Registered::all();
+  for (std::size_t i = 0; i < all.count.load(std::memory_order_acquire); ++i)
+    if (all.entries[i].name == name) return static_cast<DeviceType>(Registered::first + i);
+  return std::nullopt;
 }
 
 }  // namespace sherd

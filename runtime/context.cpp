@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/parallel.h"
@@ -44,7 +43,8 @@ struct ContextHolder {
 };
 
 Context& Context::create() {
-  check_processor();  // before the first kernel could meet an instruction that is not there
+  check_processor();         // before the first kernel could meet an instruction that is not there
+  backend(DeviceType::cpu);  // which fills its part of the table of kernels
   thread_local ContextHolder holder;
   check<StateError>(current_ != nullptr, "context: this thread is ending and has no rank state any more");
   return *current_;

@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "runtime/backend.h"
 #include "runtime/error.h"
 
 namespace sherd {
@@ -20,6 +21,8 @@ Device Device::parse(std::string_view text) {
   if (kind == "cpu") return {DeviceType::cpu, static_cast<std::int8_t>(index)};
   if (kind == "cuda") return Device::cuda(index);
   if (text == "meta") return Device::meta();
+  if (const std::optional<DeviceType> type = backend_type(kind))
+    return {*type, static_cast<std::int8_t>(index)};
   fail<ValueError>("device: '{}' is not one of cpu, cpu:N, cuda:N, meta", text);
 }
 
@@ -32,7 +35,7 @@ std::string to_string(Device device) {
     case DeviceType::meta:
       return "meta";
   }
-  return "?";
+  return fmt::format("{}:{}", backend_name(device.type), device.index);
 }
 
 }  // namespace sherd

@@ -1,6 +1,7 @@
 // Where a tensor lives.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,7 +10,10 @@
 
 namespace sherd {
 
+/// What kind of device; an application's own kinds follow these (`register_backend`).
 enum class DeviceType : std::uint8_t { cpu, cuda, meta };
+/// Kinds that there can be in all.
+inline constexpr std::size_t device_type_limit = 8;
 
 /// `cpu:0`, `cpu:1` (a second CPU device with an identity of its own), `cuda:i`, or `meta` (shapes and bytes
 /// only).
@@ -20,7 +24,8 @@ struct Device {
   static constexpr Device cpu(int i = 0) { return {DeviceType::cpu, static_cast<std::int8_t>(i)}; }
   static constexpr Device cuda(int i = 0) { return {DeviceType::cuda, static_cast<std::int8_t>(i)}; }
   static constexpr Device meta() { return {DeviceType::meta, 0}; }
-  /// Parses "cpu", "cpu:1", "cuda:0", "meta"; throws ValueError otherwise.
+  /// Parses "cpu", "cpu:1", "cuda:0", "meta", or the name of an application's back end; throws ValueError
+  /// otherwise.
   SHERD_API static Device parse(std::string_view text);
   bool is_cpu() const { return type == DeviceType::cpu; }
   friend bool operator==(const Device&, const Device&) = default;

@@ -13,8 +13,7 @@ namespace detail {
 /// Checks dtypes (all equal and in `dtypes`) and broadcasts shapes. `first_condition`: input 0 is bool and is
 /// not compared.
 SHERD_API Spec infer_elementwise(std::string_view op, DTypeSet dtypes, Inputs in, bool first_condition);
-/// The written input must have the result's shape and dtype and must not overlap another input in a different
-/// layout.
+/// The written input must have the result's shape and dtype.
 SHERD_API void check_in_place(std::string_view op, const Spec& result, Inputs in);
 /// Sums `g` over the axes that broadcasting added, back to `shape`.
 SHERD_API Tensor sum_to(const Tensor& g, const Shape& shape);
@@ -25,11 +24,28 @@ constexpr bool first_is_condition() {
 }
 
 template <class O>
-concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) { op.grad(g); };
+concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) {
+  op.grad(g);
+};
 
-/// Defined in runtime/cpu/elementwise_loop.h; the library instantiates it for its own ops.
-template <class O>
-void run_elementwise(const O& op, Inputs in, Outputs out);
+/// The gradient of input I as an expression of gy and of what its rule reads, in the order of an
+/// `ElementwiseGrad`'s inputs.
+template <int I, class O>
+Expr gradient_expression(const O& op, Inputs in) {
+  constexpr Reads kept = reads_of<O, I>();
+  std::size_t next = 1;
+  Expr values[O::arity + 1];
+  for (int i = 0; i < O::arity; ++i)
+    if ((kept.inputs >> i) & 1) values[i] = Expr(in[next++]);
+  if (kept.outputs & 1) values[O::arity] = Expr(in[next]);
+  const Expr gy(in[0]);
+  if constexpr (O::arity == 1)
+    return grad_of<I>(op, gy, values[0], values[1]);
+  else if constexpr (O::arity == 2)
+    return grad_of<I>(op, gy, values[0], values[1], values[2]);
+  else
+    return grad_of<I>(op, gy, values[0], values[1], values[2], values[3]);
+}
 
 template <class O, int I>
 Tensor grad_of_input(const O& op, const GradArgs& args) {
@@ -38,25 +54,14 @@ Tensor grad_of_input(const O& op, const GradArgs& args) {
     return sum_to(gy, args.specs[I].shape);
   else {
     constexpr Reads kept = reads_of<O, I>();
-    if (args.create_graph) {
-      Expr values[O::arity + 1];
-      for (int i = 0; i < O::arity; ++i)
-        if ((kept.inputs >> i) & 1) values[i] = Expr(args.inputs[static_cast<std::size_t>(i)]);
-      if (kept.outputs & 1) values[O::arity] = Expr(args.outputs[0]);
-      Expr g;
-      if constexpr (O::arity == 1)
-        g = grad_of<I>(op, Expr(gy), values[0], values[1]);
-      else if constexpr (O::arity == 2)
-        g = grad_of<I>(op, Expr(gy), values[0], values[1], values[2]);
-      else
-        g = grad_of<I>(op, Expr(gy), values[0], values[1], values[2], values[3]);
-      return sum_to(g.materialize(gy.spec()), args.specs[I].shape);
-    }
     Tensors in{gy};
     for (int i = 0; i < O::arity; ++i)
       if ((kept.inputs >> i) & 1) in.push_back(args.inputs[static_cast<std::size_t>(i)]);
     if (kept.outputs & 1) in.push_back(args.outputs[0]);
-    return sum_to(apply_many(ElementwiseGrad<O, I>{op}, in)[0], args.specs[I].shape);
+    const Inputs span(in.begin(), in.size());
+    const Tensor g = args.create_graph ? gradient_expression<I>(op, span).materialize(gy.spec())
+                                       : apply_many(ElementwiseGrad<O, I>{op}, span)[0];
+    return sum_to(g, args.specs[I].shape);
   }
 }
 
@@ -65,7 +70,8 @@ Tensors elementwise_grad(const O& op, const GradArgs& args) {
   Tensors grads(static_cast<std::size_t>(O::arity));
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     ((args.need(I) ? void(grads[I] = grad_of_input<O, static_cast<int>(I)>(op, args)) : void()), ...);
-  }(std::make_index_sequence<O::arity>{});
+  }
+  (std::make_index_sequence<O::arity>{});
   return grads;
 }
 
@@ -74,9 +80,37 @@ Reads elementwise_reads(Mask needs) {
   Reads all;
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     ((((needs >> I) & 1) ? void(all = all | reads_of<O, static_cast<int>(I)>()) : void()), ...);
-  }(std::make_index_sequence<O::arity>{});
+  }
+  (std::make_index_sequence<O::arity>{});
   return all;
 }
+
+/// The forms of an elementwise op that have one in other ops: its gradient, and the op with a number bound.
+template <class O>
+struct InOtherOps {
+  static constexpr bool there = false;
+};
+template <class O, int I>
+struct InOtherOps<ElementwiseGrad<O, I>> {
+  static constexpr bool there = true;
+  static Tensor of(const ElementwiseGrad<O, I>& op, Inputs in) {
+    return gradient_expression<I>(op.op, in).materialize(in[0].spec());
+  }
+};
+template <class O>
+struct InOtherOps<WithScalar<O>> {
+  static constexpr bool there = true;
+  static Tensor of(const WithScalar<O>& op, Inputs in) {
+    return apply(op.op, in[0], Expr(op.right).materialize({{}, in[0].dtype(), in[0].device()}));
+  }
+};
+template <class O>
+struct InOtherOps<ScalarWith<O>> {
+  static constexpr bool there = true;
+  static Tensor of(const ScalarWith<O>& op, Inputs in) {
+    return apply(op.op, Expr(op.left).materialize({{}, in[0].dtype(), in[0].device()}), in[0]);
+  }
+};
 
 }  // namespace detail
 
@@ -86,15 +120,16 @@ class OpModel<O> final : public OpModelBase<O> {
   using OpModelBase<O>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
   void prepare(Inputs in, Tensors& out) const override {
+    detail::check_inputs(O::name, O::arity, 0, in);
     Spec spec = detail::infer_elementwise(O::name, O::dtypes, in, detail::first_is_condition<O>());
+    detail::check_numbers(O::name, this->op_, spec.dtype);
     if constexpr (detail::gives_bool<O>()) spec.dtype = DType::boolean;
     out.push_back(empty(spec));
   }
-  void run(Device device, Inputs in, Outputs out) const override {
-    if (device.is_cpu()) return detail::run_elementwise(this->op_, in, out);
-    if (device.type == DeviceType::meta) return;
-    if (!detail::run_backend_kernel(typeid(O), &this->op_, device, in, out))
-      detail::refuse_device(O::name, device);
+  bool run_reference([[maybe_unused]] Inputs in, [[maybe_unused]] Outputs out) const override {
+    using Form = detail::InOtherOps<O>;
+    if constexpr (Form::there) detail::adopt_reference(O::name, {Form::of(this->op_, in)}, out);
+    return Form::there;
   }
   Reads reads(Mask needs) const override {
     if constexpr (detail::HasScalarGrad<O>)
@@ -119,16 +154,20 @@ class OpModel<InPlace<O>> final : public OpModelBase<InPlace<O>> {
   bool mutating() const override { return true; }
   bool writes(std::size_t i) const override { return i == 0; }
   void prepare(Inputs in, Tensors& out) const override {
-    detail::check_in_place(InPlace<O>::name,
-                           detail::infer_elementwise(InPlace<O>::name, O::dtypes, in, false), in);
+    constexpr std::string_view name = InPlace<O>::name;
+    detail::check_inputs(name, O::arity, 0, in);
+    const Spec spec = detail::infer_elementwise(name, O::dtypes, in, false);
+    detail::check_numbers(name, this->op_.op, spec.dtype);
+    detail::check_in_place(name, spec, in);
+    detail::check_overlap(*this, in);
     out.push_back(in[0]);
   }
-  void run(Device device, Inputs in, Outputs out) const override {
-    if (device.is_cpu()) return detail::run_elementwise(this->op_.op, in, out);
-    if (device.type == DeviceType::meta) return;
-    // The kernel of the plain form writes wherever its output lies.
-    if (!detail::run_backend_kernel(typeid(O), &this->op_.op, device, in, out))
-      detail::refuse_device(this->name(), device);
+  // A kernel of the plain form writes wherever its output lies.
+  const KernelRow& kernels() const override { return kernel_row<O>(); }
+  const void* value() const override { return &this->op_.op; }
+  bool run_reference(Inputs in, Outputs out) const override {
+    detail::adopt_reference(InPlace<O>::name, apply_many(this->op_.op, in), out);
+    return true;
   }
   bool differentiable() const override { return !NotDifferentiable<O>; }
   Reads reads(Mask needs) const override {

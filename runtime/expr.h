@@ -2,6 +2,9 @@
 // builds ops, which the tape records. This is how second derivatives come from the same source as first ones.
 #pragma once
 
+#include <type_traits>
+
+#include "runtime/number.h"
 #include "runtime/tensor.h"
 
 namespace sherd {
@@ -9,14 +12,19 @@ namespace sherd {
 class SHERD_API Expr {
  public:
   Expr() : Expr(0.0) {}
-  explicit Expr(double value) : value_(value) {}
-  explicit Expr(float value) : value_(value) {}
-  explicit Expr(int value) : value_(value) {}
-  explicit Expr(Tensor tensor) : tensor_(std::move(tensor)) {}
+  template <class T>
+  requires std::is_arithmetic_v<T>
+  explicit Expr(T value) : value_(value) {}
+  explicit Expr(Number value) : value_(value) {}
+  explicit Expr(Tensor tensor) : tensor_(std::move(tensor)), dtype_(tensor_.dtype()) {}
+  /// The answer of a comparison of values of `compared`.
+  Expr(Tensor condition, DType compared) : tensor_(std::move(condition)), dtype_(compared) {}
 
   bool is_number() const { return !tensor_.defined(); }
-  double number() const { return value_; }
+  Number number() const { return value_; }
   const Tensor& tensor() const { return tensor_; }
+  /// Of a tensor: the dtype that its numbers are, also where it is the bool answer of a comparison of them.
+  DType dtype() const { return dtype_; }
   /// The tensor, or the number as a 0-d tensor like `like`.
   Tensor materialize(const Spec& like) const;
 
@@ -33,8 +41,9 @@ class SHERD_API Expr {
   friend SHERD_API Expr operator!=(const Expr& a, const Expr& b);
 
  private:
-  double value_ = 0;
+  Number value_ = 0.0;
   Tensor tensor_;
+  DType dtype_ = DType::f32;
 };
 
 SHERD_API Expr select(const Expr& condition, const Expr& a, const Expr& b);

@@ -9,6 +9,7 @@
 
 #include "runtime/forward.h"
 #include "runtime/math.h"
+#include "runtime/number.h"
 
 namespace sherd {
 
@@ -51,8 +52,7 @@ struct JoinedName {
 
 template <class O>
 inline constexpr std::string_view name_of_op = O::name;
-inline constexpr std::string_view in_place_suffix = "_", scalar_suffix = "_scalar",
-                                  reversed_prefix = "scalar_", grad_suffix = "_grad";
+inline constexpr std::string_view in_place_suffix = "_", grad_suffix = "_grad";
 
 template <class O>
 constexpr Mask identity_grads() {
@@ -128,8 +128,7 @@ struct ElementwiseGrad {
 /// `op(x, value)` for a binary op and a number known when the op is made.
 template <class O>
 struct WithScalar {
-  static constexpr std::string_view name =
-      detail::JoinedName<detail::name_of_op<O>, detail::scalar_suffix>::value;
+  static constexpr std::string_view name = O::name;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
   static constexpr bool gives_bool = detail::gives_bool<O>();
@@ -141,26 +140,25 @@ struct WithScalar {
     else
       return Reads{};
   }();
-  double value = 0;
+  Number right = 0;
   O op{};
 
   template <class T>
   constexpr auto operator()(T x) const {
-    return op(x, T(value));
+    return op(x, right.as<T>());
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T y) const {
-    return op.grad_a(gy, x, T(value), y);
+    return op.grad_a(gy, x, right.as<T>(), y);
   }
-  void fields(auto&& on) const { on("value", value); }
+  void fields(auto&& on) const { on("right", right); }
   bool operator==(const WithScalar&) const = default;
 };
 
 /// `op(value, x)`.
 template <class O>
 struct ScalarWith {
-  static constexpr std::string_view name =
-      detail::JoinedName<detail::reversed_prefix, detail::name_of_op<O>>::value;
+  static constexpr std::string_view name = O::name;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
   static constexpr bool gives_bool = detail::gives_bool<O>();
@@ -172,18 +170,18 @@ struct ScalarWith {
     else
       return Reads{};
   }();
-  double value = 0;
+  Number left = 0;
   O op{};
 
   template <class T>
   constexpr auto operator()(T x) const {
-    return op(T(value), x);
+    return op(left.as<T>(), x);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T y) const {
-    return op.grad_b(gy, T(value), x, y);
+    return op.grad_b(gy, left.as<T>(), x, y);
   }
-  void fields(auto&& on) const { on("value", value); }
+  void fields(auto&& on) const { on("left", left); }
   bool operator==(const ScalarWith&) const = default;
 };
 

@@ -1,24 +1,22 @@
-// What an op is. A value type in one file says what it computes, for which dtypes, and what its gradient is;
-// the concepts here turn a missing rule into a compile error, and `OpModel` erases the type so that one door
-// serves every op, users' too.
+// What an op is. A value type in one file says what it computes, for which dtypes, and what its gradient is,
+// and names no device: how it is computed there is a kernel's affair (runtime/kernel.h). The concepts here
+// turn a missing rule into a compile error, and `OpModel` erases the type so that one door serves every op,
+// users' too.
 #pragma once
 
 #include <concepts>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <typeindex>
 
 #include "runtime/forward.h"
+#include "runtime/kernel.h"
+#include "runtime/number.h"
 #include "runtime/tensor.h"
 
 namespace sherd {
-
-/// Tag types that pick an op's kernel.
-struct Cpu {};
-struct Cuda {};
-/// An op with `run(Meta, ...)` acts even where there are no values; all others only infer there.
-struct Meta {};
 
 using Specs = InlineVec<Spec, 2>;
 using SpecSpan = std::span<const Spec>;
@@ -33,6 +31,21 @@ struct GradArgs {
   bool need(std::size_t i) const { return has(needs, i); }
 };
 
+/// How many inputs an op takes. A place that may be left empty counts.
+struct Arity {
+  std::size_t least, most;
+  constexpr Arity(int exactly) : least(static_cast<std::size_t>(exactly)), most(least) {}
+  static constexpr Arity at_least(std::size_t n) { return Arity(n, ~std::size_t{0}); }
+
+ private:
+  constexpr Arity(std::size_t least, std::size_t most) : least(least), most(most) {}
+};
+
+/// A name for messages and traces, and values that say everything about the op. Further members that all ops
+/// may have:
+///  - `arity`: how many inputs it takes (1 if it does not say); `optional`: bits of inputs that may be empty
+///  handles;
+///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -40,7 +53,9 @@ concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
 
 /// `static constexpr bool differentiable = false` says that an op has no gradient on purpose.
 template <class O>
-concept NotDifferentiable = requires { requires O::differentiable == false; };
+concept NotDifferentiable = requires {
+  requires O::differentiable == false;
+};
 
 /// A gradient written in ops: one entry an input, empty where not needed.
 template <class O>
@@ -53,10 +68,18 @@ concept HasGrad = requires(const O op, const GradArgs& g) {
   };
 };
 
-/// The same op written in other ops: fallback on devices without a kernel, gradient, oracle, decomposition.
+/// The same op written in other ops, every output: fallback on devices without a kernel, gradient, oracle,
+/// decomposition. An op that writes inputs gives their new values.
 template <class O>
 concept HasReference = requires(const O op, Inputs in) {
   { op.reference(in) } -> std::same_as<Tensors>;
+};
+
+/// An op that acts by itself, the same on every device, `meta` included: because it is made of ops that write
+/// straight into the outputs, or because its work is not the device's (a call among ranks).
+template <class O>
+concept RunsItself = requires(const O op, Inputs in, Outputs out) {
+  op.run(in, out);
 };
 
 /// An op whose output is a view of input 0. `view` computes the layout.
@@ -65,19 +88,25 @@ concept ViewOp = OpValue<O> && requires(const O op, const Tensor& x) {
   { op.view(x) } -> std::same_as<Layout>;
 } && HasGrad<O>;
 
-/// An op with kernels: `infer` checks and names the outputs, `run` computes them. An input that was not given
-/// is `Spec::none()`.
+/// An op whose `infer` checks the inputs and names the outputs. An input that was not given is
+/// `Spec::none()`. It may say `dense`: bits of inputs (or `bool dense(i)`) that a kernel gets without holes,
+/// by a copy where they have some.
 template <class O>
-concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs, Inputs in, Outputs out) {
+concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs) {
   { op.infer(specs) } -> std::same_as<Specs>;
-  op.run(Cpu{}, in, out);
-} && (HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
+} &&(HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
 
 /// A structural op that writes some inputs (`mutates` names them, or `writes(i)` says so) and returns those,
-/// in order; `infer` only checks and returns nothing.
+/// in order; `infer` only checks and returns nothing. What is written may share memory with another input
+/// only if the op says `orders_overlap = true`: it reads before it writes.
 template <class O>
-concept MutatingOp = StructuralOp<O> && (requires { { O::mutates } -> std::convertible_to<Mask>; } ||
-                                         requires(const O op, std::size_t i) { { op.writes(i) } -> std::same_as<bool>; });
+concept MutatingOp = StructuralOp<O> &&(
+    requires {
+      { O::mutates } -> std::convertible_to<Mask>;
+    } ||
+    requires(const O op, std::size_t i) {
+      { op.writes(i) } -> std::same_as<bool>;
+    });
 
 /// An op value with its type erased. Lives on the caller's stack during a call; `keep` makes a copy that may
 /// stay.
@@ -98,8 +127,16 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool crosses_devices() const { return false; }
   /// Checks the inputs and makes the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;
-  /// Computes the outputs.
-  virtual void run(Device device, Inputs in, Outputs out) const = 0;
+
+  /// The kernels for ops of this type, and the op as they take it.
+  virtual const KernelRow& kernels() const = 0;
+  virtual const void* value() const = 0;
+  /// Whether a kernel gets this input dense.
+  virtual bool dense(std::size_t) const { return false; }
+  /// Computes the outputs by the op's own `run`, the same on every device; false where it has none.
+  virtual bool run_itself(Inputs, Outputs) const { return false; }
+  /// Computes the outputs by the op's reference; false where it has none.
+  virtual bool run_reference(Inputs, Outputs) const { return false; }
 
   virtual bool differentiable() const = 0;
   virtual Reads reads(Mask needs) const = 0;
@@ -123,15 +160,43 @@ std::string op_text(const O& op) {
   return text;
 }
 
-/// Runs the backend's kernel for an op type, or says that there is none.
-SHERD_API bool run_backend_kernel(std::type_index type, const void* op, Device device, Inputs in,
-                                  Outputs out);
-[[noreturn]] SHERD_API void refuse_device(std::string_view op, Device device);
+/// Refuses a wrong number of inputs, and an empty handle where the op needs a tensor.
+SHERD_API void check_inputs(std::string_view op, Arity arity, Mask optional, Inputs in);
+/// Refuses a number that has no place in `dtype`.
+SHERD_API void check_fits(std::string_view op, std::string_view field, Number value, DType dtype);
+/// Refuses an input that shares memory with what the op writes, or written memory in which elements lie on
+/// each other.
+SHERD_API void check_overlap(const AnyOp& op, Inputs in);
 /// Copies the reference's results into the outputs that were allocated.
 SHERD_API void adopt_reference(std::string_view op, Tensors results, Outputs out);
-/// Gradient of `reference` by running it again with grad mode on.
+/// Gradient of `reference` by running it again with grad mode on. Defined on the floor that has gradients.
 SHERD_API Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inputs)>& reference);
-SHERD_API void make_view(const Tensor& base, Layout layout, Tensors& out);
+/// A view of `base`'s storage with its history; refuses a layout that leaves the storage.
+SHERD_API void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out);
+
+template <class O>
+constexpr Arity arity_of() {
+  if constexpr (requires { O::arity; })
+    return O::arity;
+  else
+    return 1;
+}
+template <class O>
+constexpr Mask optional_inputs() {
+  if constexpr (requires { O::optional; })
+    return O::optional;
+  else
+    return 0;
+}
+
+/// Checks every field that is a `Number`.
+template <class O>
+void check_numbers(std::string_view name, const O& op, DType dtype) {
+  if constexpr (requires { op.fields([](std::string_view, const auto&) {}); })
+    op.fields([&]<class V>(std::string_view field, const V& value) {
+      if constexpr (std::same_as<V, Number>) check_fits(name, field, value, dtype);
+    });
+}
 
 }  // namespace detail
 
@@ -146,6 +211,9 @@ class OpModelBase : public AnyOp {
     const auto* same = dynamic_cast<const OpModelBase*>(&other);
     return same != nullptr && same->op_ == op_;
   }
+
+  const KernelRow& kernels() const override { return kernel_row<O>(); }
+  const void* value() const override { return &op_; }
 
   bool differentiable() const override { return !NotDifferentiable<O>; }
   Reads reads(Mask needs) const override {
@@ -192,28 +260,39 @@ class OpModel<O> final : public OpModelBase<O> {
   bool crosses_devices() const override {
     return requires { requires O::crosses_devices; };
   }
+  bool dense([[maybe_unused]] std::size_t i) const override {
+    if constexpr (requires {
+                    { O::dense } -> std::convertible_to<Mask>;
+                  })
+      return has(O::dense, i);
+    else if constexpr (requires { this->op_.dense(i); })
+      return this->op_.dense(i);
+    else
+      return false;
+  }
 
   void prepare(Inputs in, Tensors& out) const override {
+    detail::check_inputs(O::name, detail::arity_of<O>(), detail::optional_inputs<O>(), in);
     Specs specs;
     for (const Tensor& t : in) specs.push_back(t.defined() ? t.spec() : Spec::none());
     const Specs outputs = this->op_.infer(specs);
     if constexpr (MutatingOp<O>) {
+      if (!in.empty()) detail::check_numbers(O::name, this->op_, specs[0].dtype);
+      if constexpr (!requires { requires O::orders_overlap; }) detail::check_overlap(*this, in);
       for (std::size_t i = 0; i < in.size(); ++i)
         if (writes(i)) out.push_back(in[i]);
+    } else if (!outputs.empty()) {
+      detail::check_numbers(O::name, this->op_, outputs[0].dtype);
     }
     for (const Spec& spec : outputs) out.push_back(empty(spec));
   }
-  void run(Device device, Inputs in, Outputs out) const override {
-    if (device.is_cpu()) return this->op_.run(Cpu{}, in, out);
-    if (device.type == DeviceType::meta) {
-      if constexpr (requires { this->op_.run(Meta{}, in, out); }) this->op_.run(Meta{}, in, out);
-      return;
-    }
-    if (detail::run_backend_kernel(typeid(O), &this->op_, device, in, out)) return;
-    if constexpr (HasReference<O>)
-      detail::adopt_reference(O::name, this->op_.reference(in), out);
-    else
-      detail::refuse_device(O::name, device);
+  bool run_itself([[maybe_unused]] Inputs in, [[maybe_unused]] Outputs out) const override {
+    if constexpr (RunsItself<O>) this->op_.run(in, out);
+    return RunsItself<O>;
+  }
+  bool run_reference([[maybe_unused]] Inputs in, [[maybe_unused]] Outputs out) const override {
+    if constexpr (HasReference<O>) detail::adopt_reference(O::name, this->op_.reference(in), out);
+    return HasReference<O>;
   }
 };
 
@@ -224,9 +303,18 @@ class OpModel<O> final : public OpModelBase<O> {
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
   bool is_view() const override { return true; }
   void prepare(Inputs in, Tensors& out) const override {
-    detail::make_view(in[0], this->op_.view(in[0]), out);
+    detail::check_inputs(O::name, detail::arity_of<O>(), detail::optional_inputs<O>(), in);
+    detail::make_view(O::name, in[0], this->op_.view(in[0]), out);
   }
-  void run(Device, Inputs, Outputs) const override {}
 };
 
 }  // namespace sherd
+
+template <>
+struct fmt::formatter<sherd::Number> : fmt::formatter<std::string_view> {
+  auto format(sherd::Number n, fmt::format_context& ctx) const {
+    if (n.is_floating()) return fmt::format_to(ctx.out(), "{}", n.as<double>());
+    if (n.kind() == sherd::Number::Kind::boolean) return fmt::format_to(ctx.out(), "{}", n.as<bool>());
+    return fmt::format_to(ctx.out(), "{}", n.as<std::int64_t>());
+  }
+};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/generator.h"
+#include "runtime/number.h"
 #include "runtime/tensor.h"
 
 namespace sherd {
@@ -16,11 +17,11 @@ namespace sherd {
 
 SHERD_API Tensor zeros(Shape shape, TensorOptions options = {});
 SHERD_API Tensor ones(Shape shape, TensorOptions options = {});
-SHERD_API Tensor full(Shape shape, double value, TensorOptions options = {});
+SHERD_API Tensor full(Shape shape, Number value, TensorOptions options = {});
 SHERD_API Tensor zeros_like(const Tensor& x);
 SHERD_API Tensor ones_like(const Tensor& x);
 /// start, start + step, ... below end (above it for a negative step).
-SHERD_API Tensor arange(double start, double end, double step = 1, TensorOptions options = {DType::i64});
+SHERD_API Tensor arange(Number start, Number end, Number step = 1, TensorOptions options = {DType::i64});
 /// Uniform in [low, high), from the rank's generator.
 SHERD_API Tensor rand(Shape shape, TensorOptions options = {}, double low = 0, double high = 1);
 /// Normal with the given mean and standard deviation, from the rank's generator.
@@ -52,7 +53,7 @@ SHERD_API Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 SHERD_API Tensor square(const Tensor& x);
 SHERD_API Tensor reciprocal(const Tensor& x);
 SHERD_API Tensor floor(const Tensor& x);
-SHERD_API Tensor clamp(const Tensor& x, double min, double max);
+SHERD_API Tensor clamp(const Tensor& x, Number min, Number max);
 /// bool: neither infinite nor NaN.
 SHERD_API Tensor isfinite(const Tensor& x);
 SHERD_API Tensor logical_not(const Tensor& x);
@@ -64,28 +65,28 @@ SHERD_API Tensor div(const Tensor& a, const Tensor& b);
 SHERD_API Tensor pow(const Tensor& a, const Tensor& b);
 SHERD_API Tensor maximum(const Tensor& a, const Tensor& b);
 SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
-SHERD_API Tensor add(const Tensor& a, double b);
-SHERD_API Tensor sub(const Tensor& a, double b);
-SHERD_API Tensor sub(double a, const Tensor& b);
-SHERD_API Tensor mul(const Tensor& a, double b);
-SHERD_API Tensor div(const Tensor& a, double b);
-SHERD_API Tensor div(double a, const Tensor& b);
-SHERD_API Tensor pow(const Tensor& a, double b);
-SHERD_API Tensor maximum(const Tensor& a, double b);
-SHERD_API Tensor minimum(const Tensor& a, double b);
+SHERD_API Tensor add(const Tensor& a, Number b);
+SHERD_API Tensor sub(const Tensor& a, Number b);
+SHERD_API Tensor sub(Number a, const Tensor& b);
+SHERD_API Tensor mul(const Tensor& a, Number b);
+SHERD_API Tensor div(const Tensor& a, Number b);
+SHERD_API Tensor div(Number a, const Tensor& b);
+SHERD_API Tensor pow(const Tensor& a, Number b);
+SHERD_API Tensor maximum(const Tensor& a, Number b);
+SHERD_API Tensor minimum(const Tensor& a, Number b);
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
 inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
 inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
-inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
-inline Tensor operator+(double a, const Tensor& b) { return add(b, a); }
-inline Tensor operator-(const Tensor& a, double b) { return sub(a, b); }
-inline Tensor operator-(double a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
-inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
-inline Tensor operator/(const Tensor& a, double b) { return div(a, b); }
-inline Tensor operator/(double a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, Number b) { return add(a, b); }
+inline Tensor operator+(Number a, const Tensor& b) { return add(b, a); }
+inline Tensor operator-(const Tensor& a, Number b) { return sub(a, b); }
+inline Tensor operator-(Number a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, Number b) { return mul(a, b); }
+inline Tensor operator*(Number a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(const Tensor& a, Number b) { return div(a, b); }
+inline Tensor operator/(Number a, const Tensor& b) { return div(a, b); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
 /// Comparisons give bool; with NaN only `not_equal` is true.
@@ -95,38 +96,38 @@ SHERD_API Tensor less(const Tensor& a, const Tensor& b);
 SHERD_API Tensor less_equal(const Tensor& a, const Tensor& b);
 SHERD_API Tensor greater(const Tensor& a, const Tensor& b);
 SHERD_API Tensor greater_equal(const Tensor& a, const Tensor& b);
-SHERD_API Tensor equal(const Tensor& a, double b);
-SHERD_API Tensor not_equal(const Tensor& a, double b);
-SHERD_API Tensor less(const Tensor& a, double b);
-SHERD_API Tensor less_equal(const Tensor& a, double b);
-SHERD_API Tensor greater(const Tensor& a, double b);
-SHERD_API Tensor greater_equal(const Tensor& a, double b);
+SHERD_API Tensor equal(const Tensor& a, Number b);
+SHERD_API Tensor not_equal(const Tensor& a, Number b);
+SHERD_API Tensor less(const Tensor& a, Number b);
+SHERD_API Tensor less_equal(const Tensor& a, Number b);
+SHERD_API Tensor greater(const Tensor& a, Number b);
+SHERD_API Tensor greater_equal(const Tensor& a, Number b);
 SHERD_API Tensor logical_and(const Tensor& a, const Tensor& b);
 SHERD_API Tensor logical_or(const Tensor& a, const Tensor& b);
 /// `a` where the bool `condition` holds, `b` elsewhere.
 SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 /// `x` with `value` where the bool `mask` holds.
-SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value);
 
 // In-place forms write their first argument and return it. `b` may be of a lower floating precision (f32 +=
 // bf16).
-SHERD_API const Tensor& add_(const Tensor& a, const Tensor& b);
-SHERD_API const Tensor& sub_(const Tensor& a, const Tensor& b);
-SHERD_API const Tensor& mul_(const Tensor& a, const Tensor& b);
-SHERD_API const Tensor& div_(const Tensor& a, const Tensor& b);
-SHERD_API const Tensor& add_(const Tensor& a, double b);
-SHERD_API const Tensor& sub_(const Tensor& a, double b);
-SHERD_API const Tensor& mul_(const Tensor& a, double b);
-SHERD_API const Tensor& div_(const Tensor& a, double b);
-SHERD_API const Tensor& relu_(const Tensor& x);
-SHERD_API const Tensor& exp_(const Tensor& x);
-SHERD_API const Tensor& fill_(const Tensor& x, double value);
-SHERD_API const Tensor& zero_(const Tensor& x);
+SHERD_API Tensor add_(const Tensor& a, const Tensor& b);
+SHERD_API Tensor sub_(const Tensor& a, const Tensor& b);
+SHERD_API Tensor mul_(const Tensor& a, const Tensor& b);
+SHERD_API Tensor div_(const Tensor& a, const Tensor& b);
+SHERD_API Tensor add_(const Tensor& a, Number b);
+SHERD_API Tensor sub_(const Tensor& a, Number b);
+SHERD_API Tensor mul_(const Tensor& a, Number b);
+SHERD_API Tensor div_(const Tensor& a, Number b);
+SHERD_API Tensor relu_(const Tensor& x);
+SHERD_API Tensor exp_(const Tensor& x);
+SHERD_API Tensor fill_(const Tensor& x, Number value);
+SHERD_API Tensor zero_(const Tensor& x);
 /// Writes `from`'s values into `to`, broadcast and cast, across devices.
-SHERD_API const Tensor& copy_(const Tensor& to, const Tensor& from);
+SHERD_API Tensor copy_(const Tensor& to, const Tensor& from);
 /// Writes random values: uniform in [low, high), or normal.
-SHERD_API const Tensor& uniform_(const Tensor& x, double low, double high);
-SHERD_API const Tensor& normal_(const Tensor& x, double mean, double stddev);
+SHERD_API Tensor uniform_(const Tensor& x, double low, double high);
+SHERD_API Tensor normal_(const Tensor& x, double mean, double stddev);
 
 // ---- dtype, device, memory
 // --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/context.h"
+#include "runtime/op.h"
 
 namespace sherd {
 
@@ -39,15 +40,25 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
                                      Layout{std::move(shape), std::move(strides), 0}, dtype));
 }
 
-Tensor alias(const Tensor& base, Layout layout) {
+void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype) {
+  checked_bytes(call, layout.shape, dtype);
+  if (layout.shape.numel() == 0) return;
   std::int64_t low = layout.offset, high = layout.offset;
+  bool fits = true;
   for (int i = 0; i < layout.shape.rank(); ++i) {
-    const std::int64_t reach = (layout.shape[i] - 1) * layout.strides[i];
-    (reach < 0 ? low : high) += reach;
+    std::int64_t reach = 0;
+    fits = !__builtin_mul_overflow(layout.shape[i] - 1, layout.strides[i], &reach) && fits;
+    std::int64_t& end = reach < 0 ? low : high;
+    fits = !__builtin_add_overflow(end, reach, &end) && fits;
   }
-  const std::int64_t capacity = static_cast<std::int64_t>(base.storage().bytes()) / size_of(base.dtype());
-  check<ValueError>(layout.shape.numel() == 0 || (low >= 0 && high < capacity),
-                    "alias: elements {}..{} of a storage that holds {}", low, high, capacity);
+  const std::int64_t capacity = static_cast<std::int64_t>(storage.bytes()) / size_of(dtype);
+  if (!fits || low < 0 || high >= capacity) [[unlikely]]
+    fail<ValueError>("{}: shape {} with strides {} from element {} leaves a storage of {} elements", call,
+                     layout.shape, layout.strides, layout.offset, capacity);
+}
+
+Tensor alias(const Tensor& base, Layout layout) {
+  check_within("alias", base.storage(), layout, base.dtype());
   return Tensor(make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype()));
 }
 
@@ -159,10 +170,11 @@ template SHERD_API std::vector<std::int32_t> Tensor::to_vector() const;
 template SHERD_API std::vector<std::uint8_t> Tensor::to_vector() const;
 template SHERD_API std::vector<bool> Tensor::to_vector() const;
 
-Tensor Tensor::scalar(double value, TensorOptions options) {
+Tensor Tensor::scalar(Number value, TensorOptions options) {
+  detail::check_fits("scalar", "value", value, options.dtype);
   return dispatch(options.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T host = static_cast<T>(static_cast<compute_t<T>>(value));
+    const T host = static_cast<T>(value.as<compute_t<T>>());
     return from(std::span<const T>(&host, 1), Shape{}, options.device);
   });
 }

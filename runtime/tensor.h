@@ -13,6 +13,7 @@
 #include "runtime/device.h"
 #include "runtime/dtype.h"
 #include "runtime/inline_vec.h"
+#include "runtime/number.h"
 #include "runtime/ref.h"
 #include "runtime/shape.h"
 #include "runtime/storage.h"
@@ -66,8 +67,8 @@ class SHERD_API Tensor {
   Tensor() = default;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
 
-  /// A host value as a 0-d tensor.
-  static Tensor scalar(double value, TensorOptions options = {});
+  /// A number as a 0-d tensor; throws DTypeError when it does not fit the dtype.
+  static Tensor scalar(Number value, TensorOptions options = {});
   /// A dense copy of host values; their count must be the shape's numel (ShapeError).
   template <class T>
   static Tensor from(std::span<const T> values, Shape shape, Device device = Device::cpu());
@@ -173,6 +174,9 @@ SHERD_API Tensor from_blob(void* data, Shape shape, DType dtype, std::function<v
 /// Another view of `base`'s storage, without history. No bounds are left unchecked: ValueError when it would
 /// leave the storage.
 SHERD_API Tensor alias(const Tensor& base, Layout layout);
+/// Throws ShapeError or ValueError named after `call` when a layout has more elements than can be counted or
+/// leaves the storage.
+SHERD_API void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype);
 
 /// Values in brackets with shape, dtype and device; long tensors are shortened. Throws StateError while
 /// released.

@@ -10,6 +10,7 @@ namespace sherd::shard {
 /// Its first input, unchanged; the second, empty one is the leaf whose sink hears.
 struct Anchor {
   static constexpr std::string_view name = "anchor";
+  static constexpr Arity arity = 2;
   static constexpr Reads reads{};
   sherd::Layout view(const Tensor& x) const { return x.layout(); }
   Tensors grad(const GradArgs& args) const;

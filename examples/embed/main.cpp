@@ -41,8 +41,7 @@ struct Softsign {
 };
 
 /// Sums along the rows of a matrix: y[i][j] = x[i][0] + ... + x[i][j], or from the other end. A structural op
-/// checks its inputs, computes, and names its gradient in ops; this one computes with the application's
-/// Eigen.
+/// checks its inputs and names its gradient in ops; how it is computed is a kernel's affair.
 struct CumulativeSum {
   static constexpr std::string_view name = "cumulative_sum";
   static constexpr Reads reads{};
@@ -54,28 +53,29 @@ struct CumulativeSum {
                       name_of(in[0].dtype));
     return {in[0]};
   }
-  void run(Cpu, Inputs in, Outputs out) const {
-    in[0].dtype() == f32 ? sum_up<float>(in[0], out[0]) : sum_up<double>(in[0], out[0]);
-  }
   Tensors grad(const GradArgs& args) const { return {apply(CumulativeSum{!reverse}, args.gy[0])}; }
   void fields(auto&& on) const { on("reverse", reverse); }
   bool operator==(const CumulativeSum&) const = default;
-
- private:
-  template <class T>
-  void sum_up(const Tensor& x, const Tensor& y) const {
-    using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-    const Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic> strides(x.strides()[0], x.strides()[1]);
-    const Eigen::Map<const Matrix, 0, decltype(strides)> from(x.data<T>(), x.size(0), x.size(1), strides);
-    Eigen::Map<Matrix> to(y.mutable_data<T>(), y.size(0), y.size(1));
-    const Eigen::Index last = to.cols() - 1;
-    for (Eigen::Index i = 0; i <= last; ++i) {
-      const Eigen::Index at = reverse ? last - i : i, before = reverse ? at + 1 : at - 1;
-      to.col(at) = from.col(at);
-      if (i > 0) to.col(at) += to.col(before);
-    }
-  }
 };
+
+template <class T>
+void sum_up(bool reverse, const Tensor& x, const Tensor& y) {
+  using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic> strides(x.strides()[0], x.strides()[1]);
+  const Eigen::Map<const Matrix, 0, decltype(strides)> from(x.data<T>(), x.size(0), x.size(1), strides);
+  Eigen::Map<Matrix> to(y.mutable_data<T>(), y.size(0), y.size(1));
+  const Eigen::Index last = to.cols() - 1;
+  for (Eigen::Index i = 0; i <= last; ++i) {
+    const Eigen::Index at = reverse ? last - i : i, before = reverse ? at + 1 : at - 1;
+    to.col(at) = from.col(at);
+    if (i > 0) to.col(at) += to.col(before);
+  }
+}
+
+/// Its kernel for the CPU, with the application's Eigen.
+void cumulative_sum(const CumulativeSum& op, Inputs in, Outputs out) {
+  in[0].dtype() == f32 ? sum_up<float>(op.reverse, in[0], out[0]) : sum_up<double>(op.reverse, in[0], out[0]);
+}
 
 struct Net final : nn::Layer<Net> {
   nn::Linear in{8, 16}, out{16, 8};
@@ -155,6 +155,8 @@ bool training_works() {
 
 int main() {
   try {
+    cpu::add_elementwise<Softsign>();
+    add_kernel<cumulative_sum>(DeviceType::cpu);
     return ops_are_right() && training_works() ? 0 : 1;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -7,6 +7,8 @@
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/simd.h"
 #include "runtime/error.h"
+#include "runtime/ops.h"
+#include "runtime/ops/attention.h"
 #include "runtime/parallel.h"
 #include "runtime/random.h"
 
@@ -370,6 +372,112 @@ void attention(const Attention& a, Heads<float> o, float* logsumexp) {
 
 void attention_backward(const Attention& a, const AttentionGradient& g) {
   for_heads<BackwardSpace>(a, [&](const Head& h, const BackwardSpace& s) { backward(h, s, g); });
+}
+
+namespace {
+
+template <class T>
+Heads<T> heads_of(const Tensor& t) {
+  return {reinterpret_cast<T*>(t.raw()), t.strides()[0], t.strides()[1], t.strides()[2]};
+}
+
+/// f32 with a contiguous head width, as the kernel wants it; other floats are computed in f32.
+Tensor as_f32(const Tensor& t) {
+  const Tensor wide = to(t, DType::f32);
+  return wide.strides()[3] == 1 || wide.shape()[3] <= 1 ? wide : clone(wide);
+}
+
+/// (B, T, 3, H, D) parts of a packed projection as (B, H, T, D) views.
+Tensor part(const Tensor& qkv, std::int64_t heads, int which) {
+  const std::int64_t b = qkv.shape()[0], t = qkv.shape()[1], width = qkv.shape()[2] / 3, d = width / heads;
+  return alias(qkv, {Shape{b, heads, t, d}, Shape{qkv.strides()[0], d, qkv.strides()[1], 1},
+                     qkv.layout().offset + which * width});
+}
+
+/// (B, T, H D) as (B, H, T, D).
+Tensor split_heads(const Tensor& y, std::int64_t heads) {
+  const std::int64_t b = y.shape()[0], t = y.shape()[1], d = y.shape()[2] / heads;
+  return alias(y, {Shape{b, heads, t, d}, Shape{y.strides()[0], d, y.strides()[1], 1}, y.layout().offset});
+}
+
+Attention describe(const ops::AttentionRule& rule, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Attention a;
+  a.batch = q.shape()[0];
+  a.heads = q.shape()[1];
+  a.queries = q.shape()[2];
+  a.keys = k.shape()[2];
+  a.width = q.shape()[3];
+  a.scale = static_cast<float>(rule.scale);
+  a.causal = rule.causal;
+  a.dropout = rule.dropout;
+  a.random = {rule.key.seed, rule.key.offset};
+  a.q = heads_of<const float>(q);
+  a.k = heads_of<const float>(k);
+  a.v = heads_of<const float>(v);
+  return a;
+}
+
+void forward(const ops::AttentionRule& rule, const Tensor& q, const Tensor& k, const Tensor& v,
+             const Tensor& o, const Tensor& logsumexp) {
+  if (o.numel() == 0) return;
+  const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v);
+  const Tensor of = o.dtype() == DType::f32 ? o : empty(o.shape(), {DType::f32});
+  attention(describe(rule, qf, kf, vf), heads_of<float>(of), reinterpret_cast<float*>(logsumexp.raw()));
+  if (!of.is(o)) copy_(o, of);
+}
+
+void backward(const ops::AttentionRule& rule, const Tensor& go, const Tensor& q, const Tensor& k,
+              const Tensor& v, const Tensor& o, const Tensor& logsumexp, const Tensor& gq, const Tensor& gk,
+              const Tensor& gv) {
+  const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v), of = as_f32(o), gof = as_f32(go);
+  const auto target = [](const Tensor& g) {
+    return g.dtype() == DType::f32 ? g : empty(g.shape(), {DType::f32});
+  };
+  const Tensor gqf = target(gq), gkf = target(gk), gvf = target(gv);
+  attention_backward(describe(rule, qf, kf, vf),
+                     {heads_of<const float>(of), heads_of<const float>(gof), logsumexp.data<float>(),
+                      heads_of<float>(gqf), heads_of<float>(gkf), heads_of<float>(gvf)});
+  if (!gqf.is(gq)) copy_(gq, gqf);
+  if (!gkf.is(gk)) copy_(gk, gkf);
+  if (!gvf.is(gv)) copy_(gv, gvf);
+}
+
+void attention_op(const ops::Attention& op, Inputs in, Outputs out) {
+  // The kernel computes in f32.
+  if (in[0].dtype() == DType::f64)
+    sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  else
+    forward(op.rule, in[0], in[1], in[2], out[0], out[1]);
+}
+
+void attention_grad_op(const ops::AttentionGrad& op, Inputs in, Outputs out) {
+  if (in[1].dtype() == DType::f64) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  backward(op.rule, in[0], in[1], in[2], in[3], in[4], in[5], out[0], out[1], out[2]);
+}
+
+void self_attention_op(const ops::SelfAttention& op, Inputs in, Outputs out) {
+  if (in[0].dtype() == DType::f64) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const Tensor& qkv = in[0];
+  forward(op.rule, part(qkv, op.heads, 0), part(qkv, op.heads, 1), part(qkv, op.heads, 2),
+          split_heads(out[0], op.heads), out[1]);
+}
+
+void self_attention_grad_op(const ops::SelfAttentionGrad& op, Inputs in, Outputs out) {
+  if (in[1].dtype() == DType::f64) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  if (out[0].numel() == 0) return;
+  const Tensor &go = in[0], &qkv = in[1];
+  backward(op.rule, split_heads(go, op.heads), part(qkv, op.heads, 0), part(qkv, op.heads, 1),
+           part(qkv, op.heads, 2), split_heads(in[2], op.heads), in[3], part(out[0], op.heads, 0),
+           part(out[0], op.heads, 1), part(out[0], op.heads, 2));
+}
+
+}  // namespace
+
+void add_attention() {
+  add_kernel<attention_op>(DeviceType::cpu);
+  add_kernel<attention_grad_op>(DeviceType::cpu);
+  add_kernel<self_attention_op>(DeviceType::cpu);
+  add_kernel<self_attention_grad_op>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

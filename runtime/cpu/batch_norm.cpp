@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/ops.h"
+#include "runtime/ops/batch_norm.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -106,8 +108,9 @@ void for_tiles(ChannelShape s, const F& body) {
   const std::int64_t large =
       std::max<std::int64_t>(1, (1 << 14) / std::max<std::int64_t>(1, s.batch * s.inner));
   const std::int64_t grain = s.inner == 1 ? std::max<std::int64_t>(large, 64) : large;
-  parallel_for(s.channels, grain,
-               [&](std::int64_t begin, std::int64_t end) { body(Tile<C>{s, begin, end}); });
+  parallel_for(s.channels, grain, [&](std::int64_t begin, std::int64_t end) {
+    body(Tile<C>{s, begin, end});
+  });
 }
 
 /// 1 / deviation of the tile's channels, and the factor of y: that times the weight.
@@ -199,5 +202,70 @@ SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(Half)
 SHERD_INSTANTIATE(BFloat16)
 #undef SHERD_INSTANTIATE
+
+namespace {
+
+DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+template <class T>
+BatchNorm<T> describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                      const Tensor& variance, double eps) {
+  using C = compute_t<T>;
+  const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
+  const auto data = [](const Tensor& t) { return t.defined() ? t.data<C>() : nullptr; };
+  return {{batch, channels, x.numel() / (batch * channels)},
+          x.data<T>(),
+          data(weight),
+          data(bias),
+          data(mean),
+          data(variance),
+          eps};
+}
+
+/// Dense and in the dtype of the statistics.
+Tensor as_statistics(const Tensor& t, const Tensor& x) {
+  return t.defined() ? contiguous(to(t, wide(x.dtype()))) : t;
+}
+
+void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
+  const Tensor &x = in[0], weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  if (!op.training) {
+    copy_(out[1], in[3]);
+    copy_(out[2], in[4]);
+  }
+  if (x.numel() == 0) return;
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    const BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], op.eps);
+    if (op.training)
+      channel_statistics(norm.x, norm.shape, reinterpret_cast<C*>(out[1].raw()),
+                         reinterpret_cast<C*>(out[2].raw()));
+    batch_norm(norm, reinterpret_cast<T*>(out[0].raw()));
+  });
+}
+
+void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
+  const Tensor &gy = in[0], &x = in[1], weight = as_statistics(in[2], x);
+  if (x.numel() == 0) {
+    zero_(out[1]);
+    zero_(out[2]);
+    return;
+  }
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], op.eps), gy.data<T>(), op.training,
+                        reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
+                        reinterpret_cast<C*>(out[2].raw()));
+  });
+}
+
+}  // namespace
+
+void add_batch_norm() {
+  add_kernel<batch_norm_op>(DeviceType::cpu);
+  add_kernel<batch_norm_grad_op>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

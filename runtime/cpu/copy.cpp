@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/error.h"
+#include "runtime/ops/copy.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -18,7 +19,7 @@ struct Dim {
 };
 
 /// Dimensions from outermost to innermost, without those of size 1, neighbours merged where memory allows.
-struct Shape {
+struct Dims {
   std::array<Dim, max_dims> dims;
   int count = 0;
 
@@ -26,16 +27,16 @@ struct Shape {
   const Dim& inner() const { return dims[count - 1]; }
 };
 
-Shape collapsed(std::span<const std::int64_t> sizes, std::span<const std::int64_t> from,
-                std::span<const std::int64_t> to) {
-  Shape all;
+Dims collapsed(std::span<const std::int64_t> sizes, std::span<const std::int64_t> from,
+               std::span<const std::int64_t> to) {
+  Dims all;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] != 1) all.dims[all.count++] = {sizes[d], from[d], to[d]};
   }
   // The order of the target's memory, whatever the order of its dimensions.
   std::stable_sort(all.dims.begin(), all.dims.begin() + all.count,
                    [](const Dim& a, const Dim& b) { return std::abs(a.to) > std::abs(b.to); });
-  Shape merged;
+  Dims merged;
   for (int d = 0; d < all.count; ++d) {
     const Dim& dim = all.dims[d];
     if (merged.count > 0 && merged.inner().from == dim.size * dim.from &&
@@ -105,7 +106,7 @@ void copy_dims(std::span<const Dim> dims, const From* from, To* to) {
 
 /// Cuts the outermost dimension into tiles.
 template <class To, class From>
-void copy_shape(const Shape& shape, const From* from, To* to) {
+void copy_shape(const Dims& shape, const From* from, To* to) {
   const Dim& outer = shape.dims[0];
   std::int64_t below = 1;
   for (int d = 1; d < shape.count; ++d) below *= shape.dims[d].size;
@@ -120,7 +121,7 @@ void copy_shape(const Shape& shape, const From* from, To* to) {
 
 /// Puts the dimension that is contiguous in the source next to the innermost one, where a plane can be
 /// transposed.
-void bring_plane_inside(Shape& s) {
+void bring_plane_inside(Dims& s) {
   for (int d = 0; d + 2 < s.count && s.inner().to == 1 && s.inner().from != 1; ++d) {
     if (s.dims[d].from == 1) {
       std::rotate(s.dims.begin() + d, s.dims.begin() + d + 1, s.dims.begin() + s.count - 1);
@@ -152,7 +153,7 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
   check<InternalError>(sizes.size() <= max_dims, "copy: {} dimensions, at most {} are supported",
                        sizes.size(), max_dims);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
-  Shape shape = collapsed(sizes, from_strides, to_strides);
+  Dims shape = collapsed(sizes, from_strides, to_strides);
   bring_plane_inside(shape);
   if (from_dtype == to_dtype) {
     return dispatch_size(
@@ -164,6 +165,31 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
         copy_shape(shape, static_cast<const From*>(from), static_cast<To*>(to));
     });
   });
+}
+
+namespace {
+
+/// `from` broadcast to `to`'s shape.
+void copy_tensor(const Tensor& from, const Tensor& to) {
+  Shape steps = to.shape();
+  const int extra = to.rank() - from.rank();
+  for (int i = 0; i < to.rank(); ++i) {
+    const bool repeated = i < extra || (from.shape()[i - extra] == 1 && to.shape()[i] != 1);
+    steps[i] = repeated ? 0 : from.strides()[i - extra];
+  }
+  copy(to.shape(), from.dtype(), from.raw(), steps, to.dtype(), to.raw(), to.strides());
+}
+
+void cast(const ops::Cast&, Inputs in, Outputs out) { copy_tensor(in[0], out[0]); }
+void clone(const ops::Clone&, Inputs in, Outputs out) { copy_tensor(in[0], out[0]); }
+void copy_into(const ops::CopyInto&, Inputs in, Outputs) { copy_tensor(in[1], in[0]); }
+
+}  // namespace
+
+void add_copy() {
+  add_kernel<cast>(DeviceType::cpu);
+  add_kernel<clone>(DeviceType::cpu);
+  add_kernel<copy_into>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

@@ -51,15 +51,16 @@ constexpr compute_t<T> widen(T x) {
   return static_cast<compute_t<T>>(x);
 }
 
-/// Flattened, because a call that is left in the loop (the compiler's budget for a file runs out) stops the
-/// whole loop's vectorisation.
+/// The functor is a local copy, so that no store can change its fields and they stay in registers. Flattened,
+/// because a call that is left in the loop (the compiler's budget for a file runs out) stops the whole loop's
+/// vectorisation.
 template <class F, class TO, class... Operand>
-[[gnu::flatten]] void dense_span(const F& f, std::int64_t n, TO* out, Operand... in) {
+[[gnu::flatten]] void dense_span(F f, std::int64_t n, TO* out, Operand... in) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
 template <class F, class TO, class... Operand>
-void spaced_span(const F& f, std::int64_t n, TO* out, std::int64_t step, Operand... in) {
+void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in) {
   for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
 }
 
@@ -121,8 +122,8 @@ void run_typed(const O& op, const Walk& w, std::index_sequence<I...> indices) {
 
 template <class O>
 void run_elementwise(const O& op, Inputs in, Outputs out) {
-  const Walk w = plan_walk(in, out[0]);
   if (out[0].numel() == 0) return;
+  const Walk w = plan_walk(in, out[0]);
   dispatch(in.back().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (O::dtypes.contains(dtype_of<T>))
@@ -133,3 +134,22 @@ void run_elementwise(const O& op, Inputs in, Outputs out) {
 }
 
 }  // namespace sherd::detail
+
+namespace sherd::cpu {
+
+/// Makes the loops above the CPU's kernels of elementwise op `O` and of its gradients. For an application's
+/// own op once, before it is used: `cpu::add_elementwise<Softsign>();`
+template <ElementwiseOp O>
+void add_elementwise() {
+  add_kernel<&detail::run_elementwise<O>>(DeviceType::cpu);
+  if constexpr (detail::HasScalarGrad<O>) [&]<std::size_t... I>(std::index_sequence<I...>) {
+      const auto add = [&]<int i>() {
+        if constexpr (((detail::identity_grads<O>() >> i) & 1) == 0)
+          add_kernel<&detail::run_elementwise<ElementwiseGrad<O, i>>>(DeviceType::cpu);
+      };
+      (add.template operator()<static_cast<int>(I)>(), ...);
+    }
+  (std::make_index_sequence<O::arity>{});
+}
+
+}  // namespace sherd::cpu

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/ops/embedding.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -70,5 +71,34 @@ template void scatter_add_rows(const Half*, const std::int64_t*, std::int64_t, s
                                bool, Half*);
 template void scatter_add_rows(const BFloat16*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
                                bool, BFloat16*);
+
+namespace {
+
+void embedding(const ops::Embedding& op, Inputs in, Outputs out) {
+  const Tensor &table = in[0], &index = in[1];
+  if (index.numel() == 0) return;
+  const std::int64_t rows = table.shape()[0], width = out[0].numel() / index.numel();
+  const std::int64_t* at = index.data<std::int64_t>();
+  const std::int64_t bad =
+      gather_rows(table.raw(), size_of(table.dtype()), rows, width, at, index.numel(), out[0].raw());
+  check<ValueError>(bad < 0, "{}: index {} at position {} is outside [0, {})", op.call,
+                    at[std::max<std::int64_t>(bad, 0)], bad, rows);
+}
+
+void embedding_grad(const ops::EmbeddingGrad& op, Inputs in, Outputs out) {
+  const std::int64_t width = op.rows == 0 ? 0 : out[0].numel() / op.rows;
+  dispatch_floating(op.name, in[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    scatter_add_rows(in[0].data<T>(), in[1].data<std::int64_t>(), in[1].numel(), op.rows, width, false,
+                     reinterpret_cast<T*>(out[0].raw()));
+  });
+}
+
+}  // namespace
+
+void add_embedding() {
+  add_kernel<embedding>(DeviceType::cpu);
+  add_kernel<embedding_grad>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

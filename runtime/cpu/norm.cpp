@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/ops/layer_norm.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -134,5 +135,44 @@ template void layer_norm_backward(const Half*, const Half*, const Half*, const f
                                   std::int64_t, std::int64_t, Half*, Half*, Half*);
 template void layer_norm_backward(const BFloat16*, const BFloat16*, const BFloat16*, const float*,
                                   const float*, std::int64_t, std::int64_t, BFloat16*, BFloat16*, BFloat16*);
+
+namespace {
+
+template <class T>
+const T* data_or_null(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
+
+void layer_norm_op(const ops::LayerNorm& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor &x = in[0], &weight = in[1], &bias = in[2];
+  const std::int64_t columns = x.shape().back();
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    layer_norm(x.data<T>(), data_or_null<T>(weight), data_or_null<T>(bias), op.eps, x.numel() / columns,
+               columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
+               reinterpret_cast<C*>(out[2].raw()));
+  });
+}
+
+void layer_norm_grad_op(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
+  const Tensor &gy = in[0], &x = in[1], &weight = in[2];
+  const std::int64_t columns = x.shape().back(), rows = columns == 0 ? 0 : x.numel() / columns;
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = compute_t<T>;
+    layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(), in[4].data<C>(),
+                        rows, columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<T*>(out[1].raw()),
+                        reinterpret_cast<T*>(out[2].raw()));
+  });
+}
+
+}  // namespace
+
+void add_norm() {
+  add_kernel<layer_norm_op>(DeviceType::cpu);
+  add_kernel<layer_norm_grad_op>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

@@ -1,5 +1,7 @@
 #include "runtime/cpu/patches.h"
 
+#include "runtime/ops/patches.h"
+
 #include <algorithm>
 
 #include "runtime/parallel.h"
@@ -69,5 +71,40 @@ SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(Half)
 SHERD_INSTANTIATE(BFloat16)
 #undef SHERD_INSTANTIATE
+
+namespace {
+
+Windows describe(const ops::PatchRule& rule, const Shape& images, const Shape& windows) {
+  return {
+      images[0],   images[1],   {images[2], images[3]}, {windows[1], windows[2]}, {rule.height, rule.width},
+      rule.stride, rule.padding};
+}
+
+void patches(const ops::Patches& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor& x = in[0];
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    gather_windows(describe(op.rule, x.shape(), out[0].shape()), x.data<T>(),
+                   reinterpret_cast<T*>(out[0].raw()));
+  });
+}
+
+void patches_grad(const ops::PatchesGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor& windows = in[0];
+  dispatch_floating(op.name, windows.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    sum_windows(describe(op.rule, out[0].shape(), windows.shape()), windows.data<T>(),
+                reinterpret_cast<T*>(out[0].raw()));
+  });
+}
+
+}  // namespace
+
+void add_patches() {
+  add_kernel<patches>(DeviceType::cpu);
+  add_kernel<patches_grad>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

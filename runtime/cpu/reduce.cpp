@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/ops.h"
+#include "runtime/ops/extreme.h"
+#include "runtime/ops/sum.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -20,7 +23,7 @@ struct Accumulator {
   using type = compute_t<T>;
 };
 template <class T>
-  requires std::is_integral_v<T>
+requires std::is_integral_v<T>
 struct Accumulator<T> {
   using type = std::int64_t;
 };
@@ -261,5 +264,82 @@ SHERD_INSTANTIATE(std::int32_t)
 SHERD_INSTANTIATE(std::uint8_t)
 SHERD_INSTANTIATE(bool)
 #undef SHERD_INSTANTIATE
+
+namespace {
+
+/// The input as (outer, reduce, inner): the reduced axes side by side, memory steps known.
+struct Operand {
+  Tensor x;
+  Reduction r;
+};
+
+Operand operand(const Tensor& x, Mask axes) {
+  int first = x.rank(), last = -1;
+  for (int i = 0; i < x.rank(); ++i)
+    if (has(axes, static_cast<std::size_t>(i))) {
+      first = std::min(first, i);
+      last = i;
+    }
+  bool block = true;
+  for (int i = first; i <= last; ++i) block = block && has(axes, static_cast<std::size_t>(i));
+  if (!block || !x.is_contiguous()) {
+    if (block) return operand(clone(x), axes);
+    Shape order;
+    for (int pass = 0; pass < 2; ++pass)
+      for (int i = 0; i < x.rank(); ++i)
+        if (has(axes, static_cast<std::size_t>(i)) == (pass == 1)) order.push_back(i);
+    const Tensor moved = clone(permute(x, order));
+    Mask tail = 0;
+    for (int i = 0; i < x.rank(); ++i)
+      if (has(axes, static_cast<std::size_t>(order[i]))) tail |= bit(static_cast<std::size_t>(i));
+    return operand(moved, tail);
+  }
+  std::int64_t outer = 1, reduce = 1, inner = 1;
+  for (int i = 0; i < x.rank(); ++i) (i < first ? outer : i > last ? inner : reduce) *= x.shape()[i];
+  return {x, Reduction::contiguous(outer, reduce, inner)};
+}
+
+void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Operand p = operand(in[0], op.axes);
+  dispatch(in[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const double factor = op.mean ? 1.0 / static_cast<double>(p.r.reduce) : 1.0;
+    if (op.mean && p.r.reduce == 0) {  // the mean of nothing
+      fill_(alias(out[0], out[0].layout()), std::numeric_limits<double>::quiet_NaN());
+    } else {
+      sum(p.r, reinterpret_cast<const T*>(p.x.raw()), factor, reinterpret_cast<sum_t<T>*>(out[0].raw()));
+    }
+  });
+}
+
+void extreme_op(const ops::Extreme& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Operand p = operand(in[0], op.axes);
+  dispatch(in[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* x = reinterpret_cast<const T*>(p.x.raw());
+    auto* y = reinterpret_cast<T*>(out[0].raw());
+    op.largest ? maximum(p.r, x, y, nullptr) : minimum(p.r, x, y, nullptr);
+  });
+}
+
+void argmax_op(const ops::ArgMax& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Operand p = operand(in[0], in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(op.axis)));
+  dispatch(in[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    maximum<T>(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr,
+               reinterpret_cast<std::int64_t*>(out[0].raw()));
+  });
+}
+
+}  // namespace
+
+void add_reduce() {
+  add_kernel<sum_op>(DeviceType::cpu);
+  add_kernel<extreme_op>(DeviceType::cpu);
+  add_kernel<argmax_op>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

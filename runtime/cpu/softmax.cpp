@@ -5,6 +5,7 @@
 
 #include "runtime/cpu/rows.h"
 #include "runtime/math.h"
+#include "runtime/ops/softmax.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -179,5 +180,39 @@ SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(Half)
 SHERD_INSTANTIATE(BFloat16)
 #undef SHERD_INSTANTIATE
+
+namespace {
+
+std::int64_t columns_of(const Tensor& x) { return x.rank() == 0 ? 1 : x.shape().back(); }
+
+void softmax_op(const ops::Softmax& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor& x = in[0];
+  const std::int64_t columns = columns_of(x), rows = x.numel() / columns;
+  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto* y = reinterpret_cast<T*>(out[0].raw());
+    op.log ? log_softmax(x.data<T>(), rows, columns, y) : softmax(x.data<T>(), rows, columns, y);
+  });
+}
+
+void softmax_grad_op(const ops::SoftmaxGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor &y = in[0], &gy = in[1];
+  const std::int64_t columns = columns_of(y), rows = y.numel() / columns;
+  dispatch_floating(op.name, y.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto* gx = reinterpret_cast<T*>(out[0].raw());
+    op.log ? log_softmax_backward(y.data<T>(), gy.data<T>(), rows, columns, gx)
+           : softmax_backward(y.data<T>(), gy.data<T>(), rows, columns, gx);
+  });
+}
+
+}  // namespace
+
+void add_softmax() {
+  add_kernel<softmax_op>(DeviceType::cpu);
+  add_kernel<softmax_grad_op>(DeviceType::cpu);
+}
 
 }  // namespace sherd::cpu

@@ -8,12 +8,12 @@ namespace sherd::ops {
 /// start + i step.
 struct Arange {
   static constexpr std::string_view name = "arange";
+  static constexpr Arity arity = 0;
   static constexpr bool differentiable = false;
   Spec spec;
-  double start = 0, step = 1;
+  Number start = 0, step = 1;
 
   Specs infer(SpecSpan) const { return {spec}; }
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const {
     on("start", start);
     on("step", step);

@@ -5,7 +5,6 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
-#include "runtime/cpu/attention.h"
 #include "runtime/ops.h"
 #include "runtime/ops/random.h"
 
@@ -13,90 +12,52 @@ namespace sherd {
 namespace ops {
 namespace {
 
-template <class T>
-cpu::Heads<T> heads_of(const Tensor& t) {
-  return {reinterpret_cast<T*>(t.raw()), t.strides()[0], t.strides()[1], t.strides()[2]};
-}
-
-/// f32 with a contiguous head width, as the kernel wants it; other floats are computed in f32.
-Tensor as_f32(const Tensor& t) {
-  const Tensor wide = to(t, DType::f32);
-  return wide.strides()[3] == 1 || wide.shape()[3] <= 1 ? wide : clone(wide);
-}
-
-/// (B, T, 3, H, D) parts of a packed projection as (B, H, T, D) views.
-Tensor part(const Tensor& qkv, std::int64_t heads, int which) {
-  const std::int64_t b = qkv.shape()[0], t = qkv.shape()[1], width = qkv.shape()[2] / 3, d = width / heads;
-  return alias(qkv, {Shape{b, heads, t, d}, Shape{qkv.strides()[0], d, qkv.strides()[1], 1},
-                     qkv.layout().offset + which * width});
-}
-
-/// (B, T, H D) as (B, H, T, D).
-Tensor split_heads(const Tensor& y, std::int64_t heads) {
-  const std::int64_t b = y.shape()[0], t = y.shape()[1], d = y.shape()[2] / heads;
-  return alias(y, {Shape{b, heads, t, d}, Shape{y.strides()[0], d, y.strides()[1], 1}, y.layout().offset});
-}
-
-cpu::Attention describe(const AttentionRule& rule, const Tensor& q, const Tensor& k, const Tensor& v) {
-  cpu::Attention a;
-  a.batch = q.shape()[0];
-  a.heads = q.shape()[1];
-  a.queries = q.shape()[2];
-  a.keys = k.shape()[2];
-  a.width = q.shape()[3];
-  a.scale = static_cast<float>(rule.scale);
-  a.causal = rule.causal;
-  a.dropout = rule.dropout;
-  a.random = {rule.key.seed, rule.key.offset};
-  a.q = heads_of<const float>(q);
-  a.k = heads_of<const float>(k);
-  a.v = heads_of<const float>(v);
-  return a;
-}
-
-void forward(const AttentionRule& rule, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-             const Tensor& logsumexp) {
-  if (o.numel() == 0) return;
-  const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v);
-  const Tensor of = o.dtype() == DType::f32 ? o : empty(o.shape(), {DType::f32});
-  cpu::attention(describe(rule, qf, kf, vf), heads_of<float>(of), reinterpret_cast<float*>(logsumexp.raw()));
-  if (!of.is(o)) copy_(o, of);
-}
-
-void backward(const AttentionRule& rule, const Tensor& go, const Tensor& q, const Tensor& k, const Tensor& v,
-              const Tensor& o, const Tensor& logsumexp, const Tensor& gq, const Tensor& gk,
-              const Tensor& gv) {
-  const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v), of = as_f32(o), gof = as_f32(go);
-  const auto target = [](const Tensor& g) {
-    return g.dtype() == DType::f32 ? g : empty(g.shape(), {DType::f32});
-  };
-  const Tensor gqf = target(gq), gkf = target(gk), gvf = target(gv);
-  cpu::attention_backward(describe(rule, qf, kf, vf),
-                          {heads_of<const float>(of), heads_of<const float>(gof), logsumexp.data<float>(),
-                           heads_of<float>(gqf), heads_of<float>(gkf), heads_of<float>(gvf)});
-  if (!gqf.is(gq)) copy_(gq, gqf);
-  if (!gkf.is(gk)) copy_(gk, gkf);
-  if (!gvf.is(gv)) copy_(gv, gvf);
-}
-
-/// The kernels compute in f32; f64 goes through the reference.
+/// The logsumexp that the kernels keep is f32, which is too little for an f64 gradient.
 bool exact(const Tensor& x) { return x.dtype() == DType::f64; }
 
-template <class O>
-void run_reference(const O& op, Inputs in, Outputs out) {
-  detail::adopt_reference(O::name, op.reference(in), out);
-  zero_(out[1]);  // no kernel reads the logsumexp of this way
+DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
+
+/// What each weight is multiplied by: 0 or 1 / (1 - p); nothing without dropout.
+Tensor dropout_factors(const AttentionRule& rule, const Spec& weights) {
+  if (rule.dropout == 0) return {};
+  // Row r starts at a counter of its own: ceil(keys / 4) counters a row, as the kernels draw them.
+  Shape padded = weights.shape;
+  padded[3] = (padded[3] + 3) / 4 * 4;
+  const Tensor uniform = apply(Uniform{{padded, DType::f32, weights.device}, rule.key, 0, 1});
+  const Tensor keep = greater_equal(narrow(uniform, 3, 0, weights.shape[3]), rule.dropout);
+  return mul(to(keep, weights.dtype), 1 / (1 - rule.dropout));
 }
 
-Tensor drop_weights(const AttentionRule& rule, const Tensor& weights) {
-  if (rule.dropout == 0) return weights;
-  // Row r starts at a counter of its own: ceil(keys / 4) counters a row, as the kernel draws them.
-  const std::int64_t keys = weights.shape().back(), padded = (keys + 3) / 4 * 4;
-  Shape shape = weights.shape();
-  shape[3] = padded;
-  const Tensor uniform = apply(Uniform{{shape, DType::f32, weights.device()}, rule.key, 0, 1});
-  const Tensor keep = greater_equal(narrow(uniform, 3, 0, keys), rule.dropout);
-  return mul(mul(weights, to(keep, weights.dtype())), 1 / (1 - rule.dropout));
+/// q k^T scale with what a causal query must not see at -inf, in the dtype that kernels compute in.
+Tensor scores_of(const AttentionRule& rule, const Tensor& q, const Tensor& k) {
+  Tensor scores = mul(matmul(q, transpose(k, -2, -1)), rule.scale);
+  if (!rule.causal) return scores;
+  const std::int64_t tq = q.shape()[2], tk = k.shape()[2];
+  const TensorOptions index{DType::i64, q.device()};
+  const Tensor rows = unsqueeze(arange(tk - tq, tk, 1, index), 1),
+               columns = unsqueeze(arange(0, tk, 1, index), 0);
+  return masked_fill(scores, greater(columns, rows), -std::numeric_limits<double>::infinity());
+}
+
+Tensor maybe_mul(const Tensor& x, const Tensor& factors) { return factors.defined() ? mul(x, factors) : x; }
+
+/// The parts of a packed projection (B, T, 3 H D) as (B, H, T, D).
+Tensors split_projection(const Tensor& qkv, std::int64_t heads) {
+  const Shape& s = qkv.shape();
+  const Tensor packed = reshape(qkv, {s[0], s[1], 3, heads, s[2] / (3 * heads)});
+  Tensors parts;
+  for (int i = 0; i < 3; ++i) parts.push_back(transpose(select(packed, 2, i), 1, 2));
+  return parts;
+}
+
+/// (B, H, T, D) as (B, T, H D), and back.
+Tensor join_heads(const Tensor& x) {
+  const Shape& s = x.shape();
+  return reshape(transpose(x, 1, 2), {s[0], s[2], s[1] * s[3]});
+}
+Tensor split_heads(const Tensor& y, std::int64_t heads) {
+  const Shape& s = y.shape();
+  return transpose(reshape(y, {s[0], s[1], heads, s[2] / heads}), 1, 2);
 }
 
 }  // namespace
@@ -113,13 +74,6 @@ Specs Attention::infer(SpecSpan in) const {
   return {q, {Shape{q.shape[0], q.shape[1], q.shape[2]}, DType::f32, q.device}};
 }
 
-void Attention::run(Cpu, Inputs in, Outputs out) const {
-  if (exact(in[0]))
-    run_reference(*this, in, out);
-  else
-    forward(rule, in[0], in[1], in[2], out[0], out[1]);
-}
-
 Tensors Attention::grad(const GradArgs& args) const {
   if (args.create_graph || exact(args.inputs[0]))
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
@@ -129,20 +83,28 @@ Tensors Attention::grad(const GradArgs& args) const {
 }
 
 Tensors Attention::reference(Inputs in) const {
-  const Tensor &q = in[0], &k = in[1], &v = in[2];
-  Tensor scores = mul(matmul(q, transpose(k, -2, -1)), rule.scale);
-  if (rule.causal) {
-    const std::int64_t tq = q.shape()[2], tk = k.shape()[2];
-    const TensorOptions index{DType::i64, q.device()};
-    const Tensor rows = unsqueeze(arange(static_cast<double>(tk - tq), static_cast<double>(tk), 1, index), 1);
-    const Tensor columns = unsqueeze(arange(0, static_cast<double>(tk), 1, index), 0);
-    scores = masked_fill(scores, greater(columns, rows), -std::numeric_limits<double>::infinity());
+  const DType wide = compute_dtype(in[0].dtype());
+  const Tensor q = to(in[0], wide), k = to(in[1], wide), v = to(in[2], wide);
+  const Tensor scores = scores_of(rule, q, k);
+  Tensor logsumexp = zeros({q.shape()[0], q.shape()[1], q.shape()[2]}, {DType::f32, q.device()});
+  if (scores.numel() > 0) {
+    const Tensor fixed = scores.detach(), top = amax(fixed, {-1}, Keep::dims);
+    logsumexp = to(squeeze(add(log(sum(exp(sub(fixed, top)), {-1}, Keep::dims)), top), -1), DType::f32);
   }
-  return {matmul(drop_weights(rule, softmax(scores)), v)};
+  const Tensor weights = maybe_mul(softmax(scores), dropout_factors(rule, scores.spec()));
+  return {to(matmul(weights, v), in[0].dtype()), logsumexp};
 }
 
-void AttentionGrad::run(Cpu, Inputs in, Outputs out) const {
-  backward(rule, in[0], in[1], in[2], in[3], in[4], in[5], out[0], out[1], out[2]);
+Tensors AttentionGrad::reference(Inputs in) const {
+  const DType wide = compute_dtype(in[1].dtype());
+  const Tensor go = to(in[0], wide), q = to(in[1], wide), k = to(in[2], wide), v = to(in[3], wide);
+  const Tensor weights = softmax(scores_of(rule, q, k)), factors = dropout_factors(rule, weights.spec());
+  const Tensor g_weights = maybe_mul(matmul(go, transpose(v, -2, -1)), factors);
+  const Tensor g_scores =
+      mul(mul(weights, sub(g_weights, sum(mul(g_weights, weights), {-1}, Keep::dims))), rule.scale);
+  const Tensor gq = matmul(g_scores, k), gk = matmul(transpose(g_scores, -2, -1), q);
+  const Tensor gv = matmul(transpose(maybe_mul(weights, factors), -2, -1), go);
+  return {to(gq, in[1].dtype()), to(gk, in[2].dtype()), to(gv, in[3].dtype())};
 }
 
 Specs SelfAttention::infer(SpecSpan in) const {
@@ -157,13 +119,6 @@ Specs SelfAttention::infer(SpecSpan in) const {
           {Shape{s[0], heads, s[1]}, DType::f32, qkv.device}};
 }
 
-void SelfAttention::run(Cpu, Inputs in, Outputs out) const {
-  if (exact(in[0])) return run_reference(*this, in, out);
-  const Tensor qkv = contiguous(in[0]);
-  forward(rule, part(qkv, heads, 0), part(qkv, heads, 1), part(qkv, heads, 2), split_heads(out[0], heads),
-          out[1]);
-}
-
 Tensors SelfAttention::grad(const GradArgs& args) const {
   if (args.create_graph || exact(args.inputs[0]))
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
@@ -172,19 +127,18 @@ Tensors SelfAttention::grad(const GradArgs& args) const {
 }
 
 Tensors SelfAttention::reference(Inputs in) const {
-  const Shape& s = in[0].shape();
-  const Tensor packed = reshape(in[0], {s[0], s[1], 3, heads, s[2] / (3 * heads)});
-  Tensor parts[3];
-  for (int i = 0; i < 3; ++i) parts[i] = transpose(select(packed, 2, i), 1, 2);
-  return {reshape(transpose(Attention{rule}.reference(parts)[0], 1, 2), {s[0], s[1], s[2] / 3})};
+  const Tensors parts = split_projection(in[0], heads);
+  const Tensors out = Attention{rule}.reference({parts.begin(), parts.size()});
+  return {join_heads(out[0]), out[1]};
 }
 
-void SelfAttentionGrad::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Tensor go = contiguous(in[0]), qkv = contiguous(in[1]);
-  backward(rule, split_heads(go, heads), part(qkv, heads, 0), part(qkv, heads, 1), part(qkv, heads, 2),
-           split_heads(in[2], heads), in[3], part(out[0], heads, 0), part(out[0], heads, 1),
-           part(out[0], heads, 2));
+Tensors SelfAttentionGrad::reference(Inputs in) const {
+  const Tensors parts = split_projection(in[1], heads);
+  const Tensor all[] = {split_heads(in[0], heads), parts[0], parts[1], parts[2],
+                        split_heads(in[2], heads), in[3]};
+  const Tensors g = AttentionGrad{rule}.reference(all);
+  const Tensor joined[] = {join_heads(g[0]), join_heads(g[1]), join_heads(g[2])};
+  return {cat(joined, 2)};
 }
 
 }  // namespace ops

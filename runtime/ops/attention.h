@@ -25,11 +25,11 @@ struct AttentionRule {
 /// H, Tq) in f32.
 struct Attention {
   static constexpr std::string_view name = "attention";
+  static constexpr Arity arity = 3;
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b11};
   AttentionRule rule;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const { rule.fields(on); }
@@ -39,11 +39,12 @@ struct Attention {
 /// Inputs: gradient of the output, q, k, v, output, logsumexp. Outputs: gradients of q, k, v.
 struct AttentionGrad {
   static constexpr std::string_view name = "attention_grad";
+  static constexpr Arity arity = 6;
   static constexpr bool differentiable = false;
   AttentionRule rule;
 
   Specs infer(SpecSpan in) const { return {in[1], in[2], in[3]}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const { rule.fields(on); }
   bool operator==(const AttentionGrad&) const = default;
 };
@@ -52,12 +53,12 @@ struct AttentionGrad {
 /// logsumexp (B, H, T). No copy in or out, and one gradient for the whole projection.
 struct SelfAttention {
   static constexpr std::string_view name = "self_attention";
+  static constexpr Mask dense = 1;
   static constexpr Reads reads{.inputs = 0b1, .outputs = 0b11};
   std::int64_t heads = 1;
   AttentionRule rule;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
@@ -70,12 +71,14 @@ struct SelfAttention {
 /// Inputs: gradient of the output, qkv, output, logsumexp. Output: gradient of qkv.
 struct SelfAttentionGrad {
   static constexpr std::string_view name = "self_attention_grad";
+  static constexpr Arity arity = 4;
+  static constexpr Mask dense = 0b1111;
   static constexpr bool differentiable = false;
   std::int64_t heads = 1;
   AttentionRule rule;
 
   Specs infer(SpecSpan in) const { return {in[1]}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("heads", heads);
     rule.fields(on);

@@ -1,8 +1,9 @@
 #include "runtime/ops/batch_norm.h"
 
+#include <algorithm>
+
 #include "runtime/apply.h"
 #include "runtime/context.h"
-#include "runtime/cpu/batch_norm.h"
 #include "runtime/ops.h"
 #include "runtime/ops/long_name.h"
 
@@ -45,26 +46,6 @@ void check_precision(SpecSpan in) {
                     long_name(expected), long_name(mean.dtype), x.shape);
 }
 
-template <class T>
-cpu::BatchNorm<T> describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                           const Tensor& variance, double eps) {
-  using C = compute_t<T>;
-  const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
-  const auto data = [](const Tensor& t) { return t.defined() ? t.data<C>() : nullptr; };
-  return {{batch, channels, x.numel() / (batch * channels)},
-          x.data<T>(),
-          data(weight),
-          data(bias),
-          data(mean),
-          data(variance),
-          eps};
-}
-
-/// Dense and in the dtype of the statistics.
-Tensor as_statistics(const Tensor& t, const Tensor& x) {
-  return t.defined() ? contiguous(to(t, wide(x.dtype()))) : t;
-}
-
 }  // namespace
 
 Specs BatchNorm::infer(SpecSpan in) const {
@@ -86,24 +67,6 @@ Specs BatchNorm::infer(SpecSpan in) const {
                     x.shape);
   const Spec statistics{{x.shape[1]}, wide(x.dtype), x.device};
   return {x, statistics, statistics};
-}
-
-void BatchNorm::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
-  if (!training) {
-    copy_(out[1], in[3]);
-    copy_(out[2], in[4]);
-  }
-  if (x.numel() == 0) return;
-  dispatch_floating(name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    const cpu::BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], eps);
-    if (training)
-      cpu::channel_statistics(norm.x, norm.shape, reinterpret_cast<C*>(out[1].raw()),
-                              reinterpret_cast<C*>(out[2].raw()));
-    cpu::batch_norm(norm, reinterpret_cast<T*>(out[0].raw()));
-  });
 }
 
 Tensors BatchNorm::grad(const GradArgs& args) const {
@@ -135,20 +98,25 @@ Tensors BatchNorm::reference(Inputs in) const {
   return {to(y, in[0].dtype()), reshape(mean, channels), reshape(variance, channels)};
 }
 
-void BatchNormGrad::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
-  if (x.numel() == 0) {
-    zero_(out[1]);
-    zero_(out[2]);
-    return;
+Tensors BatchNormGrad::reference(Inputs in) const {
+  const DType wide = in[3].dtype();
+  Shape others{0}, column{in[1].shape()[1]};
+  for (int i = 2; i < in[1].rank(); ++i) {
+    others.push_back(i);
+    column.push_back(1);
   }
-  dispatch_floating(name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    cpu::batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], eps), gy.data<T>(), training,
-                             reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
-                             reinterpret_cast<C*>(out[2].raw()));
-  });
+  const auto along = [&](const Tensor& t) { return reshape(to(t, wide), column); };
+  const Tensor gy = to(in[0], wide), rstd = rsqrt(add(along(in[4]), eps));
+  const Tensor normal = mul(sub(to(in[1], wide), along(in[3])), rstd);
+  const Tensor g_weight = sum(mul(gy, normal), others, Keep::dims), g_bias = sum(gy, others, Keep::dims);
+  Tensor g = gy;
+  if (training) {
+    const double n = static_cast<double>(std::max<std::int64_t>(per_channel(in[1].shape()), 1));
+    g = sub(sub(gy, div(g_bias, n)), mul(normal, div(g_weight, n)));
+  }
+  if (in[2].defined()) g = mul(g, along(in[2]));
+  const Shape channels{in[1].shape()[1]};
+  return {to(mul(g, rstd), in[1].dtype()), reshape(g_weight, channels), reshape(g_bias, channels)};
 }
 
 }  // namespace ops

@@ -10,13 +10,15 @@ namespace sherd::ops {
 /// to the first three.
 struct BatchNorm {
   static constexpr std::string_view name = "batch_norm";
+  static constexpr Arity arity = 5;
+  static constexpr Mask optional = 0b11110;
+  static constexpr Mask dense = 0b11111;
   bool training = true;
   double eps = 1e-5;
 
   /// Running statistics of a training step may change before its backward.
   Reads reads(Mask) const { return {training ? Mask{0b00111} : Mask{0b11111}, 0b110}; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
@@ -30,12 +32,15 @@ struct BatchNorm {
 /// the dtype of the statistics.
 struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
+  static constexpr Arity arity = 5;
+  static constexpr Mask optional = 0b100;
+  static constexpr Mask dense = 0b11111;
   static constexpr bool differentiable = false;
   bool training = true;
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const { return {in[1], in[3], in[3]}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("training", training);
     on("eps", eps);

@@ -8,6 +8,7 @@ namespace ops {
 
 Specs Cat::infer(SpecSpan in) const {
   Spec out = in[0];
+  check<ShapeError>(axis >= 0 && axis < out.shape.rank(), "cat: axis {} of shape {}", axis, out.shape);
   for (std::size_t i = 1; i < in.size(); ++i) {
     check<DTypeError>(in[i].dtype == out.dtype, "cat: inputs are {} and {}; cast one of them",
                       name_of(out.dtype), name_of(in[i].dtype));
@@ -22,7 +23,7 @@ Specs Cat::infer(SpecSpan in) const {
   return {out};
 }
 
-void Cat::run(Cpu, Inputs in, Outputs out) const {
+void Cat::run(Inputs in, Outputs out) const {
   Layout piece = out[0].layout();
   for (const Tensor& part : in) {
     piece.shape[axis] = part.shape()[axis];

@@ -7,11 +7,12 @@ namespace sherd::ops {
 
 struct Cat {
   static constexpr std::string_view name = "cat";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr Reads reads{};
   int axis = 0;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  void run(Inputs in, Outputs out) const;  // copies into parts of the output
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const { on("axis", axis); }
   bool operator==(const Cat&) const = default;

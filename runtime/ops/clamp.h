@@ -10,18 +10,18 @@ struct Clamp {
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = number_dtypes;
   static constexpr Reads reads_a{.inputs = 1};
-  double min = 0, max = 1;
+  Number min = 0, max = 1;
 
   template <class T>
   constexpr T operator()(T x) const {
     using math::select;
-    const T low = select(x < T(min), T(min), x);
-    return select(low > T(max), T(max), low);
+    const T low = select(x < min.as<T>(), min.as<T>(), x);
+    return select(low > max.as<T>(), max.as<T>(), low);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
     using math::select;
-    return select(x > T(min), select(x < T(max), gy, T(0)), T(0));
+    return select(x > min.as<T>(), select(x < max.as<T>(), gy, T(0)), T(0));
   }
   void fields(auto&& on) const {
     on("min", min);

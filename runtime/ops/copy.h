@@ -12,7 +12,6 @@ struct Cast {
   DType dtype = DType::f32;
 
   Specs infer(SpecSpan in) const { return {{in[0].shape, dtype, in[0].device}}; }
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const { on("dtype", name_of(dtype)); }
   bool operator==(const Cast&) const = default;
@@ -24,7 +23,6 @@ struct Clone {
   static constexpr Reads reads{};
 
   Specs infer(SpecSpan in) const { return {in[0]}; }
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const Clone&) const = default;
 };
@@ -37,21 +35,20 @@ struct Transfer {
   Device device;
 
   Specs infer(SpecSpan in) const { return {{in[0].shape, in[0].dtype, device}}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  void run(Inputs in, Outputs out) const;  // the back ends that hold the two devices move bytes
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const { on("device", to_string(device)); }
   bool operator==(const Transfer&) const = default;
 };
 
-/// Writes input 1 into input 0: broadcast, cast, across devices.
+/// Writes input 1 into input 0: broadcast, cast.
 struct CopyInto {
   static constexpr std::string_view name = "copy_";
+  static constexpr Arity arity = 2;
   static constexpr Mask mutates = 1;
-  static constexpr bool crosses_devices = true;
   static constexpr Reads reads{};
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const CopyInto&) const = default;
 };

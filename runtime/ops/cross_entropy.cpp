@@ -1,13 +1,18 @@
 #include "runtime/ops/cross_entropy.h"
 
 #include "runtime/apply.h"
-#include "runtime/cpu/softmax.h"
 
 namespace sherd {
 namespace ops {
 namespace {
 
 DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
+
+/// bool (n, classes): where a row's target is.
+Tensor chosen_classes(const Tensor& targets, std::int64_t classes) {
+  const Tensor all = arange(0, classes, 1, {DType::i64, targets.device()});
+  return equal(unsqueeze(targets, 1), unsqueeze(all, 0));
+}
 
 }  // namespace
 
@@ -26,34 +31,6 @@ Specs CrossEntropy::infer(SpecSpan in) const {
       {loss, logits.dtype, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
 }
 
-void CrossEntropy::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor logits = contiguous(in[0]), targets = contiguous(in[1]);
-  const std::int64_t rows = logits.shape()[0], columns = logits.shape()[1];
-  dispatch_floating(name, logits.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    const Tensor row_loss = empty({rows}, {dtype_of<C>});
-    auto* loss = static_cast<C*>(row_loss.storage().data());
-    const std::int64_t* target = targets.data<std::int64_t>();
-    const std::int64_t bad = cpu::cross_entropy(logits.data<T>(), target, ignore_index, rows, columns, loss,
-                                                reinterpret_cast<C*>(out[1].raw()));
-    check<ValueError>(bad < 0,
-                      "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index {}",
-                      target[std::max<std::int64_t>(bad, 0)], bad, columns, ignore_index);
-    double total = 0;
-    std::int64_t count = 0;
-    auto* y = reinterpret_cast<T*>(out[0].raw());
-    for (std::int64_t i = 0; i < rows; ++i) {
-      total += loss[i];
-      count += target[i] != ignore_index;
-      if (reduction == Reduction::none) y[i] = static_cast<T>(loss[i]);
-    }
-    *reinterpret_cast<C*>(out[2].raw()) = static_cast<C>(count);
-    if (reduction == Reduction::mean) total /= static_cast<double>(count);
-    if (reduction != Reduction::none) *y = static_cast<T>(static_cast<C>(total));
-  });
-}
-
 Tensors CrossEntropy::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
@@ -61,34 +38,29 @@ Tensors CrossEntropy::grad(const GradArgs& args) const {
 }
 
 Tensors CrossEntropy::reference(Inputs in) const {
-  const Tensor &logits = in[0], &targets = in[1];
-  const std::int64_t columns = logits.shape()[1];
-  const Device device = logits.device();
-  const Tensor counted = not_equal(targets, static_cast<double>(ignore_index));
-  const Tensor classes = arange(0, static_cast<double>(columns), 1, {DType::i64, device});
-  const Tensor chosen = equal(unsqueeze(targets, 1), unsqueeze(classes, 0));
-  const Tensor zero = Tensor::scalar(0, {logits.dtype(), device});
-  const Tensor rows =
-      neg(sum(where(logical_and(chosen, unsqueeze(counted, 1)), log_softmax(logits), zero), {1}));
-  if (reduction == Reduction::none) return {rows};
-  const Tensor total = sum(rows);
-  return {reduction == Reduction::sum ? total : div(total, to(sum(counted), logits.dtype()))};
+  const Tensor logits = to(in[0], compute_dtype(in[0].dtype())), &targets = in[1];
+  const Tensor counted = not_equal(targets, ignore_index);
+  const Tensor top = amax(logits, {1}, Keep::dims).detach();
+  const Tensor logsumexp = add(log(sum(exp(sub(logits, top)), {1})), squeeze(top, 1));
+  const Tensor zero = Tensor::scalar(0, {logits.dtype(), logits.device()});
+  const Tensor chosen = sum(where(chosen_classes(targets, logits.shape()[1]), logits, zero), {1});
+  const Tensor rows = where(counted, sub(logsumexp, chosen), zero);
+  const Tensor count = to(sum(counted), logits.dtype());
+  Tensor loss = rows;
+  if (reduction != Reduction::none) loss = sum(rows);
+  if (reduction == Reduction::mean) loss = div(loss, count);
+  return {to(loss, in[0].dtype()), logsumexp, count};
 }
 
-void CrossEntropyGrad::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Tensor gy = contiguous(in[0]), logits = contiguous(in[1]), targets = contiguous(in[2]);
-  dispatch_floating(name, logits.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    const bool each = forward.reduction == Reduction::none;
-    const Tensor row_scale = each ? to(gy, dtype_of<C>) : Tensor{};
-    C scale = each ? C(1) : static_cast<C>(*gy.data<T>());
-    if (forward.reduction == Reduction::mean) scale /= *in[4].data<C>();
-    cpu::cross_entropy_backward(logits.data<T>(), targets.data<std::int64_t>(), forward.ignore_index,
-                                in[3].data<C>(), scale, each ? row_scale.data<C>() : nullptr,
-                                logits.shape()[0], logits.shape()[1], reinterpret_cast<T*>(out[0].raw()));
-  });
+Tensors CrossEntropyGrad::reference(Inputs in) const {
+  const Tensor &logits = in[1], &targets = in[2], &logsumexp = in[3];
+  Tensor scale = to(in[0], logsumexp.dtype());
+  if (forward.reduction == Reduction::mean) scale = div(scale, in[4]);
+  const Tensor zero = Tensor::scalar(0, {scale.dtype(), scale.device()});
+  const Tensor rows = where(not_equal(targets, forward.ignore_index), scale, zero);
+  const Tensor softmax = exp(sub(to(logits, scale.dtype()), unsqueeze(logsumexp, 1)));
+  const Tensor chosen = to(chosen_classes(targets, logits.shape()[1]), scale.dtype());
+  return {to(mul(sub(softmax, chosen), unsqueeze(rows, 1)), logits.dtype())};
 }
 
 }  // namespace ops

@@ -10,12 +10,13 @@ namespace sherd::ops {
 /// row's logsumexp and the number of counted targets for the gradient.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
@@ -28,11 +29,13 @@ struct CrossEntropy {
 /// Inputs: gradient of the loss, logits, targets, logsumexp, count. Output: gradient of the logits.
 struct CrossEntropyGrad {
   static constexpr std::string_view name = "cross_entropy_grad";
+  static constexpr Arity arity = 5;
+  static constexpr Mask dense = 0b11111;
   static constexpr bool differentiable = false;
   CrossEntropy forward;
 
   Specs infer(SpecSpan in) const { return {in[1]}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   bool operator==(const CrossEntropyGrad&) const = default;
 };
 

@@ -2,8 +2,8 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
-#include "runtime/cpu/random.h"
 #include "runtime/ops.h"
+#include "runtime/ops/random.h"
 
 namespace sherd {
 namespace ops {
@@ -14,13 +14,11 @@ Specs Dropout::infer(SpecSpan in) const {
   return {in[0]};
 }
 
-void Dropout::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor x = contiguous(in[0]);
-  dispatch_floating(name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    cpu::dropout(cpu::RandomAt{key.seed, key.offset}, p, x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
-                 x.numel());
-  });
+Tensors Dropout::reference(Inputs in) const {
+  const Tensor& x = in[0];
+  const Tensor uniform = apply(Uniform{{x.shape(), DType::f32, x.device()}, key, 0, 1});
+  const Tensor scaled = mul(x, p < 1 ? 1 / (1 - p) : 0.0), zero = Tensor::scalar(0, {x.dtype(), x.device()});
+  return {where(less(uniform, p), zero, scaled)};
 }
 
 // The same mask on the gradient; linear, so it is its own derivative.

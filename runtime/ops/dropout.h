@@ -8,12 +8,13 @@ namespace sherd::ops {
 
 struct Dropout {
   static constexpr std::string_view name = "dropout";
+  static constexpr Mask dense = 1;
   static constexpr Reads reads{};
   double p = 0.5;
   RandomKey key;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
     on("p", p);

@@ -47,5 +47,9 @@ using UnaryOps = OpList<Neg, Abs, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid
                         Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
+/// Binary ops whose second, or first, input may be a number.
+using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,
+                          Greater, GreaterEqual>;
+using BoundLeft = OpList<Sub, Div>;
 
 }  // namespace sherd::ops

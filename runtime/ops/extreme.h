@@ -14,7 +14,6 @@ struct Extreme {
   bool largest = true;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
     on("axes", axes);
@@ -32,7 +31,6 @@ struct ArgMax {
   bool keep = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const { on("axis", axis); }
   bool operator==(const ArgMax&) const = default;
 };

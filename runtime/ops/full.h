@@ -7,12 +7,12 @@ namespace sherd::ops {
 
 struct Full {
   static constexpr std::string_view name = "full";
+  static constexpr Arity arity = 0;
   static constexpr bool differentiable = false;
   Spec spec;
-  double value = 0;
+  Number value = 0;
 
   Specs infer(SpecSpan) const { return {spec}; }
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const { on("value", value); }
   bool operator==(const Full&) const = default;
 };
@@ -22,10 +22,10 @@ struct Fill {
   static constexpr std::string_view name = "fill_";
   static constexpr Mask mutates = 1;
   static constexpr Reads reads{};
-  double value = 0;
+  Number value = 0;
 
   Specs infer(SpecSpan) const { return {}; }
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   Tensors grad(const GradArgs& args) const;  // nothing of the old value is left: zero
   void fields(auto&& on) const { on("value", value); }
   bool operator==(const Fill&) const = default;

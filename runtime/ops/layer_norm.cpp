@@ -1,19 +1,13 @@
 #include "runtime/ops/layer_norm.h"
 
 #include "runtime/apply.h"
-#include "runtime/cpu/norm.h"
 #include "runtime/ops.h"
 
 namespace sherd {
 namespace ops {
 namespace {
 
-template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
-Tensor dense(const Tensor& t) { return t.defined() ? contiguous(t) : t; }
+DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
 
 }  // namespace
 
@@ -36,19 +30,6 @@ Specs LayerNorm::infer(SpecSpan in) const {
   return {x, rows, rows};
 }
 
-void LayerNorm::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Tensor x = dense(in[0]), weight = dense(in[1]), bias = dense(in[2]);
-  const std::int64_t columns = x.shape().back();
-  dispatch_floating(name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    cpu::layer_norm(x.data<T>(), data_or_null<T>(weight), data_or_null<T>(bias), eps, x.numel() / columns,
-                    columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
-                    reinterpret_cast<C*>(out[2].raw()));
-  });
-}
-
 Tensors LayerNorm::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
@@ -59,12 +40,14 @@ Tensors LayerNorm::grad(const GradArgs& args) const {
 }
 
 Tensors LayerNorm::reference(Inputs in) const {
-  const Tensor& x = in[0];
-  const Tensor centred = sub(x, mean(x, {-1}, Keep::dims));
-  const Tensor variance = mean(square(centred), {-1}, Keep::dims);
-  Tensor y = mul(centred, rsqrt(add(variance, eps)));
-  if (in[1].defined()) y = mul(y, in[1]);
-  return {in.size() > 2 && in[2].defined() ? add(y, in[2]) : y};
+  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
+  const auto wide = [&](const Tensor& t) { return to(t, x.dtype()); };
+  const Tensor mean = sherd::mean(x, {-1}, Keep::dims), centred = sub(x, mean);
+  const Tensor rstd = rsqrt(add(sherd::mean(square(centred), {-1}, Keep::dims), eps));
+  Tensor y = mul(centred, rstd);
+  if (in[1].defined()) y = mul(y, wide(in[1]));
+  if (in[2].defined()) y = add(y, wide(in[2]));
+  return {to(y, in[0].dtype()), squeeze(mean, -1), squeeze(rstd, -1)};
 }
 
 Specs LayerNormGrad::infer(SpecSpan in) const {
@@ -72,16 +55,16 @@ Specs LayerNormGrad::infer(SpecSpan in) const {
   return {in[1], affine, affine};
 }
 
-void LayerNormGrad::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor gy = dense(in[0]), x = dense(in[1]), weight = dense(in[2]);
-  const std::int64_t columns = x.shape().back(), rows = columns == 0 ? 0 : x.numel() / columns;
-  dispatch_floating(name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = compute_t<T>;
-    cpu::layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(),
-                             in[4].data<C>(), rows, columns, reinterpret_cast<T*>(out[0].raw()),
-                             reinterpret_cast<T*>(out[1].raw()), reinterpret_cast<T*>(out[2].raw()));
-  });
+Tensors LayerNormGrad::reference(Inputs in) const {
+  const DType narrow = in[1].dtype(), wide = in[3].dtype();
+  const Tensor gy = to(in[0], wide), rstd = unsqueeze(in[4], -1);
+  const Tensor normal = mul(sub(to(in[1], wide), unsqueeze(in[3], -1)), rstd);
+  const Tensor g = in[2].defined() ? mul(gy, to(in[2], wide)) : gy;
+  const auto along = [](const Tensor& t) { return mean(t, {-1}, Keep::dims); };
+  const Tensor gx = mul(sub(sub(g, along(g)), mul(normal, along(mul(g, normal)))), rstd);
+  const std::int64_t columns = in[1].shape().back(), rows = columns == 0 ? 0 : in[1].numel() / columns;
+  const auto down = [&](const Tensor& t) { return to(sum(reshape(t, {rows, columns}), {0}), narrow); };
+  return {to(gx, narrow), down(mul(gy, normal)), down(gy)};
 }
 
 }  // namespace ops

@@ -9,11 +9,13 @@ namespace sherd::ops {
 /// for the gradient.
 struct LayerNorm {
   static constexpr std::string_view name = "layer_norm";
+  static constexpr Arity arity = 3;
+  static constexpr Mask optional = 0b110;
+  static constexpr Mask dense = 0b111;
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const { on("eps", eps); }
@@ -23,10 +25,13 @@ struct LayerNorm {
 /// Inputs: gy, x, weight or none, mean, rstd. Outputs: gradients of x, weight and bias.
 struct LayerNormGrad {
   static constexpr std::string_view name = "layer_norm_grad";
+  static constexpr Arity arity = 5;
+  static constexpr Mask optional = 0b100;
+  static constexpr Mask dense = 0b11111;
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   bool operator==(const LayerNormGrad&) const = default;
 };
 

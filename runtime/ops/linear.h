@@ -8,10 +8,12 @@ namespace sherd::ops {
 /// x (..., in), weight (out, in), bias (out) or none.
 struct Linear {
   static constexpr std::string_view name = "linear";
+  static constexpr Arity arity = 3;
+  static constexpr Mask optional = 0b100;
+  static constexpr Mask dense = 0b100;
 
   static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0}; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   bool operator==(const Linear&) const = default;

@@ -1,7 +1,6 @@
 #include "runtime/ops/matmul.h"
 
 #include "runtime/apply.h"
-#include "runtime/cpu/gemm.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
@@ -18,19 +17,6 @@ bool batch_steps_evenly(const Tensor& t) {
   for (int i = 0; i + 3 < t.rank(); ++i)
     if (t.shape()[i] != 1 && t.strides()[i] != t.strides()[i + 1] * t.shape()[i + 1]) return false;
   return true;
-}
-
-template <class T>
-cpu::Gemm<T> gemm_of(const MatrixOperand& a, const MatrixOperand& b, const Tensor& c) {
-  cpu::Gemm<T> g;
-  g.a = reinterpret_cast<const T*>(a.data);
-  g.lda = a.ld;
-  g.transpose_a = a.transposed;
-  g.b = reinterpret_cast<const T*>(b.data);
-  g.ldb = b.ld;
-  g.transpose_b = b.transposed;
-  g.c = reinterpret_cast<T*>(c.raw());
-  return g;
 }
 
 }  // namespace
@@ -83,25 +69,6 @@ Specs MatMul::infer(SpecSpan in) const {
   return {out};
 }
 
-void MatMul::run(Cpu, Inputs in, Outputs out) const {
-  const MatrixOperand a = matrix_operand(in[0], transpose_a), b = matrix_operand(in[1], transpose_b);
-  const Tensor& c = out[0];
-  if (c.numel() == 0) return;
-  const int r = c.rank();
-  dispatch_floating("matmul", c.dtype(), [&](auto tag) {
-    auto g = gemm_of<typename decltype(tag)::type>(a, b, c);
-    g.m = c.shape()[r - 2];
-    g.n = c.shape()[r - 1];
-    g.k = in[0].shape()[transpose_a ? r - 2 : r - 1];
-    g.ldc = g.n;
-    g.batch = c.numel() / (g.m * g.n);
-    g.stride_a = a.batch_step;
-    g.stride_b = b.batch_step;
-    g.stride_c = g.m * g.n;
-    cpu::gemm(g);
-  });
-}
-
 Tensors MatMul::grad(const GradArgs& args) const {
   const Tensor &gy = args.gy[0], &a = args.inputs[0], &b = args.inputs[1];
   Tensors grads(2);
@@ -128,24 +95,6 @@ Specs Linear::infer(SpecSpan in) const {
   Spec out = x;
   out.shape[out.shape.rank() - 1] = w.shape[0];
   return {out};
-}
-
-void Linear::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor &w = in[1], &y = out[0];
-  if (y.numel() == 0) return;
-  const std::int64_t n = w.shape()[0], k = w.shape()[1], m = y.numel() / n;
-  const MatrixOperand a = rows_operand(in[0], m, k), b = matrix_operand(w, true);
-  const Tensor bias = in[2].defined() ? contiguous(in[2]) : Tensor{};
-  dispatch_floating("linear", y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    auto g = gemm_of<T>(a, b, y);
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.ldc = n;
-    if (bias.defined()) g.bias = bias.data<T>();
-    cpu::gemm(g);
-  });
 }
 
 Tensors Linear::grad(const GradArgs& args) const {

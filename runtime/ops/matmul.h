@@ -9,11 +9,11 @@ namespace sherd::ops {
 /// last two axes.
 struct MatMul {
   static constexpr std::string_view name = "matmul";
+  static constexpr Arity arity = 2;
   bool transpose_a = false, transpose_b = false;
 
   static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0}; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
     on("transpose_a", transpose_a);

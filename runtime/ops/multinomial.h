@@ -10,11 +10,11 @@ namespace sherd::ops {
 /// sum exceeds a uniform share of the total.
 struct Multinomial {
   static constexpr std::string_view name = "multinomial";
+  static constexpr Mask dense = 1;
   static constexpr bool differentiable = false;
   RandomKey key;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const {
     on("seed", key.seed);
     on("offset", key.offset);

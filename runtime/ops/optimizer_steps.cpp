@@ -1,12 +1,8 @@
 #include "runtime/ops/optimizer_steps.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <vector>
 
 #include "runtime/apply.h"
-#include "runtime/cpu/optim.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -23,13 +19,6 @@ void check_parameter(std::string_view op, const Spec& p, const Spec& other, std:
                     what, other.shape);
 }
 
-template <class T = float>
-T* dense_data(std::string_view op, const Tensor& t) {
-  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op,
-                    t.shape(), t.strides());
-  return reinterpret_cast<T*>(t.raw());
-}
-
 void check_floating(std::string_view op, const Spec& s) {
   check<DTypeError>(is_floating(s.dtype), "{}: takes floating tensors, got {}; cast it", op,
                     name_of(s.dtype));
@@ -40,83 +29,36 @@ void check_scalar(std::string_view op, std::string_view what, const Spec& s) {
                     "{}: {} must be a 0-d f64 tensor, got {} {}", op, what, name_of(s.dtype), s.shape);
 }
 
-/// Calls `body(tag, tensors)` for the tensors of each floating dtype that occurs.
-template <class F>
-void by_dtype(std::string_view op, Inputs in, const F& body) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
-    std::vector<Tensor> tensors;
-    for (const Tensor& t : in)
-      if (t.dtype() == dtype) tensors.push_back(t);
-    if (!tensors.empty()) dispatch_floating(op, dtype, [&](auto tag) { body(tag, tensors); });
-  }
+/// A list of parameters that ends in the middle of one would be read past its end.
+void check_whole(std::string_view op, std::size_t tensors, std::size_t each) {
+  check<ValueError>(tensors % each == 0, "{}: {} tensors after the rate, and each parameter brings {}", op,
+                    tensors, each);
 }
-
-/// The same with the tensors' values: `body(span of cpu::Values<T>)`.
-template <class F>
-void values_by_dtype(std::string_view op, Inputs in, const F& body) {
-  by_dtype(op, in, [&](auto tag, std::vector<Tensor>& tensors) {
-    using T = typename decltype(tag)::type;
-    std::vector<cpu::Values<T>> list;
-    for (Tensor& t : tensors) {
-      t = contiguous(t);
-      list.push_back({t.data<T>(), t.numel()});
-    }
-    body(std::span<const cpu::Values<T>>(list));
-  });
-}
-
-double& scalar(const Tensor& t) { return *reinterpret_cast<double*>(t.raw()); }
 
 }  // namespace
 
 Specs AdamStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
+  check_whole(name, in.size() - first, stride);
   for (std::size_t i = first; i < in.size(); i += stride) {
     check_parameter(name, in[i], in[i + 1], "gradient");
     check_parameter(name, in[i], in[i + 2], "first moment");
     check_parameter(name, in[i], in[i + 3], "second moment");
+    check_scalar(name, "a count of steps", in[i + 4]);
   }
   return {};
-}
-
-void AdamStep::run(Cpu, Inputs in, Outputs) const {
-  std::vector<cpu::AdamSlot> slots;
-  slots.reserve(in.size() / stride);
-  std::vector<Tensor> dense;  // gradients may be views
-  for (std::size_t i = first; i < in.size(); i += stride) {
-    dense.push_back(contiguous(in[i + 1]));
-    double& step = *reinterpret_cast<double*>(in[i + 4].raw());
-    step += 1;
-    slots.push_back({dense_data(name, in[i]), dense.back().data<float>(), dense_data(name, in[i + 2]),
-                     dense_data(name, in[i + 3]), in[i].numel(), step});
-  }
-  cpu::adam(slots, {*in[0].data<double>(), beta1, beta2, eps, weight_decay, decoupled});
 }
 
 Specs SgdStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
+  check_whole(name, in.size() - first, stride());
   for (std::size_t i = first; i < in.size(); i += stride()) {
     check_parameter(name, in[i], in[i + 1], "gradient");
-    if (momentum != 0) check_parameter(name, in[i], in[i + 2], "momentum buffer");
+    if (momentum == 0) continue;
+    check_parameter(name, in[i], in[i + 2], "momentum buffer");
+    check_scalar(name, "a count of steps", in[i + 3]);
   }
   return {};
-}
-
-void SgdStep::run(Cpu, Inputs in, Outputs) const {
-  std::vector<cpu::SgdSlot> slots;
-  std::vector<Tensor> dense;
-  for (std::size_t i = first; i < in.size(); i += stride()) {
-    dense.push_back(contiguous(in[i + 1]));
-    cpu::SgdSlot slot{dense_data(name, in[i]), dense.back().data<float>(), nullptr, in[i].numel(), false};
-    if (momentum != 0) {
-      double& steps = *reinterpret_cast<double*>(in[i + 3].raw());
-      slot.momentum = dense_data(name, in[i + 2]);
-      slot.first = steps == 0;
-      steps += 1;
-    }
-    slots.push_back(slot);
-  }
-  cpu::sgd(slots, {*in[0].data<double>(), momentum, weight_decay});
 }
 
 Specs LargestMagnitude::infer(SpecSpan in) const {
@@ -125,31 +67,10 @@ Specs LargestMagnitude::infer(SpecSpan in) const {
   return {{{}, DType::f64, in[0].device}};
 }
 
-void LargestMagnitude::run(Cpu, Inputs in, Outputs out) const {
-  double largest = 0;
-  values_by_dtype(name, in, [&](auto values) {
-    const double here = cpu::max_abs(values);
-    if (here > largest || std::isnan(here)) largest = here;
-    if (std::isnan(largest)) largest = std::numeric_limits<double>::quiet_NaN();  // one of many bit patterns
-  });
-  scalar(out[0]) = largest;
-}
-
 Specs SquareSums::infer(SpecSpan in) const {
   check_scalar(name, "the largest magnitude", in[0]);
   for (const Spec& s : in.subspan(1)) check_floating(name, s);
   return {{{2}, DType::i64, in[0].device}};
-}
-
-void SquareSums::run(Cpu, Inputs in, Outputs out) const {
-  const double largest = scalar(in[0]);
-  cpu::SquareSum total;
-  if (std::isfinite(largest))
-    values_by_dtype(name, in.subspan(1),
-                    [&](auto values) { total += cpu::square_sum(values, cpu::square_exponent(largest)); });
-  auto* sums = reinterpret_cast<std::int64_t*>(out[0].raw());
-  sums[0] = total.high;
-  sums[1] = total.low;
 }
 
 Specs NormOfSums::infer(SpecSpan in) const {
@@ -159,27 +80,63 @@ Specs NormOfSums::infer(SpecSpan in) const {
   return {in[1]};
 }
 
-void NormOfSums::run(Cpu, Inputs in, Outputs out) const {
-  const Tensor sums = contiguous(in[0]);
-  const std::int64_t* parts = sums.data<std::int64_t>();
-  scalar(out[0]) = cpu::norm_from({parts[0], parts[1]}, scalar(in[1]));
-}
-
 Specs ClipScale::infer(SpecSpan in) const {
   check_scalar(name, "the norm", in[0]);
   for (const Spec& s : in.subspan(1)) check_floating(name, s);
   return {};
 }
 
-void ClipScale::run(Cpu, Inputs in, Outputs) const {
-  const double factor = std::min(1.0, limit / (scalar(in[0]) + 1e-6));
-  if (factor == 1.0) return;
-  by_dtype(name, in.subspan(1), [&](auto tag, const std::vector<Tensor>& tensors) {
-    using T = typename decltype(tag)::type;
-    std::vector<cpu::MutableValues<T>> list;
-    for (const Tensor& t : tensors) list.push_back({dense_data<T>(name, t), t.numel()});
-    cpu::scale<T>(list, factor);
-  });
+Tensors AdamStep::reference(Inputs in) const {
+  const Tensor& lr = in[0];
+  const auto f32_of = [](const Tensor& t) { return to(t, DType::f32); };
+  Tensors out;
+  for (std::size_t i = first; i < in.size(); i += stride) {
+    const Tensor step = add(in[i + 4], 1);
+    const Tensor correction1 = sub(1, pow(full({}, beta1, {DType::f64, lr.device()}), step));
+    const Tensor correction2 = sub(1, pow(full({}, beta2, {DType::f64, lr.device()}), step));
+    Tensor p = in[i], g = in[i + 1];
+    if (weight_decay != 0 && decoupled) p = mul(p, f32_of(sub(1, mul(lr, weight_decay))));
+    if (weight_decay != 0 && !decoupled) g = add(g, mul(p, weight_decay));
+    const Tensor m = add(mul(in[i + 2], beta1), mul(g, 1 - beta1));
+    const Tensor v = add(mul(in[i + 3], beta2), mul(mul(g, g), 1 - beta2));
+    const Tensor deviation = add(div(sqrt(v), f32_of(sqrt(correction2))), eps);
+    p = sub(p, mul(div(m, deviation), f32_of(div(lr, correction1))));
+    for (const Tensor& written : {p, m, v, step}) out.push_back(written);
+  }
+  return out;
+}
+
+Tensors SgdStep::reference(Inputs in) const {
+  const Tensor lr = to(in[0], DType::f32);
+  Tensors out;
+  for (std::size_t i = first; i < in.size(); i += stride()) {
+    const Tensor& p = in[i];
+    Tensor g = in[i + 1];
+    if (weight_decay != 0) g = add(g, mul(p, weight_decay));
+    if (momentum == 0) {
+      out.push_back(sub(p, mul(g, lr)));
+      continue;
+    }
+    const Tensor carried = where(equal(in[i + 3], 0), g, add(mul(in[i + 2], momentum), g));
+    out.push_back(sub(p, mul(carried, lr)));
+    out.push_back(carried);
+    out.push_back(add(in[i + 3], 1));
+  }
+  return out;
+}
+
+Tensors LargestMagnitude::reference(Inputs in) const {
+  Tensor largest = zeros({}, {DType::f64, in[0].device()});
+  for (const Tensor& x : in)
+    if (x.numel() > 0) largest = maximum(largest, to(amax(abs(x)), DType::f64));
+  return {largest};
+}
+
+Tensors ClipScale::reference(Inputs in) const {
+  const Tensor factor = minimum(div(limit, add(in[0], 1e-6)), 1);
+  Tensors out;
+  for (const Tensor& x : in.subspan(1)) out.push_back(to(mul(to(x, DType::f64), factor), x.dtype()));
+  return out;
 }
 
 }  // namespace ops

@@ -11,6 +11,7 @@ namespace sherd::ops {
 /// written.
 struct AdamStep {
   static constexpr std::string_view name = "adam_step_";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
   static constexpr std::size_t first = 1, stride = 5;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -18,7 +19,7 @@ struct AdamStep {
 
   bool writes(std::size_t i) const { return i >= first && (i - first) % stride != 1; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("beta1", beta1);
     on("beta2", beta2);
@@ -34,6 +35,7 @@ struct AdamStep {
 /// written.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
   static constexpr std::size_t first = 1;
   double momentum = 0, weight_decay = 0;
@@ -41,7 +43,7 @@ struct SgdStep {
   std::size_t stride() const { return momentum != 0 ? 4 : 2; }
   bool writes(std::size_t i) const { return i >= first && (i - first) % stride() != 1; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("momentum", momentum);
     on("weight_decay", weight_decay);
@@ -56,10 +58,11 @@ struct SgdStep {
 /// Largest absolute value of all inputs, f64 0-d: 0 for no elements, NaN when there is one.
 struct LargestMagnitude {
   static constexpr std::string_view name = "largest_magnitude";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   bool operator==(const LargestMagnitude&) const = default;
 };
 
@@ -68,10 +71,10 @@ struct LargestMagnitude {
 /// finite they are 0.
 struct SquareSums {
   static constexpr std::string_view name = "square_sums";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   bool operator==(const SquareSums&) const = default;
 };
 
@@ -79,22 +82,24 @@ struct SquareSums {
 /// is not finite.
 struct NormOfSums {
   static constexpr std::string_view name = "norm_of_sums";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 1;
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   bool operator==(const NormOfSums&) const = default;
 };
 
 /// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64).
 struct ClipScale {
   static constexpr std::string_view name = "clip_scale_";
+  static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
   double limit = 1;
 
   bool writes(std::size_t i) const { return i >= 1; }
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const { on("limit", limit); }
   bool operator==(const ClipScale&) const = default;
 };

@@ -20,12 +20,13 @@ struct PatchRule {
 /// Images (N, C, H, W) to windows (N, windows down, windows across, C * height * width).
 struct Patches {
   static constexpr std::string_view name = "patches";
+  static constexpr Mask dense = 1;
   static constexpr Reads reads{};
   PatchRule rule;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const { rule.fields(on); }
   bool operator==(const Patches&) const = default;
 };
@@ -33,13 +34,14 @@ struct Patches {
 /// Windows back to images of the given size: each pixel is the sum of its places.
 struct PatchesGrad {
   static constexpr std::string_view name = "patches_grad";
+  static constexpr Mask dense = 1;
   static constexpr Reads reads{};
   PatchRule rule;
   std::int64_t rows = 1, columns = 1;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     rule.fields(on);
     on("rows", rows);

@@ -9,13 +9,13 @@ namespace sherd::ops {
 /// Uniform in [low, high).
 struct Uniform {
   static constexpr std::string_view name = "uniform";
+  static constexpr Arity arity = 0;
   static constexpr bool differentiable = false;
   Spec spec;
   RandomKey key;
   double low = 0, high = 1;
 
   Specs infer(SpecSpan) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const {
     on("seed", key.seed);
     on("offset", key.offset);
@@ -28,13 +28,13 @@ struct Uniform {
 /// Normal with the given mean and standard deviation.
 struct Normal {
   static constexpr std::string_view name = "normal";
+  static constexpr Arity arity = 0;
   static constexpr bool differentiable = false;
   Spec spec;
   RandomKey key;
   double mean = 0, stddev = 1;
 
   Specs infer(SpecSpan) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const {
     on("seed", key.seed);
     on("offset", key.offset);
@@ -47,13 +47,13 @@ struct Normal {
 /// Integers in [low, high).
 struct RandomInteger {
   static constexpr std::string_view name = "randint";
+  static constexpr Arity arity = 0;
   static constexpr bool differentiable = false;
   Spec spec;
   RandomKey key;
   std::int64_t low = 0, high = 2;
 
   Specs infer(SpecSpan) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   void fields(auto&& on) const {
     on("seed", key.seed);
     on("offset", key.offset);

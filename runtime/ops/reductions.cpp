@@ -1,7 +1,6 @@
-#include <limits>
+#include <algorithm>
 
 #include "runtime/apply.h"
-#include "runtime/cpu/reduce.h"
 #include "runtime/ops.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/sum.h"
@@ -18,38 +17,6 @@ Shape reduced_shape(const Shape& shape, Mask axes, bool keep) {
       out.push_back(1);
   }
   return out;
-}
-
-/// The input as (outer, reduce, inner): the reduced axes side by side, memory steps known.
-struct Plan {
-  Tensor x;
-  cpu::Reduction r;
-};
-
-Plan plan(const Tensor& x, Mask axes) {
-  int first = x.rank(), last = -1;
-  for (int i = 0; i < x.rank(); ++i)
-    if (has(axes, static_cast<std::size_t>(i))) {
-      first = std::min(first, i);
-      last = i;
-    }
-  bool block = true;
-  for (int i = first; i <= last; ++i) block = block && has(axes, static_cast<std::size_t>(i));
-  if (!block || !x.is_contiguous()) {
-    if (block) return plan(clone(x), axes);
-    Shape order;
-    for (int pass = 0; pass < 2; ++pass)
-      for (int i = 0; i < x.rank(); ++i)
-        if (has(axes, static_cast<std::size_t>(i)) == (pass == 1)) order.push_back(i);
-    const Tensor moved = clone(permute(x, order));
-    Mask tail = 0;
-    for (int i = 0; i < x.rank(); ++i)
-      if (has(axes, static_cast<std::size_t>(order[i]))) tail |= bit(static_cast<std::size_t>(i));
-    return plan(moved, tail);
-  }
-  std::int64_t outer = 1, reduce = 1, inner = 1;
-  for (int i = 0; i < x.rank(); ++i) (i < first ? outer : i > last ? inner : reduce) *= x.shape()[i];
-  return {x, cpu::Reduction::contiguous(outer, reduce, inner)};
 }
 
 /// Axes as bits; none means all.
@@ -77,21 +44,6 @@ Specs Sum::infer(SpecSpan in) const {
            in[0].device}};
 }
 
-void Sum::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Plan p = plan(in[0], axes);
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const double factor = mean ? 1.0 / static_cast<double>(p.r.reduce) : 1.0;
-    if (mean && p.r.reduce == 0) {  // the mean of nothing
-      fill_(alias(out[0], out[0].layout()), std::numeric_limits<double>::quiet_NaN());
-    } else {
-      cpu::sum(p.r, reinterpret_cast<const T*>(p.x.raw()), factor,
-               reinterpret_cast<cpu::sum_t<T>*>(out[0].raw()));
-    }
-  });
-}
-
 Tensors Sum::grad(const GradArgs& args) const {
   const Shape& shape = args.specs[0].shape;
   Tensor gy = args.gy[0];
@@ -107,17 +59,6 @@ Specs Extreme::infer(SpecSpan in) const {
   return {{reduced_shape(in[0].shape, axes, keep), in[0].dtype, in[0].device}};
 }
 
-void Extreme::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Plan p = plan(in[0], axes);
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const auto* x = reinterpret_cast<const T*>(p.x.raw());
-    auto* y = reinterpret_cast<T*>(out[0].raw());
-    largest ? cpu::maximum(p.r, x, y, nullptr) : cpu::minimum(p.r, x, y, nullptr);
-  });
-}
-
 Tensors Extreme::grad(const GradArgs& args) const {
   const Tensor& x = args.inputs[0];
   const Tensor winners = to(equal(x, with_kept_axes(args.outputs[0], x.shape(), axes)), x.dtype());
@@ -129,19 +70,11 @@ Tensors Extreme::grad(const GradArgs& args) const {
 }
 
 Specs ArgMax::infer(SpecSpan in) const {
+  check<ShapeError>(axis >= 0 && axis < std::max(in[0].shape.rank(), 1), "argmax: axis {} of shape {}", axis,
+                    in[0].shape);
   check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "argmax: axis {} of shape {} is empty",
                     axis, in[0].shape);
   return {{reduced_shape(in[0].shape, bit(static_cast<std::size_t>(axis)), keep), DType::i64, in[0].device}};
-}
-
-void ArgMax::run(Cpu, Inputs in, Outputs out) const {
-  if (out[0].numel() == 0) return;
-  const Plan p = plan(in[0], in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(axis)));
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    cpu::maximum<T>(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr,
-                    reinterpret_cast<std::int64_t*>(out[0].raw()));
-  });
 }
 
 }  // namespace ops

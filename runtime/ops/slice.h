@@ -31,7 +31,7 @@ struct Unslice {
   std::int64_t full = 0;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
+  void run(Inputs in, Outputs out) const;  // zeros, and a copy into a part of them
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
     slice.fields(on);

@@ -15,7 +15,6 @@ struct Sum {
   bool mean = false;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
     on("axes", axes);

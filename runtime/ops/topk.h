@@ -8,11 +8,11 @@ namespace sherd::ops {
 /// Outputs: values and their i64 positions, largest first; equal values by position, NaN largest of all.
 struct TopK {
   static constexpr std::string_view name = "topk";
+  static constexpr Mask dense = 1;
   static constexpr Reads reads{.outputs = 0b10};
   std::int64_t k = 1;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const { on("k", k); }
   bool operator==(const TopK&) const = default;
@@ -21,10 +21,11 @@ struct TopK {
 /// Along the last axis: x[..., index[..., j]] at j.
 struct Gather {
   static constexpr std::string_view name = "gather";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   bool operator==(const Gather&) const = default;
 };
@@ -33,11 +34,12 @@ struct Gather {
 /// are zero, repeated positions add up in order.
 struct Scatter {
   static constexpr std::string_view name = "scatter";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
   std::int64_t columns = 0;
 
   Specs infer(SpecSpan in) const;
-  void run(Cpu, Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const { on("columns", columns); }
   bool operator==(const Scatter&) const = default;

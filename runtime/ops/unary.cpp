@@ -1,5 +1,5 @@
-// Unary ops: their public functions and, through these, their CPU loops.
-#include "runtime/cpu/elementwise_loop.h"
+// The public functions of the unary ops.
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/listing.h"
@@ -26,12 +26,12 @@ Tensor leaky_relu(const Tensor& x, double slope) { return apply(ops::LeakyRelu{s
 Tensor square(const Tensor& x) { return apply(ops::Square{}, x); }
 Tensor reciprocal(const Tensor& x) { return apply(ops::Reciprocal{}, x); }
 Tensor floor(const Tensor& x) { return apply(ops::Floor{}, x); }
-Tensor clamp(const Tensor& x, double min, double max) { return apply(ops::Clamp{min, max}, x); }
+Tensor clamp(const Tensor& x, Number min, Number max) { return apply(ops::Clamp{min, max}, x); }
 Tensor isfinite(const Tensor& x) { return apply(ops::IsFinite{}, x); }
 Tensor logical_not(const Tensor& x) { return apply(ops::LogicalNot{}, x); }
 
-const Tensor& relu_(const Tensor& x) { return apply(InPlace<ops::Relu>{}, x), x; }
-const Tensor& exp_(const Tensor& x) { return apply(InPlace<ops::Exp>{}, x), x; }
+Tensor relu_(const Tensor& x) { return apply(InPlace<ops::Relu>{}, x); }
+Tensor exp_(const Tensor& x) { return apply(InPlace<ops::Exp>{}, x); }
 
 std::vector<ElementwiseListing> unary_listing() {
   std::vector<ElementwiseListing> list;

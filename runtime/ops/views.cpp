@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
@@ -10,6 +11,21 @@
 
 namespace sherd {
 namespace ops {
+namespace {
+
+/// Whether two shapes hold as many elements; a product that overflows equals none.
+bool same_count(const Shape& a, const Shape& b) {
+  std::int64_t n = 1;
+  bool counted = true, none = false;
+  for (std::int64_t size : a) {
+    if (size < 0) return false;
+    none = none || size == 0;
+    counted = !__builtin_mul_overflow(n, size, &n) && counted;
+  }
+  return none ? b.numel() == 0 : counted && n == b.numel();
+}
+
+}  // namespace
 
 std::optional<Shape> ViewAs::strides_over(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) return contiguous_strides(shape);
@@ -36,6 +52,8 @@ std::optional<Shape> ViewAs::strides_over(const Tensor& x, const Shape& shape) {
 }
 
 Layout ViewAs::view(const Tensor& x) const {
+  check<ShapeError>(same_count(shape, x.shape()), "view: {} elements of shape {} do not fill {}", x.numel(),
+                    x.shape(), shape);
   const std::optional<Shape> strides = strides_over(x, shape);
   check<ShapeError>(strides.has_value(),
                     "view: shape {} over strides {} of shape {} needs a copy; use reshape", shape,
@@ -45,6 +63,10 @@ Layout ViewAs::view(const Tensor& x) const {
 Tensors ViewAs::grad(const GradArgs& args) const { return {reshape(args.gy[0], args.specs[0].shape)}; }
 
 Layout Permute::view(const Tensor& x) const {
+  std::uint32_t seen = 0;
+  for (std::int64_t axis : axes) seen |= axis >= 0 && axis < x.rank() ? 1u << axis : 0;
+  check<ShapeError>(axes.rank() == x.rank() && seen == (1u << x.rank()) - 1,
+                    "permute: axes {} are not those of shape {}, each once", axes, x.shape());
   Layout layout{axes, axes, x.layout().offset};
   for (int i = 0; i < axes.rank(); ++i) {
     layout.shape[i] = x.shape()[static_cast<int>(axes[i])];
@@ -59,9 +81,15 @@ Tensors Permute::grad(const GradArgs& args) const {
 }
 
 Layout Slice::view(const Tensor& x) const {
+  check<ShapeError>(axis >= 0 && axis < x.rank(), "slice: axis {} of shape {}", axis, x.shape());
+  const std::int64_t n = x.shape()[axis];
+  check<ValueError>(step > 0 && start >= 0 && size >= 0 && start <= n &&
+                        (size == 0 || (size - 1) <= (n - 1 - start) / step) && (size == 0 || start < n),
+                    "slice: {} elements from {} in steps of {} along axis {} of shape {}", size, start, step,
+                    axis, x.shape());
   Layout layout = x.layout();
-  layout.offset += start * layout.strides[axis];
-  layout.strides[axis] *= step;
+  layout.offset += size == 0 ? 0 : start * layout.strides[axis];
+  if (size > 1) layout.strides[axis] *= step;
   layout.shape[axis] = size;
   return layout;
 }
@@ -71,10 +99,13 @@ Tensors Slice::grad(const GradArgs& args) const {
 
 Specs Unslice::infer(SpecSpan in) const {
   Spec spec = in[0];
+  check<ShapeError>(
+      slice.axis >= 0 && slice.axis < spec.shape.rank() && spec.shape[slice.axis] == slice.size && full >= 0,
+      "unslice: shape {} is not a slice of {} elements along axis {}", spec.shape, slice.size, slice.axis);
   spec.shape[slice.axis] = full;
   return {spec};
 }
-void Unslice::run(Cpu, Inputs in, Outputs out) const {
+void Unslice::run(Inputs in, Outputs out) const {
   const Tensor whole = alias(out[0], out[0].layout());
   zero_(whole);
   copy_(alias(whole, slice.view(whole)), in[0]);
@@ -107,7 +138,8 @@ Shape resolve(std::string_view op, const Tensor& x, Shape shape) {
   for (int i = 0; i < shape.rank(); ++i) {
     if (shape[i] != -1) {
       check<ShapeError>(shape[i] >= 0, "{}: size {} in shape {}", op, shape[i], shape);
-      known *= shape[i];
+      // A product that cannot be counted is no tensor's; a zero elsewhere makes it none.
+      if (__builtin_mul_overflow(known, shape[i], &known)) known = std::numeric_limits<std::int64_t>::max();
     } else {
       check<ShapeError>(open < 0, "{}: shape {} has more than one -1", op, shape);
       open = i;
@@ -197,13 +229,14 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
   const auto clamped = [n](std::int64_t i) { return std::clamp<std::int64_t>(i < 0 ? i + n : i, 0, n); };
   start = clamped(start);
   end = clamped(end);
-  return apply(ops::Slice{at, start, step, end > start ? (end - start + step - 1) / step : 0}, x);
+  return apply(ops::Slice{at, start, step, end > start ? (end - start - 1) / step + 1 : 0}, x);
 }
 
 Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length) {
   const int at = normalize_axis("narrow", axis, x.rank());
-  check<ShapeError>(x.rank() > 0 && start >= 0 && length >= 0 && start + length <= x.shape()[at],
-                    "narrow: {} elements from {} along axis {} of shape {}", length, start, axis, x.shape());
+  check<ShapeError>(
+      x.rank() > 0 && start >= 0 && length >= 0 && start <= x.shape()[at] && length <= x.shape()[at] - start,
+      "narrow: {} elements from {} along axis {} of shape {}", length, start, axis, x.shape());
   return apply(ops::Slice{at, start, 1, length}, x);
 }
 

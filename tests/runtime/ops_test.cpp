@@ -1,5 +1,4 @@
-// Every op that is not elementwise: a table of cases, and one harness over it. The table is complete when
-// every op of the list was heard while it ran.
+// Every op that is not elementwise, by the table of cases.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -9,402 +8,15 @@
 #include "runtime/apply.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
-#include "tests/runtime/harness.h"
+#include "tests/runtime/op_cases.h"
 
 using namespace sherd;
 using namespace sherd::test;
 
 namespace {
 
-using Call = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
-
-enum class Kind { number, index, mask };
-
-struct Input {
-  Shape shape, large;
-  Kind kind = Kind::number;
-  std::int64_t bound = 0;  ///< of indices
-  double low = -2, high = 2;
-};
-
-/// How far results may be apart where bits may differ (products: the library picks another path for another
-/// layout).
-enum class Bits { exact, rounded };
-
-/// What holds for an op beside the call.
-struct Rules {
-  DTypeSet dtypes = any_dtype;
-  bool gradients = true;
-  Bits layouts = Bits::exact;            ///< the layout of inputs changes no bit
-  bool f64_by_reference = false;         ///< so in f64 its layouts are a product's
-  Bits sixteen = Bits::exact;            ///< a 16-bit result is the f32 result rounded once
-  Call reference;                        ///< the same in other ops
-  std::vector<std::vector<Shape>> more;  ///< further shapes: size 1, empty, 0-d
-};
-
-struct Case : Rules {
-  std::string name;
-  std::vector<Input> inputs;
-  Call call;
-};
-
-std::vector<Tensor> draw(const Case& c, DType dtype, const std::vector<Shape>& shapes, unsigned seed = 1) {
-  std::vector<Tensor> list;
-  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
-    const Input& in = c.inputs[i];
-    const unsigned s = seed + 10 * static_cast<unsigned>(i);
-    if (in.kind == Kind::number)
-      list.push_back(numbers(shapes[i], dtype, s, in.low, in.high));
-    else if (in.kind == Kind::mask)
-      list.push_back(numbers(shapes[i], boolean, s));
-    else
-      list.push_back(numbers(shapes[i], i64, s, 0, static_cast<double>(in.bound - 1)));
-  }
-  return list;
-}
-
-std::vector<Shape> small_shapes(const Case& c) {
-  std::vector<Shape> list;
-  for (const Input& in : c.inputs) list.push_back(in.shape);
-  return list;
-}
-
-std::vector<Shape> large_shapes(const Case& c) {
-  std::vector<Shape> list;
-  for (const Input& in : c.inputs) list.push_back(in.large);
-  return list;
-}
-
-std::vector<Tensor> run(const Case& c, std::span<const Tensor> in) {
-  manual_seed(7);
-  return c.call(in);
-}
-
-bool agree(const Tensor& a, const Tensor& b, Bits bits) {
-  if (bits == Bits::exact) return same_bits(a, b);
-  const double rounding = a.dtype() == f64 ? 1e-12 : a.dtype() == f32 ? 1e-5 : a.dtype() == f16 ? 4e-3 : 4e-2;
-  return a.dtype() == b.dtype() && distance(a, b) <= rounding;
-}
-
 Bits layout_bits(const Case& c, DType dtype) {
   return dtype == f64 && c.f64_by_reference ? Bits::rounded : c.layouts;
-}
-
-void check_agree(std::span<const Tensor> got, std::span<const Tensor> expected, Bits bits) {
-  REQUIRE(got.size() == expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    INFO("output " << i << ": " << to_string(got[i].detach()) << " against "
-                   << to_string(expected[i].detach()));
-    CHECK(agree(got[i], expected[i], bits));
-  }
-}
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> list = [] {
-    std::vector<Case> all;
-    const auto put = [&](std::string name, std::vector<Input> inputs, Call call, Rules rules = {}) {
-      all.push_back({std::move(rules), std::move(name), std::move(inputs), std::move(call)});
-    };
-    const auto one = [](auto f) {
-      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0])}; });
-    };
-    const auto two = [](auto f) {
-      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1])}; });
-    };
-    const auto three = [](auto f) {
-      return Call([f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1], in[2])}; });
-    };
-    const auto reference = [](auto op) {
-      return Call([op](std::span<const Tensor> in) {
-        const Tensors out = op.reference(in);
-        return std::vector<Tensor>(out.begin(), out.end());
-      });
-    };
-    const Input block{{3, 4, 5}, {7, 300, 41}}, matrix{{6, 7}, {301, 257}}, other{{7, 5}, {257, 130}};
-    const std::vector<std::vector<Shape>> any = {{{}}, {{1}}, {{0}}, {{2, 0, 3}}, {{1, 1, 1}}};
-    const std::vector<std::vector<Shape>> blocks = {{{1, 1, 1}}, {{0, 4, 5}}, {{3, 4, 1}}};
-
-    // ---- reductions
-    put("sum", {block}, one([](const Tensor& x) { return sum(x); }), {.more = any});
-    put("sum over the first axis", {block}, one([](const Tensor& x) { return sum(x, {0}); }),
-        {.more = blocks});
-    put("sum over outer axes", {block}, one([](const Tensor& x) { return sum(x, {0, -1}, Keep::dims); }),
-        {.more = blocks});
-    put("mean", {block}, one([](const Tensor& x) { return mean(x, {-1}); }),
-        {.dtypes = floating_dtypes, .more = blocks});
-    put("amax", {block}, one([](const Tensor& x) { return amax(x, {1}); }),
-        {.more = {{{1, 1, 1}}, {{0, 2, 2}}}});
-    put("amin", {block}, one([](const Tensor& x) { return amin(x); }), {.more = {{{}}, {{1}}}});
-    put("argmax", {block}, one([](const Tensor& x) { return argmax(x, 1, Keep::dims); }),
-        {.gradients = false, .more = {{{1, 1, 1}}, {{0, 2, 2}}}});
-    put("order_free_norm", {block}, one([](const Tensor& x) { return order_free_norm(std::span(&x, 1)); }),
-        {.dtypes = floating_dtypes, .gradients = false, .more = any});
-    put("multinomial", {{{4, 5}, {300, 40}, Kind::number, 0, 0.1, 2}},
-        one([](const Tensor& x) { return multinomial(x); }),
-        {.dtypes = floating_dtypes, .gradients = false, .more = {{{1}}, {{0, 3}}}});
-
-    // ---- rows
-    put("softmax", {block}, one([](const Tensor& x) { return softmax(x); }),
-        {.dtypes = floating_dtypes, .reference = reference(ops::Softmax{}), .more = any});
-    put("softmax along the first axis", {block}, one([](const Tensor& x) { return softmax(x, 0); }),
-        {.dtypes = floating_dtypes});
-    put("log_softmax", {block}, one([](const Tensor& x) { return log_softmax(x); }),
-        {.dtypes = floating_dtypes, .reference = reference(ops::Softmax{true}), .more = any});
-    const auto norm = [](const Tensor& x, const Tensor& w, const Tensor& b) { return layer_norm(x, w, b); };
-    put("layer_norm", {block, {{5}, {41}}, {{5}, {41}}}, three(norm),
-        {.dtypes = floating_dtypes,
-         .reference = reference(ops::LayerNorm{}),
-         .more = {{{0, 5}, {5}, {5}}, {{5}, {5}, {5}}}});
-    put("layer_norm, plain", {block}, one([](const Tensor& x) { return layer_norm(x, {}, {}); }),
-        {.dtypes = floating_dtypes});
-    put("layer_norm without bias", {block, {{5}, {41}}},
-        two([](const Tensor& x, const Tensor& w) { return layer_norm(x, w, {}); }),
-        {.dtypes = floating_dtypes});
-    const std::vector<std::vector<Shape>> channels = {
-        {{2, 1}, {1}, {1}}, {{3, 4, 1}, {4}, {4}}, {{2, 4, 2, 3}, {4}, {4}}, {{0, 4, 5}, {4}, {4}}};
-    const auto batch = three([](const Tensor& x, const Tensor& w, const Tensor& b) {
-      return batch_norm(x, {}, {}, w, b, {.training = true});
-    });
-    const Call batch_reference = [](std::span<const Tensor> in) {
-      const Tensor all[] = {in[0], in[1], in[2], {}, {}};
-      return std::vector<Tensor>{ops::BatchNorm{}.reference(all)[0]};
-    };
-    put("batch_norm", {block, {{4}, {300}}, {{4}, {300}}}, batch,
-        {.dtypes = floating_dtypes, .reference = batch_reference, .more = channels});
-    put("batch_norm of rows", {matrix, {{7}, {257}}, {{7}, {257}}}, batch,
-        {.dtypes = floating_dtypes, .reference = batch_reference});
-    put("batch_norm, its statistics", {block}, one([](const Tensor& x) {
-          return apply_many(ops::BatchNorm{}, std::vector<Tensor>{x, {}, {}, {}, {}})[2];
-        }),
-        {.dtypes = floating_dtypes, .gradients = false});
-    put("batch_norm by running statistics", {block, {{4}, {300}}, {{4}, {300}}},
-        three([](const Tensor& x, const Tensor& w, const Tensor& b) {
-          const TensorOptions o{x.dtype() == f64 ? f64 : f32, x.device()};
-          const Shape c{x.size(1)};
-          return batch_norm(x, full(c, 0.25, o), full(c, 1.5, o), w, b);
-        }),
-        {.dtypes = floating_dtypes, .more = channels});
-    const Input targets{{6}, {301}, Kind::index, 7};
-    for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none})
-      put("cross_entropy " + std::to_string(static_cast<int>(r)), {matrix, targets},
-          two([r](const Tensor& x, const Tensor& t) { return cross_entropy(x, t, {r, 3}); }),
-          {.dtypes = floating_dtypes,
-           .reference = reference(ops::CrossEntropy{r, 3}),
-           .more = {{{1, 7}, {1}}}});
-
-    // ---- products
-    put("matmul", {matrix, other}, two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
-        {.dtypes = floating_dtypes,
-         .layouts = Bits::rounded,
-         .sixteen = Bits::rounded,
-         .more = {{{1, 1}, {1, 1}},
-                  {{0, 3}, {3, 2}},
-                  {{2, 0}, {0, 3}},
-                  {{2, 3}, {3, 0}},
-                  {{4}, {4}},
-                  {{4}, {4, 2}},
-                  {{2, 4}, {4}},
-                  {{2, 3, 0}, {0, 4}},
-                  {{0, 3, 2}, {2, 4}}}});
-    put("matmul, batched", {{{2, 1, 3, 4}, {3, 1, 40, 30}}, {{5, 4, 2}, {2, 30, 20}}},
-        two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
-        {.dtypes = floating_dtypes,
-         .layouts = Bits::rounded,
-         .sixteen = Bits::rounded,
-         .more = {{{0, 1, 2, 3}, {2, 3, 4}}, {{2, 3, 4}, {4, 2}}}});
-    const auto transposed = [](bool a, bool b) {
-      return [a, b](const Tensor& x, const Tensor& y) { return apply(ops::MatMul{a, b}, x, y); };
-    };
-    put("matmul, left transposed", {{{7, 6}, {257, 301}}, other}, two(transposed(true, false)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
-    put("matmul, right transposed", {matrix, {{5, 7}, {130, 257}}}, two(transposed(false, true)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
-    put("matmul, both transposed", {{{7, 6}, {257, 301}}, {{5, 7}, {130, 257}}}, two(transposed(true, true)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
-    put("linear", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}, {{5}, {130}}},
-        three([](const Tensor& x, const Tensor& w, const Tensor& b) { return linear(x, w, b); }),
-        {.dtypes = floating_dtypes,
-         .layouts = Bits::rounded,
-         .sixteen = Bits::rounded,
-         .reference = reference(ops::Linear{}),
-         .more = {{{7}, {5, 7}, {5}}, {{0, 7}, {5, 7}, {5}}, {{1, 1}, {1, 1}, {1}}}});
-    put("linear without bias", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}},
-        two([](const Tensor& x, const Tensor& w) { return linear(x, w); }),
-        {.dtypes = floating_dtypes,
-         .layouts = Bits::rounded,
-         .sixteen = Bits::rounded,
-         .more = {{{0, 7}, {5, 7}}, {{4, 0}, {5, 0}}, {{4, 7}, {0, 7}}}});
-
-    // ---- convolution
-    for (const Conv2dOptions o : {Conv2dOptions{}, Conv2dOptions{2, 1}, Conv2dOptions{3, 0}}) {
-      const Call direct = three([o](const Tensor& x, const Tensor& w, const Tensor& b) {  // a product a tap
-        const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), p = o.padding;
-        const TensorOptions like{x.dtype(), x.device()};
-        const Tensor sides[] = {zeros({n, c, h, p}, like), x, zeros({n, c, h, p}, like)};
-        const Tensor wide = cat(sides, 3), edge = zeros({n, c, p, v + 2 * p}, like);
-        const Tensor rows[] = {edge, wide, edge}, padded = permute(cat(rows, 2), {0, 2, 3, 1});
-        const std::int64_t down = h + 2 * p - w.size(2), across = v + 2 * p - w.size(3);
-        Tensor y = b;
-        for (std::int64_t i = 0; i < w.size(2); ++i)
-          for (std::int64_t j = 0; j < w.size(3); ++j) {
-            const Tensor seen = slice(padded, 1, i, i + down + 1, o.stride);
-            y = add(y, linear(slice(seen, 2, j, j + across + 1, o.stride), select(select(w, 3, j), 2, i)));
-          }
-        return permute(y, {0, 3, 1, 2});
-      });
-      put(fmt::format("conv2d, stride {}, padding {}", o.stride, o.padding),
-          {{{2, 3, 5, 4}, {3, 5, 40, 31}}, {{4, 3, 3, 2}, {40, 5, 5, 4}}, {{4}, {40}}},
-          three([o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv2d(x, w, b, o); }),
-          {.dtypes = floating_dtypes,
-           .layouts = Bits::rounded,
-           .sixteen = Bits::rounded,
-           .reference = direct,
-           .more = {{{1, 1, 1, 1}, {1, 1, 1, 1}, {1}},
-                    {{0, 2, 3, 3}, {4, 2, 3, 2}, {4}},
-                    {{2, 1, 3, 7}, {2, 1, 3, 1}, {2}},
-                    {{2, 2, 3, 3}, {0, 2, 2, 2}, {0}}}});
-    }
-    put("conv2d without bias", {{{2, 3, 5, 4}, {3, 5, 40, 31}}, {{4, 3, 3, 2}, {40, 5, 5, 4}}},
-        two([](const Tensor& x, const Tensor& w) { return conv2d(x, w); }),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
-
-    // ---- attention
-    const Input heads{{2, 2, 5, 4}, {2, 3, 70, 16}}, keys{{2, 2, 7, 4}, {2, 3, 90, 16}};
-    for (bool causal : {false, true})
-      for (double p : {0.0, 0.4}) {
-        const AttentionOptions options{.causal = causal, .dropout = p};
-        const std::string form = std::string(causal ? ", causal" : "") + (p > 0 ? ", dropout" : "");
-        put("attention" + form, {heads, keys, keys},
-            three([options](const Tensor& q, const Tensor& k, const Tensor& v) {
-              return attention(q, k, v, options);
-            }),
-            {.dtypes = floating_dtypes,
-             .f64_by_reference = true,
-             .more = {{{1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}},
-                      {{0, 2, 3, 4}, {0, 2, 3, 4}, {0, 2, 3, 4}}}});
-        put("self_attention" + form, {{{2, 5, 24}, {2, 70, 96}}},
-            one([options](const Tensor& x) { return self_attention(x, 2, options); }),
-            {.dtypes = floating_dtypes, .f64_by_reference = true, .more = {{{1, 1, 6}}, {{0, 3, 12}}}});
-      }
-    put("attention, its reference", {heads, keys, keys},
-        three([](const Tensor& q, const Tensor& k, const Tensor& v) {
-          return attention(q, k, v, {.causal = true, .scale = 0.3});
-        }),
-        {.dtypes = floating_dtypes,
-         .f64_by_reference = true,
-         .reference = reference(ops::Attention{{0.3, true}})});
-
-    // ---- moving and picking
-    const auto index = [](Shape s, Shape large, std::int64_t bound) {
-      return Input{s, large, Kind::index, bound};
-    };
-    put("embedding", {matrix, index({2, 3}, {90, 70}, 6)},
-        two([](const Tensor& t, const Tensor& i) { return embedding(t, i); }),
-        {.dtypes = floating_dtypes, .more = {{{6, 1}, {1}}, {{6, 7}, {0}}, {{6, 7}, {}}, {{6}, {3}}}});
-    put("index_select", {block, index({6}, {500}, 4)},
-        two([](const Tensor& x, const Tensor& i) { return index_select(x, 1, i); }),
-        {.dtypes = floating_dtypes, .more = {{{1, 4, 1}, {2}}}});
-    put("gather", {matrix, index({6, 3}, {301, 90}, 7)},
-        two([](const Tensor& x, const Tensor& i) { return gather(x, i); }),
-        {.more = {{{1, 7}, {1, 1}}, {{0, 7}, {0, 2}}}});
-    put("topk", {matrix}, one([](const Tensor& x) { return topk(x, 3).values; }),
-        {.more = {{{1, 3}}, {{0, 4}}}});
-    put("topk positions", {matrix}, one([](const Tensor& x) { return topk(x, 3).indices; }),
-        {.gradients = false});
-    put("cat", {block, {{3, 2, 5}, {7, 150, 41}}}, two([](const Tensor& a, const Tensor& b) {
-          const Tensor parts[] = {a, b, a};
-          return cat(parts, 1);
-        }),
-        {.more = {{{1, 1, 1}, {1, 1, 1}}, {{3, 0, 5}, {3, 2, 5}}, {{0, 2, 1}, {0, 3, 1}}}});
-    put("stack", {matrix, matrix}, two([](const Tensor& a, const Tensor& b) {
-          const Tensor parts[] = {a, b};
-          return stack(parts, -1);
-        }),
-        {.more = {{{}, {}}, {{0}, {0}}, {{1}, {1}}}});
-    put("split", {block}, Call([](std::span<const Tensor> in) { return split(in[0], 2, 2); }),
-        {.more = {{{0, 1, 3}}}});
-    put("where", {{{3, 1, 5}, {7, 1, 41}, Kind::mask}, block, {{4, 5}, {300, 41}}},
-        three([](const Tensor& m, const Tensor& a, const Tensor& b) { return where(m, a, b); }),
-        {.more = {{{}, {}, {}}, {{0}, {0}, {0}}, {{2}, {}, {1}}}});
-    put("masked_fill", {block, {{4, 5}, {300, 41}, Kind::mask}},
-        two([](const Tensor& x, const Tensor& m) { return masked_fill(x, m, 1); }));
-    put("clone", {block}, one([](const Tensor& x) { return clone(x); }), {.more = any});
-    put("contiguous", {block}, one([](const Tensor& x) { return contiguous(x); }), {.more = any});
-    for (DType to_dtype : {f64, i32, boolean})
-      put("to " + std::string(name_of(to_dtype)), {block},
-          one([to_dtype](const Tensor& x) { return to(x, to_dtype); }),
-          {.gradients = to_dtype == f64, .more = any});
-    put("to another device and back", {block}, one([](const Tensor& x) {
-          return to(to(x, x.device() == Device::cpu(1) ? Device::cpu(0) : Device::cpu(1)), x.device());
-        }),
-        {.more = any});
-    put("copy_", {block, {{4, 1}, {300, 1}}},
-        two([](const Tensor& x, const Tensor& y) { return copy_(clone(x), y); }),
-        {.more = {{{}, {}}, {{0}, {1}}}});
-    put("fill_", {block}, one([](const Tensor& x) { return fill_(clone(x), 1); }), {.more = any});
-    put("dropout", {block}, one([](const Tensor& x) { return dropout(x, 0.3); }),
-        {.dtypes = floating_dtypes, .more = any});
-
-    // ---- views
-    put("reshape", {block}, one([](const Tensor& x) { return reshape(x, {x.size(0), -1}); }),
-        {.more = {{{1, 1, 1}}, {{2, 3, 0}}}});
-    put("permute", {block}, one([](const Tensor& x) { return permute(x, {2, 0, -2}); }), {.more = blocks});
-    put("transpose", {block}, one([](const Tensor& x) { return transpose(x, 0, -1); }), {.more = blocks});
-    put("expand", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) { return expand(x, {2, -1, 3}); }),
-        {.more = {{{0, 1}}, {{1, 1}}}});
-    put("slice", {block}, one([](const Tensor& x) { return slice(x, 1, 1, -1, 2); }),
-        {.more = {{{1, 1, 1}}, {{2, 0, 1}}}});
-    put("narrow", {block}, one([](const Tensor& x) { return narrow(x, 2, 1, 2); }));
-    put("select", {block}, one([](const Tensor& x) { return select(x, 1, -2); }));
-    put("squeeze", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) { return squeeze(x, -1); }),
-        {.more = {{{0, 1}}, {{1, 1}}}});
-    put("unsqueeze", {block}, one([](const Tensor& x) { return unsqueeze(x, -1); }), {.more = any});
-    put("flatten", {block}, one([](const Tensor& x) { return flatten(x, 1); }), {.more = blocks});
-    return all;
-  }();
-  return list;
-}
-
-template <class F>
-void for_each_case(F&& body) {
-  for (const Case& c : cases()) {
-    INFO(c.name);
-    try {
-      body(c);
-    } catch (const std::exception& error) {  // the other cases are still looked at
-      FAIL_CHECK(error.what());
-    }
-  }
-}
-
-template <class F>
-void for_each_case_and_dtype(F&& body) {
-  for_each_case([&](const Case& c) {
-    for (DType dtype : all_dtypes) {
-      if (!c.dtypes.contains(dtype)) continue;
-      INFO(name_of(dtype));
-      body(c, dtype);
-    }
-  });
-}
-
-std::vector<Tensor> as(std::span<const Tensor> in, DType dtype) {
-  std::vector<Tensor> list;
-  for (const Tensor& x : in) list.push_back(is_floating(x.dtype()) ? to(x, dtype) : x);
-  return list;
-}
-
-/// Gradients of the first output with respect to all floating inputs, for a fixed upstream in the given
-/// layout.
-std::vector<Tensor> gradients(const Case& c, std::span<const Tensor> in, Lay upstream) {
-  std::vector<Tensor> all, leaves;
-  for (const Tensor& x : in) {
-    all.push_back(x.detach());
-    if (is_floating(x.dtype())) leaves.push_back(all.back().requires_grad_());
-  }
-  const Tensor y = run(c, all)[0];
-  const Tensor up = to(numbers(y.shape(), f16, 5), y.dtype());  // the same in every dtype
-  return grad(y, leaves, laid(up, upstream));
 }
 
 }  // namespace
@@ -740,20 +352,52 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"softmax", [&] { softmax(x, 2); }, Bad::shape},
       {"matmul", [&] { matmul(x, x); }, Bad::shape},
       {"matmul", [&] { matmul(s, x); }, Bad::shape},
-      {"matmul", [&] { matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32)); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 3}, f32)); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 4}, f32), v); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 4}, f32), s); }, Bad::shape},
+      {"matmul",
+       [&] {
+         matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32));
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 3}, f32));
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 4}, f32), v);
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 4}, f32), s);
+       },
+       Bad::shape},
       {"conv2d", [&] { conv2d(x, image); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, x); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 3, 1, 1}, f32)); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 2, 4, 1}, f32)); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 2, 0, 1}, f32)); }, Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 3, 1, 1}, f32));
+       },
+       Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 2, 4, 1}, f32));
+       },
+       Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 2, 0, 1}, f32));
+       },
+       Bad::shape},
       {"conv2d", [&] { conv2d(image, image, v); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, image, {}, {.stride = 0}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, image, {}, {.padding = -1}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, to(image, f16)); }, Bad::dtype},
-      {"conv2d", [&] { conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64)); }, Bad::dtype},
+      {"conv2d",
+       [&] {
+         conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64));
+       },
+       Bad::dtype},
       {"mat1 and mat2", [&] { conv2d(image, image, numbers({1}, f64)); }, Bad::dtype},
       {"layer_norm", [&] { layer_norm(x, numbers({3}, f32), {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, s, {}); }, Bad::shape},
@@ -767,19 +411,35 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"batch_norm", [&] { batch_norm(x, v, numbers({3}, f32)); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, {}, {}); }, Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, {}); }, Bad::value},
-      {"batch_norm", [&] { batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true}); }, Bad::value},
+      {"batch_norm",
+       [&] {
+         batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true});
+       },
+       Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, v, numbers({4}, f16)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, v, v, v, numbers({4}, f64)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, numbers({4}, i64), v); }, Bad::dtype},
       {"cross_entropy", [&] { cross_entropy(x, index); }, Bad::shape},
       {"cross_entropy", [&] { cross_entropy(x, numbers({3}, i32)); }, Bad::dtype},
-      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(4)); }, Bad::value},
-      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(-1)); }, Bad::value},
+      {"cross_entropy",
+       [&] {
+         cross_entropy(numbers({1, 4}, f32), far(4));
+       },
+       Bad::value},
+      {"cross_entropy",
+       [&] {
+         cross_entropy(numbers({1, 4}, f32), far(-1));
+       },
+       Bad::value},
       {"embedding", [&] { embedding(x, far(3)); }, Bad::value},
       {"embedding", [&] { embedding(x, far(-1)); }, Bad::value},
       {"embedding", [&] { embedding(x, v); }, Bad::dtype},
       {"embedding", [&] { embedding(s, index); }, Bad::shape},
-      {"index_select", [&] { index_select(x, 0, numbers({1, 1}, i64)); }, Bad::shape},
+      {"index_select",
+       [&] {
+         index_select(x, 0, numbers({1, 1}, i64));
+       },
+       Bad::shape},
       {"gather", [&] { gather(v, far(4)); }, Bad::value},
       {"gather", [&] { gather(x, index); }, Bad::shape},
       {"gather", [&] { gather(v, v); }, Bad::dtype},
@@ -788,25 +448,73 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"topk", [&] { topk(s, 1); }, Bad::shape},
       {"multinomial", [&] { multinomial(s); }, Bad::shape},
       {"cat", [&] { cat({}); }, Bad::value},
-      {"cat", [&] { cat(std::vector{x, v}); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{x, numbers({3, 5}, f32)}); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{v, numbers({4}, f64)}); }, Bad::dtype},
-      {"cat", [&] { cat(std::vector{x, x}, 2); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{s, s}); }, Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{x, v});
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{x, numbers({3, 5}, f32)});
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{v, numbers({4}, f64)});
+       },
+       Bad::dtype},
+      {"cat",
+       [&] {
+         cat(std::vector{x, x}, 2);
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{s, s});
+       },
+       Bad::shape},
       {"where", [&] { where(x, x, x); }, Bad::dtype},
-      {"where", [&] { where(greater(x, 0.0), x, numbers({3, 4}, f64)); }, Bad::dtype},
+      {"where",
+       [&] {
+         where(greater(x, 0.0), x, numbers({3, 4}, f64));
+       },
+       Bad::dtype},
       {"copy_", [&] { copy_(v, x); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {5, -1}); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {-1, -1}); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {-2, -6}); }, Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {5, -1});
+       },
+       Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {-1, -1});
+       },
+       Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {-2, -6});
+       },
+       Bad::shape},
       {"view", [&] { view(transpose(x, 0, 1), {12}); }, Bad::shape},
       {"flatten", [&] { flatten(x, 1, 0); }, Bad::shape},
-      {"permute", [&] { permute(x, {0, 0}); }, Bad::shape},
+      {"permute",
+       [&] {
+         permute(x, {0, 0});
+       },
+       Bad::shape},
       {"permute", [&] { permute(x, {0}); }, Bad::shape},
       {"squeeze", [&] { squeeze(x, 0); }, Bad::shape},
-      {"expand", [&] { expand(x, {3, 5}); }, Bad::shape},
+      {"expand",
+       [&] {
+         expand(x, {3, 5});
+       },
+       Bad::shape},
       {"expand", [&] { expand(x, {4}); }, Bad::shape},
-      {"expand", [&] { expand(v, {-1, 4}); }, Bad::shape},
+      {"expand",
+       [&] {
+         expand(v, {-1, 4});
+       },
+       Bad::shape},
       {"slice", [&] { slice(x, 0, 0, 1, 0); }, Bad::value},
       {"slice", [&] { slice(s, 0, 0, 1); }, Bad::shape},
       {"narrow", [&] { narrow(x, 1, 2, 3); }, Bad::shape},
@@ -817,13 +525,25 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"size", [&] { (void)x.size(2); }, Bad::shape},
       {"attention", [&] { attention(x, x, x); }, Bad::shape},
       {"attention",
-       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32)); },
+       [&] {
+         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32));
+       },
        Bad::shape},
       {"attention",
-       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32)); },
+       [&] {
+         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32));
+       },
        Bad::dtype},
-      {"self_attention", [&] { self_attention(numbers({1, 2, 8}, f32), 2); }, Bad::shape},
-      {"self_attention", [&] { self_attention(numbers({1, 2, 6}, f32), 0); }, Bad::shape},
+      {"self_attention",
+       [&] {
+         self_attention(numbers({1, 2, 8}, f32), 2);
+       },
+       Bad::shape},
+      {"self_attention",
+       [&] {
+         self_attention(numbers({1, 2, 6}, f32), 0);
+       },
+       Bad::shape},
       {"dropout", [&] { dropout(index, 0.5); }, Bad::dtype},
       {"arange", [] { arange(0, 1, 0); }, Bad::value},
       {"arange", [] { arange(0, std::numeric_limits<double>::infinity()); }, Bad::value},
@@ -831,13 +551,29 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"uniform", [] { rand({2}, {i64}); }, Bad::dtype},
       {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
       {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
-      {"-1", [] { zeros({2, -1}); }, Bad::shape},
-      {"largest_magnitude", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
+      {"-1",
+       [] {
+         zeros({2, -1});
+       },
+       Bad::shape},
+      {"largest_magnitude",
+       [&] {
+         order_free_norm(std::vector{x, index});
+       },
+       Bad::dtype},
       {"largest_magnitude", [] { apply_many(ops::LargestMagnitude{}, {}); }, Bad::value},
-      {"square_sums", [&] { apply_many(ops::SquareSums{}, std::vector{x, x}); }, Bad::dtype},
+      {"square_sums",
+       [&] {
+         apply_many(ops::SquareSums{}, std::vector{x, x});
+       },
+       Bad::dtype},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x, x); }, Bad::dtype},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64}), x); }, Bad::shape},
-      {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
+      {"to",
+       [] {
+         to(empty({2}, {f32, Device::meta()}), Device::cpu());
+       },
+       Bad::device},
   };
   for (const Bad& bad : list) {
     std::string text = "(nothing was thrown)";
@@ -875,15 +611,18 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   const Tensor again = clone(p);
   apply_many(ops::SgdStep{}, sgd);
   CHECK(distance(p, sub(again, mul(g, 0.1))) < 1e-6);
-  CHECK(one_line_about(
-      message_of<ShapeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)}); }),
-      "sgd_step_"));
-  CHECK(one_line_about(
-      message_of<DTypeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)}); }),
-      "sgd_step_"));
-  CHECK(one_line_about(
-      message_of<DTypeError>([&] { apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step}); }),
-      "adam_step_"));
+  CHECK(one_line_about(message_of<ShapeError>([&] {
+                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)});
+                       }),
+                       "sgd_step_"));
+  CHECK(one_line_about(message_of<DTypeError>([&] {
+                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)});
+                       }),
+                       "sgd_step_"));
+  CHECK(one_line_about(message_of<DTypeError>([&] {
+                         apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step});
+                       }),
+                       "adam_step_"));
   const std::vector<Tensor> clip = {order_free_norm(std::span(&g, 1)), g};
   apply_many(ops::ClipScale{1e-3}, clip);
   CHECK(std::abs(order_free_norm(std::span(&g, 1)).item() - 1e-3) < 1e-5);

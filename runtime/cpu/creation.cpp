@@ -1,0 +1,89 @@
+// Tensors of given, counted and random numbers.
+#include <algorithm>
+
+#include "runtime/cpu/random.h"
+#include "runtime/ops.h"
+#include "runtime/ops/arange.h"
+#include "runtime/ops/full.h"
+#include "runtime/ops/random.h"
+
+namespace sherd::cpu {
+namespace {
+
+template <class T>
+T element_of(Number value) {
+  return static_cast<T>(value.as<compute_t<T>>());
+}
+
+RandomAt at(RandomKey key) { return {key.seed, key.offset}; }
+
+/// Random kernels make f32; other dtypes round from it, so every dtype sees the same numbers.
+template <class F>
+void fill_f32_then_cast(const Tensor& out, F&& fill) {
+  if (out.dtype() == DType::f32) return fill(reinterpret_cast<float*>(out.raw()));
+  const Tensor wide = empty(out.shape(), {DType::f32});
+  fill(static_cast<float*>(wide.storage().data()));
+  copy_(alias(out, out.layout()), wide);
+}
+
+void full(const ops::Full& op, Inputs, Outputs out) {
+  dispatch(out[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::fill_n(reinterpret_cast<T*>(out[0].raw()), out[0].numel(), element_of<T>(op.value));
+  });
+}
+
+void fill(const ops::Fill& op, Inputs in, Outputs) {
+  if (!in[0].is_contiguous()) {
+    copy_(alias(in[0], in[0].layout()), Tensor::scalar(op.value, {in[0].dtype(), in[0].device()}));
+    return;
+  }
+  dispatch(in[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::fill_n(reinterpret_cast<T*>(in[0].raw()), in[0].numel(), element_of<T>(op.value));
+  });
+}
+
+void arange(const ops::Arange& op, Inputs, Outputs out) {
+  dispatch(out[0].dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto* y = reinterpret_cast<T*>(out[0].raw());
+    const std::int64_t n = out[0].numel();
+    if constexpr (std::is_integral_v<T>) {  // exact beyond 2^53
+      const auto start = op.start.as<std::int64_t>(), step = op.step.as<std::int64_t>();
+      for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(start + i * step);
+    } else {
+      const auto start = op.start.as<double>(), step = op.step.as<double>();
+      for (std::int64_t i = 0; i < n; ++i)
+        y[i] = static_cast<T>(static_cast<compute_t<T>>(start + static_cast<double>(i) * step));
+    }
+  });
+}
+
+void uniform(const ops::Uniform& op, Inputs, Outputs out) {
+  fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(at(op.key), op.low, op.high, y, out[0].numel()); });
+}
+
+void normal(const ops::Normal& op, Inputs, Outputs out) {
+  fill_f32_then_cast(out[0],
+                     [&](float* y) { fill_normal(at(op.key), op.mean, op.stddev, y, out[0].numel()); });
+}
+
+void integers(const ops::RandomInteger& op, Inputs, Outputs out) {
+  const Tensor wide = out[0].dtype() == DType::i64 ? out[0] : empty(out[0].shape(), {DType::i64});
+  fill_integers(at(op.key), op.low, op.high, reinterpret_cast<std::int64_t*>(wide.raw()), wide.numel());
+  if (!wide.is(out[0])) copy_(alias(out[0], out[0].layout()), wide);
+}
+
+}  // namespace
+
+void add_creation() {
+  add_kernel<full>(DeviceType::cpu);
+  add_kernel<fill>(DeviceType::cpu);
+  add_kernel<arange>(DeviceType::cpu);
+  add_kernel<uniform>(DeviceType::cpu);
+  add_kernel<normal>(DeviceType::cpu);
+  add_kernel<integers>(DeviceType::cpu);
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,69 @@
+// Products of matrices and linear layers, as calls of the matrix library.
+#include "runtime/ops/matmul.h"
+
+#include "runtime/cpu/gemm.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/matrix_operand.h"
+
+namespace sherd::cpu {
+namespace {
+
+template <class T>
+Gemm<T> gemm_of(const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Tensor& c) {
+  Gemm<T> g;
+  g.a = reinterpret_cast<const T*>(a.data);
+  g.lda = a.ld;
+  g.transpose_a = a.transposed;
+  g.b = reinterpret_cast<const T*>(b.data);
+  g.ldb = b.ld;
+  g.transpose_b = b.transposed;
+  g.c = reinterpret_cast<T*>(c.raw());
+  return g;
+}
+
+void matmul(const ops::MatMul& op, Inputs in, Outputs out) {
+  const ops::MatrixOperand a = ops::matrix_operand(in[0], op.transpose_a),
+                           b = ops::matrix_operand(in[1], op.transpose_b);
+  const Tensor& c = out[0];
+  if (c.numel() == 0) return;
+  const int r = c.rank();
+  dispatch_floating("matmul", c.dtype(), [&](auto tag) {
+    auto g = gemm_of<typename decltype(tag)::type>(a, b, c);
+    g.m = c.shape()[r - 2];
+    g.n = c.shape()[r - 1];
+    g.k = in[0].shape()[op.transpose_a ? r - 2 : r - 1];
+    g.ldc = g.n;
+    g.batch = c.numel() / (g.m * g.n);
+    g.stride_a = a.batch_step;
+    g.stride_b = b.batch_step;
+    g.stride_c = g.m * g.n;
+    gemm(g);
+  });
+}
+
+void linear(const ops::Linear&, Inputs in, Outputs out) {
+  const Tensor &w = in[1], &y = out[0];
+  if (y.numel() == 0) return;
+  const std::int64_t n = w.shape()[0], k = w.shape()[1], m = y.numel() / n;
+  const ops::MatrixOperand a = ops::rows_operand(in[0], m, k), b = ops::matrix_operand(w, true);
+  const Tensor& bias = in[2];
+  dispatch_floating("linear", y.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto g = gemm_of<T>(a, b, y);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.ldc = n;
+    if (bias.defined()) g.bias = bias.data<T>();
+    gemm(g);
+  });
+}
+
+}  // namespace
+
+void add_matmul() {
+  add_kernel<matmul>(DeviceType::cpu);
+  add_kernel<linear>(DeviceType::cpu);
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,128 @@
+// Optimizer steps and the order-free norm over lists of tensors.
+#include "runtime/ops/optimizer_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "runtime/cpu/optim.h"
+#include "runtime/ops.h"
+
+namespace sherd::cpu {
+namespace {
+
+template <class T = float>
+T* dense_data(std::string_view op, const Tensor& t) {
+  check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it", op,
+                    t.shape(), t.strides());
+  return reinterpret_cast<T*>(t.raw());
+}
+
+/// Calls `body(tag, tensors)` for the tensors of each floating dtype that occurs.
+template <class F>
+void by_dtype(std::string_view op, Inputs in, const F& body) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    std::vector<Tensor> tensors;
+    for (const Tensor& t : in)
+      if (t.dtype() == dtype) tensors.push_back(t);
+    if (!tensors.empty()) dispatch_floating(op, dtype, [&](auto tag) { body(tag, tensors); });
+  }
+}
+
+/// The same with the tensors' values: `body(span of Values<T>)`.
+template <class F>
+void values_by_dtype(std::string_view op, Inputs in, const F& body) {
+  by_dtype(op, in, [&](auto tag, std::vector<Tensor>& tensors) {
+    using T = typename decltype(tag)::type;
+    std::vector<Values<T>> list;
+    for (Tensor& t : tensors) {
+      t = contiguous(t);
+      list.push_back({t.data<T>(), t.numel()});
+    }
+    body(std::span<const Values<T>>(list));
+  });
+}
+
+double& scalar(const Tensor& t) { return *reinterpret_cast<double*>(t.raw()); }
+
+void adam_step(const ops::AdamStep& op, Inputs in, Outputs) {
+  std::vector<AdamSlot> slots;
+  slots.reserve(in.size() / op.stride);
+  std::vector<Tensor> dense;  // gradients may be views
+  for (std::size_t i = op.first; i < in.size(); i += op.stride) {
+    dense.push_back(contiguous(in[i + 1]));
+    double& step = *reinterpret_cast<double*>(in[i + 4].raw());
+    step += 1;
+    slots.push_back({dense_data(op.name, in[i]), dense.back().data<float>(), dense_data(op.name, in[i + 2]),
+                     dense_data(op.name, in[i + 3]), in[i].numel(), step});
+  }
+  adam(slots, {*in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled});
+}
+
+void sgd_step(const ops::SgdStep& op, Inputs in, Outputs) {
+  std::vector<SgdSlot> slots;
+  std::vector<Tensor> dense;
+  for (std::size_t i = op.first; i < in.size(); i += op.stride()) {
+    dense.push_back(contiguous(in[i + 1]));
+    SgdSlot slot{dense_data(op.name, in[i]), dense.back().data<float>(), nullptr, in[i].numel(), false};
+    if (op.momentum != 0) {
+      double& steps = *reinterpret_cast<double*>(in[i + 3].raw());
+      slot.momentum = dense_data(op.name, in[i + 2]);
+      slot.first = steps == 0;
+      steps += 1;
+    }
+    slots.push_back(slot);
+  }
+  sgd(slots, {*in[0].data<double>(), op.momentum, op.weight_decay});
+}
+
+void largest_magnitude(const ops::LargestMagnitude& op, Inputs in, Outputs out) {
+  double largest = 0;
+  values_by_dtype(op.name, in, [&](auto values) {
+    const double here = max_abs(values);
+    if (here > largest || std::isnan(here)) largest = here;
+    if (std::isnan(largest)) largest = std::numeric_limits<double>::quiet_NaN();  // one of many bit patterns
+  });
+  scalar(out[0]) = largest;
+}
+
+void square_sums(const ops::SquareSums& op, Inputs in, Outputs out) {
+  const double largest = scalar(in[0]);
+  SquareSum total;
+  if (std::isfinite(largest))
+    values_by_dtype(op.name, in.subspan(1),
+                    [&](auto values) { total += square_sum(values, square_exponent(largest)); });
+  auto* sums = reinterpret_cast<std::int64_t*>(out[0].raw());
+  sums[0] = total.high;
+  sums[1] = total.low;
+}
+
+void norm_of_sums(const ops::NormOfSums&, Inputs in, Outputs out) {
+  const std::int64_t* parts = in[0].data<std::int64_t>();
+  scalar(out[0]) = norm_from({parts[0], parts[1]}, scalar(in[1]));
+}
+
+void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
+  const double factor = std::min(1.0, op.limit / (scalar(in[0]) + 1e-6));
+  if (factor == 1.0) return;
+  by_dtype(op.name, in.subspan(1), [&](auto tag, const std::vector<Tensor>& tensors) {
+    using T = typename decltype(tag)::type;
+    std::vector<MutableValues<T>> list;
+    for (const Tensor& t : tensors) list.push_back({dense_data<T>(op.name, t), t.numel()});
+    scale<T>(list, factor);
+  });
+}
+
+}  // namespace
+
+void add_optimizer_steps() {
+  add_kernel<adam_step>(DeviceType::cpu);
+  add_kernel<sgd_step>(DeviceType::cpu);
+  add_kernel<largest_magnitude>(DeviceType::cpu);
+  add_kernel<square_sums>(DeviceType::cpu);
+  add_kernel<norm_of_sums>(DeviceType::cpu);
+  add_kernel<clip_scale>(DeviceType::cpu);
+}
+
+}  // namespace sherd::cpu

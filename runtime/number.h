@@ -1,0 +1,78 @@
+// A number that an op holds, in the type it was written in. Safe to include in device code.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+
+#include "runtime/element.h"
+
+namespace sherd {
+
+/// A floating number, an integer or a bool, as the caller wrote it: `add(x, 1)` holds an integer, so 2^53 + 1
+/// stays what it is. Integers beyond i64 become floating.
+class Number {
+ public:
+  enum class Kind : std::uint8_t { floating, integer, boolean };
+
+  template <std::floating_point T>
+  constexpr Number(T value) : floating_(static_cast<double>(value)), kind_(Kind::floating) {}
+  template <std::integral T>
+  constexpr Number(T value) : kind_(Kind::integer) {
+    if constexpr (std::same_as<T, bool>) {
+      kind_ = Kind::boolean;
+      integer_ = value;
+    } else if (sizeof(T) == 8 && T(-1) > T(0) && static_cast<std::uint64_t>(value) >> 63 != 0) {
+      kind_ = Kind::floating;
+      floating_ = static_cast<double>(value);
+    } else {
+      integer_ = static_cast<std::int64_t>(value);
+    }
+  }
+
+  constexpr Kind kind() const { return kind_; }
+  constexpr bool is_floating() const { return kind_ == Kind::floating; }
+  /// The value as a `T`; whoever converts to a narrower type has seen to it that it fits (`check_fits`).
+  template <class T>
+  constexpr T as() const {
+    return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
+  }
+  /// Kind and value are the same; NaN equals NaN, so that equal ops are equal.
+  friend constexpr bool operator==(Number a, Number b) {
+    if (a.kind_ != b.kind_) return false;
+    if (a.kind_ != Kind::floating) return a.integer_ == b.integer_;
+    return a.floating_ == b.floating_ || (a.floating_ != a.floating_ && b.floating_ != b.floating_);
+  }
+
+ private:
+  union {
+    double floating_;
+    std::int64_t integer_;
+  };
+  Kind kind_;
+};
+
+/// Whether `value` has a place in `dtype`: floats take every number; integers take whole numbers in their
+/// range; bool takes false, true, 0 and 1.
+constexpr bool fits(Number value, DType dtype) {
+  if (is_floating(dtype)) return true;
+  if (value.is_floating()) {
+    const double v = value.as<double>();
+    // Beyond 2^53 every double is whole; the bounds are exact in f64 and exclude NaN and infinities.
+    if (!(v >= -9223372036854775808.0 && v < 9223372036854775808.0)) return false;
+    if (static_cast<double>(static_cast<std::int64_t>(v)) != v) return false;
+  }
+  const auto v = value.as<std::int64_t>();
+  switch (dtype) {
+    case DType::i64:
+      return true;
+    case DType::i32:
+      return v >= -2147483648LL && v <= 2147483647LL;
+    case DType::u8:
+      return v >= 0 && v <= 255;
+    default:
+      return v == 0 || v == 1;
+  }
+}
+
+}  // namespace sherd
