@@ -1,5 +1,7 @@
 #include "autograd/tape.h"
 
+#include "runtime/upper_floor.h"
+
 namespace sherd {
 
 void install_listeners(Context& context) { context.add_listener(context.slot<Tape>()); }

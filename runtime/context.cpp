@@ -8,6 +8,7 @@
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 #include "runtime/processor.h"
+#include "runtime/upper_floor.h"
 
 namespace sherd {
 

@@ -74,9 +74,6 @@ class SHERD_API Context {
   std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
 };
 
-/// Adds the listeners that every context starts with. The floor that owns the tape defines it.
-void install_listeners(Context& context);
-
 /// A scope in which `listener` hears the calling thread's ops.
 class SHERD_API Listening {
  public:

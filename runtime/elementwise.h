@@ -150,7 +150,7 @@ class OpModel<InPlace<O>> final : public OpModelBase<InPlace<O>> {
  public:
   using OpModelBase<InPlace<O>>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
-  std::string text() const override { return detail::op_text(this->op_.op) + "_"; }
+  std::string text() const override { return detail::op_text(InPlace<O>::name, this->op_.op); }
   bool mutating() const override { return true; }
   bool writes(std::size_t i) const override { return i == 0; }
   void prepare(Inputs in, Tensors& out) const override {

@@ -84,7 +84,7 @@ Expr operator!=(const Expr& a, const Expr& b) {
       a, b, [](const Tensor& x, const auto& y) { return not_equal(x, y); }, std::not_equal_to<>{});
 }
 
-Expr select(const Expr& condition, const Expr& a, const Expr& b) {
+Expr where(const Expr& condition, const Expr& a, const Expr& b) {
   if (condition.is_number()) return condition.number().as<double>() != 0 ? a : b;
   const DType dtype = (!a.is_number() ? a : !b.is_number() ? b : condition).dtype();
   const Spec scalar{{}, dtype, condition.tensor().device()};

@@ -46,7 +46,7 @@ class SHERD_API Expr {
   DType dtype_ = DType::f32;
 };
 
-SHERD_API Expr select(const Expr& condition, const Expr& a, const Expr& b);
+SHERD_API Expr where(const Expr& condition, const Expr& a, const Expr& b);
 SHERD_API Expr exp(const Expr& x);
 SHERD_API Expr log(const Expr& x);
 SHERD_API Expr sqrt(const Expr& x);

@@ -13,7 +13,7 @@ namespace sherd::math {
 
 /// `c ? a : b`, both sides evaluated.
 template <class T>
-constexpr T select(bool c, T a, T b) {
+constexpr T where(bool c, T a, T b) {
   return c ? a : b;
 }
 
@@ -93,12 +93,12 @@ constexpr double erf_small(double z) {
 }
 // log(erfc(t)) from 1 to where erf(t) rounds to 1.
 constexpr float log_erfc(float t) {
-  const float u = select(t > 4.f, 4.f, t) - 2.5f;
+  const float u = where(t > 4.f, 4.f, t) - 2.5f;
   return horner(u, -7.806815f, -5.3526807f, -0.94389236f, -0.010854257f, 0.0021671331f, -0.00042809252f,
                 6.488516e-05f, -2.0232887e-05f, 2.6082884e-07f);
 }
 constexpr double log_erfc(double t) {
-  const double u = select(t > 6., 6., t) - 3.5;
+  const double u = where(t > 6., 6., t) - 3.5;
   return horner(u, -14.112437402148188, -7.266099588365197, -0.9667530547410722, -0.005225658216323239,
                 0.0008736873280732498, -0.0001472978044401, 2.4386287088194546e-05, -3.88962513376157e-06,
                 5.856991786256135e-07, -8.046287853741879e-08, 9.712002674344957e-09, -7.904908810210275e-10,
@@ -115,8 +115,8 @@ constexpr double log_erfc(double t) {
 template <class T>
 constexpr T exp(T x) {
   using F = detail::Format<T>;
-  const T low = select(x < F::exp_min, F::exp_min, x);
-  const T z = select(low > F::exp_max, F::exp_max, low);
+  const T low = where(x < F::exp_min, F::exp_min, x);
+  const T z = where(low > F::exp_max, F::exp_max, low);
   const T shifted = std::fma(z, T(1.4426950408889634), F::round);
   const T n = shifted - F::round;
   const T r = std::fma(n, -F::ln2_lo, std::fma(n, -F::ln2_hi, z));
@@ -132,19 +132,19 @@ constexpr T log(T x) {
   using F = detail::Format<T>;
   using Limits = std::numeric_limits<T>;
   const bool subnormal = x < Limits::min();
-  const auto bits = std::bit_cast<typename F::Int>(select(subnormal, x * detail::pow2<T>(F::mantissa), x));
+  const auto bits = std::bit_cast<typename F::Int>(where(subnormal, x * detail::pow2<T>(F::mantissa), x));
   using Int = typename F::Int;
   using Wrapping = std::make_unsigned_t<Int>;  // the differences of negative inputs overflow and are not used
   const auto e = static_cast<Int>(Wrapping(bits) - Wrapping(F::sqrt_half)) >> F::mantissa;
   const T f = std::bit_cast<T>(Wrapping(bits) - (Wrapping(e) << F::mantissa)) - T(1);
-  const T k = T(e) - select(subnormal, T(F::mantissa), T(0));
+  const T k = T(e) - where(subnormal, T(F::mantissa), T(0));
   const T s = f / (T(2) + f);
   const T z = s * s;
   const T log1p = std::fma(-s, f - z * detail::log_tail(z), f);
   const T y = std::fma(k, F::ln2_hi, std::fma(k, F::ln2_lo, log1p));
-  const T with_top = select(x < Limits::infinity(), y, x);
-  const T with_zero = select(x == T(0), -Limits::infinity(), with_top);
-  return select(x < T(0), Limits::quiet_NaN(), with_zero);
+  const T with_top = where(x < Limits::infinity(), y, x);
+  const T with_zero = where(x == T(0), -Limits::infinity(), with_top);
+  return where(x < T(0), Limits::quiet_NaN(), with_zero);
 }
 
 /// 1 / (1 + e^-x).
@@ -160,7 +160,7 @@ constexpr T tanh(T x) {
   const T z = x * x;
   const T small = std::fma(x * z, detail::tanh_tail(z), x);
   const T large = std::copysign(T(1) - T(2) / (exp(a + a) + T(1)), x);
-  return select(a < T(0.6), small, large);
+  return where(a < T(0.6), small, large);
 }
 
 /// Error function, within 2 ulp in float and 4 in double.
@@ -169,7 +169,7 @@ constexpr T erf(T x) {
   const T a = std::fabs(x);
   const T small = std::fma(x, detail::erf_small(x * x), x);
   const T large = std::copysign(T(1) - exp(detail::log_erfc(a)), x);
-  return select(a < T(1), small, large);
+  return where(a < T(1), small, large);
 }
 
 template <class T>
@@ -207,8 +207,8 @@ constexpr SinCos sincos_turns(T turns) {
   const float s = t * detail::horner(z, 6.2831855f, -41.341663f, 81.59255f, -75.40204f);
   const float c = std::fma(z, detail::horner(z, -19.739208f, 64.93932f, -85.44378f, 59.247383f), 1.f);
   const bool odd = (quadrant & 1) != 0;
-  const float sine = select(odd, c, s), cosine = select(odd, s, c);
-  return {select((quadrant & 2) != 0, -sine, sine), select(((quadrant + 1) & 2) != 0, -cosine, cosine)};
+  const float sine = where(odd, c, s), cosine = where(odd, s, c);
+  return {where((quadrant & 2) != 0, -sine, sine), where(((quadrant + 1) & 2) != 0, -cosine, cosine)};
 }
 
 }  // namespace sherd::math

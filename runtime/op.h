@@ -15,6 +15,7 @@
 #include "runtime/kernel.h"
 #include "runtime/number.h"
 #include "runtime/tensor.h"
+#include "runtime/upper_floor.h"
 
 namespace sherd {
 
@@ -147,8 +148,8 @@ namespace detail {
 
 /// Fields print as name=value when the op names them: `void fields(auto&& on) const { on("axis", axis); }`.
 template <class O>
-std::string op_text(const O& op) {
-  std::string text(O::name);
+std::string op_text(std::string_view name, const O& op) {
+  std::string text(name);
   if constexpr (requires { op.fields([](std::string_view, const auto&) {}); }) {
     std::string inside;
     op.fields([&](std::string_view name, const auto& value) {
@@ -169,8 +170,6 @@ SHERD_API void check_fits(std::string_view op, std::string_view field, Number va
 SHERD_API void check_overlap(const AnyOp& op, Inputs in);
 /// Copies the reference's results into the outputs that were allocated.
 SHERD_API void adopt_reference(std::string_view op, Tensors results, Outputs out);
-/// Gradient of `reference` by running it again with grad mode on. Defined on the floor that has gradients.
-SHERD_API Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inputs)>& reference);
 /// A view of `base`'s storage with its history; refuses a layout that leaves the storage.
 SHERD_API void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out);
 
@@ -206,7 +205,7 @@ class OpModelBase : public AnyOp {
  public:
   explicit OpModelBase(const O& op) : op_(op) {}
   std::string_view name() const override { return O::name; }
-  std::string text() const override { return detail::op_text(op_); }
+  std::string text() const override { return detail::op_text(O::name, op_); }
   bool equals(const AnyOp& other) const override {
     const auto* same = dynamic_cast<const OpModelBase*>(&other);
     return same != nullptr && same->op_ == op_;

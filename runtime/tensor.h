@@ -134,7 +134,8 @@ class SHERD_API Tensor {
   template <class T>
   std::vector<T> to_vector() const;
 
-  // ---- autograd (defined on floor 2; see autograd/autograd.h) ----
+  // ---- autograd (defined on the floor above, as what runtime/upper_floor.h declares; see
+  // autograd/autograd.h) ----
   bool requires_grad() const;
   /// Marks a leaf whose gradient is wanted, or unmarks it. Only floating leaves (StateError, DTypeError).
   Tensor& requires_grad_(bool requires_grad = true);

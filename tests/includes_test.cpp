@@ -3,6 +3,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -76,6 +77,63 @@ TEST_CASE("includes point down the floors") {
     }
   }
   CHECK(seen > 0);
+}
+
+TEST_CASE("sherd.h names public headers that are there, each once") {
+  std::set<std::string> seen;
+  for (const Include& include : includes_of(root / "sherd.h")) {
+    INFO(include.name);
+    CHECK(include.quoted);
+    CHECK(fs::exists(root / include.name));
+    CHECK(floors.contains(room_of(include.name)));
+    CHECK(room_of(include.name) != "tools");
+    CHECK(seen.insert(include.name).second);
+  }
+  CHECK(seen.size() > 20);
+}
+
+TEST_CASE("only runtime/upper_floor.h declares what the floor above defines") {
+  // Free functions that a source of autograd/ defines, by their names at the start of a definition.
+  const auto definitions = [](const std::string& room) {
+    static const std::regex head(R"re(^[A-Za-z_:<>&* ]*[ &*]([a-z_]+)\([^;]*\{.*$)re");
+    std::set<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(root / room)) {
+      if (entry.path().extension() != ".cpp") continue;
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);) {
+        std::smatch match;
+        if (std::regex_match(line, match, head)) names.insert(match[1]);
+      }
+    }
+    return names;
+  };
+  const auto text_of = [](const fs::path& file) {
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::set<std::string> above = definitions("autograd"), here = definitions("runtime");
+  const std::string named = text_of(root / "runtime/upper_floor.h");
+  int found = 0;
+  for (const std::string& name : {std::string("install_listeners"), std::string("reference_gradient")}) {
+    INFO(name);
+    CHECK(above.contains(name));
+    CHECK_FALSE(here.contains(name));
+    CHECK(named.find(name) != std::string::npos);
+  }
+  // Any other declaration of a runtime header that only autograd/ defines is a second such place.
+  for (const auto& entry : fs::directory_iterator(root / "runtime")) {
+    if (entry.path().extension() != ".h" || entry.path().filename() == "upper_floor.h") continue;
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      static const std::regex declared(R"re(^(?:SHERD_API )?[A-Za-z_:<>&*]+[ &*]+([a-z_]+)\(.*;.*$)re");
+      std::smatch match;
+      if (!std::regex_match(line, match, declared)) continue;
+      ++found;
+      INFO(entry.path().filename().string() << ": " << match[1].str());
+      CHECK_FALSE((above.contains(match[1]) && !here.contains(match[1])));
+    }
+  }
+  CHECK(found > 50);
 }
 
 TEST_CASE("no header that a user reaches from sherd.h names a back end") {

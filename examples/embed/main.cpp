@@ -26,8 +26,8 @@ struct Softsign {
 
   template <class T>
   static constexpr T denominator(T x) {
-    using math::select;
-    return T(1) + select(x < T(0), T(-x), x);
+    using math::where;
+    return T(1) + where(x < T(0), T(-x), x);
   }
   template <class T>
   constexpr T operator()(T x) const {

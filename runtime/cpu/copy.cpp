@@ -4,7 +4,9 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
+#include "runtime/cpu/operands.h"
 #include "runtime/error.h"
 #include "runtime/ops/copy.h"
 #include "runtime/parallel.h"
@@ -12,42 +14,41 @@
 namespace sherd::cpu {
 namespace {
 
-constexpr int max_dims = 8;
-
 struct Dim {
   std::int64_t size, from, to;
 };
 
-/// Dimensions from outermost to innermost, without those of size 1, neighbours merged where memory allows.
+/// Dimensions from the outermost to the innermost.
 struct Dims {
-  std::array<Dim, max_dims> dims;
+  std::array<Dim, max_rank> dims;
   int count = 0;
 
   Dim& inner() { return dims[count - 1]; }
   const Dim& inner() const { return dims[count - 1]; }
 };
 
+/// In the order of the target's memory, whatever the order of its dimensions.
 Dims collapsed(std::span<const std::int64_t> sizes, std::span<const std::int64_t> from,
                std::span<const std::int64_t> to) {
-  Dims all;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != 1) all.dims[all.count++] = {sizes[d], from[d], to[d]};
+  std::array<int, max_rank> order;
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.begin() + sizes.size(), [&](int a, int b) {
+    return std::abs(to[static_cast<std::size_t>(a)]) > std::abs(to[static_cast<std::size_t>(b)]);
+  });
+  sherd::detail::Operands o;
+  o.count = 2;
+  o.rank = static_cast<int>(sizes.size());
+  for (int d = 0; d < o.rank; ++d) {
+    const auto at = static_cast<std::size_t>(order[d]);
+    o.sizes[d] = sizes[at];
+    o.strides[0][d] = to[at];
+    o.strides[1][d] = from[at];
   }
-  // The order of the target's memory, whatever the order of its dimensions.
-  std::stable_sort(all.dims.begin(), all.dims.begin() + all.count,
-                   [](const Dim& a, const Dim& b) { return std::abs(a.to) > std::abs(b.to); });
-  Dims merged;
-  for (int d = 0; d < all.count; ++d) {
-    const Dim& dim = all.dims[d];
-    if (merged.count > 0 && merged.inner().from == dim.size * dim.from &&
-        merged.inner().to == dim.size * dim.to) {
-      merged.inner() = {merged.inner().size * dim.size, dim.from, dim.to};
-    } else {
-      merged.dims[merged.count++] = dim;
-    }
-  }
-  if (merged.count == 0) merged.dims[merged.count++] = {1, 1, 1};
-  return merged;
+  o.collapse();
+  Dims dims;
+  for (int d = 0; d < o.rank; ++d) dims.dims[dims.count++] = {o.sizes[d], o.strides[1][d], o.strides[0][d]};
+  if (dims.count == 0) dims.dims[dims.count++] = {1, 1, 1};
+  return dims;
 }
 
 template <class To, class From>
@@ -112,7 +113,7 @@ void copy_shape(const Dims& shape, const From* from, To* to) {
   for (int d = 1; d < shape.count; ++d) below *= shape.dims[d].size;
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(below, 1));
   parallel_for(outer.size, grain, [&](std::int64_t begin, std::int64_t end) {
-    std::array<Dim, max_dims> dims = shape.dims;
+    std::array<Dim, max_rank> dims = shape.dims;
     dims[0].size = end - begin;
     copy_dims(std::span<const Dim>(dims.data(), static_cast<std::size_t>(shape.count)),
               from + begin * outer.from, to + begin * outer.to);
@@ -150,8 +151,8 @@ void dispatch_size(DType d, const F& f) {
 void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* from,
           std::span<const std::int64_t> from_strides, DType to_dtype, void* to,
           std::span<const std::int64_t> to_strides) {
-  check<InternalError>(sizes.size() <= max_dims, "copy: {} dimensions, at most {} are supported",
-                       sizes.size(), max_dims);
+  check<InternalError>(sizes.size() <= max_rank, "copy: {} dimensions, at most {} are supported",
+                       sizes.size(), max_rank);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
   Dims shape = collapsed(sizes, from_strides, to_strides);
   bring_plane_inside(shape);

@@ -5,28 +5,11 @@
 
 #include <tuple>
 
+#include "runtime/cpu/operands.h"
 #include "runtime/elementwise.h"
 #include "runtime/parallel.h"
 
 namespace sherd::detail {
-
-/// Output and inputs of one elementwise call, broadcast to one shape and with mergeable dimensions merged.
-/// Operand 0 is the output.
-struct Walk {
-  static constexpr int most = 6;
-  int operands = 0, rank = 0;
-  std::int64_t sizes[max_rank];
-  std::int64_t strides[most][max_rank];  // in elements; 0 where broadcast
-  std::byte* data[most];
-  std::int64_t inner() const { return rank == 0 ? 1 : sizes[rank - 1]; }
-  std::int64_t outer() const {
-    std::int64_t n = 1;
-    for (int i = 0; i + 1 < rank; ++i) n *= sizes[i];
-    return n;
-  }
-  std::int64_t step(int operand) const { return rank == 0 ? 0 : strides[operand][rank - 1]; }
-};
-SHERD_API Walk plan_walk(Inputs in, const Tensor& out);
 
 /// One operand of a span: stride 1 and stride 0 are known to the compiler, so that the loop vectorises.
 template <class T>
@@ -86,10 +69,10 @@ void run_span(const F& f, std::int64_t n, TO* out, const std::int64_t* steps, co
 inline constexpr std::int64_t elements_per_tile = 16384;
 
 template <class F, class TO, class... TI, std::size_t... I>
-void run_walk(const F& f, const Walk& w, std::index_sequence<I...>) {
+void run_operands(const F& f, const Operands& w, std::index_sequence<I...>) {
   const std::int64_t n = w.inner();
-  std::int64_t steps[Walk::most] = {};
-  for (int k = 0; k < w.operands; ++k) steps[k] = w.step(k);
+  std::int64_t steps[Operands::most] = {};
+  for (int k = 0; k < w.count; ++k) steps[k] = w.step(k);
   if (w.rank <= 1) {
     parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
       run_span(f, end - begin, reinterpret_cast<TO*>(w.data[0]) + begin * steps[0], steps,
@@ -101,11 +84,11 @@ void run_walk(const F& f, const Walk& w, std::index_sequence<I...>) {
       std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(n, 1));
   parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      std::int64_t at[Walk::most] = {}, rest = row;
+      std::int64_t at[Operands::most] = {}, rest = row;
       for (int d = w.rank - 2; d >= 0; --d) {
         const std::int64_t index = rest % w.sizes[d];
         rest /= w.sizes[d];
-        for (int k = 0; k < w.operands; ++k) at[k] += index * w.strides[k][d];
+        for (int k = 0; k < w.count; ++k) at[k] += index * w.strides[k][d];
       }
       run_span(f, n, reinterpret_cast<TO*>(w.data[0]) + at[0], steps,
                reinterpret_cast<const TI*>(w.data[I + 1]) + at[I + 1]...);
@@ -113,17 +96,17 @@ void run_walk(const F& f, const Walk& w, std::index_sequence<I...>) {
   });
 }
 
-/// Instantiates the walk for `O` on elements of type `T`.
+/// Instantiates the loops for `O` on elements of type `T`.
 template <class T, class O, std::size_t... I>
-void run_typed(const O& op, const Walk& w, std::index_sequence<I...> indices) {
+void run_typed(const O& op, const Operands& w, std::index_sequence<I...> indices) {
   using TO = std::conditional_t<gives_bool<O>(), bool, T>;
-  run_walk<O, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, T>...>(op, w, indices);
+  run_operands<O, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, T>...>(op, w, indices);
 }
 
 template <class O>
 void run_elementwise(const O& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  const Walk w = plan_walk(in, out[0]);
+  const Operands w = operands_of(in, out[0]);
   dispatch(in.back().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (O::dtypes.contains(dtype_of<T>))

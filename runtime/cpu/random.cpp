@@ -84,7 +84,7 @@ void fill_uniform(RandomAt at, double low, double high, float* out, std::int64_t
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       const float x = std::fma(uniform_from(words[j]), range, base);
-      out[i + j] = math::select(x > top, top, x);
+      out[i + j] = math::where(x > top, top, x);
     }
   });
 }
@@ -118,7 +118,7 @@ void dropout(RandomAt at, double p, const T* x, T* out, std::int64_t n) {
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       const C kept = C(x[i + j]) * scale;
-      out[i + j] = T(math::select(words[j] < threshold, C(0), kept));
+      out[i + j] = T(math::where(words[j] < threshold, C(0), kept));
     }
   });
 }

@@ -13,13 +13,13 @@ struct Abs {
 
   template <class T>
   constexpr T operator()(T x) const {
-    using math::select;
-    return select(x < T(0), T(-x), x);
+    using math::where;
+    return where(x < T(0), T(-x), x);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
-    using math::select;
-    return select(x > T(0), gy, select(x < T(0), T(-gy), T(0)));
+    using math::where;
+    return where(x > T(0), gy, where(x < T(0), T(-gy), T(0)));
   }
   bool operator==(const Abs&) const = default;
 };

@@ -14,14 +14,14 @@ struct Clamp {
 
   template <class T>
   constexpr T operator()(T x) const {
-    using math::select;
-    const T low = select(x < min.as<T>(), min.as<T>(), x);
-    return select(low > max.as<T>(), max.as<T>(), low);
+    using math::where;
+    const T low = where(x < min.as<T>(), min.as<T>(), x);
+    return where(low > max.as<T>(), max.as<T>(), low);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
-    using math::select;
-    return select(x > min.as<T>(), select(x < max.as<T>(), gy, T(0)), T(0));
+    using math::where;
+    return where(x > min.as<T>(), where(x < max.as<T>(), gy, T(0)), T(0));
   }
   void fields(auto&& on) const {
     on("min", min);

@@ -14,13 +14,13 @@ struct LeakyRelu {
 
   template <class T>
   constexpr T operator()(T x) const {
-    using math::select;
-    return select(x > T(0), x, T(slope) * x);
+    using math::where;
+    return where(x > T(0), x, T(slope) * x);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
-    using math::select;
-    return select(x > T(0), gy, T(slope) * gy);
+    using math::where;
+    return where(x > T(0), gy, T(slope) * gy);
   }
   void fields(auto&& on) const { on("slope", slope); }
   bool operator==(const LeakyRelu&) const = default;

@@ -14,18 +14,18 @@ struct Minimum {
 
   template <class T>
   constexpr T operator()(T a, T b) const {
-    using math::select;
-    return select(a != a, a, select(b != b, b, select(a < b, a, b)));
+    using math::where;
+    return where(a != a, a, where(b != b, b, where(a < b, a, b)));
   }
   template <class T>
   constexpr T grad_a(T gy, T a, T b, T) const {
-    using math::select;
-    return select(a == b, T(gy / T(2)), select(a > b, T(0), gy));
+    using math::where;
+    return where(a == b, T(gy / T(2)), where(a > b, T(0), gy));
   }
   template <class T>
   constexpr T grad_b(T gy, T a, T b, T) const {
-    using math::select;
-    return select(a == b, T(gy / T(2)), select(b > a, T(0), gy));
+    using math::where;
+    return where(a == b, T(gy / T(2)), where(b > a, T(0), gy));
   }
   bool operator==(const Minimum&) const = default;
 };

@@ -21,14 +21,14 @@ struct Pow {
   template <class T>
   constexpr T grad_a(T gy, T a, T b, T) const {
     using math::pow;
-    using math::select;
-    return select(b == T(0), T(0), gy * (b * pow(a, b - T(1))));
+    using math::where;
+    return where(b == T(0), T(0), gy * (b * pow(a, b - T(1))));
   }
   template <class T>
   constexpr T grad_b(T gy, T a, T b, T y) const {
     using math::log;
-    using math::select;
-    return select(a == T(0), select(b >= T(0), T(0), gy * y * log(a)), gy * y * log(a));
+    using math::where;
+    return where(a == T(0), where(b >= T(0), T(0), gy * y * log(a)), gy * y * log(a));
   }
   bool operator==(const Pow&) const = default;
 };

@@ -13,13 +13,13 @@ struct Relu {
 
   template <class T>
   constexpr T operator()(T x) const {
-    using math::select;
-    return select(x < T(0), T(0), x);
+    using math::where;
+    return where(x < T(0), T(0), x);
   }
   template <class T>
   constexpr T grad_a(T gy, T, T y) const {
-    using math::select;
-    return select(y <= T(0), T(0), gy);
+    using math::where;
+    return where(y <= T(0), T(0), gy);
   }
   bool operator==(const Relu&) const = default;
 };

@@ -69,19 +69,30 @@ with_cmake() {  # library
   run_embed "$1" "$dir/embed"
 }
 
-# Not optimised, because the whole library is built once more. Both kinds have the same flags and depth of folders,
-# so with ccache the second costs little.
-as_subproject() {
+# As a dependency that Meson finds installed: one build of the library serves.
+with_meson() {  # library
   local dir=$work/meson-$1
+  local -x PKG_CONFIG_PATH=$(prefix_of "$1")/pkgconfig
+  cp -r "$source/examples/embed" "$dir"
+  meson setup "$dir/build" "$dir" -Dbuildtype=plain -Doptimization=1 -Dprefer_static="$([[ $1 == static ]] && echo true || echo false)"
+  ninja -C "$dir/build"
+  run_embed "$1" "$dir/build/embed"
+}
+
+# As a subproject: configured, and its plan read. What it would compile is what the build above compiled.
+as_subproject() {
+  local dir=$work/subproject targets
   cp -r "$source/examples/embed" "$dir"
   mkdir "$dir/subprojects"
   ln -s "$source" "$dir/subprojects/sherd"
-  meson setup "$dir/build" "$dir" --force-fallback-for=sherd -Dbuildtype=plain -Doptimization=0 \
-    -Dsherd:default_library="$1" -Dsherd:cpu_arch= -Dsherd:cuda=disabled
-  ninja -C "$dir/build"
-  run_embed "$1" "$dir/build/embed"
+  meson setup "$dir/build" "$dir" --force-fallback-for=sherd -Dbuildtype=plain -Dsherd:cpu_arch= -Dsherd:cuda=disabled
+  targets=$(meson introspect --targets "$dir/build" | tr ',' '\n' | sed -n 's/.*"name": "\([^"]*\)".*/\1/p')
+  grep -qx sherd <<<"$targets"
+  grep -qx embed <<<"$targets"
   # Tests and tools stay at home in a subproject.
-  [[ -z $(find "$dir/build" -name '*_test' -o -name sherd -type f -perm -u+x) ]]
+  ! grep -E '_test$' <<<"$targets"
+  [[ $(grep -cx sherd <<<"$targets") == 1 ]]
+  ninja -C "$dir/build" -n >/dev/null
 }
 
 headers_alone() {
@@ -106,6 +117,7 @@ symbols_stay_inside() {
 for library in shared static; do
   if built $library; then
     try "pkg-config-$library" with_pkg_config $library
+    try "meson-$library" with_meson $library
     if command -v cmake >/dev/null; then
       try "cmake-$library" with_cmake $library
     else
@@ -114,9 +126,10 @@ for library in shared static; do
   else
     skip "pkg-config-$library" "this build has no $library library (-Ddefault_library=both has)"
     skip "cmake-$library" "this build has no $library library (-Ddefault_library=both has)"
+    skip "meson-$library" "this build has no $library library (-Ddefault_library=both has)"
   fi
-  try "meson-subproject-$library" as_subproject $library
 done
+try subproject as_subproject
 try headers headers_alone
 try symbols symbols_stay_inside
 

@@ -1,0 +1,64 @@
+#include "runtime/cpu/operands.h"
+
+#include "runtime/tensor.h"
+
+namespace sherd::detail {
+namespace {
+
+/// Dimensions d and d+1 are one when every operand steps over them as over one.
+bool mergeable(const Operands& o, int d) {
+  for (int k = 0; k < o.count; ++k)
+    if (o.strides[k][d] != o.strides[k][d + 1] * o.sizes[d + 1]) return false;
+  return true;
+}
+
+void erase_dimension(Operands& o, int d) {
+  for (int i = d; i + 1 < o.rank; ++i) {
+    o.sizes[i] = o.sizes[i + 1];
+    for (int k = 0; k < o.count; ++k) o.strides[k][i] = o.strides[k][i + 1];
+  }
+  --o.rank;
+}
+
+}  // namespace
+
+void Operands::collapse() {
+  for (int d = rank - 1; d >= 0; --d)
+    if (sizes[d] == 1) erase_dimension(*this, d);
+  for (int d = rank - 2; d >= 0; --d) {
+    if (!mergeable(*this, d)) continue;
+    sizes[d + 1] *= sizes[d];
+    erase_dimension(*this, d);
+  }
+}
+
+Operands operands_of(Inputs in, const Tensor& out) {
+  Operands o;
+  o.count = 1 + static_cast<int>(in.size());
+  o.data[0] = out.raw();
+  const Shape& shape = out.shape();
+  bool dense = out.is_contiguous();
+  for (std::size_t k = 0; k < in.size(); ++k) {
+    o.data[k + 1] = in[k].raw();
+    dense = dense && in[k].shape() == shape && in[k].is_contiguous();
+  }
+  if (dense) {  // the common case, without looking at dimensions
+    o.rank = 1;
+    o.sizes[0] = shape.numel();
+    for (int k = 0; k < o.count; ++k) o.strides[k][0] = 1;
+    return o;
+  }
+  o.rank = shape.rank();
+  for (int d = 0; d < o.rank; ++d) {
+    o.sizes[d] = shape[d];
+    o.strides[0][d] = out.strides()[d];
+    for (std::size_t k = 0; k < in.size(); ++k) {
+      const int at = d - (o.rank - in[k].rank());
+      o.strides[k + 1][d] = at < 0 || in[k].shape()[at] == 1 ? 0 : in[k].strides()[at];
+    }
+  }
+  o.collapse();
+  return o;
+}
+
+}  // namespace sherd::detail

@@ -1,0 +1,208 @@
+// What the door sees to for every op: how many inputs, numbers in their range, views inside their storage,
+// and nothing written that another input still reads.
+#include <limits>
+
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/list.h"
+#include "runtime/ops/listing.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+
+/// A structural op that wants its first input dense, and says what its kernel got.
+struct Probe {
+  static constexpr std::string_view name = "probe";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b01;
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  bool operator==(const Probe&) const = default;
+};
+
+void probe(const Probe&, Inputs in, Outputs out) {
+  CHECK(in[0].is_contiguous());
+  CHECK_FALSE(in[1].is_contiguous());
+  copy_(alias(out[0], out[0].layout()), in[0]);
+}
+
+}  // namespace
+
+TEST_CASE("door: every op refuses a wrong number of inputs and empty handles, by name") {
+  const auto refused = [](const AnyOp& op, std::size_t count, bool defined) {
+    std::vector<Tensor> in(count);
+    if (defined)
+      for (Tensor& x : in) x = ones({2, 2});
+    const std::string text = message_of<ValueError>([&] { sherd::apply(op, in); });
+    INFO(text);
+    CHECK(one_line_about(text, op.name()));
+  };
+  const auto sweep = [&](const AnyOp& op, Arity arity, Mask optional) {
+    INFO(op.name());
+    if (arity.least > 0) refused(op, arity.least - 1, true);
+    if (arity.most < 100) refused(op, arity.most + 1, true);
+    if (arity.least > 0 && !has(optional, 0)) refused(op, arity.least, false);
+  };
+  ops::for_each_structural(
+      [&]<class O>() { sweep(OpModel<O>(O{}), detail::arity_of<O>(), detail::optional_inputs<O>()); });
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    sweep(*entry.op, entry.arity, 0);
+    if (entry.in_place) sweep(*entry.in_place, entry.arity, 0);
+  }
+  const Tensor lr = Tensor::scalar(0.1, {f64}), p = ones({2});
+  for (std::size_t extra = 1; extra < 5; ++extra) {  // a list that ends in the middle of a parameter
+    std::vector<Tensor> in(1 + extra, p);
+    in[0] = lr;
+    CHECK(one_line_about(message_of<ValueError>([&] { apply_many(ops::AdamStep{}, in); }), "adam_step_"));
+  }
+}
+
+TEST_CASE("door: a number fits the dtype it meets, or is refused by one rule") {
+  const auto add_to = [](const Tensor& x, Number n) { add(x, n); };
+  const std::vector<std::pair<std::string, std::function<void(const Tensor&, Number)>>> calls = {
+      {"add", add_to},
+      {"add_", [](const Tensor& x, Number n) { add_(x, n); }},
+      {"sub", [](const Tensor& x, Number n) { sub(n, x); }},
+      {"mul", [](const Tensor& x, Number n) { mul(x, n); }},
+      {"maximum", [](const Tensor& x, Number n) { maximum(x, n); }},
+      {"less", [](const Tensor& x, Number n) { less(x, n); }},
+      {"equal", [](const Tensor& x, Number n) { equal(x, n); }},
+      {"clamp", [](const Tensor& x, Number n) { clamp(x, 0, n); }},
+      {"clamp", [](const Tensor& x, Number n) { clamp(x, n, 1); }},
+      {"full", [](const Tensor& x, Number n) { full({2}, n, {x.dtype()}); }},
+      {"fill_", [](const Tensor& x, Number n) { fill_(x, n); }},
+      {"scalar", [](const Tensor& x, Number n) { masked_fill(x, greater(x, 0), n); }},
+      {"arange", [](const Tensor& x, Number n) { arange(n, 100, 1, {x.dtype()}); }}};
+  const Number numbers_[] = {
+      0, 1, 2, -1, 255, 256, 300, 0.5, 2.0, 1e10, -2147483649LL, most, std::nan(""), 1e300, true};
+  for (const auto& [name, call] : calls)
+    for (DType dtype : all_dtypes) {
+      if (dtype == boolean && name != "equal" && name != "full" && name != "fill_" && name != "scalar")
+        continue;
+      for (Number n : numbers_) {
+        if (name == "arange" && is_floating(dtype) && !(n.as<double>() >= -10 && n.as<double>() <= 300))
+          continue;
+        if (name == "arange" && n.as<double>() < -10) continue;  // as many elements as numbers
+        if (name == "arange" && !(n.as<double>() == n.as<double>()))
+          continue;  // has no end, which is said first
+        INFO(name << " " << name_of(dtype) << " " << fmt::format("{}", n));
+        const Tensor x = ones({2}, {dtype});
+        if (fits(n, dtype)) {
+          CHECK_NOTHROW(call(x, n));
+          continue;
+        }
+        const std::string text = message_of<DTypeError>([&] { call(x, n); });
+        INFO(text);
+        CHECK(one_line_about(text, name));
+        CHECK(text.find(name_of(dtype)) != std::string::npos);
+      }
+    }
+  CHECK(message_of<DTypeError>([] { arange(0.5, 3); }).starts_with("arange"));
+  CHECK(add(Tensor::from<std::int64_t>({0}, {1}), (std::int64_t{1} << 53) + 1).item<std::int64_t>() ==
+        (std::int64_t{1} << 53) + 1);
+  CHECK(arange((std::int64_t{1} << 53) + 1, (std::int64_t{1} << 53) + 3).to_vector<std::int64_t>()[0] ==
+        (std::int64_t{1} << 53) + 1);
+  CHECK_THROWS_AS(randint(std::numeric_limits<std::int64_t>::min(), most, {2}), ValueError);
+  CHECK_THROWS_AS(randint(0, 1000, {2}, {u8}), DTypeError);
+  CHECK_THROWS_AS(randint(-1, 2, {2}, {u8}), DTypeError);
+  CHECK_NOTHROW(randint(0, 256, {2}, {u8}));
+}
+
+TEST_CASE("door: no view leaves its storage, whatever the numbers") {
+  const Tensor x = zeros({4}), m = zeros({2, 3});
+  CHECK_THROWS_AS(narrow(x, 0, 1, most), ShapeError);
+  CHECK_THROWS_AS(narrow(x, 0, most, 1), ShapeError);
+  CHECK_THROWS_AS(narrow(x, 0, most, most), ShapeError);
+  CHECK_THROWS_AS(reshape(x, {2, 2, (std::int64_t{1} << 62) + 1}), ShapeError);
+  CHECK_THROWS_AS(view(x, {std::int64_t{1} << 62, 4}), ShapeError);
+  CHECK_THROWS_AS(expand(ones({1, 1}), {std::int64_t{1} << 32, std::int64_t{1} << 32}), ShapeError);
+  CHECK_THROWS_AS(alias(x, {Shape{2}, Shape{most}, 1}), ValueError);
+  CHECK_THROWS_AS(alias(x, {Shape{most, 2}, Shape{0, 0}, 0}), ShapeError);
+  CHECK_THROWS_AS(apply(ops::Slice{0, 3, 2, 2}, x), ValueError);
+  CHECK_THROWS_AS(apply(ops::Slice{5, 0, 1, 1}, x), ShapeError);
+  CHECK_THROWS_AS(apply(ops::Slice{0, 4, 1, 1}, x), ValueError);
+  CHECK_THROWS_AS(apply(ops::Permute{Shape{0, 0}}, m), ShapeError);
+  CHECK_THROWS_AS(apply(ops::Permute{Shape{0, 7}}, m), ShapeError);
+  CHECK_THROWS_AS(apply(ops::ViewAs{Shape{5}}, m), ShapeError);
+  for (std::int64_t step :
+       {std::int64_t{1}, std::int64_t{3}, std::int64_t{4}, std::int64_t{5}, most - 1, most}) {
+    INFO("step " << step);
+    const Tensor y = slice(arange(0, 10), 0, 1, 9, step);
+    std::vector<std::int64_t> expected;
+    for (std::int64_t i = 1; i < 9; i += std::min<std::int64_t>(step, 100)) expected.push_back(i);
+    CHECK(y.to_vector<std::int64_t>() == expected);
+  }
+  CHECK(reshape(zeros({0, 3}), {0}).numel() == 0);
+}
+
+TEST_CASE("door: what is written shares no memory with what is read in another order") {
+  const auto refused = [](std::string_view name, auto&& call) {
+    const std::string text = message_of<StateError>(call);
+    INFO(text);
+    CHECK(one_line_about(text, name));
+  };
+  const Tensor m = numbers({4, 4}, f32), v = numbers({8}, f32, 2);
+  const std::vector<float> before = m.to_vector<float>();
+  refused("copy_", [&] { copy_(m, transpose(m, 0, 1)); });
+  refused("add_", [&] { add_(m, transpose(m, 0, 1)); });
+  refused("mul_", [&] { mul_(narrow(v, 0, 0, 6), narrow(v, 0, 2, 6)); });
+  refused("copy_", [&] { copy_(narrow(v, 0, 1, 4), narrow(v, 0, 0, 4)); });
+  refused("add_", [&] { add_(narrow(v, 0, 0, 4), expand(narrow(v, 0, 1, 1), {4})); });
+  refused("fill_", [&] { fill_(expand(zeros({1}), {3}), 1); });
+  refused("copy_", [&] { copy_(expand(zeros({1}), {3}), zeros({3})); });
+  CHECK(m.to_vector<float>() == before);
+
+  // Halves, columns of one matrix, and the very same elements do not meet in between.
+  CHECK_NOTHROW(add_(narrow(v, 0, 0, 4), narrow(v, 0, 4, 4)));
+  CHECK_NOTHROW(add_(select(m, 1, 0), select(m, 1, 1)));
+  CHECK_NOTHROW(add_(slice(v, 0, 0, 8, 2), slice(v, 0, 1, 8, 2)));
+  CHECK_NOTHROW(mul_(m, m));
+  CHECK_NOTHROW(copy_(m, m));
+
+  const Tensor lr = Tensor::scalar(0.1, {f64}), g = ones({2});
+  const Tensor block = ones({6});
+  const auto part = [&](std::int64_t at) { return narrow(block, 0, at, 2); };
+  refused("sgd_step_", [&] { apply_many(ops::SgdStep{}, std::vector{lr, part(0), g, part(1), g}); });
+  refused("sgd_step_", [&] { apply_many(ops::SgdStep{}, std::vector{lr, part(0), g, part(0), g}); });
+  CHECK_NOTHROW(apply_many(ops::SgdStep{}, std::vector{lr, part(0), g, part(2), g, part(4), g}));
+}
+
+TEST_CASE("door: an op that wants dense inputs gets them, and only those") {
+  add_kernel<probe>(DeviceType::cpu);
+  const Tensor x = transpose(numbers({3, 4}, f32), 0, 1);
+  CHECK(same_bits(apply(Probe{}, x, x), x));
+  const std::string text = message_of<DeviceError>([&] { apply(Probe{}, x, to(x, Device::cpu(1))); });
+  CHECK(one_line_about(text, "probe"));
+}
+
+TEST_CASE("door: messages name the call, not what it is made of") {
+  const Tensor x = ones({2, 2}), i = Tensor::from<std::int64_t>({0, 9}, {2}), b = ones({2}, {u8});
+  CHECK(message_of<ValueError>([&] { index_select(x, 1, i); }).starts_with("index_select:"));
+  CHECK(message_of<DTypeError>([&] { index_select(x, 0, ones({2})); }).starts_with("index_select:"));
+  CHECK(message_of<DTypeError>([&] { add_(b, 0.5); }).starts_with("add_:"));
+  CHECK(message_of<DTypeError>([&] { sub(0.5, b); }).starts_with("sub:"));
+  CHECK(message_of<ValueError>([&] { add(x, Tensor()); }).starts_with("add:"));
+}
+
+TEST_CASE("door: a number in a gradient has the dtype of what it was chosen for") {
+  const Tensor x = Tensor::from({-1.0, 0.5, 2.0}, {3}).requires_grad_();
+  for (const auto& f :
+       {std::function<Tensor(const Tensor&)>([](const Tensor& t) { return abs(t); }),
+        std::function<Tensor(const Tensor&)>([](const Tensor& t) { return relu(t); }),
+        std::function<Tensor(const Tensor&)>([](const Tensor& t) { return clamp(t, 0, 1); })}) {
+    const std::vector<Tensor> g = grad(sum(f(x)), std::vector{x}, {}, {.create_graph = true});
+    CHECK(g[0].dtype() == f64);
+  }
+}
+
+TEST_CASE("door: an in-place call on a temporary gives a tensor that lives") {
+  const Tensor y = relu_(Tensor::from({-1.f, 2.f}, {2}));
+  CHECK(y.to_vector<float>() == std::vector<float>{0, 2});
+  CHECK(fill_(zeros({2}), 3).to_vector<float>() == std::vector<float>{3, 3});
+}
