@@ -56,10 +56,9 @@ C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
 
 template <class T, class C = compute_t<T>>
 C log_sum_exp(const T* x, std::int64_t n) {
+  // NaN for a row whose largest value is infinite, as log_softmax has it.
   const C top = maximum(x, n);
-  // Shifting by an infinity would make NaN of rows that have a plain answer.
-  const C shift = std::isinf(top) ? C(0) : top;
-  return shift + math::log(sum_of_exponentials(x, n, shift));
+  return top + math::log(sum_of_exponentials(x, n, top));
 }
 
 }  // namespace

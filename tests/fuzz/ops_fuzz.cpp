@@ -1,0 +1,237 @@
+// Ops take any arguments: they give a tensor or throw one line of the Error family, and touch no memory but
+// their own. The bytes are a small program: each step picks a call, tensors made before, and numbers that are
+// near zero, near sizes, or at the ends of i64. To fuzz on:
+//   CC=clang-19 CXX=clang++-19 meson setup build/fuzz -Db_sanitize=address,undefined -Db_lundef=false
+//   -Dcuda=disabled -Donednn=disabled -Dopenmp=disabled ninja -C build/fuzz libsherd_inside.a clang++-19
+//   -std=c++20 -O1 -fsanitize=fuzzer,address,undefined -I. tests/fuzz/ops_fuzz.cpp
+//   build/fuzz/libsherd_inside.a ... -o fuzzer fuzzer NEW_CORPUS tests/fuzz/corpus/ops -max_len=256
+//   -max_total_time=60
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "autograd/autograd.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+
+namespace {
+
+using namespace sherd;
+
+// A broken promise must stop the fuzzer, and the replay, where it is.
+void require(bool ok) {
+  if (!ok) std::abort();
+}
+
+class Script {
+ public:
+  Script(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
+  bool done() const { return left_ == 0; }
+  std::uint8_t byte() {
+    if (left_ == 0) return 0;
+    --left_;
+    return *data_++;
+  }
+  /// Mostly small, sometimes an edge of its type.
+  std::int64_t integer() {
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(),
+                           least = std::numeric_limits<std::int64_t>::min();
+    constexpr std::int64_t edges[] = {most,
+                                      least,
+                                      most - 1,
+                                      least + 1,
+                                      std::int64_t{1} << 62,
+                                      std::int64_t{1} << 32,
+                                      -(std::int64_t{1} << 32),
+                                      1 << 30};
+    const std::uint8_t b = byte();
+    return b < 208 ? static_cast<std::int64_t>(b % 16) - 4 : edges[b % 8];
+  }
+  Number number() {
+    constexpr double values[] = {0.5, -1.5, 1e300, -1e300, 3.0, 1e-300, 255, 256};
+    const std::uint8_t b = byte();
+    if (b % 4 == 0) return b % 8 == 0;
+    if (b % 4 == 1) return values[b / 4 % 8];
+    return integer();
+  }
+  Shape shape() {
+    Shape s;
+    for (int rank = byte() % 5; rank > 0; --rank) s.push_back(integer());
+    return s;
+  }
+  DType dtype() { return all_dtypes[byte() % 8]; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t left_;
+};
+
+/// A shape of a new tensor that does not ask for much memory; what is refused anyway may be as large as it
+/// likes.
+Shape small(Shape s) {
+  std::int64_t n = 1;
+  for (std::int64_t d : s) {
+    if (d < 0) return s;
+    if (__builtin_mul_overflow(n, d, &n)) return s;
+  }
+  return n <= 4096 || n > (std::int64_t{1} << 50) ? s : Shape{3};
+}
+
+Tensor call(Script& in, const std::vector<Tensor>& made) {
+  const auto pick = [&]() -> const Tensor& { return made[in.byte() % made.size()]; };
+  switch (in.byte() % 56) {
+    case 0:
+      return full(small(in.shape()), in.number(), {in.dtype()});
+    case 1:
+      return narrow(pick(), in.integer(), in.integer(), in.integer());
+    case 2:
+      return slice(pick(), in.integer(), in.integer(), in.integer(), in.integer());
+    case 3:
+      return select(pick(), in.integer(), in.integer());
+    case 4:
+      return reshape(pick(), in.shape());
+    case 5:
+      return view(pick(), in.shape());
+    case 6:
+      return permute(pick(), in.shape());
+    case 7:
+      return transpose(pick(), in.integer(), in.integer());
+    case 8:
+      return squeeze(pick(), in.integer());
+    case 9:
+      return unsqueeze(pick(), in.integer());
+    case 10:
+      return expand(pick(), in.shape());
+    case 11:
+      return flatten(pick(), in.integer(), in.integer());
+    case 12:
+      return add(pick(), pick());
+    case 13:
+      return add(pick(), in.number());
+    case 14:
+      return sub(in.number(), pick());
+    case 15:
+      return mul_(pick(), pick());
+    case 16:
+      return copy_(pick(), pick());
+    case 17:
+      return fill_(pick(), in.number());
+    case 18:
+      return where(pick(), pick(), pick());
+    case 19:
+      return sum(pick(), in.shape(), in.byte() % 2 ? Keep::dims : Keep::drop);
+    case 20:
+      return mean(pick(), in.shape());
+    case 21:
+      return amax(pick(), in.shape());
+    case 22:
+      return argmax(pick(), in.integer());
+    case 23:
+      return softmax(pick(), in.integer());
+    case 24:
+      return log_softmax(pick(), in.integer());
+    case 25:
+      return matmul(pick(), pick());
+    case 26:
+      return linear(pick(), pick(), in.byte() % 2 ? pick() : Tensor());
+    case 27:
+      return conv2d(pick(), pick(), {}, {in.integer(), in.integer() % 64});
+    case 28:
+      return cross_entropy(pick(), pick(), {Reduction::mean, in.integer()});
+    case 29:
+      return layer_norm(pick(), pick(), pick());
+    case 30:
+      return batch_norm(pick(), {}, {}, {}, {}, {.training = true});
+    case 31:
+      return attention(pick(), pick(), pick(), {.causal = in.byte() % 2 == 0});
+    case 32:
+      return self_attention(pick(), in.integer());
+    case 33:
+      return embedding(pick(), pick());
+    case 34:
+      return index_select(pick(), in.integer(), pick());
+    case 35:
+      return gather(pick(), pick());
+    case 36:
+      return topk(pick(), in.integer()).values;
+    case 37:
+      return to(pick(), in.dtype());
+    case 38:
+      return clone(pick());
+    case 39:
+      return less(pick(), in.number());
+    case 40:
+      return clamp(pick(), in.number(), in.number());
+    case 41:
+      return pow(pick(), pick());
+    case 42:
+      return gelu(pick());
+    case 43:
+      return dropout(pick(), 0.5);
+    case 44:
+      return multinomial(pick());
+    case 45: {
+      const Tensor parts[] = {pick(), pick(), pick()};
+      return cat(parts, in.integer());
+    }
+    case 46: {
+      const Tensor parts[] = {pick(), pick()};
+      return stack(parts, in.integer());
+    }
+    case 47: {
+      const std::int64_t size = in.integer();
+      const Tensor& x = pick();
+      return split(x, size, in.integer()).back();
+    }
+    case 48: {
+      const Number start = in.number(), end = in.number(), step = in.number();
+      const double count = (end.as<double>() - start.as<double>()) / step.as<double>();
+      if (count > 4096 && count < 1e18) return made[0];
+      return arange(start, end, step, {in.dtype()});
+    }
+    case 49:
+      return randint(in.integer(), in.integer(), {3}, {in.dtype()});
+    case 50:
+      return exp(pick());
+    case 51:
+      return masked_fill(pick(), pick(), in.number());
+    case 52: {
+      Tensor leaf = to(pick(), f64).detach();
+      leaf.requires_grad_();
+      return mul(leaf, leaf);
+    }
+    case 53: {
+      const Tensor& y = pick();
+      if (y.requires_grad()) y.backward(ones_like(y), true);
+      return y;
+    }
+    case 54:
+      return alias(pick(), {in.shape(), in.shape(), in.integer()});
+    default:
+      return pick().detach();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Context::current().set_threads(1);
+  manual_seed(1);
+  Script script(data, size);
+  std::vector<Tensor> made = {arange(0, 12, 1, {f32}), reshape(arange(0, 6), {2, 3}), ones({2, 3, 4, 2}),
+                              ones({3}, {boolean})};
+  while (!script.done() && made.size() < 24) {
+    try {
+      Tensor out = call(script, made);
+      require(out.defined() && out.numel() >= 0);
+      if (out.numel() > (1 << 16)) continue;  // a view of little memory may be large; it is not worked on
+      clone(out.detach());                    // reads every element
+      made.push_back(std::move(out));
+    } catch (const Error& error) {
+      require(std::string_view(error.what()).find('\n') == std::string_view::npos);
+    }
+  }
+  return 0;
+}

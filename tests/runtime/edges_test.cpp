@@ -1,0 +1,89 @@
+// The table of docs/edges.md: every row is what this build gives, and no row is missing.
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "autograd/autograd.h"
+#include "runtime/ops.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+std::string text_of(const Tensor& x) {
+  std::string text;
+  for (double v : doubles(x))
+    text += (text.empty() ? "" : " ") + (std::isnan(v) ? "nan" : fmt::format("{:g}", v + 0.0));
+  return text;
+}
+
+/// Second derivatives of pow: of its gradient in the exponent, with respect to base or exponent.
+std::string second_of_pow(double base, double exponent, std::size_t with_respect_to) {
+  const Tensor x = Tensor::from({base}, {1}).requires_grad_(),
+               e = Tensor::from({exponent}, {1}).requires_grad_();
+  const std::vector<Tensor> both{x, e};
+  const std::vector<Tensor> first = grad(sum(pow(x, e)), both, {}, {.create_graph = true});
+  return text_of(grad(sum(first[1]), both)[with_respect_to]);
+}
+
+const std::map<std::string, std::function<std::string()>>& rows() {
+  static const std::map<std::string, std::function<std::string()>> list = {
+      {"`gelu(inf)`, f32", [] { return text_of(gelu(Tensor::scalar(inf))); }},
+      {"`pow(-inf, 0.5)`", [] { return text_of(pow(Tensor::scalar(-inf), 0.5)); }},
+      {"gradient of `pow(x, 0.5)` at -inf",
+       [] {
+         const Tensor x = Tensor::scalar(-inf).requires_grad_();
+         pow(x, 0.5).backward();
+         return text_of(abs(x.grad()));
+       }},
+      {"`layer_norm` of (1, -2, 3, 0.5) 1e30, f32",
+       [] {
+         return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {})));
+       }},
+      {"positions of `topk` of (1, 3, 3, 2, 3), k = 2",
+       [] {
+         return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices);
+       }},
+      {"second derivative of `pow(0, 2)` in the exponent", [] { return second_of_pow(0, 2, 1); }},
+      {"mixed second derivative of `pow(-0, -1)`", [] { return second_of_pow(-0.0, -1, 0); }}};
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("edges: the table of the docs is what this build gives") {
+  std::ifstream file(SHERD_EDGES_PAGE);
+  REQUIRE(file.good());
+  std::size_t seen = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("| ") || line.starts_with("| call")) continue;
+    std::vector<std::string> cells;
+    std::istringstream in(line.substr(1));
+    for (std::string cell; std::getline(in, cell, '|');) cells.push_back(cell.substr(1, cell.size() - 2));
+    INFO(line);
+    REQUIRE(cells.size() == 4);
+    REQUIRE(rows().contains(cells[0]));
+    CHECK(rows().at(cells[0])() == cells[1]);
+    CHECK(cells[1] != cells[2]);
+    ++seen;
+  }
+  CHECK(seen == rows().size());
+}
+
+TEST_CASE("edges: cross entropy of a row whose largest value is infinite is NaN, its gradient too") {
+  for (DType dtype : {f32, f64, f16, bf16})
+    for (const std::vector<double>& row :
+         {std::vector{inf, 0.0, 1.0}, std::vector{inf, inf, 0.0}, std::vector{-inf, -inf, -inf}})
+      for (std::int64_t target : {0, 1}) {
+        const Tensor x = to(Tensor::from(row, {1, 3}), dtype).requires_grad_();
+        const Tensor loss = cross_entropy(x, Tensor::from({target}, {1}));
+        loss.backward();
+        CHECK(std::isnan(loss.item()));
+        for (double g : doubles(x.grad())) CHECK(std::isnan(g));
+      }
+}
