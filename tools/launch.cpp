@@ -1,108 +1,415 @@
 #include "tools/launch.h"
 
-#include <spawn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <csignal>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <system_error>
 
+#include "collectives/launch_report.h"
 #include "runtime/error.h"
+#include "tools/launch_process.h"
 
 namespace sherd::tools {
 namespace {
 
-// When survivors may live, mpirun forgets how ranks ended, so every rank says it itself. Its shell outlives a
-// polite kill, which reaches the rank too: it may have something to save.
-constexpr const char* tell_status =
-    R"(trap : TERM; "$@"; status=$?; [ $status = 0 ] && exit; )"
-    R"(echo "sherd launch: rank ${OMPI_COMM_WORLD_RANK:-?} ended with status $status" >&2; )"
-    R"([ -w "$0" ] && echo $status >>"$0"; exit $status)";
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using Path = std::filesystem::path;
+using Kind = LaunchReport::Kind;
 
-/// A file that goes with its owner.
-class StatusFile {
+/// How long ranks may save when nobody is left to ask them a second time.
+constexpr auto grace = 10s;
+/// Between one way to end the job and the next, harder one.
+constexpr auto step_time = 1s;
+
+// ---- temporary folders ----
+
+/// A folder of this launch's own, which goes with all that is in it.
+class Folder {
  public:
-  StatusFile() : path_((std::filesystem::temp_directory_path() / "sherd-launch-XXXXXX").string()) {
-    const int fd = ::mkstemp(path_.data());
-    const int error = errno;
-    check<FileError>(fd >= 0, "launch: {} cannot be made ({})", path_,
-                     std::generic_category().message(error));
-    ::close(fd);
+  /// Empty when `parent` lets nobody make one.
+  explicit Folder(const Path& parent)
+      : path_((parent / fmt::format("sherd-launch-{}-XXXXXX", ::getpid())).string()) {
+    if (::mkdtemp(path_.data()) == nullptr) path_.clear();
   }
-  ~StatusFile() { ::unlink(path_.c_str()); }
-  StatusFile(const StatusFile&) = delete;
-  StatusFile& operator=(const StatusFile&) = delete;
-
+  ~Folder() { remove(); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
-  /// Of the rank that failed first; 0 when none did.
-  int first() const {
-    int status = 0;
-    std::ifstream(path_) >> status;
-    return status;
+  void remove() const {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   }
 
  private:
   std::string path_;
 };
 
-/// While it lives, signals that end the program wait for `next`.
-class HeldSignals {
- public:
-  HeldSignals() {
-    ::sigemptyset(&held_);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::sigaddset(&held_, signal);
-    ::sigprocmask(SIG_BLOCK, &held_, &before_);
-  }
-  ~HeldSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
+/// TMPDIR, unless it is too long for a socket's name.
+Path temporary_path() {
+  std::error_code error;
+  const Path path = std::filesystem::temp_directory_path(error);
+  check<FileError>(!error, "launch: TMPDIR cannot be used ({}); unset it, or name a folder that is there",
+                   error.message());
+  return path.string().size() < 60 ? path : Path("/tmp");
+}
 
-  const sigset_t& before() const { return before_; }
-  int next() const {
-    int signal = 0;
-    ::sigwait(&held_, &signal);
-    return signal;
+struct Folders {
+  Folder files{temporary_path()}, memory{"/dev/shm"};
+  Folders() {
+    check<FileError>(!files.path().empty(), "launch: no folder can be made in {} ({}); set TMPDIR to another",
+                     temporary_path().string(), std::generic_category().message(errno));
+  }
+  void remove() const {
+    files.remove();
+    memory.remove();
+  }
+  std::string socket() const { return files.path() + "/reports"; }
+  std::string mpi_output() const { return files.path() + "/mpi-output"; }
+};
+
+// ---- mpirun ----
+
+/// On one machine nobody else has to connect, and what is left of the job lies in folders that go with it.
+void keep_to_this_machine(const Folders& folders) {
+  const auto set = [](const char* variable, const std::string& value) {
+    if (!value.empty()) ::setenv(variable, value.c_str(), 0);
+  };
+  set("OMPI_MCA_oob_tcp_if_include", "lo");
+  set("OMPI_MCA_btl_tcp_if_include", "lo");
+  set("OMPI_MCA_btl_vader_backing_directory", folders.memory.path());
+  const auto given = [](const char* variable) { return std::getenv(variable) != nullptr; };
+  if (!given("OMPI_MCA_orte_local_tmpdir_base") && !given("OMPI_MCA_orte_remote_tmpdir_base"))
+    set("OMPI_MCA_orte_tmpdir_base", folders.files.path());
+}
+
+/// The first paragraph of what OpenMPI said, in one line.
+std::string first_words(const std::string& file) {
+  std::ifstream in(file);
+  std::string words;
+  for (std::string line; std::getline(in, line);) {
+    const bool empty = line.find_first_not_of(" -") == std::string::npos;
+    if (empty && !words.empty()) break;
+    if (!empty) words += (words.empty() ? "" : " ") + line;
+  }
+  return words;
+}
+
+// ---- ranks ----
+
+/// A process that may be anybody's child; its number is nobody else's as long as this lives.
+class OtherProcess {
+ public:
+  OtherProcess() = default;
+  explicit OtherProcess(pid_t process) : handle_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
+  bool known() const { return handle_.open(); }
+  /// Becomes readable when it ends.
+  int descriptor() const { return handle_.get(); }
+  void signal(int number) const {
+    if (known()) ::syscall(SYS_pidfd_send_signal, handle_.get(), number, nullptr, 0);
   }
 
  private:
-  sigset_t held_{}, before_{};
+  Handle handle_;
 };
 
-pid_t spawn(std::vector<std::string> command, const sigset_t& mask) {
-  std::vector<char*> arguments;
-  for (std::string& word : command) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  ::posix_spawnattr_setsigmask(&attributes, &mask);
-  pid_t process = 0;
-  const int error = ::posix_spawnp(&process, arguments[0], nullptr, &attributes, arguments.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
+struct Rank {
+  OtherProcess keeper;
+  pid_t program = 0;
+  bool joining = false, joined = false;
+  std::optional<int> status{};  ///< as from `waitpid`, once it has ended
+  int unstartable = 0;          ///< errno
+
+  bool failed() const { return unstartable != 0 || (status && *status != 0); }
+  bool waits() const { return joining && !joined && !status; }
+};
+
+Handle listen_at(const std::string& path) {
+  sockaddr_un own{};
+  own.sun_family = AF_UNIX;
+  path.copy(own.sun_path, sizeof own.sun_path - 1);
+  Handle socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   check<StateError>(
-      error == 0,
-      "launch: {} cannot be started ({}); install OpenMPI (on Debian and Ubuntu openmpi-bin), or run the "
-      "program alone: its ranks are threads then",
-      command[0], std::generic_category().message(error));
-  return process;
+      socket.open() && ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0,
+      "launch: no socket can be made at {} ({})", path, std::generic_category().message(errno));
+  return socket;
 }
 
-/// Its exit status, as a shell would say it. Passes on what asks it to end; Ctrl-C reaches it by itself.
-int wait_for(pid_t process, const HeldSignals& signals) {
+/// Starts the ranks and sees them to their end.
+class Supervisor {
+ public:
+  Supervisor(const LaunchOptions& options, const Folders& folders)
+      : options_(options),
+        folders_(folders),
+        ranks_(static_cast<std::size_t>(options.ranks)),
+        socket_(listen_at(folders.socket())),
+        signal_source_(::signalfd(-1, &signals_.held(), SFD_CLOEXEC | SFD_NONBLOCK)) {}
+
+  int run(std::vector<std::string> command, const sigset_t& mask) {
+    if (!start(command, mask)) return 1;
+    while (!mpirun_status_ || (ranks_are_left() && steps_ <= last_step)) {
+      if (mpirun_status_) end_job();  // it went before its ranks
+      wait_for_news();
+      hear_signals();
+      hear_reports();
+      look_for_lost_keepers();
+      judge();
+      if (next_step_ && Clock::now() >= *next_step_) end_harder();
+    }
+    hear_reports();
+    return verdict();
+  }
+
+ private:
+  bool start(std::vector<std::string>& command, const sigset_t& mask) {
+    const Handle output = output_for_mpi(folders_.mpi_output().c_str());
+    if (options_.hosts.empty()) keep_to_this_machine(folders_);
+    std::vector<char*> words;
+    for (std::string& word : command) words.push_back(word.data());
+    words.push_back(nullptr);
+    int failure = 0;
+    mpirun_ = start_process(words, {.at_parents_end = SIGTERM, .mask = &mask}, failure);
+    if (failure != 0)
+      say(cannot_start(command[0], failure) +
+          "; install OpenMPI (on Debian and Ubuntu openmpi-bin), or run the program alone: its ranks are "
+          "threads then");
+    return failure == 0;
+  }
+
+  bool ranks_are_left() const {
+    return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.keeper.known() && !rank.status; });
+  }
+
+  // ---- what happens ----
+
+  void wait_for_news() const {
+    std::vector<pollfd> sources = {{socket_.get(), POLLIN, 0}, {signal_source_.get(), POLLIN, 0}};
+    for (const Rank& rank : ranks_)
+      if (rank.keeper.known() && !rank.status) sources.push_back({rank.keeper.descriptor(), POLLIN, 0});
+    int timeout = -1;
+    if (next_step_) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_step_ - Clock::now());
+      timeout = std::max(0, static_cast<int>(left.count()));
+    }
+    ::poll(sources.data(), sources.size(), timeout);
+  }
+
+  void hear_signals() {
+    signalfd_siginfo info{};
+    while (::read(signal_source_.get(), &info, sizeof info) == sizeof info) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      int status = 0;
+      if (signal == SIGCHLD) {
+        if (::waitpid(mpirun_, &status, WNOHANG) == mpirun_) mpirun_status_ = status;
+      } else if (signal == parent_died) {
+        ask_to_stop(SIGTERM);
+        next_step_ = Clock::now() + grace;
+      } else {
+        ask_to_stop(signal);
+      }
+    }
+  }
+
+  void hear_reports() {
+    LaunchReport report;
+    while (::recv(socket_.get(), &report, sizeof report, 0) == sizeof report)
+      if (report.rank >= 0 && report.rank < options_.ranks)
+        note(report, ranks_[static_cast<std::size_t>(report.rank)]);
+  }
+
+  void note(const LaunchReport& report, Rank& rank) {
+    switch (report.kind) {
+      case Kind::started:
+        rank.keeper = OtherProcess(report.value);
+        rank.program = report.program;
+        if (asked_ != 0) rank.keeper.signal(asked_);
+        if (ending_) rank.keeper.signal(SIGQUIT);
+        break;
+      case Kind::joining:
+        rank.joining = true;
+        break;
+      case Kind::joined:
+        rank.joined = true;
+        break;
+      case Kind::unstartable:
+        rank.unstartable = report.value;
+        end_of(rank, 127 << 8);
+        break;
+      case Kind::ended:
+        end_of(rank, report.value);
+        break;
+    }
+  }
+
+  /// A keeper that is gone without a word took its program with it, but not what that had started.
+  void look_for_lost_keepers() {
+    for (Rank& rank : ranks_) {
+      pollfd keeper{rank.keeper.descriptor(), POLLIN, 0};
+      if (!rank.keeper.known() || rank.status || ::poll(&keeper, 1, 0) != 1) continue;
+      hear_reports();
+      if (rank.status) continue;
+      ::kill(-rank.program, SIGKILL);
+      end_of(rank, SIGKILL);
+    }
+  }
+
+  void end_of(Rank& rank, int status) {
+    if (rank.status) return;
+    rank.status = status;
+    if (!rank.failed()) return;
+    if (first_failure_ == 0) first_failure_ = exit_status(status);
+    // When the job has to end every rank does, and of a signal that was asked for nobody needs to be told.
+    const bool expected = ending_ || (asked_ != 0 && exit_status(status) == 128 + asked_);
+    if (rank.joined && !expected) say(number_of(rank), how_it_ended(status));
+  }
+
+  // ---- what follows ----
+
+  int number_of(const Rank& rank) const { return static_cast<int>(&rank - ranks_.data()); }
+
+  /// Ranks that have joined the others hear of each other's end. Those that wait for one that never comes do
+  /// not: the job has to end.
+  void judge() {
+    if (ending_) return;
+    const auto waiting = std::ranges::find_if(ranks_, &Rank::waits);
+    for (const Rank& rank : ranks_) {
+      if (!rank.status || rank.joined) continue;
+      if (!rank.failed() && waiting == ranks_.end()) continue;
+      if (rank.unstartable != 0)
+        say(cannot_start(options_.command[0], rank.unstartable));
+      else if (asked_ == 0)
+        say(number_of(rank),
+            how_it_ended(*rank.status) + " before all ranks had met, so the others are ended too");
+      if (first_failure_ == 0) first_failure_ = 1;
+      return end_job();
+    }
+  }
+
+  void tell_keepers(int signal) const {
+    for (const Rank& rank : ranks_)
+      if (!rank.status) rank.keeper.signal(signal);
+  }
+
+  /// The first time politely.
+  void ask_to_stop(int signal) {
+    if (asked_ != 0) return end_job();
+    asked_ = signal == SIGINT ? SIGINT : SIGTERM;
+    tell_keepers(asked_);
+    if (!options_.hosts.empty()) ::kill(mpirun_, SIGTERM);  // whose ranks elsewhere have keepers of their own
+  }
+
+  void end_job() {
+    if (ending_) return;
+    ending_ = true;
+    next_step_ = Clock::now();
+    end_harder();
+  }
+
+  static constexpr int last_step = 2;
+  void end_harder() {
+    ending_ = true;
+    if (steps_ == 0) tell_keepers(SIGQUIT);
+    if (steps_ == 1) tell_keepers(SIGKILL);
+    if (steps_ >= 1 && !mpirun_status_) ::kill(mpirun_, steps_ < last_step ? SIGTERM : SIGKILL);
+    ++steps_;
+    next_step_ = Clock::now() + step_time;
+  }
+
+  int verdict() const {
+    const bool all_well =
+        std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.status && *rank.status == 0; });
+    if (all_well) return 0;
+    if (asked_ != 0) return 128 + asked_;
+    if (first_failure_ != 0) return first_failure_;
+    const int own = exit_status(*mpirun_status_);
+    if (own == 0) return 0;
+    const std::string words = first_words(folders_.mpi_output());
+    say(fmt::format("mpirun {}{}{}", how_it_ended(*mpirun_status_), words.empty() ? "" : ": ", words));
+    return own;
+  }
+
+  const LaunchOptions& options_;
+  const Folders& folders_;
+  HeldSignals signals_{SIGINT, SIGTERM, SIGHUP, SIGCHLD, parent_died};
+  std::vector<Rank> ranks_;
+  Handle socket_, signal_source_;
+  pid_t mpirun_ = 0;
+  std::optional<int> mpirun_status_;
+  int asked_ = 0;          ///< the signal by which ranks were asked to stop
+  int first_failure_ = 0;  ///< exit status
+  bool ending_ = false;
+  int steps_ = 0;
+  std::optional<Clock::time_point> next_step_;
+};
+
+// ---- the launcher ----
+
+/// Whoever opens something must not find it under the number of a stream that was closed.
+void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO;) {
+    fd = ::open("/dev/null", O_RDWR);
+    if (fd < 0 || fd > STDERR_FILENO) {
+      ::close(fd);
+      return;
+    }
+  }
+}
+
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  ::sigaction(signal, nullptr, &now);
+  return now.sa_handler == SIG_IGN;
+}
+
+std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+/// In a process of its own, so that neither its death nor the launcher's leaves anything behind.
+[[noreturn]] void supervise(const LaunchOptions& options, const Folders& folders, pid_t launcher,
+                            std::vector<std::string> command, const sigset_t& mask) {
+  int status = 1;
+  try {
+    ::setpgid(0, 0);  // Ctrl-C is the launcher's to hear
+    Supervisor supervisor(options, folders);
+    if (end_with_parent(parent_died, launcher)) status = supervisor.run(std::move(command), mask);
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  folders.remove();  // the launcher does so too, unless it was killed
+  ::_exit(status);
+}
+
+/// Its exit status. Passes on what asks it to end.
+int see_through(pid_t supervisor, const HeldSignals& signals) {
   for (int status = 0;;) {
-    if (::waitpid(process, &status, WNOHANG) == process)
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (::waitpid(supervisor, &status, WNOHANG) == supervisor) {
+      if (WIFSIGNALED(status))
+        say(fmt::format("its supervisor {}; the ranks are ended", how_it_ended(status)));
+      return exit_status(status);
+    }
     const int signal = signals.next();
-    if (signal == SIGTERM || signal == SIGHUP) ::kill(process, signal);
+    if (signal != SIGCHLD) ::kill(supervisor, signal);
   }
 }
 
 }  // namespace
 
-std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const std::string& status_file) {
+std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const std::string& sherd,
+                                        const std::string& socket) {
   check<ValueError>(!o.command.empty(), "launch: no program was named; sherd launch -n {} PROGRAM [ARGS...]",
                     o.ranks);
   check<ValueError>(o.ranks >= 1, "launch: -n is {}; at least 1 rank is needed", o.ranks);
@@ -111,18 +418,24 @@ std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const
   if (root) command.emplace_back("--allow-run-as-root");
   if (!o.hosts.empty()) command.insert(command.end(), {"--host", o.hosts});
   command.insert(command.end(), o.mpirun_args.begin(), o.mpirun_args.end());
-  command.insert(command.end(), {"sh", "-c", tell_status, status_file});
+  command.insert(command.end(), {sherd, keeper_command, socket});
   command.insert(command.end(), o.command.begin(), o.command.end());
   return command;
 }
 
 int launch(const LaunchOptions& options) {
-  const StatusFile statuses;
-  const HeldSignals signals;
-  const pid_t process = spawn(launch_command(options, ::geteuid() == 0, statuses.path()), signals.before());
-  const int own = wait_for(process, signals);
-  const int first = statuses.first();
-  return first != 0 ? first : own;
+  open_standard_streams();
+  ::signal(SIGCHLD, SIG_DFL);  // who ignores it never hears how a child ended
+  const Folders folders;
+  std::vector<std::string> command =
+      launch_command(options, ::geteuid() == 0, own_program(), folders.socket());
+  // Under nohup a terminal that goes is no reason to stop.
+  const HeldSignals signals{SIGINT, SIGTERM, SIGCHLD, is_ignored(SIGHUP) ? SIGCHLD : SIGHUP};
+  const pid_t launcher = ::getpid(), supervisor = ::fork();
+  if (supervisor == 0) supervise(options, folders, launcher, std::move(command), signals.before());
+  check<StateError>(supervisor > 0, "launch: no process can be started ({})",
+                    std::generic_category().message(errno));
+  return see_through(supervisor, signals);
 }
 
 }  // namespace sherd::tools

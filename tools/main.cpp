@@ -139,6 +139,8 @@ void run_sample(const SampleOptions& options) {
 
 int run(int argc, char** argv) {
   check_processor();
+  if (argc > 3 && std::string_view(argv[1]) == keeper_command)
+    return keep_rank(argv[2], std::span(argv + 3, static_cast<std::size_t>(argc - 2)));
   CLI::App app("Trains a byte-level GPT and writes text with it.", "sherd");
   app.require_subcommand(1);
   TrainOptions train_options;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "collectives/launch_report.h"
 #include "collectives/mpi/line.h"
 #include "runtime/context.h"
 #include "runtime/pause.h"
@@ -27,6 +28,12 @@ constexpr std::chrono::milliseconds decision_time{500};
 struct Slot {
   std::shared_ptr<Process> process;
 };
+
+/// `sherd launch` ends the job when a rank dies while others wait for it to join; after that they see it
+/// themselves.
+void report(LaunchReport::Kind kind, const Launch& launch) {
+  tell_launcher(std::getenv(launch_socket_variable), {kind, launch.rank, 0});
+}
 
 }  // namespace
 
@@ -61,6 +68,7 @@ Process::Process(const Launch& launch) {
   check<StateError>(
       finalized == 0,
       "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
+  report(LaunchReport::Kind::joining, launch);
   if (initialized == 0) {
     int provided = 0;
     ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
@@ -69,6 +77,7 @@ Process::Process(const Launch& launch) {
     owns_mpi_ = true;
   }
   start(launch);
+  report(LaunchReport::Kind::joined, launch);
 }
 
 void Process::start(const Launch& launch) {

@@ -59,6 +59,7 @@ class Command {
       if (!read_more()) return false;
     return true;
   }
+  pid_t process() const { return process_; }
   void signal(int number) const { ::kill(process_, number); }
   /// The exit code; 128 + the signal that ended it.
   int wait() {

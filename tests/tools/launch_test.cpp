@@ -1,0 +1,273 @@
+// `sherd launch`: however a process of a job ends, the job ends, says so in one line and leaves nothing.
+#include <poll.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/tools/command.h"
+#include "tests/tools/small_run.h"
+#include "tools/checkpoint.h"
+
+using namespace sherd;
+using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double in_time = 30;
+#else
+constexpr double in_time = 2;
+#endif
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// A folder for a job, with a text to train on and a TMPDIR of its own.
+class Place {
+ public:
+  Place() {
+    write_file(folder_ / "text", small_text());
+    fs::create_directory(folder_ / "tmp");
+    ::setenv("TMPDIR", (folder_ / "tmp").c_str(), 1);
+  }
+  ~Place() { ::unsetenv("TMPDIR"); }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  const TempDirectory& folder() const { return folder_; }
+  void check_clean(pid_t launcher) const {
+    CHECK(fs::is_empty(folder_ / "tmp"));
+    const std::string own = "sherd-launch-" + std::to_string(launcher) + "-";
+    for (const auto& entry : fs::directory_iterator("/dev/shm"))
+      CHECK_FALSE(entry.path().filename().string().starts_with(own));
+  }
+
+ private:
+  TempDirectory folder_;
+};
+
+/// Trains until it is stopped.
+const Arguments endless = {"train",   "--data",    "text", "--layers",  "1",       "--heads",
+                           "1",       "--width",   "10",   "--context", "8",       "--batch",
+                           "4",       "--threads", "1",    "--steps",   "4000000", "--eval-every",
+                           "4000000", "--ranks",   "0",    "--out",     "run"};
+
+Arguments launch(int ranks, const Arguments& command) {
+  return with({"launch", "-n", std::to_string(ranks)}, command);
+}
+/// `sherd train`, but rank `culprit` does `deed` in a shell first.
+Arguments train_with(int culprit, const std::string& deed) {
+  const std::string script =
+      "[ $OMPI_COMM_WORLD_RANK = " + std::to_string(culprit) + " ] && { " + deed + "; }; exec \"$0\" \"$@\"";
+  return with({"sh", "-c", script, SHERD_PROGRAM}, endless);
+}
+
+std::ptrdiff_t lines(const std::string& text) { return std::ranges::count(text, '\n'); }
+
+/// Becomes readable when the process ends; its number is taken as long as this lives.
+class Witness {
+ public:
+  explicit Witness(pid_t process) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
+  Witness(Witness&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ~Witness() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  /// That it has ended, in ten seconds at most.
+  bool ends() const {
+    pollfd process{fd_, POLLIN, 0};
+    return fd_ < 0 || ::poll(&process, 1, 10000) == 1;
+  }
+
+ private:
+  int fd_;
+};
+
+/// The process, its children, their children and so on.
+std::vector<pid_t> family(pid_t process) {
+  std::vector<pid_t> all = {process};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::error_code gone;
+    for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(all[i]) + "/task", gone)) {
+      std::ifstream children(task.path() / "children");
+      for (pid_t child = 0; children >> child;) all.push_back(child);
+    }
+  }
+  return all;
+}
+/// Waits until there are that many.
+std::vector<pid_t> family_of(pid_t process, std::size_t members) {
+  std::vector<pid_t> all;
+  const auto begin = Clock::now();
+  do {
+    all = family(process);
+  } while (all.size() < members && seconds_since(begin) < 20);
+  return all;
+}
+
+/// Launcher, supervisor, mpirun; a keeper and a program a rank.
+std::size_t processes_of(int ranks) { return 3 + 2 * static_cast<std::size_t>(ranks); }
+
+}  // namespace
+
+TEST_CASE("a rank that ends before all have met ends the job at once, in one line") {
+  struct Deed {
+    std::string script, words;
+    int status;
+  };
+  const Deed deeds[] = {{"exit 3", "ended with status 3", 3},
+                        {"exit 0", "ended with status 0", 1},
+                        {"kill -9 $$", "ended by signal 9 (Killed)", 137},
+                        {"kill -SEGV $$", "ended by signal 11 (Segmentation fault)", 139},
+                        {"exec ./nothing 2>/dev/null", "ended with status 127", 127}};
+  const Place place;
+  for (const int ranks : {2, 4})
+    for (const int culprit : {0, ranks - 1})
+      for (const Deed& deed : deeds) {
+        const auto begin = Clock::now();
+        Command command(place.folder(), launch(ranks, train_with(culprit, deed.script)));
+        const pid_t launcher = command.process();
+        CHECK(command.wait() == deed.status);
+        CHECK(seconds_since(begin) < in_time);
+        INFO(ranks << " ranks, " << deed.script << "\n" << command.out() << command.err());
+        CHECK(command.err() == fmt::format("sherd launch: rank {} {} before all ranks had met, so the others "
+                                           "are ended too\n",
+                                           culprit, deed.words));
+        place.check_clean(launcher);
+      }
+}
+
+TEST_CASE("wherever a rank is killed on its way in, the job ends and its death is named") {
+  const Place place;
+  for (int hundredths = 0; hundredths <= 40; hundredths += 4) {
+    const std::string deed = fmt::format("(sleep 0.{:02}; kill -9 $$) &", hundredths);
+    INFO(deed);
+    const auto begin = Clock::now();
+    Command command(place.folder(), launch(3, train_with(1, deed + " true")));
+    const pid_t launcher = command.process();
+    CHECK(command.wait() == 137);
+    CHECK(seconds_since(begin) < in_time + 1);
+    CHECK_THAT(command.err(), ContainsSubstring("sherd launch: rank 1 ended by signal 9 (Killed)"));
+    CHECK_THAT(command.err(), !ContainsSubstring("PMIX"));
+    place.check_clean(launcher);
+    fs::remove_all(place.folder() / "run");
+  }
+}
+
+TEST_CASE("a program that cannot be started is one line, whatever its name") {
+  const Place place;
+  for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/"})
+    for (const int ranks : {1, 3}) {
+      Command command(place.folder(), launch(ranks, {name}));
+      CHECK(command.wait() == 127);
+      INFO(command.err());
+      CHECK(lines(command.err()) == 1);
+      CHECK_THAT(command.err(), ContainsSubstring("cannot be started ("));
+    }
+}
+
+TEST_CASE("a signal to the launcher saves, and its status is that of the ranks") {
+  const Place place;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    INFO("signal " << signal);
+    Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+    const pid_t launcher = command.process();
+    REQUIRE(command.prints("step 1/"));
+    command.signal(signal);
+    CHECK(command.wait() == 0);
+    CHECK_THAT(command.out(), ContainsSubstring("stopped after step "));
+    CHECK(command.err().empty());
+    CHECK(tools::saved_steps(place.folder() / "run", posix_file_system()).back() > 0);
+    fs::remove_all(place.folder() / "run");
+    place.check_clean(launcher);
+
+    // A program that does not listen ends by it; one that refuses to end is ended the second time.
+    Command idle(place.folder(), launch(2, {"sh", "-c", "echo up; exec sleep 600"}));
+    REQUIRE(idle.prints("up\nup\n"));
+    idle.signal(signal);
+    CHECK(idle.wait() == 128 + (signal == SIGINT ? SIGINT : SIGTERM));
+    CHECK(idle.err().empty());
+    const std::string stubborn = "trap 'echo heard' INT TERM; echo up; while :; do sleep 600; done";
+    Command deaf(place.folder(), launch(2, {"sh", "-c", stubborn}));
+    REQUIRE(deaf.prints("up\nup\n"));
+    deaf.signal(signal);
+    REQUIRE(deaf.prints("heard\nheard\n"));
+    deaf.signal(SIGTERM);
+    CHECK(deaf.wait() > 128);
+  }
+}
+
+TEST_CASE("a signal at any moment of the start ends the job") {
+  const Place place;
+  for (const int signal : {SIGINT, SIGTERM})
+    for (std::size_t members = 2; members <= processes_of(2); ++members) {
+      INFO("signal " << signal << " when there were " << members << " processes");
+      Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+      const pid_t launcher = command.process();
+      std::vector<Witness> witnesses;
+      for (const pid_t process : family_of(launcher, members)) witnesses.emplace_back(process);
+      command.signal(signal);
+      const int status = command.wait();
+      CHECK((status == 0 || status == 128 + signal));
+      for (const Witness& witness : witnesses) CHECK(witness.ends());
+      place.check_clean(launcher);
+      fs::remove_all(place.folder() / "run");
+    }
+}
+
+TEST_CASE("whichever process of a job is killed, the others end and nothing is left") {
+  const Place place;
+  const Arguments trains = with({SHERD_PROGRAM}, endless),
+                  idles = {"sh", "-c", "echo step 1/; sleep 600; true"};
+  for (const Arguments& program : {trains, idles})
+    for (std::size_t victim = 0; victim < 5; ++victim) {
+      INFO(program[0] << ", process " << victim);
+      std::vector<Witness> witnesses;
+      Command command(place.folder(), launch(2, program));
+      const pid_t launcher = command.process();
+      REQUIRE(command.prints("step 1/"));
+      // In order of generations: the fourth is the first rank's keeper, the last one a program.
+      const std::vector<pid_t> all = family_of(launcher, processes_of(2));
+      REQUIRE(all.size() >= processes_of(2));
+      for (const pid_t process : all) witnesses.emplace_back(process);
+      ::kill(victim < 4 ? all[victim] : all[5], SIGKILL);
+      CHECK(command.wait() == 137);
+      for (const Witness& witness : witnesses) CHECK(witness.ends());
+      if (victim != 1) place.check_clean(launcher);  // mpirun may still write what the launcher removed
+      fs::remove_all(place.folder() / "tmp");
+      fs::create_directory(place.folder() / "tmp");
+      fs::remove_all(place.folder() / "run");
+    }
+}
+
+TEST_CASE("a launcher without streams of its own starts its ranks") {
+  const Place place;
+  const std::string done = (place.folder() / "done").string();
+  for (const std::string streams : {">&-", "2>&-", "<&-", "<&- >&- 2>&-", ">/dev/full"}) {
+    INFO(streams);
+    const std::string command = fmt::format(
+        "{} launch -n 2 sh -c 'echo out; echo err >&2; echo done >>{}' {}", SHERD_PROGRAM, done, streams);
+    CHECK(std::system(("exec 2>/dev/null; " + command).c_str()) == 0);
+    CHECK(posix_file_system().read(done) == "done\ndone\n");
+    fs::remove(done);
+  }
+}
+
+TEST_CASE("many ranks on few cores start, and one of them ends all") {
+  const Place place;
+  Command all(place.folder(), launch(64, {"echo", "here"}));
+  CHECK(all.wait() == 0);
+  CHECK(lines(all.out()) == 64);
+  Command one(place.folder(),
+              launch(64, {"sh", "-c", "[ $OMPI_COMM_WORLD_RANK = 63 ] && exit 5; exec sleep 600"}));
+  CHECK(one.wait() == 5);
+  CHECK(lines(one.err()) == 1);
+}

@@ -1,0 +1,83 @@
+#include "tools/launch_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+namespace sherd::tools {
+
+bool end_with_parent(int signal, pid_t parent) {
+  return ::prctl(PR_SET_PDEATHSIG, signal) == 0 && ::getppid() == parent;
+}
+
+pid_t start_process(std::span<char* const> command, const Birth& birth, int& failure) {
+  failure = 0;
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    failure = errno;
+    return -1;
+  }
+  const Handle reader(ends[0]);
+  Handle writer(ends[1]);
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child == 0) {
+    if (birth.own_group) ::setpgid(0, 0);
+    if (birth.at_parents_end != 0 && !end_with_parent(birth.at_parents_end, parent)) ::_exit(127);
+    if (birth.mask != nullptr) ::sigprocmask(SIG_SETMASK, birth.mask, nullptr);
+    ::execvp(command[0], command.data());
+    const int error = errno;
+    [[maybe_unused]] const auto told = ::write(writer.get(), &error, sizeof error);
+    ::_exit(127);
+  }
+  if (child < 0) {
+    failure = errno;
+    return -1;
+  }
+  if (birth.own_group) ::setpgid(child, child);  // here too: whoever is first
+  writer = Handle();
+  ssize_t got = 0;
+  do {
+    got = ::read(reader.get(), &failure, sizeof failure);
+  } while (got < 0 && errno == EINTR);
+  if (got == 0) return child;
+  ::waitpid(child, nullptr, 0);
+  return -1;
+}
+
+Handle output_for_mpi(const char* file) {
+  const Handle opened(::open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  // Far from the numbers that a program takes for its own files; open in the processes to come.
+  Handle output(::fcntl(opened.get(), F_DUPFD, 200));
+  if (!output.open()) return output;
+  for (const char* variable : {"OPAL_OUTPUT_STDERR_FD", "PMIX_OUTPUT_STDERR_FD"})
+    ::setenv(variable, std::to_string(output.get()).c_str(), 1);
+  return output;
+}
+
+int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+std::string how_it_ended(int status) {
+  if (WIFEXITED(status)) return fmt::format("ended with status {}", WEXITSTATUS(status));
+  return fmt::format("ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+}
+
+std::string cannot_start(std::string_view program, int error) {
+  return fmt::format("{} cannot be started ({})", program, std::generic_category().message(error));
+}
+
+void say(std::string_view text) {
+  std::string line = fmt::format("sherd launch: {}", text);
+  std::ranges::replace(line, '\n', ' ');
+  line += '\n';
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+void say(int rank, std::string_view text) { say(fmt::format("rank {} {}", rank, text)); }
+
+}  // namespace sherd::tools

@@ -1,0 +1,91 @@
+// Processes and signals, as the launcher and the keepers of its ranks use them.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sherd::tools {
+
+/// Owns a file descriptor.
+class Handle {
+ public:
+  explicit Handle(int fd = -1) : fd_(fd) {}
+  Handle(Handle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Handle() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+/// While it lives, these signals wait until they are asked for.
+class HeldSignals {
+ public:
+  HeldSignals(std::initializer_list<int> signals) {
+    ::sigemptyset(&held_);
+    for (int signal : signals) ::sigaddset(&held_, signal);
+    ::sigprocmask(SIG_BLOCK, &held_, &before_);
+  }
+  ~HeldSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  const sigset_t& held() const { return held_; }
+  const sigset_t& before() const { return before_; }
+  /// The next one; waits for it.
+  int next() const {
+    int signal = 0;
+    ::sigwait(&held_, &signal);
+    return signal;
+  }
+
+ private:
+  sigset_t held_{}, before_{};
+};
+
+/// Comes to those whose parent died. Nothing else here uses it.
+inline constexpr int parent_died = SIGUSR1;
+
+/// What a child process is given beside its command line.
+struct Birth {
+  int at_parents_end = 0;          ///< the signal that it gets when its parent dies
+  bool own_group = false;          ///< a process group of its own, by its id
+  const sigset_t* mask = nullptr;  ///< blocked signals
+};
+
+/// Starts `command`, which a null ends, looked up in PATH. When that fails `failure` is errno, else 0.
+pid_t start_process(std::span<char* const> command, const Birth& birth, int& failure);
+
+/// From here on this process gets `signal` when its parent, which was `parent`, dies. False when
+/// that has happened already.
+bool end_with_parent(int signal, pid_t parent);
+
+/// From here on OpenMPI, in this process and those that it starts, writes what it has to say to `file`
+/// instead of to stderr, as long as the handle lives.
+Handle output_for_mpi(const char* file);
+
+/// Of a status from `waitpid`, as a shell would say it.
+int exit_status(int status);
+/// "ended with status 3", "ended by signal 9 (Killed)".
+std::string how_it_ended(int status);
+/// "./program cannot be started (No such file or directory)".
+std::string cannot_start(std::string_view program, int error);
+/// Prints "sherd launch: rank 1 ..." in one piece.
+void say(int rank, std::string_view text);
+void say(std::string_view text);
+
+}  // namespace sherd::tools
