@@ -99,7 +99,8 @@ void Process::start(const Launch& launch) {
   spins_ = launch.local_size <= cores ? 2000 : 20;
   peers_.resize(static_cast<std::size_t>(size));
 
-  watch_ = std::make_unique<Watch>(rank_, size);
+  watch_ = std::make_unique<Watch>(rank_, size,
+                                   launch.local_size == size ? Reach::this_machine : Reach::network);
   std::vector<Door> doors(static_cast<std::size_t>(size));
   MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_);
   watch_->connect(doors);
@@ -109,7 +110,9 @@ void Process::start(const Launch& launch) {
 Process::~Process() {
   if (!watch_) return;
   lines_.clear();
-  if (in_run_) {  // the program ends inside a body: peers hear the connections break
+  if (forked()) {
+    clean_ = false;
+  } else if (in_run_) {  // the program ends inside a body: peers hear the connections break
     clean_ = false;
   } else {
     Notice goodbye = notice(Notice::Kind::goodbye);
@@ -160,6 +163,7 @@ std::uint32_t Process::begin_run() {
 }
 
 void Process::leave(std::uint32_t run, Departure how, const std::string& reason) {
+  if (forked()) return;
   Notice departed = notice(Notice::Kind::departed);
   departed.group.run = run;
   departed.how = how;

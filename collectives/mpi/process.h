@@ -3,6 +3,7 @@
 #pragma once
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -83,6 +84,9 @@ class Process : public std::enable_shared_from_this<Process> {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  /// This is a child of `fork`, where all of it is still the parent's: nothing here may speak to a peer.
+  bool forked() const { return ::getpid() != owner_; }
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   MPI_Comm comm() const { return comm_; }
@@ -152,6 +156,7 @@ class Process : public std::enable_shared_from_this<Process> {
   void drop_orphans(std::uint32_t run, bool all);
   bool all_said_goodbye();
 
+  pid_t owner_ = ::getpid();
   MPI_Comm comm_ = MPI_COMM_NULL;
   bool owns_mpi_ = false, clean_ = true, in_run_ = false;
   int rank_ = 0, spins_ = 0;

@@ -14,6 +14,7 @@ class MpiTransport final : public Transport {
   MpiTransport(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core)
       : process_(std::move(process)), core_(std::move(core)) {}
   ~MpiTransport() override {
+    if (process_->forked()) return;
     for (auto& [id, line] : lines_)
       if (!line->hopeless() && !line->idle()) process_->adopt(std::move(line));
   }

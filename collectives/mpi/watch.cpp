@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <system_error>
 
@@ -31,11 +32,11 @@ void require(bool ok, std::string_view what) {
 
 /// Differs between machines, also between two with one name.
 std::string machine_name() {
-  char host[40] = {};
-  ::gethostname(host, sizeof host - 1);
+  char name[40] = {};
+  ::gethostname(name, sizeof name - 1);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot.substr(0, 20) + host;
+  return boot.substr(0, 20) + name;
 }
 
 std::array<std::uint32_t, 4> own_addresses() {
@@ -51,10 +52,10 @@ std::array<std::uint32_t, 4> own_addresses() {
   return found;
 }
 
-sockaddr_in address(std::uint32_t host, std::uint16_t port) {
+sockaddr_in address(std::uint32_t number, std::uint16_t port) {
   sockaddr_in a{};
   a.sin_family = AF_INET;
-  a.sin_addr.s_addr = host;
+  a.sin_addr.s_addr = number;
   a.sin_port = port;
   return a;
 }
@@ -83,14 +84,14 @@ void finish(int fd) {
 }
 
 Descriptor reach(const Door& to, bool same_machine, int process) {
-  std::vector<std::uint32_t> hosts;
-  if (same_machine) hosts.push_back(htonl(INADDR_LOOPBACK));
-  for (std::uint32_t host : to.addresses)
-    if (host != 0) hosts.push_back(host);
-  for (std::uint32_t host : hosts) {
+  std::vector<std::uint32_t> numbers;
+  if (same_machine) numbers.push_back(htonl(INADDR_LOOPBACK));
+  for (std::uint32_t number : to.addresses)
+    if (number != 0) numbers.push_back(number);
+  for (std::uint32_t number : numbers) {
     Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     require(fd.open(), "make a socket");
-    const sockaddr_in a = address(host, to.port);
+    const sockaddr_in a = address(number, to.port);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a) == 0) return fd;
   }
   fail<StateError>(
@@ -98,18 +99,36 @@ Descriptor reach(const Door& to, bool same_machine, int process) {
       process, ntohs(to.port));
 }
 
-/// The next connection that knows the token; who does not is turned away.
-std::pair<int, Descriptor> accept_one(int listener, const std::array<char, 16>& token) {
+/// Someone at the door whose greeting has not all come yet.
+struct Visitor {
+  Descriptor socket;
+  Hello hello{};
+  std::size_t heard = 0;
+  bool gone = false;
+
+  /// Takes what has come; true when that is all of the greeting.
+  bool greets() {
+    char* const to = reinterpret_cast<char*>(&hello) + heard;
+    const auto got = ::recv(socket.get(), to, sizeof hello - heard, MSG_DONTWAIT);
+    if (got > 0) heard += static_cast<std::size_t>(got);
+    gone = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+    return heard == sizeof hello;
+  }
+};
+
+/// Silent visitors that may wait; of more the first to come is turned away.
+constexpr std::size_t most_visitors = 256;
+
+void let_in(int listener, std::deque<Visitor>& visitors) {
   for (;;) {
-    pollfd waiting{listener, POLLIN, 0};
-    if (::poll(&waiting, 1, -1) < 0) continue;
-    Descriptor fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd.open()) continue;
-    const timeval patience{5, 0};
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    Hello hello{};
-    const auto got = ::recv(fd.get(), &hello, sizeof hello, MSG_WAITALL);
-    if (got == sizeof hello && hello.token == token) return {hello.process, std::move(fd)};
+    Descriptor fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd.open()) {
+      visitors.push_back({std::move(fd)});
+    } else if ((errno == EMFILE || errno == ENFILE) && !visitors.empty()) {
+      visitors.pop_front();
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return;
+    }
   }
 }
 
@@ -119,20 +138,21 @@ void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-Watch::Watch(int process, int size)
+Watch::Watch(int process, int size, Reach reach)
     : process_(process),
-      listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+      owner_(::getpid()),
+      listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
       bell_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(static_cast<std::size_t>(size)) {
   require(listener_.open() && bell_.open(), "make a socket");
-  sockaddr_in own = address(htonl(INADDR_ANY), 0);
+  sockaddr_in own = address(htonl(reach == Reach::this_machine ? INADDR_LOOPBACK : INADDR_ANY), 0);
   socklen_t length = sizeof own;
   require(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 &&
-              ::listen(listener_.get(), size) == 0 &&
+              ::listen(listener_.get(), SOMAXCONN) == 0 &&
               ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0,
           "listen");
   door_.port = own.sin_port;
-  door_.addresses = own_addresses();
+  if (reach == Reach::network) door_.addresses = own_addresses();
   const std::string machine = machine_name();
   std::memcpy(door_.machine.data(), machine.data(), std::min(machine.size(), door_.machine.size() - 1));
   require(::getrandom(door_.token.data(), door_.token.size(), 0) == static_cast<ssize_t>(door_.token.size()),
@@ -148,13 +168,7 @@ void Watch::connect(std::span<const Door> doors) {
     require(::send(fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "greet a process");
     peers_[static_cast<std::size_t>(p)].socket = std::move(fd);
   }
-  for (std::size_t left = peers_.size() - 1 - static_cast<std::size_t>(process_); left > 0; --left) {
-    auto [process, fd] = accept_one(listener_.get(), token);
-    check<StateError>(process > process_ && process < static_cast<int>(peers_.size()),
-                      "mpi: process {} came to the watch of process {}, which expects higher ones", process,
-                      process_);
-    peers_[static_cast<std::size_t>(process)].socket = std::move(fd);
-  }
+  welcome_others(token);
   listener_.close();
   for (Peer& peer : peers_)
     if (peer.socket.open()) finish(peer.socket.get());
@@ -166,7 +180,38 @@ void Watch::connect(std::span<const Door> doors) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+/// Those of higher numbers, in whatever order they come.
+void Watch::welcome_others(const std::array<char, 16>& token) {
+  std::deque<Visitor> visitors;
+  const auto settle = [&](Visitor& visitor) {
+    const bool greeted = visitor.greets();
+    if (!greeted) return visitor.gone;
+    const int process = visitor.hello.process;
+    if (visitor.hello.token != token || process <= process_ || process >= static_cast<int>(peers_.size()))
+      return true;
+    Peer& peer = peers_[static_cast<std::size_t>(process)];
+    if (!peer.socket.open()) peer.socket = std::move(visitor.socket);
+    return true;
+  };
+  const auto missing = [&] {
+    return std::any_of(peers_.begin() + process_ + 1, peers_.end(),
+                       [](const Peer& peer) { return !peer.socket.open(); });
+  };
+  while (missing()) {
+    std::vector<pollfd> waiting = {{listener_.get(), POLLIN, 0}};
+    for (const Visitor& visitor : visitors) waiting.push_back({visitor.socket.get(), POLLIN, 0});
+    if (::poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    let_in(listener_.get(), visitors);
+    std::erase_if(visitors, settle);
+    while (visitors.size() > most_visitors) visitors.pop_front();
+  }
+}
+
 Watch::~Watch() {
+  if (::getpid() != owner_) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
   stop_.store(true);
   wake();
   if (thread_.joinable()) thread_.join();

@@ -1,6 +1,8 @@
 // Hears at once when a process of the job ends, and carries notices, whatever the rank's own thread is doing.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -41,18 +43,23 @@ class Descriptor {
   int fd_;
 };
 
+/// From where processes may come.
+enum class Reach : std::uint8_t { this_machine, network };
+
 /// A connection to every other process, and a thread that reads them. Evidence only: a connection that ends
 /// without a goodbye. A process that is stopped or computes keeps its connections.
 class Watch {
  public:
-  Watch(int process, int size);
-  /// Sends what is queued, as far as the peers' buffers take it, and closes.
+  Watch(int process, int size, Reach reach);
+  /// Sends what is queued, as far as the peers' buffers take it, and closes. In a child of `fork` only the
+  /// memory goes: thread and connections are the parent's.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   const Door& door() const { return door_; }
-  /// Connects to all others; every process calls it with the doors of all.
+  /// Connects to all others; every process calls it with the doors of all. Whoever else comes to the door,
+  /// and says nothing or the wrong thing, holds up nobody.
   void connect(std::span<const Door> doors);
 
   void send(int process, const Notice& notice);
@@ -73,6 +80,7 @@ class Watch {
     bool said_goodbye = false;
   };
 
+  void welcome_others(const std::array<char, 16>& token);
   void run();
   bool read_from(int process);
   void write_to(int process);
@@ -84,6 +92,7 @@ class Watch {
   void wake();
 
   int process_;
+  pid_t owner_;
   Door door_{};
   Descriptor listener_, bell_;
   std::vector<Peer> peers_;

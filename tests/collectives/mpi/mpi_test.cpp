@@ -96,3 +96,7 @@ TEST_CASE("survivors of a killed process name it within two seconds") {
 TEST_CASE("a process that is stopped for a while is only slow") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "stopped");
 }
+
+TEST_CASE("a child of a process ends without a word to the peers") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "forks");
+}

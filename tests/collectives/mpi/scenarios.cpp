@@ -300,10 +300,30 @@ void dropped() {
   });
 }
 
+/// Children of the ranks end in every way a program can; no peer hears of it.
+void forks() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    const Tensor x = full({large}, world.rank() + 1.0);
+    for (const bool early : {true, false}) {
+      Work work = group.enqueue({CollectiveKind::all_reduce, {x}, {x}});
+      const pid_t child = ::fork();
+      if (child == 0 && early) std::exit(0);
+      if (child == 0) throw std::runtime_error("in the child");
+      int status = -1;
+      ::waitpid(child, &status, 0);
+      expect(status == (early ? 0 : 7 << 8), "the child ended with {}", status);
+      work.wait();
+      expect_works(group);
+    }
+  });
+}
+
 const std::map<std::string, void (*)()> scenarios = {
     {"basics", basics},
     {"bodies", bodies},
     {"dropped", dropped},
+    {"forks", forks},
     {"initial", initial},
     {"killed_before", killed_before},
     {"killed_elsewhere", killed_elsewhere},
@@ -329,6 +349,7 @@ int main(int argc, char** argv) {
     scenario->second();
   } catch (const std::exception& error) {
     verdict = error.what();
+    if (verdict == "in the child") return 7;
   }
   std::printf("verdict %s %s\n", rank == nullptr ? "?" : rank, verdict.c_str());
   std::fflush(stdout);
