@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "collectives/fault.h"
+
 namespace sherd {
 
 std::string_view to_string(CollectiveKind kind) {
@@ -203,7 +205,7 @@ std::string Signature::text() const {
     if (kind == Kind::broadcast) text += fmt::format(", root {}", root);
     text += ')';
   }
-  if (label_length > 0) text += fmt::format(" of '{}'", std::string_view(label, label_length));
+  if (label_length > 0) text += fmt::format(" of '{}'", one_line(std::string(label, label_length)));
   return text;
 }
 

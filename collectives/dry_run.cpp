@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include "collectives/fault.h"
 #include "collectives/group_end.h"
 #include "collectives/movement.h"
 
@@ -56,7 +57,7 @@ class DryRun::DryLine final : public Line {
         ends_(ends) {}
 
   std::uint64_t post(const Collective& c, const Signature& signature) override {
-    DryStep step{DryStep::Kind::post,       c.kind, group_, channel_, posted(), c.label,
+    DryStep step{DryStep::Kind::post,       c.kind, group_, channel_, posted(), one_line(c.label),
                  words_of(signature, ends_)};
     count_bytes(step, c, movement_of(c), self());
     record_->steps.push_back(step);
@@ -156,7 +157,7 @@ DryRun::DryRun(DryRunOptions options) : record_(std::make_shared<Record>(Record{
       options.size, local_size);
   std::vector<int> ranks(static_cast<std::size_t>(options.size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto transport = std::make_shared<DryTransport>(record_, "world", options.rank, options.size);
+  auto transport = std::make_unique<DryTransport>(record_, "world", options.rank, options.size);
   world_ = std::make_unique<World>(
       Group(std::make_shared<GroupEnd>(std::move(transport), "world", std::move(ranks))),
       options.rank % local_size, local_size);

@@ -1,5 +1,6 @@
 #include "collectives/fault.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace sherd {
@@ -13,6 +14,12 @@ std::string opening(const CallPlace& p, CollectiveKind kind) {
 }
 
 }  // namespace
+
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; }, ' ');
+  return text;
+}
 
 std::string describe(const CallPlace& place, const Signature& signature) {
   return opening(place, signature.kind) + ", " + signature.text();
@@ -33,9 +40,10 @@ Fault mismatch(const CallPlace& place, RankCall one, RankCall other) {
 
 Fault departed(const CallPlace& place, int rank, Departure how, std::string_view reason,
                const std::optional<Signature>& last, RankCall waiting) {
-  const std::string what = how == Departure::left    ? "left the body"
-                           : how == Departure::threw ? fmt::format("threw \"{}\"", reason)
-                                                     : fmt::format("died ({})", reason);
+  const std::string what = how == Departure::left ? "left the body"
+                           : how == Departure::threw
+                               ? fmt::format("threw \"{}\"", one_line(std::string(reason)))
+                               : fmt::format("died ({})", reason);
   const std::string before =
       last ? fmt::format("its last call here was {}", last->text()) : "it made no call here";
   return {fmt::format("{}: rank {} {} and {}, while rank {} is in {}; every rank of a group makes every call",

@@ -27,6 +27,10 @@ struct CallPlace {
   std::uint64_t sequence = 0;
 };
 
+/// The text with a space for every line break and other control character: what users named, or threw, may
+/// have them, and a message is one line.
+std::string one_line(std::string text);
+
 /// The place and the call: "send #0 from rank 0 to rank 1 on channel 0 of group world, send(f32, 4
 /// elements)".
 std::string describe(const CallPlace& place, const Signature& signature);

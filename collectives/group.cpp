@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "collectives/fault.h"
 #include "collectives/group_end.h"
-#include "collectives/post.h"
 #include "collectives/observe.h"
+#include "collectives/post.h"
 #include "runtime/apply.h"
 #include "runtime/ops.h"
 
@@ -15,6 +16,13 @@ namespace sherd {
 
 Line::~Line() = default;
 Transport::~Transport() = default;
+
+void refuse_to_join(const std::string& name) {
+  fail<StateError>(
+      "group {}: it cannot be made, because the all_gather by which its ranks agree on it did not happen; an "
+      "Interception passes on calls labelled 'split of ...'",
+      name);
+}
 
 /// What a rank keeps about its calls.
 struct CollectiveState {
@@ -34,25 +42,30 @@ struct CollectiveState {
 Interception::Interception(Body body) : body_(std::move(body)) {
   CollectiveState::current().interceptions.push_back(this);
 }
-Interception::~Interception() { std::erase(CollectiveState::current().interceptions, this); }
+// A global one may outlive the rank.
+Interception::~Interception() {
+  if (Context::current_or_null() != nullptr) std::erase(CollectiveState::current().interceptions, this);
+}
 OrderLog::OrderLog() { CollectiveState::current().logs.push_back(this); }
-OrderLog::~OrderLog() { std::erase(CollectiveState::current().logs, this); }
+OrderLog::~OrderLog() {
+  if (Context::current_or_null() != nullptr) std::erase(CollectiveState::current().logs, this);
+}
 std::uint64_t collective_calls() { return CollectiveState::current().calls; }
 
 // ---- one rank's end ----
 
-GroupEnd::GroupEnd(std::shared_ptr<Transport> transport, std::string name, std::vector<int> world_ranks)
-    : transport_(std::move(transport)),
-      name_(std::move(name)),
+GroupEnd::GroupEnd(std::unique_ptr<Transport> transport, std::string name, std::vector<int> world_ranks)
+    : home_(TransportHome::current()),
+      transport_(home_->keep(std::move(transport))),
+      name_(one_line(std::move(name))),
       world_ranks_(std::move(world_ranks)),
       rank_(transport_->rank()),
       size_(transport_->size()),
-      owner_(&Context::current()),
       state_(CollectiveState::current()) {}
 
 void GroupEnd::check_thread() const {
   check<StateError>(
-      owner_ == Context::current_or_null(),
+      home_->is_current(),
       "group {}: it belongs to another thread's rank; a rank makes its groups on its own thread", name_);
 }
 
@@ -76,6 +89,7 @@ void GroupEnd::post(const Collective& c, Completion completion) {
 
 void GroupEnd::enqueue(const Collective& collective, Completion completion) {
   check_thread();
+  home_->sweep();
   posted_.reset();
   const auto& interceptions = state_.interceptions;
   if (interceptions.empty()) return post(collective, completion);
@@ -93,7 +107,7 @@ void GroupEnd::enqueue(const Collective& collective, Completion completion) {
 
 void GroupEnd::renew() {
   check_thread();
-  transport_ = transport_->renew();
+  transport_ = home_->keep(transport_->renew());
 }
 
 // ---- the ops ----
@@ -166,7 +180,10 @@ int Group::rank() const { return end_of(end_).rank(); }
 int Group::size() const { return end_of(end_).size(); }
 const std::string& Group::name() const { return end_of(end_).name(); }
 std::span<const int> Group::world_ranks() const { return end_of(end_).world_ranks(); }
-bool Group::failed() const { return end_of(end_).transport()->failed(); }
+bool Group::failed() const {
+  end_of(end_).check_thread();
+  return end_->transport()->failed();
+}
 void Group::renew() const { end_of(end_).renew(); }
 
 Work Group::enqueue(Collective c) const {
@@ -216,6 +233,7 @@ void Group::barrier(CallOptions o) const { call({.channel = o.channel, .label = 
 
 Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view name) const {
   const GroupEnd& end = end_of(end_);
+  end.check_thread();
   std::vector<bool> taken(static_cast<std::size_t>(end.size()));
   const std::vector<int>* mine = nullptr;
   for (const std::vector<int>& list : lists)
@@ -230,7 +248,7 @@ Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view 
 
   const std::vector<int> members = mine ? *mine : std::vector<int>{};
   const CallOptions call{.label = fmt::format("split of {} into {}", end.name(), lists)};
-  const std::string full_name = fmt::format("{}.{}", end.name(), name);
+  const std::string full_name = one_line(fmt::format("{}.{}", end.name(), name));
   const Tensor word = Tensor::from({end.transport()->offer(members, full_name)}, {1});
   const Tensor words = zeros({end.size()}, {i64, Device::cpu()});
   const bool agree = end.transport()->has_peers();
@@ -243,7 +261,7 @@ Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view 
     group = Group(std::make_shared<GroupEnd>(end.transport()->join(members, offers, full_name), full_name,
                                              std::move(world)));
   }
-  if (agree) barrier(call);  // what was offered may go only when all have joined
+  if (agree) barrier(call);  // nobody uses the group before all have joined
   return group;
 }
 

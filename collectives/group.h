@@ -15,9 +15,9 @@ class GroupEnd;
 class Line;
 class Transport;
 
-/// A call that was enqueued and may still be under way. May be dropped: peers get what was posted, memory
-/// lives until all is done, and nobody here hears when. A long all_reduce must have been waited for before
-/// its rank's body ends.
+/// A call that was enqueued and may still be under way. May be dropped, on any thread: the peers get what was
+/// posted, and the tensors' memory lives until they have it. Only a long all_reduce has to be waited for
+/// before its rank's body ends, because this rank computes a part of it.
 class SHERD_API Work {
  public:
   Work() = default;
@@ -57,9 +57,10 @@ struct CallOptions {
   int channel = 0;
 };
 
-/// A handle on a group of ranks; copies are the same group. Belongs to the rank (thread) that it was made on.
-/// Every rank of the group makes the same calls in the same order on each channel; whoever does not is named
-/// in a CollectiveError on every rank. After one the group refuses all calls until `renew`.
+/// A handle on a group of ranks; copies are the same group. Only the rank (thread) that made the group uses
+/// it: on another thread every call is a StateError. Any thread may drop a handle at any time, also when the
+/// rank is gone. Every rank of the group makes the same calls in the same order on each channel; a rank that
+/// does not is named in a CollectiveError on every rank. After one the group refuses all calls until `renew`.
 class SHERD_API Group {
  public:
   /// No group: what a rank outside a sub-group holds.

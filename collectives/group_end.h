@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/transport.h"
-#include "runtime/context.h"
+#include "collectives/transport_home.h"
 
 namespace sherd {
 
@@ -25,9 +24,10 @@ struct PostedCall {
 
 struct CollectiveState;
 
+/// Made and used on its rank's thread; dropped on any.
 class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
  public:
-  GroupEnd(std::shared_ptr<Transport> transport, std::string name, std::vector<int> world_ranks);
+  GroupEnd(std::unique_ptr<Transport> transport, std::string name, std::vector<int> world_ranks);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -48,12 +48,12 @@ class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
  private:
   void post(const Collective& collective, Completion completion);
 
+  std::shared_ptr<TransportHome> home_;
   std::shared_ptr<Transport> transport_;
   std::string name_;
   std::vector<int> world_ranks_;
   int rank_, size_;
-  const Context* owner_;
-  CollectiveState& state_;  // the rank's
+  CollectiveState& state_;  // the rank's; lives as long as `home_` is current
   std::optional<PostedCall> posted_;
 };
 

@@ -18,7 +18,8 @@ struct ObservedCall {
 
 /// While it lives, `body` stands in for every call of the calling rank: it may look at the call, change what
 /// is passed on, throw, keep the call to itself, or go on with `proceed` (the original, with its wait if the
-/// call has one). Several nest, newest first.
+/// call has one). Several nest, newest first. Making a group is a call too: a rank that keeps its all_gather
+/// back gets a StateError. Destroyed on the thread that made it.
 class SHERD_API Interception {
  public:
   using Proceed = std::function<void(const Collective&)>;

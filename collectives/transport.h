@@ -47,6 +47,8 @@ class SHERD_API Transport {
   /// A new group among some of this group's ranks is made in two steps around an all_gather: every rank of
   /// this group offers a word (`members`: the new group it will be in, this group's ranks; empty: none), then
   /// the members join with the words of all ranks of this group.
+  /// `join` throws StateError when `words` are none that ranks offered: an interception kept the all_gather
+  /// back.
   virtual std::int64_t offer(std::span<const int> members, const std::string& name) = 0;
   virtual std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
                                           const std::string& name) = 0;
@@ -57,5 +59,7 @@ class SHERD_API Transport {
   /// Whether a fault has ended this group's use (until `renew`).
   virtual bool failed() const = 0;
 };
+
+[[noreturn]] void refuse_to_join(const std::string& name);
 
 }  // namespace sherd

@@ -1,12 +1,12 @@
 #include "collectives/world.h"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <numeric>
-#include <system_error>
 #include <thread>
 
 #include "collectives/group_end.h"
@@ -41,6 +41,10 @@ World make_world(std::unique_ptr<Transport> transport, int local_rank, int local
   return {Group(std::make_shared<GroupEnd>(std::move(transport), "world", std::move(ranks))), local_rank,
           local_size};
 }
+
+/// `pthread_exit` and cancellation unwind the stack with an exception that no handler may keep.
+constexpr std::string_view thread_ended =
+    "its thread was ended (by pthread_exit or a cancellation); a rank returns from its body or throws";
 
 std::string reason_of(const std::exception_ptr& error) {
   try {
@@ -82,14 +86,17 @@ class ThreadRun {
   void operator()(const Body& body) {
     const Inheritance inheritance = Inheritance::from(Context::current(), crew_->size());
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < crew_->size(); ++rank) {
-      try {
+    threads.reserve(errors_.size());
+    try {
+      for (int rank = 0; rank < crew_->size(); ++rank)
         threads.emplace_back([&, rank] { run(rank, inheritance, body); });
-      } catch (const std::system_error& error) {  // those that run hear of it and come home
-        note(rank, std::make_exception_ptr(
-                       StateError(fmt::format("run_ranks: thread {} of {} could not be started ({})", rank,
-                                              crew_->size(), error.what()))));
-      }
+    } catch (const std::exception& error) {  // those that run hear of it and come home
+      const int started = static_cast<int>(threads.size());
+      for (int rank = started; rank < crew_->size(); ++rank)
+        note(rank, std::make_exception_ptr(StateError(
+                       fmt::format("run_ranks: the system starts only {} of {} ranks' threads ({}); ask for "
+                                   "fewer ranks, or raise its limits",
+                                   started, crew_->size(), error.what()))));
     }
     for (std::thread& thread : threads) thread.join();
     rethrow();
@@ -107,6 +114,9 @@ class ThreadRun {
       World world = make_world(threads::make_end(core_, rank), rank, crew_->size());
       const InWorld in(world);
       body(world);
+    } catch (const abi::__forced_unwind&) {
+      note(rank, std::make_exception_ptr(StateError(fmt::format("rank {}: {}", rank, thread_ended))));
+      throw;
     } catch (...) {
       return note(rank, std::current_exception());
     }
@@ -163,6 +173,9 @@ void run_as_process(const Launch& launch, const Body& body) {
     World world = make_world(run->world(), launch.local_rank, launch.local_size);
     const InWorld in(world);
     body(world);
+  } catch (const abi::__forced_unwind&) {
+    run->leave(Departure::threw, std::string(thread_ended));
+    throw;
   } catch (...) {
     run->leave(Departure::threw, reason_of(std::current_exception()));
     throw;
@@ -212,6 +225,11 @@ void run_ranks(int ranks, const Body& body) {
         launch->size, ranks);
     return run_as_process(*launch, body);
   }
+  check<ValueError>(
+      ranks <= max_thread_ranks,
+      "run_ranks: {} ranks asked for; one process has at most {} as threads; start more processes, "
+      "or imagine the ranks in a DryRun",
+      ranks, max_thread_ranks);
   ThreadRun(ranks > 0 ? ranks : std::max(1, static_cast<int>(std::thread::hardware_concurrency())))(body);
 }
 

@@ -36,12 +36,16 @@ class SHERD_API World {
   int local_rank_, local_size_;
 };
 
+/// Ranks that one process may have as threads: more would only wait for each other.
+inline constexpr int max_thread_ranks = 512;
+
 /// Runs `body` on `ranks` ranks and returns when those of this process are done.
 ///
 /// In a program that a launcher started as several processes (mpirun, srun, `sherd launch`), a call outside
 /// any rank runs `body` once, as this process's rank; `ranks` must be their number, or 0 for whatever it is
-/// (ValueError). Everywhere else `ranks` threads are started (0: one a core). A call from within a body
-/// always starts threads, as a world of its own.
+/// (ValueError). Everywhere else `ranks` threads are started (0: one a core; ValueError above
+/// `max_thread_ranks`, StateError when the system starts fewer). A call from within a body always starts
+/// threads, as a world of its own.
 ///
 /// Processes that are not bound to cores share those of their machine equally, unless `Context::set_threads`
 /// was called before.

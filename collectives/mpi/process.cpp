@@ -291,7 +291,9 @@ void Process::add(const LineId& id, MpiLine& line) {
   mail_.erase(mail);
 }
 void Process::remove(const LineId& id) { lines_.erase(id); }
-void Process::adopt(std::unique_ptr<MpiLine> line) { orphans_.push_back(std::move(line)); }
+void Process::adopt(std::unique_ptr<MpiLine> line) {
+  if (in_run_) orphans_.push_back(std::move(line));
+}
 void Process::abandon(Abandoned requests) { abandoned_.push_back(std::move(requests)); }
 
 bool Process::step_others(const MpiLine* line) {

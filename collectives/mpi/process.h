@@ -153,7 +153,6 @@ class Process : public std::enable_shared_from_this<Process> {
   Notice notice(Notice::Kind kind) const;
   void announce(Notice notice);
   bool settled(std::uint32_t run);
-  void drop_orphans(std::uint32_t run, bool all);
   bool all_said_goodbye();
 
   pid_t owner_ = ::getpid();

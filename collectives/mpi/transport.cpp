@@ -30,6 +30,7 @@ class MpiTransport final : public Transport {
   std::int64_t offer(std::span<const int>, const std::string&) override { return process_->next_number(); }
   std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
                                   const std::string& name) override {
+    if (std::ranges::any_of(words, [](std::int64_t word) { return word <= 0; })) refuse_to_join(name);
     // Above every number that a member has used, so no process is in two groups of one number.
     const auto number = static_cast<std::uint32_t>(*std::ranges::max_element(words));
     std::vector<int> processes;

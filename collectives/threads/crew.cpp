@@ -74,6 +74,22 @@ Exchange& Core::exchange(int channel, int source, int destination) {
   return *exchange;
 }
 
+std::int64_t Core::offer(std::shared_ptr<Core> made) {
+  const std::scoped_lock lock(offers_mutex_);
+  const int members = made->size();
+  offers_[++last_offer_] = {std::move(made), members};
+  return last_offer_;
+}
+
+std::shared_ptr<Core> Core::accept(std::int64_t number) {
+  const std::scoped_lock lock(offers_mutex_);
+  const auto found = offers_.find(number);
+  if (found == offers_.end()) return nullptr;
+  std::shared_ptr<Core> made = found->second.made;
+  if (--found->second.waiting == 0) offers_.erase(found);
+  return made;
+}
+
 void Core::fail(Fault fault) {
   {
     const std::scoped_lock lock(fault_mutex_);

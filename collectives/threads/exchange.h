@@ -70,6 +70,12 @@ class Core : public std::enable_shared_from_this<Core> {
   /// The exchange of a channel (source -1) or of the messages from one rank to another; made on first use.
   Exchange& exchange(int channel, int source, int destination);
 
+  /// The number of a group that is being made among ranks of this one, for its members, each of which
+  /// accepts it once.
+  std::int64_t offer(std::shared_ptr<Core> made);
+  /// Null when no group was offered under this number.
+  std::shared_ptr<Core> accept(std::int64_t number);
+
   /// Null until something went wrong. The first fault stays.
   const Fault* fault() const { return fault_.load(std::memory_order_seq_cst); }
   void fail(Fault fault);
@@ -96,6 +102,13 @@ class Core : public std::enable_shared_from_this<Core> {
   std::string name_;
   std::mutex exchanges_mutex_;  // taken when a line is used for the first time
   std::map<std::array<int, 3>, std::unique_ptr<Exchange>> exchanges_;
+  struct Offer {
+    std::shared_ptr<Core> made;
+    int waiting;  ///< members that have not accepted
+  };
+  std::mutex offers_mutex_;
+  std::int64_t last_offer_ = 0;
+  std::map<std::int64_t, Offer> offers_;
   std::mutex fault_mutex_;
   std::unique_ptr<const Fault> first_fault_;
   std::atomic<const Fault*> fault_{nullptr};

@@ -22,11 +22,7 @@ struct Lines {
   /// Of groups whose last handle went with calls under way: the peers get what was posted.
   std::vector<std::shared_ptr<ThreadLine>> left_behind;
 
-  static Lines& current() { return Context::current().slot<Lines>(); }
-  Lines() = default;
-  ~Lines();
-  Lines(const Lines&) = delete;
-  Lines& operator=(const Lines&) = delete;
+  static std::shared_ptr<Lines> current();
   /// Moves all on but `except`; says whether anything happened.
   bool step(const ThreadLine* except = nullptr);
 };
@@ -36,7 +32,7 @@ class ThreadLine final : public Line {
   struct Place {
     int channel, source, destination;
   };
-  ThreadLine(Core& core, int rank, Place place)
+  ThreadLine(Core& core, Lines& lines, int rank, Place place)
       : core_(core),
         rank_(rank),
         place_(place),
@@ -46,15 +42,12 @@ class ThreadLine final : public Line {
                                                               : 1)),
         mine_(exchange_.lanes[self_]),
         seat_(core.seat_of(rank)),
-        lines_(Lines::current()) {
+        lines_(lines) {
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) bells_.push_back(&seat_of(lane).bell);
     sources_.resize(exchange_.lanes.size());
     lines_.all.push_back(this);
   }
-  // Asked for anew: the rank's slots may be going too.
-  ~ThreadLine() override {
-    if (!orphan_) std::erase(Lines::current().all, this);
-  }
+  ~ThreadLine() override { std::erase(lines_.all, this); }
 
   std::uint64_t post(const Collective& c, const Signature& signature) override {
     throw_if_failed();
@@ -81,8 +74,6 @@ class ThreadLine final : public Line {
   bool under_way() const { return finished_ < posted_ && core_.fault() == nullptr; }
   /// The group's last handle goes, the line goes on.
   void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
-  /// The rank goes too.
-  void orphan() { orphan_ = true; }
 
   /// Moves on as far as the peers allow; says whether anything happened. Never waits, never throws: what goes
   /// wrong becomes the group's fault.
@@ -348,7 +339,6 @@ class ThreadLine final : public Line {
   }
 
   std::shared_ptr<Core> owned_core_;  // only of a line that was left behind
-  bool orphan_ = false;
   Core& core_;
   int rank_;
   Place place_;
@@ -356,15 +346,19 @@ class ThreadLine final : public Line {
   std::size_t self_;
   Lane& mine_;
   int seat_;
-  Lines& lines_;
+  Lines& lines_;  // alive as long as the transport, or the owner of a line that was left behind
   std::vector<Bell*> bells_;
   std::vector<const std::byte*> sources_;
   std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is let go
   int round_ = 0;
 };
 
-Lines::~Lines() {
-  for (const auto& line : left_behind) line->orphan();
+/// Lives as long as the rank and its transports do.
+std::shared_ptr<Lines> Lines::current() {
+  struct Slot {
+    std::shared_ptr<Lines> lines = std::make_shared<Lines>();
+  };
+  return Context::current().slot<Slot>().lines;
 }
 
 bool Lines::step(const ThreadLine* except) {
@@ -381,7 +375,8 @@ bool Lines::step(const ThreadLine* except) {
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<Core> core, int rank) : core_(std::move(core)), rank_(rank) {}
+  ThreadTransport(std::shared_ptr<Core> core, int rank)
+      : core_(std::move(core)), lines_(Lines::current()), rank_(rank) {}
   ~ThreadTransport() override {
     for (auto& line : channels_) leave_behind(std::move(line));
     for (auto& [place, line] : messages_) leave_behind(std::move(line));
@@ -391,27 +386,25 @@ class ThreadTransport final : public Transport {
 
   Line& channel(int index) override {
     std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
-    if (!line) line = std::make_unique<ThreadLine>(*core_, rank_, ThreadLine::Place{index, -1, -1});
+    if (!line) line = std::make_unique<ThreadLine>(*core_, *lines_, rank_, ThreadLine::Place{index, -1, -1});
     return *line;
   }
   Line& messages(int index, int source, int destination) override {
     std::unique_ptr<ThreadLine>& line = messages_[{index, source, destination}];
     if (!line)
-      line = std::make_unique<ThreadLine>(*core_, rank_, ThreadLine::Place{index, source, destination});
+      line =
+          std::make_unique<ThreadLine>(*core_, *lines_, rank_, ThreadLine::Place{index, source, destination});
     return *line;
   }
 
   std::int64_t offer(std::span<const int> members, const std::string& name) override {
     if (members.empty() || members[0] != rank_) return 0;
-    std::vector<int> seats;
-    for (int rank : members) seats.push_back(core_->seat_of(rank));
-    offered_ = std::make_shared<Core>(core_->crew_ref(), std::move(seats), name);
-    return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(offered_.get()));
+    return core_->offer(std::make_shared<Core>(core_->crew_ref(), seats_of(members), name));
   }
   std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
-                                  const std::string&) override {
-    const auto word = words[static_cast<std::size_t>(members[0])];
-    auto core = reinterpret_cast<Core*>(static_cast<std::intptr_t>(word))->shared_from_this();
+                                  const std::string& name) override {
+    std::shared_ptr<Core> core = core_->accept(words[static_cast<std::size_t>(members[0])]);
+    if (!core || core->seats() != seats_of(members)) refuse_to_join(name);
     const auto place = std::ranges::find(members, rank_) - members.begin();
     return make_end(std::move(core), static_cast<int>(place));
   }
@@ -433,10 +426,15 @@ class ThreadTransport final : public Transport {
   bool failed() const override { return core_->fault() != nullptr; }
 
  private:
+  std::vector<int> seats_of(std::span<const int> ranks) const {
+    std::vector<int> seats;
+    for (int rank : ranks) seats.push_back(core_->seat_of(rank));
+    return seats;
+  }
   void leave_behind(std::unique_ptr<ThreadLine> line) {
     if (!line || !line->under_way()) return;
     line->outlive(core_);
-    Lines::current().left_behind.push_back(std::move(line));
+    lines_->left_behind.push_back(std::move(line));
   }
   void ask(Core::Renewal& renewal) {
     const std::scoped_lock lock(renewal.mutex);
@@ -463,7 +461,7 @@ class ThreadTransport final : public Transport {
                                     true});
     // Peers may need this rank's part of other calls before they come.
     core_->crew().seat(seat).bell.sleep_unless([&] {
-      return Lines::current().step() || ready() || renewal.fault.load() != nullptr || late->load() > 0 ||
+      return lines_->step() || ready() || renewal.fault.load() != nullptr || late->load() > 0 ||
              !gone_ranks().empty();
     });
     core_->crew().end_wait(seat);
@@ -485,8 +483,8 @@ class ThreadTransport final : public Transport {
   }
 
   std::shared_ptr<Core> core_;
+  std::shared_ptr<Lines> lines_;
   int rank_;
-  std::shared_ptr<Core> offered_;
   std::array<std::unique_ptr<ThreadLine>, max_channels> channels_;
   std::map<std::array<int, 3>, std::unique_ptr<ThreadLine>> messages_;
 };

@@ -450,6 +450,34 @@ TEST_CASE("the root cause comes out of run_ranks, not what others tell of it", "
   });
 }
 
+TEST_CASE("a message is one line, whatever was named or thrown", "[faults]") {
+  const auto is_line = [](const std::string& text, std::string_view word) {
+    expect(text.find_first_of("\n\r\t") == std::string::npos, "more than a line: {}", text);
+    expect(text.find(word) != std::string::npos, "'{}' is not in: {}", word, text);
+  };
+  for (int world : {2, 3}) {
+    CHECK_NOTHROW(run_ranks(world, [&](World& w) {
+      const DeviceMesh mesh = w.mesh({w.size(), 1}, {"a\nb", "c"});
+      const Group& group = mesh.group("a\nb");
+      const std::string label = fmt::format("of\nrank\t{}", w.rank());
+      is_line(message_of<CollectiveError>([&] { group.barrier({.label = label}); }), "'of rank ");
+      DryRun dry({.size = 2});
+      dry.world().group().barrier({.label = label});
+      for (const DryStep& step : dry.steps()) is_line(step.text(), "of rank");
+      is_line(dry.brief(), "of rank");
+    }));
+    std::vector<std::string> heard(static_cast<std::size_t>(world));
+    CHECK_THROWS_AS(run_ranks(world,
+                              [&](World& w) {
+                                if (w.rank() == 1) throw std::runtime_error("two\r\nlines");
+                                heard[static_cast<std::size_t>(w.rank())] =
+                                    message_of<CollectiveError>([&] { w.group().barrier(); });
+                              }),
+                    std::runtime_error);
+    is_line(heard[0], "threw \"two  lines\"");
+  }
+}
+
 // ---- what still works ----
 
 TEST_CASE("a group can fail and be renewed many times", "[faults]") {
