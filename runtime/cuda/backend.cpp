@@ -25,6 +25,18 @@ KernelTable make_table() {
   add_matmul_kernels(table);
   add_sum_kernels(table);
   add_optimizer_kernels(table);
+  add_layer_norm_kernels(table);
+  add_softmax_kernels(table);
+  add_cross_entropy_kernels(table);
+  add_embedding_kernels(table);
+  add_gather_kernels(table);
+  add_extreme_kernels(table);
+  add_topk_kernels(table);
+  add_multinomial_kernels(table);
+  add_patches_kernels(table);
+  add_batch_norm_kernels(table);
+  add_norm_kernels(table);
+  add_attention_kernels(table);
   return table;
 }
 
@@ -85,18 +97,17 @@ class CudaBackend final : public Backend {
     if (bytes == 0) return;
     if (!to_device.is_cpu() && !from_device.is_cpu() && to_device != from_device)
       return copy_between(to, to_device, from, from_device, bytes);
-    const cudaStream_t stream = stream_of(to_device.is_cpu() ? from_device : to_device);
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cuda copy");
+    DeviceState& state = state_of(to_device.is_cpu() ? from_device : to_device);
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
     // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
     // before.
-    if (to_device.is_cpu() || (from_device.is_cpu() && is_pinned(from)))
-      check_cuda(cudaStreamSynchronize(stream), "cuda copy");
+    if (to_device.is_cpu() || (from_device.is_cpu() && is_pinned(from))) state.wait("cuda copy");
   }
 
   Kernel kernel(std::type_index op) const override { return table_.find(op); }
 
   void synchronize(Device device) override {
-    check_cuda(cudaStreamSynchronize(stream_of(device)), fmt::format("synchronize {}", to_string(device)));
+    state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
   }
 
  private:

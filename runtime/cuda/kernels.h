@@ -65,5 +65,17 @@ void add_creation_kernels(KernelTable& table);
 void add_matmul_kernels(KernelTable& table);
 void add_sum_kernels(KernelTable& table);
 void add_optimizer_kernels(KernelTable& table);
+void add_layer_norm_kernels(KernelTable& table);
+void add_softmax_kernels(KernelTable& table);
+void add_cross_entropy_kernels(KernelTable& table);
+void add_embedding_kernels(KernelTable& table);
+void add_gather_kernels(KernelTable& table);
+void add_extreme_kernels(KernelTable& table);
+void add_topk_kernels(KernelTable& table);
+void add_multinomial_kernels(KernelTable& table);
+void add_patches_kernels(KernelTable& table);
+void add_batch_norm_kernels(KernelTable& table);
+void add_norm_kernels(KernelTable& table);
+void add_attention_kernels(KernelTable& table);
 
 }  // namespace sherd::cuda

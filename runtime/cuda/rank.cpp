@@ -3,6 +3,7 @@
 #include "runtime/context.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/fault_board.h"
 #include "runtime/cuda/matmul_plans.h"
 
 namespace sherd::cuda {
@@ -30,12 +31,23 @@ DeviceState::~DeviceState() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_);
   matmul_plans_.reset();
+  faults_.reset();
   cudaStreamDestroy(stream_);
 }
 
 MatMulPlans& DeviceState::matmul_plans() {
   if (!matmul_plans_) matmul_plans_ = std::make_unique<MatMulPlans>();
   return *matmul_plans_;
+}
+
+FaultSlot DeviceState::faults() {
+  if (!faults_) faults_ = std::make_unique<FaultBoard>();
+  return faults_->slot();
+}
+
+void DeviceState::wait(std::string_view what) {
+  check_cuda(cudaStreamSynchronize(stream_), what);
+  if (faults_) faults_->raise(stream_);
 }
 
 DeviceState& state_of(Device device) {

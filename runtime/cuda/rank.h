@@ -5,12 +5,15 @@
 
 #include <array>
 #include <memory>
+#include <string_view>
 
 #include "runtime/device.h"
 
 namespace sherd::cuda {
 
+class FaultBoard;
 class MatMulPlans;
+struct FaultSlot;
 
 /// Orders work between two streams.
 class Event {
@@ -26,7 +29,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A rank's stream on one GPU, and what is kept for its matrix products.
+/// A rank's stream on one GPU, and what is kept for its matrix products and its kernels' findings.
 class DeviceState {
  public:
   explicit DeviceState(int index);
@@ -37,11 +40,16 @@ class DeviceState {
 
   cudaStream_t stream() const { return stream_; }
   MatMulPlans& matmul_plans();
+  /// Where kernels of this stream report bad values.
+  FaultSlot faults();
+  /// Waits for the stream, and throws ValueError for what its kernels reported.
+  void wait(std::string_view what);
 
  private:
   int index_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<MatMulPlans> matmul_plans_;
+  std::unique_ptr<FaultBoard> faults_;
 };
 
 /// This rank's state of `device`, made on first use; makes the device current for the calling thread.

@@ -1,0 +1,51 @@
+// What all attention kernels share: which tile a block works on, who sees whom, which weights are dropped.
+#pragma once
+
+#include "runtime/cuda/attention.h"
+#include "runtime/cuda/block.cuh"
+#include "runtime/random.h"
+
+namespace sherd::cuda {
+
+/// One (batch, head) pair.
+struct HeadIndex {
+  std::int64_t index, batch, head;
+  __device__ HeadIndex(const AttentionCall& c, std::int64_t at)
+      : index(at), batch(at / c.heads), head(at % c.heads) {}
+
+  template <class T>
+  __device__ T* rows(const HeadsAt& x) const {
+    return static_cast<T*>(x.data) + batch * x.batch + head * x.head;
+  }
+  /// Where the head's row in `logsumexp` and `delta` begins.
+  __device__ std::int64_t first_row(const AttentionCall& c) const { return index * c.queries; }
+};
+
+/// Keys that query `i` sees.
+__device__ inline int keys_seen(const AttentionCall& c, int i) {
+  if (!c.causal) return c.keys;
+  const int seen = i + c.keys - c.queries + 1;
+  return seen < 0 ? 0 : seen < c.keys ? seen : c.keys;
+}
+/// The first query that sees key `j`.
+__device__ inline int first_query(const AttentionCall& c, int j) {
+  const int first = c.causal ? j - (c.keys - c.queries) : 0;
+  return first < 0 ? 0 : first;
+}
+
+/// The four words of the weights (row, j) with the same j / 4; `row` counts over all heads.
+__device__ inline PhiloxWords weight_words(const AttentionCall& c, std::int64_t row, int j) {
+  const auto counters = static_cast<std::uint64_t>((c.keys + 3) / 4);
+  return philox(c.key.seed, c.key.offset + static_cast<std::uint64_t>(row) * counters +
+                                static_cast<std::uint64_t>(j / 4));
+}
+
+/// words[i], without an array in memory.
+__device__ inline std::uint32_t word_of(const PhiloxWords& words, int i) {
+  const std::uint32_t low = i & 1 ? words[1] : words[0], high = i & 1 ? words[3] : words[2];
+  return i & 2 ? high : low;
+}
+
+inline std::int64_t tiles(int n, int tile) { return (n + tile - 1) / tile; }
+
+}  // namespace sherd::cuda

@@ -1,0 +1,55 @@
+// Attention, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+#include "runtime/generator.h"
+
+namespace sherd::cuda {
+
+/// A (batch, heads, rows, width) tensor by strides, in elements; the width is contiguous.
+struct HeadsAt {
+  void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+/// Query i sees the keys j <= i + keys - queries when causal, else all. A row that sees none gives zeros and
+/// the logsumexp -inf. Weight (row, j) is dropped where word j % 4 of the Philox counter
+/// `key.offset + row ceil(keys / 4) + j / 4` is below `threshold`, row = (batch index heads + head) queries +
+/// i, as on the CPU; others are multiplied by `kept`.
+struct AttentionCall {
+  DType dtype = DType::f32;
+  std::int64_t batch = 0, heads = 0;
+  int queries = 0, keys = 0, width = 0;
+  float scale = 1;
+  bool causal = false, dropout = false;
+  std::uint32_t threshold = 0;
+  float kept = 1;
+  RandomKey key;
+  HeadsAt q, k, v, o;
+  float* logsumexp = nullptr;  ///< dense (batch, heads, queries)
+  cudaStream_t stream = nullptr;
+};
+
+/// Gradients, in two passes that each own what they write: of keys and values by tiles of keys, of queries by
+/// tiles of queries. So nothing is added up in an order that changes.
+struct AttentionGradCall {
+  AttentionCall forward;
+  HeadsAt go, gq, gk, gv;
+  float* delta = nullptr;  ///< room for (batch, heads, queries): the sums of o times its gradient
+};
+
+/// Widths up to this have kernels.
+inline constexpr int widest_head = 256;
+/// On tensor cores: f16 and bf16, heads of 32, 64, 96 or 128, all data aligned to 16 bytes and strides too.
+constexpr bool on_tensor_cores(DType dtype, std::int64_t width) {
+  return size_of(dtype) == 2 && (width == 32 || width == 64 || width == 96 || width == 128);
+}
+void launch_attention_mma(const AttentionCall& call);
+void launch_attention_grad_mma(const AttentionGradCall& call);
+/// On plain cores: f32, any width up to `widest_head`.
+void launch_attention_plain(const AttentionCall& call);
+void launch_attention_grad_plain(const AttentionGradCall& call);
+/// What both backward ways start with.
+void launch_attention_delta(const AttentionGradCall& call);
+
+}  // namespace sherd::cuda

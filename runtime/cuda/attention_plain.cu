@@ -1,0 +1,313 @@
+// Attention in f32 on plain cores: square tiles of scores, products from shared memory.
+#include "runtime/cuda/attention.cuh"
+
+namespace sherd::cuda {
+namespace {
+
+constexpr int side = 16, block = side * side;  // threads: `side` down and across a tile
+
+/// Rows of a head in shared memory as floats; an odd row length keeps columns in different banks.
+template <int Width>
+struct Rows {
+  static constexpr int row = Width + 1;
+  float* at;
+  __device__ float operator()(int r, int d) const { return at[r * row + d]; }
+  /// `count` rows from `first`, zeros beyond them and beyond the width.
+  __device__ void load(const float* from, std::int64_t stride, int first, int count, int tile,
+                       int width) const {
+    for (int i = static_cast<int>(threadIdx.x); i < tile * Width; i += block) {
+      const int r = i / Width, d = i % Width;
+      at[r * row + d] = r < count && d < width ? from[(first + r) * stride + d] : 0.f;
+    }
+  }
+};
+
+template <int Tile>
+struct Scores {
+  static constexpr int row = Tile + 1;
+  float* at;
+  __device__ float& operator()(int r, int j) const { return at[r * row + j]; }
+};
+
+/// Where a thread works: rows y + side r of a tile, columns x + side c.
+struct Thread {
+  int x = static_cast<int>(threadIdx.x) % side, y = static_cast<int>(threadIdx.x) / side;
+};
+
+/// acc[r][c] = a(row, :) . b(column, :).
+template <int N, int Width>
+__device__ void dots(const Rows<Width>& a, const Rows<Width>& b, float (&acc)[N][N]) {
+  const Thread t;
+#pragma unroll
+  for (int r = 0; r < N; ++r)
+#pragma unroll
+    for (int c = 0; c < N; ++c) acc[r][c] = 0;
+#pragma unroll 4
+  for (int d = 0; d < Width; ++d) {
+    float x[N], y[N];
+#pragma unroll
+    for (int r = 0; r < N; ++r) x[r] = a(t.y + side * r, d);
+#pragma unroll
+    for (int c = 0; c < N; ++c) y[c] = b(t.x + side * c, d);
+#pragma unroll
+    for (int r = 0; r < N; ++r)
+#pragma unroll
+      for (int c = 0; c < N; ++c) acc[r][c] = std::fma(x[r], y[c], acc[r][c]);
+  }
+}
+
+/// acc[r][c] += sum over j of weight(j, row) rows(j, column), with weight(j, row) from `at(j, row)`.
+template <int N, int Tile, int Width, class At>
+__device__ void add_products(const Rows<Width>& rows, const At& at, float (&acc)[N][Width / side]) {
+  const Thread t;
+#pragma unroll 2
+  for (int j = 0; j < Tile; ++j) {
+    float w[N];
+#pragma unroll
+    for (int r = 0; r < N; ++r) w[r] = at(j, t.y + side * r);
+#pragma unroll
+    for (int c = 0; c < Width / side; ++c) {
+      const float x = rows(j, t.x + side * c);
+#pragma unroll
+      for (int r = 0; r < N; ++r) acc[r][c] = std::fma(w[r], x, acc[r][c]);
+    }
+  }
+}
+
+template <int N, int Width>
+__device__ void write(float* to, std::int64_t stride, int first, int count, int width,
+                      const float (&acc)[N][Width / side], const float (&factor)[N]) {
+  const Thread t;
+#pragma unroll
+  for (int r = 0; r < N; ++r)
+#pragma unroll
+    for (int c = 0; c < Width / side; ++c) {
+      const int row = t.y + side * r, d = t.x + side * c;
+      if (row < count && d < width) to[(first + row) * stride + d] = acc[r][c] * factor[r];
+    }
+}
+
+/// Over the 16 threads of one row.
+__device__ float row_max(float x) {
+  for (int step = side / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(whole_warp, x, step));
+  return x;
+}
+__device__ float row_sum(float x) {
+  for (int step = side / 2; step > 0; step /= 2) x += __shfl_xor_sync(whole_warp, x, step);
+  return x;
+}
+
+/// 0 for a dropped weight, `kept` for others.
+__device__ float keep(const AttentionCall& c, std::int64_t row, int j) {
+  if (!c.dropout) return 1.f;
+  return word_of(weight_words(c, row, j), j % 4) < c.threshold ? 0.f : c.kept;
+}
+
+template <int Width, int Tile>
+__global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_tiles) {
+  constexpr int N = Tile / side;
+  extern __shared__ float memory[];
+  const Rows<Width> q{memory}, k{q.at + Tile * Rows<Width>::row}, v{k.at + Tile * Rows<Width>::row};
+  const Scores<Tile> p{v.at + Tile * Rows<Width>::row};
+  const HeadIndex head(c, blockIdx.x / row_tiles);
+  const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;  // long rows first
+  const int count = min(Tile, c.queries - first);
+  const Thread t;
+  q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
+  float out[N][Width / side] = {}, top[N], total[N];
+#pragma unroll
+  for (int r = 0; r < N; ++r) top[r] = lowest<float>(), total[r] = 0;
+  const int end = keys_seen(c, first + count - 1);
+  for (int j = 0; j < end; j += Tile) {
+    const int here = min(Tile, c.keys - j);
+    __syncthreads();
+    k.load(head.rows<const float>(c.k), c.k.row, j, here, Tile, c.width);
+    v.load(head.rows<const float>(c.v), c.v.row, j, here, Tile, c.width);
+    __syncthreads();
+    float s[N][N];
+    dots(q, k, s);
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      const int i = first + t.y + side * r, seen = i < c.queries ? keys_seen(c, i) : 0;
+      float larger = top[r];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        s[r][n] = j + t.x + side * n < seen ? s[r][n] * c.scale : lowest<float>();
+        larger = s[r][n] > larger ? s[r][n] : larger;
+      }
+      larger = row_max(larger);
+      const float shift = LogSum<float>::shift(larger), shrink = math::exp(top[r] - shift);
+      top[r] = larger;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int key = j + t.x + side * n;
+        const float e = key < seen ? math::exp(s[r][n] - shift) : 0.f;
+        sum += e;
+        p(t.y + side * r, t.x + side * n) = key < seen ? e * keep(c, head.first_row(c) + i, key) : 0.f;
+      }
+      total[r] = total[r] * shrink + row_sum(sum);
+#pragma unroll
+      for (int d = 0; d < Width / side; ++d) out[r][d] *= shrink;
+    }
+    __syncthreads();
+    add_products<N, Tile>(
+        v, [&](int key, int row) { return p(row, key); }, out);
+  }
+  float factor[N];
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    const int row = t.y + side * r;
+    // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
+    factor[r] = total[r] == 0 ? 0.f : 1 / total[r];
+    if (t.x == 0 && row < count) c.logsumexp[head.first_row(c) + first + row] = top[r] + math::log(total[r]);
+  }
+  write<N, Width>(head.rows<float>(c.o), c.o.row, first, count, c.width, out, factor);
+}
+
+/// Weights (as forward used them) and the gradient of the scores, of a tile of queries and keys.
+template <int Width, int Tile>
+__device__ void score_gradients(const AttentionGradCall& g, const HeadIndex& head, int first, int j,
+                                const Rows<Width>& q, const Rows<Width>& k, const Rows<Width>& go,
+                                const Rows<Width>& v, const Scores<Tile>& p, const Scores<Tile>& ds) {
+  constexpr int N = Tile / side;
+  const AttentionCall& c = g.forward;
+  const Thread t;
+  float s[N][N], dp[N][N];
+  dots(q, k, s);
+  dots(go, v, dp);
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    const int i = first + t.y + side * r, seen = i < c.queries ? keys_seen(c, i) : 0;
+    const std::int64_t row = head.first_row(c) + i;
+    const float shift = seen > 0 ? c.logsumexp[row] : 0.f, delta = seen > 0 ? g.delta[row] : 0.f;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int key = j + t.x + side * n;
+      float weight = 0, slope = 0;
+      if (key < seen) {
+        const float e = math::exp(s[r][n] * c.scale - shift), kept = keep(c, row, key);
+        weight = e * kept;
+        slope = e * (dp[r][n] * kept - delta);
+      }
+      p(t.y + side * r, t.x + side * n) = weight;
+      ds(t.y + side * r, t.x + side * n) = slope;
+    }
+  }
+}
+
+template <int Width, int Tile>
+__global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g, int key_tiles) {
+  constexpr int N = Tile / side, size = Tile * Rows<Width>::row;
+  extern __shared__ float memory[];
+  const Rows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
+  const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
+  const AttentionCall& c = g.forward;
+  const HeadIndex head(c, blockIdx.x / key_tiles);
+  const int j = static_cast<int>(blockIdx.x % key_tiles) * Tile, count = min(Tile, c.keys - j);
+  k.load(head.rows<const float>(c.k), c.k.row, j, count, Tile, c.width);
+  v.load(head.rows<const float>(c.v), c.v.row, j, count, Tile, c.width);
+  float gk[N][Width / side] = {}, gv[N][Width / side] = {};
+  for (int first = first_query(c, j) / Tile * Tile; first < c.queries; first += Tile) {
+    const int here = min(Tile, c.queries - first);
+    __syncthreads();
+    q.load(head.rows<const float>(c.q), c.q.row, first, here, Tile, c.width);
+    go.load(head.rows<const float>(g.go), g.go.row, first, here, Tile, c.width);
+    __syncthreads();
+    score_gradients(g, head, first, j, q, k, go, v, p, ds);
+    __syncthreads();
+    add_products<N, Tile>(
+        go, [&](int i, int key) { return p(i, key); }, gv);
+    add_products<N, Tile>(
+        q, [&](int i, int key) { return ds(i, key); }, gk);
+  }
+  float one[N], scale[N];
+#pragma unroll
+  for (int r = 0; r < N; ++r) one[r] = 1, scale[r] = c.scale;
+  write<N, Width>(head.rows<float>(g.gk), g.gk.row, j, count, c.width, gk, scale);
+  write<N, Width>(head.rows<float>(g.gv), g.gv.row, j, count, c.width, gv, one);
+}
+
+template <int Width, int Tile>
+__global__ void __launch_bounds__(block) backward_queries(const AttentionGradCall g, int row_tiles) {
+  constexpr int N = Tile / side, size = Tile * Rows<Width>::row;
+  extern __shared__ float memory[];
+  const Rows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
+  const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
+  const AttentionCall& c = g.forward;
+  const HeadIndex head(c, blockIdx.x / row_tiles);
+  const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;
+  const int count = min(Tile, c.queries - first), end = keys_seen(c, first + count - 1);
+  q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
+  go.load(head.rows<const float>(g.go), g.go.row, first, count, Tile, c.width);
+  float gq[N][Width / side] = {};
+  for (int j = 0; j < end; j += Tile) {
+    const int here = min(Tile, c.keys - j);
+    __syncthreads();
+    k.load(head.rows<const float>(c.k), c.k.row, j, here, Tile, c.width);
+    v.load(head.rows<const float>(c.v), c.v.row, j, here, Tile, c.width);
+    __syncthreads();
+    score_gradients(g, head, first, j, q, k, go, v, p, ds);
+    __syncthreads();
+    add_products<N, Tile>(
+        k, [&](int key, int row) { return ds(row, key); }, gq);
+  }
+  float scale[N];
+#pragma unroll
+  for (int r = 0; r < N; ++r) scale[r] = c.scale;
+  write<N, Width>(head.rows<float>(g.gq), g.gq.row, first, count, c.width, gq, scale);
+}
+
+/// Calls `f.operator()<Width, Tile>()`: the width rounded up, and the tile that leaves room for it.
+template <class F>
+void for_form(int width, F&& f) {
+  if (width <= 32)
+    f.template operator()<32, 64>();
+  else if (width <= 64)
+    f.template operator()<64, 64>();
+  else if (width <= 128)
+    f.template operator()<128, 64>();
+  else
+    f.template operator()<widest_head, 32>();
+}
+
+template <int Width, int Tile>
+constexpr int memory_of(int rows, int scores) {
+  return static_cast<int>(sizeof(float)) * (rows * Tile * (Width + 1) + scores * Tile * (Tile + 1));
+}
+
+template <class K>
+void allow_memory(K* kernel, int bytes) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+}  // namespace
+
+void launch_attention_plain(const AttentionCall& c) {
+  for_form(c.width, [&]<int Width, int Tile>() {
+    constexpr int bytes = memory_of<Width, Tile>(3, 1);
+    const std::int64_t row_tiles = tiles(c.queries, Tile);
+    allow_memory(forward<Width, Tile>, bytes);
+    forward<Width, Tile><<<static_cast<unsigned>(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(
+        c, static_cast<int>(row_tiles));
+  });
+}
+
+void launch_attention_grad_plain(const AttentionGradCall& g) {
+  const AttentionCall& c = g.forward;
+  for_form(c.width, [&]<int Width, int Tile>() {
+    constexpr int bytes = memory_of<Width, Tile>(4, 2);
+    const std::int64_t row_tiles = tiles(c.queries, Tile), key_tiles = tiles(c.keys, Tile);
+    allow_memory(backward_keys<Width, Tile>, bytes);
+    allow_memory(backward_queries<Width, Tile>, bytes);
+    if (key_tiles > 0)
+      backward_keys<Width, Tile>
+          <<<static_cast<unsigned>(c.batch * c.heads * key_tiles), block, bytes, c.stream>>>(
+              g, static_cast<int>(key_tiles));
+    backward_queries<Width, Tile>
+        <<<static_cast<unsigned>(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(
+            g, static_cast<int>(row_tiles));
+  });
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,68 @@
+// Batch normalisation.
+#include "runtime/ops/batch_norm.h"
+
+#include "runtime/cuda/batch_norm.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/cuda/typed.h"
+#include "runtime/ops.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// Dense and in the dtype of the statistics.
+Tensor as_statistics(const Tensor& t, const Tensor& x) {
+  return t.defined() ? contiguous(to(t, x.dtype() == DType::f64 ? DType::f64 : DType::f32)) : t;
+}
+void* data(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
+
+BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                       const Tensor& variance, double eps) {
+  BatchNormCall call;
+  call.dtype = x.dtype();
+  call.batch = x.shape()[0];
+  call.channels = x.shape()[1];
+  call.inner = x.numel() / (call.batch * call.channels);
+  call.eps = eps;
+  call.x = x.raw();
+  call.weight = data(weight);
+  call.bias = data(bias);
+  call.mean = mean.raw();
+  call.variance = variance.raw();
+  call.stream = stream_of(x.device());
+  return call;
+}
+
+void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
+  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  if (!op.training) {
+    copy_(alias(out[1], out[1].layout()), in[3]);
+    copy_(alias(out[2], out[2].layout()), in[4]);
+  }
+  if (x.numel() == 0) return;
+  BatchNormCall call = describe(x, weight, bias, out[1], out[2], op.eps);
+  call.y = out[0].raw();
+  if (op.training) launch_channel_statistics(call);
+  launch_batch_norm(call);
+  check_launch(op.name);
+}
+
+void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
+  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
+  if (x.numel() == 0) {
+    zero_(alias(out[1], out[1].layout()));
+    zero_(alias(out[2], out[2].layout()));
+    return;
+  }
+  launch_batch_norm_grad({describe(x, weight, {}, contiguous(in[3]), contiguous(in[4]), op.eps), op.training,
+                          gy.raw(), out[0].raw(), out[1].raw(), out[2].raw()});
+  check_launch(op.name);
+}
+
+}  // namespace
+
+void add_batch_norm_kernels(KernelTable& table) {
+  add_kernel<batch_norm>(table);
+  add_kernel<batch_norm_grad>(table);
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,31 @@
+// Batch normalisation, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+
+namespace sherd::cuda {
+
+/// x dense (batch, channels, inner) of `dtype`; everything of one a channel is of its compute type. weight
+/// and bias may be null.
+struct BatchNormCall {
+  DType dtype = DType::f32;
+  std::int64_t batch = 0, channels = 0, inner = 0;
+  double eps = 0;
+  const void *x = nullptr, *weight = nullptr, *bias = nullptr;
+  void *mean = nullptr, *variance = nullptr, *y = nullptr;
+  cudaStream_t stream = nullptr;
+};
+/// Writes mean and variance (without bias correction).
+void launch_channel_statistics(const BatchNormCall& call);
+/// Writes y from mean and variance.
+void launch_batch_norm(const BatchNormCall& call);
+
+struct BatchNormGradCall {
+  BatchNormCall forward;  ///< x, weight, mean and variance
+  bool through_statistics = true;
+  const void* gy = nullptr;
+  void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
+};
+void launch_batch_norm_grad(const BatchNormGradCall& call);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,57 @@
+// Cross entropy against class indices.
+#include "runtime/ops/cross_entropy.h"
+
+#include "runtime/cuda/cross_entropy.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/cuda/typed.h"
+#include "runtime/ops.h"
+
+namespace sherd::cuda {
+namespace {
+
+RowLosses form_of(Reduction reduction) {
+  return reduction == Reduction::mean  ? RowLosses::mean
+         : reduction == Reduction::sum ? RowLosses::sum
+                                       : RowLosses::each;
+}
+
+void cross_entropy(const ops::CrossEntropy& op, Inputs in, Outputs out) {
+  const Tensor logits = contiguous(in[0]), targets = contiguous(in[1]);
+  CrossEntropyCall call;
+  call.dtype = logits.dtype();
+  call.form = form_of(op.reduction);
+  call.ignore_index = op.ignore_index;
+  call.rows = logits.shape()[0];
+  call.columns = logits.shape()[1];
+  call.logits = logits.raw();
+  call.targets = reinterpret_cast<const std::int64_t*>(targets.raw());
+  call.loss = out[0].raw();
+  call.logsumexp = out[1].raw();
+  call.count = out[2].raw();
+  const Tensor row_loss = empty(out[1].spec());
+  call.row_loss = row_loss.raw();
+  DeviceState& state = state_of(logits.device());
+  call.faults = state.faults();
+  call.stream = state.stream();
+  launch_cross_entropy(call);
+  check_launch(op.name);
+}
+
+void cross_entropy_grad(const ops::CrossEntropyGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor gy = contiguous(in[0]), logits = contiguous(in[1]), targets = contiguous(in[2]);
+  launch_cross_entropy_grad({logits.dtype(), form_of(op.forward.reduction), op.forward.ignore_index,
+                             logits.shape()[0], logits.shape()[1], gy.raw(), logits.raw(),
+                             reinterpret_cast<const std::int64_t*>(targets.raw()), in[3].raw(), in[4].raw(),
+                             out[0].raw(), stream_of(logits.device())});
+  check_launch(op.name);
+}
+
+}  // namespace
+
+void add_cross_entropy_kernels(KernelTable& table) {
+  add_kernel<cross_entropy>(table);
+  add_kernel<cross_entropy_grad>(table);
+}
+
+}  // namespace sherd::cuda

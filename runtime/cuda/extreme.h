@@ -1,0 +1,25 @@
+// Largest and smallest values along an axis, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+
+namespace sherd::cuda {
+
+/// Of a dense (outer, reduce, inner) array over its middle axis, which is not empty: the value, its first
+/// place, or both. NaN wins.
+struct ExtremeCall {
+  DType dtype = DType::f32;
+  bool largest = true;
+  std::int64_t outer = 1, reduce = 1, inner = 1;
+  const void* x = nullptr;
+  void* values = nullptr;
+  std::int64_t* places = nullptr;
+  cudaStream_t stream = nullptr;
+  /// Pieces that the reduced axis is cut into so that few results keep many blocks busy.
+  std::int64_t pieces() const;
+  /// Room for pieces() outer inner places where there is more than one piece.
+  std::int64_t* partial = nullptr;
+};
+void launch_extreme(const ExtremeCall& call);
+
+}  // namespace sherd::cuda

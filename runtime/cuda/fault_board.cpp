@@ -1,0 +1,60 @@
+#include "runtime/cuda/fault_board.h"
+
+#include <utility>
+
+#include "runtime/cuda/check.h"
+
+namespace sherd::cuda {
+namespace {
+
+[[noreturn]] void refuse(const FaultReport& r) {
+  const auto whole = static_cast<std::int64_t>(r.value);
+  switch (r.kind) {
+    case FaultKind::embedding_index:
+      fail<ValueError>("embedding: index {} at position {} is outside [0, {}); the device found it earlier",
+                       whole, r.position, r.bound);
+    case FaultKind::gather_index:
+      fail<ValueError>("gather: index {} at position {} is outside [0, {}); the device found it earlier",
+                       whole, r.position, r.bound);
+    case FaultKind::cross_entropy_target:
+      fail<ValueError>(
+          "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index; the device found "
+          "it earlier",
+          whole, r.position, r.bound);
+    case FaultKind::multinomial_weight:
+      fail<ValueError>(
+          "multinomial: weight {} of row {} is not a finite number >= 0; the device found it earlier",
+          r.value, r.position);
+    default:
+      fail<ValueError>("multinomial: the weights of row {} are all zero; the device found it earlier",
+                       r.position);
+  }
+}
+
+}  // namespace
+
+FaultBoard::FaultBoard() {
+  check_cuda(cudaMalloc(reinterpret_cast<void**>(&slot_.taken), sizeof *slot_.taken), "cuda faults");
+  check_cuda(cudaMemset(slot_.taken, 0, sizeof *slot_.taken), "cuda faults");
+  check_cuda(
+      cudaHostAlloc(reinterpret_cast<void**>(&slot_.report), sizeof *slot_.report, cudaHostAllocMapped),
+      "cuda faults");
+  *slot_.report = {};
+  check_cuda(cudaDeviceSynchronize(), "cuda faults");  // our streams do not wait for the default one
+}
+
+FaultBoard::~FaultBoard() {
+  cudaFree(slot_.taken);
+  cudaFreeHost(slot_.report);
+}
+
+void FaultBoard::raise(cudaStream_t stream) {
+  volatile const FaultReport* seen = slot_.report;
+  if (seen->kind == FaultKind::none) [[likely]]
+    return;
+  const FaultReport report = std::exchange(*slot_.report, {});
+  check_cuda(cudaMemsetAsync(slot_.taken, 0, sizeof *slot_.taken, stream), "cuda faults");
+  refuse(report);
+}
+
+}  // namespace sherd::cuda

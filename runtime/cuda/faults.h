@@ -1,0 +1,45 @@
+// Bad values that a kernel meets: an index out of range, a weight below zero. The host does not wait for a
+// kernel to say so; it hears at the next wait of the rank (item, a copy to the host, synchronize), which
+// throws. Until then floating results of such values are NaN. Safe to include in device code.
+#pragma once
+
+#include <cstdint>
+
+namespace sherd::cuda {
+
+/// What was found; the host has a sentence for each.
+enum class FaultKind : std::int64_t {
+  none,
+  embedding_index,
+  gather_index,
+  cross_entropy_target,
+  multinomial_weight,
+  multinomial_zero
+};
+
+/// Where a kernel leaves the first bad value that it meets: `value` at `position`, bounded by `bound`.
+struct FaultReport {
+  FaultKind kind;
+  std::int64_t position, bound;
+  double value;
+};
+
+/// A kernel's way to report. The report lies in host memory that the device sees.
+struct FaultSlot {
+  unsigned* taken;
+  FaultReport* report;
+
+#ifdef __CUDACC__
+  __device__ void operator()(FaultKind kind, double value, std::int64_t position, std::int64_t bound) const {
+    if (atomicCAS(taken, 0u, 1u) != 0) return;
+    volatile FaultReport* to = report;
+    to->position = position;
+    to->bound = bound;
+    to->value = value;
+    __threadfence_system();
+    to->kind = kind;
+  }
+#endif
+};
+
+}  // namespace sherd::cuda

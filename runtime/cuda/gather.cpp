@@ -1,0 +1,48 @@
+// Picks along the last axis, and their inverse.
+#include "runtime/cuda/gather.h"
+
+#include "runtime/cuda/rank.h"
+#include "runtime/cuda/typed.h"
+#include "runtime/ops.h"
+#include "runtime/ops/topk.h"
+
+namespace sherd::cuda {
+namespace {
+
+const std::int64_t* integers(const Tensor& t) { return reinterpret_cast<const std::int64_t*>(t.raw()); }
+
+void gather(const ops::Gather& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor x = contiguous(in[0]), index = contiguous(in[1]);
+  const std::int64_t picks = index.shape().back();
+  DeviceState& state = state_of(x.device());
+  launch_gather({x.dtype(), index.numel() / picks, x.shape().back(), picks, x.raw(), integers(index),
+                 out[0].raw(), state.faults(), state.stream()});
+  check_launch(op.name);
+}
+
+void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
+  zero_(alias(out[0], out[0].layout()));
+  if (in[0].numel() == 0 || op.columns == 0) return;
+  const Tensor values = contiguous(in[0]), index = contiguous(in[1]);
+  const std::int64_t picks = index.shape().back();
+  launch_scatter({values.dtype(),
+                  index.numel() / picks,
+                  op.columns,
+                  picks,
+                  values.raw(),
+                  integers(index),
+                  out[0].raw(),
+                  {},
+                  stream_of(values.device())});
+  check_launch(op.name);
+}
+
+}  // namespace
+
+void add_gather_kernels(KernelTable& table) {
+  add_kernel<gather>(table);
+  add_kernel<scatter>(table);
+}
+
+}  // namespace sherd::cuda

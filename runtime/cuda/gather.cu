@@ -1,0 +1,78 @@
+#include "runtime/cuda/gather.h"
+
+#include "runtime/cuda/block.cuh"
+#include "runtime/cuda/types.cuh"
+
+namespace sherd::cuda {
+namespace {
+
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) gather(const PickCall c) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+       i < c.rows * c.picks; i += step) {
+    const std::int64_t row = i / c.picks, at = c.index[i];
+    Bits value = static_cast<Bits>(~Bits{0});
+    if (at >= 0 && at < c.columns)
+      value = static_cast<const Bits*>(c.x)[row * c.columns + at];
+    else
+      c.faults(FaultKind::gather_index, static_cast<double>(at), i, c.columns);
+    static_cast<Bits*>(c.y)[i] = value;
+  }
+}
+
+template <class Bits>
+void gather_bits(const PickCall& c) {
+  gather<Bits><<<blocks_for(c.rows * c.picks), threads_per_block, 0, c.stream>>>(c);
+}
+
+/// A warp a row. Picks are taken 32 at a time; of those with one position the first lane adds all, in order.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) scatter(const PickCall c) {
+  using C = compute_t<T>;
+  constexpr int groups = threads_per_block / warp_size;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / warp_size;
+  if (row >= c.rows) return;
+  const T* x = static_cast<const T*>(c.x) + row * c.picks;
+  const std::int64_t* index = c.index + row * c.picks;
+  T* y = static_cast<T*>(c.y) + row * c.columns;
+  for (std::int64_t first = 0; first < c.picks; first += warp_size) {
+    const std::int64_t j = first + lane;
+    const std::int64_t at = j < c.picks ? index[j] : -1;
+    const bool valid = at >= 0 && at < c.columns;
+    const unsigned same = __match_any_sync(whole_warp, static_cast<long long>(valid ? at : -1));
+    if (valid && lane == __ffs(static_cast<int>(same)) - 1) {
+      T place = y[at];
+      for (unsigned left = same; left != 0; left &= left - 1) {
+        const T value = x[first + __ffs(static_cast<int>(left)) - 1];
+        place = static_cast<T>(static_cast<C>(static_cast<C>(place) + static_cast<C>(value)));
+      }
+      y[at] = place;
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace
+
+void launch_gather(const PickCall& c) {
+  switch (size_of(c.dtype)) {
+    case 1:
+      return gather_bits<std::uint8_t>(c);
+    case 2:
+      return gather_bits<std::uint16_t>(c);
+    case 4:
+      return gather_bits<std::uint32_t>(c);
+    default:
+      return gather_bits<std::uint64_t>(c);
+  }
+}
+
+void launch_scatter(const PickCall& c) {
+  constexpr int groups = threads_per_block / warp_size;
+  const auto blocks = static_cast<unsigned>((c.rows + groups - 1) / groups);
+  for_any(c.dtype, [&]<class T>() { scatter<T><<<blocks, threads_per_block, 0, c.stream>>>(c); });
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,34 @@
+// Layer normalisation of rows, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+
+namespace sherd::cuda {
+
+/// Dense rows of `columns` elements of `dtype`; statistics are of its compute type. weight and bias may be
+/// null.
+struct LayerNormCall {
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, columns = 0;
+  const void *x = nullptr, *weight = nullptr, *bias = nullptr;
+  double eps = 0;
+  void *y = nullptr, *mean = nullptr, *rstd = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_layer_norm(const LayerNormCall& call);
+
+struct LayerNormGradCall {
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, columns = 0;
+  const void *gy = nullptr, *x = nullptr, *weight = nullptr, *mean = nullptr, *rstd = nullptr;
+  void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
+  cudaStream_t stream = nullptr;
+  /// Groups of rows whose shares of the weight's and bias's gradients are summed apart, then in order.
+  /// Depends on the sizes and the addresses' alignment alone.
+  std::int64_t parts() const;
+  /// Room for parts() 2 columns elements of the compute type.
+  void* partial = nullptr;
+};
+void launch_layer_norm_grad(const LayerNormGradCall& call);
+
+}  // namespace sherd::cuda

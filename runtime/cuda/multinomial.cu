@@ -1,0 +1,66 @@
+#include "runtime/cuda/multinomial.h"
+
+#include "runtime/cuda/types.cuh"
+#include "runtime/random.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// A block a row: each thread sums a run of columns, one adds the runs up and walks the one that it wants.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall c) {
+  __shared__ double sums[threads_per_block];
+  const std::int64_t row = blockIdx.x;
+  const T* w = static_cast<const T*>(c.weights) + row * c.columns;
+  const auto weight = [&](std::int64_t j) { return static_cast<double>(static_cast<compute_t<T>>(w[j])); };
+  const std::int64_t length = (c.columns + threads_per_block - 1) / threads_per_block;
+  const std::int64_t begin = threadIdx.x * length, end = min(begin + length, c.columns);
+  double mine = 0;
+  for (std::int64_t j = begin; j < end; ++j) {
+    const double x = weight(j);
+    if (!(x >= 0 && x <= std::numeric_limits<double>::max()))
+      c.faults(FaultKind::multinomial_weight, x, row, c.columns);
+    mine += x;
+  }
+  sums[threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  double total = 0;
+  for (int i = 0; i < threads_per_block; ++i) total += sums[i];
+  if (!(total > 0)) c.faults(FaultKind::multinomial_zero, total, row, c.columns);
+  const std::uint64_t counter = c.key.offset + static_cast<std::uint64_t>(row / 4);
+  const double share = uniform_from(philox(c.key.seed, counter)[static_cast<int>(row % 4)]) * total;
+  double running = 0;
+  std::int64_t last = 0;
+  for (int i = 0; i < threads_per_block; ++i) {
+    const bool here = running + sums[i] > share;
+    // The last run with a weight is walked too where rounding leaves the share at the very end.
+    if (here || sums[i] > 0) {
+      double inside = running;
+      for (std::int64_t j = i * length; here && j < min((i + 1) * length, c.columns); ++j) {
+        if (weight(j) <= 0) continue;
+        last = j;
+        inside += weight(j);
+        if (inside > share) break;
+      }
+      if (here) break;
+      for (std::int64_t j = min((i + 1) * length, c.columns) - 1; j >= i * length; --j)
+        if (weight(j) > 0) {
+          last = j;
+          break;
+        }
+    }
+    running += sums[i];
+  }
+  c.places[row] = last;
+}
+
+}  // namespace
+
+void launch_multinomial(const MultinomialCall& c) {
+  for_floating(c.dtype, [&]<class T>() {
+    draw<T><<<static_cast<unsigned>(c.rows), threads_per_block, 0, c.stream>>>(c);
+  });
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,24 @@
+// Random draws by weight, as a call on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/faults.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/generator.h"
+
+namespace sherd::cuda {
+
+/// One place of each dense row of weights, as on the CPU; sums are in f64, so only a share that falls on the
+/// last bit of one may differ. Weights below zero, infinite or NaN, and rows of zeros, are reported and give
+/// place 0.
+struct MultinomialCall {
+  DType dtype = DType::f32;
+  RandomKey key;
+  std::int64_t rows = 0, columns = 0;
+  const void* weights = nullptr;
+  std::int64_t* places = nullptr;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+};
+void launch_multinomial(const MultinomialCall& call);
+
+}  // namespace sherd::cuda

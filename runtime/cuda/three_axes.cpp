@@ -1,0 +1,33 @@
+#include "runtime/cuda/three_axes.h"
+
+#include <algorithm>
+
+#include "runtime/ops.h"
+
+namespace sherd::cuda {
+
+ThreeAxes as_three_axes(const Tensor& x, Mask axes) {
+  const auto reduced = [axes](int axis) { return ((axes >> axis) & 1) != 0; };
+  Shape order;
+  for (bool pass : {false, true})
+    for (int i = 0; i < x.rank(); ++i)
+      if (reduced(i) == pass) order.push_back(i);
+  int first = x.rank(), last = -1, count = 0;
+  for (int i = 0; i < x.rank(); ++i) {
+    if (!reduced(i)) continue;
+    first = std::min(first, i);
+    last = i;
+    ++count;
+  }
+  const bool together = last - first + 1 == count || count == 0;
+  if (!together) {
+    first = x.rank() - count;
+    last = x.rank() - 1;
+  }
+  ThreeAxes three{contiguous(together ? x : permute(x, order))};
+  for (int i = 0; i < x.rank(); ++i)
+    (i < first ? three.outer : i > last ? three.inner : three.reduce) *= three.x.shape()[i];
+  return three;
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,239 @@
+// Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
+//   cuda_bench [kernels] [step BATCH] [profile BATCH]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "autograd/autograd.h"
+#include "nn/gpt.h"
+#include "nn/optimizer.h"
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/ops/attention.h"
+#include "runtime/ops/cross_entropy.h"
+#include "runtime/ops/embedding.h"
+#include "runtime/ops/layer_norm.h"
+#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/softmax.h"
+
+using namespace sherd;
+
+namespace {
+
+constexpr Device gpu = Device::cuda(0);
+constexpr TensorOptions half{bf16, gpu}, single{f32, gpu};
+
+void wait() { backend(DeviceType::cuda).synchronize(gpu); }
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Microseconds a call; the median of five runs.
+template <class F>
+double microseconds(const F& body, int calls = 10) {
+  for (int i = 0; i < 3; ++i) body();
+  wait();
+  std::vector<double> runs;
+  for (int run = 0; run < 5; ++run) {
+    const double start = now();
+    for (int i = 0; i < calls; ++i) body();
+    wait();
+    runs.push_back((now() - start) / calls * 1e6);
+  }
+  std::sort(runs.begin(), runs.end());
+  return runs[2];
+}
+
+template <class F>
+void report(const std::string& what, double gigabytes, const F& body, int calls = 10) {
+  const double us = microseconds(body, calls);
+  std::printf("%-44s %10.1f us  %7.2f TB/s\n", what.c_str(), us, gigabytes / us * 1e3);
+  std::fflush(stdout);
+}
+
+void attention_bench(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d) {
+  const Tensor qkv = randn({b, t, 3 * h * d}, half), go = randn({b, t, h * d}, half);
+  const ops::AttentionRule rule{1 / std::sqrt(static_cast<double>(d)), true, 0, {}};
+  const Tensors out = apply_many(ops::SelfAttention{h, rule}, std::span(&qkv, 1));
+  const double tera = 4.0 * static_cast<double>(b * h * t * t * d) / 2 / 1e12;
+  const double forward = microseconds([&] { apply_many(ops::SelfAttention{h, rule}, std::span(&qkv, 1)); });
+  const Tensor in[] = {go, qkv, out[0], out[1]};
+  const double backward = microseconds([&] { apply_many(ops::SelfAttentionGrad{h, rule}, in); });
+  std::printf("attention %3lld %3lld %5lld %4lld causal forward    %10.1f us  %7.1f TFLOP/s\n", (long long)b,
+              (long long)h, (long long)t, (long long)d, forward, tera / forward * 1e6);
+  std::printf("attention %3lld %3lld %5lld %4lld causal backward   %10.1f us  %7.1f TFLOP/s\n", (long long)b,
+              (long long)h, (long long)t, (long long)d, backward, 2.5 * tera / backward * 1e6);
+  std::fflush(stdout);
+}
+
+void kernels() {
+  const NoGrad guard;
+  constexpr std::int64_t rows = 65536;
+  {
+    const Tensor x = randn({1 << 29}, half);
+    report("copy 1 GB", 4.0 * (1 << 29) / 1e9, [&] { clone(x); });
+  }
+  for (std::int64_t d : {768, 1600, 4096}) {
+    const Tensor x = randn({rows, d}, half), gy = randn({rows, d}, half), w = randn({d}, half),
+                 b = randn({d}, half);
+    const double gb = 2.0 * static_cast<double>(rows * d) / 1e9;
+    const std::string size = " " + std::to_string(d);
+    const Tensor in[] = {x, w, b};
+    const Tensors out = apply_many(ops::LayerNorm{}, in);
+    report("layer_norm forward" + size, 2 * gb, [&] { apply_many(ops::LayerNorm{}, in); });
+    const Tensor back[] = {gy, x, w, out[1], out[2]};
+    report("layer_norm backward" + size, 3 * gb, [&] { apply_many(ops::LayerNormGrad{}, back); });
+    report("gelu forward" + size, 2 * gb, [&] { gelu(x); });
+    report("add" + size, 3 * gb, [&] { add(x, gy); });
+    report("sum of rows" + size, gb, [&] { sum(x, {0}); });
+  }
+  {
+    const Tensor x = randn({rows, 1024}, half), gy = randn({rows, 1024}, half), y = softmax(x);
+    const double gb = 2.0 * rows * 1024 / 1e9;
+    report("softmax forward 1024", 2 * gb, [&] { softmax(x); });
+    report("softmax backward 1024", 3 * gb, [&] { apply(ops::SoftmaxGrad{}, y, gy); });
+  }
+  {
+    constexpr std::int64_t vocab = 50304;
+    const Tensor logits = randn({rows, vocab}, half), targets = randint(0, vocab, {rows}, {i64, gpu});
+    const Tensor in[] = {logits, targets};
+    const Tensors out = apply_many(ops::CrossEntropy{}, in);
+    const Tensor back[] = {ones({}, half), logits, targets, out[1], out[2]};
+    const double gb = 2.0 * rows * vocab / 1e9;
+    report(
+        "cross_entropy forward 50304", gb, [&] { apply_many(ops::CrossEntropy{}, in); }, 3);
+    report(
+        "cross_entropy backward 50304", 2 * gb, [&] { apply_many(ops::CrossEntropyGrad{}, back); }, 3);
+  }
+  {
+    const Tensor table = randn({50304, 768}, half), index = randint(0, 50257, {rows}, {i64, gpu}),
+                 gy = randn({rows, 768}, half);
+    const double gb = 2.0 * rows * 768 / 1e9;
+    report("embedding forward 768", 2 * gb, [&] { embedding(table, index); });
+    report("embedding backward 768", gb + 2.0 * 50304 * 768 / 1e9,
+           [&] { apply(ops::EmbeddingGrad{50304}, gy, index); });
+  }
+  attention_bench(64, 12, 1024, 64);
+  attention_bench(16, 25, 1024, 64);
+  attention_bench(4, 32, 2048, 128);
+  {
+    constexpr std::int64_t n = 1 << 29;
+    std::vector<Tensor> in{Tensor::scalar(1e-3, {f64, gpu})};
+    for (int i = 0; i < 4; ++i) in.push_back(full({n}, 1e-3, single));
+    in.push_back(zeros({}, {f64, gpu}));
+    report(
+        "adamw 512 M", 28.0 * n / 1e9,
+        [&] { apply_many(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, in); }, 3);
+    const Tensor g = in[2];
+    report(
+        "order_free_norm 512 M", 8.0 * n / 1e9, [&] { order_free_norm(std::span(&g, 1)); }, 3);
+  }
+}
+
+/// bf16 compute with f32 masters: forward and backward on a bf16 copy, the step on the masters.
+class Step {
+ public:
+  explicit Step(std::int64_t batch)
+      : batch_(batch),
+        masters_(
+            {.layers = 12, .heads = 12, .width = 768, .context = length, .vocab = vocab, .tensor = single}),
+        model_(masters_.clone()),
+        optimizer_(masters_.parameters(), {.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1}),
+        tokens_(randint(0, 50257, {batch, length}, {i64, gpu})),
+        targets_(randint(0, 50257, {batch * length}, {i64, gpu})) {
+    model_.to(bf16);
+    wide_ = masters_.parameters();
+    narrow_ = model_.parameters();
+  }
+
+  Tensor operator()() {
+    const Tensor loss = cross_entropy(reshape(model_(tokens_), {batch_ * length, vocab}), targets_);
+    loss.backward();
+    const NoGrad guard;
+    for (std::size_t i = 0; i < wide_.size(); ++i) wide_[i].set_grad(to(narrow_[i].grad(), f32));
+    nn::clip_grad_norm_(wide_, 1.0);
+    optimizer_.step();
+    for (std::size_t i = 0; i < wide_.size(); ++i) {
+      copy_(narrow_[i].local().detach(), wide_[i].local().detach());
+      narrow_[i].set_grad({});
+      wide_[i].set_grad({});
+    }
+    return loss;
+  }
+  std::int64_t tokens() const { return batch_ * length; }
+
+  static constexpr std::int64_t length = 1024, vocab = 50304;
+
+ private:
+  std::int64_t batch_;
+  nn::Gpt masters_, model_;
+  nn::AdamW optimizer_;
+  Tensor tokens_, targets_;
+  std::vector<nn::Parameter> wide_, narrow_;
+};
+
+void step_bench(std::int64_t batch) {
+  Step step(batch);
+  const double first = step().item();
+  const double us = microseconds([&] { step(); }, 4);
+  std::printf("d12 step, batch %lld: %.2f ms, %.1f k tokens/s, loss %.3f to %.3f\n", (long long)batch,
+              us / 1e3, static_cast<double>(step.tokens()) / us * 1e3, first, step().item());
+  std::fflush(stdout);
+}
+
+/// Time by op, each waited for.
+class Profile final : public Listener {
+ public:
+  void after(const AnyOp& op, Inputs, Outputs) override {
+    wait();
+    const double t = now();
+    times_[std::string(op.name())] += t - last_;
+    last_ = t;
+  }
+  void start() {
+    times_.clear();
+    last_ = now();
+  }
+  void print() const {
+    std::vector<std::pair<double, std::string>> sorted;
+    double total = 0;
+    for (const auto& [name, seconds] : times_) {
+      sorted.emplace_back(seconds, name);
+      total += seconds;
+    }
+    std::sort(sorted.rbegin(), sorted.rend());
+    for (const auto& [seconds, name] : sorted)
+      if (seconds > 2e-4) std::printf("  %-28s %9.2f ms\n", name.c_str(), seconds * 1e3);
+    std::printf("  %-28s %9.2f ms\n", "all", total * 1e3);
+  }
+
+ private:
+  std::map<std::string, double> times_;
+  double last_ = 0;
+};
+
+void profile(std::int64_t batch) {
+  Step step(batch);
+  for (int i = 0; i < 2; ++i) step();
+  wait();
+  Profile profile;
+  const Listening listening(profile);
+  profile.start();
+  step();
+  profile.print();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  manual_seed(1);
+  for (int i = 1; i < count; ++i) {
+    if (std::strcmp(arguments[i], "kernels") == 0) kernels();
+    if (std::strcmp(arguments[i], "step") == 0) step_bench(std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "profile") == 0) profile(std::atoll(arguments[++i]));
+  }
+}

@@ -1,0 +1,139 @@
+"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH]"""
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+device, half = torch.device("cuda"), torch.bfloat16
+ROWS, VOCAB, LENGTH = 65536, 50304, 1024
+
+
+def microseconds(body, calls=10):
+    for _ in range(3):
+        body()
+    torch.cuda.synchronize()
+    runs = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(calls):
+            body()
+        torch.cuda.synchronize()
+        runs.append((time.perf_counter() - start) / calls * 1e6)
+    return sorted(runs)[2]
+
+
+def report(what, gigabytes, body, calls=10):
+    us = microseconds(body, calls)
+    print(f"{what:44s} {us:10.1f} us  {gigabytes / us * 1e3:7.2f} TB/s", flush=True)
+
+
+def random(*shape):
+    return torch.randn(*shape, device=device, dtype=half)
+
+
+def both(what, gb_forward, gb_backward, forward, inputs, calls=10):
+    inputs = [x.requires_grad_() for x in inputs]
+    with torch.no_grad():
+        report(what + " forward", gb_forward, lambda: forward(*inputs), calls)
+    y = forward(*inputs)
+    gy = torch.randn_like(y)
+    report(what + " backward", gb_backward, lambda: torch.autograd.grad(y, inputs, gy, retain_graph=True), calls)
+
+
+def attention(b, h, t, d):
+    q, k, v = (random(b, h, t, d).requires_grad_() for _ in range(3))
+    tera = 4 * b * h * t * t * d / 2 / 1e12
+    with torch.no_grad():
+        us = microseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    print(f"attention {b} {h} {t} {d} causal forward {us:10.1f} us {tera / us * 1e6:7.1f} TFLOP/s", flush=True)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    go = torch.randn_like(y)
+    us = microseconds(lambda: torch.autograd.grad(y, (q, k, v), go, retain_graph=True))
+    print(f"attention {b} {h} {t} {d} causal backward {us:10.1f} us {2.5 * tera / us * 1e6:7.1f} TFLOP/s", flush=True)
+
+
+def kernels():
+    x = random(1 << 29)
+    report("copy 1 GB", 4 * (1 << 29) / 1e9, lambda: x.clone())
+    for d in (768, 1600, 4096):
+        gb = 2 * ROWS * d / 1e9
+        both(f"layer_norm {d}", 2 * gb, 3 * gb, lambda x, w, b: F.layer_norm(x, (d,), w, b), [random(ROWS, d), random(d), random(d)])
+        both(f"gelu {d}", 2 * gb, 3 * gb, F.gelu, [random(ROWS, d)])
+    gb = 2 * ROWS * 1024 / 1e9
+    both("softmax 1024", 2 * gb, 3 * gb, lambda x: F.softmax(x, -1), [random(ROWS, 1024)])
+    target = torch.randint(0, VOCAB, (ROWS,), device=device)
+    gb = 2 * ROWS * VOCAB / 1e9
+    both("cross_entropy 50304", gb, 2 * gb, lambda x: F.cross_entropy(x, target), [random(ROWS, VOCAB)], 3)
+    index = torch.randint(0, 50257, (ROWS,), device=device)
+    gb = 2 * ROWS * 768 / 1e9
+    both("embedding 768", 2 * gb, gb + 2 * VOCAB * 768 / 1e9, lambda t: F.embedding(index, t), [random(VOCAB, 768)])
+    attention(64, 12, 1024, 64)
+    attention(16, 25, 1024, 64)
+    attention(4, 32, 2048, 128)
+    p = torch.full((1 << 29,), 1e-3, device=device, requires_grad=True)
+    p.grad = torch.full_like(p, 1e-3)
+    optimizer = torch.optim.AdamW([p], fused=True)
+    report("adamw 512 M", 28 * (1 << 29) / 1e9, optimizer.step, 3)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = (p.transpose(1, 2) for p in self.qkv(self.ln1(x)).view(b, t, 3, self.heads, -1).unbind(2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        x = x + self.out(y)
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers=12, width=768, heads=12):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(VOCAB, width), nn.Embedding(LENGTH, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, VOCAB, bias=False)
+        self.head.weight = self.tok.weight
+
+    def forward(self, tokens, targets):
+        x = self.tok(tokens) + self.pos.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.ln(x)).view(-1, VOCAB), targets.view(-1))
+
+
+def step(batch, compiled):
+    torch.set_float32_matmul_precision("high")
+    with device:
+        model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    run = torch.compile(model) if compiled else model
+    tokens, targets = (torch.randint(0, 50257, (batch, LENGTH), device=device) for _ in range(2))
+
+    def once():
+        with torch.autocast("cuda", half):
+            loss = run(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    us = microseconds(once, 4)
+    print(f"d12 step {'compiled' if compiled else 'eager'}, batch {batch}: {us / 1e3:.2f} ms, "
+          f"{batch * LENGTH / us * 1e3:.1f} k tokens/s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GB", flush=True)
+
+
+arguments = sys.argv[1:]
+while arguments:
+    word = arguments.pop(0)
+    if word == "kernels":
+        kernels()
+    else:
+        step(int(arguments.pop(0)), word == "compile")

@@ -1,0 +1,195 @@
+// Fused layers, CPU against CUDA: normalisations, softmax, cross entropy, embedding, convolution.
+#include <limits>
+
+#include "tests/cuda/agree.h"
+
+using namespace sherd;
+using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr DType floats[] = {f64, f32, f16, bf16};
+constexpr std::int64_t sizes[] = {1, 3, 31, 32, 33, 768, 1000, 1600, 4097};
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+TEST_CASE("cuda: layer_norm agrees with the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    for (std::int64_t columns : sizes) {
+      for (std::int64_t rows : {1, 5, 67}) {
+        for (bool affine : {false, true}) {
+          if (columns == 1 && !affine) continue;  // every result is zero
+          INFO(name_of(dtype) << " " << rows << " x " << columns << (affine ? " affine" : ""));
+          Values values(1);
+          const Tensor x = values({rows, columns}, dtype, -1, 3);
+          std::vector<Tensor> in{x};
+          if (affine) in.insert(in.end(), {values({columns}, dtype), values({columns}, dtype)});
+          agree(in, row_tolerance(dtype), [&](std::span<const Tensor> t) {
+            return affine ? layer_norm(t[0], t[1], t[2]) : layer_norm(t[0], {}, {});
+          });
+        }
+      }
+    }
+    INFO(name_of(dtype));
+    Values values(2);
+    const Tensor weight = values({24}, dtype), bias = values({24}, dtype);
+    const auto norm = [](std::span<const Tensor> t) { return layer_norm(t[0], t[1], t[2]); };
+    agree({transpose(values({24, 50}, dtype), 0, 1), weight, bias}, row_tolerance(dtype), norm);
+    agree({slice(values({50, 25}, dtype), 1, 1, 25), weight, bias}, row_tolerance(dtype), norm);
+    agree({values({40, 7, 24}, dtype), slice(values({25}, dtype), 0, 1, 25), bias}, row_tolerance(dtype),
+          norm);
+    agree({values({0, 24}, dtype), weight, bias}, 0, norm);
+    agree({values({3000, 24}, dtype), weight, bias}, 2 * row_tolerance(dtype), norm);
+  }
+}
+
+TEST_CASE("cuda: softmax and log_softmax agree with the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    for (bool log : {false, true}) {
+      const auto fn = [&](std::span<const Tensor> t) { return log ? log_softmax(t[0]) : softmax(t[0]); };
+      for (std::int64_t columns : sizes) {
+        INFO(name_of(dtype) << " " << columns << (log ? " log" : ""));
+        agree({Values(3)({19, columns}, dtype, -5, 5)}, row_tolerance(dtype), fn);
+      }
+      INFO(name_of(dtype) << (log ? " log" : ""));
+      agree({Values(4)({}, dtype)}, 0, fn);
+      agree({Values(4)({0, 5}, dtype)}, 0, fn);
+      agree({Values(4)({5, 0}, dtype)}, 0, fn);
+      agree({slice(Values(4)({6, 70}, dtype), 1, 1, 70, 2)}, row_tolerance(dtype), fn);
+      agree({Values(4)({12, 9, 5}, dtype)}, row_tolerance(dtype),
+            [&](std::span<const Tensor> t) { return log ? log_softmax(t[0], 1) : softmax(t[0], 1); });
+    }
+    // Masked elements have weight 0; a row with no others, with NaN or with +inf has no answer.
+    Tensor x = Values(5)({5, 1100}, dtype);
+    fill_(slice(x, 1, 0, 1100, 3), -infinity);
+    fill_(select(x, 0, 1), -infinity);
+    fill_(select(select(x, 0, 2), 0, 7), std::nan(""));
+    fill_(select(select(x, 0, 3), 0, 7), infinity);
+    INFO(name_of(dtype));
+    CHECK(relative_distance(softmax(on_gpu(x)), softmax(x)) <= row_tolerance(dtype));
+  }
+}
+
+TEST_CASE("cuda: cross_entropy agrees with the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    for (std::int64_t columns : {2, 3, 31, 32, 33, 1000, 4097, 50304}) {
+      for (Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+        INFO(name_of(dtype) << " " << columns << " reduction " << static_cast<int>(reduction));
+        std::vector<std::int64_t> wanted(37);
+        for (std::size_t i = 0; i < wanted.size(); ++i)
+          wanted[i] = i % 5 == 3 ? -100 : static_cast<std::int64_t>(i * 7919) % columns;
+        agree({Values(6)({37, columns}, dtype, -4, 4), Tensor::from(wanted, {37})}, row_tolerance(dtype),
+              [&](std::span<const Tensor> t) { return cross_entropy(t[0], t[1], {reduction}); });
+      }
+    }
+    INFO(name_of(dtype));
+    const Tensor nothing = full({4}, -100, {i64});
+    agree({Values(7)({4, 9}, dtype), nothing}, 0,
+          [](std::span<const Tensor> t) { return cross_entropy(t[0], t[1], {Reduction::sum}); });
+    CHECK(std::isnan(cross_entropy(on_gpu(Values(7)({4, 9}, dtype)), on_gpu(nothing)).item()));
+    agree({transpose(Values(7)({9, 4}, dtype), 0, 1), Tensor::from<std::int64_t>({0, 8, 3, 3}, {4})},
+          row_tolerance(dtype), [](std::span<const Tensor> t) { return cross_entropy(t[0], t[1]); });
+  }
+}
+
+TEST_CASE("cuda: embedding agrees with the CPU's, repeated and ordered alike") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes) {
+    for (std::int64_t width : {1, 3, 32, 33, 768}) {
+      INFO(name_of(dtype) << " width " << width);
+      const Tensor table = Values(8)({11, width}, dtype, -50, 50);
+      const Tensor index = Values(9)({4, 9}, i64, 0, 10.9);
+      agree({table, index}, is_floating(dtype) ? row_tolerance(dtype) : 0,
+            [](std::span<const Tensor> t) { return embedding(t[0], t[1]); });
+    }
+  }
+  // Runs of one row that cross any number of pieces of the sorted positions.
+  for (std::int64_t count : {1, 63, 64, 65, 128, 1000, 4097}) {
+    for (std::int64_t rows : {1, 2, 5, 1000}) {
+      INFO(count << " of " << rows);
+      agree({Values(10)({rows, 300}, f32), Values(11)({count}, i64, 0, static_cast<double>(rows) - 0.1)},
+            16 * rounding(f32), [](std::span<const Tensor> t) { return embedding(t[0], t[1]); });
+    }
+  }
+  agree({Values(12)({6, 4}, f32), zeros({0}, {i64})}, 0,
+        [](std::span<const Tensor> t) { return embedding(t[0], t[1]); });
+  agree({transpose(Values(12)({6, 40}, f32), 0, 1), transpose(Values(13)({5, 7}, i64, 0, 39), 0, 1)}, 1e-6,
+        [](std::span<const Tensor> t) { return embedding(t[0], t[1]); });
+}
+
+TEST_CASE("cuda: a bad index or target is reported at the next wait, and the device stays usable") {
+  if (no_gpu()) return;
+  const Tensor table = ones({5, 3}, {f32, gpu}), bad = Tensor::from<std::int64_t>({0, 7, 1}, {3}, gpu);
+  const Tensor y = embedding(table, bad);
+  CHECK_THAT(message_of<ValueError>([&] { y.to_vector<float>(); }),
+             ContainsSubstring("embedding: index 7 at position 1 is outside [0, 5)"));
+  CHECK(std::isnan(y.to_vector<float>()[3]));  // reported once
+  CHECK(y.to_vector<float>()[0] == 1);
+  const Tensor loss = cross_entropy(table, bad);
+  CHECK_THAT(message_of<ValueError>([&] { loss.item(); }),
+             ContainsSubstring("cross_entropy: target 7 of row 1 is outside [0, 3)"));
+  CHECK(std::isnan(loss.item()));
+  const Tensor picked = gather(ones({1, 4}, {f32, gpu}), Tensor::from<std::int64_t>({3, -1}, {1, 2}, gpu));
+  CHECK_THAT(message_of<ValueError>([&] { backend(DeviceType::cuda).synchronize(gpu); }),
+             ContainsSubstring("gather: index -1 at position 1 is outside [0, 4)"));
+  const Tensor drawn = multinomial(Tensor::from<float>({1, -1}, {2}, gpu));
+  CHECK_THAT(message_of<ValueError>([&] { drawn.item(); }), ContainsSubstring("multinomial: weight -1"));
+  const Tensor nothing = multinomial(zeros({3}, {f32, gpu}));
+  CHECK_THAT(message_of<ValueError>([&] { nothing.item(); }), ContainsSubstring("all zero"));
+  CHECK(sum(embedding(table, Tensor::from<std::int64_t>({0, 4}, {2}, gpu))).item() == 6);
+}
+
+TEST_CASE("cuda: batch_norm agrees with the CPU's, running statistics and gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    const DType wide = dtype == f64 ? f64 : f32;
+    for (const Shape& shape :
+         {Shape{9, 5}, Shape{33, 70}, Shape{4, 3, 31}, Shape{2, 65, 7, 9}, Shape{3, 1, 4097}}) {
+      for (bool training : {false, true}) {
+        for (bool affine : {false, true}) {
+          INFO(name_of(dtype) << " " << to_string(shape) << (training ? " training" : "")
+                              << (affine ? " affine" : ""));
+          Values values(14);
+          const std::int64_t channels = shape[1];
+          std::vector<Tensor> in{values(shape, dtype, -1, 3)};
+          if (affine) in.insert(in.end(), {values({channels}, wide), values({channels}, wide)});
+          const DType kept = affine ? wide : dtype;
+          const Tensor mean = values({channels}, kept), variance = values({channels}, kept, 0.5, 2);
+          Tensor followed[2];
+          agree(in, 2 * row_tolerance(dtype), [&](std::span<const Tensor> t) {
+            const Device device = t[0].device();
+            const Tensor m = clone(to(mean, device)), v = clone(to(variance, device));
+            const Tensor y = batch_norm(t[0], m, v, affine ? t[1] : Tensor{}, affine ? t[2] : Tensor{},
+                                        {.training = training});
+            followed[device == gpu] = cat(std::vector{m, v});
+            return y;
+          });
+          CHECK(relative_distance(followed[1], followed[0]) <= row_tolerance(kept));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: conv2d agrees with the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    for (std::int64_t stride : {1, 2, 3}) {
+      for (std::int64_t padding : {0, 1, 2}) {
+        INFO(name_of(dtype) << " stride " << stride << " padding " << padding);
+        Values values(15);
+        agree({values({2, 3, 9, 11}, dtype), values({5, 3, 3, 2}, dtype), values({5}, dtype)},
+              2 * row_tolerance(dtype), [&](std::span<const Tensor> t) {
+                return conv2d(t[0], t[1], t[2], {.stride = stride, .padding = padding});
+              });
+      }
+    }
+  }
+  agree({Values(15)({0, 3, 9, 9}, f32), Values(16)({5, 3, 3, 3}, f32)}, 0,
+        [](std::span<const Tensor> t) { return conv2d(t[0], t[1]); });
+}

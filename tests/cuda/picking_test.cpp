@@ -1,0 +1,144 @@
+// Largest values, picks and draws, and the order-free norm: equal to the CPU's to the bit.
+#include <limits>
+
+#include "nn/optimizer.h"
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/ops/optimizer_steps.h"
+#include "tests/cuda/agree.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+constexpr DType floats[] = {f64, f32, f16, bf16};
+
+/// `fn` gives the same bits on both devices.
+void equal_bits(const Tensor& x, const std::function<Tensor(const Tensor&)>& fn) {
+  CHECK(distance_in_ulps(fn(on_gpu(x)), fn(x)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: amax, amin and argmax equal the CPU's over any axes") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes) {
+    const Tensor x = Values(1)({5, 33, 4, 6}, dtype, is_floating(dtype) ? -9 : 0, 9);
+    for (unsigned axes = 0; axes < 16; ++axes) {
+      Shape list;
+      for (int i = 0; i < 4; ++i)
+        if ((axes >> i) & 1) list.push_back(i);
+      INFO(name_of(dtype) << " axes " << axes);
+      equal_bits(x, [&](const Tensor& t) { return amax(t, list); });
+      equal_bits(x, [&](const Tensor& t) { return amin(transpose(t, 1, 3), list, Keep::dims); });
+    }
+    for (int axis = 0; axis < 4; ++axis) {
+      INFO(name_of(dtype) << " axis " << axis);
+      equal_bits(x, [&](const Tensor& t) { return argmax(t, axis); });
+      equal_bits(x, [&](const Tensor& t) { return argmax(transpose(t, 0, 2), axis, Keep::dims); });
+    }
+    equal_bits(Values(2)({}, dtype), [](const Tensor& t) { return argmax(t, 0); });
+  }
+  for (std::int64_t n : {1, 3, 31, 32, 33, 1000, 4097, 300001}) {
+    INFO(n);
+    const Tensor x = Values(3)({n}, f32), twice = to(floor(x * 3.0), i32);
+    equal_bits(x, [](const Tensor& t) { return amax(t); });
+    equal_bits(x, [](const Tensor& t) { return argmax(t, 0); });
+    equal_bits(twice, [](const Tensor& t) { return argmax(t, 0); });  // the first of many
+    equal_bits(transpose(expand(unsqueeze(x, 0), {3, n}), 0, 1),
+               [](const Tensor& t) { return amin(t, {0}); });
+  }
+  for (DType dtype : floats) {
+    Tensor x = Values(4)({7, 5000}, dtype);
+    fill_(select(select(x, 0, 2), 0, 4321), std::nan(""));
+    fill_(select(select(x, 0, 2), 0, 4500), std::nan(""));
+    fill_(select(select(x, 0, 3), 0, 17), std::numeric_limits<double>::infinity());
+    INFO(name_of(dtype));
+    equal_bits(x, [](const Tensor& t) { return amax(t, {1}); });
+    equal_bits(x, [](const Tensor& t) { return amin(t, {1}); });
+    equal_bits(x, [](const Tensor& t) { return argmax(t, 1); });
+    agree({Values(5)({6, 40}, dtype)}, row_tolerance(dtype),
+          [](std::span<const Tensor> t) { return amax(t[0], {1}); });
+  }
+}
+
+TEST_CASE("cuda: topk, gather and scatter equal the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes) {
+    for (std::int64_t columns : {1, 3, 31, 32, 33, 1000}) {
+      INFO(name_of(dtype) << " " << columns);
+      const Tensor x = Values(6)({7, columns}, dtype, 0, 20);
+      for (std::int64_t k : {std::int64_t{0}, std::int64_t{1}, (columns + 1) / 2, columns}) {
+        if (k > 33 && dtype != f32) continue;  // one dtype for the long ones
+        equal_bits(x, [&](const Tensor& t) { return topk(t, k).values; });
+        equal_bits(x, [&](const Tensor& t) { return topk(t, k).indices; });
+      }
+      const Tensor index = Values(7)({7, 70}, i64, 0, static_cast<double>(columns) - 0.1);
+      agree({x, index}, 0, [](std::span<const Tensor> t) { return gather(t[0], t[1]); });
+    }
+    if (!is_floating(dtype)) continue;
+    INFO(name_of(dtype));
+    agree({Values(8)({3, 4, 50}, dtype)}, 0, [](std::span<const Tensor> t) { return topk(t[0], 5).values; });
+    equal_bits(Values(9).with_specials({6, 100}, dtype), [](const Tensor& t) { return topk(t, 20).indices; });
+    agree({transpose(Values(10)({30, 8}, dtype), 0, 1), Values(11)({8, 9}, i64, 0, 29)}, 0,
+          [](std::span<const Tensor> t) { return gather(t[0], t[1]); });
+  }
+}
+
+TEST_CASE("cuda: multinomial draws what the CPU draws") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    for (std::int64_t columns : {1, 3, 31, 32, 33, 255, 256, 257, 1000, 4097}) {
+      Tensor weights = Values(12)({65, columns}, dtype, 0, 1);
+      if (columns > 3) fill_(slice(weights, 1, 1, columns, 2), 0);
+      manual_seed(5);
+      const Tensor host = multinomial(weights);
+      manual_seed(5);
+      const Tensor moved = multinomial(on_gpu(weights));
+      INFO(name_of(dtype) << " " << columns);
+      CHECK(distance_in_ulps(moved, host) == 0);
+    }
+  }
+}
+
+TEST_CASE("cuda: the order-free norm and its clipping have the CPU's bits") {
+  if (no_gpu()) return;
+  std::vector<Tensor> host;
+  Values values(13);
+  for (DType dtype : floats)
+    for (std::int64_t n : {0, 1, 3, 31, 32, 33, 1000, 4097, 70001})
+      host.push_back(values({n}, dtype, -1e3, 1e-3));
+  host.push_back(slice(values({77, 9}, f32), 1, 1, 9, 2));
+  for (int i = 0; i < 200; ++i) host.push_back(values({7}, f32));  // more than one launch takes
+  std::vector<Tensor> moved;
+  for (const Tensor& t : host) moved.push_back(on_gpu(t));
+  CHECK(distance_in_ulps(order_free_norm(moved), order_free_norm(host)) == 0);
+  for (double scale : {1e-300, 1e-30, 1e30, 1e300}) {
+    const Tensor x = values({5000}, f64) * scale;
+    INFO(scale);
+    equal_bits(x, [](const Tensor& t) { return order_free_norm(std::span(&t, 1)); });
+  }
+  for (double special : {0.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const Tensor x = full({33}, special);
+    INFO(special);
+    equal_bits(x, [](const Tensor& t) { return order_free_norm(std::span(&t, 1)); });
+  }
+  for (double limit : {1.0, 1e9}) {
+    for (DType dtype : floats) {
+      std::vector<nn::Parameter> params[2];
+      for (std::int64_t n : {1, 33, 4097}) {
+        const Tensor g = Values(14)({n}, dtype, -3, 3);
+        params[0].emplace_back(zeros({n}, {dtype}));
+        params[0].back().set_grad(g);
+        params[1].emplace_back(zeros({n}, {dtype, gpu}));
+        params[1].back().set_grad(on_gpu(g));
+      }
+      const Tensor norm = nn::clip_grad_norm_(params[0], limit), same = nn::clip_grad_norm_(params[1], limit);
+      INFO(name_of(dtype) << " limit " << limit);
+      CHECK(distance_in_ulps(same, norm) == 0);
+      for (std::size_t i = 0; i < 3; ++i)
+        CHECK(distance_in_ulps(params[1][i].grad(), params[0][i].grad()) == 0);
+    }
+  }
+}
