@@ -1,37 +1,53 @@
 // The sums of an attention's output times its gradient, a row each.
 #include "runtime/cuda/attention.cuh"
-#include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
 
 constexpr int block = threads_per_block;
 
-/// A warp a row.
-template <class T>
-__global__ void __launch_bounds__(block) row_deltas(const AttentionGradCall g) {
+constexpr int row_threads = 8;
+
+/// Eight threads a row, `V` elements at a time.
+template <class T, int V>
+__global__ void __launch_bounds__(block) row_deltas(const __grid_constant__ AttentionGradCall g) {
   const AttentionCall& c = g.forward;
   const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * (block / warp_size) + threadIdx.x / warp_size;
-  if (row >= c.batch * c.heads * c.queries) return;
-  const HeadIndex head(c, row / c.queries);
-  const std::int64_t i = row % c.queries;
-  const T *o = head.rows<const T>(c.o) + i * c.o.row, *go = head.rows<const T>(g.go) + i * g.go.row;
+      static_cast<std::int64_t>(blockIdx.x) * (block / row_threads) + threadIdx.x / row_threads;
+  const bool inside = row < c.batch * c.heads * c.queries;
   float total = 0;
-  for (int d = static_cast<int>(threadIdx.x) % warp_size; d < c.width; d += warp_size)
-    total = std::fma(static_cast<float>(o[d]), static_cast<float>(go[d]), total);
-  total = warp_sum(total);
-  if (threadIdx.x % warp_size == 0) g.delta[row] = total;
+  if (inside) {
+    const HeadIndex head(c, row / c.queries);
+    const std::int64_t i = row % c.queries;
+    const T *o = head.rows<const T>(c.o) + i * c.o.row, *go = head.rows<const T>(g.go) + i * g.go.row;
+    for (int d = static_cast<int>(threadIdx.x) % row_threads * V; d < c.width; d += row_threads * V) {
+      const Packed<V, T> x = load_pack<V>(o + d), y = load_pack<V>(go + d);
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        total = std::fma(static_cast<float>(x.at[j]), static_cast<float>(y.at[j]), total);
+    }
+  }
+  for (int step = row_threads / 2; step > 0; step /= 2) total += __shfl_xor_sync(whole_warp, total, step);
+  if (inside && threadIdx.x % row_threads == 0) g.delta[row] = total;
+}
+
+template <class T, int V>
+void launch(const AttentionGradCall& g) {
+  const std::int64_t rows = g.forward.batch * g.forward.heads * g.forward.queries;
+  constexpr int of_block = block / row_threads;
+  row_deltas<T, V>
+      <<<static_cast<unsigned>((rows + of_block - 1) / of_block), block, 0, g.forward.stream>>>(g);
 }
 
 }  // namespace
 
 void launch_attention_delta(const AttentionGradCall& g) {
-  const std::int64_t rows = g.forward.batch * g.forward.heads * g.forward.queries;
-  constexpr int warps = block / warp_size;
-  for_floating(g.forward.dtype, [&]<class T>() {
-    row_deltas<T><<<static_cast<unsigned>((rows + warps - 1) / warps), block, 0, g.forward.stream>>>(g);
-  });
+  if (g.forward.dtype == DType::bf16)
+    launch<BFloat16, wide_count<BFloat16>>(g);
+  else if (g.forward.dtype == DType::f16)
+    launch<Half, wide_count<Half>>(g);
+  else
+    launch<float, 1>(g);
 }
 
 }  // namespace sherd::cuda

@@ -77,7 +77,7 @@ __device__ inline float shift_of(float logsumexp) {
 }
 
 template <class T, int Width, bool dropout>
-__global__ void __launch_bounds__(attention_threads, 2)
+__global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
     backward_keys(const __grid_constant__ AttentionGradCall call, int key_tiles) {
   constexpr int R = TileRows<Width>::row;
   constexpr bool hold = Width <= 64;  // the left operands, where registers have room
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(attention_threads, 2)
 }
 
 template <class T, int Width, bool dropout>
-__global__ void __launch_bounds__(attention_threads, 2)
+__global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
     backward_queries(const __grid_constant__ AttentionGradCall call, int row_tiles) {
   constexpr int R = TileRows<Width>::row;
   extern __shared__ __align__(16) std::uint16_t memory[];

@@ -55,10 +55,18 @@ struct OptimizerSlot {
 };
 /// The parameters of one launch; longer lists take several.
 struct OptimizerSlots {
-  static constexpr int most = 64;
+  static constexpr int most = 60;
+  /// Elements that a block takes.
+  static constexpr std::int64_t chunk = 1 << 14;
   int count = 0;
-  std::int64_t largest = 0;  ///< elements
+  std::int64_t first_chunk[most + 1] = {};  ///< of each slot, and the number of all
   OptimizerSlot slot[most];
+
+  void add(const OptimizerSlot& next) {
+    slot[count] = next;
+    first_chunk[count + 1] = first_chunk[count] + (next.n + chunk - 1) / chunk;
+    ++count;
+  }
 };
 struct AdamCall {
   const double* lr;

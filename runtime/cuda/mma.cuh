@@ -36,11 +36,18 @@ __device__ void copy_rows(const TileRows<Width>& to, const std::uint16_t* from, 
                           int first, int end) {
   constexpr int packs = Width / 8;
   static_assert(Rows * packs % Threads == 0);
-#pragma unroll
-  for (int p = 0; p < Rows * packs / Threads; ++p) {
+  const std::uint16_t* tile = from + first * stride;
+  const auto copy = [&](int p, bool whole) {
     const int i = p * Threads + static_cast<int>(threadIdx.x), r = i / packs, d = i % packs * 8;
-    const bool inside = first + r < end;
-    copy_16_bytes(to.address(r, d), from + (inside ? (first + r) * stride + d : 0), inside);
+    const bool inside = whole || first + r < end;
+    copy_16_bytes(to.address(r, d), inside ? tile + r * stride + d : from, inside);
+  };
+  if (first + Rows <= end) {
+#pragma unroll
+    for (int p = 0; p < Rows * packs / Threads; ++p) copy(p, true);
+  } else {
+#pragma unroll
+    for (int p = 0; p < Rows * packs / Threads; ++p) copy(p, false);
   }
 }
 

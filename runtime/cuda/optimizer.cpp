@@ -1,5 +1,4 @@
 // Optimizer steps over lists of parameters.
-#include <algorithm>
 #include <vector>
 
 #include "runtime/cuda/launchers.h"
@@ -23,8 +22,7 @@ template <class SlotAt, class Launch>
 void in_portions(std::size_t first, std::size_t stride, std::size_t end, SlotAt&& slot_at, Launch&& launch) {
   OptimizerSlots slots;
   for (std::size_t i = first; i < end; i += stride) {
-    slots.slot[slots.count++] = slot_at(i);
-    slots.largest = std::max(slots.largest, slots.slot[slots.count - 1].n);
+    slots.add(slot_at(i));
     if (slots.count < OptimizerSlots::most && i + stride < end) continue;
     launch(slots);
     slots = {};

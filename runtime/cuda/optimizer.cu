@@ -1,3 +1,4 @@
+#include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launchers.h"
 #include "runtime/math.h"
 
@@ -9,62 +10,119 @@ __global__ void count_steps(const __grid_constant__ OptimizerSlots slots) {
   if (i < slots.count && slots.slot[i].steps != nullptr) *slots.slot[i].steps += 1;
 }
 
-/// One parameter a `blockIdx.y`. Scalars round to float where the CPU's kernel rounds them.
+/// The slot that a block works on, and which of its elements.
+struct Chunk {
+  int slot;
+  std::int64_t begin, end;
+
+  __device__ explicit Chunk(const OptimizerSlots& slots) {
+    int low = 0, high = slots.count;  // the last slot that begins at or before this block
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (slots.first_chunk[middle] <= blockIdx.x ? low : high) = middle;
+    }
+    slot = low;
+    begin = (blockIdx.x - slots.first_chunk[low]) * OptimizerSlots::chunk;
+    end = min(begin + OptimizerSlots::chunk, slots.slot[low].n);
+  }
+  /// Calls `body.operator()<V>(i)` for V elements from i on: four at a time where `wide`.
+  template <class F>
+  __device__ void for_each(bool wide, const F& body) const {
+    std::int64_t i = begin;
+    if (wide) {
+      for (i += 4 * static_cast<std::int64_t>(threadIdx.x); i + 4 <= end; i += 4 * threads_per_block)
+        body.template operator()<4>(i);
+      i = begin + (end - begin) / 4 * 4;
+    }
+    for (i += threadIdx.x; i < end; i += threads_per_block) body.template operator()<1>(i);
+  }
+};
+
+__device__ bool aligned(const OptimizerSlot& s) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(s.p) | reinterpret_cast<std::uintptr_t>(s.g) |
+                    reinterpret_cast<std::uintptr_t>(s.m) | reinterpret_cast<std::uintptr_t>(s.v);
+  return bits % 16 == 0;
+}
+
+/// Scalars of a step, rounded to float where the CPU's kernel rounds them.
+struct AdamFactors {
+  float keep, decay, share1, share2, beta2, eps, root2, rate;
+  __device__ AdamFactors(const AdamCall& c, double lr, double step)
+      : keep(c.decoupled ? static_cast<float>(1 - lr * c.weight_decay) : 1.f),
+        decay(c.decoupled ? 0.f : static_cast<float>(c.weight_decay)),
+        share1(static_cast<float>(1 - c.beta1)),
+        share2(static_cast<float>(1 - c.beta2)),
+        beta2(static_cast<float>(c.beta2)),
+        eps(static_cast<float>(c.eps)),
+        root2(static_cast<float>(std::sqrt(1 - std::pow(c.beta2, step)))),
+        rate(static_cast<float>(-(lr / (1 - std::pow(c.beta1, step))))) {}
+};
+
 __global__ void __launch_bounds__(threads_per_block)
     adam_kernel(const __grid_constant__ OptimizerSlots slots, const __grid_constant__ AdamCall call) {
-  const OptimizerSlot& s = slots.slot[blockIdx.y];
-  const double lr = *call.lr, step = *s.steps;
-  const float keep = call.decoupled ? static_cast<float>(1 - lr * call.weight_decay) : 1.f;
-  const float decay = call.decoupled ? 0.f : static_cast<float>(call.weight_decay);
-  const float share1 = static_cast<float>(1 - call.beta1), share2 = static_cast<float>(1 - call.beta2);
-  const float beta2 = static_cast<float>(call.beta2), eps = static_cast<float>(call.eps);
-  const float root2 = static_cast<float>(std::sqrt(1 - std::pow(call.beta2, step)));
-  const float rate = static_cast<float>(-(lr / (1 - std::pow(call.beta1, step))));
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n;
-       i += stride) {
-    const float kept = s.p[i] * keep;
-    const float grad = std::fma(kept, decay, s.g[i]);
-    const float m = std::fma(share1, grad - s.m[i], s.m[i]);
-    const float v = std::fma(share2 * grad, grad, s.v[i] * beta2);
-    s.m[i] = m;
-    s.v[i] = v;
-    s.p[i] = kept + rate * m / (math::sqrt(v) / root2 + eps);
-  }
+  __shared__ alignas(AdamFactors) unsigned char memory[sizeof(AdamFactors)];
+  const Chunk chunk(slots);
+  const OptimizerSlot& s = slots.slot[chunk.slot];
+  auto& shared = *reinterpret_cast<AdamFactors*>(memory);
+  if (threadIdx.x == 0) shared = AdamFactors(call, *call.lr, *s.steps);  // powers in f64 are slow
+  __syncthreads();
+  const AdamFactors f = shared;
+  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+    Packed<V, float> p = load_pack<V>(s.p + i), m = load_pack<V>(s.m + i), v = load_pack<V>(s.v + i);
+    const Packed<V, float> g = load_pack<V>(s.g + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const float kept = p.at[j] * f.keep;
+      const float grad = std::fma(kept, f.decay, g.at[j]);
+      m.at[j] = std::fma(f.share1, grad - m.at[j], m.at[j]);
+      v.at[j] = std::fma(f.share2 * grad, grad, v.at[j] * f.beta2);
+      p.at[j] = kept + f.rate * m.at[j] / (math::sqrt(v.at[j]) / f.root2 + f.eps);
+    }
+    store_pack(s.m + i, m);
+    store_pack(s.v + i, v);
+    store_pack(s.p + i, p);
+  });
 }
 
 __global__ void __launch_bounds__(threads_per_block)
     sgd_kernel(const __grid_constant__ OptimizerSlots slots, const double* lr, float momentum, float decay) {
-  const OptimizerSlot& s = slots.slot[blockIdx.y];
+  const Chunk chunk(slots);
+  const OptimizerSlot& s = slots.slot[chunk.slot];
   const float rate = static_cast<float>(-*lr);
   const bool first = s.m != nullptr && *s.steps == 0;
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < s.n;
-       i += stride) {
-    float step = std::fma(s.p[i], decay, s.g[i]);
-    if (s.m != nullptr) {
-      if (!first) step = std::fma(s.m[i], momentum, step);
-      s.m[i] = step;
+  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+    Packed<V, float> p = load_pack<V>(s.p + i), m{};
+    const Packed<V, float> g = load_pack<V>(s.g + i);
+    if (s.m != nullptr) m = load_pack<V>(s.m + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      float step = std::fma(p.at[j], decay, g.at[j]);
+      if (s.m != nullptr && !first) step = std::fma(m.at[j], momentum, step);
+      m.at[j] = step;
+      p.at[j] = std::fma(rate, step, p.at[j]);
     }
-    s.p[i] = std::fma(rate, step, s.p[i]);
-  }
+    if (s.m != nullptr) store_pack(s.m + i, m);
+    store_pack(s.p + i, p);
+  });
 }
 
-dim3 grid_of(const OptimizerSlots& slots) {
-  return {blocks_for(slots.largest), static_cast<unsigned>(slots.count)};
+unsigned blocks_of(const OptimizerSlots& slots) {
+  return static_cast<unsigned>(slots.first_chunk[slots.count]);
 }
 
 }  // namespace
 
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream) {
   count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots);
-  adam_kernel<<<grid_of(slots), threads_per_block, 0, stream>>>(slots, call);
+  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+    adam_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
 }
 
 void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,
                 cudaStream_t stream) {
-  sgd_kernel<<<grid_of(slots), threads_per_block, 0, stream>>>(slots, lr, static_cast<float>(momentum),
-                                                               static_cast<float>(weight_decay));
+  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+    sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, lr, static_cast<float>(momentum),
+                                                         static_cast<float>(weight_decay));
   if (momentum != 0) count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots);
 }
 

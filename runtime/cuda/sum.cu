@@ -1,12 +1,14 @@
 #include <type_traits>
 
+#include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launchers.h"
 
 namespace sherd::cuda {
 namespace {
 
 constexpr int block_rows = 8, block_columns = 32;
-constexpr std::int64_t piece_length = 4096;
+constexpr std::int64_t piece_length = 4096,
+                       column_length = 512;  // elements of a piece, along and across rows
 
 template <class T>
 using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
@@ -45,40 +47,64 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double f
   }
 }
 
-/// Sums across rows: neighbouring threads take neighbouring columns, `block_rows` of them share a column.
-template <class T, class TO, class Acc>
+/// Sums across rows: neighbouring threads take neighbouring packs of `V` columns, `block_rows` of them share
+/// a pack. The tree of a column is the same for every `V`.
+template <int V, class T, class TO, class Acc>
 __global__ void __launch_bounds__(threads_per_block)
     sum_columns(Pieces p, double factor, const T* x, TO* out) {
-  __shared__ Acc partial[block_rows][block_columns];
+  __shared__ Acc partial[block_rows][block_columns][V];
+  auto& mine = partial[threadIdx.y][threadIdx.x];
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
-  const std::int64_t across = (p.inner + block_columns - 1) / block_columns;
+  const std::int64_t across = (p.inner + block_columns * V - 1) / (block_columns * V);
   for (std::int64_t b = blockIdx.x; b < p.outer * across; b += gridDim.x) {
-    const std::int64_t o = b / across, column = b % across * block_columns + threadIdx.x;
-    Acc total = 0;
-    if (column < p.inner)
-      for (std::int64_t i = begin + threadIdx.y; i < end; i += block_rows)
-        total += static_cast<Acc>(x[(o * p.reduce + i) * p.inner + column]);
-    partial[threadIdx.y][threadIdx.x] = total;
+    const std::int64_t o = b / across, column = (b % across * block_columns + threadIdx.x) * V;
+    Acc total[V] = {};
+    if (column < p.inner) {
+      const T* from = x + o * p.reduce * p.inner + column;
+#pragma unroll 4
+      for (std::int64_t i = begin + threadIdx.y; i < end; i += block_rows) {
+        const Packed<V, T> pack = load_pack<V>(from + i * p.inner);
+#pragma unroll
+        for (int j = 0; j < V; ++j) total[j] += static_cast<Acc>(pack.at[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine[j] = total[j];
     for (unsigned half = block_rows / 2; half > 0; half /= 2) {
       __syncthreads();
-      if (threadIdx.y < half) partial[threadIdx.y][threadIdx.x] += partial[threadIdx.y + half][threadIdx.x];
+      if (threadIdx.y < half)
+#pragma unroll
+        for (int j = 0; j < V; ++j) mine[j] += partial[threadIdx.y + half][threadIdx.x][j];
     }
     if (threadIdx.y == 0 && column < p.inner)
-      out[(blockIdx.y * p.outer + o) * p.inner + column] = finished<TO>(partial[0][threadIdx.x], factor);
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        out[(blockIdx.y * p.outer + o) * p.inner + column + j] = finished<TO>(mine[j], factor);
     __syncthreads();
   }
 }
 
 template <class T, class TO, class Acc>
 void sum_pieces(Pieces p, std::int64_t pieces, double factor, const void* x, void* out, cudaStream_t stream) {
-  const std::int64_t across = p.inner == 1 ? 1 : (p.inner + block_columns - 1) / block_columns;
-  const dim3 grid(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   const T* from = static_cast<const T*>(x);
-  if (p.inner == 1)
-    sum_rows<T, TO, Acc><<<grid, threads_per_block, 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+  TO* to = static_cast<TO*>(out);
+  const auto grid = [&](std::int64_t across) {
+    return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
+  };
+  if (p.inner == 1) {
+    sum_rows<T, TO, Acc><<<grid(1), threads_per_block, 0, stream>>>(p, factor, from, to);
+    return;
+  }
+  const auto columns = [&]<int V>() {
+    constexpr int width = block_columns * V;
+    sum_columns<V, T, TO, Acc>
+        <<<grid((p.inner + width - 1) / width), dim3(block_columns, block_rows), 0, stream>>>(p, factor, from,
+                                                                                              to);
+  };
+  if (std::is_floating_point_v<Acc> && wide_rows<T>(p.inner, from))
+    columns.template operator()<std::is_floating_point_v<Acc> ? wide_count<T> : 1>();
   else
-    sum_columns<T, TO, Acc>
-        <<<grid, dim3(block_columns, block_rows), 0, stream>>>(p, factor, from, static_cast<TO*>(out));
+    columns.template operator()<1>();
 }
 
 template <class T>
@@ -95,9 +121,12 @@ void sum(const SumCall& c) {
 }  // namespace
 
 std::int64_t SumCall::pieces() const {
-  const std::int64_t results = outer * inner, wanted = (reduce + piece_length - 1) / piece_length;
+  const std::int64_t results = outer * inner, length = inner == 1 ? piece_length : column_length;
+  const std::int64_t wanted = (reduce + length - 1) / length;
   if (results >= 1 << 16 || wanted <= 1) return 1;
-  return wanted < 1024 ? wanted : 1024;
+  // Partial sums beyond these cost more than they bring.
+  const std::int64_t most = results < 512 ? 1024 : (1 << 19) / results;
+  return wanted < most ? wanted : most;
 }
 
 void launch_sum(const SumCall& c) {
