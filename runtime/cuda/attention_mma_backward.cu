@@ -36,13 +36,24 @@ __device__ void add_scores(Step& s, const A& a, const B& b, const TileRows<Width
   }
 }
 
-/// What the exponent does not apply.
-__device__ inline void scale_scores(Step& s, const ScoreScale& scale) {
-  if (scale.before == 1) return;
+/// What the exponent does not apply to the scores, and -inf where `seen(row half, column)` is false; `masked`
+/// says that it may be.
+template <class F>
+__device__ void mask_scores(Step& s, const ScoreScale& scale, bool masked, const F& seen) {
+  if (scale.before != 1) {
 #pragma unroll
-  for (auto& c : s.p)
+    for (auto& c : s.p)
 #pragma unroll
-    for (float& x : c) x *= scale.before;
+      for (float& x : c) x *= scale.before;
+  }
+  if (masked) {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < step_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        s.p[n][e] = seen(e / 2, 8 * n + column + e % 2) ? s.p[n][e] : lowest<float>();
+  }
 }
 
 /// out += weights times `rows` from `r` on.
@@ -64,10 +75,10 @@ __device__ void add_products(float (&out)[Width / 8][4], const float (&weights)[
 }
 
 /// One element: the weight as the values saw it but for the common factor, and the gradient of its score.
-__device__ inline void weigh(float& p, float& ds, float scale, float shift, float delta, bool visible,
-                             bool kept, float factor) {
-  const float e = visible ? fast_exp2(__fmaf_rn(p, scale, -shift)) : 0.f;
-  ds = e * (kept ? __fmaf_rn(ds, factor, -delta) : -delta);
+__device__ inline void weigh(float& p, float& ds, float scale, float shift, float delta, bool kept,
+                             float factor) {
+  const float e = fast_exp2(__fmaf_rn(p, scale, -shift));
+  ds = e * __fmaf_rn(kept ? ds : 0.f, factor, -delta);
   p = kept ? e : 0.f;
 }
 
@@ -147,8 +158,9 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
       if (mine >= keys_seen(c, i + step_rows - 1)) continue;
       Step s;
       add_scores<T>(s, left_of(k, held_k), left_of(v, held_v), q, go, r);
-      scale_scores(s, scale);
-      const bool masked = mine + 16 > keys_seen(c, i);
+      mask_scores(s, scale, mine + 16 > keys_seen(c, i), [&](int half, int column) {
+        return mine + lane / 4 + half * 8 < keys_seen(c, i + column);
+      });
 #pragma unroll
       for (int n = 0; n < step_tiles; ++n) {
         const unsigned kept = dropout ? kept_of_keys(c, head.first_row(c) + i + 8 * n, mine) : 0xfu;
@@ -156,12 +168,9 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
         const float2 row_shift = *reinterpret_cast<const float2*>(shift + r + column);
         const float2 row_delta = *reinterpret_cast<const float2*>(delta + r + column);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = mine + lane / 4 + e / 2 * 8;
-          const bool visible = !masked || key < keys_seen(c, i + column + e % 2);
+        for (int e = 0; e < 4; ++e)
           weigh(s.p[n][e], s.ds[n][e], scale.inside, e % 2 ? row_shift.y : row_shift.x,
-                e % 2 ? row_delta.y : row_delta.x, visible, kept >> e & 1, c.kept);
-        }
+                e % 2 ? row_delta.y : row_delta.x, kept >> e & 1, c.kept);
       }
       add_products<T, Width>(gv, s.p, go, r);
       add_products<T, Width>(gk, s.ds, q, r);
@@ -239,18 +248,15 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
       if (j >= keys_seen(c, mine + 15)) continue;
       Step s;
       add_scores<T>(s, left_of(held_q), left_of(held_go), keys(at % 2), values(at % 2), r);
-      scale_scores(s, scale);
-      const bool masked = j + step_rows > keys_seen(c, mine);
+      mask_scores(s, scale, j + step_rows > keys_seen(c, mine), [&](int half, int column) {
+        return j + column < keys_seen(c, mine + lane / 4 + half * 8);
+      });
 #pragma unroll
       for (int n = 0; n < step_tiles; ++n) {
         const unsigned kept = dropout ? kept_of_queries(c, head.first_row(c) + mine, j + 8 * n) : 0xfu;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = j + 8 * n + lane % 4 * 2 + e % 2;
-          const bool visible = !masked || key < keys_seen(c, mine + lane / 4 + e / 2 * 8);
-          weigh(s.p[n][e], s.ds[n][e], scale.inside, shift[e / 2], delta[e / 2], visible, kept >> e & 1,
-                c.kept);
-        }
+        for (int e = 0; e < 4; ++e)
+          weigh(s.p[n][e], s.ds[n][e], scale.inside, shift[e / 2], delta[e / 2], kept >> e & 1, c.kept);
       }
       add_products<T, Width>(gq, s.ds, keys(at % 2), r);
     }

@@ -4,192 +4,189 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr int tile = 64, key_tiles = tile / 8;  // queries or keys in shared memory; C tiles across the keys
+constexpr int key_tile = 64;
 
-/// 16 queries against a tile of keys.
-using Scores = float[key_tiles][4];
+/// 16-row tiles of queries that a warp holds: as many as the registers have room for.
+constexpr int held(int width) { return width <= 64 ? 2 : 1; }
 
-/// The state of one warp's 16 queries.
+/// The state of one warp's rows.
 template <class T, int Width, bool dropout>
 struct WarpRows {
+  static constexpr int M = held(Width), key_tiles = key_tile / 8;
   const AttentionCall& c;
   const ScoreScale scale;
   const std::int64_t row;  ///< of the first query, counted over all heads
   const int first;         ///< query
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  std::uint32_t left[Width / 16][4];  ///< the queries
-  float out[Width / 8][4] = {};
-  float top[2] = {lowest<float>(), lowest<float>()}, total[2] = {};
+  float out[M][Width / 8][4] = {};
+  float top[M][2], total[M][2];
 
   __device__ WarpRows(const AttentionCall& call, std::int64_t row, int first)
-      : c(call), scale(call.scale), row(row), first(first) {}
-
-  __device__ int query(int h) const { return first + lane / 4 + 8 * h; }
-
-  __device__ void hold(const TileRows<Width>& queries, int r) {
+      : c(call), scale(call.scale), row(row), first(first) {
 #pragma unroll
-    for (int d = 0; d < Width / 16; ++d) load_left(left[d], queries, r, 16 * d);
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) top[m][h] = lowest<float>(), total[m][h] = 0;
   }
 
-  __device__ void score(Scores& s, const TileRows<Width>& keys) const {
-#pragma unroll
-    for (auto& c : s)
-#pragma unroll
-      for (float& x : c) x = 0;
+  __device__ int query(int m, int h) const { return first + 16 * m + lane / 4 + 8 * h; }
+
+  /// Takes in the keys from `key` on.
+  __device__ void add(const std::uint32_t (&q)[M][Width / 16][4], const TileRows<Width>& keys,
+                      const TileRows<Width>& values, int key) {
+    if (key >= keys_seen(c, first + 16 * M - 1)) return;
+    float s[M][key_tiles][4] = {};
 #pragma unroll
     for (int d = 0; d < Width / 16; ++d)
 #pragma unroll
       for (int n = 0; n < key_tiles / 2; ++n) {
         std::uint32_t b[4];
         load_right_of_rows(b, keys, 16 * n, 16 * d);
-        multiply<T>(s[2 * n], left[d], b[0], b[1]);
-        multiply<T>(s[2 * n + 1], left[d], b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          multiply<T>(s[m][2 * n], q[m][d], b[0], b[1]);
+          multiply<T>(s[m][2 * n + 1], q[m][d], b[2], b[3]);
+        }
       }
-  }
-
-  /// What the exponent does not apply, and -inf where a query does not see a key; keys from `key` on.
-  __device__ void mask(Scores& s, int key) const {
-    if (scale.before != 1) for_scores(s, [&](int, int, float& x) { x *= scale.before; });
-    if (key + tile > keys_seen(c, first))
-      for_scores(s, [&](int h, int j, float& x) {
-        if (key + j >= keys_seen(c, query(h))) x = lowest<float>();
+    if (scale.before != 1) for_scores(s, [&](int, int, int, float& x) { x *= scale.before; });
+    if (key + key_tile > keys_seen(c, first))
+      for_scores(s, [&](int m, int h, int j, float& x) {
+        if (key + j >= keys_seen(c, query(m, h))) x = lowest<float>();
       });
-  }
-
-  /// Takes in masked scores and the values they belong to.
-  __device__ void add(Scores& s, const TileRows<Width>& values, int key) {
     weigh(s);
     if constexpr (dropout) {
 #pragma unroll
-      for (int n = 0; n < key_tiles; ++n) {
-        const unsigned kept = kept_of_queries(c, row, key + 8 * n);
+      for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = kept >> e & 1 ? s[n][e] : 0.f;
-      }
+        for (int n = 0; n < key_tiles; ++n) {
+          const unsigned kept = kept_of_queries(c, row + 16 * m, key + 8 * n);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[m][n][e] = kept >> e & 1 ? s[m][n][e] : 0.f;
+        }
     }
 #pragma unroll
     for (int n = 0; n < key_tiles / 2; ++n) {
-      std::uint32_t p[4];
-      as_left<T>(p, s[2 * n], s[2 * n + 1]);
+      std::uint32_t p[M][4];
+#pragma unroll
+      for (int m = 0; m < M; ++m) as_left<T>(p[m], s[m][2 * n], s[m][2 * n + 1]);
 #pragma unroll
       for (int d = 0; d < Width / 16; ++d) {
         std::uint32_t b[4];
         load_right(b, values, 16 * n, 16 * d);
-        multiply<T>(out[2 * d], p, b[0], b[1]);
-        multiply<T>(out[2 * d + 1], p, b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          multiply<T>(out[m][2 * d], p[m], b[0], b[1]);
+          multiply<T>(out[m][2 * d + 1], p[m], b[2], b[3]);
+        }
       }
     }
   }
 
-  /// Calls `body(half, column, score)` for every score.
+  /// Calls `body(m, half, column, score)` for every score.
   template <class F>
-  __device__ void for_scores(Scores& s, const F& body) const {
+  __device__ void for_scores(float (&s)[M][key_tiles][4], const F& body) const {
 #pragma unroll
-    for (int n = 0; n < key_tiles; ++n)
+    for (int m = 0; m < M; ++m)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) body(e / 2, 8 * n + lane % 4 * 2 + e % 2, s[n][e]);
+      for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) body(m, e / 2, 8 * n + lane % 4 * 2 + e % 2, s[m][n][e]);
   }
 
   /// Scores become weights relative to the largest score so far.
-  __device__ void weigh(Scores& s) {
+  __device__ void weigh(float (&s)[M][key_tiles][4]) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float larger = top[h];
+    for (int m = 0; m < M; ++m)
 #pragma unroll
-      for (int n = 0; n < key_tiles; ++n) larger = fmaxf(larger, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-      larger = fmaxf(larger, __shfl_xor_sync(whole_warp, larger, 1));
-      larger = fmaxf(larger, __shfl_xor_sync(whole_warp, larger, 2));
-      const float shift = larger == lowest<float>() ? 0.f : larger * scale.inside;
-      const float shrink = fast_exp2(__fmaf_rn(top[h], scale.inside, -shift));
-      top[h] = larger;
-      float sum = 0;
+      for (int h = 0; h < 2; ++h) {
+        float larger = top[m][h];
 #pragma unroll
-      for (int n = 0; n < key_tiles; ++n)
+        for (int n = 0; n < key_tiles; ++n) larger = fmaxf(larger, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+        larger = fmaxf(larger, __shfl_xor_sync(whole_warp, larger, 1));
+        larger = fmaxf(larger, __shfl_xor_sync(whole_warp, larger, 2));
+        const float shift = larger == lowest<float>() ? 0.f : larger * scale.inside;
+        const float shrink = fast_exp2(__fmaf_rn(top[m][h], scale.inside, -shift));
+        top[m][h] = larger;
+        float sum = 0;
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          s[n][e] = fast_exp2(__fmaf_rn(s[n][e], scale.inside, -shift));
-          sum += s[n][e];
+        for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            s[m][n][e] = fast_exp2(__fmaf_rn(s[m][n][e], scale.inside, -shift));
+            sum += s[m][n][e];
+          }
+        total[m][h] = __fmaf_rn(total[m][h], shrink, sum);
+#pragma unroll
+        for (int d = 0; d < Width / 8; ++d) {
+          out[m][d][2 * h] *= shrink;
+          out[m][d][2 * h + 1] *= shrink;
         }
-      total[h] = __fmaf_rn(total[h], shrink, sum);
-#pragma unroll
-      for (int d = 0; d < Width / 8; ++d) {
-        out[d][2 * h] *= shrink;
-        out[d][2 * h + 1] *= shrink;
       }
-    }
   }
 
   __device__ void write(std::uint16_t* o) {
-    float factor[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = total[h];
-      sum += __shfl_xor_sync(whole_warp, sum, 1);
-      sum += __shfl_xor_sync(whole_warp, sum, 2);
-      // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
-      factor[h] = sum == 0 ? 0.f : c.kept / sum;
-      if (lane % 4 == 0 && query(h) < c.queries)
-        c.logsumexp[row + lane / 4 + 8 * h] = top[h] * (scale.inside * ln_of_2) + math::log(sum);
+    for (int m = 0; m < M; ++m) {
+      float factor[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float sum = total[m][h];
+        sum += __shfl_xor_sync(whole_warp, sum, 1);
+        sum += __shfl_xor_sync(whole_warp, sum, 2);
+        // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
+        factor[h] = sum == 0 ? 0.f : c.kept / sum;
+        if (lane % 4 == 0 && query(m, h) < c.queries)
+          c.logsumexp[row + 16 * m + lane / 4 + 8 * h] =
+              top[m][h] * (scale.inside * ln_of_2) + math::log(sum);
+      }
+#pragma unroll
+      for (int d = 0; d < Width / 8; ++d)
+        store_tile<T>(o, c.o.row, first + 16 * m, c.queries, 8 * d, out[m][d], factor[0], factor[1]);
     }
-#pragma unroll
-    for (int d = 0; d < Width / 8; ++d)
-      store_tile<T>(o, c.o.row, first, c.queries, 8 * d, out[d], factor[0], factor[1]);
   }
 };
 
-/// The products of the next keys' scores run beside the exponentials of these.
 template <class T, int Width, bool dropout>
-__global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
+__global__ void __launch_bounds__(attention_threads, 2)
     forward(const __grid_constant__ AttentionCall c, int row_tiles) {
-  constexpr int R = TileRows<Width>::row;
+  constexpr int M = held(Width), query_tile = 64 * M, R = TileRows<Width>::row;
   extern __shared__ __align__(16) std::uint16_t memory[];
   const TileRows<Width> q{memory};
-  const auto keys = [&](int step) { return TileRows<Width>{memory + (1 + step % 2) * tile * R}; };
-  const auto values = [&](int step) { return TileRows<Width>{memory + (3 + step % 2) * tile * R}; };
+  const auto keys = [&](int stage) { return TileRows<Width>{memory + (query_tile + stage * key_tile) * R}; };
+  const auto values = [&](int stage) {
+    return TileRows<Width>{memory + (query_tile + (2 + stage) * key_tile) * R};
+  };
   const HeadIndex head(c, blockIdx.x / row_tiles);
-  const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * tile;  // long ones first
-  const int warp = static_cast<int>(threadIdx.x) / warp_size, mine = first + warp * 16;
-  const int steps = (keys_seen(c, min(first + tile, c.queries) - 1) + tile - 1) / tile;
-  const auto copy = [&](const TileRows<Width>& to, const HeadsAt& from, int row, int end) {
-    copy_rows<tile, Width, attention_threads>(to, bits_of<T>(head, from), from.row, row, end);
+  const int first =
+      (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * query_tile;  // long ones first
+  const int warp = static_cast<int>(threadIdx.x) / warp_size;
+  const int end = keys_seen(c, min(first + query_tile, c.queries) - 1),
+            steps = (end + key_tile - 1) / key_tile;
+  const auto copy_step = [&](int step) {
+    copy_rows<key_tile, Width, attention_threads>(keys(step % 2), bits_of<T>(head, c.k), c.k.row,
+                                                  step * key_tile, c.keys);
+    copy_rows<key_tile, Width, attention_threads>(values(step % 2), bits_of<T>(head, c.v), c.v.row,
+                                                  step * key_tile, c.keys);
   };
-  const auto copy_keys = [&](int step) {
-    if (step < steps) copy(keys(step), c.k, step * tile, c.keys);
-  };
-  const auto copy_values = [&](int step) {
-    if (step < steps) copy(values(step), c.v, step * tile, c.keys);
-  };
-  copy(q, c.q, first, c.queries);
-  copy_keys(0);
+  copy_rows<query_tile, Width, attention_threads>(q, bits_of<T>(head, c.q), c.q.row, first, c.queries);
+  if (steps > 0) copy_step(0);
   end_copies();
-  copy_keys(1);
-  copy_values(0);
-  end_copies();
+  const int mine = first + warp * 16 * M;
   WarpRows<T, Width, dropout> rows(c, head.first_row(c) + mine, mine);
-  wait_copies<1>();
-  __syncthreads();
-  if (steps > 0) {
-    rows.hold(q, 16 * warp);
-    Scores s, next;
-    rows.score(s, keys(0));
-    for (int step = 0; step + 1 < steps; ++step) {
-      wait_copies<0>();
-      __syncthreads();
-      copy_keys(step + 2);
-      copy_values(step + 1);
-      end_copies();
-      rows.mask(s, step * tile);
-      rows.score(next, keys(step + 1));
-      rows.add(s, values(step), step * tile);
-#pragma unroll
-      for (int n = 0; n < key_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = next[n][e];
-    }
-    wait_copies<0>();
+  std::uint32_t left[M][Width / 16][4];
+  for (int step = 0; step < steps; ++step) {
+    if (step + 1 < steps) copy_step(step + 1);
+    end_copies();
+    wait_copies<1>();
     __syncthreads();
-    rows.mask(s, (steps - 1) * tile);
-    rows.add(s, values(steps - 1), (steps - 1) * tile);
+    if (step == 0) {
+#pragma unroll
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int d = 0; d < Width / 16; ++d) load_left(left[m][d], q, (warp * M + m) * 16, 16 * d);
+    }
+    rows.add(left, keys(step % 2), values(step % 2), step * key_tile);
+    __syncthreads();
   }
   wait_copies<0>();
   rows.write(head.rows<std::uint16_t>(c.o));
@@ -199,8 +196,9 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
 
 void launch_attention_mma(const AttentionCall& c) {
   for_mma_form(c, [&]<class T, int Width, bool dropout>() {
-    constexpr int bytes = 2 * 5 * tile * TileRows<Width>::row;
-    const std::int64_t row_tiles = tiles(c.queries, tile);
+    constexpr int query_tile = 64 * held(Width);
+    constexpr int bytes = 2 * (query_tile + 4 * key_tile) * TileRows<Width>::row;
+    const std::int64_t row_tiles = tiles(c.queries, query_tile);
     cudaFuncSetAttribute(forward<T, Width, dropout>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     forward<T, Width, dropout>
         <<<static_cast<unsigned>(c.batch * c.heads * row_tiles), attention_threads, bytes, c.stream>>>(

@@ -34,20 +34,25 @@ __device__ void wait_copies() {
 template <int Rows, int Width, int Threads>
 __device__ void copy_rows(const TileRows<Width>& to, const std::uint16_t* from, std::int64_t stride,
                           int first, int end) {
-  constexpr int packs = Width / 8;
+  constexpr int packs = Width / 8, passes = Rows * packs / Threads;
   static_assert(Rows * packs % Threads == 0);
-  const std::uint16_t* tile = from + first * stride;
-  const auto copy = [&](int p, bool whole) {
-    const int i = p * Threads + static_cast<int>(threadIdx.x), r = i / packs, d = i % packs * 8;
-    const bool inside = whole || first + r < end;
-    copy_16_bytes(to.address(r, d), inside ? tile + r * stride + d : from, inside);
-  };
-  if (first + Rows <= end) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (Threads % packs == 0 && first + Rows <= end) {
+    // A pass takes whole rows: addresses are steps from one.
+    constexpr int rows = Threads / packs;
+    const int r = thread / packs, d = thread % packs * 8;
+    const std::uint16_t* at = from + (first + r) * stride + d;
+    const std::uint32_t target = to.address(r, d);
 #pragma unroll
-    for (int p = 0; p < Rows * packs / Threads; ++p) copy(p, true);
-  } else {
+    for (int p = 0; p < passes; ++p, at += rows * stride)
+      copy_16_bytes(target + p * rows * TileRows<Width>::row * 2, at, true);
+    return;
+  }
 #pragma unroll
-    for (int p = 0; p < Rows * packs / Threads; ++p) copy(p, false);
+  for (int p = 0; p < passes; ++p) {
+    const int i = p * Threads + thread, r = i / packs, d = i % packs * 8;
+    const bool inside = first + r < end;
+    copy_16_bytes(to.address(r, d), inside ? from + (first + r) * stride + d : from, inside);
   }
 }
 
