@@ -122,31 +122,30 @@ void backward(std::string_view op, const ops::AttentionRule& rule, const Tensor&
 
 /// The kernels compute in f32; f64 goes through the op's own formula on the device.
 template <class O>
-bool ran_reference(const O& op, Inputs in, Outputs out) {
-  if (in[0].dtype() != DType::f64) return false;
-  sherd::detail::adopt_reference(O::name, op.reference(in), out);
-  zero_(alias(out[1], out[1].layout()));  // no kernel reads the logsumexp of this way
-  return true;
+bool ran_reference(const O& op, DType dtype, Inputs in, Outputs out) {
+  if (dtype == DType::f64) sherd::detail::adopt_reference(O::name, op.reference(in), out);
+  return dtype == DType::f64;
 }
 
 void attention(const ops::Attention& op, Inputs in, Outputs out) {
-  if (ran_reference(op, in, out)) return;
+  if (ran_reference(op, in[0].dtype(), in, out)) return;
   forward(op.name, op.rule, in[0], in[1], in[2], out[0], out[1]);
 }
 
 void attention_grad(const ops::AttentionGrad& op, Inputs in, Outputs out) {
+  if (ran_reference(op, in[1].dtype(), in, out)) return;
   backward(op.name, op.rule, in[0], in[1], in[2], in[3], in[4], in[5], {out[0], out[1], out[2]});
 }
 
 void self_attention(const ops::SelfAttention& op, Inputs in, Outputs out) {
-  if (ran_reference(op, in, out)) return;
+  if (ran_reference(op, in[0].dtype(), in, out)) return;
   const Tensor qkv = contiguous(in[0]);
   forward(op.name, op.rule, part(qkv, op.heads, 0), part(qkv, op.heads, 1), part(qkv, op.heads, 2),
           split_heads(out[0], op.heads), out[1]);
 }
 
 void self_attention_grad(const ops::SelfAttentionGrad& op, Inputs in, Outputs out) {
-  if (out[0].numel() == 0) return;
+  if (out[0].numel() == 0 || ran_reference(op, in[1].dtype(), in, out)) return;
   const Tensor go = contiguous(in[0]), qkv = contiguous(in[1]), gqkv = out[0];
   backward(op.name, op.rule, split_heads(go, op.heads), part(qkv, op.heads, 0), part(qkv, op.heads, 1),
            part(qkv, op.heads, 2), split_heads(in[2], op.heads), in[3],
