@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const Cr
   }
   sum.template merge_group<Warps>(shared);
   if (at.lane != 0) return;
-  const C infinity = std::numeric_limits<C>::infinity();
-  // Shifted by an infinity, rows that have a plain answer would give NaN.
-  const C result = sum.top == infinity ? infinity : LogSum<T>::shift(sum.top) + math::log(sum.total);
+  // NaN for a row whose largest value is infinite, as log_softmax has it.
+  const C result = std::isinf(sum.top) ? std::numeric_limits<C>::quiet_NaN() : sum.top + math::log(sum.total);
   static_cast<C*>(c.logsumexp)[at.row] = result;
   const std::int64_t target = c.targets[at.row];
   C loss = 0;

@@ -92,6 +92,11 @@ TEST_CASE("cuda: cross_entropy agrees with the CPU's, gradients included") {
     agree({Values(7)({4, 9}, dtype), nothing}, 0,
           [](std::span<const Tensor> t) { return cross_entropy(t[0], t[1], {Reduction::sum}); });
     CHECK(std::isnan(cross_entropy(on_gpu(Values(7)({4, 9}, dtype)), on_gpu(nothing)).item()));
+    const Tensor infinite = Values(7)({3, 9}, dtype);
+    fill_(select(infinite, 0, 1), -infinity);
+    fill_(select(select(infinite, 0, 2), 0, 4), infinity);
+    agree({infinite, Tensor::from<std::int64_t>({0, 8, 4}, {3})}, row_tolerance(dtype),
+          [](std::span<const Tensor> t) { return cross_entropy(t[0], t[1], {Reduction::none}); });
     agree({transpose(Values(7)({9, 4}, dtype), 0, 1), Tensor::from<std::int64_t>({0, 8, 3, 3}, {4})},
           row_tolerance(dtype), [](std::span<const Tensor> t) { return cross_entropy(t[0], t[1]); });
   }
