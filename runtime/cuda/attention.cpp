@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 #include "runtime/random.h"
 
@@ -154,11 +153,11 @@ void self_attention_grad(const ops::SelfAttentionGrad& op, Inputs in, Outputs ou
 
 }  // namespace
 
-void add_attention_kernels(KernelTable& table) {
-  add_kernel<attention>(table);
-  add_kernel<attention_grad>(table);
-  add_kernel<self_attention>(table);
-  add_kernel<self_attention_grad>(table);
+void add_attention() {
+  add_kernel<attention>(DeviceType::cuda);
+  add_kernel<attention_grad>(DeviceType::cuda);
+  add_kernel<self_attention>(DeviceType::cuda);
+  add_kernel<self_attention_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

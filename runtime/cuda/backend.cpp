@@ -12,34 +12,6 @@ namespace sherd {
 namespace cuda {
 namespace {
 
-KernelTable make_table() {
-  KernelTable table;
-  add_unary_kernels(table);
-  add_unary_grad_kernels(table);
-  add_binary_kernels(table);
-  add_binary_grad_kernels(table);
-  add_comparison_kernels(table);
-  add_scalar_kernels(table);
-  add_copy_kernels(table);
-  add_creation_kernels(table);
-  add_matmul_kernels(table);
-  add_sum_kernels(table);
-  add_optimizer_kernels(table);
-  add_layer_norm_kernels(table);
-  add_softmax_kernels(table);
-  add_cross_entropy_kernels(table);
-  add_embedding_kernels(table);
-  add_gather_kernels(table);
-  add_extreme_kernels(table);
-  add_topk_kernels(table);
-  add_multinomial_kernels(table);
-  add_patches_kernels(table);
-  add_batch_norm_kernels(table);
-  add_norm_kernels(table);
-  add_attention_kernels(table);
-  return table;
-}
-
 /// Keeps freed memory with the process: a step allocates what the step before freed.
 void keep_freed_memory(int index) {
   cudaMemPool_t pool = nullptr;
@@ -56,12 +28,13 @@ bool is_pinned(const void* host) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend() : table_(make_table()) {
+  CudaBackend() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     check<DeviceError>(status == cudaSuccess && count > 0, "cuda: no GPU can be used here ({}); use cpu",
                        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
     for (int i = 0; i < count; ++i) keep_freed_memory(i);
+    add_kernels();
   }
 
   void* allocate(Device device, std::size_t bytes) override {
@@ -104,8 +77,6 @@ class CudaBackend final : public Backend {
     if (to_device.is_cpu() || (from_device.is_cpu() && is_pinned(from))) state.wait("cuda copy");
   }
 
-  Kernel kernel(std::type_index op) const override { return table_.find(op); }
-
   void synchronize(Device device) override {
     state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
   }
@@ -131,15 +102,13 @@ class CudaBackend final : public Backend {
         "{}: no memory for {} bytes; {} of {} are free; use smaller batches or free tensors",
         to_string(device), bytes, free, total);
   }
-
-  KernelTable table_;
 };
 
 }  // namespace
 }  // namespace cuda
 
 Backend& cuda_backend() {
-  static cuda::CudaBackend instance;  // a table and no state; made again at the next call when it throws
+  static cuda::CudaBackend instance;  // no state; made again at the next call when it throws
   return instance;
 }
 

@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/batch_norm.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -60,9 +59,9 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_batch_norm_kernels(KernelTable& table) {
-  add_kernel<batch_norm>(table);
-  add_kernel<batch_norm_grad>(table);
+void add_batch_norm() {
+  add_kernel<batch_norm>(DeviceType::cuda);
+  add_kernel<batch_norm_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

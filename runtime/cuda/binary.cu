@@ -6,7 +6,7 @@ namespace {
 
 /// Values are chosen, not computed with, so their size says it all.
 void where_kernel(const void*, Inputs in, Outputs out) {
-  const Plan p = plan(in, out);
+  const Operands p = operands_of(in, out);
   if (p.numel == 0) return;
   switch (size_of(p.dtype)) {
     case 1:
@@ -27,9 +27,9 @@ void where_kernel(const void*, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_binary_kernels(KernelTable& table) {
-  ops::ArithmeticOps::for_each([&]<class O>() { add_elementwise<O>(table); });
-  table.add<ops::Where>(where_kernel);
+void add_binary() {
+  ops::ArithmeticOps::for_each([&]<class O>() { add_elementwise<O>(); });
+  kernel_row<ops::Where>().set(DeviceType::cuda, where_kernel);
 }
 
 }  // namespace sherd::cuda

@@ -3,10 +3,10 @@
 
 namespace sherd::cuda {
 
-void add_binary_grad_kernels(KernelTable& table) {
+void add_binary_grad() {
   ops::ArithmeticOps::for_each([&]<class O>() {
-    add_gradient<O, 0>(table);
-    add_gradient<O, 1>(table);
+    add_gradient<O, 0>();
+    add_gradient<O, 1>();
   });
 }
 

@@ -3,8 +3,8 @@
 
 namespace sherd::cuda {
 
-void add_comparison_kernels(KernelTable& table) {
-  ops::ComparisonOps::for_each([&]<class O>() { add_elementwise<O>(table); });
+void add_comparison() {
+  ops::ComparisonOps::for_each([&]<class O>() { add_elementwise<O>(); });
 }
 
 }  // namespace sherd::cuda

@@ -30,7 +30,7 @@ struct Constant {
 };
 
 template <class From>
-void copy_from(const Plan& p, DType to) {
+void copy_from(const Operands& p, DType to) {
   switch (to) {
     case DType::f64:
       return launch<Convert<double>, double, From>({}, p);
@@ -53,12 +53,12 @@ void copy_from(const Plan& p, DType to) {
 
 /// Equal dtypes are copied as plain bits of their size.
 template <class Bits>
-void copy_bits(const Plan& p) {
+void copy_bits(const Operands& p) {
   launch<Same, Bits, Bits>({}, p);
 }
 
 template <class Bits>
-void fill_bits(const Plan& p, std::uint64_t bits) {
+void fill_bits(const Operands& p, std::uint64_t bits) {
   launch<Constant<Bits>, Bits>({static_cast<Bits>(bits)}, p);
 }
 
@@ -77,7 +77,7 @@ void arange(double start, double step, void* out, std::int64_t n, cudaStream_t s
 
 }  // namespace
 
-void launch_copy(const Plan& p, DType to) {
+void launch_copy(const Operands& p, DType to) {
   if (p.dtype == to) {
     switch (size_of(to)) {
       case 1:
@@ -110,7 +110,7 @@ void launch_copy(const Plan& p, DType to) {
   }
 }
 
-void launch_fill(const Plan& p, std::uint64_t bits) {
+void launch_fill(const Operands& p, std::uint64_t bits) {
   switch (size_of(p.dtype)) {
     case 1:
       return fill_bits<std::uint8_t>(p, bits);

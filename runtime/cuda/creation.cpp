@@ -15,20 +15,20 @@ namespace sherd::cuda {
 namespace {
 
 /// The bytes of `value` as one element.
-std::uint64_t bits_of(double value, DType dtype) {
+std::uint64_t bits_of(Number value, DType dtype) {
   std::uint64_t bits = 0;
   dispatch(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T element = static_cast<T>(static_cast<compute_t<T>>(value));
+    const T element = static_cast<T>(value.as<compute_t<T>>());
     std::memcpy(&bits, &element, sizeof element);
   });
   return bits;
 }
 
-void fill(std::string_view op, const Tensor& x, double value) {
+void fill(std::string_view op, const Tensor& x, Number value) {
   if (x.numel() == 0) return;
   Tensor out = x;
-  launch_fill(plan({}, Outputs(&out, 1)), bits_of(value, x.dtype()));
+  launch_fill(operands_of({}, Outputs(&out, 1)), bits_of(value, x.dtype()));
   check_launch(op);
 }
 
@@ -42,7 +42,8 @@ void fill_kernel(const void* op, Inputs in, Outputs) {
 void arange_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Arange*>(erased);
   if (out[0].numel() == 0) return;
-  launch_arange(out[0].dtype(), op.start, op.step, out[0].raw(), out[0].numel(), stream_of(out[0].device()));
+  launch_arange(out[0].dtype(), op.start.as<double>(), op.step.as<double>(), out[0].raw(), out[0].numel(),
+                stream_of(out[0].device()));
   check_launch(op.name);
 }
 
@@ -93,14 +94,14 @@ void dropout_kernel(const void* erased, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_creation_kernels(KernelTable& table) {
-  table.add<ops::Full>(full_kernel);
-  table.add<ops::Fill>(fill_kernel);
-  table.add<ops::Arange>(arange_kernel);
-  table.add<ops::Uniform>(uniform_kernel);
-  table.add<ops::Normal>(normal_kernel);
-  table.add<ops::RandomInteger>(integer_kernel);
-  table.add<ops::Dropout>(dropout_kernel);
+void add_creation() {
+  kernel_row<ops::Full>().set(DeviceType::cuda, full_kernel);
+  kernel_row<ops::Fill>().set(DeviceType::cuda, fill_kernel);
+  kernel_row<ops::Arange>().set(DeviceType::cuda, arange_kernel);
+  kernel_row<ops::Uniform>().set(DeviceType::cuda, uniform_kernel);
+  kernel_row<ops::Normal>().set(DeviceType::cuda, normal_kernel);
+  kernel_row<ops::RandomInteger>().set(DeviceType::cuda, integer_kernel);
+  kernel_row<ops::Dropout>().set(DeviceType::cuda, dropout_kernel);
 }
 
 }  // namespace sherd::cuda

@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/cross_entropy.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -49,9 +48,9 @@ void cross_entropy_grad(const ops::CrossEntropyGrad& op, Inputs in, Outputs out)
 
 }  // namespace
 
-void add_cross_entropy_kernels(KernelTable& table) {
-  add_kernel<cross_entropy>(table);
-  add_kernel<cross_entropy_grad>(table);
+void add_cross_entropy() {
+  add_kernel<cross_entropy>(DeviceType::cuda);
+  add_kernel<cross_entropy_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

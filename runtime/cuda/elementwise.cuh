@@ -24,7 +24,7 @@ struct alignas(sizeof(T) * N) Pack {
 
 /// Where the operands' elements with the row-major index `i` lie.
 template <int Operands, class Index>
-__device__ void offsets_of(const Plan& p, Index i, std::int64_t (&at)[Operands]) {
+__device__ void offsets_of(const Operands& p, Index i, std::int64_t (&at)[Operands]) {
   for (int k = 0; k < Operands; ++k) at[k] = 0;
   for (int d = p.rank - 1; d > 0; --d) {
     const Index size = static_cast<Index>(p.sizes[d]), rest = i / size;
@@ -37,7 +37,7 @@ __device__ void offsets_of(const Plan& p, Index i, std::int64_t (&at)[Operands])
 }
 
 template <class F, class TO, class... TI, std::size_t... I>
-__device__ void strided_element(const F& f, const Plan& p, std::int64_t i, std::index_sequence<I...>) {
+__device__ void strided_element(const F& f, const Operands& p, std::int64_t i, std::index_sequence<I...>) {
   std::int64_t at[sizeof...(TI) + 1];
   if (p.numel <= 0x7fffffff)
     offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
@@ -48,7 +48,7 @@ __device__ void strided_element(const F& f, const Plan& p, std::int64_t i, std::
 }
 
 template <class F, class TO, class... TI>
-__global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Plan p) {
+__global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Operands p) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel;
        i += step)
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads_per_block)
 }
 
 template <class F, class TO, class... TI>
-void launch(const F& f, const Plan& p) {
+void launch(const F& f, const Operands& p) {
   constexpr int pack = ((sizeof(TO) == 8) || ... || (sizeof(TI) == 8)) ? 2 : 4;
   if (p.dense) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -89,7 +89,7 @@ void launch(const F& f, const Plan& p) {
 
 /// Launches `O` on elements of `T`, where it takes them.
 template <class O, DTypeSet allowed, class T>
-void launch_typed(const O& op, const Plan& p) {
+void launch_typed(const O& op, const Operands& p) {
   if constexpr (allowed.contains(dtype_of<T>)) {
     using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
     if constexpr (O::arity == 1)
@@ -107,7 +107,7 @@ void launch_typed(const O& op, const Plan& p) {
 template <class O, DTypeSet allowed>
 void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
   const O& op = *static_cast<const O*>(erased);
-  const Plan p = plan(in, out);
+  const Operands p = operands_of(in, out);
   if (p.numel == 0) return;
   constexpr DTypeSet dtypes{static_cast<std::uint16_t>(O::dtypes.mask & allowed.mask)};
   switch (p.dtype) {
@@ -140,13 +140,13 @@ void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
 }
 
 template <class O, DTypeSet allowed = any_dtype>
-void add_elementwise(KernelTable& table) {
-  table.add<O>(elementwise_kernel<O, allowed>);
+void add_elementwise() {
+  kernel_row<O>().set(DeviceType::cuda, elementwise_kernel<O, allowed>);
 }
 
 /// Adds the gradient of input I of `O`, if it is computed by a functor. Only floats have gradients.
 template <class O, int I>
-void add_gradient(KernelTable& table) {
+void add_gradient() {
   constexpr bool none = [] {
     if constexpr (requires { O::differentiable; })
       return !O::differentiable;
@@ -154,7 +154,7 @@ void add_gradient(KernelTable& table) {
       return false;
   }();
   if constexpr (!none && ((sherd::detail::identity_grads<O>() >> I) & 1) == 0)
-    add_elementwise<ElementwiseGrad<O, I>, floating_dtypes>(table);
+    add_elementwise<ElementwiseGrad<O, I>, floating_dtypes>();
 }
 
 }  // namespace sherd::cuda

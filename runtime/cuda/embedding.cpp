@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/embedding.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -37,9 +36,9 @@ void embedding_grad(const ops::EmbeddingGrad& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_embedding_kernels(KernelTable& table) {
-  add_kernel<embedding>(table);
-  add_kernel<embedding_grad>(table);
+void add_embedding() {
+  add_kernel<embedding>(DeviceType::cuda);
+  add_kernel<embedding_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

@@ -4,7 +4,6 @@
 #include "runtime/cuda/extreme.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/three_axes.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -36,9 +35,9 @@ void argmax(const ops::ArgMax& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_extreme_kernels(KernelTable& table) {
-  add_kernel<extreme>(table);
-  add_kernel<argmax>(table);
+void add_extreme() {
+  add_kernel<extreme>(DeviceType::cuda);
+  add_kernel<argmax>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

@@ -2,7 +2,6 @@
 #include "runtime/cuda/gather.h"
 
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 #include "runtime/ops/topk.h"
 
@@ -40,9 +39,9 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_gather_kernels(KernelTable& table) {
-  add_kernel<gather>(table);
-  add_kernel<scatter>(table);
+void add_gather() {
+  add_kernel<gather>(DeviceType::cuda);
+  add_kernel<scatter>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

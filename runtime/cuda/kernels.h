@@ -1,36 +1,17 @@
 // What device code and host code of this folder share. Safe to include in device code: a `.cu` file defines
-// kernels and adds them to the table; everything that looks into a tensor is in a `.cpp` file.
+// kernels; everything that looks into a tensor is in a `.cpp` file.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <typeindex>
-#include <unordered_map>
-
-#include "runtime/backend.h"
 #include "runtime/forward.h"
+#include "runtime/kernel.h"
 
 namespace sherd::cuda {
 
-/// Which kernel runs which type of op.
-class KernelTable {
- public:
-  template <class O>
-  void add(Kernel kernel) {
-    kernels_[typeid(O)] = kernel;
-  }
-  Kernel find(std::type_index op) const {
-    const auto found = kernels_.find(op);
-    return found == kernels_.end() ? nullptr : found->second;
-  }
-
- private:
-  std::unordered_map<std::type_index, Kernel> kernels_;
-};
-
 /// Operands of one call as device code takes them: broadcast to one shape, dimensions merged. Operand 0 is
 /// the output.
-struct Plan {
+struct Operands {
   static constexpr int most_operands = 6, most_dims = 8;
   DType dtype = DType::f32;  ///< of the last input
   cudaStream_t stream = nullptr;
@@ -41,7 +22,7 @@ struct Plan {
   std::int64_t strides[most_operands][most_dims];  // in elements; 0 where broadcast
   void* data[most_operands];
 };
-Plan plan(Inputs in, Outputs out);
+Operands operands_of(Inputs in, Outputs out);
 
 /// Throws DeviceError named after `op` when the launch before was refused.
 void check_launch(std::string_view op);
@@ -53,29 +34,7 @@ inline unsigned blocks_for(std::int64_t work) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096);
 }
 
-// One of each `.cu` or `.cpp` file with kernels.
-void add_unary_kernels(KernelTable& table);
-void add_unary_grad_kernels(KernelTable& table);
-void add_binary_kernels(KernelTable& table);
-void add_binary_grad_kernels(KernelTable& table);
-void add_comparison_kernels(KernelTable& table);
-void add_scalar_kernels(KernelTable& table);
-void add_copy_kernels(KernelTable& table);
-void add_creation_kernels(KernelTable& table);
-void add_matmul_kernels(KernelTable& table);
-void add_sum_kernels(KernelTable& table);
-void add_optimizer_kernels(KernelTable& table);
-void add_layer_norm_kernels(KernelTable& table);
-void add_softmax_kernels(KernelTable& table);
-void add_cross_entropy_kernels(KernelTable& table);
-void add_embedding_kernels(KernelTable& table);
-void add_gather_kernels(KernelTable& table);
-void add_extreme_kernels(KernelTable& table);
-void add_topk_kernels(KernelTable& table);
-void add_multinomial_kernels(KernelTable& table);
-void add_patches_kernels(KernelTable& table);
-void add_batch_norm_kernels(KernelTable& table);
-void add_norm_kernels(KernelTable& table);
-void add_attention_kernels(KernelTable& table);
+/// Adds the kernels of every file of this folder that has some; its build file lists them.
+void add_kernels();
 
 }  // namespace sherd::cuda

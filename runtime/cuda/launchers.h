@@ -7,11 +7,11 @@
 
 namespace sherd::cuda {
 
-/// Operand 0 becomes operand 1, which has the dtype of the plan, converted to `to`: floats to integers
+/// Operand 0 becomes operand 1, which has the dtype of the call, converted to `to`: floats to integers
 /// truncate, anything but 0 is true.
-void launch_copy(const Plan& p, DType to);
+void launch_copy(const Operands& p, DType to);
 /// Operand 0 becomes one value, given as the bits of its dtype.
-void launch_fill(const Plan& p, std::uint64_t bits);
+void launch_fill(const Operands& p, std::uint64_t bits);
 /// out[i] = start + i step.
 void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream);
 

@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/layer_norm.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -46,9 +45,9 @@ void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_layer_norm_kernels(KernelTable& table) {
-  add_kernel<layer_norm>(table);
-  add_kernel<layer_norm_grad>(table);
+void add_layer_norm() {
+  add_kernel<layer_norm>(DeviceType::cuda);
+  add_kernel<layer_norm_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

@@ -77,9 +77,9 @@ void linear_kernel(const void*, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_matmul_kernels(KernelTable& table) {
-  table.add<ops::MatMul>(matmul_kernel);
-  table.add<ops::Linear>(linear_kernel);
+void add_matmul() {
+  kernel_row<ops::MatMul>().set(DeviceType::cuda, matmul_kernel);
+  kernel_row<ops::Linear>().set(DeviceType::cuda, linear_kernel);
 }
 
 }  // namespace sherd::cuda

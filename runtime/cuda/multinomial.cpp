@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/multinomial.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -20,6 +19,6 @@ void multinomial(const ops::Multinomial& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_multinomial_kernels(KernelTable& table) { add_kernel<multinomial>(table); }
+void add_multinomial() { add_kernel<multinomial>(DeviceType::cuda); }
 
 }  // namespace sherd::cuda

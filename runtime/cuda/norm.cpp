@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 #include "runtime/ops/optimizer_steps.h"
 
@@ -71,11 +70,11 @@ void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
 
 }  // namespace
 
-void add_norm_kernels(KernelTable& table) {
-  add_kernel<largest_magnitude>(table);
-  add_kernel<square_sums>(table);
-  add_kernel<norm_of_sums>(table);
-  add_kernel<clip_scale>(table);
+void add_norm() {
+  add_kernel<largest_magnitude>(DeviceType::cuda);
+  add_kernel<square_sums>(DeviceType::cuda);
+  add_kernel<norm_of_sums>(DeviceType::cuda);
+  add_kernel<clip_scale>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

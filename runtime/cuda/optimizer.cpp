@@ -75,9 +75,9 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
 
 }  // namespace
 
-void add_optimizer_kernels(KernelTable& table) {
-  table.add<ops::AdamStep>(adam_kernel);
-  table.add<ops::SgdStep>(sgd_kernel);
+void add_optimizer() {
+  kernel_row<ops::AdamStep>().set(DeviceType::cuda, adam_kernel);
+  kernel_row<ops::SgdStep>().set(DeviceType::cuda, sgd_kernel);
 }
 
 }  // namespace sherd::cuda

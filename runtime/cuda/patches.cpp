@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/patches.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -38,9 +37,9 @@ void patches_grad(const ops::PatchesGrad& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_patches_kernels(KernelTable& table) {
-  add_kernel<patches>(table);
-  add_kernel<patches_grad>(table);
+void add_patches() {
+  add_kernel<patches>(DeviceType::cuda);
+  add_kernel<patches_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

@@ -2,23 +2,15 @@
 #include "runtime/ops/elementwise_list.h"
 
 namespace sherd::cuda {
-namespace {
 
-using ComparedWithScalar =
-    OpList<ops::Equal, ops::NotEqual, ops::Less, ops::LessEqual, ops::Greater, ops::GreaterEqual>;
-using OfScalar = OpList<ops::Sub, ops::Div>;
-
-}  // namespace
-
-void add_scalar_kernels(KernelTable& table) {
-  ops::ArithmeticOps::for_each([&]<class O>() {
-    add_elementwise<WithScalar<O>>(table);
-    add_gradient<WithScalar<O>, 0>(table);
+void add_scalar() {
+  ops::BoundRight::for_each([&]<class O>() {
+    add_elementwise<WithScalar<O>>();
+    add_gradient<WithScalar<O>, 0>();
   });
-  ComparedWithScalar::for_each([&]<class O>() { add_elementwise<WithScalar<O>>(table); });
-  OfScalar::for_each([&]<class O>() {
-    add_elementwise<ScalarWith<O>>(table);
-    add_gradient<ScalarWith<O>, 0>(table);
+  ops::BoundLeft::for_each([&]<class O>() {
+    add_elementwise<ScalarWith<O>>();
+    add_gradient<ScalarWith<O>, 0>();
   });
 }
 

@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/softmax.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -31,9 +30,9 @@ void softmax_grad(const ops::SoftmaxGrad& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_softmax_kernels(KernelTable& table) {
-  add_kernel<softmax>(table);
-  add_kernel<softmax_grad>(table);
+void add_softmax() {
+  add_kernel<softmax>(DeviceType::cuda);
+  add_kernel<softmax_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

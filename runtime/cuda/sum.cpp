@@ -39,6 +39,6 @@ void sum_kernel(const void* erased, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_sum_kernels(KernelTable& table) { table.add<ops::Sum>(sum_kernel); }
+void add_sum() { kernel_row<ops::Sum>().set(DeviceType::cuda, sum_kernel); }
 
 }  // namespace sherd::cuda

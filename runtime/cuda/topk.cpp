@@ -3,7 +3,6 @@
 
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/topk.h"
-#include "runtime/cuda/typed.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -20,6 +19,6 @@ void topk(const ops::TopK& op, Inputs in, Outputs out) {
 
 }  // namespace
 
-void add_topk_kernels(KernelTable& table) { add_kernel<topk>(table); }
+void add_topk() { add_kernel<topk>(DeviceType::cuda); }
 
 }  // namespace sherd::cuda

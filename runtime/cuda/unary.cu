@@ -3,8 +3,8 @@
 
 namespace sherd::cuda {
 
-void add_unary_kernels(KernelTable& table) {
-  ops::UnaryOps::for_each([&]<class O>() { add_elementwise<O>(table); });
+void add_unary() {
+  ops::UnaryOps::for_each([&]<class O>() { add_elementwise<O>(); });
 }
 
 }  // namespace sherd::cuda

@@ -3,8 +3,8 @@
 
 namespace sherd::cuda {
 
-void add_unary_grad_kernels(KernelTable& table) {
-  ops::UnaryOps::for_each([&]<class O>() { add_gradient<O, 0>(table); });
+void add_unary_grad() {
+  ops::UnaryOps::for_each([&]<class O>() { add_gradient<O, 0>(); });
 }
 
 }  // namespace sherd::cuda
