@@ -68,7 +68,7 @@ struct Inheritance {
     return {parent.generator().state(), parent.grad_enabled(), std::max(1, parent.threads() / ranks)};
   }
   void enter(Context& rank) const {
-    rank.generator().set_state(generator);
+    rank.set_generator(Generator(generator));
     rank.set_grad_enabled(grad_enabled);
     rank.set_threads(threads);
   }

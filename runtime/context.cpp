@@ -1,14 +1,19 @@
 #include "runtime/context.h"
 
+#include <cxxabi.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 #include "runtime/processor.h"
 #include "runtime/upper_floor.h"
+
+extern "C" void* __dso_handle;  // names this library to the C++ runtime
 
 namespace sherd {
 
@@ -30,25 +35,23 @@ int usable_cores() {
 Context::Context() : threads_(usable_cores()) { install_listeners(*this); }
 Context::~Context() = default;
 
-/// Owns the thread's context and clears the pointer first, so that late frees find no pool instead of a dead
-/// one.
-struct ContextHolder {
-  std::unique_ptr<Context, void (*)(Context*)> context{new Context, [](Context* c) { delete c; }};
-  ContextHolder() { Context::current_ = context.get(); }
-  ~ContextHolder() {
-    context->listeners_.clear();  // some live in slots
-    // What one slot holds may need another while it goes (a tensor its stream), which is then made anew.
-    while (!context->slots_.empty()) std::exchange(context->slots_, {});
-    Context::current_ = nullptr;
-  }
-};
-
 Context& Context::create() {
   check_processor();         // before the first kernel could meet an instruction that is not there
   backend(DeviceType::cpu);  // which fills its part of the table of kernels
-  thread_local ContextHolder holder;
-  check<StateError>(current_ != nullptr, "context: this thread is ending and has no rank state any more");
+  std::unique_ptr<Context> fresh(new Context);
+  current_ = fresh.release();
+  // Not a thread_local holder: those die once, and what ends after this context may need another. After
+  // `main` nobody ends that one.
+  abi::__cxa_thread_atexit(&end, current_, &__dso_handle);
   return *current_;
+}
+
+void Context::end(void* context) noexcept {
+  const std::unique_ptr<Context> ending(static_cast<Context*>(context));
+  ending->listeners_.clear();  // some live in slots
+  // What one slot holds may need another while it goes (a tensor its stream), which is then made anew.
+  while (!ending->slots_.empty()) std::exchange(ending->slots_, {});
+  current_ = nullptr;  // late frees find no pool instead of a dead one
 }
 
 void Context::set_threads(int threads) {
@@ -58,7 +61,31 @@ void Context::set_threads(int threads) {
 
 void Context::remove_listener(Listener& listener) { std::erase(listeners_, &listener); }
 
-void manual_seed(std::uint64_t seed) { Context::current().generator().seed(seed); }
+namespace {
+
+/// What the streams of all threads derive from: the main thread's seed.
+constinit struct {
+  std::mutex mutex;
+  std::uint64_t seed = Generator::default_seed;
+  std::uint64_t threads = 0;  // that draw from a stream of it
+} root;
+
+bool on_main_thread() { return gettid() == getpid(); }
+
+}  // namespace
+
+void Context::begin_stream() {
+  const std::scoped_lock lock(root.mutex);
+  generator_.emplace(derived_seed(root.seed, on_main_thread() ? 0 : ++root.threads));
+}
+
+void manual_seed(std::uint64_t seed) {
+  Context::current().set_generator(Generator(seed));
+  if (!on_main_thread()) return;
+  const std::scoped_lock lock(root.mutex);
+  root.seed = seed;
+  root.threads = 0;
+}
 
 int intra_op_threads() noexcept {
   const Context* context = Context::current_or_null();

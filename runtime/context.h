@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <typeindex>
 #include <unordered_map>
 #include <vector>
@@ -14,15 +15,24 @@
 namespace sherd {
 
 /// Random generator, modes, listeners, memory pool, and slots that upper floors fill. Each thread has its
-/// own; ranks are threads, so nothing here is shared and nothing is locked.
+/// own; ranks are threads, so nothing here is shared and nothing is locked. It ends with its thread; objects
+/// that end later still (thread_local ones made earlier, globals after `main`) find a fresh one.
 class SHERD_API Context {
  public:
   /// The calling thread's context, made on first use.
   static Context& current() { return current_ ? *current_ : create(); }
-  /// The same, or null before first use and while the thread ends.
+  /// The same, or null where there is none.
   static Context* current_or_null() { return current_; }
 
-  Generator& generator() { return generator_; }
+  /// The main thread draws from the stream of the last seed that it gave to `manual_seed`, any other thread
+  /// from a stream derived from that seed and the order in which such threads first draw. Threads that draw
+  /// at the same time have no order: seed each yourself. Ranks of `run_ranks` take over their parent's state.
+  Generator& generator() {
+    if (!generator_) [[unlikely]]
+      begin_stream();
+    return *generator_;
+  }
+  void set_generator(Generator generator) { generator_ = generator; }
   CpuPool& cpu_pool() { return cpu_pool_; }
 
   bool grad_enabled() const { return grad_enabled_; }
@@ -57,15 +67,17 @@ class SHERD_API Context {
   Context& operator=(const Context&) = delete;
 
  private:
-  friend struct ContextHolder;
+  friend struct std::default_delete<Context>;
   Context();
   ~Context();
   static Context& create();
+  static void end(void* context) noexcept;
+  void begin_stream();
 
   // Read several times an op: a fixed offset from the thread pointer instead of a call.
   [[gnu::tls_model("initial-exec")]] static constinit thread_local Context* current_;
   CpuPool cpu_pool_;  // first: outlives what the slots hold
-  Generator generator_;
+  std::optional<Generator> generator_;  // once it is seeded or needed
   bool grad_enabled_ = true;
   bool inside_op_ = false;
   bool housekeeping_ = false;
@@ -118,7 +130,8 @@ struct NoGrad : GradMode {
   NoGrad() : GradMode(false) {}
 };
 
-/// Seeds the calling rank's generator, for every device.
+/// Seeds the calling thread's generator, for every device. On the main thread it also gives the seed that
+/// streams of threads which have not drawn yet are derived from.
 SHERD_API void manual_seed(std::uint64_t seed);
 
 }  // namespace sherd

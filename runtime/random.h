@@ -3,8 +3,11 @@
 // same.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "runtime/element.h"
+#include "runtime/export.h"
 #include "runtime/math.h"
 
 namespace sherd {
@@ -34,6 +37,19 @@ constexpr PhiloxWords philox(std::uint64_t seed, std::uint64_t counter, std::uin
 
 /// Uniform in [0, 1): the upper 24 bits of `word`, so every value is exact in float.
 constexpr float uniform_from(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+
+/// How to draw from [low, high): `base + u range` in f32, and no less than `first` and no more than `last`,
+/// the outermost numbers of the dtype in there. Rounding may leave the interval at both ends.
+struct UniformRange {
+  float base, range, first, last;
+  constexpr float operator()(float u) const {
+    const float x = std::fma(u, range, base), below = math::where(x > last, last, x);
+    return math::where(below < first, first, below);
+  }
+};
+/// Where the dtype has no number in [low, high), every draw is `low`. Throws ValueError where low > high, or
+/// where f32 or the dtype cannot hold the ends and their distance.
+SHERD_API UniformRange uniform_range(DType dtype, double low, double high);
 
 /// Words below this are dropped: drops with probability `p` in [0, 1], p = 1 drops all but one word of 2^32.
 constexpr std::uint32_t drop_threshold(double p) {

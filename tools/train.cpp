@@ -126,10 +126,10 @@ class Run {
   const TrainOptions& options() const { return config_.options; }
   bool leads() const { return group_.rank() == 0; }
 
-  /// Each rank drops other features: it has other data.
+  /// Each rank drops other features: it has other data. The leader's key is the run's.
   void set_generator(RandomKey key) {
-    key.seed += static_cast<std::uint64_t>(group_.rank());
-    Context::current().generator().set_state(key);
+    key.seed = derived_seed(key.seed, static_cast<std::uint64_t>(group_.rank()));
+    Context::current().set_generator(Generator(key));
   }
 
   void announce() {

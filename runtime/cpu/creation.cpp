@@ -61,7 +61,8 @@ void arange(const ops::Arange& op, Inputs, Outputs out) {
 }
 
 void uniform(const ops::Uniform& op, Inputs, Outputs out) {
-  fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(at(op.key), op.low, op.high, y, out[0].numel()); });
+  const UniformRange range = uniform_range(op.spec.dtype, op.low, op.high);
+  fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(at(op.key), range, y, out[0].numel()); });
 }
 
 void normal(const ops::Normal& op, Inputs, Outputs out) {

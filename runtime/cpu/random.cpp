@@ -6,7 +6,6 @@
 #include "runtime/cpu/simd.h"
 #include "runtime/dtype.h"
 #include "runtime/parallel.h"
-#include "runtime/random.h"
 
 namespace sherd::cpu {
 namespace {
@@ -77,15 +76,9 @@ void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out) {
   }
 }
 
-void fill_uniform(RandomAt at, double low, double high, float* out, std::int64_t n) {
-  const float base = static_cast<float>(low), range = static_cast<float>(high - low);
-  // Rounding may reach `high`, which does not belong to the interval.
-  const float top = std::nextafter(static_cast<float>(high), base);
+void fill_uniform(RandomAt at, UniformRange range, float* out, std::int64_t n) {
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
-    for (std::int64_t j = 0; j < count; ++j) {
-      const float x = std::fma(uniform_from(words[j]), range, base);
-      out[i + j] = math::where(x > top, top, x);
-    }
+    for (std::int64_t j = 0; j < count; ++j) out[i + j] = range(uniform_from(words[j]));
   });
 }
 

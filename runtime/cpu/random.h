@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "runtime/random.h"
+
 namespace sherd::cpu {
 
 /// Where in the stream a fill starts.
@@ -14,11 +16,11 @@ struct RandomAt {
 /// The words of `counters` counters in order, four for each.
 void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out);
 
-/// Uniform in [low, high); 24 random bits.
-void fill_uniform(RandomAt at, double low, double high, float* out, std::int64_t n);
+/// Uniform over a range; 24 random bits.
+void fill_uniform(RandomAt at, UniformRange range, float* out, std::int64_t n);
 /// Normal; elements come in pairs (words 0 and 1, words 2 and 3).
 void fill_normal(RandomAt at, double mean, double deviation, float* out, std::int64_t n);
-/// Integers in [low, high), high - low at most 2^32.
+/// Integers in [low, high), which are 1 to 2^32.
 void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n);
 /// out = keep ? x / (1 - p) : 0. The gradient is the same call on the gradient of the output.
 /// T is double, float, Half or BFloat16.

@@ -59,11 +59,9 @@ void make_then_cast(std::string_view op, const Tensor& out, Launch&& launch) {
 
 void uniform_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Uniform*>(erased);
-  const float base = static_cast<float>(op.low), range = static_cast<float>(op.high - op.low);
-  // Rounding may reach `high`, which does not belong to the interval.
-  const float top = std::nextafter(static_cast<float>(op.high), base);
+  const UniformRange range = uniform_range(out[0].dtype(), op.low, op.high);
   make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_uniform(op.key, base, range, top, y, out[0].numel(), stream);
+    launch_uniform(op.key, range, y, out[0].numel(), stream);
   });
 }
 

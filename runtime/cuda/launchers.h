@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/kernels.h"
 #include "runtime/generator.h"
+#include "runtime/random.h"
 
 namespace sherd::cuda {
 
@@ -16,9 +17,7 @@ void launch_fill(const Operands& p, std::uint64_t bits);
 void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream);
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
-/// min(u range + base, top) for uniform u in [0, 1).
-void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n,
-                    cudaStream_t stream);
+void launch_uniform(RandomKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
 void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream);
 /// Integers in [low, low + range).

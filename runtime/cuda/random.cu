@@ -19,14 +19,11 @@ void launch_for_words(RandomKey key, std::int64_t n, cudaStream_t stream, F body
 }
 
 struct UniformFill {
-  float base, range, top;
+  UniformRange range;
   float* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    for (int j = 0; j < 4 && i + j < n; ++j) {
-      const float x = std::fma(uniform_from(words[j]), range, base);
-      out[i + j] = x > top ? top : x;
-    }
+    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = range(uniform_from(words[j]));
   }
 };
 
@@ -80,9 +77,8 @@ void dropout(RandomKey key, std::uint32_t threshold, double scale, const void* x
 
 }  // namespace
 
-void launch_uniform(RandomKey key, float base, float range, float top, float* out, std::int64_t n,
-                    cudaStream_t stream) {
-  launch_for_words(key, n, stream, UniformFill{base, range, top, out, n});
+void launch_uniform(RandomKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(key, n, stream, UniformFill{range, out, n});
 }
 void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream) {

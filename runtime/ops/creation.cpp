@@ -6,6 +6,7 @@
 #include "runtime/ops/arange.h"
 #include "runtime/ops/full.h"
 #include "runtime/ops/random.h"
+#include "runtime/random.h"
 
 namespace sherd {
 namespace ops {
@@ -19,7 +20,7 @@ Tensors Fill::grad(const GradArgs& args) const { return {zeros_like(args.gy[0])}
 Specs Uniform::infer(SpecSpan) const {
   check<DTypeError>(is_floating(spec.dtype), "uniform: takes floating dtypes, got {}; use randint",
                     name_of(spec.dtype));
-  check<ValueError>(low <= high, "uniform: range [{}, {}) is empty", low, high);
+  uniform_range(spec.dtype, low, high);  // refuses what cannot be drawn from
   return {spec};
 }
 
