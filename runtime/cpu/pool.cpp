@@ -1,39 +1,179 @@
 #include "runtime/cpu/pool.h"
 
+#include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #include "runtime/context.h"
 #include "runtime/error.h"
+#include "runtime/log.h"
 
 namespace sherd {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__)
 constexpr bool caching = false;  // a cached block would hide a use after free
 #else
 constexpr bool caching = true;
 #endif
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+/// How many small blocks come from the shelf at a time.
+std::size_t batch_of(std::size_t bytes) { return std::max<std::size_t>(1, (std::size_t{64} << 10) / bytes); }
+
 /// How many blocks to ask for beside the one that is wanted. How many small ones live at once varies from
 /// step to step with the moment at which peers have read them.
 std::size_t spares_of(std::size_t bytes) {
   constexpr std::size_t slab = std::size_t{8} << 10;
-  return bytes <= 8 * slab ? std::max<std::size_t>(1, slab / bytes) : 0;
+  return caching && bytes <= 8 * slab ? std::max<std::size_t>(1, slab / bytes) : 0;
 }
 
-struct SizeClass {
-  int index;
-  std::size_t bytes;
+}  // namespace
+
+/// A free block.
+struct CpuPool::Block {
+  Block* next;
 };
 
+struct CpuPool::SizeClass {
+  int index;
+  std::size_t bytes;
+  bool small() const { return index < hand_classes; }
+};
+
+/// What a pool shares with other threads: the blocks that it does not keep at hand. A block in use knows its
+/// shelf (the word behind its capacity), so the shelf outlives its pool until the last one is back.
+struct CpuPool::Shelf {
+  std::mutex mutex;
+  std::array<Block*, classes> free{};
+  std::size_t bytes = 0;
+  std::int64_t in_use = 0;  // less those that came back here; the rest of the sum is the pool's until it ends
+  bool ended = false;
+  Shelf *next = nullptr, *previous = nullptr;  // among all shelves
+
+  static Shelf*& of(void* data, SizeClass c) {
+    return *reinterpret_cast<Shelf**>(static_cast<std::byte*>(data) + c.bytes);
+  }
+
+  /// A block in use comes back.
+  void take(void* data, SizeClass c) noexcept {
+    bool last = false;
+    {
+      const std::scoped_lock lock(mutex);
+      --in_use;
+      if (caching && !ended && bytes + c.bytes <= shelf_limit) {
+        Block*& head = free[static_cast<std::size_t>(c.index)];
+        head = new (std::exchange(data, nullptr)) Block{head};
+        bytes += c.bytes;
+      }
+      last = ended && in_use == 0;
+    }
+    std::free(data);
+    if (last) forget();
+  }
+  /// A list of at most `count` free blocks of a class, and their bytes.
+  Block* give(SizeClass c, std::size_t count, std::size_t& given) noexcept {
+    const std::scoped_lock lock(mutex);
+    Block*& head = free[static_cast<std::size_t>(c.index)];
+    Block *first = head, *last = nullptr;
+    for (; count > 0 && head != nullptr; --count, given += c.bytes, bytes -= c.bytes)
+      head = (last = head)->next;
+    if (last != nullptr) last->next = nullptr;
+    return last != nullptr ? first : nullptr;
+  }
+  /// Frees what lies here; returns the bytes.
+  std::size_t trim() noexcept {
+    const std::scoped_lock lock(mutex);
+    return free_all();
+  }
+  /// The pool ends, which still counted `rest` blocks.
+  void end(std::int64_t rest) noexcept {
+    bool last = false;
+    {
+      const std::scoped_lock lock(mutex);
+      free_all();
+      ended = true;
+      in_use += rest;
+      last = in_use == 0;
+    }
+    if (last) forget();  // else whoever brings the last block does
+  }
+
+  static void free_list(Block*& head) noexcept {
+    while (Block* block = head) {
+      head = block->next;
+      std::free(block);
+    }
+  }
+
+ private:
+  std::size_t free_all() noexcept {
+    for (Block*& head : free) free_list(head);
+    return std::exchange(bytes, 0);
+  }
+  void forget() noexcept;
+};
+
+/// Where all shelves of the process are found when memory is short. It decides nothing else, and it is never
+/// destroyed: memory comes back after `main` too.
+struct CpuPool::Shelves {
+  std::mutex mutex;
+  Shelf* first = nullptr;
+
+  void add(Shelf& shelf) {
+    const std::scoped_lock lock(mutex);
+    shelf.next = first;
+    if (first != nullptr) first->previous = &shelf;
+    first = &shelf;
+  }
+  void remove(const Shelf& shelf) noexcept {
+    const std::scoped_lock lock(mutex);
+    (shelf.previous != nullptr ? shelf.previous->next : first) = shelf.next;
+    if (shelf.next != nullptr) shelf.next->previous = shelf.previous;
+  }
+  std::size_t trim() noexcept {
+    const std::scoped_lock lock(mutex);
+    std::size_t bytes = 0;
+    for (Shelf* shelf = first; shelf != nullptr; shelf = shelf->next) bytes += shelf->trim();
+    return bytes;
+  }
+
+  /// A child of `fork` has only the thread that called it: no lock may be held by another one then.
+  void before_fork() {
+    mutex.lock();
+    for (Shelf* shelf = first; shelf != nullptr; shelf = shelf->next) shelf->mutex.lock();
+  }
+  void after_fork() {
+    for (Shelf* shelf = first; shelf != nullptr; shelf = shelf->next) shelf->mutex.unlock();
+    mutex.unlock();
+  }
+};
+
+CpuPool::Shelves& CpuPool::shelves() {
+  static constinit Shelves all;
+  static_assert(std::is_trivially_destructible_v<Shelves>);
+  [[maybe_unused]] static const int watched =
+      pthread_atfork([] { all.before_fork(); }, [] { all.after_fork(); }, [] { all.after_fork(); });
+  return all;
+}
+
+void CpuPool::Shelf::forget() noexcept {
+  shelves().remove(*this);
+  const std::unique_ptr<Shelf> gone(this);
+}
+
 /// 64-byte steps up to 1 KiB (16 classes), then eight steps a power of two.
-SizeClass class_of(std::size_t bytes) {
+CpuPool::SizeClass CpuPool::class_of(std::size_t bytes) {
   if (bytes <= 1024) {
     const std::size_t step = bytes == 0 ? 1 : (bytes + 63) / 64;
     return {static_cast<int>(step - 1), step * 64};
@@ -44,56 +184,110 @@ SizeClass class_of(std::size_t bytes) {
   return {16 + (log - 10) * 8 + static_cast<int>(steps) - 1, (std::size_t{1} << log) + steps * step};
 }
 
-void* system_allocate(std::size_t bytes) {
-  const bool large = bytes >= 2 * huge_page;
+/// Null when there is no memory.
+void* CpuPool::system_allocate(SizeClass c, Shelf* home) noexcept {
+  const bool large = c.bytes >= 2 * huge_page;
   void* data = nullptr;
-  if (posix_memalign(&data, large ? huge_page : 64, bytes) != 0)
-    fail<OutOfMemoryError>("cpu: no memory for {} bytes", bytes);
-  if (large) madvise(data, bytes, MADV_HUGEPAGE);  // advice: failing costs speed only
+  if (posix_memalign(&data, large ? huge_page : 64, c.bytes + sizeof(Shelf*)) != 0) return nullptr;
+  if (large) madvise(data, c.bytes, MADV_HUGEPAGE);  // advice: failing costs speed only
+  Shelf::of(data, c) = home;
   return data;
 }
 
-}  // namespace
+CpuPool::CpuPool() : shelf_(std::make_unique<Shelf>().release()) { shelves().add(*shelf_); }
 
-CpuPool::~CpuPool() { trim(); }
+CpuPool::~CpuPool() {
+  drop_hand();
+  shelf_->end(in_use_);
+}
 
 void* CpuPool::allocate(std::size_t& bytes) {
   check<OutOfMemoryError>(bytes < (std::size_t{1} << 46), "cpu: no memory for {} bytes", bytes);
   const SizeClass c = class_of(bytes);
   bytes = c.bytes;
-  if (Block* block = free_[static_cast<std::size_t>(c.index)]) {
-    free_[static_cast<std::size_t>(c.index)] = block->next;
-    cached_bytes_ -= bytes;
+  ++in_use_;
+  if (c.small()) {
+    Block*& head = hand_[static_cast<std::size_t>(c.index)];
+    if (Block* block = head) {
+      head = block->next;
+      hand_bytes_ -= c.bytes;
+      return block;
+    }
+  }
+  return allocate_slowly(c);
+}
+
+void* CpuPool::allocate_slowly(SizeClass c) {
+  std::size_t given = 0;
+  if (Block* block = shelf_->give(c, c.small() ? batch_of(c.bytes) : 1, given)) {
+    if (c.small()) {
+      hand_[static_cast<std::size_t>(c.index)] = block->next;
+      hand_bytes_ += given - c.bytes;
+    }
     return block;
   }
   ++system_allocations_;
-  for (std::size_t spares = caching ? spares_of(bytes) : 0; spares > 0; --spares)
-    deallocate(system_allocate(bytes), bytes);
-  return system_allocate(bytes);
-}
-
-void CpuPool::deallocate(void* data, std::size_t bytes) noexcept {
-  const SizeClass c = class_of(bytes);
-  if (!caching || cached_bytes_ + c.bytes > cache_limit) return std::free(data);
-  Block*& head = free_[static_cast<std::size_t>(c.index)];
-  head = new (data) Block{head};
-  cached_bytes_ += c.bytes;
-}
-
-void CpuPool::trim() noexcept {
-  for (Block*& head : free_)
-    while (Block* block = head) {
-      head = block->next;
-      std::free(block);
+  void* data = system_allocate(c, shelf_);
+  if (data == nullptr) {
+    const std::size_t trimmed = trim_all();
+    write_log(LogLevel::warning, "cpu: no memory for {} bytes; all pools gave {} cached bytes back", c.bytes,
+              trimmed);
+    data = system_allocate(c, shelf_);
+  }
+  if (data == nullptr) {
+    --in_use_;
+    fail<OutOfMemoryError>("cpu: no memory for {} bytes; use smaller batches or free tensors", c.bytes);
+  }
+  for (std::size_t spares = spares_of(c.bytes); spares > 0; --spares) {
+    void* spare = system_allocate(c, shelf_);
+    if (spare == nullptr) break;
+    ++in_use_;
+    if (!keep_at_hand(spare, c)) {
+      shelf_->take(spare, c);
+      break;
     }
-  cached_bytes_ = 0;
+  }
+  return data;
+}
+
+bool CpuPool::keep_at_hand(void* data, SizeClass c) noexcept {
+  if (!caching || !c.small() || hand_bytes_ + c.bytes > hand_limit) return false;
+  Block*& head = hand_[static_cast<std::size_t>(c.index)];
+  head = new (data) Block{head};
+  hand_bytes_ += c.bytes;
+  --in_use_;
+  return true;
 }
 
 void CpuPool::give_back(void* data, std::size_t bytes) noexcept {
-  if (Context* context = Context::current_or_null())
-    context->cpu_pool().deallocate(data, bytes);
-  else
-    std::free(data);
+  const SizeClass c = class_of(bytes);
+  Shelf* home = Shelf::of(data, c);
+  Context* context = Context::current_or_null();
+  if (context != nullptr && context->cpu_pool().shelf_ == home && context->cpu_pool().keep_at_hand(data, c))
+    return;
+  home->take(data, c);
+}
+
+std::size_t CpuPool::drop_hand() noexcept {
+  for (Block*& head : hand_) Shelf::free_list(head);
+  return std::exchange(hand_bytes_, 0);
+}
+
+void CpuPool::trim() noexcept {
+  drop_hand();
+  shelf_->trim();
+}
+
+std::size_t CpuPool::trim_all() noexcept {
+  Context* context = Context::current_or_null();
+  const std::size_t bytes = (context != nullptr ? context->cpu_pool().drop_hand() : 0) + shelves().trim();
+  malloc_trim(0);  // or small blocks would stay with the process
+  return bytes;
+}
+
+std::size_t CpuPool::cached_bytes() const {
+  const std::scoped_lock lock(shelf_->mutex);
+  return hand_bytes_ + shelf_->bytes;
 }
 
 }  // namespace sherd
