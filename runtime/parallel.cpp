@@ -1,10 +1,18 @@
 #include "runtime/parallel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <memory>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "runtime/context.h"
+#include "runtime/log.h"
 #include "runtime/pause.h"
 
 namespace sherd::detail {
@@ -13,24 +21,39 @@ namespace {
 /// Set on a thread that runs tiles: a nested call runs inline.
 thread_local bool inside_tiles = false;
 
-/// The helpers of one calling thread, started when first needed and joined when that thread ends. Tiles are
-/// claimed one by one, and the caller claims too: a helper that the system does not run delays nothing but
-/// the tile it holds. Waiting spins briefly, because the next call of a training step is microseconds away,
-/// and then sleeps, because cores may be shared.
+/// How often the process was forked on the way to this one: a child has none of its parent's helpers.
+std::atomic<int>& forks() {
+  static constinit std::atomic<int> count{0};
+  [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, [] { ++count; });
+  return count;
+}
+
+/// Where tile `tile` lies, safe for any `n`.
+struct Piece {
+  std::int64_t begin, end;
+  Piece(std::int64_t n, std::int64_t grain, std::int64_t tile)
+      : begin(tile * grain), end(begin + std::min(grain, n - begin)) {}
+};
+
+/// The helpers of one calling thread, started when first needed and joined when that thread's context ends.
+/// Tiles are claimed one by one, and the caller claims too: a helper that the system does not run delays
+/// nothing but the tile it holds. Waiting spins briefly, because the next call of a training step is
+/// microseconds away, and then sleeps, because cores may be shared.
 class Team {
  public:
+  Team() = default;
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
   ~Team() {
+    abandon_helpers_of_parent();
     claim_.store(ending, std::memory_order_release);
     claim_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
+    for (std::thread& helper : *helpers_) helper.join();
   }
 
   void run(std::int64_t n, std::int64_t grain, std::int64_t count, TileBody call, const void* body,
            int threads) {
-    while (static_cast<int>(helpers_.size()) < threads - 1) {
-      const int rank = static_cast<int>(helpers_.size()) + 1;
-      helpers_.emplace_back([this, rank] { help(rank); });
-    }
+    start_helpers(threads - 1);
     // A helper may still be looking at the round before. Its claim must fail before any of the next job can
     // be seen: the closed claim comes first, and who sees the new count sees that too.
     claim_.store((std::uint64_t{round_} << 32) | closed, std::memory_order_relaxed);
@@ -54,6 +77,10 @@ class Team {
       else if (const std::uint32_t seen = done_.load(std::memory_order_acquire); seen != all)
         done_.wait(seen);
     }
+    if (failed_.load(std::memory_order_relaxed)) {
+      failed_.store(false, std::memory_order_relaxed);
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
   }
 
  private:
@@ -61,6 +88,38 @@ class Team {
   static constexpr std::uint32_t closed = 0xffffffff;      // a tile that no job has
   static constexpr std::uint32_t round_mask = 0x7fffffff;  // so that no round looks like the end
   static constexpr int spin_limit = 2000;                  // some tens of microseconds
+
+  /// In a child of `fork`: their threads stayed in the parent, and nothing may be done with them here.
+  void abandon_helpers_of_parent() {
+    if (forks_ == forks()) return;
+    (void)helpers_.release();
+    helpers_ = std::make_unique<std::vector<std::thread>>();
+    forks_ = forks();
+  }
+
+  void start_helpers(int wanted) {
+    abandon_helpers_of_parent();
+    while (static_cast<int>(helpers_->size()) < std::min(wanted, most_helpers_)) {
+      const int rank = static_cast<int>(helpers_->size()) + 1;
+      try {
+        helpers_->emplace_back([this, rank] { help(rank); });
+      } catch (const std::system_error& error) {  // the caller does their share
+        most_helpers_ = rank - 1;
+        write_log(LogLevel::warning,
+                  "parallel_for: helper thread {} could not be started ({}); going on with {}", rank,
+                  error.what(), rank - 1);
+      }
+    }
+  }
+
+  void run_tile(TileBody call, const void* body, Piece tile) noexcept {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    try {
+      call(body, tile.begin, tile.end);
+    } catch (...) {
+      if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    }
+  }
 
   /// Claims and runs tiles until none is left in the current round.
   void run_claims(int rank) {
@@ -78,7 +137,7 @@ class Team {
       if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel,
                                         std::memory_order_acquire))
         continue;
-      call(body, tile * grain, std::min(n, (tile + 1) * grain));
+      run_tile(call, body, Piece(n, grain, tile));
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
       claim = claim_.load(std::memory_order_acquire);
     }
@@ -103,7 +162,10 @@ class Team {
                                rank < threads_.load(std::memory_order_relaxed));
   }
 
-  std::vector<std::thread> helpers_;
+  std::unique_ptr<std::vector<std::thread>> helpers_ = std::make_unique<std::vector<std::thread>>();
+  int forks_ = forks(), most_helpers_ = INT32_MAX;
+  std::atomic<bool> failed_{false};  // in this round; whoever sets it stores the error
+  std::exception_ptr error_;
   std::uint32_t round_ = 0;
   alignas(64) std::atomic<std::uint64_t> claim_{0};  // round in the upper half, next tile in the lower
   std::atomic<std::int64_t> n_{0}, grain_{1};
@@ -117,15 +179,16 @@ class Team {
 }  // namespace
 
 void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, const void* body) {
-  const std::int64_t count = (n + grain - 1) / grain;
+  const std::int64_t count = (n - 1) / grain + 1;
   const int threads = static_cast<int>(std::min<std::int64_t>(inside_tiles ? 1 : intra_op_threads(), count));
   if (threads == 1 || count > INT32_MAX) {
-    for (std::int64_t tile = 0; tile < count; ++tile)
-      call(body, tile * grain, std::min(n, (tile + 1) * grain));
+    for (std::int64_t tile = 0; tile < count; ++tile) {
+      const Piece piece(n, grain, tile);
+      call(body, piece.begin, piece.end);
+    }
     return;
   }
-  thread_local Team team;
-  team.run(n, grain, count, call, body, threads);
+  Context::current().slot<Team>().run(n, grain, count, call, body, threads);
 }
 
 }  // namespace sherd::detail

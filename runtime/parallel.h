@@ -18,8 +18,8 @@ SHERD_API void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, cons
 
 /// Calls `body(begin, end)` for the tiles [0,grain), [grain,2*grain), ... of [0,n), some of them at the same
 /// time. The tiles depend on `n` and `grain` only, so a result that depends on its tile alone has the same
-/// bits for any number of threads. `body` must not throw and must not call `parallel_for` expecting more
-/// threads (a nested call runs on its own thread).
+/// bits for any number of threads. What `body` throws reaches the caller when no tile runs any more: the
+/// exception that was first, and tiles that had not begun then never do. A nested call runs on its own thread.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, const F& body) {
   if (n <= 0) return;
