@@ -43,23 +43,11 @@ struct Gradient {
   void row(std::int64_t r, T* gx, C* gweight, C* gbias) const {
     const T *g = gy + r * columns, *in = x + r * columns;
     const C m = mean[r], s = rstd[r], share = C(1) / static_cast<C>(columns);
-    const auto add = [&](std::int64_t j, auto count, Vec<C>& ones, Vec<C>& along) {
-      const Vec<C> v = scaled(g, j, count);
-      ones = ones + v;
-      along = fma(v, centred(in + j, count, m), along);
-    };
-    // Two chains for each sum hide the latency of additions.
-    constexpr std::int64_t step = lanes<C>;
-    constexpr std::integral_constant<std::int64_t, step> whole{};
-    Vec<C> ones[2] = {}, along[2] = {};
-    std::int64_t first = 0;
-    for (; first + 2 * step <= columns; first += 2 * step) {
-      add(first, whole, ones[0], along[0]);
-      add(first + step, whole, ones[1], along[1]);
-    }
-    for_vectors<C>(columns - first,
-                   [&](std::int64_t j, auto count) { add(first + j, count, ones[0], along[0]); });
-    const C along_ones = share * sum(ones[0] + ones[1]), along_x = s * share * sum(along[0] + along[1]);
+    const C along_ones =
+        share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return scaled(g, j, count); });
+    const C along_x = s * share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
+                        return scaled(g, j, count) * centred(in + j, count, m);
+                      });
     for_vectors<C>(columns, [&](std::int64_t j, auto count) {
       const Vec<C> normal = centred(in + j, count, m) * s, v = take<C>(g + j, count);
       put<C>(gx + j, (fma(normal, splat(-along_x), scaled(g, j, count)) - along_ones) * s, count);
@@ -112,9 +100,7 @@ void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute
     C* sums = partial.data() + begin / grain * 2 * columns;
     for (std::int64_t r = begin; r < end; ++r) gradient.row(r, gx + r * columns, sums, sums + columns);
   });
-  for (std::int64_t t = 1; t < tiles; ++t) {
-    for (std::int64_t j = 0; j < 2 * columns; ++j) partial[j] += partial[t * 2 * columns + j];
-  }
+  add_rows_in_pairs(partial.data(), tiles, 2 * columns);
   for (std::int64_t j = 0; gweight && j < columns; ++j) gweight[j] = T(partial[j]);
   for (std::int64_t j = 0; gbias && j < columns; ++j) gbias[j] = T(partial[columns + j]);
 }

@@ -13,6 +13,8 @@
 namespace sherd::cpu {
 namespace {
 
+constexpr std::int64_t piece_width = 1024;  // results that one task makes side by side
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // ---- Sums. The reduced dimension is cut into chunks of a fixed length; every chunk gives a partial result
@@ -36,9 +38,20 @@ C sum_row(const T* x, std::int64_t n) {
   return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return take<C>(x + j, count); });
 }
 
+constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
+
 /// Adds `rows` contiguous rows to `sums`, four at a time.
 template <class T, class C = accumulator_t<T>>
 void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums) {
+  if (rows > run) {
+    const std::int64_t half = (rows / run + 1) / 2 * run;
+    C rest[piece_width];  // so many rows only where they are short (see chunk_of)
+    std::fill_n(rest, columns, C(0));
+    add_rows(x, half, row_stride, columns, sums);
+    add_rows(x + half * row_stride, rows - half, row_stride, columns, rest);
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += rest[j];
+    return;
+  }
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
@@ -49,19 +62,29 @@ void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64
   }
 }
 
+template <class T, class C = accumulator_t<T>>
+C sum_strided(const T* x, std::int64_t n, std::int64_t stride) {
+  constexpr std::int64_t leaf = 16;
+  if (n > leaf) {
+    const std::int64_t half = (n / leaf + 1) / 2 * leaf;
+    return sum_strided(x, half, stride) + sum_strided(x + half * stride, n - half, stride);
+  }
+  C total = 0;
+  for (std::int64_t i = 0; i < n; ++i) total += C(x[i * stride]);
+  return total;
+}
+
 /// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
 template <class T, class C = accumulator_t<T>>
 void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums) {
   if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums);
-  for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride) {
-    if (r.reduce_stride == 1) {
-      sums[j] += sum_row(x, n);
-    } else {
-      C total = 0;
-      for (std::int64_t i = 0; i < n; ++i) total += C(x[i * r.reduce_stride]);
-      sums[j] += total;
-    }
-  }
+  for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride)
+    sums[j] += r.reduce_stride == 1 ? sum_row(x, n) : sum_strided(x, n, r.reduce_stride);
+}
+
+/// Steps of the reduced dimension that one task adds up: enough for a thread.
+std::int64_t chunk_of(const Reduction& r) {
+  return r.inner_stride == 1 && r.inner > 1 ? std::max<std::int64_t>(run, (1 << 16) / r.inner) : 1 << 14;
 }
 
 template <class T, class C>
@@ -77,15 +100,14 @@ sum_t<T> finished(C total, double factor) {
 /// run of results.
 template <class F>
 void for_pieces(const Reduction& r, const F& body) {
-  constexpr std::int64_t width = 1024;
-  const std::int64_t across = ceil_div(r.inner, width);
-  const std::int64_t work = r.reduce * std::min(width, r.inner);
+  const std::int64_t across = ceil_div(r.inner, piece_width);
+  const std::int64_t work = r.reduce * std::min(piece_width, r.inner);
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(work, 1));
   parallel_for(r.outer * across, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t o = t / across, j = t % across * width;
+      const std::int64_t o = t / across, j = t % across * piece_width;
       Reduction part = r;
-      part.inner = std::min(width, r.inner - j);
+      part.inner = std::min(piece_width, r.inner - j);
       body(part, o * r.outer_stride + j * r.inner_stride, o * r.inner + j);
     }
   });
@@ -96,15 +118,14 @@ template <class T>
 void sum_whole(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
   using C = accumulator_t<T>;
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
-    C sums[1024];
+    C sums[piece_width];
     std::fill_n(sums, part.inner, C(0));
     add_chunk(part, x + from, part.reduce, sums);
     for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], factor);
   });
 }
 
-/// Few results with a long way each: chunks of the reduced dimension first, then a sum over the chunks in
-/// order.
+/// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
 template <class T>
 void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double factor, sum_t<T>* out) {
   using C = accumulator_t<T>;
@@ -119,9 +140,7 @@ void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double facto
   });
   for (std::int64_t o = 0; o < r.outer; ++o) {
     C* total = partial.data() + o * chunks * r.inner;
-    for (std::int64_t c = 1; c < chunks; ++c) {
-      for (std::int64_t j = 0; j < r.inner; ++j) total[j] += total[c * r.inner + j];
-    }
+    add_rows_in_pairs(total, chunks, r.inner);
     for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<T>(total[j], factor);
   }
 }
@@ -195,8 +214,8 @@ void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
 template <bool largest, class T>
 void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index) {
   using C = accumulator_t<T>;
-  C best[1024];
-  std::int64_t at[1024] = {};
+  C best[piece_width];
+  std::int64_t at[piece_width] = {};
   for (std::int64_t j = 0; j < r.inner; ++j) best[j] = C(x[j]);
   for (std::int64_t i = 1; i < r.reduce; ++i) {
     const T* row = x + i * r.reduce_stride;
@@ -235,9 +254,7 @@ void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
 template <class T>
 void sum(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
   if (r.outer == 0 || r.inner == 0) return;
-  // A chunk is long enough for a thread, and short enough for a float sum over it to stay exact to a few ulp.
-  const std::int64_t chunk =
-      r.inner_stride == 1 && r.inner > 1 ? std::max<std::int64_t>(64, (1 << 16) / r.inner) : 1 << 14;
+  const std::int64_t chunk = chunk_of(r);
   if (r.reduce > chunk) return sum_chunks(r, chunk, x, factor, out);
   sum_whole(r, x, factor, out);
 }

@@ -36,21 +36,55 @@ inline void put(T* p, Vec<C> v, Count count) {
   }
 }
 
-/// Sum of `term(j, count)` over the vectors of a row: four chains and then a tree, so the order is always the
-/// same. The term's lanes beyond `count` must be zero.
+/// Elements whose terms four chains add up; sums of more are a tree over such blocks, so that an error does
+/// not grow with the number of terms.
+template <class C>
+inline constexpr std::int64_t sum_block = 64 * lanes<C>;
+
+/// Sum of the terms of `blocks` whole blocks from element `first`.
+template <class C, class F>
+Vec<C> sum_blocks(std::int64_t first, std::int64_t blocks, const F& term) {
+  if (blocks > 1) {
+    const std::int64_t half = blocks / 2;
+    return sum_blocks<C>(first, half, term) + sum_blocks<C>(first + half * sum_block<C>, blocks - half, term);
+  }
+  constexpr std::int64_t step = lanes<C>;
+  constexpr std::integral_constant<std::int64_t, step> whole{};
+  Vec<C> chain[4] = {};
+  for (std::int64_t j = first; j < first + sum_block<C>; j += 4 * step) {
+    for (int c = 0; c < 4; ++c) chain[c] = chain[c] + term(j + c * step, whole);
+  }
+  return (chain[0] + chain[1]) + (chain[2] + chain[3]);
+}
+
+/// Sum of `term(j, count)` over the vectors of a row, always by the same tree. The term's lanes beyond
+/// `count` must be zero.
 template <class C, class F>
 inline C sum_vectors(std::int64_t n, const F& term) {
   constexpr std::int64_t step = lanes<C>;
   constexpr std::integral_constant<std::int64_t, step> whole{};
+  std::int64_t j = n / sum_block<C> * sum_block<C>;
+  const bool has_blocks = j > 0;
   Vec<C> chain[4] = {};
-  std::int64_t j = 0;
   for (; j + 4 * step <= n; j += 4 * step) {
     for (int c = 0; c < 4; ++c) chain[c] = chain[c] + term(j + c * step, whole);
   }
   for (int c = 0; j + step <= n; j += step, ++c) chain[c] = chain[c] + term(j, whole);
   Vec<C> all = (chain[0] + chain[1]) + (chain[2] + chain[3]);
   if (j < n) all = all + term(j, n - j);
+  if (has_blocks) all = all + sum_blocks<C>(0, n / sum_block<C>, term);
   return sum(all);
+}
+
+/// Adds `rows` rows of `width` elements up into the first one, as a tree of pairs.
+template <class C>
+void add_rows_in_pairs(C* data, std::int64_t rows, std::int64_t width) {
+  for (std::int64_t gap = 1; gap < rows; gap *= 2) {
+    for (std::int64_t r = 0; r + gap < rows; r += 2 * gap) {
+      C *to = data + r * width, *from = to + gap * width;
+      for (std::int64_t j = 0; j < width; ++j) to[j] += from[j];
+    }
+  }
 }
 
 }  // namespace sherd::cpu

@@ -46,12 +46,12 @@ void for_exponentials(const T* x, std::int64_t n, C shift, const F& body) {
 
 template <class T, class C>
 C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
-  C total = 0;
+  double total = 0;  // there may be many blocks
   for_exponentials(x, n, shift, [&](std::int64_t, const C* e, std::int64_t count) {
     total +=
         sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) { return take<C>(e + i, lanes_used); });
   });
-  return total;
+  return static_cast<C>(total);
 }
 
 template <class T, class C = compute_t<T>>
@@ -71,7 +71,7 @@ void softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
     T* out = y + r * columns;
     const C top = maximum(in, columns);
     if constexpr (std::is_same_v<T, C>) {
-      C total = 0;
+      double total = 0;
       for_exponentials(in, columns, top, [&](std::int64_t j, const C* e, std::int64_t count) {
         total += sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) {
           const Vec<C> v = take<C>(e + i, lanes_used);
@@ -79,7 +79,7 @@ void softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
           return v;
         });
       });
-      const C factor = C(1) / total;
+      const C factor = C(1) / static_cast<C>(total);
       for (std::int64_t j = 0; j < columns; ++j) out[j] *= factor;
     } else {
       // The output cannot hold exponentials without rounding them, so they are made twice.

@@ -132,3 +132,30 @@ TEST_CASE("an empty reduction sums to zero and an empty result writes nothing") 
   cpu::sum<float>(cpu::Reduction::contiguous(3, 4, 0), nullptr, 1, &out);
   CHECK(out == 0);
 }
+
+TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any axis", "", float, double,
+                   Half, BFloat16) {
+  using T = TestType;
+  using C = compute_t<T>;
+  const T tenth = T(C(0.1));
+  for (std::int64_t reduce : {1000, 100000, 1 << 22}) {
+    for (std::int64_t inner : {1, 2, 3, 40}) {
+      if (reduce * inner > 1 << 23) continue;
+      const std::vector<T> x(static_cast<std::size_t>(reduce * inner * 2), tenth);
+      const double exact = value(tenth) * static_cast<double>(reduce);
+      for (const cpu::Reduction& r :
+           {cpu::Reduction::contiguous(1, reduce, inner), cpu::Reduction{1, reduce, inner, 0, 2 * inner, 2},
+            cpu::Reduction{inner, reduce, 1, reduce, 1, 1}, cpu::Reduction{1, reduce, inner, 0, 1, reduce}}) {
+        for (double factor : {1.0, 1.0 / static_cast<double>(reduce)}) {
+          std::vector<T> out(static_cast<std::size_t>(r.outer * r.inner));
+          cpu::sum(r, x.data(), factor, out.data());
+          INFO("reduce " << reduce << " inner " << inner << " factor " << factor << " error "
+                         << (value(out[0]) / (exact * factor) - 1));
+          const double want = value(T(static_cast<C>(exact * factor)));
+          for (T got : out)
+            CHECK((value(got) == want || std::abs(value(got) - exact * factor) <= 5e-7 * exact * factor));
+        }
+      }
+    }
+  }
+}
