@@ -15,7 +15,7 @@ Device Device::parse(std::string_view text) {
     const std::string_view digits = text.substr(colon + 1);
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     check<ValueError>(
-        error == std::errc{} && end == digits.data() + digits.size() && index >= 0 && index < 128,
+        error == std::errc{} && end == digits.data() + digits.size() && index >= 0 && index <= INT8_MAX,
         "device: '{}' has no valid index after the colon; write e.g. cpu:1 or cuda:0", text);
   }
   if (kind == "cpu") return {DeviceType::cpu, static_cast<std::int8_t>(index)};
@@ -24,6 +24,10 @@ Device Device::parse(std::string_view text) {
   if (const std::optional<DeviceType> type = backend_type(kind))
     return {*type, static_cast<std::int8_t>(index)};
   fail<ValueError>("device: '{}' is not one of cpu, cpu:N, cuda:N, meta", text);
+}
+
+void Device::refuse_index(int i) {
+  fail<ValueError>("device: index {} is outside [0, {}]; devices count from 0", i, INT8_MAX);
 }
 
 std::string to_string(Device device) {

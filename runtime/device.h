@@ -21,14 +21,21 @@ struct Device {
   DeviceType type = DeviceType::cpu;
   std::int8_t index = 0;
 
-  static constexpr Device cpu(int i = 0) { return {DeviceType::cpu, static_cast<std::int8_t>(i)}; }
-  static constexpr Device cuda(int i = 0) { return {DeviceType::cuda, static_cast<std::int8_t>(i)}; }
+  /// Throw ValueError for an index outside [0, 127].
+  static constexpr Device cpu(int i = 0) { return {DeviceType::cpu, checked_index(i)}; }
+  static constexpr Device cuda(int i = 0) { return {DeviceType::cuda, checked_index(i)}; }
   static constexpr Device meta() { return {DeviceType::meta, 0}; }
   /// Parses "cpu", "cpu:1", "cuda:0", "meta", or the name of an application's back end; throws ValueError
   /// otherwise.
   SHERD_API static Device parse(std::string_view text);
   bool is_cpu() const { return type == DeviceType::cpu; }
   friend bool operator==(const Device&, const Device&) = default;
+
+  static constexpr std::int8_t checked_index(int i) {
+    if (i < 0 || i > INT8_MAX) refuse_index(i);
+    return static_cast<std::int8_t>(i);
+  }
+  [[noreturn]] SHERD_API static void refuse_index(int i);
 };
 
 /// "cpu:0", "cuda:1", "meta".

@@ -15,6 +15,7 @@ void Shape::erase(int at) {
 }
 
 std::string to_string(const Shape& shape) {
+  if (shape.is_none()) return "(none)";
   return fmt::format("({})", fmt::join(shape.begin(), shape.end(), ", "));
 }
 
@@ -27,6 +28,8 @@ int normalize_axis(std::string_view op, std::int64_t axis, int rank) {
 }
 
 Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b) {
+  check<ValueError>(!a.is_none() && !b.is_none(),
+                    "{}: an input is an empty handle (`defined()` is false); assign a tensor first", op);
   const int rank = std::max(a.rank(), b.rank());
   Shape out;
   for (int i = 0; i < rank; ++i) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -41,12 +42,21 @@ class Shape {
   void insert(int at, std::int64_t n);
   void erase(int at);
 
-  /// Product of the entries; 1 for none.
+  /// Product of the entries; 1 for none. More than can be counted is INT64_MAX, which no tensor has.
   std::int64_t numel() const {
     std::int64_t n = 1;
-    for (std::int64_t d : *this) n *= d;
+    for (std::int64_t d : *this)
+      if (__builtin_mul_overflow(n, d, &n)) [[unlikely]]
+        n = std::numeric_limits<std::int64_t>::max();
     return n;
   }
+  /// Of an input that was not given: no sizes, and messages say so.
+  static Shape none() {
+    Shape shape{-1};
+    shape.none_ = true;
+    return shape;
+  }
+  bool is_none() const { return none_; }
   friend bool operator==(const Shape& a, const Shape& b) {
     if (a.rank_ != b.rank_) return false;
     for (int i = 0; i < a.rank_; ++i)
@@ -57,9 +67,10 @@ class Shape {
  private:
   std::array<std::int64_t, max_rank> items_;  // only the first rank_ are meaningful
   std::uint8_t rank_ = 0;
+  bool none_ = false;
 };
 
-/// "(2, 3)", "(5)", "()".
+/// "(2, 3)", "(5)", "()"; "(none)" of an input that was not given.
 SHERD_API std::string to_string(const Shape& shape);
 
 /// `axis` counted from the end when negative; throws ShapeError named after `op` when it is outside [-rank,
@@ -72,7 +83,8 @@ inline Shape contiguous_strides(const Shape& shape) {
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     strides[i] = step;
-    step *= shape[i] > 0 ? shape[i] : 1;
+    // Overflows only where there are no elements, and then means nothing.
+    (void)__builtin_mul_overflow(step, shape[i] > 0 ? shape[i] : 1, &step);
   }
   return strides;
 }

@@ -120,8 +120,8 @@ void Storage::refuse_data() const {
   if (device_.type == DeviceType::meta)
     fail<DeviceError>("tensor: a tensor on meta has a shape but no values; materialise it on a device first");
   fail<StateError>(
-      "tensor: its {} bytes are released and a host read never brings them back; use it in an op, or read it "
-      "inside summon_full_params",
+      "tensor: its {} bytes are released and a host read never brings them back; use it in an op, which "
+      "does (of a sharded model, full_state_dict gives all values)",
       bytes_);
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/tensor.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/context.h"
 #include "runtime/op.h"
@@ -23,6 +24,8 @@ std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype
 }  // namespace
 
 Tensor empty(const Spec& spec) {
+  check<ValueError>(!spec.is_none(),
+                    "empty: made after an input whose handle is empty; assign a tensor first");
   const std::size_t bytes = checked_bytes("empty", spec.shape, spec.dtype);
   return Tensor(make_ref<TensorImpl>(Storage::allocate(spec.device, bytes),
                                      Layout{spec.shape, contiguous_strides(spec.shape), 0}, spec.dtype));
@@ -40,19 +43,34 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
                                      Layout{std::move(shape), std::move(strides), 0}, dtype));
 }
 
-void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype) {
-  checked_bytes(call, layout.shape, dtype);
-  if (layout.shape.numel() == 0) return;
-  std::int64_t low = layout.offset, high = layout.offset;
-  bool fits = true;
-  for (int i = 0; i < layout.shape.rank(); ++i) {
-    std::int64_t reach = 0;
-    fits = !__builtin_mul_overflow(layout.shape[i] - 1, layout.strides[i], &reach) && fits;
-    std::int64_t& end = reach < 0 ? low : high;
-    fits = !__builtin_add_overflow(end, reach, &end) && fits;
+namespace {
+
+/// First and last element of its storage that a view with elements touches.
+struct Reach {
+  std::int64_t low, high;
+
+  /// Nothing where they are beyond what can be counted.
+  static std::optional<Reach> of(const Layout& layout) {
+    Reach reach{layout.offset, layout.offset};
+    for (int i = 0; i < layout.shape.rank(); ++i) {
+      std::int64_t way = 0;
+      if (__builtin_mul_overflow(layout.shape[i] - 1, layout.strides[i], &way)) return {};
+      std::int64_t& end = way < 0 ? reach.low : reach.high;
+      if (__builtin_add_overflow(end, way, &end)) return {};
+    }
+    return reach;
   }
+};
+
+}  // namespace
+
+void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype) {
+  if (checked_bytes(call, layout.shape, dtype) == 0) return;
+  check<ShapeError>(layout.shape.rank() == layout.strides.rank(), "{}: {} sizes and {} strides", call,
+                    layout.shape.rank(), layout.strides.rank());
+  const std::optional<Reach> reach = Reach::of(layout);
   const std::int64_t capacity = static_cast<std::int64_t>(storage.bytes()) / size_of(dtype);
-  if (!fits || low < 0 || high >= capacity) [[unlikely]]
+  if (!reach || reach->low < 0 || reach->high >= capacity) [[unlikely]]
     fail<ValueError>("{}: shape {} with strides {} from element {} leaves a storage of {} elements", call,
                      layout.shape, layout.strides, layout.offset, capacity);
 }
@@ -67,7 +85,7 @@ bool Tensor::is_contiguous() const {
   for (int i = rank() - 1; i >= 0; --i) {
     const std::int64_t n = shape()[i];
     if (n != 1 && strides()[i] != step) return numel() == 0;
-    step *= n;
+    if (__builtin_mul_overflow(step, n, &step)) return true;  // only where there are no elements
   }
   return true;
 }
@@ -94,42 +112,46 @@ To value_at(const std::byte* at, DType dtype) {
   });
 }
 
-/// Host copy of the span of storage that the tensor's elements lie in, or the memory itself when it is on the
-/// host.
+/// The elements of a tensor for the host: a copy of the span of storage that they lie in, or the memory
+/// itself when it is on the host. `tensor` has elements.
 class HostBytes {
  public:
-  explicit HostBytes(const Tensor& tensor) {
+  explicit HostBytes(const Tensor& tensor) : size_(size_of(tensor.dtype())) {
     if (const Context& context = Context::current(); !context.inside_op())
       for (Listener* listener : context.listeners()) listener->host_read(tensor);
     const Device device = tensor.device();
     const auto* all = static_cast<const std::byte*>(tensor.storage().data());
     if (device.is_cpu()) {
-      first_ = all;
-    } else {
-      copy_.resize(tensor.storage().bytes());
-      backend(device.type).copy(copy_.data(), Device::cpu(), all, device, copy_.size());
-      backend(device.type).synchronize(device);
-      first_ = copy_.data();
+      bytes_ = all;
+      return;
     }
+    const Reach reach = *Reach::of(tensor.layout());
+    first_ = reach.low;
+    copy_.resize(static_cast<std::size_t>((reach.high - reach.low + 1) * size_));
+    backend(device.type).copy(copy_.data(), Device::cpu(), all + first_ * size_, device, copy_.size());
+    backend(device.type).synchronize(device);
+    bytes_ = copy_.data();
   }
-  const std::byte* first() const { return first_; }
+  /// Of the storage's element `i`, which is one of the tensor's.
+  const std::byte* at(std::int64_t i) const { return bytes_ + (i - first_) * size_; }
 
  private:
+  std::int64_t size_, first_ = 0;
   std::vector<std::byte> copy_;
-  const std::byte* first_;
+  const std::byte* bytes_;
 };
 
 /// Calls `visit(address)` for every element in row-major order.
 template <class F>
-void for_each_element(const Tensor& tensor, const std::byte* first, F&& visit) {
+void for_each_element(const Tensor& tensor, const HostBytes& host, F&& visit) {
   const Layout& layout = tensor.layout();
-  const std::int64_t size = size_of(tensor.dtype()), n = layout.shape.numel();
+  const std::int64_t n = layout.shape.numel();
   Shape index = layout.shape;
   std::fill(index.begin(), index.end(), 0);
   for (std::int64_t i = 0; i < n; ++i) {
     std::int64_t at = layout.offset;
     for (int d = 0; d < index.rank(); ++d) at += index[d] * layout.strides[d];
-    visit(first + at * size);
+    visit(host.at(at));
     for (int d = index.rank() - 1; d >= 0 && ++index[d] == layout.shape[d]; --d) index[d] = 0;
   }
 }
@@ -141,7 +163,7 @@ template <class T>
 T only_value(const Tensor& x) {
   check<ShapeError>(x.numel() == 1, "item: needs a tensor with one element, got shape {}", x.shape());
   const HostBytes host(x);
-  return value_at<T>(host.first() + x.layout().offset * size_of(x.dtype()), x.dtype());
+  return value_at<T>(host.at(x.layout().offset), x.dtype());
 }
 }  // namespace
 
@@ -156,7 +178,7 @@ std::vector<T> Tensor::to_vector() const {
   if (numel() == 0) return values;
   values.reserve(static_cast<std::size_t>(numel()));
   const HostBytes host(*this);
-  for_each_element(*this, host.first(),
+  for_each_element(*this, host,
                    [&](const std::byte* at) { values.push_back(*reinterpret_cast<const T*>(at)); });
   return values;
 }
@@ -184,6 +206,7 @@ std::string to_string(const Tensor& tensor) {
   const std::string tail = fmt::format("shape={}, dtype={}, device={}", tensor.shape(),
                                        name_of(tensor.dtype()), to_string(tensor.device()));
   if (tensor.device().type == DeviceType::meta) return fmt::format("tensor(..., {})", tail);
+  if (tensor.numel() == 0) return fmt::format("tensor([], {})", tail);
   constexpr std::int64_t most = 1000, edge = 3;
   const HostBytes host(tensor);
   const Layout& layout = tensor.layout();
@@ -191,7 +214,7 @@ std::string to_string(const Tensor& tensor) {
   std::string text;
   const auto print = [&](auto&& self, int axis, std::int64_t at) -> void {
     if (axis == layout.shape.rank()) {
-      const std::byte* element = host.first() + at * size_of(tensor.dtype());
+      const std::byte* element = host.at(at);
       if (is_floating(tensor.dtype())) {
         text += fmt::format("{:.6g}", value_at<double>(element, tensor.dtype()));
       } else {

@@ -27,9 +27,13 @@ struct Spec {
   Device device{};
   friend bool operator==(const Spec&, const Spec&) = default;
   /// Of an input that was not given.
-  static Spec none() { return {Shape{-1}, DType::f32, {}}; }
-  bool is_none() const { return shape.rank() == 1 && shape[0] == -1; }
-  std::int64_t bytes() const { return shape.numel() * size_of(dtype); }
+  static Spec none() { return {Shape::none(), DType::f32, {}}; }
+  bool is_none() const { return shape.is_none(); }
+  /// INT64_MAX where that is more than can be counted.
+  std::int64_t bytes() const {
+    std::int64_t bytes = 0;
+    return __builtin_mul_overflow(shape.numel(), size_of(dtype), &bytes) ? INT64_MAX : bytes;
+  }
 };
 
 /// Where a view's elements lie in its storage; strides and offset in elements.
