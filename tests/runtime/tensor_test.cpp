@@ -1,7 +1,10 @@
 // The handle: values in and out, views, printing, refusals.
 #include "runtime/tensor.h"
 
+#include <climits>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 
 #include "tests/runtime/harness.h"
@@ -187,6 +190,111 @@ TEST_CASE("tensor: absurd sizes are refused before anything is allocated") {
   CHECK_THROWS_AS(empty({std::int64_t{1} << 50}), OutOfMemoryError);
   CHECK_THROWS_AS((Shape{1, 1, 1, 1, 1, 1, 1, 1, 1}), ShapeError);
   CHECK_THROWS_AS(unsqueeze(zeros({1, 1, 1, 1, 1, 1, 1, 1}), 0), ShapeError);
+}
+
+TEST_CASE("tensor: sizes whose product cannot be counted are refused wherever they are given") {
+  const std::int64_t half = std::int64_t{1} << 32, most = INT64_MAX;
+  float memory[4] = {};
+  for (const Shape& shape : {Shape{half, half}, Shape{half, half, half, half}, Shape{most, 2},
+                             Shape{most, most}, Shape{3, half, half}}) {
+    CHECK(shape.numel() == most);
+    CHECK(Spec{shape, u8, {}}.bytes() == most);
+    CHECK_THROWS_AS(empty(shape), ShapeError);
+    CHECK_THROWS_AS(empty(shape, {u8, Device::meta()}), ShapeError);
+    CHECK_THROWS_AS(from_blob(memory, shape, f32), ShapeError);
+    CHECK_THROWS_AS(Tensor::from(std::span<const float>(), shape), ShapeError);
+    CHECK_THROWS_AS(rand(shape), ShapeError);
+    CHECK_THROWS_AS(alias(zeros({4}), {shape, shape, 0}), Error);
+  }
+  CHECK_THROWS_AS(Tensor::from<float>({1, 2, 3}, {-1, -3}), ShapeError);
+  CHECK((Shape{most, 0, most}.numel()) == 0);
+  CHECK(empty({most, 0, most}).is_contiguous());
+  CHECK(to_string(empty({most, 0})).find("[]") != std::string::npos);
+  CHECK(to_string(empty({0, most, 3})).find("[]") != std::string::npos);
+}
+
+TEST_CASE("tensor: a view stays inside its storage, whatever its layout says") {
+  const Tensor x = counted({10});
+  const std::int64_t most = INT64_MAX;
+  for (const Layout& bad :
+       {Layout{{2}, {most}, 0}, Layout{{3}, {most}, 0}, Layout{{3}, {-most}, 9}, Layout{{2}, {1}, most},
+        Layout{{2, 2}, {most, most}, 1}, Layout{{11}, {1}, 0}, Layout{{2}, {10}, 0}, Layout{{1}, {1}, -1},
+        Layout{{most}, {2}, 0}, Layout{{2}, {INT64_MIN}, 0}})
+    CHECK_THROWS_AS(alias(x, bad), Error);
+  CHECK_THROWS_AS(alias(x, {{-1}, {1}, 0}), ShapeError);
+  CHECK_THROWS_AS(alias(x, {{2, 2}, {1}, 0}), ShapeError);
+  CHECK(values<float>(alias(x, {{3}, {-4}, 9})) == Floats{9, 5, 1});
+  CHECK(values<float>(alias(x, {{1, 2}, {most, 5}, 4})) == Floats{4, 9});
+  CHECK(alias(x, {{0, 5}, {most, most}, most}).numel() == 0);
+}
+
+TEST_CASE("tensor: messages name empty handles, not their sizes") {
+  const Tensor none, x = numbers({3}, f32);
+  const std::function<void()> calls[] = {
+      [&] { add(x, none); },       [&] { add(none, x); },      [&] { neg(none); },
+      [&] { matmul(x, none); },    [&] { matmul(none, x); },   [&] { sum(none); },
+      [&] { softmax(none); },      [&] { where(none, x, x); }, [&] { topk(none, 1); },
+      [&] { dropout(none, 0.5); }, [&] { contiguous(none); },  [&] { to(none, f64); },
+      [&] { copy_(x, none); }};
+  int i = 0;
+  for (const auto& call : calls) {
+    INFO(i++);
+    const std::string message = message_of<Error>(call);
+    INFO(message);
+    CHECK(message.find("-1") == std::string::npos);
+    CHECK((message.find("empty") != std::string::npos || message.find("none") != std::string::npos));
+  }
+}
+
+namespace {
+
+/// The host's memory as a device of its own, which counts what the host copies from it.
+class CountingBackend final : public Backend {
+ public:
+  void* allocate(Device, std::size_t bytes) override { return std::aligned_alloc(64, (bytes / 64 + 1) * 64); }
+  void deallocate(Device, void* data, std::size_t) noexcept override { std::free(data); }
+  void copy(void* to, Device to_device, const void* from, Device, std::size_t bytes) override {
+    if (to_device.is_cpu()) copied += bytes;
+    std::memcpy(to, from, bytes);
+  }
+  void synchronize(Device) override {}
+  std::size_t copied = 0;
+};
+
+}  // namespace
+
+TEST_CASE("tensor: the host copies from a device what a view covers, and no more") {
+  static CountingBackend counting;  // registered for good
+  const Device device{register_backend("counting", counting), 0};
+  const auto copied_by = [&](const auto& read) {
+    counting.copied = 0;
+    read();
+    return counting.copied;
+  };
+  std::vector<float> host(1000);
+  for (std::size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i);
+  const Tensor x = Tensor::from<float>(host, {10, 100}, device);
+  for (std::int64_t i : {0, 1, 537, 999}) {
+    CHECK(copied_by([&] { CHECK(alias(x, {{}, {}, i}).item() == static_cast<double>(i)); }) == 4);
+    CHECK(copied_by([&] { CHECK(alias(x, {{1, 1}, {7, 7}, i}).item<int>() == i); }) == 4);
+  }
+  CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {2}, 10})) == Floats{10, 12, 14}); }) == 5 * 4);
+  CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {-2}, 10})) == Floats{10, 8, 6}); }) == 5 * 4);
+  CHECK(copied_by([&] {
+          CHECK(to_string(alias(x, {{2}, {0}, 5})).find("[5, 5]") != std::string::npos);
+        }) == 4);
+  CHECK(copied_by([&] { CHECK(values<float>(x) == host); }) == 4000);
+  CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{0}, {1}, 3})).empty()); }) == 0);
+}
+
+TEST_CASE("device: indices count from 0, and others are refused") {
+  for (int index : {-1, -128, 128, 255, 256, INT_MIN, INT_MAX}) {
+    CHECK(one_line_about(message_of<ValueError>([&] { (void)Device::cpu(index); }), "device"));
+    CHECK(one_line_about(message_of<ValueError>([&] { (void)Device::cuda(index); }), "device"));
+    CHECK_THROWS_AS(Device::parse(fmt::format("cpu:{}", index)), ValueError);
+    CHECK_THROWS_AS(Device::parse(fmt::format("cuda:{}", index)), ValueError);
+  }
+  for (int index : {0, 1, 127}) CHECK(to_string(Device::cuda(index)) == fmt::format("cuda:{}", index));
 }
 
 TEST_CASE("tensor: reading and writing as another type is refused in one line") {

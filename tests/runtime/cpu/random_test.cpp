@@ -1,5 +1,6 @@
 #include "runtime/random.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +9,7 @@
 #include "runtime/context.h"
 #include "runtime/cpu/random.h"
 #include "runtime/dtype.h"
+#include "runtime/ops.h"
 #include "tests/catch.h"
 
 using namespace sherd;
@@ -48,7 +50,8 @@ TEST_CASE("element i of a fill depends on word i % 4 of counter i / 4 alone") {
   const cpu::RandomAt at{0x123456789abcdef0, 0xfffffffe};  // the low word of the counter overflows on the way
   for (std::int64_t n : {1, 3, 64, 65, 40001}) {
     const auto word = [&](std::int64_t i) { return philox(at.seed, at.offset + i / 4)[i % 4]; };
-    const auto u = fill<float>(n, [&](float* out) { cpu::fill_uniform(at, 0, 1, out, n); });
+    const auto u =
+        fill<float>(n, [&](float* out) { cpu::fill_uniform(at, uniform_range(DType::f32, 0, 1), out, n); });
     const auto k = fill<std::int64_t>(n, [&](std::int64_t* out) { cpu::fill_integers(at, -3, 7, out, n); });
     const auto z = fill<float>(n, [&](float* out) { cpu::fill_normal(at, 0, 1, out, n); });
     const std::vector<float> x(n, 1.5f);
@@ -75,11 +78,11 @@ TEST_CASE("fills have the moments and the range that they should") {
     for (float v : x) mean += v, square += double(v) * v;
     return std::pair{mean / n, square / n - mean / n * (mean / n)};
   };
-  cpu::fill_uniform({1, 0}, -2, 4, x.data(), n);
+  cpu::fill_uniform({1, 0}, uniform_range(DType::f32, -2, 4), x.data(), n);
   CHECK(moments().first == Approx(1).margin(0.01));
   CHECK(moments().second == Approx(3).epsilon(0.01));
   for (float v : x) REQUIRE((v >= -2 && v < 4));
-  cpu::fill_uniform({1, 0}, 1, std::nextafter(1.f, 2.f), x.data(), n);
+  cpu::fill_uniform({1, 0}, uniform_range(DType::f32, 1, std::nextafter(1.f, 2.f)), x.data(), n);
   for (float v : x) REQUIRE(v == 1);
   cpu::fill_normal({2, 0}, 5, 3, x.data(), n);
   CHECK(moments().first == Approx(5).margin(0.02));
@@ -102,4 +105,65 @@ TEMPLATE_TEST_CASE("dropout drops the same elements of every dtype", "", double,
   cpu::dropout({9, 4}, 0.5, plain.data(), want.data(), 1000);
   cpu::dropout({9, 4}, 0.5, x.data(), got.data(), 1000);
   for (int i = 0; i < 1000; ++i) REQUIRE(compute_t<T>(got[i]) == want[i]);
+}
+
+TEST_CASE("uniform draws stay in the half-open range, in every dtype and for any ends") {
+  const std::pair<double, double> ranges[] = {{0, 1},
+                                              {-1, 0},
+                                              {-1, 1},
+                                              {0.3, 0.7},
+                                              {0.7, 0.70001},
+                                              {1, 1.01},
+                                              {1000, 1001},
+                                              {-1e-3, 1e-12},
+                                              {1e-30, 1e-6},
+                                              {-6e4, 6e4},
+                                              {5, 5},
+                                              {0, 5e-324},
+                                              {-3, -2.999},
+                                              {2047, 2049},
+                                              {0.1f, 0.1f + 1e-7},
+                                              {-1e-9, 0},
+                                              {16777216, 16777220},
+                                              {-2.5, 65504}};
+  for (DType dtype : {f64, f32, f16, bf16}) {
+    for (const auto& [low, high] : ranges) {
+      const double largest = dtype == f16 ? 65504 : 3e38;
+      if (std::abs(high) > largest || std::abs(low) > largest) {
+        CHECK_THROWS_AS(rand({4}, {dtype}, low, high), ValueError);
+        continue;
+      }
+      const std::vector<double> drawn = to(rand({100000}, {dtype}, low, high), f64).to_vector<double>();
+      const auto [least, most] = std::minmax_element(drawn.begin(), drawn.end());
+      INFO(name_of(dtype) << " [" << low << ", " << high << "): " << *least << " to " << *most);
+      if (*least == *most) {  // perhaps the dtype has no number in there: then it is as near as can be
+        CHECK(*least == to(Tensor::scalar(low, {dtype}), f64).item());
+      } else {
+        CHECK(*least >= low);
+        CHECK(*most < high);
+      }
+    }
+  }
+  for (double end : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1e39})
+    for (DType dtype : {f64, f32, f16, bf16}) {
+      CHECK_THROWS_AS(rand({4}, {dtype}, 0, end), ValueError);
+      CHECK_THROWS_AS(rand({4}, {dtype}, -end, 0), ValueError);
+    }
+  CHECK_THROWS_AS(rand({4}, {f32}, -3e38, 3e38), ValueError);
+}
+
+TEST_CASE("randint takes ranges of at most 2^32 integers anywhere") {
+  constexpr std::int64_t least = INT64_MIN, most = INT64_MAX, word = std::int64_t{1} << 32;
+  for (const auto& [low, high] :
+       {std::pair{least, least + word}, {most - word, most}, {-word / 2, word / 2}, {least, least + 1}}) {
+    for (std::int64_t x : randint(low, high, {1000}, {i64}).to_vector<std::int64_t>())
+      REQUIRE((x >= low && x < high));
+  }
+  for (const auto& [low, high] : {std::pair{least, most},
+                                  {least, std::int64_t{0}},
+                                  {std::int64_t{-1}, most},
+                                  {std::int64_t{0}, word + 1},
+                                  {most, least},
+                                  {std::int64_t{3}, std::int64_t{3}}})
+    CHECK_THROWS_AS(randint(low, high, {3}, {i64}), ValueError);
 }
