@@ -16,9 +16,11 @@
 #include "sherd.h"
 
 #if defined(__SANITIZE_THREAD__)
-extern "C" const char* __tsan_default_options() {
-  return "die_after_fork=0";
-}  // else it forbids a child to work
+// Else it forbids a child to work.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#elif defined(__SANITIZE_ADDRESS__)
+// In a child it takes what the parent's other threads held for leaks.
+extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 #endif
 
 namespace {
