@@ -40,11 +40,12 @@ std::int64_t tile_count(std::span<const Slot> slots) {
 
 /// The scalars of one step, rounded to float where PyTorch's kernels round them.
 struct AdamFactors {
-  float keep, decay, share1, beta2, share2, root2, eps, rate;
+  float keep, decay, beta1, share1, beta2, share2, root2, eps, rate;
 
-  AdamFactors(const AdamOptions& o, double step)
+  AdamFactors(const AdamCall& o, double step)
       : keep(o.decoupled ? static_cast<float>(1 - o.lr * o.weight_decay) : 1.f),
         decay(o.decoupled ? 0.f : static_cast<float>(o.weight_decay)),
+        beta1(static_cast<float>(o.beta1)),
         share1(static_cast<float>(1 - o.beta1)),
         beta2(static_cast<float>(o.beta2)),
         share2(static_cast<float>(1 - o.beta2)),
@@ -58,7 +59,7 @@ void adam_piece(const AdamFactors& f, float* __restrict p, const float* __restri
   for (std::int64_t i = 0; i < n; ++i) {
     const float kept = p[i] * f.keep;
     const float grad = std::fma(kept, f.decay, g[i]);
-    m[i] = std::fma(f.share1, grad - m[i], m[i]);
+    m[i] = std::fma(f.share1, grad, m[i] * f.beta1);
     v[i] = std::fma(f.share2 * grad, grad, v[i] * f.beta2);
     p[i] = kept + f.rate * m[i] / (math::sqrt(v[i]) / f.root2 + f.eps);
   }
@@ -66,15 +67,15 @@ void adam_piece(const AdamFactors& f, float* __restrict p, const float* __restri
 
 }  // namespace
 
-void adam(std::span<const AdamSlot> slots, const AdamOptions& options) {
+void adam(std::span<const AdamSlot> slots, const AdamCall& call) {
   for_elements(slots, [&](const AdamSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
-    adam_piece(AdamFactors(options, s.step), s.p + begin, s.g + begin, s.m + begin, s.v + begin, end - begin);
+    adam_piece(AdamFactors(call, s.step), s.p + begin, s.g + begin, s.m + begin, s.v + begin, end - begin);
   });
 }
 
-void sgd(std::span<const SgdSlot> slots, const SgdOptions& options) {
-  const float rate = static_cast<float>(-options.lr), momentum = static_cast<float>(options.momentum);
-  const float decay = static_cast<float>(options.weight_decay);
+void sgd(std::span<const SgdSlot> slots, const SgdCall& call) {
+  const float rate = static_cast<float>(-call.lr), momentum = static_cast<float>(call.momentum);
+  const float decay = static_cast<float>(call.weight_decay);
   for_elements(slots, [&](const SgdSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
     const float carried = s.first ? 0.f : momentum;
     for (std::int64_t i = begin; i < end; ++i) {

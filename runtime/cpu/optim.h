@@ -18,12 +18,14 @@ struct AdamSlot {
   std::int64_t n = 0;
   double step = 1;
 };
-struct AdamOptions {
+/// The numbers of one call, for all its slots.
+struct AdamCall {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
 };
-/// One step of Adam or AdamW for all slots, rounding in the order of PyTorch's multi-tensor implementation.
-void adam(std::span<const AdamSlot> slots, const AdamOptions& options);
+/// One step of Adam or AdamW for all slots: m = beta1 m + (1 - beta1) g and v = beta2 v + (1 - beta2) g^2 as
+/// published, so that a beta of 0 forgets all that was before.
+void adam(std::span<const AdamSlot> slots, const AdamCall& call);
 
 struct SgdSlot {
   float* p = nullptr;
@@ -32,10 +34,11 @@ struct SgdSlot {
   std::int64_t n = 0;
   bool first = false;  ///< the momentum holds nothing yet and starts as the gradient
 };
-struct SgdOptions {
+/// As AdamCall.
+struct SgdCall {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
 };
-void sgd(std::span<const SgdSlot> slots, const SgdOptions& options);
+void sgd(std::span<const SgdSlot> slots, const SgdCall& call);
 
 /// A stretch of `n` values for the norm; T is double, float, Half or BFloat16.
 template <class T>

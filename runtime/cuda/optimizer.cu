@@ -46,12 +46,13 @@ __device__ bool aligned(const OptimizerSlot& s) {
 
 /// Scalars of a step, rounded to float where the CPU's kernel rounds them.
 struct AdamFactors {
-  float keep, decay, share1, share2, beta2, eps, root2, rate;
+  float keep, decay, share1, share2, beta1, beta2, eps, root2, rate;
   __device__ AdamFactors(const AdamCall& c, double lr, double step)
       : keep(c.decoupled ? static_cast<float>(1 - lr * c.weight_decay) : 1.f),
         decay(c.decoupled ? 0.f : static_cast<float>(c.weight_decay)),
         share1(static_cast<float>(1 - c.beta1)),
         share2(static_cast<float>(1 - c.beta2)),
+        beta1(static_cast<float>(c.beta1)),
         beta2(static_cast<float>(c.beta2)),
         eps(static_cast<float>(c.eps)),
         root2(static_cast<float>(std::sqrt(1 - std::pow(c.beta2, step)))),
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(threads_per_block)
     for (int j = 0; j < V; ++j) {
       const float kept = p.at[j] * f.keep;
       const float grad = std::fma(kept, f.decay, g.at[j]);
-      m.at[j] = std::fma(f.share1, grad - m.at[j], m.at[j]);
+      m.at[j] = std::fma(f.share1, grad, m.at[j] * f.beta1);
       v.at[j] = std::fma(f.share2 * grad, grad, v.at[j] * f.beta2);
       p.at[j] = kept + f.rate * m.at[j] / (math::sqrt(v.at[j]) / f.root2 + f.eps);
     }

@@ -90,7 +90,8 @@ struct NormOfSums {
   bool operator==(const NormOfSums&) const = default;
 };
 
-/// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64).
+/// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64); by NaN
+/// when that is one.
 struct ClipScale {
   static constexpr std::string_view name = "clip_scale_";
   static constexpr Arity arity = Arity::at_least(1);

@@ -42,12 +42,12 @@ TEST_CASE("ten steps of Adam and AdamW follow the formulas") {
     for (double decay : {0.0, 0.1}) {
       Parameter x(1000);
       std::vector<double> p(x.p.begin(), x.p.end()), m(1000), v(1000);
-      const cpu::AdamOptions o{.lr = 1e-2,
-                               .beta1 = 0.9,
-                               .beta2 = 0.95,
-                               .eps = 1e-8,
-                               .weight_decay = decay,
-                               .decoupled = decoupled};
+      const cpu::AdamCall o{.lr = 1e-2,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = decay,
+                            .decoupled = decoupled};
       for (int step = 1; step <= 10; ++step) {
         const cpu::AdamSlot slots[] = {x.slot(step)};
         cpu::adam(slots, o);
@@ -74,7 +74,7 @@ TEST_CASE("ten steps of Adam and AdamW follow the formulas") {
 TEST_CASE("a step has the same bits however the elements are split over tensors and threads") {
   const std::int64_t n = 70001;
   Parameter whole(n), parts(n);
-  const cpu::AdamOptions o{.weight_decay = 0.01, .decoupled = true};
+  const cpu::AdamCall o{.weight_decay = 0.01, .decoupled = true};
   Context::current().set_threads(1);
   const cpu::AdamSlot one[] = {whole.slot(3)};
   cpu::adam(one, o);
