@@ -118,7 +118,9 @@ std::uint64_t Storage::id() const {
 
 void Storage::refuse_data() const {
   if (device_.type == DeviceType::meta)
-    fail<DeviceError>("tensor: a tensor on meta has a shape but no values; materialise it on a device first");
+    fail<DeviceError>(
+        "tensor: a tensor on meta has a shape but no values; make it on another device, or give its "
+        "module values with materialize()");
   fail<StateError>(
       "tensor: its {} bytes are released and a host read never brings them back; use it in an op, which "
       "does (of a sharded model, full_state_dict gives all values)",
