@@ -1,14 +1,19 @@
-// How parameters start. Each writes the whole parameter, without recording, from the rank's generator.
+// First values of parameters. Each call writes all values that the parameter shows, without recording; random
+// ones come from the rank's generator. StateError for an empty parameter.
 #pragma once
 
 #include "nn/parameter.h"
 
 namespace sherd::nn::init {
 
+/// Uniform in [low, high).
 SHERD_API void uniform_(Parameter p, double low, double high);
+/// Normal with this mean and standard deviation.
 SHERD_API void normal_(Parameter p, double mean = 0, double stddev = 1);
+/// `value` everywhere.
 SHERD_API void constant_(Parameter p, double value);
-/// Uniform in +-sqrt(6 / (fan_in + fan_out)) for a matrix (out, in) (Glorot and Bengio, 2010).
+/// Uniform in +-sqrt(6 / (fan_in + fan_out)) for a matrix (out, in) (Glorot and Bengio, 2010). ShapeError for
+/// one axis or none.
 SHERD_API void xavier_uniform_(Parameter p);
 
 }  // namespace sherd::nn::init

@@ -9,6 +9,12 @@
 
 namespace sherd::nn {
 
+namespace detail {
+/// ValueError unless `i` is below `size`.
+SHERD_API void check_member(const Module& list, std::size_t i, std::size_t size);
+}  // namespace detail
+
+/// Whether a layer adds a bias.
 enum class Bias { yes, no };
 
 struct LinearOptions {
@@ -135,32 +141,47 @@ struct SHERD_API Relu final : Layer<Relu> {
   void visit(auto&&) {}
 };
 
+/// A layer that its user gives away: write `std::move(layer)`, or `layer.clone()` to keep it. (For an lvalue
+/// `M` is a reference, which derives from nothing.)
+template <class M>
+concept MovedOrCloned = std::derived_from<M, Module> && !std::is_const_v<M>;
+
 /// Layers one after the other, named "0", "1", ...
 class SHERD_API Sequential final : public Layer<Sequential> {
  public:
   Sequential() = default;
-  /// Moves the layers in.
-  template <class... M>
-    requires(sizeof...(M) > 0 && (std::derived_from<std::decay_t<M>, Module> && ...) &&
-             !(sizeof...(M) == 1 && (std::same_as<std::decay_t<M>, Sequential> && ...)))
+  /// Moves the layers in; an lvalue does not compile (see `MovedOrCloned`).
+  template <MovedOrCloned... M>
+    requires(sizeof...(M) > 0 && !(sizeof...(M) == 1 && (std::same_as<M, Sequential> && ...)))
   explicit Sequential(M&&... modules) {
-    (append(std::forward<M>(modules)), ...);
+    (append(std::move(modules)), ...);
   }
+  /// For `clone()` alone (StateError).
   Sequential(const Sequential& other);
   Sequential(Sequential&&) noexcept = default;
   Sequential& operator=(Sequential&&) noexcept = default;
 
-  template <class M>
+  /// Moves the layer in; returns it where it is now.
+  template <MovedOrCloned M>
   M& append(M&& module) {
-    auto owned = std::make_unique<std::decay_t<M>>(std::move(module));
+    check_alive();
+    auto owned = std::make_unique<M>(std::move(module));
     M& ref = *owned;
     modules_.push_back(std::move(owned));
     return ref;
   }
-  std::size_t size() const { return modules_.size(); }
-  Module& operator[](std::size_t i) { return *modules_.at(i); }
+  std::size_t size() const {
+    check_alive();
+    return modules_.size();
+  }
+  /// ValueError beyond the last.
+  Module& operator[](std::size_t i) {
+    detail::check_member(*this, i, size());
+    return *modules_[i];
+  }
 
   Tensor forward(Tensor x) const {
+    check_alive();
     for (const auto& module : modules_) x = module->call(x);
     return x;
   }
@@ -177,19 +198,33 @@ template <class M>
 class ModuleList final : public Layer<ModuleList<M>> {
  public:
   ModuleList() = default;
+  /// For `clone()` alone (StateError).
   ModuleList(const ModuleList& other) : Layer<ModuleList>(other) {
     for (const auto& module : other.modules_) modules_.push_back(std::make_unique<M>(*module));
   }
   ModuleList(ModuleList&&) noexcept = default;
   ModuleList& operator=(ModuleList&&) noexcept = default;
 
+  /// Makes a layer from `args`, or takes one that is given away.
   template <class... A>
+    requires(!(std::same_as<A, M&> || ...) && !(std::same_as<A, const M&> || ...))
   M& emplace_back(A&&... args) {
+    this->check_alive();
     return *modules_.emplace_back(std::make_unique<M>(std::forward<A>(args)...));
   }
-  std::size_t size() const { return modules_.size(); }
-  M& operator[](std::size_t i) { return *modules_.at(i); }
-  const M& operator[](std::size_t i) const { return *modules_.at(i); }
+  std::size_t size() const {
+    this->check_alive();
+    return modules_.size();
+  }
+  /// ValueError beyond the last.
+  M& operator[](std::size_t i) {
+    detail::check_member(*this, i, size());
+    return *modules_[i];
+  }
+  const M& operator[](std::size_t i) const {
+    detail::check_member(*this, i, size());
+    return *modules_[i];
+  }
 
   template <bool constant>
   class Iterator {
@@ -208,16 +243,20 @@ class ModuleList final : public Layer<ModuleList<M>> {
    private:
     Inner at_;
   };
-  auto begin() { return Iterator<false>(modules_.begin()); }
-  auto end() { return Iterator<false>(modules_.end()); }
-  auto begin() const { return Iterator<true>(modules_.begin()); }
-  auto end() const { return Iterator<true>(modules_.end()); }
+  auto begin() { return Iterator<false>(modules().begin()); }
+  auto end() { return Iterator<false>(modules().end()); }
+  auto begin() const { return Iterator<true>(modules().begin()); }
+  auto end() const { return Iterator<true>(modules().end()); }
 
   void visit(auto&& on) {
     for (std::size_t i = 0; i < modules_.size(); ++i) on(std::to_string(i), *modules_[i]);
   }
 
  private:
+  const std::vector<std::unique_ptr<M>>& modules() const {
+    this->check_alive();
+    return modules_;
+  }
   std::vector<std::unique_ptr<M>> modules_;
 };
 

@@ -1,9 +1,11 @@
 #include "nn/module.h"
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "nn/copy_record.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 
@@ -17,6 +19,7 @@ bool ModuleExtension::hides(const Parameter&) const { return false; }
 
 struct Module::State {
   bool training = true;
+  std::atomic<bool> complete = false;  // `visit` was compared with what a copy copies
   std::shared_ptr<ModuleExtension> extension;
   std::vector<ModuleObserver*> observers;  // the extension first
 };
@@ -26,40 +29,119 @@ Module::~Module() = default;
 Module::Module(Module&&) noexcept = default;
 Module& Module::operator=(Module&&) noexcept = default;
 Module::Module(const Module& other) : Module() {
-  state_->training = other.state_->training;
-  if (const auto& extension = other.state_->extension)
+  const State& from = other.state();
+  state_->training = from.training;
+  if (CopyRecord* record = CopyRecord::current()) {
+    record->add(&other, std::string(other.type_name()));
+    return;
+  }
+  if (const auto& extension = from.extension)
     CloneScope::afterwards([extension, state = state_](const ClonedParameters& copy_of) {
       state->extension = extension->clone(copy_of);
       state->observers.insert(state->observers.begin(), state->extension.get());
     });
 }
 
-void Module::extend(std::shared_ptr<ModuleExtension> extension) {
-  check<StateError>(!state_->extension, "{}: it is sharded already; a module is sharded once", type_name());
-  state_->extension = std::move(extension);
-  state_->observers.insert(state_->observers.begin(), state_->extension.get());
+Module::State& Module::state() const {
+  check<StateError>(state_ != nullptr, "{}: this module was moved from; use the one that it was moved into",
+                    type_name());
+  return *state_;
 }
-const std::shared_ptr<ModuleExtension>& Module::extension() const { return state_->extension; }
+
+void Module::extend(std::shared_ptr<ModuleExtension> extension) {
+  State& s = state();
+  check<StateError>(!s.extension, "{}: it is sharded already; a module is sharded once", type_name());
+  s.extension = std::move(extension);
+  s.observers.insert(s.observers.begin(), s.extension.get());
+}
+const std::shared_ptr<ModuleExtension>& Module::extension() const { return state().extension; }
 
 namespace {
 
-/// Walks a module and all below, depth first, with full names.
-class Walk final : public MemberVisitor {
+#ifdef NDEBUG
+constexpr bool assertions = false;
+#else
+constexpr bool assertions = true;
+#endif
+
+/// Refuses names that would not lead back to one member.
+class NameCheck final : public MemberVisitor {
  public:
+  explicit NameCheck(const Module& module) : module_(module) {}
+  void param(std::string_view name, Param&) override { add(name); }
+  void buffer(std::string_view name, Buffer&) override { add(name); }
+  void child(std::string_view name, Module&) override { add(name); }
+
+ private:
+  void add(std::string_view name) {
+    check<ValueError>(!name.empty() && name.find('.') == std::string_view::npos,
+                      "{}: visit names a member '{}'; a name is not empty and has no dot",
+                      module_.type_name(), name);
+    check<ValueError>(names_.emplace(name).second,
+                      "{}: visit names two members '{}'; give each a name of its own", module_.type_name(),
+                      name);
+  }
+  const Module& module_;
+  std::unordered_set<std::string> names_;
+};
+
+/// The addresses of all members of a module and of those below.
+class Addresses final : public MemberVisitor {
+ public:
+  std::unordered_set<const void*> all;
+  void param(std::string_view, Param& member) override { all.insert(&member); }
+  void buffer(std::string_view, Buffer& member) override { all.insert(&member); }
+  void child(std::string_view, Module& member) override {
+    all.insert(&member);
+    member.visit_members(*this);
+  }
+};
+
+}  // namespace
+
+void Module::visit_members(MemberVisitor& visitor) {
+  const State& s = state();
+  NameCheck names(*this);
+  each_member(names);
+  if (assertions && !s.complete) check_nothing_forgotten();
+  each_member(visitor);
+}
+
+/// A copy copies every member, also those in lists: what it copies and `visit` does not name was forgotten.
+/// Members are checked before the module that holds them, so the message names the right one.
+void Module::check_nothing_forgotten() {
+  if (CopyRecord::current() != nullptr) return;  // a copy constructor that looks at its members
+  Addresses named;
+  named.all.insert(this);
+  each_member(named);
+  const CopyRecord copied;
+  clone_module();
+  for (const CopyRecord::Member& member : copied.members())
+    check<StateError>(named.all.contains(member.address),
+                      "{}: visit does not name a member that the object holds: {}; add it, or it is neither "
+                      "saved, moved nor "
+                      "trained",
+                      type_name(), member.what);
+  state().complete = true;
+}
+
+namespace {
+
+/// Whether a traversal shows parameters for which a flat one stands, instead of that one.
+enum class Hidden { skip, show };
+
+/// Goes through a module and all below, depth first, with full names.
+class Traversal final : public MemberVisitor {
+ public:
+  explicit Traversal(Hidden hidden = Hidden::skip) : hidden_(hidden) {}
   std::function<void(const std::string&, const Parameter&)> on_param;
   std::function<void(const std::string&, Buffer&)> on_buffer;
   std::function<void(const std::string&, Module&)> on_module;
 
   void run(const Module& root) {
-    auto& module = const_cast<Module&>(root);  // a walk that only reads shares the members' one visit
-    if (on_module) on_module(prefix_, module);
-    const ModuleExtension* extension = module.extension().get();
-    if (extension != nullptr) {
-      extensions_.push_back(extension);
-      for (const NamedParameter& own : extension->own_parameters()) report(path(own.name), own.parameter);
-    }
-    module.visit_members(*this);
-    if (extension != nullptr) extensions_.pop_back();
+    auto& module = const_cast<Module&>(root);  // who only reads shares the members' one visit
+    if (hidden_ == Hidden::skip) find_extensions(module);
+    go(module);
   }
   void param(std::string_view name, Param& member) override {
     if (!member.defined()) return;
@@ -72,38 +154,133 @@ class Walk final : public MemberVisitor {
   }
   void child(std::string_view name, Module& member) override {
     const std::string outer = std::exchange(prefix_, path(name));
-    run(member);
+    go(member);
     prefix_ = outer;
   }
 
  private:
+  /// Of the root and all below, before anything is shown: a tied parameter may be hidden by a module that
+  /// comes later, or by one beside.
+  void find_extensions(Module& root) {
+    struct Finder final : MemberVisitor {
+      std::vector<const ModuleExtension*>& found;
+      explicit Finder(std::vector<const ModuleExtension*>& found) : found(found) {}
+      void look(Module& module) {
+        if (module.extension()) found.push_back(module.extension().get());
+        module.visit_members(*this);
+      }
+      void child(std::string_view, Module& member) override { look(member); }
+    };
+    Finder(extensions_).look(root);
+  }
+  void go(Module& module) {
+    if (on_module) on_module(prefix_, module);
+    if (hidden_ == Hidden::skip && module.extension())
+      for (const NamedParameter& own : module.extension()->own_parameters())
+        report(path(own.name), own.parameter);
+    module.visit_members(*this);
+  }
   std::string path(std::string_view name) const {
     return prefix_.empty() ? std::string(name) : fmt::format("{}.{}", prefix_, name);
   }
   void report(const std::string& name, const Parameter& parameter) const {
     if (on_param) on_param(name, parameter);
   }
+  Hidden hidden_;
   std::string prefix_;
-  std::vector<const ModuleExtension*> extensions_;  // of the modules that the walk is in
+  std::vector<const ModuleExtension*> extensions_;  // that may hide parameters
 };
+
+/// Values that were sharded together with a module above cannot change apart from it.
+void check_all_below(const Module& module) {
+  std::unordered_set<const ParameterOwner*> below;
+  Traversal all(Hidden::show);
+  all.on_module = [&](const std::string&, Module& m) {
+    if (const auto* owner = dynamic_cast<const ParameterOwner*>(m.extension().get())) below.insert(owner);
+  };
+  all.on_param = [&](const std::string& name, const Parameter& p) {
+    check<StateError>(
+        p.owner() == nullptr || below.contains(p.owner()),
+        "{}: '{}' was sharded with a module that holds this one; move, cast or materialize that "
+        "module",
+        module.type_name(), name);
+  };
+  all.run(module);
+}
 
 /// Applies `change` to each parameter's values and gradient, and to each buffer.
 void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& change) {
+  check_all_below(module);
   const NoGrad guard;
   std::unordered_set<const void*> seen;
-  Walk walk;
-  walk.on_module = [&](const std::string&, Module& m) {
+  Traversal all;
+  all.on_module = [&](const std::string&, Module& m) {
     if (m.extension()) m.extension()->change(change);
   };
-  walk.on_param = [&](const std::string&, const Parameter& p) {
-    if (p.host() != nullptr || !seen.insert(p.id()).second) return;
+  all.on_param = [&](const std::string&, const Parameter& p) {
+    if (p.owner() != nullptr || !seen.insert(p.id()).second) return;
     Parameter object = p;
     const Tensor grad = object.grad();
     object.set_data(change(object.data()));
     if (grad.defined()) object.set_grad(change(grad));
   };
-  walk.on_buffer = [&](const std::string&, Buffer& b) { b.set(change(b.tensor())); };
-  walk.run(module);
+  all.on_buffer = [&](const std::string&, Buffer& b) { b.set(change(b.tensor())); };
+  all.run(module);
+}
+
+bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
+
+/// What has no values yet, by name; a tied parameter once.
+struct Unfilled {
+  std::vector<NamedParameter> parameters;
+  std::vector<std::pair<std::string, Buffer*>> buffers;
+};
+Unfilled unfilled_in(const Module& module) {
+  Unfilled found;
+  std::unordered_set<const void*> seen;
+  Traversal all(Hidden::show);
+  all.on_param = [&](const std::string& name, const Parameter& p) {
+    if (on_meta(p.local()) && seen.insert(p.id()).second) found.parameters.push_back({name, p});
+  };
+  all.on_buffer = [&](const std::string& name, Buffer& b) {
+    if (on_meta(b.tensor())) found.buffers.emplace_back(name, &b);
+  };
+  all.run(module);
+  return found;
+}
+
+void fill(const Unfilled& unfilled, const Initialise& initialise) {
+  for (const auto& [name, p] : unfilled.parameters) {
+    const Tensor local = p.local().detach();
+    if (p.owner() == nullptr) {
+      initialise(name, local);
+      continue;
+    }
+    const Tensor whole = empty({p.shape(), local.dtype(), local.device()});
+    initialise(name, whole);
+    p.owner()->set_whole(p, whole);
+  }
+  for (const auto& [name, buffer] : unfilled.buffers) initialise(name, buffer->tensor());
+}
+
+/// For what was not filled to the end: memory that nobody wrote must not pass for values.
+void return_to_meta(Module& module, const Unfilled& unfilled) {
+  const auto empty_again = [](const Tensor& t) { return sherd::to(t, Device::meta()); };
+  std::unordered_set<const ParameterOwner*> owners;
+  for (const auto& [name, p] : unfilled.parameters) {
+    Parameter object = p;
+    if (p.owner() != nullptr)
+      owners.insert(p.owner());
+    else
+      object.set_data(empty_again(p.data()));
+  }
+  for (const auto& [name, buffer] : unfilled.buffers) buffer->set(empty_again(buffer->tensor()));
+  Traversal all(Hidden::show);
+  all.on_module = [&](const std::string&, Module& m) {
+    const auto* owner = dynamic_cast<const ParameterOwner*>(m.extension().get());
+    if (owner != nullptr && owners.contains(owner)) m.extension()->change(empty_again);
+  };
+  all.run(module);
 }
 
 }  // namespace
@@ -111,11 +288,11 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
 std::vector<NamedParameter> Module::named_parameters(Ties ties) const {
   std::vector<NamedParameter> list;
   std::unordered_set<const void*> seen;
-  Walk walk;
-  walk.on_param = [&](const std::string& name, const Parameter& p) {
+  Traversal all;
+  all.on_param = [&](const std::string& name, const Parameter& p) {
     if (seen.insert(p.id()).second || ties == Ties::all) list.push_back({name, p});
   };
-  walk.run(*this);
+  all.run(*this);
   return list;
 }
 
@@ -127,17 +304,17 @@ std::vector<Parameter> Module::parameters() const {
 
 std::vector<NamedBuffer> Module::named_buffers() const {
   std::vector<NamedBuffer> list;
-  Walk walk;
-  walk.on_buffer = [&](const std::string& name, Buffer& b) { list.push_back({name, b.tensor()}); };
-  walk.run(*this);
+  Traversal all;
+  all.on_buffer = [&](const std::string& name, Buffer& b) { list.push_back({name, b.tensor()}); };
+  all.run(*this);
   return list;
 }
 
 std::vector<NamedModule> Module::named_modules() {
   std::vector<NamedModule> list;
-  Walk walk;
-  walk.on_module = [&](const std::string& name, Module& m) { list.push_back({name, &m}); };
-  walk.run(*this);
+  Traversal all;
+  all.on_module = [&](const std::string& name, Module& m) { list.push_back({name, &m}); };
+  all.run(*this);
   return list;
 }
 
@@ -147,17 +324,42 @@ std::int64_t Module::parameter_count() const {
   return count;
 }
 
-bool Module::training() const { return state_->training; }
+bool Module::training() const { return state().training; }
 
 void Module::train(bool training) {
-  for (const NamedModule& m : named_modules()) m.module->state_->training = training;
+  for (const NamedModule& m : named_modules()) m.module->state().training = training;
 }
 
 void Module::to(Device device) {
+  if (device.type != DeviceType::meta) {
+    const Unfilled none = unfilled_in(*this);
+    check<DeviceError>(
+        none.parameters.empty() && none.buffers.empty(),
+        "{}: '{}' is on meta and has no values to move to {}; give the module memory and values "
+        "with materialize()",
+        type_name(),
+        !none.parameters.empty() ? none.parameters[0].name
+        : !none.buffers.empty()  ? none.buffers[0].first
+                                 : "",
+        to_string(device));
+  }
+  change_tensors(*this, [device](const Tensor& t) { return sherd::to(t, device); });
+}
+
+void Module::materialize(Device device, const Initialise& initialise) {
+  check<DeviceError>(device.type != DeviceType::meta,
+                     "{}: materialize() on meta gives no values; name a device that holds some", type_name());
+  const NoGrad guard;
+  const Unfilled unfilled = unfilled_in(*this);
   change_tensors(*this, [device](const Tensor& t) {
-    return t.device().type == DeviceType::meta && device != t.device() ? empty({t.shape(), t.dtype(), device})
-                                                                       : sherd::to(t, device);
+    return on_meta(t) ? empty({t.shape(), t.dtype(), device}) : sherd::to(t, device);
   });
+  try {
+    fill(unfilled, initialise);
+  } catch (...) {
+    return_to_meta(*this, unfilled);
+    throw;
+  }
 }
 
 void Module::to(DType dtype) {
@@ -176,19 +378,21 @@ void Module::zero_grad() {
 StateDict Module::state_dict() const {
   StateDict state;
   std::unordered_set<const void*> seen;
-  Walk walk;
-  walk.on_param = [&](const std::string& name, const Parameter& p) {
+  Traversal all;
+  all.on_param = [&](const std::string& name, const Parameter& p) {
     if (seen.insert(p.id()).second) state.emplace_back(name, p.data());
   };
-  walk.on_buffer = [&](const std::string& name, Buffer& b) {
-    if (b.persistence() == Persistence::saved) state.emplace_back(name, b.tensor());
+  all.on_buffer = [&](const std::string& name, Buffer& b) {
+    if (b.persistence() == Persistence::saved) state.emplace_back(name, sherd::to(b.tensor(), b.own_dtype()));
   };
-  walk.run(*this);
+  all.run(*this);
   return state;
 }
 
 void Module::load_state_dict(const StateDict& state, Strict strict) {
-  std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
+  std::unordered_map<std::string, Tensor> given;
+  for (const auto& [name, tensor] : state)
+    check<ValueError>(given.emplace(name, tensor).second, "load_state_dict: the state has '{}' twice", name);
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
   std::unordered_map<const void*, std::string> missing;
   std::unordered_set<const void*> taken;
@@ -201,24 +405,27 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
     check<ShapeError>(found->second.shape() == into.shape(),
                       "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
                       into.shape(), found->second.shape());
-    check<DeviceError>(
-        found->second.device().type != DeviceType::meta || into.device().type == DeviceType::meta,
-        "load_state_dict: '{}' is on meta in the state and has no values", name);
+    check<DeviceError>(!on_meta(found->second) || on_meta(into),
+                       "load_state_dict: '{}' is on meta in the state and has no values", name);
+    check<DeviceError>(!on_meta(into) || on_meta(found->second),
+                       "load_state_dict: '{}' is on meta in the module and holds no values; give the module "
+                       "memory with materialize()",
+                       name);
     missing.erase(id);
     taken.insert(id);
     copies.emplace_back(into, found->second);
     given.erase(found);
   };
-  Walk walk;
-  std::vector<ParameterHost*> hosts;
-  walk.on_param = [&](const std::string& name, const Parameter& p) {
+  Traversal all;
+  std::vector<ParameterOwner*> owners;
+  all.on_param = [&](const std::string& name, const Parameter& p) {
     take(name, p.id(), p.data());
-    if (p.host() != nullptr) hosts.push_back(p.host());
+    if (p.owner() != nullptr) owners.push_back(p.owner());
   };
-  walk.on_buffer = [&](const std::string& name, Buffer& b) {
+  all.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() == Persistence::saved) take(name, &b, b.tensor());
   };
-  walk.run(*this);
+  all.run(*this);
   if (strict == Strict::yes) {
     check<ValueError>(
         missing.empty(),
@@ -230,28 +437,29 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
         given.empty() ? "" : given.begin()->first, given.size());
   }
   const NoGrad guard;
-  for (ParameterHost* host : hosts) host->before_write();
+  for (ParameterOwner* owner : owners) owner->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
 }
 
 Subscription Module::observe(ModuleObserver& observer) {
-  state_->observers.push_back(&observer);
+  state().observers.push_back(&observer);
   return Subscription([weak = std::weak_ptr(state_), &observer] {
     if (const auto state = weak.lock()) std::erase(state->observers, &observer);
   });
 }
 
-bool Module::observed() const { return !state_->observers.empty(); }
+bool Module::observed() const { return !state().observers.empty(); }
 
 void Module::fire_before(std::span<Tensor* const> inputs) {
-  for (ModuleObserver* observer : std::vector(state_->observers)) observer->before_forward(*this, inputs);
+  for (ModuleObserver* observer : std::vector(state().observers)) observer->before_forward(*this, inputs);
 }
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
-  for (ModuleObserver* observer : std::vector(state_->observers)) observer->after_forward(*this, outputs);
+  for (ModuleObserver* observer : std::vector(state().observers)) observer->after_forward(*this, outputs);
 }
 
 void Module::fire_failed() noexcept {
+  if (!state_) return;  // its forward moved it away
   for (ModuleObserver* observer : std::vector(state_->observers)) observer->forward_failed(*this);
 }
 

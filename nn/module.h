@@ -1,5 +1,5 @@
-// Modules: structs that name their members once. Names, saving, moving, copying and sharding derive from that
-// one visit.
+// Modules: structs that name their members once, in `visit`. Names, saving, moving and sharding derive from
+// it.
 //
 //   struct Linear final : Layer<Linear> {
 //     Param weight, bias;
@@ -23,7 +23,7 @@ namespace sherd::nn {
 
 class Module;
 
-/// A member walk in the order of `visit`.
+/// Is shown a module's members in the order of `visit`.
 class SHERD_API MemberVisitor {
  public:
   virtual ~MemberVisitor();
@@ -45,21 +45,23 @@ class SHERD_API ModuleObserver {
 
 struct NamedParameter;
 
-/// What an upper floor hangs on a module: goes with it, hears its forwards before all observers, and is asked
-/// first when parameters are listed, moved or cloned.
+/// What a module is given by code that changes how its parameters are kept (sharding). It moves with the
+/// module, hears its forwards before all observers, and is asked when parameters are listed, moved or cloned.
 class SHERD_API ModuleExtension : public ModuleObserver {
  public:
-  /// Parameters to list for this module before its members.
+  /// Parameters that lists have for this module before its members: a flat one in place of many.
   virtual std::vector<NamedParameter> own_parameters() const;
-  /// Whether a parameter of this module or below is listed under no name.
+  /// Whether lists leave out this parameter of the module or of one below, because one of `own_parameters`
+  /// stands for it.
   virtual bool hides(const Parameter& parameter) const;
-  /// Replaces every value it hosts, gradients included; `Module::to` leaves those to it.
+  /// Replaces all values that it keeps by what `change` makes of them, gradients included: `Module::to`
+  /// changes only those that no extension keeps.
   virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
-  /// The same for a clone, whose members are copied by now.
+  /// The extension of the module's clone. `copy_of` has the clone's parameters, which are all copied by now.
   virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& copy_of) const = 0;
 };
 
-/// Ends an observer's life on a module when it dies.
+/// While it lives, the observer that it was returned for is told of the module's forwards.
 class SHERD_API Subscription {
  public:
   Subscription() = default;
@@ -79,11 +81,11 @@ class SHERD_API Subscription {
   std::function<void()> end_;
 };
 
-/// Whether a walk lists a tied parameter under its first name only, or under all.
+/// Whether a list has a tied parameter under its first name only, or under all of its names.
 enum class Ties { once, all };
 
 struct NamedParameter {
-  std::string name;
+  std::string name;  ///< in the module that was asked, as "blocks.0.weight"; so below
   Parameter parameter;
 };
 struct NamedBuffer {
@@ -94,14 +96,18 @@ struct NamedModule {
   std::string name;
   Module* module;
 };
-/// Names and tensors in walk order. Tensors are detached but share memory with the module.
+/// Names and tensors, in the order of members. Tensors are detached but share memory with the module.
 using StateDict = std::vector<std::pair<std::string, Tensor>>;
 
 /// Whether `load_state_dict` insists that both sides have the same names.
 enum class Strict { yes, no };
 
-/// Base of all layers. Move-only; `clone()` copies. One thread trains a module; several may run forwards
-/// without gradients at once.
+/// Fills a tensor with a parameter's or buffer's first values; `name` is its full name in the module.
+using Initialise = std::function<void(const std::string& name, const Tensor& whole)>;
+
+/// Base of all layers. Move-only; `clone()` copies. A module that was moved from throws StateError whatever
+/// it is asked, until another is moved into it. One thread trains a module; several may run forwards without
+/// gradients at once.
 class SHERD_API Module {
  public:
   Module();
@@ -111,8 +117,10 @@ class SHERD_API Module {
 
   /// The class's name, e.g. "Linear".
   virtual std::string_view type_name() const = 0;
-  /// Calls `visitor` for each direct member.
-  virtual void visit_members(MemberVisitor& visitor) = 0;
+  /// Calls `visitor` for each direct member. Before that, ValueError for a name that two members have, that
+  /// is empty or has a dot. Where the library is built with assertions, StateError when the object holds a
+  /// Param, Buffer or Module that `visit` does not name.
+  void visit_members(MemberVisitor& visitor);
   /// `forward` of one tensor, for containers of different layers; StateError if the layer takes something
   /// else.
   virtual Tensor call(const Tensor& x) = 0;
@@ -131,30 +139,43 @@ class SHERD_API Module {
   /// Sets the mode of this module and those below.
   void train(bool training = true);
   void eval() { train(false); }
-  /// Moves parameters, gradients and buffers; parameter objects stay the same.
+  /// Moves parameters, gradients and buffers; parameter objects stay the same. DeviceError from `meta`, where
+  /// there are no values to move: see `materialize`.
   void to(Device device);
   /// Casts floating parameters, gradients and buffers.
   void to(DType dtype);
+  /// Moves the module to `device` and gives what is on `meta` its memory there: `initialise` is called once
+  /// for each such parameter and buffer, in the order of members, with a whole tensor that it must fill. A
+  /// sharded module keeps this rank's part; the same calls on every rank draw the same numbers as an
+  /// unsharded module's. When `initialise` throws, all that was on `meta` is there again. DeviceError for
+  /// `meta`.
+  void materialize(Device device, const Initialise& initialise);
   /// For all parameters below.
   void set_requires_grad(bool requires_grad);
   void zero_grad();
 
+  /// Parameters and saved buffers by name. Tensors share memory with the module; a buffer that computes in
+  /// another dtype than its own is a copy in its own.
   StateDict state_dict() const;
-  /// Copies values in. ValueError for missing or unknown names (unless not strict), ShapeError for other
-  /// shapes; dtypes are cast. A tied parameter may come under any of its names. Nothing is changed when it
-  /// throws.
+  /// Copies values in. ValueError for missing or unknown names (unless not strict) and for a name that comes
+  /// twice, ShapeError for other shapes, DeviceError for values from or into `meta`; dtypes are cast. A tied
+  /// parameter may come under any of its names. Nothing is changed when it throws.
   void load_state_dict(const StateDict& state, Strict strict = Strict::yes);
 
-  /// Tells `observer` of each forward until the subscription ends; observers hear in the order they came, and
-  /// see the module move.
+  /// Tells `observer` of each forward until the subscription ends, in the order in which observers came. It
+  /// goes on when the module is moved: the observer is then told of the module that it was moved into.
   Subscription observe(ModuleObserver& observer);
 
-  /// One a module at most (StateError).
+  /// Gives the module an extension; one a module at most (StateError).
   void extend(std::shared_ptr<ModuleExtension> extension);
   const std::shared_ptr<ModuleExtension>& extension() const;
 
  protected:
   Module(const Module& other);
+  /// Calls `visitor` for each direct member, as `visit` names them.
+  virtual void each_member(MemberVisitor& visitor) = 0;
+  /// StateError after a move from this module.
+  void check_alive() const { state(); }
   bool observed() const;
   void fire_before(std::span<Tensor* const> inputs);
   void fire_after(std::span<Tensor* const> outputs);
@@ -162,6 +183,8 @@ class SHERD_API Module {
 
  private:
   struct State;
+  State& state() const;
+  void check_nothing_forgotten();
   std::shared_ptr<State> state_;
 };
 
@@ -203,9 +226,6 @@ class Layer : public Module {
   }
 
   std::string_view type_name() const override { return detail::short_type_name<D>(); }
-  void visit_members(MemberVisitor& visitor) override {
-    static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
-  }
   Tensor call(const Tensor& x) override {
     if constexpr (requires(D& d) {
                     { d.forward(x) } -> std::same_as<Tensor>;
@@ -215,7 +235,7 @@ class Layer : public Module {
       fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
                        type_name());
   }
-  /// A copy with memory of its own: ties are kept, observers stay behind.
+  /// A copy with memory of its own: ties are kept, observers and gradients stay behind.
   D clone() const {
     const CloneScope scope;
     return D(static_cast<const D&>(*this));
@@ -223,6 +243,11 @@ class Layer : public Module {
   std::unique_ptr<Module> clone_module() const override {
     const CloneScope scope;
     return std::make_unique<D>(static_cast<const D&>(*this));
+  }
+
+ protected:
+  void each_member(MemberVisitor& visitor) override {
+    static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
   }
 
  private:

@@ -32,22 +32,38 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
-/// The 0-d f64 host values that the formulas below need.
-double host(const Tensor& t) { return t.item(); }
+/// A rate or a decay.
+void check_rate(double value, std::string_view what) {
+  check<ValueError>(value >= 0 && std::isfinite(value), "optimizer: {} {} must be at least 0 and finite",
+                    what, value);
+}
+
+bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
+
+/// Names that belong to a state, each once.
+std::unordered_map<std::string, Tensor> by_name(const StateDict& state) {
+  std::unordered_map<std::string, Tensor> found;
+  for (const auto& [name, tensor] : state)
+    check<ValueError>(found.emplace(name, tensor).second, "optimizer: the state has '{}' twice", name);
+  return found;
+}
 
 }  // namespace
 
 Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay) {
-  std::unordered_map<const void*, std::size_t> owner;
+  std::unordered_map<const void*, std::size_t> group_of;
   for (ParamGroup& group : groups) {
     for (const Parameter& p : group.params) {
       check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
-      const auto [first, fresh] = owner.emplace(p.id(), groups_.size());
-      check<ValueError>(fresh, "optimizer: a parameter of shape {} is in groups {} and {}", p.shape(),
-                        first->second, groups_.size());
+      const auto [first, fresh] = group_of.emplace(p.id(), groups_.size());
+      check<ValueError>(fresh,
+                        "optimizer: a parameter of shape {} is in group {} and again in {}; list it once",
+                        p.shape(), first->second, groups_.size());
     }
-    groups_.push_back({std::move(group.params), Tensor::scalar(group.lr.value_or(lr), {DType::f64}),
-                       group.weight_decay.value_or(weight_decay)});
+    const double rate = group.lr.value_or(lr), decay = group.weight_decay.value_or(weight_decay);
+    check_rate(rate, "rate");
+    check_rate(decay, "weight decay");
+    groups_.push_back({std::move(group.params), Tensor::scalar(rate, {DType::f64}), decay});
   }
 }
 
@@ -57,7 +73,14 @@ void Optimizer::step() {
   const NoGrad guard;
   for (const Group& group : groups_)
     for (const Parameter& p : group.params)
-      if (p.host() != nullptr) p.host()->before_write();
+      if (const Tensor g = p.grad(); g.defined())
+        check<ShapeError>(
+            g.shape() == p.local().shape(),
+            "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
+            p.local().shape(), g.shape());
+  for (const Group& group : groups_)
+    for (const Parameter& p : group.params)
+      if (p.owner() != nullptr) p.owner()->before_write();
   for (const Group& group : groups_) {
     std::vector<Parameter> params;
     std::vector<Slots*> slots;
@@ -87,10 +110,17 @@ void Optimizer::set_lr(double lr) {
   for (std::size_t i = 0; i < groups_.size(); ++i) set_lr(i, lr);
 }
 void Optimizer::set_lr(std::size_t group, double lr) {
-  const NoGrad guard;
-  *groups_.at(group).lr.mutable_data<double>() = lr;
+  check_rate(lr, "rate");
+  Tensor rate = group_at(group).lr;
+  *rate.mutable_data<double>() = lr;
 }
-double Optimizer::lr(std::size_t group) const { return host(groups_.at(group).lr); }
+double Optimizer::lr(std::size_t group) const { return group_at(group).lr.item(); }
+
+const Optimizer::Group& Optimizer::group_at(std::size_t group) const {
+  check<ValueError>(group < groups_.size(), "optimizer: there is no group {}; it has {}", group,
+                    groups_.size());
+  return groups_[group];
+}
 
 StateDict Optimizer::state_dict() const {
   StateDict dict;
@@ -110,28 +140,36 @@ StateDict Optimizer::state_dict() const {
 
 void Optimizer::load_state_dict(const StateDict& given) {
   const NoGrad guard;
-  const std::unordered_map<std::string, Tensor> from(given.begin(), given.end());
+  const std::unordered_map<std::string, Tensor> from = by_name(given);
   const std::vector<std::string> names = state_names();
   std::unordered_map<const void*, Slots> state;
+  std::vector<double> rates;
   std::size_t index = 0, used = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const auto rate = from.find(fmt::format("group.{}.lr", g));
-    check<ValueError>(rate != from.end(), "optimizer: the state has no rate for group {} of {}", g,
-                      groups_.size());
+  const auto take = [&](const std::string& name, const Tensor& into) {
+    const auto found = from.find(name);
+    check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
+    check<ShapeError>(found->second.shape() == into.shape(),
+                      "optimizer: '{}' has shape {}, the parameter needs {}", name, found->second.shape(),
+                      into.shape());
+    check<DeviceError>(on_meta(found->second) == on_meta(into),
+                       "optimizer: '{}' is on {} in the state and on {} here; on meta there are no values",
+                       name, to_string(found->second.device()), to_string(into.device()));
+    copy_(into, found->second);
     ++used;
+  };
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::string rate = fmt::format("group.{}.lr", g);
+    check<ValueError>(from.contains(rate), "optimizer: the state has no rate for group {} of {}", g,
+                      groups_.size());
+    const Tensor value = zeros({}, {DType::f64});
+    take(rate, value);
+    rates.push_back(value.item());
+    check_rate(rates.back(), rate);
     for (const Parameter& p : groups_[g].params) {
-      if (from.contains(fmt::format("state.{}.{}", index, names.empty() ? "" : names[0]))) {
+      if (!names.empty() && from.contains(fmt::format("state.{}.{}", index, names[0]))) {
         Slots slots = fresh(p.local());
-        for (std::size_t k = 0; k < names.size(); ++k) {
-          const std::string name = fmt::format("state.{}.{}", index, names[k]);
-          const auto found = from.find(name);
-          check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
-          check<ShapeError>(found->second.shape() == slots[k].shape(),
-                            "optimizer: '{}' has shape {}, the parameter needs {}", name,
-                            found->second.shape(), slots[k].shape());
-          copy_(slots[k], found->second);
-          ++used;
-        }
+        for (std::size_t k = 0; k < names.size(); ++k)
+          take(fmt::format("state.{}.{}", index, names[k]), slots[k]);
         state.emplace(p.id(), std::move(slots));
       }
       ++index;
@@ -140,16 +178,18 @@ void Optimizer::load_state_dict(const StateDict& given) {
   check<ValueError>(used == from.size(),
                     "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
                     from.size());
-  for (std::size_t g = 0; g < groups_.size(); ++g)
-    copy_(groups_[g].lr, from.at(fmt::format("group.{}.lr", g)));
+  for (std::size_t g = 0; g < groups_.size(); ++g) set_lr(g, rates[g]);
   state_ = std::move(state);
 }
 
 Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
     : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o), decoupled_(decoupled) {
-  check<ValueError>(o.lr >= 0 && o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1 && o.eps >= 0,
-                    "Adam: lr {}, betas ({}, {}) and eps {} must be at least 0, the betas below 1", o.lr,
-                    o.beta1, o.beta2, o.eps);
+  check_rate(o.lr, "rate");
+  check_rate(o.weight_decay, "weight decay");
+  check<ValueError>(
+      o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1 && o.eps >= 0 && std::isfinite(o.eps),
+      "Adam: betas ({}, {}) must be at least 0 and below 1, eps {} at least 0 and finite", o.beta1, o.beta2,
+      o.eps);
 }
 
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
@@ -169,12 +209,12 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
       continue;
     }
     add_(s[2], 1.0);
-    const double lr = host(group.lr), t = host(s[2]);
+    const double lr = group.lr.item(), t = s[2].item();
     const Tensor wide = to(to(g, p.dtype()), p.device());
     if (decoupled_) mul_(p, 1 - lr * group.weight_decay);
     const Tensor gradient =
         decoupled_ || group.weight_decay == 0 ? wide : add(wide, mul(p, group.weight_decay));
-    add_(s[0], mul(sub(gradient, s[0]), 1 - o.beta1));
+    add_(mul_(s[0], o.beta1), mul(gradient, 1 - o.beta1));
     add_(mul_(s[1], o.beta2), mul(square(gradient), 1 - o.beta2));
     const Tensor denominator = add(div(sqrt(s[1]), std::sqrt(1 - std::pow(o.beta2, t))), o.eps);
     sub_(p, mul(div(s[0], denominator), lr / (1 - std::pow(o.beta1, t))));
@@ -185,8 +225,10 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
 
 Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
     : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
-  check<ValueError>(o.lr >= 0 && o.momentum >= 0, "Sgd: lr {} and momentum {} must be at least 0", o.lr,
-                    o.momentum);
+  check_rate(o.lr, "rate");
+  check_rate(o.weight_decay, "weight decay");
+  check<ValueError>(o.momentum >= 0 && std::isfinite(o.momentum),
+                    "Sgd: momentum {} must be at least 0 and finite", o.momentum);
 }
 
 std::vector<std::string> Sgd::state_names() const {
@@ -212,24 +254,24 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
     Tensor v = to(to(g, p.dtype()), p.device());
     if (group.weight_decay != 0) v = add(v, mul(p, group.weight_decay));
     if (options_.momentum != 0) {
-      if (host(s[1]) == 0)
+      if (s[1].item() == 0)
         copy_(s[0], v);
       else
         add_(mul_(s[0], options_.momentum), v);
       add_(s[1], 1.0);
       v = s[0];
     }
-    sub_(p, mul(v, host(group.lr)));
+    sub_(p, mul(v, group.lr.item()));
   }
   for (const std::vector<Tensor>& list : lists.all())
     apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
 }
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
-  check<ValueError>(max_norm > 0, "clip_grad_norm_: limit {} must be positive", max_norm);
+  check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
   for (const Parameter& p : params)
     check<StateError>(
-        p.host() == nullptr,
+        p.owner() == nullptr,
         "clip_grad_norm_: a parameter of shape {} is sharded, so its norm is not this rank's to "
         "take; use shard::clip_grad_norm_",
         p.shape());

@@ -12,7 +12,7 @@
 namespace sherd::nn {
 
 /// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May
-/// be empty.
+/// be empty. ValueError for a rate or decay that is negative or not finite, here and wherever one is set.
 struct ParamGroup {
   std::vector<Parameter> params;
   std::optional<double> lr{}, weight_decay{};
@@ -21,14 +21,17 @@ struct ParamGroup {
 /// What `zero_grad` leaves: no gradient, or zeros in place.
 enum class ZeroGrad { to_none, to_zero };
 
-/// A parameter without a gradient is left alone: no decay, no state, no step count.
+/// Steps parameters by their gradients. A parameter without a gradient is left alone: no decay, no state, no
+/// step count. Within one optimizer a parameter is in one group (ValueError); two optimizers may share one,
+/// each with state of its own. ValueError for an empty parameter, and for a group that is not there.
 class SHERD_API Optimizer {
  public:
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates all parameters that have a gradient.
+  /// Updates all parameters that have a gradient. ShapeError for a gradient that has not the shape of
+  /// `Parameter::local()`, before anything is updated.
   void step();
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the rate of every group, or of one. The rate is a tensor: a captured step sees the new value.
@@ -37,13 +40,15 @@ class SHERD_API Optimizer {
   double lr(std::size_t group = 0) const;
   std::size_t group_count() const { return groups_.size(); }
   /// Of one group; `state_dict` counts through all groups in this order.
-  const std::vector<Parameter>& parameters(std::size_t group) const { return groups_.at(group).params; }
+  const std::vector<Parameter>& parameters(std::size_t group) const { return group_at(group).params; }
 
   /// What it keeps of a parameter: "step", a number, and tensors of the parameter's shape and dtype.
   virtual std::vector<std::string> state_names() const = 0;
   /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr".
   StateDict state_dict() const;
-  /// ValueError for names that do not fit these parameters, ShapeError for other shapes.
+  /// ValueError for names that do not fit these parameters, a name that comes twice and rates that no group
+  /// may have, ShapeError for other shapes, DeviceError for values from or into `meta`. Nothing is changed
+  /// when it throws.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -55,6 +60,7 @@ class SHERD_API Optimizer {
   /// State of one parameter, by the names that `state_names` lists.
   using Slots = std::vector<Tensor>;
 
+  /// Groups that give no rate or decay of their own take these.
   Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
   /// Fresh state for a parameter.
   virtual Slots fresh(const Tensor& p) const = 0;
@@ -62,15 +68,18 @@ class SHERD_API Optimizer {
                           std::span<Slots* const> slots) = 0;
 
  private:
+  const Group& group_at(std::size_t group) const;
   std::vector<Group> groups_;
   std::unordered_map<const void*, Slots> state_;
 };
 
+/// For `Adam`. The betas lie in [0, 1).
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
 };
 
-/// Adam (Kingma and Ba, 2015); weight decay is added to the gradient.
+/// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
+/// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
@@ -89,6 +98,7 @@ class SHERD_API Adam : public Optimizer {
   bool decoupled_;
 };
 
+/// For `AdamW`: the decay's default differs.
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
 };
@@ -102,6 +112,7 @@ class SHERD_API AdamW final : public Adam {
       : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
 
+/// For `Sgd`.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
 };
@@ -124,8 +135,9 @@ class SHERD_API Sgd final : public Optimizer {
 };
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d
-/// f64), the same to the bit for every order and cut of the parameters.
-/// StateError for sharded ones, whose norm needs all ranks: `shard::clip_grad_norm_`.
+/// f64), the same to the bit for every order and cut of the parameters. A NaN among them makes all of them
+/// NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a negative or NaN `max_norm`; StateError for
+/// sharded ones, whose norm needs all ranks: `shard::clip_grad_norm_`.
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
 
 /// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at

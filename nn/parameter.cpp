@@ -6,14 +6,17 @@
 #include <vector>
 
 #include "autograd/autograd.h"
+#include "nn/copy_record.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn {
 namespace {
 
+/// The `clone()` or `CopyRecord` that is under way on this rank.
 struct Cloning {
   bool active = false;
+  CopyRecord* record = nullptr;
   std::unordered_map<const void*, Parameter> copies;
   std::vector<std::function<void(const ClonedParameters&)>> afterwards;
 };
@@ -46,7 +49,20 @@ void CloneScope::afterwards(std::function<void(const ClonedParameters&)> act) {
   cloning().afterwards.push_back(std::move(act));
 }
 
+struct CopyRecord::Outer {
+  Cloning cloning;
+};
+
+CopyRecord::CopyRecord() : outer_(std::make_unique<Outer>(std::exchange(cloning(), {}))) {
+  cloning().active = true;
+  cloning().record = this;
+}
+CopyRecord::~CopyRecord() { cloning() = std::move(outer_->cloning); }
+CopyRecord* CopyRecord::current() { return cloning().record; }
+void CopyRecord::add(const void* member, std::string what) { members_.push_back({member, std::move(what)}); }
+
 Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()) {
+  check<StateError>(data.defined(), "parameter: the tensor is empty; give one with values, or on meta");
   check<DTypeError>(!requires_grad || is_floating(data.dtype()),
                     "parameter: only floating parameters are trained, got {}; pass "
                     "requires_grad = false",
@@ -55,42 +71,57 @@ Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()
   set_data(std::move(data));
 }
 
-ParameterHost::~ParameterHost() = default;
+ParameterOwner::~ParameterOwner() = default;
 
-Tensor Parameter::data() const {
-  return state_->host != nullptr ? state_->host->data(*this) : state_->used.detach();
+void Parameter::refuse(std::string_view call) {
+  fail<StateError>(
+      "Parameter::{}: the parameter is empty, as that of a layer without bias; ask defined() first", call);
 }
 
-void Parameter::host(Hosted hosted) {
-  if (state_->local.defined()) continue_leaf(state_->local, hosted.local);
-  hosted.local.requires_grad_(state_->requires_grad);
-  hosted.used.requires_grad_(state_->requires_grad);
-  state_->host = hosted.host;
-  state_->local = std::move(hosted.local);
-  state_->used = std::move(hosted.used);
-  state_->shape = std::move(hosted.shape);
+Tensor Parameter::data() const {
+  const State& s = state("data");
+  return s.owner != nullptr ? s.owner->data(*this) : s.used.detach();
+}
+
+void Parameter::set_owner(Owned owned) {
+  State& s = state("set_owner");
+  if (s.local.defined()) continue_leaf(s.local, owned.local);
+  owned.local.requires_grad_(s.requires_grad);
+  owned.used.requires_grad_(s.requires_grad);
+  s.owner = owned.owner;
+  s.local = std::move(owned.local);
+  s.used = std::move(owned.used);
+  s.shape = std::move(owned.shape);
 }
 
 void Parameter::set_data(Tensor data) {
-  if (state_->host != nullptr) return state_->host->set_data(*this, data);
+  State& s = state("set_data");
+  check<StateError>(data.defined(), "Parameter::set_data: the tensor is empty; give one with values");
+  if (s.owner != nullptr) return s.owner->set_data(*this, data);
   Tensor fresh = data.detach();
-  continue_leaf(state_->local, fresh);
-  fresh.requires_grad_(state_->requires_grad);
-  state_->shape = fresh.shape();
-  state_->local = state_->used = fresh;
+  continue_leaf(s.local, fresh);
+  fresh.requires_grad_(s.requires_grad);
+  s.shape = fresh.shape();
+  s.local = s.used = fresh;
 }
 
 void Parameter::set_requires_grad(bool requires_grad) {
-  state_->requires_grad = requires_grad;
-  state_->local.requires_grad_(requires_grad);
-  if (state_->host != nullptr) state_->used.requires_grad_(requires_grad);
+  State& s = state("set_requires_grad");
+  s.local.requires_grad_(requires_grad);
+  if (s.owner != nullptr) s.used.requires_grad_(requires_grad);
+  s.requires_grad = requires_grad;
 }
 
 Param::Param(const Param& other) : Param() {
   check_cloning();
+  if (CopyRecord* record = CopyRecord::current()) {
+    record->add(&other, other.defined() ? fmt::format("Param of shape {}", other.shape()) : "empty Param");
+    *slot_ = other.object();
+    return;
+  }
   if (!other.defined()) return;
   Parameter& copy = cloning().copies[other.object().id()];
-  // A hosted one gets its host from the module's extension, when all is copied.
+  // One that a sharded module owns is given to the clone's owner when all is copied.
   if (!copy.defined()) copy = Parameter(copy_of(other.object().local()), other.object().requires_grad());
   *slot_ = copy;
 }
@@ -104,14 +135,38 @@ Param& Param::operator=(Param&& other) noexcept {
   return *this;
 }
 
-const Tensor& Param::tensor() const {
-  static const Tensor none;
-  return defined() ? slot_->tensor() : none;
+void Param::set(Parameter object) {
+  if (!slot_) slot_ = std::make_unique<Parameter>();
+  *slot_ = std::move(object);
 }
 
-Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
+void Param::refuse(std::string_view call) {
+  fail<StateError>("Param::{}: its module was moved from; use the one that it was moved into", call);
+}
+
+const Tensor& Param::tensor() const {
+  static const Tensor none;
+  const Parameter& object = slot("tensor");
+  return object.defined() ? object.tensor() : none;
+}
+
+Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_), own_dtype_(other.own_dtype_) {
   check_cloning();
-  data_ = copy_of(other.data_);
+  CopyRecord* record = CopyRecord::current();
+  if (record != nullptr) record->add(&other, "Buffer");
+  data_ = record != nullptr ? other.data_ : copy_of(other.data_);
+}
+
+void Buffer::set(Tensor data) {
+  if (!data.defined() || !data_.defined() || data.dtype() != data_.dtype()) own_dtype_.reset();
+  data_ = std::move(data);
+}
+
+void Buffer::compute_in(DType dtype) {
+  const NoGrad guard;
+  const DType own = own_dtype();
+  set(to(data_, dtype));
+  if (own != dtype) own_dtype_ = own;
 }
 
 void tie(Param& a, Param& b) {

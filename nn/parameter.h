@@ -1,11 +1,12 @@
-// Three things that PyTorch calls a parameter, apart: the member of a module (`Param`), the slot behind it,
-// which does not move when the module does, and the object in the slot (`Parameter`), which optimizers hold
-// and tied members share.
+// What PyTorch calls a parameter is three things here: the member of a module (`Param`); the slot behind the
+// member, which keeps its address when the module moves; and the object in the slot (`Parameter`), which
+// optimizers hold and tied members share.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
+#include <string_view>
 
 #include "runtime/tensor.h"
 
@@ -13,24 +14,27 @@ namespace sherd::nn {
 
 class Parameter;
 
-/// Keeps the values of parameters in a form of its own: a sharded group.
-class SHERD_API ParameterHost {
+/// Keeps the values of parameters in a form of its own: a sharded module keeps one shard for many of them.
+class SHERD_API ParameterOwner {
  public:
-  virtual ~ParameterHost();
-  /// What the user sees now.
+  virtual ~ParameterOwner();
+  /// What the user sees now: this rank's part, or the whole while it is gathered.
   virtual Tensor data(const Parameter& parameter) const = 0;
   /// Other values for what the user sees; ShapeError for another shape.
   virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
+  /// Keeps this rank's part of `whole`, which has the whole parameter's shape (ShapeError).
+  virtual void set_whole(const Parameter& parameter, const Tensor& whole) = 0;
   /// `local()` of its parameters is about to be written, on every rank alike: an optimizer steps, a state is
   /// loaded.
   virtual void before_write() = 0;
 };
 
-/// A parameter object. Copying shares it; two equal handles are one parameter.
+/// A parameter object. Copying shares it; two equal handles are one parameter. One made without values is
+/// empty: everything but `defined`, `==` and `id` throws StateError.
 class SHERD_API Parameter {
  public:
   Parameter() = default;
-  /// Takes `data` as a leaf.
+  /// Takes `data` as a leaf. DTypeError for integers that shall require gradients.
   explicit Parameter(Tensor data, bool requires_grad = true);
 
   bool defined() const { return static_cast<bool>(state_); }
@@ -39,46 +43,55 @@ class SHERD_API Parameter {
   /// Identifies the object (not its values) in maps.
   const void* id() const { return state_.get(); }
 
-  /// What forward uses.
-  const Tensor& tensor() const { return state_->used; }
+  /// What forward uses: the whole parameter.
+  const Tensor& tensor() const { return state("tensor").used; }
   /// What the optimizer updates: this rank's part, the whole without sharding.
-  const Tensor& local() const { return state_->local; }
+  const Tensor& local() const { return state("local").local; }
   /// What the user sees now, without history.
   Tensor data() const;
   /// Replaces the values by another tensor's memory; shape and dtype may change with it. The object stays.
   void set_data(Tensor data);
   /// The gradient: a free slot of any shape, dtype and device; empty is none.
-  Tensor grad() const { return state_->local.grad(); }
-  void set_grad(Tensor grad) { state_->local.set_grad(std::move(grad)); }
-  bool requires_grad() const { return state_->requires_grad; }
+  Tensor grad() const { return state("grad").local.grad(); }
+  void set_grad(Tensor grad) { state("set_grad").local.set_grad(std::move(grad)); }
+  bool requires_grad() const { return state("requires_grad").requires_grad; }
   void set_requires_grad(bool requires_grad);
   /// Of the whole parameter.
-  const Shape& shape() const { return state_->shape; }
-  std::int64_t numel() const { return state_->shape.numel(); }
+  const Shape& shape() const { return state("shape").shape; }
+  std::int64_t numel() const { return shape().numel(); }
 
-  /// The faces that a host gives it. `local` goes on as the leaf that the earlier one was.
-  struct Hosted {
-    ParameterHost* host;
+  /// What an owner makes of a parameter that it takes: `local` is stepped and has the gradient, `used` is
+  /// what forward reads, `shape` is the whole's.
+  struct Owned {
+    ParameterOwner* owner;
     Tensor local, used;
-    Shape shape;  ///< of the whole
+    Shape shape;
   };
-  void host(Hosted hosted);
-  /// Its host, or null. The host ends this (with `leave_host`) before it dies.
-  ParameterHost* host() const { return state_->host; }
-  void leave_host() { state_->host = nullptr; }
+  /// Gives the values to an owner. Hooks and the gradient of the `local` before stay with the new one.
+  void set_owner(Owned owned);
+  /// Who keeps the values, or null. It calls `leave_owner` before it dies.
+  ParameterOwner* owner() const { return state("owner").owner; }
+  void leave_owner() { state("leave_owner").owner = nullptr; }
 
  private:
   struct State : RefCounted {
-    ParameterHost* host = nullptr;
+    ParameterOwner* owner = nullptr;
     Tensor local, used;
     Shape shape;
     bool requires_grad = true;
   };
+  State& state(std::string_view call) const {
+    if (!state_) refuse(call);
+    return *state_;
+  }
+  [[noreturn]] static void refuse(std::string_view call);
   Ref<State> state_;
 };
 
 /// A module's member. Its slot is stable when the module moves; `set` replaces the object in it. Converts to
-/// the tensor that forward uses; one without an object is "none" (a layer without bias).
+/// the tensor that forward uses; one without an object is "none" (a layer without bias), and reading its
+/// values, gradient or shape throws StateError. So does everything but `defined`, `set` and assignment once
+/// its module was moved from.
 class SHERD_API Param {
  public:
   Param() : slot_(std::make_unique<Parameter>()) {}
@@ -90,26 +103,32 @@ class SHERD_API Param {
   Param& operator=(Param&& other) noexcept;
   /// Puts another object into the slot.
   Param& operator=(Parameter object) {
-    *slot_ = std::move(object);
+    set(std::move(object));
     return *this;
   }
 
   bool defined() const { return slot_ && slot_->defined(); }
   explicit operator bool() const { return defined(); }
   operator const Tensor&() const { return tensor(); }
+  /// What forward uses; an undefined tensor for "none".
   const Tensor& tensor() const;
   /// The object in the slot.
-  const Parameter& object() const { return *slot_; }
-  void set(Parameter object) { *slot_ = std::move(object); }
+  const Parameter& object() const { return slot("object"); }
+  void set(Parameter object);
 
-  Tensor data() const { return slot_->data(); }
-  void set_data(Tensor data) { slot_->set_data(std::move(data)); }
-  const Tensor& local() const { return slot_->local(); }
-  Tensor grad() const { return slot_->grad(); }
-  void set_grad(Tensor grad) { slot_->set_grad(std::move(grad)); }
-  const Shape& shape() const { return slot_->shape(); }
+  Tensor data() const { return slot("data").data(); }
+  void set_data(Tensor data) { slot("set_data").set_data(std::move(data)); }
+  const Tensor& local() const { return slot("local").local(); }
+  Tensor grad() const { return slot("grad").grad(); }
+  void set_grad(Tensor grad) { slot("set_grad").set_grad(std::move(grad)); }
+  const Shape& shape() const { return slot("shape").shape(); }
 
  private:
+  Parameter& slot(std::string_view call) const {
+    if (!slot_) refuse(call);
+    return *slot_;
+  }
+  [[noreturn]] static void refuse(std::string_view call);
   std::unique_ptr<Parameter> slot_;
 };
 
@@ -129,26 +148,34 @@ class SHERD_API Buffer {
 
   operator const Tensor&() const { return data_; }
   const Tensor& tensor() const { return data_; }
-  void set(Tensor data) { data_ = std::move(data); }
+  /// Replaces the tensor. Another dtype becomes the buffer's own.
+  void set(Tensor data);
   Persistence persistence() const { return persistence_; }
+
+  /// Casts the tensor for use; the dtype that it had stays the buffer's own, in which whole states hold it.
+  void compute_in(DType dtype);
+  DType own_dtype() const { return own_dtype_.value_or(data_.dtype()); }
 
  private:
   Tensor data_;
   Persistence persistence_ = Persistence::saved;
+  std::optional<DType> own_dtype_{};  // where it is not the tensor's
 };
 
 /// Makes `b` the same parameter as `a` (shapes must be equal: ShapeError). They count, save and step as one.
+/// StateError for empty ones.
 SHERD_API void tie(Param& a, Param& b);
 
 /// The copy of a parameter of the module that is being cloned.
 using ClonedParameters = std::function<Parameter(const Parameter&)>;
 
-/// The scope of one module's `clone()`: what was copied already, so that ties survive.
+/// The scope of one module's `clone()`: remembers which parameters were copied, so that members that share
+/// one share its copy too.
 class SHERD_API CloneScope {
  public:
   CloneScope();
-  ~CloneScope() noexcept(false);  // what waits for the end may fail
-  /// Runs `act` when all members are copied.
+  ~CloneScope() noexcept(false);  // what `afterwards` was given runs here, and may throw
+  /// Runs `act` at the end of the outermost scope, when all members are copied. StateError outside a scope.
   static void afterwards(std::function<void(const ClonedParameters&)> act);
   CloneScope(const CloneScope&) = delete;
   CloneScope& operator=(const CloneScope&) = delete;

@@ -39,9 +39,9 @@ class Backward {
  public:
   static Backward& current();
 
-  bool under_way() const { return plan_.run != 0; }
+  bool under_way() const { return agenda_.run != 0; }
   /// Its graph was counted, and it is being walked.
-  bool walking() const { return plan_.made; }
+  bool walking() const { return agenda_.made; }
 
   // ---- from sinks ----
   void begin(std::uint64_t run, ParameterGroup& group);
@@ -55,7 +55,7 @@ class Backward {
 
  private:
   using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
-  struct Plan {
+  struct Agenda {
     std::uint64_t run = 0;
     std::vector<RootCall*> calls;
     Groups begun;
@@ -67,14 +67,14 @@ class Backward {
     std::size_t over = 0;                   ///< how many of those are known to be through
   };
   void begin_run(std::uint64_t run);
-  void make_plan();
+  void make_agenda();
   void add(const std::shared_ptr<ParameterGroup>& group);
   void gather_in_turn(std::size_t index);
   enum class Turn { when_complete, now };
   bool may_reduce(const ParameterGroup& group);
   void reduce_in_turn(Turn turn);
 
-  Plan plan_;
+  Agenda agenda_;
 };
 
 }  // namespace sherd::shard

@@ -11,6 +11,11 @@
 namespace sherd::shard {
 namespace {
 
+/// How many modules this rank has sharded.
+struct BuildCounter {
+  std::uint64_t last = 0;
+};
+
 class Finder final : public nn::MemberVisitor {
  public:
   explicit Finder(Found& found) : found_(found) {}
@@ -57,12 +62,13 @@ Ranks ranks_of(const DeviceMesh& given, const Options& options) {
 
 /// The rule of `reshard_after_forward`, as a policy of the strategy.
 AfterForward after_forward(const Options& options, int shard_size) {
-  if (options.strategy != ShardingStrategy::full_shard) return AfterForward::keep;
-  const int k = options.reshard_after_forward.ranks();
-  if (k == ReshardAfterForward::all) return AfterForward::free;
-  check<ValueError>(k > 0 && shard_size % k == 0,
+  const bool full = options.strategy == ShardingStrategy::full_shard;
+  const int k = options.reshard_after_forward.ranks().value_or(shard_size);
+  check<ValueError>(k > 0 && (!full || shard_size % k == 0),
                     "If passing reshard_after_forward as an int, it should be a factor of {}, not {}",
                     shard_size, k);
+  if (!full) return AfterForward::keep;
+  if (!options.reshard_after_forward.ranks()) return AfterForward::free;
   if (k == 1) return AfterForward::keep;
   return k == shard_size ? AfterForward::free : AfterForward::slice;
 }
@@ -82,27 +88,39 @@ void check_flat(std::span<const FoundParameter> parameters, const UnitForm& form
   }
 }
 
+/// A shard lies on one device; on `meta`, where nothing has values, beside others they would be lost.
+void check_one_device(std::span<const FoundParameter> parameters) {
+  const FoundParameter& first = parameters[0];
+  for (const FoundParameter& p : parameters)
+    check<DeviceError>(
+        p.member->local().device() == first.member->local().device(),
+        "fully_shard: parameters of a group lie on one device; '{}' is on {}, '{}' on {}: move or "
+        "materialize() the module",
+        first.name, to_string(first.member->local().device()), p.name, to_string(p.member->local().device()));
+}
+
 /// This rank's slices of all segments, from whole parameters.
 Tensor cut(const GroupSpec& spec, std::span<const Tensor> whole) {
   const NoGrad guard;
   const int rank = spec.ranks.shard_rank();
-  const GroupLayout& layout = spec.layout;
-  const Tensor shard = empty({layout.shard_numel()}, {whole[0].dtype(), whole[0].device()});
+  const Partition& partition = spec.partition;
+  const Tensor shard = empty({partition.shard_numel()}, {whole[0].dtype(), whole[0].device()});
   if (shard.device().type == DeviceType::meta) return shard;
   zero_(shard);
-  for (const Padding& padding : layout.padding()) {
+  for (const Padding& padding : partition.padding()) {
     if (padding.value == 0) continue;
-    const std::int64_t slice = layout.shard_numel(padding.segment), begin = slice * rank;
+    const std::int64_t slice = partition.shard_numel(padding.segment), begin = slice * rank;
     const std::int64_t first = std::max(begin, padding.offset);
     const std::int64_t last = std::min(begin + slice, padding.offset + padding.numel);
     if (last > first)
-      fill_(narrow(shard, 0, layout.shard_offset(padding.segment) + first - begin, last - first),
+      fill_(narrow(shard, 0, partition.shard_offset(padding.segment) + first - begin, last - first),
             padding.value);
   }
   for (std::size_t i = 0; i < whole.size(); ++i) {
-    const OwnedPart part = layout.part(static_cast<int>(i), rank);
+    const OwnedPart part = partition.part(static_cast<int>(i), rank);
     if (part.numel == 0) continue;
-    const std::int64_t at = layout.shard_offset(layout.span(static_cast<int>(i)).segment) + part.in_shard;
+    const std::int64_t at =
+        partition.shard_offset(partition.span(static_cast<int>(i)).segment) + part.in_shard;
     copy_(narrow(shard, 0, at, part.numel),
           narrow(reshape(whole[i], {-1}), 0, part.in_parameter, part.numel));
   }
@@ -110,21 +128,22 @@ Tensor cut(const GroupSpec& spec, std::span<const Tensor> whole) {
 }
 
 /// Where the flat layout pads between parameters, it is to 16 bytes of the precision that computes.
-GroupLayout layout_of(std::span<const Shape> shapes, const Options& options, const UnitForm& form, int ranks,
-                      DType stored) {
-  if (options.layout == Layout::per_parameter) return GroupLayout::per_parameter(shapes, ranks);
+Partition partition_of(std::span<const Shape> shapes, const Options& options, const UnitForm& form, int ranks,
+                       DType stored) {
+  if (options.layout == GroupLayout::per_parameter) return Partition::per_parameter(shapes, ranks);
   const DType compute = options.mixed_precision.param_dtype.value_or(stored);
-  return GroupLayout::flat(shapes, ranks, form.one_flat_param ? FlatPadding::end : FlatPadding::aligned,
-                           std::max<std::int64_t>(1, 16 / size_of(compute)));
+  return Partition::flat(shapes, ranks, form.one_flat_param ? FlatPadding::end : FlatPadding::aligned,
+                         std::max<std::int64_t>(1, 16 / size_of(compute)));
 }
 
 Members make_group(std::span<const FoundParameter> parameters, const Options& options, const UnitForm& form,
                    const Ranks& ranks) {
+  check_one_device(parameters);
   std::vector<Shape> shapes;
   for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
   const DType stored = parameters[0].member->local().dtype();
-  GroupSpec spec{.kind = options.layout,
-                 .layout = layout_of(shapes, options, form, ranks.shard_size(), stored),
+  GroupSpec spec{.layout = options.layout,
+                 .partition = partition_of(shapes, options, form, ranks.shard_size(), stored),
                  .ranks = ranks,
                  .param_dtype = options.mixed_precision.param_dtype,
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
@@ -146,6 +165,15 @@ Members make_group(std::span<const FoundParameter> parameters, const Options& op
   return members;
 }
 
+/// Numbers all parameters of a module in the order of its members, also those of units within.
+void number(std::span<const FoundParameter> parameters) {
+  const std::uint64_t root = ++Context::current().slot<BuildCounter>().last;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const nn::Parameter& p = parameters[i].member->object();
+    if (auto* unit = dynamic_cast<Unit*>(p.owner())) unit->set_order(p, {root, i});
+  }
+}
+
 }  // namespace
 
 Found find_members(nn::Module& module) {
@@ -159,13 +187,14 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
                     module.type_name());
   Found found = find_members(module);
+  const std::vector<FoundParameter> all = found.parameters;
   std::erase_if(found.parameters,
-                [](const FoundParameter& p) { return p.member->object().host() != nullptr; });
+                [](const FoundParameter& p) { return p.member->object().owner() != nullptr; });
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const AfterForward after = after_forward(options, ranks.shard_size());
-  if (after == AfterForward::slice) ranks.block = ranks.shard.blocks(options.reshard_after_forward.ranks());
-  if (options.layout == Layout::flat) check_flat(found.parameters, form);
+  if (after == AfterForward::slice) ranks.block = ranks.shard.blocks(*options.reshard_after_forward.ranks());
+  if (options.layout == GroupLayout::flat) check_flat(found.parameters, form);
 
   // One group a stored dtype, in order of appearance.
   std::vector<std::vector<FoundParameter>> by_dtype;
@@ -196,6 +225,7 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
       .after_forward = after,
       .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers}};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
+  number(all);
 }
 
 }  // namespace sherd::shard

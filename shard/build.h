@@ -30,7 +30,7 @@ struct Found {
   std::vector<FoundParameter> parameters;
   std::vector<FoundBuffer> buffers;
 };
-/// In walk order.
+/// All of a module and those below, in the order of members.
 Found find_members(nn::Module& module);
 
 }  // namespace sherd::shard

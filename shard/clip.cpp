@@ -57,7 +57,7 @@ Tensor norm_of(std::span<const Share> shares, Device device) {
 }  // namespace
 
 Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm) {
-  check<ValueError>(max_norm > 0, "clip_grad_norm_: limit {} must be positive", max_norm);
+  check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
   const NoGrad guard;
   const std::vector<Share> shares = shares_of(params);
   std::vector<Tensor> scaled{norm_of(shares, params.empty() ? Device::cpu() : params[0].local().device())};

@@ -216,7 +216,11 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
                     options.bucket_bytes);
   std::vector<Tensor> all;
   std::vector<nn::Parameter> trainable;
-  for (const nn::Parameter& p : module.parameters()) {
+  for (const auto& [name, p] : module.named_parameters()) {
+    check<DeviceError>(p.local().device().type != DeviceType::meta,
+                       "data parallel: '{}' is on meta and has no values to share; call materialize() of the "
+                       "module first",
+                       name);
     all.push_back(p.data());
     if (p.requires_grad()) trainable.push_back(p);
   }
@@ -234,8 +238,19 @@ DataParallel::~DataParallel() {
 }
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
+GradientBuckets& DataParallel::buckets() const {
+  check<StateError>(buckets_ != nullptr,
+                    "data parallel: this object was moved from; use the one that it was moved into");
+  return *buckets_;
+}
+
+nn::Module& DataParallel::module() const {
+  buckets();
+  return *module_;
+}
+
 DataParallel::NoSync::NoSync(DataParallel& model)
-    : buckets_(model.buckets_), outer_(buckets_->set_synchronising(false)) {}
+    : buckets_(model.buckets_), outer_(model.buckets().set_synchronising(false)) {}
 DataParallel::NoSync::~NoSync() { buckets_->set_synchronising(outer_); }
 
 }  // namespace sherd::shard

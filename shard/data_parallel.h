@@ -1,4 +1,5 @@
-// Replicas that average their gradients: no sharding, the honest reference for it.
+// Replicas that average their gradients: training over ranks without sharding, against which sharding is
+// tested.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ class GradientBuckets;
 struct DataParallelOptions {
   /// Gradients travel in buckets of about this size, each as soon as it is complete.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
-  /// Of the group; the averages' own order of calls.
+  /// The group's channel on which the averages travel: calls on one channel keep their order.
   int channel = 1;
 };
 
@@ -30,7 +31,8 @@ class SHERD_API DataParallel {
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 
-  nn::Module& module() const { return *module_; }
+  /// StateError after a move from this object, as for `no_sync`.
+  nn::Module& module() const;
 
   /// A scope in which backwards add to `.grad` without communication. What they leave is averaged together
   /// with the next backward outside.
@@ -48,6 +50,7 @@ class SHERD_API DataParallel {
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
  private:
+  GradientBuckets& buckets() const;
   nn::Module* module_;
   std::shared_ptr<GradientBuckets> buckets_;
 };

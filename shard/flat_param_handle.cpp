@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::int64_t alignment_bytes = 16;
 
-GroupLayout layout_of(std::span<const nn::Parameter> parameters, const FlatParamOptions& options) {
+Partition partition_of(std::span<const nn::Parameter> parameters, const FlatParamOptions& options) {
   std::vector<Shape> shapes;
   for (const nn::Parameter& p : parameters) shapes.push_back(p.shape());
-  if (!options.use_orig_params) return GroupLayout::flat(shapes, options.ranks, FlatPadding::end);
+  if (!options.use_orig_params) return Partition::flat(shapes, options.ranks, FlatPadding::end);
   const DType compute = options.param_dtype.value_or(parameters[0].local().dtype());
-  return GroupLayout::flat(shapes, options.ranks, FlatPadding::aligned, alignment_bytes / size_of(compute));
+  return Partition::flat(shapes, options.ranks, FlatPadding::aligned, alignment_bytes / size_of(compute));
 }
 
 /// `length` elements of a flat tensor.
@@ -33,11 +33,11 @@ FlatParamHandle::FlatParamHandle(std::span<const nn::Parameter> parameters, cons
 
 FlatParamHandle::FlatParamHandle(Members members, const FlatParamOptions& options)
     : members_(std::move(members)),
-      layout_(layout_of(members_.parameters, options)),
-      numel_(layout_.gathered_numel()) {
+      partition_(partition_of(members_.parameters, options)),
+      numel_(partition_.gathered_numel()) {
   check_alike(members_, options.use_orig_params);
   if (options.use_orig_params) return;
-  for (const Padding& pad : layout_.padding()) numel_ -= pad.numel;
+  for (const Padding& pad : partition_.padding()) numel_ -= pad.numel;
 }
 
 FlatParamHandle::Members FlatParamHandle::collect(std::span<const nn::Parameter> parameters,
@@ -94,20 +94,20 @@ void FlatParamHandle::check_alike(const Members& members, bool use_orig_params) 
 Tensor FlatParamHandle::flat() const {
   const NoGrad guard;
   const Tensor flat = empty({numel_}, {dtype(), members_.parameters[0].local().device()});
-  for (int i = 0; i < layout_.parameters(); ++i) {
-    const ParameterSpan& span = layout_.span(i);
+  for (int i = 0; i < partition_.parameters(); ++i) {
+    const ParameterSpan& span = partition_.span(i);
     const Tensor& from = members_.parameters[static_cast<std::size_t>(i)].local();
     copy_(part_of(flat, span.offset, span.numel), reshape(from.detach(), {span.numel}));
   }
-  for (const Padding& pad : layout_.padding())
+  for (const Padding& pad : partition_.padding())
     if (pad.offset < numel_) fill_(part_of(flat, pad.offset, pad.numel), pad.value);
   return flat;
 }
 
 std::vector<FlatShardEntry> FlatParamHandle::shard_metadata(std::int64_t start, std::int64_t end) const {
   std::vector<FlatShardEntry> entries;
-  for (int i = 0; i < layout_.parameters(); ++i) {
-    const ParameterSpan& span = layout_.span(i);
+  for (int i = 0; i < partition_.parameters(); ++i) {
+    const ParameterSpan& span = partition_.span(i);
     const std::int64_t first = std::max(start, span.offset);
     const std::int64_t last = std::min(end, span.offset + span.numel - 1);
     if (first > last) continue;

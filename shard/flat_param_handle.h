@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "shard/layout.h"
+#include "shard/partition.h"
 
 namespace sherd::shard {
 
@@ -15,8 +15,9 @@ struct FlatParamOptions {
   int ranks = 1;
   /// What parameters are computed in; decides the alignment. None: their own dtype.
   std::optional<DType> param_dtype{};
-  /// Whether parameters stay visible by their own names: each then begins at a multiple of 16 bytes of the
-  /// compute dtype, and the ranks divide the total. Else they touch.
+  /// Whether parameters stay visible by their own names. Then each begins at a multiple of 16 bytes of the
+  /// compute dtype, and padding makes the total divide by the ranks; else they lie one directly after
+  /// another.
   bool use_orig_params = false;
 };
 
@@ -30,7 +31,8 @@ struct FlatShardEntry {
   friend bool operator==(const FlatShardEntry&, const FlatShardEntry&) = default;
 };
 
-/// A description, not a view: the module and its parameters stay as they are.
+/// Says where parameters would lie in a flat one. Only describes: the module and its parameters stay as they
+/// are.
 class SHERD_API FlatParamHandle {
  public:
   /// A later name of a parameter that an earlier one owns.
@@ -39,19 +41,19 @@ class SHERD_API FlatParamHandle {
     friend bool operator==(const Tie&, const Tie&) = default;
   };
 
-  /// Lays out `parameters` in the order in which a walk over `module` meets them; a shared one lies where the
-  /// walk met it first. ValueError for none, for one that the module does not have, and, without
+  /// Lays out `parameters` in the order of `module`'s members; a tied one lies where its first name is.
+  /// ValueError for none, for one that the module does not have, and, without
   /// use_orig_params, for trainable beside frozen ones; DTypeError unless they have one floating dtype;
   /// DeviceError unless they are on one device.
   FlatParamHandle(std::span<const nn::Parameter> parameters, const nn::Module& module,
                   FlatParamOptions options = {});
 
-  const GroupLayout& layout() const { return layout_; }
+  const Partition& partition() const { return partition_; }
   /// Elements of the unsharded flat parameter: all padding included with use_orig_params, else none.
   std::int64_t numel() const { return numel_; }
   /// As stored, whatever it is computed in.
   DType dtype() const { return members_.parameters[0].local().dtype(); }
-  /// In the order of the layout.
+  /// In the order of the partition.
   const std::vector<std::string>& names() const { return members_.names; }
   const std::vector<nn::Parameter>& parameters() const { return members_.parameters; }
   const std::vector<Tie>& ties() const { return members_.ties; }
@@ -73,7 +75,7 @@ class SHERD_API FlatParamHandle {
   FlatParamHandle(Members members, const FlatParamOptions& options);
 
   Members members_;
-  GroupLayout layout_;
+  Partition partition_;
   std::int64_t numel_ = 0;
 };
 

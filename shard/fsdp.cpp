@@ -33,7 +33,7 @@ AutoWrap wrap_by_size(std::int64_t min_numel) {
   return [min_numel](const nn::Module& m) {
     std::int64_t numel = 0;
     for (const nn::Parameter& p : m.parameters())
-      if (p.host() == nullptr) numel += p.numel();
+      if (p.owner() == nullptr) numel += p.numel();
     return numel >= min_numel;
   };
 }
@@ -46,7 +46,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
     : module_(&module) {
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const Options each{.mesh = options.mesh,
-                     .layout = Layout::flat,
+                     .layout = GroupLayout::flat,
                      .strategy = options.strategy,
                      .mixed_precision = precision,
                      .device = options.device,

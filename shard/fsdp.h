@@ -11,8 +11,8 @@
 
 namespace sherd::shard {
 
-/// Says which modules become units of their own. Inner ones first; a module it takes loses its parameters to
-/// its unit.
+/// Says which modules become units of their own. It is asked about inner modules first, and what they hold by
+/// then belongs to their units.
 using AutoWrap = std::function<bool(const nn::Module&)>;
 /// Modules of these classes, by `Module::type_name`.
 SHERD_API AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names);
@@ -22,7 +22,7 @@ SHERD_API AutoWrap wrap_by_size(std::int64_t min_numel);
 SHERD_API AutoWrap wrap_always();
 
 struct FsdpOptions {
-  /// As for `Options`; two dimensions make full_shard a hybrid one (HYBRID_SHARD).
+  /// As for `Options`; with two dimensions full_shard is PyTorch's HYBRID_SHARD.
   DeviceMesh mesh{};
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   AutoWrap auto_wrap{};
@@ -34,7 +34,8 @@ struct FsdpOptions {
   int forward_prefetch = 0, backward_prefetch = 1;
 };
 
-/// A handle: sharding happens in place, so types, attributes and names stay. Lives no longer than the module.
+/// Shards a module in place, so its type, attributes and names stay; the object is a handle to it, which may
+/// not outlive the module.
 class SHERD_API FullyShardedDataParallel {
  public:
   explicit FullyShardedDataParallel(nn::Module& module, FsdpOptions options = {});

@@ -11,7 +11,7 @@
 namespace sherd::shard {
 
 void fully_shard(nn::Module& module, const Options& options) {
-  const bool flat = options.layout == Layout::flat;
+  const bool flat = options.layout == GroupLayout::flat;
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   UnitForm form;
   if (!flat)
@@ -63,12 +63,15 @@ std::vector<GroupReport> groups_of(nn::Module& module) {
   for (const NamedUnit& u : units_of(module))
     for (const Members& m : u.unit->members()) {
       const GroupSpec& spec = m.group->spec();
-      GroupReport report{
-          u.name, m.group->shard().dtype(), spec.layout.shard_numel(), spec.layout.gathered_numel(), {}};
+      GroupReport report{u.name,
+                         m.group->shard().dtype(),
+                         spec.partition.shard_numel(),
+                         spec.partition.gathered_numel(),
+                         {}};
       for (std::size_t i = 0; i < spec.shapes.size(); ++i) {
         ParameterReport parameter{spec.names[i], spec.shapes[i], {}};
-        for (int rank = 0; rank < spec.layout.ranks(); ++rank)
-          parameter.owned_numels.push_back(spec.layout.part(static_cast<int>(i), rank).numel);
+        for (int rank = 0; rank < spec.partition.ranks(); ++rank)
+          parameter.owned_numels.push_back(spec.partition.part(static_cast<int>(i), rank).numel);
         report.parameters.push_back(std::move(parameter));
       }
       reports.push_back(std::move(report));

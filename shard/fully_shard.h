@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,8 +30,8 @@ SHERD_API bool is_sharded(const nn::Module& module);
 /// and those below.
 SHERD_API void set_requires_gradient_sync(nn::Module& module, bool sync);
 
-/// Whether backward frees gathered parameters; off saves the next forward's gather while no step lies
-/// between. For this module and those below.
+/// Whether backward frees gathered parameters. Off, the next forward need not gather them again unless they
+/// were stepped or loaded in between. For this module and those below.
 SHERD_API void set_reshard_after_backward(nn::Module& module, bool reshard);
 
 /// Frees what this module and those below have gathered.
@@ -54,25 +53,20 @@ class SHERD_API NoSync {
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the Euclidean norm, before that, of
 /// the whole gradient over all ranks (0-d f64): the same to the bit for every layout, strategy and number of
 /// ranks, given the same gradients. Collective over the parameters' groups; parameters that are not sharded
-/// count once.
+/// count once. A NaN and a `max_norm` of 0 do what they do in `nn::clip_grad_norm_`; ValueError for a
+/// negative or NaN `max_norm`.
 SHERD_API Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm);
 
-/// Gives a module that was built on `meta` and sharded its memory on `device`, this rank's shard only, group
-/// by group: `initialise` is called once for every parameter, with its name and a whole tensor to fill, and
-/// this rank keeps its part. The same calls on every rank draw the same numbers as an unsharded model's.
-/// Buffers are filled the same way.
-SHERD_API void materialize(
-    nn::Module& module, Device device,
-    const std::function<void(const std::string& name, const Tensor& whole)>& initialise);
-
-/// The whole parameters and buffers on every rank, by name; collective. Values are copies.
+/// The whole parameters and saved buffers on every rank, by name, each in its own dtype; collective. Values
+/// are copies. DeviceError on `meta`, where `Module::materialize` gives values first.
 SHERD_API nn::StateDict full_state_dict(nn::Module& module);
 /// Takes this rank's part of whole values. Nothing is changed when it throws; errors are those of
 /// `Module::load_state_dict`.
 SHERD_API void load_full_state_dict(nn::Module& module, const nn::StateDict& state);
 
 /// From every rank's part (shaped as `p.local()`, any dtype) to the whole on every rank: for optimizer state.
-/// Collective over the ranks that share `p`; of a parameter that is not sharded, a copy.
+/// Collective over the ranks that share `p`. ValueError for a flat parameter. Of a parameter that is not
+/// sharded, a copy.
 SHERD_API Tensor gather_whole(const nn::Parameter& p, const Tensor& part);
 /// This rank's part of a whole tensor, shaped as `p.local()`: a copy.
 SHERD_API Tensor part_of(const nn::Parameter& p, const Tensor& whole);
@@ -86,14 +80,15 @@ struct ParameterReport {
   std::vector<std::int64_t> owned_numels;  ///< by rank
 };
 
-/// This rank's gathered and sharded bytes, as the layout has them.
+/// Sizes of one group, in elements, padding included.
 struct GroupReport {
-  std::string label;  ///< the module's name when it was sharded
-  DType dtype;        ///< as stored
-  std::int64_t shard_numel, gathered_numel;
+  std::string label;            ///< the module's name when it was sharded
+  DType dtype;                  ///< as stored
+  std::int64_t shard_numel;     ///< of one rank's shard
+  std::int64_t gathered_numel;  ///< of all ranks' shards
   std::vector<ParameterReport> parameters;
 };
-/// The groups of this module and those below, in walk order.
+/// The groups of this module and those below, in the order of members.
 SHERD_API std::vector<GroupReport> groups_of(nn::Module& module);
 
 }  // namespace sherd::shard

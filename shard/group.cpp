@@ -33,7 +33,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec, Tensor shard)
     : spec_(std::move(spec)), shard_(std::move(shard)), compute_dtype_(shard_.dtype()) {
   if (is_floating(shard_.dtype())) compute_dtype_ = spec_.param_dtype.value_or(shard_.dtype());
   whole_ = !spec_.ranks.shard.defined() && compute_dtype_ == shard_.dtype();
-  if (spec_.ranks.block.defined()) block_layout_ = spec_.layout.over(spec_.ranks.block.size());
+  if (spec_.ranks.block.defined()) block_partition_ = spec_.partition.over(spec_.ranks.block.size());
   for (std::size_t i = 0; i < spec_.shapes.size(); ++i)
     members_.push_back({alias(shard_, local_layout(i)), {}});
   if (spec_.one_flat_param) {
@@ -52,11 +52,12 @@ Tensor ParameterGroup::flat_view(const Tensor& t, std::int64_t offset, std::int6
 /// Where parameter `i`'s part lies in the shard: rows, or in the flat layout a run of elements.
 sherd::Layout ParameterGroup::local_layout(std::size_t i) const {
   const int index = static_cast<int>(i);
-  const OwnedPart part = spec_.layout.part(index, spec_.ranks.shard_rank());
-  const std::int64_t offset = spec_.layout.shard_offset(spec_.layout.span(index).segment) + part.in_shard;
+  const OwnedPart part = spec_.partition.part(index, spec_.ranks.shard_rank());
+  const std::int64_t offset =
+      spec_.partition.shard_offset(spec_.partition.span(index).segment) + part.in_shard;
   Shape shape = spec_.shapes[i];
-  if (spec_.layout.ranks() > 1) {
-    if (spec_.kind == Layout::flat)
+  if (spec_.partition.ranks() > 1) {
+    if (spec_.layout == GroupLayout::flat)
       shape = {part.numel};
     else
       shape[0] = shape.numel() == 0 ? 0 : part.numel / (shape.numel() / shape[0]);
@@ -64,10 +65,24 @@ sherd::Layout ParameterGroup::local_layout(std::size_t i) const {
   return {shape, contiguous_strides(shape), part.numel == 0 ? 0 : offset};
 }
 
+Tensor ParameterGroup::part_in(const Tensor& shard, std::size_t i) const {
+  sherd::Layout layout = local_layout(i);
+  layout.offset += shard.layout().offset;
+  return alias(shard, std::move(layout));
+}
+
+Tensor ParameterGroup::part_of(std::size_t i, const Tensor& whole) const {
+  check<ShapeError>(whole.shape() == spec_.shapes[i], "part_of: the tensor has shape {}, the parameter {}",
+                    whole.shape(), spec_.shapes[i]);
+  const OwnedPart part = spec_.partition.part(static_cast<int>(i), spec_.ranks.shard_rank());
+  const Tensor elements = reshape(whole, {whole.numel()});
+  return reshape(narrow(elements, 0, part.in_parameter, part.numel), members_[i].local.shape());
+}
+
 /// Where parameter `i` lies once gathered.
 sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {
-  const ParameterSpan& span = spec_.layout.span(static_cast<int>(i));
-  const std::int64_t segment = spec_.layout.shard_offset(span.segment) * spec_.layout.ranks();
+  const ParameterSpan& span = spec_.partition.span(static_cast<int>(i));
+  const std::int64_t segment = spec_.partition.shard_offset(span.segment) * spec_.partition.ranks();
   return {spec_.shapes[i], contiguous_strides(spec_.shapes[i]), segment + span.offset};
 }
 
@@ -75,7 +90,7 @@ std::vector<Tensor> ParameterGroup::make_used() {
   Ref<Storage> storage = shard_.storage_ref();
   storage->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
   if (!whole_) {
-    const std::int64_t bytes = spec_.layout.gathered_numel() * size_of(compute_dtype_);
+    const std::int64_t bytes = spec_.partition.gathered_numel() * size_of(compute_dtype_);
     storage = Storage::released(shard_.device(), static_cast<std::size_t>(bytes), shared_from_this());
     gathered_storage_ = storage.get();
   }
@@ -106,20 +121,20 @@ void ParameterGroup::start_gather() {
   const Sliced* sliced = std::get_if<Sliced>(&residency_);
   const Tensor source = sliced != nullptr ? sliced->slice : shard_;
   const Group& group = sliced != nullptr ? spec_.ranks.block : spec_.ranks.shard;
-  const GroupLayout& layout = sliced != nullptr ? *block_layout_ : spec_.layout;
-  const int ranks = layout.ranks(), rank = group.defined() ? group.rank() : 0;
+  const Partition& partition = sliced != nullptr ? *block_partition_ : spec_.partition;
+  const int ranks = partition.ranks(), rank = group.defined() ? group.rank() : 0;
   const bool in_place = source.dtype() != compute_dtype_ || !group.defined();
 
-  const std::int64_t bytes = layout.gathered_numel() * size_of(compute_dtype_);
+  const std::int64_t bytes = partition.gathered_numel() * size_of(compute_dtype_);
   Ref<Storage> memory = Storage::allocate(shard_.device(), static_cast<std::size_t>(bytes));
   Collective c{.kind = CollectiveKind::all_gather,
                .inputs = {},
                .outputs = {},
                .channel = gather_channel,
                .label = label};
-  for (int s = 0; s < layout.segments(); ++s) {
-    const std::int64_t numel = layout.shard_numel(s), begin = layout.shard_offset(s) * ranks;
-    Tensor input = flat_view(source, layout.shard_offset(s), numel);
+  for (int s = 0; s < partition.segments(); ++s) {
+    const std::int64_t numel = partition.shard_numel(s), begin = partition.shard_offset(s) * ranks;
+    Tensor input = flat_view(source, partition.shard_offset(s), numel);
     if (in_place) {
       const Tensor own = gathered_view(memory, begin + rank * numel, numel);
       copy_(own, input);
@@ -174,14 +189,14 @@ void ParameterGroup::release() {
 
 void ParameterGroup::slice() {
   const Housekeeping guard;
-  const GroupLayout& layout = *block_layout_;
+  const Partition& partition = *block_partition_;
   const int rank = spec_.ranks.block.rank();
-  const Tensor slice = empty({layout.shard_numel()}, {compute_dtype_, shard_.device()});
+  const Tensor slice = empty({partition.shard_numel()}, {compute_dtype_, shard_.device()});
   const Ref<Storage> memory(gathered_storage_);
-  for (int s = 0; s < layout.segments(); ++s) {
-    const std::int64_t numel = layout.shard_numel(s);
-    const std::int64_t begin = layout.shard_offset(s) * layout.ranks() + rank * numel;
-    copy_(flat_view(slice, layout.shard_offset(s), numel), gathered_view(memory, begin, numel));
+  for (int s = 0; s < partition.segments(); ++s) {
+    const std::int64_t numel = partition.shard_numel(s);
+    const std::int64_t begin = partition.shard_offset(s) * partition.ranks() + rank * numel;
+    copy_(flat_view(slice, partition.shard_offset(s), numel), gathered_view(memory, begin, numel));
   }
   release();
   residency_ = Sliced{slice};

@@ -15,8 +15,8 @@
 #include "collectives/group.h"
 #include "nn/parameter.h"
 #include "runtime/storage.h"
-#include "shard/layout.h"
 #include "shard/options.h"
+#include "shard/partition.h"
 
 namespace sherd::shard {
 
@@ -43,8 +43,8 @@ enum class AfterForward : std::uint8_t { free, keep, slice };
 
 /// Everything about a group that is fixed when it is made.
 struct GroupSpec {
-  Layout kind = Layout::per_parameter;
-  GroupLayout layout;
+  GroupLayout layout = GroupLayout::per_parameter;
+  Partition partition;
   Ranks ranks;
   std::vector<std::string> names{};  ///< of the parameters, within the module
   std::vector<Shape> shapes{};
@@ -90,6 +90,11 @@ class ParameterGroup final : public StorageOwner,
 
   /// Parameter `i`'s part of the shard, a leaf.
   const Tensor& local(std::size_t i) const { return members_[i].local; }
+  /// Of a tensor that lies as the shard does, the elements of parameter `i`: shaped as `local(i)`, a view.
+  Tensor part_in(const Tensor& shard, std::size_t i) const;
+  /// This rank's part of parameter `i` from the whole (ShapeError), shaped as `local(i)`: a view where it can
+  /// be.
+  Tensor part_of(std::size_t i, const Tensor& whole) const;
   /// With `one_flat_param`, the whole shard as a leaf.
   const Tensor& flat() const { return flat_; }
   /// Views of the gathered storage, leaves whose sink is this group; made once, held by the parameters.
@@ -118,9 +123,9 @@ class ParameterGroup final : public StorageOwner,
   void before_write();
   using StorageOwner::before_write;
 
-  /// The schedule's notes: in which root call, backward and plan it was counted last, and its turn there.
+  /// The schedule's notes: in which root call, backward and agenda it was counted last, and its turn there.
   struct Marks {
-    std::uint64_t call = 0, begun = 0, planned = 0;
+    std::uint64_t call = 0, begun = 0, on_agenda = 0;
     std::size_t gather_turn = 0;
     bool listed = false;  ///< among those that are here
   };
@@ -184,7 +189,7 @@ class ParameterGroup final : public StorageOwner,
   Tensor shard_, flat_;
   DType compute_dtype_;
   bool whole_;
-  std::optional<GroupLayout> block_layout_;
+  std::optional<Partition> block_partition_;
   std::vector<Member> members_;
   std::vector<Slot> slots_;  // one a parameter, or one for all
   std::unordered_map<const Leaf*, std::size_t> index_;

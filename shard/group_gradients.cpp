@@ -54,7 +54,7 @@ void ParameterGroup::keep(Slot& slot, const Tensor& gradient) const {
 void ParameterGroup::keep_gradients() {
   const NoGrad guard;
   due_ = 0;
-  const DType dtype = spec_.kind == Layout::flat ? compute_dtype_ : reduce_dtype();
+  const DType dtype = spec_.layout == GroupLayout::flat ? compute_dtype_ : reduce_dtype();
   const auto own = [&](Tensor& gradient) {
     const Tensor g = std::exchange(gradient, {});
     return g.dtype() == dtype ? clone(g) : to(g, dtype);
@@ -100,11 +100,11 @@ std::vector<Tensor> ParameterGroup::totals() {
 void ParameterGroup::fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const {
   std::int64_t filled = 0;
   for (std::size_t i = 0; i < totals.size(); ++i)
-    if (spec_.layout.span(static_cast<int>(i)).segment == segment && totals[i].defined())
+    if (spec_.partition.span(static_cast<int>(i)).segment == segment && totals[i].defined())
       filled += totals[i].numel();
   if (filled < region.numel()) zero_(region);
   for (std::size_t i = 0; i < totals.size(); ++i) {
-    const ParameterSpan& span = spec_.layout.span(static_cast<int>(i));
+    const ParameterSpan& span = spec_.partition.span(static_cast<int>(i));
     if (span.segment != segment || !totals[i].defined()) continue;
     const Shape& shape = spec_.shapes[i];
     copy_(alias(region, {shape, contiguous_strides(shape), region.layout().offset + span.offset}), totals[i]);
@@ -118,25 +118,25 @@ void ParameterGroup::mark_present(const Tensor& present, std::span<const Tensor>
   const auto flags = static_cast<std::int64_t>(totals.size());
   for (std::int64_t i = 0; i < flags && !all; ++i)
     if (totals[static_cast<std::size_t>(i)].defined())
-      fill_(alias(present, {{spec_.layout.ranks()}, {flags}, present.layout().offset + i}), 1);
+      fill_(alias(present, {{spec_.partition.ranks()}, {flags}, present.layout().offset + i}), 1);
 }
 
 /// Every segment's gradient over all ranks, zeros where this rank has none, and for every parameter whether
 /// it has one. A gradient that is its segment as it lies travels from where it is.
 Collective ParameterGroup::reduction(std::vector<Tensor> totals) {
-  const GroupLayout& layout = spec_.layout;
-  const std::int64_t ranks = layout.ranks(), flags = static_cast<std::int64_t>(totals.size());
+  const Partition& partition = spec_.partition;
+  const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(totals.size());
   const TensorOptions like{reduce_dtype(), shard_.device()};
-  const bool per_parameter = spec_.kind == Layout::per_parameter;
+  const bool per_parameter = spec_.layout == GroupLayout::per_parameter;
   const auto fits = [&](int s) {
     const Tensor& t = totals[static_cast<std::size_t>(s)];
     return per_parameter && t.defined() && t.dtype() == like.dtype && t.is_contiguous() &&
-           t.numel() == layout.gathered_numel(s);
+           t.numel() == partition.gathered_numel(s);
   };
   std::int64_t buffered = flags * ranks;
-  for (int s = 0; s < layout.segments(); ++s) buffered += fits(s) ? 0 : layout.gathered_numel(s);
+  for (int s = 0; s < partition.segments(); ++s) buffered += fits(s) ? 0 : partition.gathered_numel(s);
   const Tensor buffer = empty({buffered}, like);
-  reduced_ = empty({layout.shard_numel() + flags}, like);
+  reduced_ = empty({partition.shard_numel() + flags}, like);
 
   Collective c{
       .kind = spec_.ranks.shard.defined() ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
@@ -146,22 +146,22 @@ Collective ParameterGroup::reduction(std::vector<Tensor> totals) {
       .channel = reduce_channel,
       .label = label};
   std::int64_t at = 0;
-  for (int s = 0; s < layout.segments(); ++s) {
-    c.outputs.push_back(flat_view(reduced_, layout.shard_offset(s), layout.shard_numel(s)));
+  for (int s = 0; s < partition.segments(); ++s) {
+    c.outputs.push_back(flat_view(reduced_, partition.shard_offset(s), partition.shard_numel(s)));
     if (fits(s)) {
       const Tensor& t = totals[static_cast<std::size_t>(s)];
       c.inputs.push_back(flat_view(t, 0, t.numel()));
       continue;
     }
-    const Tensor region = flat_view(buffer, at, layout.gathered_numel(s));
-    at += layout.gathered_numel(s);
+    const Tensor region = flat_view(buffer, at, partition.gathered_numel(s));
+    at += partition.gathered_numel(s);
     fill_segment(region, s, totals);
     c.inputs.push_back(region);
   }
   const Tensor present = flat_view(buffer, at, flags * ranks);
   mark_present(present, totals);
   c.inputs.push_back(present);
-  c.outputs.push_back(flat_view(reduced_, layout.shard_numel(), flags));
+  c.outputs.push_back(flat_view(reduced_, partition.shard_numel(), flags));
   return c;
 }
 
@@ -205,7 +205,8 @@ void ParameterGroup::finish_reduction() {
   if (ranks.shard.defined() && ranks.replicas.defined())
     ranks.replicas.all_reduce(reduced, ReduceOp::average(), {.label = label, .channel = reduce_channel});
 
-  const std::int64_t numel = spec_.layout.shard_numel(), flags = static_cast<std::int64_t>(members_.size());
+  const std::int64_t numel = spec_.partition.shard_numel(),
+                     flags = static_cast<std::int64_t>(members_.size());
   const std::vector<float> present =
       to(to(flat_view(reduced, numel, flags), DType::f32), Device::cpu()).to_vector<float>();
   const Tensor result = to(flat_view(reduced, 0, numel), shard_.dtype());
@@ -218,7 +219,8 @@ void ParameterGroup::finish_reduction() {
     sherd::Layout layout = local_layout(i);
     // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
     // one.
-    if (spec_.kind == Layout::flat && layout.shape.numel() == 0 && !whole_ && spec_.shapes[i].numel() > 0)
+    if (spec_.layout == GroupLayout::flat && layout.shape.numel() == 0 && !whole_ &&
+        spec_.shapes[i].numel() > 0)
       continue;
     layout.offset += result.layout().offset;
     add_to(slots_[i], alias(result, layout));

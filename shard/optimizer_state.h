@@ -7,10 +7,12 @@
 namespace sherd::shard {
 
 /// `optimizer.state_dict()` with whole tensors, on every rank; collective over the parameters' groups. Values
-/// are copies.
+/// are copies. A flat parameter counts as the parameters in it, and an optimizer group that has one lists
+/// them in the order of the outermost sharded module's members.
 SHERD_API nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer);
-/// Takes this rank's part of whole values. Nothing is changed when it throws; errors are those of
-/// `Optimizer::load_state_dict`.
+/// Takes this rank's part of whole values. In a flat parameter, a parameter without state counts as one whose
+/// gradients were 0; ValueError for parameters that have taken different numbers of steps. Other errors are
+/// those of `Optimizer::load_state_dict`. Nothing is changed when it throws.
 SHERD_API void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state);
 
 }  // namespace sherd::shard

@@ -1,5 +1,5 @@
-// What a sharded module is told once: where the ranks are, what stays gathered, in which precision. Frozen
-// when the module is sharded.
+// Options of sharding: on which ranks, what stays gathered, in which precision. They are fixed when the
+// module is sharded.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace sherd::shard {
 
-/// How the parameters of a group are cut.
-enum class Layout : std::uint8_t {
+/// How the parameters of a group are cut over the ranks; which rank gets what is a `Partition`.
+enum class GroupLayout : std::uint8_t {
   flat,           ///< one after another, the whole cut in equal slices (FSDP1)
   per_parameter,  ///< every parameter along its dim 0 (FSDP2)
 };
@@ -31,7 +31,9 @@ struct MixedPrecisionPolicy {
   std::optional<DType> param_dtype{};   ///< of gathered parameters, and of computation
   std::optional<DType> reduce_dtype{};  ///< in which gradients are averaged; else the gradient's own
   std::optional<DType> output_dtype{};  ///< floating outputs of the module are cast to it
-  std::optional<DType> buffer_dtype{};  ///< floating buffers are cast to it once
+  /// Of floating buffers while they compute: they are cast at the first forward. Whole states hold them in
+  /// the dtype that they had before.
+  std::optional<DType> buffer_dtype{};
   /// Whether floating inputs of the module are cast to `param_dtype`. Per-parameter layout: yes by default,
   /// also without parameters. Flat layout: no by default, and only with parameters of its own.
   std::optional<bool> cast_forward_inputs{};
@@ -44,15 +46,16 @@ struct MixedPrecisionPolicy {
 /// consecutive groups of `ranks()` ranks, among which backward gathers them again.
 class ReshardAfterForward {
  public:
-  ReshardAfterForward(bool reshard) : ranks_(reshard ? all : 1) {}  // NOLINT: `true` is how it is written
-  /// ValueError, when the module is sharded, unless it divides the number of ranks.
+  ReshardAfterForward(bool reshard) {  // NOLINT: `true` is how it is written
+    if (!reshard) ranks_ = 1;
+  }
+  /// ValueError, when the module is sharded, unless it is at least 1 and divides the number of ranks.
   ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT
-  static constexpr int all = -1;
-  /// `all`: freed; 1: kept.
-  int ranks() const { return ranks_; }
+  /// None: freed; 1: kept.
+  const std::optional<int>& ranks() const { return ranks_; }
 
  private:
-  int ranks_;
+  std::optional<int> ranks_;
 };
 
 /// For `fully_shard`.
@@ -60,12 +63,12 @@ struct Options {
   /// One dimension: its ranks share the parameters. Two: ranks along the second share them, those along the
   /// first are replicas (hybrid sharding). None: all ranks of the world.
   DeviceMesh mesh{};
-  Layout layout = Layout::per_parameter;
+  GroupLayout layout = GroupLayout::per_parameter;
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   /// Of full_shard. The outermost module's parameters are always kept until backward.
   ReshardAfterForward reshard_after_forward = true;
   MixedPrecisionPolicy mixed_precision{};
-  /// Where parameters, buffers and inputs are moved; none: they stay.
+  /// Where parameters, buffers and the outermost module's inputs are moved; none: they stay where they are.
   std::optional<Device> device{};
   /// Groups that are gathered ahead, in forward (guessed from the step before) and in backward.
   int forward_prefetch = 1, backward_prefetch = 1;

@@ -1,5 +1,5 @@
 // When the groups of one root module are gathered and freed in forward, and whatever a backward asks for
-// outside its plan (backward.h).
+// outside its agenda (backward.h).
 #pragma once
 
 #include <cstdint>

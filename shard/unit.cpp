@@ -10,8 +10,15 @@
 #include "shard/backward.h"
 
 namespace sherd::shard {
+namespace {
+
+bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
+
+}  // namespace
 
 Unit* unit_of(const nn::Module& module) { return dynamic_cast<Unit*>(module.extension().get()); }
+
+Unit* unit_of(const nn::Parameter& parameter) { return dynamic_cast<Unit*>(parameter.owner()); }
 
 std::vector<NamedUnit> units_of(nn::Module& module) {
   std::vector<NamedUnit> units;
@@ -24,37 +31,56 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
     : policy_(std::move(policy)),
       members_(std::move(members)),
       schedule_(std::make_shared<Schedule>(policy_.schedule)) {
-  for (Members& m : members_) bind(m);
+  for (Members& m : members_) {
+    m.order.resize(m.parameters.size());
+    bind(m);
+  }
 }
 
 Unit::~Unit() {
   for (Members& m : members_) {
     for (nn::Parameter& p : m.parameters)
-      if (p.host() == this) p.leave_host();
-    if (m.flat.defined()) m.flat.leave_host();
+      if (p.owner() == this) p.leave_owner();
+    if (m.flat.defined()) m.flat.leave_owner();
   }
 }
 
-/// Gives the parameters their faces.
+/// Takes the parameters over: the optimizer steps their parts of the shard, forward reads the gathered ones.
 void Unit::bind(Members& members) {
   ParameterGroup& group = *members.group;
   group.schedule = schedule_;
   groups_.push_back(members.group);
   const std::vector<Tensor> used = group.make_used();
   for (std::size_t i = 0; i < members.parameters.size(); ++i) {
-    members.parameters[i].host({this, group.local(i), used[i], group.spec().shapes[i]});
+    members.parameters[i].set_owner({this, group.local(i), used[i], group.spec().shapes[i]});
     if (is_floating(used[i].dtype())) set_leaf_name(used[i], group.spec().names[i]);
     places_[members.parameters[i].id()] = {&members, i};
   }
   if (!group.spec().one_flat_param) return;
   const bool trained = group.trainable();
   if (!members.flat.defined()) members.flat = nn::Parameter(group.flat().detach(), trained);
-  members.flat.host({this, group.flat(), group.flat(), group.flat().shape()});
+  members.flat.set_owner({this, group.flat(), group.flat(), group.flat().shape()});
 }
 
-Unit::Place Unit::place(const nn::Parameter& parameter) const { return places_.at(parameter.id()); }
+Unit::Place Unit::place(const nn::Parameter& parameter) const {
+  const auto found = places_.find(parameter.id());
+  check<ValueError>(found != places_.end(),
+                    "fully_shard: a flat parameter of {} elements stands for many; name one of those",
+                    parameter.numel());
+  return found->second;
+}
 
-Tensor Unit::local(const Place& place) const { return place.members->group->local(place.index).detach(); }
+void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
+  for (Members& m : members_)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.parameters[i] == parameter) m.order[i] = order;
+}
+
+const Members* Unit::flattened(const nn::Parameter& parameter) const {
+  for (const Members& m : members_)
+    if (m.flat.defined() && m.flat == parameter) return &m;
+  return nullptr;
+}
 
 void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
   const NoGrad guard;
@@ -91,13 +117,25 @@ void Unit::take_over(nn::Module& root) {
     DType dtype;
     explicit Caster(DType d) : dtype(d) {}
     void buffer(std::string_view, nn::Buffer& b) override {
-      if (b.tensor().defined() && is_floating(b.tensor().dtype())) b.set(to(b.tensor(), dtype));
+      if (b.tensor().defined() && is_floating(b.tensor().dtype())) b.compute_in(dtype);
     }
     void child(std::string_view, nn::Module& m) override { m.visit_members(*this); }
   };
   const NoGrad guard;
   Caster caster(*policy_.buffer_dtype);
   root.visit_members(caster);
+}
+
+/// What is on `meta` computes shapes alone, from inputs on `meta`.
+void Unit::check_values(const nn::Module& module, std::span<Tensor* const> inputs) const {
+  for (const auto& group : groups_) {
+    if (!on_meta(group->shard())) continue;
+    for (const Tensor* input : inputs)
+      check<DeviceError>(!input->defined() || on_meta(*input),
+                         "{}: its parameters are on meta and have no values, an input is on {}; call "
+                         "materialize() of the sharded module first",
+                         module.type_name(), to_string(input->device()));
+  }
 }
 
 void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
@@ -120,6 +158,7 @@ void Unit::follow_flat() {
 
 void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   follow_flat();
+  check_values(module, inputs);
   const bool root = !schedule_->in_forward();
   if (root) take_over(module);
   schedule_->enter();
@@ -152,7 +191,7 @@ void Unit::forward_failed(nn::Module&) noexcept {
   schedule_->fail(groups_);
 }
 
-// ---- faces ----
+// ---- what lists and users see of the parameters ----
 
 std::vector<nn::NamedParameter> Unit::own_parameters() const {
   std::vector<nn::NamedParameter> own;
@@ -185,6 +224,14 @@ void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
   copy_(local, data);
 }
 
+void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
+  const NoGrad guard;
+  const auto [members, index] = place(parameter);
+  const Tensor part = members->group->part_of(index, whole);
+  before_write();
+  copy_(parameter.local().detach(), part);
+}
+
 void Unit::before_write() {
   for (const auto& group : groups_) group->before_write();
 }
@@ -193,7 +240,8 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
   const NoGrad guard;
   std::vector<Members> members;
   for (const Members& m : members_) {
-    Members copy{std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, {}};
+    Members copy{
+        std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
     copy.group->label = m.group->label;
     copy.group->synchronising = m.group->synchronising;
     copy.group->reshard_after_backward = m.group->reshard_after_backward;

@@ -1,4 +1,4 @@
-// What hangs on a sharded module: its groups, its casts, and the faces of its parameters.
+// What a module is given when it is sharded: its groups, its casts, and what its parameters show.
 #pragma once
 
 #include <functional>
@@ -25,14 +25,21 @@ struct UnitPolicy {
   SchedulePolicy schedule;
 };
 
+/// A parameter's place among all of the outermost sharded module, in the order of its members.
+struct MemberOrder {
+  std::uint64_t root = 0;  ///< another for every outermost module
+  std::size_t index = 0;
+};
+
 /// A group's parameters, as objects.
 struct Members {
   std::shared_ptr<ParameterGroup> group;
   std::vector<nn::Parameter> parameters;
-  nn::Parameter flat;  ///< in their place, if the group has one flat parameter
+  std::vector<MemberOrder> order{};  ///< of each
+  nn::Parameter flat;                ///< in their place, if the group has one flat parameter
 };
 
-class Unit final : public nn::ModuleExtension, public nn::ParameterHost {
+class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
  public:
   Unit(UnitPolicy policy, std::vector<Members> members);
   ~Unit() override;
@@ -46,7 +53,11 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterHost {
     const Members* members;
     std::size_t index;
   };
+  /// ValueError for a flat parameter, which is many.
   Place place(const nn::Parameter& parameter) const;
+  void set_order(const nn::Parameter& parameter, MemberOrder order);
+  /// The group for which `parameter` is the flat one, or null.
+  const Members* flattened(const nn::Parameter& parameter) const;
   /// Another shard for every group; graphs from before keep the old ones.
   void replace(const std::function<Tensor(const Tensor&)>& change);
 
@@ -58,17 +69,18 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterHost {
   bool hides(const nn::Parameter& parameter) const override;
   void change(const std::function<Tensor(const Tensor&)>& change) override { replace(change); }
   std::shared_ptr<nn::ModuleExtension> clone(const nn::ClonedParameters& copy_of) const override;
-  // ---- ParameterHost ----
+  // ---- ParameterOwner ----
   Tensor data(const nn::Parameter& parameter) const override;
   void set_data(const nn::Parameter& parameter, const Tensor& data) override;
+  void set_whole(const nn::Parameter& parameter, const Tensor& whole) override;
   void before_write() override;
 
  private:
   void bind(Members& members);
   void take_over(nn::Module& root);
   void follow_flat();
+  void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
-  Tensor local(const Place& place) const;
 
   UnitPolicy policy_;
   std::vector<Members> members_;
@@ -79,8 +91,10 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterHost {
   int running_ = 0;         ///< forwards under way
 };
 
-/// The unit that hangs on `module`, or null.
+/// The unit that `module` was made, or null.
 Unit* unit_of(const nn::Module& module);
+/// The unit that keeps a parameter's values, or null.
+Unit* unit_of(const nn::Parameter& parameter);
 /// Those of `module` and below.
 struct NamedUnit {
   std::string name;

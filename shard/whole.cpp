@@ -11,18 +11,17 @@
 namespace sherd::shard {
 namespace {
 
-const Unit* host_of(const nn::Parameter& p) { return dynamic_cast<const Unit*>(p.host()); }
-
-/// This rank's elements of a whole tensor, in one dimension; a view where it can be.
-Tensor elements_of(const GroupSpec& spec, std::size_t i, const Tensor& whole) {
-  const OwnedPart part = spec.layout.part(static_cast<int>(i), spec.ranks.shard_rank());
-  return narrow(reshape(whole, {-1}), 0, part.numel == 0 ? 0 : part.in_parameter, part.numel);
+/// What is on `meta` has nothing to gather, and would take values in silence.
+void check_values(std::string_view call, std::string_view name, const Tensor& t) {
+  check<DeviceError>(t.device().type != DeviceType::meta,
+                     "{}: '{}' is on meta and holds no values; call materialize() of the module first", call,
+                     name);
 }
 
 }  // namespace
 
 const Group* shard_group_of(const nn::Parameter& p) {
-  const Unit* unit = host_of(p);
+  const Unit* unit = unit_of(p);
   if (unit == nullptr || unit->members().empty()) return nullptr;
   const Group& group = unit->members()[0].group->spec().ranks.shard;
   return group.defined() ? &group : nullptr;
@@ -34,19 +33,24 @@ Tensor gather_whole(const nn::Parameter& p, const Tensor& part) {
   check<ShapeError>(part.shape() == p.local().shape(),
                     "gather_whole: the part has shape {}, the parameter's is {}", part.shape(),
                     p.local().shape());
+  check<DeviceError>(
+      part.device().type != DeviceType::meta,
+      "gather_whole: a part of shape {} is on meta and holds no values; call materialize() of the "
+      "module first",
+      part.shape());
   if (group == nullptr) return clone(part);
-  const auto [members, index] = host_of(p)->place(p);
-  const GroupLayout& layout = members->group->spec().layout;
+  const auto [members, index] = unit_of(p)->place(p);
+  const Partition& partition = members->group->spec().partition;
   std::int64_t longest = 0;
-  for (int rank = 0; rank < layout.ranks(); ++rank)
-    longest = std::max(longest, layout.part(static_cast<int>(index), rank).numel);
+  for (int rank = 0; rank < partition.ranks(); ++rank)
+    longest = std::max(longest, partition.part(static_cast<int>(index), rank).numel);
   const TensorOptions like{part.dtype(), part.device()};
-  const Tensor mine = zeros({longest}, like), all = empty({longest * layout.ranks()}, like);
+  const Tensor mine = zeros({longest}, like), all = empty({longest * partition.ranks()}, like);
   copy_(narrow(mine, 0, 0, part.numel()), reshape(part, {-1}));
   group->all_gather(all, mine, {.label = "whole values", .channel = gather_channel});
   const Tensor whole = empty({p.numel()}, like);
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    const OwnedPart owned = layout.part(static_cast<int>(index), rank);
+  for (int rank = 0; rank < partition.ranks(); ++rank) {
+    const OwnedPart owned = partition.part(static_cast<int>(index), rank);
     if (owned.numel > 0)
       copy_(narrow(whole, 0, owned.in_parameter, owned.numel), narrow(all, 0, rank * longest, owned.numel));
   }
@@ -56,27 +60,29 @@ Tensor gather_whole(const nn::Parameter& p, const Tensor& part) {
 Tensor part_of(const nn::Parameter& p, const Tensor& whole) {
   const NoGrad guard;
   if (shard_group_of(p) == nullptr) return clone(whole);
-  const auto [members, index] = host_of(p)->place(p);
-  const GroupSpec& spec = members->group->spec();
-  check<ShapeError>(whole.shape() == spec.shapes[index], "part_of: the tensor has shape {}, the parameter {}",
-                    whole.shape(), spec.shapes[index]);
-  return reshape(clone(elements_of(spec, index, whole)), p.local().shape());
+  const auto [members, index] = unit_of(p)->place(p);
+  return clone(members->group->part_of(index, whole));
 }
 
 nn::StateDict full_state_dict(nn::Module& module) {
   const NoGrad guard;
   nn::StateDict state;
   const Found found = find_members(module);
-  for (const FoundParameter& p : found.parameters)
+  for (const FoundParameter& p : found.parameters) {
+    check_values("full_state_dict", p.name, p.member->local());
     state.emplace_back(p.name, gather_whole(p.member->object(), p.member->local().detach()));
+  }
   for (const FoundBuffer& b : found.buffers)
     if (b.member->persistence() == nn::Persistence::saved)
-      state.emplace_back(b.name, clone(b.member->tensor()));
+      state.emplace_back(b.name, clone(to(b.member->tensor(), b.member->own_dtype())));
   return state;
 }
 
 void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
-  const std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
+  std::unordered_map<std::string, Tensor> given;
+  for (const auto& [name, tensor] : state)
+    check<ValueError>(given.emplace(name, tensor).second, "load_full_state_dict: the state has '{}' twice",
+                      name);
   std::size_t used = 0;
   const auto find = [&](const std::string& name, const Shape& shape) {
     const auto at = given.find(name);
@@ -92,6 +98,7 @@ void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
+    check_values("load_full_state_dict", p.name, object.local());
     copies.emplace_back(object.local().detach(), part_of(object, find(p.name, object.shape())));
   }
   for (const FoundBuffer& b : found.buffers)
@@ -101,23 +108,8 @@ void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
                     "load_full_state_dict: {} of the state's {} entries belong to nothing here",
                     given.size() - used, given.size());
   for (const FoundParameter& p : found.parameters)
-    if (p.member->object().host() != nullptr) p.member->object().host()->before_write();
+    if (p.member->object().owner() != nullptr) p.member->object().owner()->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
-}
-
-void materialize(nn::Module& module, Device device,
-                 const std::function<void(const std::string& name, const Tensor& whole)>& initialise) {
-  const NoGrad guard;
-  module.to(device);
-  const Found found = find_members(module);
-  for (const FoundParameter& p : found.parameters) {
-    const nn::Parameter& object = p.member->object();
-    const Tensor local = object.local().detach();
-    const Tensor whole = empty(object.shape(), {local.dtype(), device});
-    initialise(p.name, whole);
-    copy_(local, part_of(object, whole));
-  }
-  for (const FoundBuffer& b : found.buffers) initialise(b.name, b.member->tensor());
 }
 
 }  // namespace sherd::shard

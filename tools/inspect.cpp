@@ -12,18 +12,18 @@
 namespace sherd::tools {
 namespace {
 
-using shard::GroupLayout;
+using shard::Partition;
 
 /// Elements in which a flat group's parameters are aligned: 16 bytes of what is computed with.
 std::int64_t alignment(const TrainOptions& o) { return 16 / size_of(dtype_named(o.param_dtype)); }
 
-GroupLayout layout_of(const std::vector<Shape>& shapes, const TrainOptions& o) {
+Partition layout_of(const std::vector<Shape>& shapes, const TrainOptions& o) {
   const auto ranks = static_cast<int>(o.ranks);
-  return o.layout == "flat" ? GroupLayout::flat(shapes, ranks, shard::FlatPadding::aligned, alignment(o))
-                            : GroupLayout::per_parameter(shapes, ranks);
+  return o.layout == "flat" ? Partition::flat(shapes, ranks, shard::FlatPadding::aligned, alignment(o))
+                            : Partition::per_parameter(shapes, ranks);
 }
 
-std::vector<Piece> pieces_of(const GroupLayout& layout) {
+std::vector<Piece> pieces_of(const Partition& layout) {
   std::vector<Piece> pieces;
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     for (int p = 0; p < layout.parameters(); ++p) {
@@ -53,7 +53,7 @@ PlacedGroup taken(const nn::Module& module, const std::string& name, const Train
     names.push_back(p.name);
     shapes.push_back(p.parameter.shape());
   }
-  const GroupLayout layout = layout_of(shapes, o);
+  const Partition layout = layout_of(shapes, o);
   return {name, std::move(names), std::move(shapes), layout, pieces_of(layout)};
 }
 

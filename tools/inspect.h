@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/io/file_system.h"
-#include "shard/layout.h"
+#include "shard/partition.h"
 #include "tools/train_options.h"
 
 namespace sherd::tools {
@@ -32,7 +32,7 @@ struct PlacedGroup {
   std::string name;                     ///< of its module; the model's own for what no block has
   std::vector<std::string> parameters;  ///< within the module
   std::vector<Shape> shapes;
-  shard::GroupLayout layout;
+  shard::Partition layout;
   std::vector<Piece> pieces;  ///< by segment and place; side by side they are the segments
 };
 

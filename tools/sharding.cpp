@@ -28,7 +28,7 @@ std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOpti
   if (o.strategy == "data_parallel") return std::make_unique<shard::DataParallel>(model, world.group());
   shard::Options options{
       .mesh = world.mesh(),
-      .layout = o.layout == "flat" ? shard::Layout::flat : shard::Layout::per_parameter,
+      .layout = o.layout == "flat" ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter,
       .strategy = strategy_of(o),
       .reshard_after_forward = reshard_of(o),
       .mixed_precision = precision,

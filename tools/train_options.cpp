@@ -31,7 +31,7 @@ void check_range(const Setting& s, const std::string& value) {
 
 /// What only makes sense together.
 void check_ranks(const TrainOptions& o) {
-  const int kept = reshard_of(o).ranks();
+  const std::optional<int> kept = reshard_of(o).ranks();
   if (o.strategy == "data_parallel") {
     for (const std::string* dtype : {&o.param_dtype, &o.reduce_dtype})
       check<ValueError>(*dtype == "f32",
@@ -42,7 +42,7 @@ void check_ranks(const TrainOptions& o) {
                     "--reshard {}: is of --strategy full_shard; {} has its own rule", o.reshard, o.strategy);
   if (o.ranks == 0) return;  // not known yet
   check<ValueError>(o.batch % o.ranks == 0, "--ranks {}: does not divide --batch {}", o.ranks, o.batch);
-  check<ValueError>(kept < 0 || o.ranks % kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
+  check<ValueError>(!kept || o.ranks % *kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
                     o.ranks);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using namespace sherd;
 using nlohmann::json;
-using shard::Layout;
+using shard::GroupLayout;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -127,8 +127,8 @@ std::vector<Job> all_ways(World& world, const Make& make, auto options, Loss los
   std::vector<Job> jobs;
   jobs.push_back(job<Optimizer>("plain", make, options, loss, [](auto&) {}));
   jobs.push_back(job<Optimizer>("data_parallel", make, options, loss, replicate));
-  jobs.push_back(job<Optimizer>("per_parameter", make, options, loss, cut(Layout::per_parameter)));
-  jobs.push_back(job<Optimizer>("flat", make, options, loss, cut(Layout::flat)));
+  jobs.push_back(job<Optimizer>("per_parameter", make, options, loss, cut(GroupLayout::per_parameter)));
+  jobs.push_back(job<Optimizer>("flat", make, options, loss, cut(GroupLayout::flat)));
   return jobs;
 }
 
@@ -285,7 +285,7 @@ double peak_bytes(World& world, const std::function<void(Wide&)>& wrap) {
 
 void bench_memory(World& world) {
   const double plain = peak_bytes(world, [](Wide&) {});
-  for (Layout layout : {Layout::per_parameter, Layout::flat}) {
+  for (Layout layout : {GroupLayout::per_parameter, GroupLayout::flat}) {
     double shards = 0, largest = 0;
     const double peak = peak_bytes(world, [&](Wide& model) {
       for (nn::Linear& layer : model.layers) shard::fully_shard(layer, {.layout = layout});
@@ -300,7 +300,7 @@ void bench_memory(World& world) {
     // its gradients, and what is being reduced.
     const double predicted = 4 * shards + 4 * largest;
     report(world, {{"what", "peak memory a rank"},
-                   {"how", layout == Layout::flat ? "flat" : "per_parameter"},
+                   {"how", layout == GroupLayout::flat ? "flat" : "per_parameter"},
                    {"mb", peak / 1e6},
                    {"predicted_mb", predicted / 1e6},
                    {"of_predicted", peak / predicted},

@@ -2,6 +2,7 @@
 #include "nn/optimizer.h"
 
 #include <cmath>
+#include <limits>
 
 #include "nn/layers.h"
 #include "nn/state_file.h"
@@ -133,8 +134,12 @@ TEST_CASE("optimizers: groups have rates and decays of their own, and may be emp
   CHECK(sgd.lr(2) == 0.7);
   sgd.set_lr(0.2);
   CHECK(sgd.lr(1) == 0.2);
-  CHECK_THROWS(sgd.set_lr(3, 1));
-  CHECK(one_line_about(message_of<ValueError>([&] { Sgd(std::vector<ParamGroup>{{{a}}, {{a}}}); }),
+  CHECK_THROWS_AS(sgd.set_lr(3, 1), ValueError);
+  CHECK_THROWS_AS(sgd.lr(3), ValueError);
+  CHECK_THROWS_AS(sgd.parameters(3), ValueError);
+  CHECK(one_line_about(message_of<ValueError>([&] {
+                         Sgd(std::vector<ParamGroup>{{{a}}, {{a}}});
+                       }),
                        "optimizer"));
   CHECK(one_line_about(message_of<ValueError>([&] { Sgd({Parameter{}}); }), "optimizer"));
   CHECK_THROWS_AS(Adam({a}, {.beta1 = 1}), ValueError);
@@ -242,6 +247,9 @@ TEST_CASE("optimizers: a state that does not fit changes nothing") {
   refuses(changed(1, "state.0.exp_avg", zeros({4})), "state.0.exp_avg");
   refuses(changed(2, "state.0.exp_avg_squared", zeros({3})), "state.0.exp_avg_sq");
   refuses(changed(1, "state.9.exp_avg", zeros({3})), "no parameter");
+  refuses(changed(1, "group.0.lr", Tensor::scalar(1, {f64})), "twice");
+  refuses(changed(0, "group.0.lr", zeros({2}, {f64})), "group.0.lr");
+  refuses(changed(0, "group.0.lr", Tensor::scalar(-1, {f64})), "group.0.lr -1");
 }
 
 TEST_CASE("clip_grad_norm_: one norm for every order and cut, and a limit on it") {
@@ -270,7 +278,121 @@ TEST_CASE("clip_grad_norm_: one norm for every order and cut, and a limit on it"
   CHECK(same_bits(small.grad(), full({3}, 0.1)));
   small.set_grad({});
   CHECK(clip_grad_norm_(std::span(&small, 1), 1).item() == 0);
-  CHECK_THROWS_AS(clip_grad_norm_(std::span(&small, 1), 0), ValueError);
+}
+
+TEST_CASE("clip_grad_norm_: a limit of 0, infinities and NaN do what they do in PyTorch, in every dtype") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const auto clipped = [](DType dtype, std::vector<double> values, double limit) {
+    std::vector<Parameter> params;
+    for (double v : values) {
+      params.push_back(parameter({1}, 1, dtype));
+      params.back().set_grad(full({1}, v, {dtype}));
+    }
+    const double norm = clip_grad_norm_(params, limit).item();
+    std::vector<double> after{norm};
+    for (const Parameter& p : params) after.push_back(doubles(p.grad())[0]);
+    return after;
+  };
+  const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
+    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
+             return x == y || (std::isnan(x) && std::isnan(y));
+           });
+  };
+  for (DType dtype : {f32, f64, f16, bf16}) {
+    INFO(name_of(dtype));
+    CHECK(same(clipped(dtype, {3, 4}, 0), {5, 0, 0}));
+    CHECK(same(clipped(dtype, {0, 0}, 0), {0, 0, 0}));
+    CHECK(same(clipped(dtype, {3, nan, 4}, 1), {nan, nan, nan, nan}));
+    CHECK(same(clipped(dtype, {3, nan}, 100), {nan, nan, nan}));
+    CHECK(same(clipped(dtype, {3, -inf}, 1), {inf, 0, nan}));
+    CHECK(same(clipped(dtype, {3, inf, nan}, 1), {nan, nan, nan, nan}));
+    CHECK(same(clipped(dtype, {3, 4}, inf), {5, 3, 4}));
+  }
+  Parameter p = parameter({1}, 1);
+  for (double limit : {-1.0, nan, -inf})
+    CHECK_THROWS_AS(clip_grad_norm_(std::span(&p, 1), limit), ValueError);
+}
+
+TEST_CASE("optimizers: with a beta of 0 a moment is this step's gradient, whatever came before") {
+  for (DType dtype : {f32, f64, bf16})
+    for (bool decoupled : {false, true}) {
+      INFO(name_of(dtype) << decoupled);
+      const Parameter p = parameter({9}, 1, dtype), fresh = parameter({9}, 1, dtype);
+      const AdamOptions o{.lr = 0, .beta1 = 0, .beta2 = 0};
+      const auto make = [&](const Parameter& of) -> std::unique_ptr<Optimizer> {
+        if (decoupled) return std::make_unique<AdamW>(std::vector{of}, AdamWOptions{0, 0, 0});
+        return std::make_unique<Adam>(std::vector{of}, o);
+      };
+      const auto one = make(p), other = make(fresh);
+      Parameter(p).set_grad(full({9}, 1e8, {dtype}));
+      one->step();
+      for (const Parameter& each : {p, fresh}) give_gradient(each, 4);
+      one->step();
+      other->step();
+      const StateDict a = one->state_dict(), b = other->state_dict();
+      for (std::size_t i = 1; i < 3; ++i) CHECK(same_bits(a[i].second, b[i].second));
+      CHECK(same_bits(a[1].second, p.grad()));
+    }
+}
+
+TEST_CASE("optimizers: rates, decays and numbers that cannot be are refused wherever they are set") {
+  const Parameter p = parameter({3}, 1);
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (double bad : {-1.0, inf, -inf, nan}) {
+    INFO(bad);
+    CHECK_THROWS_AS(Adam({p}, {.lr = bad}), ValueError);
+    CHECK_THROWS_AS(Adam({p}, {.beta1 = bad}), ValueError);
+    CHECK_THROWS_AS(Adam({p}, {.beta2 = bad}), ValueError);
+    CHECK_THROWS_AS(Adam({p}, {.eps = bad}), ValueError);
+    CHECK_THROWS_AS(AdamW({p}, {.weight_decay = bad}), ValueError);
+    CHECK_THROWS_AS(Sgd({p}, {.lr = bad}), ValueError);
+    CHECK_THROWS_AS(Sgd({p}, {.momentum = bad}), ValueError);
+    CHECK_THROWS_AS(Sgd({p}, {.weight_decay = bad}), ValueError);
+    CHECK_THROWS_AS(Sgd(std::vector<ParamGroup>{{{p}, bad}}), ValueError);
+    CHECK_THROWS_AS(Sgd(std::vector<ParamGroup>{{{p}, 0.1, bad}}), ValueError);
+    Sgd sgd({p}, {.lr = 0.1});
+    CHECK_THROWS_AS(sgd.set_lr(bad), ValueError);
+    CHECK_THROWS_AS(sgd.set_lr(0, bad), ValueError);
+    CHECK_THROWS_AS(sgd.load_state_dict({{"group.0.lr", Tensor::scalar(bad, {f64})}}), ValueError);
+    CHECK(sgd.lr() == 0.1);
+  }
+  Sgd sgd({p}, {.lr = 0});
+  sgd.set_lr(0);
+  CHECK(one_line_about(message_of<ValueError>([&] { Sgd({p, p}); }), "list it once"));
+}
+
+TEST_CASE("optimizers: a gradient of another shape is refused before anything is stepped") {
+  for (DType dtype : {f32, f64}) {
+    const Parameter a = parameter({3}, 1, dtype), b = parameter({2, 3}, 2, dtype);
+    const Tensor before = clone(a.data());
+    give_gradient(a, 3);
+    Parameter(b).set_grad(ones({3}, {dtype}));
+    Sgd sgd({a, b}, {.lr = 1, .momentum = 0.5});
+    Adam adam({a, b});
+    for (Optimizer* o : {static_cast<Optimizer*>(&sgd), static_cast<Optimizer*>(&adam)}) {
+      CHECK(one_line_about(message_of<ShapeError>([&] { o->step(); }), "(2, 3)"));
+      for (const auto& [name, t] : o->state_dict()) CHECK(name.starts_with("group."));
+    }
+    CHECK(same_bits(a.data(), before));
+  }
+}
+
+TEST_CASE("optimizers: two over one parameter step it in turn, each with state of its own") {
+  const Parameter p = parameter({3}, 1), q = parameter({3}, 1);
+  Sgd first({p}, {.lr = 0.1, .momentum = 0.9}), second({p}, {.lr = 0.2, .momentum = 0.5});
+  Tensor x = clone(q.data()), v1 = zeros({3}), v2 = zeros({3});
+  for (unsigned k = 0; k < 4; ++k) {
+    give_gradient(p, k);
+    first.step();
+    second.step();
+    v1 = add(mul(v1, 0.9), p.grad());
+    v2 = add(mul(v2, 0.5), p.grad());
+    x = sub(sub(x, mul(v1, 0.1)), mul(v2, 0.2));
+  }
+  CHECK(distance(p.data(), x) < 1e-5);
+  first.zero_grad();
+  CHECK_FALSE(p.grad().defined());
+  CHECK_NOTHROW(second.step());
 }
 
 TEST_CASE("schedules: warm up, come down by a cosine, stay") {

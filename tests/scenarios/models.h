@@ -57,15 +57,20 @@ struct Mlp final : nn::Layer<Mlp> {
   }
 };
 
-/// A small Transformer with a buffer beside it, and its input.
+/// A small Transformer with a buffer beside what it is made of, and its input.
 struct Seq2Seq final : nn::Layer<Seq2Seq> {
-  nn::Transformer transformer{nn::TransformerOptions{
-      .width = 32, .encoder_layers = 2, .decoder_layers = 2, .feedforward = 128, .dropout = 0.1}};
+  nn::TransformerEncoder encoder;
+  nn::TransformerDecoder decoder;
   nn::Buffer dummy_buffer{Tensor::scalar(1)};
 
-  Tensor forward(const Tensor& src, const Tensor& tgt) const { return transformer.forward(src, tgt); }
+  explicit Seq2Seq(
+      nn::Transformer whole = nn::Transformer(
+          {.width = 32, .encoder_layers = 2, .decoder_layers = 2, .feedforward = 128, .dropout = 0.1}))
+      : encoder(std::move(whole.encoder)), decoder(std::move(whole.decoder)) {}
+  Tensor forward(const Tensor& src, const Tensor& tgt) const { return decoder(tgt, encoder(src)); }
   void visit(auto&& on) {
-    transformer.visit(on);  // under the names that it has alone
+    on("encoder", encoder);
+    on("decoder", decoder);
     on("dummy_buffer", dummy_buffer);
   }
 

@@ -32,7 +32,7 @@ const Expected& expected(bool cast_root, bool cast, bool use_root_no_params) {
 }
 
 void shard_model(Rank& rank, SaveForwardInputsModel& model, const Expected& e) {
-  shard::Options plain{.mesh = rank.mesh, .layout = shard::Layout::flat, .device = compute};
+  shard::Options plain{.mesh = rank.mesh, .layout = shard::GroupLayout::flat, .device = compute};
   shard::Options half = plain;
   half.mixed_precision = {
       .param_dtype = f16, .cast_forward_inputs = e.cast, .cast_root_forward_inputs = e.cast_root};

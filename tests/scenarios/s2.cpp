@@ -23,8 +23,8 @@ Seq2Seq make_transformer(bool half, Weights weights = Weights::own) {
   Seq2Seq model;
   if (weights == Weights::shared)
     for (std::size_t i = 0; i < 2; ++i) {
-      nn::TransformerEncoderLayer& encoder = model.transformer.encoder.layers[i];
-      nn::TransformerDecoderLayer& decoder = model.transformer.decoder.layers[i];
+      nn::TransformerEncoderLayer& encoder = model.encoder.layers[i];
+      nn::TransformerDecoderLayer& decoder = model.decoder.layers[i];
       nn::tie(encoder.linear1.weight, decoder.linear1.weight);
       nn::tie(encoder.linear2.weight, decoder.linear2.weight);
     }
@@ -43,8 +43,8 @@ void check_dtypes(Rank& rank, const nn::Module& module, DType dtype) {
 
 void partial_flattening(Rank& rank, bool half) {
   Seq2Seq model = make_transformer(half);
-  auto& encoders = model.transformer.encoder.layers;
-  auto& decoders = model.transformer.decoder.layers;
+  auto& encoders = model.encoder.layers;
+  auto& decoders = model.decoder.layers;
   rank.check.eq(model.parameter_count(), 59520, "elements before");
   rank.check.eq(encoders[1].parameters().size(), 12u, "parameters of an encoder layer");
   rank.check.eq(decoders[0].parameters().size(), 18u, "parameters of a decoder layer");

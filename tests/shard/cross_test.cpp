@@ -10,7 +10,7 @@ using namespace sherd::test;
 
 namespace {
 
-using shard::Layout, shard::MixedPrecisionPolicy, shard::ShardingStrategy;
+using shard::GroupLayout, shard::MixedPrecisionPolicy, shard::ShardingStrategy;
 
 template <class T>
 struct Named {
@@ -31,7 +31,8 @@ constexpr std::array strategies = {Named{"full_shard", ShardingStrategy::full_sh
                                    Named{"shard_grad_op", ShardingStrategy::shard_grad_op},
                                    Named{"zero1", ShardingStrategy::zero1},
                                    Named{"no_shard", ShardingStrategy::no_shard}};
-constexpr std::array layouts = {Named{"per parameter", Layout::per_parameter}, Named{"flat", Layout::flat}};
+constexpr std::array layouts = {Named{"per parameter", GroupLayout::per_parameter},
+                                Named{"flat", GroupLayout::flat}};
 constexpr std::array recomputations = {Named{"nothing again", Recomputed::no},
                                        Named{"blocks again", Recomputed::blocks}};
 

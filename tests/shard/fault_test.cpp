@@ -209,7 +209,7 @@ Heard recover(int ranks, int culprit, const shard::Options& options,
 }
 
 const std::array<shard::Options, 3> settings = {
-    shard::Options{}, shard::Options{.layout = shard::Layout::flat},
+    shard::Options{}, shard::Options{.layout = shard::GroupLayout::flat},
     shard::Options{.strategy = shard::ShardingStrategy::shard_grad_op}};
 
 template <class F>
@@ -307,7 +307,7 @@ TEST_CASE("a rank that swallows its exception and goes on alone is heard of by a
 }
 
 TEST_CASE("a model dies while its gathers and reductions are under way", "[faults]") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (int i = 0; i < 3; ++i) {
       Fragile net = seeded_fragile();
       shard_all(net, {.layout = layout, .forward_prefetch = 3});

@@ -43,7 +43,7 @@ std::vector<float> by_hand(const FlatParamHandle& handle) {
   std::vector<float> flat(static_cast<std::size_t>(handle.numel()), 42);
   for (std::size_t i = 0; i < handle.parameters().size(); ++i) {
     const auto values = handle.parameters()[i].local().to_vector<float>();
-    const std::int64_t offset = handle.layout().span(static_cast<int>(i)).offset;
+    const std::int64_t offset = handle.partition().span(static_cast<int>(i)).offset;
     std::ranges::copy(values, flat.begin() + offset);
   }
   return flat;
@@ -77,7 +77,7 @@ TEST_CASE("the flat tensor holds the values, and 42 where parameters are aligned
       INFO(use_orig_params << ", " << ranks << " ranks");
       const FlatParamHandle handle = handle_of(model, {.ranks = ranks, .use_orig_params = use_orig_params});
       if (use_orig_params)
-        CHECK(handle.numel() == handle.layout().gathered_numel());
+        CHECK(handle.numel() == handle.partition().gathered_numel());
       else
         CHECK(handle.numel() == model.parameter_count());
       CHECK(handle.flat().to_vector<float>() == by_hand(handle));
@@ -87,7 +87,7 @@ TEST_CASE("the flat tensor holds the values, and 42 where parameters are aligned
 
 TEST_CASE("the compute dtype aligns, the stored one stays") {
   Tied model;
-  const auto second = [](const FlatParamHandle& handle) { return handle.layout().span(1).offset; };
+  const auto second = [](const FlatParamHandle& handle) { return handle.partition().span(1).offset; };
   CHECK(second(handle_of(model, {.use_orig_params = true})) == 12);
   const FlatParamHandle mixed = handle_of(model, {.param_dtype = f16, .use_orig_params = true});
   CHECK(second(mixed) == 16);
@@ -103,15 +103,15 @@ TEST_CASE("the metadata of all ranks cover every parameter once, as the layout c
   for (const bool use_orig_params : {false, true})
     for (const int ranks : {1, 2, 3, 4, 5, 8}) {
       const FlatParamHandle handle = handle_of(model, {.ranks = ranks, .use_orig_params = use_orig_params});
-      const GroupLayout& layout = handle.layout();
+      const Partition& partition = handle.partition();
       std::vector<std::int64_t> next(handle.names().size());
       for (int rank = 0; rank < ranks; ++rank) {
-        const std::int64_t start = rank * layout.shard_numel(), end = start + layout.shard_numel() - 1;
+        const std::int64_t start = rank * partition.shard_numel(), end = start + partition.shard_numel() - 1;
         const std::vector<FlatShardEntry> entries = handle.shard_metadata(start, end);
         std::size_t at = 0;
-        for (int p = 0; p < layout.parameters(); ++p) {
+        for (int p = 0; p < partition.parameters(); ++p) {
           INFO(use_orig_params << ", rank " << rank << " of " << ranks << ", parameter " << p);
-          const OwnedPart part = layout.part(p, rank);
+          const OwnedPart part = partition.part(p, rank);
           if (part.numel == 0) continue;
           REQUIRE(at < entries.size());
           const auto i = static_cast<std::size_t>(p);

@@ -12,7 +12,7 @@ using sherd::test::expect;
 
 namespace {
 
-constexpr shard::Layout layouts[] = {shard::Layout::flat, shard::Layout::per_parameter};
+constexpr shard::GroupLayout layouts[] = {shard::GroupLayout::flat, shard::GroupLayout::per_parameter};
 
 struct Normed final : nn::Layer<Normed> {
   nn::Linear linear{4, 6};
@@ -39,7 +39,7 @@ struct Rooted final : nn::Layer<Rooted> {
 }  // namespace
 
 TEST_CASE("floating buffers are cast once, when the root first runs; parameters and counts are not") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     CHECK_NOTHROW(run_ranks(2, [&](World&) {
       Normed net;
       shard::fully_shard(net, {.layout = layout, .mixed_precision = {.buffer_dtype = f64}});
@@ -61,7 +61,7 @@ TEST_CASE("floating buffers are cast once, when the root first runs; parameters 
 }
 
 TEST_CASE("the root's parameters stay from forward to backward, the others' do not") {
-  for (shard::Layout layout : layouts) {
+  for (shard::GroupLayout layout : layouts) {
     DryRun run({.size = 2});
     Rooted net;
     const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
@@ -85,7 +85,7 @@ TEST_CASE("a shard's padding between aligned parameters is 42, behind the last r
     nn::Linear flat(3, 3), rows(3, 3);
     for (nn::Linear* m : {&flat, &rows})
       for (nn::Parameter p : m->parameters()) p.set_data(ones(p.shape()));
-    shard::fully_shard(flat, {.layout = shard::Layout::flat});
+    shard::fully_shard(flat, {.layout = shard::GroupLayout::flat});
     shard::fully_shard(rows);
     const auto shard_of = [](nn::Linear& m) {
       return shard::unit_of(m)->members()[0].group->shard().to_vector<float>();
@@ -101,7 +101,7 @@ TEST_CASE("a shard's padding between aligned parameters is 42, behind the last r
 }
 
 TEST_CASE("outputs of a root and of a module within it are cast to their own output dtypes") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     CHECK_NOTHROW(run_ranks(2, [&](World&) {
       nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3));
       const auto options = [&](DType output) {
@@ -119,7 +119,8 @@ TEST_CASE("the flat layout aligns to 16 bytes of what computes, not of what is s
   CHECK_NOTHROW(run_ranks(2, [](World&) {
     const auto shard_numel = [](std::optional<DType> param_dtype) {
       nn::Linear m(3, 3);
-      shard::fully_shard(m, {.layout = shard::Layout::flat, .mixed_precision = {.param_dtype = param_dtype}});
+      shard::fully_shard(
+          m, {.layout = shard::GroupLayout::flat, .mixed_precision = {.param_dtype = param_dtype}});
       return shard::groups_of(m).at(0).shard_numel;
     };
     expect(shard_numel({}) == 8, "f32: 9 and 3 of padding, 3 and 1");
@@ -133,7 +134,7 @@ TEST_CASE("in the flat layout a module that is not to cast as a root does not ca
       nn::Linear m(3, 3);
       shard::MixedPrecisionPolicy mixed{.param_dtype = bf16, .cast_root_forward_inputs = false};
       if (cast) mixed.cast_forward_inputs = true;
-      shard::fully_shard(m, {.layout = shard::Layout::flat, .mixed_precision = mixed});
+      shard::fully_shard(m, {.layout = shard::GroupLayout::flat, .mixed_precision = mixed});
       bool refused = false;
       try {
         m(ones({2, 3}));
@@ -156,7 +157,7 @@ struct Scale final : nn::Layer<Scale> {
 }  // namespace
 
 TEST_CASE("an average in f16 is rounded once, after the division") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     CHECK_NOTHROW(run_ranks(3, [&](World& world) {
       Scale net;
       shard::fully_shard(net, {.layout = layout, .mixed_precision = {.reduce_dtype = f16}});
@@ -169,12 +170,12 @@ TEST_CASE("an average in f16 is rounded once, after the division") {
 }
 
 TEST_CASE("a rank without rows has an empty gradient, in the flat layout it has none") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     CHECK_NOTHROW(run_ranks(4, [&](World& world) {
       nn::Linear m(2, 1);  // flat: the ranks hold the weight, padding, the bias, padding
       shard::fully_shard(m, {.layout = layout});
       sum(m(ones({2, 2}))).backward();
-      const bool flat = layout == shard::Layout::flat;
+      const bool flat = layout == shard::GroupLayout::flat;
       const bool has_weight = world.rank() == 0, has_bias = world.rank() == (flat ? 2 : 0);
       for (const auto& [has, p] :
            {std::pair{has_weight, m.weight.object()}, std::pair{has_bias, m.bias.object()}}) {
@@ -186,7 +187,7 @@ TEST_CASE("a rank without rows has an empty gradient, in the flat layout it has 
 }
 
 TEST_CASE("what is frozen between forward and backward has no gradient") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     CHECK_NOTHROW(run_ranks(2, [&](World&) {
       nn::Linear m(3, 4);
       shard::fully_shard(m, {.layout = layout});
@@ -200,7 +201,7 @@ TEST_CASE("what is frozen between forward and backward has no gradient") {
 }
 
 TEST_CASE("a graph from before a write is refused, on every rank") {
-  for (shard::Layout layout : layouts)
+  for (shard::GroupLayout layout : layouts)
     for (bool reshard : {true, false})
       CHECK_NOTHROW(run_ranks(2, [&](World&) {
         nn::Sequential net(nn::Linear(3, 4), nn::Linear(4, 2));

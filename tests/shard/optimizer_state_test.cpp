@@ -7,6 +7,7 @@
 #include "nn/layers.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
@@ -74,7 +75,7 @@ struct Plain {
   }
 };
 
-void shard_net(Net& net, const World& world, shard::Layout layout) {
+void shard_net(Net& net, const World& world, shard::GroupLayout layout) {
   const shard::Options options{.mesh = world.mesh(), .layout = layout};
   shard::fully_shard(net.first, options);
   shard::fully_shard(net, options);
@@ -83,12 +84,12 @@ void shard_net(Net& net, const World& world, shard::Layout layout) {
 /// The whole loss lies on rank 0, so that an average over a power of two rounds nothing.
 double weight_of(const World& world) { return world.rank() == 0 ? world.size() : 0; }
 
-constexpr shard::Layout layouts[] = {shard::Layout::flat, shard::Layout::per_parameter};
+constexpr shard::GroupLayout layouts[] = {shard::GroupLayout::flat, shard::GroupLayout::per_parameter};
 
 /// `body(world, layout, kind)` on every rank.
-void on_ranks(const std::function<void(const World&, shard::Layout, Kind)>& body) {
+void on_ranks(const std::function<void(const World&, shard::GroupLayout, Kind)>& body) {
   for (const int ranks : {1, 2, 4, 8})
-    for (const shard::Layout layout : layouts)
+    for (const shard::GroupLayout layout : layouts)
       for (const Kind kind : kinds) {
         INFO(ranks << " ranks, layout " << static_cast<int>(layout) << ", optimizer "
                    << static_cast<int>(kind));
@@ -99,7 +100,7 @@ void on_ranks(const std::function<void(const World&, shard::Layout, Kind)>& body
 }  // namespace
 
 TEST_CASE("the gathered state of an optimizer is that of the unsharded run") {
-  on_ranks([](const World& world, shard::Layout layout, Kind kind) {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
     for (const int steps : {0, 2, 3}) {
       const Plain plain(kind, steps);
       Net net = seeded_net();
@@ -121,7 +122,7 @@ TEST_CASE("the gathered state of an optimizer is that of the unsharded run") {
 }
 
 TEST_CASE("a sharded optimizer that takes whole state goes on as the run that it is of") {
-  on_ranks([](const World& world, shard::Layout layout, Kind kind) {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
     Plain plain(kind, 3);
     Net net = seeded_net();
     shard_net(net, world, layout);
@@ -138,7 +139,7 @@ TEST_CASE("a sharded optimizer that takes whole state goes on as the run that it
 }
 
 TEST_CASE("state that does not fit is refused on every rank, and nothing changes") {
-  on_ranks([](const World& world, shard::Layout layout, Kind kind) {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
     if (kind == Kind::sgd) return;  // has no state
     const Plain plain(kind, 3);
     Net net = seeded_net();
@@ -164,4 +165,198 @@ TEST_CASE("state that does not fit is refused on every rank, and nothing changes
     refused([](nn::StateDict& state) { state.erase(state.begin()); }, "no rate for group 0");
     expect(values(shard::full_optimizer_state(*optimizer)) == before, "the state changed");
   });
+}
+
+// ---- flat parameters ----
+
+namespace {
+
+/// Parameters of the root's own before, between and after units, some of one shape; a tie across units.
+struct Mixed final : nn::Layer<Mixed> {
+  nn::Param scale{ones({5})};
+  nn::Linear first{5, 5};
+  nn::Param shift{zeros({5})};
+  nn::ModuleList<nn::Linear> rest;
+  nn::Param last{ones({1})};
+  Mixed() {
+    for (int i = 0; i < 2; ++i) rest.emplace_back(5, 5);
+    nn::tie(first.weight, rest[1].weight);
+  }
+  Tensor forward(const Tensor& x) const {
+    Tensor y = add(first(mul(x, scale)), shift);
+    for (const nn::Linear& layer : rest) y = layer(gelu(y));
+    return mul(sum(square(y)), last);
+  }
+  void visit(auto&& on) {
+    on("scale", scale);
+    on("first", first);
+    on("shift", shift);
+    on("rest", rest);
+    on("last", last);
+  }
+};
+
+Mixed seeded_mixed() {
+  manual_seed(5);
+  return {};
+}
+
+/// The layers in a group of their own rate, and what is left.
+std::unique_ptr<nn::Optimizer> grouped_optimizer_of(Kind kind, const std::vector<nn::Parameter>& params) {
+  nn::ParamGroup group{params, 0.05};
+  if (kind == Kind::adamw) return std::make_unique<nn::AdamW>(std::vector{group});
+  return std::make_unique<nn::Sgd>(std::vector{group},
+                                   nn::SgdOptions{.momentum = kind == Kind::momentum ? 0.9 : 0.0});
+}
+
+void step(Mixed& net, nn::Optimizer& optimizer, int number, double weight = 1) {
+  manual_seed(100 + static_cast<std::uint64_t>(number));
+  mul(sum(net(rand({4, 5}))), weight).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+struct PlainMixed {
+  Mixed net = seeded_mixed();
+  std::unique_ptr<nn::Optimizer> optimizer;
+  PlainMixed(Kind kind, int steps) : optimizer(grouped_optimizer_of(kind, net.parameters())) {
+    for (int i = 0; i < steps; ++i) step(net, *optimizer, i);
+  }
+};
+
+/// The defaults of FullyShardedDataParallel, as one unit or with the layers as units of their own.
+shard::FsdpOptions defaults(bool wrap) {
+  shard::FsdpOptions options;
+  if (wrap) options.auto_wrap = shard::wrap_classes({"Linear"});
+  return options;
+}
+
+template <class F>
+void on_flat_ranks(const F& body) {
+  for (const int ranks : {1, 2, 4})
+    for (const bool wrap : {false, true})
+      for (const Kind kind : kinds) {
+        INFO(ranks << " ranks, " << (wrap ? "layers wrapped" : "one unit") << ", optimizer "
+                   << static_cast<int>(kind));
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, wrap, kind); }));
+      }
+}
+
+void expect_state(const nn::Optimizer& optimizer, const nn::Optimizer& plain, const char* when) {
+  const nn::StateDict full = shard::full_optimizer_state(optimizer), wanted = plain.state_dict();
+  expect(full.size() == wanted.size(), "{}: {} entries of {}", when, full.size(), wanted.size());
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    expect(full[i].first == wanted[i].first, "{}: entry {} is {}", when, i, full[i].first);
+    expect(full[i].second.shape() == wanted[i].second.shape(), "{}: shape of {}", when, full[i].first);
+  }
+  expect(values(full) == values(wanted), "{}: values", when);
+}
+
+}  // namespace
+
+TEST_CASE("flat parameters: the gathered state of an optimizer is that of the unsharded run") {
+  on_flat_ranks([](const World& world, bool wrap, Kind kind) {
+    for (const int steps : {0, 2}) {
+      const PlainMixed plain(kind, steps);
+      Mixed net = seeded_mixed();
+      const shard::FullyShardedDataParallel handle(net, defaults(wrap));
+      for (const nn::NamedParameter& p : net.named_parameters())
+        expect(p.name.ends_with("_flat_param"), "'{}' is listed beside its flat parameter", p.name);
+      const auto optimizer = grouped_optimizer_of(kind, net.parameters());
+      for (int i = 0; i < steps; ++i) step(net, *optimizer, i, weight_of(world));
+      expect_state(*optimizer, *plain.optimizer, "after steps");
+    }
+  });
+}
+
+TEST_CASE("flat parameters: whole state goes in, and training goes on to the same bits in any layout") {
+  on_flat_ranks([](const World& world, bool wrap, Kind kind) {
+    PlainMixed plain(kind, 2);
+    Mixed net = seeded_mixed();
+    const shard::FullyShardedDataParallel handle(net, defaults(wrap));
+    const auto optimizer = grouped_optimizer_of(kind, net.parameters());
+    shard::load_full_state_dict(net, plain.net.state_dict());
+    shard::load_full_optimizer_state(*optimizer, plain.optimizer->state_dict());
+    for (int i = 2; i < 4; ++i) {
+      step(net, *optimizer, i, weight_of(world));
+      step(plain.net, *plain.optimizer, i);
+    }
+    expect(values(shard::full_state_dict(net)) == values(plain.net.state_dict()), "weights");
+    expect_state(*optimizer, *plain.optimizer, "after loading");
+
+    Mixed rows = seeded_mixed();
+    shard::fully_shard(rows.first);
+    shard::fully_shard(rows);
+    const auto other = grouped_optimizer_of(kind, rows.parameters());
+    shard::load_full_optimizer_state(*other, shard::full_optimizer_state(*optimizer));
+    expect_state(*other, *plain.optimizer, "in the per-parameter layout");
+
+    Mixed copy = net.clone();
+    const auto cloned = grouped_optimizer_of(kind, copy.parameters());
+    shard::load_full_optimizer_state(*cloned, plain.optimizer->state_dict());
+    expect_state(*cloned, *plain.optimizer, "of a clone");
+  });
+}
+
+TEST_CASE("flat parameters: state that one step count cannot hold is refused, and nothing changes") {
+  on_flat_ranks([](const World& world, bool wrap, Kind kind) {
+    if (kind == Kind::sgd) return;  // has no state
+    const PlainMixed plain(kind, 2);
+    Mixed net = seeded_mixed();
+    const shard::FullyShardedDataParallel handle(net, defaults(wrap));
+    const auto optimizer = grouped_optimizer_of(kind, net.parameters());
+    step(net, *optimizer, 0, weight_of(world));
+    const Values before = values(shard::full_optimizer_state(*optimizer));
+    const auto refused = [&](const std::function<void(nn::StateDict&)>& spoil, const char* part) {
+      nn::StateDict state = plain.optimizer->state_dict();
+      spoil(state);
+      std::string message;
+      try {
+        shard::load_full_optimizer_state(*optimizer, state);
+      } catch (const ValueError& error) {
+        message = error.what();
+      } catch (const ShapeError& error) {
+        message = error.what();
+      }
+      expect(message.find(part) != std::string::npos, "'{}' in '{}'", part, message);
+    };
+    refused(
+        [](nn::StateDict& state) {
+          for (auto& [name, t] : state)
+            if (name == "state.0.step") t = Tensor::scalar(9, {f64});
+        },
+        "9 and 2 steps");
+    refused([](nn::StateDict& state) { state[1].second = zeros({2, 5}); }, "has shape (2, 5)");
+    refused([](nn::StateDict& state) { state.erase(state.begin() + 2); }, "lacks 'state.0.");
+    refused([](nn::StateDict& state) { state.emplace_back("state.77.step", zeros({})); },
+            "belong to no parameter");
+    expect(values(shard::full_optimizer_state(*optimizer)) == before, "the state changed");
+
+    // Without state a parameter is one whose gradients were 0.
+    nn::StateDict part = plain.optimizer->state_dict();
+    std::erase_if(part, [](const auto& entry) { return entry.first.starts_with("state.0."); });
+    shard::load_full_optimizer_state(*optimizer, part);
+    Values wanted = values(plain.optimizer->state_dict());
+    for (auto& [name, list] : wanted)
+      if (name.starts_with("state.0.") && !name.ends_with("step")) std::ranges::fill(list, 0);
+    expect(values(shard::full_optimizer_state(*optimizer)) == wanted, "a parameter without state");
+  });
+}
+
+TEST_CASE("flat parameters: they are no single parameter to gather or to cut") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Mixed net = seeded_mixed();
+    const shard::FullyShardedDataParallel handle(net);
+    const nn::Parameter flat = handle.flat_param();
+    for (const auto& call : {std::function<void()>([&] { shard::gather_whole(flat, flat.local().detach()); }),
+                             std::function<void()>([&] { shard::part_of(flat, ones({3})); })}) {
+      std::string message;
+      try {
+        call();
+      } catch (const ValueError& error) {
+        message = error.what();
+      }
+      expect(message.find("flat parameter") != std::string::npos, "it said '{}'", message);
+    }
+  }));
 }

@@ -92,7 +92,7 @@ TEST_CASE("a step of three groups gathers, regathers and reduces in the order of
   for (int size : {2, 3, 4, 5, 7, 8, 1024})
     for (int rank : {0, size - 1}) {
       const DryRunOptions world{.rank = rank, .size = size};
-      for (const auto layout : {shard::Layout::flat, shard::Layout::per_parameter}) {
+      for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter}) {
         shard::Options options{.layout = layout};
         CHECK(step_of(world, options) == "Ga Gb Gc | Gc Gb Rc Ga Rb Ra");
         options.reshard_after_forward = false;

@@ -67,7 +67,7 @@ void fill_all(Net& net) {
 }  // namespace
 
 TEST_CASE("modules without parameters of their own may be sharded") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Hollow by_hand = seeded_hollow(), hollow = seeded_hollow();
     const shard::Options options{.layout = layout};
     shard::fully_shard(hollow.first, options);
@@ -94,7 +94,7 @@ TEST_CASE("a module without parameters casts its inputs in the per-parameter lay
     shard::fully_shard(relu, {.mixed_precision = {.param_dtype = bf16}});
     expect(relu(ones({2, 2})).dtype() == bf16, "the input was not cast");
     nn::Relu flat;
-    shard::fully_shard(flat, {.layout = shard::Layout::flat,
+    shard::fully_shard(flat, {.layout = shard::GroupLayout::flat,
                               .mixed_precision = {.param_dtype = bf16, .cast_root_forward_inputs = false}});
     expect(flat(ones({2, 2})).dtype() == f32, "the input was cast");
   }));
@@ -129,7 +129,7 @@ TEST_CASE("a flat group has one dtype") {
   run_ranks(1, [](World&) {
     TwoDTypes module;
     try {
-      shard::fully_shard(module, {.layout = shard::Layout::flat});
+      shard::fully_shard(module, {.layout = shard::GroupLayout::flat});
     } catch (const Error&) {
       return;
     }
@@ -139,7 +139,7 @@ TEST_CASE("a flat group has one dtype") {
 }
 
 TEST_CASE("a clone of a sharded model is sharded, and each trains alone") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout}, {.tied = Tied::across_groups, .uneven = true});
     nn::Adam adam(twins.net.parameters()), reference(twins.by_hand.parameters());
     step_both(twins, adam, reference, world, 0);
@@ -166,7 +166,7 @@ TEST_CASE("a clone of a sharded model is sharded, and each trains alone") {
 }
 
 TEST_CASE("a clone outlives its original") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     std::optional<Twins> twins(std::in_place, shard::Options{.layout = layout});
     Net copy = twins->net.clone(), by_hand = twins->by_hand.clone();
     twins.reset();
@@ -176,7 +176,7 @@ TEST_CASE("a clone outlives its original") {
 }
 
 TEST_CASE("an average of weights is kept shard by shard, and used between its updates") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     Net slow = twins.net.clone(), slow_by_hand = twins.by_hand.clone();
     nn::Adam adam(twins.net.parameters(), {.lr = 0.05}), reference(twins.by_hand.parameters(), {.lr = 0.05});
@@ -201,7 +201,7 @@ TEST_CASE("an average of weights is kept shard by shard, and used between its up
 }
 
 TEST_CASE("a sharded model may change its dtype, and trains on in it") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const DType dtype : {bf16, f64}) {
       Twins twins({.layout = layout});
       nn::Adam before(twins.net.parameters()), reference_before(twins.by_hand.parameters());
@@ -239,7 +239,7 @@ TEST_CASE("a sharded model may change its dtype, and trains on in it") {
 }
 
 TEST_CASE("whole states go into a sharded model and come out again") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     Net other({.uneven = true});
     fill_all(other);
@@ -271,14 +271,14 @@ TEST_CASE("whole states go into a sharded model and come out again") {
 }
 
 TEST_CASE("a model built without memory gets its shard alone, with an unsharded model's values") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const Tied tied : {Tied::no, Tied::across_groups}) {
       Net by_hand({.tied = tied, .uneven = true}), net({.tied = tied, .uneven = true});
       fill_all(by_hand);
       net.to(Device::meta());
       shard_blocks_and_rest(net, {.layout = layout});
       std::vector<std::string> filled, names;
-      shard::materialize(net, Device::cpu(), [&](const std::string& name, const Tensor& whole) {
+      net.materialize(Device::cpu(), [&](const std::string& name, const Tensor& whole) {
         filled.push_back(name);
         fill(name, whole);
       });
@@ -304,14 +304,14 @@ TEST_CASE("a model built without memory gets its shard alone, with an unsharded 
 }
 
 TEST_CASE("the same draws on every rank fill a sharded model like an unsharded one") {
-  on_ranks([](World&, shard::Layout layout) {
+  on_ranks([](World&, shard::GroupLayout layout) {
     Net by_hand({.uneven = true}), net({.uneven = true});
     const auto draw = [](const std::string&, const Tensor& whole) { normal_(whole, 0, 0.5); };
     net.to(Device::meta());
     shard_blocks_and_rest(net, {.layout = layout});
     manual_seed(3);
     std::vector<std::string> order;
-    shard::materialize(net, Device::cpu(), [&](const std::string& name, const Tensor& whole) {
+    net.materialize(Device::cpu(), [&](const std::string& name, const Tensor& whole) {
       order.push_back(name);
       draw(name, whole);
     });

@@ -149,7 +149,7 @@ void run_by_hand(Node& tree, const Step& step, int ranks) {
   set_gradients(tree, step.keeps_gradients ? plus(before, averages) : averages);
 }
 
-shard::Options draw_options(Random& random, shard::Layout layout, int ranks) {
+shard::Options draw_options(Random& random, shard::GroupLayout layout, int ranks) {
   constexpr shard::ShardingStrategy strategies[] = {
       shard::ShardingStrategy::full_shard, shard::ShardingStrategy::full_shard,
       shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
@@ -162,7 +162,7 @@ shard::Options draw_options(Random& random, shard::Layout layout, int ranks) {
           .backward_prefetch = below(random, 4)};
 }
 
-void shard_below(Node& node, Random& random, shard::Layout layout, int ranks) {
+void shard_below(Node& node, Random& random, shard::GroupLayout layout, int ranks) {
   for (Node& child : node.children) {
     shard_below(child, random, layout, ranks);
     const shard::Options options = draw_options(random, layout, ranks);
@@ -177,7 +177,7 @@ void play(World& world, std::uint64_t seed) {
   grow(by_hand, random, 3);
   if (once_in(random, 3)) tie_some(by_hand, random);
   Node tree = by_hand.clone();
-  const auto layout = once_in(random, 2) ? shard::Layout::flat : shard::Layout::per_parameter;
+  const auto layout = once_in(random, 2) ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter;
   shard_below(tree, random, layout, world.size());
   shard::fully_shard(tree, draw_options(random, layout, world.size()));
   nn::Adam adam(tree.parameters(), {.lr = 0.02, .weight_decay = 0.1});

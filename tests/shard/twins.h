@@ -12,8 +12,8 @@ namespace sherd::test {
 template <class F>
 void on_ranks(F&& body) {
   for (const int ranks : {2, 3})
-    for (const shard::Layout layout : {shard::Layout::per_parameter, shard::Layout::flat}) {
-      INFO(ranks << " ranks, " << (layout == shard::Layout::flat ? "flat" : "per parameter"));
+    for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat}) {
+      INFO(ranks << " ranks, " << (layout == shard::GroupLayout::flat ? "flat" : "per parameter"));
       CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, layout); }));
     }
 }

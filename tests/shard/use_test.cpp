@@ -102,7 +102,7 @@ std::int64_t gathers(const OrderLog& log) {
 }  // namespace
 
 TEST_CASE("a parameter that some ranks use gets their part, one that none uses gets nothing and stays") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (int users = 0; users <= world.size(); ++users) {
       const auto uses = [&](int rank) { return rank >= world.size() - users; };
       Branch by_hand = seeded_branch(), branch = seeded_branch();
@@ -129,7 +129,7 @@ TEST_CASE("a parameter that some ranks use gets their part, one that none uses g
 }
 
 /// The first `again` links run twice; which links do anything differs from rank to rank.
-void expect_any_mixture(World& world, shard::Layout layout, std::size_t again, Runs runs) {
+void expect_any_mixture(World& world, shard::GroupLayout layout, std::size_t again, Runs runs) {
   manual_seed(1);
   Chain by_hand;
   by_hand.again = again;
@@ -148,20 +148,20 @@ void expect_any_mixture(World& world, shard::Layout layout, std::size_t again, R
 }
 
 TEST_CASE("ranks may use the layers of different groups, in any mixture") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const std::size_t again : {0, 2, 5}) expect_any_mixture(world, layout, again, Runs::plainly);
   });
 }
 
 TEST_CASE("regions may run the layers of different groups again, in any mixture") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const Runs runs : {Runs::again, Runs::again_and_blind})
       for (const std::size_t again : {0, 2}) expect_any_mixture(world, layout, again, runs);
   });
 }
 
 TEST_CASE("the input's gradient passes frozen layers, whichever a rank uses") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(1);
     Chain by_hand;
     by_hand.set_requires_grad(false);
@@ -183,7 +183,7 @@ TEST_CASE("the input's gradient passes frozen layers, whichever a rank uses") {
 
 /// Two models in a row, each its own root, where rank 0 uses the links of `of_first` in the first model and
 /// other ranks the links of `of_others` in the second.
-void expect_two_models(World& world, shard::Layout layout, unsigned of_first, unsigned of_others) {
+void expect_two_models(World& world, shard::GroupLayout layout, unsigned of_first, unsigned of_others) {
   manual_seed(1);
   Chain first_by_hand, second_by_hand;
   Chain first = first_by_hand.clone(), second = second_by_hand.clone();
@@ -212,18 +212,18 @@ void expect_two_models(World& world, shard::Layout layout, unsigned of_first, un
 }
 
 TEST_CASE("two models in one graph") {
-  on_ranks([](World& world, shard::Layout layout) { expect_two_models(world, layout, 31, 31); });
+  on_ranks([](World& world, shard::GroupLayout layout) { expect_two_models(world, layout, 31, 31); });
 }
 
 TEST_CASE("two models in one graph, of which ranks use different layers") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const unsigned of_first : {31u, 0u, 10u})
       for (const unsigned of_others : {31u, 0u, 21u}) expect_two_models(world, layout, of_first, of_others);
   });
 }
 
 TEST_CASE("a module within is used alone, before and after the whole") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     const auto loss = [](Net& net, int rank, int step) {
       const Tensor x = batch_of(rank, step, net.width).x;
@@ -243,7 +243,7 @@ TEST_CASE("a module within is used alone, before and after the whole") {
 }
 
 TEST_CASE("a gradient of gradients reaches sharded parameters") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(1);
     Chain by_hand;
     Chain chain = by_hand.clone();
@@ -267,7 +267,7 @@ TEST_CASE("a gradient of gradients reaches sharded parameters") {
 }
 
 TEST_CASE("a group that no rank runs has no gradients, and costs no calls in backward") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Branch by_hand = seeded_branch(), branch = seeded_branch();
     shard::fully_shard(branch.extra, {.layout = layout});
     shard::fully_shard(branch, {.layout = layout});
@@ -290,7 +290,7 @@ TEST_CASE("a group that no rank runs has no gradients, and costs no calls in bac
 }
 
 TEST_CASE("several forwards before one backward, and as many backwards as forwards") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     add(loss_at(twins.net, world.rank(), 0), loss_at(twins.net, world.rank(), 1)).backward();
     expect_gradients(
@@ -316,7 +316,7 @@ TEST_CASE("several forwards before one backward, and as many backwards as forwar
 }
 
 TEST_CASE("forwards without gradients and forwards that are given up leave nothing behind") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     const auto look = [&] {
       const NoGrad guard;
@@ -339,7 +339,7 @@ TEST_CASE("forwards without gradients and forwards that are given up leave nothi
 }
 
 TEST_CASE("evaluation between steps sees the stepped weights") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     for (const auto strategy :
          {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op}) {
       Twins twins({.layout = layout, .strategy = strategy});
@@ -364,7 +364,7 @@ TEST_CASE("evaluation between steps sees the stepped weights") {
 }
 
 TEST_CASE("a weight that was looked at and then stepped is new to whoever shares it") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(1);
     Shared by_hand;
     Shared shared = by_hand.clone();
@@ -392,7 +392,7 @@ TEST_CASE("a weight that was looked at and then stepped is new to whoever shares
 }
 
 TEST_CASE("inputs get their own rank's gradient") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     const auto gradient_of_input = [&](Net& net) {
       Tensor x = batch_of(world.rank(), 0, net.width).x.requires_grad_();
@@ -414,7 +414,7 @@ TEST_CASE("inputs get their own rank's gradient") {
 }
 
 TEST_CASE("a loss outlives its model") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Tensor x = batch_of(world.rank(), 0, 5).x.requires_grad_(), loss, expected;
     {
       Twins twins({.layout = layout});
@@ -427,7 +427,7 @@ TEST_CASE("a loss outlives its model") {
 }
 
 TEST_CASE("without synchronisation a rank has its own whole gradients, which the next average includes") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     for (int step : {0, 1}) {
       const auto guard = shard::no_sync(twins.net);
@@ -455,8 +455,8 @@ TEST_CASE("without synchronisation a rank has its own whole gradients, which the
 }
 
 TEST_CASE("gradients accumulate in the reduce dtype; in the flat layout in the compute dtype") {
-  on_ranks([](World& world, shard::Layout layout) {
-    const DType kept = layout == shard::Layout::flat ? bf16 : f32;
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const DType kept = layout == shard::GroupLayout::flat ? bf16 : f32;
     Twins twins({.layout = layout, .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32}});
     const auto sums_of = [&](int rank, int microbatches) {
       std::vector<Tensor> sums;
@@ -502,7 +502,7 @@ TEST_CASE("gradients accumulate in the reduce dtype; in the flat layout in the c
 }
 
 TEST_CASE("parameters that stay gathered after backward save the gathers of the next forward") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     nn::Sgd sgd(twins.net.parameters(), {.lr = 0.1}), reference(twins.by_hand.parameters(), {.lr = 0.1});
     shard::set_reshard_after_backward(twins.net, false);
@@ -534,7 +534,7 @@ TEST_CASE("parameters that stay gathered after backward save the gathers of the 
 }
 
 TEST_CASE("what is trained may change from step to step") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     nn::AdamW adam(twins.net.parameters(), {.weight_decay = 0.3}),
         reference(twins.by_hand.parameters(), {.weight_decay = 0.3});
@@ -568,7 +568,7 @@ TEST_CASE("what is trained may change from step to step") {
 }
 
 TEST_CASE("a loss without any trained parameter says so, and the model trains on") {
-  on_ranks([](World& world, shard::Layout layout) {
+  on_ranks([](World& world, shard::GroupLayout layout) {
     Twins twins({.layout = layout});
     twins.net.set_requires_grad(false);
     const Tensor loss = loss_at(twins.net, world.rank(), 0);

@@ -18,7 +18,8 @@ Way sharded(std::string name, Wrap wrap, NetOptions net = {}) {
 }
 
 Way grouped(std::string name, const Options& options, NetOptions net = {}) {
-  return sharded(std::move(name), [options](Net& n, World&) { shard_blocks_and_rest(n, options); }, net);
+  return sharded(
+      std::move(name), [options](Net& n, World&) { shard_blocks_and_rest(n, options); }, net);
 }
 
 Way fsdp(std::string name, const shard::FsdpOptions& options) {
@@ -38,8 +39,8 @@ void add_replicas(std::vector<Way>& ways) {
 /// Both layouts: what holds for one holds for the other.
 void add_layouts(std::vector<Way>& ways) {
   using enum shard::ShardingStrategy;
-  for (const shard::Layout layout : {shard::Layout::per_parameter, shard::Layout::flat}) {
-    const bool flat = layout == shard::Layout::flat;
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat}) {
+    const bool flat = layout == shard::GroupLayout::flat;
     const std::string name = flat ? "flat" : "per parameter", recomputed = flat ? "flat, " : "";
     ways.push_back(grouped(name, {.layout = layout}));
     ways.push_back(grouped(name + ", shard_grad_op", {.layout = layout, .strategy = shard_grad_op}));
@@ -67,9 +68,9 @@ void add_layouts(std::vector<Way>& ways) {
     }));
   }
   ways.push_back(sharded("mixed layouts", [](Net& n, World&) {
-    shard::fully_shard(n.blocks[0], {.layout = shard::Layout::flat});
+    shard::fully_shard(n.blocks[0], {.layout = shard::GroupLayout::flat});
     shard::fully_shard(n.blocks[1], {.strategy = no_shard});
-    shard::fully_shard(n.blocks[2], {.layout = shard::Layout::flat, .strategy = shard_grad_op});
+    shard::fully_shard(n.blocks[2], {.layout = shard::GroupLayout::flat, .strategy = shard_grad_op});
     shard::fully_shard(n, {});
   }));
 }

@@ -1,5 +1,5 @@
 // Layouts: every element of every parameter has one owner, and what is sharded comes back.
-#include "shard/layout.h"
+#include "shard/partition.h"
 
 #include "tests/catch.h"
 
@@ -22,7 +22,7 @@ std::vector<std::vector<Shape>> groups() {
 struct Case {
   std::string name;
   std::vector<Shape> shapes;
-  GroupLayout layout;
+  Partition layout;
 };
 
 std::vector<Case> cases() {
@@ -30,17 +30,17 @@ std::vector<Case> cases() {
   for (const std::vector<Shape>& shapes : groups())
     for (int ranks : worlds) {
       const std::string where = fmt::format(" of {} parameters over {} ranks", shapes.size(), ranks);
-      all.push_back({"flat" + where, shapes, GroupLayout::flat(shapes, ranks, FlatPadding::end)});
+      all.push_back({"flat" + where, shapes, Partition::flat(shapes, ranks, FlatPadding::end)});
       for (std::int64_t alignment : {4, 8})
         all.push_back({fmt::format("aligned({})", alignment) + where, shapes,
-                       GroupLayout::flat(shapes, ranks, FlatPadding::aligned, alignment)});
-      all.push_back({"per parameter" + where, shapes, GroupLayout::per_parameter(shapes, ranks)});
+                       Partition::flat(shapes, ranks, FlatPadding::aligned, alignment)});
+      all.push_back({"per parameter" + where, shapes, Partition::per_parameter(shapes, ranks)});
     }
   return all;
 }
 
 /// Marks what spans and padding cover of each gathered segment.
-std::vector<std::vector<int>> coverage(const GroupLayout& layout) {
+std::vector<std::vector<int>> coverage(const Partition& layout) {
   std::vector<std::vector<int>> covered;
   for (int s = 0; s < layout.segments(); ++s)
     covered.emplace_back(static_cast<std::size_t>(layout.gathered_numel(s)));
@@ -89,7 +89,7 @@ TEST_CASE("the ranks' parts of a parameter follow each other and are all of it")
 TEST_CASE("what is sharded and gathered comes back") {
   for (const Case& c : cases()) {
     INFO(c.name);
-    const GroupLayout& layout = c.layout;
+    const Partition& layout = c.layout;
     std::vector<std::vector<int>> gathered;
     for (int s = 0; s < layout.segments(); ++s)
       gathered.emplace_back(static_cast<std::size_t>(layout.gathered_numel(s)), -1);
@@ -163,7 +163,7 @@ TEST_CASE("a layout over fewer ranks keeps every element where it is") {
         CHECK_THROWS_AS(c.layout.over(k), ValueError);
         continue;
       }
-      const GroupLayout fewer = c.layout.over(k);
+      const Partition fewer = c.layout.over(k);
       INFO(c.name << " over " << k);
       CHECK(fewer.gathered_numel() == c.layout.gathered_numel());
       CHECK(fewer.padding() == c.layout.padding());
@@ -172,12 +172,11 @@ TEST_CASE("a layout over fewer ranks keeps every element where it is") {
 }
 
 TEST_CASE("layouts refuse what they cannot cut") {
-  CHECK(test::message_of<ValueError>([] { GroupLayout::flat({}, 2, FlatPadding::end); }) ==
+  CHECK(test::message_of<ValueError>([] { Partition::flat({}, 2, FlatPadding::end); }) ==
         "Cannot construct a FlatParamHandle with an empty parameter list");
   const std::vector<Shape> scalar = {Shape{}};
-  CHECK_THROWS_AS(GroupLayout::per_parameter(scalar, 2), ShapeError);
-  CHECK_THROWS_AS(GroupLayout::flat(scalar, 0, FlatPadding::end), ValueError);
-  CHECK(test::message_of<ValueError>([] {
-          GroupLayout::per_parameter(std::vector<Shape>{{4}}, 4).over(3);
-        }) == "If passing reshard_after_forward as an int, it should be a factor of 4, not 3");
+  CHECK_THROWS_AS(Partition::per_parameter(scalar, 2), ShapeError);
+  CHECK_THROWS_AS(Partition::flat(scalar, 0, FlatPadding::end), ValueError);
+  CHECK(test::message_of<ValueError>([] { Partition::per_parameter(std::vector<Shape>{{4}}, 4).over(3); }) ==
+        "If passing reshard_after_forward as an int, it should be a factor of 4, not 3");
 }

@@ -1,4 +1,4 @@
-#include "shard/layout.h"
+#include "shard/partition.h"
 
 #include <algorithm>
 
@@ -15,55 +15,56 @@ constexpr int between_parameters = 42;
 
 }  // namespace
 
-GroupLayout::GroupLayout(int ranks) : ranks_(ranks) {
-  check<ValueError>(ranks > 0, "layout: {} ranks; there is at least one", ranks);
+Partition::Partition(int ranks) : ranks_(ranks) {
+  check<ValueError>(ranks > 0, "partition: {} ranks; there is at least one", ranks);
 }
 
-void GroupLayout::add_segment(std::int64_t shard_numel) {
+void Partition::add_segment(std::int64_t shard_numel) {
   shard_numels_.push_back(shard_numel);
   starts_.push_back(starts_.back() + shard_numel);
 }
 
-GroupLayout GroupLayout::flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
-                              std::int64_t alignment) {
+Partition Partition::flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
+                          std::int64_t alignment) {
   check<ValueError>(!parameters.empty(), "Cannot construct a FlatParamHandle with an empty parameter list");
-  check<ValueError>(alignment > 0, "layout: alignment {} in elements; it is at least 1", alignment);
+  check<ValueError>(alignment > 0, "partition: alignment {} in elements; it is at least 1", alignment);
   const bool aligned = padding == FlatPadding::aligned;
-  GroupLayout layout(ranks);
+  Partition partition(ranks);
   std::int64_t at = 0;
   const auto pad_to = [&](std::int64_t end) {
-    if (end > at) layout.padding_.push_back({0, at, end - at, aligned ? between_parameters : 0});
+    if (end > at) partition.padding_.push_back({0, at, end - at, aligned ? between_parameters : 0});
     at = end;
   };
   for (const Shape& shape : parameters) {
     if (aligned) pad_to(round_up(at, alignment));
-    layout.spans_.push_back({0, at, shape.numel()});
+    partition.spans_.push_back({0, at, shape.numel()});
     at += shape.numel();
   }
   pad_to(round_up(at, ranks));
-  layout.add_segment(at / ranks);
-  return layout;
+  partition.add_segment(at / ranks);
+  return partition;
 }
 
-GroupLayout GroupLayout::per_parameter(std::span<const Shape> parameters, int ranks) {
-  GroupLayout layout(ranks);
+Partition Partition::per_parameter(std::span<const Shape> parameters, int ranks) {
+  Partition partition(ranks);
   for (const Shape& shape : parameters) {
-    check<ShapeError>(shape.rank() > 0,
-                      "layout: parameter {} is a scalar and has no rows to cut; leave it out of the group, "
-                      "or use the flat layout",
-                      layout.spans_.size());
+    check<ShapeError>(
+        shape.rank() > 0,
+        "partition: parameter {} is a scalar and has no rows to cut; leave it out of the group, "
+        "or use the flat layout",
+        partition.spans_.size());
     const std::int64_t rows = shape[0], numel = shape.numel();
     const std::int64_t row = rows == 0 ? 0 : numel / rows;
-    const int segment = layout.segments();
-    layout.add_segment(ceil_div(rows, ranks) * row);
-    layout.spans_.push_back({segment, 0, numel});
-    if (layout.gathered_numel(segment) > numel)
-      layout.padding_.push_back({segment, numel, layout.gathered_numel(segment) - numel, 0});
+    const int segment = partition.segments();
+    partition.add_segment(ceil_div(rows, ranks) * row);
+    partition.spans_.push_back({segment, 0, numel});
+    if (partition.gathered_numel(segment) > numel)
+      partition.padding_.push_back({segment, numel, partition.gathered_numel(segment) - numel, 0});
   }
-  return layout;
+  return partition;
 }
 
-OwnedPart GroupLayout::part(int parameter, int rank) const {
+OwnedPart Partition::part(int parameter, int rank) const {
   const ParameterSpan& span = this->span(parameter);
   const std::int64_t slice = shard_numel(span.segment), begin = slice * rank;
   const std::int64_t first = std::max(begin, span.offset);
@@ -72,15 +73,15 @@ OwnedPart GroupLayout::part(int parameter, int rank) const {
   return {first - span.offset, first - begin, last - first};
 }
 
-GroupLayout GroupLayout::over(int ranks) const {
+Partition Partition::over(int ranks) const {
   check<ValueError>(ranks > 0 && ranks_ % ranks == 0,
                     "If passing reshard_after_forward as an int, it should be a factor of {}, not {}", ranks_,
                     ranks);
-  GroupLayout layout(ranks);
-  for (std::int64_t numel : shard_numels_) layout.add_segment(numel * (ranks_ / ranks));
-  layout.spans_ = spans_;
-  layout.padding_ = padding_;
-  return layout;
+  Partition partition(ranks);
+  for (std::int64_t numel : shard_numels_) partition.add_segment(numel * (ranks_ / ranks));
+  partition.spans_ = spans_;
+  partition.padding_ = padding_;
+  return partition;
 }
 
 }  // namespace sherd::shard

@@ -1,5 +1,5 @@
-// Which rank owns which elements of which parameter: arithmetic on integers. No memory, no ranks at work, no
-// autograd.
+// Which rank owns which elements of which parameter: arithmetic on integers alone, which needs neither memory
+// nor other ranks.
 #pragma once
 
 #include <cstdint>
@@ -42,15 +42,15 @@ enum class FlatPadding : std::uint8_t {
 
 /// A group of parameters as a list of segments. Every rank owns an equal slice of every segment: rank r has
 /// the elements from r * shard_numel to (r + 1) * shard_numel. A value; the same on every rank.
-class SHERD_API GroupLayout {
+class SHERD_API Partition {
  public:
   /// One segment for all parameters, one after another. `alignment` in elements, for FlatPadding::aligned (16
   /// bytes of the compute dtype). Throws ValueError without parameters.
-  static GroupLayout flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
-                          std::int64_t alignment = 1);
+  static Partition flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
+                        std::int64_t alignment = 1);
   /// One segment a parameter, cut along dim 0 in ceil(n / ranks) rows a rank: all padding (zeros) is at the
   /// very end, so a gathered segment begins with the parameter as it is. Throws ShapeError for a scalar.
-  static GroupLayout per_parameter(std::span<const Shape> parameters, int ranks);
+  static Partition per_parameter(std::span<const Shape> parameters, int ranks);
 
   int ranks() const { return ranks_; }
   int segments() const { return static_cast<int>(shard_numels_.size()); }
@@ -71,11 +71,11 @@ class SHERD_API GroupLayout {
 
   /// The same segments over fewer ranks, of which each owns a proportionally larger slice: what stays after a
   /// forward that reshards to a smaller group. `ranks` divides the ranks (ValueError).
-  GroupLayout over(int ranks) const;
-  friend bool operator==(const GroupLayout&, const GroupLayout&) = default;
+  Partition over(int ranks) const;
+  friend bool operator==(const Partition&, const Partition&) = default;
 
  private:
-  explicit GroupLayout(int ranks);
+  explicit Partition(int ranks);
   void add_segment(std::int64_t shard_numel);
 
   int ranks_ = 1;
