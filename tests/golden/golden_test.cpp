@@ -46,8 +46,8 @@ Run unary(Tensor (*op)(const Tensor&)) {
 }
 
 using TensorForm = Tensor (*)(const Tensor&, const Tensor&);
-using ScalarForm = Tensor (*)(const Tensor&, double);
-using ReverseForm = Tensor (*)(double, const Tensor&);
+using ScalarForm = Tensor (*)(const Tensor&, Number);
+using ReverseForm = Tensor (*)(Number, const Tensor&);
 
 /// Two tensors; a tensor and a scalar; or a scalar and a tensor.
 Run binary(TensorForm tensors, ScalarForm scalar = nullptr, ReverseForm reverse = nullptr) {
