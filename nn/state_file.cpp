@@ -1,8 +1,7 @@
 #include "nn/state_file.h"
 
-#include <cstring>
-
 #include "runtime/io/durable.h"
+#include "runtime/io/shown.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn {
@@ -20,17 +19,23 @@ void write_state(OutputFile& file, const StateDict& state, const TensorMetadata&
 
 void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata,
                 FileSystem& files) {
-  write_durably(path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
+  write_durably(
+      path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
+}
+
+Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry) {
+  check<ShapeError>(entry.shape.size() <= max_rank,
+                    "load_tensor: '{}' has {} dimensions, at most {} are supported", shown(entry.name),
+                    entry.shape.size(), max_rank);
+  const Tensor tensor = empty({Shape(std::span(entry.shape)), file.dtype_of(entry), Device::cpu()});
+  file.read(entry, {tensor.raw(), static_cast<std::size_t>(tensor.spec().bytes())});
+  return tensor;
 }
 
 StateDict load_state(const FileSystem::Path& path, FileSystem& files) {
   const SafetensorsFile file(path, files);
   StateDict state;
-  for (const TensorRecord& record : file.records()) {
-    const Tensor t = empty({Shape(std::span<const std::int64_t>(record.shape)), record.dtype, Device::cpu()});
-    std::memcpy(t.raw(), record.bytes.data(), record.bytes.size());
-    state.emplace_back(record.name, t);
-  }
+  for (const TensorEntry& entry : file.entries()) state.emplace_back(entry.name, load_tensor(file, entry));
   return state;
 }
 

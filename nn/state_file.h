@@ -11,7 +11,10 @@ SHERD_API void write_state(OutputFile& file, const StateDict& state, const Tenso
 /// Writes a file that a crash leaves as it was.
 SHERD_API void save_state(const FileSystem::Path& path, const StateDict& state,
                           const TensorMetadata& metadata = {}, FileSystem& files = posix_file_system());
-/// Reads a file, PyTorch's too; ValueError or FileError name what is wrong.
+/// Reads one tensor of an open file onto the CPU. ValueError or ShapeError for one that the library cannot
+/// hold or that is damaged; the rest of the file is not looked at.
+SHERD_API Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry);
+/// Reads all tensors of a file, PyTorch's too; ValueError or FileError name what is wrong.
 SHERD_API StateDict load_state(const FileSystem::Path& path, FileSystem& files = posix_file_system());
 
 }  // namespace sherd::nn

@@ -135,14 +135,14 @@ void CountingFileSystem::remove(const Path& path) {
   created_.erase(path);
 }
 
-bool CountingFileSystem::exists(const Path& path) {
-  refuse_if_dead("exists", path);
-  return files_.exists(path);
+std::unique_ptr<FileLock> CountingFileSystem::try_lock(const Path& path) {
+  change("lock", path);
+  return files_.try_lock(path);
 }
 
-bool CountingFileSystem::is_directory(const Path& path) {
-  refuse_if_dead("is_directory", path);
-  return files_.is_directory(path);
+fs::file_type CountingFileSystem::type(const Path& path) {
+  refuse_if_dead("type", path);
+  return files_.type(path);
 }
 
 std::vector<std::string> CountingFileSystem::list(const Path& directory) {
@@ -150,14 +150,9 @@ std::vector<std::string> CountingFileSystem::list(const Path& directory) {
   return files_.list(directory);
 }
 
-std::string CountingFileSystem::read(const Path& path) {
-  refuse_if_dead("read", path);
-  return files_.read(path);
-}
-
-MappedFile CountingFileSystem::map(const Path& path) {
-  refuse_if_dead("map", path);
-  return files_.map(path);
+std::unique_ptr<InputFile> CountingFileSystem::open(const Path& path) {
+  refuse_if_dead("open", path);
+  return files_.open(path);
 }
 
 }  // namespace sherd::test

@@ -44,11 +44,10 @@ class CountingFileSystem final : public FileSystem {
   void sync_directory(const Path& directory) override;
   void create_directory(const Path& path) override;
   void remove(const Path& path) override;
-  bool exists(const Path& path) override;
-  bool is_directory(const Path& path) override;
+  std::unique_ptr<FileLock> try_lock(const Path& path) override;
+  std::filesystem::file_type type(const Path& path) override;
   std::vector<std::string> list(const Path& directory) override;
-  std::string read(const Path& path) override;
-  MappedFile map(const Path& path) override;
+  std::unique_ptr<InputFile> open(const Path& path) override;
 
  private:
   class File;

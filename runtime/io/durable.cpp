@@ -6,10 +6,14 @@
 #include <random>
 #include <utility>
 
+#include "runtime/error.h"
+#include "runtime/io/shown.h"
+
 namespace sherd {
 namespace {
 
 using Path = FileSystem::Path;
+using std::filesystem::file_type;
 
 constexpr std::string_view partial_suffix = ".sherd-partial", replaced_suffix = ".sherd-replaced";
 
@@ -23,6 +27,15 @@ Path with_suffix(Path path, std::string_view suffix) { return path += suffix; }
 Path unique_partial(const Path& path) {
   std::random_device random;
   return with_suffix(path, fmt::format(".{:08x}{:08x}{}", random(), random(), partial_suffix));
+}
+
+/// What is written replaces its like or nothing: a device, a FIFO, a link or a file in a folder's place is
+/// something else than its owner's old version.
+void require_replaceable(FileSystem& files, const Path& path, file_type by) {
+  const file_type there = files.type(path);
+  check<FileError>(there == by || there == file_type::not_found,
+                   "write: '{}': is {}, which {} does not replace; name another", shown(path.string(), 300),
+                   name_of(there), name_of(by));
 }
 
 void fill_file(FileSystem& files, const Path& path, const std::function<void(OutputFile&)>& fill) {
@@ -61,6 +74,7 @@ void DirectoryWriter::add(std::string_view name, const std::function<void(Output
 }
 
 void write_durably(const Path& path, const std::function<void(OutputFile&)>& fill, FileSystem& files) {
+  require_replaceable(files, path, file_type::regular);
   const Path partial = unique_partial(path);
   try {
     fill_file(files, partial, fill);
@@ -76,6 +90,7 @@ void write_directory_durably(const Path& given, const std::function<void(Directo
                              FileSystem& files) {
   const Path path = without_trailing_slash(given);
   const Path partial = with_suffix(path, partial_suffix), replaced = with_suffix(path, replaced_suffix);
+  require_replaceable(files, path, file_type::directory);
   files.remove_tree(partial);
   settle_replaced(files, path);
   const bool replaces = files.exists(path);
@@ -110,6 +125,7 @@ Path committed_directory(const Path& given, FileSystem& files) {
 void remove_durably(const Path& given, FileSystem& files) {
   const Path path = without_trailing_slash(given);
   const Path partial = with_suffix(path, partial_suffix);
+  require_replaceable(files, path, file_type::directory);
   files.remove_tree(partial);
   settle_replaced(files, path);
   if (!files.exists(path)) return;

@@ -12,7 +12,8 @@
 namespace sherd {
 
 /// Writes the file `path` with what `fill` puts into it. When it throws (FileError, or what `fill` throws)
-/// the file is still the old one, or already the complete new one if only the last sync failed.
+/// the file is still the old one, or already the complete new one if only the last sync failed. Only a
+/// regular file or nothing is replaced: FileError for a device, a FIFO, a link or a folder.
 SHERD_API void write_durably(const FileSystem::Path& path, const std::function<void(OutputFile&)>& fill,
                              FileSystem& files = posix_file_system());
 
@@ -28,9 +29,9 @@ class SHERD_API DirectoryWriter {
 };
 
 /// Writes the folder `path`, a checkpoint for example, with the files that `fill` adds. The parent must
-/// exist, and no one else may be writing the same folder. A folder of that name is replaced as a whole; at
-/// every moment `committed_directory(path)` is a complete folder. When it throws, that is the old one, or the
-/// new one if only the last sync failed.
+/// exist, and no one else may be writing the same folder. A folder of that name is replaced as a whole
+/// (FileError for anything else of that name); at every moment `committed_directory(path)` is a complete
+/// folder. When it throws, that is the old one, or the new one if only the last sync failed.
 SHERD_API void write_directory_durably(const FileSystem::Path& path,
                                        const std::function<void(DirectoryWriter&)>& fill,
                                        FileSystem& files = posix_file_system());

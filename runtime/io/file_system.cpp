@@ -1,7 +1,8 @@
 #include "runtime/io/file_system.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,17 +10,23 @@
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/io/shown.h"
 
 namespace sherd {
 namespace {
 
 using Path = FileSystem::Path;
+using std::filesystem::file_type;
+
+/// A path in a message; longer ones than the system takes are cut.
+std::string shown_path(const Path& path) { return shown(path.string(), 300); }
 
 [[noreturn]] void fail_file(std::string_view call, const Path& path, int error) {
-  fail<FileError>("{}: '{}': {}", call, path.string(), std::generic_category().message(error));
+  fail<FileError>("{}: '{}': {}", call, shown_path(path), std::generic_category().message(error));
 }
 
 void check_file(bool ok, std::string_view call, const Path& path) {
@@ -34,6 +41,13 @@ auto retry(Call call) {
   return result;
 }
 
+file_type type_of(const Path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(path, error);
+  if (status.type() == file_type::none) fail_file("stat", path, error.value());
+  return status.type();
+}
+
 /// Owns a file descriptor.
 class Descriptor {
  public:
@@ -41,8 +55,8 @@ class Descriptor {
       : fd_(retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
     check_file(fd_ != -1, "open", path);
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (fd_ != -1) ::close(fd_);
   }
@@ -55,7 +69,7 @@ class Descriptor {
 
 class PosixOutputFile final : public OutputFile {
  public:
-  PosixOutputFile(const Path& path, int flags) : path_(path), fd_(path, flags) {}
+  PosixOutputFile(const Path& path, Descriptor fd) : path_(path), fd_(std::move(fd)) {}
 
   void write(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
@@ -77,18 +91,102 @@ class PosixOutputFile final : public OutputFile {
   Descriptor fd_;
 };
 
+struct stat status_of(const Descriptor& fd, const Path& path) {
+  struct stat status {};
+  check_file(::fstat(fd.get(), &status) == 0, "stat", path);
+  return status;
+}
+
+/// FileError unless what is open is a regular file.
+void require_regular(const Descriptor& fd, const Path& path) {
+  const mode_t mode = status_of(fd, path).st_mode;
+  if (S_ISDIR(mode)) fail_file("open", path, EISDIR);
+  check<FileError>(S_ISREG(mode), "open: '{}': is no regular file", shown_path(path));
+}
+
+/// Before it is opened, since to open a device or a FIFO may already do something.
+void require_regular(const Path& path) {
+  std::error_code error;
+  const file_type type = std::filesystem::status(path, error).type();
+  if (type == file_type::none) fail_file("open", path, error.value());
+  check<FileError>(type == file_type::regular || type == file_type::directory || type == file_type::not_found,
+                   "open: '{}': is {}, only a regular file will do", shown_path(path), name_of(type));
+}
+
+/// Opens what is a regular file or, where `flags` say so, becomes one.
+Descriptor open_regular(const Path& path, int flags) {
+  require_regular(path);
+  Descriptor fd(path, flags | O_NONBLOCK | O_NOCTTY);
+  require_regular(fd, path);
+  return fd;
+}
+
+class PosixInputFile final : public InputFile {
+ public:
+  explicit PosixInputFile(const Path& path)
+      : path_(path),
+        fd_(open_regular(path, O_RDONLY)),
+        size_(static_cast<std::uint64_t>(status_of(fd_, path).st_size)) {}
+
+  std::uint64_t size() const override { return size_; }
+  void read(std::uint64_t offset, std::span<std::byte> into) override {
+    while (!into.empty()) {
+      const ssize_t got =
+          retry([&] { return ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset)); });
+      check_file(got != -1, "read", path_);
+      check<FileError>(got > 0, "read: '{}': the file ends at byte {}, {} more are needed", shown_path(path_),
+                       offset, into.size());
+      offset += static_cast<std::uint64_t>(got);
+      into = into.subspan(static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  Path path_;
+  Descriptor fd_;
+  std::uint64_t size_;
+};
+
+class PosixLock final : public FileLock {
+ public:
+  PosixLock(Path path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
+    // For people; a full disk keeps nobody from locking.
+    const std::string process = std::to_string(::getpid());
+    if (::ftruncate(fd_.get(), 0) == 0) std::ignore = ::pwrite(fd_.get(), process.data(), process.size(), 0);
+  }
+  // Before the lock goes, so that no one can be given the lock of a file that is about to lose its name.
+  ~PosixLock() override { ::unlink(path_.c_str()); }
+
+ private:
+  Path path_;
+  Descriptor fd_;
+};
+
+/// Whether `path` still names the file that is open.
+bool is_named(const Descriptor& fd, const Path& path) {
+  struct stat named {};
+  if (::lstat(path.c_str(), &named) != 0) return false;
+  const struct stat open = status_of(fd, path);
+  return named.st_dev == open.st_dev && named.st_ino == open.st_ino;
+}
+
 class PosixFileSystem final : public FileSystem {
  public:
   std::unique_ptr<OutputFile> create(const Path& path) override {
-    return std::make_unique<PosixOutputFile>(path, O_WRONLY | O_CREAT | O_EXCL);
+    return std::make_unique<PosixOutputFile>(path, Descriptor(path, O_WRONLY | O_CREAT | O_EXCL));
   }
   std::unique_ptr<OutputFile> append(const Path& path) override {
-    return std::make_unique<PosixOutputFile>(path, O_WRONLY | O_CREAT | O_APPEND);
+    return std::make_unique<PosixOutputFile>(path, open_regular(path, O_WRONLY | O_CREAT | O_APPEND));
   }
   void rename(const Path& from, const Path& to) override {
+    const file_type type = type_of(to);
+    check<FileError>(
+        type == file_type::not_found || type == file_type::regular || type == file_type::directory,
+        "rename: '{}' to '{}': that is {}, which is never replaced", shown_path(from), shown_path(to),
+        name_of(type));
     if (::rename(from.c_str(), to.c_str()) == 0) return;
     const std::string reason = std::generic_category().message(errno);
-    fail<FileError>("rename: '{}' to '{}': {}", from.string(), to.string(), reason);
+    fail<FileError>("rename: '{}' to '{}': {}", shown_path(from), shown_path(to), reason);
   }
   void sync_directory(const Path& directory) override {
     const Descriptor fd(directory, O_RDONLY | O_DIRECTORY);
@@ -101,10 +199,19 @@ class PosixFileSystem final : public FileSystem {
   }
   void remove(const Path& path) override { check_file(::remove(path.c_str()) == 0, "remove", path); }
 
-  bool exists(const Path& path) override { return type_of(path) != std::filesystem::file_type::not_found; }
-  bool is_directory(const Path& path) override {
-    return type_of(path) == std::filesystem::file_type::directory;
+  std::unique_ptr<FileLock> try_lock(const Path& path) override {
+    for (;;) {
+      Descriptor fd = open_regular(path, O_RDWR | O_CREAT);
+      if (retry([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0) {
+        if (errno == EWOULDBLOCK) return nullptr;
+        check_file(errno == ENOLCK || errno == ENOSYS || errno == ENOTSUP, "flock", path);
+      }
+      // Whoever had the lock may have removed the file since it was opened here.
+      if (is_named(fd, path)) return std::make_unique<PosixLock>(path, std::move(fd));
+    }
   }
+
+  file_type type(const Path& path) override { return type_of(path); }
   std::vector<std::string> list(const Path& directory) override {
     std::error_code error;
     std::vector<std::string> names;
@@ -116,39 +223,8 @@ class PosixFileSystem final : public FileSystem {
     std::ranges::sort(names);
     return names;
   }
-  std::string read(const Path& path) override {
-    const Descriptor fd(path, O_RDONLY);
-    std::string content;
-    for (std::size_t size = 0;;) {
-      content.resize(std::max<std::size_t>(std::size_t{1} << 16, 2 * size));
-      const ssize_t got =
-          retry([&] { return ::read(fd.get(), content.data() + size, content.size() - size); });
-      check_file(got != -1, "read", path);
-      size += static_cast<std::size_t>(got);
-      if (got == 0) {
-        content.resize(size);
-        return content;
-      }
-    }
-  }
-  MappedFile map(const Path& path) override {
-    const Descriptor fd(path, O_RDONLY);
-    struct stat status{};
-    check_file(::fstat(fd.get(), &status) == 0, "stat", path);
-    if (S_ISDIR(status.st_mode)) fail_file("map", path, EISDIR);
-    if (status.st_size == 0) return {};
-    const auto size = static_cast<std::size_t>(status.st_size);
-    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-    check_file(data != MAP_FAILED, "map", path);
-    return {static_cast<const std::byte*>(data), size};
-  }
-
- private:
-  static std::filesystem::file_type type_of(const Path& path) {
-    std::error_code error;
-    const auto status = std::filesystem::symlink_status(path, error);
-    if (status.type() == std::filesystem::file_type::none) fail_file("stat", path, error.value());
-    return status.type();
+  std::unique_ptr<InputFile> open(const Path& path) override {
+    return std::make_unique<PosixInputFile>(path);
   }
 };
 
@@ -156,18 +232,38 @@ class PosixFileSystem final : public FileSystem {
 
 OutputFile::~OutputFile() = default;
 FileSystem::~FileSystem() = default;
+InputFile::~InputFile() = default;
+FileLock::~FileLock() = default;
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
+std::string_view name_of(file_type type) {
+  switch (type) {
+    case file_type::regular:
+      return "a regular file";
+    case file_type::directory:
+      return "a folder";
+    case file_type::symlink:
+      return "a symbolic link";
+    case file_type::block:
+    case file_type::character:
+      return "a device";
+    case file_type::fifo:
+      return "a FIFO";
+    case file_type::socket:
+      return "a socket";
+    case file_type::not_found:
+      return "nothing";
+    default:
+      return "of an unknown kind";
+  }
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+std::string FileSystem::read(const Path& path, std::uint64_t limit) {
+  const std::unique_ptr<InputFile> file = open(path);
+  check<FileError>(file->size() <= limit, "read: '{}': has {} bytes, the limit is {}", shown_path(path),
+                   file->size(), limit);
+  std::string content(file->size(), '\0');
+  file->read(0, std::as_writable_bytes(std::span(content)));
+  return content;
 }
 
 void FileSystem::remove_tree(const Path& path) {

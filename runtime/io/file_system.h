@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -27,21 +28,21 @@ class SHERD_API OutputFile {
   virtual void close() = 0;
 };
 
-/// A whole file mapped for reading; unmapped with the object. Whoever replaces the file must rename, not
-/// rewrite it.
-class SHERD_API MappedFile {
+/// A regular file open for reading. It is read and not mapped: where another program cuts a mapped file
+/// short, touching what is gone ends the process, and here it is an error.
+class SHERD_API InputFile {
  public:
-  MappedFile() = default;
-  /// Takes over a mapping made by mmap; `data` is null for an empty file.
-  MappedFile(const std::byte* data, std::size_t size) : data_(data), size_(size) {}
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  virtual ~InputFile();
+  /// Bytes it had when it was opened.
+  virtual std::uint64_t size() const = 0;
+  /// Fills `into` with the bytes from `offset` on; FileError when the file ends before.
+  virtual void read(std::uint64_t offset, std::span<std::byte> into) = 0;
+};
 
- private:
-  const std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
+/// A lock file held; it goes with the object, and the lock also with the process.
+class SHERD_API FileLock {
+ public:
+  virtual ~FileLock();
 };
 
 /// File operations. All throw FileError with the path, the call and the system's reason.
@@ -52,9 +53,10 @@ class SHERD_API FileSystem {
   virtual ~FileSystem();
   /// Opens a file that must not exist yet.
   virtual std::unique_ptr<OutputFile> create(const Path& path) = 0;
-  /// Opens a file for writing at its end, and creates it where it does not exist.
+  /// Opens a regular file for writing at its end, and creates it where it does not exist.
   virtual std::unique_ptr<OutputFile> append(const Path& path) = 0;
-  /// Puts `from` in the place of `to`, atomically; a directory replaces only an empty directory.
+  /// Puts `from` in the place of `to`, atomically; a directory replaces only an empty directory, and nothing
+  /// replaces a link, a device, a FIFO or a socket.
   virtual void rename(const Path& from, const Path& to) = 0;
   /// Returns when the names in `directory` are on the disk.
   virtual void sync_directory(const Path& directory) = 0;
@@ -62,17 +64,28 @@ class SHERD_API FileSystem {
   /// Removes a file or an empty directory.
   virtual void remove(const Path& path) = 0;
 
-  virtual bool exists(const Path& path) = 0;
-  virtual bool is_directory(const Path& path) = 0;
+  /// Locks the file `path` against all other processes and threads, and writes the process's number into it;
+  /// null where another has the lock. Where the file system knows no locks everyone gets it.
+  virtual std::unique_ptr<FileLock> try_lock(const Path& path) = 0;
+
+  /// What `path` itself is: links are not followed.
+  virtual std::filesystem::file_type type(const Path& path) = 0;
   /// The names in `directory`, sorted.
   virtual std::vector<std::string> list(const Path& directory) = 0;
-  /// The whole content of a file.
-  virtual std::string read(const Path& path) = 0;
-  virtual MappedFile map(const Path& path) = 0;
+  /// Opens a regular file; FileError for anything else, without waiting for it.
+  virtual std::unique_ptr<InputFile> open(const Path& path) = 0;
 
+  bool exists(const Path& path) { return type(path) != std::filesystem::file_type::not_found; }
+  bool is_directory(const Path& path) { return type(path) == std::filesystem::file_type::directory; }
+  /// The whole content of a regular file; FileError before anything is read when it has more than `limit`
+  /// bytes.
+  std::string read(const Path& path, std::uint64_t limit = std::uint64_t{1} << 30);
   /// Removes a file or a directory with all it holds; nothing to do where `path` does not exist.
   void remove_tree(const Path& path);
 };
+
+/// "a folder", "a FIFO" and so on, for messages.
+SHERD_API std::string_view name_of(std::filesystem::file_type type);
 
 /// The operating system's files.
 SHERD_API FileSystem& posix_file_system();

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
+#include <bitset>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/io/checksum.h"
 #include "runtime/io/durable.h"
+#include "runtime/io/shown.h"
 
 namespace sherd {
 namespace {
@@ -24,8 +26,13 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little,
               "the format is little-endian; bytes are used as they are");
 
-constexpr std::uint64_t max_header = 100'000'000, length_bytes = 8;
+// What is read costs a small multiple of these in memory, whatever the file says.
+constexpr std::uint64_t max_header = std::uint64_t{1} << 24, length_bytes = 8;
+constexpr std::size_t max_entries = std::size_t{1} << 17, max_dimensions = 16;
 constexpr std::string_view metadata_key = "__metadata__";
+// Checksums of the header and then of each tensor in its order. Where the first begins, in the text of a
+// header.
+constexpr std::string_view checksum_key = "sherd.xxh3", checksum_marker = R"("sherd.xxh3":")";
 // In the order of DType.
 constexpr std::array<std::string_view, 8> format_names = {"F64", "F32", "F16", "BF16",
                                                           "I64", "I32", "U8",  "BOOL"};
@@ -40,20 +47,6 @@ std::string joined(const Range& values, std::string_view separator) {
   return text;
 }
 
-/// Text from a file, fit for one line of an error.
-std::string shown(std::string_view text) {
-  constexpr std::size_t limit = 100;
-  std::string line(text.substr(0, limit));
-  // Cut before a whole character, not inside it.
-  if (text.size() > limit) {
-    while (!line.empty() && (line.back() & 0xc0) == 0x80) line.pop_back();
-    if (!line.empty() && (line.back() & 0x80) != 0) line.pop_back();
-    line += "...";
-  }
-  std::ranges::replace_if(line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return line;
-}
-
 /// Bytes of a tensor, or nothing when a dimension is negative or the product does not fit. A dimension of 0
 /// counts as 1 for that, so that the strides of an empty tensor fit too.
 std::optional<std::int64_t> bytes_of(DType dtype, std::span<const std::int64_t> shape) {
@@ -64,21 +57,13 @@ std::optional<std::int64_t> bytes_of(DType dtype, std::span<const std::int64_t> 
   return std::ranges::find(shape, 0) == shape.end() ? bytes : 0;
 }
 
-/// A header entry while it is read.
-struct Entry {
-  std::string name;
-  std::optional<DType> dtype;
-  std::optional<std::vector<std::int64_t>> shape;
-  std::optional<std::vector<std::int64_t>> offsets;
-};
-
 /// Takes the header event by event, so that a hostile one costs no more memory than its own size and cannot
 /// nest deeply.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(std::string_view source) : source_(source) {}
 
-  std::vector<Entry> entries;
+  std::vector<TensorEntry> entries;
   TensorMetadata metadata;
 
   bool start_object(std::size_t) override {
@@ -95,13 +80,12 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   }
   bool key(std::string& name) override {
     if (at_ == At::top) {
-      if (!names_.insert(name).second) reject("the name '{}' is taken twice", shown(name));
-      in_metadata_ = name == metadata_key;
-      if (!in_metadata_) entries.push_back({name, {}, {}, {}});
+      open_entry(name);
       at_ = At::top_value;
     } else if (at_ == At::metadata) {
       metadata_key_ = name;
       if (metadata.contains(name)) reject("__metadata__: the key '{}' is taken twice", shown(name));
+      if (metadata.size() == max_entries) reject("__metadata__ has more than {} keys", max_entries);
       at_ = At::metadata_value;
     } else {
       open_field(name);
@@ -109,15 +93,15 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return true;
   }
   bool end_object() override {
-    if (at_ == At::tensor) require_fields();
+    if (at_ == At::tensor) close_entry();
     at_ = at_ == At::top ? At::done : At::top;
     return true;
   }
   bool start_array(std::size_t) override {
     if (at_ == At::shape) {
-      numbers_ = &entries.back().shape.emplace();
+      numbers_ = &entries.back().shape;
     } else if (at_ == At::offsets) {
-      numbers_ = &entries.back().offsets.emplace();
+      numbers_ = &offsets_;
     } else {
       unexpected("an array");
     }
@@ -133,11 +117,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       metadata.emplace(metadata_key_, text);
       at_ = At::metadata;
     } else if (at_ == At::dtype) {
-      const auto found = std::ranges::find(format_names, text);
-      if (found == format_names.end()) {
-        reject_entry("dtype '{}' is unknown; the library reads {}", shown(text), joined(format_names, " "));
-      }
-      entries.back().dtype = all_dtypes[found - format_names.begin()];
+      entries.back().dtype = text;
       at_ = At::tensor;
     } else {
       unexpected("a string");
@@ -147,6 +127,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   bool number_unsigned(std::uint64_t value) override {
     if (at_ != At::numbers) unexpected("a number");
     if (!std::in_range<std::int64_t>(value)) reject_entry("{} is above 2^63 - 1", value);
+    if (numbers_->size() == max_dimensions) reject_entry("more than {} numbers in a list", max_dimensions);
     numbers_->push_back(static_cast<std::int64_t>(value));
     return true;
   }
@@ -215,96 +196,111 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
   void enter_top_value() { at_ = in_metadata_ ? At::metadata : At::tensor; }
 
-  void open_field(const std::string& name) {
-    const Entry& entry = entries.back();
-    const auto open = [&](At field, bool taken) {
-      if (taken) reject_entry("{} is given twice", name);
-      at_ = field;
-    };
-    if (name == "dtype") {
-      open(At::dtype, entry.dtype.has_value());
-    } else if (name == "shape") {
-      open(At::shape, entry.shape.has_value());
-    } else if (name == "data_offsets") {
-      open(At::offsets, entry.offsets.has_value());
-    } else {
-      reject_entry("an entry has dtype, shape and data_offsets, got '{}'", shown(name));
+  void open_entry(const std::string& name) {
+    in_metadata_ = name == metadata_key;
+    if (in_metadata_) {
+      if (std::exchange(had_metadata_, true)) reject("the name '{}' is taken twice", name);
+      return;
     }
+    if (entries.size() == max_entries) reject("more than {} tensors", max_entries);
+    entries.emplace_back().name = name;
+    offsets_.clear();
+    had_.reset();
   }
 
-  void require_fields() const {
-    const Entry& entry = entries.back();
-    if (!entry.dtype) reject_entry("dtype is missing");
-    if (!entry.shape) reject_entry("shape is missing");
-    if (!entry.offsets) reject_entry("data_offsets is missing");
-    if (entry.offsets->size() != 2)
-      reject_entry("data_offsets must be [begin, end], got {} numbers", entry.offsets->size());
+  void open_field(const std::string& name) {
+    static constexpr std::array<std::string_view, 3> names = {"dtype", "shape", "data_offsets"};
+    const auto field = static_cast<std::size_t>(std::ranges::find(names, name) - names.begin());
+    if (field == names.size())
+      reject_entry("an entry has dtype, shape and data_offsets, got '{}'", shown(name));
+    if (had_[field]) reject_entry("{} is given twice", name);
+    had_.set(field);
+    at_ = std::array{At::dtype, At::shape, At::offsets}[field];
   }
 
-  std::string source_;
+  void close_entry() {
+    if (!had_[0]) reject_entry("dtype is missing");
+    if (!had_[1]) reject_entry("shape is missing");
+    if (!had_[2]) reject_entry("data_offsets is missing");
+    if (offsets_.size() != 2)
+      reject_entry("data_offsets must be [begin, end], got {} numbers", offsets_.size());
+    const std::int64_t begin = offsets_[0], end = offsets_[1];
+    if (begin > end) reject_entry("data_offsets [{}, {}] end before they begin", begin, end);
+    entries.back().begin = static_cast<std::uint64_t>(begin);
+    entries.back().bytes = static_cast<std::uint64_t>(end - begin);
+  }
+
+  std::string_view source_;
   At at_ = At::start;
-  bool in_metadata_ = false;
+  bool in_metadata_ = false, had_metadata_ = false;
   std::string metadata_key_;
+  std::bitset<3> had_;  // of the entry that is read: dtype, shape, data_offsets
+  std::vector<std::int64_t> offsets_;
   std::vector<std::int64_t>* numbers_ = nullptr;
-  std::unordered_set<std::string> names_;
 };
 
 /// The header's text, after its length was found to be believable.
-std::string_view header_of(std::span<const std::byte> data, std::string_view source) {
+std::string header_of(InputFile& file, std::string_view source) {
   check<ValueError>(
-      data.size() >= length_bytes,
+      file.size() >= length_bytes,
       "safetensors: '{}': the file is cut short: it starts with an 8-byte length and has {} bytes", source,
-      data.size());
+      file.size());
   std::uint64_t length = 0;
-  std::memcpy(&length, data.data(), sizeof(length));
+  file.read(0, std::as_writable_bytes(std::span(&length, 1)));
   check<ValueError>(
       length <= max_header,
       "safetensors: '{}': the header's length is {} bytes, the limit is {}; is this a safetensors file?",
       source, length, max_header);
-  check<ValueError>(length <= data.size() - length_bytes,
+  check<ValueError>(length <= file.size() - length_bytes,
                     "safetensors: '{}': the file is cut short: the header takes {} bytes, {} are there",
-                    source, length, data.size() - length_bytes);
-  const std::string_view header(reinterpret_cast<const char*>(data.data()) + length_bytes, length);
+                    source, length, file.size() - length_bytes);
+  std::string header(length, '\0');
+  file.read(length_bytes, std::as_writable_bytes(std::span(header)));
   check<ValueError>(header.starts_with('{'), "safetensors: '{}': the header must start with '{{', got {}",
                     source, header.empty() ? "nothing" : "'" + shown(header.substr(0, 1)) + "'");
   return header;
 }
 
-void check_size(const Entry& entry, std::string_view source) {
-  const auto bytes = bytes_of(*entry.dtype, *entry.shape);
-  const std::string_view dtype = format_names[static_cast<std::size_t>(*entry.dtype)];
-  const std::int64_t begin = entry.offsets->front(), end = entry.offsets->back();
+std::optional<DType> dtype_named(std::string_view name) {
+  const auto found = std::ranges::find(format_names, name);
+  if (found == format_names.end()) return std::nullopt;
+  return all_dtypes[found - format_names.begin()];
+}
+
+/// What a dtype of another program takes is not known, and asked for only with its tensor.
+void check_size(const TensorEntry& entry, std::string_view source) {
+  const std::optional<DType> dtype = dtype_named(entry.dtype);
+  if (!dtype) return;
+  const auto bytes = bytes_of(*dtype, entry.shape);
   if (!bytes) {
     fail<ValueError>(
         "safetensors: '{}': tensor '{}': the bytes of shape [{}] with dtype {} are above 2^63 - 1", source,
-        shown(entry.name), shown(joined(*entry.shape, ", ")), dtype);
+        shown(entry.name), shown(joined(entry.shape, ", ")), entry.dtype);
   }
-  if (begin > end || end - begin != *bytes) {
+  if (entry.bytes != static_cast<std::uint64_t>(*bytes)) {
     fail<ValueError>(
         "safetensors: '{}': tensor '{}': shape [{}] with dtype {} takes {} bytes, data_offsets [{}, {}] give "
         "{}",
-        source, shown(entry.name), shown(joined(*entry.shape, ", ")), dtype, *bytes, begin, end, end - begin);
+        source, shown(entry.name), shown(joined(entry.shape, ", ")), entry.dtype, *bytes, entry.begin,
+        entry.begin + entry.bytes, entry.bytes);
   }
 }
 
 /// The tensors must lie one behind the other and fill the data, in whatever order the header names them.
-void check_places(std::span<const Entry> entries, std::size_t data_bytes, std::string_view source) {
-  std::vector<const Entry*> placed(entries.size());
-  std::ranges::transform(entries, placed.begin(), [](const Entry& e) { return &e; });
-  std::ranges::sort(placed, {},
-                    [](const Entry* e) { return std::pair(e->offsets->front(), e->offsets->back()); });
-  std::int64_t end = 0;
-  for (const Entry* entry : placed) {
-    const std::int64_t begin = entry->offsets->front();
-    if (begin != end) {
+void check_places(std::span<const TensorEntry> entries, std::uint64_t there, std::string_view source) {
+  std::vector<const TensorEntry*> placed(entries.size());
+  std::ranges::transform(entries, placed.begin(), [](const TensorEntry& e) { return &e; });
+  std::ranges::sort(placed, {}, [](const TensorEntry* e) { return std::pair(e->begin, e->bytes); });
+  std::uint64_t end = 0;
+  for (const TensorEntry* entry : placed) {
+    if (entry->begin != end) {
       fail<ValueError>(
           "safetensors: '{}': tensor '{}': starts at byte {} of the data, the tensor before it ends at {} "
           "({})",
-          source, shown(entry->name), begin, end, begin < end ? "they overlap" : "a hole");
+          source, shown(entry->name), entry->begin, end, entry->begin < end ? "they overlap" : "a hole");
     }
-    end = entry->offsets->back();
+    end += entry->bytes;
   }
-  const auto there = static_cast<std::int64_t>(data_bytes);
   check<ValueError>(end <= there,
                     "safetensors: '{}': the file is cut short: the tensors take {} bytes, {} are there",
                     source, end, there);
@@ -313,12 +309,38 @@ void check_places(std::span<const Entry> entries, std::size_t data_bytes, std::s
                     source, end, there);
 }
 
-void check_booleans(const TensorRecord& record, std::string_view source) {
-  if (record.dtype != DType::boolean) return;
-  const auto bad = std::ranges::find_if(record.bytes, [](std::byte b) { return b > std::byte{1}; });
-  if (bad == record.bytes.end()) return;
+/// Their places by name. ValueError for a name that is taken twice.
+std::vector<std::uint32_t> sorted_by_name(std::span<const TensorEntry> entries, std::string_view source) {
+  std::vector<std::uint32_t> order(entries.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto name = [&](std::uint32_t i) -> const std::string& { return entries[i].name; };
+  std::ranges::sort(order, {}, name);
+  const auto twice = std::ranges::adjacent_find(order, {}, name);
+  if (twice != order.end())
+    fail<ValueError>("safetensors: '{}': the name '{}' is taken twice", source, shown(name(*twice)));
+  return order;
+}
+
+/// Takes the checksums out of the metadata; empty where there are none.
+std::string taken_checksums(const std::string& header, TensorMetadata& metadata, std::size_t tensors,
+                            std::string_view source) {
+  const auto found = metadata.find(std::string(checksum_key));
+  if (found == metadata.end()) return {};
+  std::string checksums = std::move(found->second);
+  metadata.erase(found);
+  check<ValueError>(
+      seal_of(header, checksum_marker) == Seal::whole && checksums.size() == checksum_digits * (1 + tensors),
+      "safetensors: '{}': the header is damaged: it does not fit its checksum; a file that was "
+      "changed on purpose must not keep the metadata '{}'",
+      source, checksum_key);
+  return checksums;
+}
+
+void check_booleans(std::span<const std::byte> bytes, const TensorEntry& entry, std::string_view source) {
+  const auto bad = std::ranges::find_if(bytes, [](std::byte b) { return b > std::byte{1}; });
+  if (bad == bytes.end()) return;
   fail<ValueError>("safetensors: '{}': tensor '{}': BOOL elements must be 0 or 1, element {} is {}", source,
-                   shown(record.name), bad - record.bytes.begin(), std::to_integer<int>(*bad));
+                   shown(entry.name), bad - bytes.begin(), std::to_integer<int>(*bad));
 }
 
 // ---- writing ----
@@ -326,6 +348,9 @@ void check_booleans(const TensorRecord& record, std::string_view source) {
 void check_record(const TensorRecord& record) {
   const auto bytes = bytes_of(record.dtype, record.shape);
   const auto given = static_cast<std::int64_t>(record.bytes.size());
+  check<ValueError>(record.shape.size() <= max_dimensions,
+                    "write_safetensors: tensor '{}': has {} dimensions, the limit is {}", shown(record.name),
+                    record.shape.size(), max_dimensions);
   if (bytes == given) return;
   fail<ValueError>("write_safetensors: tensor '{}': shape [{}] with dtype {} takes {} bytes, got {}",
                    shown(record.name), joined(record.shape, ", "), name_of(record.dtype),
@@ -356,12 +381,14 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
   std::size_t end = 0;
   for (const std::size_t i : order) begins[i] = std::exchange(end, end + records[i].bytes.size());
 
-  std::vector<std::string> parts;
-  if (!metadata.empty()) {
-    std::vector<std::string> pairs;
-    for (const auto& [key, value] : metadata) pairs.push_back(json_text(key) + ":" + json_text(value));
-    parts.push_back(fmt::format("{}:{{{}}}", json_text(metadata_key), joined(pairs, ",")));
-  }
+  TensorMetadata all = metadata;
+  std::string& checksums = all[std::string(checksum_key)];
+  checksums.assign(checksum_digits, '0');
+  for (const TensorRecord& record : records) checksums += checksum_of(record.bytes);
+
+  std::vector<std::string> parts, pairs;
+  for (const auto& [key, value] : all) pairs.push_back(json_text(key) + ":" + json_text(value));
+  parts.push_back(fmt::format("{}:{{{}}}", json_text(metadata_key), joined(pairs, ",")));
   for (std::size_t i = 0; i < records.size(); ++i) {
     const TensorRecord& r = records[i];
     parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
@@ -370,44 +397,65 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
   }
   std::string text = fmt::format("{{{}}}", joined(parts, ","));
   text.resize((text.size() + 7) / 8 * 8, ' ');
+  seal(text, checksum_marker);
   return text;
 }
 
 }  // namespace
 
-SafetensorsContent parse_safetensors(std::span<const std::byte> data, std::string_view source) {
-  const std::string name = shown(source);
-  const std::string_view header = header_of(data, name);
-  HeaderReader reader(name);
+SafetensorsFile::SafetensorsFile(const FileSystem::Path& path, FileSystem& files)
+    : SafetensorsFile(files.open(path), path.string()) {}
+
+SafetensorsFile::SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source)
+    : file_(std::move(file)), source_(shown(source, 300)) {
+  const std::string header = header_of(*file_, source_);
+  data_begin_ = length_bytes + header.size();
+  HeaderReader reader(source_);
   json::sax_parse(header.begin(), header.end(), &reader);
-
-  const std::span<const std::byte> payload = data.subspan(length_bytes + header.size());
-  for (const Entry& entry : reader.entries) check_size(entry, name);
-  check_places(reader.entries, payload.size(), name);
-
-  SafetensorsContent content;
-  content.metadata = std::move(reader.metadata);
-  content.records.reserve(reader.entries.size());
-  for (Entry& entry : reader.entries) {
-    const auto begin = static_cast<std::size_t>(entry.offsets->front());
-    const auto end = static_cast<std::size_t>(entry.offsets->back());
-    content.records.push_back(
-        {std::move(entry.name), *entry.dtype, std::move(*entry.shape), payload.subspan(begin, end - begin)});
-    check_booleans(content.records.back(), name);
-  }
-  return content;
+  checksums_ = taken_checksums(header, reader.metadata, reader.entries.size(), source_);
+  by_name_ = sorted_by_name(reader.entries, source_);
+  for (const TensorEntry& entry : reader.entries) check_size(entry, source_);
+  check_places(reader.entries, file_->size() - data_begin_, source_);
+  entries_ = std::move(reader.entries);
+  metadata_ = std::move(reader.metadata);
 }
 
-SafetensorsFile::SafetensorsFile(const FileSystem::Path& path, FileSystem& files)
-    : mapping_(files.map(path)), content_(parse_safetensors(mapping_.bytes(), path.string())) {}
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto name_at = [&](std::uint32_t i) -> std::string_view { return entries_[i].name; };
+  const auto found = std::ranges::lower_bound(by_name_, name, {}, name_at);
+  return found == by_name_.end() || name_at(*found) != name ? nullptr : &entries_[*found];
+}
 
-const TensorRecord* SafetensorsFile::find(std::string_view name) const {
-  const auto found = std::ranges::find(content_.records, name, &TensorRecord::name);
-  return found == content_.records.end() ? nullptr : &*found;
+DType SafetensorsFile::dtype_of(const TensorEntry& entry) const {
+  const std::optional<DType> dtype = dtype_named(entry.dtype);
+  if (!dtype)
+    fail<ValueError>("safetensors: '{}': tensor '{}': dtype '{}' is unknown; the library reads {}", source_,
+                     shown(entry.name), shown(entry.dtype), joined(format_names, " "));
+  return *dtype;
+}
+
+void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> into) const {
+  check<ValueError>(into.size() == entry.bytes, "safetensors: '{}': tensor '{}' has {} bytes, not {}",
+                    source_, shown(entry.name), entry.bytes, into.size());
+  file_->read(data_begin_ + entry.begin, into);
+  if (!checksums_.empty()) {
+    const auto place = static_cast<std::size_t>(&entry - entries_.data());
+    const std::string written = checksums_.substr((1 + place) * checksum_digits, checksum_digits);
+    const std::string found = checksum_of(into);
+    check<ValueError>(written == found,
+                      "safetensors: '{}': tensor '{}' is damaged: its checksum is {}, not {}", source_,
+                      shown(entry.name), found, written);
+  }
+  if (dtype_named(entry.dtype) == DType::boolean) check_booleans(into, entry, source_);
 }
 
 void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
                        const TensorMetadata& metadata) {
+  check<ValueError>(records.size() <= max_entries && metadata.size() < max_entries,
+                    "write_safetensors: {} tensors and {} metadata keys, the limit is {} each",
+                    records.size(), metadata.size(), max_entries);
+  check<ValueError>(!metadata.contains(std::string(checksum_key)),
+                    "write_safetensors: the metadata key '{}' is reserved for checksums", checksum_key);
   std::unordered_set<std::string_view> names = {metadata_key};
   for (const TensorRecord& record : records) {
     check<ValueError>(names.insert(record.name).second, "write_safetensors: the name '{}' is {}",
@@ -426,7 +474,8 @@ void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
 
 void save_safetensors(const FileSystem::Path& path, std::span<const TensorRecord> records,
                       const TensorMetadata& metadata, FileSystem& files) {
-  write_durably(path, [&](OutputFile& file) { write_safetensors(file, records, metadata); }, files);
+  write_durably(
+      path, [&](OutputFile& file) { write_safetensors(file, records, metadata); }, files);
 }
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +16,8 @@
 
 namespace sherd {
 
-/// One tensor of a file: contiguous elements in row-major order, little-endian. The record does not own its
-/// bytes, and bytes read from a file may be unaligned for their dtype: copy, do not cast.
+/// One tensor to write: contiguous elements in row-major order, little-endian. The record does not own its
+/// bytes.
 struct TensorRecord {
   std::string name;
   DType dtype;
@@ -24,39 +25,53 @@ struct TensorRecord {
   std::span<const std::byte> bytes;
 };
 
+/// What a file's header says of one tensor.
+struct TensorEntry {
+  std::string name;
+  std::string dtype;  ///< as written, "F32" for one; see `SafetensorsFile::dtype_of`
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0, bytes = 0;  ///< where it lies in the data behind the header
+};
+
 /// Free text that travels with the tensors.
 using TensorMetadata = std::map<std::string, std::string>;
 
-/// What a safetensors file says, in the order of its header.
-struct SafetensorsContent {
-  std::vector<TensorRecord> records;
-  TensorMetadata metadata;
-};
-
-/// Reads a file that lies in memory; the records point into `data`. `source` names it in errors. ValueError
-/// for everything the format forbids, for dtypes the library lacks, and for bool elements other than 0 and 1.
-SHERD_API SafetensorsContent parse_safetensors(std::span<const std::byte> data, std::string_view source);
-
-/// An open file, mapped, so that its bytes are read when they are used and never held twice.
+/// An open file. Opening reads and checks the header alone, of at most 16 MiB and 131072 tensors; each tensor
+/// is read, and checked against its checksum, when it is asked for. Files without checksums (other programs
+/// write none) are read as they are.
 class SHERD_API SafetensorsFile {
  public:
-  /// FileError when the file cannot be read, ValueError as `parse_safetensors`.
+  /// FileError when the file cannot be read, ValueError for a header that the format forbids, that does not
+  /// fit the file's size, or that was changed after it was written.
   explicit SafetensorsFile(const FileSystem::Path& path, FileSystem& files = posix_file_system());
+  /// The same of a file that is open; `source` names it in errors.
+  SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source);
 
-  /// In the order of the header; the bytes stay valid as long as this object, also when it is moved.
-  std::span<const TensorRecord> records() const { return content_.records; }
-  const TensorMetadata& metadata() const { return content_.metadata; }
+  /// In the order of the header.
+  std::span<const TensorEntry> entries() const { return entries_; }
+  const TensorMetadata& metadata() const { return metadata_; }
   /// The tensor of that name, or null.
-  const TensorRecord* find(std::string_view name) const;
+  const TensorEntry* find(std::string_view name) const;
+  /// ValueError for a dtype that the library lacks.
+  DType dtype_of(const TensorEntry& entry) const;
+  /// Reads a tensor of this file into `into`, which has `entry.bytes` bytes. ValueError when its checksum
+  /// does not fit, and for bool elements other than 0 and 1.
+  void read(const TensorEntry& entry, std::span<std::byte> into) const;
 
  private:
-  MappedFile mapping_;
-  SafetensorsContent content_;
+  std::unique_ptr<InputFile> file_;
+  std::string source_;
+  std::uint64_t data_begin_ = 0;
+  std::vector<TensorEntry> entries_;
+  std::vector<std::uint32_t> by_name_;  // places in entries_
+  TensorMetadata metadata_;
+  std::string checksums_;  // of the header and then of every tensor; empty for a file without
 };
 
-/// Writes a whole file. The header keeps the order of `records`; equal input gives equal bytes; every tensor
-/// is aligned to its element. ValueError for a name that is taken twice, reserved or not UTF-8, and for bytes
-/// that do not fit the shape.
+/// Writes a whole file, with checksums under the metadata key "sherd.xxh3". The header keeps the order of
+/// `records`; equal input gives equal bytes; every tensor is aligned to its element. ValueError for a name
+/// that is taken twice, reserved or not UTF-8, for bytes that do not fit the shape, and for more than is read
+/// back.
 SHERD_API void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
                                  const TensorMetadata& metadata = {});
 

@@ -2,6 +2,7 @@
 //   replay FOLDER...
 #include <cstdint>
 #include <cstdio>
+#include <string>
 
 #include "runtime/io/file_system.h"
 
@@ -15,8 +16,8 @@ int main(int argc, char** argv) {
     for (const std::string& name : files.list(folder)) {
       std::printf("%s\n", name.c_str());  // the last line names the file that broke it
       std::fflush(stdout);
-      const sherd::MappedFile file = files.map(folder / name);
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(file.bytes().data()), file.bytes().size());
+      const std::string bytes = files.read(folder / name);
+      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
       ++count;
     }
   }

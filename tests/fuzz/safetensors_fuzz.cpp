@@ -1,66 +1,80 @@
-// The reader takes any bytes: it returns tensors that lie inside them or throws a ValueError of one line. To
-// fuzz on:
+// The reader takes any bytes: it gives what can be written again or throws a ValueError of one line, and a
+// written file that is damaged says nothing wrong. To fuzz on:
 //   clang++-19 -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I.
 //     tests/fuzz/safetensors_fuzz.cpp runtime/error.cpp runtime/io/*.cpp -lfmt -o fuzzer
 //   fuzzer NEW_CORPUS tests/fuzz/corpus/safetensors -max_len=2048 -max_total_time=300
 #include <algorithm>
 #include <cstdlib>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/io/checksum.h"
 #include "runtime/io/safetensors.h"
+#include "tests/memory_file.h"
 
 namespace {
+
+using namespace sherd;
+using namespace sherd::test;
 
 // A broken promise must stop the fuzzer, and the replay, where it is.
 void require(bool ok) {
   if (!ok) std::abort();
 }
 
-/// Keeps what was written, to read it again.
-class Buffer final : public sherd::OutputFile {
- public:
-  void write(std::span<const std::byte> more) override {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-  }
-  void sync() override {}
-  void close() override {}
-
-  std::vector<std::byte> bytes;
-};
-
-std::optional<sherd::SafetensorsContent> read(std::span<const std::byte> data) {
+std::optional<SafetensorsFile> open(std::span<const std::byte> data) {
   try {
-    return sherd::parse_safetensors(data, "fuzz");
-  } catch (const sherd::ValueError& error) {
+    return SafetensorsFile(std::make_unique<MemoryInput>(data), "fuzz");
+  } catch (const ValueError& error) {
     require(std::string_view(error.what()).find('\n') == std::string_view::npos);
     return std::nullopt;
   }
 }
 
-void check_content(const sherd::SafetensorsContent& content, std::span<const std::byte> data) {
-  for (const sherd::TensorRecord& record : content.records) {
-    require(record.bytes.data() >= data.data());
-    require(record.bytes.data() + record.bytes.size() <= data.data() + data.size());
-    std::size_t bytes = static_cast<std::size_t>(size_of(record.dtype));
-    for (const std::int64_t dim : record.shape) bytes *= static_cast<std::size_t>(dim);
-    require(bytes == record.bytes.size());
+/// A tensor's bytes; none where it is refused.
+std::optional<Bytes> read(const SafetensorsFile& file, const TensorEntry& entry) {
+  try {
+    file.dtype_of(entry);
+    Bytes bytes(entry.bytes);
+    file.read(entry, bytes);
+    return bytes;
+  } catch (const ValueError& error) {
+    require(std::string_view(error.what()).find('\n') == std::string_view::npos);
+    return std::nullopt;
   }
 }
 
 /// What was read can be written, and reads as the same.
-void check_round_trip(const sherd::SafetensorsContent& content) {
-  Buffer buffer;
-  sherd::write_safetensors(buffer, content.records, content.metadata);
-  const sherd::SafetensorsContent again = sherd::parse_safetensors(buffer.bytes, "again");
-  require(again.metadata == content.metadata && again.records.size() == content.records.size());
-  for (std::size_t i = 0; i < again.records.size(); ++i) {
-    require(again.records[i].name == content.records[i].name);
-    require(again.records[i].shape == content.records[i].shape);
-    require(std::ranges::equal(again.records[i].bytes, content.records[i].bytes));
+void check_round_trip(const SafetensorsFile& file, std::span<const TensorRecord> records) {
+  MemoryOutput output;
+  write_safetensors(output, records, file.metadata());
+  const SafetensorsFile again(std::make_unique<MemoryInput>(output.bytes), "again");
+  require(again.metadata() == file.metadata() && again.entries().size() == records.size());
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const TensorEntry& entry = again.entries()[i];
+    require(entry.name == records[i].name && entry.shape == records[i].shape);
+    const std::optional<Bytes> bytes = read(again, entry);
+    require(bytes && std::ranges::equal(*bytes, records[i].bytes));
+  }
+}
+
+/// A whole file with one byte changed is refused, or still says the same of every tensor.
+void check_damage(std::span<const TensorRecord> records, std::size_t seed) {
+  MemoryOutput output;
+  write_safetensors(output, records);
+  output.bytes[seed % output.bytes.size()] ^= static_cast<std::byte>(1 + seed % 255);
+  const std::optional<SafetensorsFile> file = open(output.bytes);
+  if (!file) return;
+  require(file->entries().size() == records.size());
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const std::optional<Bytes> bytes = read(*file, file->entries()[i]);
+    require(!bytes ||
+            (file->entries()[i].name == records[i].name && file->entries()[i].shape == records[i].shape &&
+             std::ranges::equal(*bytes, records[i].bytes)));
   }
 }
 
@@ -68,10 +82,17 @@ void check_round_trip(const sherd::SafetensorsContent& content) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span<const std::byte> bytes = std::as_bytes(std::span(data, size));
-  const std::optional<sherd::SafetensorsContent> content = read(bytes);
-  if (content) {
-    check_content(*content, bytes);
-    check_round_trip(*content);
+  const std::optional<SafetensorsFile> file = open(bytes);
+  if (!file) return 0;
+  std::deque<Bytes> storage;
+  std::vector<TensorRecord> records;
+  for (const TensorEntry& entry : file->entries()) {
+    std::optional<Bytes> held = read(*file, entry);
+    if (!held) continue;
+    storage.push_back(std::move(*held));
+    records.push_back({entry.name, file->dtype_of(entry), entry.shape, storage.back()});
   }
+  check_round_trip(*file, records);
+  check_damage(records, std::stoull(checksum_of(bytes), nullptr, 16));
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "nn/state_file.h"
 #include "runtime/dtype.h"
 #include "tests/tolerance.h"
 
@@ -80,22 +81,16 @@ std::vector<GoldenCase> load_goldens(std::string_view area) {
   for (const auto& [name, text] : file.metadata()) {
     if (name != "made with") cases.emplace(name, make_case(name, text));
   }
-  for (const TensorRecord& record : file.records()) {
-    const std::size_t slash = record.name.rfind('/');
-    const auto owner = cases.find(record.name.substr(0, slash));
+  for (const TensorEntry& entry : file.entries()) {
+    const std::size_t slash = entry.name.rfind('/');
+    const auto owner = cases.find(entry.name.substr(0, slash));
     check<ValueError>(slash != std::string::npos && owner != cases.end(),
-                      "golden: '{}' belongs to no case of {}", record.name, area);
-    owner->second.tensors.emplace(record.name.substr(slash + 1), to_tensor(record));
+                      "golden: '{}' belongs to no case of {}", entry.name, area);
+    owner->second.tensors.emplace(entry.name.substr(slash + 1), nn::load_tensor(file, entry));
   }
   std::vector<GoldenCase> sorted;
   for (auto& [name, golden] : cases) sorted.push_back(std::move(golden));
   return sorted;
-}
-
-Tensor to_tensor(const TensorRecord& record) {
-  const Tensor tensor = empty(Shape(record.shape), {record.dtype, Device::cpu()});
-  if (!record.bytes.empty()) std::memcpy(tensor.raw(), record.bytes.data(), record.bytes.size());
-  return tensor;
 }
 
 double to_number(const nlohmann::json& value) {

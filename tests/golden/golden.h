@@ -34,9 +34,6 @@ std::string golden_path(std::string_view area);
 /// All cases of a file, sorted by name. A tensor that belongs to no case is an error (ValueError).
 std::vector<GoldenCase> load_goldens(std::string_view area);
 
-/// A dense copy of a stored tensor.
-Tensor to_tensor(const TensorRecord& record);
-
 /// A number, or one of the strings that stand for what JSON lacks: "inf", "-inf", "nan".
 double to_number(const nlohmann::json& value);
 

@@ -1,5 +1,7 @@
 #include "runtime/io/durable.h"
 
+#include <sys/stat.h>
+
 #include <functional>
 
 #include "runtime/error.h"
@@ -22,17 +24,22 @@ void save_file(const Path& path, int v, FileSystem& files) {
   save_safetensors(path, records, {{"version", std::to_string(v)}}, files);
 }
 
+std::vector<std::byte> bytes_of(const SafetensorsFile& file, const std::string& name) {
+  const TensorEntry& entry = *file.find(name);
+  std::vector<std::byte> bytes(entry.bytes);
+  file.read(entry, bytes);
+  return bytes;
+}
+
 /// The version that the file holds; -1 for no file. Everything else (a mixture, half a file) fails or throws.
 int load_file(const Path& path) {
   if (!std::filesystem::exists(path)) return -1;
   const SafetensorsFile file(path);
   const int version = std::stoi(file.metadata().at("version"));
-  for (const TensorRecord& record : file.records()) {
-    for (std::size_t i = 0; i < record.bytes.size(); i += 4) {
-      REQUIRE(std::to_integer<int>(record.bytes[i]) == version);
-    }
-  }
-  REQUIRE(file.records().size() == 2);
+  for (const TensorEntry& entry : file.entries())
+    for (const std::byte byte : bytes_of(file, entry.name))
+      REQUIRE((byte == std::byte{0} || byte == std::byte(version)));
+  REQUIRE(file.entries().size() == 2);
   return version;
 }
 
@@ -54,7 +61,7 @@ int load_folder(const Path& given) {
   if (!std::filesystem::exists(path)) return -1;
   const int version = std::stoi(posix_file_system().read(path / "config.json"));
   const SafetensorsFile file(path / "model.safetensors");
-  REQUIRE(std::to_integer<int>(file.find("weights")->bytes[0]) == version);
+  REQUIRE(std::to_integer<int>(bytes_of(file, "weights")[0]) == version);
   REQUIRE(posix_file_system().list(path).size() == 2);
   return version;
 }
@@ -207,7 +214,8 @@ TEST_CASE("a save that fails but lives on clears what it wrote") {
 TEST_CASE("every file is synced before it gets its name, and the name before the save returns") {
   const TempDirectory directory;
   CountingFileSystem files;
-  write_durably(directory / "it", [](OutputFile& file) { file.write("new"); }, files);
+  write_durably(
+      directory / "it", [](OutputFile& file) { file.write("new"); }, files);
   std::vector<std::string> calls;
   for (const std::string& line : files.log()) calls.push_back(line.substr(0, line.find(' ')));
   CHECK(calls == std::vector<std::string>{"create", "write", "sync", "close", "rename", "sync_directory"});
@@ -244,4 +252,42 @@ TEST_CASE("a recovery leaves everything else alone") {
   posix_file_system().create_directory(directory / "step.sherd-partial");
   recover_directory(directory.path());
   CHECK(posix_file_system().list(directory.path()) == std::vector<std::string>{"data.partial", "notes.old"});
+}
+
+TEST_CASE("only its like or nothing is replaced, and the refusal is one line and changes nothing") {
+  const TempDirectory directory;
+  const auto names = [&] { return posix_file_system().list(directory.path()); };
+  posix_file_system().create(directory / "file")->write("mine");
+  posix_file_system().create_directory(directory / "folder");
+  REQUIRE(::mkfifo((directory / "fifo").c_str(), 0600) == 0);
+  std::filesystem::create_symlink(directory / "file", directory / "link");
+  std::filesystem::create_symlink(directory / "nowhere", directory / "dangling");
+  std::filesystem::create_directory_symlink(directory / "folder", directory / "folder-link");
+  const auto before = names();
+  const auto refused = [&](const Path& path, const Change& change) {
+    const auto type = posix_file_system().type(path);
+    const std::string message = message_of<FileError>([&] { change(path, 1, posix_file_system()); });
+    INFO(message);
+    CHECK_THAT(message, Catch::Matchers::ContainsSubstring("'" + path.string() + "'") &&
+                            Catch::Matchers::ContainsSubstring(std::string(name_of(type))));
+    CHECK(message.find('\n') == std::string::npos);
+    CHECK(posix_file_system().type(path) == type);
+    CHECK(names() == before);
+  };
+  const Change rename = [&](const Path& path, int, FileSystem& files) {
+    files.rename(directory / "file", path);
+  };
+  for (const char* name : {"folder", "fifo", "link", "dangling", "folder-link"})
+    refused(directory / name, save_file);
+  for (const char* name : {"file", "fifo", "link", "dangling", "folder-link"}) {
+    refused(directory / name, save_folder);
+    refused(directory / name, remove_folder);
+  }
+  for (const char* name : {"fifo", "link", "dangling", "folder-link"}) refused(directory / name, rename);
+  for (const char* device : {"/dev/full", "/dev/null"}) {
+    if (skip_if(!posix_file_system().exists(device), "this system lacks a device")) continue;
+    for (const Change& change : {Change(save_file), Change(save_folder), Change(remove_folder), rename})
+      refused(device, change);
+  }
+  CHECK(posix_file_system().read(directory / "file") == "mine");
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "runtime/error.h"
 #include "tests/catch.h"
+#include "tests/memory_file.h"
 #include "tests/temp_directory.h"
 
 using namespace sherd;
@@ -13,24 +15,10 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-using Bytes = std::vector<std::byte>;
-
-/// A file in memory.
-class Buffer final : public OutputFile {
- public:
-  void write(std::span<const std::byte> more) override {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-  }
-  void sync() override {}
-  void close() override {}
-
-  Bytes bytes;
-};
-
 Bytes written(std::span<const TensorRecord> records, const TensorMetadata& metadata = {}) {
-  Buffer buffer;
-  write_safetensors(buffer, records, metadata);
-  return buffer.bytes;
+  MemoryOutput output;
+  write_safetensors(output, records, metadata);
+  return output.bytes;
 }
 
 /// A file of that header and `data` zero bytes, right or wrong.
@@ -42,13 +30,13 @@ Bytes raw_file(std::string_view header, std::size_t data) {
   return bytes;
 }
 
-std::string refusal(std::span<const std::byte> bytes) {
-  return message_of<ValueError>([&] { parse_safetensors(bytes, "some.safetensors"); });
+SafetensorsFile opened(std::span<const std::byte> bytes) {
+  return {std::make_unique<MemoryInput>(bytes), "some.safetensors"};
 }
 
 /// Owns what the records point to: elements that are a pattern, 0 and 1 for bool.
 struct Tensors {
-  std::vector<Bytes> storage;
+  std::deque<Bytes> storage;
   std::vector<TensorRecord> records;
 
   void add(std::string name, DType dtype, std::vector<std::int64_t> shape) {
@@ -62,6 +50,21 @@ struct Tensors {
     records.push_back({std::move(name), dtype, std::move(shape), storage.back()});
   }
 };
+
+/// All that a file holds.
+Tensors read_all(const SafetensorsFile& file) {
+  Tensors tensors;
+  for (const TensorEntry& entry : file.entries()) {
+    Bytes& bytes = tensors.storage.emplace_back(entry.bytes);
+    file.read(entry, bytes);
+    tensors.records.push_back({entry.name, file.dtype_of(entry), entry.shape, bytes});
+  }
+  return tensors;
+}
+
+std::string refusal(std::span<const std::byte> bytes) {
+  return message_of<ValueError>([&] { read_all(opened(bytes)); });
+}
 
 /// Every dtype in every shape, under names that are hard to quote.
 Tensors many_tensors() {
@@ -100,24 +103,26 @@ TEST_CASE("every dtype, shape and name comes back, in the order given") {
   const Tensors tensors = many_tensors();
   const TensorMetadata metadata = {{"format", "pt"}, {"naïve", "a\"b\\c\n"}, {"", ""}};
   const Bytes bytes = written(tensors.records, metadata);
-  const SafetensorsContent content = parse_safetensors(bytes, "memory");
-  check_equal(content.records, tensors.records);
-  CHECK(content.metadata == metadata);
+  const SafetensorsFile file = opened(bytes);
+  check_equal(read_all(file).records, tensors.records);
+  CHECK(file.metadata() == metadata);
 }
 
 TEST_CASE("no tensors make a file too") {
   const Bytes bytes = written({});
-  CHECK(parse_safetensors(bytes, "memory").records.empty());
+  CHECK(opened(bytes).entries().empty());
 }
 
 TEST_CASE("equal input gives equal bytes, and every tensor is aligned to its element") {
   const Tensors tensors = many_tensors();
   const Bytes bytes = written(tensors.records);
   CHECK((bytes == written(tensors.records)));
-  const SafetensorsContent content = parse_safetensors(bytes, "memory");
-  for (const TensorRecord& record : content.records) {
-    CHECK((record.bytes.data() - bytes.data()) % size_of(record.dtype) == 0);
-  }
+  std::uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  CHECK(header % 8 == 0);
+  const SafetensorsFile file = opened(bytes);
+  for (const TensorEntry& entry : file.entries())
+    CHECK(entry.begin % static_cast<std::uint64_t>(size_of(file.dtype_of(entry))) == 0);
 }
 
 TEST_CASE("the header's order and the data's order are free of each other") {
@@ -126,25 +131,25 @@ TEST_CASE("the header's order and the data's order are free of each other") {
                          R"("early":{"data_offsets":[0,1],"shape":[1],"dtype":"U8"}}   )",
                          3);
   bytes[bytes.size() - 3] = std::byte{7};
-  const SafetensorsContent content = parse_safetensors(bytes, "memory");
-  REQUIRE(content.records.size() == 3);
-  CHECK(content.records[0].name == "late");
-  CHECK(content.records[2].bytes[0] == std::byte{7});
+  const SafetensorsFile file = opened(bytes);
+  REQUIRE(file.entries().size() == 3);
+  CHECK(file.entries()[0].name == "late");
+  CHECK(read_all(file).storage[2][0] == std::byte{7});
 }
 
 TEST_CASE("a saved file opens, finds by name, and stays valid when moved or replaced on disk") {
   const TempDirectory directory;
   const Tensors tensors = many_tensors();
   save_safetensors(directory / "x.safetensors", tensors.records, {{"k", "v"}});
-  SafetensorsFile opened(directory / "x.safetensors");
-  const SafetensorsFile file = std::move(opened);
+  SafetensorsFile before(directory / "x.safetensors");
+  const SafetensorsFile file = std::move(before);
   save_safetensors(directory / "x.safetensors", {});
-  check_equal(file.records(), tensors.records);
+  check_equal(read_all(file).records, tensors.records);
   CHECK(file.metadata().at("k") == "v");
   REQUIRE(file.find("größe") != nullptr);
   CHECK(file.find("größe")->shape == std::vector<std::int64_t>{1});
   CHECK(file.find("nobody") == nullptr);
-  CHECK(SafetensorsFile(directory / "x.safetensors").records().empty());
+  CHECK(SafetensorsFile(directory / "x.safetensors").entries().empty());
 }
 
 TEST_CASE(
@@ -162,6 +167,8 @@ TEST_CASE(
   const std::string twice_shape = tensor(R"("dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8])");
   const std::string extra = tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8],"stride":[1])");
   const std::string unknown = tensor(R"("dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8])");
+  const std::string many_numbers =
+      tensor(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])");
   const std::string dtype_number = tensor(R"("dtype":3,"shape":[8],"data_offsets":[0,8])");
   const std::string dtype_array = tensor(R"("dtype":["F32"],"shape":[8],"data_offsets":[0,8])");
   const std::string shape_number = tensor(R"("dtype":"F32","shape":2,"data_offsets":[0,8])");
@@ -214,6 +221,7 @@ TEST_CASE(
       {twice_dtype, 8, {"'w'", "dtype is given twice"}},
       {twice_shape, 8, {"'w'", "shape is given twice"}},
       {extra, 8, {"'w'", "'stride'"}},
+      {many_numbers, 1, {"'w'", "more than 16 numbers"}},
       {unknown, 8, {"'w'", "'F8_E4M3' is unknown", "BF16"}},
       {dtype_number, 8, {"'w'", "dtype must be a string", "a number"}},
       {dtype_array, 8, {"'w'", "dtype must be a string", "an array"}},
@@ -230,7 +238,7 @@ TEST_CASE(
       {one_offset, 8, {"'w'", "[begin, end]", "1 numbers"}},
       {three_offsets, 8, {"'w'", "[begin, end]", "3 numbers"}},
       {offsets_object, 8, {"'w'", "data_offsets must be an array", "an object"}},
-      {backwards, 8, {"'w'", "[8, 0]", "takes 8 bytes"}},
+      {backwards, 8, {"'w'", "[8, 0]", "end before they begin"}},
       {size, 8, {"'w'", "[2, 3]", "takes 24 bytes", "give 8"}},
       {hole_first, 12, {"'w'", "starts at byte 4", "ends at 0", "a hole"}},
       {outside, 7, {"cut short", "take 8 bytes", "7 are there"}},
@@ -250,7 +258,7 @@ TEST_CASE(
 
 TEST_CASE("a file cut short at any byte is refused in one line") {
   const Bytes whole = raw_file(good_header, 11);
-  REQUIRE(parse_safetensors(whole, "memory").records.size() == 2);
+  REQUIRE(opened(whole).entries().size() == 2);
   for (std::size_t size = 0; size < whole.size(); ++size) {
     const std::string message = refusal(std::span(whole).first(size));
     INFO(size << ": " << message);
@@ -267,7 +275,7 @@ TEST_CASE("any one wrong byte in length or header is refused in one line or stil
       Bytes broken = whole;
       broken[at] = static_cast<std::byte>(value);
       try {
-        parse_safetensors(broken, "memory");
+        read_all(opened(broken));
       } catch (const ValueError& error) {
         ++refused;
         if (std::string_view(error.what()).find('\n') != std::string_view::npos) FAIL(error.what());
@@ -279,10 +287,11 @@ TEST_CASE("any one wrong byte in length or header is refused in one line or stil
 
 TEST_CASE("an absurd header length is refused before anything is read") {
   Bytes bytes = raw_file(good_header, 11);
-  for (const std::uint64_t length : {std::uint64_t{100'000'001}, ~std::uint64_t{0}, ~std::uint64_t{0} - 7}) {
+  for (const std::uint64_t length :
+       {std::uint64_t{(1 << 24) + 1}, ~std::uint64_t{0}, ~std::uint64_t{0} - 7}) {
     std::memcpy(bytes.data(), &length, sizeof(length));
     const std::string message = refusal(bytes);
-    CHECK_THAT(message, ContainsSubstring(std::to_string(length)) && ContainsSubstring("100000000"));
+    CHECK_THAT(message, ContainsSubstring(std::to_string(length)) && ContainsSubstring("16777216"));
   }
 }
 
@@ -317,6 +326,11 @@ TEST_CASE("the writer refuses what the reader would") {
   CHECK_THAT(refused({{"__metadata__", DType::i32, {3}, bytes}}), ContainsSubstring("reserved"));
   CHECK_THAT(refused({{"w\xff", DType::i32, {3}, bytes}}), ContainsSubstring("UTF-8"));
   CHECK_THAT(refused({}, {{"k", "\xc3"}}), ContainsSubstring("UTF-8"));
+  CHECK_THAT(refused({}, {{"sherd.xxh3", "0"}}), ContainsSubstring("reserved"));
+  CHECK_THAT(refused({{"w", DType::i32, std::vector<std::int64_t>(17, 1), bytes.first(4)}}),
+             ContainsSubstring("'w'") && ContainsSubstring("17 dimensions"));
+  CHECK_THAT(refused(std::vector<TensorRecord>((1 << 17) + 1, {"w", DType::u8, {0}, {}})),
+             ContainsSubstring("131073 tensors") && ContainsSubstring("131072"));
 }
 
 TEST_CASE("a refused save leaves no file") {
@@ -331,4 +345,75 @@ TEST_CASE("a broken file on disk is named by its path") {
   posix_file_system().create(directory / "cut.safetensors")->write("12345");
   const auto open = [&] { SafetensorsFile file(directory / "cut.safetensors"); };
   CHECK_THAT(message_of<ValueError>(open), ContainsSubstring((directory / "cut.safetensors").string()));
+}
+
+TEST_CASE("whatever byte of a file changes, it is refused by its name or still holds the same tensors") {
+  const Tensors tensors = many_tensors();
+  const TensorMetadata metadata = {{"a", "\"sherd.xxh3\":\"0123456789abcdef0123456789abcdef\""}};
+  const Bytes whole = written(tensors.records, metadata);
+  const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
+  const std::size_t key = text.find(R"("sherd.xxh3":)");
+  int unnoticed = 0;
+  for (std::size_t at = 0; at < whole.size(); ++at) {
+    for (const int flip : {0x01, 0x20, 0x80, 0xff}) {
+      Bytes broken = whole;
+      broken[at] ^= static_cast<std::byte>(flip);
+      INFO("byte " << at << " ^ " << flip);
+      try {
+        check_equal(read_all(opened(broken)).records, tensors.records);
+        // Without its key the checksum is foreign metadata: the file is one without checksums.
+        CHECK((at > key && at < key + 11));
+        ++unnoticed;
+      } catch (const ValueError& error) {
+        const std::string message = error.what();
+        CHECK_THAT(message, ContainsSubstring("'some.safetensors'"));
+        CHECK(message.find('\n') == std::string::npos);
+      }
+    }
+  }
+  CHECK(unnoticed <= 10 * 4);
+}
+
+TEST_CASE("a file without checksums loads, and one that kept those of another does not") {
+  const Bytes plain = raw_file(good_header, 11);
+  CHECK(read_all(opened(plain)).records.size() == 2);
+  const std::int32_t one[] = {1}, two[] = {2};
+  const TensorRecord a{"w", DType::i32, {1}, std::as_bytes(std::span(one))},
+      b{"w", DType::i32, {1}, std::as_bytes(std::span(two))};
+  Bytes kept = written(std::span(&a, 1));
+  const Bytes other = written(std::span(&b, 1));
+  REQUIRE(kept.size() == other.size());
+  std::copy(other.end() - 4, other.end(), kept.end() - 4);
+  CHECK_THAT(refusal(kept), ContainsSubstring("tensor 'w' is damaged"));
+}
+
+TEST_CASE("a tensor of a foreign dtype is refused when it is asked for, and hinders no other") {
+  const Bytes bytes = raw_file(R"({"a":{"dtype":"I16","shape":[2],"data_offsets":[0,4]},)"
+                               R"("b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},)"
+                               R"("c":{"dtype":"F8_E5M2","shape":[1,1],"data_offsets":[7,8]}})",
+                               8);
+  const SafetensorsFile file = opened(bytes);
+  REQUIRE(file.entries().size() == 3);
+  CHECK(file.dtype_of(*file.find("b")) == DType::u8);
+  Bytes b(3, std::byte{1});
+  file.read(*file.find("b"), b);
+  CHECK(b == Bytes(3));
+  for (const char* name : {"a", "c"}) {
+    const std::string message = message_of<ValueError>([&] { file.dtype_of(*file.find(name)); });
+    CHECK_THAT(message, ContainsSubstring("'" + std::string(name) + "'") &&
+                            ContainsSubstring(file.find(name)->dtype) && ContainsSubstring("BF16"));
+  }
+}
+
+TEST_CASE("a file that is cut short while it is open is an error of the read") {
+  const TempDirectory directory;
+  const auto path = directory / "x.safetensors";
+  const Bytes zeros(std::size_t{1} << 20);
+  const TensorRecord record{"w", DType::u8, {1 << 20}, zeros};
+  save_safetensors(path, std::span(&record, 1));
+  const SafetensorsFile file(path);
+  std::filesystem::resize_file(path, 5000);
+  Bytes into(zeros.size());
+  CHECK_THAT(message_of<FileError>([&] { file.read(file.entries()[0], into); }),
+             ContainsSubstring(path.string()) && ContainsSubstring("ends at byte 5000"));
 }
