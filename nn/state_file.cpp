@@ -1,7 +1,7 @@
 #include "nn/state_file.h"
 
 #include "runtime/io/durable.h"
-#include "runtime/io/shown.h"
+#include "runtime/shown.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn {

@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "runtime/shown.h"
+
 namespace sherd {
 
 Error::Error(const std::string& message, std::source_location where)
-    : std::runtime_error(message), where_(where) {}
+    : std::runtime_error(one_line(message)), where_(where) {}
 CollectiveError::CollectiveError(const std::string& message, std::source_location where)
     : Error(message, where) {}
 CollectiveError::CollectiveError(const std::string& message, std::vector<int> ranks, std::uint64_t sequence,

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "nn/state_file.h"
 #include "runtime/error.h"
+#include "runtime/io/checksum.h"
 #include "runtime/io/durable.h"
+#include "runtime/shown.h"
 #include "shard/fully_shard.h"
 #include "shard/optimizer_state.h"
 
@@ -18,6 +22,10 @@ using Path = FileSystem::Path;
 
 constexpr std::string_view prefix = "step-";
 constexpr int format_version = 1;
+// Of config.json, where the checksum of the whole text stands in it.
+constexpr std::string_view checksum_key = "checksum", checksum_marker = "\"checksum\": \"";
+// A run of very many files to train on still fits; what is parsed takes a multiple in memory.
+constexpr std::size_t most_config_bytes = std::size_t{1} << 21, most_config_depth = 8;
 
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(prefix)) return {};
@@ -40,7 +48,8 @@ json to_json(const RunConfig& c) {
                  {"settings", to_json(c.options)},
                  {"data", {{"paths", c.options.data}, {"digest", c.data_digest}}},
                  {"generator", {{"seed", c.generator.seed}, {"offset", c.generator.offset}}},
-                 {"changes", changes}};
+                 {"changes", changes},
+                 {checksum_key, std::string(checksum_digits, '0')}};
   if (c.best) config["best"] = {{"step", c.best->step}, {"val_loss", c.best->loss}};
   return config;
 }
@@ -67,6 +76,28 @@ RunConfig config_from(const json& from) {
   return c;
 }
 
+json parsed(const std::string& text) {
+  return json::parse(text, [](int depth, json::parse_event_t, const json&) {
+    check<ValueError>(depth <= static_cast<int>(most_config_depth), "nested deeper than {} levels",
+                      most_config_depth);
+    return true;
+  });
+}
+
+/// Of parameters, by their names.
+using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+
+/// Of such a model, without building it.
+Shapes shapes_of(const TrainOptions& options) {
+  nn::GptOptions sizes = model_options(options);
+  sizes.tensor.device = Device::meta();
+  const nn::Gpt model(sizes);
+  Shapes shapes;
+  for (const auto& [name, tensor] : model.state_dict())
+    shapes[name] = {tensor.shape().begin(), tensor.shape().end()};
+  return shapes;
+}
+
 /// Runs `read` on one file and puts the file's name before what it complains about.
 void reading(const Path& file, const std::function<void()>& read) {
   try {
@@ -82,13 +113,48 @@ void reading(const Path& file, const std::function<void()>& read) {
   }
 }
 
+/// A state has a tensor a parameter, or a few, each of its shape or a single number; and under a parameter's
+/// own name its shape.
+void check_shapes(const SafetensorsFile& file, const Shapes& shapes, std::size_t tensors_a_parameter) {
+  std::set<std::vector<std::int64_t>> known = {{}};
+  for (const auto& [name, shape] : shapes) known.insert(shape);
+  const std::size_t most = tensors_a_parameter * (shapes.size() + 1);  // one for what is tied, or a rate
+  check<ValueError>(file.entries().size() <= most,
+                    "holds {} tensors, at most {} belong to the model in config.json", file.entries().size(),
+                    most);
+  for (const TensorEntry& entry : file.entries()) {
+    const auto its = shapes.find(entry.name);
+    check<ValueError>(its == shapes.end() ? known.contains(entry.shape) : its->second == entry.shape,
+                      "'{}' has the shape [{}], which does not belong to the model in config.json",
+                      shown(entry.name), fmt::join(entry.shape, ", "));
+  }
+}
+
+void check_file(const Path& path, const Shapes& shapes, std::size_t tensors_a_parameter, FileSystem& files) {
+  reading(path, [&] { check_shapes(SafetensorsFile(path, files), shapes, tensors_a_parameter); });
+}
+
 }  // namespace
 
 std::string config_text(const RunConfig& config) {
-  return to_json(config).dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  std::string text = to_json(config).dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  check<ValueError>(
+      text.size() <= most_config_bytes,
+      "config.json: takes {} bytes, the limit is {}; name folders in --data and not their files", text.size(),
+      most_config_bytes);
+  seal(text, checksum_marker);
+  return text;
 }
 
-RunConfig parse_config(const std::string& text) { return config_from(json::parse(text)); }
+RunConfig parse_config(const std::string& text) {
+  const json config = parsed(text);
+  check<ValueError>(
+      !config.contains(checksum_key) || seal_of(text, checksum_marker) == Seal::whole,
+      "is damaged: it does not fit its checksum; one that was changed on purpose must not keep its "
+      "\"{}\"",
+      checksum_key);
+  return config_from(config);
+}
 
 Path checkpoint_path(const Path& run, std::int64_t step) { return run / fmt::format("{}{}", prefix, step); }
 
@@ -96,7 +162,8 @@ std::vector<std::int64_t> saved_steps(const Path& run, FileSystem& files) {
   std::vector<std::int64_t> steps;
   if (!files.exists(run)) return steps;
   for (const std::string& name : files.list(run)) {
-    if (const auto step = step_of(name)) steps.push_back(*step);
+    const auto step = step_of(name);
+    if (step && files.is_directory(run / name)) steps.push_back(*step);
   }
   std::ranges::sort(steps);
   return steps;
@@ -124,8 +191,18 @@ void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {
 RunConfig read_config(const Path& checkpoint, FileSystem& files) {
   const Path file = checkpoint / "config.json";
   RunConfig config;
-  reading(file, [&] { config = parse_config(files.read(file)); });
+  reading(file, [&] { config = parse_config(files.read(file, most_config_bytes)); });
   return config;
+}
+
+void check_weights(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
+  check_file(checkpoint / "model.safetensors", shapes_of(options), 1, files);
+}
+
+void check_states(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
+  const Shapes shapes = shapes_of(options);
+  check_file(checkpoint / "model.safetensors", shapes, 1, files);
+  check_file(checkpoint / "optimizer.safetensors", shapes, 3, files);
 }
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {

@@ -50,8 +50,13 @@ void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const
 /// Removes all checkpoints but the `keep` newest and the best.
 void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);
 
-// The rest reads one checkpoint. ValueError or FileError name the file and what is wrong with it.
+// The rest reads one checkpoint. ValueError or FileError name the file and what is wrong with it; a byte that
+// changed since it was written is noticed by the file's checksum.
 RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
+/// Compares the shapes in the headers of the states with those of such a model, before one is built or a
+/// tensor read: the weights alone, or the optimizer's state too.
+void check_weights(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
+void check_states(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);
 /// A sharded one's part too; `read` gives every rank what a file holds.
 void load_sharded(const FileSystem::Path& checkpoint, nn::Gpt& model, nn::Optimizer& optimizer,

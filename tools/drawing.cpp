@@ -63,7 +63,7 @@ class Picture {
     y_ += 24;
     svg_.text(margin, y_,
               fmt::format("{} parameters in {}, {} layout, {} groups", grouped(p_.values()),
-                          name_of(p_.dtype), p_.flat ? "flat" : "per-parameter", p_.groups.size()),
+                          name_of(p_.dtype), p_.flat ? "flat" : "per-parameter", p_.group_count()),
               {.size = 12, .colour = faint});
     y_ += 26;
   }

@@ -79,10 +79,12 @@ std::size_t character_length(std::string_view text) {
 }  // namespace
 
 void validate(const GenerateOptions& o) {
-  check<ValueError>(o.tokens >= 0, "--tokens {}: must be at least 0", o.tokens);
+  check<ValueError>(o.tokens >= 0 && o.tokens <= 1 << 30, "--tokens {}: takes values from 0 to {}", o.tokens,
+                    1 << 30);
   check<ValueError>(o.temperature >= 0 && o.temperature <= 1e6,
                     "--temperature {}: takes values from 0 to 1e6", o.temperature);
-  check<ValueError>(o.top_k >= 0, "--top-k {}: must be at least 0; 0 draws from all bytes", o.top_k);
+  check<ValueError>(o.top_k >= 0 && o.top_k <= 256,
+                    "--top-k {}: takes values from 0 to 256; 0 draws from all bytes", o.top_k);
 }
 
 void generate(const nn::Gpt& model, std::string_view prompt, const GenerateOptions& o,

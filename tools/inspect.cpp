@@ -44,8 +44,8 @@ std::vector<Piece> pieces_of(const Partition& layout) {
 }
 
 /// The parameters of `module` that nobody has taken yet, as a group.
-PlacedGroup taken(const nn::Module& module, const std::string& name, const TrainOptions& o,
-                  std::unordered_set<const void*>& gone) {
+PlacedGroup taken(const nn::Module& module, const std::string& name, std::int64_t modules,
+                  const TrainOptions& o, std::unordered_set<const void*>& gone) {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
   for (const nn::NamedParameter& p : module.named_parameters()) {
@@ -54,7 +54,7 @@ PlacedGroup taken(const nn::Module& module, const std::string& name, const Train
     shapes.push_back(p.parameter.shape());
   }
   const Partition layout = layout_of(shapes, o);
-  return {name, std::move(names), std::move(shapes), layout, pieces_of(layout)};
+  return {name, modules, std::move(names), std::move(shapes), layout, pieces_of(layout)};
 }
 
 std::string described(const PlacedGroup& group, const Piece& piece) {
@@ -74,9 +74,9 @@ std::int64_t padding_of(const PlacedGroup& group) {
 }
 
 std::string group_lines(const PlacedGroup& group, std::int64_t size) {
-  std::string lines =
-      fmt::format("\n{}: {} bytes, {} a rank, padding {}\n", group.name, group.layout.gathered_numel() * size,
-                  group.layout.shard_numel() * size, padding_of(group) * size);
+  std::string lines = fmt::format("\n{}: {} bytes{}, {} a rank, padding {}\n", group.name,
+                                  group.layout.gathered_numel() * size, group.modules > 1 ? " each" : "",
+                                  group.layout.shard_numel() * size, padding_of(group) * size);
   for (const Piece& piece : group.pieces)
     lines += fmt::format("  rank {:<4} {:<24} {:>12} bytes  {}\n", piece.rank,
                          fmt::format("[{}, {})", piece.begin, piece.end), piece.numel() * size,
@@ -92,6 +92,12 @@ bool is_inspected(const Setting& setting) {
   return std::ranges::find(names, setting.name) != names.end();
 }
 
+std::int64_t Placement::group_count() const {
+  std::int64_t count = 0;
+  for (const PlacedGroup& group : groups) count += group.modules;
+  return count;
+}
+
 std::int64_t Placement::values() const {
   std::int64_t sum = 0;
   for (const Owned& owned : by_rank()) sum += owned.values;
@@ -103,7 +109,7 @@ std::vector<Owned> Placement::by_rank() const {
   for (const PlacedGroup& group : groups)
     for (const Piece& piece : group.pieces) {
       Owned& mine = owned[static_cast<std::size_t>(piece.rank)];
-      (piece.parameter < 0 ? mine.padding : mine.values) += piece.numel();
+      (piece.parameter < 0 ? mine.padding : mine.values) += piece.numel() * group.modules;
     }
   return owned;
 }
@@ -115,12 +121,13 @@ Placement place(const InspectOptions& options) {
   check<ValueError>(o.ranks > 0, "--ranks {}: takes a number from 1; for example --ranks 4", o.ranks);
   nn::GptOptions sizes = model_options(o);
   sizes.tensor.device = Device::meta();
+  sizes.layers = 1;  // stands for all, which are placed alike
   nn::Gpt model(sizes);
   Placement placement{.model = options.model, .flat = o.layout == "flat", .ranks = static_cast<int>(o.ranks)};
   std::unordered_set<const void*> gone;
-  for (std::size_t i = 0; i < model.blocks.size(); ++i)
-    placement.groups.push_back(taken(model.blocks[i], fmt::format("blocks.{}", i), o, gone));
-  placement.groups.insert(placement.groups.begin(), taken(model, options.model, o, gone));
+  const std::string blocks = o.layers == 1 ? "blocks.0" : fmt::format("blocks.{{0..{}}}", o.layers - 1);
+  placement.groups.push_back(taken(model.blocks[0], blocks, o.layers, o, gone));
+  placement.groups.insert(placement.groups.begin(), taken(model, options.model, 1, o, gone));
   return placement;
 }
 
@@ -129,7 +136,7 @@ std::string table(const Placement& placement) {
   std::string text =
       fmt::format("{}: {} parameters, {}, {} layout, {} groups, {} ranks\n", placement.model,
                   placement.values(), name_of(placement.dtype), placement.flat ? "flat" : "per-parameter",
-                  placement.groups.size(), placement.ranks);
+                  placement.group_count(), placement.ranks);
   for (const PlacedGroup& group : placement.groups) text += group_lines(group, size);
   text += "\n";
   const std::vector<Owned> by_rank = placement.by_rank();
@@ -144,7 +151,8 @@ std::string inspect(const InspectOptions& options, FileSystem& files) {
   std::string text = table(placement);
   if (options.svg.empty()) return text;
   const std::string picture = drawing(placement);
-  write_durably(options.svg, [&](OutputFile& file) { file.write(picture); }, files);
+  write_durably(
+      options.svg, [&](OutputFile& file) { file.write(picture); }, files);
   return text + fmt::format("\ndrawn in {}\n", options.svg);
 }
 

@@ -28,8 +28,10 @@ struct Piece {
   std::int64_t numel() const { return end - begin; }
 };
 
+/// A module's parameters, or those of each of several modules that are placed alike.
 struct PlacedGroup {
-  std::string name;                     ///< of its module; the model's own for what no block has
+  std::string name;  ///< of its module; "blocks.{0..3}" of several; the model's own for what no block has
+  std::int64_t modules = 1;
   std::vector<std::string> parameters;  ///< within the module
   std::vector<Shape> shapes;
   shard::Partition layout;
@@ -48,6 +50,7 @@ struct Placement {
   DType dtype = DType::f32;  ///< as stored
   std::vector<PlacedGroup> groups;
 
+  std::int64_t group_count() const;
   /// Elements of all parameters.
   std::int64_t values() const;
   std::vector<Owned> by_rank() const;
@@ -56,7 +59,7 @@ struct Placement {
 /// Where `sherd train` with these options keeps everything. ValueError names the flag that is wrong.
 Placement place(const InspectOptions& options);
 
-/// A line a piece, and the sums.
+/// A line a piece, once for modules that are placed alike, and the sums over all.
 std::string table(const Placement& placement);
 
 /// The table; the drawing too, if there is a file for it, which is complete or as it was before.

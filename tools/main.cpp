@@ -1,4 +1,5 @@
 // The program `sherd`: reads the command line and hands over.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,9 +9,11 @@
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/processor.h"
+#include "runtime/shown.h"
 #include "tools/inspect.h"
 #include "tools/interrupt.h"
 #include "tools/launch.h"
+#include "tools/number.h"
 #include "tools/progress.h"
 #include "tools/sample.h"
 #include "tools/train.h"
@@ -25,17 +28,23 @@ std::string help(std::string_view name, std::string_view what, std::string_view 
   return fmt::format("{} [default {}; e.g. --{} {}]", what, standard, name, example);
 }
 
+/// A flag with one value. Numbers are read here, since CLI11 takes "" for 0 and wraps around what is too
+/// large.
+template <class T>
+CLI::Option* add_value(CLI::App& app, const std::string& flag, T& value, const std::string& what) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    const auto read = [&value, flag](const std::string& text) { value = number_from<T>(flag, text); };
+    return app.add_option_function<std::string>(flag, read, what)->type_name(CLI::detail::type_name<T>());
+  } else {
+    return app.add_option(flag, value, what);
+  }
+}
+
 /// A flag whose default is what `value` holds.
 template <class T>
 void add_setting(CLI::App& app, std::string_view name, T& value, std::string_view what,
                  std::string_view example) {
-  CLI::Option* option =
-      app.add_option(fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
-  if constexpr (std::is_unsigned_v<T>) {
-    // CLI11 would wrap it around.
-    option->check([](const std::string& text) { return text.starts_with('-') ? text + " is negative" : ""; });
-    option->type_name("UINT");
-  }
+  add_value(app, fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
 }
 
 void add_train_flags(CLI::App& app, TrainOptions& options) {
@@ -82,7 +91,7 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
 }
 
 void add_launch_flags(CLI::App& app, LaunchOptions& options) {
-  app.add_option("-n", options.ranks, "processes, one a rank [it must be given; e.g. -n 4]")->required();
+  add_value(app, "-n", options.ranks, "processes, one a rank [it must be given; e.g. -n 4]")->required();
   app.add_option("--hosts", options.hosts,
                  help("hosts", "machines, and how many ranks on each", "this one", "node1:4,node2:4"));
   app.add_option(
@@ -97,6 +106,21 @@ void note_given(const CLI::App& app, TrainOptions& options) {
   visit_settings(options, [&](const Setting& setting, auto&) {
     if (app.count(fmt::format("--{}", setting.name)) > 0) options.given.emplace(setting.name);
   });
+}
+
+/// A standard stream that is closed would be the number of the next file that is opened, and what is printed
+/// would go into that: /dev/null takes its place.
+void reserve_standard_streams() {
+  int opened = ::open("/dev/null", O_RDWR);
+  while (opened >= 0 && opened <= STDERR_FILENO) opened = ::open("/dev/null", O_RDWR);
+  if (opened >= 0) ::close(opened);
+}
+
+/// Says why the program ends, if anyone can hear it: stderr may be a full disk.
+void complain(std::string_view text) {
+  const std::string line =
+      fmt::format("{}{}\n", text.starts_with("sherd: ") ? "" : "sherd: ", one_line(text));
+  std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 /// What stdio could not write, a full disk for one, is an error too.
@@ -117,7 +141,8 @@ void run_train(const TrainOptions& options) {
 }
 
 void run_inspect(const InspectOptions& options) {
-  fmt::print("{}", inspect(options, posix_file_system()));
+  const std::string text = inspect(options, posix_file_system());
+  std::fwrite(text.data(), 1, text.size(), stdout);
   flush_output();
 }
 
@@ -180,13 +205,13 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reserve_standard_streams();
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "sherd: out of memory\n");
+    complain("out of memory");
   } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    fmt::print(stderr, "{}{}\n", text.starts_with("sherd: ") ? "" : "sherd: ", text);
+    complain(error.what());
   }
   return 1;
 }

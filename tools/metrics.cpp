@@ -10,7 +10,7 @@ namespace {
 using nlohmann::json;
 
 /// Whether a line belongs to a step up to `step`. The line that ends a run belongs to none: a longer run goes
-/// on past it.
+/// on past it. Nor does a damaged one.
 bool stays(const std::string& line, std::int64_t step) {
   const json entry = json::parse(line, nullptr, false);
   return entry.is_object() && entry.contains("loss") && entry.contains("step") &&
@@ -24,10 +24,11 @@ void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& fi
   std::string kept;
   for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = content.substr(begin, end + 1 - begin);
-    if (!stays(line, step)) break;
-    kept += line;
+    if (stays(line, step)) kept += line;
   }
-  if (kept != content) write_durably(path, [&](OutputFile& file) { file.write(kept); }, files);
+  if (kept != content)
+    write_durably(
+        path, [&](OutputFile& file) { file.write(kept); }, files);
 }
 
 void Metrics::add(const nlohmann::ordered_json& line) { file_->write(line.dump() + "\n"); }

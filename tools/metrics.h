@@ -8,8 +8,8 @@
 
 namespace sherd::tools {
 
-/// Keeps the lines of the steps up to `step` in the file `path`, as they are; later ones and a half line at
-/// the end go.
+/// Keeps the lines of the steps up to `step` in the file `path`, as they are; later ones, damaged ones and a
+/// half line at the end go.
 void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& files);
 
 /// The file, open at its end. What was added is written at once, so that others can follow the run.

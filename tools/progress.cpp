@@ -5,11 +5,19 @@
 
 #include <cmath>
 
+#include "runtime/shown.h"
 #include "tools/generate.h"
 #include "tools/interrupt.h"
 
 namespace sherd::tools {
 namespace {
+
+/// What cannot be written is noticed at the end, by `ferror`: a full disk under the log ends no run.
+template <class... Args>
+void print(std::FILE* out, fmt::format_string<Args...> text, Args&&... args) {
+  const std::string line = fmt::format(text, std::forward<Args>(args)...);
+  std::fwrite(line.data(), 1, line.size(), out);
+}
 
 std::string clock_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::ceil(seconds));
@@ -26,11 +34,11 @@ Progress::Progress(std::FILE* out)
 
 void Progress::started(const RunFacts& f) {
   bigram_ = f.bigram;
-  fmt::print(out_,
-             "run {}: {} parameters, {} files, {} bytes to train on, {} to validate with; bigram model: "
-             "{:.4f} nats/byte\n",
-             f.out.string(), f.parameters, f.files, f.train_bytes, f.validation_bytes, f.bigram);
-  if (f.step > 0) fmt::print(out_, "going on from step {} of {}\n", f.step, f.steps);
+  print(out_,
+        "run {}: {} parameters, {} files, {} bytes to train on, {} to validate with; bigram model: "
+        "{:.4f} nats/byte\n",
+        shown(f.out.string(), 300), f.parameters, f.files, f.train_bytes, f.validation_bytes, f.bigram);
+  if (f.step > 0) print(out_, "going on from step {} of {}\n", f.step, f.steps);
   std::fflush(out_);
 }
 
@@ -42,20 +50,20 @@ void Progress::show(const StepFacts& f) {
   next_ = Clock::now() + pause_;
   const std::string line = fmt::format("step {}/{}  loss {:.4f}  {:.0f} tokens/s  {} left", f.step, f.steps,
                                        f.loss, f.tokens_per_s, clock_text(f.seconds_left));
-  fmt::print(out_, "{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
+  print(out_, "{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
   line_open_ = terminal_;
   std::fflush(out_);
 }
 
 void Progress::end_line() {
-  if (line_open_) fmt::print(out_, "\n");
+  if (line_open_) print(out_, "\n");
   line_open_ = false;
   std::fflush(out_);
 }
 
 void Progress::validated(std::int64_t step, double loss) {
-  fmt::print(out_, "{}step {}  val_loss {:.4f}  ({:+.4f} to the bigram model)\n",
-             line_open_ ? "\r\x1b[K" : "", step, loss, loss - bigram_);
+  print(out_, "{}step {}  val_loss {:.4f}  ({:+.4f} to the bigram model)\n", line_open_ ? "\r\x1b[K" : "",
+        step, loss, loss - bigram_);
   line_open_ = false;
   std::fflush(out_);
 }
@@ -65,13 +73,13 @@ bool Progress::stop_wanted() { return interrupted(); }
 void Progress::finished(const TrainResult& r) {
   end_line();
   if (!r.val_loss) {
-    fmt::print(out_, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
-               r.out.string());
+    print(out_, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
+          shown(r.out.string(), 300));
     return;
   }
-  fmt::print(out_, "sample:\n{}\n", printable(r.sample));
-  fmt::print(out_, "final: step={} loss={:.4f} val_loss={:.4f} bigram={:.4f} tokens_per_s={:.0f}\n", r.step,
-             r.loss, *r.val_loss, r.bigram, r.tokens_per_s);
+  print(out_, "sample:\n{}\n", printable(r.sample));
+  print(out_, "final: step={} loss={:.4f} val_loss={:.4f} bigram={:.4f} tokens_per_s={:.0f}\n", r.step,
+        r.loss, *r.val_loss, r.bigram, r.tokens_per_s);
 }
 
 }  // namespace sherd::tools

@@ -3,6 +3,7 @@
 #include "runtime/error.h"
 #include "runtime/io/durable.h"
 #include "tools/checkpoint.h"
+#include "tools/forecast.h"
 
 namespace sherd::tools {
 
@@ -24,7 +25,10 @@ Path find_checkpoint(const Path& given, FileSystem& files) {
 void sample(const SampleOptions& options, FileSystem& files, const std::function<void(char)>& on_byte) {
   validate(options.generate);
   const Path checkpoint = find_checkpoint(options.checkpoint, files);
-  nn::Gpt model(model_options(read_config(checkpoint, files).options));
+  const TrainOptions sizes = read_config(checkpoint, files).options;
+  check_fits(sampling_needs(sizes), sizes, memory_of_machine());
+  check_weights(checkpoint, sizes, files);
+  nn::Gpt model(model_options(sizes));
   load_model(checkpoint, model, files);
   model.eval();
   generate(model, options.prompt, options.generate, on_byte);

@@ -3,6 +3,7 @@
 #include "runtime/error.h"
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
+#include "tools/forecast.h"
 #include "tools/run_folder.h"
 
 namespace sherd::tools {
@@ -36,18 +37,36 @@ void check_length(std::span<const std::uint8_t> part, std::string_view name, std
                     context, name, part.size(), context + 1);
 }
 
-/// Every check of options and data comes before the first change on the disk.
-Start settle(const TrainOptions& asked, FileSystem& files, SharedText& text) {
+/// The part of all ranks that lies on this machine.
+double share_of(const World& world) {
+  return static_cast<double>(world.local_size()) / static_cast<double>(world.size());
+}
+
+/// What can be said of sizes before data or weights are read.
+void check_sizes(const TrainOptions& options, const World& world) {
+  validate(options);
+  check_fits(training_needs(options), options, memory_of_machine(), share_of(world));
+}
+
+Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
   Start start{.out = run_folder(asked, files)};
-  start.config = asked.resume
-                     ? resumed_config(asked, checkpoint_path(start.out, newest_step(start.out, files)), files)
-                     : fresh_config(asked);
-  validate(start.config.options);
-  const std::uint64_t digest = text.get(start.config.options, files).digest;
-  check<ValueError>(!asked.resume || digest == start.config.data_digest,
+  require_run_folder(start.out, files);
+  start.lock = lock_run_folder(start.out, files);
+  const Path checkpoint = checkpoint_path(start.out, newest_step(start.out, files));
+  start.config = resumed_config(asked, checkpoint, files);
+  check_sizes(start.config.options, world);
+  check_states(checkpoint, start.config.options, files);
+  check<ValueError>(text.get(start.config.options, files).digest == start.config.data_digest,
                     "--resume: the data is not what the run in '{}' was started with", start.out.string());
-  start.config.data_digest = digest;
-  if (!asked.resume) create_run_folder(start.out, files);
+  return start;
+}
+
+/// Every check of options and data comes before the first change on the disk.
+Start new_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
+  Start start{.out = run_folder(asked, files), .config = fresh_config(asked)};
+  check_sizes(start.config.options, world);
+  start.config.data_digest = text.get(start.config.options, files).digest;
+  start.lock = create_run_folder(start.out, files);
   return start;
 }
 
@@ -72,11 +91,14 @@ int ranks_to_start(const TrainOptions& asked, FileSystem& files) {
   return static_cast<int>(read_config(checkpoint_path(out, steps.back()), files).options.ranks);
 }
 
-Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const Group& group) {
+Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const World& world) {
+  const Group& group = world.group();
   asked.ranks = group.size();
   asked.given.insert("ranks");
   const bool first = group.rank() == 0;
-  Start start = first ? settle(asked, files, text) : Start();
+  Start start;
+  if (first)
+    start = asked.resume ? resumed_start(asked, files, text, world) : new_start(asked, files, text, world);
   const std::string out = first_ones(group, start.out.string());
   const std::string config = first_ones(group, first ? config_text(start.config) : std::string());
   if (first) return start;

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <optional>
 
-#include "collectives/group.h"
+#include "collectives/world.h"
 #include "tools/checkpoint.h"
 #include "tools/text.h"
 
@@ -25,13 +25,14 @@ class SharedText {
 struct Start {
   FileSystem::Path out;
   RunConfig config;
+  std::unique_ptr<FileLock> lock{};  ///< of the folder, on rank 0
 };
 
 /// How many ranks to start: as asked, or as many as the run that goes on had. 0: see `run_ranks`.
 int ranks_to_start(const TrainOptions& asked, FileSystem& files);
 
-/// Rank 0 settles what is asked for and makes the folder of a new run, every check of options and data
-/// before; then all ranks of `group` have the same, of settings what a checkpoint records.
-Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const Group& group);
+/// Rank 0 settles what is asked for, makes the folder of a new run and locks it, every check of options and
+/// data before; then all ranks have the same, of settings what a checkpoint records.
+Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const World& world);
 
 }  // namespace sherd::tools

@@ -11,38 +11,62 @@ namespace {
 namespace fs = std::filesystem;
 using Path = FileSystem::Path;
 
+constexpr std::uint64_t most_text_bytes = std::uint64_t{1} << 30;
+
 /// FNV-1a.
 std::uint64_t digested(std::uint64_t digest, std::span<const std::uint8_t> bytes) {
   for (const std::uint8_t byte : bytes) digest = (digest ^ byte) * 0x100000001b3;
   return digest;
 }
 
-void add_file(Text& text, std::span<const std::uint8_t> bytes) {
-  const std::size_t cut = bytes.size() / 10 * 9 + bytes.size() % 10 * 9 / 10;
-  text.train.insert(text.train.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(cut));
-  text.validation.insert(text.validation.end(), bytes.begin() + static_cast<std::ptrdiff_t>(cut),
-                         bytes.end());
-  text.digest = digested(text.digest, bytes);
+/// Adds a part of `file` to the end of `to`.
+void append(std::vector<std::uint8_t>& to, Text& text, InputFile& file, std::uint64_t begin,
+            std::uint64_t end) {
+  const std::size_t before = to.size();
+  to.resize(before + (end - begin));
+  const std::span<std::uint8_t> part = std::span(to).subspan(before);
+  file.read(begin, std::as_writable_bytes(part));
+  text.digest = digested(text.digest, part);
+}
+
+void add_file(Text& text, InputFile& file, const Path& path) {
+  const std::uint64_t size = file.size(), all = text.train.size() + text.validation.size() + size;
+  check<ValueError>(all <= most_text_bytes,
+                    "data: '{}': makes {} bytes of text, which is held in memory; the limit is {}, name less",
+                    path.string(), all, most_text_bytes);
+  const std::uint64_t cut = size / 10 * 9 + size % 10 * 9 / 10;
+  append(text.train, text, file, 0, cut);
+  append(text.validation, text, file, cut, size);
   for (int shift = 0; shift < 64; shift += 8) {
-    const auto byte = static_cast<std::uint8_t>(bytes.size() >> shift);
+    const auto byte = static_cast<std::uint8_t>(size >> shift);
     text.digest = digested(text.digest, {&byte, 1});
   }
   ++text.files;
 }
 
-std::span<const std::uint8_t> bytes_of(const std::string& content) {
-  return {reinterpret_cast<const std::uint8_t*>(content.data()), content.size()};
+/// Whether it holds something and no zero byte. Of a file that is too large anyway only the beginning is
+/// read.
+bool is_text(InputFile& file) {
+  std::vector<std::byte> part;
+  for (std::uint64_t at = 0; at < std::min(file.size(), most_text_bytes); at += part.size()) {
+    part.resize(std::min<std::uint64_t>(1 << 16, file.size() - at));
+    file.read(at, part);
+    if (std::ranges::find(part, std::byte{0}) != part.end()) return false;
+    if (file.size() > most_text_bytes) return true;
+  }
+  return file.size() > 0;
 }
 
 void add_folder(Text& text, const Path& folder, FileSystem& files) {
   for (const std::string& name : files.list(folder)) {
     const Path path = folder / name;
-    if (name.starts_with('.') || fs::is_symlink(fs::symlink_status(path))) continue;
-    if (files.is_directory(path)) {
+    if (name.starts_with('.')) continue;
+    const fs::file_type type = files.type(path);
+    if (type == fs::file_type::directory) {
       add_folder(text, path, files);
-    } else if (fs::is_regular_file(path)) {
-      const std::string content = files.read(path);
-      if (!content.empty() && content.find('\0') == std::string::npos) add_file(text, bytes_of(content));
+    } else if (type == fs::file_type::regular) {
+      const std::unique_ptr<InputFile> file = files.open(path);
+      if (is_text(*file)) add_file(text, *file, path);
     }
   }
 }
@@ -58,9 +82,9 @@ void add_path(Text& text, const Path& path, FileSystem& files) {
     check<ValueError>(text.files > before, "data: the folder '{}' holds no text file", path.string());
     return;
   }
-  const std::string content = files.read(path);
-  check<ValueError>(!content.empty(), "data: the file '{}' is empty", path.string());
-  add_file(text, bytes_of(content));
+  const std::unique_ptr<InputFile> file = files.open(path);
+  check<ValueError>(file->size() > 0, "data: the file '{}' is empty", path.string());
+  add_file(text, *file, path);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct Text {
 
 /// Reads files as they are, and of folders, in the order of their paths, every file below that is text: not
 /// empty, not hidden, without zero bytes. Links inside a folder are not followed. FileError for what cannot
-/// be read, ValueError for a file or folder without text.
+/// be read, devices and FIFOs among it, ValueError for a file or folder without text and for more than 2^30
+/// bytes.
 Text read_text(std::span<const std::string> paths, FileSystem& files);
 
 /// Mean loss in nats a byte of predicting each byte of `validation` from the one before it, by counts of the

@@ -68,7 +68,8 @@ struct Ears {
 class Run {
  public:
   Run(const World& world, Start start, const Text& text, FileSystem& files, Ears ears)
-      : group_(world.group()),
+      : lock_(std::move(start.lock)),
+        group_(world.group()),
         out_(std::move(start.out)),
         config_(std::move(start.config)),
         text_(text),
@@ -246,6 +247,7 @@ class Run {
     return trained_seconds_ > 0 ? static_cast<double>(trained_tokens_) / trained_seconds_ : 0;
   }
 
+  std::unique_ptr<FileLock> lock_;  // to the end
   Group group_;
   Path out_;
   RunConfig config_;
@@ -274,7 +276,7 @@ TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& report
   TrainResult result;
   const std::thread::id caller = std::this_thread::get_id();
   run_ranks(ranks_to_start(asked, files), [&](World& world) {
-    Start start = start_run(asked, files, text, world.group());
+    Start start = start_run(asked, files, text, world);
     const Text& read = text.get(start.config.options, files);
     const bool first = world.rank() == 0;
     const bool may_stop = first || std::this_thread::get_id() == caller;

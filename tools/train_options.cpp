@@ -1,10 +1,11 @@
 #include "tools/train_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
+#include "runtime/shown.h"
+#include "tools/number.h"
 
 namespace sherd::tools {
 
@@ -25,7 +26,7 @@ void check_range(const Setting& s, const std::string& value) {
     known = word == value;
     rest.remove_prefix(std::min(rest.size(), word.size() + 1));
   }
-  check<ValueError>(known, "--{} {}: takes {}; for example --{} {}", s.name, value, s.words, s.name,
+  check<ValueError>(known, "--{} {}: takes {}; for example --{} {}", s.name, shown(value), s.words, s.name,
                     s.example);
 }
 
@@ -50,7 +51,9 @@ void check_ranks(const TrainOptions& o) {
 
 void check_ranges(const TrainOptions& o) {
   visit_settings(o, [](const Setting& s, const auto& value) { check_range(s, value); });
-  check<ValueError>(o.threads >= 0, "--threads {}: takes a number from 1, or 0 for all cores", o.threads);
+  check<ValueError>(o.threads >= 0 && o.threads <= 4096,
+                    "--threads {}: takes a number from 1 to 4096, or 0 for all cores", o.threads);
+  reshard_of(o);
 }
 
 void validate(const TrainOptions& o) {
@@ -96,11 +99,14 @@ nn::GptOptions model_options(const TrainOptions& o) {
 shard::ReshardAfterForward reshard_of(const TrainOptions& o) {
   if (o.reshard == "true" || o.reshard == "false") return o.reshard == "true";
   int ranks = 0;
-  const char* end = o.reshard.data() + o.reshard.size();
-  const auto [stop, error] = std::from_chars(o.reshard.data(), end, ranks);
-  check<ValueError>(error == std::errc() && stop == end && ranks > 0,
+  try {
+    ranks = number_from<int>("--reshard", o.reshard);
+  } catch (const ValueError&) {
+    // refused below, with what else it takes
+  }
+  check<ValueError>(ranks > 0,
                     "--reshard {}: takes true, false or a number of ranks from 1; for example --reshard 2",
-                    o.reshard);
+                    shown(o.reshard));
   return ranks;
 }
 

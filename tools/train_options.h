@@ -104,6 +104,8 @@ void visit_rank_settings(auto& o, auto&& on) {
 void visit_settings(auto& o, auto&& on) {
   using enum OnResume;
   constexpr double many = 1 << 30;
+  // A checkpoint's files have room for the names of so many blocks, and sizes up to this can be counted.
+  constexpr double most_layers = 3000, most_width = 1 << 22;
   on(Setting{"steps", "optimizer steps of the whole run", "2000", 1, many, recorded}, o.steps);
   on(Setting{"batch", "windows of text an optimizer step, over all micro-batches", "64", 1, many, refused},
      o.batch);
@@ -112,9 +114,10 @@ void visit_settings(auto& o, auto&& on) {
              "the rank's whole share at once",
              "8", 0, many, recorded},
      o.micro_batch);
-  on(Setting{"layers", "Transformer blocks", "6", 1, many, refused}, o.layers);
-  on(Setting{"heads", "attention heads a block; they divide the width", "6", 1, many, refused}, o.heads);
-  on(Setting{"width", "features a position", "384", 1, many, refused}, o.width);
+  on(Setting{"layers", "Transformer blocks", "6", 1, most_layers, refused}, o.layers);
+  on(Setting{"heads", "attention heads a block; they divide the width", "6", 1, most_width, refused},
+     o.heads);
+  on(Setting{"width", "features a position", "384", 1, most_width, refused}, o.width);
   on(Setting{"context", "bytes a window: how far back the model sees", "256", 1, many, refused}, o.context);
   on(Setting{"dropout", "probability that a feature or an attention weight is dropped in training, below 1",
              "0.2", 0, 1, refused},

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "runtime/error.h"
-#include "runtime/io/shown.h"
+#include "runtime/shown.h"
 
 namespace sherd {
 namespace {

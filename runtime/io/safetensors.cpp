@@ -16,7 +16,7 @@
 #include "runtime/error.h"
 #include "runtime/io/checksum.h"
 #include "runtime/io/durable.h"
-#include "runtime/io/shown.h"
+#include "runtime/shown.h"
 
 namespace sherd {
 namespace {

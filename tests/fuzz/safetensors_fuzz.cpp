@@ -1,7 +1,7 @@
 // The reader takes any bytes: it gives what can be written again or throws a ValueError of one line, and a
 // written file that is damaged says nothing wrong. To fuzz on:
 //   clang++-19 -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I.
-//     tests/fuzz/safetensors_fuzz.cpp runtime/error.cpp runtime/io/*.cpp -lfmt -o fuzzer
+//     tests/fuzz/safetensors_fuzz.cpp runtime/error.cpp runtime/shown.cpp runtime/io/*.cpp -lfmt -o fuzzer
 //   fuzzer NEW_CORPUS tests/fuzz/corpus/safetensors -max_len=2048 -max_total_time=300
 #include <algorithm>
 #include <cstdlib>

@@ -46,10 +46,11 @@ void each_placement(const std::function<void(const Placement&)>& check) {
       }
 }
 
-/// On a rank: what the engine says of a group is what `inspect` says of it.
+/// On a rank: what the engine says of its groups is what `inspect` says, which has all blocks as one.
 void expect_same(const shard::GroupReport& report, const Placement& placement, std::size_t g) {
-  const PlacedGroup& group = placement.groups[g];
-  expect(report.label == (g == 0 ? "" : group.name), "group {} is '{}'", g, report.label);
+  const PlacedGroup& group = placement.groups[std::min<std::size_t>(g, 1)];
+  expect(report.label == (g == 0 ? "" : fmt::format("blocks.{}", g - 1)), "group {} is '{}'", g,
+         report.label);
   expect(report.dtype == placement.dtype, "group {}: dtype", g);
   expect(report.shard_numel == group.layout.shard_numel(), "group {}: shard", g);
   expect(report.gathered_numel == group.layout.gathered_numel(), "group {}: whole", g);
@@ -116,10 +117,13 @@ TEST_CASE("a placement is the model's: every parameter in one group, and equal s
     std::set<std::string> names;
     std::int64_t shard = 0;
     for (const PlacedGroup& group : placement.groups) {
-      shard += group.layout.shard_numel();
-      for (const std::string& name : group.parameters)
-        CHECK(names.insert(group.name == placement.model ? name : group.name + "." + name).second);
+      shard += group.layout.shard_numel() * group.modules;
+      for (std::int64_t i = 0; i < group.modules; ++i)
+        for (const std::string& name : group.parameters)
+          CHECK(names.insert(group.name == placement.model ? name : fmt::format("blocks.{}.{}", i, name))
+                    .second);
     }
+    CHECK(placement.groups[1].name == "blocks.{0..1}");
     CHECK(names == expected);
     CHECK(placement.values() == model.parameter_count());
     for (const Owned& owned : placement.by_rank()) CHECK(owned.values + owned.padding == shard);
@@ -137,7 +141,8 @@ TEST_CASE("inspect says what a sharded model's groups report") {
           nn::Gpt model(model_options(options.sizes));
           shard_model(model, options.sizes, world);
           const std::vector<shard::GroupReport> reports = shard::groups_of(model);
-          expect(reports.size() == placement.groups.size(), "{} groups", reports.size());
+          expect(static_cast<std::int64_t>(reports.size()) == placement.group_count(), "{} groups",
+                 reports.size());
           for (std::size_t g = 0; g < reports.size(); ++g) expect_same(reports[g], placement, g);
         }));
       }
@@ -146,7 +151,7 @@ TEST_CASE("inspect says what a sharded model's groups report") {
 TEST_CASE("the table's pieces add up to the sums of its groups and ranks") {
   each_placement([](const Placement& placement) {
     std::vector<std::int64_t> values(static_cast<std::size_t>(placement.ranks)), padding = values;
-    std::int64_t group_left = 0, group_padding = 0;
+    std::int64_t group_left = 0, group_padding = 0, modules = 1;
     int groups = 0, pieces = 0, sums = 0;
     for (const std::string& line : lines_of(table(placement))) {
       if (const auto found = matches(line, R"(^  rank (\d+) +\[(\d+), (\d+)\) +(\d+) bytes  (.*)$)");
@@ -155,18 +160,20 @@ TEST_CASE("the table's pieces add up to the sums of its groups and ranks") {
         const std::int64_t bytes = number(m[4]);
         CHECK(bytes == 4 * (number(m[3]) - number(m[2])));
         const bool is_padding = m[5].str() == "padding";
-        (is_padding ? padding : values)[static_cast<std::size_t>(number(m[1]))] += bytes;
+        (is_padding ? padding : values)[static_cast<std::size_t>(number(m[1]))] += bytes * modules;
         group_left -= bytes;
         if (is_padding) group_padding -= bytes;
         ++pieces;
-      } else if (const auto head = matches(line, R"(^\S+: (\d+) bytes, (\d+) a rank, padding (\d+)$)");
+      } else if (const auto head =
+                     matches(line, R"(^\S+: (\d+) bytes( each)?, (\d+) a rank, padding (\d+)$)");
                  !head.empty()) {
         CHECK(group_left == 0);
         CHECK(group_padding == 0);
         group_left = number(head[0][1]);
-        group_padding = number(head[0][3]);
-        CHECK(number(head[0][2]) * placement.ranks == group_left);
-        ++groups;
+        modules = head[0][2].matched ? 2 : 1;
+        group_padding = number(head[0][4]);
+        CHECK(number(head[0][3]) * placement.ranks == group_left);
+        groups += static_cast<int>(modules);
       } else if (const auto sum =
                      matches(line, R"(^rank (\d+) +(\d+) bytes of parameters +(\d+) bytes of padding$)");
                  !sum.empty()) {
