@@ -113,15 +113,24 @@ void reading(const Path& file, const std::function<void()>& read) {
   }
 }
 
-/// A state has a tensor a parameter, or a few, each of its shape or a single number; and under a parameter's
-/// own name its shape.
-void check_shapes(const SafetensorsFile& file, const Shapes& shapes, std::size_t tensors_a_parameter) {
+/// How many tensors a file has.
+struct Counts {
+  std::size_t least, most;
+};
+
+/// Weights have every parameter, and what is tied perhaps twice.
+Counts weight_counts(const Shapes& shapes) { return {shapes.size(), shapes.size() + 1}; }
+/// An optimizer's state has up to three tensors a parameter, and the rates of its groups.
+Counts moment_counts(const Shapes& shapes) { return {0, 3 * (shapes.size() + 1)}; }
+
+/// Every tensor has the shape of a parameter, of its own where it has a parameter's name, or is a number.
+void check_shapes(const SafetensorsFile& file, const Shapes& shapes, const Counts& counts) {
+  const std::size_t count = file.entries().size();
+  check<ValueError>(count >= counts.least && count <= counts.most,
+                    "holds {} tensors, of the model in config.json there are {} to {}", count, counts.least,
+                    counts.most);
   std::set<std::vector<std::int64_t>> known = {{}};
   for (const auto& [name, shape] : shapes) known.insert(shape);
-  const std::size_t most = tensors_a_parameter * (shapes.size() + 1);  // one for what is tied, or a rate
-  check<ValueError>(file.entries().size() <= most,
-                    "holds {} tensors, at most {} belong to the model in config.json", file.entries().size(),
-                    most);
   for (const TensorEntry& entry : file.entries()) {
     const auto its = shapes.find(entry.name);
     check<ValueError>(its == shapes.end() ? known.contains(entry.shape) : its->second == entry.shape,
@@ -130,8 +139,8 @@ void check_shapes(const SafetensorsFile& file, const Shapes& shapes, std::size_t
   }
 }
 
-void check_file(const Path& path, const Shapes& shapes, std::size_t tensors_a_parameter, FileSystem& files) {
-  reading(path, [&] { check_shapes(SafetensorsFile(path, files), shapes, tensors_a_parameter); });
+void check_file(const Path& path, const Shapes& shapes, const Counts& counts, FileSystem& files) {
+  reading(path, [&] { check_shapes(SafetensorsFile(path, files), shapes, counts); });
 }
 
 }  // namespace
@@ -196,13 +205,14 @@ RunConfig read_config(const Path& checkpoint, FileSystem& files) {
 }
 
 void check_weights(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
-  check_file(checkpoint / "model.safetensors", shapes_of(options), 1, files);
+  const Shapes shapes = shapes_of(options);
+  check_file(checkpoint / "model.safetensors", shapes, weight_counts(shapes), files);
 }
 
 void check_states(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
   const Shapes shapes = shapes_of(options);
-  check_file(checkpoint / "model.safetensors", shapes, 1, files);
-  check_file(checkpoint / "optimizer.safetensors", shapes, 3, files);
+  check_file(checkpoint / "model.safetensors", shapes, weight_counts(shapes), files);
+  check_file(checkpoint / "optimizer.safetensors", shapes, moment_counts(shapes), files);
 }
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {

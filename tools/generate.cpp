@@ -83,8 +83,8 @@ void validate(const GenerateOptions& o) {
                     1 << 30);
   check<ValueError>(o.temperature >= 0 && o.temperature <= 1e6,
                     "--temperature {}: takes values from 0 to 1e6", o.temperature);
-  check<ValueError>(o.top_k >= 0 && o.top_k <= 256,
-                    "--top-k {}: takes values from 0 to 256; 0 draws from all bytes", o.top_k);
+  check<ValueError>(o.top_k >= 0 && o.top_k <= 1 << 30,
+                    "--top-k {}: takes values from 0 to {}; 0 draws from all bytes", o.top_k, 1 << 30);
 }
 
 void generate(const nn::Gpt& model, std::string_view prompt, const GenerateOptions& o,

@@ -18,14 +18,22 @@ namespace sherd::test {
 
 using Arguments = std::vector<std::string>;
 
-/// `sherd ARGUMENTS...` in `folder`. What it prints comes through a pipe, so that a test can act at a line;
-/// errors go to a file.
+/// Where a program's output goes; null for the pipe or the file that a test reads.
+struct Streams {
+  const char* out = nullptr;
+  const char* err = nullptr;
+};
+
+/// `sherd ARGUMENTS...` in `folder`, or what stands before it with `before`. What it prints comes through a
+/// pipe, so that a test can act at a line; errors go to a file.
 class Command {
  public:
-  Command(const TempDirectory& folder, const Arguments& arguments, const char* output = nullptr)
+  Command(const TempDirectory& folder, const Arguments& arguments, Streams streams = {},
+          Arguments before = {})
       : err_(folder / "err") {
-    std::vector<std::string> words = arguments;
-    words.insert(words.begin(), SHERD_PROGRAM);
+    std::vector<std::string> words = std::move(before);
+    words.emplace_back(SHERD_PROGRAM);
+    words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -34,8 +42,9 @@ class Command {
     process_ = ::fork();
     REQUIRE(process_ >= 0);
     if (process_ == 0) {
-      const int out = output ? ::open(output, O_WRONLY) : ends[1];
-      const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      const int out = streams.out ? ::open(streams.out, O_WRONLY) : ends[1];
+      const int err = streams.err ? ::open(streams.err, O_WRONLY)
+                                  : ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
       if (::dup2(out, 1) == 1 && ::dup2(err, 2) == 2 && ::chdir(folder.path().c_str()) == 0)
         ::execv(argv[0], argv.data());
       ::_exit(127);
@@ -61,6 +70,7 @@ class Command {
   }
   pid_t process() const { return process_; }
   void signal(int number) const { ::kill(process_, number); }
+  pid_t process() const { return process_; }
   /// The exit code; 128 + the signal that ended it.
   int wait() {
     while (read_more()) {

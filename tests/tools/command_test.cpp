@@ -129,6 +129,28 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
       {{"train", "--steps", "many"}, "--steps"},
       {{"train", "--steps", "1.5"}, "--steps"},
       {{"train", "--steps", "99999999999999999999"}, "--steps"},
+      {{"train", "--steps", ""}, "--steps"},
+      {{"train", "--steps", " 5"}, "--steps"},
+      {{"train", "--steps", "0x10"}, "--steps"},
+      {{"train", "--steps", "18446744073709551617"}, "--steps"},
+      {{"train", "--lr", ""}, "--lr"},
+      {{"train", "--lr", "1e-3x"}, "--lr"},
+      {{"train", "--seed", "18446744073709551616"}, "--seed"},
+      {{"train", "--seed", ""}, "--seed"},
+      {{"train", "--threads", "1000000000"}, "--threads 1000000000"},
+      {{"train", "--layers", "1000000000"}, "--layers 1000000000"},
+      {{"train", "--width", "1000000"}, "--width 1000000"},
+      {{"train", "--batch", "1000000000"}, "--batch 1000000000"},
+      {{"train", "--strategy", std::string(100'000, 'x')}, "--strategy xxx"},
+      {{"train", "--steps", std::string(100'000, '1')}, "--steps '111"},
+      {{"train", "--" + std::string(100'000, 'x')}, "--xxx"},
+      {{"train", "--data", std::string(100'000, 'x')}, "File name too long"},
+      {{"train", "--data", "two\nlines"}, "two lines"},
+      {{"train", "--resume", "--out", "two\nlines"}, "two lines"},
+      {{"launch", "-n", "", "true"}, "-n"},
+      {{"inspect", "--layers", "1000000000"}, "--layers 1000000000"},
+      {{"sample", "--checkpoint", "nowhere", "--tokens", "4294967296"}, "--tokens"},
+      {{"sample", "--checkpoint", "nowhere", "--top-k", "4294967296"}, "--top-k"},
       {{"train", "--steps"}, "--steps"},
       {{"train", "--data", "text", "--seed", "-1"}, "--seed"},
       {{"sample", "--checkpoint", "nowhere", "--seed", "-1"}, "--seed"},
@@ -156,17 +178,10 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
     INFO(err);
     CHECK(err.starts_with("sherd: "));
     CHECK(std::ranges::count(err, '\n') == 1);
+    CHECK(err.size() < 2200);
     CHECK_THAT(err, ContainsSubstring(part));
     CHECK(run.out().empty());
   }
-}
-
-TEST_CASE("output that cannot be written is an error") {
-  const TempDirectory folder;
-  write_file(folder / "text", small_text());
-  Command run(folder, with(train, {"--steps", "2"}), "/dev/full");
-  CHECK(run.wait() == 1);
-  CHECK_THAT(run.err(), ContainsSubstring("output"));
 }
 
 TEST_CASE("every flag says its default and an example") {
