@@ -64,7 +64,7 @@ Forecast training_needs(const TrainOptions& o) {
 Forecast sampling_needs(const TrainOptions& o) { return {.parameters = bytes_of(parameters_of(o))}; }
 
 double memory_of_machine() {
-  struct sysinfo info {};
+  struct sysinfo info{};
   ::sysinfo(&info);
   const double machine = static_cast<double>(info.totalram + info.totalswap) * info.mem_unit;
   double container = machine;

@@ -92,7 +92,7 @@ class PosixOutputFile final : public OutputFile {
 };
 
 struct stat status_of(const Descriptor& fd, const Path& path) {
-  struct stat status {};
+  struct stat status{};
   check_file(::fstat(fd.get(), &status) == 0, "stat", path);
   return status;
 }
@@ -164,7 +164,7 @@ class PosixLock final : public FileLock {
 
 /// Whether `path` still names the file that is open.
 bool is_named(const Descriptor& fd, const Path& path) {
-  struct stat named {};
+  struct stat named{};
   if (::lstat(path.c_str(), &named) != 0) return false;
   const struct stat open = status_of(fd, path);
   return named.st_dev == open.st_dev && named.st_ino == open.st_ino;
@@ -201,7 +201,7 @@ class PosixFileSystem final : public FileSystem {
 
   std::unique_ptr<FileLock> try_lock(const Path& path) override {
     for (;;) {
-      Descriptor fd = open_regular(path, O_RDWR | O_CREAT);
+      Descriptor fd = open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW);
       if (retry([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0) {
         if (errno == EWOULDBLOCK) return nullptr;
         check_file(errno == ENOLCK || errno == ENOSYS || errno == ENOTSUP, "flock", path);

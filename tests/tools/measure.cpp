@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
     ::_exit(127);
   }
   int status = 0;
-  struct rusage usage {};
+  struct rusage usage{};
   if (::wait4(child, &status, 0, &usage) != child) return 127;
   std::FILE* file = std::fopen(argv[1], "w");
   if (file == nullptr) return 127;

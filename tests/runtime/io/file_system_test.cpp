@@ -131,6 +131,10 @@ TEST_CASE("a lock is one holder's, says who that is, and goes with the object or
   CHECK(files().exists(path));
   CHECK(files().try_lock(path) != nullptr);
   CHECK_FALSE(files().exists(path));
+  files().create(directory / "elsewhere")->write("mine");
+  std::filesystem::create_symlink(directory / "elsewhere", path);
+  CHECK_THROWS_AS(files().try_lock(path), FileError);
+  CHECK(files().read(directory / "elsewhere") == "mine");
   ::close(ready[0]);
   ::close(ready[1]);
 }
@@ -212,7 +216,7 @@ TEST_CASE("what does not fit is an error of the write, after all that fits") {
   const TempDirectory directory;
   const auto path = directory / "file";
   const auto file = files().create(path);
-  struct rlimit before {};
+  struct rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
   struct sigaction ignore {
   }, action{};
