@@ -21,7 +21,14 @@ struct Module::State {
   bool training = true;
   std::atomic<bool> complete = false;  // `visit` was compared with what a copy copies
   std::shared_ptr<ModuleExtension> extension;
-  std::vector<ModuleObserver*> observers;  // the extension first
+  Subscribers<ModuleObserver*> observers;
+
+  /// The extension hears first.
+  template <class F>
+  void tell(F&& tell) const {
+    if (const auto kept = extension) tell(kept.get());
+    observers.each(tell);
+  }
 };
 
 Module::Module() : state_(std::make_shared<State>()) {}
@@ -38,7 +45,6 @@ Module::Module(const Module& other) : Module() {
   if (const auto& extension = from.extension)
     CloneScope::afterwards([extension, state = state_](const ClonedParameters& copy_of) {
       state->extension = extension->clone(copy_of);
-      state->observers.insert(state->observers.begin(), state->extension.get());
     });
 }
 
@@ -52,7 +58,6 @@ void Module::extend(std::shared_ptr<ModuleExtension> extension) {
   State& s = state();
   check<StateError>(!s.extension, "{}: it is sharded already; a module is sharded once", type_name());
   s.extension = std::move(extension);
-  s.observers.insert(s.observers.begin(), s.extension.get());
 }
 const std::shared_ptr<ModuleExtension>& Module::extension() const { return state().extension; }
 
@@ -441,26 +446,21 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   for (const auto& [into, from] : copies) copy_(into, from);
 }
 
-Subscription Module::observe(ModuleObserver& observer) {
-  state().observers.push_back(&observer);
-  return Subscription([weak = std::weak_ptr(state_), &observer] {
-    if (const auto state = weak.lock()) std::erase(state->observers, &observer);
-  });
-}
+Subscription Module::observe(ModuleObserver& observer) { return state().observers.add(&observer); }
 
-bool Module::observed() const { return !state().observers.empty(); }
+bool Module::observed() const { return state().extension != nullptr || !state().observers.empty(); }
 
 void Module::fire_before(std::span<Tensor* const> inputs) {
-  for (ModuleObserver* observer : std::vector(state().observers)) observer->before_forward(*this, inputs);
+  state().tell([&](ModuleObserver* observer) { observer->before_forward(*this, inputs); });
 }
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
-  for (ModuleObserver* observer : std::vector(state().observers)) observer->after_forward(*this, outputs);
+  state().tell([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
 }
 
 void Module::fire_failed() noexcept {
   if (!state_) return;  // its forward moved it away
-  for (ModuleObserver* observer : std::vector(state_->observers)) observer->forward_failed(*this);
+  state_->tell([&](ModuleObserver* observer) { observer->forward_failed(*this); });
 }
 
 }  // namespace sherd::nn

@@ -18,6 +18,7 @@
 
 #include "nn/parameter.h"
 #include "nn/tensors_in.h"
+#include "runtime/subscription.h"
 
 namespace sherd::nn {
 
@@ -59,26 +60,6 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
   /// The extension of the module's clone. `copy_of` has the clone's parameters, which are all copied by now.
   virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& copy_of) const = 0;
-};
-
-/// While it lives, the observer that it was returned for is told of the module's forwards.
-class SHERD_API Subscription {
- public:
-  Subscription() = default;
-  explicit Subscription(std::function<void()> end) : end_(std::move(end)) {}
-  Subscription(Subscription&& other) noexcept : end_(std::exchange(other.end_, nullptr)) {}
-  Subscription& operator=(Subscription&& other) noexcept {
-    reset();
-    end_ = std::exchange(other.end_, nullptr);
-    return *this;
-  }
-  ~Subscription() { reset(); }
-  void reset() {
-    if (end_) std::exchange(end_, nullptr)();
-  }
-
- private:
-  std::function<void()> end_;
 };
 
 /// Whether a list has a tied parameter under its first name only, or under all of its names.
@@ -162,8 +143,9 @@ class SHERD_API Module {
   /// parameter may come under any of its names. Nothing is changed when it throws.
   void load_state_dict(const StateDict& state, Strict strict = Strict::yes);
 
-  /// Tells `observer` of each forward until the subscription ends, in the order in which observers came. It
-  /// goes on when the module is moved: the observer is then told of the module that it was moved into.
+  /// Tells `observer` of each forward until the subscription ends, in the order in which observers came and as
+  /// often as they subscribed. It goes on when the module is moved: the observer is then told of the module that
+  /// it was moved into.
   Subscription observe(ModuleObserver& observer);
 
   /// Gives the module an extension; one a module at most (StateError).

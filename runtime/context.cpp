@@ -59,7 +59,10 @@ void Context::set_threads(int threads) {
   threads_ = threads;
 }
 
-void Context::remove_listener(Listener& listener) { std::erase(listeners_, &listener); }
+void Context::remove_listener(Listener& listener) {
+  const auto newest = std::find(listeners_.rbegin(), listeners_.rend(), &listener);
+  if (newest != listeners_.rend()) listeners_.erase(std::next(newest).base());
+}
 
 namespace {
 

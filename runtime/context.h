@@ -43,7 +43,8 @@ class SHERD_API Context {
   void set_threads(int threads);
 
   const std::vector<Listener*>& listeners() const { return listeners_; }
-  /// Listeners are told in the order they were added; each must be removed before it dies (see `Listening`).
+  /// Listeners are told in the order they were added, as often as they were added; each must be removed as
+  /// often before it dies (see `Listening`).
   void add_listener(Listener& listener) { listeners_.push_back(&listener); }
   void remove_listener(Listener& listener);
   /// Whether an op's kernel is running: ops that it applies are its own business, and no listener hears them.

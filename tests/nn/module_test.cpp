@@ -315,6 +315,51 @@ TEST_CASE("observers: see tensors in and out in the order they came, and may rep
   orphan.reset();
 }
 
+TEST_CASE("observers: one that subscribed twice hears twice, and each handle ends its own") {
+  struct Count final : ModuleObserver {
+    void before_forward(Module&, std::span<Tensor* const>) override { ++calls; }
+    int calls = 0;
+  } count;
+  nn::Relu m;
+  const auto hear = [&] {
+    count.calls = 0;
+    m(ones({1}));
+    return count.calls;
+  };
+  Subscription first = m.observe(count), second = m.observe(count);
+  CHECK(hear() == 2);
+  second.reset();
+  CHECK(hear() == 1);
+  second.reset();
+  CHECK(hear() == 1);
+  Subscription third = m.observe(count);
+  first.reset();
+  CHECK(hear() == 1);
+  third.keep();
+  third.reset();
+  CHECK(hear() == 1);
+}
+
+TEST_CASE("observers: one whose subscription another one ends is not told any more") {
+  struct Ends final : ModuleObserver {
+    void before_forward(Module&, std::span<Tensor* const>) override { other->reset(); }
+    Subscription* other = nullptr;
+  } ends;
+  struct Count final : ModuleObserver {
+    void before_forward(Module&, std::span<Tensor* const>) override { ++calls; }
+    int calls = 0;
+  };
+  nn::Relu m;
+  const Subscription on_ends = m.observe(ends);
+  auto count = std::make_unique<Count>();
+  Subscription on_count = m.observe(*count);
+  ends.other = &on_count;
+  m(ones({1}));
+  CHECK(count->calls == 0);
+  count.reset();
+  CHECK_NOTHROW(m(ones({1})));
+}
+
 TEST_CASE("observers: what forward fills is the caller's, not a copy") {
   struct Silent final : ModuleObserver {
   } silent;

@@ -71,7 +71,7 @@ void plain_step(Fragile& net, nn::Optimizer& optimizer, int rank, int step = 0) 
 template <class Observer>
 void observed_step(nn::Module& module, Fragile& net, nn::Optimizer& optimizer, int rank) {
   Observer observer;
-  const nn::Subscription subscription = module.observe(observer);
+  const Subscription subscription = module.observe(observer);
   plain_step(net, optimizer, rank);
 }
 
@@ -106,7 +106,7 @@ const std::vector<Fault>& faults() {
       {"a callback at the end of backward",
        [](Fragile& net, nn::Optimizer& optimizer, int rank) {
          Tensor x = batch_of(rank, 0, 5).x.requires_grad_();
-         const HookHandle hook = register_hook(x, [](const Tensor& g) {
+         const Subscription hook = register_hook(x, [](const Tensor& g) {
            queue_backward_callback([] { throw Boom(); });
            return g;
          });
