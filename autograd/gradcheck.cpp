@@ -17,17 +17,32 @@ Tensor weights_like(const Tensor& y) {
 
 double weighted_sum(const Tensor& y) { return sum(mul(y, weights_like(y))).item(); }
 
+void check_input(const Tensor& x) {
+  check<DTypeError>(x.dtype() == f64, "gradcheck: inputs must be f64 for finite differences, got {}",
+                    name_of(x.dtype()));
+  check<DeviceError>(x.device().type != DeviceType::meta,
+                     "gradcheck: an input of shape {} is on meta and has no values to vary; give it some on "
+                     "another device",
+                     x.shape());
+}
+
+/// Element `k` of a dense leaf, written where the leaf lives.
+void set_element(const Tensor& leaf, std::size_t k, double value) {
+  fill_(alias(leaf, {{1}, {1}, static_cast<std::int64_t>(k)}), value);
+}
+
 }  // namespace
 
 double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::span<const Tensor> inputs,
                  double step) {
   std::vector<Tensor> leaves;
   for (const Tensor& x : inputs) {
-    check<DTypeError>(x.dtype() == f64, "gradcheck: inputs must be f64 for finite differences, got {}",
-                      name_of(x.dtype()));
+    check_input(x);
     leaves.push_back(clone(x.detach()).requires_grad_());
   }
   const Tensor y = fn(leaves);
+  check<DTypeError>(y.dtype() == f64, "gradcheck: the output must be f64 for finite differences, got {}",
+                    name_of(y.dtype()));
   const std::vector<Tensor> gradients =
       y.requires_grad() ? grad(y, leaves, weights_like(y)) : std::vector<Tensor>(leaves.size());
   const NoGrad guard;
@@ -36,14 +51,13 @@ double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::
     const std::vector<double> given =
         gradients[i].defined() ? gradients[i].to_vector<double>()
                                : std::vector<double>(static_cast<std::size_t>(leaves[i].numel()), 0.0);
-    auto* values = leaves[i].mutable_data<double>();
-    for (std::size_t k = 0; k < given.size(); ++k) {
-      const double x = values[k];
-      values[k] = x + step;
+    const std::vector<double> values = leaves[i].to_vector<double>();
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      set_element(leaves[i], k, values[k] + step);
       const double above = weighted_sum(fn(leaves));
-      values[k] = x - step;
+      set_element(leaves[i], k, values[k] - step);
       const double below = weighted_sum(fn(leaves));
-      values[k] = x;
+      set_element(leaves[i], k, values[k]);
       const double expected = (above - below) / (2 * step);
       const double error = std::abs(given[k] - expected) / std::max(1.0, std::abs(expected));
       worst = std::isnan(error) ? error : std::max(worst, error);
