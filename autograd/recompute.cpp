@@ -13,6 +13,35 @@ namespace {
 
 constexpr std::uint32_t none = TracedTensor::none;
 
+/// A read of each of some storages besides those that a backward announced, so that what their owners bring
+/// for it alone is let go after it, also when it fails.
+class OneMoreRead {
+ public:
+  explicit OneMoreRead(std::vector<Ref<Storage>> storages) : storages_(std::move(storages)) {}
+  ~OneMoreRead() {
+    try {
+      done();
+    } catch (const std::exception&) {  // the error that is under way says more
+    }
+  }
+  OneMoreRead(const OneMoreRead&) = delete;
+  OneMoreRead& operator=(const OneMoreRead&) = delete;
+  void expect() {
+    for (; expected_ < storages_.size(); ++expected_)
+      storages_[expected_]->owner()->expect_reads(*storages_[expected_], 1);
+  }
+  void done() {
+    while (done_ < expected_) {
+      const Ref<Storage>& storage = storages_[done_++];
+      storage->owner()->read_done(*storage);
+    }
+  }
+
+ private:
+  std::vector<Ref<Storage>> storages_;
+  std::size_t expected_ = 0, done_ = 0;
+};
+
 /// A finished region: owns the storages that it released, and runs its ops again when one is needed.
 class Region final : public StorageOwner {
  public:
@@ -138,9 +167,8 @@ void Region::need(Storage& asked) {
   const Plan plan = this->plan(wanted);
   for (const std::uint32_t i : plan.ops) check_outside(trace_.ops[i]);
 
-  // One more read each, so that what is brought here for this run alone is let go after it.
-  const std::vector<Ref<Storage>> borrowed = owned_outside(plan);
-  for (const Ref<Storage>& storage : borrowed) storage->owner()->expect_reads(*storage, 1);
+  OneMoreRead borrowed(owned_outside(plan));
+  borrowed.expect();
 
   // Everything is computed aside first: an op that throws leaves every storage as it was.
   const NoGrad no_grad;
@@ -170,7 +198,7 @@ void Region::need(Storage& asked) {
   }
   for (std::uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
-  for (const Ref<Storage>& storage : borrowed) storage->owner()->read_done(*storage);
+  borrowed.done();
   run_over();
 }
 
