@@ -1,6 +1,6 @@
 #include "autograd/autograd.h"
 
-#include "autograd/run.h"
+#include "autograd/pass.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -12,11 +12,11 @@ Leaf& ensure_leaf(const Tensor& t) {
   return *record.leaf;
 }
 
-void seed(Run& run, std::span<const Tensor> outputs, std::span<const Tensor> upstream) {
+void seed(BackwardPass& pass, std::span<const Tensor> outputs, std::span<const Tensor> upstream) {
   check<ValueError>(upstream.empty() || upstream.size() == outputs.size(),
                     "backward: {} upstream gradients for {} outputs", upstream.size(), outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    run.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
+    pass.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
 }
 
 }  // namespace
@@ -60,57 +60,47 @@ void Tensor::backward(const Tensor& upstream, bool retain_graph, bool create_gra
   sherd::backward(std::span(this, 1), std::span(&upstream, 1), {retain_graph, create_graph});
 }
 
-Tensor Tensor::detach() const { return Tensor(make_ref<TensorImpl>(storage_ref(), layout(), dtype())); }
+Tensor Tensor::detach() const {
+  Tensor t(make_ref<TensorImpl>(storage_ref(), layout(), dtype()));
+  t.impl()->alias = true;
+  return t;
+}
 
 void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream, BackwardOptions options) {
-  Run run(options);
-  seed(run, outputs, upstream);
-  run.backward();
+  BackwardPass pass(options);
+  seed(pass, outputs, upstream);
+  pass.backward();
 }
 
 std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                          std::span<const Tensor> upstream, BackwardOptions options) {
-  Run run(options);
-  seed(run, outputs, upstream);
-  return run.grad(inputs);
+  BackwardPass pass(options);
+  seed(pass, outputs, upstream);
+  return pass.grad(inputs);
 }
 
-HookHandle register_hook(const Tensor& tensor, GradHook hook) {
+Subscription register_hook(const Tensor& tensor, GradHook hook) {
   check<StateError>(tensor.requires_grad(), "register_hook: a tensor of shape {} does not require grad",
                     tensor.shape());
   const AutogradRecord& record = *record_of(tensor);
-  std::shared_ptr<HookList>* list = nullptr;
-  if (record.edge.node) {
-    auto& lists = record.edge.node->hooks;
-    if (lists.size() <= record.edge.index) lists.resize(record.edge.index + 1);
-    list = &lists[record.edge.index];
-  } else {
-    list = &record.edge.leaf->hooks;
-  }
-  if (!*list) *list = std::make_shared<HookList>();
-  (*list)->hooks.push_back(std::move(hook));
-  return HookHandle([weak = std::weak_ptr(*list), at = (*list)->hooks.size() - 1] {
-    if (const auto alive = weak.lock()) alive->hooks[at] = nullptr;
-  });
+  if (record.edge.leaf) return record.edge.leaf->hooks.add(std::move(hook));
+  auto& of_outputs = record.edge.node->hooks;
+  if (of_outputs.size() <= record.edge.index) of_outputs.resize(record.edge.index + 1);
+  return of_outputs[record.edge.index].add(std::move(hook));
 }
 
-HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook) {
+Subscription register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook) {
   check<StateError>(leaf.is_leaf(), "register_post_accumulate_hook: a tensor of shape {} is no leaf",
                     leaf.shape());
-  auto& list = ensure_leaf(leaf).after_accumulate;
-  if (!list) list = std::make_shared<std::vector<std::function<void(Leaf&)>>>();
-  list->push_back(std::move(hook));
-  return HookHandle([weak = std::weak_ptr(list), at = list->size() - 1] {
-    if (const auto alive = weak.lock()) (*alive)[at] = nullptr;
-  });
+  return ensure_leaf(leaf).after_accumulate.add(std::move(hook));
 }
 
 void queue_backward_callback(std::function<void()> callback) {
   check<StateError>(in_backward(), "queue_backward_callback: no backward is under way on this rank");
-  current_run()->queue(std::move(callback));
+  pass_state().innermost->queue(std::move(callback));
 }
 
-bool in_backward() { return current_run() != nullptr; }
+bool in_backward() { return pass_state().innermost != nullptr; }
 
 void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) {
   ensure_leaf(leaf).sink = std::move(sink);

@@ -8,12 +8,15 @@
 
 #include "autograd/sink.h"
 #include "runtime/context.h"
+#include "runtime/subscription.h"
 
 namespace sherd {
 
 struct BackwardOptions {
   bool retain_graph = false;  ///< keep values and edges for another backward
-  bool create_graph = false;  ///< record the gradients' own ops; implies retain_graph
+  /// Record the gradients' own ops; implies retain_graph. A gradient that cannot be differentiated again,
+  /// because it uses an op without a gradient or a value on the host, is a NotImplementedError.
+  bool create_graph = false;
 };
 
 /// Adds the gradient of `outputs`, weighted by `upstream` (empty: one, for single elements), to every leaf
@@ -21,9 +24,9 @@ struct BackwardOptions {
 SHERD_API void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream = {},
                         BackwardOptions options = {});
 
-/// The gradients of `outputs` with respect to `inputs`, which may be leaves or not. Walks only what lies
-/// between them and feeds no sink and no `.grad`. An input that the outputs do not depend on gets an empty
-/// tensor.
+/// The gradients of `outputs` with respect to `inputs`, which may be leaves or not, each in memory of its
+/// own. Computes only what lies between them, keeps nothing of it, and feeds no sink and no `.grad`. An input
+/// that the outputs do not depend on gets an empty tensor.
 SHERD_API std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                                    std::span<const Tensor> upstream = {}, BackwardOptions options = {});
 inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs,
@@ -31,33 +34,15 @@ inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> in
   return grad(std::span(&output, 1), inputs, std::span(&upstream, 1), options);
 }
 
-/// Ends the hook's life when it dies or is reset.
-class SHERD_API HookHandle {
- public:
-  HookHandle() = default;
-  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  HookHandle(HookHandle&& other) noexcept : remove_(std::exchange(other.remove_, nullptr)) {}
-  HookHandle& operator=(HookHandle&& other) noexcept {
-    reset();
-    remove_ = std::exchange(other.remove_, nullptr);
-    return *this;
-  }
-  ~HookHandle() { reset(); }
-  void reset() {
-    if (remove_) std::exchange(remove_, nullptr)();
-  }
-  /// Lets the hook live as long as what it hangs on.
-  void keep() { remove_ = nullptr; }
-
- private:
-  std::function<void()> remove_;
-};
-
-/// `hook` sees the complete gradient of `tensor` in every backward and may return another in its place.
-SHERD_API HookHandle register_hook(const Tensor& tensor, GradHook hook);
+/// `hook` sees the complete gradient of `tensor` in every backward and may return another in its place, of
+/// the same shape, dtype and device (else the backward throws ShapeError, DTypeError or DeviceError). It must
+/// not write the one it is given while others use it (StateError).
+[[nodiscard]] SHERD_API Subscription register_hook(const Tensor& tensor, GradHook hook);
 /// `hook` runs after a leaf's gradient of a backward was added to `.grad`.
-SHERD_API HookHandle register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook);
-/// Runs once at the end of the backward that is under way, before it returns; StateError when none is.
+[[nodiscard]] SHERD_API Subscription register_post_accumulate_hook(const Tensor& leaf,
+                                                                   std::function<void(Leaf&)> hook);
+/// Runs once at the end of the backward (or `grad`) that is under way, before it returns; StateError when
+/// none is.
 SHERD_API void queue_backward_callback(std::function<void()> callback);
 /// Whether a backward is under way on this rank.
 SHERD_API bool in_backward();
@@ -70,8 +55,9 @@ SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
 /// A name for messages about this leaf ("layers.0.weight").
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 
-/// Largest difference between the gradient of `fn` (any outputs, summed with fixed weights) and central
-/// finite differences, over all elements of `inputs` (f64, requiring grad), relative to max(1, |value|).
+/// Largest difference between the gradient of `fn` (one output, summed with fixed weights) and central finite
+/// differences, over all elements of `inputs` (f64 with values, on any device: DTypeError, DeviceError),
+/// relative to max(1, |value|).
 SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
                            std::span<const Tensor> inputs, double step = 1e-6);
 

@@ -3,19 +3,22 @@
 namespace sherd {
 
 GradSink::~GradSink() = default;
-void GradSink::begin(RunInfo, Leaf&) {}
-void GradSink::finish(RunInfo) {}
-void GradSink::abort(RunInfo) noexcept {}
+void GradSink::begin(PassInfo, Leaf&) {}
+void GradSink::finish(PassInfo) {}
+void GradSink::abort(PassInfo) noexcept {}
 
-Tensor HookList::run(Tensor gradient) const {
-  // A hook may remove itself and add others: those run from the next backward on.
-  const std::size_t count = hooks.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const GradHook hook = hooks[i];
-    if (!hook) continue;
-    if (Tensor other = hook(gradient); other.defined()) gradient = std::move(other);
+AutogradRecord::~AutogradRecord() {
+  if (counted_in_ != nullptr) counted_in_->drop_history();
+}
+
+void AutogradRecord::set_history(Ref<Node> node, std::uint32_t index, Storage* computed_in) {
+  if (counted_in_ == nullptr && computed_in != nullptr) {
+    computed_in->add_history();
+    counted_in_ = computed_in;
   }
-  return gradient;
+  requires_grad = true;
+  leaf = {};
+  edge = {std::move(node), index, {}};
 }
 
 AutogradRecord& ensure_record(const Tensor& t) {
@@ -27,22 +30,28 @@ void Node::free() {
   freed = true;
   saved_inputs.clear();
   saved_outputs.clear();
-  // A chain of a million nodes must not recurse a million destructors deep: what only this graph holds gives
-  // up its edges before it goes.
-  std::vector<Ref<Node>> alone;
-  const auto drop_edges = [&alone](Node& node) {
-    for (Edge& edge : node.edges)
-      if (edge.node && edge.node->use_count() == 1) alone.push_back(std::move(edge.node));
-    node.edges.clear();
-  };
-  drop_edges(*this);
-  while (!alone.empty()) {
-    const Ref<Node> node = std::move(alone.back());
-    alone.pop_back();
-    drop_edges(*node);
-  }
+  edges.clear();
 }
 
-Node::~Node() { free(); }
+namespace {
+/// Dead nodes that this thread has yet to delete, while it deletes one. Not in the context: tensors may go
+/// after it.
+constinit thread_local const Node** dead_nodes = nullptr;
+}  // namespace
+
+void Node::drop() const noexcept {
+  if (!give_up()) return;
+  if (dead_nodes != nullptr) {
+    next_dead_ = std::exchange(*dead_nodes, this);
+    return;
+  }
+  const Node* dead = this;
+  dead_nodes = &dead;
+  while (dead != nullptr) {
+    const Node* node = std::exchange(dead, dead->next_dead_);
+    delete node;
+  }
+  dead_nodes = nullptr;
+}
 
 }  // namespace sherd

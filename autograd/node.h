@@ -19,9 +19,19 @@ struct Edge {
 /// What the tape hangs on a tensor that takes part in a graph.
 class AutogradRecord final : public TensorExtension {
  public:
+  ~AutogradRecord() override;
+  /// Output `index` of `node`. `computed_in`: the memory that a write past this tensor would make its history
+  /// wrong in, which counts it; null for a view of a leaf, whose values are the leaf's whoever writes them.
+  void set_history(Ref<Node> node, std::uint32_t index, Storage* computed_in);
+  /// Whether the history says how the values in memory were computed.
+  bool computed() const { return counted_in_ != nullptr; }
+
   Edge edge;       ///< where this tensor's gradient goes: the node that made it, or its leaf
   Ref<Leaf> leaf;  ///< for leaves, also while requires_grad is off: grad and sink live on
   bool requires_grad = false;
+
+ private:
+  Storage* counted_in_ = nullptr;  // the tensor's own, which outlives what hangs on the tensor
 };
 
 /// A value kept for the gradient, with the storage's version when it was kept.
@@ -32,25 +42,28 @@ struct SavedTensor {
 
 class Node final : public RefCounted {
  public:
-  ~Node() override;
-
   Ref<const AnyOp> op;
   std::uint64_t sequence = 0;  ///< later nodes have larger numbers; edges always point to smaller ones
-  Mask needs = 0;
   bool freed = false;
-  InlineVec<Edge, 2> edges;                ///< one an input
+  InlineVec<Edge, 2> edges;                ///< one an input; empty where no gradient is wanted
   InlineVec<SavedTensor, 2> saved_inputs;  ///< empty handles where not kept
   InlineVec<SavedTensor, 1> saved_outputs;
-  Specs specs;                                    ///< of the inputs
-  Specs outputs;                                  ///< of the outputs
-  InlineVec<std::shared_ptr<HookList>, 1> hooks;  ///< by output; empty if none
+  Specs specs;                                ///< of the inputs
+  Specs outputs;                              ///< of the outputs
+  InlineVec<Subscribers<GradHook>, 1> hooks;  ///< by output; may be shorter
 
-  // The backward that is walking over this node, and its place there.
-  const void* run = nullptr;
+  // The backward that is under way over this node, and its place there.
+  const void* pass = nullptr;
   std::uint32_t slot = 0;
 
   /// Lets go of kept values and edges.
   void free();
+  /// In place of `RefCounted::drop`: nodes that die of another node's death do so after it, not inside, so
+  /// that a graph of any shape and length goes without recursion.
+  void drop() const noexcept;
+
+ private:
+  mutable const Node* next_dead_ = nullptr;
 };
 
 /// The record of a tensor, or null.

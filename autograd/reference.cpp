@@ -1,6 +1,6 @@
 // Gradients of fused ops through their references: the reference runs again with recording on, and is
 // differentiated.
-#include "autograd/run.h"
+#include "autograd/pass.h"
 #include "runtime/ops.h"
 
 namespace sherd::detail {
@@ -21,10 +21,10 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
     places.push_back(i);
   }
   const Tensors outputs = reference(inputs);
-  Run run({.create_graph = args.create_graph});
+  BackwardPass pass({.create_graph = args.create_graph});
   for (std::size_t i = 0; i < outputs.size() && i < args.gy.size(); ++i)
-    if (args.gy[i].defined() && outputs[i].requires_grad()) run.seed(outputs[i], args.gy[i]);
-  std::vector<Tensor> gradients = run.partial(wanted);
+    if (args.gy[i].defined() && outputs[i].requires_grad()) pass.seed(outputs[i], args.gy[i]);
+  std::vector<Tensor> gradients = pass.partial(wanted);
   Tensors result(args.inputs.size());
   for (std::size_t k = 0; k < places.size(); ++k) result[places[k]] = std::move(gradients[k]);
   return result;

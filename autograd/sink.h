@@ -4,8 +4,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "runtime/subscription.h"
 #include "runtime/tensor.h"
 
 namespace sherd {
@@ -15,12 +15,6 @@ class GradSink;
 /// A gradient hook: sees a gradient, may return another in its place (an empty tensor leaves it).
 using GradHook = std::function<Tensor(const Tensor&)>;
 
-/// Hooks in the order they were added; a removed one leaves an empty function.
-struct HookList {
-  std::vector<GradHook> hooks;
-  Tensor run(Tensor gradient) const;
-};
-
 /// What a leaf's gradient needs and what outlives the tensor while a graph refers to it.
 class SHERD_API Leaf final : public RefCounted {
  public:
@@ -29,17 +23,17 @@ class SHERD_API Leaf final : public RefCounted {
   std::string name;                ///< for messages; may be empty
   Tensor grad;                     ///< a free slot: any shape, dtype and device; empty is none
   std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
-  std::shared_ptr<HookList> hooks;
-  std::shared_ptr<std::vector<std::function<void(Leaf&)>>> after_accumulate;
+  Subscribers<GradHook> hooks;
+  Subscribers<std::function<void(Leaf&)>> after_accumulate;
 
   // The backward that is under way, and this leaf's place in it.
-  const void* run = nullptr;
+  const void* pass = nullptr;
   std::uint32_t slot = 0;
 };
 
 /// One backward, as sinks see it.
-struct RunInfo {
-  std::uint64_t run;  ///< different for every backward of the rank
+struct PassInfo {
+  std::uint64_t number;  ///< different for every backward of the rank
 };
 
 /// Takes the complete gradients of leaves. A sharded group has one for all its parameters. Per backward:
@@ -48,12 +42,12 @@ struct RunInfo {
 class SHERD_API GradSink {
  public:
   virtual ~GradSink();
-  virtual void begin(RunInfo run, Leaf& leaf);
-  /// The complete sum for `leaf`; never empty.
-  virtual void accept(RunInfo run, Leaf& leaf, Tensor gradient) = 0;
-  virtual void finish(RunInfo run);
+  virtual void begin(PassInfo pass, Leaf& leaf);
+  /// The complete sum for `leaf`; never empty. Others may see its memory: to write it, clone it.
+  virtual void accept(PassInfo pass, Leaf& leaf, Tensor gradient) = 0;
+  virtual void finish(PassInfo pass);
   /// Drop what is partial; the next backward must work.
-  virtual void abort(RunInfo run) noexcept;
+  virtual void abort(PassInfo pass) noexcept;
 };
 
 }  // namespace sherd

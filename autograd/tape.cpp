@@ -1,5 +1,8 @@
 #include "autograd/tape.h"
 
+#include <algorithm>
+
+#include "autograd/pass.h"
 #include "runtime/upper_floor.h"
 
 namespace sherd {
@@ -15,7 +18,8 @@ Mask inputs_wanting_grad(Inputs in) {
   return needs;
 }
 
-/// A view tells its base's history as of when it was taken; a recorded write since then made it a stranger.
+/// A view has its base's history as of when it was taken; a recorded write since then changed the values and
+/// left the view's history as it was.
 void check_fresh_view(const AnyOp& op, const Tensor& t) {
   if (!t.defined() || !t.is_view()) return;
   check<StateError>(t.impl()->view_version >= t.storage().recorded_version(),
@@ -23,6 +27,47 @@ void check_fresh_view(const AnyOp& op, const Tensor& t) {
                     "was taken, with "
                     "gradients recorded; take the view again after the change",
                     op.name(), t.shape());
+}
+
+/// A write that goes past the tensors with a history in the same memory would make their gradients wrong.
+void check_histories(const AnyOp& op, const Tensor& written) {
+  check<StateError>(wants_grad(written) || written.storage().histories() == 0,
+                    "{}: a tensor of shape {} without history is written, and its memory holds one with a "
+                    "history, whose gradient would not know (a view taken under NoGrad, or detached); write "
+                    "that one, or do it under NoGrad, or write a clone",
+                    op.name(), written.shape());
+}
+
+/// A recorded write makes the written handle alone the one with the history.
+void check_recorded_write(const AnyOp& op, const Tensor& written) {
+  const AutogradRecord* record = record_of(written);
+  check<StateError>(
+      record == nullptr || !record->requires_grad || !record->edge.leaf,
+      "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
+      op.name(), written.shape());
+  check<StateError>(!written.is_view(),
+                    "{}: a view of shape {} is written in place while gradients are recorded; write its "
+                    "base, or clone the "
+                    "view first",
+                    op.name(), written.shape());
+  check<StateError>(!written.impl()->alias || wants_grad(written) || written.storage().use_count() == 1,
+                    "{}: a detached tensor of shape {} is written in place while gradients are recorded, and "
+                    "others that share its memory would not have the history; write the tensor that it was "
+                    "detached from, or clone it first",
+                    op.name(), written.shape());
+  check<StateError>(op.differentiable(),
+                    "{}: has no gradient and would overwrite a tensor of shape {} that has one; do it "
+                    "under NoGrad",
+                    op.name(), written.shape());
+}
+
+/// A gradient that is to be differentiated again goes through `what`, which would end its history unnoticed.
+[[noreturn]] void refuse_lost_term(const AnyOp& rule, const std::string& what) {
+  fail<NotImplementedError>(
+      "backward of {}: with create_graph its gradient is differentiated again, and it uses {}; write it in "
+      "ops "
+      "that have a gradient, give the op a `reference` instead, or detach what is constant",
+      rule.name(), what);
 }
 
 Tensor without_history(const Tensor& t) {
@@ -34,32 +79,21 @@ SavedTensor keep(const Tensor& t) { return {without_history(t), t.storage().vers
 
 Edge edge_to(const Tensor& t) {
   const AutogradRecord* record = record_of(t);
-  return record->edge;
+  return record != nullptr && record->requires_grad ? record->edge : Edge{};
 }
 
 }  // namespace
 
 void Tape::before_write(const AnyOp& op, Inputs in) {
   if (!Context::current().grad_enabled()) return;
+  for (const Tensor& t : in) check_fresh_view(op, t);
   const Mask needs = inputs_wanting_grad(in);
-  if (needs == 0) return;
-  const Reads reads = op.reads(needs);
+  const Reads reads = needs != 0 ? op.reads(needs) : Reads{};
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!op.writes(i)) continue;
-    const AutogradRecord* record = record_of(in[i]);
-    check<StateError>(
-        record == nullptr || !record->requires_grad || !record->edge.leaf,
-        "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
-        op.name(), in[i].shape());
-    check<StateError>(!in[i].is_view(),
-                      "{}: a view of shape {} is written in place while gradients are recorded; write its "
-                      "base, or clone the "
-                      "view first",
-                      op.name(), in[i].shape());
-    check<StateError>(op.differentiable(),
-                      "{}: has no gradient and would overwrite a tensor of shape {} that has one; do it "
-                      "under NoGrad",
-                      op.name(), in[i].shape());
+    check_histories(op, in[i]);
+    if (needs == 0) continue;
+    check_recorded_write(op, in[i]);
     check<StateError>(!has(reads.inputs, i),
                       "{}: its gradient needs the value that it overwrites; use the form that is not in "
                       "place",
@@ -70,15 +104,24 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
 void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   if (!Context::current().grad_enabled()) return;
   const Mask needs = inputs_wanting_grad(in);
-  for (const Tensor& t : in) check_fresh_view(op, t);
-  if (needs == 0 || !op.differentiable()) return;
+  if (!op.mutating())
+    for (const Tensor& t : in) check_fresh_view(op, t);
+  if (needs == 0) return;
+  if (!op.differentiable()) {
+    const AnyOp* rule = pass_state().recorded_rule;
+    const auto carries = [](const Tensor& t) {
+      return is_floating(t.dtype());
+    };  // whole numbers have no slope
+    if (rule != nullptr && std::any_of(out.begin(), out.end(), carries))
+      refuse_lost_term(*rule, fmt::format("{}, which has none", op.name()));
+    return;
+  }
 
   auto node = make_ref<Node>();
   node->op = op.keep();
-  node->needs = needs;
   const Reads reads = op.reads(needs);
   for (std::size_t i = 0; i < in.size(); ++i) {
-    node->edges.push_back(has(needs, i) ? edge_to(in[i]) : Edge{});
+    node->edges.push_back(edge_to(in[i]));
     node->saved_inputs.push_back(has(reads.inputs, i) && in[i].defined() ? keep(in[i]) : SavedTensor{});
     node->specs.push_back(in[i].defined() ? in[i].spec() : Spec::none());
   }
@@ -89,13 +132,21 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     node->saved_outputs.push_back(has(reads.outputs, i) ? keep(out[i]) : SavedTensor{});
     node->outputs.push_back(out[i].spec());
+  }
+  // Only a whole node is shown to others.
+  for (std::size_t i = 0; i < out.size(); ++i) {
     if (!is_floating(out[i].dtype())) continue;
-    AutogradRecord& record = ensure_record(out[i]);
-    record.requires_grad = true;
-    record.leaf = {};
-    record.edge = {node, static_cast<std::uint32_t>(i), {}};
+    const bool of_leaf = op.is_view() && !record_of(in[0])->computed();
+    ensure_record(out[i]).set_history(node, static_cast<std::uint32_t>(i),
+                                      of_leaf ? nullptr : &out[i].storage());
     if (op.mutating()) out[i].storage().mark_recorded();
   }
+}
+
+void Tape::host_read(const Tensor& tensor) {
+  if (!Context::current().grad_enabled() || !wants_grad(tensor)) return;
+  if (const AnyOp* rule = pass_state().recorded_rule)
+    refuse_lost_term(*rule, fmt::format("a value of a tensor of shape {} on the host", tensor.shape()));
 }
 
 }  // namespace sherd

@@ -16,7 +16,7 @@ template <class T, std::size_t N>
 class InlineVec;
 using Tensors = InlineVec<Tensor, 2>;
 
-/// Bit i stands for input (or output) i; the last bit for all from 63 on.
+/// What an op declares of its inputs (or outputs): bit i stands for number i, the last for all from 63 on.
 using Mask = std::uint64_t;
 inline constexpr Mask all_of_them = ~Mask{0};
 constexpr Mask bit(std::size_t i) { return Mask{1} << (i < 63 ? i : 63); }

@@ -18,7 +18,7 @@ class SHERD_API Listener {
   virtual void before_write(const AnyOp& op, Inputs in);
   /// After the op ran.
   virtual void after(const AnyOp& op, Inputs in, Outputs out) = 0;
-  /// Before the host reads values (`item`, `to_vector`, printing); may throw to refuse.
+  /// Before the host reads values (`item`, `to_vector`, `data`, printing); may throw to refuse.
   virtual void host_read(const Tensor& tensor);
   /// A storage whose id somebody asked for died on this thread.
   virtual void storage_gone(std::uint64_t id) noexcept;

@@ -24,12 +24,12 @@ using SpecSpan = std::span<const Spec>;
 
 /// What a gradient rule is given. Tensors that were not kept are empty handles; shapes are always there.
 struct GradArgs {
-  Inputs gy;               ///< gradient of each output; empty where nothing flows
-  Inputs inputs, outputs;  ///< kept values, as `reads` declares
-  SpecSpan specs;          ///< of every input
-  Mask needs;              ///< inputs whose gradient is wanted
-  bool create_graph;       ///< the rule's own ops are being recorded
-  bool need(std::size_t i) const { return has(needs, i); }
+  Inputs gy;                             ///< gradient of each output; empty where nothing flows
+  Inputs inputs, outputs;                ///< kept values, as `reads` declares
+  SpecSpan specs;                        ///< of every input
+  std::span<const std::uint64_t> needs;  ///< inputs whose gradient is wanted, 64 a word
+  bool create_graph;                     ///< the rule's own ops are being recorded
+  bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
 /// How many inputs an op takes. A place that may be left empty counts.

@@ -23,9 +23,14 @@ class RefCounted {
 
   void retain() const noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   void drop() const noexcept {
-    if (count_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    if (give_up()) delete this;
   }
   std::uint32_t use_count() const noexcept { return count_.load(std::memory_order_acquire); }
+
+ protected:
+  /// Takes one owner away; whether it was the last, so that the object is the caller's to delete. A class
+  /// whose objects own long chains of their like hides `drop` and deletes them in a loop.
+  bool give_up() const noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
   mutable std::atomic<std::uint32_t> count_{0};

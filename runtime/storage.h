@@ -79,6 +79,11 @@ class SHERD_API Storage final : public RefCounted {
   /// Version at the last write that a tape recorded; older views of this storage no longer tell its history.
   std::uint32_t recorded_version() const { return recorded_version_; }
   void mark_recorded() { recorded_version_ = version(); }
+  /// Living tensors in this memory that a tape knows how they were computed. A write that the tape does not
+  /// record would make what it knows wrong.
+  int histories() const { return histories_.load(std::memory_order_relaxed); }
+  void add_history() { histories_.fetch_add(1, std::memory_order_relaxed); }
+  void drop_history() { histories_.fetch_sub(1, std::memory_order_relaxed); }
 
   /// Unique in the process, also after this storage is gone and its address is used again. Given on first
   /// request.
@@ -96,6 +101,7 @@ class SHERD_API Storage final : public RefCounted {
   std::atomic<int> pins_{0};
   std::atomic<std::uint32_t> version_{0};
   std::uint32_t recorded_version_ = 0;
+  std::atomic<int> histories_{0};
   std::size_t bytes_;
   std::size_t capacity_ = 0;
   mutable std::atomic<std::uint64_t> id_{0};

@@ -77,7 +77,9 @@ void check_within(std::string_view call, const Storage& storage, const Layout& l
 
 Tensor alias(const Tensor& base, Layout layout) {
   check_within("alias", base.storage(), layout, base.dtype());
-  return Tensor(make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype()));
+  Tensor t(make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype()));
+  t.impl()->alias = true;
+  return t;
 }
 
 bool Tensor::is_contiguous() const {
@@ -104,6 +106,12 @@ void* Tensor::address(DType dtype) const {
 
 namespace {
 
+void announce_host_read(const Tensor& tensor) {
+  const Context* context = Context::current_or_null();
+  if (context == nullptr || context->inside_op()) return;
+  for (Listener* listener : context->listeners()) listener->host_read(tensor);
+}
+
 template <class To>
 To value_at(const std::byte* at, DType dtype) {
   return dispatch(dtype, [&](auto tag) {
@@ -117,8 +125,7 @@ To value_at(const std::byte* at, DType dtype) {
 class HostBytes {
  public:
   explicit HostBytes(const Tensor& tensor) : size_(size_of(tensor.dtype())) {
-    if (const Context& context = Context::current(); !context.inside_op())
-      for (Listener* listener : context.listeners()) listener->host_read(tensor);
+    announce_host_read(tensor);
     const Device device = tensor.device();
     const auto* all = static_cast<const std::byte*>(tensor.storage().data());
     if (device.is_cpu()) {
@@ -166,6 +173,12 @@ T only_value(const Tensor& x) {
   return value_at<T>(host.at(x.layout().offset), x.dtype());
 }
 }  // namespace
+
+const void* Tensor::read_address(DType dtype) const {
+  const void* first = address(dtype);
+  announce_host_read(*this);
+  return first;
+}
 
 double Tensor::item_as_double() const { return only_value<double>(*this); }
 std::int64_t Tensor::item_as_integer() const { return only_value<std::int64_t>(*this); }

@@ -54,6 +54,7 @@ class SHERD_API TensorImpl final : public RefCounted {
   Layout layout;
   DType dtype;
   bool view = false;               // made by a view op: its history is its base's
+  bool alias = false;              // made by `detach` or `alias`: its base may have a history, it has none
   std::uint32_t view_version = 0;  // the storage's version when the view was taken
   Ref<TensorExtension> extension;
 };
@@ -113,7 +114,7 @@ class SHERD_API Tensor {
   /// gathers) and DTypeError when `T` is not the element type.
   template <class T>
   const T* data() const {
-    return static_cast<const T*>(address(dtype_of<T>));
+    return static_cast<const T*>(read_address(dtype_of<T>));
   }
   /// The same for writing; counts as a write.
   template <class T>
@@ -162,6 +163,7 @@ class SHERD_API Tensor {
   }
   [[noreturn]] static void refuse_empty();
   void* address(DType dtype) const;
+  const void* read_address(DType dtype) const;  // tells listeners that the host reads
   double item_as_double() const;
   std::int64_t item_as_integer() const;  // a double does not hold every i64
 

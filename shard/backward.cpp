@@ -33,9 +33,9 @@ bool RootCall::trainable() const {
     return group && group->trainable();
   });
 }
-void RootCall::begin(RunInfo run, Leaf&) { Backward::current().begin(run.run, *this); }
-void RootCall::finish(RunInfo run) { Backward::current().finish(run.run); }
-void RootCall::abort(RunInfo run) noexcept { Backward::current().abort(run.run); }
+void RootCall::begin(PassInfo pass, Leaf&) { Backward::current().begin(pass.number, *this); }
+void RootCall::finish(PassInfo pass) { Backward::current().finish(pass.number); }
+void RootCall::abort(PassInfo pass) noexcept { Backward::current().abort(pass.number); }
 
 // ---- backward ----
 

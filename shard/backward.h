@@ -24,10 +24,10 @@ class RootCall final : public GradSink {
   /// Whether any of them is trained.
   bool trainable() const;
 
-  void begin(RunInfo run, Leaf&) override;
-  void accept(RunInfo, Leaf&, Tensor) override {}
-  void finish(RunInfo run) override;
-  void abort(RunInfo run) noexcept override;
+  void begin(PassInfo pass, Leaf&) override;
+  void accept(PassInfo, Leaf&, Tensor) override {}
+  void finish(PassInfo pass) override;
+  void abort(PassInfo pass) noexcept override;
 
  private:
   std::uint64_t number_;

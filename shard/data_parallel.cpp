@@ -179,10 +179,10 @@ class BucketSink final : public GradSink {
  public:
   BucketSink(std::shared_ptr<GradientBuckets> buckets, std::size_t index)
       : buckets_(std::move(buckets)), index_(index) {}
-  void begin(RunInfo run, Leaf&) override { buckets_->begin(run.run, index_); }
-  void accept(RunInfo, Leaf&, Tensor gradient) override { buckets_->accept(index_, gradient); }
-  void finish(RunInfo run) override { buckets_->finish(run.run); }
-  void abort(RunInfo) noexcept override { buckets_->abort(); }
+  void begin(PassInfo pass, Leaf&) override { buckets_->begin(pass.number, index_); }
+  void accept(PassInfo, Leaf&, Tensor gradient) override { buckets_->accept(index_, gradient); }
+  void finish(PassInfo pass) override { buckets_->finish(pass.number); }
+  void abort(PassInfo) noexcept override { buckets_->abort(); }
 
  private:
   std::shared_ptr<GradientBuckets> buckets_;

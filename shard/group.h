@@ -155,10 +155,10 @@ class ParameterGroup final : public StorageOwner,
   void forget_reads(Storage&) noexcept override { reads_ = 0; }
   void storage_gone(Storage&) noexcept override { gathered_storage_ = nullptr; }
   // ---- GradSink ----
-  void begin(RunInfo run, Leaf& leaf) override;
-  void accept(RunInfo run, Leaf& leaf, Tensor gradient) override;
-  void finish(RunInfo run) override;
-  void abort(RunInfo run) noexcept override;
+  void begin(PassInfo pass, Leaf& leaf) override;
+  void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override;
+  void finish(PassInfo pass) override;
+  void abort(PassInfo pass) noexcept override;
 
  private:
   struct Member {

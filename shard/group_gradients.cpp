@@ -14,19 +14,19 @@ bool ParameterGroup::trainable() const {
   return std::ranges::any_of(members_, [](const Member& m) { return m.local.requires_grad(); });
 }
 
-void ParameterGroup::begin(RunInfo run, Leaf&) {
+void ParameterGroup::begin(PassInfo pass, Leaf&) {
   ++due_;
-  Backward::current().begin(run.run, *this);
+  Backward::current().begin(pass.number, *this);
 }
 
-void ParameterGroup::accept(RunInfo run, Leaf& leaf, Tensor gradient) {
+void ParameterGroup::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
   members_[index_.at(&leaf)].gradient = std::move(gradient);
   --due_;
-  Backward::current().arrived(run.run);
+  Backward::current().arrived(pass.number);
 }
 
-void ParameterGroup::finish(RunInfo run) { Backward::current().finish(run.run); }
-void ParameterGroup::abort(RunInfo run) noexcept { Backward::current().abort(run.run); }
+void ParameterGroup::finish(PassInfo pass) { Backward::current().finish(pass.number); }
+void ParameterGroup::abort(PassInfo pass) noexcept { Backward::current().abort(pass.number); }
 
 void ParameterGroup::drop_gradients() noexcept {
   for (Member& m : members_) m.gradient = {};

@@ -32,11 +32,12 @@ class CaptureTracer final : public Tracer {
     }
   }
 
+  void before_write(const AnyOp& op, Inputs in) override {
+    check_random(op, "comes after random numbers that no op drew");
+    Tracer::before_write(op, in);
+  }
   void after(const AnyOp& op, Inputs in, Outputs out) override {
-    check<NotImplementedError>(
-        Context::current().generator().state() == random_,
-        "capture: {} drew random numbers, and a replay would repeat them; draw them outside and pass them in",
-        op.name());
+    check_random(op, "drew random numbers");
     const std::size_t known = trace_.storages.size();
     Tracer::after(op, in, out);
     for (std::size_t i = known; i < trace_.storages.size(); ++i)
@@ -73,6 +74,13 @@ class CaptureTracer final : public Tracer {
   std::uint32_t index_of(const Storage& storage) const { return find(storage); }
 
  private:
+  void check_random(const AnyOp& op, std::string_view what) const {
+    check<NotImplementedError>(
+        Context::current().generator().state() == random_,
+        "capture: {} {}, and a replay would repeat them; draw them outside and pass them in", op.name(),
+        what);
+  }
+
   RandomKey random_;
   std::unordered_set<std::uint64_t> alive_;  // ids that ops of the trace made
 };
@@ -124,9 +132,11 @@ struct Program::Impl {
   void plan();
   std::uint32_t take_buffer(const TracedStorage& storage);
   void check_input(std::size_t i, const Tensor& given) const;
+  void check_histories(const std::vector<Tensor>& given) const;
   void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
   void bind_all(const std::vector<Tensor>& given);
   void unbind() noexcept;
+  static void announce_writes(const Step& step);
   struct Bound;
 };
 
@@ -260,6 +270,20 @@ void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
                     i, given.strides(), layout.strides);
 }
 
+/// No tape hears a replay, so what it writes may not have a history that would need to know.
+void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
+  if (!Context::current().grad_enabled()) return;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const bool from_input = places[i].home == Home::input;
+    if (!trace.storages[i].rewritten || (!from_input && places[i].home != Home::outside)) continue;
+    const Tensor& tensor = from_input ? given[places[i].index] : values[places[i].tensors.front()].tensor;
+    check<StateError>(tensor.storage().histories() == 0,
+                      "replay: the program writes a tensor of shape {} that was computed with gradients "
+                      "recorded; replay under NoGrad, or with a clone",
+                      tensor.shape());
+  }
+}
+
 void Program::Impl::bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift) {
   for (const std::uint32_t v : places[storage].tensors) {
     TensorImpl& impl = *values[v].tensor.impl();
@@ -298,20 +322,29 @@ struct Program::Impl::Bound {
   Impl& impl;
 };
 
+/// Before the op runs: one that fails halfway has written too.
+void Program::Impl::announce_writes(const Step& step) {
+  for (std::size_t i = 0; i < step.bound_in.size(); ++i) {
+    if (!step.op->writes(i)) continue;
+    Storage& storage = step.bound_in[i].storage();
+    if (storage.owned()) storage.owner()->before_write(storage);
+    storage.bump_version();
+  }
+}
+
 std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   Tracer::check_inactive("replay");
   check<ValueError>(given.size() == inputs.size(),
                     "replay: {} inputs given, the program was captured with {}", given.size(), inputs.size());
   for (std::size_t i = 0; i < given.size(); ++i) check_input(i, given[i]);
+  check_histories(given);
   const NoGrad no_grad;
   const Bound bound(*this);
   bind_all(given);
   for (Step& step : steps) {
     if (step.op->is_view()) continue;
+    if (step.op->mutating()) announce_writes(step);
     run_again(*step.op, step.bound_in, step.bound_out);
-    if (!step.op->mutating()) continue;
-    for (std::size_t i = 0; i < step.bound_in.size(); ++i)
-      if (step.op->writes(i)) step.bound_in[i].storage().bump_version();
   }
   std::vector<Tensor> outputs;
   for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());

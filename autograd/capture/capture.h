@@ -25,7 +25,8 @@ class SHERD_API Program {
 
   /// Runs the ops on new inputs, equal to the bit to calling the step, and returns fresh outputs without
   /// history. Inputs must have the captured ones' shapes, strides, dtypes and devices (ShapeError,
-  /// DTypeError, DeviceError).
+  /// DTypeError, DeviceError). Nothing is recorded: with grad mode on, a program that writes a tensor which
+  /// was computed with gradients recorded is refused (StateError).
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
   /// What the captured run itself returned, without history.
   const std::vector<Tensor>& outputs() const;
@@ -44,8 +45,8 @@ class SHERD_API Program {
 
 /// Runs `step(inputs)` once, which has its usual effects, and keeps its ops. Host values (a loop count, a
 /// rate as a number) become part of the program; what must change from step to step belongs in tensors.
-/// Refused by name: random numbers (NotImplementedError); host reads such as `item`, `to_vector` and printing
-/// (their value could not change; what is read through `data()` is not noticed); writes through host
+/// Refused by name: random numbers (NotImplementedError); host reads such as `item`, `to_vector`, `data` and
+/// printing (their value could not change); writes through host
 /// pointers; a tensor made inside, other than an output, that is still alive afterwards, such as new
 /// optimizer state or a `.grad` left behind (StateError).
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);

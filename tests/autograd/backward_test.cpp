@@ -1,8 +1,12 @@
 // What backward computes, what it keeps, and what it refuses.
+#include <atomic>
 #include <cmath>
+#include <map>
 #include <thread>
+#include <utility>
 
 #include "autograd/autograd.h"
+#include "autograd/recompute.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
@@ -91,7 +95,7 @@ TEST_CASE("backward: a gradient that somebody holds is not written") {
   sum(x).backward();
   const Tensor held = x.grad(), before = clone(held);
   Tensor seen;
-  const HookHandle hook = register_hook(x, [&](const Tensor& g) {
+  const Subscription hook = register_hook(x, [&](const Tensor& g) {
     seen = g;
     return Tensor{};
   });
@@ -102,7 +106,7 @@ TEST_CASE("backward: a gradient that somebody holds is not written") {
   x.set_grad({});
   const Tensor y = mul(x, 3.0);
   Tensor inner;
-  const HookHandle on_y = register_hook(y, [&](const Tensor& g) {
+  const Subscription on_y = register_hook(y, [&](const Tensor& g) {
     inner = g;
     return Tensor{};
   });
@@ -258,14 +262,67 @@ TEST_CASE("backward: a chain of a million nodes is walked and freed without recu
     return y;
   };
   constexpr int many = 1000000;
-  {
-    const Tensor dropped = chain(many);
-  }
+  { const Tensor dropped = chain(many); }
   const Tensor y = chain(many);
   y.backward();
   CHECK(x.grad().item() == 1);
   std::thread([held = chain(many / 4)]() mutable { held = {}; }).join();
   std::thread([&] { late = chain(many / 4); }).join();  // goes when its thread ends
+}
+
+TEST_CASE("backward: a graph of any shape goes without recursion") {
+  constexpr int many = 100000;
+  const Tensor x = ones({1}).requires_grad_();
+  struct Shape {
+    const char* name;
+    std::function<Tensor()> build;
+  };
+  const Shape shapes[] = {{"both edges to one node",
+                           [&] {
+                             Tensor y = x;
+                             for (int i = 0; i < many; ++i) y = mul(y, y);
+                             return y;
+                           }},
+                          {"each node used by the next two",
+                           [&] {
+                             Tensor before = x, y = mul(x, 1.0);
+                             for (int i = 0; i < many; ++i) y = maximum(std::exchange(before, y), y);
+                             return y;
+                           }},
+                          {"two chains that meet again and again",
+                           [&] {
+                             Tensor y = x;
+                             for (int i = 0; i < many / 3; ++i) y = maximum(neg(y), mul(y, 1.0));
+                             return y;
+                           }},
+                          {"held by hooks of later nodes", [&] {
+                             Tensor y = x;
+                             for (int i = 0; i < many; ++i) {
+                               const Tensor next = ones({1}).requires_grad_();
+                               const Tensor z = mul(next, 1.0);
+                               register_hook(z, [held = y](const Tensor&) { return Tensor{}; }).keep();
+                               y = z;
+                             }
+                             return y;
+                           }}};
+  for (const Shape& shape : shapes) {
+    INFO(shape.name);
+    shape.build();  // dropped at once
+    {
+      Tensor y = shape.build();
+      std::atomic<int> ready = 0;
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 4; ++i)
+        threads.emplace_back([&ready, held = y]() mutable {
+          ++ready;
+          while (ready < 4) std::this_thread::yield();
+          held = {};
+        });
+      y = {};  // the last handle is one of the threads'
+      for (std::thread& t : threads) t.join();
+    }
+    CHECK_NOTHROW(shape.build().backward());
+  }
 }
 
 TEST_CASE("backward: a graph begun on one thread is walked on another") {
@@ -313,6 +370,132 @@ TEST_CASE("backward: more inputs than a mask has bits all get their gradients") 
   }
 }
 
+TEST_CASE("backward: of any number of inputs, those that want a gradient get theirs and only those") {
+  for (const std::int64_t count : {1, 2, 3, 62, 63, 64, 65, 66, 127, 128, 129, 200})
+    for (const std::int64_t first : {0L, 1L, 61L, 62L, 63L, 64L, 65L, 127L, 128L, count - 1})
+      for (const std::int64_t second : {first, std::min(first + 1, count - 1), count - 1}) {
+        if (first >= count) continue;
+        INFO(count << " inputs, " << first << " and " << second << " want gradients");
+        const auto wants = [&](std::int64_t i) { return i == first || i == second; };
+        std::vector<Tensor> parts;
+        for (std::int64_t i = 0; i < count; ++i)
+          parts.push_back(wants(i) ? leaf({2}, static_cast<unsigned>(i + 1)) : zeros({2}, {f64}));
+        const Tensor up = numbers({2 * count}, f64, 9);
+        for (const bool recomputed : {false, true}) {
+          const auto join = [&] { return cat(parts); };
+          const Tensor y = recomputed ? recompute(join) : join();
+          std::int64_t slices = 0;
+          struct Count final : Listener {
+            explicit Count(std::int64_t& slices) : slices(slices) {}
+            void after(const AnyOp& op, Inputs, Outputs) override { slices += op.name() == "slice"; }
+            std::int64_t& slices;
+          } counter(slices);
+          {
+            const Listening listening(counter);
+            y.backward(up);
+          }
+          CHECK(slices == (first == second ? 1 : 2));
+          for (std::int64_t i = 0; i < count; ++i) {
+            const Tensor grad = parts[static_cast<std::size_t>(i)].grad();
+            if (!wants(i))
+              CHECK_FALSE(grad.defined());
+            else
+              CHECK(same_bits(grad, mul(narrow(up, 0, 2 * i, 2), recomputed ? 2.0 : 1.0)));
+          }
+        }
+      }
+}
+
+TEST_CASE("grad: keeps no more on its way than a backward") {
+  const auto needed = [](bool by_grad) {
+    std::size_t bytes = 0;
+    std::thread([&] {  // a pool of its own, so what it caches at the end is what was needed at once
+      const Tensor x = zeros({1 << 18}, {f64}).requires_grad_();
+      Tensor y = x;
+      for (int i = 0; i < 60; ++i) y = mul(y, 1.5);
+      const Tensor loss = sum(y);
+      y = {};
+      Tensor result;
+      if (by_grad)
+        result = gradient(loss, x);
+      else
+        loss.backward();
+      bytes = Context::current().cpu_pool().cached_bytes();
+    })
+        .join();
+    return bytes;
+  };
+  const std::size_t by_backward = needed(false), by_grad = needed(true);
+  if (test::skip_if(by_backward == 0, "the pool caches nothing in sanitizer builds")) return;
+  CHECK(by_grad <= by_backward + (1 << 16));
+}
+
+TEST_CASE("grad: computes only what leads to what is asked for") {
+  const Tensor x = leaf({3}), w = leaf({3}, 2), far = leaf({3}, 3);
+  const Tensor y = sum(mul(mul(x, w), exp(far)));
+  struct Count final : Listener {
+    void after(const AnyOp& op, Inputs, Outputs) override { ++calls[std::string(op.name())]; }
+    std::map<std::string, int> calls;
+  } count;
+  {
+    const Listening listening(count);
+    CHECK(gradient(y, x).defined());
+  }
+  CHECK(count.calls["mul_grad"] == 2);  // one input each of two products
+  CHECK(count.calls["exp_grad"] == 0);
+}
+
+TEST_CASE("grad: each result is a tensor of its own, and so is each leaf's gradient under create_graph") {
+  const auto pairs_differ = [](std::vector<Tensor> tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) CHECK(&tensors[i].storage() != &tensors[j].storage());
+  };
+  struct Way {
+    const char* name;
+    std::function<Tensor(const Tensor&, const Tensor&)> join;
+  };
+  const Way ways[] = {
+      {"add", [](const Tensor& a, const Tensor& b) { return add(a, b); }},
+      {"through views",
+       [](const Tensor& a, const Tensor& b) { return add(reshape(a, {6}), reshape(b, {6})); }},
+      {"transposed", [](const Tensor& a, const Tensor& b) { return transpose(add(a, b), 0, 1); }},
+      {"clone", [](const Tensor& a, const Tensor& b) { return add(clone(a), clone(b)); }},
+      {"broadcast",
+       [](const Tensor& a, const Tensor& b) {
+         return add(a, expand(unsqueeze(b, 0), {1, 2, 3}));
+       }},
+      {"joined",
+       [](const Tensor& a, const Tensor& b) {
+         return cat(std::vector{a, b});
+       }},
+      {"product", [](const Tensor& a, const Tensor& b) { return mul(a, b); }},
+  };
+  for (const Way& way : ways)
+    for (const bool create_graph : {false, true}) {
+      INFO(way.name << ", create_graph " << create_graph);
+      const Tensor a = leaf({2, 3}), b = leaf({2, 3}, 2), y = way.join(a, b);
+      const Tensor up = numbers(y.shape(), f64, 7), kept = clone(up);
+      const Tensor inputs[] = {a, b, y, a};
+      const auto results = grad(y, inputs, up, {.retain_graph = true, .create_graph = create_graph});
+      pairs_differ({results[0], results[1], results[2], results[3], up});
+      CHECK(same_bits(results[0].detach(), results[3].detach()));
+      y.backward(up, true, create_graph);
+      pairs_differ({a.grad(), b.grad(), up});
+      const Tensor other = clone(b.grad().detach());
+      const NoGrad guard;
+      fill_(a.grad(), 3);
+      CHECK(same_bits(b.grad().detach(), other));
+      CHECK(same_bits(up, kept));
+    }
+}
+
+TEST_CASE("backward: a leaf keeps no more memory than its gradient fills") {
+  std::vector<Tensor> parts;
+  for (unsigned i = 0; i < 8; ++i) parts.push_back(leaf({4}, i + 1));
+  sum(mul(cat(parts), numbers({32}, f64, 9))).backward();
+  for (const Tensor& part : parts) CHECK(part.grad().storage().bytes() == 4 * sizeof(double));
+}
+
 TEST_CASE("gradcheck: finds a wrong gradient and takes only f64") {
   const Tensor x = numbers({4}, f64);
   CHECK(gradcheck([](std::span<const Tensor> in) { return exp(in[0]); }, std::span(&x, 1)) < 1e-7);
@@ -321,4 +504,16 @@ TEST_CASE("gradcheck: finds a wrong gradient and takes only f64") {
   const Tensor narrow_x = numbers({4}, f32);
   CHECK_THROWS_AS(gradcheck([](std::span<const Tensor> in) { return in[0]; }, std::span(&narrow_x, 1)),
                   DTypeError);
+  const auto to_f32 = [](std::span<const Tensor> in) { return to(in[0], f32); };
+  CHECK(one_line_about(message_of<DTypeError>([&] { gradcheck(to_f32, std::span(&x, 1)); }), "gradcheck"));
+  const Tensor shape_only = empty({4}, {f64, Device::meta()});
+  CHECK(one_line_about(message_of<DeviceError>([&] {
+                         gradcheck([](std::span<const Tensor> in) { return exp(in[0]); },
+                                   std::span(&shape_only, 1));
+                       }),
+                       "meta"));
+  const Tensor transposed = transpose(numbers({2, 3}, f64), 0, 1), kept = clone(transposed);
+  CHECK(gradcheck([](std::span<const Tensor> in) { return square(in[0]); }, std::span(&transposed, 1)) <
+        1e-7);
+  CHECK(same_bits(transposed, kept));
 }

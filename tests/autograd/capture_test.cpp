@@ -357,6 +357,53 @@ TEST_CASE("gradients that persist are accumulated in place") {
   CHECK(w.grad().to_vector<float>() == std::vector<float>(4, 3.0f));
 }
 
+TEST_CASE("a replay that writes a computed tensor is refused before anything is written") {
+  Tensor total = zeros({4});
+  const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    add_(total, 1.0);
+    add_(in[0], total);
+    return {exp(in[0])};
+  };
+  Program program = capture(step, {ones({4})});
+  const Tensor x = ones({4}).requires_grad_(), y = mul(x, 2.0);
+  const std::vector<float> before = total.to_vector<float>();
+  CHECK_THAT(test::message_of<StateError>([&] { program.replay({y}); }),
+             ContainsSubstring("replay: the program writes") && ContainsSubstring("(4)"));
+  CHECK(total.to_vector<float>() == before);
+  CHECK(y.to_vector<float>() == std::vector<float>(4, 2.0f));
+  CHECK_NOTHROW(program.replay({clone(y.detach())}));
+  const NoGrad guard;
+  CHECK_NOTHROW(program.replay({y}));
+}
+
+TEST_CASE("a step over more tensors than a mask has bits replays to the bit") {
+  constexpr std::size_t count = 20;  // a hundred and one inputs of one op
+  const auto run = [&](bool replayed) {
+    manual_seed(3);
+    std::vector<Tensor> parameters;
+    Tensors state{Tensor::scalar(0.1, {DType::f64})};
+    for (std::size_t i = 0; i < count; ++i) {
+      parameters.push_back(randn({3}).requires_grad_());
+      for (const Tensor& t : {parameters[i].detach(), randn({3}), zeros({3}), zeros({3})}) state.push_back(t);
+      state.push_back(zeros({}, {DType::f64}));
+    }
+    const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+      apply_many(ops::AdamStep{}, state);
+      return {mul(in[0], 1.0)};
+    };
+    const Tensor x = ones({1});
+    if (replayed) {
+      Program program = capture(step, {x});
+      for (int i = 0; i < 3; ++i) program.replay({x});
+    } else {
+      for (int i = 0; i < 4; ++i) step(std::span(&x, 1));
+    }
+    return parameters;
+  };
+  const auto plain = run(false), again = run(true);
+  for (std::size_t i = 0; i < count; ++i) CHECK(same_bits(plain[i], again[i]));
+}
+
 TEST_CASE("what could not change on replay is refused by name") {
   const Tensor x = randn({4});
   Tensor rate = ones({1});
@@ -370,6 +417,15 @@ TEST_CASE("what could not change on replay is refused by name") {
   CHECK_THAT(
       test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, t.to_vector<float>()[0]); })),
       ContainsSubstring("the host reads"));
+  CHECK_THAT(test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, *t.data<float>()); })),
+             ContainsSubstring("the host reads"));
+  const Tensor written = ones({4});
+  CHECK_THAT(test::message_of<NotImplementedError>(refused([&](const Tensor& t) {
+               Context::current().generator().reserve(4);
+               return add_(written, t);
+             })),
+             ContainsSubstring("capture: add_"));
+  CHECK(written.to_vector<float>() == std::vector<float>(4, 1.0f));
   CHECK_THAT(test::message_of<NotImplementedError>(refused([](const Tensor& t) { return dropout(t, 0.5); })),
              ContainsSubstring("capture: dropout drew random numbers"));
   CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) {

@@ -14,22 +14,22 @@ Tensor leaf(const Shape& shape, unsigned seed = 1) { return numbers(shape, f64, 
 
 /// Writes down what it is told; throws where asked.
 struct Recorder final : GradSink {
-  void begin(RunInfo run, Leaf& leaf) override {
+  void begin(PassInfo pass, Leaf& leaf) override {
     log += "b" + leaf.name;
-    runs.insert(run.run);
+    runs.insert(pass.number);
     if (throw_at == "begin") fail<StateError>("recorder: begin");
   }
-  void accept(RunInfo run, Leaf& leaf, Tensor gradient) override {
+  void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override {
     log += "a" + leaf.name;
-    runs.insert(run.run);
+    runs.insert(pass.number);
     if (throw_at == "accept" + leaf.name) fail<StateError>("recorder: accept");
     gradients[leaf.name] = gradient;
   }
-  void finish(RunInfo) override {
+  void finish(PassInfo) override {
     log += "f";
     if (throw_at == "finish") fail<StateError>("recorder: finish");
   }
-  void abort(RunInfo) noexcept override { log += "x"; }
+  void abort(PassInfo) noexcept override { log += "x"; }
   std::string log, throw_at;
   std::set<std::uint64_t> runs;
   std::map<std::string, Tensor> gradients;
@@ -47,12 +47,12 @@ Tensor named(const std::string& name, const std::shared_ptr<GradSink>& sink, uns
 TEST_CASE("hooks: see complete gradients, in the order they came, and may replace them") {
   const Tensor x = leaf({2});
   std::string order;
-  const HookHandle one = register_hook(x, [&](const Tensor& g) {
+  const Subscription one = register_hook(x, [&](const Tensor& g) {
     order += "1";
     CHECK(same_bits(g, full({2}, 5, {f64})));
     return mul(g, 2.0);
   });
-  const HookHandle two = register_hook(x, [&](const Tensor& g) {
+  const Subscription two = register_hook(x, [&](const Tensor& g) {
     order += "2";
     CHECK(same_bits(g, full({2}, 10, {f64})));
     return Tensor{};
@@ -65,7 +65,7 @@ TEST_CASE("hooks: see complete gradients, in the order they came, and may replac
 TEST_CASE("hooks: on a tensor between, before its node's gradient runs") {
   const Tensor x = leaf({2});
   const Tensor h = mul(x, 3.0);
-  const HookHandle hook = register_hook(h, [](const Tensor& g) { return mul(g, 0.0); });
+  const Subscription hook = register_hook(h, [](const Tensor& g) { return mul(g, 0.0); });
   sum(add(h, h)).backward();
   CHECK(same_bits(x.grad(), zeros({2}, {f64})));
 }
@@ -73,14 +73,14 @@ TEST_CASE("hooks: on a tensor between, before its node's gradient runs") {
 TEST_CASE("hooks: grad() runs those of what it passes and of what it is asked for") {
   const Tensor x = leaf({2});
   int calls = 0;
-  const HookHandle hook = register_hook(x, [&](const Tensor& g) {
+  const Subscription hook = register_hook(x, [&](const Tensor& g) {
     ++calls;
     return mul(g, 2.0);
   });
   CHECK(same_bits(grad(sum(x), std::span(&x, 1))[0], full({2}, 2, {f64})));
   CHECK(calls == 1);
   const Tensor h = mul(x, 3.0);
-  const HookHandle on_h = register_hook(h, [](const Tensor& g) { return mul(g, 5.0); });
+  const Subscription on_h = register_hook(h, [](const Tensor& g) { return mul(g, 5.0); });
   CHECK(same_bits(grad(sum(h), std::span(&h, 1))[0], full({2}, 5, {f64})));
 }
 
@@ -92,24 +92,24 @@ TEST_CASE("hooks: end with their handle, unless kept") {
     return Tensor{};
   };
   {
-    const HookHandle hook = register_hook(x, count);
+    const Subscription hook = register_hook(x, count);
     sum(x).backward();
     CHECK(calls == 1);
   }
   sum(x).backward();
   CHECK(calls == 1);
-  HookHandle first = register_hook(x, count);
-  HookHandle moved = std::move(first);
+  Subscription first = register_hook(x, count);
+  Subscription moved = std::move(first);
   first.reset();
   sum(x).backward();
   CHECK(calls == 2);
-  moved = HookHandle{};
+  moved = Subscription{};
   sum(x).backward();
   CHECK(calls == 2);
   register_hook(x, count).keep();
   sum(x).backward();
   CHECK(calls == 3);
-  std::optional<HookHandle> orphan;
+  std::optional<Subscription> orphan;
   {
     const Tensor gone = leaf({1});
     orphan = register_hook(gone, count);
@@ -120,8 +120,8 @@ TEST_CASE("hooks: end with their handle, unless kept") {
 
 TEST_CASE("hooks: may remove themselves and add others while they run") {
   const Tensor x = leaf({1});
-  HookHandle self, after;
-  std::vector<HookHandle> added;
+  Subscription self, after;
+  std::vector<Subscription> added;
   int calls = 0;
   const std::string shared = "a closure that is used after the hook was removed";
   self = register_hook(x, [&, shared](const Tensor&) {
@@ -145,12 +145,12 @@ TEST_CASE("hooks: may remove themselves and add others while they run") {
 TEST_CASE("hooks: after accumulation .grad is there, once a backward") {
   const Tensor x = leaf({2}), w = leaf({2}, 2);
   std::string order;
-  const HookHandle a = register_post_accumulate_hook(x, [&](Leaf& l) {
+  const Subscription a = register_post_accumulate_hook(x, [&](Leaf& l) {
     order += "x";
     CHECK(l.grad.defined());
     l.grad = {};  // as an optimizer fused into backward does
   });
-  const HookHandle b = register_post_accumulate_hook(w, [&](Leaf&) { order += "w"; });
+  const Subscription b = register_post_accumulate_hook(w, [&](Leaf&) { order += "w"; });
   sum(add(mul(x, w), x)).backward();
   CHECK(order.size() == 2);
   CHECK_FALSE(x.grad().defined());
@@ -161,12 +161,118 @@ TEST_CASE("hooks: after accumulation .grad is there, once a backward") {
   CHECK(order.empty());
 }
 
+TEST_CASE("hooks: a gradient of another shape, dtype or device is refused by name, wherever the hook hangs") {
+  const Tensor x = leaf({2, 3});
+  set_leaf_name(x, "layers.0.weight");
+  const auto refused = [&](const Tensor& on, const std::string& who, const Tensor& other, auto kind,
+                           const std::function<void()>& run) {
+    using Kind = typename decltype(kind)::type;
+    const Subscription hook = register_hook(on, [&](const Tensor&) { return other; });
+    const std::string text = message_of<Kind>(run);
+    INFO(text);
+    CHECK(one_line_about(text, "register_hook"));
+    CHECK(one_line_about(text, who));
+    CHECK_FALSE(in_backward());
+  };
+  for (const bool of_leaf : {true, false})
+    for (const bool by_grad : {false, true}) {
+      const Tensor y = mul(x, 2.0);
+      const Tensor& on = of_leaf ? x : y;
+      const std::string who = of_leaf ? "layers.0.weight" : "mul";
+      const auto run = [&] {
+        if (by_grad)
+          grad(sum(y), std::span(&x, 1), {}, {.retain_graph = true});
+        else
+          sum(y).backward({}, true);
+      };
+      refused(on, who, zeros({3}, {f64}), std::type_identity<ShapeError>{}, run);
+      refused(on, who, zeros({2, 1}, {f64}), std::type_identity<ShapeError>{}, run);
+      refused(on, who, zeros({2, 3}, {f32}), std::type_identity<DTypeError>{}, run);
+      refused(on, who, zeros({2, 3}, {f64, Device::meta()}), std::type_identity<DeviceError>{}, run);
+      CHECK_NOTHROW(run());
+    }
+}
+
+TEST_CASE("hooks: one that writes the gradient it is given is refused while others use it") {
+  const Tensor a = leaf({2}), b = leaf({2}, 2);
+  const Subscription hook = register_hook(a, [](const Tensor& g) { return mul_(g, 2.0), Tensor{}; });
+  const Tensor up = numbers({2}, f64, 5);
+  CHECK(one_line_about(message_of<StateError>([&] { add(a, b).backward(clone(up)); }), "register_hook"));
+  CHECK_FALSE(b.grad().defined());
+  mul(a, 3.0).backward(ones({2}, {f64}));  // alone with it, a hook may write
+  CHECK(same_bits(a.grad(), full({2}, 6, {f64})));
+}
+
+TEST_CASE("hooks: each handle ends its own, whatever was registered and ended around it") {
+  const Tensor x = leaf({1});
+  std::string told;
+  std::vector<Subscription> handles;
+  const auto add = [&](char name) {
+    handles.push_back(register_hook(x, [&told, name](const Tensor&) { return told += name, Tensor{}; }));
+  };
+  const auto hear = [&] {
+    told.clear();
+    sum(x).backward();
+    return told;
+  };
+  for (const char name : {'a', 'b', 'c', 'b'}) add(name);
+  CHECK(hear() == "abcb");
+  handles[1].reset();
+  CHECK(hear() == "acb");
+  handles[1].reset();  // again: nothing
+  add('d');
+  CHECK(hear() == "acbd");
+  handles[0] = std::move(handles[4]);  // ends a, keeps d
+  CHECK(hear() == "cbd");
+  handles.clear();
+  CHECK(hear().empty());
+}
+
+TEST_CASE(
+    "hooks: one that is ended while they are told is not told, and its closure lives until it returned") {
+  const Tensor x = leaf({1});
+  std::string told;
+  Subscription second;
+  const Subscription first = register_hook(x, [&](const Tensor&) {
+    told += '1';
+    second.reset();
+    return Tensor{};
+  });
+  // Ending a hook lets go of its closure, which ends another hook of the same list.
+  auto third =
+      std::make_shared<Subscription>(register_hook(x, [&](const Tensor&) { return told += '3', Tensor{}; }));
+  second = register_hook(x, [&told, third](const Tensor&) { return told += '2', Tensor{}; });
+  third.reset();
+  sum(x).backward();
+  CHECK(told == "13");  // the third was told before the second's closure, which keeps it, went
+  sum(x).backward();
+  CHECK(told == "131");
+}
+
+TEST_CASE("listeners: one that was added twice hears twice, and each scope ends its own") {
+  struct Count final : Listener {
+    void after(const AnyOp&, Inputs, Outputs) override { ++calls; }
+    int calls = 0;
+  } count;
+  const auto hear = [&] {
+    count.calls = 0;
+    zeros({1});
+    return count.calls;
+  };
+  const Listening outer(count);
+  {
+    const Listening inner(count);
+    CHECK(hear() == 2);
+  }
+  CHECK(hear() == 1);
+}
+
 TEST_CASE("callbacks: run once at the end, before backward returns; outside there is none") {
   CHECK_THROWS_AS(queue_backward_callback([] {}), StateError);
   CHECK_FALSE(in_backward());
   const Tensor x = leaf({1});
   std::string order;
-  const HookHandle hook = register_post_accumulate_hook(x, [&](Leaf&) {
+  const Subscription hook = register_post_accumulate_hook(x, [&](Leaf&) {
     order += "h";
     CHECK(in_backward());
     queue_backward_callback([&] {
@@ -179,6 +285,23 @@ TEST_CASE("callbacks: run once at the end, before backward returns; outside ther
   CHECK_FALSE(in_backward());
   sum(x).backward();
   CHECK(order == "hcdhcd");
+}
+
+TEST_CASE("callbacks: may queue any number of others, and grad() runs them too") {
+  const Tensor x = leaf({1});
+  int calls = 0;
+  const std::string kept = "a text that is too long to lie inside the closure itself";
+  std::function<void()> again = [&, kept] {
+    if (++calls < 50) queue_backward_callback(again);
+    CHECK(kept.starts_with("a text"));
+  };
+  const Subscription hook =
+      register_hook(x, [&](const Tensor&) { return queue_backward_callback(again), Tensor{}; });
+  sum(x).backward();
+  CHECK(calls == 50);
+  calls = 0;
+  grad(sum(x), std::span(&x, 1));
+  CHECK(calls == 50);
 }
 
 TEST_CASE("sinks: begin for all, each complete sum once, then finish") {
@@ -239,7 +362,7 @@ TEST_CASE("sinks: a gradient rule, a hook or a callback that throws leaves the r
   for (int place = 0; place < 3; ++place) {
     sink->log.clear();
     const Tensor y = mul(a, 2.0);
-    HookHandle hook, after;
+    Subscription hook, after;
     if (place == 0) hook = register_hook(y, [](const Tensor&) -> Tensor { throw Broken("hook"); });
     if (place == 1)
       hook = register_hook(y, [](const Tensor&) { return zeros({7}, {f64}); });  // of a wrong shape
@@ -259,10 +382,34 @@ TEST_CASE("sinks: a gradient rule, a hook or a callback that throws leaves the r
   }
 }
 
+TEST_CASE("a backward inside a backward: one that is refused leaves the outer one's reads announced") {
+  struct Counting final : StorageOwner {
+    void need(Storage&) override {}
+    void expect_reads(Storage&, int reads) override { expected += reads; }
+    void read_done(Storage&) override { ++done; }
+    void forget_reads(Storage&) noexcept override { ++forgotten; }
+    int expected = 0, done = 0, forgotten = 0;
+  };
+  const Tensor x = leaf({2}), w = leaf({2}, 2);
+  const auto owner = std::make_shared<Counting>();
+  w.storage().set_owner(owner);
+  const Tensor h = mul(x, w), y = sum(exp(h));
+  const Subscription hook = register_hook(h, [&](const Tensor&) {
+    const GradMode recording(true);
+    CHECK_THROWS_AS(sum(mul(h, 2.0)).backward(), StateError);
+    return Tensor{};
+  });
+  y.backward();
+  CHECK(owner->expected == 1);
+  CHECK(owner->done == 1);
+  CHECK(owner->forgotten == 0);
+  CHECK(x.grad().defined());
+}
+
 TEST_CASE("a backward inside a backward: on another graph it works, on the same one it is refused") {
   const Tensor x = leaf({2}), other = leaf({2}, 2);
   {
-    const HookHandle hook = register_hook(x, [&](const Tensor&) {
+    const Subscription hook = register_hook(x, [&](const Tensor&) {
       const GradMode recording(true);
       sum(exp(other)).backward();
       return Tensor{};
@@ -272,7 +419,7 @@ TEST_CASE("a backward inside a backward: on another graph it works, on the same 
   }
   x.set_grad({});
   const Tensor h = exp(x), y = sum(h);
-  const HookHandle hook = register_hook(h, [&](const Tensor&) {
+  const Subscription hook = register_hook(h, [&](const Tensor&) {
     const GradMode recording(true);
     sum(mul(h, 2.0)).backward();
     return Tensor{};

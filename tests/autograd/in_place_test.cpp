@@ -1,7 +1,10 @@
 // Views, in-place ops and autograd: every pair is right, or refused by name.
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/recompute.h"
 #include "runtime/apply.h"
 #include "runtime/ops/listing.h"
+#include "runtime/ops/optimizer_steps.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
@@ -24,7 +27,10 @@ const View views[] = {
     {"select", [](const Tensor& x) { return select(x, 0, 1); }},
     {"slice", [](const Tensor& x) { return slice(x, 1, 0, 3, 2); }},
     {"narrow of a view", [](const Tensor& x) { return narrow(reshape(x, {6}), 0, 1, 3); }},
-    {"expand", [](const Tensor& x) { return expand(unsqueeze(x, 0), {2, 2, 3}); }},
+    {"expand",
+     [](const Tensor& x) {
+       return expand(unsqueeze(x, 0), {2, 2, 3});
+     }},
 };
 
 bool refused(const std::function<void()>& body, const std::string& op) {
@@ -154,6 +160,159 @@ TEST_CASE("views: a write through one, or through an alias without history, show
   }
 }
 
+namespace {
+
+/// A way to write a tensor of shape (4), f32, by an op.
+struct Writer {
+  const char* op;
+  std::function<void(const Tensor& t)> write;
+};
+
+Tensor f64_scalar(double value) { return Tensor::scalar(value, {f64}); }
+
+const Writer writers[] = {
+    {"mul_", [](const Tensor& t) { mul_(t, 3.0); }},
+    {"add_", [](const Tensor& t) { add_(t, ones({4})); }},
+    {"fill_", [](const Tensor& t) { fill_(t, 3); }},
+    {"copy_", [](const Tensor& t) { copy_(t, ones({4})); }},
+    {"sgd_step_",
+     [](const Tensor& t) {
+       apply_many(ops::SgdStep{}, Tensors{f64_scalar(0.1), t, ones({4})});
+     }},
+    {"adam_step_",
+     [](const Tensor& t) {
+       apply_many(ops::AdamStep{},
+                  Tensors{f64_scalar(0.1), t, ones({4}), zeros({4}), zeros({4}), f64_scalar(0)});
+     }},
+    {"clip_scale_",
+     [](const Tensor& t) {
+       apply_many(ops::ClipScale{0.1}, Tensors{f64_scalar(9), t});
+     }},
+};
+
+/// A way to another handle on the memory of a tensor of shape (4) that knows nothing of its history.
+struct Past {
+  const char* name;
+  std::function<Tensor(const Tensor& y)> take;
+};
+
+Tensor view_without_grad(const Tensor& t) {
+  const NoGrad guard;
+  return view(t, {4});
+}
+
+const Past pasts[] = {
+    {"a view under NoGrad", view_without_grad},
+    {"a view of a view under NoGrad",
+     [](const Tensor& y) { return view_without_grad(view_without_grad(y)); }},
+    {"a view, with grad mode, of one under NoGrad",
+     [](const Tensor& y) { return view(view_without_grad(y), {4}); }},
+    {"detach", [](const Tensor& y) { return y.detach(); }},
+    {"detach of a view", [](const Tensor& y) { return view(y, {4}).detach(); }},
+    {"a view of detach", [](const Tensor& y) { return view(y.detach(), {4}); }},
+    {"alias", [](const Tensor& y) { return alias(y, y.layout()); }},
+};
+
+Tensor f32_leaf() { return numbers({4}, f32, 1, 0.3, 0.9).requires_grad_(); }
+
+}  // namespace
+
+TEST_CASE(
+    "in place: a write past a computed tensor is refused before it is done, by whatever op and handle") {
+  for (const Writer& writer : writers)
+    for (const Past& past : pasts) {
+      INFO(writer.op << " through " << past.name);
+      const Tensor x = f32_leaf(), y = mul(x, 2.0), kept = clone(y.detach()), handle = past.take(y);
+      const std::uint32_t version = y.storage().version();
+      CHECK(refused([&] { writer.write(handle); }, writer.op));
+      CHECK(refused([&] { recompute([&] { return writer.write(handle), exp(y); }); }, writer.op));
+      CHECK(refused(
+          [&] {
+            recompute([&] {
+              const Tensor h = mul(x, 2.0);
+              writer.write(past.take(h));
+              return exp(h);
+            });
+          },
+          writer.op));
+      CHECK(refused(
+          [&] {
+            capture(
+                [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+                  const Tensor h = mul(in[0], 2.0);
+                  writer.write(past.take(h));
+                  return {sum(h)};
+                },
+                {x});
+          },
+          writer.op));
+      CHECK(same_bits(y.detach(), kept));
+      CHECK(y.storage().version() == version);
+      sum(y).backward();
+      CHECK(same_bits(x.grad(), full({4}, 2)));
+      const NoGrad guard;  // whoever says so writes
+      CHECK_NOTHROW(writer.write(handle));
+    }
+}
+
+TEST_CASE("in place: memory whose computed tensor is gone, or that is a leaf's, is written freely") {
+  for (const Writer& writer : writers)
+    for (const Past& past : pasts) {
+      INFO(writer.op << " through " << past.name);
+      const Tensor x = f32_leaf();
+      const Tensor handle = past.take(mul(x, 2.0)), by_hand = clone(handle);
+      CHECK_NOTHROW(writer.write(handle));
+      writer.write(by_hand);
+      CHECK(same_bits(handle, by_hand));
+      const Tensor part = view(x, {4});  // has the history of a view; its values are the leaf's
+      CHECK_NOTHROW(writer.write(past.take(x)));
+      sum(square(x)).backward();
+      CHECK(distance(x.grad(), mul(x.detach(), 2.0)) < 1e-6);
+    }
+}
+
+TEST_CASE("in place: a recorded write to a detached tensor is refused while others share its memory") {
+  const Tensor w = leaf({4}, 2);
+  const Tensor h = zeros({4}, {f64}), kept = clone(h);
+  for (const Past& past : pasts) {
+    INFO(past.name);
+    CHECK(refused([&] { copy_(past.take(h), w); }, "copy_"));
+    CHECK(refused([&] { add_(past.take(h), w); }, "add_"));
+  }
+  CHECK(same_bits(h, kept));
+  const Tensor x = leaf({4});
+  const Tensor state = mul(x, 2.0).detach();  // nobody else has it
+  add_(state, w);
+  sum(mul(state, x.detach())).backward();
+  CHECK(same_bits(w.grad(), x.detach()));
+}
+
+TEST_CASE("in place: a write through a view of older history is refused before it is done") {
+  const Tensor w = leaf({4}, 2);
+  struct Write {
+    const char* op;
+    std::function<void(const Tensor& t)> write;
+  };
+  const Write writes[] = {{"fill_", [](const Tensor& t) { fill_(t, 5); }},
+                          {"mul_", [](const Tensor& t) { mul_(t, 5.0); }},
+                          {"copy_", [](const Tensor& t) { copy_(t, ones({4}, {f64})); }},
+                          {"add_", [&](const Tensor& t) { add_(t, w); }},
+                          {"add_", [&](const Tensor& t) { add_(zeros({4}, {f64}), t); }}};
+  for (const Write& write : writes)
+    for (const bool has_history : {false, true}) {
+      INFO(write.op << ", the base has a history: " << has_history);
+      const Tensor x = leaf({4}), base = has_history ? mul(x, 2.0) : zeros({4}, {f64});
+      const Tensor before = view(base, {4}), below = narrow(before, 0, 0, 4);
+      add_(base, w);
+      const Tensor kept = clone(base.detach());
+      const std::uint32_t version = base.storage().version();
+      CHECK(refused([&] { write.write(before); }, write.op));
+      CHECK(refused([&] { write.write(below); }, write.op));
+      CHECK(same_bits(base.detach(), kept));
+      CHECK(base.storage().version() == version);
+    }
+}
+
 TEST_CASE("in place: of a tensor with itself") {
   const Tensor x = leaf({3});
   const Tensor h = mul(x, 1.0);
@@ -169,7 +328,7 @@ TEST_CASE("in place: hooks on the old value keep the old value's gradient") {
   const Tensor x = leaf({2});
   const Tensor h = mul(x, 3.0);
   Tensor seen;
-  const HookHandle hook = register_hook(h, [&](const Tensor& g) {
+  const Subscription hook = register_hook(h, [&](const Tensor& g) {
     seen = clone(g);
     return Tensor{};
   });

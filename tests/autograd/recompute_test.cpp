@@ -167,12 +167,12 @@ TEST_CASE("gradients through a recomputed region are equal to the bit") {
   }
   SECTION("attention") {
     const Tensor w = leaf({24, 8}, 0.3);
-    check_equal_gradients({[&](const Tensor& h) {
-                            const auto parts =
-                                split(transpose(reshape(linear(h, w), {1, 6, 6, 4}), 1, 2), 2, 1);
-                            return attention(parts[0], parts[1], parts[2], {.causal = true, .dropout = 0.2});
-                          }},
-                          x, {x, w});
+    check_equal_gradients(
+        {[&](const Tensor& h) {
+          const auto parts = split(transpose(reshape(linear(h, w), {1, 6, 6, 4}), 1, 2), 2, 1);
+          return attention(parts[0], parts[1], parts[2], {.causal = true, .dropout = 0.2});
+        }},
+        x, {x, w});
   }
   SECTION("in-place writes to tensors of the region") {
     const Tensor w = leaf({8});
@@ -436,7 +436,7 @@ TEST_CASE("a backward that throws halfway can be followed by another") {
   const Tensor x = leaf({4, 4});
   Tensor h = recompute([&] { return exp(tanh(x)); });
   bool throwing = true;
-  HookHandle hook = register_hook(h, [&](const Tensor&) -> Tensor {
+  Subscription hook = register_hook(h, [&](const Tensor&) -> Tensor {
     if (throwing) throw std::runtime_error("mine");
     return {};
   });
@@ -569,11 +569,39 @@ TEST_CASE("a backward that fails before a region ran leaves nobody waiting for i
   const Tensor loss = sum(mul(y, y));
   bias.storage().release();
   {
-    const HookHandle hook =
+    const Subscription hook =
         register_hook(y, [](const Tensor&) -> Tensor { throw std::runtime_error("in a hook"); });
     CHECK_THROWS_WITH(loss.backward({}, true), Catch::Matchers::ContainsSubstring("in a hook"));
   }
   CHECK(owner->pending == 0);
+}
+
+TEST_CASE("a second run that fails gives back what it borrowed, and the next backward works") {
+  const Tensor x = leaf({4, 8}), bias = leaf({8}), scale = leaf({8});
+  struct Failing final : StorageOwner {
+    void need(Storage& storage) override {
+      if (failing) throw std::runtime_error("mine");
+      storage.provide();
+      std::memset(storage.data(), 0, storage.bytes());
+    }
+    bool failing = false;
+  };
+  const auto owner = std::make_shared<Gatherer>(bias);
+  const auto failing = std::make_shared<Failing>();
+  bias.storage().set_owner(owner);
+  scale.storage().set_owner(failing);
+  const Tensor y = recompute([&] { return tanh(exp(add(add(x, bias), scale))); });
+  const Tensor loss = sum(mul(y, y));
+  bias.storage().release();
+  scale.storage().release();
+  failing->failing = true;
+  CHECK_THROWS_WITH(loss.backward({}, true), ContainsSubstring("mine"));
+  CHECK(owner->pending == 0);
+  CHECK_FALSE(x.grad().defined());
+  failing->failing = false;
+  CHECK_NOTHROW(loss.backward({}, true));
+  CHECK(owner->pending == 0);
+  CHECK_FALSE(bias.storage().resident());
 }
 
 TEST_CASE("listeners hear a region once") {

@@ -164,7 +164,7 @@ TEST_CASE("a backward that throws on every rank leaves a model that trains") {
     shard::DataParallel replicas(net, world.group(), {.bucket_bytes = 1});
     {
       Tensor x = data_of(world.rank(), 0).requires_grad_();
-      const HookHandle hook =
+      const Subscription hook =
           register_hook(x, [](const Tensor&) -> Tensor { throw std::runtime_error("boom"); });
       try {
         sum(net(x, true)).backward();

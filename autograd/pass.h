@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <unordered_map>
 #include <vector>
 
 #include "autograd/autograd.h"
@@ -11,12 +10,22 @@
 
 namespace sherd {
 
-class Run {
+class BackwardPass;
+
+/// The rank's backwards.
+struct PassState {
+  BackwardPass* innermost = nullptr;  ///< of those under way
+  std::uint64_t next_number = 1;
+  const AnyOp* recorded_rule = nullptr;  ///< whose gradient rule is running to be differentiated again
+};
+PassState& pass_state();
+
+class BackwardPass {
  public:
-  explicit Run(BackwardOptions options);
-  ~Run();
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
+  explicit BackwardPass(BackwardOptions options);
+  ~BackwardPass();
+  BackwardPass(const BackwardPass&) = delete;
+  BackwardPass& operator=(const BackwardPass&) = delete;
 
   /// Starts `gradient` at `output`.
   void seed(const Tensor& output, Tensor gradient);
@@ -33,49 +42,57 @@ class Run {
   struct Place {  // of a node
     Ref<Node> node;
     InlineVec<Tensor, 1> gradients;  // by output
-    bool useful = true;
+    bool useful = true;              // its rule leads to something that is asked for
+    bool asked_for = false;          // the gradient of an output is
   };
   struct LeafPlace {
     Ref<Leaf> leaf;
     Tensor gradient;
     int due = 0;  // edges that have not delivered yet
+    bool asked_for = true;
+  };
+  /// An input of `grad` or `partial`, and what arrived there.
+  struct Target {
+    Edge edge;
+    Tensor gradient;
   };
 
   void collect();
+  void prune();
   void announce();
-  void prune(std::span<const Tensor> inputs);
   void walk();
   void visit(Place& place);
+  void run_hooks(Place& place);
   Tensors gradients_of(Place& place);
+  Tensor* sum_at(const Edge& edge);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);
-  void run_leaf_hooks(std::span<const Tensor> inputs);
+  void call_back();
+  std::vector<Tensor> take_results();
   void reads_over(const Node& node);
   void abort() noexcept;
 
+  void add_targets(std::span<const Tensor> inputs);
+  Target* target_at(const Edge& edge);
+  bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
+  bool wanted(const Edge& edge);
+
   BackwardOptions options_;
-  RunInfo info_;
-  bool feeding_ = true;
+  PassInfo info_;
+  PassState& state_;
+  BackwardPass* outer_;
+  bool feeding_ = true;    // sinks and `.grad`
+  bool stopping_ = false;  // at the targets
+  bool announced_ = false;
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;
   std::size_t next_ = 0;  // places before this one are done
   std::vector<LeafPlace> leaves_;
+  std::vector<Target> targets_;         // each edge once
+  std::vector<std::size_t> target_of_;  // by input
   std::vector<std::shared_ptr<GradSink>> sinks_;
   std::vector<std::function<void()>> callbacks_;
-  // partial(): where to stop, and what arrived there.
-  struct Stop {
-    Edge edge;
-    Tensor gradient;
-  };
-  std::vector<Stop> stops_;
-  Stop* stop_at(const Edge& edge);
-  // grad(): what to catch on the way, by node and output, or by leaf.
-  std::vector<std::vector<Tensor>> caught_;
-  Run* outer_ = nullptr;
 };
-
-/// The innermost backward under way on this rank, or null.
-Run*& current_run();
 
 }  // namespace sherd

@@ -1,0 +1,453 @@
+#include "autograd/pass.h"
+
+#include <algorithm>
+
+#include "runtime/ops.h"
+
+namespace sherd {
+namespace {
+
+/// Nobody else can see this gradient, so it may be written or kept as it is.
+bool owned_alone(const Tensor& t) {
+  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
+         !t.storage().owned();
+}
+
+/// The gradient as a tensor that only its new owner sees, and that keeps no more memory than it fills.
+Tensor own(Tensor gradient) {
+  const auto bytes = static_cast<std::size_t>(gradient.numel() * size_of(gradient.dtype()));
+  return owned_alone(gradient) && gradient.storage().bytes() == bytes ? gradient : clone(gradient);
+}
+
+void accumulate(Tensor& sum, Tensor gradient, bool recording) {
+  if (!sum.defined())
+    sum = std::move(gradient);
+  else if (!recording && owned_alone(sum) && sum.dtype() == gradient.dtype())
+    add_(sum, gradient);
+  else
+    sum = add(sum, gradient);
+}
+
+bool fits(const Tensor& gradient, const Spec& spec) {
+  return gradient.shape() == spec.shape && gradient.dtype() == spec.dtype && gradient.device() == spec.device;
+}
+
+/// `what` is the gradient that does not fit, `whose` what has the spec.
+[[noreturn]] void refuse(std::string_view call, std::string_view what, const Tensor& gradient,
+                         std::string_view whose, const Spec& spec) {
+  check<ShapeError>(gradient.shape() == spec.shape, "{}: {} has shape {}, {} {}", call, what,
+                    gradient.shape(), whose, spec.shape);
+  check<DTypeError>(gradient.dtype() == spec.dtype, "{}: {} is {}, {} {}", call, what,
+                    name_of(gradient.dtype()), whose, name_of(spec.dtype));
+  fail<DeviceError>("{}: {} is on {}, {} on {}", call, what, to_string(gradient.device()), whose,
+                    to_string(spec.device));
+}
+
+/// What the hooks of `whose` make of a gradient.
+Tensor through_hooks(const Subscribers<GradHook>& hooks, Tensor gradient, std::string_view whose) {
+  hooks.each([&](const GradHook& hook) {
+    const std::uint32_t version = gradient.storage().version();
+    Tensor other = hook(gradient);
+    check<StateError>(
+        gradient.storage().version() == version || owned_alone(gradient),
+        "register_hook: a hook of {} wrote the gradient of shape {} that it was given, and others "
+        "use it; return a new tensor instead",
+        whose, gradient.shape());
+    if (!other.defined()) return;
+    if (!fits(other, gradient.spec()))
+      refuse("register_hook", fmt::format("what a hook of {} returned", whose), other,
+             "the gradient in whose place it goes", gradient.spec());
+    gradient = std::move(other);
+  });
+  return gradient;
+}
+
+std::string_view title(const Leaf& leaf) {
+  return leaf.name.empty() ? std::string_view("a leaf") : std::string_view(leaf.name);
+}
+
+/// The default sink.
+void add_to_grad(Leaf& leaf, Tensor gradient, bool recording) {
+  if (!leaf.grad.defined()) {
+    leaf.grad = own(std::move(gradient));
+    return;
+  }
+  if (!fits(gradient, leaf.grad.spec()))
+    refuse("backward", fmt::format("the gradient of {}", title(leaf)), gradient,
+           "its .grad, to which it is to be added,", leaf.grad.spec());
+  if (recording)
+    leaf.grad = add(leaf.grad, gradient);
+  else
+    add_(leaf.grad, gradient);
+}
+
+Tensor with_history(const SavedTensor& saved, const Edge& edge) {
+  Tensor t(make_ref<TensorImpl>(saved.value.storage_ref(), saved.value.layout(), saved.value.dtype()));
+  AutogradRecord& record = ensure_record(t);
+  record.requires_grad = true;
+  record.edge = edge;
+  return t;
+}
+
+void check_unchanged(const Node& node, const SavedTensor& saved, std::string_view what, std::size_t i) {
+  check<StateError>(saved.value.storage().version() == saved.version,
+                    "backward of {}: {} {} of shape {} was changed in place after it was recorded (version "
+                    "{}, now {}); change a "
+                    "clone of it instead",
+                    node.op->name(), what, i, saved.value.shape(), saved.version,
+                    saved.value.storage().version());
+}
+
+/// Calls `on` for every value with an owner that the node keeps.
+template <class F>
+void each_owned(const Node& node, F&& on) {
+  const auto look = [&](const SavedTensor& saved) {
+    if (saved.value.defined() && saved.value.storage().owned()) on(saved.value.storage_ref());
+  };
+  for (const SavedTensor& saved : node.saved_inputs) look(saved);
+  for (const SavedTensor& saved : node.saved_outputs) look(saved);
+}
+
+/// The time of a gradient rule; null for one whose ops are not recorded.
+class RuleScope {
+ public:
+  RuleScope(PassState& state, const AnyOp* recorded)
+      : state_(state), outer_(std::exchange(state.recorded_rule, recorded)) {}
+  ~RuleScope() { state_.recorded_rule = outer_; }
+  RuleScope(const RuleScope&) = delete;
+  RuleScope& operator=(const RuleScope&) = delete;
+
+ private:
+  PassState& state_;
+  const AnyOp* outer_;
+};
+
+}  // namespace
+
+PassState& pass_state() { return Context::current().slot<PassState>(); }
+
+BackwardPass::BackwardPass(BackwardOptions options)
+    : options_(options), state_(pass_state()), outer_(std::exchange(state_.innermost, this)) {
+  info_.number = state_.next_number++;
+  options_.retain_graph = options_.retain_graph || options_.create_graph;
+}
+
+BackwardPass::~BackwardPass() {
+  for (Place& place : places_) place.node->pass = nullptr;
+  for (LeafPlace& place : leaves_) place.leaf->pass = nullptr;
+  state_.innermost = outer_;
+}
+
+void BackwardPass::seed(const Tensor& output, Tensor gradient) {
+  check<ValueError>(output.defined(), "backward: output {} is an empty handle", seeds_.size());
+  const AutogradRecord* record = record_of(output);
+  check<StateError>(record != nullptr && record->requires_grad,
+                    "backward: a tensor of shape {} does not depend on anything that requires grad",
+                    output.shape());
+  if (!gradient.defined()) {
+    check<ShapeError>(output.numel() == 1,
+                      "backward: a tensor of shape {} needs an upstream gradient of its own shape (only one "
+                      "element has an implied one)",
+                      output.shape());
+    gradient = ones(output.shape(), {output.dtype(), output.device()});
+  }
+  if (!fits(gradient, output.spec()))
+    refuse("backward", "upstream gradient", gradient, "the tensor", output.spec());
+  seeds_.emplace_back(record->edge, std::move(gradient));
+}
+
+void BackwardPass::collect() {
+  std::vector<Node*> stack;
+  const auto meet = [&](const Edge& edge) {
+    if (stops_at(edge)) return;
+    if (edge.leaf) {
+      if (edge.leaf->pass != this) {
+        check<StateError>(edge.leaf->pass == nullptr,
+                          "backward: a backward inside a backward reaches the same leaf '{}'; finish "
+                          "the outer one first",
+                          edge.leaf->name);
+        leaves_.push_back({edge.leaf, {}});
+        edge.leaf->pass = this;
+        edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
+      }
+      ++leaves_[edge.leaf->slot].due;
+    } else if (edge.node && edge.node->pass != this) {
+      check<StateError>(edge.node->pass == nullptr,
+                        "backward: a backward inside a backward reaches the same {} node; finish the "
+                        "outer one first",
+                        edge.node->op->name());
+      places_.push_back({edge.node, {}});
+      edge.node->pass = this;
+      stack.push_back(edge.node.get());
+    }
+  };
+  for (const auto& [edge, gradient] : seeds_) meet(edge);
+  while (!stack.empty()) {
+    const Node* node = stack.back();
+    stack.pop_back();
+    check<StateError>(
+        !node->freed,
+        "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
+        "one, or run the forward again",
+        node->op->name());
+    for (const Edge& edge : node->edges) meet(edge);
+  }
+  std::sort(places_.begin(), places_.end(),
+            [](const Place& a, const Place& b) { return a.node->sequence > b.node->sequence; });
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    places_[i].node->slot = static_cast<std::uint32_t>(i);
+    places_[i].gradients.resize(places_[i].node->outputs.size());
+  }
+}
+
+void BackwardPass::add_targets(std::span<const Tensor> inputs) {
+  for (const Tensor& t : inputs) {
+    const Edge& edge = record_of(t)->edge;
+    Target* known = target_at(edge);
+    target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
+                                          : targets_.size());
+    if (known == nullptr) targets_.push_back({edge, {}});
+  }
+}
+
+BackwardPass::Target* BackwardPass::target_at(const Edge& edge) {
+  for (Target& target : targets_)
+    if (target.edge.leaf == edge.leaf && target.edge.node == edge.node && target.edge.index == edge.index)
+      return &target;
+  return nullptr;
+}
+
+/// Whether what flows along an edge leads to something that is asked for.
+bool BackwardPass::wanted(const Edge& edge) {
+  if (!edge) return false;
+  if (stops_at(edge)) return true;
+  if (edge.leaf) return leaves_[edge.leaf->slot].asked_for;
+  const Place& place = places_[edge.node->slot];
+  return place.useful || (place.asked_for && target_at(edge) != nullptr);
+}
+
+/// Marks what leads to no target: it is not computed.
+void BackwardPass::prune() {
+  for (LeafPlace& place : leaves_) place.asked_for = false;
+  for (const Target& target : targets_) {
+    const Edge& edge = target.edge;
+    if (edge.leaf && edge.leaf->pass == this) leaves_[edge.leaf->slot].asked_for = true;
+    if (edge.node && edge.node->pass == this) places_[edge.node->slot].asked_for = true;
+  }
+  for (std::size_t i = places_.size(); i-- > 0;) {
+    const auto& edges = places_[i].node->edges;
+    places_[i].useful = std::any_of(edges.begin(), edges.end(), [&](const Edge& e) { return wanted(e); });
+  }
+}
+
+void BackwardPass::announce() {
+  announced_ = true;
+  for (const Place& place : places_)
+    if (place.useful)
+      each_owned(*place.node,
+                 [](const Ref<Storage>& storage) { storage->owner()->expect_reads(*storage, 1); });
+  if (!feeding_) return;
+  for (const LeafPlace& place : leaves_) {
+    const std::shared_ptr<GradSink>& sink = place.leaf->sink;
+    if (!sink) continue;
+    if (std::find(sinks_.begin(), sinks_.end(), sink) == sinks_.end()) sinks_.push_back(sink);
+    sink->begin(info_, *place.leaf);
+  }
+}
+
+void BackwardPass::backward() {
+  try {
+    collect();
+    announce();
+    walk();
+    for (const auto& sink : sinks_) sink->finish(info_);
+    call_back();
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check<ValueError>(inputs[i].defined(), "grad: input {} is an empty handle", i);
+    check<StateError>(wants_grad(inputs[i]), "grad: input {} of shape {} does not require grad", i,
+                      inputs[i].shape());
+  }
+  feeding_ = false;
+  try {
+    add_targets(inputs);
+    collect();
+    prune();
+    announce();
+    walk();
+    std::vector<Tensor> results = take_results();
+    call_back();
+    return results;
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+/// One tensor an input, each in memory of its own.
+std::vector<Tensor> BackwardPass::take_results() {
+  const GradMode mode(options_.create_graph);
+  for (Target& target : targets_) {
+    const Ref<Leaf>& leaf = target.edge.leaf;
+    if (!leaf || leaf->pass != this) continue;
+    Tensor sum = std::move(leaves_[leaf->slot].gradient);
+    if (sum.defined()) target.gradient = through_hooks(leaf->hooks, std::move(sum), title(*leaf));
+  }
+  for (Target& target : targets_)
+    if (target.gradient.defined()) target.gradient = own(std::move(target.gradient));
+  std::vector<Tensor> results;
+  std::vector<bool> given(targets_.size());
+  for (const std::size_t at : target_of_) {
+    const Tensor& gradient = targets_[at].gradient;
+    results.push_back(given[at] && gradient.defined() ? clone(gradient) : gradient);
+    given[at] = true;
+  }
+  return results;
+}
+
+std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs) {
+  feeding_ = false;
+  stopping_ = true;
+  try {
+    add_targets(inputs);
+    collect();
+    announce();
+    walk();
+  } catch (...) {
+    abort();
+    throw;
+  }
+  // A tensor passed twice gets its whole gradient once.
+  std::vector<Tensor> results;
+  for (const std::size_t at : target_of_) results.push_back(std::exchange(targets_[at].gradient, {}));
+  return results;
+}
+
+/// Where gradients that flow along an edge add up, or null where nobody asks for them.
+Tensor* BackwardPass::sum_at(const Edge& edge) {
+  if (!wanted(edge)) return nullptr;
+  if (stopping_)
+    if (Target* target = target_at(edge)) return &target->gradient;
+  return edge.node ? &places_[edge.node->slot].gradients[edge.index] : &leaves_[edge.leaf->slot].gradient;
+}
+
+void BackwardPass::walk() {
+  const GradMode mode(options_.create_graph);
+  for (auto& [edge, gradient] : seeds_) {
+    Tensor given = std::move(gradient);
+    if (Tensor* sum = sum_at(edge)) accumulate(*sum, std::move(given), options_.create_graph);
+  }
+  for (auto& [edge, gradient] : seeds_) settle(edge);
+  for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
+}
+
+void BackwardPass::visit(Place& place) {
+  Node& node = *place.node;
+  run_hooks(place);
+  if (place.useful) {
+    const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
+                                 [](const Tensor& gradient) { return gradient.defined(); });
+    Tensors gradients;
+    if (any) gradients = gradients_of(place);
+    place.gradients.clear();
+    for (std::size_t i = 0; i < gradients.size() && i < node.edges.size(); ++i)
+      if (gradients[i].defined() && node.edges[i]) deliver(node.edges[i], std::move(gradients[i]), node, i);
+    reads_over(node);
+  }
+  place.gradients.clear();
+  for (const Edge& edge : node.edges) settle(edge);
+  if (!options_.retain_graph && place.useful) node.free();
+}
+
+/// Hooks see a node's gradients when they are complete, and targets take them then.
+void BackwardPass::run_hooks(Place& place) {
+  Node& node = *place.node;
+  for (std::size_t i = 0; i < place.gradients.size() && i < node.hooks.size(); ++i)
+    if (place.gradients[i].defined() && !node.hooks[i].empty())
+      place.gradients[i] = through_hooks(node.hooks[i], std::move(place.gradients[i]), node.op->name());
+  if (!place.asked_for) return;
+  for (Target& target : targets_)
+    if (target.edge.node == place.node) target.gradient = place.gradients[target.edge.index];
+}
+
+Tensors BackwardPass::gradients_of(Place& place) {
+  Node& node = *place.node;
+  Tensors inputs(node.saved_inputs.size()), outputs(node.saved_outputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const SavedTensor& saved = node.saved_inputs[i];
+    if (!saved.value.defined()) continue;
+    check_unchanged(node, saved, "input", i);
+    inputs[i] = options_.create_graph && node.edges[i] ? with_history(saved, node.edges[i]) : saved.value;
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const SavedTensor& saved = node.saved_outputs[i];
+    if (!saved.value.defined()) continue;
+    check_unchanged(node, saved, "output", i);
+    outputs[i] = options_.create_graph
+                     ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}})
+                     : saved.value;
+  }
+  InlineVec<std::uint64_t, 1> needs((node.edges.size() + 63) / 64);
+  for (std::uint64_t& word : needs) word = 0;
+  for (std::size_t i = 0; i < node.edges.size(); ++i)
+    if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
+  const RuleScope scope(state_, options_.create_graph ? node.op.get() : nullptr);
+  return node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph});
+}
+
+void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input) {
+  Tensor* sum = sum_at(edge);
+  if (sum == nullptr) return;
+  if (!fits(gradient, from.specs[input]))
+    refuse(fmt::format("backward of {}", from.op->name()), fmt::format("gradient of input {}", input),
+           gradient, "the input", from.specs[input]);
+  accumulate(*sum, std::move(gradient), options_.create_graph);
+}
+
+/// An edge into a leaf has delivered, or never will; after the last one the sum is complete.
+void BackwardPass::settle(const Edge& edge) {
+  if (!edge.leaf || stops_at(edge)) return;
+  LeafPlace& place = leaves_[edge.leaf->slot];
+  if (--place.due == 0 && feeding_ && place.gradient.defined()) hand_over(place);
+}
+
+void BackwardPass::hand_over(LeafPlace& place) {
+  Leaf& leaf = *place.leaf;
+  Tensor gradient = through_hooks(leaf.hooks, std::move(place.gradient), title(leaf));
+  if (leaf.sink)
+    leaf.sink->accept(info_, leaf, std::move(gradient));
+  else
+    add_to_grad(leaf, std::move(gradient), options_.create_graph);
+  leaf.after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(leaf); });
+}
+
+void BackwardPass::call_back() {
+  for (std::size_t i = 0; i < callbacks_.size(); ++i) {
+    const std::function<void()> callback =
+        std::move(callbacks_[i]);  // it may queue others, which moves the list
+    callback();
+  }
+}
+
+void BackwardPass::reads_over(const Node& node) {
+  each_owned(node, [](const Ref<Storage>& shared) {
+    const Ref<Storage> storage = shared;  // the owner may let go of it
+    storage->owner()->read_done(*storage);
+  });
+}
+
+void BackwardPass::abort() noexcept {
+  for (const auto& sink : sinks_) sink->abort(info_);
+  if (!announced_) return;
+  for (std::size_t i = next_; i < places_.size(); ++i)
+    each_owned(*places_[i].node,
+               [](const Ref<Storage>& storage) { storage->owner()->forget_reads(*storage); });
+}
+
+}  // namespace sherd
