@@ -108,20 +108,6 @@ void each_owned(const Node& node, F&& on) {
   for (const SavedTensor& saved : node.saved_outputs) look(saved);
 }
 
-/// The time of a gradient rule; null for one whose ops are not recorded.
-class RuleScope {
- public:
-  RuleScope(PassState& state, const AnyOp* recorded)
-      : state_(state), outer_(std::exchange(state.recorded_rule, recorded)) {}
-  ~RuleScope() { state_.recorded_rule = outer_; }
-  RuleScope(const RuleScope&) = delete;
-  RuleScope& operator=(const RuleScope&) = delete;
-
- private:
-  PassState& state_;
-  const AnyOp* outer_;
-};
-
 }  // namespace
 
 PassState& pass_state() { return Context::current().slot<PassState>(); }
@@ -349,7 +335,7 @@ void BackwardPass::walk() {
 
 void BackwardPass::visit(Place& place) {
   Node& node = *place.node;
-  run_hooks(place);
+  pass_hooks(place);
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
                                  [](const Tensor& gradient) { return gradient.defined(); });
@@ -366,7 +352,7 @@ void BackwardPass::visit(Place& place) {
 }
 
 /// Hooks see a node's gradients when they are complete, and targets take them then.
-void BackwardPass::run_hooks(Place& place) {
+void BackwardPass::pass_hooks(Place& place) {
   Node& node = *place.node;
   for (std::size_t i = 0; i < place.gradients.size() && i < node.hooks.size(); ++i)
     if (place.gradients[i].defined() && !node.hooks[i].empty())
@@ -397,7 +383,7 @@ Tensors BackwardPass::gradients_of(Place& place) {
   for (std::uint64_t& word : needs) word = 0;
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
-  const RuleScope scope(state_, options_.create_graph ? node.op.get() : nullptr);
+  const RuleScope scope(state_, node.op.get(), options_.create_graph);
   return node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph});
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "autograd/autograd.h"
@@ -16,9 +17,30 @@ class BackwardPass;
 struct PassState {
   BackwardPass* innermost = nullptr;  ///< of those under way
   std::uint64_t next_number = 1;
-  const AnyOp* recorded_rule = nullptr;  ///< whose gradient rule is running to be differentiated again
+  const AnyOp* rule = nullptr;       ///< the op whose gradient is being computed
+  bool rule_differentiated = false;  ///< and the ops that it is made of will be differentiated in turn
 };
 PassState& pass_state();
+
+/// The time of a gradient rule.
+class RuleScope {
+ public:
+  RuleScope(PassState& state, const AnyOp* rule, bool differentiated)
+      : state_(state),
+        outer_rule_(std::exchange(state.rule, rule)),
+        outer_differentiated_(std::exchange(state.rule_differentiated, differentiated)) {}
+  ~RuleScope() {
+    state_.rule = outer_rule_;
+    state_.rule_differentiated = outer_differentiated_;
+  }
+  RuleScope(const RuleScope&) = delete;
+  RuleScope& operator=(const RuleScope&) = delete;
+
+ private:
+  PassState& state_;
+  const AnyOp* outer_rule_;
+  bool outer_differentiated_;
+};
 
 class BackwardPass {
  public:
@@ -62,7 +84,7 @@ class BackwardPass {
   void announce();
   void walk();
   void visit(Place& place);
-  void run_hooks(Place& place);
+  void pass_hooks(Place& place);
   Tensors gradients_of(Place& place);
   Tensor* sum_at(const Edge& edge);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input);

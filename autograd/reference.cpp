@@ -20,7 +20,11 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
     wanted.push_back(inputs.back());
     places.push_back(i);
   }
-  const Tensors outputs = reference(inputs);
+  PassState& state = pass_state();
+  const Tensors outputs = [&] {
+    const RuleScope differentiated(state, state.rule, true);
+    return reference(inputs);
+  }();
   BackwardPass pass({.create_graph = args.create_graph});
   for (std::size_t i = 0; i < outputs.size() && i < args.gy.size(); ++i)
     if (args.gy[i].defined() && outputs[i].requires_grad()) pass.seed(outputs[i], args.gy[i]);

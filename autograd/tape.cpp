@@ -61,13 +61,17 @@ void check_recorded_write(const AnyOp& op, const Tensor& written) {
                     op.name(), written.shape());
 }
 
-/// A gradient that is to be differentiated again goes through `what`, which would end its history unnoticed.
-[[noreturn]] void refuse_lost_term(const AnyOp& rule, const std::string& what) {
+/// What a gradient rule builds is differentiated in turn under create_graph, and so is a `reference`; `what`
+/// would end the history there, unnoticed.
+template <class What>
+void check_no_lost_term(What&& what) {
+  const PassState& state = pass_state();
+  if (state.rule == nullptr || !state.rule_differentiated) return;
   fail<NotImplementedError>(
-      "backward of {}: with create_graph its gradient is differentiated again, and it uses {}; write it in "
-      "ops "
-      "that have a gradient, give the op a `reference` instead, or detach what is constant",
-      rule.name(), what);
+      "backward of {}: its gradient is differentiated through ops, and it uses {}, so that a term would be "
+      "lost; "
+      "write it in ops that have a gradient, or detach what is constant",
+      state.rule->name(), what());
 }
 
 Tensor without_history(const Tensor& t) {
@@ -108,12 +112,11 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
     for (const Tensor& t : in) check_fresh_view(op, t);
   if (needs == 0) return;
   if (!op.differentiable()) {
-    const AnyOp* rule = pass_state().recorded_rule;
     const auto carries = [](const Tensor& t) {
       return is_floating(t.dtype());
     };  // whole numbers have no slope
-    if (rule != nullptr && std::any_of(out.begin(), out.end(), carries))
-      refuse_lost_term(*rule, fmt::format("{}, which has none", op.name()));
+    if (std::any_of(out.begin(), out.end(), carries))
+      check_no_lost_term([&] { return fmt::format("{}, which has none", op.name()); });
     return;
   }
 
@@ -145,8 +148,8 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
 
 void Tape::host_read(const Tensor& tensor) {
   if (!Context::current().grad_enabled() || !wants_grad(tensor)) return;
-  if (const AnyOp* rule = pass_state().recorded_rule)
-    refuse_lost_term(*rule, fmt::format("a value of a tensor of shape {} on the host", tensor.shape()));
+  check_no_lost_term(
+      [&] { return fmt::format("a value of a tensor of shape {} on the host", tensor.shape()); });
 }
 
 }  // namespace sherd

@@ -76,6 +76,49 @@ struct Cube {
 
 }  // namespace sherd::test
 
+namespace sherd::test {
+
+/// x^3, whose gradient is that of its reference.
+struct CubeByReference {
+  static constexpr std::string_view name = "cube_by_reference";
+  Rule rule = Rule::in_ops;
+
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  Tensors reference(Inputs in) const { return {mul(Cube{rule}.slope(in[0]), mul(in[0], 1.0 / 3))}; }
+  bool operator==(const CubeByReference&) const = default;
+};
+
+}  // namespace sherd::test
+
+namespace {
+
+[[maybe_unused]] const bool kernels_added = [] {
+  cpu::add_elementwise<Slope>();
+  cpu::add_elementwise<Cube>();
+  return true;
+}();
+
+}  // namespace
+
+TEST_CASE("backward: a reference that would lose a term of the gradient is refused by name") {
+  const Tensor x = full({1}, 2, {f64}).requires_grad_();
+  const auto gradient = [&](Rule rule, bool create_graph) {
+    return grad(apply(CubeByReference{rule}, x), std::span(&x, 1), {}, {.create_graph = create_graph})[0]
+        .item();
+  };
+  for (const bool create_graph : {false, true}) {
+    CHECK(gradient(Rule::in_ops, create_graph) == Approx(12));
+    CHECK(gradient(Rule::through_masks, create_graph) == Approx(12));
+    CHECK(gradient(Rule::of_detached, create_graph) == Approx(4));  // its word that the factor is constant
+    for (const Rule rule : {Rule::without_gradient, Rule::by_item, Rule::by_vector, Rule::by_pointer}) {
+      const std::string text = message_of<NotImplementedError>([&] { gradient(rule, create_graph); });
+      INFO(text);
+      CHECK(one_line_about(text, "cube_by_reference"));
+      CHECK(one_line_about(text, rule == Rule::without_gradient ? "slope" : "on the host"));
+    }
+  }
+}
+
 TEST_CASE("create_graph: a rule that would lose its second derivative is refused by name") {
   struct Expected {
     Rule rule;
