@@ -23,17 +23,17 @@ struct alignas(sizeof(T) * N) Pack {
 };
 
 /// Where the operands' elements with the row-major index `i` lie.
-template <int Operands, class Index>
-__device__ void offsets_of(const Operands& p, Index i, std::int64_t (&at)[Operands]) {
-  for (int k = 0; k < Operands; ++k) at[k] = 0;
+template <int count, class Index>
+__device__ void offsets_of(const Operands& p, Index i, std::int64_t (&at)[count]) {
+  for (int k = 0; k < count; ++k) at[k] = 0;
   for (int d = p.rank - 1; d > 0; --d) {
     const Index size = static_cast<Index>(p.sizes[d]), rest = i / size;
     const auto index = static_cast<std::int64_t>(i - rest * size);
-    for (int k = 0; k < Operands; ++k) at[k] += index * p.strides[k][d];
+    for (int k = 0; k < count; ++k) at[k] += index * p.strides[k][d];
     i = rest;
   }
   if (p.rank > 0)
-    for (int k = 0; k < Operands; ++k) at[k] += static_cast<std::int64_t>(i) * p.strides[k][0];
+    for (int k = 0; k < count; ++k) at[k] += static_cast<std::int64_t>(i) * p.strides[k][0];
 }
 
 template <class F, class TO, class... TI, std::size_t... I>

@@ -115,7 +115,7 @@ Job job(std::string how, const Make& make, auto optimizer_options, Loss loss, au
 /// `modules(model)` become groups before the model itself does.
 template <class Optimizer, class Make, class Loss, class Modules>
 std::vector<Job> all_ways(World& world, const Make& make, auto options, Loss loss, const Modules& modules) {
-  const auto cut = [&](Layout layout) {
+  const auto cut = [&](GroupLayout layout) {
     return [&modules, layout](auto& training) {
       for (nn::Module* m : modules(training.model)) shard::fully_shard(*m, {.layout = layout});
       shard::fully_shard(training.model, {.layout = layout});
@@ -285,7 +285,7 @@ double peak_bytes(World& world, const std::function<void(Wide&)>& wrap) {
 
 void bench_memory(World& world) {
   const double plain = peak_bytes(world, [](Wide&) {});
-  for (Layout layout : {GroupLayout::per_parameter, GroupLayout::flat}) {
+  for (GroupLayout layout : {GroupLayout::per_parameter, GroupLayout::flat}) {
     double shards = 0, largest = 0;
     const double peak = peak_bytes(world, [&](Wide& model) {
       for (nn::Linear& layer : model.layers) shard::fully_shard(layer, {.layout = layout});

@@ -31,8 +31,8 @@ using namespace sherd;
 struct Late {
   Tensor tensor, loss;
   std::optional<nn::Sequential> model;
-  nn::Subscription subscription;
-  HookHandle hook;
+  Subscription subscription;
+  Subscription hook;
   std::unique_ptr<nn::Adam> adam;
   std::unique_ptr<nn::Sgd> sgd;
   std::optional<Program> program;

@@ -70,7 +70,6 @@ class Command {
   }
   pid_t process() const { return process_; }
   void signal(int number) const { ::kill(process_, number); }
-  pid_t process() const { return process_; }
   /// The exit code; 128 + the signal that ended it.
   int wait() {
     while (read_more()) {
