@@ -10,6 +10,7 @@ namespace sherd::ops {
 struct Post {
   static constexpr std::string_view name = "collective";
   static constexpr Arity arity = Arity::at_least(0);
+  static constexpr Mask optional = all_of_them;  // its own check says what is empty, and of which call
   static constexpr bool differentiable = false;
   static constexpr bool crosses_devices = true;  // its own check says which call it was
   static constexpr bool orders_overlap = true;   // an input may be its own place in an output

@@ -77,8 +77,10 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
       device = &first;
     } else if (t.device() != first && !op.crosses_devices()) [[unlikely]] {
       // Not by `check`: the words would be made for every call.
-      fail<DeviceError>("{}: inputs are on {} and {}; move one with to(device)", op.name(), to_string(first),
-                        to_string(t.device()));
+      const bool no_values = first.type == DeviceType::meta || t.device().type == DeviceType::meta;
+      fail<DeviceError>(
+          "{}: inputs are on {} and {}; {}", op.name(), to_string(first), to_string(t.device()),
+          no_values ? "give what is on meta values first (materialize)" : "move one with to(device)");
     }
   }
   return device != nullptr || out.empty() ? first : out[0].device();
@@ -130,10 +132,11 @@ Tensors apply(const AnyOp& op, Inputs in) {
       if (op.writes(i) && in[i].defined() && in[i].storage().owned()) [[unlikely]]
         in[i].storage().owner()->before_write(in[i].storage());
   }
-  run_inside(op, in, out, context);
+  // Before the kernel: a write that throws halfway has written.
   if (op.mutating())
     for (std::size_t i = 0; i < in.size(); ++i)
-      if (op.writes(i)) in[i].storage().bump_version();
+      if (op.writes(i) && in[i].defined()) in[i].storage().bump_version();
+  run_inside(op, in, out, context);
   if (heard)
     for (Listener* listener : context.listeners()) listener->after(op, in, out);
   return out;

@@ -113,7 +113,9 @@ TEST_CASE("every name in a message is declared somewhere") {
       Source source = read(text_of(entry.path()));
       known.merge(source.names);
       for (const std::string& literal : source.literals)
-        if (literal.find(' ') != std::string::npos)
+        if (literal.find("%0") != std::string::npos)
+          continue;  // assembly
+        else if (literal.find(' ') != std::string::npos)
           sentences.emplace_back(entry.path().string(), literal);
         else
           known.insert(literal);  // the name of an op, an option or a value of one

@@ -61,10 +61,12 @@ TEST_CASE("cuda: creation equals the CPU's") {
   if (no_gpu()) return;
   for (DType dtype : all_dtypes) {
     INFO(name_of(dtype));
-    CHECK(distance_in_ulps(full({1001}, 3.7, {dtype, gpu}), full({1001}, 3.7, {dtype})) == 0);
+    const Number value = is_floating(dtype) ? Number(3.7) : Number(1);
+    CHECK(distance_in_ulps(full({1001}, value, {dtype, gpu}), full({1001}, value, {dtype})) == 0);
     CHECK(distance_in_ulps(zeros({0, 3}, {dtype, gpu}), zeros({0, 3}, {dtype})) == 0);
-    CHECK(distance_in_ulps(arange(-2, 100, 0.7, {dtype == u8 ? f32 : dtype, gpu}),
-                           arange(-2, 100, 0.7, {dtype == u8 ? f32 : dtype})) == 0);
+    const Number start = is_integral(dtype) && dtype != u8 ? -2 : 0, end = dtype == boolean ? 2 : 100;
+    const Number step = is_floating(dtype) ? Number(0.7) : Number(1);
+    CHECK(distance_in_ulps(arange(start, end, step, {dtype, gpu}), arange(start, end, step, {dtype})) == 0);
     const Tensor host = ones({7, 8}, {dtype}), moved = ones({7, 8}, {dtype, gpu});
     fill_(slice(host, 1, 1, 8, 3), 0);
     fill_(slice(moved, 1, 1, 8, 3), 0);

@@ -195,7 +195,7 @@ TEST_CASE("a signal to the launcher saves, and its status is that of the ranks")
     idle.signal(signal);
     CHECK(idle.wait() == 128 + (signal == SIGINT ? SIGINT : SIGTERM));
     CHECK(idle.err().empty());
-    const std::string stubborn = "trap 'echo heard' INT TERM; echo up; while :; do sleep 600; done";
+    const std::string stubborn = "trap 'echo heard' INT TERM; echo up; while :; do sleep 0.05; done";
     Command deaf(place.folder(), launch(2, {"sh", "-c", stubborn}));
     REQUIRE(deaf.prints("up\nup\n"));
     deaf.signal(signal);
