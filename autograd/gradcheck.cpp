@@ -28,6 +28,7 @@ void check_input(const Tensor& x) {
 
 /// Element `k` of a dense leaf, written where the leaf lives.
 void set_element(const Tensor& leaf, std::size_t k, double value) {
+  const NoGrad guard;
   fill_(alias(leaf, {{1}, {1}, static_cast<std::int64_t>(k)}), value);
 }
 
@@ -45,7 +46,6 @@ double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::
                     name_of(y.dtype()));
   const std::vector<Tensor> gradients =
       y.requires_grad() ? grad(y, leaves, weights_like(y)) : std::vector<Tensor>(leaves.size());
-  const NoGrad guard;
   double worst = 0;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::vector<double> given =

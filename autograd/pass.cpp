@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/tape.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -130,6 +131,7 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
   check<StateError>(record != nullptr && record->requires_grad,
                     "backward: a tensor of shape {} does not depend on anything that requires grad",
                     output.shape());
+  check_fresh_view("backward", output);
   if (!gradient.defined()) {
     check<ShapeError>(output.numel() == 1,
                       "backward: a tensor of shape {} needs an upstream gradient of its own shape (only one "
@@ -145,13 +147,14 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
 void BackwardPass::collect() {
   std::vector<Node*> stack;
   const auto meet = [&](const Edge& edge) {
-    if (stops_at(edge)) return;
+    if (stops_at(edge) || leaves(edge)) return;
     if (edge.leaf) {
       if (edge.leaf->pass != this) {
-        check<StateError>(edge.leaf->pass == nullptr,
-                          "backward: a backward inside a backward reaches the same leaf '{}'; finish "
-                          "the outer one first",
-                          edge.leaf->name);
+        check<StateError>(
+            edge.leaf->pass == nullptr,
+            "backward: {} is in a backward that is under way, around this one or on another thread; finish "
+            "that one first",
+            title(*edge.leaf));
         leaves_.push_back({edge.leaf, {}});
         edge.leaf->pass = this;
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
@@ -159,8 +162,9 @@ void BackwardPass::collect() {
       ++leaves_[edge.leaf->slot].due;
     } else if (edge.node && edge.node->pass != this) {
       check<StateError>(edge.node->pass == nullptr,
-                        "backward: a backward inside a backward reaches the same {} node; finish the "
-                        "outer one first",
+                        "backward: the graph behind {} is in a backward that is under way, around this one "
+                        "or on another thread; "
+                        "finish that one first",
                         edge.node->op->name());
       places_.push_back({edge.node, {}});
       edge.node->pass = this;
@@ -171,11 +175,7 @@ void BackwardPass::collect() {
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
-    check<StateError>(
-        !node->freed,
-        "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
-        "one, or run the forward again",
-        node->op->name());
+    if (node->freed) continue;  // an error where something wanted lies behind it: `check_alive`
     for (const Edge& edge : node->edges) meet(edge);
   }
   std::sort(places_.begin(), places_.end(),
@@ -184,6 +184,20 @@ void BackwardPass::collect() {
     places_[i].node->slot = static_cast<std::uint32_t>(i);
     places_[i].gradients.resize(places_[i].node->outputs.size());
   }
+}
+
+/// A graph that was freed has lost the way to what lies behind it.
+void BackwardPass::check_alive() const {
+  const bool all_found = std::all_of(targets_.begin(), targets_.end(), [&](const Target& target) {
+    const Edge& edge = target.edge;
+    return stopping_ || (edge.leaf ? edge.leaf->pass == this : edge.node->pass == this);
+  });
+  for (const Place& place : places_)
+    check<StateError>(
+        !place.node->freed || (!targets_.empty() && all_found && !place.useful),
+        "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
+        "one, or run the forward again",
+        place.node->op->name());
 }
 
 void BackwardPass::add_targets(std::span<const Tensor> inputs) {
@@ -207,6 +221,7 @@ BackwardPass::Target* BackwardPass::target_at(const Edge& edge) {
 bool BackwardPass::wanted(const Edge& edge) {
   if (!edge) return false;
   if (stops_at(edge)) return true;
+  if (leaves(edge)) return false;
   if (edge.leaf) return leaves_[edge.leaf->slot].asked_for;
   const Place& place = places_[edge.node->slot];
   return place.useful || (place.asked_for && target_at(edge) != nullptr);
@@ -244,6 +259,7 @@ void BackwardPass::announce() {
 void BackwardPass::backward() {
   try {
     collect();
+    check_alive();
     announce();
     walk();
     for (const auto& sink : sinks_) sink->finish(info_);
@@ -259,12 +275,14 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
     check<ValueError>(inputs[i].defined(), "grad: input {} is an empty handle", i);
     check<StateError>(wants_grad(inputs[i]), "grad: input {} of shape {} does not require grad", i,
                       inputs[i].shape());
+    check_fresh_view("grad", inputs[i]);
   }
   feeding_ = false;
   try {
     add_targets(inputs);
     collect();
     prune();
+    check_alive();
     announce();
     walk();
     std::vector<Tensor> results = take_results();
@@ -297,12 +315,15 @@ std::vector<Tensor> BackwardPass::take_results() {
   return results;
 }
 
-std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs) {
+std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::uint64_t since) {
   feeding_ = false;
   stopping_ = true;
+  since_ = since;
   try {
     add_targets(inputs);
     collect();
+    prune();
+    check_alive();
     announce();
     walk();
   } catch (...) {
@@ -384,7 +405,14 @@ Tensors BackwardPass::gradients_of(Place& place) {
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
-  return node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph});
+  Tensors gradients =
+      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph});
+  check<InternalError>(
+      gradients.size() == node.edges.size(),
+      "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "
+      "it is not needed",
+      node.op->name(), gradients.size(), node.edges.size());
+  return gradients;
 }
 
 void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input) {
@@ -398,7 +426,7 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
 
 /// An edge into a leaf has delivered, or never will; after the last one the sum is complete.
 void BackwardPass::settle(const Edge& edge) {
-  if (!edge.leaf || stops_at(edge)) return;
+  if (!edge.leaf || stops_at(edge) || leaves(edge)) return;
   LeafPlace& place = leaves_[edge.leaf->slot];
   if (--place.due == 0 && feeding_ && place.gradient.defined()) hand_over(place);
 }

@@ -55,9 +55,9 @@ class BackwardPass {
   void backward();
   /// Returns the gradients of `inputs` and feeds nothing.
   std::vector<Tensor> grad(std::span<const Tensor> inputs);
-  /// The same, but does not look behind the inputs: a rule of an outer backward differentiates only what it
-  /// just built.
-  std::vector<Tensor> partial(std::span<const Tensor> inputs);
+  /// The same within what was recorded from sequence number `since` on: a rule of an outer backward
+  /// differentiates only what it just built. What is older is constant, whether or not it has a history.
+  std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
  private:
@@ -98,6 +98,11 @@ class BackwardPass {
   void add_targets(std::span<const Tensor> inputs);
   Target* target_at(const Edge& edge);
   bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
+  /// Whether an edge leaves what `partial` differentiates.
+  bool leaves(const Edge& edge) const {
+    return stopping_ && (edge.leaf || (edge.node && edge.node->sequence < since_));
+  }
+  void check_alive() const;
   bool wanted(const Edge& edge);
 
   BackwardOptions options_;
@@ -105,7 +110,8 @@ class BackwardPass {
   PassState& state_;
   BackwardPass* outer_;
   bool feeding_ = true;    // sinks and `.grad`
-  bool stopping_ = false;  // at the targets
+  bool stopping_ = false;  // at the targets, and where the graph is older than `since_`
+  std::uint64_t since_ = 0;
   bool announced_ = false;
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;

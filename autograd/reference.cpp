@@ -1,6 +1,9 @@
 // Gradients of fused ops through their references: the reference runs again with recording on, and is
 // differentiated.
+#include <algorithm>
+
 #include "autograd/pass.h"
+#include "autograd/tape.h"
 #include "runtime/ops.h"
 
 namespace sherd::detail {
@@ -20,6 +23,12 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
     wanted.push_back(inputs.back());
     places.push_back(i);
   }
+  // What the reference records is newer than everything that its inputs were computed from.
+  std::uint64_t since = Context::current().slot<Tape>().next_sequence();
+  for (const Tensor& x : inputs)
+    if (const AutogradRecord* record = x.defined() ? record_of(x) : nullptr;
+        record != nullptr && record->edge.node)
+      since = std::max(since, record->edge.node->sequence + 1);
   PassState& state = pass_state();
   const Tensors outputs = [&] {
     const RuleScope differentiated(state, state.rule, true);
@@ -28,7 +37,7 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
   BackwardPass pass({.create_graph = args.create_graph});
   for (std::size_t i = 0; i < outputs.size() && i < args.gy.size(); ++i)
     if (args.gy[i].defined() && outputs[i].requires_grad()) pass.seed(outputs[i], args.gy[i]);
-  std::vector<Tensor> gradients = pass.partial(wanted);
+  std::vector<Tensor> gradients = pass.partial(wanted, since);
   Tensors result(args.inputs.size());
   for (std::size_t k = 0; k < places.size(); ++k) result[places[k]] = std::move(gradients[k]);
   return result;

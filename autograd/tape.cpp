@@ -18,23 +18,14 @@ Mask inputs_wanting_grad(Inputs in) {
   return needs;
 }
 
-/// A view has its base's history as of when it was taken; a recorded write since then changed the values and
-/// left the view's history as it was.
-void check_fresh_view(const AnyOp& op, const Tensor& t) {
-  if (!t.defined() || !t.is_view()) return;
-  check<StateError>(t.impl()->view_version >= t.storage().recorded_version(),
-                    "{}: an input of shape {} is a view of a tensor that was changed in place after the view "
-                    "was taken, with "
-                    "gradients recorded; take the view again after the change",
-                    op.name(), t.shape());
-}
-
 /// A write that goes past the tensors with a history in the same memory would make their gradients wrong.
 void check_histories(const AnyOp& op, const Tensor& written) {
-  check<StateError>(wants_grad(written) || written.storage().histories() == 0,
+  // `detach` is the user's word that it shall not know; what a gradient still needs is told by the storage's
+  // version.
+  check<StateError>(wants_grad(written) || written.impl()->alias || written.storage().histories() == 0,
                     "{}: a tensor of shape {} without history is written, and its memory holds one with a "
-                    "history, whose gradient would not know (a view taken under NoGrad, or detached); write "
-                    "that one, or do it under NoGrad, or write a clone",
+                    "history, whose gradient would not know (a view taken under NoGrad); write "
+                    "that one, or do it under NoGrad, or write what detach() gives",
                     op.name(), written.shape());
 }
 
@@ -45,7 +36,8 @@ void check_recorded_write(const AnyOp& op, const Tensor& written) {
       record == nullptr || !record->requires_grad || !record->edge.leaf,
       "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
       op.name(), written.shape());
-  check<StateError>(!written.is_view(),
+  // A view that nobody else shares memory with is a tensor like others: many functions end in one.
+  check<StateError>(!written.is_view() || written.storage().use_count() == 1,
                     "{}: a view of shape {} is written in place while gradients are recorded; write its "
                     "base, or clone the "
                     "view first",
@@ -88,9 +80,18 @@ Edge edge_to(const Tensor& t) {
 
 }  // namespace
 
+void check_fresh_view(std::string_view user, const Tensor& t) {
+  if (!t.defined() || !t.is_view()) return;
+  check<StateError>(t.impl()->view_version >= t.storage().recorded_version(),
+                    "{}: an input of shape {} is a view of a tensor that was changed in place after the view "
+                    "was taken, with "
+                    "gradients recorded; take the view again after the change",
+                    user, t.shape());
+}
+
 void Tape::before_write(const AnyOp& op, Inputs in) {
   if (!Context::current().grad_enabled()) return;
-  for (const Tensor& t : in) check_fresh_view(op, t);
+  for (const Tensor& t : in) check_fresh_view(op.name(), t);
   const Mask needs = inputs_wanting_grad(in);
   const Reads reads = needs != 0 ? op.reads(needs) : Reads{};
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -109,7 +110,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   if (!Context::current().grad_enabled()) return;
   const Mask needs = inputs_wanting_grad(in);
   if (!op.mutating())
-    for (const Tensor& t : in) check_fresh_view(op, t);
+    for (const Tensor& t : in) check_fresh_view(op.name(), t);
   if (needs == 0) return;
   if (!op.differentiable()) {
     const auto carries = [](const Tensor& t) {
@@ -142,7 +143,9 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
     const bool of_leaf = op.is_view() && !record_of(in[0])->computed();
     ensure_record(out[i]).set_history(node, static_cast<std::uint32_t>(i),
                                       of_leaf ? nullptr : &out[i].storage());
-    if (op.mutating()) out[i].storage().mark_recorded();
+    if (!op.mutating()) continue;
+    out[i].storage().mark_recorded();
+    out[i].impl()->view_version = out[i].storage().version();  // a view that was written tells of the write
   }
 }
 

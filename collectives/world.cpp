@@ -44,7 +44,7 @@ World make_world(std::unique_ptr<Transport> transport, int local_rank, int local
 
 /// `pthread_exit` and cancellation unwind the stack with an exception that no handler may keep.
 constexpr std::string_view thread_ended =
-    "its thread was ended before its body was; a rank returns from its body or throws";
+    "its thread was ended (by pthread_exit or a cancellation); a rank returns from its body or throws";
 
 std::string reason_of(const std::exception_ptr& error) {
   try {

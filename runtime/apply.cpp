@@ -195,6 +195,41 @@ bool same_elements(const Tensor& a, const Tensor& b) {
          a.strides() == b.strides();
 }
 
+/// Whether two tensors are blocks of one array that have no place in common, as columns, heads and tiles of a
+/// matrix are. The strides of both make up the array's; a block is a range along each of them.
+bool blocks_apart(const Layout& a, const Layout& b) {
+  std::vector<std::int64_t> strides{1};
+  for (const Layout* layout : {&a, &b})
+    for (int i = 0; i < layout->shape.rank(); ++i) {
+      if (layout->shape[i] == 1) continue;
+      if (layout->strides[i] <= 0) return false;
+      strides.push_back(layout->strides[i]);
+    }
+  std::sort(strides.begin(), strides.end(), std::greater<>{});
+  strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
+  bool apart = false;
+  std::int64_t rest_a = a.offset, rest_b = b.offset;
+  for (std::size_t k = 0; k < strides.size(); ++k) {
+    const auto range = [&](const Layout& layout, std::int64_t& rest) {
+      std::int64_t size = 1;
+      for (int i = 0; i < layout.shape.rank(); ++i)
+        if (layout.shape[i] > 1 && layout.strides[i] == strides[k]) size = size > 1 ? -1 : layout.shape[i];
+      const std::int64_t first = rest / strides[k];
+      rest %= strides[k];
+      // A range that runs over into the next larger stride is no block.
+      const bool fits =
+          size > 0 &&
+          (k == 0 || (strides[k - 1] % strides[k] == 0 && first + size <= strides[k - 1] / strides[k]));
+      return std::pair(first, fits ? first + size : std::int64_t{-1});
+    };
+    const auto [begin_a, end_a] = range(a, rest_a);
+    const auto [begin_b, end_b] = range(b, rest_b);
+    if (end_a < 0 || end_b < 0) return false;
+    apart = apart || end_a <= begin_b || end_b <= begin_a;
+  }
+  return apart;
+}
+
 /// Whether two tensors of one storage may have an element in common. Columns of one matrix interleave and
 /// have none: their addresses differ by no multiple of the common step.
 bool may_meet(const Extent& a, const Extent& b) {
@@ -206,6 +241,7 @@ bool may_meet(const Extent& a, const Extent& b) {
 
 void check_pair(const AnyOp& op, Inputs in, const Extent& a, const Extent& b) {
   if (!(a.written || b.written) || !may_meet(a, b)) return;
+  if (a.element == b.element && blocks_apart(in[a.input].layout(), in[b.input].layout())) return;
   const bool both = a.written && b.written;
   if (!both && same_elements(in[a.input], in[b.input])) return;  // each element is read before it is written
   const Extent &target = a.written ? a : b, &other = a.written ? b : a;
@@ -249,9 +285,15 @@ void check_overlap(const AnyOp& op, Inputs in) {
 }
 
 void adopt_reference(std::string_view op, Tensors results, Outputs out) {
-  check<InternalError>(results.size() <= out.size(), "{}: its reference gives {} outputs, the op {}", op,
+  check<InternalError>(results.size() == out.size(), "{}: its reference gives {} outputs, the op {}", op,
                        results.size(), out.size());
-  for (std::size_t i = 0; i < results.size(); ++i) copy_(alias(out[i], out[i].layout()), results[i]);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    check<InternalError>(results[i].defined() && results[i].dtype() == out[i].dtype(),
+                         "{}: its reference gives output {} as {}, the op as {}", op, i,
+                         results[i].defined() ? name_of(results[i].dtype()) : "an empty handle",
+                         name_of(out[i].dtype()));
+    copy_(alias(out[i], out[i].layout()), results[i]);
+  }
 }
 
 void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out) {
@@ -259,6 +301,7 @@ void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& 
   auto impl = make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype());
   impl->view = true;
   impl->view_version = base.storage().version();
+  impl->alias = base.impl()->alias;
   out.emplace_back(std::move(impl));
 }
 

@@ -1,5 +1,7 @@
 #include "runtime/storage.h"
 
+#include <algorithm>
+
 #include "runtime/backend.h"
 #include "runtime/context.h"
 
@@ -64,7 +66,8 @@ void Storage::take_memory() {
   if (device_.is_cpu()) {
     data_.store(Context::current().cpu_pool().allocate(capacity_), std::memory_order_release);
   } else {
-    data_.store(backend(device_.type).allocate(device_, bytes_), std::memory_order_release);
+    data_.store(backend(device_.type).allocate(device_, std::max<std::size_t>(bytes_, 1)),
+                std::memory_order_release);
   }
 }
 

@@ -104,7 +104,7 @@ TEST_CASE("names are told from words, and code from what it says") {
 }
 
 TEST_CASE("every name in a message is declared somewhere") {
-  std::set<std::string> known;
+  std::set<std::string> known{"pthread_exit"};                 // the system's
   std::vector<std::pair<std::string, std::string>> sentences;  // with their files
   for (const char* room : {"runtime", "autograd", "collectives", "nn", "shard", "tools"})
     for (const auto& entry : fs::recursive_directory_iterator(root / room)) {

@@ -10,6 +10,13 @@ namespace {
 
 /// Dense bytes between devices, through whichever of the two is not the host.
 void copy_bytes(const Tensor& from, const Tensor& to) {
+  const DeviceType source = from.device().type, target = to.device().type;
+  if (source != target && source != DeviceType::cpu && target != DeviceType::cpu) {
+    // A back end knows its own memory and the host's.
+    const Tensor between = empty(from.shape(), {from.dtype(), Device::cpu()});
+    copy_bytes(from, between);
+    return copy_bytes(between, to);
+  }
   const DeviceType mover = from.device().is_cpu() ? to.device().type : from.device().type;
   backend(mover).copy(to.raw(), to.device(), from.raw(), from.device(),
                       static_cast<std::size_t>(from.spec().bytes()));

@@ -48,6 +48,17 @@ Spec spec_of(Shape shape, TensorOptions options) {
   for (std::int64_t n : shape) check<ShapeError>(n >= 0, "shape {}: sizes must not be negative", shape);
   return {std::move(shape), options.dtype, options.device};
 }
+
+/// Integers from `start` in steps of `step` before `end`; doubles lose count beyond 2^53.
+std::int64_t count_whole(std::int64_t start, std::int64_t end, std::int64_t step) {
+  if (step > 0 ? start >= end : start <= end) return 0;
+  const auto distance = step > 0 ? static_cast<std::uint64_t>(end) - static_cast<std::uint64_t>(start)
+                                 : static_cast<std::uint64_t>(start) - static_cast<std::uint64_t>(end);
+  const std::uint64_t size =
+      step > 0 ? static_cast<std::uint64_t>(step) : 0 - static_cast<std::uint64_t>(step);
+  return static_cast<std::int64_t>((distance - 1) / size + 1);
+}
+
 RandomKey reserve(const Spec& spec) { return Context::current().generator().reserve(spec.shape.numel()); }
 
 }  // namespace
@@ -64,11 +75,18 @@ Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   const auto from = start.as<double>(), to = end.as<double>(), by = step.as<double>();
   check<ValueError>(by != 0 && std::isfinite(from) && std::isfinite(to) && std::isfinite(by),
                     "arange: from {} to {} in steps of {} has no end", start, end, step);
-  const double count = std::max(0.0, std::ceil((to - from) / by));
-  check<ValueError>(count < 9e18,
+  const double estimate = std::max(0.0, std::ceil((to - from) / by));
+  check<ValueError>(estimate < 9e18,
                     "arange: from {} to {} in steps of {} are more elements than can be counted", start, end,
                     step);
-  return apply(ops::Arange{spec_of({static_cast<std::int64_t>(count)}, options), start, step});
+  const bool whole = !start.is_floating() && !end.is_floating() && !step.is_floating();
+  const std::int64_t n =
+      !whole ? static_cast<std::int64_t>(estimate)
+             : count_whole(start.as<std::int64_t>(), end.as<std::int64_t>(), step.as<std::int64_t>());
+  if (whole && n > 0)
+    detail::check_fits("arange", "last value", start.as<std::int64_t>() + (n - 1) * step.as<std::int64_t>(),
+                       options.dtype);
+  return apply(ops::Arange{spec_of({n}, options), start, step});
 }
 
 Tensor rand(Shape shape, TensorOptions options, double low, double high) {

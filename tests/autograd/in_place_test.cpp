@@ -207,6 +207,10 @@ const Past pasts[] = {
      [](const Tensor& y) { return view_without_grad(view_without_grad(y)); }},
     {"a view, with grad mode, of one under NoGrad",
      [](const Tensor& y) { return view(view_without_grad(y), {4}); }},
+};
+
+/// The same by the user's word that the history shall not know.
+const Past detached[] = {
     {"detach", [](const Tensor& y) { return y.detach(); }},
     {"detach of a view", [](const Tensor& y) { return view(y, {4}).detach(); }},
     {"a view of detach", [](const Tensor& y) { return view(y.detach(), {4}); }},
@@ -252,6 +256,20 @@ TEST_CASE(
       CHECK(same_bits(x.grad(), full({4}, 2)));
       const NoGrad guard;  // whoever says so writes
       CHECK_NOTHROW(writer.write(handle));
+    }
+}
+
+TEST_CASE("in place: what detach gives is written freely, and a gradient that needs the old values says so") {
+  for (const Writer& writer : writers)
+    for (const Past& past : detached) {
+      INFO(writer.op << " through " << past.name);
+      const Tensor x = f32_leaf(), y = mul(x, 2.0), s = square(y);
+      const std::uint32_t version = y.storage().version();
+      CHECK_NOTHROW(writer.write(past.take(y)));
+      CHECK(y.storage().version() > version);
+      CHECK(refused([&] { sum(s).backward(); }, "square"));
+      sum(y).backward();
+      CHECK(same_bits(x.grad(), full({4}, 2)));
     }
 }
 
