@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
+#include <atomic>
 #include <utility>
 
 #include "runtime/error.h"
@@ -66,11 +66,12 @@ void Context::remove_listener(Listener& listener) {
 
 namespace {
 
-/// What the streams of all threads derive from: the main thread's seed.
+/// What the streams of all threads derive from: the main thread's seed. Without a lock, which a child of
+/// `fork` could find held for ever. A thread that begins to draw while the main thread seeds has no place
+/// before or after it anyway.
 constinit struct {
-  std::mutex mutex;
-  std::uint64_t seed = Generator::default_seed;
-  std::uint64_t threads = 0;  // that draw from a stream of it
+  std::atomic<std::uint64_t> seed = Generator::default_seed;
+  std::atomic<std::uint64_t> threads = 0;  // that draw from a stream of it
 } root;
 
 bool on_main_thread() { return gettid() == getpid(); }
@@ -78,14 +79,12 @@ bool on_main_thread() { return gettid() == getpid(); }
 }  // namespace
 
 void Context::begin_stream() {
-  const std::scoped_lock lock(root.mutex);
   generator_.emplace(derived_seed(root.seed, on_main_thread() ? 0 : ++root.threads));
 }
 
 void manual_seed(std::uint64_t seed) {
   Context::current().set_generator(Generator(seed));
   if (!on_main_thread()) return;
-  const std::scoped_lock lock(root.mutex);
   root.seed = seed;
   root.threads = 0;
 }

@@ -15,12 +15,19 @@ extern "C" void note_signal(int) { caught.store(true, std::memory_order_relaxed)
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction action{};
+  const auto ignored = [](int signal) {
+    struct sigaction now {};
+    return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+  };
+  struct sigaction action {};
   action.sa_handler = note_signal;
   // Reads and writes go on; a second signal finds the default.
   action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (!ignored(signal))
+      ::sigaction(signal, &action, nullptr);  // what whoever started us ignores stays ignored
+  // A reader of the output that goes away ends no training.
+  ::signal(SIGPIPE, SIG_IGN);
 }
 
 bool interrupted() { return caught.load(std::memory_order_relaxed); }

@@ -412,7 +412,8 @@ std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const
                                         const std::string& socket) {
   check<ValueError>(!o.command.empty(), "launch: no program was named; sherd launch -n {} PROGRAM [ARGS...]",
                     o.ranks);
-  check<ValueError>(o.ranks >= 1, "launch: -n is {}; at least 1 rank is needed", o.ranks);
+  check<ValueError>(o.ranks >= 1 && o.ranks <= 4096, "launch: -n is {}; 1 to 4096 ranks can be started",
+                    o.ranks);
   std::vector<std::string> command = {"mpirun",    "-n",   std::to_string(o.ranks), "--enable-recovery",
                                       "--bind-to", "none", "--oversubscribe"};
   if (root) command.emplace_back("--allow-run-as-root");

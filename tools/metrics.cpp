@@ -1,6 +1,7 @@
 #include "tools/metrics.h"
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "runtime/io/durable.h"
 
@@ -9,9 +10,12 @@ namespace {
 
 using nlohmann::json;
 
+/// Bytes; ours have a few hundred, and a longer line is damage that is not worth its parsing.
+constexpr std::size_t longest_line = 1 << 16;
+
 /// Whether a line belongs to a step up to `step`. The line that ends a run belongs to none: a longer run goes
 /// on past it. Nor does a damaged one.
-bool stays(const std::string& line, std::int64_t step) {
+bool stays(std::string_view line, std::int64_t step) {
   const json entry = json::parse(line, nullptr, false);
   return entry.is_object() && entry.contains("loss") && entry.contains("step") &&
          entry["step"].is_number_integer() && entry["step"] <= step;
@@ -23,8 +27,8 @@ void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& fi
   const std::string content = files.exists(path) ? files.read(path) : "";
   std::string kept;
   for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const std::string line = content.substr(begin, end + 1 - begin);
-    if (stays(line, step)) kept += line;
+    const std::string_view line(content.data() + begin, end + 1 - begin);
+    if (line.size() > 1 && line.size() <= longest_line && stays(line, step)) kept += line;
   }
   if (kept != content)
     write_durably(

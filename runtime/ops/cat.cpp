@@ -18,7 +18,8 @@ Specs Cat::infer(SpecSpan in) const {
     rest[axis] = in[0].shape[axis];
     check<ShapeError>(rest == in[0].shape, "cat: shapes {} and {} differ outside axis {}", in[0].shape,
                       in[i].shape, axis);
-    out.shape[axis] += in[i].shape[axis];
+    check<ShapeError>(!__builtin_add_overflow(out.shape[axis], in[i].shape[axis], &out.shape[axis]),
+                      "cat: the sizes along axis {} add up to more than can be counted", axis);
   }
   return {out};
 }

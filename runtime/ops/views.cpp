@@ -176,8 +176,8 @@ Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
   for (int i = 0; i < x.rank(); ++i) {
     if (i < a || i > b)
       shape.push_back(x.shape()[i]);
-    else
-      run *= x.shape()[i];
+    else if (__builtin_mul_overflow(run, x.shape()[i], &run))
+      run = std::numeric_limits<std::int64_t>::max();  // which no tensor has: `reshape` refuses it
     if (i == b) shape.push_back(run);
   }
   return reshape(x, x.rank() == 0 ? Shape{1} : shape);
