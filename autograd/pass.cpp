@@ -1,6 +1,7 @@
 #include "autograd/pass.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "autograd/tape.h"
 #include "runtime/ops.h"
@@ -99,6 +100,26 @@ void check_unchanged(const Node& node, const SavedTensor& saved, std::string_vie
                     saved.value.storage().version());
 }
 
+/// Which pass has a node or a leaf. Graphs of two threads may share leaves, so it is asked and taken
+/// atomically; its slot belongs to whoever has it.
+template <class Held>
+std::atomic_ref<const void*> pass_of(Held& held) {
+  return std::atomic_ref<const void*>(held.pass);
+}
+
+/// Takes a node or leaf for `pass`; false if it has it already.
+template <class Held>
+bool claim(Held& held, const BackwardPass* pass, std::string_view name) {
+  const void* holder = nullptr;
+  if (pass_of(held).compare_exchange_strong(holder, pass, std::memory_order_acq_rel)) return true;
+  check<StateError>(
+      holder == pass,
+      "backward: {} is in a backward that is under way, around this one or on another thread; finish "
+      "that one first",
+      name);
+  return false;
+}
+
 /// Calls `on` for every value with an owner that the node keeps.
 template <class F>
 void each_owned(const Node& node, F&& on) {
@@ -120,8 +141,8 @@ BackwardPass::BackwardPass(BackwardOptions options)
 }
 
 BackwardPass::~BackwardPass() {
-  for (Place& place : places_) place.node->pass = nullptr;
-  for (LeafPlace& place : leaves_) place.leaf->pass = nullptr;
+  for (Place& place : places_) pass_of(*place.node).store(nullptr, std::memory_order_release);
+  for (LeafPlace& place : leaves_) pass_of(*place.leaf).store(nullptr, std::memory_order_release);
   state_.innermost = outer_;
 }
 
@@ -149,25 +170,13 @@ void BackwardPass::collect() {
   const auto meet = [&](const Edge& edge) {
     if (stops_at(edge) || leaves(edge)) return;
     if (edge.leaf) {
-      if (edge.leaf->pass != this) {
-        check<StateError>(
-            edge.leaf->pass == nullptr,
-            "backward: {} is in a backward that is under way, around this one or on another thread; finish "
-            "that one first",
-            title(*edge.leaf));
+      if (claim(*edge.leaf, this, title(*edge.leaf))) {
         leaves_.push_back({edge.leaf, {}});
-        edge.leaf->pass = this;
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
       }
       ++leaves_[edge.leaf->slot].due;
-    } else if (edge.node && edge.node->pass != this) {
-      check<StateError>(edge.node->pass == nullptr,
-                        "backward: the graph behind {} is in a backward that is under way, around this one "
-                        "or on another thread; "
-                        "finish that one first",
-                        edge.node->op->name());
+    } else if (edge.node && claim(*edge.node, this, edge.node->op->name())) {
       places_.push_back({edge.node, {}});
-      edge.node->pass = this;
       stack.push_back(edge.node.get());
     }
   };
@@ -190,7 +199,7 @@ void BackwardPass::collect() {
 void BackwardPass::check_alive() const {
   const bool all_found = std::all_of(targets_.begin(), targets_.end(), [&](const Target& target) {
     const Edge& edge = target.edge;
-    return stopping_ || (edge.leaf ? edge.leaf->pass == this : edge.node->pass == this);
+    return stopping_ || (edge.leaf ? pass_of(*edge.leaf) == this : pass_of(*edge.node) == this);
   });
   for (const Place& place : places_)
     check<StateError>(
@@ -232,8 +241,8 @@ void BackwardPass::prune() {
   for (LeafPlace& place : leaves_) place.asked_for = false;
   for (const Target& target : targets_) {
     const Edge& edge = target.edge;
-    if (edge.leaf && edge.leaf->pass == this) leaves_[edge.leaf->slot].asked_for = true;
-    if (edge.node && edge.node->pass == this) places_[edge.node->slot].asked_for = true;
+    if (edge.leaf && pass_of(*edge.leaf) == this) leaves_[edge.leaf->slot].asked_for = true;
+    if (edge.node && pass_of(*edge.node) == this) places_[edge.node->slot].asked_for = true;
   }
   for (std::size_t i = places_.size(); i-- > 0;) {
     const auto& edges = places_[i].node->edges;
@@ -299,7 +308,7 @@ std::vector<Tensor> BackwardPass::take_results() {
   const GradMode mode(options_.create_graph);
   for (Target& target : targets_) {
     const Ref<Leaf>& leaf = target.edge.leaf;
-    if (!leaf || leaf->pass != this) continue;
+    if (!leaf || pass_of(*leaf) != this) continue;
     Tensor sum = std::move(leaves_[leaf->slot].gradient);
     if (sum.defined()) target.gradient = through_hooks(leaf->hooks, std::move(sum), title(*leaf));
   }

@@ -1,4 +1,8 @@
 // Gradients of gradients for some inputs of an op: what is not asked for has a history all the same.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
 #include "autograd/autograd.h"
 #include "runtime/ops.h"
 #include "tests/runtime/harness.h"
@@ -103,4 +107,29 @@ TEST_CASE("in place: what a function computes may be written, also where it ends
   const Tensor leaf = x.detach().requires_grad_();
   sum(relu(matmul(leaf, w))).backward();
   CHECK(same_bits(x.grad(), leaf.grad()));
+}
+
+TEST_CASE("backward: on threads that share leaves each one counts whole, or is refused") {
+  std::vector<Tensor> leaves;
+  for (unsigned i = 0; i < 20; ++i) leaves.push_back(numbers({2}, f64, i).requires_grad_());
+  std::atomic<int> counted = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int repeat = 0; repeat < 50; ++repeat) {
+        Tensor total = zeros({2}, {f64});
+        for (const Tensor& leaf : leaves) total = add(total, mul(leaf, 2.0));
+        try {
+          const std::vector<Tensor> g = grad(sum(total), leaves);  // adds to nothing that is shared
+          if (std::all_of(g.begin(), g.end(), [](const Tensor& x) {
+                return doubles(x) == std::vector<double>{2, 2};
+              }))
+            ++counted;
+        } catch (const StateError& error) {
+          if (one_line_about(error.what(), "under way")) ++counted;
+        }
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(counted == 200);
 }
