@@ -95,7 +95,7 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
   const Mask needs = inputs_wanting_grad(in);
   const Reads reads = needs != 0 ? op.reads(needs) : Reads{};
   for (std::size_t i = 0; i < in.size(); ++i) {
-    if (!op.writes(i)) continue;
+    if (!op.writes(i) || !in[i].defined()) continue;
     check_histories(op, in[i]);
     if (needs == 0) continue;
     check_recorded_write(op, in[i]);

@@ -52,7 +52,7 @@ void Tracer::before_write(const AnyOp& op, Inputs in) {
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) continue;
     check_version(op, in[i]);
-    if (!op.writes(i)) continue;
+    if (!op.writes(i) || !in[i].defined()) continue;
     const std::uint32_t known = find(in[i].storage());
     if (known == TracedTensor::none || trace_.storages[known].outside) before_outside_write(op, in[i]);
   }
@@ -80,7 +80,7 @@ void Tracer::after(const AnyOp& op, Inputs in, Outputs out) {
     traced.out.push_back(describe(t));
   }
   for (std::size_t i = 0; i < in.size(); ++i) {
-    if (!op.writes(i)) continue;
+    if (!op.writes(i) || !in[i].defined()) continue;
     TracedStorage& storage = trace_.storages[traced.in[i].storage];
     storage.rewritten = true;
     storage.version = in[i].storage().version();

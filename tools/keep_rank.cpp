@@ -24,12 +24,13 @@ class Keeper {
 
   int run(std::span<char* const> command) {
     int failure = 0;
+    tell(Kind::started, ::getpid());  // already here, so that this process's own end is noticed
     program_ = start(command, failure);
     if (failure != 0) {
       if (!tell(Kind::unstartable, failure)) say(rank_, cannot_start(command[0], failure));
       return 127;
     }
-    tell(Kind::started, ::getpid());
+    tell(Kind::started, ::getpid());  // and now with the program
     const int status = keep();
     if (status != 0) ::kill(-program_, SIGKILL);  // what the program started would go on alone
     if (!tell(Kind::ended, status) && status != 0) say(rank_, how_it_ended(status));

@@ -235,8 +235,9 @@ class Supervisor {
   void note(const LaunchReport& report, Rank& rank) {
     switch (report.kind) {
       case Kind::started:
-        rank.keeper = OtherProcess(report.value);
         rank.program = report.program;
+        if (rank.keeper.known()) break;
+        rank.keeper = OtherProcess(report.value);
         if (asked_ != 0) rank.keeper.signal(asked_);
         if (ending_) rank.keeper.signal(SIGQUIT);
         break;
@@ -263,7 +264,7 @@ class Supervisor {
       if (!rank.keeper.known() || rank.status || ::poll(&keeper, 1, 0) != 1) continue;
       hear_reports();
       if (rank.status) continue;
-      ::kill(-rank.program, SIGKILL);
+      if (rank.program > 0) ::kill(-rank.program, SIGKILL);
       end_of(rank, SIGKILL);
     }
   }
