@@ -92,7 +92,7 @@ TEST_CASE("door: a number fits the dtype it meets, or is refused by one rule") {
         if (name == "arange" && !(n.as<double>() == n.as<double>()))
           continue;  // has no end, which is said first
         INFO(name << " " << name_of(dtype) << " " << fmt::format("{}", n));
-        const Tensor x = ones({2}, {dtype});
+        const Tensor x = zeros({2}, {dtype});  // no sum or product leaves its range
         if (fits(n, dtype)) {
           CHECK_NOTHROW(call(x, n));
           continue;
