@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::ops {
 
@@ -14,7 +15,7 @@ struct Abs {
   template <class T>
   constexpr T operator()(T x) const {
     using math::where;
-    return where(x < T(0), T(-x), x);
+    return where(x < T(0), math::negated(x), x);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {

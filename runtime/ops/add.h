@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::ops {
 
@@ -13,7 +14,7 @@ struct Add {
 
   template <class T>
   constexpr T operator()(T a, T b) const {
-    return a + b;
+    return math::wrapping(std::plus<>{}, a, b);
   }
   bool operator==(const Add&) const = default;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::ops {
 
@@ -14,7 +15,7 @@ struct Mul {
 
   template <class T>
   constexpr T operator()(T a, T b) const {
-    return a * b;
+    return math::wrapping(std::multiplies<>{}, a, b);
   }
   template <class T>
   constexpr T grad_a(T gy, T, T b, T) const {

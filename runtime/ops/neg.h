@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::ops {
 
@@ -13,7 +14,7 @@ struct Neg {
 
   template <class T>
   constexpr T operator()(T x) const {
-    return -x;
+    return math::negated(x);
   }
   template <class T>
   constexpr T grad_a(T gy, T, T) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::ops {
 
@@ -13,7 +14,7 @@ struct Square {
 
   template <class T>
   constexpr T operator()(T x) const {
-    return x * x;
+    return math::wrapping(std::multiplies<>{}, x, x);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
