@@ -110,7 +110,7 @@ TEST_CASE("pool: short threads whose tensors others free leave nothing behind") 
   for (std::int64_t bytes : {std::int64_t{1} << 10, std::int64_t{1} << 16, std::int64_t{8} << 20}) {
     const std::int64_t threads = 100, tensors = std::max<std::int64_t>(1, (4 << 20) / bytes);
     const std::size_t cached = own_pool().cached_bytes();
-    const std::int64_t before = resident_bytes();
+    [[maybe_unused]] const std::int64_t before = resident_bytes();
     for (std::int64_t i = 0; i < threads; ++i) {
       std::vector<Tensor> made(static_cast<std::size_t>(tensors));
       std::thread([&] {
@@ -118,7 +118,9 @@ TEST_CASE("pool: short threads whose tensors others free leave nothing behind") 
       }).join();
     }
     INFO(bytes << " bytes a tensor");
+#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory to itself for a while
     CHECK(resident_bytes() - before < threads * tensors * bytes / 2);
+#endif
     CHECK(own_pool().cached_bytes() == cached);  // what other threads made is not ours to keep
   }
 }
