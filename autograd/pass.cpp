@@ -279,6 +279,17 @@ void BackwardPass::backward() {
   }
 }
 
+/// Computes what leads to `inputs`, and feeds nothing.
+void BackwardPass::differentiate(std::span<const Tensor> inputs) {
+  feeding_ = false;
+  add_targets(inputs);
+  collect();
+  prune();
+  check_alive();
+  announce();
+  walk();
+}
+
 std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check<ValueError>(inputs[i].defined(), "grad: input {} is an empty handle", i);
@@ -286,14 +297,8 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
                       inputs[i].shape());
     check_fresh_view("grad", inputs[i]);
   }
-  feeding_ = false;
   try {
-    add_targets(inputs);
-    collect();
-    prune();
-    check_alive();
-    announce();
-    walk();
+    differentiate(inputs);
     std::vector<Tensor> results = take_results();
     call_back();
     return results;
@@ -325,16 +330,10 @@ std::vector<Tensor> BackwardPass::take_results() {
 }
 
 std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::uint64_t since) {
-  feeding_ = false;
   stopping_ = true;
   since_ = since;
   try {
-    add_targets(inputs);
-    collect();
-    prune();
-    check_alive();
-    announce();
-    walk();
+    differentiate(inputs);
   } catch (...) {
     abort();
     throw;

@@ -79,6 +79,7 @@ class BackwardPass {
     Tensor gradient;
   };
 
+  void differentiate(std::span<const Tensor> inputs);
   void collect();
   void prune();
   void announce();
