@@ -64,7 +64,7 @@ TEST_CASE("ops: the number of threads changes no bit, of values and gradients") 
   });
 }
 
-TEST_CASE("ops: gradients are those of finite differences, the second time too") {
+TEST_CASE("ops: gradients are those of finite differences, the second time too", "[one thread]") {
   for_each_case([](const Case& c) {
     if (!c.gradients) return;
     const auto fn = [&](std::span<const Tensor> in) { return run(c, in)[0]; };

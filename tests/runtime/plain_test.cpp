@@ -56,7 +56,7 @@ TEST_CASE("plain: every op is a primitive or has a form in other ops") {
   SUCCEED();
 }
 
-TEST_CASE("plain: every op runs by its reference and agrees") { check_device(plain()); }
+TEST_CASE("plain: every op runs by its reference and agrees", "[one thread]") { check_device(plain()); }
 
 TEST_CASE("plain: gradients of elementwise ops, their forms with a number and in place") {
   for (const ElementwiseListing& entry : elementwise_listing()) {

@@ -55,7 +55,7 @@ void break_and_go_on(tools::TrainOptions options, int n, Fault fault,
 }  // namespace
 
 TEST_CASE(
-    "whatever change of a run fails, the newest checkpoint loads and the run goes on to the same bits") {
+    "whatever change of a run fails, the newest checkpoint loads and the run goes on to the same bits", "[one thread]") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
   auto options = small_options(folder / "text", folder / "whole");

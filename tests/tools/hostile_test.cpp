@@ -184,7 +184,7 @@ struct Run : TempDirectory {
 
 }  // namespace
 
-TEST_CASE("what is no file of a checkpoint is refused by its name, at little cost") {
+TEST_CASE("what is no file of a checkpoint is refused by its name, at little cost", "[one thread]") {
   const Run run;
   for (const std::string name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
     for (const Hostile& hostile : anywhere) run.spoil(name, hostile);
@@ -211,7 +211,7 @@ TEST_CASE("metrics and text that are no such files are refused by their names, a
   }
 }
 
-TEST_CASE("a configuration of another size than the weights is refused before a model is made") {
+TEST_CASE("a configuration of another size than the weights is refused before a model is made", "[one thread]") {
   const Run run;
   const Path path = run.checkpoint / "config.json";
   std::string whole = posix_file_system().read(path);
@@ -231,7 +231,7 @@ TEST_CASE("a configuration of another size than the weights is refused before a 
   }
 }
 
-TEST_CASE("what cannot fit is forecast, and the forecast is never more than a run takes") {
+TEST_CASE("what cannot fit is forecast, and the forecast is never more than a run takes", "[one thread]") {
   const TempDirectory folder;
   write_file(folder / "text", small_text(8000));
   for (const Arguments& sizes : {Arguments{"--layers", "100000000"}, Arguments{"--width", "1000000"},

@@ -165,7 +165,7 @@ TEST_CASE("a removal that breaks anywhere leaves the folder whole or gone") {
                    load_folder, 1, -1);
 }
 
-TEST_CASE("after a killed save, a save, a removal or a recovery that breaks anywhere loses nothing") {
+TEST_CASE("after a killed save, a save, a removal or a recovery that breaks anywhere loses nothing", "[one thread]") {
   CountingFileSystem counting;
   {
     const TempDirectory directory;
