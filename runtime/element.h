@@ -1,8 +1,10 @@
-// The element types. Safe to include in device code.
+// The element types: one list, from which everything else about them follows. Safe to include in device code.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "runtime/half.h"
 
@@ -11,84 +13,135 @@ namespace sherd {
 /// Element type of a tensor.
 enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, i32, u8, boolean };
 
+/// What a dtype is: its name, its name in PyTorch's messages, the type of an element, and the type that
+/// arithmetic is done in. A new dtype is an enumerator and a line here.
+template <DType>
+struct Element;
+// clang-format off
+template <> struct Element<DType::f64>     { static constexpr std::string_view name = "f64", long_name = "Double"; using type = double; using compute = double; };
+template <> struct Element<DType::f32>     { static constexpr std::string_view name = "f32", long_name = "Float"; using type = float; using compute = float; };
+template <> struct Element<DType::f16>     { static constexpr std::string_view name = "f16", long_name = "Half"; using type = Half; using compute = float; };
+template <> struct Element<DType::bf16>    { static constexpr std::string_view name = "bf16", long_name = "BFloat16"; using type = BFloat16; using compute = float; };
+template <> struct Element<DType::i64>     { static constexpr std::string_view name = "i64", long_name = "Long"; using type = std::int64_t; using compute = std::int64_t; };
+template <> struct Element<DType::i32>     { static constexpr std::string_view name = "i32", long_name = "Int"; using type = std::int32_t; using compute = std::int32_t; };
+template <> struct Element<DType::u8>      { static constexpr std::string_view name = "u8", long_name = "Byte"; using type = std::uint8_t; using compute = std::uint8_t; };
+template <> struct Element<DType::boolean> { static constexpr std::string_view name = "bool", long_name = "Bool"; using type = bool; using compute = bool; };
+// clang-format on
+inline constexpr int dtype_count = static_cast<int>(DType::boolean) + 1;
+
 inline constexpr DType f64 = DType::f64, f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16,
                        i64 = DType::i64, i32 = DType::i32, u8 = DType::u8, boolean = DType::boolean;
-inline constexpr DType all_dtypes[] = {f64, f32, f16, bf16, i64, i32, u8, boolean};
-
-/// Bytes of one element.
-constexpr std::int64_t size_of(DType d) {
-  constexpr std::int64_t sizes[] = {8, 4, 2, 2, 8, 4, 1, 1};
-  return sizes[static_cast<int>(d)];
-}
-/// "f32", "bf16", ..., "bool".
-constexpr std::string_view name_of(DType d) {
-  constexpr std::string_view names[] = {"f64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool"};
-  return names[static_cast<int>(d)];
-}
-constexpr bool is_floating(DType d) { return d <= DType::bf16; }
-constexpr bool is_integral(DType d) { return d == DType::i64 || d == DType::i32 || d == DType::u8; }
 
 /// A set of dtypes, as a mask; what an op accepts.
 struct DTypeSet {
   std::uint16_t mask = 0;
-  constexpr bool contains(DType d) const { return (mask >> static_cast<int>(d)) & 1; }
+  constexpr bool contains(DType d) const {
+    return static_cast<int>(d) < dtype_count && ((mask >> static_cast<int>(d)) & 1) != 0;
+  }
   constexpr DTypeSet operator|(DTypeSet o) const { return {static_cast<std::uint16_t>(mask | o.mask)}; }
 };
-inline constexpr DTypeSet floating_dtypes{0b00001111}, integral_dtypes{0b01110000}, bool_dtype{0b10000000};
-inline constexpr DTypeSet number_dtypes{0b01111111}, any_dtype{0b11111111};
 
+namespace detail {
+
+/// Calls `f.operator()<D>()` for every dtype D, in the order of the enumerators.
+template <class F>
+constexpr void for_each_dtype(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) { (f.template operator()<static_cast<DType>(i)>(), ...); }
+  (std::make_integer_sequence<int, dtype_count>{});
+}
+
+/// The dtypes whose elements have the property `P`.
+template <template <class Type, class Compute> class P>
+constexpr DTypeSet dtypes_with() {
+  DTypeSet set;
+  for_each_dtype([&]<DType d>() {
+    if (P<typename Element<d>::type, typename Element<d>::compute>::value)
+      set.mask = static_cast<std::uint16_t>(set.mask | 1 << static_cast<int>(d));
+  });
+  return set;
+}
+template <class, class C>
+using IsFloating = std::is_floating_point<C>;
+template <class T, class>
+using IsBool = std::is_same<T, bool>;
+template <class T, class>
+using IsIntegral = std::bool_constant<std::is_integral_v<T> && !std::is_same_v<T, bool>>;
+
+struct DTypeFacts {
+  std::int64_t sizes[dtype_count] = {};
+  std::string_view names[dtype_count], long_names[dtype_count];
+  DType all[dtype_count] = {};
+};
+inline constexpr DTypeFacts dtype_facts = [] {
+  DTypeFacts facts;
+  for_each_dtype([&]<DType d>() {
+    constexpr int i = static_cast<int>(d);
+    facts.sizes[i] = sizeof(typename Element<d>::type);
+    facts.names[i] = Element<d>::name;
+    facts.long_names[i] = Element<d>::long_name;
+    facts.all[i] = d;
+  });
+  return facts;
+}();
+
+}  // namespace detail
+
+inline constexpr DTypeSet floating_dtypes = detail::dtypes_with<detail::IsFloating>(),
+                          integral_dtypes = detail::dtypes_with<detail::IsIntegral>(),
+                          bool_dtype = detail::dtypes_with<detail::IsBool>();
+inline constexpr DTypeSet number_dtypes = floating_dtypes | integral_dtypes,
+                          any_dtype = number_dtypes | bool_dtype;
+/// Every dtype, in the order of the enumerators.
+inline constexpr auto& all_dtypes = detail::dtype_facts.all;
+
+/// Bytes of one element.
+constexpr std::int64_t size_of(DType d) { return detail::dtype_facts.sizes[static_cast<int>(d)]; }
+/// "f32", "bf16", ..., "bool".
+constexpr std::string_view name_of(DType d) { return detail::dtype_facts.names[static_cast<int>(d)]; }
+/// The dtype's name in PyTorch's messages, for those that programs match on: "Float", "BFloat16".
+constexpr std::string_view long_name_of(DType d) {
+  return detail::dtype_facts.long_names[static_cast<int>(d)];
+}
+constexpr bool is_floating(DType d) { return floating_dtypes.contains(d); }
+constexpr bool is_integral(DType d) { return integral_dtypes.contains(d); }
+
+namespace detail {
+/// The number of the dtype whose elements are `T`, or -1.
 template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct DTypeOf<Half> {
-  static constexpr DType value = DType::f16;
-};
-template <>
-struct DTypeOf<BFloat16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::i64;
-};
-template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::i32;
-};
-template <>
-struct DTypeOf<std::uint8_t> {
-  static constexpr DType value = DType::u8;
-};
-template <>
-struct DTypeOf<bool> {
-  static constexpr DType value = DType::boolean;
-};
+inline constexpr int dtype_number = [] {
+  int found = -1;
+  for_each_dtype([&]<DType d>() {
+    if (std::is_same_v<typename Element<d>::type, T>) found = static_cast<int>(d);
+  });
+  return found;
+}();
+
+template <class T, int number = dtype_number<T>>
+struct ComputeOf : std::type_identity<typename Element<static_cast<DType>(number)>::compute> {};
+template <class T>
+struct ComputeOf<T, -1> : std::type_identity<T> {};
+}  // namespace detail
+
 /// The dtype whose elements are `T`.
 template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+requires(detail::dtype_number<T> >=
+         0) inline constexpr DType dtype_of = static_cast<DType>(detail::dtype_number<T>);
 
 /// The type arithmetic is done in: float for 16-bit floats, the type itself otherwise.
 template <class T>
-struct ComputeOf {
-  using type = T;
-};
-template <>
-struct ComputeOf<Half> {
-  using type = float;
-};
-template <>
-struct ComputeOf<BFloat16> {
-  using type = float;
-};
-template <class T>
-using compute_t = typename ComputeOf<T>::type;
+using compute_t = typename detail::ComputeOf<T>::type;
+
+/// Calls `f.operator()<T>()` with the element type of `d`, which is one of `set`, and gives its result.
+template <DTypeSet set = any_dtype, int i = 0, class F>
+constexpr decltype(auto) with_element(DType d, F&& f) {
+  if constexpr (!set.contains(static_cast<DType>(i))) {
+    return with_element<set, i + 1>(d, f);
+  } else {
+    constexpr int rest = set.mask >> (i + 1);
+    if constexpr (rest != 0)
+      if (d != static_cast<DType>(i)) return with_element<set, i + 1>(d, f);
+    return f.template operator()<typename Element<static_cast<DType>(i)>::type>();
+  }
+}
 
 }  // namespace sherd

@@ -4,10 +4,12 @@
 #include <bit>
 #include <cstdint>
 
+#include "runtime/export.h"
+
 namespace sherd {
 
 /// IEEE binary16. Conversions round to nearest, ties to even; NaN stays NaN, overflow goes to infinity.
-struct Half {
+struct SHERD_API Half {
   std::uint16_t bits = 0;
 
   constexpr Half() = default;
@@ -43,7 +45,7 @@ struct Half {
 };
 
 /// bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays NaN.
-struct BFloat16 {
+struct SHERD_API BFloat16 {
   std::uint16_t bits = 0;
 
   constexpr BFloat16() = default;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 
 #include "runtime/element.h"
 
@@ -63,16 +64,10 @@ constexpr bool fits(Number value, DType dtype) {
     if (static_cast<double>(static_cast<std::int64_t>(v)) != v) return false;
   }
   const auto v = value.as<std::int64_t>();
-  switch (dtype) {
-    case DType::i64:
-      return true;
-    case DType::i32:
-      return v >= -2147483648LL && v <= 2147483647LL;
-    case DType::u8:
-      return v >= 0 && v <= 255;
-    default:
-      return v == 0 || v == 1;
-  }
+  return with_element<integral_dtypes | bool_dtype>(dtype, [&]<class T>() {
+    using Limits = std::numeric_limits<T>;
+    return v >= static_cast<std::int64_t>(Limits::min()) && v <= static_cast<std::int64_t>(Limits::max());
+  });
 }
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/instances.h"
 #include "runtime/ops.h"
 #include "runtime/ops/batch_norm.h"
 #include "runtime/parallel.h"
@@ -193,15 +194,8 @@ void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statis
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                              \
-  template void channel_statistics(const T*, ChannelShape, compute_t<T>*, compute_t<T>*); \
-  template void batch_norm(const BatchNorm<T>&, T*);                                      \
-  template void batch_norm_backward(const BatchNorm<T>&, const T*, bool, T*, compute_t<T>*, compute_t<T>*);
-SHERD_INSTANTIATE(double)
-SHERD_INSTANTIATE(float)
-SHERD_INSTANTIATE(Half)
-SHERD_INSTANTIATE(BFloat16)
-#undef SHERD_INSTANTIATE
+[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+    []<class T>() { return std::tuple(&channel_statistics<T>, &batch_norm<T>, &batch_norm_backward<T>); });
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/instances.h"
 #include "runtime/ops/embedding.h"
 #include "runtime/parallel.h"
 
@@ -63,14 +64,8 @@ void scatter_add_rows(const T* g, const std::int64_t* indices, std::int64_t n, s
   });
 }
 
-template void scatter_add_rows(const double*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                               bool, double*);
-template void scatter_add_rows(const float*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                               bool, float*);
-template void scatter_add_rows(const Half*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                               bool, Half*);
-template void scatter_add_rows(const BFloat16*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                               bool, BFloat16*);
+[[gnu::used]] const auto instances =
+    instances_for<floating_dtypes>([]<class T>() { return std::tuple(&scatter_add_rows<T>); });
 
 namespace {
 

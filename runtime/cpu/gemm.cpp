@@ -9,6 +9,7 @@
 #include "runtime/cpu/simd.h"
 #include "runtime/dtype.h"
 #include "runtime/error.h"
+#include "runtime/instances.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -306,9 +307,7 @@ void gemm(const Gemm<T>& g) {
   }
 }
 
-template void gemm(const Gemm<double>&);
-template void gemm(const Gemm<float>&);
-template void gemm(const Gemm<Half>&);
-template void gemm(const Gemm<BFloat16>&);
+[[gnu::used]] const auto instances =
+    instances_for<floating_dtypes>([]<class T>() { return std::tuple(&gemm<T>); });
 
 }  // namespace sherd::cpu

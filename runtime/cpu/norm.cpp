@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/instances.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/parallel.h"
 
@@ -105,22 +106,8 @@ void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute
   for (std::int64_t j = 0; gbias && j < columns; ++j) gbias[j] = T(partial[columns + j]);
 }
 
-template void layer_norm(const double*, const double*, const double*, double, std::int64_t, std::int64_t,
-                         double*, double*, double*);
-template void layer_norm(const float*, const float*, const float*, double, std::int64_t, std::int64_t, float*,
-                         float*, float*);
-template void layer_norm(const Half*, const Half*, const Half*, double, std::int64_t, std::int64_t, Half*,
-                         float*, float*);
-template void layer_norm(const BFloat16*, const BFloat16*, const BFloat16*, double, std::int64_t,
-                         std::int64_t, BFloat16*, float*, float*);
-template void layer_norm_backward(const double*, const double*, const double*, const double*, const double*,
-                                  std::int64_t, std::int64_t, double*, double*, double*);
-template void layer_norm_backward(const float*, const float*, const float*, const float*, const float*,
-                                  std::int64_t, std::int64_t, float*, float*, float*);
-template void layer_norm_backward(const Half*, const Half*, const Half*, const float*, const float*,
-                                  std::int64_t, std::int64_t, Half*, Half*, Half*);
-template void layer_norm_backward(const BFloat16*, const BFloat16*, const BFloat16*, const float*,
-                                  const float*, std::int64_t, std::int64_t, BFloat16*, BFloat16*, BFloat16*);
+[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+    []<class T>() { return std::tuple(&layer_norm<T>, &layer_norm_backward<T>); });
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/functor.h"
 #include "runtime/kernel.h"
 #include "runtime/shape.h"
 
@@ -12,7 +13,7 @@ namespace sherd::detail {
 /// Output and inputs of one call, broadcast to one shape. Operand 0 is the output. Dimensions go from the
 /// outermost to the innermost.
 struct Operands {
-  static constexpr int most = 6;
+  static constexpr int most = max_elementwise_inputs + 1;
   int count = 0, rank = 0;
   std::int64_t sizes[max_rank];
   std::int64_t strides[most][max_rank];  // in elements; 0 where broadcast

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "runtime/instances.h"
 #include "runtime/math.h"
 #include "runtime/parallel.h"
 
@@ -150,17 +151,7 @@ void scale(std::span<const MutableValues<T>> list, double factor) {
   });
 }
 
-template double max_abs(std::span<const Values<double>>);
-template double max_abs(std::span<const Values<float>>);
-template double max_abs(std::span<const Values<Half>>);
-template double max_abs(std::span<const Values<BFloat16>>);
-template SquareSum square_sum(std::span<const Values<double>>, int);
-template SquareSum square_sum(std::span<const Values<float>>, int);
-template SquareSum square_sum(std::span<const Values<Half>>, int);
-template SquareSum square_sum(std::span<const Values<BFloat16>>, int);
-template void scale(std::span<const MutableValues<double>>, double);
-template void scale(std::span<const MutableValues<float>>, double);
-template void scale(std::span<const MutableValues<Half>>, double);
-template void scale(std::span<const MutableValues<BFloat16>>, double);
+[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+    []<class T>() { return std::tuple(&max_abs<T>, &square_sum<T>, &scale<T>); });
 
 }  // namespace sherd::cpu

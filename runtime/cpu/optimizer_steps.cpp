@@ -22,7 +22,7 @@ T* dense_data(std::string_view op, const Tensor& t) {
 /// Calls `body(tag, tensors)` for the tensors of each floating dtype that occurs.
 template <class F>
 void by_dtype(std::string_view op, Inputs in, const F& body) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : all_dtypes) {
     std::vector<Tensor> tensors;
     for (const Tensor& t : in)
       if (t.dtype() == dtype) tensors.push_back(t);

@@ -1,5 +1,6 @@
 #include "runtime/cpu/patches.h"
 
+#include "runtime/instances.h"
 #include "runtime/ops/patches.h"
 
 #include <algorithm>
@@ -63,14 +64,8 @@ void sum_windows(const Windows& w, const T* rows, T* images) {
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                  \
-  template void gather_windows(const Windows&, const T*, T*); \
-  template void sum_windows(const Windows&, const T*, T*);
-SHERD_INSTANTIATE(double)
-SHERD_INSTANTIATE(float)
-SHERD_INSTANTIATE(Half)
-SHERD_INSTANTIATE(BFloat16)
-#undef SHERD_INSTANTIATE
+[[gnu::used]] const auto instances =
+    instances_for<floating_dtypes>([]<class T>() { return std::tuple(&gather_windows<T>, &sum_windows<T>); });
 
 namespace {
 

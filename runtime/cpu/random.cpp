@@ -5,6 +5,7 @@
 
 #include "runtime/cpu/simd.h"
 #include "runtime/dtype.h"
+#include "runtime/instances.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -116,9 +117,7 @@ void dropout(RandomAt at, double p, const T* x, T* out, std::int64_t n) {
   });
 }
 
-template void dropout(RandomAt, double, const double*, double*, std::int64_t);
-template void dropout(RandomAt, double, const float*, float*, std::int64_t);
-template void dropout(RandomAt, double, const Half*, Half*, std::int64_t);
-template void dropout(RandomAt, double, const BFloat16*, BFloat16*, std::int64_t);
+[[gnu::used]] const auto instances =
+    instances_for<floating_dtypes>([]<class T>() { return std::tuple(&dropout<T>); });
 
 }  // namespace sherd::cpu

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/instances.h"
 #include "runtime/ops.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/sum.h"
@@ -268,19 +269,8 @@ void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
   extreme<false>(r, x, out, index);
 }
 
-#define SHERD_INSTANTIATE(T)                                            \
-  template void sum(const Reduction&, const T*, double, sum_t<T>*);     \
-  template void maximum(const Reduction&, const T*, T*, std::int64_t*); \
-  template void minimum(const Reduction&, const T*, T*, std::int64_t*);
-SHERD_INSTANTIATE(double)
-SHERD_INSTANTIATE(float)
-SHERD_INSTANTIATE(Half)
-SHERD_INSTANTIATE(BFloat16)
-SHERD_INSTANTIATE(std::int64_t)
-SHERD_INSTANTIATE(std::int32_t)
-SHERD_INSTANTIATE(std::uint8_t)
-SHERD_INSTANTIATE(bool)
-#undef SHERD_INSTANTIATE
+[[gnu::used]] const auto instances =
+    instances_for<any_dtype>([]<class T>() { return std::tuple(&sum<T>, &maximum<T>, &minimum<T>); });
 
 namespace {
 

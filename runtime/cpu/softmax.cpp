@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/instances.h"
 #include "runtime/math.h"
 #include "runtime/ops/softmax.h"
 #include "runtime/parallel.h"
@@ -165,20 +166,10 @@ void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                                             \
-  template void softmax(const T*, std::int64_t, std::int64_t, T*);                                       \
-  template void softmax_backward(const T*, const T*, std::int64_t, std::int64_t, T*);                    \
-  template void log_softmax(const T*, std::int64_t, std::int64_t, T*);                                   \
-  template void log_softmax_backward(const T*, const T*, std::int64_t, std::int64_t, T*);                \
-  template std::int64_t cross_entropy(const T*, const std::int64_t*, std::int64_t, std::int64_t,         \
-                                      std::int64_t, compute_t<T>*, compute_t<T>*);                       \
-  template void cross_entropy_backward(const T*, const std::int64_t*, std::int64_t, const compute_t<T>*, \
-                                       compute_t<T>, const compute_t<T>*, std::int64_t, std::int64_t, T*);
-SHERD_INSTANTIATE(double)
-SHERD_INSTANTIATE(float)
-SHERD_INSTANTIATE(Half)
-SHERD_INSTANTIATE(BFloat16)
-#undef SHERD_INSTANTIATE
+[[gnu::used]] const auto instances = instances_for<floating_dtypes>([]<class T>() {
+  return std::tuple(&softmax<T>, &softmax_backward<T>, &log_softmax<T>, &log_softmax_backward<T>,
+                    &cross_entropy<T>, &cross_entropy_backward<T>);
+});
 
 namespace {
 

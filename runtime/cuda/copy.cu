@@ -1,5 +1,6 @@
 #include "runtime/cuda/elementwise.cuh"
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -31,24 +32,7 @@ struct Constant {
 
 template <class From>
 void copy_from(const Operands& p, DType to) {
-  switch (to) {
-    case DType::f64:
-      return launch<Convert<double>, double, From>({}, p);
-    case DType::f32:
-      return launch<Convert<float>, float, From>({}, p);
-    case DType::f16:
-      return launch<Convert<Half>, Half, From>({}, p);
-    case DType::bf16:
-      return launch<Convert<BFloat16>, BFloat16, From>({}, p);
-    case DType::i64:
-      return launch<Convert<std::int64_t>, std::int64_t, From>({}, p);
-    case DType::i32:
-      return launch<Convert<std::int32_t>, std::int32_t, From>({}, p);
-    case DType::u8:
-      return launch<Convert<std::uint8_t>, std::uint8_t, From>({}, p);
-    case DType::boolean:
-      return launch<Convert<bool>, bool, From>({}, p);
-  }
+  for_any(to, [&]<class To>() { launch<Convert<To>, To, From>({}, p); });
 }
 
 /// Equal dtypes are copied as plain bits of their size.
@@ -90,24 +74,7 @@ void launch_copy(const Operands& p, DType to) {
         return copy_bits<std::uint64_t>(p);
     }
   }
-  switch (p.dtype) {
-    case DType::f64:
-      return copy_from<double>(p, to);
-    case DType::f32:
-      return copy_from<float>(p, to);
-    case DType::f16:
-      return copy_from<Half>(p, to);
-    case DType::bf16:
-      return copy_from<BFloat16>(p, to);
-    case DType::i64:
-      return copy_from<std::int64_t>(p, to);
-    case DType::i32:
-      return copy_from<std::int32_t>(p, to);
-    case DType::u8:
-      return copy_from<std::uint8_t>(p, to);
-    case DType::boolean:
-      return copy_from<bool>(p, to);
-  }
+  for_any(p.dtype, [&]<class From>() { copy_from<From>(p, to); });
 }
 
 void launch_fill(const Operands& p, std::uint64_t bits) {
@@ -124,24 +91,7 @@ void launch_fill(const Operands& p, std::uint64_t bits) {
 }
 
 void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream) {
-  switch (dtype) {
-    case DType::f64:
-      return arange<double>(start, step, out, n, stream);
-    case DType::f32:
-      return arange<float>(start, step, out, n, stream);
-    case DType::f16:
-      return arange<Half>(start, step, out, n, stream);
-    case DType::bf16:
-      return arange<BFloat16>(start, step, out, n, stream);
-    case DType::i64:
-      return arange<std::int64_t>(start, step, out, n, stream);
-    case DType::i32:
-      return arange<std::int32_t>(start, step, out, n, stream);
-    case DType::u8:
-      return arange<std::uint8_t>(start, step, out, n, stream);
-    case DType::boolean:
-      return arange<bool>(start, step, out, n, stream);
-  }
+  for_any(dtype, [&]<class T>() { arange<T>(start, step, out, n, stream); });
 }
 
 }  // namespace sherd::cuda

@@ -87,20 +87,18 @@ void launch(const F& f, const Operands& p) {
   }
 }
 
-/// Launches `O` on elements of `T`, where it takes them.
-template <class O, DTypeSet allowed, class T>
+/// Launches `O` on elements of `T`.
+template <class O, class T>
 void launch_typed(const O& op, const Operands& p) {
-  if constexpr (allowed.contains(dtype_of<T>)) {
-    using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
-    if constexpr (O::arity == 1)
-      launch<O, TO, T>(op, p);
-    else if constexpr (O::arity == 2)
-      launch<O, TO, T, T>(op, p);
-    else if constexpr (O::arity == 3)
-      launch<O, TO, T, T, T>(op, p);
-    else
-      launch<O, TO, T, T, T, T>(op, p);
-  }
+  using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
+  if constexpr (O::arity == 1)
+    launch<O, TO, T>(op, p);
+  else if constexpr (O::arity == 2)
+    launch<O, TO, T, T>(op, p);
+  else if constexpr (O::arity == 3)
+    launch<O, TO, T, T, T>(op, p);
+  else
+    launch<O, TO, T, T, T, T>(op, p);
 }
 
 /// The kernel of elementwise op `O` for the dtypes that are both its own and `allowed`.
@@ -110,32 +108,7 @@ void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
   const Operands p = operands_of(in, out);
   if (p.numel == 0) return;
   constexpr DTypeSet dtypes{static_cast<std::uint16_t>(O::dtypes.mask & allowed.mask)};
-  switch (p.dtype) {
-    case DType::f64:
-      launch_typed<O, dtypes, double>(op, p);
-      break;
-    case DType::f32:
-      launch_typed<O, dtypes, float>(op, p);
-      break;
-    case DType::f16:
-      launch_typed<O, dtypes, Half>(op, p);
-      break;
-    case DType::bf16:
-      launch_typed<O, dtypes, BFloat16>(op, p);
-      break;
-    case DType::i64:
-      launch_typed<O, dtypes, std::int64_t>(op, p);
-      break;
-    case DType::i32:
-      launch_typed<O, dtypes, std::int32_t>(op, p);
-      break;
-    case DType::u8:
-      launch_typed<O, dtypes, std::uint8_t>(op, p);
-      break;
-    case DType::boolean:
-      launch_typed<O, dtypes, bool>(op, p);
-      break;
-  }
+  with_element<dtypes>(p.dtype, [&]<class T>() { launch_typed<O, T>(op, p); });
   check_launch(O::name);
 }
 

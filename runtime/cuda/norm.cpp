@@ -13,7 +13,7 @@ namespace {
 /// Calls `launch(list)` for the tensors by dtype, as many at a time as one launch takes.
 template <class F>
 void in_lists(std::span<const Tensor> tensors, F&& launch) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : all_dtypes) {
     ValueList list;
     list.dtype = dtype;
     for (const Tensor& t : tensors) {

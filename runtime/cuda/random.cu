@@ -1,4 +1,5 @@
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/types.cuh"
 #include "runtime/random.h"
 
 namespace sherd::cuda {
@@ -90,16 +91,7 @@ void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::
 }
 void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream) {
-  switch (dtype) {
-    case DType::f64:
-      return dropout<double>(key, threshold, scale, x, out, n, stream);
-    case DType::f16:
-      return dropout<Half>(key, threshold, scale, x, out, n, stream);
-    case DType::bf16:
-      return dropout<BFloat16>(key, threshold, scale, x, out, n, stream);
-    default:
-      return dropout<float>(key, threshold, scale, x, out, n, stream);
-  }
+  for_floating(dtype, [&]<class T>() { dropout<T>(key, threshold, scale, x, out, n, stream); });
 }
 
 }  // namespace sherd::cuda

@@ -2,6 +2,7 @@
 
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -130,24 +131,7 @@ std::int64_t SumCall::pieces() const {
 }
 
 void launch_sum(const SumCall& c) {
-  switch (c.dtype) {
-    case DType::f64:
-      return sum<double>(c);
-    case DType::f32:
-      return sum<float>(c);
-    case DType::f16:
-      return sum<Half>(c);
-    case DType::bf16:
-      return sum<BFloat16>(c);
-    case DType::i64:
-      return sum<std::int64_t>(c);
-    case DType::i32:
-      return sum<std::int32_t>(c);
-    case DType::u8:
-      return sum<std::uint8_t>(c);
-    case DType::boolean:
-      return sum<bool>(c);
-  }
+  for_any(c.dtype, [&]<class T>() { sum<T>(c); });
 }
 
 }  // namespace sherd::cuda

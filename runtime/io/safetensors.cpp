@@ -33,9 +33,19 @@ constexpr std::string_view metadata_key = "__metadata__";
 // Checksums of the header and then of each tensor in its order. Where the first begins, in the text of a
 // header.
 constexpr std::string_view checksum_key = "sherd.xxh3", checksum_marker = R"("sherd.xxh3":")";
-// In the order of DType.
-constexpr std::array<std::string_view, 8> format_names = {"F64", "F32", "F16", "BF16",
-                                                          "I64", "I32", "U8",  "BOOL"};
+/// The format's names of dtypes, in the order of `all_dtypes`: "F64", ..., "BOOL".
+const std::vector<std::string>& format_names() {
+  static const auto names = [] {
+    std::vector<std::string> upper;
+    for (const DType d : all_dtypes) {
+      upper.emplace_back(name_of(d));
+      for (char& c : upper.back())
+        if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+    }
+    return upper;
+  }();
+  return names;
+}
 
 template <class Range>
 std::string joined(const Range& values, std::string_view separator) {
@@ -262,9 +272,9 @@ std::string header_of(InputFile& file, std::string_view source) {
 }
 
 std::optional<DType> dtype_named(std::string_view name) {
-  const auto found = std::ranges::find(format_names, name);
-  if (found == format_names.end()) return std::nullopt;
-  return all_dtypes[found - format_names.begin()];
+  const auto found = std::ranges::find(format_names(), name);
+  if (found == format_names().end()) return std::nullopt;
+  return all_dtypes[found - format_names().begin()];
 }
 
 /// What a dtype of another program takes is not known, and asked for only with its tensor.
@@ -392,7 +402,7 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
   for (std::size_t i = 0; i < records.size(); ++i) {
     const TensorRecord& r = records[i];
     parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                                json_text(r.name), format_names[static_cast<std::size_t>(r.dtype)],
+                                json_text(r.name), format_names()[static_cast<std::size_t>(r.dtype)],
                                 joined(r.shape, ","), begins[i], begins[i] + r.bytes.size()));
   }
   std::string text = fmt::format("{{{}}}", joined(parts, ","));
@@ -430,7 +440,7 @@ DType SafetensorsFile::dtype_of(const TensorEntry& entry) const {
   const std::optional<DType> dtype = dtype_named(entry.dtype);
   if (!dtype)
     fail<ValueError>("safetensors: '{}': tensor '{}': dtype '{}' is unknown; the library reads {}", source_,
-                     shown(entry.name), shown(entry.dtype), joined(format_names, " "));
+                     shown(entry.name), shown(entry.dtype), joined(format_names(), " "));
   return *dtype;
 }
 

@@ -5,7 +5,6 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
-#include "runtime/ops/long_name.h"
 
 namespace sherd {
 namespace ops {
@@ -43,7 +42,7 @@ void check_precision(SpecSpan in) {
   check<DTypeError>(mean.dtype == expected,
                     "Expected running_mean to have type {} but got {} (batch_norm of {}): cast the running "
                     "statistics, or keep the weight in their dtype",
-                    long_name(expected), long_name(mean.dtype), x.shape);
+                    long_name_of(expected), long_name_of(mean.dtype), x.shape);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
-#include "runtime/ops/long_name.h"
 #include "runtime/ops/matrix_operand.h"
 #include "runtime/ops/view_as.h"
 
@@ -46,7 +45,7 @@ MatrixOperand rows_operand(const Tensor& x, std::int64_t m, std::int64_t k) {
 void check_same_dtype(const Spec& a, const Spec& b) {
   check<DTypeError>(a.dtype == b.dtype,
                     "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
-                    long_name(a.dtype), long_name(b.dtype));
+                    long_name_of(a.dtype), long_name_of(b.dtype));
   check<DTypeError>(is_floating(a.dtype), "matmul: takes floating dtypes, got {}; cast the inputs first",
                     name_of(a.dtype));
 }
