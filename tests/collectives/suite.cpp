@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -32,9 +33,10 @@ T number(std::uint64_t bits) {
   } else {
     if (bits % 509 == 0) return static_cast<T>(static_cast<compute_t<T>>(bits & 512 ? INFINITY : -INFINITY));
     if (bits % 251 == 0) return static_cast<T>(static_cast<compute_t<T>>(NAN));
-    const double mantissa = 1.0 + static_cast<double>(bits >> 12) / 4503599627370496.0;
-    const int exponent = static_cast<int>(bits % 13) - 6;
-    return static_cast<T>(static_cast<compute_t<T>>(std::ldexp(bits & 32 ? mantissa : -mantissa, exponent)));
+    // Sign, an exponent of -6 to 6, and 52 bits of fraction.
+    const std::uint64_t sign = bits & 32 ? 0 : std::uint64_t{1} << 63, exponent = 1023 - 6 + bits % 13;
+    return static_cast<T>(
+        static_cast<compute_t<T>>(std::bit_cast<double>(sign | exponent << 52 | bits >> 12)));
   }
 }
 
@@ -95,10 +97,6 @@ Bytes bytes_of(const Tensor& t) {
 }
 Bytes garbage(std::int64_t bytes) { return Bytes(static_cast<std::size_t>(bytes), std::byte{0xA5}); }
 
-void append(Bytes& to, const Bytes& from, std::int64_t begin, std::int64_t bytes) {
-  to.insert(to.end(), from.begin() + begin, from.begin() + begin + bytes);
-}
-
 }  // namespace
 
 std::string Case::text() const {
@@ -157,11 +155,13 @@ bool same_values(DType dtype, const Bytes& a, const Bytes& b, bool numbers) {
 // ---- one rank's part ----
 
 Bytes Part::input(int rank, std::size_t segment) const {
-  const std::int64_t n = case_.sizes[segment];
   const bool all = case_.kind == Kind::reduce_scatter || case_.kind == Kind::all_to_all;
+  return input(rank, segment, 0, case_.sizes[segment] * (all ? group_.size() : 1));
+}
+Bytes Part::input(int rank, std::size_t segment, std::int64_t first, std::int64_t count) const {
   const std::uint64_t seed =
       scramble(case_.seed) ^ scramble(static_cast<std::uint64_t>(rank) << 32 | segment);
-  return values_of(case_.dtype, all ? n * group_.size() : n, seed, !reduces(case_.kind));
+  return values_of(case_.dtype, count, seed + static_cast<std::uint64_t>(first), !reduces(case_.kind));
 }
 
 Part::Part(const Group& group, Case what) : group_(group), case_(std::move(what)) {
@@ -214,29 +214,16 @@ void Part::wait() { work_.wait(); }
 void Part::wait_inputs() { work_.wait_inputs(); }
 
 Bytes Part::expected(std::size_t s) const {
-  const int rank = group_.rank(), size = group_.size();
-  const std::int64_t bytes = case_.sizes[s] * size_of(case_.dtype);
   if (case_.kind == Kind::broadcast || case_.kind == Kind::send) return input(case_.root, s);
+  // Of what each rank gives, this rank's part where it gets a part.
+  const std::int64_t n = case_.sizes[s];
+  const bool part = case_.kind == Kind::reduce_scatter || case_.kind == Kind::all_to_all;
   std::vector<Bytes> inputs;
-  for (int r = 0; r < size; ++r) inputs.push_back(input(r, s));
-  Bytes out;
-  switch (case_.kind) {
-    case Kind::all_gather:
-      for (const Bytes& in : inputs) append(out, in, 0, bytes);
-      return out;
-    case Kind::all_to_all:
-      for (const Bytes& in : inputs) append(out, in, rank * bytes, bytes);
-      return out;
-    case Kind::reduce_scatter:
-      for (Bytes& in : inputs) {
-        Bytes slice;
-        append(slice, in, rank * bytes, bytes);
-        in = std::move(slice);
-      }
-      [[fallthrough]];
-    default:
-      return reference_combine(case_.dtype, case_.reduction, inputs);
-  }
+  for (int r = 0; r < group_.size(); ++r) inputs.push_back(input(r, s, part ? group_.rank() * n : 0, n));
+  if (reduces(case_.kind)) return reference_combine(case_.dtype, case_.reduction, inputs);
+  Bytes joined;
+  for (const Bytes& in : inputs) joined.insert(joined.end(), in.begin(), in.end());
+  return joined;
 }
 
 void Part::check() const {
@@ -264,8 +251,8 @@ std::uint64_t Part::digest() const {
 
 namespace {
 
-/// More elements than any buffer on the way holds. The thread sanitizer takes a minute for what takes a second,
-/// and orders threads by calls, not by bytes.
+/// More elements than any buffer on the way holds. The thread sanitizer takes a minute for what takes a
+/// second, and orders threads by calls, not by bytes.
 #ifdef __SANITIZE_THREAD__
 constexpr std::int64_t long_call = 10007;
 #else

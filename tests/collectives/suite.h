@@ -62,6 +62,7 @@ class Part {
  private:
   Bytes expected(std::size_t segment) const;
   Bytes input(int rank, std::size_t segment) const;
+  Bytes input(int rank, std::size_t segment, std::int64_t first, std::int64_t count) const;
 
   Group group_;
   Case case_;
