@@ -40,6 +40,7 @@ Tensor& Tensor::requires_grad_(bool requires_grad) {
   Leaf& leaf = ensure_leaf(*this);
   AutogradRecord& record = *record_of(*this);
   record.requires_grad = requires_grad;
+  leaf.frozen = !requires_grad;
   record.edge = requires_grad ? Edge{{}, 0, Ref<Leaf>(&leaf)} : Edge{};
   return *this;
 }

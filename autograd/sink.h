@@ -21,6 +21,7 @@ class SHERD_API Leaf final : public RefCounted {
   explicit Leaf(Spec spec) : spec(std::move(spec)) {}
   Spec spec;                       ///< of the tensor when it became a leaf
   std::string name;                ///< for messages; may be empty
+  bool frozen = false;             ///< `requires_grad_(false)` since: what still arrives is dropped
   Tensor grad;                     ///< a free slot: any shape, dtype and device; empty is none
   std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
   Subscribers<GradHook> hooks;

@@ -46,7 +46,9 @@ template <class O, class... T>
 Tensor apply(const O& op, const T&... in) {
   const detail::BorrowedInputs<sizeof...(T)> inputs(in...);
   const OpModel<O> model(op);
-  return std::move(apply(static_cast<const AnyOp&>(model), inputs.span())[0]);
+  Tensors out = apply(static_cast<const AnyOp&>(model), inputs.span());
+  check<ValueError>(!out.empty(), "{}: has no output; call apply_many", model.name());
+  return std::move(out[0]);
 }
 
 /// Applies a typed op to a list of inputs, with all its outputs.

@@ -116,6 +116,11 @@ struct InOtherOps<ScalarWith<O>> {
 
 template <ElementwiseOp O>
 class OpModel<O> final : public OpModelBase<O> {
+  static_assert(O::arity >= 1 && O::arity <= max_elementwise_inputs,
+                "the kernels' tables hold no more inputs");
+  static_assert(!detail::HasScalarGrad<O> || O::arity + 2 <= max_elementwise_inputs,
+                "a gradient reads gy, the inputs and the output; write grad(const GradArgs&) in ops");
+
  public:
   using OpModelBase<O>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }

@@ -23,6 +23,9 @@ struct OpList {
   static constexpr std::size_t size = sizeof...(O);
 };
 
+/// Inputs that an elementwise op may have.
+inline constexpr int max_elementwise_inputs = 5;
+
 /// An op on each element: `arity`, `dtypes`, and a call on numbers. One of:
 ///  - `grad_a(gy, a, ..., y)` (and `grad_b`, ... for further inputs) with `reads_a`, ... saying what each of
 ///  them uses;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "runtime/context.h"
+#include "runtime/instances.h"
 #include "runtime/op.h"
 
 namespace sherd {
@@ -181,7 +182,13 @@ const void* Tensor::read_address(DType dtype) const {
 }
 
 double Tensor::item_as_double() const { return only_value<double>(*this); }
-std::int64_t Tensor::item_as_integer() const { return only_value<std::int64_t>(*this); }
+std::int64_t Tensor::item_as_integer() const {
+  if (!is_floating(dtype())) return only_value<std::int64_t>(*this);
+  const double value = item_as_double();
+  check<ValueError>(value >= -9223372036854775808.0 && value < 9223372036854775808.0,
+                    "item: {} is no 64-bit integer; ask for a double", value);
+  return static_cast<std::int64_t>(value);
+}
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
@@ -196,14 +203,8 @@ std::vector<T> Tensor::to_vector() const {
   return values;
 }
 
-template SHERD_API std::vector<double> Tensor::to_vector() const;
-template SHERD_API std::vector<float> Tensor::to_vector() const;
-template SHERD_API std::vector<Half> Tensor::to_vector() const;
-template SHERD_API std::vector<BFloat16> Tensor::to_vector() const;
-template SHERD_API std::vector<std::int64_t> Tensor::to_vector() const;
-template SHERD_API std::vector<std::int32_t> Tensor::to_vector() const;
-template SHERD_API std::vector<std::uint8_t> Tensor::to_vector() const;
-template SHERD_API std::vector<bool> Tensor::to_vector() const;
+[[gnu::used]] const auto instances =
+    instances_for<any_dtype>([]<class T>() { return std::tuple(&Tensor::to_vector<T>); });
 
 Tensor Tensor::scalar(Number value, TensorOptions options) {
   detail::check_fits("scalar", "value", value, options.dtype);

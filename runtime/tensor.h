@@ -128,12 +128,17 @@ class SHERD_API Tensor {
     return static_cast<std::byte*>(storage().data()) + impl_->layout.offset * size_of(impl_->dtype);
   }
   /// The value of a one-element tensor, converted to `T`; waits for the device. Never gathers.
+  /// A ValueError where an integer `T` is too small; fractions are cut off.
   template <class T = double>
   T item() const {
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-      return static_cast<T>(item_as_integer());
-    else
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+      const std::int64_t value = item_as_integer();
+      check<ValueError>(std::in_range<T>(value), "item: {} does not fit in {} bytes{}; ask for another type",
+                        value, sizeof(T), std::is_signed_v<T> ? "" : " without a sign");
+      return static_cast<T>(value);
+    } else {
       return static_cast<T>(item_as_double());
+    }
   }
   /// All values in row-major order, on the host.
   template <class T>

@@ -1,4 +1,4 @@
-// x limited to [min, max], NaN kept; the gradient passes strictly inside.
+// x limited to [min, max], NaN kept, and NaN where a limit is; the gradient passes strictly inside.
 #pragma once
 
 #include "runtime/functor.h"
@@ -15,8 +15,9 @@ struct Clamp {
   template <class T>
   constexpr T operator()(T x) const {
     using math::where;
-    const T low = where(x < min.as<T>(), min.as<T>(), x);
-    return where(low > max.as<T>(), max.as<T>(), low);
+    const T low = min.as<T>(), high = max.as<T>();
+    const T above = where(x < low, low, x), inside = where(above > high, high, above);
+    return where(low == low, where(high == high, inside, high), low);
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {

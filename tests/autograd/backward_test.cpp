@@ -218,6 +218,23 @@ TEST_CASE("backward: leaves and only leaves change their mind") {
   CHECK(x.grad().shape() == Shape{7});
 }
 
+TEST_CASE("backward: a leaf that is frozen after the forward pass gets no gradient, and its hooks hear nothing") {
+  Tensor w = leaf({3}), x = leaf({3}, 2);
+  int heard = 0;
+  const Subscription hook = register_hook(w, [&](const Tensor&) { return ++heard, Tensor(); });
+  const Tensor y = sum(mul(w, x));
+  w.requires_grad_(false);
+  y.backward({}, true);
+  CHECK_FALSE(w.grad().defined());
+  CHECK(heard == 0);
+  CHECK(distance(x.grad(), w) < 1e-12);
+  CHECK(distance(gradient(y, x, {.retain_graph = true}), w) < 1e-12);
+  w.requires_grad_();
+  y.backward();
+  CHECK(distance(w.grad(), x) < 1e-12);
+  CHECK(heard == 1);
+}
+
 TEST_CASE("backward: a kept value that changed is named") {
   const Tensor x = leaf({3}), w = leaf({3}, 2);
   const auto refuses = [](const Tensor& y, const std::string& op) {

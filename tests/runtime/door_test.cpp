@@ -15,6 +15,16 @@ namespace {
 
 constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 
+/// An op without outputs.
+struct Silent {
+  static constexpr std::string_view name = "silent";
+  static constexpr Arity arity = 1;
+  static constexpr bool differentiable = false;
+  Specs infer(SpecSpan) const { return {}; }
+  void run(Inputs, Outputs) const {}
+  bool operator==(const Silent&) const = default;
+};
+
 /// A structural op that wants its first input dense, and says what its kernel got.
 struct Probe {
   static constexpr std::string_view name = "probe";
@@ -179,6 +189,12 @@ TEST_CASE("door: an op that wants dense inputs gets them, and only those") {
   CHECK(same_bits(apply(Probe{}, x, x), x));
   const std::string text = message_of<DeviceError>([&] { apply(Probe{}, x, to(x, Device::cpu(1))); });
   CHECK(one_line_about(text, "probe"));
+}
+
+TEST_CASE("door: a call that wants one output of an op that has none says so") {
+  CHECK(one_line_about(message_of<ValueError>([] { apply(Silent{}, ones({2})); }), "silent"));
+  const Tensor x = ones({2});
+  CHECK(apply_many(Silent{}, std::span(&x, 1)).empty());
 }
 
 TEST_CASE("door: messages name the call, not what it is made of") {

@@ -87,3 +87,11 @@ TEST_CASE("edges: cross entropy of a row whose largest value is infinite is NaN,
         for (double g : doubles(x.grad())) CHECK(std::isnan(g));
       }
 }
+
+TEST_CASE("edges: a limit that is NaN makes every value NaN") {
+  const Tensor x = Tensor::from<float>({-INFINITY, -1, 0, 5, NAN}, {5});
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const auto& [low, high] : {std::pair{NAN, 3.f}, {-3.f, NAN}, {NAN, NAN}})
+      for (const double value : to(clamp(to(x, dtype), low, high), f64).to_vector<double>())
+        CHECK(std::isnan(value));
+}

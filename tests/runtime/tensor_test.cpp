@@ -312,6 +312,19 @@ TEST_CASE("tensor: reading and writing as another type is refused in one line") 
   CHECK(to_string(meta).find("...") != std::string::npos);
 }
 
+TEST_CASE("tensor: an item fits the type that it is asked for as, or is refused") {
+  const auto of = [](double value, DType dtype) { return full({}, value, {dtype}); };
+  CHECK(of(-129, i64).item<std::int16_t>() == -129);
+  CHECK(of(2.75, f32).item<int>() == 2);
+  CHECK(of(3e9, i64).item<std::uint32_t>() == 3000000000u);
+  CHECK(one_line_about(message_of<ValueError>([&] { (void)of(-129, i64).item<std::int8_t>(); }), "-129"));
+  CHECK(one_line_about(message_of<ValueError>([&] { (void)of(3e9, i64).item<int>(); }), "item"));
+  CHECK(one_line_about(message_of<ValueError>([&] { (void)of(-1, i32).item<std::uint64_t>(); }), "sign"));
+  for (const DType dtype : {f64, f32, bf16})
+    for (const double value : {1e30, -1e30, std::nan(""), double(INFINITY)})
+      CHECK(one_line_about(message_of<ValueError>([&] { (void)of(value, dtype).item<int>(); }), "item"));
+}
+
 TEST_CASE("tensor: a host write counts as a write, a host read does not") {
   const Tensor x = counted({2});
   const std::uint32_t version = x.storage().version();
