@@ -43,79 +43,69 @@ struct DTypeSet {
 
 namespace detail {
 
-/// Calls `f.operator()<D>()` for every dtype D, in the order of the enumerators.
-template <class F>
-constexpr void for_each_dtype(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) { (f.template operator()<static_cast<DType>(i)>(), ...); }
-  (std::make_integer_sequence<int, dtype_count>{});
-}
-
-/// The dtypes whose elements have the property `P`.
-template <template <class Type, class Compute> class P>
-constexpr DTypeSet dtypes_with() {
-  DTypeSet set;
-  for_each_dtype([&]<DType d>() {
-    if (P<typename Element<d>::type, typename Element<d>::compute>::value)
-      set.mask = static_cast<std::uint16_t>(set.mask | 1 << static_cast<int>(d));
-  });
-  return set;
-}
-template <class, class C>
-using IsFloating = std::is_floating_point<C>;
-template <class T, class>
-using IsBool = std::is_same<T, bool>;
-template <class T, class>
-using IsIntegral = std::bool_constant<std::is_integral_v<T> && !std::is_same_v<T, bool>>;
-
-struct DTypeFacts {
+// Filled by plain recursion: not every device compiler takes packs here.
+struct DTypeTable {
+  DType all[dtype_count] = {};
   std::int64_t sizes[dtype_count] = {};
   std::string_view names[dtype_count], long_names[dtype_count];
-  DType all[dtype_count] = {};
+  DTypeSet floating, integral, boolean;
 };
-inline constexpr DTypeFacts dtype_facts = [] {
-  DTypeFacts facts;
-  for_each_dtype([&]<DType d>() {
-    constexpr int i = static_cast<int>(d);
-    facts.sizes[i] = sizeof(typename Element<d>::type);
-    facts.names[i] = Element<d>::name;
-    facts.long_names[i] = Element<d>::long_name;
-    facts.all[i] = d;
-  });
-  return facts;
-}();
+template <int i = 0>
+constexpr void fill(DTypeTable& table) {
+  constexpr auto dtype = static_cast<DType>(i);
+  using T = typename Element<dtype>::type;
+  table.all[i] = dtype;
+  table.sizes[i] = sizeof(T);
+  table.names[i] = Element<dtype>::name;
+  table.long_names[i] = Element<dtype>::long_name;
+  DTypeSet& set = std::is_same_v<T, bool>                                      ? table.boolean
+                  : std::is_floating_point_v<typename Element<dtype>::compute> ? table.floating
+                                                                               : table.integral;
+  set = set | DTypeSet{static_cast<std::uint16_t>(1 << i)};
+  if constexpr (i + 1 < dtype_count) fill<i + 1>(table);
+}
+constexpr DTypeTable filled_table() {
+  DTypeTable table;
+  fill(table);
+  return table;
+}
+inline constexpr DTypeTable dtype_table = filled_table();
+
+/// The number of the dtype whose elements are `T`, or -1.
+template <class T, int i = 0>
+constexpr int find_dtype() {
+  if constexpr (std::is_same_v<T, typename Element<static_cast<DType>(i)>::type>)
+    return i;
+  else if constexpr (i + 1 < dtype_count)
+    return find_dtype<T, i + 1>();
+  else
+    return -1;
+}
+template <class T>
+inline constexpr int dtype_number = find_dtype<T>();
 
 }  // namespace detail
 
-inline constexpr DTypeSet floating_dtypes = detail::dtypes_with<detail::IsFloating>(),
-                          integral_dtypes = detail::dtypes_with<detail::IsIntegral>(),
-                          bool_dtype = detail::dtypes_with<detail::IsBool>();
+inline constexpr DTypeSet floating_dtypes = detail::dtype_table.floating,
+                          integral_dtypes = detail::dtype_table.integral,
+                          bool_dtype = detail::dtype_table.boolean;
 inline constexpr DTypeSet number_dtypes = floating_dtypes | integral_dtypes,
                           any_dtype = number_dtypes | bool_dtype;
 /// Every dtype, in the order of the enumerators.
-inline constexpr auto& all_dtypes = detail::dtype_facts.all;
+inline constexpr auto& all_dtypes = detail::dtype_table.all;
 
 /// Bytes of one element.
-constexpr std::int64_t size_of(DType d) { return detail::dtype_facts.sizes[static_cast<int>(d)]; }
+constexpr std::int64_t size_of(DType d) { return detail::dtype_table.sizes[static_cast<int>(d)]; }
 /// "f32", "bf16", ..., "bool".
-constexpr std::string_view name_of(DType d) { return detail::dtype_facts.names[static_cast<int>(d)]; }
+constexpr std::string_view name_of(DType d) { return detail::dtype_table.names[static_cast<int>(d)]; }
 /// The dtype's name in PyTorch's messages, for those that programs match on: "Float", "BFloat16".
 constexpr std::string_view long_name_of(DType d) {
-  return detail::dtype_facts.long_names[static_cast<int>(d)];
+  return detail::dtype_table.long_names[static_cast<int>(d)];
 }
 constexpr bool is_floating(DType d) { return floating_dtypes.contains(d); }
 constexpr bool is_integral(DType d) { return integral_dtypes.contains(d); }
 
 namespace detail {
-/// The number of the dtype whose elements are `T`, or -1.
-template <class T>
-inline constexpr int dtype_number = [] {
-  int found = -1;
-  for_each_dtype([&]<DType d>() {
-    if (std::is_same_v<typename Element<d>::type, T>) found = static_cast<int>(d);
-  });
-  return found;
-}();
-
 template <class T, int number = dtype_number<T>>
 struct ComputeOf : std::type_identity<typename Element<static_cast<DType>(number)>::compute> {};
 template <class T>
@@ -124,8 +114,10 @@ struct ComputeOf<T, -1> : std::type_identity<T> {};
 
 /// The dtype whose elements are `T`.
 template <class T>
-requires(detail::dtype_number<T> >=
-         0) inline constexpr DType dtype_of = static_cast<DType>(detail::dtype_number<T>);
+inline constexpr DType dtype_of = [] {
+  static_assert(detail::dtype_number<T> >= 0, "the list above has no such element type");
+  return static_cast<DType>(detail::dtype_number<T>);
+}();
 
 /// The type arithmetic is done in: float for 16-bit floats, the type itself otherwise.
 template <class T>

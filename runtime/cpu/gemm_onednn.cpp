@@ -22,10 +22,13 @@ class OneThread {
 
 }  // namespace
 
-bool gemm_tile_onednn(const Gemm<float>& g) noexcept {
+// Its first call makes code and tables, and throws where there is no memory for them.
+bool gemm_tile_onednn(const Gemm<float>& g) noexcept try {
   const OneThread one_thread;
   return dnnl_sgemm(g.transpose_a ? 'T' : 'N', g.transpose_b ? 'T' : 'N', g.m, g.n, g.k, 1.f, g.a, g.lda, g.b,
                     g.ldb, g.accumulate ? 1.f : 0.f, g.c, g.ldc) == dnnl_success;
+} catch (...) {
+  return false;
 }
 
 }  // namespace sherd::cpu
