@@ -151,7 +151,7 @@ class SHERD_API Tensor {
   template <class T>
   std::vector<T> to_vector() const;
 
-  // ---- autograd (defined on the floor above, as what runtime/upper_floor.h declares; see
+  // ---- autograd (declared here and defined in autograd/, as are the functions of runtime/upper_floor.h; see
   // autograd/autograd.h) ----
   bool requires_grad() const;
   /// Marks a leaf whose gradient is wanted, or unmarks it. StateError for a tensor that was computed from

@@ -38,7 +38,7 @@ class SHERD_API CpuPool {
 
   /// Bytes of cached blocks. Own thread only.
   std::size_t cached_bytes() const;
-  /// Number of blocks asked of the system so far; a steady training step adds none.
+  /// Number of calls of `allocate` that had to ask the system so far; a steady training step adds none.
   std::uint64_t system_allocations() const { return system_allocations_; }
 
  private:
