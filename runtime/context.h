@@ -53,8 +53,8 @@ class SHERD_API Context {
   bool inside_op() const { return inside_op_; }
   void set_inside_op(bool inside) { inside_op_ = inside; }
 
-  /// Whether a StorageOwner is at work: the ops under way bring memory or release it (a gather). A tracer
-  /// leaves them out, because running the program's ops again makes the owner do the same again.
+  /// Whether a StorageOwner is at work: the ops under way bring memory or release it (a gather). `recompute`
+  /// leaves them out of its record, because running the region again makes the owner do the same again.
   bool housekeeping() const { return housekeeping_; }
   void set_housekeeping(bool housekeeping) { housekeeping_ = housekeeping; }
 

@@ -17,7 +17,8 @@ namespace sherd {
 class Storage;
 
 /// Brings released storages back: a sharded group by an all_gather, a recomputation region by running its ops
-/// again. `apply` and backward passes call these functions on the thread of the op.
+/// again. `apply` and backward passes call these functions on the thread of the op; `storage_gone` comes on
+/// the thread that drops the last handle.
 class SHERD_API StorageOwner {
  public:
   virtual ~StorageOwner();
