@@ -441,7 +441,7 @@ void BackwardPass::settle(const Edge& edge) {
 
 void BackwardPass::hand_over(LeafPlace& place) {
   Leaf& leaf = *place.leaf;
-  if (leaf.frozen) return;  // after the forward pass
+  if (leaf.frozen) return;  // unmarked after the forward pass recorded it
   Tensor gradient = through_hooks(leaf.hooks, std::move(place.gradient), title(leaf));
   if (leaf.sink)
     leaf.sink->accept(info_, leaf, std::move(gradient));

@@ -21,7 +21,7 @@ class SHERD_API Leaf final : public RefCounted {
   explicit Leaf(Spec spec) : spec(std::move(spec)) {}
   Spec spec;                       ///< of the tensor when it became a leaf
   std::string name;                ///< for messages; may be empty
-  bool frozen = false;             ///< set by `requires_grad_(false)`: gradients that still arrive are dropped
+  bool frozen = false;             ///< by `requires_grad_(false)`: gradients that still arrive are dropped
   Tensor grad;                     ///< any shape, dtype and device; empty is none
   std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
   Subscribers<GradHook> hooks;

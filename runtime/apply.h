@@ -7,8 +7,9 @@ namespace sherd {
 
 /// Makes every input resident and pins it, checks that all are on one device (DeviceError), lets the op check
 /// them and allocate its outputs, runs its kernel on that device, and tells this rank's listeners. Without a
-/// kernel the op's own `run` or its `reference` runs; with none of them NotImplementedError. Throws also what
-/// the op's checks throw; ValueError for a wrong number of inputs or an empty handle.
+/// kernel the op's own `run` or its `reference` runs; with none of them NotImplementedError. On `meta`
+/// nothing is computed. Throws also what the op's checks throw; ValueError for a wrong number of inputs or an
+/// empty handle.
 SHERD_API Tensors apply(const AnyOp& op, Inputs in);
 
 /// Runs `op` into `out`, which an earlier `apply` of it had made or which have the same specs. Checks

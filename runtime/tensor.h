@@ -154,8 +154,9 @@ class SHERD_API Tensor {
   // ---- autograd (declared here and defined in autograd/, as are the functions of runtime/upper_floor.h; see
   // autograd/autograd.h) ----
   bool requires_grad() const;
-  /// Marks a leaf whose gradient is wanted, or unmarks it. StateError for a tensor that was computed from
-  /// others, DTypeError for one that is not floating.
+  /// Marks a leaf whose gradient is wanted, or unmarks it: then also backwards of graphs recorded before drop
+  /// its gradient. StateError for a tensor that was computed from others, DTypeError for one that is not
+  /// floating.
   Tensor& requires_grad_(bool requires_grad = true);
   /// The accumulated gradient of a leaf; an empty handle where there is none. `set_grad` takes any shape,
   /// dtype and device (StateError for a tensor that is no leaf).
