@@ -5,10 +5,10 @@
 //   replica   every rank holds the same values
 //   partial   every rank holds a summand
 //
-// Each gradient is itself a call among the ranks. So where the loss of one rank depends on a result, the loss
-// of every rank must: a rank that skips the call in its backward is named in a CollectiveError.
-// Differentiated is the sum of all ranks' losses where their data differ, and the one loss that all compute
-// alike where they do not.
+// The gradient is itself a call among the ranks (but for gather_values and sum_partials, whose gradients move
+// nothing). So where the loss of one rank depends on a result, the loss of every rank must: a rank that skips
+// the call in its backward is named in a CollectiveError. Differentiated is the sum of all ranks' losses
+// where their data differ, and the one loss that all compute alike where they do not.
 //
 // Errors, beside those of the calls: StateError for an undefined group, ValueError for an empty handle,
 // ShapeError for a 0-d tensor, and for a dimension 0 that does not divide into equal slices.

@@ -111,8 +111,8 @@ concept MutatingOp = StructuralOp<O> &&(
       { op.writes(i) } -> std::same_as<bool>;
     });
 
-/// An op value with its type erased. Lives on the caller's stack during a call; who needs it longer calls
-/// `keep`.
+/// An op value with its type erased. Lives on the caller's stack during a call; code that needs it longer
+/// calls `keep`.
 class SHERD_API AnyOp : public RefCounted {
  public:
   ~AnyOp() override;

@@ -36,7 +36,7 @@ struct Notice {
   GroupId group{};
   std::uint64_t sequence = 0, value = 0;
   std::vector<std::int32_t> ranks;    ///< of a fault
-  std::vector<std::int32_t> members;  ///< of the group: who hears of the fault
+  std::vector<std::int32_t> members;  ///< of the group: the processes that a fault is sent to
   std::string text;
 
   /// Appends this notice to `out`, its length first.

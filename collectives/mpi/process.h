@@ -60,7 +60,7 @@ struct GroupCore {
   std::optional<Fault> fault{};
   std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
   std::chrono::steady_clock::time_point reported_at{};
-  std::map<int, std::uint64_t> renewals{};  ///< by process: who asked, and its first free number
+  std::map<int, std::uint64_t> renewals{};  ///< processes that asked, with their first free number
 };
 
 /// How a process left a run, in which it posts nothing more.
