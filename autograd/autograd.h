@@ -1,4 +1,4 @@
-// Reverse mode: what `backward` is made of, and the calls around it.
+// Reverse-mode differentiation: backward passes, gradients of some inputs, hooks, sinks.
 #pragma once
 
 #include <functional>
@@ -19,14 +19,19 @@ struct BackwardOptions {
   bool create_graph = false;
 };
 
-/// Adds the gradient of `outputs`, weighted by `upstream` (empty: one, for single elements), to every leaf
-/// they depend on.
+/// Adds the gradient of `outputs`, weighted by `upstream` (one tensor an output, of its shape, dtype and
+/// device; empty handles or an empty list: 1, for outputs of one element), to `.grad` of every leaf they
+/// depend on, or gives it to the leaf's sink. ValueError, ShapeError, DTypeError or DeviceError for an output
+/// or upstream that does not fit; StateError for an output that depends on nothing that requires grad, a
+/// graph that was freed, a kept value that was changed in place, or a node that another backward under way is
+/// using.
 SHERD_API void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream = {},
                         BackwardOptions options = {});
 
 /// The gradients of `outputs` with respect to `inputs`, which may be leaves or not, each in memory of its
-/// own. Computes only what lies between them, keeps nothing of it, and feeds no sink and no `.grad`. An input
-/// that the outputs do not depend on gets an empty tensor.
+/// own. Computes only what lies between, frees that unless `retain_graph`, and leaves sinks and `.grad`
+/// alone. An input that the outputs do not depend on gets an empty handle. Errors as `backward`; StateError
+/// also for an input that does not require grad.
 SHERD_API std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                                    std::span<const Tensor> upstream = {}, BackwardOptions options = {});
 inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs,
@@ -34,30 +39,34 @@ inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> in
   return grad(std::span(&output, 1), inputs, std::span(&upstream, 1), options);
 }
 
-/// `hook` sees the complete gradient of `tensor` in every backward and may return another in its place, of
-/// the same shape, dtype and device (else the backward throws ShapeError, DTypeError or DeviceError). It must
-/// not write the one it is given while others use it (StateError).
+/// `hook` is called with the complete gradient of `tensor` in every backward and may return another to use in
+/// its place, of the same shape, dtype and device (else the backward throws ShapeError, DTypeError or
+/// DeviceError). Writing the given gradient is a StateError where something else uses it. StateError for a
+/// tensor that does not require grad.
 [[nodiscard]] SHERD_API Subscription register_hook(const Tensor& tensor, GradHook hook);
-/// `hook` runs after a leaf's gradient of a backward was added to `.grad`.
+/// `hook` runs in every backward after the leaf's gradient was added to `.grad`, or was given to its sink.
+/// StateError for a tensor that is no leaf.
 [[nodiscard]] SHERD_API Subscription register_post_accumulate_hook(const Tensor& leaf,
                                                                    std::function<void(Leaf&)> hook);
-/// Runs once at the end of the backward (or `grad`) that is under way, before it returns; StateError when
-/// none is.
+/// `callback` runs once, at the end of the backward (or `grad`) that is under way, before that returns; not
+/// when it throws. StateError when none is under way.
 SHERD_API void queue_backward_callback(std::function<void()> callback);
 /// Whether a backward is under way on this rank.
 SHERD_API bool in_backward();
 
-/// Sends the leaf's gradients to `sink` instead of its `.grad`; null restores that.
+/// Gives the leaf's gradients to `sink` in place of its `.grad`; null restores that. `leaf` need not require
+/// grad yet.
 SHERD_API void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink);
-/// Makes `to` go on as the leaf that `from` is: with its gradient, sink, hooks and name. For parameters whose
-/// memory is replaced.
+/// Gives `to` the gradient, sink, hooks and name of the leaf `from`; nothing where `from` was never a leaf
+/// that required grad. For parameters whose memory is replaced; mark `to` with `requires_grad_` too.
 SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
 /// A name for messages about this leaf ("layers.0.weight").
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 
 /// Largest difference between the gradient of `fn` (one output, summed with fixed weights) and central finite
-/// differences, over all elements of `inputs` (f64 with values, on any device: DTypeError, DeviceError),
-/// relative to max(1, |value|).
+/// differences, over all elements of `inputs`, relative to max(1, |difference quotient|); NaN where one is
+/// NaN. Inputs and output are f64 (DTypeError), on any device with values (DeviceError on `meta`); `inputs`
+/// stay as they are.
 SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
                            std::span<const Tensor> inputs, double step = 1e-6);
 

@@ -26,7 +26,7 @@ void check_input(const Tensor& x) {
                      x.shape());
 }
 
-/// Element `k` of a dense leaf, written where the leaf lives.
+/// Sets element `k` of a dense leaf, on the leaf's own device.
 void set_element(const Tensor& leaf, std::size_t k, double value) {
   const NoGrad guard;
   fill_(alias(leaf, {{1}, {1}, static_cast<std::int64_t>(k)}), value);

@@ -34,8 +34,8 @@ void Node::free() {
 }
 
 namespace {
-/// Dead nodes that this thread has yet to delete, while it deletes one. Not in the context: tensors may go
-/// after it.
+/// While this thread deletes a node: the list of further nodes to delete. Not in the Context, because tensors
+/// may be destroyed after it.
 constinit thread_local const Node** dead_nodes = nullptr;
 }  // namespace
 

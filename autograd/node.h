@@ -1,4 +1,4 @@
-// What the tape keeps: a node an op, edges to where its inputs came from.
+// The graph that the tape records: a node an op, with edges to where its inputs came from.
 #pragma once
 
 #include "autograd/sink.h"
@@ -8,7 +8,7 @@ namespace sherd {
 
 class Node;
 
-/// Where an input's gradient flows: to output `index` of a node, or to a leaf. Neither means nowhere.
+/// Where an input's gradient goes: to output `index` of `node`, or to `leaf`. With neither, nowhere.
 struct Edge {
   Ref<Node> node;
   std::uint32_t index = 0;
@@ -16,14 +16,15 @@ struct Edge {
   explicit operator bool() const { return node || leaf; }
 };
 
-/// What the tape hangs on a tensor that takes part in a graph.
+/// What the tape attaches to a tensor that takes part in a graph.
 class AutogradRecord final : public TensorExtension {
  public:
   ~AutogradRecord() override;
-  /// Output `index` of `node`. `computed_in`: the memory that a write past this tensor would make its history
-  /// wrong in, which counts it; null for a view of a leaf, whose values are the leaf's whoever writes them.
+  /// The tensor is output `index` of `node` now. `computed_in` is the tensor's storage: its count of
+  /// histories goes up by one until this record is destroyed, so that the tape refuses unrecorded writes
+  /// there. Null for a view of a leaf, because writing a leaf unrecorded leaves its gradient right.
   void set_history(Ref<Node> node, std::uint32_t index, Storage* computed_in);
-  /// Whether the history says how the values in memory were computed.
+  /// Whether the history computes the values, as opposed to viewing a leaf.
   bool computed() const { return counted_in_ != nullptr; }
 
   Edge edge;       ///< where this tensor's gradient goes: the node that made it, or its leaf
@@ -31,35 +32,36 @@ class AutogradRecord final : public TensorExtension {
   bool requires_grad = false;
 
  private:
-  Storage* counted_in_ = nullptr;  // the tensor's own, which outlives what hangs on the tensor
+  Storage* counted_in_ = nullptr;  // the tensor's storage; TensorImpl destroys it after this record
 };
 
 /// A value kept for the gradient, with the storage's version when it was kept.
 struct SavedTensor {
-  Tensor value;  ///< an alias without history, so that a node never owns itself
+  Tensor value;  ///< without history: with it a node that keeps its output would own itself
   std::uint32_t version = 0;
 };
 
+/// One recorded op. Owned by the records of its outputs and by edges of later nodes.
 class Node final : public RefCounted {
  public:
   Ref<const AnyOp> op;
-  std::uint64_t sequence = 0;  ///< later nodes have larger numbers; edges always point to smaller ones
-  bool freed = false;
-  InlineVec<Edge, 2> edges;                ///< one an input; empty where no gradient is wanted
+  std::uint64_t sequence = 0;  ///< larger than that of every node an edge points to: the topological order
+  bool freed = false;          ///< a backward has let go of edges and values; another one throws
+  InlineVec<Edge, 2> edges;    ///< one an input; empty where no gradient is wanted
   InlineVec<SavedTensor, 2> saved_inputs;  ///< empty handles where not kept
   InlineVec<SavedTensor, 1> saved_outputs;
   Specs specs;                                ///< of the inputs
   Specs outputs;                              ///< of the outputs
   InlineVec<Subscribers<GradHook>, 1> hooks;  ///< by output; may be shorter
 
-  // The backward that is under way over this node, and its place there.
+  // The BackwardPass that is walking this node, or null, and the node's place in it.
   const void* pass = nullptr;
   std::uint32_t slot = 0;
 
-  /// Lets go of kept values and edges.
+  /// Drops kept values and edges, after a backward without `retain_graph`.
   void free();
-  /// In place of `RefCounted::drop`: nodes that die of another node's death do so after it, not inside, so
-  /// that a graph of any shape and length goes without recursion.
+  /// In place of `RefCounted::drop`: a node whose last owner is a dying node is deleted after that one, in a
+  /// loop, so that a graph of any length goes without recursion.
   void drop() const noexcept;
 
  private:
@@ -72,7 +74,7 @@ inline AutogradRecord* record_of(const Tensor& t) {
 }
 /// The record of a tensor, made on first use.
 AutogradRecord& ensure_record(const Tensor& t);
-/// Whether gradients flow to `t`.
+/// Whether `t` requires grad, or was computed from what does.
 inline bool wants_grad(const Tensor& t) {
   const AutogradRecord* record = record_of(t);
   return record != nullptr && record->requires_grad;

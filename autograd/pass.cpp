@@ -9,7 +9,7 @@
 namespace sherd {
 namespace {
 
-/// Nobody else can see this gradient, so it may be written or kept as it is.
+/// Whether this handle is the only one on its memory, which may then be written or kept as it is.
 bool owned_alone(const Tensor& t) {
   return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
          !t.storage().owned();
@@ -34,7 +34,7 @@ bool fits(const Tensor& gradient, const Spec& spec) {
   return gradient.shape() == spec.shape && gradient.dtype() == spec.dtype && gradient.device() == spec.device;
 }
 
-/// `what` is the gradient that does not fit, `whose` what has the spec.
+/// Throws for the difference between `gradient`, called `what`, and `spec`, which belongs to `whose`.
 [[noreturn]] void refuse(std::string_view call, std::string_view what, const Tensor& gradient,
                          std::string_view whose, const Spec& spec) {
   check<ShapeError>(gradient.shape() == spec.shape, "{}: {} has shape {}, {} {}", call, what,
@@ -45,7 +45,7 @@ bool fits(const Tensor& gradient, const Spec& spec) {
                     to_string(spec.device));
 }
 
-/// What the hooks of `whose` make of a gradient.
+/// The gradient after the hooks of `whose`, in order.
 Tensor through_hooks(const Subscribers<GradHook>& hooks, Tensor gradient, std::string_view whose) {
   hooks.each([&](const GradHook& hook) {
     const std::uint32_t version = gradient.storage().version();
@@ -68,7 +68,7 @@ std::string_view title(const Leaf& leaf) {
   return leaf.name.empty() ? std::string_view("a leaf") : std::string_view(leaf.name);
 }
 
-/// The default sink.
+/// What a leaf without a sink does with its gradient.
 void add_to_grad(Leaf& leaf, Tensor gradient, bool recording) {
   if (!leaf.grad.defined()) {
     leaf.grad = own(std::move(gradient));
@@ -100,14 +100,14 @@ void check_unchanged(const Node& node, const SavedTensor& saved, std::string_vie
                     saved.value.storage().version());
 }
 
-/// Which pass has a node or a leaf. Graphs of two threads may share leaves, so it is asked and taken
-/// atomically; its slot belongs to whoever has it.
+/// The pass that holds a node or leaf. Graphs on two threads may share leaves, so this is read and taken
+/// atomically; `slot` is valid for the holder only.
 template <class Held>
 std::atomic_ref<const void*> pass_of(Held& held) {
   return std::atomic_ref<const void*>(held.pass);
 }
 
-/// Takes a node or leaf for `pass`; false if it has it already.
+/// Takes a node or leaf for `pass`; false if `pass` holds it already, StateError if another does.
 template <class Held>
 bool claim(Held& held, const BackwardPass* pass, std::string_view name) {
   const void* holder = nullptr;
@@ -184,7 +184,7 @@ void BackwardPass::collect() {
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
-    if (node->freed) continue;  // an error where something wanted lies behind it: `check_alive`
+    if (node->freed) continue;  // `check_alive` throws if a wanted gradient depends on what lay behind
     for (const Edge& edge : node->edges) meet(edge);
   }
   std::sort(places_.begin(), places_.end(),
@@ -195,7 +195,7 @@ void BackwardPass::collect() {
   }
 }
 
-/// A graph that was freed has lost the way to what lies behind it.
+/// StateError when a wanted gradient may lie behind a node that was freed, whose edges are gone.
 void BackwardPass::check_alive() const {
   const bool all_found = std::all_of(targets_.begin(), targets_.end(), [&](const Target& target) {
     const Edge& edge = target.edge;
@@ -236,7 +236,7 @@ bool BackwardPass::wanted(const Edge& edge) {
   return place.useful || (place.asked_for && target_at(edge) != nullptr);
 }
 
-/// Marks what leads to no target: it is not computed.
+/// Marks nodes on which no target depends: their rules are not run.
 void BackwardPass::prune() {
   for (LeafPlace& place : leaves_) place.asked_for = false;
   for (const Target& target : targets_) {
@@ -279,7 +279,7 @@ void BackwardPass::backward() {
   }
 }
 
-/// Computes what leads to `inputs`, and feeds nothing.
+/// Computes the gradients of `inputs` and gives nothing to sinks or `.grad`.
 void BackwardPass::differentiate(std::span<const Tensor> inputs) {
   feeding_ = false;
   add_targets(inputs);
@@ -344,7 +344,7 @@ std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::u
   return results;
 }
 
-/// Where gradients that flow along an edge add up, or null where nobody asks for them.
+/// The sum to which a gradient along `edge` is added, or null where nobody asks for it.
 Tensor* BackwardPass::sum_at(const Edge& edge) {
   if (!wanted(edge)) return nullptr;
   if (stopping_)
@@ -380,7 +380,7 @@ void BackwardPass::visit(Place& place) {
   if (!options_.retain_graph && place.useful) node.free();
 }
 
-/// Hooks see a node's gradients when they are complete, and targets take them then.
+/// Runs hooks on a node's gradients, which are complete now, and gives the results to targets.
 void BackwardPass::pass_hooks(Place& place) {
   Node& node = *place.node;
   for (std::size_t i = 0; i < place.gradients.size() && i < node.hooks.size(); ++i)
@@ -432,7 +432,7 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
   accumulate(*sum, std::move(gradient), options_.create_graph);
 }
 
-/// An edge into a leaf has delivered, or never will; after the last one the sum is complete.
+/// Counts an edge into a leaf that has delivered or never will; after the last one the sum is complete.
 void BackwardPass::settle(const Edge& edge) {
   if (!edge.leaf || stops_at(edge) || leaves(edge)) return;
   LeafPlace& place = leaves_[edge.leaf->slot];
@@ -441,7 +441,7 @@ void BackwardPass::settle(const Edge& edge) {
 
 void BackwardPass::hand_over(LeafPlace& place) {
   Leaf& leaf = *place.leaf;
-  if (leaf.frozen) return;  // after the forward pass
+  if (leaf.frozen) return;  // unmarked after the forward pass recorded it
   Tensor gradient = through_hooks(leaf.hooks, std::move(place.gradient), title(leaf));
   if (leaf.sink)
     leaf.sink->accept(info_, leaf, std::move(gradient));

@@ -1,5 +1,5 @@
-// One backward: a list of nodes in reverse order of recording, gradients on their way, leaves with what they
-// still wait for.
+// One backward pass: a list of nodes in reverse order of recording, the gradients that have arrived at each,
+// and for each leaf how many are still to come.
 #pragma once
 
 #include <functional>
@@ -13,16 +13,16 @@ namespace sherd {
 
 class BackwardPass;
 
-/// The rank's backwards.
+/// What a rank knows of its backward passes.
 struct PassState {
-  BackwardPass* innermost = nullptr;  ///< of those under way
+  BackwardPass* innermost = nullptr;  ///< of the passes under way; null without one
   std::uint64_t next_number = 1;
-  const AnyOp* rule = nullptr;       ///< the op whose gradient is being computed
-  bool rule_differentiated = false;  ///< and the ops that it is made of will be differentiated in turn
+  const AnyOp* rule = nullptr;       ///< the op whose gradient rule is running, or null
+  bool rule_differentiated = false;  ///< the ops that this rule applies are recorded, to be differentiated
 };
 PassState& pass_state();
 
-/// The time of a gradient rule.
+/// A scope in which the gradient rule of `rule` runs.
 class RuleScope {
  public:
   RuleScope(PassState& state, const AnyOp* rule, bool differentiated)
@@ -49,23 +49,23 @@ class BackwardPass {
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// Starts `gradient` at `output`.
+  /// Adds an output and its upstream gradient; an empty one is 1, for a single element. Errors as `backward`.
   void seed(const Tensor& output, Tensor gradient);
-  /// Feeds sinks and `.grad`.
+  /// Runs the pass and gives the gradients of leaves to their sinks or `.grad`.
   void backward();
-  /// Returns the gradients of `inputs` and feeds nothing.
+  /// Runs the pass and returns the gradients of `inputs`; sinks and `.grad` get nothing.
   std::vector<Tensor> grad(std::span<const Tensor> inputs);
-  /// The same within what was recorded from sequence number `since` on: a rule of an outer backward
-  /// differentiates only what it just built. What is older is constant, whether or not it has a history.
+  /// As `grad`, but only through nodes with sequence numbers from `since` on; older ones count as constants.
+  /// For gradient rules that differentiate the ops they have just applied.
   std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
  private:
-  struct Place {  // of a node
+  struct Place {  // a node in this pass
     Ref<Node> node;
     InlineVec<Tensor, 1> gradients;  // by output
-    bool useful = true;              // its rule leads to something that is asked for
-    bool asked_for = false;          // the gradient of an output is
+    bool useful = true;              // a gradient that is asked for depends on its rule
+    bool asked_for = false;          // the gradient of one of its outputs is asked for
   };
   struct LeafPlace {
     Ref<Leaf> leaf;
@@ -99,7 +99,7 @@ class BackwardPass {
   void add_targets(std::span<const Tensor> inputs);
   Target* target_at(const Edge& edge);
   bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
-  /// Whether an edge leaves what `partial` differentiates.
+  /// Whether an edge leads out of the part that `partial` differentiates.
   bool leaves(const Edge& edge) const {
     return stopping_ && (edge.leaf || (edge.node && edge.node->sequence < since_));
   }
@@ -110,16 +110,16 @@ class BackwardPass {
   PassInfo info_;
   PassState& state_;
   BackwardPass* outer_;
-  bool feeding_ = true;    // sinks and `.grad`
-  bool stopping_ = false;  // at the targets, and where the graph is older than `since_`
+  bool feeding_ = true;    // gives gradients to sinks and `.grad`
+  bool stopping_ = false;  // `partial`: goes no further than targets and nodes older than `since_`
   std::uint64_t since_ = 0;
-  bool announced_ = false;
+  bool announced_ = false;  // owners of storage expect reads
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;
   std::size_t next_ = 0;  // places before this one are done
   std::vector<LeafPlace> leaves_;
   std::vector<Target> targets_;         // each edge once
-  std::vector<std::size_t> target_of_;  // by input
+  std::vector<std::size_t> target_of_;  // by input: its place in targets_
   std::vector<std::shared_ptr<GradSink>> sinks_;
   std::vector<std::function<void()>> callbacks_;
 };

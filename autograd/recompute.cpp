@@ -13,15 +13,15 @@ namespace {
 
 constexpr std::uint32_t none = TracedTensor::none;
 
-/// A read of each of some storages besides those that a backward announced, so that what their owners bring
-/// for it alone is let go after it, also when it fails.
+/// Announces one more read of each of `storages` to their owners, and reports it as done at the latest in the
+/// destructor, so that what an owner brings for this read alone is released after it, also when it fails.
 class OneMoreRead {
  public:
   explicit OneMoreRead(std::vector<Ref<Storage>> storages) : storages_(std::move(storages)) {}
   ~OneMoreRead() {
     try {
       done();
-    } catch (const std::exception&) {  // the error that is under way says more
+    } catch (const std::exception&) {  // an error is under way already and explains more
     }
   }
   OneMoreRead(const OneMoreRead&) = delete;
@@ -42,12 +42,12 @@ class OneMoreRead {
   std::size_t expected_ = 0, done_ = 0;
 };
 
-/// A finished region: owns the storages that it released, and runs its ops again when one is needed.
+/// A recorded region. It owns the storages that it released, and runs its ops again when one is needed.
 class Region final : public StorageOwner {
  public:
   explicit Region(Trace trace) : trace_(std::move(trace)) {}
 
-  /// The storage at `index` of the trace is this region's from now on.
+  /// `storage`, number `index` of the trace, is owned by this region from now on.
   void hold(Storage& storage, std::uint32_t index) {
     held_[&storage] = {index, 0};
     by_index_[index] = &storage;
@@ -64,61 +64,61 @@ class Region final : public StorageOwner {
  private:
   struct Held {
     std::uint32_t index = none;
-    int reads = 0;  // that a backward under way still has before it
+    int reads = 0;  // that the backward under way has announced and not done
   };
-  /// Which ops to run for some wanted storages, and for how long to keep each buffer.
-  struct Plan {
+  /// Which ops to run to fill some storages, and how long each buffer in between is needed.
+  struct Rerun {
     std::vector<std::uint32_t> ops;  // in order
     std::vector<std::uint32_t>
         last_use;  // by storage: the op after which its buffer is free; none if unused or wanted
   };
 
-  Plan plan(const std::vector<bool>& wanted) const;
+  Rerun rerun_for(const std::vector<bool>& wanted) const;
   void announce_run();
   void run_over();
   bool usable(std::uint32_t index) const;
   void check_outside(const TracedOp& traced) const;
-  std::vector<Ref<Storage>> owned_outside(const Plan& plan) const;
+  std::vector<Ref<Storage>> owned_outside(const Rerun& rerun) const;
 
   Trace trace_;
   std::unordered_map<const Storage*, Held> held_;
   std::unordered_map<std::uint32_t, Storage*> by_index_;
-  int due_ = 0;                          // reads of all of them
-  std::vector<Ref<Storage>> announced_;  // from outside: their owners expect the run that is to come
+  int due_ = 0;                          // reads announced and not done, over all held storages
+  std::vector<Ref<Storage>> announced_;  // made outside; their owners expect the reads of the coming rerun
 };
 
-/// Resident, and the same at every point of the region.
+/// Whether a held storage can be read as it is: resident, and never written after it was made.
 bool Region::usable(std::uint32_t index) const {
   const auto at = by_index_.find(index);
   return at != by_index_.end() && at->second->resident() && !trace_.storages[index].rewritten;
 }
 
-Region::Plan Region::plan(const std::vector<bool>& wanted) const {
-  Plan plan{{}, std::vector<std::uint32_t>(trace_.storages.size(), none)};
+Region::Rerun Region::rerun_for(const std::vector<bool>& wanted) const {
+  Rerun rerun{{}, std::vector<std::uint32_t>(trace_.storages.size(), none)};
   std::vector<bool> needed = wanted;
   const auto touch = [&](const TracedTensor& t, std::uint32_t op) {
     if (t.storage == none || needed[t.storage] || trace_.storages[t.storage].outside || usable(t.storage))
       return;
     needed[t.storage] = true;
-    plan.last_use[t.storage] = op;
+    rerun.last_use[t.storage] = op;
   };
   for (auto i = static_cast<std::uint32_t>(trace_.ops.size()); i-- > 0;) {
     const TracedOp& traced = trace_.ops[i];
     if (traced.op->is_view() || std::none_of(traced.out.begin(), traced.out.end(),
                                              [&](const TracedTensor& t) { return needed[t.storage]; }))
       continue;
-    plan.ops.push_back(i);
+    rerun.ops.push_back(i);
     for (const TracedTensor& t : traced.out) touch(t, i);
     for (const TracedTensor& t : traced.in) touch(t, i);
   }
-  std::reverse(plan.ops.begin(), plan.ops.end());
-  return plan;
+  std::reverse(rerun.ops.begin(), rerun.ops.end());
+  return rerun;
 }
 
 void Region::trim() {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_) wanted[held.index] = true;
-  const Plan kept = plan(wanted);
+  const Rerun kept = rerun_for(wanted);
   std::vector<TracedOp> ops;
   std::vector<bool> read(trace_.storages.size());
   for (const std::uint32_t i : kept.ops) {
@@ -144,11 +144,11 @@ void Region::check_outside(const TracedOp& traced) const {
   }
 }
 
-/// What the ops of a plan read that others bring here.
-std::vector<Ref<Storage>> Region::owned_outside(const Plan& plan) const {
+/// Storages from outside that the ops of a rerun read and that another owner may have to bring.
+std::vector<Ref<Storage>> Region::owned_outside(const Rerun& rerun) const {
   std::vector<Ref<Storage>> found;
   std::vector<bool> seen(trace_.storages.size());
-  for (const std::uint32_t i : plan.ops) {
+  for (const std::uint32_t i : rerun.ops) {
     for (const TracedTensor& t : trace_.ops[i].in) {
       if (t.storage == none || seen[t.storage]) continue;
       seen[t.storage] = true;
@@ -164,13 +164,13 @@ void Region::need(Storage& asked) {
   for (const auto& [storage, held] : held_)
     if (!storage->resident() && (storage == &asked || held.reads > 0 || storage->pins() > 0))
       wanted[held.index] = true;
-  const Plan plan = this->plan(wanted);
-  for (const std::uint32_t i : plan.ops) check_outside(trace_.ops[i]);
+  const Rerun rerun = rerun_for(wanted);
+  for (const std::uint32_t i : rerun.ops) check_outside(trace_.ops[i]);
 
-  OneMoreRead borrowed(owned_outside(plan));
+  OneMoreRead borrowed(owned_outside(rerun));
   borrowed.expect();
 
-  // Everything is computed aside first: an op that throws leaves every storage as it was.
+  // Computed in fresh memory first, so that an op that throws leaves every storage as it was.
   const NoGrad no_grad;
   std::vector<Ref<Storage>> memory(trace_.storages.size());
   const auto tensor = [&](const TracedTensor& t) {
@@ -184,7 +184,7 @@ void Region::need(Storage& asked) {
                                             : Ref<Storage>(by_index_.at(t.storage));
     return Tensor(make_ref<TensorImpl>(std::move(source), t.layout, t.dtype));
   };
-  for (const std::uint32_t i : plan.ops) {
+  for (const std::uint32_t i : rerun.ops) {
     const TracedOp& traced = trace_.ops[i];
     Tensors in, out;
     for (const TracedTensor& t : traced.in) in.push_back(tensor(t));
@@ -194,7 +194,7 @@ void Region::need(Storage& asked) {
     out.clear();
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
-        if (t.storage != none && plan.last_use[t.storage] == i) memory[t.storage] = {};
+        if (t.storage != none && rerun.last_use[t.storage] == i) memory[t.storage] = {};
   }
   for (std::uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
@@ -208,12 +208,12 @@ void Region::expect_reads(Storage& storage, int reads) {
   if (!storage.resident() && announced_.empty()) announce_run();
 }
 
-/// Whoever brings what the ops read learns at the start of a backward that they will run, so that it stays
-/// until then.
+/// Announces the reads of the coming rerun to the owners of what its ops read from outside, at the start of a
+/// backward, so that what they bring stays until then.
 void Region::announce_run() {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_) wanted[held.index] = !storage->resident();
-  announced_ = owned_outside(plan(wanted));
+  announced_ = owned_outside(rerun_for(wanted));
   for (const Ref<Storage>& storage : announced_) storage->owner()->expect_reads(*storage, 1);
 }
 
@@ -289,11 +289,12 @@ class Recording::Recorder final : public Tracer {
   };
   std::unordered_map<std::uint32_t, Kept> kept_by_graph() const;
 
-  std::unordered_set<const Node*> nodes_;  // of the region; some may be gone
+  std::unordered_set<const Node*> nodes_;  // recorded by the region; only compared, since some may be deleted
   Listening listening_;
 };
 
-/// Storages that the region made and the graph behind its outputs keeps, with the number of handles there.
+/// Storages that the region made and the graph behind its outputs keeps, with the number of handles that this
+/// graph has on each.
 std::unordered_map<std::uint32_t, Recording::Recorder::Kept> Recording::Recorder::kept_by_graph() const {
   std::unordered_map<std::uint32_t, Kept> kept;
   std::unordered_set<const Node*> seen;
@@ -323,8 +324,8 @@ std::unordered_map<std::uint32_t, Recording::Recorder::Kept> Recording::Recorder
 
 void Recording::Recorder::finish() {
   auto kept = kept_by_graph();
-  // Somebody else's handle (an output, a tensor put aside) would meet a storage that is not there, and saves
-  // no memory.
+  // A storage with handles outside the graph (an output, a tensor put aside) stays: releasing it would take
+  // memory from under that handle, or free none.
   std::erase_if(kept, [&](const auto& entry) {
     const auto& [index, k] = entry;
     return k.storage->use_count() > k.handles || k.storage->owned() ||

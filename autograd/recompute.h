@@ -1,4 +1,5 @@
-// Activation checkpointing: trade a second run of a region's ops for the memory of what its gradients read.
+// Activation checkpointing: the ops of a region run a second time in the backward, and the values that their
+// gradients read need no memory in between.
 #pragma once
 
 #include <memory>
@@ -11,16 +12,18 @@
 namespace sherd {
 namespace detail {
 
-/// Records a region between construction and `finish`. Does nothing without grad mode or inside another
-/// region, whose record then covers this one.
+/// Records a region from construction to `finish`. Does nothing without grad mode, or inside another region,
+/// which records these ops as its own.
 class SHERD_API Recording {
  public:
   Recording();
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
+  /// Names a tensor that the region returns; the graph behind it is what `finish` looks through.
   void add_output(const Tensor& tensor);
-  /// Releases what only the graph holds and makes the region its owner.
+  /// Releases the storages that only the graph holds, and makes the region their owner, which brings them
+  /// back.
   void finish();
 
  private:
@@ -48,17 +51,16 @@ void add_outputs(Recording& recording, const T& result) {
 
 }  // namespace detail
 
-/// Whether this rank is inside a region that is being recorded: what is read there, a backward may read
-/// again.
+/// Whether this rank is recording a region. Whatever is read there may be read again by a backward.
 SHERD_API bool recording_region();
 
 /// Calls `region()` and returns its result: a Tensor, or a tuple, pair, array or vector of them. What the
 /// region's ops made and only the graph behind the result still holds is released; when a backward needs it,
 /// the recorded ops (not `region` itself) run again, with the same random numbers, so gradients are equal to
 /// the bit. Tensors that the region reads from outside are kept and must not be written until the graph is
-/// gone (StateError at the backward); a region that writes one is refused (StateError), as is a write to a
-/// tensor of the region through a host pointer. A region inside a region is part of the outer one. Without
-/// grad mode this is a plain call.
+/// gone (StateError in the backward). StateError in the forward for an op that writes a tensor from outside,
+/// and for an op that uses a tensor of the region after a write through a host pointer. A region inside a
+/// region is part of the outer one. Without grad mode this is a plain call.
 template <class F>
 auto recompute(F&& region) {
   detail::Recording recording;

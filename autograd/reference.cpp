@@ -1,5 +1,4 @@
-// Gradients of fused ops through their references: the reference runs again with recording on, and is
-// differentiated.
+// The gradient of an op from its `reference`, which runs again with recording on and is differentiated.
 #include <algorithm>
 
 #include "autograd/pass.h"
@@ -16,8 +15,8 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
   for (std::size_t i = 0; i < args.inputs.size(); ++i) {
     const Tensor& x = args.inputs[i];
     const bool need = args.need(i) && x.defined();
-    // A recorded gradient hangs on the outer graph; otherwise a leaf of our own keeps the outer graph out of
-    // sight.
+    // Under create_graph the inputs keep their history, to which the second derivative leads; otherwise
+    // detached leaves keep this pass from walking the outer graph.
     inputs.push_back(need && !args.create_graph ? x.detach().requires_grad_() : x);
     if (!need) continue;
     wanted.push_back(inputs.back());

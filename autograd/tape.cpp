@@ -18,10 +18,11 @@ Mask inputs_wanting_grad(Inputs in) {
   return needs;
 }
 
-/// A write that goes past the tensors with a history in the same memory would make their gradients wrong.
+/// StateError for a write through a handle without history into memory of a tensor that has one: its gradient
+/// would be that of the values before.
 void check_histories(const AnyOp& op, const Tensor& written) {
-  // `detach` is the user's word that it shall not know; what a gradient still needs is told by the storage's
-  // version.
+  // A detached tensor may be written: the user asked for no history. If a gradient still needs the old
+  // values, the storage's version tells the backward.
   check<StateError>(wants_grad(written) || written.impl()->alias || written.storage().histories() == 0,
                     "{}: a tensor of shape {} without history is written, and its memory holds one with a "
                     "history, whose gradient would not know (a view taken under NoGrad); write "
@@ -29,14 +30,15 @@ void check_histories(const AnyOp& op, const Tensor& written) {
                     op.name(), written.shape());
 }
 
-/// A recorded write makes the written handle alone the one with the history.
+/// StateError for a recorded write that would give the written handle a history which other handles on the
+/// same memory lack.
 void check_recorded_write(const AnyOp& op, const Tensor& written) {
   const AutogradRecord* record = record_of(written);
   check<StateError>(
       record == nullptr || !record->requires_grad || !record->edge.leaf,
       "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
       op.name(), written.shape());
-  // A view that nobody else shares memory with is a tensor like others: many functions end in one.
+  // A view whose memory has no other handle may be written: many functions return one.
   check<StateError>(!written.is_view() || written.storage().use_count() == 1,
                     "{}: a view of shape {} is written in place while gradients are recorded; write its "
                     "base, or clone the "
@@ -53,8 +55,8 @@ void check_recorded_write(const AnyOp& op, const Tensor& written) {
                     op.name(), written.shape());
 }
 
-/// What a gradient rule builds is differentiated in turn under create_graph, and so is a `reference`; `what`
-/// would end the history there, unnoticed.
+/// NotImplementedError inside a gradient rule or `reference` whose ops will be differentiated: `what` is an
+/// op or a host read at which the history would end, so that a term were lost unnoticed.
 template <class What>
 void check_no_lost_term(What&& what) {
   const PassState& state = pass_state();
@@ -113,9 +115,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
     for (const Tensor& t : in) check_fresh_view(op.name(), t);
   if (needs == 0) return;
   if (!op.differentiable()) {
-    const auto carries = [](const Tensor& t) {
-      return is_floating(t.dtype());
-    };  // whole numbers have no slope
+    const auto carries = [](const Tensor& t) { return is_floating(t.dtype()); };  // integers have no gradient
     if (std::any_of(out.begin(), out.end(), carries))
       check_no_lost_term([&] { return fmt::format("{}, which has none", op.name()); });
     return;
@@ -137,7 +137,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
     node->saved_outputs.push_back(has(reads.outputs, i) ? keep(out[i]) : SavedTensor{});
     node->outputs.push_back(out[i].spec());
   }
-  // Only a whole node is shown to others.
+  // Last, because from here on others reach the node: it must be complete.
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!is_floating(out[i].dtype())) continue;
     const bool of_leaf = op.is_view() && !record_of(in[0])->computed();
@@ -145,7 +145,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
                                       of_leaf ? nullptr : &out[i].storage());
     if (!op.mutating()) continue;
     out[i].storage().mark_recorded();
-    out[i].impl()->view_version = out[i].storage().version();  // a view that was written tells of the write
+    out[i].impl()->view_version = out[i].storage().version();  // its history includes the write
   }
 }
 

@@ -1,4 +1,4 @@
-// The listener that records ops whose inputs want gradients.
+// The tape: the listener that records ops whose inputs want gradients.
 #pragma once
 
 #include <string_view>
@@ -8,21 +8,24 @@
 
 namespace sherd {
 
+/// Records a node for every op with an input that wants a gradient, while grad mode is on; refuses writes
+/// that would make gradients wrong (StateError), before anything is written.
 class Tape final : public Listener {
  public:
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
   void host_read(const Tensor& tensor) override;
 
-  /// Of the next node that this rank records, unless its inputs' are larger.
+  /// The number of the next node that this rank records; larger if a node that it has an edge to (recorded on
+  /// another thread) has a number as large.
   std::uint64_t next_sequence() const { return next_sequence_; }
 
  private:
   std::uint64_t next_sequence_ = 1;
 };
 
-/// Refuses a view whose memory was changed by a recorded write after the view was taken: its history is that
-/// of the values before. `user` opens the message.
+/// StateError for a view that was taken before a recorded write of its memory, since its history is that of
+/// the values before. `user` opens the message.
 void check_fresh_view(std::string_view user, const Tensor& t);
 
 }  // namespace sherd

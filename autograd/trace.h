@@ -1,4 +1,5 @@
-// A straight line of ops on storages: what recomputation runs again and what a captured program is made of.
+// The ops that a stretch of a program applied, in order, on numbered storages: recomputation runs them again,
+// and a captured program consists of them.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,15 @@ struct TracedTensor {
   Layout layout;
 };
 
+/// A storage that an op of the trace read, wrote or made.
 struct TracedStorage {
   std::uint64_t id = 0;
   Device device;
   std::size_t bytes = 0;
-  Ref<Storage> outside;       ///< made before the trace, so held; null for what the trace's ops made
-  std::uint32_t version = 0;  ///< after the last op that touched it
-  std::uint32_t maker = TracedTensor::none;  ///< the op that made it
-  bool rewritten = false;                    ///< written after it was made
+  Ref<Storage> outside;       ///< held if it was made before the trace; null if an op of the trace made it
+  std::uint32_t version = 0;  ///< when the trace first met it, or after the last traced write
+  std::uint32_t maker = TracedTensor::none;  ///< index of the op that made it; none if outside
+  bool rewritten = false;                    ///< an op of the trace wrote it in place
 };
 
 struct TracedOp {
@@ -39,27 +41,29 @@ struct Trace {
   std::vector<TracedOp> ops;
 };
 
-/// Records every op of the rank while it listens. What the ops make is known by id alone, so that watching
-/// changes no counts. A write that went past the ops is refused, since running the trace again would not
-/// repeat it.
+/// Records every op of the rank while it is among the listeners. Storages that the ops make are known by id
+/// alone, so that tracing keeps no memory alive and changes no use count. Throws StateError when an input was
+/// written through a host pointer since the trace met it, because running the ops again would not repeat that
+/// write.
 class Tracer : public Listener {
  public:
-  /// `call` opens the messages.
+  /// `call`, the user's call ("recompute", "capture"), opens the messages.
   explicit Tracer(std::string call);
   ~Tracer() override;
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
-  /// Throws StateError, in the name of `call`, while the rank is being traced: for what runs ops that nobody
-  /// hears.
+  /// StateError, which opens with `call`, while a tracer exists on this rank. For calls that run ops past the
+  /// listeners (`replay`), which no tracer could record.
   static void check_inactive(std::string_view call);
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
 
  protected:
-  /// Index of a storage that the trace knows, or none.
+  /// Index of a storage in the trace; `TracedTensor::none` if it is not there.
   std::uint32_t find(const Storage& storage) const;
+  /// Appends a storage and returns its index.
   std::uint32_t add(const Storage& storage);
-  /// `op` is about to write `tensor`, which no op of the trace made.
+  /// Called before `op` writes `tensor`, which no op of the trace made; may throw to refuse.
   virtual void before_outside_write(const AnyOp& op, const Tensor& tensor);
 
   std::string call_;

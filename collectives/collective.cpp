@@ -56,7 +56,7 @@ Bytes bytes_of(const Tensor& t) {
   return {t.numel() == 0 ? nullptr : t.raw(), t.numel() * size_of(t.dtype())};
 }
 
-/// Where an output may begin so that the call is in place.
+/// ValueError where input and output overlap other than in place.
 void check_overlap(const Collective& c, const Tensor& input, const Tensor& output, int rank) {
   if (input.device().type == DeviceType::meta || input.numel() == 0 || output.numel() == 0) return;
   const Bytes in = bytes_of(input), out = bytes_of(output);
@@ -119,7 +119,7 @@ void check_tensors(const Collective& c, const Tensors& tensors, std::string_view
                       name, what, i);
     check<DTypeError>(t.dtype() == first.dtype(), "{}: {} {} is {} beside {}; one call has one dtype", name,
                       what, i, name_of(t.dtype()), name_of(first.dtype()));
-    if (t.device() != first.device())  // texts are made only when needed
+    if (t.device() != first.device())  // not by `check`, whose arguments would be formatted at every call
       fail<DeviceError>("{}: {} {} is on {} beside {}; one call has one device", name, what, i,
                         to_string(t.device()), to_string(first.device()));
     check<ShapeError>(dense(t), "{}: {} {} of shape {} is a view with strides {}; pass contiguous() of it",
@@ -178,7 +178,7 @@ Signature signature_of(const Collective& c) {
     s.op = c.reduction.kind;
     s.scale = c.reduction.scale;
   }
-  const auto kind = c.kind == Kind::recv ? Kind::send : c.kind;  // two ends of one call
+  const auto kind = c.kind == Kind::recv ? Kind::send : c.kind;  // send and recv are the two ends of one call
   std::uint64_t digest = mix(
       static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
           static_cast<std::uint64_t>(s.op) << 16 |

@@ -1,4 +1,4 @@
-// What one call among ranks is: a value that says everything a peer must agree on.
+// One call among ranks, as a value: what to move, how to combine it, and what every rank must agree on.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@ enum class CollectiveKind : std::uint8_t {
   all_reduce,      ///< the combined inputs on every rank
   broadcast,       ///< the root's input on every rank
   all_to_all,      ///< slice r of rank p's input becomes slice p of rank r's output
-  send,
-  recv,
-  barrier,
+  send,            ///< the input to rank `peer`
+  recv,            ///< the output from rank `peer`
+  barrier,         ///< moves nothing; completes when every rank has posted it
 };
+/// "all_gather", "reduce_scatter", ...
 SHERD_API std::string_view to_string(CollectiveKind kind);
 
 /// How inputs of several ranks become one value. One rule on every transport: in rank order, in f32 for
@@ -31,35 +32,37 @@ struct ReduceOp {
   float scale = 1;  ///< every input is multiplied by it first (`prescaled_sum` only)
 
   static ReduceOp sum() { return {}; }
-  /// Floats only.
+  /// Floats only (DTypeError).
   static ReduceOp average() { return {Kind::average, 1}; }
-  /// A NaN of any rank wins.
+  /// The largest; NaN where any rank has a NaN.
   static ReduceOp max() { return {Kind::max, 1}; }
-  /// Floats only: the sum of `scale` times each input.
+  /// Floats only (DTypeError): the sum of `scale` times each input.
   static ReduceOp prescaled_sum(float scale) { return {Kind::prescaled_sum, scale}; }
   friend bool operator==(const ReduceOp&, const ReduceOp&) = default;
 };
+/// "sum", "average", ... as messages print it.
 SHERD_API std::string to_string(const ReduceOp& reduction);
 
-/// Channels of a group: 0 to this, exclusive. Each has an order and sequence numbers of its own.
+/// Number of channels of a group, counted from 0. Each has an order and sequence numbers of its own.
 inline constexpr int max_channels = 16;
 
 /// One call of one rank. A segment is an input and an output at the same place of the two lists; all segments
-/// have one dtype and one device, are dense, and travel in one call. Sizes a segment, with W ranks:
-/// all_gather n to W*n; reduce_scatter W*n to n; all_reduce and broadcast n to n; all_to_all W*n to W*n; send
-/// has inputs only, recv and the broadcast of a rank that is not the root need outputs only, barrier neither.
-/// In place: the output is the input; for all_gather and reduce_scatter the smaller one may be this rank's
-/// slice of the larger one.
+/// have one dtype and one device, are dense, and travel in one call. Elements of a segment, with W ranks:
+/// all_gather n to W*n; reduce_scatter W*n to n; all_reduce and broadcast n to n; all_to_all W*n to W*n. send
+/// has inputs only; recv, and broadcast on every rank but the root, outputs only; barrier neither. In place:
+/// the output is the input; for all_gather and reduce_scatter the smaller one may be this rank's slice of the
+/// larger one; all_to_all is never in place.
 struct Collective {
   CollectiveKind kind = CollectiveKind::barrier;
   Tensors inputs, outputs;
   ReduceOp reduction{};
   int peer = -1;  ///< root of a broadcast, destination of a send, source of a recv: a rank of the group
   int channel = 0;
-  std::string label{};  ///< for messages, logs and the peers' check: the same on every rank
+  std::string label{};  ///< for messages and logs; compared, so the same on every rank
 };
 
-/// What must be equal on every rank of a call, small enough to travel with it.
+/// What must be equal on every rank of a call. Travels with the call, and the receiving ranks compare it with
+/// their own.
 struct Signature {
   static constexpr std::size_t label_bytes = 64;
 
@@ -71,14 +74,16 @@ struct Signature {
   std::int32_t root = -1;  ///< of a broadcast
   float scale = 1;
   std::uint32_t segments = 0;
-  std::int64_t first = 0, total = 0;  ///< elements that one rank brings (of a reduce_scatter: gets)
-  char label[label_bytes] = {};       ///< its beginning
+  std::int64_t first = 0, total = 0;  ///< elements of segment 0 and of all, see `counted`
+  char label[label_bytes] = {};       ///< the first bytes of the label
 
-  /// In words, as errors and logs print it: "all_gather(f32, 2 segments, 24 elements) of 'layers.3'".
+  /// The call as errors and logs print it: "all_gather(f32, 2 segments beginning with 8, 24 elements) of
+  /// 'layers.3'".
   SHERD_API std::string text() const;
 };
 
-/// The tensors of a call whose elements `Signature::total` counts.
+/// The tensors of a call whose elements a `Signature` counts: what this rank brings; for a reduce_scatter,
+/// and where a rank brings nothing, what it gets.
 inline const Tensors& counted(const Collective& c) {
   return c.kind == CollectiveKind::reduce_scatter || c.inputs.empty() ? c.outputs : c.inputs;
 }
@@ -87,7 +92,7 @@ inline const Tensors& counted(const Collective& c) {
 SHERD_API Signature signature_of(const Collective& collective);
 
 /// Checks everything that needs no peer: sizes, dtypes, devices, density, overlap, ranks. Throws ShapeError,
-/// DTypeError, DeviceError or ValueError.
+/// DTypeError, DeviceError or ValueError. `rank` of `size` is the caller's.
 SHERD_API void validate(const Collective& collective, int rank, int size);
 
 }  // namespace sherd

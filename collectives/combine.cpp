@@ -117,7 +117,7 @@ void combine(DType dtype, ReduceOp reduction, std::span<const std::byte* const> 
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
   if (to == from || bytes == 0) return;
-  if (intra_op_threads() == 1) {  // in one piece: long copies pass the caches by
+  if (intra_op_threads() == 1) {  // in one piece, so that memcpy may bypass the caches
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
     return;
   }

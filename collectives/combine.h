@@ -1,4 +1,4 @@
-// The one rule for sums, averages and maxima across ranks.
+// Sums, averages and maxima across ranks, by the rule of `ReduceOp`; every transport uses this code.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace sherd {
 
-/// Writes to `out` the `reduction` of `count` elements of every source, taken in the order of the list (rank
-/// order). `out` may be one of the sources. Bits depend on nothing but the values.
+/// Writes to `out` the `reduction` of `count` elements of every source, taken in the order of the list, which
+/// is rank order. `out` may be one of the sources. The bits do not depend on threads or transport.
 void combine(DType dtype, ReduceOp reduction, std::span<const std::byte* const> sources, std::byte* out,
              std::int64_t count);
 
-/// Copies bytes with this rank's threads; nothing happens when both are the same.
+/// Copies bytes with this rank's threads; nothing where `to` is `from`.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
 
 }  // namespace sherd

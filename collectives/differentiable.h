@@ -1,13 +1,17 @@
-// Calls among ranks that gradients pass. The same movement has different gradients, depending on how its
-// result is used on the ranks; so the names say the placement:
+// Calls among ranks that have gradients. What the gradient of a movement is depends on how the ranks use the
+// result; so the functions are named by the placement of what they take and give:
 //
 //   shard     every rank holds its slice, along dimension 0
 //   replica   every rank holds the same values
 //   partial   every rank holds a summand
 //
-// Gradients are calls of the same kind. So every rank's loss must depend on the result wherever one does;
-// and the total that is differentiated is the sum of all ranks' losses where data differ from rank to rank,
-// and the one loss that all compute alike where they do not.
+// The gradient is itself a call among the ranks (but for gather_values and sum_partials, whose gradients move
+// nothing). So where the loss of one rank depends on a result, the loss of every rank must: a rank that skips
+// the call in its backward is named in a CollectiveError. Differentiated is the sum of all ranks' losses
+// where their data differ, and the one loss that all compute alike where they do not.
+//
+// Errors, beside those of the calls: StateError for an undefined group, ValueError for an empty handle,
+// ShapeError for a 0-d tensor, and for a dimension 0 that does not divide into equal slices.
 #pragma once
 
 #include "collectives/group.h"
@@ -25,13 +29,13 @@ SHERD_API Tensor gather_values(const Group& group, const Tensor& shard, CallOpti
 SHERD_API Tensor sum_partials(const Group& group, const Tensor& partial, CallOptions options = {});
 
 /// Replica to replica that the ranks use on different shards (before a product whose outputs are sharded):
-/// the same tensor, a view. Gradient: `sum_partials`.
+/// a view of it, no call. Gradient: `sum_partials`.
 SHERD_API Tensor enter_parallel(const Group& group, const Tensor& replica, CallOptions options = {});
 
 /// Partial to shard: this rank's slice of the sum. Gradient: `gather_params`.
 SHERD_API Tensor scatter_sums(const Group& group, const Tensor& partial, CallOptions options = {});
 
-/// Replica to shard: a copy of this rank's slice. Gradient: `gather_values`.
+/// Replica to shard: a copy of this rank's slice, no call. Gradient: `gather_values`.
 SHERD_API Tensor take_slice(const Group& group, const Tensor& replica, CallOptions options = {});
 
 }  // namespace sherd

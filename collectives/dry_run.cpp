@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-/// What all groups of a dry run share.
+/// What all groups of a dry run write to.
 struct DryRun::Record {
   DryRunOptions::Done done;
   std::vector<DryStep> steps;
@@ -21,7 +21,7 @@ struct DryRun::Record {
 
 namespace {
 
-/// Two ends of a message have an order of their own.
+/// Ranks of a message, whose calls are numbered apart from the channel's; -1 for other calls.
 struct Ends {
   int source = -1, destination = -1;
 };

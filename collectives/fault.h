@@ -1,4 +1,4 @@
-// Why a group ended: the evidence, in words that every rank throws alike.
+// Faults: why a group cannot go on, in words that are the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -11,51 +11,53 @@
 
 namespace sherd {
 
-/// What all ranks of the group throw. Ranks are the group's.
+/// The CollectiveError that all ranks of a group throw. `ranks`: those at fault, as ranks of the group.
 struct Fault {
   std::string text;
   std::vector<int> ranks;
   std::uint64_t sequence = 0;
+  /// Throws it.
   [[noreturn]] void raise() const;
 };
 
-/// Which call, for the opening of a message.
+/// Names a call at the beginning of a message.
 struct CallPlace {
   std::string_view group;
   int channel = 0;
-  int source = -1, destination = -1;  ///< of a message
+  int source = -1, destination = -1;  ///< of a send or recv; else -1
   std::uint64_t sequence = 0;
 };
 
-/// The text with a space for every line break and other control character: what users named, or threw, may
-/// have them, and a message is one line.
+/// `text` with a space for every line break and other control character: names of users and texts of
+/// exceptions may have them, and an error's message is one line.
 std::string one_line(std::string text);
 
 /// The place and the call: "send #0 from rank 0 to rank 1 on channel 0 of group world, send(f32, 4
 /// elements)".
 std::string describe(const CallPlace& place, const Signature& signature);
 
-/// One rank's part in a call.
+/// A rank and the call that it posted, or waits in.
 struct RankCall {
   int rank;
   const Signature& signature;
 };
 
-/// Two ranks posted different calls.
+/// The fault of two ranks that posted different calls at one place.
 Fault mismatch(const CallPlace& place, RankCall one, RankCall other);
 
 enum class Departure : std::uint8_t { left, threw, died };
-/// `rank` is gone and never posted what `waiting` is in. `reason`: what it threw, or how its process ended.
-/// `last`: its last call here.
+/// The fault of a `rank` that is gone and never posted its part of the call that `waiting` is in. `reason`:
+/// what it threw, or how its process ended. `last`: its last call in this group.
 Fault departed(const CallPlace& place, int rank, Departure how, std::string_view reason,
                const std::optional<Signature>& last, RankCall waiting);
 
-/// `cycle[i]` is in a call that only `cycle[i+1]` could complete, and the last waits for the first.
+/// A rank in a circle of waiting: cycle[i] is in a call that only cycle[i + 1] could complete, the last in
+/// one that only the first could.
 struct Blocked {
   int world_rank;
   std::string call;
 };
-/// `ranks`: those of the group that are in it.
+/// The fault of ranks that wait for each other in a circle. `ranks`: those of them that are in this group.
 Fault deadlock(const CallPlace& place, std::vector<int> ranks, const std::vector<Blocked>& cycle);
 
 }  // namespace sherd

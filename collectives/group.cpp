@@ -24,7 +24,7 @@ void refuse_to_join(const std::string& name) {
       name);
 }
 
-/// What a rank keeps about its calls.
+/// What observes the calls of a rank, and their number.
 struct CollectiveState {
   std::vector<Interception*> interceptions;
   std::vector<OrderLog*> logs;
@@ -42,7 +42,7 @@ struct CollectiveState {
 Interception::Interception(Body body) : body_(std::move(body)) {
   CollectiveState::current().interceptions.push_back(this);
 }
-// A global one may outlive the rank.
+// One that is a global may be destroyed after the rank's Context.
 Interception::~Interception() {
   if (Context::current_or_null() != nullptr) std::erase(CollectiveState::current().interceptions, this);
 }
@@ -163,7 +163,7 @@ GroupEnd& end_of(const std::shared_ptr<GroupEnd>& end) {
   return *end;
 }
 
-/// Sends a call through the door.
+/// Applies a call as an op, so that listeners see it.
 void pass(const std::shared_ptr<GroupEnd>& end, const Collective& c, Completion completion) {
   end_of(end);
   Tensors tensors;
@@ -261,7 +261,7 @@ Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view 
     group = Group(std::make_shared<GroupEnd>(end.transport()->join(members, offers, full_name), full_name,
                                              std::move(world)));
   }
-  if (agree) barrier(call);  // nobody uses the group before all have joined
+  if (agree) barrier(call);  // so that nobody uses the group before all have joined
   return group;
 }
 

@@ -1,4 +1,4 @@
-// Ranks that work together, as a value; and the calls that they make.
+// Groups of ranks and the calls that they make.
 #pragma once
 
 #include <memory>
@@ -15,26 +15,29 @@ class GroupEnd;
 class Line;
 class Transport;
 
-/// A call that was enqueued and may still be under way. May be dropped, on any thread: the peers get what was
-/// posted, and the tensors' memory lives until they have it. Only a long all_reduce has to be waited for
-/// before its rank's body ends, because this rank computes a part of it.
+/// A call that was enqueued and may still be under way. Used on its rank's thread (StateError), dropped on
+/// any: the peers get what was posted, and the tensors' memory lives until they have it. Only a long
+/// all_reduce must be waited for before its rank's body ends, because this rank computes a part of it. After
+/// `renew` of its group, waiting for it throws CollectiveError.
 class SHERD_API Work {
  public:
   Work() = default;
 
-  /// Returns when the outputs are there (and those of earlier calls on this channel). Throws CollectiveError.
+  /// Returns when the outputs of this and of earlier calls on its channel hold their values. Throws
+  /// CollectiveError.
   void wait();
-  /// Returns when the peers have read this rank's inputs, so that they may be written or handed back.
+  /// Returns when the peers have read this rank's inputs, which may then be written or freed. Throws
+  /// CollectiveError.
   void wait_inputs();
   /// Whether `wait` would return at once.
   bool done() const;
-  /// The same call without its outputs, whose memory may then go: for `wait_inputs`.
+  /// The same call without holding its outputs, whose memory may then be freed: for a later `wait_inputs`.
   Work without_outputs() const {
     Work work = *this;
     work.outputs_.clear();
     return work;
   }
-  /// Whether there is a call behind this handle.
+  /// False for a default Work, and for a call that an Interception did not pass on.
   bool posted() const { return static_cast<bool>(group_); }
   /// Number of the call on its channel, from 0.
   std::uint64_t sequence() const { return sequence_; }
@@ -57,13 +60,14 @@ struct CallOptions {
   int channel = 0;
 };
 
-/// A handle on a group of ranks; copies are the same group. Only the rank (thread) that made the group uses
-/// it: on another thread every call is a StateError. Any thread may drop a handle at any time, also when the
-/// rank is gone. Every rank of the group makes the same calls in the same order on each channel; a rank that
-/// does not is named in a CollectiveError on every rank. After one the group refuses all calls until `renew`.
+/// A handle on a group of ranks; copies name the same group. Only the rank (thread) that made it uses it: on
+/// another thread every call is a StateError. Any thread may drop a handle at any time, also when the rank is
+/// gone. Every rank of the group makes the same calls in the same order on each channel; a rank that does not
+/// is named in a CollectiveError on every rank, and from then on every call of the group throws that, until
+/// `renew`. On a handle without group everything but `defined` and `==` is a StateError.
 class SHERD_API Group {
  public:
-  /// No group: what a rank outside a sub-group holds.
+  /// No group: what a rank outside a subgroup gets.
   Group() = default;
   explicit Group(std::shared_ptr<GroupEnd> end);
 
@@ -76,8 +80,9 @@ class SHERD_API Group {
   std::span<const int> world_ranks() const;
 
   // ---- calls ----
-  /// The one way in: checks, counts, logs, lets a test intercept, and posts. Returns at once unless the
-  /// channel is full.
+  /// Posts a call, and returns at once unless the channel has its fill of calls under way. First the rank's
+  /// interceptions get the call, newest first; what they pass on is checked, counted, logged and posted.
+  /// Errors as `validate`, or CollectiveError.
   [[nodiscard]] Work enqueue(Collective collective) const;
   /// `enqueue`, then waits for outputs and inputs.
   void call(Collective collective) const;
@@ -89,32 +94,36 @@ class SHERD_API Group {
                       CallOptions options = {}) const;
   /// In place.
   void all_reduce(const Tensor& tensor, ReduceOp reduction = {}, CallOptions options = {}) const;
-  /// In place; `root`'s values arrive everywhere.
+  /// In place: the values of rank `root` on every rank.
   void broadcast(const Tensor& tensor, int root, CallOptions options = {}) const;
-  /// Slice p of `output` comes from rank p, who took its slice `rank()` for it.
+  /// Slice p of `output` is the slice of rank p's `input` that has this rank's number. Not in place.
   void all_to_all(const Tensor& output, const Tensor& input, CallOptions options = {}) const;
-  /// Returns when `destination` has it.
+  /// Returns when `destination` has received it.
   void send(const Tensor& tensor, int destination, CallOptions options = {}) const;
+  /// Returns when the values that `source` sent are in `tensor`, of the same dtype and number of elements.
   void recv(const Tensor& tensor, int source, CallOptions options = {}) const;
   /// Returns when every rank has come here.
   void barrier(CallOptions options = {}) const;
 
   // ---- groups from this one: every rank of this group calls, with the same arguments ----
-  /// The listed ranks of this group, in that order; a rank that is not listed gets no group.
+  /// The listed ranks of this group, in that order; a rank that is not listed gets an undefined handle.
+  /// ValueError for a rank that is not in the group or listed twice.
   Group subgroup(std::span<const int> ranks) const;
   Group subgroup(std::initializer_list<int> ranks) const {
     return subgroup(std::span(ranks.begin(), ranks.size()));
   }
-  /// Of several lists without common ranks, the group of the list this rank is in.
+  /// The group of the list that this rank is in; undefined where it is in none. The lists have no rank in
+  /// common (ValueError). `name` is for messages.
   Group split(const std::vector<std::vector<int>>& lists, std::string_view name) const;
   /// This rank's group of `count` consecutive ranks. `count` divides the size (ValueError).
   Group blocks(int count) const;
   /// The ranks that differ from this one by multiples of `stride`. `stride` divides the size (ValueError).
   Group strided(int stride) const;
 
-  /// After a CollectiveError: makes this group usable again, once every rank of it has called this. Works
-  /// that were under way stay failed. Throws CollectiveError when a rank is gone for good.
+  /// After a CollectiveError: makes this group usable again; returns once every rank of it has called this.
+  /// Works from before stay failed. Throws CollectiveError when a rank is gone for good.
   void renew() const;
+  /// Whether a fault has ended the group, until `renew`.
   bool failed() const;
 
   friend bool operator==(const Group&, const Group&) = default;

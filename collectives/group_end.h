@@ -1,4 +1,4 @@
-// One rank's end of a group: what stands behind the handle.
+// What a `Group` points to: one rank's side of a group.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@
 
 namespace sherd {
 
-/// How a call waits.
+/// `posted`: the call returns when it is posted; `complete`: when outputs hold their values and inputs are
+/// free.
 enum class Completion : std::uint8_t { posted, complete };
 
-/// Where a call was posted, which an interception may have changed.
+/// The call as it was posted; an interception may have passed on another than it got.
 struct PostedCall {
   CollectiveKind kind;
   int peer, channel;
@@ -24,7 +25,7 @@ struct PostedCall {
 
 struct CollectiveState;
 
-/// Made and used on its rank's thread; dropped on any.
+/// One rank's side of a group. Made and used on its rank's thread (StateError); destroyed on any.
 class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
  public:
   GroupEnd(std::unique_ptr<Transport> transport, std::string name, std::vector<int> world_ranks);
@@ -35,11 +36,13 @@ class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
   std::span<const int> world_ranks() const { return world_ranks_; }
   const std::shared_ptr<Transport>& transport() const { return transport_; }
 
-  /// Checks, shows the call to the rank's interceptors, logs it, and posts it.
+  /// Gives the call to the rank's interceptions, newest first; validates, counts, logs and posts what they
+  /// pass on.
   void enqueue(const Collective& collective, Completion completion);
-  /// By the last `enqueue`; empty when an interception kept the call to itself.
+  /// What the last `enqueue` posted; empty when an interception did not pass the call on.
   const std::optional<PostedCall>& posted() const { return posted_; }
-  /// Where a call's order is kept.
+  /// The line on which a call of this kind is posted: the channel's, or for send and recv that of the pair of
+  /// ranks.
   Line& line_of(CollectiveKind kind, int channel, int peer);
   /// Throws StateError on any thread but the rank's.
   void check_thread() const;
@@ -53,7 +56,7 @@ class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
   std::string name_;
   std::vector<int> world_ranks_;
   int rank_, size_;
-  CollectiveState& state_;  // the rank's; lives as long as `home_` is current
+  CollectiveState& state_;  // in the rank's Context; valid while `home_` is current
   std::optional<PostedCall> posted_;
 };
 

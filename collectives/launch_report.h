@@ -1,4 +1,4 @@
-// What `sherd launch` hears of the ranks that it started on its machine.
+// Messages to `sherd launch` from the ranks that it started on its machine.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace sherd {
 
-/// One message, as it travels.
+/// One message; sent as these bytes.
 struct LaunchReport {
   enum class Kind : std::uint8_t {
-    started,      ///< `value`: process id of the rank's keeper, which is to get the rank's signals;
-                  ///< `program`: that of the program, which is its process group's too
+    started,      ///< `value`: process id of the rank's keeper process, to which signals go;
+                  ///< `program`: that of the program, and of its process group
     unstartable,  ///< there is no such program; `value`: errno
     joining,      ///< the rank now waits for all others
     joined,       ///< all ranks have met: from here on they see each other's end themselves
@@ -21,11 +21,11 @@ struct LaunchReport {
   std::int32_t rank = 0, value = 0, program = 0;
 };
 
-/// Names the launcher's socket in a rank's environment.
+/// The environment variable of a rank that holds the path of the launcher's socket.
 inline constexpr const char* launch_socket_variable = "SHERD_LAUNCH";
 
-/// False when nobody listens at `socket`, which may be null: another launcher's rank, or one on another
-/// machine.
+/// Sends a report; false when nothing listens at `socket` (null: none), as for ranks of another launcher or
+/// on another machine.
 SHERD_API bool tell_launcher(const char* socket, const LaunchReport& report) noexcept;
 
 }  // namespace sherd

@@ -16,8 +16,8 @@ std::vector<int> coordinates_of(int index, const std::vector<int>& sizes) {
   return at;
 }
 
-/// The indices of the grid that share all coordinates outside `free`, one list for each choice of those;
-/// within a list the dimensions of `free` run row-major in the order given.
+/// The ranks that differ in the dimensions `free` only, one list for each choice of the other coordinates;
+/// within a list the dimensions of `free` run row-major, in the order given.
 std::vector<std::vector<int>> lines_of(const std::vector<int>& sizes, const std::vector<std::size_t>& free) {
   const int total = std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<>());
   std::vector<int> free_sizes, fixed_sizes;

@@ -10,9 +10,9 @@
 
 namespace sherd {
 
-/// An N-dimensional arrangement of a group's ranks, row-major: the last dimension holds neighbours. Along
-/// every dimension lies one group for each line of ranks; this rank is in one of them. A value; copies are
-/// the same mesh.
+/// An N-dimensional arrangement of a group's ranks, row-major: neighbours in the last dimension have
+/// consecutive ranks. Along every dimension there is one group for each line of ranks, of which this rank is
+/// in one. Copies are the same mesh. A name that is no dimension is a ValueError.
 class SHERD_API DeviceMesh {
  public:
   DeviceMesh() = default;
@@ -25,7 +25,7 @@ class SHERD_API DeviceMesh {
   const std::vector<std::string>& names() const { return names_; }
   /// Length of a dimension.
   int size(std::string_view name) const { return sizes_[index(name)]; }
-  /// Where this rank is along a dimension.
+  /// This rank's index along a dimension, from 0.
   int coordinate(std::string_view name) const { return coordinates_[index(name)]; }
   const std::vector<int>& coordinates() const { return coordinates_; }
 
@@ -36,8 +36,9 @@ class SHERD_API DeviceMesh {
   /// All ranks of the mesh.
   const Group& all() const { return all_; }
 
-  /// The mesh of some dimensions, in the order given, through this rank. A collective of `all()`, unless it
-  /// is one dimension or all of them in order.
+  /// The mesh of the named dimensions, in that order, through this rank. Every rank of `all()` calls it with
+  /// the same arguments, because it makes groups; a single dimension, or all of them in order, needs no call.
+  /// ValueError for a name that is no dimension, or comes twice.
   DeviceMesh slice(const std::vector<std::string>& names) const;
   DeviceMesh operator[](const std::string& name) const { return slice({name}); }
 

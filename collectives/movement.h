@@ -1,4 +1,4 @@
-// Which elements go from where to where: the arithmetic that every transport shares. No memory, no peers.
+// Which elements go from which rank to which: the arithmetic that all transports share. Moves nothing itself.
 #pragma once
 
 #include <cstdint>
@@ -7,31 +7,31 @@
 
 namespace sherd {
 
-/// `count` elements of one rank's segment, from offset `source` there to offset `destination` here.
+/// `count` elements, from offset `source` in the sender's segment to offset `destination` in the receiver's.
 struct Piece {
   std::int64_t source = 0, destination = 0, count = 0;
 };
 
-/// A call moves in one round, or, a long all_reduce, in two: every rank combines its slice of all inputs,
+/// What a call moves, in one round; a long all_reduce in two: every rank combines its slice of all inputs,
 /// then copies the other slices from its peers' outputs.
 struct Movement {
   CollectiveKind kind;
   int size = 1;    ///< ranks of the group
-  int root = -1;   ///< of a broadcast; of a message the sender
+  int root = -1;   ///< of a broadcast; for send and recv the sender; else -1
   int rounds = 1;  ///< 1, or 2 for an all_reduce in slices
 
-  /// Of a call by `size` ranks; a message's are its two ends, the sender first.
+  /// The movement of a call by `size` ranks. For send and recv rank 0 is the sender and rank 1 the receiver.
   static Movement of(const Collective& c, int size, int rounds) {
     const bool message = c.kind == CollectiveKind::send || c.kind == CollectiveKind::recv;
     return {c.kind, size, message ? 0 : c.kind == CollectiveKind::broadcast ? c.peer : -1, rounds};
   }
 
-  /// Round `round` combines what it takes from all ranks instead of placing it side by side.
+  /// Whether round `round` reduces what a rank takes from all others, instead of placing it side by side.
   bool combines(int round) const {
     return kind == CollectiveKind::reduce_scatter || (kind == CollectiveKind::all_reduce && round == 0);
   }
-  /// What rank `to` takes from rank `from` of a segment of `n` elements (as `Signature::total` counts); an
-  /// empty piece is nothing.
+  /// What rank `to` takes from rank `from` of a segment of `n` elements (counted as `Signature::total`); a
+  /// count of 0 is nothing.
   Piece piece(int round, int from, int to, std::int64_t n) const {
     switch (kind) {
       case CollectiveKind::all_gather:

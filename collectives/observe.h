@@ -1,4 +1,4 @@
-// Seeing a rank's calls: interception for tests, and the order log.
+// Observing a rank's calls: interceptions, for tests, and logs of their order.
 #pragma once
 
 #include <functional>
@@ -10,16 +10,16 @@
 
 namespace sherd {
 
-/// A call as the rank makes it.
+/// A call as the rank made it, before it is checked.
 struct ObservedCall {
   const Group& group;
   const Collective& collective;
 };
 
-/// While it lives, `body` stands in for every call of the calling rank: it may look at the call, change what
-/// is passed on, throw, keep the call to itself, or go on with `proceed` (the original, with its wait if the
-/// call has one). Several nest, newest first. Making a group is a call too: a rank that keeps its all_gather
-/// back gets a StateError. Destroyed on the thread that made it.
+/// While this exists, `body` runs in place of every call of the rank that made it: it may look at the call,
+/// change it, throw, drop it, or pass it on with `proceed`, which waits if the call waits. Of several the
+/// newest runs first, and its `proceed` runs the next. Making a group is a call too (an all_gather); dropping
+/// that is a StateError. Destroy it on the thread that made it.
 class SHERD_API Interception {
  public:
   using Proceed = std::function<void(const Collective&)>;
@@ -34,8 +34,8 @@ class SHERD_API Interception {
   Body body_;
 };
 
-/// While it lives, it writes down every call of the calling rank, in order:
-/// "world channel 1: all_gather(f32, 24 elements) of 'layers.3'".
+/// While this exists, it writes down every call that the rank posts, in order: "world channel 1:
+/// all_gather(f32, 24 elements) of 'layers.3'". Calls that an interception dropped are not posted.
 class SHERD_API OrderLog {
  public:
   OrderLog();
@@ -49,7 +49,7 @@ class SHERD_API OrderLog {
   std::vector<std::string> lines_;
 };
 
-/// Calls that the calling rank has enqueued so far, over all its groups.
+/// Number of calls that the calling rank has posted so far, over all its groups.
 SHERD_API std::uint64_t collective_calls();
 
 }  // namespace sherd

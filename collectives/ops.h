@@ -1,4 +1,4 @@
-// The ops behind differentiable.h: each one's gradient is another one.
+// The ops that differentiable.h applies; the gradient of each is another one of them.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace sherd::ops {
 
-/// What all of them know: the ranks, and how the call is named and ordered.
+/// The fields of all of them: the ranks, and the label and channel of the call.
 struct AmongRanks {
   static constexpr Reads reads{};
   Group group;
@@ -51,7 +51,7 @@ struct ScatterSums : AmongRanks {
   bool operator==(const ScatterSums&) const = default;
 };
 
-/// A copy, so that a slice that stays does not hold the whole.
+/// A copy, because a view would keep the whole tensor's memory as long as the slice.
 struct TakeSlice : AmongRanks {
   static constexpr std::string_view name = "take_slice";
   Specs infer(SpecSpan in) const;

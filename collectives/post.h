@@ -1,4 +1,4 @@
-// The ops by which calls among ranks go through the door.
+// The ops that `Group` and `Work` apply, so that listeners see every call among ranks as an op.
 #pragma once
 
 #include "collectives/group_end.h"
@@ -6,21 +6,22 @@
 
 namespace sherd::ops {
 
-/// Posts a call; complete ones also wait. Inputs: the call's inputs, then its outputs, which are written.
+/// Posts a call, and with `Completion::complete` waits for it. Inputs: the call's inputs, then its outputs,
+/// which the op writes.
 struct Post {
   static constexpr std::string_view name = "collective";
   static constexpr Arity arity = Arity::at_least(0);
-  static constexpr Mask optional = all_of_them;  // its own check says what is empty, and of which call
+  static constexpr Mask optional = all_of_them;  // `validate` refuses it, and names the call
   static constexpr bool differentiable = false;
-  static constexpr bool crosses_devices = true;  // its own check says which call it was
-  static constexpr bool orders_overlap = true;   // an input may be its own place in an output
+  static constexpr bool crosses_devices = true;  // `validate` refuses it, and names the call
+  static constexpr bool orders_overlap = true;   // `validate` allows in place and no other overlap
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   ReduceOp reduction;
   int peer, channel;
   std::string label;
   Completion completion;
-  std::size_t inputs;  ///< how many of the op's inputs are the call's
+  std::size_t inputs;  ///< how many of the op's inputs are inputs of the call
 
   bool writes(std::size_t i) const { return i >= inputs; }
   Specs infer(SpecSpan) const { return {}; }
@@ -40,7 +41,7 @@ struct Post {
   void enqueue(Inputs in) const;
 };
 
-/// Waits for a call posted earlier. Inputs: its outputs, which hold their values from here on.
+/// Waits for a call posted earlier. Inputs: the outputs of that call, which count as written here.
 struct Wait {
   static constexpr std::string_view name = "wait";
   static constexpr Arity arity = Arity::at_least(0);
@@ -49,7 +50,7 @@ struct Wait {
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   int peer, channel;
-  std::uint64_t behind;  ///< calls posted in the same order since
+  std::uint64_t behind;  ///< calls posted on the same line after it; relative, so that a replay fits
 
   bool writes(std::size_t) const { return true; }
   Specs infer(SpecSpan) const { return {}; }

@@ -1,4 +1,4 @@
-// A process that a launcher started as one of several ranks.
+// Ranks that are processes, started by a launcher.
 #pragma once
 
 #include <functional>
@@ -13,24 +13,26 @@ namespace sherd {
 
 enum class Launcher : std::uint8_t { mpirun, slurm, torchrun };
 
-/// What a launcher says in the environment. Ranks from 0.
+/// What a launcher tells its processes in environment variables. Ranks count from 0.
 struct Launch {
   Launcher launcher;
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
 };
 
-/// Reads the variables of mpirun (OMPI_*), torchrun (RANK, WORLD_SIZE) and Slurm (SLURM_*), in this order,
-/// since Slurm's are also there when one of the others runs inside its allocation. Empty when no launcher is
-/// found. Throws ValueError for values that are no ranks. `variable` returns null for what is not set.
+/// Reads the variables of mpirun (OMPI_*), torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_*), the first of these
+/// that are set: Slurm's are also set when one of the others runs inside its allocation. Empty when none are.
+/// Throws ValueError for values that are no ranks. `variable` gives the text of a variable, null for one that
+/// is not set.
 std::optional<Launch> read_launch(const std::function<const char*(const char*)>& variable);
 
 /// This process's part in one run of a body by all processes.
 class ProcessRun {
  public:
   virtual ~ProcessRun();
+  /// This rank's end of the group of all processes.
   virtual std::unique_ptr<Transport> world() = 0;
-  /// The body is over here: it returned, or threw `reason`. Returns when the peers have what they need of
-  /// this rank.
+  /// The body has ended on this process: it returned, or threw `reason`. Returns when the peers have what
+  /// they need of this rank.
   virtual void leave(Departure how, const std::string& reason) noexcept = 0;
 };
 

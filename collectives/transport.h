@@ -1,4 +1,4 @@
-// How posted calls move: the one interface that threads, MPI and dry-run implement.
+// The interface of what moves calls: implemented for threads, MPI and dry runs.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace sherd {
 
-/// One rank's end of one order of calls: a channel's collectives, or the messages from one rank to another.
-/// Calls are numbered from 0 and complete in order. Everything may throw CollectiveError; nothing waits
-/// longer than its peers live and keep to the order.
+/// One rank's end of one sequence of calls: the collectives of a channel, or the messages from one rank to
+/// another. Calls are numbered from 0 and complete in order. Every function may throw CollectiveError. None
+/// waits for a peer that is gone or has posted a different call: those are faults.
 class SHERD_API Line {
  public:
   virtual ~Line();
-  /// Makes this rank's part known to the peers and returns the call's number. Waits only while the line is
-  /// full.
+  /// Makes this rank's part known to the peers and returns the call's number. Waits only while as many calls
+  /// are under way as the line takes.
   virtual std::uint64_t post(const Collective& collective, const Signature& signature) = 0;
-  /// Until the outputs of call `sequence` (and of those before it) are there.
+  /// Returns when the outputs of call `sequence` and of those before hold their values.
   virtual void wait(std::uint64_t sequence) = 0;
-  /// Until the peers have read this rank's tensors of call `sequence`, so that they may be written again.
+  /// Returns when the peers have read this rank's tensors of call `sequence`, which may then be written.
   virtual void wait_inputs(std::uint64_t sequence) = 0;
   /// Whether `wait` would return at once.
   virtual bool done(std::uint64_t sequence) = 0;
@@ -30,13 +30,14 @@ class SHERD_API Line {
   virtual std::uint64_t posted() const = 0;
 };
 
-/// One rank's end of a group. Belongs to that rank's thread, like everything that it hands out.
+/// One rank's end of a group. Used and destroyed on that rank's thread, as are the lines it returns, which it
+/// owns.
 class SHERD_API Transport {
  public:
   virtual ~Transport();
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// False where the other ranks are only imagined (dry-run): then nothing is agreed on with them.
+  /// False in a dry run, which has no other ranks: then making a group exchanges nothing.
   virtual bool has_peers() const { return true; }
 
   /// The collectives of a channel.
@@ -44,22 +45,23 @@ class SHERD_API Transport {
   /// The messages from `source` to `destination`, of which this rank is one.
   virtual Line& messages(int index, int source, int destination) = 0;
 
-  /// A new group among some of this group's ranks is made in two steps around an all_gather: every rank of
-  /// this group offers a word (`members`: the new group it will be in, this group's ranks; empty: none), then
-  /// the members join with the words of all ranks of this group.
-  /// `join` throws StateError when `words` are none that ranks offered: an interception kept the all_gather
-  /// back.
+  /// A new group among some of this group's ranks is made in two steps with an all_gather in between. Every
+  /// rank of this group calls `offer` with the new group it will be in (`members`, ranks of this group;
+  /// empty: none) and gets a number; the members call `join` with the numbers of all ranks. `join` throws
+  /// StateError when `words` are not those numbers, because an interception dropped the all_gather.
   virtual std::int64_t offer(std::span<const int> members, const std::string& name) = 0;
   virtual std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
                                           const std::string& name) = 0;
 
-  /// The same group, fresh, once all ranks have asked for it; throws CollectiveError when one is gone.
+  /// A new transport for the same group, once all ranks have asked for it; throws CollectiveError when one is
+  /// gone.
   virtual std::unique_ptr<Transport> renew() = 0;
 
   /// Whether a fault has ended this group's use (until `renew`).
   virtual bool failed() const = 0;
 };
 
+/// The StateError of `join`.
 [[noreturn]] void refuse_to_join(const std::string& name);
 
 }  // namespace sherd

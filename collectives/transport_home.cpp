@@ -25,7 +25,7 @@ std::shared_ptr<Transport> TransportHome::keep(std::unique_ptr<Transport> transp
   {
     const std::scoped_lock lock(mutex_);
     living_.emplace(address, std::move(transport));
-    left_.reserve(living_.size() + left_.size());  // so that letting go needs no memory
+    left_.reserve(living_.size() + left_.size());  // so that `let_go` never allocates
   }
   return {address, [home = shared_from_this()](Transport* t) { home->let_go(t); }};
 }
@@ -34,7 +34,7 @@ void TransportHome::let_go(Transport* transport) noexcept {
   std::unique_ptr<Transport> gone;  // declared first, so it dies after the lock is released
   const std::scoped_lock lock(mutex_);
   const auto found = living_.find(transport);
-  if (found == living_.end()) return;  // it went with the rank
+  if (found == living_.end()) return;  // destroyed by `close`
   gone = std::move(found->second);
   living_.erase(found);
   if (is_current()) return;

@@ -1,4 +1,4 @@
-// Where a rank's transports live and die.
+// The owner of a rank's transports.
 #pragma once
 
 #include <atomic>
@@ -12,22 +12,23 @@
 
 namespace sherd {
 
-/// Owns the transports of one rank, because a transport may only be used, and destroyed, on its rank's
-/// thread, and handles on groups (in models, losses, globals) may be dropped on any. A transport dies when
-/// its last handle goes on the rank's thread; at the rank's next call when that happens on another thread;
-/// at the latest with the rank's Context, whatever handles there still are.
+/// Owns the transports of one rank. A transport may be used and destroyed on its rank's thread only, while
+/// handles on groups (in models, losses, globals) may be dropped on any. A transport whose last handle goes
+/// on the rank's thread is destroyed there and then; on another thread, at the rank's next call; and at the
+/// latest with the rank's Context, whatever handles there still are.
 class TransportHome : public std::enable_shared_from_this<TransportHome> {
  public:
-  /// The calling rank's, made on first use.
+  /// The calling rank's home, made on first use.
   static std::shared_ptr<TransportHome> current();
 
   /// Whether the calling thread is the rank's.
   bool is_current() const {
     return owner_ == std::this_thread::get_id() && !closed_.load(std::memory_order_relaxed);
   }
-  /// The handle may be copied to and dropped on any thread. On the rank's thread.
+  /// Takes over a transport and returns a handle that may be copied and dropped on any thread. On the rank's
+  /// thread.
   std::shared_ptr<Transport> keep(std::unique_ptr<Transport> transport);
-  /// Destroys what other threads let go. On the rank's thread.
+  /// Destroys transports whose last handle went on another thread. On the rank's thread.
   void sweep();
   /// Destroys all transports. On the rank's thread.
   void close() noexcept;

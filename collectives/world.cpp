@@ -17,13 +17,13 @@
 namespace sherd {
 namespace {
 
-/// Where a rank's thread finds its world.
+/// The innermost world of a rank's thread.
 struct Worlds {
   World* current = nullptr;
   static Worlds& here() { return Context::current().slot<Worlds>(); }
 };
 
-/// The time of a body.
+/// A scope in which a body runs: `World::current` returns its world.
 class InWorld {
  public:
   explicit InWorld(World& world) : outer_(Worlds::here().current) { Worlds::here().current = &world; }
@@ -42,7 +42,8 @@ World make_world(std::unique_ptr<Transport> transport, int local_rank, int local
           local_size};
 }
 
-/// `pthread_exit` and cancellation unwind the stack with an exception that no handler may keep.
+/// Why a rank ended whose thread ended by `pthread_exit` or cancellation. These unwind the stack with an
+/// exception that must be rethrown.
 constexpr std::string_view thread_ended =
     "its thread was ended (by pthread_exit or a cancellation); a rank returns from its body or throws";
 
@@ -90,7 +91,7 @@ class ThreadRun {
     try {
       for (int rank = 0; rank < crew_->size(); ++rank)
         threads.emplace_back([&, rank] { run(rank, inheritance, body); });
-    } catch (const std::exception& error) {  // those that run hear of it and come home
+    } catch (const std::exception& error) {  // the ranks that were started get a CollectiveError and end
       const int started = static_cast<int>(threads.size());
       for (int rank = started; rank < crew_->size(); ++rank)
         note(rank, std::make_exception_ptr(StateError(
@@ -108,7 +109,7 @@ class ThreadRun {
     return ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 4000 : 20;
   }
 
-  // The runtime's unwinding has no object behind its exception, and the sanitizer of references minds.
+  // A forced unwind has no object behind its exception, which the sanitizer of null references reports.
   [[gnu::no_sanitize("null")]] void run(int rank, const Inheritance& inheritance, const Body& body) {
     try {
       inheritance.enter(Context::current());
@@ -158,8 +159,8 @@ std::optional<Launch> this_launch() {
   return read_launch([](const char* name) { return std::getenv(name); });
 }
 
-/// Processes of one machine that are not bound to cores of their own share its cores; whoever chose another
-/// number of threads keeps it.
+/// Divides the cores of a machine among its processes, unless they are bound to cores of their own or the
+/// number of threads was set before.
 void share_cores(const Launch& launch) {
   Context& context = Context::current();
   const int cores = static_cast<int>(std::thread::hardware_concurrency());  // those this process may run on

@@ -1,4 +1,4 @@
-// Where ranks come from: threads of this process, or processes that a launcher started.
+// Starting ranks: threads of this process, or processes that a launcher started.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-/// What a rank knows of its place. Belongs to the rank's thread.
+/// A rank's place among all ranks. Used on the rank's thread.
 class SHERD_API World {
  public:
   World(Group group, int local_rank, int local_size);
@@ -20,14 +20,14 @@ class SHERD_API World {
 
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
-  /// Rank and count among the ranks on this machine: which GPU to take.
+  /// Rank and number of ranks on this machine, for example to choose a GPU.
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
   /// All ranks.
   const Group& group() const { return group_; }
   /// All ranks in one dimension, named "world".
   const DeviceMesh& mesh() const { return mesh_; }
-  /// All ranks in a grid; a collective of all of them.
+  /// All ranks in a grid; every rank calls it. Errors as `DeviceMesh`.
   DeviceMesh mesh(std::vector<int> sizes, std::vector<std::string> names) const;
 
  private:
@@ -58,8 +58,9 @@ inline constexpr int max_thread_ranks = 512;
 /// others' failures; else the lowest rank's.
 SHERD_API void run_ranks(int ranks, const std::function<void(World&)>& body);
 
-/// The world of a program that is one rank of a launcher's, without a `run_ranks` around it: made on the
-/// first call, left when the calling thread ends. Alone when no launcher is found.
+/// The world of a program that a launcher started as one of several ranks, without a `run_ranks` around it:
+/// made on the first call; the rank leaves when the calling thread ends. Without a launcher a world of one
+/// rank.
 SHERD_API World& init();
 
 }  // namespace sherd

@@ -8,7 +8,8 @@
 namespace sherd::nn {
 namespace {
 
-/// Keeps the samples apart from what the rank's generator draws with the same seed.
+/// A Philox stream of its own, so that samples do not repeat what the rank's generator draws from the same
+/// seed.
 constexpr std::uint64_t stream = 0x73616d706c657273;
 
 /// An integer in [0, n) from two words; the bias is below n / 2^64.

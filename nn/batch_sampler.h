@@ -1,4 +1,4 @@
-// Which samples a step trains on, and batches of text made from them.
+// Choosing the samples that a training step uses, and making batches of text from them.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,23 @@ namespace sherd::nn {
 struct BatchSamplerOptions {
   std::int64_t batch = 1;  ///< samples a step, over all ranks
   std::uint64_t seed = 0;
-  int rank = 0, world = 1;  ///< which part of each batch is ours: the ranks' parts, in order, are the batch
+  int rank = 0, world = 1;  ///< this rank's part of each batch: the parts in rank order are the batch
 };
 
-/// Draws samples with replacement, uniformly from [0, items). A batch depends on the options and its step
-/// alone, so the step is all there is to save, and every number of ranks trains on the same batches.
+/// Draws sample numbers with replacement, uniformly from [0, items). A batch depends on the options and its
+/// step alone: so the step is all there is to save, and every number of ranks trains on the same batches.
 class SHERD_API BatchSampler {
  public:
-  /// ValueError without items, for a rank outside the world, and for a batch that does not divide by the
-  /// world.
+  /// ValueError for no items, a rank outside [0, world), a batch below 1, and a batch that `world` does not
+  /// divide.
   explicit BatchSampler(std::int64_t items, BatchSamplerOptions options = {});
 
-  /// This rank's samples of step `step`, batch / world of them.
+  /// This rank's samples of step `step`, batch / world of them. ValueError for a negative step, here and in
+  /// `set_step`.
   std::vector<std::int64_t> at(std::int64_t step) const;
   /// This rank's samples of the next step, from step 0.
   std::vector<std::int64_t> next() { return at(step_++); }
-  /// The state to save and to set again: the step that `next` gives.
+  /// The step that `next` gives: all there is to save, and to set again.
   std::int64_t step() const { return step_; }
   void set_step(std::int64_t step);
 
@@ -36,13 +37,14 @@ class SHERD_API BatchSampler {
   BatchSamplerOptions options_;
 };
 
-/// Inputs and what should follow them, (B, T) i64 each.
+/// Tokens and, at the same place, the token that follows each: (B, T) i64.
 struct Batch {
   Tensor tokens, targets;
 };
 
-/// Windows text[start, start + context) and the bytes after each of theirs. ValueError when one leaves the
-/// text.
+/// Batch of the windows text[start, start + context), with the byte after each of theirs as target: B is the
+/// number of starts, T is `context`. ValueError for a context below 1, and for a window that with its last
+/// target leaves the text.
 SHERD_API Batch text_batch(std::span<const std::uint8_t> text, std::span<const std::int64_t> starts,
                            std::int64_t context);
 

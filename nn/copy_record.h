@@ -1,4 +1,4 @@
-// What a copy of a module copies, for the check that `visit` names all of it.
+// What a copy of a module copied, to check that `visit` names all of it.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace sherd::nn {
 
-/// While it lives, copies of modules on this rank share parameters and buffers with the original, and each
-/// member that was copied is written down.
+/// While this exists, a copy of a module on this rank shares parameters and buffers with the original, and
+/// writes down every member that it copies. Records nest.
 class CopyRecord {
  public:
   struct Member {
@@ -21,14 +21,14 @@ class CopyRecord {
   CopyRecord(const CopyRecord&) = delete;
   CopyRecord& operator=(const CopyRecord&) = delete;
 
-  /// This rank's, or null.
+  /// The newest record on this rank, or null.
   static CopyRecord* current();
   void add(const void* member, std::string what);
   const std::vector<Member>& members() const { return members_; }
 
  private:
   struct Outer;
-  std::unique_ptr<Outer> outer_;  // the clone that was under way before
+  std::unique_ptr<Outer> outer_;  // the state of the clone or record under way before
   std::vector<Member> members_;
 };
 

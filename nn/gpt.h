@@ -6,20 +6,23 @@
 
 namespace sherd::nn {
 
+/// Sizes of a Gpt. ValueError when one of layers, heads, context and vocab is below 1, or heads do not divide
+/// width.
 struct GptOptions {
   std::int64_t layers = 4, heads = 4, width = 128, context = 128, vocab = 256;
   double dropout = 0;
   TensorOptions tensor{};  ///< of all parameters; on `meta` they have names and shapes only
 };
 
-/// Keys and values of one layer for positions seen so far, (B, H, T, D) each.
+/// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each.
 struct KeyValues {
   Tensor keys, values;
 };
-/// One entry a layer; empty at first.
+/// For each layer its keys and values; pass an empty one first.
 using KeyValueCache = std::vector<KeyValues>;
 
-/// x + attention(ln1(x)), then x + mlp(ln2(x)). Names as in PyTorch: qkv, out, up, down.
+/// h = x + out(attention(qkv(ln1(x)))), then h + down(gelu(up(ln2(h)))). qkv maps width to 3 width, up width
+/// to 4 width.
 struct SHERD_API GptBlock final : Layer<GptBlock> {
   LayerNorm ln1, ln2;
   Linear qkv, out, up, down;
@@ -27,7 +30,8 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
   double dropout;
 
   explicit GptBlock(const GptOptions& options);
-  /// x (B, T, width). With a cache, x holds the newest positions only, and the cache grows by them.
+  /// x (B, T, width) to the same shape. With a cache x holds the newest positions only, and their keys and
+  /// values are appended to it.
   Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
   void visit(auto&& on) {
     on("ln1", ln1);
@@ -43,7 +47,8 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
   Tensor drop(const Tensor& x) const { return training() && dropout > 0 ? sherd::dropout(x, dropout) : x; }
 };
 
-/// tokens (B, T) i64 -> logits (B, T, vocab); T at most `context`.
+/// tokens (B, T) i64 -> logits (B, T, vocab). ShapeError unless tokens have two axes and, with the cached
+/// positions, T is at most `context`. The head shares the weight of `tok`; parameters start as GPT-2's.
 struct SHERD_API Gpt final : Layer<Gpt> {
   GptOptions options;
   Embedding tok, pos;

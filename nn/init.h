@@ -1,5 +1,5 @@
-// First values of parameters. Each call writes all values that the parameter shows, without recording; random
-// ones come from the rank's generator. StateError for an empty parameter.
+// First values of parameters. Each call writes all values of `Parameter::data()`, unrecorded; random ones
+// come from the rank's generator. StateError for an empty parameter.
 #pragma once
 
 #include "nn/parameter.h"
@@ -12,8 +12,8 @@ SHERD_API void uniform_(Parameter p, double low, double high);
 SHERD_API void normal_(Parameter p, double mean = 0, double stddev = 1);
 /// `value` everywhere.
 SHERD_API void constant_(Parameter p, double value);
-/// Uniform in +-sqrt(6 / (fan_in + fan_out)) for a matrix (out, in) (Glorot and Bengio, 2010). ShapeError for
-/// one axis or none.
+/// Uniform in +-sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010). For shape (out, in, ...) the fans are
+/// in and out, each times the product of the further axes. ShapeError for fewer than two axes.
 SHERD_API void xavier_uniform_(Parameter p);
 
 }  // namespace sherd::nn::init

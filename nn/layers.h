@@ -1,4 +1,4 @@
-// The layers.
+// Layers: linear, convolution, embedding, normalisations, dropout, activations, and lists of layers.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,20 @@
 namespace sherd::nn {
 
 namespace detail {
-/// ValueError unless `i` is below `size`.
+/// ValueError, in the name of `list`, unless `i` is below `size`.
 SHERD_API void check_member(const Module& list, std::size_t i, std::size_t size);
 }  // namespace detail
 
 /// Whether a layer adds a bias.
 enum class Bias { yes, no };
 
+/// For `Linear`; `tensor` is the dtype and device of its parameters, as in all options of layers.
 struct LinearOptions {
   Bias bias = Bias::yes;
   TensorOptions tensor{};
 };
-/// y = x weight^T + bias for x (..., in). weight (out, in) and bias (out) start uniform in +-1/sqrt(in), as
-/// in PyTorch.
+/// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
+/// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
 struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
@@ -33,13 +34,15 @@ struct SHERD_API Linear final : Layer<Linear> {
   }
 };
 
+/// For `Conv2d`; stride and zero padding in pixels, along both axes.
 struct Conv2dLayerOptions {
   std::int64_t stride = 1, padding = 0;
   Bias bias = Bias::yes;
   TensorOptions tensor{};
 };
-/// Convolution of x (N, in, H, W) with `out` square kernels. weight (out, in, kernel, kernel) and bias (out)
-/// start uniform in +-1/sqrt(in kernel^2), as in PyTorch.
+/// Convolution of x (N, in, H, W) with `out` kernels of kernel x kernel pixels. weight (out, in, kernel,
+/// kernel) and bias (out) start uniform in +-1/sqrt(in kernel^2), as in PyTorch. ValueError for sizes below
+/// 1.
 struct SHERD_API Conv2d final : Layer<Conv2d> {
   Param weight, bias;
   std::int64_t stride, padding;
@@ -51,7 +54,8 @@ struct SHERD_API Conv2d final : Layer<Conv2d> {
   }
 };
 
-/// Rows of weight (count, width) by i64 index; starts standard normal.
+/// Rows of weight (count, width), selected by an i64 index of any shape (...), to (..., width). Starts
+/// standard normal.
 struct SHERD_API Embedding final : Layer<Embedding> {
   Param weight;
   Embedding(std::int64_t count, std::int64_t width, TensorOptions options = {});
@@ -59,7 +63,8 @@ struct SHERD_API Embedding final : Layer<Embedding> {
   void visit(auto&& on) { on("weight", weight); }
 };
 
-/// Normalises the last axis (width); weight starts at 1, bias at 0.
+/// Layer normalisation of the last axis, of size width, with `eps` added to the variance; weight (width)
+/// starts at 1, bias (width) at 0.
 struct SHERD_API LayerNorm final : Layer<LayerNorm> {
   Param weight, bias;
   double eps;
@@ -71,12 +76,15 @@ struct SHERD_API LayerNorm final : Layer<LayerNorm> {
   }
 };
 
+/// For the batch normalisations; `momentum` is the share of the batch in the running statistics.
 struct BatchNormLayerOptions {
   double eps = 1e-5, momentum = 0.1;
   TensorOptions tensor{};
 };
-/// What the batch normalisations share: each channel (axis 1) by the batch's statistics in training, by the
-/// running ones in eval mode. Those start at 0 and 1, weight at 1, bias at 0.
+/// What the batch normalisations share. Each channel (axis 1) is normalised by the batch's statistics in
+/// training, which also updates the running ones, and by the running ones in eval mode. running_mean starts
+/// at 0, running_var at 1, weight at 1, bias at 0. ShapeError for a number of axes that the class does not
+/// take.
 template <class D>
 struct BatchNorm : Layer<D> {
   Param weight, bias;
@@ -121,7 +129,8 @@ struct SHERD_API BatchNorm2d final : BatchNorm<BatchNorm2d> {
   using BatchNorm::BatchNorm;
 };
 
-/// Zeroes elements with probability p while training; the identity in eval mode.
+/// While training zeroes elements with probability p and scales the others by 1 / (1 - p); the identity in
+/// eval mode. ValueError for p outside [0, 1].
 struct SHERD_API Dropout final : Layer<Dropout> {
   double p;
   explicit Dropout(double p = 0.5);
@@ -129,6 +138,7 @@ struct SHERD_API Dropout final : Layer<Dropout> {
   void visit(auto&&) {}
 };
 
+/// x Phi(x), or its approximation by tanh (Hendrycks and Gimpel, 2016).
 struct SHERD_API Gelu final : Layer<Gelu> {
   GeluForm form;
   explicit Gelu(GeluForm form = GeluForm::erf) : form(form) {}
@@ -136,13 +146,14 @@ struct SHERD_API Gelu final : Layer<Gelu> {
   void visit(auto&&) {}
 };
 
+/// max(x, 0).
 struct SHERD_API Relu final : Layer<Relu> {
   Tensor forward(const Tensor& x) const { return relu(x); }
   void visit(auto&&) {}
 };
 
-/// A layer that its user gives away: write `std::move(layer)`, or `layer.clone()` to keep it. (For an lvalue
-/// `M` is a reference, which derives from nothing.)
+/// A layer that is passed by value or moved: write `std::move(layer)`, or `layer.clone()` to keep it. An
+/// lvalue does not satisfy it, because `M` is a reference then.
 template <class M>
 concept MovedOrCloned = std::derived_from<M, Module> && !std::is_const_v<M>;
 
@@ -150,7 +161,7 @@ concept MovedOrCloned = std::derived_from<M, Module> && !std::is_const_v<M>;
 class SHERD_API Sequential final : public Layer<Sequential> {
  public:
   Sequential() = default;
-  /// Moves the layers in; an lvalue does not compile (see `MovedOrCloned`).
+  /// Moves the layers in, in order; an lvalue does not compile (see `MovedOrCloned`).
   template <MovedOrCloned... M>
     requires(sizeof...(M) > 0 && !(sizeof...(M) == 1 && (std::same_as<M, Sequential> && ...)))
   explicit Sequential(M&&... modules) {
@@ -161,7 +172,7 @@ class SHERD_API Sequential final : public Layer<Sequential> {
   Sequential(Sequential&&) noexcept = default;
   Sequential& operator=(Sequential&&) noexcept = default;
 
-  /// Moves the layer in; returns it where it is now.
+  /// Moves the layer to the end; returns a reference to it there, which stays valid.
   template <MovedOrCloned M>
   M& append(M&& module) {
     check_alive();
@@ -193,7 +204,7 @@ class SHERD_API Sequential final : public Layer<Sequential> {
   std::vector<std::unique_ptr<Module>> modules_;
 };
 
-/// Layers of one kind at stable addresses, named "0", "1", ...; has no forward of its own.
+/// Layers of one class, whose addresses do not change, named "0", "1", ...; has no `forward`.
 template <class M>
 class ModuleList final : public Layer<ModuleList<M>> {
  public:
@@ -205,7 +216,7 @@ class ModuleList final : public Layer<ModuleList<M>> {
   ModuleList(ModuleList&&) noexcept = default;
   ModuleList& operator=(ModuleList&&) noexcept = default;
 
-  /// Makes a layer from `args`, or takes one that is given away.
+  /// Makes a layer from `args`, or moves one in.
   template <class... A>
     requires(!(std::same_as<A, M&> || ...) && !(std::same_as<A, const M&> || ...))
   M& emplace_back(A&&... args) {

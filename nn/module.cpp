@@ -19,11 +19,11 @@ bool ModuleExtension::hides(const Parameter&) const { return false; }
 
 struct Module::State {
   bool training = true;
-  std::atomic<bool> complete = false;  // `visit` was compared with what a copy copies
+  std::atomic<bool> complete = false;  // the check of `visit` against a copy has passed
   std::shared_ptr<ModuleExtension> extension;
   Subscribers<ModuleObserver*> observers;
 
-  /// The extension hears first.
+  /// Calls `tell` with the extension, then with each observer.
   template <class F>
   void tell(F&& tell) const {
     if (const auto kept = extension) tell(kept.get());
@@ -69,7 +69,7 @@ constexpr bool assertions = false;
 constexpr bool assertions = true;
 #endif
 
-/// Refuses names that would not lead back to one member.
+/// ValueError for names that could not be told apart in a path.
 class NameCheck final : public MemberVisitor {
  public:
   explicit NameCheck(const Module& module) : module_(module) {}
@@ -112,10 +112,10 @@ void Module::visit_members(MemberVisitor& visitor) {
   each_member(visitor);
 }
 
-/// A copy copies every member, also those in lists: what it copies and `visit` does not name was forgotten.
-/// Members are checked before the module that holds them, so the message names the right one.
+/// StateError for a member that a copy of the object copies, also in lists, and that `visit` does not name.
+/// Members are checked before the module that holds them, so the message names the right module.
 void Module::check_nothing_forgotten() {
-  if (CopyRecord::current() != nullptr) return;  // a copy constructor that looks at its members
+  if (CopyRecord::current() != nullptr) return;  // called by a copy constructor under such a check
   Addresses named;
   named.all.insert(this);
   each_member(named);
@@ -132,7 +132,8 @@ void Module::check_nothing_forgotten() {
 
 namespace {
 
-/// Whether a traversal shows parameters for which a flat one stands, instead of that one.
+/// Whether a traversal leaves out parameters that an extension hides, and reports the extension's own, or
+/// shows those of the members.
 enum class Hidden { skip, show };
 
 /// Goes through a module and all below, depth first, with full names.
@@ -144,7 +145,7 @@ class Traversal final : public MemberVisitor {
   std::function<void(const std::string&, Module&)> on_module;
 
   void run(const Module& root) {
-    auto& module = const_cast<Module&>(root);  // who only reads shares the members' one visit
+    auto& module = const_cast<Module&>(root);  // `visit` is not const; what only reads uses it too
     if (hidden_ == Hidden::skip) find_extensions(module);
     go(module);
   }
@@ -164,8 +165,8 @@ class Traversal final : public MemberVisitor {
   }
 
  private:
-  /// Of the root and all below, before anything is shown: a tied parameter may be hidden by a module that
-  /// comes later, or by one beside.
+  /// Collects the extensions of the root and all below before anything is reported, because a tied parameter
+  /// may be hidden by a module that comes later.
   void find_extensions(Module& root) {
     struct Finder final : MemberVisitor {
       std::vector<const ModuleExtension*>& found;
@@ -196,7 +197,8 @@ class Traversal final : public MemberVisitor {
   std::vector<const ModuleExtension*> extensions_;  // that may hide parameters
 };
 
-/// Values that were sharded together with a module above cannot change apart from it.
+/// StateError for a parameter that was sharded together with a module above: its values cannot change apart
+/// from the others.
 void check_all_below(const Module& module) {
   std::unordered_set<const ParameterOwner*> below;
   Traversal all(Hidden::show);
@@ -235,7 +237,7 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
 
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
-/// What has no values yet, by name; a tied parameter once.
+/// Parameters and buffers on `meta`, by name; a tied parameter once.
 struct Unfilled {
   std::vector<NamedParameter> parameters;
   std::vector<std::pair<std::string, Buffer*>> buffers;
@@ -268,7 +270,8 @@ void fill(const Unfilled& unfilled, const Initialise& initialise) {
   for (const auto& [name, buffer] : unfilled.buffers) initialise(name, buffer->tensor());
 }
 
-/// For what was not filled to the end: memory that nobody wrote must not pass for values.
+/// Puts everything back on `meta` after `initialise` threw, so that uninitialised memory is not taken for
+/// values.
 void return_to_meta(Module& module, const Unfilled& unfilled) {
   const auto empty_again = [](const Tensor& t) { return sherd::to(t, Device::meta()); };
   std::unordered_set<const ParameterOwner*> owners;
@@ -398,7 +401,7 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   std::unordered_map<std::string, Tensor> given;
   for (const auto& [name, tensor] : state)
     check<ValueError>(given.emplace(name, tensor).second, "load_state_dict: the state has '{}' twice", name);
-  std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
+  std::vector<std::pair<Tensor, Tensor>> copies;  // into, from; all are checked before the first is copied
   std::unordered_map<const void*, std::string> missing;
   std::unordered_set<const void*> taken;
   const auto take = [&](const std::string& name, const void* id, const Tensor& into) {
@@ -459,7 +462,7 @@ void Module::fire_after(std::span<Tensor* const> outputs) {
 }
 
 void Module::fire_failed() noexcept {
-  if (!state_) return;  // its forward moved it away
+  if (!state_) return;  // forward moved this module away
   state_->tell([&](ModuleObserver* observer) { observer->forward_failed(*this); });
 }
 

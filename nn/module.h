@@ -1,5 +1,5 @@
-// Modules: structs that name their members once, in `visit`. Names, saving, moving and sharding derive from
-// it.
+// Modules: structs that name their members once, in `visit`; lists of parameters, saving, moving and sharding
+// come from that.
 //
 //   struct Linear final : Layer<Linear> {
 //     Param weight, bias;
@@ -24,7 +24,7 @@ namespace sherd::nn {
 
 class Module;
 
-/// Is shown a module's members in the order of `visit`.
+/// Called with each direct member of a module, in the order of `visit`.
 class SHERD_API MemberVisitor {
  public:
   virtual ~MemberVisitor();
@@ -33,32 +33,33 @@ class SHERD_API MemberVisitor {
   virtual void child(std::string_view, Module&) {}
 };
 
-/// Told around a module's forward. Inputs and outputs are the tensors found in the arguments and the result;
-/// they may be replaced.
+/// Called before and after a module's forward. Inputs and outputs are the tensors found in the arguments and
+/// the result (see tensors_in.h); an observer may assign others to them.
 class SHERD_API ModuleObserver {
  public:
   virtual ~ModuleObserver();
   virtual void before_forward(Module&, std::span<Tensor* const> /*inputs*/) {}
   virtual void after_forward(Module&, std::span<Tensor* const> /*outputs*/) {}
-  /// In place of `after_forward` when forward, or an observer of it, threw.
+  /// Called in place of `after_forward` when forward, or an observer of it, threw.
   virtual void forward_failed(Module&) noexcept {}
 };
 
 struct NamedParameter;
 
-/// What a module is given by code that changes how its parameters are kept (sharding). It moves with the
+/// Attached to a module by code that changes how its parameters are kept (sharding). It moves with the
 /// module, hears its forwards before all observers, and is asked when parameters are listed, moved or cloned.
 class SHERD_API ModuleExtension : public ModuleObserver {
  public:
-  /// Parameters that lists have for this module before its members: a flat one in place of many.
+  /// Parameters that lists name for this module, before those of its members: a flat one in place of many.
   virtual std::vector<NamedParameter> own_parameters() const;
   /// Whether lists leave out this parameter of the module or of one below, because one of `own_parameters`
   /// stands for it.
   virtual bool hides(const Parameter& parameter) const;
-  /// Replaces all values that it keeps by what `change` makes of them, gradients included: `Module::to`
-  /// changes only those that no extension keeps.
+  /// Replaces all values that the extension keeps, gradients included, by what `change` returns for them.
+  /// `Module::to` changes the others itself.
   virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
-  /// The extension of the module's clone. `copy_of` has the clone's parameters, which are all copied by now.
+  /// The extension for the module's clone. Called when all parameters are copied; `copy_of` gives the clone's
+  /// parameter for one of this module.
   virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& copy_of) const = 0;
 };
 
@@ -66,13 +67,15 @@ class SHERD_API ModuleExtension : public ModuleObserver {
 enum class Ties { once, all };
 
 struct NamedParameter {
-  std::string name;  ///< in the module that was asked, as "blocks.0.weight"; so below
+  std::string name;  ///< below the module that lists it, as "blocks.0.weight"
   Parameter parameter;
 };
+/// A buffer and its name, as of a parameter.
 struct NamedBuffer {
   std::string name;
   Tensor tensor;
 };
+/// A module and its name, as of a parameter; the listing module itself has the empty name.
 struct NamedModule {
   std::string name;
   Module* module;
@@ -86,9 +89,9 @@ enum class Strict { yes, no };
 /// Fills a tensor with a parameter's or buffer's first values; `name` is its full name in the module.
 using Initialise = std::function<void(const std::string& name, const Tensor& whole)>;
 
-/// Base of all layers. Move-only; `clone()` copies. A module that was moved from throws StateError whatever
-/// it is asked, until another is moved into it. One thread trains a module; several may run forwards without
-/// gradients at once.
+/// Base of all layers. Move-only; `clone()` copies. A module that was moved from throws StateError from every
+/// function, until another is moved into it. One thread at a time trains a module; several may run forwards
+/// without gradients at once.
 class SHERD_API Module {
  public:
   Module();
@@ -102,14 +105,17 @@ class SHERD_API Module {
   /// is empty or has a dot. Where the library is built with assertions, StateError when the object holds a
   /// Param, Buffer or Module that `visit` does not name.
   void visit_members(MemberVisitor& visitor);
-  /// `forward` of one tensor, for containers of different layers; StateError if the layer takes something
-  /// else.
+  /// `forward` of one tensor, for containers of layers of different classes; StateError if the layer does not
+  /// map one tensor to one.
   virtual Tensor call(const Tensor& x) = 0;
+  /// `clone()` for code that does not know the class.
   virtual std::unique_ptr<Module> clone_module() const = 0;
 
   /// Parameters of this module and below, depth first, named "child.weight"; a tied one once.
   std::vector<NamedParameter> named_parameters(Ties ties = Ties::once) const;
+  /// The parameters of `named_parameters()`, without names.
   std::vector<Parameter> parameters() const;
+  /// Buffers of this module and below, saved and transient.
   std::vector<NamedBuffer> named_buffers() const;
   /// This module (with the empty name) and those below, depth first.
   std::vector<NamedModule> named_modules();
@@ -117,38 +123,40 @@ class SHERD_API Module {
   std::int64_t parameter_count() const;
 
   bool training() const;
-  /// Sets the mode of this module and those below.
+  /// Sets training or eval mode, of this module and those below.
   void train(bool training = true);
   void eval() { train(false); }
-  /// Moves parameters, gradients and buffers; parameter objects stay the same. DeviceError from `meta`, where
-  /// there are no values to move: see `materialize`.
+  /// Moves parameters, gradients and buffers; parameter objects stay the same. DeviceError where values are
+  /// on `meta`, since there are none to move: see `materialize`. StateError, also from `to(DType)` and
+  /// `materialize`, for a parameter that was sharded together with a module above this one.
   void to(Device device);
   /// Casts floating parameters, gradients and buffers.
   void to(DType dtype);
-  /// Moves the module to `device` and gives what is on `meta` its memory there: `initialise` is called once
-  /// for each such parameter and buffer, in the order of members, with a whole tensor that it must fill. A
-  /// sharded module keeps this rank's part; the same calls on every rank draw the same numbers as an
-  /// unsharded module's. When `initialise` throws, all that was on `meta` is there again. DeviceError for
-  /// `meta`.
+  /// Moves the module to `device`, and gives what is on `meta` its memory there: `initialise` is called once
+  /// for each such parameter and buffer, in the order of members, with a tensor of the whole shape that it
+  /// must fill. A sharded module keeps this rank's part of that; equal calls on every rank draw the numbers
+  /// that an unsharded module would. When `initialise` throws, all that was on `meta` is on `meta` again.
+  /// DeviceError for the device `meta`.
   void materialize(Device device, const Initialise& initialise);
-  /// For all parameters below.
+  /// Sets it for all parameters of this module and below.
   void set_requires_grad(bool requires_grad);
+  /// Drops the gradients of all parameters.
   void zero_grad();
 
-  /// Parameters and saved buffers by name. Tensors share memory with the module; a buffer that computes in
-  /// another dtype than its own is a copy in its own.
+  /// Parameters and saved buffers by name, a tied parameter under its first. Tensors share memory with the
+  /// module; a buffer that computes in another dtype than its own is a copy in its own.
   StateDict state_dict() const;
   /// Copies values in. ValueError for missing or unknown names (unless not strict) and for a name that comes
-  /// twice, ShapeError for other shapes, DeviceError for values from or into `meta`; dtypes are cast. A tied
-  /// parameter may come under any of its names. Nothing is changed when it throws.
+  /// twice, ShapeError for other shapes, DeviceError where one side is on `meta` and the other is not; dtypes
+  /// are cast. A tied parameter may come under any of its names. Nothing is changed when it throws.
   void load_state_dict(const StateDict& state, Strict strict = Strict::yes);
 
-  /// Tells `observer` of each forward until the subscription ends, in the order in which observers came and as
-  /// often as they subscribed. It goes on when the module is moved: the observer is then told of the module that
-  /// it was moved into.
+  /// Calls `observer` around each forward until the subscription ends; several in the order in which they
+  /// subscribed, and as often. `observer` must live as long. When the module is moved, the module that it was
+  /// moved into is observed.
   Subscription observe(ModuleObserver& observer);
 
-  /// Gives the module an extension; one a module at most (StateError).
+  /// Attaches an extension; a module has one at most (StateError).
   void extend(std::shared_ptr<ModuleExtension> extension);
   const std::shared_ptr<ModuleExtension>& extension() const;
 
@@ -156,7 +164,7 @@ class SHERD_API Module {
   Module(const Module& other);
   /// Calls `visitor` for each direct member, as `visit` names them.
   virtual void each_member(MemberVisitor& visitor) = 0;
-  /// StateError after a move from this module.
+  /// StateError when this module was moved from.
   void check_alive() const { state(); }
   bool observed() const;
   void fire_before(std::span<Tensor* const> inputs);
@@ -183,7 +191,7 @@ constexpr std::string_view short_type_name() {
   return colon == std::string_view::npos ? text : text.substr(colon + 1);
 }
 
-/// Sorts a member into what it is.
+/// Calls the function of a MemberVisitor that fits the kind of member.
 struct MemberSorter {
   MemberVisitor& visitor;
   void operator()(std::string_view name, Param& member) const { visitor.param(name, member); }
@@ -193,11 +201,12 @@ struct MemberSorter {
 
 }  // namespace detail
 
-/// What a layer derives from, with itself as `D`. `D` has `forward` (any arguments, any result) and `visit`.
+/// The base of a layer, with the layer itself as `D`, which has `forward` (any arguments, any result) and
+/// `visit`.
 template <class D>
 class Layer : public Module {
  public:
-  /// Runs `forward`, telling observers before and after.
+  /// Runs `forward`, with observers called before and after it.
   template <class... A>
   auto operator()(A&&... args) {
     return run(static_cast<D&>(*this), std::forward<A>(args)...);
@@ -217,7 +226,8 @@ class Layer : public Module {
       fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
                        type_name());
   }
-  /// A copy with memory of its own: ties are kept, observers and gradients stay behind.
+  /// A copy with memory of its own: ties among its parameters are kept; observers and gradients are not
+  /// copied.
   D clone() const {
     const CloneScope scope;
     return D(static_cast<const D&>(*this));
@@ -233,8 +243,8 @@ class Layer : public Module {
   }
 
  private:
-  /// Arguments with tensors are copied while somebody observes, since observers may replace these; others (a
-  /// cache that `forward` fills) are the caller's own.
+  /// While the module is observed, arguments that may hold tensors are copied, since observers may assign to
+  /// these; others (a cache that `forward` fills) are passed as they are.
   template <class A>
   using Held = std::conditional_t<may_hold_tensors<A>(), std::decay_t<A>, A&&>;
   template <class A>

@@ -19,7 +19,7 @@ MultiheadAttention::MultiheadAttention(std::int64_t width, std::int64_t heads,
   init::constant_(out_proj.bias.object(), 0);
 }
 
-/// `count` of the three projections side by side.
+/// `count` of the three projections of x, from number `first` on, side by side in the last axis.
 Tensor MultiheadAttention::project(const Tensor& x, std::int64_t first, std::int64_t count) const {
   const std::int64_t width = x.size(-1);
   if (count == 3) return linear(x, in_proj_weight, in_proj_bias);
@@ -38,7 +38,7 @@ Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const
   const Shape heads_first = batch_first ? Shape{0, 2, 1, 3} : Shape{1, 2, 0, 3};
   const Shape heads_last = batch_first ? Shape{0, 2, 1, 3} : Shape{2, 0, 1, 3};
   Tensor parts[3];
-  for (std::int64_t i = 0, same = 1; i < 3; i += same) {  // neighbours that are one tensor share a product
+  for (std::int64_t i = 0, same = 1; i < 3; i += same) {  // one product for inputs that are the same
     for (same = 1; i + same < 3 && in[i + same]->is(*in[i]);) ++same;
     const Tensor& x = *in[i];
     const Tensor packed = reshape(project(x, i, same), {x.size(0), x.size(1), same, heads, width / heads});

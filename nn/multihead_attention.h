@@ -8,14 +8,16 @@ namespace sherd::nn {
 /// Whether a position sees only those up to itself.
 enum class Causal { no, yes };
 
+/// For `MultiheadAttention`.
 struct MultiheadAttentionOptions {
-  double dropout = 0;        ///< on the weights, while training
+  double dropout = 0;        ///< of attention weights, while training; in [0, 1)
   bool batch_first = false;  ///< inputs (B, T, width) instead of (T, B, width)
   TensorOptions tensor{};
 };
-/// Heads of width / heads over query (Tq, B, width), key and value (Tk, B, width). Names, layout and start
-/// are PyTorch's: in_proj_weight (3 width, width) holds the projections of query, key and value and starts
-/// Xavier uniform, the biases start at 0.
+/// Attention of `heads` heads with width / heads features each. query (Tq, B, width), key and value (Tk, B,
+/// width) to (Tq, B, width). Names, layout and first values are PyTorch's: in_proj_weight (3 width, width)
+/// holds the projections of query, key and value and starts Xavier uniform, the biases start at 0. ValueError
+/// when heads do not divide width, or for a dropout outside [0, 1); ShapeError for other inputs.
 struct SHERD_API MultiheadAttention final : Layer<MultiheadAttention> {
   Param in_proj_weight, in_proj_bias;
   Linear out_proj;

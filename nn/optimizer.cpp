@@ -11,12 +11,12 @@
 namespace sherd::nn {
 namespace {
 
-/// The list ops take f32; everything else is stepped in ops, parameter by parameter.
+/// Whether the ops on whole lists of parameters take this one (f32); others are stepped one by one.
 bool takes_list(const Tensor& p, const Tensor& g) {
   return p.dtype() == DType::f32 && g.dtype() == DType::f32 && g.device() == p.device() && p.is_contiguous();
 }
 
-/// The inputs of one list op a device, each opened by the rate.
+/// For each device the inputs of one list op; the first is the rate.
 class DeviceLists {
  public:
   explicit DeviceLists(const Tensor& lr) : lr_(lr) {}
@@ -32,7 +32,7 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
-/// A rate or a decay.
+/// ValueError for a rate or decay that is negative or not finite.
 void check_rate(double value, std::string_view what) {
   check<ValueError>(value >= 0 && std::isfinite(value), "optimizer: {} {} must be at least 0 and finite",
                     what, value);
@@ -40,7 +40,7 @@ void check_rate(double value, std::string_view what) {
 
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
-/// Names that belong to a state, each once.
+/// The tensors of a state by name; ValueError for a name that comes twice.
 std::unordered_map<std::string, Tensor> by_name(const StateDict& state) {
   std::unordered_map<std::string, Tensor> found;
   for (const auto& [name, tensor] : state)

@@ -11,8 +11,9 @@
 
 namespace sherd::nn {
 
-/// Parameters with a rate and a decay of their own; what is not given comes from the optimizer's options. May
-/// be empty. ValueError for a rate or decay that is negative or not finite, here and wherever one is set.
+/// Parameters with a learning rate and a weight decay of their own; what is not given comes from the
+/// optimizer's options. May be empty. ValueError for a rate or decay that is negative or not finite, here and
+/// wherever one is set.
 struct ParamGroup {
   std::vector<Parameter> params;
   std::optional<double> lr{}, weight_decay{};
@@ -30,25 +31,28 @@ class SHERD_API Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates all parameters that have a gradient. ShapeError for a gradient that has not the shape of
-  /// `Parameter::local()`, before anything is updated.
+  /// Updates all parameters that have a gradient. ShapeError, before anything is updated, for a gradient that
+  /// does not have the shape of `Parameter::local()`.
   void step();
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
-  /// Sets the rate of every group, or of one. The rate is a tensor: a captured step sees the new value.
+  /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
+  /// new value.
   void set_lr(double lr);
   void set_lr(std::size_t group, double lr);
   double lr(std::size_t group = 0) const;
   std::size_t group_count() const { return groups_.size(); }
-  /// Of one group; `state_dict` counts through all groups in this order.
+  /// The parameters of one group. The numbers in `state_dict` count through all groups in this order.
   const std::vector<Parameter>& parameters(std::size_t group) const { return group_at(group).params; }
 
-  /// What it keeps of a parameter: "step", a number, and tensors of the parameter's shape and dtype.
+  /// What the optimizer keeps for a parameter, by name; "step" is a number (0-d f64), the others are tensors
+  /// of the parameter's shape and dtype. Empty when it keeps nothing.
   virtual std::vector<std::string> state_names() const = 0;
-  /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr".
+  /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr"
+  /// (0-d f64). They share memory with the optimizer, so the next step changes them.
   StateDict state_dict() const;
-  /// ValueError for names that do not fit these parameters, a name that comes twice and rates that no group
-  /// may have, ShapeError for other shapes, DeviceError for values from or into `meta`. Nothing is changed
-  /// when it throws.
+  /// Replaces state and rates; dtypes are cast. ValueError for names that do not fit these parameters, a name
+  /// that comes twice and rates that no group may have, ShapeError for other shapes, DeviceError where one
+  /// side is on `meta` and the other is not. Nothing is changed when it throws.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -57,13 +61,14 @@ class SHERD_API Optimizer {
     Tensor lr;  // 0-d f64 on cpu
     double weight_decay;
   };
-  /// State of one parameter, by the names that `state_names` lists.
+  /// State of one parameter, in the order of `state_names`.
   using Slots = std::vector<Tensor>;
 
   /// Groups that give no rate or decay of their own take these.
   Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
-  /// Fresh state for a parameter.
+  /// First state for a parameter whose `local()` is `p`.
   virtual Slots fresh(const Tensor& p) const = 0;
+  /// Updates `params`, those of `group` that have a gradient; `slots` is their state.
   virtual void step_group(const Group& group, std::span<const Parameter> params,
                           std::span<Slots* const> slots) = 0;
 
@@ -73,7 +78,7 @@ class SHERD_API Optimizer {
   std::unordered_map<const void*, Slots> state_;
 };
 
-/// For `Adam`. The betas lie in [0, 1).
+/// For `Adam`. ValueError unless the betas lie in [0, 1) and eps is at least 0.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
 };
@@ -98,12 +103,13 @@ class SHERD_API Adam : public Optimizer {
   bool decoupled_;
 };
 
-/// For `AdamW`: the decay's default differs.
+/// For `AdamW`, with another default of weight_decay.
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
 };
 
-/// AdamW (Loshchilov and Hutter, 2019): weight decay shrinks the parameter before the step.
+/// AdamW (Loshchilov and Hutter, 2019): Adam, but weight decay multiplies the parameter by 1 - lr
+/// weight_decay before the step and leaves the gradient alone.
 class SHERD_API AdamW final : public Adam {
  public:
   AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
@@ -112,12 +118,13 @@ class SHERD_API AdamW final : public Adam {
       : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
 
-/// For `Sgd`.
+/// For `Sgd`. ValueError for a momentum that is negative or not finite.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
 };
 
-/// p -= lr v with v = momentum v + g, v starting as g; without momentum v is g.
+/// p -= lr v with v = momentum v + g, where g is the gradient plus weight_decay p, and v starts as g; without
+/// momentum v is g.
 class SHERD_API Sgd final : public Optimizer {
  public:
   Sgd(std::vector<ParamGroup> groups, SgdOptions options = {});
@@ -135,13 +142,13 @@ class SHERD_API Sgd final : public Optimizer {
 };
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d
-/// f64), the same to the bit for every order and cut of the parameters. A NaN among them makes all of them
-/// NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a negative or NaN `max_norm`; StateError for
-/// sharded ones, whose norm needs all ranks: `shard::clip_grad_norm_`.
+/// f64), the same to the bit for every order and cut of the parameters; 0 without gradients. A NaN among the
+/// gradients makes all of them NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a negative or NaN
+/// `max_norm`; StateError for sharded parameters, whose norm needs all ranks: `shard::clip_grad_norm_`.
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
 
-/// The rate at `step`: linear warm-up over `warmup` steps to `lr`, then half a cosine down to `min_lr` at
-/// `steps`.
+/// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
+/// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on.
 struct CosineSchedule {
   double lr = 1e-3, min_lr = 1e-4;
   std::int64_t warmup = 100, steps = 2000;

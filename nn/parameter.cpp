@@ -121,13 +121,13 @@ Param::Param(const Param& other) : Param() {
   }
   if (!other.defined()) return;
   Parameter& copy = cloning().copies[other.object().id()];
-  // One that a sharded module owns is given to the clone's owner when all is copied.
+  // If a sharded module owns the original, the clone's extension takes the copy over at the end.
   if (!copy.defined()) copy = Parameter(copy_of(other.object().local()), other.object().requires_grad());
   *slot_ = copy;
 }
 
 Param& Param::operator=(Param&& other) noexcept {
-  // The object moves, the slot stays: whoever watches this member keeps watching it.
+  // The object moves into this slot; code that keeps this member's address goes on with the new object.
   if (slot_ && other.slot_)
     *slot_ = std::move(*other.slot_);
   else

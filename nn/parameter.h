@@ -14,27 +14,29 @@ namespace sherd::nn {
 
 class Parameter;
 
-/// Keeps the values of parameters in a form of its own: a sharded module keeps one shard for many of them.
+/// The interface of what keeps the values of parameters in a form of its own: a sharded module keeps one
+/// shard for many parameters.
 class SHERD_API ParameterOwner {
  public:
   virtual ~ParameterOwner();
-  /// What the user sees now: this rank's part, or the whole while it is gathered.
+  /// The value of `Parameter::data()`: this rank's part, or the whole parameter while it is gathered.
   virtual Tensor data(const Parameter& parameter) const = 0;
-  /// Other values for what the user sees; ShapeError for another shape.
+  /// Takes over the values of `data`, in place of what `data()` gives now; ShapeError for another shape.
   virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
   /// Keeps this rank's part of `whole`, which has the whole parameter's shape (ShapeError).
   virtual void set_whole(const Parameter& parameter, const Tensor& whole) = 0;
-  /// `local()` of its parameters is about to be written, on every rank alike: an optimizer steps, a state is
+  /// Called before `local()` of its parameters is written on all ranks: an optimizer steps, a state is
   /// loaded.
   virtual void before_write() = 0;
 };
 
-/// A parameter object. Copying shares it; two equal handles are one parameter. One made without values is
-/// empty: everything but `defined`, `==` and `id` throws StateError.
+/// A handle on a parameter object. Copies name the same object, which is what `==` compares. A handle made
+/// without values is empty: everything but `defined`, `==` and `id` throws StateError.
 class SHERD_API Parameter {
  public:
   Parameter() = default;
-  /// Takes `data` as a leaf. DTypeError for integers that shall require gradients.
+  /// A parameter with the memory of `data`. StateError for an empty handle, DTypeError for a dtype that is
+  /// not floating unless `requires_grad` is false.
   explicit Parameter(Tensor data, bool requires_grad = true);
 
   bool defined() const { return static_cast<bool>(state_); }
@@ -45,31 +47,33 @@ class SHERD_API Parameter {
 
   /// What forward uses: the whole parameter.
   const Tensor& tensor() const { return state("tensor").used; }
-  /// What the optimizer updates: this rank's part, the whole without sharding.
+  /// What the optimizer updates and what has the gradient: this rank's part; without sharding the whole.
   const Tensor& local() const { return state("local").local; }
-  /// What the user sees now, without history.
+  /// The values as a detached tensor: of a sharded parameter this rank's part, or the whole while it is
+  /// gathered.
   Tensor data() const;
-  /// Replaces the values by another tensor's memory; shape and dtype may change with it. The object stays.
+  /// Uses the memory of `data` as the values from now on; shape and dtype may change with it (ShapeError for
+  /// another shape of a sharded parameter). Gradient and hooks stay. StateError for an empty handle.
   void set_data(Tensor data);
-  /// The gradient: a free slot of any shape, dtype and device; empty is none.
+  /// The gradient of `local()`; `set_grad` takes any shape, dtype and device, an empty handle is none.
   Tensor grad() const { return state("grad").local.grad(); }
   void set_grad(Tensor grad) { state("set_grad").local.set_grad(std::move(grad)); }
   bool requires_grad() const { return state("requires_grad").requires_grad; }
   void set_requires_grad(bool requires_grad);
-  /// Of the whole parameter.
+  /// Shape and number of elements of the whole parameter.
   const Shape& shape() const { return state("shape").shape; }
   std::int64_t numel() const { return shape().numel(); }
 
-  /// What an owner makes of a parameter that it takes: `local` is stepped and has the gradient, `used` is
-  /// what forward reads, `shape` is the whole's.
+  /// The tensors that an owner gives to a parameter: `local` is stepped and has the gradient, `used` is what
+  /// forward reads, `shape` is that of the whole.
   struct Owned {
     ParameterOwner* owner;
     Tensor local, used;
     Shape shape;
   };
-  /// Gives the values to an owner. Hooks and the gradient of the `local` before stay with the new one.
+  /// Hands the values to an owner. Hooks and gradient of `local()` go over to the new one.
   void set_owner(Owned owned);
-  /// Who keeps the values, or null. It calls `leave_owner` before it dies.
+  /// Who keeps the values, or null. The owner calls `leave_owner` before it is destroyed.
   ParameterOwner* owner() const { return state("owner").owner; }
   void leave_owner() { state("leave_owner").owner = nullptr; }
 
@@ -88,16 +92,17 @@ class SHERD_API Parameter {
   Ref<State> state_;
 };
 
-/// A module's member. Its slot is stable when the module moves; `set` replaces the object in it. Converts to
-/// the tensor that forward uses; one without an object is "none" (a layer without bias), and reading its
-/// values, gradient or shape throws StateError. So does everything but `defined`, `set` and assignment once
-/// its module was moved from.
+/// A module's member: a slot that holds a parameter object. The slot keeps its address when the module moves;
+/// `set` replaces the object in it. Converts to the tensor that forward uses; one without an object is "none"
+/// (a layer without bias), and reading its values, gradient or shape throws StateError. So does everything
+/// but `defined`, `set` and assignment once its module was moved from.
 class SHERD_API Param {
  public:
   Param() : slot_(std::make_unique<Parameter>()) {}
   explicit Param(Tensor data, bool requires_grad = true)
       : slot_(std::make_unique<Parameter>(std::move(data), requires_grad)) {}
-  /// Only `clone()` of a module copies (StateError otherwise): a new object with its own memory, ties kept.
+  /// Only `clone()` of a module may copy (StateError otherwise). The copy has a new object with its own
+  /// memory; members that shared an object share the new one.
   Param(const Param& other);
   Param(Param&&) noexcept = default;
   Param& operator=(Param&& other) noexcept;
@@ -135,24 +140,25 @@ class SHERD_API Param {
 /// Whether a buffer is part of the state dict.
 enum class Persistence { saved, transient };
 
-/// A tensor of a module that no optimizer updates (running statistics). Moves and is saved with the module.
+/// A tensor of a module that no optimizer updates (running statistics). Moves, and is saved, with the module.
 class SHERD_API Buffer {
  public:
   Buffer() = default;
   explicit Buffer(Tensor data, Persistence persistence = Persistence::saved)
       : data_(std::move(data)), persistence_(persistence) {}
-  /// Only `clone()` of a module copies (StateError otherwise).
+  /// Only `clone()` of a module may copy (StateError otherwise).
   Buffer(const Buffer& other);
   Buffer(Buffer&&) noexcept = default;
   Buffer& operator=(Buffer&&) noexcept = default;
 
   operator const Tensor&() const { return data_; }
   const Tensor& tensor() const { return data_; }
-  /// Replaces the tensor. Another dtype becomes the buffer's own.
+  /// Replaces the tensor. If its dtype is another, that becomes the buffer's own.
   void set(Tensor data);
   Persistence persistence() const { return persistence_; }
 
-  /// Casts the tensor for use; the dtype that it had stays the buffer's own, in which whole states hold it.
+  /// Casts the tensor that forward reads. The dtype before stays the buffer's own, in which state dicts hold
+  /// it.
   void compute_in(DType dtype);
   DType own_dtype() const { return own_dtype_.value_or(data_.dtype()); }
 
@@ -162,20 +168,21 @@ class SHERD_API Buffer {
   std::optional<DType> own_dtype_{};  // where it is not the tensor's
 };
 
-/// Makes `b` the same parameter as `a` (shapes must be equal: ShapeError). They count, save and step as one.
-/// StateError for empty ones.
+/// Puts the parameter object of `a` into `b` (ShapeError unless the shapes are equal). The two count, save
+/// and step as one. StateError for empty ones.
 SHERD_API void tie(Param& a, Param& b);
 
-/// The copy of a parameter of the module that is being cloned.
+/// Gives the copy of a parameter of the module that is being cloned.
 using ClonedParameters = std::function<Parameter(const Parameter&)>;
 
-/// The scope of one module's `clone()`: remembers which parameters were copied, so that members that share
-/// one share its copy too.
+/// A scope in which a module's `clone()` runs, and copying members is allowed. Remembers which parameters
+/// were copied, so that members that share one share its copy too.
 class SHERD_API CloneScope {
  public:
   CloneScope();
   ~CloneScope() noexcept(false);  // what `afterwards` was given runs here, and may throw
-  /// Runs `act` at the end of the outermost scope, when all members are copied. StateError outside a scope.
+  /// Runs `act` at the end of the outermost scope, when all members are copied; not when the clone threw.
+  /// StateError outside a scope.
   static void afterwards(std::function<void(const ClonedParameters&)> act);
   CloneScope(const CloneScope&) = delete;
   CloneScope& operator=(const CloneScope&) = delete;

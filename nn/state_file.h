@@ -6,15 +6,18 @@
 
 namespace sherd::nn {
 
-/// Writes a state dict into an open file.
+/// Writes a state dict into an open file, in the safetensors format. Errors as `write_safetensors`, and
+/// FileError.
 SHERD_API void write_state(OutputFile& file, const StateDict& state, const TensorMetadata& metadata = {});
-/// Writes a file that a crash leaves as it was.
+/// The same into the file `path`, durably: after a crash or an error it is the old file or the complete new
+/// one.
 SHERD_API void save_state(const FileSystem::Path& path, const StateDict& state,
                           const TensorMetadata& metadata = {}, FileSystem& files = posix_file_system());
-/// Reads one tensor of an open file onto the CPU. ValueError or ShapeError for one that the library cannot
-/// hold or that is damaged; the rest of the file is not looked at.
+/// Reads one tensor of an open file onto the CPU and nothing else of the file. ShapeError for more than eight
+/// dimensions, ValueError for a dtype that the library lacks and for damaged values, FileError.
 SHERD_API Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry);
-/// Reads all tensors of a file, PyTorch's too; ValueError or FileError name what is wrong.
+/// Reads all tensors of a safetensors file onto the CPU, PyTorch's too. Errors as `SafetensorsFile` and
+/// `load_tensor`.
 SHERD_API StateDict load_state(const FileSystem::Path& path, FileSystem& files = posix_file_system());
 
 }  // namespace sherd::nn

@@ -1,4 +1,4 @@
-// Finding the tensors in what a module is given and gives back.
+// Finding the tensors in the arguments and results of a module's forward.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace sherd::nn {
 
-/// Whether `each_tensor` can find any in a `T`.
+/// Whether a `T` can hold tensors that `each_tensor` finds.
 template <class T>
 consteval bool may_hold_tensors() {
   using V = std::remove_cvref_t<T>;
@@ -45,9 +45,9 @@ consteval bool may_hold_tensors() {
   }
 }
 
-/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, pairs, tuples, vectors, arrays, optionals and
-/// map values of these, and any struct for which `tensors_in(T&, visit)` is found beside its type. Everything
-/// else holds none.
+/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, and pairs, tuples, vectors, arrays, optionals
+/// and map values of them; also for a struct whose namespace has a function `tensors_in(T&, visit)`. Other
+/// types hold none.
 template <class T, class F>
 void each_tensor(T& value, F&& visit) {
   if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {

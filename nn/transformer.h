@@ -6,6 +6,8 @@
 
 namespace sherd::nn {
 
+/// Sizes of a Transformer. ValueError for a negative number of layers, a dropout outside [0, 1) and heads
+/// that do not divide width.
 struct TransformerOptions {
   std::int64_t width = 512, heads = 8, encoder_layers = 6, decoder_layers = 6, feedforward = 2048;
   double dropout = 0.1;
@@ -13,7 +15,8 @@ struct TransformerOptions {
   bool batch_first = false;  ///< (B, T, width) instead of (T, B, width)
 };
 
-/// Self-attention, then two linear layers with a ReLU between, each added to its input and normalised.
+/// Self-attention, then two linear layers with a ReLU in between; the result of each part, with dropout, is
+/// added to its input, and the sum normalised. src (S, B, width) to the same shape.
 struct SHERD_API TransformerEncoderLayer final : Layer<TransformerEncoderLayer> {
   MultiheadAttention self_attn;
   Linear linear1;
@@ -36,7 +39,8 @@ struct SHERD_API TransformerEncoderLayer final : Layer<TransformerEncoderLayer> 
   }
 };
 
-/// The same with attention to the encoder's output (`memory`) in the middle.
+/// Self-attention over tgt (T, B, width), attention to the encoder's output `memory` (S, B, width), then two
+/// linear layers, each as in the encoder's layer. `causal` is for the self-attention.
 struct SHERD_API TransformerDecoderLayer final : Layer<TransformerDecoderLayer> {
   MultiheadAttention self_attn, multihead_attn;
   Linear linear1;
@@ -62,7 +66,7 @@ struct SHERD_API TransformerDecoderLayer final : Layer<TransformerDecoderLayer> 
   }
 };
 
-/// Encoder layers that start alike, then a LayerNorm.
+/// Encoder layers, clones of one at first, then a LayerNorm.
 struct SHERD_API TransformerEncoder final : Layer<TransformerEncoder> {
   ModuleList<TransformerEncoderLayer> layers;
   LayerNorm norm;
@@ -75,7 +79,7 @@ struct SHERD_API TransformerEncoder final : Layer<TransformerEncoder> {
   }
 };
 
-/// Decoder layers that start alike, then a LayerNorm.
+/// Decoder layers, clones of one at first, then a LayerNorm.
 struct SHERD_API TransformerDecoder final : Layer<TransformerDecoder> {
   ModuleList<TransformerDecoderLayer> layers;
   LayerNorm norm;
@@ -88,13 +92,14 @@ struct SHERD_API TransformerDecoder final : Layer<TransformerDecoder> {
   }
 };
 
-/// src (S, B, width) and tgt (T, B, width) to (T, B, width). Matrices start Xavier uniform.
+/// src (S, B, width) and tgt (T, B, width) to (T, B, width); batch_first swaps the first two axes of each.
+/// Matrices start Xavier uniform, each drawn for itself.
 struct SHERD_API Transformer final : Layer<Transformer> {
   TransformerEncoder encoder;
   TransformerDecoder decoder;
 
   explicit Transformer(const TransformerOptions& options = {});
-  /// `causal` is about tgt alone.
+  /// `causal` masks the self-attention over tgt only.
   Tensor forward(const Tensor& src, const Tensor& tgt, Causal causal = Causal::no) const;
   void visit(auto&& on) {
     on("encoder", encoder);

@@ -13,8 +13,8 @@ AnyOp::~AnyOp() = default;
 
 namespace {
 
-/// Residency of a call's inputs: everything is brought here and stays until the scope ends. Plain storages
-/// cost one look each.
+/// Makes the inputs of a call resident and keeps them so until the scope ends. For storage without an owner
+/// this is one look.
 class Pinned {
  public:
   explicit Pinned(Inputs in) : in_(in) {
@@ -52,7 +52,7 @@ class Pinned {
   bool pinned_ = false;
 };
 
-/// The time of a kernel: what it applies inside is not heard.
+/// A scope in which a kernel runs: listeners are not told of the ops that it applies.
 class InsideOp {
  public:
   explicit InsideOp(Context& context) : context_(context), outer_(context.inside_op()) {
@@ -76,7 +76,7 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
       first = t.device();
       device = &first;
     } else if (t.device() != first && !op.crosses_devices()) [[unlikely]] {
-      // Not by `check`: the words would be made for every call.
+      // Not by `check`, whose arguments would be formatted at every call.
       const bool no_values = first.type == DeviceType::meta || t.device().type == DeviceType::meta;
       fail<DeviceError>(
           "{}: inputs are on {} and {}; {}", op.name(), to_string(first), to_string(t.device()),
@@ -86,7 +86,7 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
   return device != nullptr || out.empty() ? first : out[0].device();
 }
 
-/// The inputs as a kernel of `op` takes them: dense where it says so. Calls `body(inputs)`.
+/// Calls `body` with the inputs as a kernel of `op` takes them: where `op.dense(i)`, without holes.
 template <class F>
 void with_dense(const AnyOp& op, Inputs in, F&& body) {
   std::size_t first = 0;
@@ -125,14 +125,14 @@ Tensors apply(const AnyOp& op, Inputs in) {
   if (in.size() > 1) device_of(op, in, {});
   op.prepare(in, out);
   if (op.mutating()) {
-    // Whoever may refuse a write does so before anything is written.
+    // Listeners and owners may refuse the write: before anything is written.
     if (heard)
       for (Listener* listener : context.listeners()) listener->before_write(op, in);
     for (std::size_t i = 0; i < in.size(); ++i)
       if (op.writes(i) && in[i].defined() && in[i].storage().owned()) [[unlikely]]
         in[i].storage().owner()->before_write(in[i].storage());
   }
-  // Before the kernel: a write that throws halfway has written.
+  // Counted before the kernel runs, because one that throws halfway has written too.
   if (op.mutating())
     for (std::size_t i = 0; i < in.size(); ++i)
       if (op.writes(i) && in[i].defined()) in[i].storage().bump_version();
@@ -243,7 +243,7 @@ void check_pair(const AnyOp& op, Inputs in, const Extent& a, const Extent& b) {
   if (!(a.written || b.written) || !may_meet(a, b)) return;
   if (a.element == b.element && blocks_apart(in[a.input].layout(), in[b.input].layout())) return;
   const bool both = a.written && b.written;
-  if (!both && same_elements(in[a.input], in[b.input])) return;  // each element is read before it is written
+  if (!both && same_elements(in[a.input], in[b.input])) return;  // each is read before it is written
   const Extent &target = a.written ? a : b, &other = a.written ? b : a;
   fail<StateError>("{}: input {} is {} the memory being written (input {}); clone it first", op.name(),
                    other.input, both ? "written too and shares" : "another view of", target.input);

@@ -1,21 +1,25 @@
-// The one door between an op and the world.
+// Running ops: `apply` is the only way an op is run on tensors.
 #pragma once
 
 #include "runtime/op.h"
 
 namespace sherd {
 
-/// Makes every input resident and pins it, checks devices, lets the op infer and allocate, runs it on the
-/// inputs' device, and tells this rank's listeners. Throws what the op's rules throw.
+/// Makes every input resident and pins it, checks that all are on one device (DeviceError), lets the op check
+/// them and allocate its outputs, runs its kernel on that device, and tells this rank's listeners. Without a
+/// kernel the op's own `run` or its `reference` runs; with none of them NotImplementedError. On `meta`
+/// nothing is computed. Throws also what the op's checks throw; ValueError for a wrong number of inputs or an
+/// empty handle.
 SHERD_API Tensors apply(const AnyOp& op, Inputs in);
 
-/// Runs `op` once more into tensors made earlier: no listener hears it. For recomputation and replay.
+/// Runs `op` into `out`, which an earlier `apply` of it had made or which have the same specs. Checks
+/// nothing, counts no write and tells no listener: for recomputation and replay.
 SHERD_API void run_again(const AnyOp& op, Inputs in, Outputs out);
 
 namespace detail {
 
-/// The caller's handles side by side for the time of a call. They are borrowed: owning them would cost two
-/// atomic operations each.
+/// The handles of one call as an array, without owning them: counting each would cost two atomic operations.
+/// The caller's handles must outlive this.
 template <std::size_t N>
 class BorrowedInputs {
  public:

@@ -30,7 +30,7 @@ class CpuBackend final : public Backend {
   void synchronize(Device) override {}
 };
 
-/// Back ends of the application's own. Entries only ever appear, and `count` says which are complete.
+/// Back ends that applications registered. Entries are never removed; the first `count` are complete.
 struct Registered {
   static constexpr std::size_t first = 1 + static_cast<std::size_t>(DeviceType::meta);
   struct Entry {

@@ -1,4 +1,5 @@
-// What a device type offers the runtime. CPU and CUDA each implement it in a folder of their own.
+// What a type of device must offer: memory, copies and waiting. The CPU and CUDA each implement it in a
+// folder of their own, an application may add its own.
 #pragma once
 
 #include <cstddef>
@@ -10,28 +11,31 @@
 
 namespace sherd {
 
+/// The memory of one type of device. Called by any rank, so from several threads at once.
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// At least `bytes` of uninitialised memory, 64-byte aligned; throws OutOfMemoryError.
+  /// At least `bytes` of uninitialised memory, aligned to 64 bytes; throws OutOfMemoryError.
   virtual void* allocate(Device device, std::size_t bytes) = 0;
+  /// Takes back `data`, which `allocate` gave for `bytes`.
   virtual void deallocate(Device device, void* data, std::size_t bytes) noexcept = 0;
-  /// Copies bytes where either side may be this device's or the host's memory; ordered after earlier work of
-  /// this rank.
+  /// Copies bytes where `to` or `from` may be the host's memory; runs after earlier work of this rank on the
+  /// device.
   virtual void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) = 0;
   /// Waits until all work of this rank on the device is done.
   virtual void synchronize(Device device) = 0;
 };
 
-/// The backend of a device type that holds data; throws DeviceError when this build or machine has none.
+/// The back end of a type of device. DeviceError for `meta`, and when this build or machine has none.
 SHERD_API Backend& backend(DeviceType type);
 
-/// Adds a back end of the application's own and gives the device type that its devices have: `Device{type,
-/// 0}`. Its kernels are added with `add_kernel`; an op without one runs its reference. `instance` must
-/// outlive every tensor on it. Throws ValueError when the name is taken or no place is left.
+/// Adds a back end of the application's own and returns the type that its devices have: `Device{type, 0}`.
+/// Add its kernels with `add_kernel`; an op without one runs its reference. `instance` must outlive every
+/// tensor on it. ValueError when the name is taken, or five are registered.
 SHERD_API DeviceType register_backend(std::string name, Backend& instance);
-/// The name that an application's back end was registered under.
+/// The name under which an application's back end was registered; "?" for any other type.
 std::string_view backend_name(DeviceType type);
+/// The type that was registered under `name`, if any.
 std::optional<DeviceType> backend_type(std::string_view name);
 
 }  // namespace sherd

@@ -36,22 +36,23 @@ Context::Context() : threads_(usable_cores()) { install_listeners(*this); }
 Context::~Context() = default;
 
 Context& Context::create() {
-  check_processor();         // before the first kernel could meet an instruction that is not there
-  backend(DeviceType::cpu);  // which fills its part of the table of kernels
+  check_processor();         // before a kernel can run an instruction that this processor lacks
+  backend(DeviceType::cpu);  // adds the CPU's kernels to the table
   std::unique_ptr<Context> fresh(new Context);
   current_ = fresh.release();
-  // Not a thread_local holder: those die once, and what ends after this context may need another. After
-  // `main` nobody ends that one.
+  // Not a thread_local object: that is destroyed once, and what ends after this context may make another one.
+  // One made after `main` is never destroyed.
   abi::__cxa_thread_atexit(&end, current_, &__dso_handle);
   return *current_;
 }
 
 void Context::end(void* context) noexcept {
   const std::unique_ptr<Context> ending(static_cast<Context*>(context));
-  ending->listeners_.clear();  // some live in slots
-  // What one slot holds may need another while it goes (a tensor its stream), which is then made anew.
+  ending->listeners_.clear();  // some are objects in slots, destroyed below
+  // The destructor of what a slot holds may ask for another slot, which then is made anew: repeat until none
+  // is left.
   while (!ending->slots_.empty()) std::exchange(ending->slots_, {});
-  current_ = nullptr;  // late frees find no pool instead of a dead one
+  current_ = nullptr;  // frees that come later must not find the destroyed pool
 }
 
 void Context::set_threads(int threads) {
@@ -66,12 +67,12 @@ void Context::remove_listener(Listener& listener) {
 
 namespace {
 
-/// What the streams of all threads derive from: the main thread's seed. Without a lock, which a child of
-/// `fork` could find held for ever. A thread that begins to draw while the main thread seeds has no place
-/// before or after it anyway.
+/// The seed from which the streams of all other threads derive. Without a lock, which a child of `fork` could
+/// find held for ever. Threads that first draw while the main thread seeds get a stream of the old or of the
+/// new seed.
 constinit struct {
   std::atomic<std::uint64_t> seed = Generator::default_seed;
-  std::atomic<std::uint64_t> threads = 0;  // that draw from a stream of it
+  std::atomic<std::uint64_t> threads = 0;  // how many threads drew a stream from it
 } root;
 
 bool on_main_thread() { return gettid() == getpid(); }

@@ -14,9 +14,9 @@
 
 namespace sherd {
 
-/// Random generator, modes, listeners, memory pool, and slots that upper floors fill. Each thread has its
-/// own; ranks are threads, so nothing here is shared and nothing is locked. It ends with its thread; objects
-/// that end later still (thread_local ones made earlier, globals after `main`) find a fresh one.
+/// What a rank has: random generator, modes, listeners, memory pool, and slots for the folders above
+/// runtime/. Each thread has its own, ranks are threads, so nothing here is shared or locked. Ends with its
+/// thread; what ends later still (thread_local objects made earlier, globals after `main`) gets a new one.
 class SHERD_API Context {
  public:
   /// The calling thread's context, made on first use.
@@ -24,9 +24,10 @@ class SHERD_API Context {
   /// The same, or null where there is none.
   static Context* current_or_null() { return current_; }
 
-  /// The main thread draws from the stream of the last seed that it gave to `manual_seed`, any other thread
-  /// from a stream derived from that seed and the order in which such threads first draw. Threads that draw
-  /// at the same time have no order: seed each yourself. Ranks of `run_ranks` take over their parent's state.
+  /// The random generator. The main thread draws from the stream of the last seed that it gave to
+  /// `manual_seed`, any other thread from a stream derived from that seed and from its place in the order in
+  /// which such threads first draw. That order is undefined for threads that start at the same time: seed
+  /// each. Ranks of `run_ranks` start with the state of the thread that called it.
   Generator& generator() {
     if (!generator_) [[unlikely]]
       begin_stream();
@@ -38,25 +39,27 @@ class SHERD_API Context {
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
 
-  /// Threads an op of this rank may use, at least 1; the machine's cores by default.
+  /// Threads an op of this rank may use, at least 1 (ValueError). By default the cores that this process may
+  /// run on.
   int threads() const { return threads_; }
   void set_threads(int threads);
 
   const std::vector<Listener*>& listeners() const { return listeners_; }
-  /// Listeners are told in the order they were added, as often as they were added; each must be removed as
-  /// often before it dies (see `Listening`).
+  /// Listeners are called in the order they were added, as often as they were added; each must be removed as
+  /// often before it is destroyed (`Listening` does both).
   void add_listener(Listener& listener) { listeners_.push_back(&listener); }
   void remove_listener(Listener& listener);
-  /// Whether an op's kernel is running: ops that it applies are its own business, and no listener hears them.
+  /// Whether an op's kernel is running: no listener is told of the ops that it applies inside.
   bool inside_op() const { return inside_op_; }
   void set_inside_op(bool inside) { inside_op_ = inside; }
 
-  /// Whether ops under way only bring memory of a storage's owner here or away: no part of the program that
-  /// asked for it, which a second run would do again by asking.
+  /// Whether a StorageOwner is at work: the ops under way bring memory or release it (a gather). `recompute`
+  /// leaves them out of its record, because running the region again makes the owner do the same again.
   bool housekeeping() const { return housekeeping_; }
   void set_housekeeping(bool housekeeping) { housekeeping_ = housekeeping; }
 
-  /// The slot of type `T` that an upper floor keeps here, made on first use.
+  /// The object of type `T` that code above runtime/ keeps in this context; made on first use, destroyed with
+  /// it.
   template <class T>
   T& slot() {
     std::shared_ptr<void>& slot = slots_[typeid(T)];
@@ -75,10 +78,10 @@ class SHERD_API Context {
   static void end(void* context) noexcept;
   void begin_stream();
 
-  // Read several times an op: a fixed offset from the thread pointer instead of a call.
+  // Read several times an op: with this model at a fixed offset from the thread pointer, without a call.
   [[gnu::tls_model("initial-exec")]] static constinit thread_local Context* current_;
-  CpuPool cpu_pool_;  // first: outlives what the slots hold
-  std::optional<Generator> generator_;  // once it is seeded or needed
+  CpuPool cpu_pool_;                    // first, so destroyed last: what slots hold is freed into it
+  std::optional<Generator> generator_;  // empty until it is seeded or first used
   bool grad_enabled_ = true;
   bool inside_op_ = false;
   bool housekeeping_ = false;
@@ -87,7 +90,7 @@ class SHERD_API Context {
   std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
 };
 
-/// A scope in which `listener` hears the calling thread's ops.
+/// A scope in which `listener` is told of the calling thread's ops. Must end on that thread.
 class SHERD_API Listening {
  public:
   explicit Listening(Listener& listener) : listener_(listener) { Context::current().add_listener(listener); }
@@ -113,7 +116,7 @@ class SHERD_API GradMode {
   bool before_;
 };
 
-/// A scope of a storage's owner at work: nothing is recorded, and it is no part of the program.
+/// A scope in which a StorageOwner works: `housekeeping()` is true and gradients are not recorded.
 class SHERD_API Housekeeping {
  public:
   Housekeeping() : before_(Context::current().housekeeping()) { Context::current().set_housekeeping(true); }
@@ -131,8 +134,8 @@ struct NoGrad : GradMode {
   NoGrad() : GradMode(false) {}
 };
 
-/// Seeds the calling thread's generator, for every device. On the main thread it also gives the seed that
-/// streams of threads which have not drawn yet are derived from.
+/// Seeds the calling thread's generator, for every device. On the main thread it also sets the seed that
+/// other threads derive their streams from when they draw for the first time.
 SHERD_API void manual_seed(std::uint64_t seed);
 
 }  // namespace sherd

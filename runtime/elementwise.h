@@ -1,5 +1,5 @@
-// Elementwise ops behind the door: broadcasting, dtypes, gradients and in-place forms are written here once,
-// for all of them.
+// What turns an elementwise functor (runtime/functor.h) into an op that `apply` takes: broadcasting, dtypes,
+// gradients and in-place forms, written once for all of them.
 #pragma once
 
 #include "runtime/apply.h"
@@ -10,10 +10,11 @@
 namespace sherd {
 namespace detail {
 
-/// Checks dtypes (all equal and in `dtypes`) and broadcasts shapes. `first_condition`: input 0 is bool and is
-/// not compared.
+/// Checks dtypes (all equal and in `dtypes`: DTypeError) and broadcasts shapes (ShapeError).
+/// `first_condition`: input 0 is bool and is left out of the comparison.
 SHERD_API Spec infer_elementwise(std::string_view op, DTypeSet dtypes, Inputs in, bool first_condition);
-/// The written input must have the result's shape and dtype.
+/// ShapeError unless the written input, number 0, has the result's shape. (`infer_elementwise` has compared
+/// the dtypes.)
 SHERD_API void check_in_place(std::string_view op, const Spec& result, Inputs in);
 /// Sums `g` over the axes that broadcasting added, back to `shape`.
 SHERD_API Tensor sum_to(const Tensor& g, const Shape& shape);
@@ -28,8 +29,8 @@ concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const Gra
   op.grad(g);
 };
 
-/// The gradient of input I as an expression of gy and of what its rule reads, in the order of an
-/// `ElementwiseGrad`'s inputs.
+/// The gradient of input I as an expression. `in` holds what an `ElementwiseGrad` takes, in its order: gy,
+/// then the inputs that the rule reads, then the output if it reads that.
 template <int I, class O>
 Expr gradient_expression(const O& op, Inputs in) {
   constexpr Reads kept = reads_of<O, I>();
@@ -85,7 +86,8 @@ Reads elementwise_reads(Mask needs) {
   return all;
 }
 
-/// The forms of an elementwise op that have one in other ops: its gradient, and the op with a number bound.
+/// `there` says whether an op has a form in other ops, `of` builds that. Two kinds have one: the gradient of
+/// an elementwise op, and the op with a number in place of a tensor.
 template <class O>
 struct InOtherOps {
   static constexpr bool there = false;
@@ -167,7 +169,7 @@ class OpModel<InPlace<O>> final : public OpModelBase<InPlace<O>> {
     detail::check_overlap(*this, in);
     out.push_back(in[0]);
   }
-  // A kernel of the plain form writes wherever its output lies.
+  // The kernel of the form that is not in place serves: here its output is input 0.
   const KernelRow& kernels() const override { return kernel_row<O>(); }
   const void* value() const override { return &this->op_.op; }
   bool run_reference(Inputs in, Outputs out) const override {

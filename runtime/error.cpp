@@ -14,8 +14,8 @@ CollectiveError::CollectiveError(const std::string& message, std::vector<int> ra
                                  std::source_location where)
     : Error(message, where), ranks_(std::move(ranks)), sequence_(sequence) {}
 
-// Destructors live here, so that each type has one vtable and one type_info and can be caught across the
-// library border.
+// Destructors are defined here so that each type has one vtable and one type_info, and can be caught outside
+// the shared library.
 Error::~Error() = default;
 ValueError::~ValueError() = default;
 ShapeError::~ShapeError() = default;

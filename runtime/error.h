@@ -1,5 +1,5 @@
-// The error family. Every message opens with the op or call it comes from, names the rule, both values and
-// the way out.
+// The exceptions of the library. A message is one line: the op or call, the rule, both values, and what to
+// do.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,8 +15,8 @@
 
 namespace sherd {
 
-/// Base of everything the library throws. `what()` is one line for a person; `where()` is the place that
-/// checked.
+/// Base of everything the library throws. `what()` is one line (beyond 2000 bytes shortened in the middle);
+/// `where()` is the line of source that threw.
 class SHERD_API Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, std::source_location where = std::source_location::current());
@@ -52,7 +52,8 @@ struct SHERD_API StateError : Error {
   using Error::Error;
   ~StateError() override;
 };
-/// A collective that cannot complete: a peer posted something else, left, threw or died.
+/// A call among ranks that cannot complete: a peer posted another call, left, threw or died. Every rank of
+/// the group throws it.
 class SHERD_API CollectiveError : public Error {
  public:
   explicit CollectiveError(const std::string& message,
@@ -78,7 +79,8 @@ struct SHERD_API NotImplementedError : Error {
   using Error::Error;
   ~NotImplementedError() override;
 };
-/// A broken promise inside the library.
+/// A bug: of the library, or of an op's rule in an application (a gradient rule with a wrong number of
+/// entries).
 struct SHERD_API InternalError : Error {
   using Error::Error;
   ~InternalError() override;
@@ -89,7 +91,7 @@ struct SHERD_API FileError : Error {
   ~FileError() override;
 };
 
-/// A format string that remembers where it was written.
+/// A format string and the place where it was written, which becomes `Error::where()`.
 template <class... Args>
 struct Message {
   fmt::format_string<Args...> text;

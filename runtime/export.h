@@ -1,4 +1,4 @@
-// The one attribute that decides what a shared libsherd shows. Everything else is hidden.
+// The attribute of what a shared libsherd exports; everything else is hidden.
 #pragma once
 
 // A macro because the attribute has to stand in places where [[...]] may not (friends, static members).

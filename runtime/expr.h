@@ -1,5 +1,5 @@
-// A number or a tensor, with the arithmetic that functors use: instantiated with `Expr`, a gradient functor
-// builds ops, which the tape records. This is how second derivatives come from the same source as first ones.
+// A number or a tensor, with the arithmetic that functors use. A gradient functor called with `Expr` instead
+// of numbers applies ops, which the tape records; so first and second derivatives come from one source.
 #pragma once
 
 #include <type_traits>
@@ -9,6 +9,8 @@
 
 namespace sherd {
 
+/// A number, or a tensor (any dtype and device that the ops take). Operators on two numbers compute in double
+/// at once; on tensors they call the op, which broadcasts and throws what it throws.
 class SHERD_API Expr {
  public:
   Expr() : Expr(0.0) {}
@@ -17,15 +19,15 @@ class SHERD_API Expr {
   explicit Expr(T value) : value_(value) {}
   explicit Expr(Number value) : value_(value) {}
   explicit Expr(Tensor tensor) : tensor_(std::move(tensor)), dtype_(tensor_.dtype()) {}
-  /// The answer of a comparison of values of `compared`.
+  /// The result of a comparison: a bool tensor, and the dtype of the values that were compared.
   Expr(Tensor condition, DType compared) : tensor_(std::move(condition)), dtype_(compared) {}
 
   bool is_number() const { return !tensor_.defined(); }
   Number number() const { return value_; }
   const Tensor& tensor() const { return tensor_; }
-  /// Of a tensor: the dtype that its numbers are, also where it is the bool answer of a comparison of them.
+  /// For a tensor: its dtype; for the result of a comparison the dtype of the compared values.
   DType dtype() const { return dtype_; }
-  /// The tensor, or the number as a 0-d tensor like `like`.
+  /// The tensor; or the number, expanded to the shape, dtype and device of `like`.
   Tensor materialize(const Spec& like) const;
 
   friend SHERD_API Expr operator+(const Expr& a, const Expr& b);

@@ -1,4 +1,4 @@
-// Names that op headers need without what stands behind them. Safe to include in device code.
+// Declarations that op headers need, without the definitions. Safe to include in device code.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ template <class T, std::size_t N>
 class InlineVec;
 using Tensors = InlineVec<Tensor, 2>;
 
-/// What an op declares of its inputs (or outputs): bit i stands for number i, the last for all from 63 on.
+/// A set of an op's inputs (or outputs): bit i stands for number i, bit 63 for number 63 and all after it.
 using Mask = std::uint64_t;
 inline constexpr Mask all_of_them = ~Mask{0};
 constexpr Mask bit(std::size_t i) { return Mask{1} << (i < 63 ? i : 63); }
 constexpr bool has(Mask m, std::size_t i) { return (m & bit(i)) != 0; }
 
-/// What a gradient needs kept: values of inputs and of outputs.
+/// The inputs and outputs whose values a gradient rule reads; the tape keeps these until the backward.
 struct Reads {
   Mask inputs = 0, outputs = 0;
   constexpr Reads operator|(Reads o) const { return {inputs | o.inputs, outputs | o.outputs}; }

@@ -1,4 +1,5 @@
-// The random state of a rank: a key and a position. Random ops take both by value, so they can be run again.
+// The random state of a rank: a seed and a position in its stream. Random ops hold both as fields, so an op
+// that runs again draws the same numbers.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ struct RandomKey {
   friend bool operator==(const RandomKey&, const RandomKey&) = default;
 };
 
-/// The seed of one of the many streams that `seed` names; stream 0 is its own. Streams of different seeds are
-/// unrelated, unlike those of `seed + stream`, where stream 1 of a seed is stream 0 of the next.
+/// The seed of stream number `stream` among those that belong to `seed`; stream 0 has `seed` itself. A hash
+/// (Philox), so that streams of different seeds are unrelated: with `seed + stream`, stream 1 of one seed
+/// would be stream 0 of the next.
 SHERD_API std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream);
 
 /// Hands out disjoint pieces of one stream.
@@ -29,7 +31,8 @@ class Generator {
   void seed(std::uint64_t seed) { state_ = {seed, 0}; }
   RandomKey state() const { return state_; }
   void set_state(RandomKey state) { state_ = state; }
-  /// A key for `elements` words; the generator moves past them.
+  /// The key of the next `elements` 32-bit words, rounded up to whole counter steps; the generator moves past
+  /// them.
   RandomKey reserve(std::int64_t elements) {
     const RandomKey key = state_;
     state_.offset += (static_cast<std::uint64_t>(elements) + 3) / 4;

@@ -22,8 +22,7 @@ struct SHERD_API Half {
   }
 
  private:
-  // Branch-free where it matters, so that loops over halves vectorise (method: rescale by powers of two, F.
-  // Giesen).
+  // Without branches, so that loops over halves vectorise (method: rescale by powers of two, F. Giesen).
   static constexpr float to_float(std::uint16_t h) {
     const std::uint32_t shifted = static_cast<std::uint32_t>(h & 0x7fffu) << 13;
     const float normal = std::bit_cast<float>(shifted) * std::bit_cast<float>(0x77800000u);  // times 2^112
@@ -44,7 +43,8 @@ struct SHERD_API Half {
   }
 };
 
-/// bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays NaN.
+/// bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays NaN, overflow
+/// goes to infinity.
 struct SHERD_API BFloat16 {
   std::uint16_t bits = 0;
 

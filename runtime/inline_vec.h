@@ -12,6 +12,8 @@
 
 namespace sherd {
 
+/// A vector that holds up to N elements in place and more on the heap. Indices are not checked. A move takes
+/// the heap block, or moves the elements, and leaves the source empty.
 template <class T, std::size_t N>
 class InlineVec {
  public:

@@ -1,5 +1,5 @@
 // Which code computes an op on a device: one table, with a row for each type of op and a place in it for each
-// type of device. Back ends fill it, the library's own and an application's; the door reads it.
+// type of device. Back ends fill it with `add_kernel`, the library's and an application's; `apply` reads it.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ class Tensor;
 using Inputs = std::span<const Tensor>;
 using Outputs = std::span<Tensor>;
 
-/// Computes the outputs of the op at `op`, whose type is the row's. Inputs and outputs are on one device of
-/// the place's type unless the op crosses devices; outputs are allocated, and for an op that writes are the
-/// written inputs.
+/// Computes the outputs of an op. `op` points to a value of the type that the row is for. All tensors are on
+/// one device of the type that the kernel was added for (unless the op crosses devices); outputs are
+/// allocated, and for an op that writes inputs they are those inputs. `apply` has checked shapes and dtypes.
 using Kernel = void (*)(const void* op, Inputs in, Outputs out);
 
-/// The kernels of one type of op. Reading takes no lock; a place may be filled at any time.
+/// The kernels of one type of op, by type of device. Reading takes no lock; `set` may be called at any time.
 class KernelRow {
  public:
   /// The kernel on devices of this type, or null.
@@ -35,7 +35,7 @@ class KernelRow {
   std::array<std::atomic<Kernel>, device_type_limit> places_{};
 };
 
-/// The row of a type of op, made at the first request; it stays where it is as long as the process lives.
+/// The row of a type of op, made at the first request. The reference stays valid until the process ends.
 SHERD_API KernelRow& kernel_row(std::type_index op);
 
 template <class O>

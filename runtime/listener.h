@@ -1,4 +1,4 @@
-// Whoever wants to see every op of a rank: the tape, the tracer, the profiler, a memory tracker.
+// The interface of what sees every op of a rank: the tape, tracers, profilers, memory trackers.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,19 @@ namespace sherd {
 
 class AnyOp;
 
-/// Told by `apply` on the rank's own thread; what a kernel does inside is not heard. A listener that outlives
-/// the call keeps storage ids, never handles.
+/// Called by `apply` on the rank's own thread, for the ops that a program applies and not for those that a
+/// kernel uses inside. To remember a storage beyond the call, keep its id: a handle would keep its memory
+/// alive and count as another user.
 class SHERD_API Listener {
  public:
   virtual ~Listener();
-  /// Before an op that writes one of its inputs; may throw to refuse.
+  /// Before an op that writes one of its inputs; may throw to refuse, and nothing is written then.
   virtual void before_write(const AnyOp& op, Inputs in);
   /// After the op ran.
   virtual void after(const AnyOp& op, Inputs in, Outputs out) = 0;
   /// Before the host reads values (`item`, `to_vector`, `data`, printing); may throw to refuse.
   virtual void host_read(const Tensor& tensor);
-  /// A storage whose id somebody asked for died on this thread.
+  /// A storage whose `id()` was ever asked for was destroyed on this thread.
   virtual void storage_gone(std::uint64_t id) noexcept;
 };
 

@@ -23,7 +23,7 @@ void write_log_line(LogLevel level, std::string_view line) noexcept {
   try {
     if (const auto logger = spdlog::get("sherd"))
       logger->log(spdlog_level(level), spdlog::string_view_t(line.data(), line.size()));
-  } catch (...) {  // the application's sink failed: its own affair
+  } catch (...) {  // the application's sink threw; logging never does
   }
 }
 

@@ -1,4 +1,5 @@
-// What the library tells whoever operates it: what it worked around, never what an exception says already.
+// Lines for whoever operates the program: what the library worked around. Whatever an exception says is not
+// logged.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,6 +17,7 @@ enum class LogLevel : std::uint8_t { debug, info, warning };
 /// none. Never throws.
 SHERD_API void write_log_line(LogLevel level, std::string_view line) noexcept;
 
+/// Formats a line and writes it; dropped when there is no memory for it.
 template <class... Args>
 void write_log(LogLevel level, fmt::format_string<Args...> text, Args&&... args) noexcept {
   try {

@@ -1,6 +1,6 @@
-// Elementary functions as plain branch-free code. A loop over them vectorises, nvcc compiles them for the
-// device, and an element's result is the same in a vector body, in a scalar tail and on every processor with
-// fused multiply-add.
+// Elementary functions as plain code without branches. A loop over them vectorises, nvcc compiles them for
+// the device, and an element's result is the same in a vector body, in a scalar tail and on every processor
+// with fused multiply-add. Exceptions: sin, cos and pow call the C library.
 #pragma once
 
 #include <bit>
@@ -109,7 +109,8 @@ constexpr double log_erfc(double t) {
 
 }  // namespace detail
 
-// All functions take float or double; infinities, NaN and subnormals give what IEEE 754 says.
+// All functions take float or double unless they say otherwise; infinities, NaN and subnormals give what IEEE
+// 754 says.
 
 /// e^x, within 1 ulp.
 template <class T>

@@ -33,7 +33,7 @@ class Number {
 
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_floating() const { return kind_ == Kind::floating; }
-  /// The value as a `T`; whoever converts to a narrower type has seen to it that it fits (`check_fits`).
+  /// The value as a `T`. For a `T` that cannot hold it the result is undefined: ask `fits` first.
   template <class T>
   constexpr T as() const {
     return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
@@ -53,8 +53,8 @@ class Number {
   Kind kind_;
 };
 
-/// Whether `value` has a place in `dtype`: floats take every number; integers take whole numbers in their
-/// range; bool takes false, true, 0 and 1.
+/// Whether `dtype` can hold `value`: floats take every number (rounded), integers whole numbers in their
+/// range, bool takes false, true, 0 and 1.
 constexpr bool fits(Number value, DType dtype) {
   if (is_floating(dtype)) return true;
   if (value.is_floating()) {

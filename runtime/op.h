@@ -1,7 +1,7 @@
 // What an op is. A value type in one file says what it computes, for which dtypes, and what its gradient is,
-// and names no device: how it is computed there is a kernel's affair (runtime/kernel.h). The concepts here
-// turn a missing rule into a compile error, and `OpModel` erases the type so that one door serves every op,
-// users' too.
+// and names no device: how a device computes it is its kernel (runtime/kernel.h). The concepts here turn a
+// missing rule into a compile error, and `OpModel` erases the type, so that `apply` takes every op, an
+// application's too.
 #pragma once
 
 #include <concepts>
@@ -22,17 +22,18 @@ namespace sherd {
 using Specs = InlineVec<Spec, 2>;
 using SpecSpan = std::span<const Spec>;
 
-/// What a gradient rule is given. Tensors that were not kept are empty handles; shapes are always there.
+/// What a gradient rule is given. Values that `reads` does not name are empty handles; `specs` has the shapes
+/// of all inputs.
 struct GradArgs {
-  Inputs gy;                             ///< gradient of each output; empty where nothing flows
+  Inputs gy;                             ///< of each output; empty where the loss does not depend on it
   Inputs inputs, outputs;                ///< kept values, as `reads` declares
   SpecSpan specs;                        ///< of every input
-  std::span<const std::uint64_t> needs;  ///< inputs whose gradient is wanted, 64 a word
-  bool create_graph;                     ///< the rule's own ops are being recorded
+  std::span<const std::uint64_t> needs;  ///< bit i % 64 of word i / 64: the gradient of input i is wanted
+  bool create_graph;                     ///< the rule's own ops are recorded, for a second derivative
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
-/// How many inputs an op takes. A place that may be left empty counts.
+/// How many inputs an op takes; an optional one counts, given or not.
 struct Arity {
   std::size_t least, most;
   constexpr Arity(int exactly) : least(static_cast<std::size_t>(exactly)), most(least) {}
@@ -42,8 +43,8 @@ struct Arity {
   constexpr Arity(std::size_t least, std::size_t most) : least(least), most(most) {}
 };
 
-/// A name for messages and traces, and values that say everything about the op. Further members that all ops
-/// may have:
+/// A value type that is an op: `name` for messages and traces, and fields that say everything about it.
+/// Further members that an op may have:
 ///  - `arity`: how many inputs it takes (1 if it does not say); `optional`: bits of inputs that may be empty
 ///  handles;
 ///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in.
@@ -69,37 +70,38 @@ concept HasGrad = requires(const O op, const GradArgs& g) {
   };
 };
 
-/// The same op written in other ops, every output: fallback on devices without a kernel, gradient, oracle,
-/// decomposition. An op that writes inputs gives their new values.
+/// The op written in other ops, all its outputs. It serves as kernel on devices without one, as gradient
+/// where there is no `grad`, as oracle in tests. For an op that writes inputs: their new values.
 template <class O>
 concept HasReference = requires(const O op, Inputs in) {
   { op.reference(in) } -> std::same_as<Tensors>;
 };
 
-/// An op that acts by itself, the same on every device, `meta` included: because it is made of ops that write
-/// straight into the outputs, or because its work is not the device's (a call among ranks).
+/// An op whose `run` fills the outputs on every device, `meta` included: because it is made of ops that write
+/// straight into the outputs, or because its work is not a device's (a call among ranks).
 template <class O>
 concept RunsItself = requires(const O op, Inputs in, Outputs out) {
   op.run(in, out);
 };
 
-/// An op whose output is a view of input 0. `view` computes the layout.
+/// An op whose output is a view of input 0; `view` computes its layout.
 template <class O>
 concept ViewOp = OpValue<O> && requires(const O op, const Tensor& x) {
   { op.view(x) } -> std::same_as<Layout>;
 } && HasGrad<O>;
 
-/// An op whose `infer` checks the inputs and names the outputs. An input that was not given is
-/// `Spec::none()`. It may say `dense`: bits of inputs (or `bool dense(i)`) that a kernel gets without holes,
-/// by a copy where they have some.
+/// An op whose `infer` checks the inputs (throws) and returns the specs of the outputs. An input that was not
+/// given is `Spec::none()`. The op may have `dense`, a mask of inputs (or `bool dense(i)`): a kernel gets
+/// those in row-major order without holes, copied if need be.
 template <class O>
 concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs) {
   { op.infer(specs) } -> std::same_as<Specs>;
 } &&(HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
 
-/// A structural op that writes some inputs (`mutates` names them, or `writes(i)` says so) and returns those,
-/// in order; `infer` only checks and returns nothing. What is written may share memory with another input
-/// only if the op says `orders_overlap = true`: it reads before it writes.
+/// A structural op that writes inputs (`mutates` names them, or `writes(i)` says so) and returns those, in
+/// order; its `infer` only checks and returns nothing. A written input may share memory with another one only
+/// if the op says `orders_overlap = true`, which promises that it reads before it writes; else that is a
+/// StateError.
 template <class O>
 concept MutatingOp = StructuralOp<O> &&(
     requires {
@@ -109,28 +111,32 @@ concept MutatingOp = StructuralOp<O> &&(
       { op.writes(i) } -> std::same_as<bool>;
     });
 
-/// An op value with its type erased. Lives on the caller's stack during a call; `keep` makes a copy that may
-/// stay.
+/// An op value with its type erased. Lives on the caller's stack during a call; code that needs it longer
+/// calls `keep`.
 class SHERD_API AnyOp : public RefCounted {
  public:
   ~AnyOp() override;
   virtual std::string_view name() const = 0;
   /// The name and the fields, as the trace prints them.
   virtual std::string text() const = 0;
+  /// A copy on the heap.
   virtual Ref<const AnyOp> keep() const = 0;
+  /// Whether `other` has the same type and equal fields.
   virtual bool equals(const AnyOp& other) const = 0;
 
   /// Whether the op writes any of its inputs.
   virtual bool mutating() const { return false; }
-  /// Whether it writes this input (and returns it as an output; written inputs are the outputs, in order).
+  /// Whether it writes input `i`. The written inputs, in order, are its outputs.
   virtual bool writes(std::size_t) const { return false; }
   virtual bool is_view() const { return false; }
+  /// Whether inputs may be on several devices; otherwise `apply` throws DeviceError.
   virtual bool crosses_devices() const { return false; }
-  /// Checks the inputs and makes the outputs: views, the written inputs, or uninitialised memory.
+  /// Checks the inputs (throws) and appends the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;
 
-  /// The kernels for ops of this type, and the op as they take it.
+  /// The row of kernels for this type of op.
   virtual const KernelRow& kernels() const = 0;
+  /// The op value, to pass to a kernel of that row.
   virtual const void* value() const = 0;
   /// Whether a kernel gets this input dense.
   virtual bool dense(std::size_t) const { return false; }
@@ -139,8 +145,11 @@ class SHERD_API AnyOp : public RefCounted {
   /// Computes the outputs by the op's reference; false where it has none.
   virtual bool run_reference(Inputs, Outputs) const { return false; }
 
+  /// Whether the op has a gradient; `reads` and `grad` are called only then.
   virtual bool differentiable() const = 0;
+  /// What `grad` will read when the gradients of the inputs in `needs` are wanted.
   virtual Reads reads(Mask needs) const = 0;
+  /// One gradient an input, empty where it is not needed.
   virtual Tensors grad(const GradArgs& args) const = 0;
 };
 
@@ -161,16 +170,16 @@ std::string op_text(std::string_view name, const O& op) {
   return text;
 }
 
-/// Refuses a wrong number of inputs, and an empty handle where the op needs a tensor.
+/// ValueError for a wrong number of inputs, and for an empty handle that is not in `optional`.
 SHERD_API void check_inputs(std::string_view op, Arity arity, Mask optional, Inputs in);
-/// Refuses a number that has no place in `dtype`.
+/// DTypeError for a number that `dtype` cannot hold (see `fits`).
 SHERD_API void check_fits(std::string_view op, std::string_view field, Number value, DType dtype);
-/// Refuses an input that shares memory with what the op writes, or written memory in which elements lie on
-/// each other.
+/// StateError when an input shares memory with one that the op writes, or when elements of a written one
+/// share memory with each other.
 SHERD_API void check_overlap(const AnyOp& op, Inputs in);
-/// Copies the reference's results into the outputs that were allocated.
+/// Copies a reference's results into the op's outputs; InternalError when their number or dtypes differ.
 SHERD_API void adopt_reference(std::string_view op, Tensors results, Outputs out);
-/// A view of `base`'s storage with its history; refuses a layout that leaves the storage.
+/// Appends a view of `base`'s storage, marked as a view for the tape; errors as `check_within`.
 SHERD_API void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out);
 
 template <class O>
@@ -188,7 +197,7 @@ constexpr Mask optional_inputs() {
     return 0;
 }
 
-/// Checks every field that is a `Number`.
+/// DTypeError unless `dtype` holds every field that is a `Number`.
 template <class O>
 void check_numbers(std::string_view name, const O& op, DType dtype) {
   if constexpr (requires { op.fields([](std::string_view, const auto&) {}); })
@@ -199,7 +208,7 @@ void check_numbers(std::string_view name, const O& op, DType dtype) {
 
 }  // namespace detail
 
-/// Everything about an op that does not depend on which kind it is.
+/// What is the same for every kind of op.
 template <OpValue O>
 class OpModelBase : public AnyOp {
  public:

@@ -18,26 +18,26 @@
 namespace sherd::detail {
 namespace {
 
-/// Set on a thread that runs tiles: a nested call runs inline.
+/// Set on a thread that runs tiles: `run_tiles` from within one runs all its tiles on that thread.
 thread_local bool inside_tiles = false;
 
-/// How often the process was forked on the way to this one: a child has none of its parent's helpers.
+/// How many forks lie between this process and the first: a child has none of its parent's helper threads.
 std::atomic<int>& forks() {
   static constinit std::atomic<int> count{0};
   [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, [] { ++count; });
   return count;
 }
 
-/// Where tile `tile` lies, safe for any `n`.
+/// The range of a tile, computed without overflow.
 struct Piece {
   std::int64_t begin, end;
   Piece(std::int64_t n, std::int64_t grain, std::int64_t tile)
       : begin(tile * grain), end(begin + std::min(grain, n - begin)) {}
 };
 
-/// The helpers of one calling thread, started when first needed and joined when that thread's context ends.
-/// Tiles are claimed one by one, and the caller claims too: a helper that the system does not run delays
-/// nothing but the tile it holds. Waiting spins briefly, because the next call of a training step is
+/// The helper threads of one calling thread, started when first needed and joined when that thread's context
+/// ends. Tiles are claimed one by one, by the caller too, so a helper that the system does not schedule
+/// delays only the tile it holds. Waiting spins briefly, because the next call of a training step is
 /// microseconds away, and then sleeps, because cores may be shared.
 class Team {
  public:
@@ -54,8 +54,8 @@ class Team {
   void run(std::int64_t n, std::int64_t grain, std::int64_t count, TileBody call, const void* body,
            int threads) {
     start_helpers(threads - 1);
-    // A helper may still be looking at the round before. Its claim must fail before any of the next job can
-    // be seen: the closed claim comes first, and who sees the new count sees that too.
+    // A helper may still be reading the last round. Its claim must fail before it can see any field of the
+    // next job: so the closed claim is stored first, and whoever sees the new count sees that claim too.
     claim_.store((std::uint64_t{round_} << 32) | closed, std::memory_order_relaxed);
     count_.store(static_cast<std::uint32_t>(count), std::memory_order_release);
     n_.store(n, std::memory_order_relaxed);
@@ -85,11 +85,11 @@ class Team {
 
  private:
   static constexpr std::uint64_t ending = ~std::uint64_t{0};
-  static constexpr std::uint32_t closed = 0xffffffff;      // a tile that no job has
-  static constexpr std::uint32_t round_mask = 0x7fffffff;  // so that no round looks like the end
+  static constexpr std::uint32_t closed = 0xffffffff;      // as the next tile: no job has so many
+  static constexpr std::uint32_t round_mask = 0x7fffffff;  // so that no claim equals `ending`
   static constexpr int spin_limit = 2000;                  // some tens of microseconds
 
-  /// In a child of `fork`: their threads stayed in the parent, and nothing may be done with them here.
+  /// In a child of `fork` forgets the helpers, whose threads exist in the parent only.
   void abandon_helpers_of_parent() {
     if (forks_ == forks()) return;
     (void)helpers_.release();
@@ -103,7 +103,7 @@ class Team {
       const int rank = static_cast<int>(helpers_->size()) + 1;
       try {
         helpers_->emplace_back([this, rank] { help(rank); });
-      } catch (const std::system_error& error) {  // the caller does their share
+      } catch (const std::system_error& error) {  // without them the caller runs their tiles
         most_helpers_ = rank - 1;
         write_log(LogLevel::warning,
                   "parallel_for: helper thread {} could not be started ({}); going on with {}", rank,
@@ -156,7 +156,7 @@ class Team {
       if (!worth_a_look(seen, rank)) claim_.wait(seen);
     }
   }
-  /// Something may be left to claim, or it is over.
+  /// Whether a tile may be left to claim, or the team is ending.
   bool worth_a_look(std::uint64_t claim, int rank) const {
     return claim == ending || (static_cast<std::uint32_t>(claim) < count_.load(std::memory_order_relaxed) &&
                                rank < threads_.load(std::memory_order_relaxed));

@@ -1,4 +1,5 @@
-// One way to use several cores: fixed tiles. Which thread runs a tile never changes a bit of the result.
+// The one way the library uses several cores: work cut into fixed tiles. Which thread runs a tile never
+// changes a bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 namespace sherd {
 
-/// Threads this rank may use inside an op (at least 1). Set with `Context::set_threads`.
+/// Threads this rank may use inside an op, at least 1 (and 1 on a thread without a `Context`). Set with
+/// `Context::set_threads`.
 SHERD_API int intra_op_threads() noexcept;
 
 namespace detail {
@@ -17,9 +19,10 @@ SHERD_API void run_tiles(std::int64_t n, std::int64_t grain, TileBody call, cons
 }  // namespace detail
 
 /// Calls `body(begin, end)` for the tiles [0,grain), [grain,2*grain), ... of [0,n), some of them at the same
-/// time. The tiles depend on `n` and `grain` only, so a result that depends on its tile alone has the same
-/// bits for any number of threads. What `body` throws reaches the caller when no tile runs any more: the
-/// exception that was first, and tiles that had not begun then never do. A nested call runs on its own thread.
+/// time; returns when all are done. The tiles depend on `n` and `grain` only, so a result that depends on its
+/// tile alone has the same bits for any number of threads. When `body` throws, tiles that have not begun are
+/// skipped, and the first exception is thrown to the caller once no tile runs any more. A call from within
+/// `body` runs all its tiles on the thread that makes it.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, const F& body) {
   if (n <= 0) return;

@@ -1,9 +1,9 @@
-// What a thread does between two looks while it spins.
+// What a thread that spins does between two looks at what it waits for.
 #pragma once
 
 namespace sherd {
 
-/// Lets the other thread of the core run, for some tens of cycles.
+/// Pauses for some tens of cycles, in which the other hardware thread of the core runs faster.
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

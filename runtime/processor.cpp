@@ -1,6 +1,6 @@
-// Built without -march: nothing here, and nothing it calls, may use the instructions that it looks for. That
-// rules out templates (std::string's appending too), whose shared copies may come from files that are built
-// with -march.
+// Built without -march: nothing here, and nothing it calls, may use the instructions that it tests for. That
+// rules out templates (std::string's appending too), since the linker may keep the copy from a file that was
+// built with -march.
 #include "runtime/processor.h"
 
 #include <cstddef>

@@ -5,9 +5,9 @@
 
 namespace sherd {
 
-/// Throws `NotImplementedError`, naming the missing instructions, when the processor lacks something that the
-/// library was built for (the Meson option `cpu_arch`). The first `Context` calls it; a program that wants to
-/// hear of it earlier calls it first thing in `main`.
+/// Throws NotImplementedError, which names the missing instructions, when the processor lacks something that
+/// the library was built for (the Meson option `cpu_arch`). The first `Context` calls it; call it at the
+/// start of `main` to fail there.
 SHERD_API void check_processor();
 
 namespace detail {

@@ -24,7 +24,7 @@ T next(T x, float to) {
 
 std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream) {
   if (stream == 0) return seed;
-  constexpr std::uint64_t aside = 0x5eed5eed5eed5eed;  // counters that no fill reads
+  constexpr std::uint64_t aside = 0x5eed5eed5eed5eed;  // a Philox stream number that random ops never use
   const PhiloxWords words = philox(seed, stream, aside);
   return std::uint64_t{words[1]} << 32 | words[0];
 }

@@ -38,8 +38,9 @@ constexpr PhiloxWords philox(std::uint64_t seed, std::uint64_t counter, std::uin
 /// Uniform in [0, 1): the upper 24 bits of `word`, so every value is exact in float.
 constexpr float uniform_from(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// How to draw from [low, high): `base + u range` in f32, and no less than `first` and no more than `last`,
-/// the outermost numbers of the dtype in there. Rounding may leave the interval at both ends.
+/// Turns a uniform `u` in [0, 1) into a draw from [low, high) of a dtype: base + u range, computed in f32,
+/// then limited to [first, last], the smallest and largest numbers of the dtype in the interval, because
+/// rounding may leave it at both ends.
 struct UniformRange {
   float base, range, first, last;
   constexpr float operator()(float u) const {
@@ -47,11 +48,12 @@ struct UniformRange {
     return math::where(below < first, first, below);
   }
 };
-/// Where the dtype has no number in [low, high), every draw is `low`. Throws ValueError where low > high, or
-/// where f32 or the dtype cannot hold the ends and their distance.
+/// The range for `dtype`; where that has no number in [low, high), every draw is `low`. ValueError for low >
+/// high, and where f32 or the dtype cannot hold both ends and their distance.
 SHERD_API UniformRange uniform_range(DType dtype, double low, double high);
 
-/// Words below this are dropped: drops with probability `p` in [0, 1], p = 1 drops all but one word of 2^32.
+/// An element is dropped when its random word is below this: probability `p` in [0, 1], but p = 1 keeps one
+/// word of 2^32.
 constexpr std::uint32_t drop_threshold(double p) {
   const double scaled = p * 0x1p32;
   return scaled >= 4294967295.0 ? 4294967295u : static_cast<std::uint32_t>(scaled);
@@ -60,7 +62,7 @@ constexpr std::uint32_t drop_threshold(double p) {
 struct NormalPair {
   float first, second;
 };
-/// Two independent standard normals (Box-Muller) of two words.
+/// Two independent standard normals from two words (Box and Muller, 1958).
 template <class Word = std::uint32_t>
 constexpr NormalPair normal_from(Word a, Word b) {
   // 1 - u lies in (0, 1], so the logarithm is finite.
@@ -69,7 +71,8 @@ constexpr NormalPair normal_from(Word a, Word b) {
   return {radius * angle.cos, radius * angle.sin};
 }
 
-/// An integer in [0, n), n <= 2^32, from one word (multiply-shift; the bias is below n / 2^32).
+/// An integer in [0, n), n <= 2^32, from one word (multiply-shift, Lemire, 2019, without rejection; the
+/// relative bias is below n / 2^32).
 constexpr std::uint32_t below_from(std::uint32_t word, std::uint64_t n) {
   return static_cast<std::uint32_t>((std::uint64_t{word} * n) >> 32);
 }

@@ -1,4 +1,5 @@
-// Intrusive shared ownership: one word a handle, counts that other threads may touch.
+// Intrusive shared ownership: a handle is one pointer, the count lies in the object and may change on any
+// thread.
 #pragma once
 
 #include <atomic>
@@ -10,14 +11,14 @@
 
 namespace sherd {
 
-/// Base of everything held by `Ref`. Starts with no owner; dies with the last one.
+/// Base of everything held by `Ref`. Starts without an owner and is deleted when the last `Ref` goes.
 class RefCounted {
  public:
   RefCounted() = default;
   RefCounted(const RefCounted&) noexcept {}  // a copy of the value starts with no owners
   RefCounted& operator=(const RefCounted&) noexcept { return *this; }
   virtual ~RefCounted() = default;
-  // Handles, storages and nodes come and go with every op; the rank's pool hands them out faster than malloc.
+  // Tensors, storages and nodes are made with every op; the thread's CpuPool gives memory faster than malloc.
   SHERD_API static void* operator new(std::size_t bytes);
   SHERD_API static void operator delete(void* data, std::size_t bytes) noexcept;
 
@@ -28,8 +29,8 @@ class RefCounted {
   std::uint32_t use_count() const noexcept { return count_.load(std::memory_order_acquire); }
 
  protected:
-  /// Takes one owner away; whether it was the last, so that the object is the caller's to delete. A class
-  /// whose objects own long chains of their like hides `drop` and deletes them in a loop.
+  /// Counts one owner less; true when it was the last, and then the caller must delete the object. For
+  /// classes whose objects own long chains of each other: they hide `drop` and delete a chain in a loop.
   bool give_up() const noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
@@ -62,7 +63,7 @@ class Ref {
   T& operator*() const noexcept { return *object_; }
   T* operator->() const noexcept { return object_; }
   explicit operator bool() const noexcept { return object_ != nullptr; }
-  /// A handle that owns nothing; it must never be destroyed.
+  /// A handle that owns nothing. Its destructor must never run, since that would count an owner that is none.
   static Ref borrow(T* object) noexcept {
     Ref ref;
     ref.object_ = object;
@@ -74,6 +75,7 @@ class Ref {
   T* object_ = nullptr;
 };
 
+/// A new object and its first owner.
 template <class T, class... Args>
 Ref<T> make_ref(Args&&... args) {
   return Ref<T>(new T(std::forward<Args>(args)...));

@@ -12,9 +12,11 @@
 
 namespace sherd {
 
+/// The most dimensions a tensor can have.
 inline constexpr int max_rank = 8;
 
-/// A short list of integers: sizes (`Shape`), strides or axes. Units are elements.
+/// A list of at most eight integers: sizes (`Shape`), strides or axes, in elements. Indices are not checked;
+/// more entries are a ShapeError.
 class Shape {
  public:
   constexpr Shape() = default;
@@ -39,10 +41,11 @@ class Shape {
       fail<ShapeError>("shape: at most {} dimensions are supported", max_rank);
     items_[rank_++] = n;
   }
+  /// Puts `n` before entry `at`.
   void insert(int at, std::int64_t n);
   void erase(int at);
 
-  /// Product of the entries; 1 for none. More than can be counted is INT64_MAX, which no tensor has.
+  /// Product of the entries; 1 for none. INT64_MAX where the product is larger; no tensor has that many.
   std::int64_t numel() const {
     std::int64_t n = 1;
     for (std::int64_t d : *this)
@@ -50,7 +53,8 @@ class Shape {
         n = std::numeric_limits<std::int64_t>::max();
     return n;
   }
-  /// Of an input that was not given: no sizes, and messages say so.
+  /// The shape that stands for an input that was not given (an empty handle): prints as "(none)". It holds
+  /// one entry, -1, that means nothing.
   static Shape none() {
     Shape shape{-1};
     shape.none_ = true;
@@ -70,11 +74,11 @@ class Shape {
   bool none_ = false;
 };
 
-/// "(2, 3)", "(5)", "()"; "(none)" of an input that was not given.
+/// "(2, 3)", "(5)", "()"; "(none)" for `Shape::none()`.
 SHERD_API std::string to_string(const Shape& shape);
 
-/// `axis` counted from the end when negative; throws ShapeError named after `op` when it is outside [-rank,
-/// rank).
+/// `axis` as an index from 0: negative ones count from the end. ShapeError, which opens with `op`, outside
+/// [-rank, rank); a 0-d tensor takes -1 and 0.
 SHERD_API int normalize_axis(std::string_view op, std::int64_t axis, int rank);
 
 /// Row-major strides of a dense tensor of this shape.
@@ -83,14 +87,14 @@ inline Shape contiguous_strides(const Shape& shape) {
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     strides[i] = step;
-    // Overflows only where there are no elements, and then means nothing.
+    // Overflows only for a tensor without elements, whose strides are never used.
     (void)__builtin_mul_overflow(step, shape[i] > 0 ? shape[i] : 1, &step);
   }
   return strides;
 }
 
-/// The shape both broadcast to (sizes equal, or one of them 1, aligned at the end); throws ShapeError named
-/// after `op`.
+/// The shape that `a` and `b` broadcast to: aligned at the last axis, sizes are equal or one of them is 1.
+/// Throws ShapeError, or ValueError for `Shape::none()`; the messages open with `op`.
 SHERD_API Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
 
 }  // namespace sherd

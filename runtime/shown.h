@@ -1,4 +1,4 @@
-// Foreign text in messages.
+// Text from outside the library (files, command lines, users' names) in messages.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace sherd {
 
-/// Text from a file or a command line, fit for one line: control characters as '?', and what is longer than
-/// `limit` bytes cut before a whole character, with "..." for the rest.
+/// `text` fit for one line: control characters become '?', and text longer than `limit` bytes is cut before a
+/// whole UTF-8 character and ends in "...".
 SHERD_API std::string shown(std::string_view text, std::size_t limit = 100);
 
-/// A message as one line, with its middle as "..." where it is longer than 2000 bytes: both ends say
-/// something.
+/// `text` on one line: line breaks become spaces, other control characters '?'. Beyond 2000 bytes the middle
+/// becomes "...", since a message says what failed at its beginning and why at its end.
 SHERD_API std::string one_line(std::string_view text);
 
 }  // namespace sherd

@@ -20,7 +20,7 @@ void RefCounted::operator delete(void* data, std::size_t bytes) noexcept { CpuPo
 struct Storage::Foreign {
   Foreign(std::function<void()> on_free, Ref<Storage> memory)
       : on_free(std::move(on_free)), memory(std::move(memory)) {}
-  Foreign(const Foreign&) = delete;  // it frees once
+  Foreign(const Foreign&) = delete;  // `on_free` runs once
   Foreign& operator=(const Foreign&) = delete;
   std::function<void()> on_free;
   Ref<Storage> memory;

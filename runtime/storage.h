@@ -1,4 +1,5 @@
-// A block of memory that knows whether it is here, who can bring it back, and who is reading it.
+// A block of memory on a device. Its owner may release it and bring it back; tensors that view it stay valid
+// meanwhile.
 #pragma once
 
 #include <atomic>
@@ -15,33 +16,36 @@ namespace sherd {
 
 class Storage;
 
-/// Brings released storages back. A sharded group gathers; a recomputation region runs its ops again.
+/// Brings released storages back: a sharded group by an all_gather, a recomputation region by running its ops
+/// again. `apply` and backward passes call these functions on the thread of the op; `storage_gone` comes on
+/// the thread that drops the last handle.
 class SHERD_API StorageOwner {
  public:
   virtual ~StorageOwner();
   /// Makes `storage` resident (with `Storage::provide`) or throws.
   virtual void need(Storage& storage) = 0;
-  /// A backward is about to read `storage` in `reads` more nodes.
+  /// A backward begins that will read `storage` in `reads` nodes more than were announced before; until as
+  /// many `read_done` the memory should stay, or be brought again for each.
   virtual void expect_reads(Storage& storage, int reads);
   /// One of the expected reads is over.
   virtual void read_done(Storage& storage);
-  /// The backward that announced reads ended early; forget the rest.
+  /// The backward that announced reads threw: none of those still expected will come.
   virtual void forget_reads(Storage& storage) noexcept;
-  /// An op is about to write `storage`.
+  /// An op is about to write `storage`. May throw to refuse; nothing is written then.
   virtual void before_write(Storage& storage);
-  /// The last handle on `storage` is gone; the owner must forget its address.
+  /// `storage` is being destroyed; the owner must forget its address.
   virtual void storage_gone(Storage& storage) noexcept;
 };
 
-/// Bytes on a device, shared by every view of them. Released storage keeps its identity: it may come back at
-/// another address.
+/// Bytes on a device, shared by every tensor that views them. "Resident" means that the memory is there;
+/// released storage has none, keeps its identity (`id`, versions), and may come back at another address.
 class SHERD_API Storage final : public RefCounted {
  public:
-  /// Uninitialised memory; on `meta`, bytes that are only counted.
+  /// Uninitialised memory (OutOfMemoryError, DeviceError); on `meta` no memory, the bytes are only counted.
   static Ref<Storage> allocate(Device device, std::size_t bytes);
-  /// Memory of the caller's; `on_free` runs when the last handle goes.
+  /// The caller's memory. `on_free` runs once, when the last handle goes or the storage is released.
   static Ref<Storage> wrap(Device device, void* data, std::size_t bytes, std::function<void()> on_free = {});
-  /// An identity whose memory `owner` brings when it is needed.
+  /// A storage without memory, which `owner` brings when an op needs it.
   static Ref<Storage> released(Device device, std::size_t bytes, std::shared_ptr<StorageOwner> owner);
   ~Storage() override;
 
@@ -50,7 +54,7 @@ class SHERD_API Storage final : public RefCounted {
   bool resident() const {
     return data_.load(std::memory_order_acquire) != nullptr || device_.type == DeviceType::meta;
   }
-  /// The address; throws StateError while released. Never gathers.
+  /// The address; throws StateError while released and DeviceError on `meta`. Never brings the memory back.
   void* data() const {
     void* p = data_.load(std::memory_order_relaxed);
     if (p == nullptr) [[unlikely]]
@@ -58,35 +62,39 @@ class SHERD_API Storage final : public RefCounted {
     return p;
   }
 
-  /// Gives the memory back and keeps the identity. Needs an owner; throws StateError while pinned.
+  /// Gives the memory back and keeps the identity. StateError without an owner, or while pinned.
   void release();
-  /// Fresh uninitialised memory for a released storage; views become valid again. The owner fills it.
+  /// Gives a released storage uninitialised memory, which the owner then fills. StateError while resident.
   void provide();
-  /// Takes over `memory`'s bytes (same device, at least as many bytes) instead of allocating.
+  /// The same with the bytes of `memory`, which this storage keeps alive. StateError while resident,
+  /// DeviceError for another device, ValueError for too few bytes.
   void provide(Ref<Storage> memory);
 
   void set_owner(std::shared_ptr<StorageOwner> owner) { owner_ = std::move(owner); }
   const std::shared_ptr<StorageOwner>& owner() const { return owner_; }
-  /// A storage without an owner is plain: always resident, and pins cost nothing.
+  /// Storage without an owner is always resident, so `apply` neither asks for it nor pins it.
   bool owned() const { return owner_ != nullptr; }
+  /// While pinned, the storage cannot be released: `apply` pins what an op uses until the op has run.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
   void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
   int pins() const { return pins_.load(std::memory_order_relaxed); }
 
-  /// Counts writes. Gathering and releasing are not writes.
+  /// Number of writes so far: ops and `mutable_data` count, bringing memory back does not. A backward
+  /// compares it with what it was when a value was kept.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-  /// Version at the last write that a tape recorded; older views of this storage no longer tell its history.
+  /// The version after the last write that the tape recorded. A view taken at an earlier version has the
+  /// history of the values before that write, so using it throws.
   std::uint32_t recorded_version() const { return recorded_version_; }
   void mark_recorded() { recorded_version_ = version(); }
-  /// Living tensors in this memory that a tape knows how they were computed. A write that the tape does not
-  /// record would make what it knows wrong.
+  /// Number of living tensors in this memory whose computation the tape recorded. While there are any, an
+  /// unrecorded write would make their gradients wrong; the tape refuses it.
   int histories() const { return histories_.load(std::memory_order_relaxed); }
   void add_history() { histories_.fetch_add(1, std::memory_order_relaxed); }
   void drop_history() { histories_.fetch_sub(1, std::memory_order_relaxed); }
 
-  /// Unique in the process, also after this storage is gone and its address is used again. Given on first
-  /// request.
+  /// Unique in the process and never used again, also when the address is. Given at the first call; from then
+  /// on listeners on the thread that destroys the storage hear `storage_gone`.
   std::uint64_t id() const;
 
  private:
@@ -95,7 +103,7 @@ class SHERD_API Storage final : public RefCounted {
   void free_memory() noexcept;
   [[noreturn]] void refuse_data() const;
 
-  struct Foreign;  // memory that is not from an allocator: a caller's, or another storage's
+  struct Foreign;  // who owns memory that no allocator gave to this storage: a caller, or another storage
   std::atomic<void*> data_{nullptr};
   Device device_;
   std::atomic<int> pins_{0};

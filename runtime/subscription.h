@@ -9,8 +9,8 @@
 
 namespace sherd {
 
-/// What a registration gives back. Ends that registration, and no other, when it dies or is reset; it may
-/// outlive what it was made on.
+/// The handle of one registration. Its destructor or `reset` ends that registration and no other. It may
+/// outlive the object that it was registered with.
 class Subscription {
  public:
   Subscription() = default;
@@ -26,15 +26,15 @@ class Subscription {
   void reset() {
     if (end_) std::exchange(end_, nullptr)();
   }
-  /// Lets the registration live as long as what it was made on.
+  /// Gives up the handle: the registration lasts as long as the object it was made with.
   void keep() { end_ = nullptr; }
 
  private:
   std::function<void()> end_;
 };
 
-/// Registrations in the order they came. While they are told, they may end themselves or others, who are not
-/// told any more, and add new ones, who are told from the next time on.
+/// Registered values, in the order they came. From within `each` registrations may be ended (the rest of that
+/// `each` skips them) and added (called from the next `each` on).
 template <class T>
 class Subscribers {
  public:
@@ -56,7 +56,7 @@ class Subscribers {
   template <class F>
   void each(F&& tell) const {
     if (empty()) return;
-    const Entries now = *entries_;  // keeps those alive that end while they are told
+    const Entries now = *entries_;  // keeps an entry alive that ends during its own call
     for (const auto& entry : now)
       if (!entry->ended) tell(entry->subscriber);
   }

@@ -10,7 +10,7 @@
 namespace sherd {
 
 namespace {
-/// Bytes of a dense tensor whose sizes come from a caller.
+/// Bytes of a dense tensor; ShapeError, in the name of `call`, for sizes that no tensor has.
 std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype) {
   std::int64_t bytes = size_of(dtype);
   bool fits = true, none = false;
@@ -46,11 +46,11 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
 
 namespace {
 
-/// First and last element of its storage that a view with elements touches.
+/// The first and last element of its storage that a view touches. The view has elements.
 struct Reach {
   std::int64_t low, high;
 
-  /// Nothing where they are beyond what can be counted.
+  /// Empty where they do not fit 64 bits.
   static std::optional<Reach> of(const Layout& layout) {
     Reach reach{layout.offset, layout.offset};
     for (int i = 0; i < layout.shape.rank(); ++i) {
@@ -140,7 +140,7 @@ class HostBytes {
     backend(device.type).synchronize(device);
     bytes_ = copy_.data();
   }
-  /// Of the storage's element `i`, which is one of the tensor's.
+  /// The address of element `i` of the storage, which must be one of the tensor's.
   const std::byte* at(std::int64_t i) const { return bytes_ + (i - first_) * size_; }
 
  private:

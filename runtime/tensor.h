@@ -1,4 +1,5 @@
-// The handle everyone holds. Copying shares; ops are free functions (runtime/ops.h).
+// Tensors: handles on strided arrays. Copying a handle shares the array; ops are free functions
+// (runtime/ops.h).
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,10 @@ struct Spec {
   DType dtype = DType::f32;
   Device device{};
   friend bool operator==(const Spec&, const Spec&) = default;
-  /// Of an input that was not given.
+  /// Stands for an input that was not given (an empty handle).
   static Spec none() { return {Shape::none(), DType::f32, {}}; }
   bool is_none() const { return shape.is_none(); }
-  /// INT64_MAX where that is more than can be counted.
+  /// Bytes of a dense tensor; INT64_MAX where there are more.
   std::int64_t bytes() const {
     std::int64_t bytes = 0;
     return __builtin_mul_overflow(shape.numel(), size_of(dtype), &bytes) ? INT64_MAX : bytes;
@@ -42,9 +43,11 @@ struct Layout {
   std::int64_t offset = 0;
 };
 
-/// What an upper floor hangs on a tensor (the tape's record). The runtime only keeps it alive.
+/// What autograd/ attaches to a tensor (the tape's record). The runtime only keeps it alive as long as the
+/// tensor.
 class SHERD_API TensorExtension : public RefCounted {};
 
+/// What tensor handles point to: one view of a storage.
 class SHERD_API TensorImpl final : public RefCounted {
  public:
   TensorImpl(Ref<Storage> storage, Layout layout, DType dtype)
@@ -53,9 +56,9 @@ class SHERD_API TensorImpl final : public RefCounted {
   Ref<Storage> storage;
   Layout layout;
   DType dtype;
-  bool view = false;               // made by a view op: its history is its base's
-  bool alias = false;              // made by `detach` or `alias`: its base may have a history, it has none
-  std::uint32_t view_version = 0;  // the storage's version when the view was taken
+  bool view = false;               // made by a view op: the tape records that op
+  bool alias = false;              // made by `detach` or `alias`, or a view of such: shares no history
+  std::uint32_t view_version = 0;  // the storage's version when the view was taken or its write recorded
   Ref<TensorExtension> extension;
 };
 
@@ -65,8 +68,8 @@ struct TensorOptions {
   Device device{};
 };
 
-/// A strided array of one dtype on one device. A pointer-sized handle; an empty one (`!defined()`) means
-/// "none".
+/// A strided array of one dtype on one device. A handle of one pointer; an empty one (`!defined()`) means
+/// "none", and what asks it for a shape, a dtype, a device or values throws ValueError.
 class SHERD_API Tensor {
  public:
   Tensor() = default;
@@ -92,7 +95,7 @@ class SHERD_API Tensor {
   const Shape& strides() const { return get().layout.strides; }
   const Layout& layout() const { return get().layout; }
   int rank() const { return shape().rank(); }
-  /// Size along `axis`, which may be negative.
+  /// Size along `axis`, which may be negative; ShapeError outside [-rank, rank) and for a 0-d tensor.
   std::int64_t size(std::int64_t axis) const {
     check<ShapeError>(rank() > 0, "size: a 0-d tensor has no axis {}", axis);
     return shape()[normalize_axis("size", axis, rank())];
@@ -110,25 +113,28 @@ class SHERD_API Tensor {
   /// Both handles name one tensor (not merely equal values).
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
 
-  /// First element on this tensor's own device. Throws StateError while the storage is released (never
-  /// gathers) and DTypeError when `T` is not the element type.
+  /// First element, on this tensor's own device; further ones lie by `strides()`. Throws StateError while the
+  /// storage is released (it is not brought back), DeviceError on `meta` and DTypeError when `T` is not the
+  /// element type.
   template <class T>
   const T* data() const {
     return static_cast<const T*>(read_address(dtype_of<T>));
   }
-  /// The same for writing; counts as a write.
+  /// The same for writing; counts as a write of the storage, which the tape does not record.
   template <class T>
   T* mutable_data() const {
     T* data = static_cast<T*>(address(dtype_of<T>));
     storage().bump_version();
     return data;
   }
-  /// Address of the first element whatever the dtype; for kernels.
+  /// Address of the first element whatever the dtype; for kernels. StateError while released, DeviceError on
+  /// `meta`.
   std::byte* raw() const {
     return static_cast<std::byte*>(storage().data()) + impl_->layout.offset * size_of(impl_->dtype);
   }
-  /// The value of a one-element tensor, converted to `T`; waits for the device. Never gathers.
-  /// A ValueError where an integer `T` is too small; fractions are cut off.
+  /// The value of a one-element tensor (ShapeError for others), converted to `T`; waits for the device. An
+  /// integer `T` cuts fractions off; ValueError where it is too small. Throws StateError while the storage is
+  /// released (it is not brought back) and DeviceError on `meta`.
   template <class T = double>
   T item() const {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
@@ -140,27 +146,34 @@ class SHERD_API Tensor {
       return static_cast<T>(item_as_double());
     }
   }
-  /// All values in row-major order, on the host.
+  /// All values in row-major order, on the host. DTypeError when `T` is not the element type; StateError and
+  /// DeviceError as `item`.
   template <class T>
   std::vector<T> to_vector() const;
 
-  // ---- autograd (defined on the floor above, as what runtime/upper_floor.h declares; see
+  // ---- autograd (declared here and defined in autograd/, as are the functions of runtime/upper_floor.h; see
   // autograd/autograd.h) ----
   bool requires_grad() const;
-  /// Marks a leaf whose gradient is wanted, or unmarks it. Only floating leaves (StateError, DTypeError).
+  /// Marks a leaf whose gradient is wanted, or unmarks it: then also backwards of graphs recorded before drop
+  /// its gradient. StateError for a tensor that was computed from others, DTypeError for one that is not
+  /// floating.
   Tensor& requires_grad_(bool requires_grad = true);
-  /// The accumulated gradient: a free slot of any shape, dtype and device; an empty tensor is none.
+  /// The accumulated gradient of a leaf; an empty handle where there is none. `set_grad` takes any shape,
+  /// dtype and device (StateError for a tensor that is no leaf).
   Tensor grad() const;
   void set_grad(Tensor grad) const;
+  /// Whether no recorded op computed this tensor.
   bool is_leaf() const;
-  /// Adds the gradient of this tensor to every leaf that it was computed from. A tensor with more than one
-  /// element needs `upstream` of its own shape.
+  /// Adds the gradient of this tensor to `.grad` of every leaf that it was computed from (or gives it to the
+  /// leaf's sink). A tensor with more than one element needs `upstream` of its own shape (ShapeError).
+  /// StateError when nothing requires grad, or the graph was freed by an earlier backward without
+  /// `retain_graph`.
   void backward(const Tensor& upstream = {}, bool retain_graph = false, bool create_graph = false) const;
-  /// The same values without history.
+  /// The same memory without history.
   Tensor detach() const;
 
  private:
-  /// An empty handle is refused, not followed.
+  /// ValueError for an empty handle.
   const TensorImpl& get() const {
     if (!impl_) [[unlikely]]
       refuse_empty();
@@ -168,30 +181,31 @@ class SHERD_API Tensor {
   }
   [[noreturn]] static void refuse_empty();
   void* address(DType dtype) const;
-  const void* read_address(DType dtype) const;  // tells listeners that the host reads
+  const void* read_address(DType dtype) const;  // and calls the listeners' `host_read`
   double item_as_double() const;
-  std::int64_t item_as_integer() const;  // a double does not hold every i64
+  std::int64_t item_as_integer() const;  // because a double does not hold every i64
 
   Ref<TensorImpl> impl_;
 };
 
 using Tensors = InlineVec<Tensor, 2>;
 
-/// Uninitialised memory for a dense tensor. Kernels' outputs; everything else wants `zeros` or `full`.
+/// A dense tensor of uninitialised memory, for kernels' outputs; otherwise use `zeros` or `full`. ShapeError
+/// for a negative size or more bytes than can be counted; OutOfMemoryError.
 SHERD_API Tensor empty(const Spec& spec);
 SHERD_API Tensor empty(Shape shape, TensorOptions options = {});
-/// A dense tensor over the caller's memory on `cpu`, which must outlive every view unless `on_free` ends its
-/// life.
+/// A dense tensor over the caller's memory on `cpu`, which must stay valid until `on_free` runs: when the
+/// last tensor that views it goes. ShapeError as `empty`; ValueError for null with elements.
 SHERD_API Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free = {});
-/// Another view of `base`'s storage, without history. No bounds are left unchecked: ValueError when it would
-/// leave the storage.
+/// Another view of `base`'s storage, without history. ValueError when it would leave the storage, ShapeError
+/// when sizes and strides differ in number.
 SHERD_API Tensor alias(const Tensor& base, Layout layout);
-/// Throws ShapeError or ValueError named after `call` when a layout has more elements than can be counted or
-/// leaves the storage.
+/// Throws ValueError when a layout leaves the storage, and ShapeError when it has a negative size, more
+/// elements than can be counted, or not as many strides as sizes. The message opens with `call`.
 SHERD_API void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype);
 
-/// Values in brackets with shape, dtype and device; long tensors are shortened. Throws StateError while
-/// released.
+/// Values in brackets with shape, dtype and device; more than 1000 are shortened. "tensor(none)" for an empty
+/// handle. Throws StateError while released.
 SHERD_API std::string to_string(const Tensor& tensor);
 
 template <class T>

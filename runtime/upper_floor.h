@@ -1,5 +1,5 @@
-// What the runtime declares and the floor above defines (autograd/): the one place where a declaration has no
-// definition on its own floor, beside the autograd members of `Tensor`, whose class must name them.
+// Functions that runtime/ declares and calls, and autograd/ defines. With the autograd members of `Tensor`
+// these are the only declarations without a definition in their own folder.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,13 @@ namespace sherd {
 
 class Context;
 
-/// Adds the listeners that every context starts with: the tape.
+/// Adds the listener that every context starts with: the tape.
 void install_listeners(Context& context);
 
 namespace detail {
 
-/// Gradient of `reference` by running it again with grad mode on.
+/// The gradient of an op, one entry an input, from its `reference`: runs that with grad mode on and
+/// differentiates it.
 SHERD_API Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inputs)>& reference);
 
 }  // namespace detail

@@ -18,13 +18,13 @@ constexpr T wrapping(F f, T a, T b) {
   }
 }
 
-/// -x in the same way.
+/// -x; integers wrap around, so the negative of the smallest is itself.
 template <class T>
 constexpr T negated(T x) {
   if constexpr (std::is_integral_v<T>)
     return wrapping(std::minus<>{}, T(0), x);
   else
-    return -x;  // not 0 - x, which has another zero
+    return -x;  // not 0 - x, which is +0 where -x is -0
 }
 
 }  // namespace sherd::math

@@ -52,7 +52,7 @@ class CaptureTracer final : public Tracer {
   }
   void storage_gone(std::uint64_t id) noexcept override { alive_.erase(id); }
 
-  /// `outputs` are what the step returned.
+  /// StateError for a tensor made by the step that is still alive and not among `outputs`.
   void check_alive(const std::vector<Tensor>& outputs) const {
     for (const TracedStorage& storage : trace_.storages) {
       if (!alive_.contains(storage.id)) continue;
@@ -88,14 +88,14 @@ class CaptureTracer final : public Tracer {
 }  // namespace
 
 struct Program::Impl {
-  /// What stands behind a storage of the trace during a replay.
+  /// Where the memory of a storage of the trace comes from during a replay.
   enum class Home { outside, input, workspace, output };
   struct Place {
     Home home = Home::workspace;
     std::uint32_t index = 0;             // of the input, or of the workspace buffer
-    std::vector<std::uint32_t> tensors;  // that lie in it
+    std::vector<std::uint32_t> tensors;  // values that lie in it
   };
-  /// A tensor of the trace, made once; during a replay its storage is there.
+  /// A tensor of the trace. Its handle is made once; each replay puts a storage behind it (`bind`).
   struct Value {
     std::uint32_t storage;
     std::int64_t offset;
@@ -163,7 +163,7 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
   for (const Tensor& t : returned) outs.push_back({tracer.index_of(t.storage()), t.dtype(), t.layout()});
   trace = tracer.take();
   for (std::size_t i = 0; i < outs.size(); ++i) {
-    if (outs[i].storage != none) continue;  // a tensor that no op of the step met
+    if (outs[i].storage != none) continue;  // no op of the step used it
     outs[i].storage = static_cast<std::uint32_t>(trace.storages.size());
     TracedStorage& storage = trace.storages.emplace_back();
     storage.device = returned[i].device();
@@ -211,7 +211,7 @@ void Program::Impl::name_values() {
 
 std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
   std::uint32_t best = none;
-  const auto better = [&](std::size_t a, std::size_t b) {  // enough and smallest, else largest
+  const auto better = [&](std::size_t a, std::size_t b) {  // smallest that fits, else largest
     const bool a_fits = a >= storage.bytes, b_fits = b >= storage.bytes;
     return a_fits != b_fits ? a_fits : a_fits ? a < b : a > b;
   };
@@ -228,7 +228,7 @@ std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
   return best;
 }
 
-/// Gives every value between the ops a buffer from its making to its last use.
+/// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use.
 void Program::Impl::plan() {
   std::vector<std::uint32_t> last(trace.storages.size(), none);
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i)
@@ -242,7 +242,7 @@ void Program::Impl::plan() {
       if (place.home == Home::workspace && trace.storages[t.storage].maker == i)
         place.index = take_buffer(trace.storages[t.storage]);
     }
-    // Only after the outputs have theirs: an op never writes over what it still reads.
+    // After the outputs have their buffers, so that no op writes where it still reads.
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
         if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
@@ -270,7 +270,7 @@ void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
                     i, given.strides(), layout.strides);
 }
 
-/// No tape hears a replay, so what it writes may not have a history that would need to know.
+/// StateError for a write into memory of a tensor with history, because the tape does not see a replay.
 void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
   if (!Context::current().grad_enabled()) return;
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -308,7 +308,7 @@ void Program::Impl::bind_all(const std::vector<Tensor>& given) {
   }
 }
 
-/// The program keeps nobody's memory between replays but its own.
+/// Drops inputs and outputs after a replay; between replays the program holds its workspace alone.
 void Program::Impl::unbind() noexcept {
   for (std::uint32_t i = 0; i < places.size(); ++i)
     if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
@@ -322,7 +322,7 @@ struct Program::Impl::Bound {
   Impl& impl;
 };
 
-/// Before the op runs: one that fails halfway has written too.
+/// Counts the writes of an op, before it runs: one that throws halfway has written too.
 void Program::Impl::announce_writes(const Step& step) {
   for (std::size_t i = 0; i < step.bound_in.size(); ++i) {
     if (!step.op->writes(i)) continue;

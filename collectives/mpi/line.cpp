@@ -17,7 +17,7 @@ bool on_meta(const Collective& c) {
   return some.empty() || some[0].device().type == DeviceType::meta;
 }
 
-/// Bytes of each message that a piece travels in; both ends reckon alike.
+/// Bytes of each message into which a piece is cut; sender and receiver compute the same.
 std::int64_t message_bytes(std::int64_t piece) {
   return piece <= packets_up_to ? static_cast<std::int64_t>(frame_bytes) : longest_message;
 }
@@ -188,7 +188,7 @@ bool MpiLine::step() {
       case Stage::first_round:
         if (!received()) return moved;
         if (own.movement.combines(0)) {
-          // What is combined in place may still be on its way to a peer.
+          // Combining in place overwrites an input that may still be on its way to a peer.
           if (own.movement.rounds == 1 && own.signature.kind == CollectiveKind::all_reduce && !sent(own))
             return moved;
           combine_parts(own);
@@ -212,7 +212,7 @@ bool MpiLine::step() {
   return moved;
 }
 
-/// Whether every peer has come to the oldest unfinished call, with the same call.
+/// Whether every peer has posted the oldest unfinished call; a different call is a fault.
 bool MpiLine::all_called() {
   bool all = true;
   const Signature& own = call(finished_).signature;
@@ -265,14 +265,14 @@ void MpiLine::begin_first_round() {
   stage_ = Stage::first_round;
 }
 
-/// Straight to where it belongs.
+/// Receives into the outputs.
 void MpiLine::receive_placed(std::size_t lane, Call& call, int round, int tag) {
   pieces(call, round, lane, self_, [&](const Part& part, Piece piece) {
     receive_piece(lane, tag, part.out + piece.destination * call.element, piece.count * call.element);
   });
 }
 
-/// What is here already: this rank's own, and what came in the frame.
+/// Copies into the outputs what is here already: this rank's own pieces, and those that came within a frame.
 void MpiLine::place_pieces(std::size_t lane, Call& call) {
   const std::byte* at = from_lane_[lane];
   pieces(call, 0, lane, self_, [&](const Part& part, Piece piece) {
@@ -329,7 +329,7 @@ bool MpiLine::received() {
   return receives_.empty();
 }
 
-/// Whether the peers have read what this rank sends of `call`. Who is gone reads no more.
+/// Whether the peers have read what this rank sends for `call`; one that has left reads nothing more.
 bool MpiLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
     int done = 0;
@@ -396,7 +396,7 @@ void MpiLine::until(const Ready& ready) {
   }
 }
 
-/// A peer that can no longer give what the oldest unfinished call needs.
+/// The lane of a peer that has left and can no longer give what the oldest unfinished call needs.
 std::optional<std::size_t> MpiLine::missing() {
   if (finished_ == posted_) return {};
   const std::uint32_t run = id_.group.run;

@@ -1,4 +1,4 @@
-// One order of calls between processes.
+// One sequence of calls between processes.
 #pragma once
 
 #include <deque>
@@ -12,6 +12,7 @@
 
 namespace sherd::mpi {
 
+/// The collectives of one channel, or the messages of one pair of ranks, over MPI.
 class MpiLine final : public Line {
  public:
   MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id);
@@ -24,13 +25,13 @@ class MpiLine final : public Line {
   std::uint64_t posted() const override { return posted_; }
 
   const GroupCore& core() const { return *core_; }
-  /// A frame of this line came.
+  /// Takes a frame of this line that has arrived.
   void take(Frame frame);
-  /// Moves on as far as what has come allows; says whether anything happened. Never waits.
+  /// Advances calls as far as what has arrived allows; says whether anything happened. Never waits.
   bool step();
-  /// Nothing is under way.
+  /// No call is under way.
   bool idle();
-  /// What is under way will never be done.
+  /// The calls under way can never complete: the group has failed, or a peer is gone.
   bool hopeless() { return core_->fault || missing().has_value(); }
 
  private:

@@ -1,4 +1,5 @@
-// What processes tell each other beside their calls, over sockets that no call can block.
+// What processes tell each other beside their calls. Notices go over sockets, so that no call under way
+// delays them.
 #pragma once
 
 #include <compare>
@@ -35,13 +36,13 @@ struct Notice {
   GroupId group{};
   std::uint64_t sequence = 0, value = 0;
   std::vector<std::int32_t> ranks;    ///< of a fault
-  std::vector<std::int32_t> members;  ///< of the group: who hears of the fault
+  std::vector<std::int32_t> members;  ///< of the group: the processes that a fault is sent to
   std::string text;
 
-  /// Appends itself, its length first.
+  /// Appends this notice to `out`, its length first.
   void write(std::string& out) const;
-  /// Takes the first notice off `in` (from `at`, which moves on). False when it has not all come yet.
-  /// Throws Error when it is no notice.
+  /// Reads the first notice of `in` from `at`, which moves behind it. False when it is not complete yet.
+  /// Throws StateError when it is malformed.
   static bool read(const std::string& in, std::size_t& at, Notice& notice);
 };
 

@@ -21,7 +21,7 @@ namespace {
 static_assert(std::is_trivially_copyable_v<Header> && std::is_trivially_copyable_v<Door>);
 
 constexpr int frame_tag = 0, first_tag = 1;
-constexpr int last_looks = 200;  // for what a dead process may have left under way
+constexpr int last_looks = 200;  // for frames of a dead process that are still on their way
 /// How long the process that decides on a fault's text may be stopped before another one does.
 constexpr std::chrono::milliseconds decision_time{500};
 
@@ -29,8 +29,8 @@ struct Slot {
   std::shared_ptr<Process> process;
 };
 
-/// `sherd launch` ends the job when a rank dies while others wait for it to join; after that they see it
-/// themselves.
+/// Reports to `sherd launch`, which ends the job when a rank ends while others wait for it to join; after
+/// that the ranks notice it themselves.
 void report(LaunchReport::Kind kind, const Launch& launch) {
   tell_launcher(std::getenv(launch_socket_variable), {kind, launch.rank, 0});
 }
@@ -72,7 +72,7 @@ Process::Process(const Launch& launch) {
   if (initialized == 0) {
     int provided = 0;
     ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
-             0);  // OpenMPI would yield in every look; Patience knows better
+             0);  // else OpenMPI yields in every look; `Patience` decides when
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
     owns_mpi_ = true;
   }
@@ -90,7 +90,7 @@ void Process::start(const Launch& launch) {
       "the mpirun or srun that belongs to this build's MPI, or with `sherd launch -n {}`",
       launch.rank, launch.size, rank_, size, launch.size);
   MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
-  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);  // what goes wrong with a peer is heard from the watch
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);  // the watch reports what happens to a peer
   int* limit = nullptr;
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found);
@@ -112,7 +112,7 @@ Process::~Process() {
   lines_.clear();
   if (forked()) {
     clean_ = false;
-  } else if (in_run_) {  // the program ends inside a body: peers hear the connections break
+  } else if (in_run_) {  // the program ends inside a body: no goodbye, so the peers see a death
     clean_ = false;
   } else {
     Notice goodbye = notice(Notice::Kind::goodbye);
@@ -129,7 +129,7 @@ Process::~Process() {
     if (owns_mpi_) MPI_Finalize();
     return;
   }
-  // MPI may still use all this while the process goes.
+  // Never freed, because MPI may still use it while the process ends.
   using Left = std::tuple<std::array<Frame, 16>, std::deque<Sending>, std::vector<Abandoned>>;
   [[maybe_unused]] const Left* left =
       std::make_unique<Left>(std::move(incoming_), std::move(sending_), std::move(abandoned_)).release();
@@ -138,7 +138,7 @@ Process::~Process() {
 #endif
 }
 
-/// Waits for the last of them, as MPI's end does; false when one had a fault or died.
+/// Waits for the goodbyes of all processes, as MPI_Finalize would; false when one had a fault or died.
 bool Process::all_said_goodbye() {
   Patience patience(spins_);
   for (;;) {
@@ -186,7 +186,7 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   run_ = run + 1;
 }
 
-/// Whether the peers have what this rank posted, as far as they want it.
+/// Whether the peers have taken what this rank posted, or will take no more.
 bool Process::settled(std::uint32_t run) {
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
   if (!orphans_.empty()) return false;
@@ -255,7 +255,8 @@ void Process::ask_renewal(GroupCore& core) {
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
   renewal.value = next_number_;
-  // Over this connection it may come to a member before the decision does over another.
+  // With the fault, because this notice may reach a member before the decision, which goes over another
+  // connection.
   renewal.sequence = core.fault->sequence;
   renewal.ranks.assign(core.fault->ranks.begin(), core.fault->ranks.end());
   renewal.text = core.fault->text;
@@ -321,7 +322,7 @@ void Process::send(int to, Frame frame) {
   reap();
 }
 
-/// Takes back the frames that are on their way.
+/// Takes back frames that MPI has sent.
 void Process::reap() {
   while (!sending_.empty()) {
     int done = 0;
@@ -343,7 +344,7 @@ void Process::receive_into(std::size_t slot) {
             &requests_[slot]);
 }
 
-/// Frames of one process are taken in the order in which it sent them: receives match in the order posted.
+/// Takes frames in the order in which their sender sent them: MPI matches receives in the order posted.
 bool Process::receive() {
   bool any = false;
   for (;;) {
@@ -394,7 +395,7 @@ void Process::apply(int process, Notice notice) {
         if (receive()) looks = 0;
       peer(process).died = std::move(notice);
       return;
-    case Notice::Kind::report:  // the watch has dealt with it
+    case Notice::Kind::report:  // answered by the watch
       return;
     case Notice::Kind::fault:
     case Notice::Kind::renewal:

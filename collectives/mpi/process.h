@@ -1,5 +1,5 @@
-// This process as a rank of MPI's world: frames to and from the others, what is known of them, what is under
-// way.
+// This process as a rank of MPI's world: sending and receiving frames, the state of the other processes, and
+// the lines with calls under way.
 #pragma once
 
 #include <mpi.h>
@@ -60,21 +60,22 @@ struct GroupCore {
   std::optional<Fault> fault{};
   std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
   std::chrono::steady_clock::time_point reported_at{};
-  std::map<int, std::uint64_t> renewals{};  ///< by process: who asked, and its first free number
+  std::map<int, std::uint64_t> renewals{};  ///< processes that asked, with their first free number
 };
 
-/// Why a process gives nothing more in a run.
+/// How a process left a run, in which it posts nothing more.
 struct Gone {
   Departure how;
   std::string reason;
 };
 
-/// Requests that nobody waits for any more, and the memory that they use.
+/// MPI requests whose line is gone, and the memory that they use until they complete.
 struct Abandoned {
   std::vector<MPI_Request> requests;
   std::vector<Ref<Storage>> keep;
 };
 
+/// One a thread; everything here is called on that thread.
 class Process : public std::enable_shared_from_this<Process> {
  public:
   /// The calling thread's; starts MPI on the first call.
@@ -84,13 +85,13 @@ class Process : public std::enable_shared_from_this<Process> {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  /// This is a child of `fork`, where all of it is still the parent's: nothing here may speak to a peer.
+  /// True in a child of `fork`: connections and MPI belong to the parent, so nothing may be sent.
   bool forked() const { return ::getpid() != owner_; }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   MPI_Comm comm() const { return comm_; }
-  /// Looks at the peers' progress before giving the core away.
+  /// How often to look for progress of the peers before giving the core to another thread.
   int spins() const { return spins_; }
 
   // ---- runs ----
@@ -101,20 +102,21 @@ class Process : public std::enable_shared_from_this<Process> {
   std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name);
   std::uint32_t next_number() const { return next_number_; }
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
-  /// Tells all members, who throw it; or, when another fault was first, that one.
+  /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
   void fail(GroupCore& core, Fault fault);
-  /// After a fault was found here: makes sure that a decision comes even if the one who decides is stopped.
+  /// Called while a fault that was found here is not decided: after a while takes the decision over from the
+  /// process that should decide, in case that one is stopped.
   void press(GroupCore& core);
   void ask_renewal(GroupCore& core);
-  /// Whether `process` gives nothing more in this run, though all that it sent is here.
+  /// How `process` left this run, once it died or all frames that it sent have arrived; else empty.
   std::optional<Gone> gone(int process, std::uint32_t run) const;
-  /// Whether `process` reads nothing more in this run.
+  /// Whether `process` will take no more of what is sent to it in this run.
   bool deaf(int process, std::uint32_t run) const;
 
   // ---- lines ----
   void add(const LineId& id, MpiLine& line);
   void remove(const LineId& id);
-  /// Keeps a line that still has calls under way, until they are done or can never be.
+  /// Takes over a line without a handle whose calls are under way, until they are done or never can be.
   void adopt(std::unique_ptr<MpiLine> line);
   void abandon(Abandoned requests);
 
@@ -122,9 +124,9 @@ class Process : public std::enable_shared_from_this<Process> {
   Frame take_frame();
   void give_back(Frame frame) { spare_.push_back(std::move(frame)); }
   void send(int to, Frame frame);
-  /// Tags for one long payload to `to`.
+  /// The first of two message tags for a long payload to `to`, one a round.
   int next_tags(int to);
-  /// Takes in frames and news; says whether there were any. Never waits.
+  /// Receives frames and notices; says whether there were any. Never waits.
   bool progress();
   bool step_others(const MpiLine* line);
 
@@ -178,7 +180,7 @@ class Process : public std::enable_shared_from_this<Process> {
   std::unique_ptr<Watch> watch_;
 };
 
-/// Between two looks: spins, then gives the core away, then sleeps for moments.
+/// What to do between two looks for progress: spin, then yield the core, then sleep for microseconds.
 class Patience {
  public:
   explicit Patience(int spins) : spins_(spins) {}

@@ -60,13 +60,14 @@ sockaddr_in address(std::uint32_t number, std::uint16_t port) {
   return a;
 }
 
-/// What a connection opens with.
+/// The first bytes of every connection.
 struct Hello {
   std::array<char, 16> token;
   std::int32_t process;
 };
 
-/// A machine that is switched off sends no end; the kernel of a stopped process still answers.
+/// Turns on keep-alive: a machine that is switched off sends no end, while the kernel of a stopped process
+/// still answers.
 void keep_alive(int fd) {
   const auto set = [fd](int level, int name, int value) {
     ::setsockopt(fd, level, name, &value, sizeof value);
@@ -99,14 +100,14 @@ Descriptor reach(const Door& to, bool same_machine, int process) {
       process, ntohs(to.port));
 }
 
-/// Someone at the door whose greeting has not all come yet.
+/// A connection that was accepted and has not sent its whole Hello.
 struct Visitor {
   Descriptor socket;
   Hello hello{};
   std::size_t heard = 0;
   bool gone = false;
 
-  /// Takes what has come; true when that is all of the greeting.
+  /// Receives what has come; true when the Hello is complete.
   bool greets() {
     char* const to = reinterpret_cast<char*>(&hello) + heard;
     const auto got = ::recv(socket.get(), to, sizeof hello - heard, MSG_DONTWAIT);
@@ -116,7 +117,7 @@ struct Visitor {
   }
 };
 
-/// Silent visitors that may wait; of more the first to come is turned away.
+/// Connections without a Hello that are kept; beyond that the oldest is closed.
 constexpr std::size_t most_visitors = 256;
 
 void let_in(int listener, std::deque<Visitor>& visitors) {
@@ -172,7 +173,7 @@ void Watch::connect(std::span<const Door> doors) {
   listener_.close();
   for (Peer& peer : peers_)
     if (peer.socket.open()) finish(peer.socket.get());
-  // Signals are the program's business, and so its threads'.
+  // Signals go to the program's own threads.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -180,7 +181,7 @@ void Watch::connect(std::span<const Door> doors) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-/// Those of higher numbers, in whatever order they come.
+/// Accepts the processes with higher numbers, in whatever order they connect.
 void Watch::welcome_others(const std::array<char, 16>& token) {
   std::deque<Visitor> visitors;
   const auto settle = [&](Visitor& visitor) {
@@ -298,10 +299,10 @@ void Watch::write_to(int process) {
   Peer& peer = peers_[static_cast<std::size_t>(process)];
   const auto sent = ::send(peer.socket.get(), peer.out.data(), peer.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent > 0) peer.out.erase(0, static_cast<std::size_t>(sent));
-  if (sent < 0 && errno != EAGAIN && errno != EINTR) peer.out.clear();  // reading tells why
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) peer.out.clear();  // `read_from` will find the reason
 }
 
-/// False when there is nothing more for now.
+/// Reads once; false when nothing more is there.
 bool Watch::read_from(int process) {
   Peer& peer = peers_[static_cast<std::size_t>(process)];
   if (!peer.socket.open()) return false;

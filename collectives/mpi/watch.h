@@ -1,4 +1,5 @@
-// Hears at once when a process of the job ends, and carries notices, whatever the rank's own thread is doing.
+// Notices when a process of the job ends, and carries notices between processes, on a thread of its own, so
+// whatever the rank's thread is doing.
 #pragma once
 
 #include <sys/types.h>
@@ -17,15 +18,15 @@
 
 namespace sherd::mpi {
 
-/// Where a process can be reached; travels as bytes.
+/// The address of a process's listening socket; sent as these bytes.
 struct Door {
   std::array<char, 64> machine;
   std::array<std::uint32_t, 4> addresses;  ///< IPv4, network order; 0: none
   std::uint16_t port;                      ///< network order
-  std::array<char, 16> token;              ///< of process 0: what who comes must show first
+  std::array<char, 16> token;              ///< random; that of process 0 opens every connection
 };
 
-/// A closed file descriptor is -1.
+/// Owns a file descriptor; -1 is none.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -43,27 +44,28 @@ class Descriptor {
   int fd_;
 };
 
-/// From where processes may come.
+/// Whether the socket listens on loopback only, or on all addresses.
 enum class Reach : std::uint8_t { this_machine, network };
 
-/// A connection to every other process, and a thread that reads them. Evidence only: a connection that ends
-/// without a goodbye. A process that is stopped or computes keeps its connections.
+/// A connection to every other process, and a thread that reads them. Only a connection that ends without a
+/// goodbye counts as a death: a process that is stopped or busy keeps its connections. StateError where a
+/// socket cannot be made or reached.
 class Watch {
  public:
   Watch(int process, int size, Reach reach);
-  /// Sends what is queued, as far as the peers' buffers take it, and closes. In a child of `fork` only the
-  /// memory goes: thread and connections are the parent's.
+  /// Sends what is queued, as far as the peers' buffers take it, and closes the connections. In a child of
+  /// `fork` frees memory only: thread and connections are the parent's.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   const Door& door() const { return door_; }
-  /// Connects to all others; every process calls it with the doors of all. Whoever else comes to the door,
-  /// and says nothing or the wrong thing, holds up nobody.
+  /// Connects to all others; every process calls it with the doors of all, in order. Strangers who connect
+  /// and send nothing, or a wrong token, delay nobody.
   void connect(std::span<const Door> doors);
 
   void send(int process, const Notice& notice);
-  /// The first fault of a group that comes here is the one its members throw.
+  /// Decides on a group's fault: the first report of a group that comes here is the fault its members throw.
   void decide(const Notice& report);
 
   struct News {

@@ -52,7 +52,7 @@ void Crew::begin_wait(int rank, Need need) {
     Fault fault = deadlock(n.place, std::move(ranks), blocked);
     if (!n.renews)
       n.core->fail(std::move(fault));
-    else if (all_renew)  // else those who hear of it may come and renew too
+    else if (all_renew)  // else ranks whose groups fail may wake and renew too
       n.core->fail_renewal(std::move(fault));
   }
 }

@@ -1,4 +1,5 @@
-// The ranks of one `run_ranks`: who is still there, who sleeps, who waits for whom.
+// The ranks of one `run_ranks` that are threads: which are still running, which sleep, and for which post
+// each waits.
 #pragma once
 
 #include <atomic>
@@ -14,15 +15,15 @@ namespace sherd::threads {
 
 class Core;
 
-/// Wakes one rank. A rank spins briefly and then sleeps here; whoever publishes something it may wait for
-/// rings.
+/// Where one rank sleeps, after a short spin. Whoever publishes something that the rank may wait for calls
+/// `ring`.
 class Bell {
  public:
   void ring() {
     if (asleep_.load(std::memory_order_seq_cst)) wake();
   }
-  /// Sleeps until rung, unless `awake()` finds something first. What `awake` looks at is stored sequentially
-  /// consistent and before a ring, so nothing is missed.
+  /// Sleeps until `ring`, unless `awake()` is true before. What `awake` reads must be stored sequentially
+  /// consistent and before the ring; then no ring is missed.
   template <class Awake>
   void sleep_unless(const Awake& awake) {
     asleep_.store(true, std::memory_order_seq_cst);
@@ -47,13 +48,13 @@ struct Need {
   Core* core;       ///< of the group that waits; alive while its rank does
   CallPlace place;  ///< of the call that waits
   Signature signature;
-  bool renews = false;  ///< of a group that has failed already
+  bool renews = false;  ///< it waits in `renew`, so its group has failed already
 
-  /// It was met, or the rank is about to hear of its group's fault and may then do anything.
+  /// The post has come, or the waiting group has failed and its rank will wake to throw.
   bool over() const;
 };
 
-/// What a rank shows its peers beside its calls.
+/// What the peers of a rank see of it beside its calls.
 struct alignas(128) Seat {
   Bell bell;
   std::atomic<Presence> presence{Presence::here};
@@ -70,11 +71,11 @@ class Crew {
   int spins() const { return spins_; }
   Seat& seat(int rank) { return seats_[static_cast<std::size_t>(rank)]; }
 
-  /// A rank's body is over: it returned, or threw `reason`. Wakes all others.
+  /// The body of a rank has ended: it returned, or threw `reason`. Wakes all others.
   void leave(int rank, Presence how, std::string reason);
 
-  /// A rank is about to sleep. When this closes a circle of ranks that wait for each other's next post, all
-  /// of whom sleep, nothing can ever happen: their groups fail.
+  /// A rank is about to sleep. If it closes a circle of sleeping ranks that wait for each other's next post,
+  /// none can ever wake: their groups fail.
   void begin_wait(int rank, Need need);
   void end_wait(int rank);
 

@@ -1,4 +1,4 @@
-// What ranks of one process share about one group: post boxes for each order of calls.
+// What the ranks of a group share when they are threads: the slots in which calls are posted.
 #pragma once
 
 #include <array>
@@ -16,40 +16,41 @@ namespace sherd::threads {
 
 /// Calls that a rank can have under way in one order.
 inline constexpr std::uint64_t depth = 8;
-/// Inputs up to here are copied into the post box, so that nobody waits for anybody to have read them.
+/// Inputs of up to so many bytes are copied into the slot, so that the poster need not wait until its peers
+/// have read them.
 inline constexpr std::int64_t eager_bytes = 1024;
 
-/// Where a segment of a rank lies.
+/// Addresses of one segment of one rank.
 struct Part {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::int64_t count = 0;  ///< elements, as `Signature::total` counts them
 };
 
-/// One posted call. Written by its rank before `Lane::posted`, read by peers after it, written again only
-/// when all peers have finished with it.
+/// One posted call. Its rank writes it before it raises `Lane::posted`, peers read it after that, and it is
+/// reused when all peers have finished with it.
 struct Slot {
   Signature signature;
   InlineVec<Part, 2> parts;
   Movement movement;
   ReduceOp reduction;
   bool eager = false;
-  /// So that no memory goes while somebody reads or writes it: peers the inputs, in two rounds also outputs.
+  /// Keep memory alive while it is used: peers read inputs, and in calls of two rounds outputs too.
   InlineVec<Ref<Storage>, 4> inputs, outputs;
   alignas(64) std::array<std::byte, eager_bytes> inline_bytes;
 };
 
-/// A rank's side of one order of calls. It alone writes here.
+/// One rank's side of one sequence of calls. Only that rank writes here.
 struct alignas(128) Lane {
   std::atomic<std::uint64_t> posted{0};    ///< calls whose slot is filled
   std::atomic<std::uint64_t> moved{0};     ///< twice the call's number, plus the rounds that are done
-  std::atomic<std::uint64_t> finished{0};  ///< calls whose peers' slots are no longer needed
-  std::atomic<bool> reading{false};        ///< at this moment peers' memory is being read
+  std::atomic<std::uint64_t> finished{0};  ///< calls for which this rank needs no peer's slot any more
+  std::atomic<bool> reading{false};        ///< this rank is reading peers' memory now
   alignas(128) std::array<Slot, depth> slots;
   Slot& slot(std::uint64_t sequence) { return slots[sequence % depth]; }
 };
 
-/// All sides of one order of calls.
+/// All ranks' sides of one sequence of calls.
 struct Exchange {
   explicit Exchange(std::size_t size) : lanes(size) {}
   std::vector<Lane> lanes;
@@ -62,7 +63,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Crew& crew() { return *crew_; }
   const std::shared_ptr<Crew>& crew_ref() const { return crew_; }
   int size() const { return static_cast<int>(seats_.size()); }
-  /// The seat of a rank in the crew.
+  /// The place of a rank of this group in the crew.
   int seat_of(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
   const std::vector<int>& seats() const { return seats_; }
   const std::string& name() const { return name_; }
@@ -70,17 +71,17 @@ class Core : public std::enable_shared_from_this<Core> {
   /// The exchange of a channel (source -1) or of the messages from one rank to another; made on first use.
   Exchange& exchange(int channel, int source, int destination);
 
-  /// The number of a group that is being made among ranks of this one, for its members, each of which
-  /// accepts it once.
+  /// Puts a new group among ranks of this one up under a number, under which each of its members accepts it
+  /// once.
   std::int64_t offer(std::shared_ptr<Core> made);
   /// Null when no group was offered under this number.
   std::shared_ptr<Core> accept(std::int64_t number);
 
-  /// Null until something went wrong. The first fault stays.
+  /// Null until the group fails. Of several faults the first stays.
   const Fault* fault() const { return fault_.load(std::memory_order_seq_cst); }
   void fail(Fault fault);
 
-  /// Ranks that want the group renewed, and the core they will go on with: made by the last to come.
+  /// The ranks that have called `renew`, and the new core, which the last of them makes.
   struct Renewal {
     explicit Renewal(std::size_t size) : asked(size) {}
     std::vector<std::atomic<std::uint64_t>> asked;  ///< 1 for each rank that came
@@ -88,7 +89,7 @@ class Core : public std::enable_shared_from_this<Core> {
     std::shared_ptr<Core> next;
     std::atomic<bool> ready{false};
     std::unique_ptr<const Fault> first_fault;
-    std::atomic<const Fault*> fault{nullptr};  ///< it can never be: ranks renew in different orders
+    std::atomic<const Fault*> fault{nullptr};  ///< the renewal failed: ranks renew groups in different orders
   };
   Renewal& renewal() { return renewal_; }
   void fail_renewal(Fault fault);

@@ -15,15 +15,15 @@ namespace {
 
 class ThreadLine;
 
-/// The lines of the calling rank: while one of them waits, all of them move on, so that waiting in another
-/// order than the peers' never stops anybody.
+/// The lines of the calling rank. While one of them waits, all are advanced, so that a rank may wait in
+/// another order than its peers.
 struct Lines {
   std::vector<ThreadLine*> all;
-  /// Of groups whose last handle went with calls under way: the peers get what was posted.
+  /// Lines with calls under way whose group has no handle any more: the peers still get what was posted.
   std::vector<std::shared_ptr<ThreadLine>> left_behind;
 
   static std::shared_ptr<Lines> current();
-  /// Moves all on but `except`; says whether anything happened.
+  /// Advances all lines but `except`; says whether anything happened.
   bool step(const ThreadLine* except = nullptr);
 };
 
@@ -72,11 +72,11 @@ class ThreadLine final : public Line {
   }
   std::uint64_t posted() const override { return posted_; }
   bool under_way() const { return finished_ < posted_ && core_.fault() == nullptr; }
-  /// The group's last handle goes, the line goes on.
+  /// Keeps the group's core alive for this line alone, when the last handle on the group has gone.
   void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
 
-  /// Moves on as far as the peers allow; says whether anything happened. Never waits, never throws: what goes
-  /// wrong becomes the group's fault.
+  /// Advances calls as far as the peers allow; says whether anything happened. Never waits and never throws:
+  /// an error becomes the group's fault.
   bool step() {
     bool moved = false;
     while (finished_ < posted_ && round_ready()) {
@@ -177,7 +177,7 @@ class ThreadLine final : public Line {
     Slot& own = mine_.slot(finished_);
     if (!own.parts.empty()) {
       mine_.reading.store(true, std::memory_order_seq_cst);
-      // Looked at after `reading`, as `drain` looks after the fault.
+      // Read after `reading` is set; `drain` reads `reading` after the fault is set. So one sees the other.
       const bool failed = core_.fault() != nullptr;
       if (!failed)
         for (std::size_t i = 0; i < own.parts.size(); ++i) move_part(own, i);
@@ -224,7 +224,7 @@ class ThreadLine final : public Line {
   bool gone(std::size_t lane) {
     return seat_of(lane).presence.load(std::memory_order_seq_cst) != Presence::here;
   }
-  /// All peers are done with this rank's slot. Who is gone reads no more.
+  /// Whether all peers are done with this rank's slot; one that has left reads nothing more.
   bool peers_finished(std::uint64_t sequence) {
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
       if (lane != self_ && exchange_.lanes[lane].finished.load(std::memory_order_seq_cst) <= sequence &&
@@ -232,17 +232,17 @@ class ThreadLine final : public Line {
         return false;
     return true;
   }
-  /// The peers may be ahead: this rank's own part counts too.
+  /// Peers may have finished a call before this rank: its own part counts too.
   bool slot_is_free(std::uint64_t sequence) { return finished_ > sequence && peers_finished(sequence); }
   bool inputs_free(std::uint64_t sequence) {
     return sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence);
   }
-  /// Lets go of the memory of a call that nobody needs any more, this rank included.
+  /// Releases the memory of a call that neither this rank nor a peer needs.
   void release(std::uint64_t sequence) {
     if (finished_ > sequence && sequence + depth >= posted_ && inputs_free(sequence))
       let_go(mine_.slot(sequence));
   }
-  /// In two rounds peers read the outputs too.
+  /// Whether outputs hold their values and are free: in two rounds peers read them too.
   bool complete(std::uint64_t sequence) {
     if (finished_ <= sequence) return false;
     const bool shared = sequence + depth >= posted_ && mine_.slot(sequence).movement.rounds == 2;
@@ -255,8 +255,8 @@ class ThreadLine final : public Line {
     drain();
     fault->raise();
   }
-  /// Until no peer reads memory of this group any more: whoever begins later sees the fault first. As short
-  /// as a copy.
+  /// Waits until no peer reads memory of this group: one that begins later sees the fault first. Takes as
+  /// long as a copy.
   void drain() {
     for (ThreadLine* line : lines_.all)
       if (&line->core_ == &core_)
@@ -288,7 +288,7 @@ class ThreadLine final : public Line {
     if (core_.fault() != nullptr) return;
     const std::optional<Need> need = need_of(sequence);
     if (need) core_.crew().begin_wait(seat_, *need);
-    // A need that was met since would hide a circle: it is stated anew before sleeping.
+    // Returns if the need was met meanwhile: the next call states the new need, by which circles are found.
     core_.crew().seat(seat_).bell.sleep_unless([&] {
       return core_.fault() != nullptr || step() || step_others() || ready() || someone_left(sequence) ||
              (need && need->over());
@@ -301,18 +301,18 @@ class ThreadLine final : public Line {
   bool has_moved(std::size_t lane, std::uint64_t sequence) {
     return exchange_.lanes[lane].moved.load(std::memory_order_seq_cst) > 2 * sequence;
   }
-  /// A rank that is gone and can no longer give what the oldest unfinished call needs.
+  /// The lane of a rank that has left and can no longer give what the oldest unfinished call needs.
   std::optional<std::size_t> missing(std::uint64_t sequence) {
     if (finished_ > sequence) return {};
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
-      // Presence first: what a rank did before it went is seen after.
+      // Presence is read first; then all that a rank posted before it left is visible.
       if (lane == self_ || !gone(lane)) continue;
       if (round_ == 0 ? !has_posted(lane, finished_) : !has_moved(lane, finished_)) return lane;
     }
     return {};
   }
   bool someone_left(std::uint64_t sequence) { return missing(sequence).has_value(); }
-  /// Those who have come may differ already, whoever else is still to come.
+  /// Compares the posts that are there, though some ranks may still be missing.
   void look_for_a_mismatch() {
     if (round_ > 0 || finished_ == posted_) return;
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
@@ -349,11 +349,11 @@ class ThreadLine final : public Line {
   Lines& lines_;  // alive as long as the transport, or the owner of a line that was left behind
   std::vector<Bell*> bells_;
   std::vector<const std::byte*> sources_;
-  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is let go
+  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: calls whose memory is released
   int round_ = 0;
 };
 
-/// Lives as long as the rank and its transports do.
+/// Shared with the transports, so that it lives as long as they do.
 std::shared_ptr<Lines> Lines::current() {
   struct Slot {
     std::shared_ptr<Lines> lines = std::make_shared<Lines>();
@@ -447,7 +447,7 @@ class ThreadTransport final : public Transport {
   void sleep_until_asked(Core::Renewal& renewal, const Ready& ready) {
     const auto late =
         std::ranges::find_if(renewal.asked, [](const auto& asked) { return asked.load() == 0; });
-    if (late == renewal.asked.end()) return;  // the last one is just coming
+    if (late == renewal.asked.end()) return;  // the last rank is just asking
     const int seat = core_->seat_of(rank_);
     Signature renews;
     renews.label_length = 5;
@@ -459,7 +459,7 @@ class ThreadTransport final : public Transport {
                                     {core_->name()},
                                     renews,
                                     true});
-    // Peers may need this rank's part of other calls before they come.
+    // Peers may need this rank's part of other calls before they can renew.
     core_->crew().seat(seat).bell.sleep_unless([&] {
       return lines_->step() || ready() || renewal.fault.load() != nullptr || late->load() > 0 ||
              !gone_ranks().empty();
@@ -473,7 +473,7 @@ class ThreadTransport final : public Transport {
         gone.push_back(rank);
     return gone;
   }
-  /// Names them all: some went only because they could not renew either.
+  /// Throws, naming all ranks that have left: some left only because they could not renew.
   [[noreturn]] void raise_gone(const std::vector<int>& gone) {
     std::string names;
     for (int rank : gone) names += fmt::format("{}rank {} is gone", names.empty() ? "" : ", ", rank);

@@ -1,5 +1,5 @@
-// Ranks that are threads of one process. Calls are posted as addresses; every rank takes what it needs from
-// its peers' memory itself.
+// The transport of ranks that are threads of one process. A post holds addresses, and every rank reads what
+// it needs from its peers' memory.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@ namespace sherd::threads {
 
 class Core;
 
-/// The group of all ranks of a crew, shared by them.
+/// The group of all ranks of a crew; its ranks share the object.
 std::shared_ptr<Core> make_world(std::shared_ptr<Crew> crew);
-/// `rank`'s end of a group; on that rank's thread.
+/// The end of `rank` in a group. Called on that rank's thread.
 std::unique_ptr<Transport> make_end(std::shared_ptr<Core> core, int rank);
 
 }  // namespace sherd::threads

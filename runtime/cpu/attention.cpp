@@ -64,7 +64,7 @@ void tile_row(std::int64_t columns, std::int64_t k, const float* a, std::int64_t
   }
 }
 
-/// Hands out parts of one allocation; without memory it only counts what would be needed.
+/// Hands out parts of one allocation. With null memory it only adds up the size that the allocation needs.
 struct Arena {
   float* memory = nullptr;
   std::int64_t used = 0;
@@ -82,13 +82,13 @@ struct Head {
   std::int64_t index;  // batch * heads + head
   std::int64_t padded_width = round_up(a.width, L);
   std::int64_t padded_keys = round_up(a.keys, panel);
-  std::int64_t score_row = padded_keys + L;  // off the powers of two, where rows would share cache sets
+  std::int64_t score_row = padded_keys + L;  // no power of two: rows would share cache sets
 
   template <class T>
   T* row(const Heads<T>& x, std::int64_t i) const {
     return x.data + index / a.heads * x.batch + index % a.heads * x.head + i * x.row;
   }
-  /// Keys that query `i` sees.
+  /// Number of keys that query `i` attends to.
   std::int64_t seen(std::int64_t i) const {
     return a.causal ? std::clamp<std::int64_t>(i + a.keys - a.queries + 1, 0, a.keys) : a.keys;
   }

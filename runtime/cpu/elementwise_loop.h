@@ -11,7 +11,8 @@
 
 namespace sherd::detail {
 
-/// One operand of a span: stride 1 and stride 0 are known to the compiler, so that the loop vectorises.
+/// How an operand of a span is read. Stride 1 (`Dense`) and stride 0 (`Same`) are types, so that the compiler
+/// knows them and the loop vectorises.
 template <class T>
 struct Dense {
   const T* at;
@@ -34,8 +35,8 @@ constexpr compute_t<T> widen(T x) {
   return static_cast<compute_t<T>>(x);
 }
 
-/// The functor is a local copy, so that no store can change its fields and they stay in registers. Flattened,
-/// because a call that is left in the loop (the compiler's budget for a file runs out) stops the whole loop's
+/// `f` is a copy, so that no store can change its fields and they stay in registers. Flattened, because a
+/// call that the compiler leaves in the loop (its inlining budget for a file runs out) prevents
 /// vectorisation.
 template <class F, class TO, class... Operand>
 [[gnu::flatten]] void dense_span(F f, std::int64_t n, TO* out, Operand... in) {
@@ -120,8 +121,8 @@ void run_elementwise(const O& op, Inputs in, Outputs out) {
 
 namespace sherd::cpu {
 
-/// Makes the loops above the CPU's kernels of elementwise op `O` and of its gradients. For an application's
-/// own op once, before it is used: `cpu::add_elementwise<Softsign>();`
+/// Adds the loops above as CPU kernels of elementwise op `O` and of its gradients. An application calls it
+/// once for an op of its own, before using it: `cpu::add_elementwise<Softsign>();`
 template <ElementwiseOp O>
 void add_elementwise() {
   add_kernel<&detail::run_elementwise<O>>(DeviceType::cpu);

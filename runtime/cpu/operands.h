@@ -1,4 +1,4 @@
-// How the operands of one call lie in memory, over dimensions that they share.
+// How the operands of one call lie in memory, over the dimensions that they share.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct Operands {
   SHERD_API void collapse();
 };
 
-/// The operands of an elementwise call, collapsed. Tensors are on one device whose addresses are not
-/// followed.
+/// The operands of an elementwise call, collapsed. The tensors are on one device, whose memory is not read
+/// here.
 SHERD_API Operands operands_of(Inputs in, const Tensor& out);
 
 }  // namespace sherd::detail

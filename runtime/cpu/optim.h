@@ -34,7 +34,7 @@ struct SgdSlot {
   std::int64_t n = 0;
   bool first = false;  ///< the momentum holds nothing yet and starts as the gradient
 };
-/// As AdamCall.
+/// The numbers of one call, for all its slots.
 struct SgdCall {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
 };

@@ -28,11 +28,12 @@ constexpr bool caching = true;
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-/// How many small blocks come from the shelf at a time.
+/// How many small blocks move from the shelf to the hand at a time.
 std::size_t batch_of(std::size_t bytes) { return std::max<std::size_t>(1, (std::size_t{64} << 10) / bytes); }
 
-/// How many blocks to ask for beside the one that is wanted. How many small ones live at once varies from
-/// step to step with the moment at which peers have read them.
+/// How many blocks to ask the system for beside the one that is wanted. The number of small blocks in use at
+/// once varies from step to step with the moment at which peer ranks have read them, and later steps shall
+/// ask for none.
 std::size_t spares_of(std::size_t bytes) {
   constexpr std::size_t slab = std::size_t{8} << 10;
   return caching && bytes <= 8 * slab ? std::max<std::size_t>(1, slab / bytes) : 0;
@@ -51,13 +52,13 @@ struct CpuPool::SizeClass {
   bool small() const { return index < hand_classes; }
 };
 
-/// What a pool shares with other threads: the blocks that it does not keep at hand. A block in use knows its
-/// shelf (the word behind its capacity), so the shelf outlives its pool until the last one is back.
+/// The part of a pool that other threads use: its blocks that are not in the hand. A block in use points to
+/// its shelf (the word after its capacity), so the shelf outlives the pool until the last block is returned.
 struct CpuPool::Shelf {
   std::mutex mutex;
   std::array<Block*, classes> free{};
   std::size_t bytes = 0;
-  std::int64_t in_use = 0;  // less those that came back here; the rest of the sum is the pool's until it ends
+  std::int64_t in_use = 0;  // minus blocks returned here; `end` adds the pool's own count
   bool ended = false;
   Shelf *next = nullptr, *previous = nullptr;  // among all shelves
 
@@ -65,7 +66,7 @@ struct CpuPool::Shelf {
     return *reinterpret_cast<Shelf**>(static_cast<std::byte*>(data) + c.bytes);
   }
 
-  /// A block in use comes back.
+  /// Takes back a block in use.
   void take(void* data, SizeClass c) noexcept {
     bool last = false;
     {
@@ -96,7 +97,7 @@ struct CpuPool::Shelf {
     const std::scoped_lock lock(mutex);
     return free_all();
   }
-  /// The pool ends, which still counted `rest` blocks.
+  /// The pool is being destroyed; its own count of blocks in use was `rest`.
   void end(std::int64_t rest) noexcept {
     bool last = false;
     {
@@ -106,7 +107,7 @@ struct CpuPool::Shelf {
       in_use += rest;
       last = in_use == 0;
     }
-    if (last) forget();  // else whoever brings the last block does
+    if (last) forget();  // else `take` of the last block does
   }
 
   static void free_list(Block*& head) noexcept {
@@ -124,8 +125,7 @@ struct CpuPool::Shelf {
   void forget() noexcept;
 };
 
-/// Where all shelves of the process are found when memory is short. It decides nothing else, and it is never
-/// destroyed: memory comes back after `main` too.
+/// All shelves of the process, for `trim_all`. Never destroyed, because blocks are returned after `main` too.
 struct CpuPool::Shelves {
   std::mutex mutex;
   Shelf* first = nullptr;
@@ -281,7 +281,7 @@ void CpuPool::trim() noexcept {
 std::size_t CpuPool::trim_all() noexcept {
   Context* context = Context::current_or_null();
   const std::size_t bytes = (context != nullptr ? context->cpu_pool().drop_hand() : 0) + shelves().trim();
-  malloc_trim(0);  // or small blocks would stay with the process
+  malloc_trim(0);  // free() alone keeps small blocks in the process
   return bytes;
 }
 

@@ -8,7 +8,7 @@
 
 namespace sherd::cpu {
 
-/// Where in the stream a fill starts.
+/// The place in the random stream where a fill starts.
 struct RandomAt {
   std::uint64_t seed = 0, offset = 0;
 };
@@ -20,7 +20,7 @@ void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out);
 void fill_uniform(RandomAt at, UniformRange range, float* out, std::int64_t n);
 /// Normal; elements come in pairs (words 0 and 1, words 2 and 3).
 void fill_normal(RandomAt at, double mean, double deviation, float* out, std::int64_t n);
-/// Integers in [low, high), which are 1 to 2^32.
+/// Integers in [low, high); the interval holds 1 to 2^32 of them.
 void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n);
 /// out = keep ? x / (1 - p) : 0. The gradient is the same call on the gradient of the output.
 /// T is double, float, Half or BFloat16.

@@ -13,8 +13,8 @@ struct FreeMemory {
 template <class T>
 using Scratch = std::unique_ptr<T[], FreeMemory>;
 
-/// `count` uninitialised elements on a 64-byte border; null when there is no memory: the caller says for
-/// what.
+/// `count` uninitialised elements, aligned to 64 bytes. Null without memory; the caller throws, since it
+/// knows what for.
 template <class T>
 Scratch<T> scratch(std::int64_t count) noexcept {
   const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;

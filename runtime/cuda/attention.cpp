@@ -39,7 +39,7 @@ Tensor readable(const Tensor& t) {
   return plain.strides()[3] == 1 || t.shape()[3] <= 1 ? plain : clone(plain);
 }
 
-/// Where a kernel writes `t`: there, or into f32 that `finish` copies there.
+/// Where a kernel writes the result `t`: into `t` itself, or into f32 memory that `finish` copies to `t`.
 Tensor writable(const Tensor& t) {
   const bool there = t.dtype() == DType::f32 || on_tensor_cores(t.dtype(), t.shape()[3]);
   return there ? t : empty(t.shape(), {DType::f32, t.device()});

@@ -30,8 +30,8 @@ struct AttentionCall {
   cudaStream_t stream = nullptr;
 };
 
-/// Gradients, in two passes that each own what they write: of keys and values by tiles of keys, of queries by
-/// tiles of queries. So nothing is added up in an order that changes.
+/// Gradients, in two passes: those of keys and values by tiles of keys, those of queries by tiles of queries.
+/// Each tile is written by one block, so no sum depends on the order of blocks.
 struct AttentionGradCall {
   AttentionCall forward;
   HeadsAt go, gq, gk, gv;
@@ -49,7 +49,7 @@ void launch_attention_grad_mma(const AttentionGradCall& call);
 /// On plain cores: f32, any width up to `widest_head`.
 void launch_attention_plain(const AttentionCall& call);
 void launch_attention_grad_plain(const AttentionGradCall& call);
-/// What both backward ways start with.
+/// The first step of both backward kernels: fills `delta`.
 void launch_attention_delta(const AttentionGradCall& call);
 
 }  // namespace sherd::cuda

@@ -12,7 +12,7 @@ namespace sherd {
 namespace cuda {
 namespace {
 
-/// Keeps freed memory with the process: a step allocates what the step before freed.
+/// Lets the driver's pool keep freed memory, because a step allocates what the step before it freed.
 void keep_freed_memory(int index) {
   cudaMemPool_t pool = nullptr;
   check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda memory pool");
@@ -43,7 +43,7 @@ class CudaBackend final : public Backend {
     bytes = std::max<std::size_t>(bytes, 1);  // null would mean "released"
     cudaError_t status = cudaMallocAsync(&data, bytes, stream);
     if (status == cudaErrorMemoryAllocation) {
-      // What other ranks freed may not be ours yet; after a wait it is.
+      // Memory that other ranks freed may become available after a wait.
       cudaGetLastError();
       check_cuda(cudaDeviceSynchronize(), "cuda memory");
       status = cudaMallocAsync(&data, bytes, stream);
@@ -62,7 +62,7 @@ class CudaBackend final : public Backend {
       else
         check_cuda(cudaSetDevice(device.index), "cuda device");
       cudaFreeAsync(data, stream);
-    } catch (const Error&) {  // a device that failed keeps its memory
+    } catch (const Error&) {  // the device has failed: its memory cannot be freed
     }
   }
 

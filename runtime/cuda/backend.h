@@ -1,13 +1,13 @@
-// CUDA as a backend: memory from the driver's pool, one stream a rank and device, a table of kernels.
+// CUDA as a back end: memory from the driver's pool, one stream for each rank and device, kernels in the
+// table.
 #pragma once
 
 #include "runtime/backend.h"
 
 namespace sherd {
 
-/// The backend of `cuda:i`. Throws DeviceError where no GPU or no driver is. Work of a rank is in order on
-/// the rank's own stream; a tensor that another rank's thread is to use needs `synchronize` on both sides of
-/// the hand-over.
+/// The back end of `cuda:i`. DeviceError without a GPU or a driver. The work of a rank runs in order on the
+/// rank's own stream; before another rank's thread uses a tensor, both call `synchronize`.
 Backend& cuda_backend();
 
 /// GPUs that this process can use; 0 without a driver.

@@ -5,8 +5,8 @@
 
 namespace sherd::cuda {
 
-/// x dense (batch, channels, inner) of `dtype`; everything of one a channel is of its compute type. weight
-/// and bias may be null.
+/// x: dense (batch, channels, inner) of `dtype`. Arrays of one value a channel are of its compute type;
+/// weight and bias may be null.
 struct BatchNormCall {
   DType dtype = DType::f32;
   std::int64_t batch = 0, channels = 0, inner = 0;

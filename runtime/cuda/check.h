@@ -1,4 +1,4 @@
-// CUDA's error codes become exceptions.
+// Turning CUDA's error codes into exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,11 @@
 
 namespace sherd::cuda {
 
-/// Throws DeviceError, opened by `what`, unless `status` is success.
+/// DeviceError, whose message opens with `what`, unless `status` is success.
 inline void check_cuda(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) [[likely]]
     return;
-  cudaGetLastError();  // else the next launch would report it again
+  cudaGetLastError();  // clears the error, which the next launch would report again
   fail<DeviceError>(
       "{}: CUDA says {} ({}); an error inside a kernel shows at a later call, CUDA_LAUNCH_BLOCKING=1 finds "
       "it",

@@ -6,20 +6,20 @@
 
 namespace sherd::cuda {
 
-/// What becomes of the rows' losses.
+/// How the losses of the rows are combined.
 enum class RowLosses { mean, sum, each };
 
-/// Dense logits (rows, columns); what is not of `dtype` is of its compute type. A target outside of [0,
-/// columns) that is not ignored is reported, and makes its loss and its gradient NaN.
+/// Dense logits (rows, columns) of `dtype`; the other floating arrays are of its compute type. A target
+/// outside [0, columns) that is not ignored is reported, and its loss and gradient are NaN.
 struct CrossEntropyCall {
   DType dtype = DType::f32;
   RowLosses form = RowLosses::mean;
   std::int64_t ignore_index = -100, rows = 0, columns = 0;
   const void* logits = nullptr;
   const std::int64_t* targets = nullptr;
-  void* loss = nullptr;  ///< one, or one a row
+  void* loss = nullptr;  ///< one value, or one for each row
   void *logsumexp = nullptr, *count = nullptr;
-  void* row_loss = nullptr;  ///< room for one a row
+  void* row_loss = nullptr;  ///< scratch memory for one value a row
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
 };

@@ -9,7 +9,7 @@ namespace {
 
 void* open_library() {
   const std::string name = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-  // What the loader finds first, then the toolkit that this was built with.
+  // By name, where the loader searches; then in the folder of the toolkit that this was built with.
   for (const std::string& path : {name, SHERD_CUDA_LIBRARIES "/" + name})
     if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
   fail<DeviceError>(
@@ -48,7 +48,7 @@ CublasLt load_all() {
 }  // namespace
 
 const CublasLt& cublaslt() {
-  static const CublasLt functions = load_all();  // stays loaded: its handles may be the last to go
+  static const CublasLt functions = load_all();  // never unloaded, since handles of it may be destroyed last
   return functions;
 }
 

@@ -1,4 +1,4 @@
-// The host's side of `FaultSlot`: one board a rank and GPU.
+// The host's side of `FaultSlot` (faults.h): one board for each rank and GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,8 +15,8 @@ class FaultBoard {
   FaultBoard& operator=(const FaultBoard&) = delete;
 
   FaultSlot slot() const { return slot_; }
-  /// Throws ValueError for what kernels of `stream` reported; the stream has been waited for. The next report
-  /// may come.
+  /// ValueError for the bad value that kernels of `stream` reported, if any, and clears the report. The
+  /// caller has waited for the stream.
   void raise(cudaStream_t stream);
 
  private:

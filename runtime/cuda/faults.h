@@ -1,13 +1,13 @@
-// Bad values that a kernel meets: an index out of range, a weight below zero. The host does not wait for a
-// kernel to say so; it hears at the next wait of the rank (item, a copy to the host, synchronize), which
-// throws. Until then floating results of such values are NaN. Safe to include in device code.
+// Bad values that a kernel finds: an index out of range, a weight below zero. The kernel writes a report and
+// the host does not wait for it: the rank's next wait (`item`, a copy to the host, `synchronize`) throws.
+// Until then floating results of such values are NaN. Safe to include in device code.
 #pragma once
 
 #include <cstdint>
 
 namespace sherd::cuda {
 
-/// What was found; the host has a sentence for each.
+/// The kind of bad value; fault_board.cpp has a message for each.
 enum class FaultKind : std::int64_t {
   none,
   embedding_index,

@@ -1,5 +1,5 @@
-// What device code and host code of this folder share. Safe to include in device code: a `.cu` file defines
-// kernels; everything that looks into a tensor is in a `.cpp` file.
+// Declarations for both device code and host code of this folder. Safe to include in device code: a `.cu`
+// file defines kernels; everything that looks into a tensor is in a `.cpp` file.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,11 +24,12 @@ struct Operands {
 };
 Operands operands_of(Inputs in, Outputs out);
 
-/// Throws DeviceError named after `op` when the launch before was refused.
+/// DeviceError, whose message opens with `op`, when the launch before was refused.
 void check_launch(std::string_view op);
 
 inline constexpr int threads_per_block = 256;
-/// Blocks for `work` threads; kernels loop, so there are never more than fill the largest GPU several times.
+/// Number of blocks for `work` threads, at most several times what fills the largest GPU: kernels loop over
+/// the rest.
 inline unsigned blocks_for(std::int64_t work) {
   const std::int64_t blocks = (work + threads_per_block - 1) / threads_per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096);

@@ -72,7 +72,7 @@ struct AdamCall {
   double beta1, beta2, eps, weight_decay;
   bool decoupled;
 };
-/// Counts the steps one up and takes them.
+/// Adds one to each step count, then takes the steps.
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream);
 /// `m` is the momentum; where it is null, `steps` is too.
 void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,

@@ -7,7 +7,7 @@ namespace sherd::cuda {
 namespace {
 
 constexpr std::size_t workspace_bytes = 32 << 20;  // what the library asks for on Hopper
-constexpr std::size_t most_products = 4096;        // a program with endless shapes starts over
+constexpr std::size_t most_products = 4096;        // then all are dropped, for programs with ever new shapes
 
 void check_blas(cublasStatus_t status, std::string_view what) {
   check<DeviceError>(status == CUBLAS_STATUS_SUCCESS, "matmul: {}: cuBLASLt says {}", what,
@@ -27,7 +27,7 @@ cudaDataType_t data_type(DType dtype) {
   }
 }
 
-/// A description that the library made and takes back.
+/// A descriptor of cuBLASLt, which the destructor gives back to the library.
 template <class T>
 using Described = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
 using Layout = Described<cublasLtMatrixLayoutOpaque_t>;

@@ -31,8 +31,8 @@ class MatMulPlans {
   MatMulPlans(const MatMulPlans&) = delete;
   MatMulPlans& operator=(const MatMulPlans&) = delete;
 
-  /// Gives the product to `stream`, always the same one. f32 is computed in f32, never in TF32; halves
-  /// accumulate in f32.
+  /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, never in
+  /// TF32; halves accumulate in f32.
   void run(const ProductShape& shape, const void* a, const void* b, const void* bias, void* c,
            cudaStream_t stream);
 

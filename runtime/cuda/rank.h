@@ -1,4 +1,4 @@
-// What a rank holds of each GPU that it touches. Lives in a slot of the rank's Context.
+// What a rank keeps for each GPU that it uses: a stream and more, in a slot of the rank's Context.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,25 +15,25 @@ class FaultBoard;
 class MatMulPlans;
 struct FaultSlot;
 
-/// Orders work between two streams.
+/// An event that orders the work of two streams.
 class Event {
  public:
   Event();
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  /// Work given to `later` from now on waits for what `earlier` holds now.
+  /// Work that is given to `later` from now on runs after the work that `earlier` holds now.
   void order(cudaStream_t earlier, cudaStream_t later);
 
  private:
   cudaEvent_t event_ = nullptr;
 };
 
-/// A rank's stream on one GPU, and what is kept for its matrix products and its kernels' findings.
+/// A rank's stream on one GPU, its matrix products (matmul_plans.h) and its reports of bad values.
 class DeviceState {
  public:
   explicit DeviceState(int index);
-  /// Waits for the stream: memory that it still uses is freed after it.
+  /// Waits for the stream first, because its work may use memory that is freed after this.
   ~DeviceState();
   DeviceState(const DeviceState&) = delete;
   DeviceState& operator=(const DeviceState&) = delete;

@@ -23,14 +23,15 @@ Path parent_of(const Path& path) { return path.has_parent_path() ? path.parent_p
 
 Path with_suffix(Path path, std::string_view suffix) { return path += suffix; }
 
-/// Two writers of one file, by mistake, then end with one of the two contents and never with a mixture.
+/// A name of its own for each writer: two that write one file by mistake end with one of the two contents,
+/// not a mixture.
 Path unique_partial(const Path& path) {
   std::random_device random;
   return with_suffix(path, fmt::format(".{:08x}{:08x}{}", random(), random(), partial_suffix));
 }
 
-/// What is written replaces its like or nothing: a device, a FIFO, a link or a file in a folder's place is
-/// something else than its owner's old version.
+/// FileError unless `path` is free or of the kind that is written: a device, a FIFO, a link, or a file in a
+/// folder's place is no older version of it.
 void require_replaceable(FileSystem& files, const Path& path, file_type by) {
   const file_type there = files.type(path);
   check<FileError>(there == by || there == file_type::not_found,
@@ -45,7 +46,8 @@ void fill_file(FileSystem& files, const Path& path, const std::function<void(Out
   file->close();
 }
 
-/// For cleaning where failing changes nothing: what stays behind is cleared by the next write or recovery.
+/// For cleaning up where an error must not end the call: what stays behind is removed by the next write or
+/// recovery.
 void try_remove_tree(FileSystem& files, const Path& path) noexcept {
   try {
     files.remove_tree(path);
@@ -53,7 +55,8 @@ void try_remove_tree(FileSystem& files, const Path& path) noexcept {
   }
 }
 
-/// Gives a folder that was about to be replaced its name back, unless its successor has it.
+/// Renames a folder that was about to be replaced back to its name, or removes it if its successor has the
+/// name.
 void settle_replaced(FileSystem& files, const Path& path) {
   const Path replaced = with_suffix(path, replaced_suffix);
   if (!files.exists(replaced)) return;

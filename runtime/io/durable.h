@@ -1,8 +1,8 @@
-// Saves that a crash cannot spoil: until the new file or folder is complete on the disk, the old one stays.
+// Saves that a crash cannot damage: until the new file or folder is complete on the disk, the old one stays.
 //
 // The new content is written beside the old under another name, synced, and renamed into place. A crash can
-// leave names that end in `.sherd-partial` (incomplete) or `.sherd-replaced` (a complete folder whose
-// successor was about to take its name); `recover_directory` settles them.
+// leave names that end in `.sherd-partial` (incomplete) or `.sherd-replaced` (a complete folder that was
+// about to be replaced); `recover_directory` removes or renames these.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,7 @@ SHERD_API void write_durably(const FileSystem::Path& path, const std::function<v
 class SHERD_API DirectoryWriter {
  public:
   DirectoryWriter(FileSystem& files, FileSystem::Path directory);
+  /// Writes the file `name` in the folder with what `fill` puts into it. FileError, or what `fill` throws.
   void add(std::string_view name, const std::function<void(OutputFile&)>& fill);
 
  private:

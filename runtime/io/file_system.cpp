@@ -104,7 +104,8 @@ void require_regular(const Descriptor& fd, const Path& path) {
   check<FileError>(S_ISREG(mode), "open: '{}': is no regular file", shown_path(path));
 }
 
-/// Before it is opened, since to open a device or a FIFO may already do something.
+/// FileError where `path` is a device, a FIFO or a socket. Checked before opening, because opening one may
+/// already do something.
 void require_regular(const Path& path) {
   std::error_code error;
   const file_type type = std::filesystem::status(path, error).type();
@@ -113,7 +114,7 @@ void require_regular(const Path& path) {
                    "open: '{}': is {}, only a regular file will do", shown_path(path), name_of(type));
 }
 
-/// Opens what is a regular file or, where `flags` say so, becomes one.
+/// Opens a regular file, or creates one where `flags` say so.
 Descriptor open_regular(const Path& path, int flags) {
   require_regular(path);
   Descriptor fd(path, flags | O_NONBLOCK | O_NOCTTY);
@@ -150,11 +151,11 @@ class PosixInputFile final : public InputFile {
 class PosixLock final : public FileLock {
  public:
   PosixLock(Path path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
-    // For people; a full disk keeps nobody from locking.
+    // For people to read, so an error (a full disk) is ignored.
     const std::string process = std::to_string(::getpid());
     if (::ftruncate(fd_.get(), 0) == 0) std::ignore = ::pwrite(fd_.get(), process.data(), process.size(), 0);
   }
-  // Before the lock goes, so that no one can be given the lock of a file that is about to lose its name.
+  // Removed while the lock is held, so that no one can get the lock of a file that then loses its name.
   ~PosixLock() override { ::unlink(path_.c_str()); }
 
  private:
@@ -206,7 +207,7 @@ class PosixFileSystem final : public FileSystem {
         if (errno == EWOULDBLOCK) return nullptr;
         check_file(errno == ENOLCK || errno == ENOSYS || errno == ENOTSUP, "flock", path);
       }
-      // Whoever had the lock may have removed the file since it was opened here.
+      // The lock's last holder may have removed the file after this call opened it: then open anew.
       if (is_named(fd, path)) return std::make_unique<PosixLock>(path, std::move(fd));
     }
   }

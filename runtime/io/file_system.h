@@ -14,8 +14,7 @@
 
 namespace sherd {
 
-/// A file open for writing. Destroying it without `close` drops the handle and hides errors: close what
-/// matters.
+/// A file open for writing. Its functions throw FileError; the destructor without `close` ignores errors.
 class SHERD_API OutputFile {
  public:
   virtual ~OutputFile();
@@ -39,7 +38,7 @@ class SHERD_API InputFile {
   virtual void read(std::uint64_t offset, std::span<std::byte> into) = 0;
 };
 
-/// A lock file held; it goes with the object, and the lock also with the process.
+/// A lock file that this process holds. The destructor removes it; the lock also ends with the process.
 class SHERD_API FileLock {
  public:
   virtual ~FileLock();
@@ -55,10 +54,10 @@ class SHERD_API FileSystem {
   virtual std::unique_ptr<OutputFile> create(const Path& path) = 0;
   /// Opens a regular file for writing at its end, and creates it where it does not exist.
   virtual std::unique_ptr<OutputFile> append(const Path& path) = 0;
-  /// Puts `from` in the place of `to`, atomically; a directory replaces only an empty directory, and nothing
-  /// replaces a link, a device, a FIFO or a socket.
+  /// Renames `from` to `to`, which it replaces atomically; a directory replaces only an empty directory, and
+  /// nothing replaces a link, a device, a FIFO or a socket.
   virtual void rename(const Path& from, const Path& to) = 0;
-  /// Returns when the names in `directory` are on the disk.
+  /// Returns when all entries of `directory` (renames, new files) are on the disk.
   virtual void sync_directory(const Path& directory) = 0;
   virtual void create_directory(const Path& path) = 0;
   /// Removes a file or an empty directory.

@@ -26,7 +26,7 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little,
               "the format is little-endian; bytes are used as they are");
 
-// What is read costs a small multiple of these in memory, whatever the file says.
+// Limits, so that reading a header takes a small multiple of its size in memory, whatever it says.
 constexpr std::uint64_t max_header = std::uint64_t{1} << 24, length_bytes = 8;
 constexpr std::size_t max_entries = std::size_t{1} << 17, max_dimensions = 16;
 constexpr std::string_view metadata_key = "__metadata__";
@@ -249,7 +249,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   std::vector<std::int64_t>* numbers_ = nullptr;
 };
 
-/// The header's text, after its length was found to be believable.
+/// The header's text; ValueError where its length is over the limit or over the file.
 std::string header_of(InputFile& file, std::string_view source) {
   check<ValueError>(
       file.size() >= length_bytes,
@@ -277,7 +277,8 @@ std::optional<DType> dtype_named(std::string_view name) {
   return all_dtypes[found - format_names().begin()];
 }
 
-/// What a dtype of another program takes is not known, and asked for only with its tensor.
+/// ValueError where shape and bytes of an entry do not fit. The size of a dtype that the library lacks is
+/// unknown, and an error only when that tensor is read.
 void check_size(const TensorEntry& entry, std::string_view source) {
   const std::optional<DType> dtype = dtype_named(entry.dtype);
   if (!dtype) return;
@@ -319,7 +320,7 @@ void check_places(std::span<const TensorEntry> entries, std::uint64_t there, std
                     source, end, there);
 }
 
-/// Their places by name. ValueError for a name that is taken twice.
+/// Indices of the entries, sorted by name. ValueError for a name that is taken twice.
 std::vector<std::uint32_t> sorted_by_name(std::span<const TensorEntry> entries, std::string_view source) {
   std::vector<std::uint32_t> order(entries.size());
   std::iota(order.begin(), order.end(), 0U);

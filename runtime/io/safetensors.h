@@ -44,10 +44,10 @@ class SHERD_API SafetensorsFile {
   /// FileError when the file cannot be read, ValueError for a header that the format forbids, that does not
   /// fit the file's size, or that was changed after it was written.
   explicit SafetensorsFile(const FileSystem::Path& path, FileSystem& files = posix_file_system());
-  /// The same of a file that is open; `source` names it in errors.
+  /// The same for a file that is open already; `source` names it in errors.
   SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source);
 
-  /// In the order of the header.
+  /// The tensors, in the order of the header.
   std::span<const TensorEntry> entries() const { return entries_; }
   const TensorMetadata& metadata() const { return metadata_; }
   /// The tensor of that name, or null.
@@ -75,7 +75,8 @@ class SHERD_API SafetensorsFile {
 SHERD_API void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
                                  const TensorMetadata& metadata = {});
 
-/// The same into the file `path`, which a crash leaves as it was.
+/// The same into the file `path`, durably: after a crash or an error it is the old file or the complete new
+/// one. FileError where the system refuses.
 SHERD_API void save_safetensors(const FileSystem::Path& path, std::span<const TensorRecord> records,
                                 const TensorMetadata& metadata = {}, FileSystem& files = posix_file_system());
 
