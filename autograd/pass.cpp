@@ -334,6 +334,7 @@ std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::u
   since_ = since;
   try {
     differentiate(inputs);
+    call_back();
   } catch (...) {
     abort();
     throw;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/fault.h"
+#include "runtime/shown.h"
 
 namespace sherd {
 

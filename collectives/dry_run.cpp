@@ -10,6 +10,7 @@
 #include "collectives/fault.h"
 #include "collectives/group_end.h"
 #include "collectives/movement.h"
+#include "runtime/shown.h"
 
 namespace sherd {
 

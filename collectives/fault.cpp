@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/shown.h"
+
 namespace sherd {
 namespace {
 
@@ -14,12 +16,6 @@ std::string opening(const CallPlace& p, CollectiveKind kind) {
 }
 
 }  // namespace
-
-std::string one_line(std::string text) {
-  std::ranges::replace_if(
-      text, [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; }, ' ');
-  return text;
-}
 
 std::string describe(const CallPlace& place, const Signature& signature) {
   return opening(place, signature.kind) + ", " + signature.text();

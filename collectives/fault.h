@@ -28,10 +28,6 @@ struct CallPlace {
   std::uint64_t sequence = 0;
 };
 
-/// `text` with a space for every line break and other control character: names of users and texts of
-/// exceptions may have them, and an error's message is one line.
-std::string one_line(std::string text);
-
 /// The place and the call: "send #0 from rank 0 to rank 1 on channel 0 of group world, send(f32, 4
 /// elements)".
 std::string describe(const CallPlace& place, const Signature& signature);

@@ -11,6 +11,7 @@
 #include "collectives/post.h"
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/shown.h"
 
 namespace sherd {
 

@@ -62,11 +62,11 @@ Storage::~Storage() {
 
 void Storage::take_memory() {
   if (device_.type == DeviceType::meta) return;
-  capacity_ = bytes_;
+  capacity_ = device_.is_cpu() ? bytes_ : std::max<std::size_t>(bytes_, 1);
   if (device_.is_cpu()) {
     data_.store(Context::current().cpu_pool().allocate(capacity_), std::memory_order_release);
   } else {
-    data_.store(backend(device_.type).allocate(device_, std::max<std::size_t>(bytes_, 1)),
+    data_.store(backend(device_.type).allocate(device_, capacity_),
                 std::memory_order_release);
   }
 }

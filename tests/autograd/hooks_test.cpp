@@ -3,6 +3,8 @@
 #include <optional>
 
 #include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
@@ -41,6 +43,28 @@ Tensor named(const std::string& name, const std::shared_ptr<GradSink>& sink, uns
   set_sink(x, sink);
   return x;
 }
+
+/// The identity; its gradient queues a callback.
+struct Queueing {
+  static constexpr std::string_view name = "queueing";
+  int* calls;
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  void run(Inputs in, Outputs out) const { copy_(alias(out[0], out[0].layout()), in[0]); }
+  Tensors grad(const GradArgs& args) const {
+    queue_backward_callback([calls = calls] { ++*calls; });
+    return {args.gy[0]};
+  }
+  bool operator==(const Queueing&) const = default;
+};
+
+/// The same, with its reference's gradient.
+struct Referred {
+  static constexpr std::string_view name = "referred";
+  Queueing inner;
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  Tensors reference(Inputs in) const { return {apply(inner, in[0])}; }
+  bool operator==(const Referred&) const = default;
+};
 
 }  // namespace
 
@@ -285,6 +309,15 @@ TEST_CASE("callbacks: run once at the end, before backward returns; outside ther
   CHECK_FALSE(in_backward());
   sum(x).backward();
   CHECK(order == "hcdhcd");
+}
+
+TEST_CASE("callbacks: those of a gradient that is computed from a reference run too") {
+  int calls = 0;
+  const Tensor x = leaf({2});
+  const Tensor y = apply(Referred{{&calls}}, x);
+  sum(y).backward();
+  CHECK(calls == 1);
+  CHECK(x.grad().to_vector<double>() == std::vector<double>{1, 1});
 }
 
 TEST_CASE("callbacks: may queue any number of others, and grad() runs them too") {

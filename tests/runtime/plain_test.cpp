@@ -2,6 +2,7 @@
 // gradients of fused ones and optimizer steps included, runs there by its form in other ops, and agrees.
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
@@ -18,18 +19,31 @@ namespace {
 /// The host's memory under another name, so that the CPU's kernels of the primitives serve.
 class PlainBackend final : public Backend {
  public:
-  void* allocate(Device, std::size_t bytes) override { return std::aligned_alloc(64, (bytes / 64 + 1) * 64); }
-  void deallocate(Device, void* data, std::size_t) noexcept override { std::free(data); }
+  void* allocate(Device, std::size_t bytes) override {
+    void* data = std::aligned_alloc(64, (bytes / 64 + 1) * 64);
+    sizes[data] = bytes;
+    return data;
+  }
+  void deallocate(Device, void* data, std::size_t bytes) noexcept override {
+    wrong_sizes += sizes[data] != bytes;
+    std::free(data);
+  }
+  std::map<void*, std::size_t> sizes;  // of the blocks, as asked for
+  int wrong_sizes = 0;                 // blocks that came back as of another size
   void copy(void* to, Device, const void* from, Device, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
   }
   void synchronize(Device) override {}
 };
 
-Device plain() {
+PlainBackend& plain_backend() {
   static PlainBackend instance;
+  return instance;
+}
+
+Device plain() {
   static const DeviceType type = [] {
-    const DeviceType made = register_backend("plain", instance);
+    const DeviceType made = register_backend("plain", plain_backend());
     backend(DeviceType::cpu);
     const auto share = [&]<class O>() { kernel_row<O>().set(made, kernel_row<O>().on(DeviceType::cpu)); };
     ops::Primitives::for_each(share);
@@ -138,4 +152,13 @@ TEST_CASE("plain: an op with neither a kernel nor a form in other ops says so, a
   PlainBackend second;
   CHECK(one_line_about(message_of<ValueError>([&] { register_backend("plain", second); }), "plain"));
   CHECK(one_line_about(message_of<ValueError>([&] { register_backend("cuda", second); }), "cuda"));
+}
+
+TEST_CASE("plain: memory goes back with the size that it was asked for with") {
+  for (const Shape& shape : {Shape{0}, Shape{1}, Shape{3, 0, 2}, Shape{7, 5}})
+    for (const DType dtype : all_dtypes) {
+      const Tensor x = ones(shape, {dtype, plain()});
+      CHECK(clone(x).device() == plain());
+    }
+  CHECK(plain_backend().wrong_sizes == 0);
 }
