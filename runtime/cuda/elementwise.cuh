@@ -2,19 +2,16 @@
 // one.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <type_traits>
 #include <utility>
 
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/types.cuh"
 #include "runtime/functor.h"
 
 namespace sherd::cuda {
-
-template <class T>
-__device__ constexpr compute_t<T> widen(T x) {
-  return static_cast<compute_t<T>>(x);
-}
 
 /// Elements that one thread loads and stores at once.
 template <class T, int N>
@@ -44,7 +41,7 @@ __device__ void strided_element(const F& f, const Operands& p, std::int64_t i, s
   else
     offsets_of(p, static_cast<std::uint64_t>(i), at);
   static_cast<TO*>(p.data[0])[at[0]] =
-      static_cast<TO>(f(widen(static_cast<const TI*>(p.data[I + 1])[at[I + 1]])...));
+      narrow<TO>(f(widen(static_cast<const TI*>(p.data[I + 1])[at[I + 1]])...));
 }
 
 template <class F, class TO, class... TI>
@@ -59,7 +56,7 @@ template <class TO, int V, class F, class... TI>
 __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
   Pack<TO, V> out;
 #pragma unroll
-  for (int j = 0; j < V; ++j) out.at[j] = static_cast<TO>(f(widen(in.at[j])...));
+  for (int j = 0; j < V; ++j) out.at[j] = narrow<TO>(f(widen(in.at[j])...));
   return out;
 }
 
@@ -71,17 +68,18 @@ __global__ void __launch_bounds__(threads_per_block)
   for (std::int64_t i = first; i < n / V; i += step)
     reinterpret_cast<Pack<TO, V>*>(out)[i] =
         map_packs<TO, V>(f, reinterpret_cast<const Pack<TI, V>*>(in)[i]...);
-  for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = static_cast<TO>(f(widen(in[i])...));
+  for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = narrow<TO>(f(widen(in[i])...));
 }
 
 template <class F, class TO, class... TI>
 void launch(const F& f, const Operands& p) {
-  constexpr int pack = ((sizeof(TO) == 8) || ... || (sizeof(TI) == 8)) ? 2 : 4;
+  constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
   if (p.dense) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       dense_kernel<pack, F, TO, TI...><<<blocks_for(p.numel / pack), threads_per_block, 0, p.stream>>>(
           f, p.numel, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
-    }(std::index_sequence_for<TI...>{});
+    }
+    (std::index_sequence_for<TI...>{});
   } else {
     strided_kernel<F, TO, TI...><<<blocks_for(p.numel), threads_per_block, 0, p.stream>>>(f, p);
   }
