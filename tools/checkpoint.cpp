@@ -139,8 +139,18 @@ void check_shapes(const SafetensorsFile& file, const Shapes& shapes, const Count
   }
 }
 
-void check_file(const Path& path, const Shapes& shapes, const Counts& counts, FileSystem& files) {
-  reading(path, [&] { check_shapes(SafetensorsFile(path, files), shapes, counts); });
+/// Of the model in config.json, which is made only where the file of its weights has tensors for its layers.
+Shapes check_weights_file(const Path& path, const TrainOptions& options, FileSystem& files) {
+  Shapes shapes;
+  reading(path, [&] {
+    const SafetensorsFile file(path, files);
+    check<ValueError>(file.entries().size() >= static_cast<std::size_t>(options.layers),
+                      "holds {} tensors, the model in config.json has {} layers", file.entries().size(),
+                      options.layers);
+    shapes = shapes_of(options);
+    check_shapes(file, shapes, weight_counts(shapes));
+  });
+  return shapes;
 }
 
 }  // namespace
@@ -205,14 +215,13 @@ RunConfig read_config(const Path& checkpoint, FileSystem& files) {
 }
 
 void check_weights(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
-  const Shapes shapes = shapes_of(options);
-  check_file(checkpoint / "model.safetensors", shapes, weight_counts(shapes), files);
+  check_weights_file(checkpoint / "model.safetensors", options, files);
 }
 
 void check_states(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
-  const Shapes shapes = shapes_of(options);
-  check_file(checkpoint / "model.safetensors", shapes, weight_counts(shapes), files);
-  check_file(checkpoint / "optimizer.safetensors", shapes, moment_counts(shapes), files);
+  const Shapes shapes = check_weights_file(checkpoint / "model.safetensors", options, files);
+  const Path moments = checkpoint / "optimizer.safetensors";
+  reading(moments, [&] { check_shapes(SafetensorsFile(moments, files), shapes, moment_counts(shapes)); });
 }
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {
