@@ -3,7 +3,8 @@
 
 namespace sherd::tools {
 
-/// From now on the first SIGINT or SIGTERM is only noted; the next one ends the program.
+/// From now on the first SIGINT, SIGTERM or SIGHUP is only noted, and so are those that follow within a
+/// second. A later one ends the program, unless it is a launcher's rank: the launcher decides then.
 void catch_interrupts();
 /// Whether one came.
 bool interrupted();

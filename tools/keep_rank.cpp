@@ -1,7 +1,9 @@
 // The keeper of a rank: mpirun's child, the program's parent.
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 
@@ -12,13 +14,19 @@
 namespace sherd::tools {
 namespace {
 
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 using Kind = LaunchReport::Kind;
+
+/// What a program leaves behind may still be writing its last output.
+constexpr auto grace = 2s;
 
 class Keeper {
  public:
   explicit Keeper(const char* socket) : socket_(socket), mpirun_(::getppid()) {
     // Also sent when only the thread of mpirun ends that started this process: `keep` looks again.
     if (!end_with_parent(parent_died, mpirun_)) ::raise(parent_died);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what the program leaves behind becomes this process's child
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) rank_ = std::atoi(rank);
   }
 
@@ -32,8 +40,9 @@ class Keeper {
     }
     tell(Kind::started, ::getpid());  // and now with the program
     const int status = keep();
-    if (status != 0) ::kill(-program_, SIGKILL);  // what the program started would go on alone
+    if (status != 0) end_the_rest(0s);
     if (!tell(Kind::ended, status) && status != 0) say(rank_, how_it_ended(status));
+    if (status == 0) end_the_rest(grace);
     return exit_status(status);
   }
 
@@ -50,24 +59,36 @@ class Keeper {
 
   /// Until the program has ended; returns how.
   int keep() const {
-    for (;;) {
+    for (bool asked = false;;) {
       int status = 0;
-      if (::waitpid(program_, &status, WNOHANG) == program_) return status;
-      switch (const int signal = signals_.next()) {
-        case SIGINT:
-        case SIGTERM:
-          ::kill(-program_, signal);
-          break;
-        case parent_died:
-          if (::getppid() == mpirun_) break;
-          [[fallthrough]];
-        case SIGQUIT:
-          ::kill(-program_, SIGKILL);
-          break;
-        default:
-          break;
-      }
+      for (pid_t ended = 0; (ended = ::waitpid(-1, &status, WNOHANG)) > 0;)
+        if (ended == program_) return status;
+      const int signal = signals_.next();
+      // Of those who tell every process of the job to stop each tells this one too: the program hears it
+      // once.
+      if ((signal == SIGINT || signal == SIGTERM) && !std::exchange(asked, true)) ::kill(-program_, signal);
+      if (ends_job(signal)) ::kill(-program_, SIGKILL);
     }
+  }
+
+  bool ends_job(int signal) const {
+    return signal == SIGQUIT || (signal == parent_died && ::getppid() != mpirun_);
+  }
+
+  /// What the program started and left goes too: mpirun would wait as long as it holds the rank's output.
+  void end_the_rest(std::chrono::milliseconds time) const {
+    // Nobody can end what belongs to another user.
+    for (Clock::time_point end = Clock::now() + time; some_are_left() && Clock::now() < end + grace;) {
+      if (Clock::now() >= end)
+        for (const pid_t process : own_children()) ::kill(process, SIGKILL);
+      if (ends_job(signals_.next(100ms))) end = std::min(end, Clock::now());
+    }
+  }
+  static bool some_are_left() {
+    pid_t ended = 0;
+    while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
+    }
+    return ended == 0;
   }
 
   const char* socket_;

@@ -36,6 +36,11 @@ using Kind = LaunchReport::Kind;
 constexpr auto grace = 10s;
 /// Between one way to end the job and the next, harder one.
 constexpr auto step_time = 1s;
+/// A signal that follows another so soon is the same request: who signals a group and its leader, or every
+/// process of a job, means it once.
+constexpr auto once = 1s;
+/// Between two looks for what nobody tells.
+constexpr auto look_time = 1s;
 
 // ---- temporary folders ----
 
@@ -84,6 +89,9 @@ struct Folders {
 };
 
 // ---- mpirun ----
+
+/// The signal by which mpirun ends its ranks and itself; it hears no others.
+constexpr int end_mpirun = SIGHUP;
 
 /// On one machine nobody else has to connect, and what is left of the job lies in folders that go with it.
 void keep_to_this_machine(const Folders& folders) {
@@ -153,9 +161,10 @@ Handle listen_at(const std::string& path) {
 /// Starts the ranks and sees them to their end.
 class Supervisor {
  public:
-  Supervisor(const LaunchOptions& options, const Folders& folders)
+  Supervisor(const LaunchOptions& options, const Folders& folders, pid_t launcher)
       : options_(options),
         folders_(folders),
+        launcher_(launcher),
         ranks_(static_cast<std::size_t>(options.ranks)),
         socket_(listen_at(folders.socket())),
         signal_source_(::signalfd(-1, &signals_.held(), SFD_CLOEXEC | SFD_NONBLOCK)) {}
@@ -168,6 +177,7 @@ class Supervisor {
       hear_signals();
       hear_reports();
       look_for_lost_keepers();
+      look_at_mpirun();
       judge();
       if (next_step_ && Clock::now() >= *next_step_) end_harder();
     }
@@ -182,8 +192,11 @@ class Supervisor {
     std::vector<char*> words;
     for (std::string& word : command) words.push_back(word.data());
     words.push_back(nullptr);
+    // Asked to stop, mpirun would give the ranks a second, which is too short to save.
+    sigset_t held = mask;
+    for (const int signal : {SIGINT, SIGTERM}) ::sigaddset(&held, signal);
     int failure = 0;
-    mpirun_ = start_process(words, {.at_parents_end = SIGTERM, .mask = &mask}, failure);
+    mpirun_ = start_process(words, {.at_parents_end = end_mpirun, .mask = &held}, failure);
     if (failure != 0)
       say(cannot_start(command[0], failure) +
           "; install OpenMPI (on Debian and Ubuntu openmpi-bin), or run the program alone: its ranks are "
@@ -201,12 +214,10 @@ class Supervisor {
     std::vector<pollfd> sources = {{socket_.get(), POLLIN, 0}, {signal_source_.get(), POLLIN, 0}};
     for (const Rank& rank : ranks_)
       if (rank.keeper.known() && !rank.status) sources.push_back({rank.keeper.descriptor(), POLLIN, 0});
-    int timeout = -1;
-    if (next_step_) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_step_ - Clock::now());
-      timeout = std::max(0, static_cast<int>(left.count()));
-    }
-    ::poll(sources.data(), sources.size(), timeout);
+    Clock::duration time = look_time;
+    if (next_step_) time = std::clamp<Clock::duration>(*next_step_ - Clock::now(), 0s, look_time);
+    const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(time);
+    ::poll(sources.data(), sources.size(), static_cast<int>(timeout.count()));
   }
 
   void hear_signals() {
@@ -220,7 +231,13 @@ class Supervisor {
         ask_to_stop(SIGTERM);
         next_step_ = Clock::now() + grace;
       } else {
-        ask_to_stop(signal);
+        // What tells every process of the job to stop tells this one too; only the launcher knows of a second
+        // time.
+        const bool passed_on = static_cast<pid_t>(info.ssi_pid) == launcher_;
+        if (passed_on && std::exchange(launcher_asked_, true))
+          end_job();
+        else
+          ask_to_stop(signal);
       }
     }
   }
@@ -269,6 +286,12 @@ class Supervisor {
     }
   }
 
+  /// A signal to mpirun alone is meant for the job.
+  void look_at_mpirun() {
+    for (const int signal : {SIGINT, SIGTERM})
+      if (asked_ == 0 && !mpirun_status_ && is_pending(mpirun_, signal)) ask_to_stop(signal);
+  }
+
   void end_of(Rank& rank, int status) {
     if (rank.status) return;
     rank.status = status;
@@ -306,12 +329,12 @@ class Supervisor {
       if (!rank.status) rank.keeper.signal(signal);
   }
 
-  /// The first time politely.
   void ask_to_stop(int signal) {
-    if (asked_ != 0) return end_job();
+    if (asked_ != 0) return;
     asked_ = signal == SIGINT ? SIGINT : SIGTERM;
     tell_keepers(asked_);
-    if (!options_.hosts.empty()) ::kill(mpirun_, SIGTERM);  // whose ranks elsewhere have keepers of their own
+    if (!options_.hosts.empty())
+      ::kill(mpirun_, end_mpirun);  // whose ranks elsewhere have keepers of their own
   }
 
   void end_job() {
@@ -326,7 +349,7 @@ class Supervisor {
     ending_ = true;
     if (steps_ == 0) tell_keepers(SIGQUIT);
     if (steps_ == 1) tell_keepers(SIGKILL);
-    if (steps_ >= 1 && !mpirun_status_) ::kill(mpirun_, steps_ < last_step ? SIGTERM : SIGKILL);
+    if (steps_ >= 1 && !mpirun_status_) ::kill(mpirun_, steps_ < last_step ? end_mpirun : SIGKILL);
     ++steps_;
     next_step_ = Clock::now() + step_time;
   }
@@ -346,11 +369,13 @@ class Supervisor {
 
   const LaunchOptions& options_;
   const Folders& folders_;
+  pid_t launcher_;
   HeldSignals signals_{SIGINT, SIGTERM, SIGHUP, SIGCHLD, parent_died};
   std::vector<Rank> ranks_;
   Handle socket_, signal_source_;
   pid_t mpirun_ = 0;
   std::optional<int> mpirun_status_;
+  bool launcher_asked_ = false;
   int asked_ = 0;          ///< the signal by which ranks were asked to stop
   int first_failure_ = 0;  ///< exit status
   bool ending_ = false;
@@ -385,7 +410,7 @@ std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe
   int status = 1;
   try {
     ::setpgid(0, 0);  // Ctrl-C is the launcher's to hear
-    Supervisor supervisor(options, folders);
+    Supervisor supervisor(options, folders, launcher);
     if (end_with_parent(parent_died, launcher)) status = supervisor.run(std::move(command), mask);
   } catch (const std::exception& error) {
     say(error.what());
@@ -396,6 +421,7 @@ std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe
 
 /// Its exit status. Passes on what asks it to end.
 int see_through(pid_t supervisor, const HeldSignals& signals) {
+  std::optional<Clock::time_point> passed_on;
   for (int status = 0;;) {
     if (::waitpid(supervisor, &status, WNOHANG) == supervisor) {
       if (WIFSIGNALED(status))
@@ -403,7 +429,9 @@ int see_through(pid_t supervisor, const HeldSignals& signals) {
       return exit_status(status);
     }
     const int signal = signals.next();
-    if (signal != SIGCHLD) ::kill(supervisor, signal);
+    if (signal == SIGCHLD || (passed_on && Clock::now() - *passed_on < once)) continue;
+    passed_on = Clock::now();
+    ::kill(supervisor, signal);
   }
 }
 

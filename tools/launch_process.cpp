@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <system_error>
 
 namespace sherd::tools {
@@ -59,6 +60,22 @@ Handle output_for_mpi(const char* file) {
   for (const char* variable : {"OPAL_OUTPUT_STDERR_FD", "PMIX_OUTPUT_STDERR_FD"})
     ::setenv(variable, std::to_string(output.get()).c_str(), 1);
   return output;
+}
+
+std::vector<pid_t> own_children() {
+  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
+  std::vector<pid_t> children;
+  for (pid_t child = 0; file >> child;) children.push_back(child);
+  return children;
+}
+
+bool is_pending(pid_t process, int signal) {
+  std::ifstream file(fmt::format("/proc/{}/status", process));
+  for (std::string word; file >> word;) {
+    std::uint64_t pending = 0;
+    if (word == "ShdPnd:") return (file >> std::hex >> pending) && (pending >> (signal - 1) & 1) != 0;
+  }
+  return false;
 }
 
 int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }

@@ -4,12 +4,15 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace sherd::tools {
 
@@ -52,6 +55,11 @@ class HeldSignals {
     ::sigwait(&held_, &signal);
     return signal;
   }
+  /// The next one, or 0 when none comes in that time.
+  int next(std::chrono::milliseconds time) const {
+    const timespec limit{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
+    return std::max(0, ::sigtimedwait(&held_, nullptr, &limit));
+  }
 
  private:
   sigset_t held_{}, before_{};
@@ -77,6 +85,11 @@ bool end_with_parent(int signal, pid_t parent);
 /// From here on OpenMPI, in this process and those that it starts, writes what it has to say to `file`
 /// instead of to stderr, as long as the handle lives.
 Handle output_for_mpi(const char* file);
+
+/// The processes that the calling one, of one thread, is the parent of.
+std::vector<pid_t> own_children();
+/// Whether the signal has come to that process, which holds it off.
+bool is_pending(pid_t process, int signal);
 
 /// Of a status from `waitpid`, as a shell would say it.
 int exit_status(int status);

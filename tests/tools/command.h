@@ -2,6 +2,8 @@
 #pragma once
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -94,6 +96,30 @@ class Command {
   pid_t process_ = 0;
   int pipe_ = -1;
 };
+
+/// Becomes readable when the process ends; its number is taken as long as this lives.
+class Witness {
+ public:
+  explicit Witness(pid_t process) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
+  Witness(Witness&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ~Witness() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  /// That it has ended, in ten seconds at most.
+  bool ends(int milliseconds = 10000) const {
+    pollfd process{fd_, POLLIN, 0};
+    return fd_ < 0 || ::poll(&process, 1, milliseconds) == 1;
+  }
+
+ private:
+  int fd_;
+};
+
+/// Signals until it ends.
+inline void insist(const Command& command, int signal) {
+  const Witness witness(command.process());
+  while (!witness.ends(100)) command.signal(signal);
+}
 
 inline Arguments with(Arguments all, const Arguments& more) {
   all.insert(all.end(), more.begin(), more.end());

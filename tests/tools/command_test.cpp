@@ -86,6 +86,23 @@ TEST_CASE("Ctrl-C saves and ends well; going on ends at the same bits") {
   }
 }
 
+TEST_CASE("signals that come together are one request to stop, and a later one ends the run at once") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text(20000));
+  Command run(folder, with(train, {"--steps", "4000000", "--eval-every", "4000000", "--out", "together"}));
+  REQUIRE(run.prints("step 1/"));
+  for (const int signal : {SIGTERM, SIGTERM, SIGINT, SIGHUP, SIGTERM}) run.signal(signal);
+  CHECK(run.wait() == 0);
+  CHECK_THAT(run.out(), ContainsSubstring("stopped after step "));
+  // Its first step takes longer than anybody who asks twice waits.
+  Command slow(folder, {"train", "--data", "text", "--layers", "8", "--heads", "8", "--width", "512",
+                        "--context", "256", "--batch", "64", "--threads", "1", "--out", "slow"});
+  REQUIRE(slow.prints("run slow:"));
+  insist(slow, SIGTERM);
+  CHECK(slow.wait() == 128 + SIGTERM);
+  CHECK(tools::saved_steps(folder / "slow", posix_file_system()) == std::vector<std::int64_t>{0});
+}
+
 TEST_CASE("the program trains on ranks and shows how the model lies on them") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());

@@ -1,12 +1,10 @@
 // `sherd launch`: however a process of a job ends, the job ends, says so in one line and leaves nothing.
-#include <poll.h>
-#include <sys/syscall.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "tests/tools/command.h"
 #include "tests/tools/small_run.h"
@@ -69,24 +67,6 @@ Arguments train_with(int culprit, const std::string& deed) {
 }
 
 std::ptrdiff_t lines(const std::string& text) { return std::ranges::count(text, '\n'); }
-
-/// Becomes readable when the process ends; its number is taken as long as this lives.
-class Witness {
- public:
-  explicit Witness(pid_t process) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
-  Witness(Witness&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  ~Witness() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  /// That it has ended, in ten seconds at most.
-  bool ends() const {
-    pollfd process{fd_, POLLIN, 0};
-    return fd_ < 0 || ::poll(&process, 1, 10000) == 1;
-  }
-
- private:
-  int fd_;
-};
 
 /// The process, its children, their children and so on.
 std::vector<pid_t> family(pid_t process) {
@@ -197,9 +177,61 @@ TEST_CASE("a signal to the launcher saves, and its status is that of the ranks")
     REQUIRE(deaf.prints("up\nup\n"));
     deaf.signal(signal);
     REQUIRE(deaf.prints("heard\nheard\n"));
-    deaf.signal(SIGTERM);
+    insist(deaf, SIGTERM);
     CHECK(deaf.wait() > 128);
   }
+}
+
+TEST_CASE("whichever processes of a job a signal reaches, it is one request to save and end") {
+  const Place place;
+  std::vector<std::pair<int, std::vector<std::size_t>>> ways;
+  std::vector<std::size_t> all(processes_of(2));
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<std::size_t> reversed(all.rbegin(), all.rend());
+  for (const int signal : {SIGINT, SIGTERM})
+    for (const auto& order : {all, reversed}) ways.emplace_back(signal, order);
+  for (const std::size_t one : all) ways.emplace_back(SIGTERM, std::vector{one});
+  ways.emplace_back(SIGTERM, std::vector<std::size_t>{0, 0, 0});  // as `timeout` does, to child and group
+  for (const auto& [signal, whom] : ways) {
+    Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+    REQUIRE(command.prints("step 1/"));
+    const std::vector<pid_t> processes = family_of(command.process(), processes_of(2));
+    REQUIRE(processes.size() == processes_of(2));
+    for (const std::size_t i : whom) ::kill(processes[i], signal);
+    CHECK(command.wait() == 0);
+    INFO("signal " << signal << " to " << whom.size() << " from " << whom[0] << " on\n" << command.out());
+    const std::string stopped = "stopped after step ";
+    const std::size_t line = command.out().find(stopped);
+    CHECK(line != std::string::npos);
+    CHECK(command.out().find(stopped, line + 1) == std::string::npos);
+    CHECK(command.err() == "");
+    CHECK(tools::saved_steps(place.folder() / "run", posix_file_system()).back() > 0);
+    fs::remove_all(place.folder() / "run");
+  }
+}
+
+TEST_CASE("what a rank that ended well leaves behind does not hold up the launcher, and ends") {
+  const Place place;
+  const std::string own = "pid$OMPI_COMM_WORLD_RANK",
+                    sleeper = "sh -c 'echo $$ >" + own + "; exec sleep 600'";
+  for (const std::string how : {"", "setsid ", "trap '' TERM INT HUP; ", "setsid setsid "}) {
+    INFO(how);
+    const std::string waits = " & until [ -s " + own + " ]; do :; done; echo up";
+    Command command(place.folder(), launch(2, {"sh", "-c", how + sleeper + waits}));
+    CHECK(command.wait() == 0);
+    CHECK(command.out() == "up\nup\n");
+    CHECK(command.err() == "");
+    for (const std::string rank : {"0", "1"}) {
+      const pid_t left = std::stoi(posix_file_system().read(place.folder() / ("pid" + rank)));
+      CHECK(::kill(left, 0) != 0);
+      fs::remove(place.folder() / ("pid" + rank));
+    }
+  }
+  // Its last words are heard.
+  Command words(place.folder(),
+                launch(2, {"sh", "-c", "(while kill -0 $$ 2>/dev/null; do :; done; echo last) & exit 0"}));
+  CHECK(words.wait() == 0);
+  CHECK(words.out() == "last\nlast\n");
 }
 
 TEST_CASE("a signal at any moment of the start ends the job") {
