@@ -25,7 +25,7 @@ std::string_view name_of(Fault fault);
 
 /// Forwards to the operating system, but only notes a sync: what it protects is lost by the faults above
 /// instead.
-class CountingFileSystem final : public FileSystem {
+class CountingFileSystem : public FileSystem {
  public:
   CountingFileSystem() = default;
   /// Breaks at change number `n`, from 0.

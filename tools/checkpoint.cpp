@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -27,12 +28,33 @@ constexpr std::string_view checksum_key = "checksum", checksum_marker = "\"check
 // A run of very many files to train on still fits; what is parsed takes a multiple in memory.
 constexpr std::size_t most_config_bytes = std::size_t{1} << 21, most_config_depth = 8;
 
+/// The step in a name of "step-" and digits; the highest where it has none that large.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(prefix)) return {};
+  name.remove_prefix(prefix.size());
+  if (name.empty() || name.find_first_not_of("0123456789") != std::string_view::npos) return {};
   std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size() || step < 0) return {};
-  return step;
+  const auto error = std::from_chars(name.data(), name.data() + name.size(), step).ec;
+  return error == std::errc() ? step : std::numeric_limits<std::int64_t>::max();
+}
+
+/// As this program writes it.
+bool is_checkpoint_name(std::string_view name) {
+  const std::optional<std::int64_t> step = step_of(name);
+  return step && name.substr(prefix.size()) == std::to_string(*step);
+}
+
+std::vector<std::string> names_in(const Path& run, FileSystem& files) {
+  return files.exists(run) ? files.list(run) : std::vector<std::string>();
+}
+
+/// Why there is no checkpoint of that name; empty where there may be one.
+std::string flaw_of(const Path& run, const std::string& name, FileSystem& files) {
+  if (!is_checkpoint_name(name)) return "is not named as a checkpoint is, by a step without leading zeros";
+  const std::filesystem::file_type type = files.type(run / name);
+  if (type != std::filesystem::file_type::directory)
+    return fmt::format("is {}, a checkpoint is a folder", sherd::name_of(type));
+  return files.exists(run / name / "config.json") ? "" : "has no config.json";
 }
 
 json to_json(const RunConfig& c) {
@@ -179,13 +201,32 @@ Path checkpoint_path(const Path& run, std::int64_t step) { return run / fmt::for
 
 std::vector<std::int64_t> saved_steps(const Path& run, FileSystem& files) {
   std::vector<std::int64_t> steps;
-  if (!files.exists(run)) return steps;
-  for (const std::string& name : files.list(run)) {
-    const auto step = step_of(name);
-    if (step && files.is_directory(run / name)) steps.push_back(*step);
-  }
+  for (const std::string& name : names_in(run, files))
+    if (is_checkpoint_name(name) && files.is_directory(run / name)) steps.push_back(*step_of(name));
   std::ranges::sort(steps);
   return steps;
+}
+
+bool has_checkpoints(const Path& run, FileSystem& files) {
+  return std::ranges::any_of(names_in(run, files),
+                             [](const std::string& name) { return step_of(name).has_value(); });
+}
+
+std::optional<std::int64_t> newest_checkpoint(const Path& run, FileSystem& files) {
+  std::optional<std::int64_t> newest;
+  std::string looks_newer, flaw;
+  for (const std::string& name : names_in(run, files)) {
+    const std::optional<std::int64_t> step = step_of(name);
+    if (!step || step < newest) continue;
+    const std::string its = flaw_of(run, name, files);
+    if (!its.empty() && step == newest) continue;
+    newest = step;
+    looks_newer = name;
+    flaw = its;
+  }
+  check<ValueError>(flaw.empty(), "checkpoint: '{}' {}; move it elsewhere, or mend it to go on from there",
+                    shown((run / looks_newer).string(), 300), flaw);
+  return newest;
 }
 
 void save_checkpoint(const Path& run, const RunConfig& config, const nn::StateDict& model,

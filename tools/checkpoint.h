@@ -38,6 +38,12 @@ FileSystem::Path checkpoint_path(const FileSystem::Path& run, std::int64_t step)
 /// The steps whose checkpoints `run` holds, rising; none where there is no such folder.
 std::vector<std::int64_t> saved_steps(const FileSystem::Path& run, FileSystem& files);
 
+/// Whether anything in `run` is named as a checkpoint is.
+bool has_checkpoints(const FileSystem::Path& run, FileSystem& files);
+/// The step of the newest checkpoint in `run`, if there is one. ValueError that names what looks newer and is
+/// none: a link or a file, a folder without config.json, a number that is written in another way.
+std::optional<std::int64_t> newest_checkpoint(const FileSystem::Path& run, FileSystem& files);
+
 /// config.json's text, and back: JSON's or this library's exceptions for what is missing, mistyped or out of
 /// range.
 std::string config_text(const RunConfig& config);

@@ -1,5 +1,8 @@
 #include "tools/run_folder.h"
 
+#include <algorithm>
+#include <charconv>
+
 #include "runtime/error.h"
 #include "runtime/io/durable.h"
 #include "runtime/shown.h"
@@ -22,6 +25,41 @@ void create_directories(const Path& path, FileSystem& files) {
   files.sync_directory(parent.empty() ? "." : parent);
 }
 
+constexpr std::string_view runs = "runs";
+
+Path named_folder(const TrainOptions& options) {
+  const Path path = Path(options.out).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+/// Of the folders in `runs/` that are named by a number; 0 where there is none.
+std::int64_t newest_number(FileSystem& files) {
+  std::int64_t newest = 0;
+  if (!files.exists(runs)) return newest;
+  for (const std::string& name : files.list(runs)) {
+    std::int64_t number = 0;
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    if (std::to_string(number) == name) newest = std::max(newest, number);
+  }
+  return newest;
+}
+
+/// Another run may be about to take the same number: who makes the folder has it.
+Path create_next_folder(FileSystem& files) {
+  create_directories(runs, files);
+  for (std::int64_t number = newest_number(files) + 1;; ++number) {
+    const Path path = Path(runs) / std::to_string(number);
+    try {
+      files.create_directory(path);
+    } catch (const FileError&) {
+      if (!files.exists(path)) throw;
+      continue;
+    }
+    files.sync_directory(runs);
+    return path;
+  }
+}
+
 /// "process 4711"; it may have ended by now, or not have said yet who it is.
 std::string holder_of(const Path& lock, FileSystem& files) {
   try {
@@ -34,17 +72,11 @@ std::string holder_of(const Path& lock, FileSystem& files) {
 
 }  // namespace
 
-Path run_folder(const TrainOptions& options, FileSystem& files) {
-  if (!options.out.empty()) {
-    const Path path = Path(options.out).lexically_normal();
-    return path.has_filename() ? path : path.parent_path();
-  }
-  const Path runs = "runs";
-  int next = 1;
-  while (files.exists(runs / std::to_string(next))) ++next;
-  check<ValueError>(!options.resume || next > 1,
-                    "--resume: there is no run in '{}'; name its folder with --out", runs.string());
-  return runs / std::to_string(options.resume ? next - 1 : next);
+Path resumed_folder(const TrainOptions& options, FileSystem& files) {
+  if (!options.out.empty()) return named_folder(options);
+  const std::int64_t newest = newest_number(files);
+  check<ValueError>(newest > 0, "--resume: there is no run in '{}'; name its folder with --out", runs);
+  return Path(runs) / std::to_string(newest);
 }
 
 std::unique_ptr<FileLock> lock_run_folder(const Path& run, FileSystem& files) {
@@ -58,14 +90,18 @@ std::unique_ptr<FileLock> lock_run_folder(const Path& run, FileSystem& files) {
   return lock;
 }
 
-std::unique_ptr<FileLock> create_run_folder(const Path& run, FileSystem& files) {
+LockedFolder create_run_folder(const TrainOptions& options, FileSystem& files) {
+  if (options.out.empty()) {
+    const Path run = create_next_folder(files);
+    return {run, lock_run_folder(run, files)};
+  }
+  const Path run = named_folder(options);
   create_directories(run, files);
   std::unique_ptr<FileLock> lock = lock_run_folder(run, files);
-  const bool taken = !saved_steps(run, files).empty() || files.exists(run / "metrics.jsonl");
-  check<ValueError>(!taken,
+  check<ValueError>(!has_checkpoints(run, files) && !files.exists(run / "metrics.jsonl"),
                     "--out '{}': holds a run already; add --resume to go on with it, or name another folder",
                     run.string());
-  return lock;
+  return {run, std::move(lock)};
 }
 
 void require_run_folder(const Path& run, FileSystem& files) {
@@ -75,10 +111,10 @@ void require_run_folder(const Path& run, FileSystem& files) {
 
 std::int64_t newest_step(const Path& run, FileSystem& files) {
   recover_directory(run, files);
-  const std::vector<std::int64_t> steps = saved_steps(run, files);
-  check<ValueError>(!steps.empty(), "--resume: '{}' holds no checkpoint; start the run without --resume",
+  const std::optional<std::int64_t> newest = newest_checkpoint(run, files);
+  check<ValueError>(newest.has_value(), "--resume: '{}' holds no checkpoint; start the run without --resume",
                     run.string());
-  return steps.back();
+  return *newest;
 }
 
 }  // namespace sherd::tools

@@ -6,16 +6,20 @@
 
 namespace sherd::tools {
 
-/// The folder that `options` name, or the one of `runs/` that is free (for a new run) or newest (with
-/// `resume`).
-FileSystem::Path run_folder(const TrainOptions& options, FileSystem& files);
+/// The folder of the run that is to go on: the one that `options` name, or the newest of `runs/`.
+FileSystem::Path resumed_folder(const TrainOptions& options, FileSystem& files);
 
 /// Locks the folder for the one process that writes it. StateError that names the folder, and the process
 /// that has it.
 std::unique_ptr<FileLock> lock_run_folder(const FileSystem::Path& run, FileSystem& files);
 
-/// Makes the folder of a new run, with its parents, and locks it. ValueError when it holds a run already.
-std::unique_ptr<FileLock> create_run_folder(const FileSystem::Path& run, FileSystem& files);
+struct LockedFolder {
+  FileSystem::Path path;
+  std::unique_ptr<FileLock> lock;
+};
+/// Makes the folder of a new run, with its parents, and locks it: the one that `options` name, ValueError
+/// when it holds a run already, or the next number of `runs/`, which no other run gets.
+LockedFolder create_run_folder(const TrainOptions& options, FileSystem& files);
 
 /// ValueError where there is no such folder to go on in.
 void require_run_folder(const FileSystem::Path& run, FileSystem& files);

@@ -13,9 +13,9 @@ Path find_checkpoint(const Path& given, FileSystem& files) {
   const Path path = committed_directory(given, files);
   check<ValueError>(files.exists(path), "--checkpoint '{}': there is no such folder", given.string());
   if (files.exists(path / "config.json")) return path;
-  const std::vector<std::int64_t> steps = saved_steps(path, files);
-  check<ValueError>(!steps.empty(), "--checkpoint '{}': holds no checkpoint", given.string());
-  const Path newest = checkpoint_path(path, steps.back());
+  const std::optional<std::int64_t> step = newest_checkpoint(path, files);
+  check<ValueError>(step.has_value(), "--checkpoint '{}': holds no checkpoint", given.string());
+  const Path newest = checkpoint_path(path, *step);
   const auto best = read_config(newest, files).best;
   if (!best) return newest;
   const Path found = checkpoint_path(path, best->step);

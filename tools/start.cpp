@@ -49,7 +49,7 @@ void check_sizes(const TrainOptions& options, const World& world) {
 }
 
 Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
-  Start start{.out = run_folder(asked, files)};
+  Start start{.out = resumed_folder(asked, files)};
   require_run_folder(start.out, files);
   start.lock = lock_run_folder(start.out, files);
   const Path checkpoint = checkpoint_path(start.out, newest_step(start.out, files));
@@ -63,10 +63,12 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
 
 /// Every check of options and data comes before the first change on the disk.
 Start new_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
-  Start start{.out = run_folder(asked, files), .config = fresh_config(asked)};
+  Start start{.out = {}, .config = fresh_config(asked)};
   check_sizes(start.config.options, world);
   start.config.data_digest = text.get(start.config.options, files).digest;
-  start.lock = create_run_folder(start.out, files);
+  LockedFolder folder = create_run_folder(asked, files);
+  start.out = std::move(folder.path);
+  start.lock = std::move(folder.lock);
   return start;
 }
 
@@ -85,10 +87,10 @@ const Text& SharedText::get(const TrainOptions& options, FileSystem& files) {
 
 int ranks_to_start(const TrainOptions& asked, FileSystem& files) {
   if (!asked.resume || asked.given.contains("ranks")) return static_cast<int>(asked.ranks);
-  const Path out = run_folder(asked, files);
-  const std::vector<std::int64_t> steps = saved_steps(out, files);
-  if (steps.empty()) return 1;  // the complaint comes when the run starts
-  return static_cast<int>(read_config(checkpoint_path(out, steps.back()), files).options.ranks);
+  const Path out = resumed_folder(asked, files);
+  const std::optional<std::int64_t> newest = newest_checkpoint(out, files);
+  if (!newest) return 1;  // the complaint comes when the run starts
+  return static_cast<int>(read_config(checkpoint_path(out, *newest), files).options.ranks);
 }
 
 Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const World& world) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <deque>
 #include <sstream>
 
 #include "runtime/error.h"
@@ -47,6 +48,29 @@ TEST_CASE("a run without a name gets the next number, and resuming takes the new
   CHECK(Command(folder, {"train", "--resume", "--steps", "3"}).wait() == 0);
   CHECK(tools::saved_steps(folder / "runs/1", posix_file_system()).back() == 2);
   CHECK(tools::saved_steps(folder / "runs/2", posix_file_system()).back() == 3);
+}
+
+TEST_CASE("runs without a name that start at once get a number each") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments arguments = with(train, {"--steps", "3"});
+  CHECK(Command(folder, with(arguments, {"--out", "alone"})).wait() == 0);
+  std::deque<Command> runs;
+  for (int i = 0; i < 5; ++i) runs.emplace_back(folder, arguments);
+  for (Command& run : runs) {
+    CHECK(run.wait() == 0);
+    INFO(run.err());
+  }
+  for (int i = 1; i <= 5; ++i)
+    CHECK(contents(folder / "runs" / std::to_string(i)) == contents(folder / "alone"));
+  // The newest has the highest number, whatever went before.
+  std::filesystem::remove_all(folder / "runs/2");
+  std::filesystem::create_directory(folder / "runs/07");
+  CHECK(Command(folder, arguments).wait() == 0);
+  CHECK(contents(folder / "runs/6") == contents(folder / "alone"));
+  Command again(folder, {"train", "--resume"});
+  CHECK(again.wait() == 0);
+  CHECK_THAT(again.out(), ContainsSubstring("run runs/6:"));
 }
 
 TEST_CASE("killed at any moment and resumed, the program ends at the same bits") {

@@ -1,13 +1,18 @@
 #include "tools/train.h"
 
+#include <functional>
+
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "tests/catch.h"
+#include "tests/counting_file_system.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
+#include "tools/sample.h"
 
 using namespace sherd;
 using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
 using tools::TrainOptions;
 using How = Stopper::How;
 
@@ -27,6 +32,77 @@ TEST_CASE("a run that is killed or stopped anywhere and resumed ends at the same
       CHECK(runs.left(out) == expected);
     }
   }
+}
+
+TEST_CASE("a run whose number another takes at the last moment gets the next") {
+  struct Rival final : CountingFileSystem {
+    int left = 3;
+    void create_directory(const Path& path) override {
+      if (path.parent_path() == "runs" && left-- > 0) posix_file_system().create_directory(path);
+      CountingFileSystem::create_directory(path);
+    }
+  };
+  const Runs runs;
+  const auto here = std::filesystem::current_path();
+  std::filesystem::current_path(runs.folder.path());
+  TrainOptions options = runs.options("");
+  options.out.clear();
+  Rival files;
+  Stopper silent;
+  CHECK(tools::train(options, files, silent).out == "runs/4");
+  std::filesystem::current_path(here);
+  CHECK(runs.left("runs").contains("4/step-6/model.safetensors"));
+}
+
+TEST_CASE(
+    "what looks newer than the newest checkpoint and is none is named, and what is older is left alone") {
+  const Runs runs;
+  const TrainOptions options = runs.options("run");
+  runs.run(options);
+  const std::filesystem::path out = options.out, aside = runs.folder / "aside";
+  TrainOptions resume = options;
+  resume.resume = true;
+  const auto link = [&](const std::filesystem::path& path) {
+    std::filesystem::create_directory_symlink(out / "step-6", path);
+  };
+  const auto folder = [](const std::filesystem::path& path) { std::filesystem::create_directory(path); };
+  const auto file = [](const std::filesystem::path& path) { write_file(path, "7"); };
+  struct Oddity {
+    std::string name, words;
+    std::function<void(const std::filesystem::path&)> make;
+  };
+  const Oddity oddities[] = {{"step-7", "a symbolic link", link},
+                             {"step-7", "no config.json", folder},
+                             {"step-7", "a regular file", file},
+                             {"step-007", "leading zeros", folder},
+                             {"step-0000000000000000000009", "leading zeros", link},
+                             {"step-99999999999999999999", "named", folder}};
+  for (const Oddity& odd : oddities) {
+    INFO(odd.name << ": " << odd.words);
+    odd.make(out / odd.name);
+    for (const std::string& message :
+         {message_of<ValueError>([&] { runs.run(resume); }),
+          message_of<ValueError>([&] { tools::find_checkpoint(out, posix_file_system()); })}) {
+      CHECK_THAT(message,
+                 ContainsSubstring((out / odd.name).string() + "' ") && ContainsSubstring(odd.words));
+      CHECK(message.find('\n') == std::string::npos);
+    }
+    std::filesystem::remove(out / odd.name);
+  }
+  for (const Oddity& odd :
+       {Oddity{"step-5", "", link}, Oddity{"step-4", "", folder}, Oddity{"step-006", "", folder},
+        Oddity{"step-best", "", file}, Oddity{"step-", "", folder}, Oddity{"step-9-backup", "", link}}) {
+    INFO(odd.name);
+    odd.make(out / odd.name);
+    CHECK(runs.run(resume).step == 6);
+    CHECK(tools::find_checkpoint(out, posix_file_system()).filename() == "step-6");
+    std::filesystem::remove_all(out / odd.name);
+  }
+  // All of it a link: then nothing else can be meant.
+  std::filesystem::rename(out / "step-6", aside);
+  std::filesystem::create_directory_symlink(aside, out / "step-6");
+  CHECK_THAT(message_of<ValueError>([&] { runs.run(options); }), ContainsSubstring("holds a run already"));
+  CHECK(tools::find_checkpoint(out / "step-6", posix_file_system()) == out / "step-6");
 }
 
 TEST_CASE("a finished run that is resumed says the same again") {
