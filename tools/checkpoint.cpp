@@ -161,19 +161,58 @@ void check_shapes(const SafetensorsFile& file, const Shapes& shapes, const Count
   }
 }
 
-/// Of the model in config.json, which is made only where the file of its weights has tensors for its layers.
-Shapes check_weights_file(const Path& path, const TrainOptions& options, FileSystem& files) {
-  Shapes shapes;
-  reading(path, [&] {
-    const SafetensorsFile file(path, files);
-    check<ValueError>(file.entries().size() >= static_cast<std::size_t>(options.layers),
-                      "holds {} tensors, the model in config.json has {} layers", file.entries().size(),
-                      options.layers);
-    shapes = shapes_of(options);
-    check_shapes(file, shapes, weight_counts(shapes));
-  });
-  return shapes;
-}
+/// The files of a checkpoint, open one after the other, before anything of them is used.
+class Inspection {
+ public:
+  Inspection(Path checkpoint, const TrainOptions& options, FileSystem& files)
+      : checkpoint_(std::move(checkpoint)), options_(options), files_(files) {
+    look("config.json", [&](const Path& path) {
+      return seal_of(files.read(path, most_config_bytes), checksum_marker) != Seal::none;
+    });
+  }
+
+  /// A model is made for its shapes only where the file has tensors for its layers.
+  void check_weights() {
+    look("model.safetensors", [&](const Path& path) {
+      const SafetensorsFile file(path, files_);
+      check<ValueError>(file.entries().size() >= static_cast<std::size_t>(options_.layers),
+                        "holds {} tensors, the model in config.json has {} layers", file.entries().size(),
+                        options_.layers);
+      shapes_ = shapes_of(options_);
+      check_shapes(file, shapes_, weight_counts(shapes_));
+      return file.has_checksums();
+    });
+  }
+
+  /// After the weights.
+  void check_moments() {
+    look("optimizer.safetensors", [&](const Path& path) {
+      const SafetensorsFile file(path, files_);
+      check_shapes(file, shapes_, moment_counts(shapes_));
+      return file.has_checksums();
+    });
+  }
+
+ private:
+  /// `inspect` says whether the file has a checksum: in one folder all have, or, made elsewhere, none. Else
+  /// damage that hides a checksum would pass.
+  void look(const std::string& name, const std::function<bool(const Path&)>& inspect) {
+    reading(checkpoint_ / name, [&] { (inspect(checkpoint_ / name) ? sealed_ : bare_) = name; });
+    if (bare_.empty() || sealed_.empty()) return;
+    reading(checkpoint_ / bare_, [&] {
+      fail<ValueError>(
+          "has no checksum, {} beside it has one: it is damaged, or changed by somebody who has to take "
+          "it from all files of the checkpoint",
+          sealed_);
+    });
+  }
+
+  Path checkpoint_;
+  const TrainOptions& options_;
+  FileSystem& files_;
+  Shapes shapes_;
+  std::string bare_, sealed_;  ///< files without and with a checksum
+};
 
 }  // namespace
 
@@ -189,11 +228,10 @@ std::string config_text(const RunConfig& config) {
 
 RunConfig parse_config(const std::string& text) {
   const json config = parsed(text);
-  check<ValueError>(
-      !config.contains(checksum_key) || seal_of(text, checksum_marker) == Seal::whole,
-      "is damaged: it does not fit its checksum; one that was changed on purpose must not keep its "
-      "\"{}\"",
-      checksum_key);
+  check<ValueError>(!config.contains(checksum_key) || seal_of(text, checksum_marker) == Seal::whole,
+                    "is damaged: it does not fit its checksum; whoever changes it on purpose has to take the "
+                    "checksum from all "
+                    "files of the checkpoint");
   return config_from(config);
 }
 
@@ -256,13 +294,13 @@ RunConfig read_config(const Path& checkpoint, FileSystem& files) {
 }
 
 void check_weights(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
-  check_weights_file(checkpoint / "model.safetensors", options, files);
+  Inspection(checkpoint, options, files).check_weights();
 }
 
 void check_states(const Path& checkpoint, const TrainOptions& options, FileSystem& files) {
-  const Shapes shapes = check_weights_file(checkpoint / "model.safetensors", options, files);
-  const Path moments = checkpoint / "optimizer.safetensors";
-  reading(moments, [&] { check_shapes(SafetensorsFile(moments, files), shapes, moment_counts(shapes)); });
+  Inspection inspection(checkpoint, options, files);
+  inspection.check_weights();
+  inspection.check_moments();
 }
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {

@@ -57,10 +57,12 @@ void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const
 void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);
 
 // The rest reads one checkpoint. ValueError or FileError name the file and what is wrong with it; a byte that
-// changed since it was written is noticed by the file's checksum.
+// changed since it was written is noticed by the file's checksum. In a checkpoint that was made elsewhere no
+// file has one.
 RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
-/// Compares the shapes in the headers of the states with those of such a model, before one is built or a
-/// tensor read: the weights alone, or the optimizer's state too.
+/// Refuses a file without a checksum beside one with, and compares the shapes in the headers of the states
+/// with those of such a model, before one is built or a tensor read: the weights alone, or the optimizer's
+/// state too.
 void check_weights(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void check_states(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);

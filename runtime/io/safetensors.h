@@ -50,6 +50,8 @@ class SHERD_API SafetensorsFile {
   /// The tensors, in the order of the header.
   std::span<const TensorEntry> entries() const { return entries_; }
   const TensorMetadata& metadata() const { return metadata_; }
+  /// Whether it was written with checksums.
+  bool has_checksums() const { return !checksums_.empty(); }
   /// The tensor of that name, or null.
   const TensorEntry* find(std::string_view name) const;
   /// ValueError for a dtype that the library lacks.

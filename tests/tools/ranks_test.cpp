@@ -261,11 +261,11 @@ TEST_CASE("a checkpoint of before there were ranks goes on") {
   Stopper stop(2, How::stop);
   tools::train(options, posix_file_system(), stop);
   const auto path = tools::checkpoint_path(options.out, 2) / "config.json";
+  unseal_all(path.parent_path());
   auto config = nlohmann::json::parse(posix_file_system().read(path));
   tools::visit_rank_settings(options, [&](const tools::Setting& setting, auto&) {
     CHECK(config["settings"].erase(std::string(setting.name)) == 1);
   });
-  config.erase("checksum");
   write_file(path, config.dump());
   options.resume = true;
   CHECK(runs.run(options).step == 6);
