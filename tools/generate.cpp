@@ -1,6 +1,8 @@
 #include "tools/generate.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -24,10 +26,15 @@ class SeedScope {
 
 /// Draws a byte from logits (1, 256).
 std::int64_t draw(const Tensor& logits, const GenerateOptions& o) {
-  if (o.temperature == 0) return argmax(logits, -1).item<std::int64_t>();
   const TopK likely = topk(logits, o.top_k > 0 ? std::min(o.top_k, logits.size(-1)) : logits.size(-1));
-  const Tensor chosen = multinomial(softmax(div(likely.values, o.temperature)));
-  return gather(likely.indices, unsqueeze(chosen, -1)).item<std::int64_t>();
+  const Tensor best = narrow(likely.values, -1, 0, 1);
+  check<StateError>(std::isfinite(best.item()),
+                    "sample: the model's largest logit is {}; its weights are of no use", best.item());
+  // What is smaller counts as zero in f32, and draws the likeliest byte anyway.
+  if (o.temperature < std::numeric_limits<float>::min()) return argmax(logits, -1).item<std::int64_t>();
+  // Less than zero may divide to minus infinity, and is then never drawn.
+  const Tensor chances = softmax(div(sub(likely.values, best), o.temperature));
+  return gather(likely.indices, unsqueeze(multinomial(chances), -1)).item<std::int64_t>();
 }
 
 /// Reads text and gives the logits of what follows it.

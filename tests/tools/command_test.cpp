@@ -160,6 +160,30 @@ TEST_CASE("Ctrl-C ends all ranks at one step") {
     CHECK(stopped.at(name) == whole.at(name));
 }
 
+TEST_CASE("extreme numbers to draw by give text or one line") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(Command(folder, with(train, {"--steps", "2", "--out", "run"})).wait() == 0);
+  const Arguments sample = {"sample", "--checkpoint", "run", "--tokens", "5"};
+  Command greedy(folder, with(sample, {"--temperature", "0"}));
+  REQUIRE(greedy.wait() == 0);
+  for (const std::string number : {"1e-300", "4.9e-324", "1e-45", "1e-38", "-0", "1e-400", "-1e-400", "nan",
+                                   "inf", "-inf", "1e309", "1e6", "1e7", "-1e-300"}) {
+    INFO(number);
+    Command run(folder, with(sample, {"--temperature=" + number}));
+    const int code = run.wait();
+    CHECK((code == 0 ? run.err() == "" : std::ranges::count(run.err(), '\n') == 1));
+    CHECK((code == 0 ? !run.out().empty() : run.err().find("--temperature") != std::string::npos));
+    if (code == 0 && number != "1e6") CHECK(run.out() == greedy.out());
+  }
+  for (const std::string number : {"256", "257", "1073741824", "1073741825", "9223372036854775807",
+                                   "9223372036854775808", "18446744073709551617", "-1", "1e3"}) {
+    INFO(number);
+    Command run(folder, with(sample, {"--top-k=" + number}));
+    CHECK((run.wait() == 0 ? run.err() == "" : std::ranges::count(run.err(), '\n') == 1));
+  }
+}
+
 TEST_CASE("wrong command lines end in one line and the exit code 1") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());

@@ -1,5 +1,7 @@
 #include "tools/generate.h"
 
+#include <cmath>
+
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/ops.h"
@@ -74,10 +76,44 @@ TEST_CASE("drawing from the one likeliest byte, or nearly without temperature, i
         tools::generate(model, "x", {.tokens = 30, .temperature = 3, .top_k = 0, .seed = 4}));
 }
 
+TEST_CASE("however small the temperature and large the logits, text is drawn, in the limit the greedy one") {
+  const nn::Gpt model = small_model(16);
+  for (const double scale : {1.0, 1e15}) {
+    const NoGrad guard;
+    mul_(model.parameters()[0].data(), scale);  // of the bytes, tied to the logits
+    const std::string greedy = tools::generate(model, "x", {.tokens = 10, .temperature = 0});
+    for (const double temperature : {4.9e-324, 1e-310, 1e-300, 1e-100, 1e-46, 1e-45, 1e-40, 1.1e-38, 1.2e-38,
+                                     1e-37, 1e-30, 1e-20, 1e-10, 1e-7}) {
+      INFO(scale << " " << temperature);
+      for (const std::int64_t top_k : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{256},
+                                       std::int64_t{257}, std::int64_t{1} << 30})
+        CHECK(tools::generate(model, "x", {.tokens = 10, .temperature = temperature, .top_k = top_k}) ==
+              greedy);
+    }
+    CHECK(tools::generate(model, "x", {.tokens = 10, .temperature = 1e6, .top_k = 1 << 30}).size() == 10);
+    mul_(model.parameters()[0].data(), 1 / scale);
+  }
+}
+
+TEST_CASE("a model that gives no numbers is refused in one line") {
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    const nn::Gpt model = small_model(16);
+    const NoGrad guard;
+    for (const nn::Parameter& p : model.parameters()) fill_(p.data(), bad);
+    for (const double temperature : {0.0, 1e-300, 1e-30, 1.0, 1e6}) {
+      const std::string message = test::message_of<StateError>(
+          [&] { tools::generate(model, "x", {.tokens = 3, .temperature = temperature}); });
+      CHECK(message.starts_with("sample: the model's largest logit is "));
+      CHECK(message.find('\n') == std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("generating refuses options out of range") {
   CHECK_THROWS_AS(tools::validate({.tokens = -1}), ValueError);
   CHECK_THROWS_AS(tools::validate({.temperature = -0.1}), ValueError);
-  CHECK_THROWS_AS(tools::validate({.temperature = std::nan("")}), ValueError);
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1.1e6, -1e-300})
+    CHECK_THROWS_AS(tools::validate({.temperature = bad}), ValueError);
   CHECK_THROWS_AS(tools::validate({.top_k = -1}), ValueError);
 }
 
