@@ -322,6 +322,21 @@ class Supervisor {
       if (first_failure_ == 0) first_failure_ = 1;
       return end_job();
     }
+    judge_mpirun();
+  }
+
+  /// mpirun reads what connects to its port one after the other, and waits for each: one that is silent holds
+  /// up all.
+  void judge_mpirun() {
+    if (!options_.hosts.empty() || !std::ranges::all_of(ranks_, &Rank::waits)) return waiting_since_.reset();
+    if (!waiting_since_) waiting_since_ = Clock::now();
+    if (Clock::now() - *waiting_since_ < std::chrono::seconds(options_.connect_within)) return;
+    say(fmt::format(
+        "mpirun has not connected the ranks in {} s, though all wait for it, so they are ended; "
+        "what connects to its port and says nothing holds it up (--connect-within takes more seconds)",
+        options_.connect_within));
+    if (first_failure_ == 0) first_failure_ = 1;
+    end_job();
   }
 
   void tell_keepers(int signal) const {
@@ -375,6 +390,7 @@ class Supervisor {
   Handle socket_, signal_source_;
   pid_t mpirun_ = 0;
   std::optional<int> mpirun_status_;
+  std::optional<Clock::time_point> waiting_since_;  ///< all ranks, for mpirun to connect them
   bool launcher_asked_ = false;
   int asked_ = 0;          ///< the signal by which ranks were asked to stop
   int first_failure_ = 0;  ///< exit status
@@ -443,6 +459,8 @@ std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const
                     o.ranks);
   check<ValueError>(o.ranks >= 1 && o.ranks <= 4096, "launch: -n is {}; 1 to 4096 ranks can be started",
                     o.ranks);
+  check<ValueError>(o.connect_within >= 1 && o.connect_within <= 1'000'000,
+                    "launch: --connect-within is {}; takes 1 to 1000000 seconds", o.connect_within);
   std::vector<std::string> command = {"mpirun",    "-n",   std::to_string(o.ranks), "--enable-recovery",
                                       "--bind-to", "none", "--oversubscribe"};
   if (root) command.emplace_back("--allow-run-as-root");

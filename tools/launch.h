@@ -8,6 +8,7 @@
 //   keeper      one a rank (`sherd launch-rank`): starts the program, tells how it ended
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct LaunchOptions {
   int ranks = 1;
   std::string hosts;                     ///< "a,b:4": machines and how many ranks each; none: this one
   std::vector<std::string> mpirun_args;  ///< for mpirun, as they are
+  std::int64_t connect_within = 60;      ///< seconds, once every rank waits for it; on one machine
   std::vector<std::string> command;      ///< the program and its arguments
 };
 

@@ -98,7 +98,21 @@ void add_launch_flags(CLI::App& app, LaunchOptions& options) {
          "--mpirun-arg", options.mpirun_args,
          "a further argument for mpirun, as often as needed [default none; e.g. --mpirun-arg=--tag-output]")
       ->allow_extra_args(false);
+  add_setting(app, "connect-within", options.connect_within,
+              "seconds that mpirun has to connect ranks of one machine once all of them wait for it; then the "
+              "job is ended",
+              "600");
   app.prefix_command();  // the program's flags are its own
+}
+
+/// Where `sherd launch FLAGS -- PROGRAM` has its two dashes, else `argc`. What follows is not for CLI11, which
+/// knows them only before words of its own.
+int launch_dashes(int argc, char** argv) {
+  int at = 2;
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return argc;
+  for (std::string_view word; at < argc && (word = argv[at]).starts_with('-') && word != "--"; ++at)
+    if (word == "-n" || (word.starts_with("--") && word.find('=') == word.npos)) ++at;  // its value
+  return at < argc && std::string_view(argv[at]) == "--" ? at : argc;
 }
 
 /// The settings that stand on the command line.
@@ -182,8 +196,9 @@ int run(int argc, char** argv) {
   add_train_flags(train_command, train_options);
   add_sample_flags(sample_command, sample_options);
   add_inspect_flags(inspect_command, inspect_options);
+  const int dashes = launch_dashes(argc, argv);
   try {
-    app.parse(argc, argv);
+    app.parse(dashes, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
@@ -193,6 +208,7 @@ int run(int argc, char** argv) {
   }
   if (launch_command.parsed()) {
     launch_options.command = launch_command.remaining();
+    if (dashes < argc) launch_options.command.assign(argv + dashes + 1, argv + argc);
     return launch(launch_options);
   }
   note_given(train_command, train_options);

@@ -234,6 +234,42 @@ TEST_CASE("what a rank that ended well leaves behind does not hold up the launch
   CHECK(words.out() == "last\nlast\n");
 }
 
+TEST_CASE("what connects to mpirun and says nothing holds up the start for a time that is known") {
+  const Place place;
+  // What stands in the environment of a rank is where it has to connect to.
+  const std::string silent =
+      "exec 9<>/dev/tcp/127.0.0.1/$(env | sed -n 's/^PMIX_SERVER_URI.*tcp4:.*:\\([0-9]*\\)$/\\1/p' | head "
+      "-1); "
+      "exec \"$0\" \"$@\"";
+  Command command(
+      place.folder(),
+      with({"launch", "-n", "2", "--connect-within", "2", "bash", "-c", silent, SHERD_PROGRAM}, endless));
+  std::vector<Witness> witnesses;
+  for (const pid_t process : family_of(command.process(), processes_of(2))) witnesses.emplace_back(process);
+  CHECK(command.wait() == 1);
+  INFO(command.err());
+  CHECK(lines(command.err()) == 1);
+  CHECK_THAT(command.err(), ContainsSubstring("mpirun has not connected the ranks in 2 s"));
+  for (const Witness& witness : witnesses) CHECK(witness.ends());
+}
+
+TEST_CASE("a program may stand behind two dashes, and has its flags to itself") {
+  const Place place;
+  for (const Arguments& dashes : {Arguments{}, Arguments{"--"}})
+    for (const Arguments& words :
+         {Arguments{"a"}, Arguments{"--", "-n", "--help"}, Arguments{"-n", "3", "--"}}) {
+      Command command(place.folder(),
+                      launch(2, with(with(dashes, {"sh", "-c", "echo \"$# $*\"", "sh"}), words)));
+      CHECK(command.wait() == 0);
+      const std::string line = fmt::format("{} {}\n", words.size(), fmt::join(words, " "));
+      CHECK(command.out() == line + line);
+      CHECK(command.err() == "");
+    }
+  Command none(place.folder(), launch(2, {"--"}));
+  CHECK(none.wait() == 1);
+  CHECK_THAT(none.err(), ContainsSubstring("no program was named"));
+}
+
 TEST_CASE("a signal at any moment of the start ends the job") {
   const Place place;
   for (const int signal : {SIGINT, SIGTERM})
