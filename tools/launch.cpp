@@ -34,8 +34,8 @@ using Kind = LaunchReport::Kind;
 
 /// How long ranks may save when nobody is left to ask them a second time.
 constexpr auto grace = 10s;
-/// Between one way to end the job and the next, harder one.
-constexpr auto step_time = 1s;
+/// Between one way to end the job and the next, harder one: within two seconds all of it is gone.
+constexpr auto step_time = 500ms;
 /// A signal that follows another so soon is the same request: who signals a group and its leader, or every
 /// process of a job, means it once.
 constexpr auto once = 1s;
@@ -118,6 +118,28 @@ std::string first_words(const std::string& file) {
   return words;
 }
 
+// ---- events ----
+
+/// What happened when, for whoever asked for it.
+class Events {
+ public:
+  explicit Events(const std::string& file) {
+    if (file.empty()) return;
+    out_.open(file);
+    check<FileError>(out_.is_open(), "launch: --events '{}' cannot be written ({})", file,
+                     std::generic_category().message(errno));
+  }
+  void note(std::string_view what) {
+    if (!out_.is_open()) return;
+    const std::chrono::duration<double> seconds = Clock::now() - begin_;
+    out_ << fmt::format("{:.3f} {}\n", seconds.count(), what) << std::flush;
+  }
+
+ private:
+  Clock::time_point begin_ = Clock::now();
+  std::ofstream out_;
+};
+
 // ---- ranks ----
 
 /// A process that may be anybody's child; its number is nobody else's as long as this lives.
@@ -165,6 +187,7 @@ class Supervisor {
       : options_(options),
         folders_(folders),
         launcher_(launcher),
+        events_(options.events),
         ranks_(static_cast<std::size_t>(options.ranks)),
         socket_(listen_at(folders.socket())),
         signal_source_(::signalfd(-1, &signals_.held(), SFD_CLOEXEC | SFD_NONBLOCK)) {}
@@ -182,6 +205,7 @@ class Supervisor {
       if (next_step_ && Clock::now() >= *next_step_) end_harder();
     }
     hear_reports();
+    events_.note("all is over");
     return verdict();
   }
 
@@ -226,7 +250,10 @@ class Supervisor {
       const int signal = static_cast<int>(info.ssi_signo);
       int status = 0;
       if (signal == SIGCHLD) {
-        if (::waitpid(mpirun_, &status, WNOHANG) == mpirun_) mpirun_status_ = status;
+        if (::waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
+          mpirun_status_ = status;
+          events_.note("mpirun " + how_it_ended(status));
+        }
       } else if (signal == parent_died) {
         ask_to_stop(SIGTERM);
         next_step_ = Clock::now() + grace;
@@ -252,6 +279,8 @@ class Supervisor {
   void note(const LaunchReport& report, Rank& rank) {
     switch (report.kind) {
       case Kind::started:
+        if (rank.program == 0 && report.program != 0)
+          events_.note(fmt::format("rank {} started", report.rank));
         rank.program = report.program;
         if (rank.keeper.known()) break;
         rank.keeper = OtherProcess(report.value);
@@ -260,9 +289,11 @@ class Supervisor {
         break;
       case Kind::joining:
         rank.joining = true;
+        events_.note(fmt::format("rank {} waits for all others", report.rank));
         break;
       case Kind::joined:
         rank.joined = true;
+        events_.note(fmt::format("rank {} has met all others", report.rank));
         break;
       case Kind::unstartable:
         rank.unstartable = report.value;
@@ -295,6 +326,7 @@ class Supervisor {
   void end_of(Rank& rank, int status) {
     if (rank.status) return;
     rank.status = status;
+    events_.note(fmt::format("rank {} {}", number_of(rank), how_it_ended(status)));
     if (!rank.failed()) return;
     if (first_failure_ == 0) first_failure_ = exit_status(status);
     // When the job has to end every rank does, and of a signal that was asked for nobody needs to be told.
@@ -347,6 +379,7 @@ class Supervisor {
   void ask_to_stop(int signal) {
     if (asked_ != 0) return;
     asked_ = signal == SIGINT ? SIGINT : SIGTERM;
+    events_.note("the ranks are asked to stop");
     tell_keepers(asked_);
     if (!options_.hosts.empty())
       ::kill(mpirun_, end_mpirun);  // whose ranks elsewhere have keepers of their own
@@ -354,7 +387,6 @@ class Supervisor {
 
   void end_job() {
     if (ending_) return;
-    ending_ = true;
     next_step_ = Clock::now();
     end_harder();
   }
@@ -365,8 +397,8 @@ class Supervisor {
     if (steps_ == 0) tell_keepers(SIGQUIT);
     if (steps_ == 1) tell_keepers(SIGKILL);
     if (steps_ >= 1 && !mpirun_status_) ::kill(mpirun_, steps_ < last_step ? end_mpirun : SIGKILL);
-    ++steps_;
-    next_step_ = Clock::now() + step_time;
+    events_.note(fmt::format("the job is ended, step {} of {}", ++steps_, last_step + 1));
+    *next_step_ += step_time;  // however late this one was
   }
 
   int verdict() const {
@@ -386,6 +418,7 @@ class Supervisor {
   const Folders& folders_;
   pid_t launcher_;
   HeldSignals signals_{SIGINT, SIGTERM, SIGHUP, SIGCHLD, parent_died};
+  Events events_;
   std::vector<Rank> ranks_;
   Handle socket_, signal_source_;
   pid_t mpirun_ = 0;

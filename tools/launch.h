@@ -20,6 +20,7 @@ struct LaunchOptions {
   std::string hosts;                     ///< "a,b:4": machines and how many ranks each; none: this one
   std::vector<std::string> mpirun_args;  ///< for mpirun, as they are
   std::int64_t connect_within = 60;      ///< seconds, once every rank waits for it; on one machine
+  std::string events;                    ///< file for a line for each thing that happens, or none
   std::vector<std::string> command;      ///< the program and its arguments
 };
 

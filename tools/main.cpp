@@ -102,6 +102,9 @@ void add_launch_flags(CLI::App& app, LaunchOptions& options) {
               "seconds that mpirun has to connect ranks of one machine once all of them wait for it; then the "
               "job is ended",
               "600");
+  app.add_option("--events", options.events,
+                 help("events", "file for what happens to the ranks, a line each with the seconds since the start",
+                      "none", "events.txt"));
   app.prefix_command();  // the program's flags are its own
 }
 
