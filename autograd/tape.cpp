@@ -101,10 +101,14 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
     check_histories(op, in[i]);
     if (needs == 0) continue;
     check_recorded_write(op, in[i]);
-    check<StateError>(!has(reads.inputs, i),
-                      "{}: its gradient needs the value that it overwrites; use the form that is not in "
-                      "place",
-                      op.name());
+    // Inputs that share memory with a written one are the same elements: other overlaps were refused before.
+    for (std::size_t j = 0; j < in.size(); ++j)
+      check<StateError>(!has(reads.inputs, j) || !in[j].defined() || in[j].numel() == 0 ||
+                            in[j].storage_ref() != in[i].storage_ref() ||
+                            in[j].layout().offset != in[i].layout().offset,
+                        "{}: its gradient needs the value that it overwrites; use the form that is not in "
+                        "place",
+                        op.name());
   }
 }
 

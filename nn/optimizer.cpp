@@ -69,6 +69,27 @@ Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_de
 
 Optimizer::~Optimizer() = default;
 
+/// A step writes one tensor after another: what does not fit is refused before the first.
+void Optimizer::check_state_fits() const {
+  const std::vector<std::string> names = state_names();
+  for (const Group& group : groups_)
+    for (const Parameter& p : group.params) {
+      const auto found = state_.find(p.id());
+      if (found == state_.end() || !p.grad().defined()) continue;
+      const Tensor local = p.local();
+      for (std::size_t k = 0; k < names.size(); ++k) {
+        const Tensor& slot = found->second[k];
+        const DType dtype = names[k] == "step" ? slot.dtype() : local.dtype();
+        check<StateError>(
+            slot.dtype() == dtype && slot.device() == local.device(),
+            "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
+            "after the model was moved or cast, or load a state into a new one",
+            local.shape(), name_of(local.dtype()), to_string(local.device()), names[k], name_of(slot.dtype()),
+            to_string(slot.device()));
+      }
+    }
+}
+
 void Optimizer::step() {
   const NoGrad guard;
   for (const Group& group : groups_)
@@ -78,6 +99,7 @@ void Optimizer::step() {
             g.shape() == p.local().shape(),
             "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
             p.local().shape(), g.shape());
+  check_state_fits();
   for (const Group& group : groups_)
     for (const Parameter& p : group.params)
       if (p.owner() != nullptr) p.owner()->before_write();
@@ -86,10 +108,10 @@ void Optimizer::step() {
     std::vector<Slots*> slots;
     for (const Parameter& p : group.params) {
       if (!p.grad().defined()) continue;
-      Slots& state = state_[p.id()];
-      if (state.empty()) state = fresh(p.local());
+      auto state = state_.find(p.id());
+      if (state == state_.end()) state = state_.emplace(p.id(), fresh(p.local())).first;
       params.push_back(p);
-      slots.push_back(&state);
+      slots.push_back(&state->second);
     }
     if (!params.empty()) step_group(group, params, slots);
   }
@@ -179,6 +201,13 @@ void Optimizer::load_state_dict(const StateDict& given) {
                     "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
                     from.size());
   for (std::size_t g = 0; g < groups_.size(); ++g) set_lr(g, rates[g]);
+  // Into the memory that is there, which captured steps know.
+  for (auto& [id, slots] : state) {
+    const auto found = state_.find(id);
+    if (found == state_.end()) continue;
+    for (std::size_t k = 0; k < slots.size(); ++k)
+      if (found->second[k].spec() == slots[k].spec()) slots[k] = copy_(found->second[k], slots[k]);
+  }
   state_ = std::move(state);
 }
 

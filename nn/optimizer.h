@@ -52,7 +52,8 @@ class SHERD_API Optimizer {
   StateDict state_dict() const;
   /// Replaces state and rates; dtypes are cast. ValueError for names that do not fit these parameters, a name
   /// that comes twice and rates that no group may have, ShapeError for other shapes, DeviceError where one
-  /// side is on `meta` and the other is not. Nothing is changed when it throws.
+  /// side is on `meta` and the other is not. Nothing is changed when it throws. State that is there already
+  /// keeps its memory, so a captured step goes on from what was loaded.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -73,6 +74,7 @@ class SHERD_API Optimizer {
                           std::span<Slots* const> slots) = 0;
 
  private:
+  void check_state_fits() const;
   const Group& group_at(std::size_t group) const;
   std::vector<Group> groups_;
   std::unordered_map<const void*, Slots> state_;

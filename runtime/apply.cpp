@@ -96,8 +96,15 @@ void with_dense(const AnyOp& op, Inputs in, F&& body) {
   while (first < in.size() && !has_holes(first)) ++first;
   if (first == in.size()) return body(in);
   Tensors all(in);
-  for (std::size_t i = first; i < in.size(); ++i)
-    if (has_holes(i)) all[i] = clone(in[i]);
+  for (std::size_t i = first; i < in.size(); ++i) {
+    if (!has_holes(i)) continue;
+    check<StateError>(
+        !op.writes(i),
+        "{}: writes input {} and needs it dense, but it has shape {} and strides {}; write a dense "
+        "tensor, then copy_",
+        op.name(), i, in[i].shape(), in[i].strides());
+    all[i] = clone(in[i]);
+  }
   body(Inputs(all.begin(), all.size()));
 }
 
@@ -160,7 +167,7 @@ void check_inputs(std::string_view op, Arity arity, Mask optional, Inputs in) {
 
 void check_fits(std::string_view op, std::string_view field, Number value, DType dtype) {
   if (!fits(value, dtype)) [[unlikely]]
-    fail<DTypeError>("{}: {} {} does not fit a tensor of {}; cast the tensor first", op, field, value,
+    fail<DTypeError>("{}: {} {} does not fit a tensor of {}; use another dtype", op, field, value,
                      name_of(dtype));
 }
 

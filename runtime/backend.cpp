@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <mutex>
 
 #include "runtime/context.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/error.h"
+#include "runtime/shown.h"
 
 #ifdef SHERD_CUDA
 #include "runtime/cuda/backend.h"
@@ -68,6 +70,11 @@ Backend& backend(DeviceType type) {
 DeviceType register_backend(std::string name, Backend& instance) {
   Registered& all = Registered::all();
   const std::scoped_lock lock(all.adding);
+  const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
+  check<ValueError>(
+      !name.empty() && std::ranges::all_of(name, plain),
+      "register_backend: '{}' is no name that a device's text can have; use letters, digits, - and _",
+      shown(name));
   check<ValueError>(name != "cpu" && name != "cuda" && name != "meta" && !backend_type(name),
                     "register_backend: there is a back end named '{}' already; choose another name", name);
   const std::size_t i = all.count.load(std::memory_order_relaxed);

@@ -34,8 +34,8 @@ SHERD_API Backend& backend(DeviceType type);
 /// tensor on it. ValueError when the name is taken, or five are registered.
 SHERD_API DeviceType register_backend(std::string name, Backend& instance);
 /// The name under which an application's back end was registered; "?" for any other type.
-std::string_view backend_name(DeviceType type);
+SHERD_API std::string_view backend_name(DeviceType type);
 /// The type that was registered under `name`, if any.
-std::optional<DeviceType> backend_type(std::string_view name);
+SHERD_API std::optional<DeviceType> backend_type(std::string_view name);
 
 }  // namespace sherd

@@ -154,6 +154,8 @@ class OpModel<O> final : public OpModelBase<O> {
 
 template <ElementwiseOp O>
 class OpModel<InPlace<O>> final : public OpModelBase<InPlace<O>> {
+  static_assert(!detail::gives_bool<O>(), "an op that gives bool cannot write its result over its input");
+
  public:
   using OpModelBase<InPlace<O>>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }

@@ -21,6 +21,8 @@ void multinomial(const ops::Multinomial& op, Inputs in, Outputs out) {
                         "multinomial: weight {} at {} of row {} is not a finite number >= 0", w[j], j, row);
       total += w[j];
     }
+    check<ValueError>(std::isfinite(total),
+                      "multinomial: the weights of row {} add up to more than f64 holds; scale them", row);
     check<ValueError>(total > 0, "multinomial: the weights of row {} are all zero", row);
     const std::uint64_t counter = op.key.offset + static_cast<std::uint64_t>(row / 4);
     const double share = uniform_from(philox(op.key.seed, counter)[static_cast<int>(row % 4)]) * total;

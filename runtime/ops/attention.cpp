@@ -39,6 +39,15 @@ Tensor scores_of(const AttentionRule& rule, const Tensor& q, const Tensor& k) {
   return masked_fill(scores, greater(columns, rows), -std::numeric_limits<double>::infinity());
 }
 
+/// The weights; a row that may see nothing has none. Where that can be, its scores are replaced before the
+/// softmax, so that no gradient of it is 0 times infinity.
+Tensor weights_of(const AttentionRule& rule, const Tensor& scores, std::int64_t tq, std::int64_t tk) {
+  if (!rule.causal || tq <= tk) return softmax(scores);
+  const Tensor row = arange(tk - tq, tk, 1, {DType::i64, scores.device()});
+  const Tensor blind = unsqueeze(less(row, 0), 1);
+  return masked_fill(softmax(masked_fill(scores, blind, 0)), blind, 0);
+}
+
 Tensor maybe_mul(const Tensor& x, const Tensor& factors) { return factors.defined() ? mul(x, factors) : x; }
 
 /// The parts of a packed projection (B, T, 3 H D) as (B, H, T, D).
@@ -91,14 +100,16 @@ Tensors Attention::reference(Inputs in) const {
     const Tensor fixed = scores.detach(), top = amax(fixed, {-1}, Keep::dims);
     logsumexp = to(squeeze(add(log(sum(exp(sub(fixed, top)), {-1}, Keep::dims)), top), -1), DType::f32);
   }
-  const Tensor weights = maybe_mul(softmax(scores), dropout_factors(rule, scores.spec()));
+  const Tensor weights =
+      maybe_mul(weights_of(rule, scores, q.shape()[2], k.shape()[2]), dropout_factors(rule, scores.spec()));
   return {to(matmul(weights, v), in[0].dtype()), logsumexp};
 }
 
 Tensors AttentionGrad::reference(Inputs in) const {
   const DType wide = compute_dtype(in[1].dtype());
   const Tensor go = to(in[0], wide), q = to(in[1], wide), k = to(in[2], wide), v = to(in[3], wide);
-  const Tensor weights = softmax(scores_of(rule, q, k)), factors = dropout_factors(rule, weights.spec());
+  const Tensor weights = weights_of(rule, scores_of(rule, q, k), q.shape()[2], k.shape()[2]),
+               factors = dropout_factors(rule, weights.spec());
   const Tensor g_weights = maybe_mul(matmul(go, transpose(v, -2, -1)), factors);
   const Tensor g_scores =
       mul(mul(weights, sub(g_weights, sum(mul(g_weights, weights), {-1}, Keep::dims))), rule.scale);

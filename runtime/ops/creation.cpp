@@ -86,6 +86,8 @@ Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   if (whole && n > 0)
     detail::check_fits("arange", "last value", start.as<std::int64_t>() + (n - 1) * step.as<std::int64_t>(),
                        options.dtype);
+  else if (n > 0 && !is_floating(options.dtype))
+    detail::check_fits("arange", "last value", from + static_cast<double>(n - 1) * by, options.dtype);
   return apply(ops::Arange{spec_of({n}, options), start, step});
 }
 

@@ -38,8 +38,10 @@ Tensors CrossEntropy::grad(const GradArgs& args) const {
 }
 
 Tensors CrossEntropy::reference(Inputs in) const {
-  const Tensor logits = to(in[0], compute_dtype(in[0].dtype())), &targets = in[1];
-  const Tensor counted = not_equal(targets, ignore_index);
+  const Tensor &targets = in[1], counted = not_equal(targets, ignore_index);
+  const Tensor given = to(in[0], compute_dtype(in[0].dtype()));
+  // An ignored row's numbers are not used, whatever they are: 0 times infinity would be.
+  const Tensor logits = masked_fill(given, unsqueeze(logical_not(counted), 1), 0);
   const Tensor top = amax(logits, {1}, Keep::dims).detach();
   const Tensor logsumexp = add(log(sum(exp(sub(logits, top)), {1})), squeeze(top, 1));
   const Tensor zero = Tensor::scalar(0, {logits.dtype(), logits.device()});
@@ -57,10 +59,11 @@ Tensors CrossEntropyGrad::reference(Inputs in) const {
   Tensor scale = to(in[0], logsumexp.dtype());
   if (forward.reduction == Reduction::mean) scale = div(scale, in[4]);
   const Tensor zero = Tensor::scalar(0, {scale.dtype(), scale.device()});
-  const Tensor rows = where(not_equal(targets, forward.ignore_index), scale, zero);
+  const Tensor counted = not_equal(targets, forward.ignore_index), rows = where(counted, scale, zero);
   const Tensor softmax = exp(sub(to(logits, scale.dtype()), unsqueeze(logsumexp, 1)));
   const Tensor chosen = to(chosen_classes(targets, logits.shape()[1]), scale.dtype());
-  return {to(mul(sub(softmax, chosen), unsqueeze(rows, 1)), logits.dtype())};
+  const Tensor g = mul(sub(softmax, chosen), unsqueeze(rows, 1));
+  return {to(masked_fill(g, unsqueeze(logical_not(counted), 1), 0), logits.dtype())};
 }
 
 }  // namespace ops

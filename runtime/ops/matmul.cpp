@@ -1,5 +1,7 @@
 #include "runtime/ops/matmul.h"
 
+#include <optional>
+
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
@@ -11,11 +13,20 @@ namespace sherd {
 namespace ops {
 namespace {
 
-/// Whether all axes before the last two step as one.
-bool batch_steps_evenly(const Tensor& t) {
-  for (int i = 0; i + 3 < t.rank(); ++i)
-    if (t.shape()[i] != 1 && t.strides()[i] != t.strides()[i + 1] * t.shape()[i + 1]) return false;
-  return true;
+/// The step of all axes before the last two as one, if they have one. Axes of size 1 have any stride.
+std::optional<std::int64_t> batch_step(const Tensor& t) {
+  if (t.numel() == 0) return 0;
+  std::optional<std::int64_t> step;
+  std::int64_t next = 0;  // the stride that goes on with the axes inside
+  for (int i = t.rank() - 3; i >= 0; --i) {
+    if (t.shape()[i] == 1) continue;
+    if (!step)
+      step = t.strides()[i];
+    else if (t.strides()[i] != next)
+      return std::nullopt;
+    next = t.strides()[i] * t.shape()[i];
+  }
+  return step.value_or(0);
 }
 
 }  // namespace
@@ -26,10 +37,9 @@ MatrixOperand matrix_operand(const Tensor& t, bool transposed) {
                      across = t.strides()[r - 1];
   const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
   const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
-  if (!batch_steps_evenly(t) || !(row_major || column_major)) {
-    return matrix_operand(clone(t), transposed);
-  }
-  MatrixOperand o{t, t.raw(), 0, r > 2 ? t.strides()[r - 3] : 0, transposed != !row_major};
+  const std::optional<std::int64_t> step = batch_step(t);
+  if (!step || !(row_major || column_major)) return matrix_operand(clone(t), transposed);
+  MatrixOperand o{t, t.raw(), 0, *step, transposed != !row_major};
   o.ld = row_major ? (rows > 1 ? down : cols) : (cols > 1 ? across : rows);
   if (o.ld == 0) o.ld = 1;
   return o;

@@ -13,8 +13,13 @@ Specs Patches::infer(SpecSpan in) const {
   check<ShapeError>(x.shape.rank() == 4 && rule.height > 0 && rule.width > 0,
                     "conv2d: input (N, C, H, W) and a kernel of at least one pixel, got {} and {} x {}",
                     x.shape, rule.height, rule.width);
-  check<ValueError>(rule.stride > 0 && rule.padding >= 0, "conv2d: stride {} and padding {}", rule.stride,
-                    rule.padding);
+  constexpr std::int64_t most = std::int64_t{1} << 31;  // so that no sum or product of sizes below wraps
+  check<ValueError>(rule.stride > 0 && rule.padding >= 0 && rule.padding < most,
+                    "conv2d: stride {} must be at least 1, and padding {} at least 0 and below 2^31",
+                    rule.stride, rule.padding);
+  check<ShapeError>(rule.height < most && rule.width < most && x.shape[2] < most && x.shape[3] < most,
+                    "conv2d: images and kernels have below 2^31 pixels a side, got {} and {} x {}", x.shape,
+                    rule.height, rule.width);
   const std::int64_t down = x.shape[2] + 2 * rule.padding - rule.height,
                      across = x.shape[3] + 2 * rule.padding - rule.width;
   check<ShapeError>(down >= 0 && across >= 0,

@@ -22,7 +22,12 @@ Shape reduced_shape(const Shape& shape, Mask axes, bool keep) {
 /// Axes as bits; none means all.
 Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
   Mask mask = 0;
-  for (std::int64_t axis : axes) mask |= bit(static_cast<std::size_t>(normalize_axis(op, axis, x.rank())));
+  for (std::int64_t axis : axes) {
+    const Mask added = bit(static_cast<std::size_t>(normalize_axis(op, axis, x.rank())));
+    check<ValueError>((mask & added) == 0, "{}: axis {} of axes {} is there twice; name each axis once", op,
+                      axis, axes);
+    mask |= added;
+  }
   if (axes.empty())
     for (int i = 0; i < x.rank(); ++i) mask |= bit(static_cast<std::size_t>(i));
   return mask;

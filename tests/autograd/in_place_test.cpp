@@ -363,3 +363,22 @@ TEST_CASE("in place: a tensor that held no history takes part in it from the wri
   sum(total).backward();
   CHECK(same_bits(w.grad(), full({3}, 6, {f64})));
 }
+
+TEST_CASE("in place: a gradient that needs the other input is refused where that is the same memory") {
+  const auto other = [](const Tensor& a) {
+    return std::vector{a.detach(),
+                       [&] {
+                         const NoGrad off;
+                         return view(a, a.shape());
+                       }(),
+                       a};
+  };
+  for (std::size_t which = 0; which < 3; ++which) {
+    const Tensor x = full({2}, 3, {f64}).requires_grad_();
+    const Tensor a = mul(x, 1.0);
+    const Tensor d = other(a)[which];
+    CHECK_THROWS_AS(mul_(a, d), StateError);
+    CHECK_THROWS_AS(div_(a, d), StateError);
+    CHECK(a.to_vector<double>() == std::vector<double>{3, 3});
+  }
+}

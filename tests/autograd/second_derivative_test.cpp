@@ -162,3 +162,26 @@ TEST_CASE("create_graph: a rule that would lose its second derivative is refused
     CHECK(grad(y, u, {}, {.create_graph = true})[0].item() == 8);
   }
 }
+
+TEST_CASE("a row that sees nothing, and one that is ignored, have no gradient of any order") {
+  for (const DType dtype : {f32, f64})
+    for (const bool again : {false, true}) {
+      const auto leaf = [&](const Shape& shape, unsigned seed) {
+        return numbers(shape, dtype, seed).requires_grad_();
+      };
+      const Tensor q = leaf({1, 1, 5, 4}, 1), k = leaf({1, 1, 2, 4}, 2), v = leaf({1, 1, 2, 4}, 3);
+      const Tensor y = attention(q, k, v, {.causal = true});
+      for (const double value : to(narrow(y, 2, 0, 3), f64).to_vector<double>()) CHECK(value == 0);
+      const std::vector<Tensor> leaves{q, k, v};
+      for (const Tensor& g : grad(sum(square(y)), leaves, {}, {.create_graph = again}))
+        for (const double value : to(g.detach(), f64).to_vector<double>()) CHECK(std::isfinite(value));
+
+      const Tensor logits = Tensor::from<double>({1, 2, double(INFINITY), 4, 5, double(NAN)}, {3, 2});
+      const Tensor x = to(logits, dtype).detach().requires_grad_();
+      const Tensor targets = Tensor::from<std::int64_t>({0, -100, -100}, {3});
+      const Tensor g = grad(cross_entropy(x, targets), std::span(&x, 1), {}, {.create_graph = again})[0];
+      const std::vector<double> values = to(g.detach(), f64).to_vector<double>();
+      CHECK((values[0] != 0 && std::fabs(values[0] + values[1]) < 1e-6));
+      CHECK(std::vector(values.begin() + 2, values.end()) == std::vector<double>(4, 0));
+    }
+}

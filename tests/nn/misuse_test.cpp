@@ -316,7 +316,7 @@ TEST_CASE("modules: what is on meta gets values from materialize alone") {
   CHECK_NOTHROW(net.to(f32));
   CHECK(net.clone().parameters()[0].local().device() == meta);
 
-  for (const std::string& last : {"0.weight", "1.weight", "1.running_var"}) {
+  for (const std::string last : {"0.weight", "1.weight", "1.running_var"}) {
     const auto gives_up = [&](const std::string& name, const Tensor& whole) {
       zero_(whole);
       if (name == last) fail<ValueError>("no values for {}", name);

@@ -406,3 +406,48 @@ TEST_CASE("schedules: warm up, come down by a cosine, stay") {
   CHECK(schedule(100000) == 0.1);
   CHECK(CosineSchedule{.lr = 1, .min_lr = 0.1, .warmup = 0, .steps = 0}(0) == 0.1);
 }
+
+TEST_CASE("optimizers: a step that cannot be done changes nothing") {
+  for (const bool momentum : {false, true})
+    for (const DType dtype : {f64, bf16}) {
+      nn::Linear model(3, 2);
+      std::unique_ptr<nn::Optimizer> optimizer;
+      if (momentum)
+        optimizer = std::make_unique<nn::Sgd>(model.parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
+      else
+        optimizer =
+            std::make_unique<nn::AdamW>(model.parameters(), nn::AdamWOptions{.lr = 0.1, .weight_decay = 0.1});
+      const auto backward = [&](DType d) { sum(model(numbers({4, 3}, d))).backward(); };
+      backward(f32);
+      optimizer->step();
+      optimizer->zero_grad();
+      model.to(dtype);
+      backward(dtype);
+      const auto all = [&] {
+        std::vector<Tensor> values;
+        for (const auto& [name, t] : optimizer->state_dict()) values.push_back(clone(t));
+        for (const nn::Parameter& p : model.parameters()) values.push_back(clone(p.local().detach()));
+        return values;
+      };
+      const std::vector<Tensor> before = all();
+      for (int again = 0; again < 3; ++again)
+        CHECK(one_line_about(message_of<StateError>([&] { optimizer->step(); }), "optimizer"));
+      const std::vector<Tensor> after = all();
+      for (std::size_t i = 0; i < before.size(); ++i) CHECK(same_bits(before[i], after[i]));
+    }
+}
+
+TEST_CASE("optimizers: loaded state goes where the state is, so a captured step uses it") {
+  nn::Linear model(3, 2);
+  nn::Adam optimizer(model.parameters());
+  sum(model(numbers({4, 3}, f32))).backward();
+  optimizer.step();
+  const nn::StateDict now = optimizer.state_dict();
+  nn::StateDict other;
+  for (const auto& [name, t] : now) other.emplace_back(name, mul(t, 3.0));
+  optimizer.load_state_dict(other);
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    CHECK(same_bits(now[i].second, other[i].second));
+    CHECK(optimizer.state_dict()[i].second.storage_ref() == now[i].second.storage_ref());
+  }
+}

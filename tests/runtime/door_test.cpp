@@ -25,6 +25,19 @@ struct Silent {
   bool operator==(const Silent&) const = default;
 };
 
+/// Doubles a tensor that it wants dense.
+struct DoubleIt {
+  static constexpr std::string_view name = "double_it";
+  static constexpr Arity arity = 1;
+  static constexpr Mask dense = 0b1, mutates = 0b1;
+  static constexpr bool differentiable = false;
+  Specs infer(SpecSpan) const { return {}; }
+  bool operator==(const DoubleIt&) const = default;
+};
+void double_it(const DoubleIt&, Inputs in, Outputs) {
+  for (std::int64_t i = 0; i < in[0].numel(); ++i) in[0].mutable_data<float>()[i] *= 2;
+}
+
 /// A structural op that wants its first input dense, and says what its kernel got.
 struct Probe {
   static constexpr std::string_view name = "probe";
@@ -234,4 +247,50 @@ TEST_CASE("door: integers wrap around at the ends of their range") {
   CHECK(same_bits(add(full({3}, 2147483647, {i32}), 1), full({3}, -2147483648LL, {i32})));
   CHECK(same_bits(square(full({3}, 65536, {i32})), zeros({3}, {i32})));
   CHECK(same_bits(add(full({3}, 255, {u8}), 1), zeros({3}, {u8})));
+}
+
+TEST_CASE("door: products of views are those of dense copies, whatever the strides and sizes of their axes") {
+  unsigned seed = 1;
+  for (const Shape& shape :
+       {Shape{2, 1, 3, 2, 1}, Shape{2, 0, 3, 2, 2}, Shape{1, 2, 1, 2, 2}, Shape{3, 1, 1, 2, 2}})
+    for (int variant = 0; variant < 5; ++variant) {
+      const Tensor dense = numbers(shape, f32, ++seed);
+      Tensor x = dense;
+      if (variant == 1) x = transpose(x, 0, 2);
+      if (variant == 2) x = transpose(x, 1, 2);
+      if (variant == 3) x = expand(select(x, 0, 0), shape);
+      if (variant == 4) x = transpose(expand(narrow(x, 4, 0, 1), shape), -1, -2);
+      const Tensor y = numbers({x.shape()[4], 3}, f32, 7);
+      const Tensor left = expand(numbers({1, 4, x.shape()[3]}, f32, 8), {x.shape()[2], 4, x.shape()[3]});
+      INFO(to_string(x.shape()) << " variant " << variant);
+      CHECK(same_bits(matmul(x, y), matmul(clone(x), y)));
+      CHECK(same_bits(matmul(left, x), matmul(clone(left), clone(x))));
+    }
+}
+
+TEST_CASE("door: an op that writes an input and wants it dense refuses one with holes") {
+  add_kernel<&double_it>(DeviceType::cpu);
+  const Tensor x = ones({2, 3});
+  apply_many(DoubleIt{}, std::span(&x, 1));
+  CHECK(x.to_vector<float>() == std::vector<float>(6, 2));
+  const Tensor t = transpose(x, 0, 1);
+  CHECK(
+      one_line_about(message_of<StateError>([&] { apply_many(DoubleIt{}, std::span(&t, 1)); }), "double_it"));
+  CHECK(x.to_vector<float>() == std::vector<float>(6, 2));
+}
+
+TEST_CASE("door: no count of elements is passed by, with whole or broken bounds") {
+  for (const DType dtype : {u8, i32}) {
+    CHECK_THROWS_AS(arange(0, 1e12, 1e10, {dtype}), DTypeError);
+    CHECK(arange(0.0, 100.0, 50.0, {dtype}).numel() == 2);
+  }
+  CHECK(one_line_about(message_of<DTypeError>([] { arange(0.0, 300.0, 1.0, {u8}); }), "299"));
+  CHECK(one_line_about(message_of<ValueError>([] { sum(ones({2, 3}), {0, -2}); }), "twice"));
+  const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2});
+  for (const std::int64_t padding : {most, most - 1, most / 2 + 1, std::int64_t{1} << 32})
+    CHECK(one_line_about(message_of<ValueError>([&] {
+                           conv2d(image, kernel, {}, {1, padding});
+                         }),
+                         "padding"));
+  CHECK(one_line_about(message_of<ValueError>([] { multinomial(full({3}, 1e308, {f64})); }), "multinomial"));
 }
