@@ -67,9 +67,9 @@ bool Record::trainable() const {
 }
 
 void Record::begin(PassInfo pass, Leaf&) { Engine::current().begin(pass.number, *this); }
-void Record::begun(PassInfo pass) { Engine::current().begun(pass.number); }
-void Record::finish(PassInfo pass) { Engine::current().finish(pass.number); }
-void Record::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
+void EngineSink::begun(PassInfo pass) { Engine::current().begun(pass.number); }
+void EngineSink::finish(PassInfo pass) { Engine::current().finish(pass.number); }
+void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
 
 // ---- plans ----
 
@@ -187,9 +187,15 @@ Engine::Groups Engine::groups_of(const Root& root) const {
   return groups;
 }
 
+Group Engine::block_of(const Group& shard, int ranks) {
+  for (const Block& known : blocks_)
+    if (known.shard == shard && known.ranks == ranks) return known.block;
+  blocks_.push_back({shard, shard.blocks(ranks), ranks});
+  return blocks_.back().block;
+}
+
 /// What was gathered or guessed before a fault is not what the peers have.
 void Engine::renewed(const Group& ranks) {
-  std::vector<Group> blocks;
   for (const auto& weak : std::vector(all_)) {
     const auto group = weak.lock();
     if (!group) continue;
@@ -197,10 +203,9 @@ void Engine::renewed(const Group& ranks) {
     if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
     group->gathered().end_all();
     group->root()->last = nullptr;
-    if (its.shard == ranks && its.block.defined() && std::ranges::find(blocks, its.block) == blocks.end())
-      blocks.push_back(its.block);
   }
-  for (const Group& block : blocks) block.renew();
+  for (const Block& known : blocks_)
+    if (known.shard == ranks) known.block.renew();
 }
 
 // ---- forward ----
@@ -406,6 +411,7 @@ void Engine::finish(std::uint64_t run) {
   if (plan_.run != run) return;
   gather_up_to(plan_.steps().size());
   reduce_in_turn(When::now);
+  for (const auto& group : plan_.groups()) group->gradients().pass_on();
   for (const auto& group : plan_.groups()) group->gradients().wait();
   for (const auto& group : plan_.groups()) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});

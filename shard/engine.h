@@ -27,7 +27,7 @@ struct SchedulePolicy {
 
 /// The order in which one forward of a root used its groups: a guess for the next forward, and what a
 /// backward plans by. The graph behind the forward's outputs keeps it, as the sink of a mark in it.
-class Record final : public GradSink {
+class Record final : public EngineSink {
  public:
   enum class Moment : std::uint8_t { begin, end, read };
   struct Use {
@@ -49,10 +49,7 @@ class Record final : public GradSink {
   bool trainable() const;
 
   void begin(PassInfo pass, Leaf&) override;
-  void begun(PassInfo pass) override;
   void accept(PassInfo, Leaf&, Tensor) override {}
-  void finish(PassInfo pass) override;
-  void abort(PassInfo pass) noexcept override;
 
  private:
   std::uint64_t number_;
@@ -128,6 +125,10 @@ class Engine {
 
   void add(const std::shared_ptr<ParameterGroup>& group);
 
+  /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
+  /// `shard`.
+  Group block_of(const Group& shard, int ranks);
+
   // ---- forward ----
   /// A module begins; the outermost one opens a record.
   void enter(Root& root, std::span<Tensor* const> inputs);
@@ -166,7 +167,12 @@ class Engine {
   void before_call();
   void renewed(const Group& ranks);
 
+  struct Block {
+    Group shard, block;
+    int ranks;
+  };
   std::vector<std::weak_ptr<ParameterGroup>> all_;
+  std::vector<Block> blocks_;
   std::uint64_t last_record_ = 0;
   Plan plan_;
   bool own_calls_ = false;

@@ -44,16 +44,11 @@ void Gradients::begin(PassInfo pass, Leaf& leaf) {
   ++due_;
 }
 
-void Gradients::begun(PassInfo pass) { Engine::current().begun(pass.number); }
-
 void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
   members_[member_of_.at(&leaf)].gradient = std::move(gradient);
   --due_;
   Engine::current().arrived(pass.number);
 }
-
-void Gradients::finish(PassInfo pass) { Engine::current().finish(pass.number); }
-void Gradients::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
 
 // ---- turns ----
 
@@ -81,16 +76,25 @@ void Gradients::reduce() {
   reduction_ = group.enqueue(reduction(totals()), WhenFull::queue);
 }
 
+void Gradients::pass_on() {
+  const Ranks& ranks = group_.spec().ranks;
+  if (!reduced_.defined() || !ranks.shard.defined() || !ranks.replicas.defined()) return;
+  wait();
+  const Engine::OwnCalls own_calls;
+  reduction_ = ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
+                                       .inputs = {reduced_},
+                                       .outputs = {reduced_},
+                                       .reduction = ReduceOp::average(),
+                                       .channel = reduce_channel,
+                                       .label = group_.label()},
+                                      WhenFull::queue);
+}
+
 void Gradients::wait() {
   if (!reduced_.defined()) return;
   const NoGrad guard;
-  const Engine::OwnCalls own_calls;
   reduction_.wait();
   reduction_ = {};
-  const Ranks& ranks = group_.spec().ranks;
-  if (ranks.shard.defined() && ranks.replicas.defined())
-    ranks.replicas.all_reduce(reduced_, ReduceOp::average(),
-                              {.label = group_.label(), .channel = reduce_channel});
 }
 
 void Gradients::commit() {

@@ -15,7 +15,15 @@ namespace sherd::shard {
 
 class ParameterGroup;
 
-class Gradients final : public GradSink {
+/// A sink whose backwards are the engine's.
+class EngineSink : public GradSink {
+ public:
+  void begun(PassInfo pass) override;
+  void finish(PassInfo pass) override;
+  void abort(PassInfo pass) noexcept override;
+};
+
+class Gradients final : public EngineSink {
  public:
   explicit Gradients(ParameterGroup& group) : group_(group) {}
   /// A `.grad`: of member `first` alone, or of all from `first` to `last` (exclusive) as one.
@@ -37,6 +45,8 @@ class Gradients final : public GradSink {
   void keep();
   /// Posts the average over the ranks, of what is here and what earlier backwards kept.
   void reduce();
+  /// Where the shard has replicas, posts the average over them.
+  void pass_on();
   /// Until the averages are here.
   void wait();
   /// Adds to `.grad`.
@@ -46,11 +56,8 @@ class Gradients final : public GradSink {
 
   // ---- GradSink ----
   void begin(PassInfo pass, Leaf& leaf) override;
-  void begun(PassInfo pass) override;
   void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override;
   bool accumulates_later() const override { return true; }
-  void finish(PassInfo pass) override;
-  void abort(PassInfo pass) noexcept override;
 
  private:
   struct Slot {

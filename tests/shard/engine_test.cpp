@@ -454,3 +454,82 @@ TEST_CASE("an optimizer made before the parameters became one flat parameter say
     expect(message.find("FullyShardedDataParallel") != std::string::npos, "{}", message);
   }));
 }
+
+namespace {
+
+/// Lets one rank stand still until another says so, whatever the clock says.
+class Gate {
+ public:
+  void open() {
+    open_ = true;
+    open_.notify_all();
+  }
+  void pass() const { open_.wait(false); }
+
+ private:
+  std::atomic<bool> open_ = false;
+};
+
+struct AfterForward final : nn::ModuleObserver {
+  std::function<void()> act;
+  void after_forward(nn::Module&, std::span<Tensor* const>) override { act(); }
+};
+
+}  // namespace
+
+TEST_CASE("neither freeing nor an exception waits for a rank that stands still") {
+  for (const std::int64_t width : widths)
+    for (const bool throws : {false, true}) {
+      Gate gate;
+      const auto body = [&](World& world) {
+        Chain c(width);
+        shard_links(c, {.mixed_precision = {.param_dtype = bf16}});
+        const NoGrad guard;
+        const Tensor x = input_of(0, width);
+        c(x);  // from here on a forward gathers ahead
+        c.between = [&](const Tensor& y) -> Tensor {
+          if (world.rank() == 2) gate.pass();
+          if (world.rank() == 1 && throws) throw Boom();
+          return y;
+        };
+        AfterForward open;
+        open.act = [&] {
+          if (world.rank() == 0) gate.open();
+        };
+        const Subscription subscription = c.links[1].observe(open);
+        try {
+          c(x);
+        } catch (const CollectiveError&) {
+          gate.open();
+          throw;
+        }
+      };
+      if (throws)
+        CHECK_THROWS_AS(run_ranks(3, body), Boom);
+      else
+        CHECK_NOTHROW(run_ranks(3, body));
+    }
+}
+
+TEST_CASE("data parallel refuses parameters that are not those it was made with") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    const Tensor x = input_of(world.rank());
+    Chain frozen, replaced, cast;
+    frozen.links[0].set_requires_grad(false);
+    const shard::DataParallel of_frozen(frozen, world.group()), of_replaced(replaced, world.group()),
+        of_cast(cast, world.group());
+    for (Chain* c : {&frozen, &replaced, &cast}) sum((*c)(x)).backward();
+    frozen.links[0].set_requires_grad(true);
+    replaced.links[1].layer.weight = nn::Parameter(ones({5, 5}));
+    cast.to(f64);
+    const auto refused = [&](Chain& c, const Tensor& input) {
+      const std::string message = message_of<StateError>([&] { c(input); });
+      expect(message.find("make it anew") != std::string::npos, "{}", message);
+    };
+    refused(frozen, x);
+    refused(replaced, x);
+    refused(cast, to(x, f64));
+    frozen.links[0].set_requires_grad(false);
+    sum(frozen(x)).backward();
+  }));
+}
