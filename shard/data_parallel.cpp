@@ -1,7 +1,7 @@
 #include "shard/data_parallel.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -15,14 +15,15 @@ namespace sherd::shard {
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
 class GradientBuckets final : public nn::ModuleObserver {
  public:
-  GradientBuckets(std::vector<nn::Parameter> parameters, Group group, DataParallelOptions options)
-      : group_(std::move(group)), channel_(options.channel) {
+  GradientBuckets(std::vector<nn::Parameter> parameters, std::vector<nn::Parameter> frozen, Group group,
+                  DataParallelOptions options)
+      : frozen_(std::move(frozen)), group_(std::move(group)), channel_(options.channel) {
     std::ranges::reverse(parameters);
     for (nn::Parameter& p : parameters) {
       if (buckets_.empty() || !takes(buckets_.back(), p, options.bucket_bytes)) buckets_.emplace_back();
       Bucket& bucket = buckets_.back();
       bucket.entries.push_back(entries_.size());
-      places_.emplace(p.id(), entries_.size());
+      known_.insert(p.id());
       entries_.push_back({p, p.local().spec(), buckets_.size() - 1, bucket.numel});
       bucket.numel += p.numel();
     }
@@ -35,23 +36,18 @@ class GradientBuckets final : public nn::ModuleObserver {
 
   /// What is trained is what was when the object was made: everything else would not be averaged, unnoticed.
   void before_forward(nn::Module& module, std::span<Tensor* const>) override {
-    std::size_t known = 0;
-    for (const nn::Parameter& p : module.parameters()) {
-      const auto place = places_.find(p.id());
-      const bool listed = place != places_.end();
-      known += listed ? 1 : 0;
-      check<StateError>(!listed || p.local().spec() == entries_[place->second].spec,
-                        "data parallel: a parameter of shape {} has another shape, dtype or device than when "
-                        "this object was made; make it anew",
+    module_ = &module;
+    for (const Entry& entry : entries_)
+      check<StateError>(entry.parameter.local().spec() == entry.spec,
+                        "data parallel: a parameter of shape {} had another shape, dtype or device when this "
+                        "object was made; make it anew",
+                        entry.parameter.shape());
+    for (const nn::Parameter& p : frozen_)
+      check<StateError>(!p.requires_grad(),
+                        "data parallel: a parameter of shape {} became trainable after this object was made, "
+                        "and its gradient would not be averaged; make it anew",
                         p.shape());
-      check<StateError>(listed || !p.requires_grad(),
-                        "data parallel: a parameter of shape {} was replaced or became trainable after this "
-                        "object was made, and its gradient would not be averaged; make it anew",
-                        p.shape());
-    }
-    check<StateError>(known == entries_.size(),
-                      "data parallel: {} of {} parameters are no longer in the module; make the object anew",
-                      entries_.size() - known, entries_.size());
+    if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
 
   // ---- one backward ----
@@ -62,6 +58,7 @@ class GradientBuckets final : public nn::ModuleObserver {
         "backward: it reaches parameters of a data parallel model and was started within another "
         "backward that does (in a hook); start it after that one, or use grad()");
     if (run != run_) start(run);
+    ++reached_;
     ++buckets_[entries_[i].bucket].due;
   }
   void accept(std::size_t i, Leaf& leaf, const Tensor& gradient) {
@@ -76,6 +73,7 @@ class GradientBuckets final : public nn::ModuleObserver {
   /// Comes from every parameter's sink; the first does it for all.
   void finish(std::uint64_t run) {
     if (run != run_) return;
+    if (reached_ < entries_.size()) look_for_others();
     if (run_synchronises_) {
       const NoGrad guard;
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
@@ -121,8 +119,20 @@ class GradientBuckets final : public nn::ModuleObserver {
            (bucket.numel + p.numel()) * size_of(first.dtype()) <= limit_bytes;
   }
 
+  /// A parameter that no backward reaches may have been replaced.
+  void look_for_others() const {
+    if (module_ == nullptr) return;
+    for (const nn::Parameter& p : module_->parameters())
+      check<StateError>(known_.contains(p.id()) || !p.requires_grad(),
+                        "data parallel: a parameter of shape {} took another's place after this object was "
+                        "made, and its gradient would not be averaged; make it anew",
+                        p.shape());
+  }
+
   void start(std::uint64_t run) {
     run_ = run;
+    reached_ = 0;
+    awaited_ = false;
     run_synchronises_ = synchronising_;
     next_ = 0;
     for (Bucket& bucket : buckets_) bucket.due = 0;
@@ -195,11 +205,15 @@ class GradientBuckets final : public nn::ModuleObserver {
     }
   }
 
+  std::vector<nn::Parameter> frozen_;
   Group group_;
   int channel_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
-  std::unordered_map<const void*, std::size_t> places_;  // of parameters among the entries
+  std::unordered_set<const void*> known_;  ///< the entries' parameters
+  nn::Module* module_ = nullptr;           ///< that ran last
+  bool awaited_ = false;                   ///< a backward, of a forward that was recorded
+  std::size_t reached_ = 0;                ///< entries that the backward under way reaches
   bool synchronising_ = true;
   std::vector<Leaf*> arrived_;  // in the backward under way, which holds them
 
@@ -252,18 +266,18 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
   check<ValueError>(options.bucket_bytes > 0, "data parallel: buckets of {} bytes; a bucket has at least one",
                     options.bucket_bytes);
   std::vector<Tensor> all;
-  std::vector<nn::Parameter> trainable;
+  std::vector<nn::Parameter> trainable, frozen;
   for (const auto& [name, p] : module.named_parameters()) {
     check<DeviceError>(p.local().device().type != DeviceType::meta,
                        "data parallel: '{}' is on meta and has no values to share; call materialize() of the "
                        "module first",
                        name);
     all.push_back(p.data());
-    if (p.requires_grad()) trainable.push_back(p);
+    (p.requires_grad() ? trainable : frozen).push_back(p);
   }
   for (const nn::NamedBuffer& buffer : module.named_buffers()) all.push_back(buffer.tensor);
   share(std::move(all), group, options.channel);
-  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), group, options);
+  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), group, options);
   for (std::size_t i = 0; i < buckets_->size(); ++i)
     set_sink(buckets_->parameter(i).tensor(), std::make_shared<BucketSink>(buckets_, i));
   watching_ = module.observe(*buckets_);

@@ -23,7 +23,8 @@ struct DataParallelOptions {
 /// all. From then on a backward leaves in `.grad` the average over the ranks (by the one rule of `ReduceOp`),
 /// added to what was there. Every rank's backward communicates, whichever parameters its graph has: one that
 /// it does not use counts as zero, one that no rank uses keeps its gradient as it is. The same parameters are
-/// trainable on all ranks; a forward throws StateError where one was replaced, or became trainable, since.
+/// trainable on all ranks; where one was replaced, or became trainable, since, the next forward or backward
+/// throws StateError.
 /// Ends with this object; the module lives longer.
 class SHERD_API DataParallel {
  public:

@@ -527,8 +527,14 @@ TEST_CASE("data parallel refuses parameters that are not those it was made with"
       expect(message.find("make it anew") != std::string::npos, "{}", message);
     };
     refused(frozen, x);
-    refused(replaced, x);
     refused(cast, to(x, f64));
+    const Tensor loss = sum(replaced(x));
+    const std::string message = message_of<StateError>([&] { loss.backward(); });
+    expect(message.find("make it anew") != std::string::npos, "{}", message);
+    for (Link& link : replaced.links)
+      for (nn::Param* p : {&link.layer.weight, &link.layer.bias}) *p = nn::Parameter(ones(p->shape()));
+    sum(replaced(x)).backward();
+    refused(replaced, x);
     frozen.links[0].set_requires_grad(false);
     sum(frozen(x)).backward();
   }));
