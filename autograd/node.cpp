@@ -4,7 +4,9 @@ namespace sherd {
 
 GradSink::~GradSink() = default;
 void GradSink::begin(PassInfo, Leaf&) {}
+void GradSink::begun(PassInfo) {}
 void GradSink::finish(PassInfo) {}
+bool GradSink::accumulates_later() const { return false; }
 void GradSink::abort(PassInfo) noexcept {}
 
 AutogradRecord::~AutogradRecord() {

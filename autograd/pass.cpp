@@ -135,7 +135,10 @@ void each_owned(const Node& node, F&& on) {
 PassState& pass_state() { return Context::current().slot<PassState>(); }
 
 BackwardPass::BackwardPass(BackwardOptions options)
-    : options_(options), state_(pass_state()), outer_(std::exchange(state_.innermost, this)) {
+    : options_(options),
+      state_(pass_state()),
+      outer_(std::exchange(state_.innermost, this)),
+      outer_place_(state_.place) {
   info_.number = state_.next_number++;
   options_.retain_graph = options_.retain_graph || options_.create_graph;
 }
@@ -144,6 +147,7 @@ BackwardPass::~BackwardPass() {
   for (Place& place : places_) pass_of(*place.node).store(nullptr, std::memory_order_release);
   for (LeafPlace& place : leaves_) pass_of(*place.leaf).store(nullptr, std::memory_order_release);
   state_.innermost = outer_;
+  state_.place = outer_place_;
 }
 
 void BackwardPass::seed(const Tensor& output, Tensor gradient) {
@@ -263,6 +267,7 @@ void BackwardPass::announce() {
     if (std::find(sinks_.begin(), sinks_.end(), sink) == sinks_.end()) sinks_.push_back(sink);
     sink->begin(info_, *place.leaf);
   }
+  for (const auto& sink : sinks_) sink->begun(info_);
 }
 
 void BackwardPass::backward() {
@@ -365,6 +370,7 @@ void BackwardPass::walk() {
 
 void BackwardPass::visit(Place& place) {
   Node& node = *place.node;
+  if (feeding_) state_.place = node.sequence;
   pass_hooks(place);
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
@@ -448,7 +454,8 @@ void BackwardPass::hand_over(LeafPlace& place) {
     leaf.sink->accept(info_, leaf, std::move(gradient));
   else
     add_to_grad(leaf, std::move(gradient), options_.create_graph);
-  leaf.after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(leaf); });
+  if (!leaf.sink || !leaf.sink->accumulates_later())
+    leaf.after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(leaf); });
 }
 
 void BackwardPass::call_back() {

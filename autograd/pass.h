@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ class BackwardPass;
 struct PassState {
   BackwardPass* innermost = nullptr;  ///< of the passes under way; null without one
   std::uint64_t next_number = 1;
+  std::optional<std::uint64_t> place{};  ///< in the order of recording, where a backward that feeds leaves is
   const AnyOp* rule = nullptr;       ///< the op whose gradient rule is running, or null
   bool rule_differentiated = false;  ///< the ops that this rule applies are recorded, to be differentiated
 };
@@ -110,6 +112,7 @@ class BackwardPass {
   PassInfo info_;
   PassState& state_;
   BackwardPass* outer_;
+  std::optional<std::uint64_t> outer_place_;
   bool feeding_ = true;    // gives gradients to sinks and `.grad`
   bool stopping_ = false;  // `partial`: goes no further than targets and nodes older than `since_`
   std::uint64_t since_ = 0;

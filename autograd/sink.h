@@ -38,15 +38,20 @@ struct PassInfo {
 };
 
 /// Takes the complete gradients of leaves; a sharded group has one sink for all its parameters. In every
-/// backward: `begin` for each of its leaves that the graph reaches, `accept` at most once for each, then
-/// `finish` once, or `abort` if the backward threw. What one of the first three throws, the backward throws.
+/// backward: `begin` for each of its leaves that the graph reaches, `begun` once when all sinks' leaves have,
+/// `accept` at most once for each, then `finish` once, or `abort` if the backward threw. What one of the first
+/// four throws, the backward throws.
 class SHERD_API GradSink {
  public:
   virtual ~GradSink();
   virtual void begin(PassInfo pass, Leaf& leaf);
+  /// Nothing of the backward is computed yet.
+  virtual void begun(PassInfo pass);
   /// The complete gradient of `leaf`; never empty. Its memory may be shared: clone it before writing.
   virtual void accept(PassInfo pass, Leaf& leaf, Tensor gradient) = 0;
   virtual void finish(PassInfo pass);
+  /// Whether the sink runs the leaves' `after_accumulate` hooks itself, when their gradients are there.
+  virtual bool accumulates_later() const;
   /// Drop what this backward gave so far; the next one must work.
   virtual void abort(PassInfo pass) noexcept;
 };

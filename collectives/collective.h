@@ -46,6 +46,9 @@ SHERD_API std::string to_string(const ReduceOp& reduction);
 /// Number of channels of a group, counted from 0. Each has an order and sequence numbers of its own.
 inline constexpr int max_channels = 16;
 
+/// What becomes of a call for which its channel has no room yet.
+enum class WhenFull : std::uint8_t { wait, queue };
+
 /// One call of one rank. A segment is an input and an output at the same place of the two lists; all segments
 /// have one dtype and one device, are dense, and travel in one call. Elements of a segment, with W ranks:
 /// all_gather n to W*n; reduce_scatter W*n to n; all_reduce and broadcast n to n; all_to_all W*n to W*n. send

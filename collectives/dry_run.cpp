@@ -57,7 +57,7 @@ class DryRun::DryLine final : public Line {
         channel_(channel),
         ends_(ends) {}
 
-  std::uint64_t post(const Collective& c, const Signature& signature) override {
+  std::uint64_t post(const Collective& c, const Signature& signature, WhenFull) override {
     DryStep step{DryStep::Kind::post,       c.kind, group_, channel_, posted(), one_line(c.label),
                  words_of(signature, ends_)};
     count_bytes(step, c, movement_of(c), self());

@@ -29,6 +29,9 @@ void refuse_to_join(const std::string& name) {
 struct CollectiveState {
   std::vector<Interception*> interceptions;
   std::vector<OrderLog*> logs;
+  Subscribers<std::function<void()>> before;
+  bool told = false;  ///< those are running
+  Subscribers<std::function<void(const Group&)>> renewed;
   std::uint64_t calls = 0;
 
   static CollectiveState& current() { return Context::current().slot<CollectiveState>(); }
@@ -36,6 +39,14 @@ struct CollectiveState {
     for (OrderLog* log : logs)
       log->lines_.push_back(
           fmt::format("{} channel {}: {}", group.name(), c.channel, signature_of(c).text()));
+  }
+  void tell_before() {
+    if (before.empty() || std::exchange(told, true)) return;
+    struct Told {
+      bool& told;
+      ~Told() { told = false; }
+    } const over{told};
+    before.each([](const auto& act) { act(); });
   }
   static const Interception::Body& body(const Interception& i) { return i.body_; }
 };
@@ -50,6 +61,12 @@ Interception::~Interception() {
 OrderLog::OrderLog() { CollectiveState::current().logs.push_back(this); }
 OrderLog::~OrderLog() {
   if (Context::current_or_null() != nullptr) std::erase(CollectiveState::current().logs, this);
+}
+Subscription before_calls(std::function<void()> act) {
+  return CollectiveState::current().before.add(std::move(act));
+}
+Subscription after_renewals(std::function<void(const Group&)> act) {
+  return CollectiveState::current().renewed.add(std::move(act));
 }
 std::uint64_t collective_calls() { return CollectiveState::current().calls; }
 
@@ -76,39 +93,50 @@ Line& GroupEnd::line_of(CollectiveKind kind, int channel, int peer) {
   return transport_->channel(channel);
 }
 
-void GroupEnd::post(const Collective& c, Completion completion) {
+PostedCall GroupEnd::post(const Collective& c, Completion completion) {
   validate(c, rank_, size_);
   ++state_.calls;
   state_.log(*this, c);
   Line& line = line_of(c.kind, c.channel, c.peer);
-  const std::uint64_t sequence = line.post(c, signature_of(c));
-  posted_ = PostedCall{c.kind, c.peer, c.channel, sequence};
-  if (completion == Completion::posted) return;
-  line.wait(sequence);
-  line.wait_inputs(sequence);
+  const std::uint64_t sequence =
+      line.post(c, signature_of(c), completion == Completion::queued ? WhenFull::queue : WhenFull::wait);
+  if (completion == Completion::complete) {
+    line.wait(sequence);
+    line.wait_inputs(sequence);
+  }
+  return {c.kind, c.peer, c.channel, sequence};
 }
 
 void GroupEnd::enqueue(const Collective& collective, Completion completion) {
   check_thread();
   home_->sweep();
-  posted_.reset();
+  state_.tell_before();
   const auto& interceptions = state_.interceptions;
-  if (interceptions.empty()) return post(collective, completion);
-
+  if (interceptions.empty()) {
+    posted_ = post(collective, completion);
+    return;
+  }
   const Group group(shared_from_this());
+  std::optional<PostedCall> posted;         // of this call: an interception may make others
   std::size_t left = interceptions.size();  // newest first
   Interception::Proceed proceed = [&](const Collective& c) {
-    if (left == 0) return post(c, completion);
+    if (left == 0) {
+      posted = post(c, completion);
+      return;
+    }
     --left;
     CollectiveState::body (*interceptions[left])({group, c}, proceed);
     ++left;
   };
   proceed(collective);
+  posted_ = posted;
 }
 
 void GroupEnd::renew() {
   check_thread();
   transport_ = home_->keep(transport_->renew());
+  const Group group(shared_from_this());
+  state_.renewed.each([&](const auto& act) { act(group); });
 }
 
 // ---- the ops ----
@@ -187,8 +215,8 @@ bool Group::failed() const {
 }
 void Group::renew() const { end_of(end_).renew(); }
 
-Work Group::enqueue(Collective c) const {
-  pass(end_, c, Completion::posted);
+Work Group::enqueue(Collective c, WhenFull full) const {
+  pass(end_, c, full == WhenFull::queue ? Completion::queued : Completion::posted);
   Work work;
   const std::optional<PostedCall>& posted = end_->posted();
   if (!posted) return work;

@@ -80,10 +80,10 @@ class SHERD_API Group {
   std::span<const int> world_ranks() const;
 
   // ---- calls ----
-  /// Posts a call, and returns at once unless the channel has its fill of calls under way. First the rank's
-  /// interceptions get the call, newest first; what they pass on is checked, counted, logged and posted.
-  /// Errors as `validate`, or CollectiveError.
-  [[nodiscard]] Work enqueue(Collective collective) const;
+  /// Posts a call. While its channel has its fill of calls under way, waits, or returns at once and the call
+  /// is posted when there is room. First the rank's interceptions get the call, newest first; what they pass
+  /// on is checked, counted, logged and posted. Errors as `validate`, or CollectiveError.
+  [[nodiscard]] Work enqueue(Collective collective, WhenFull full = WhenFull::wait) const;
   /// `enqueue`, then waits for outputs and inputs.
   void call(Collective collective) const;
 

@@ -12,9 +12,9 @@
 
 namespace sherd {
 
-/// `posted`: the call returns when it is posted; `complete`: when outputs hold their values and inputs are
-/// free.
-enum class Completion : std::uint8_t { posted, complete };
+/// `posted`: the call returns when it is posted; `queued`: not even then, while its channel is full;
+/// `complete`: when outputs hold their values and inputs are free.
+enum class Completion : std::uint8_t { posted, queued, complete };
 
 /// The call as it was posted; an interception may have passed on another than it got.
 struct PostedCall {
@@ -49,7 +49,7 @@ class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
   void renew();
 
  private:
-  void post(const Collective& collective, Completion completion);
+  PostedCall post(const Collective& collective, Completion completion);
 
   std::shared_ptr<TransportHome> home_;
   std::shared_ptr<Transport> transport_;

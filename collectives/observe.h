@@ -7,6 +7,7 @@
 
 #include "collectives/group.h"
 #include "runtime/context.h"
+#include "runtime/subscription.h"
 
 namespace sherd {
 
@@ -48,6 +49,11 @@ class SHERD_API OrderLog {
   friend struct CollectiveState;
   std::vector<std::string> lines_;
 };
+
+/// `act` runs before each call of the calling rank, calls that it makes itself left out.
+[[nodiscard]] SHERD_API Subscription before_calls(std::function<void()> act);
+/// `act` runs when the calling rank has renewed a group.
+[[nodiscard]] SHERD_API Subscription after_renewals(std::function<void(const Group&)> act);
 
 /// Number of calls that the calling rank has posted so far, over all its groups.
 SHERD_API std::uint64_t collective_calls();

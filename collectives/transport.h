@@ -17,9 +17,9 @@ namespace sherd {
 class SHERD_API Line {
  public:
   virtual ~Line();
-  /// Makes this rank's part known to the peers and returns the call's number. Waits only while as many calls
-  /// are under way as the line takes.
-  virtual std::uint64_t post(const Collective& collective, const Signature& signature) = 0;
+  /// Makes this rank's part known to the peers and returns the call's number. While the line is full it
+  /// waits, or keeps the call until there is room, which is found whenever this rank waits for anything.
+  virtual std::uint64_t post(const Collective& collective, const Signature& signature, WhenFull full) = 0;
   /// Returns when the outputs of call `sequence` and of those before hold their values.
   virtual void wait(std::uint64_t sequence) = 0;
   /// Returns when the peers have read this rank's tensors of call `sequence`, which may then be written.

@@ -7,17 +7,29 @@
 
 namespace sherd::nn::init {
 
-void uniform_(Parameter p, double low, double high) {
+namespace {
+
+/// Fills the whole parameter; of one that is shared among ranks this rank keeps its part, so that all draw
+/// the same numbers.
+template <class Fill>
+void give_values(const Parameter& p, const Fill& fill) {
   const NoGrad guard;
-  sherd::uniform_(p.data(), low, high);
+  if (p.owner() == nullptr) return fill(p.data());
+  const Tensor whole = empty(p.shape(), {p.local().dtype(), p.local().device()});
+  fill(whole);
+  p.owner()->set_whole(p, whole);
+}
+
+}  // namespace
+
+void uniform_(Parameter p, double low, double high) {
+  give_values(p, [&](const Tensor& t) { sherd::uniform_(t, low, high); });
 }
 void normal_(Parameter p, double mean, double stddev) {
-  const NoGrad guard;
-  sherd::normal_(p.data(), mean, stddev);
+  give_values(p, [&](const Tensor& t) { sherd::normal_(t, mean, stddev); });
 }
 void constant_(Parameter p, double value) {
-  const NoGrad guard;
-  fill_(p.data(), value);
+  give_values(p, [&](const Tensor& t) { fill_(t, value); });
 }
 void xavier_uniform_(Parameter p) {
   check<ShapeError>(p.shape().rank() >= 2, "xavier_uniform_: needs a matrix (out, in, ...), got shape {}",

@@ -1,5 +1,7 @@
 // First values of parameters. Each call writes all values of `Parameter::data()`, unrecorded; random ones
 // come from the rank's generator. StateError for an empty parameter.
+// Of a sharded parameter each rank keeps its part of the whole, so ranks that draw alike get the values of an
+// unsharded one; ValueError for a flat one, which is many.
 #pragma once
 
 #include "nn/parameter.h"

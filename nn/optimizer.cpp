@@ -93,12 +93,14 @@ void Optimizer::check_state_fits() const {
 void Optimizer::step() {
   const NoGrad guard;
   for (const Group& group : groups_)
-    for (const Parameter& p : group.params)
+    for (const Parameter& p : group.params) {
+      if (p.owner() != nullptr) p.owner()->check_steppable(p);
       if (const Tensor g = p.grad(); g.defined())
         check<ShapeError>(
             g.shape() == p.local().shape(),
             "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
             p.local().shape(), g.shape());
+    }
   check_state_fits();
   for (const Group& group : groups_)
     for (const Parameter& p : group.params)

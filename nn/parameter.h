@@ -28,6 +28,8 @@ class SHERD_API ParameterOwner {
   /// Called before `local()` of its parameters is written on all ranks: an optimizer steps, a state is
   /// loaded.
   virtual void before_write() = 0;
+  /// StateError for a parameter that an optimizer cannot step, because another stands for it.
+  virtual void check_steppable(const Parameter& parameter) const = 0;
 };
 
 /// A handle on a parameter object. Copies name the same object, which is what `==` compares. A handle made

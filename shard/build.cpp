@@ -7,6 +7,7 @@
 #include "collectives/world.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/flat_param_handle.h"
 
 namespace sherd::shard {
 namespace {
@@ -73,21 +74,6 @@ AfterForward after_forward(const Options& options, int shard_size) {
   return k == shard_size ? AfterForward::free : AfterForward::slice;
 }
 
-void check_flat(std::span<const FoundParameter> parameters, const UnitForm& form) {
-  for (const FoundParameter& p : parameters) {
-    const Tensor &first = parameters[0].member->local(), &t = p.member->local();
-    check<DTypeError>(
-        t.dtype() == first.dtype() && is_floating(t.dtype()),
-        "fully_shard: the flat layout takes floating parameters of one dtype; '{}' is {}, '{}' is {}",
-        parameters[0].name, name_of(first.dtype()), p.name, name_of(t.dtype()));
-    check<ValueError>(!form.one_flat_param || p.member->object().requires_grad() ==
-                                                  parameters[0].member->object().requires_grad(),
-                      "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`; '{}' "
-                      "differs from '{}'",
-                      p.name, parameters[0].name);
-  }
-}
-
 /// A shard lies on one device; on `meta`, where nothing has values, beside others they would be lost.
 void check_one_device(std::span<const FoundParameter> parameters) {
   const FoundParameter& first = parameters[0];
@@ -127,23 +113,27 @@ Tensor cut(const GroupSpec& spec, std::span<const Tensor> whole) {
   return shard;
 }
 
-/// Where the flat layout pads between parameters, it is to 16 bytes of the precision that computes.
-Partition partition_of(std::span<const Shape> shapes, const Options& options, const UnitForm& form, int ranks,
-                       DType stored) {
-  if (options.layout == GroupLayout::per_parameter) return Partition::per_parameter(shapes, ranks);
-  const DType compute = options.mixed_precision.param_dtype.value_or(stored);
-  return Partition::flat(shapes, ranks, form.one_flat_param ? FlatPadding::end : FlatPadding::aligned,
-                         std::max<std::int64_t>(1, 16 / size_of(compute)));
+/// The flat layout's, over all parameters of a unit, which are of one dtype then.
+Partition flat_partition(std::span<const FoundParameter> found, const nn::Module& module,
+                         const Options& options, const UnitForm& form, int ranks) {
+  std::vector<nn::Parameter> parameters;
+  for (const FoundParameter& p : found) parameters.push_back(p.member->object());
+  return FlatParamHandle(parameters, module,
+                         {.ranks = ranks,
+                          .param_dtype = options.mixed_precision.param_dtype,
+                          .use_orig_params = !form.one_flat_param})
+      .partition();
 }
 
-Members make_group(std::span<const FoundParameter> parameters, const Options& options, const UnitForm& form,
-                   const Ranks& ranks) {
+Members make_group(std::span<const FoundParameter> parameters, const nn::Module& module,
+                   const Options& options, const UnitForm& form, const Ranks& ranks) {
   check_one_device(parameters);
   std::vector<Shape> shapes;
   for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
-  const DType stored = parameters[0].member->local().dtype();
   GroupSpec spec{.layout = options.layout,
-                 .partition = partition_of(shapes, options, form, ranks.shard_size(), stored),
+                 .partition = options.layout == GroupLayout::flat
+                                  ? flat_partition(parameters, module, options, form, ranks.shard_size())
+                                  : Partition::per_parameter(shapes, ranks.shard_size()),
                  .ranks = ranks,
                  .param_dtype = options.mixed_precision.param_dtype,
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
@@ -193,19 +183,20 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const AfterForward after = after_forward(options, ranks.shard_size());
-  if (after == AfterForward::slice) ranks.block = ranks.shard.blocks(*options.reshard_after_forward.ranks());
-  if (options.layout == GroupLayout::flat) check_flat(found.parameters, form);
+  if (after == AfterForward::slice)
+    ranks.block = Engine::current().block_of(ranks.shard, *options.reshard_after_forward.ranks());
 
-  // One group a stored dtype, in order of appearance.
+  // One group a stored dtype, in order of appearance; the flat layout takes one dtype.
   std::vector<std::vector<FoundParameter>> by_dtype;
   for (const FoundParameter& p : found.parameters) {
     const auto same = std::ranges::find_if(by_dtype, [&](const auto& list) {
-      return list[0].member->local().dtype() == p.member->local().dtype();
+      return options.layout == GroupLayout::flat ||
+             list[0].member->local().dtype() == p.member->local().dtype();
     });
     (same == by_dtype.end() ? by_dtype.emplace_back() : *same).push_back(p);
   }
   std::vector<Members> members;
-  for (const auto& list : by_dtype) members.push_back(make_group(list, options, form, ranks));
+  for (const auto& list : by_dtype) members.push_back(make_group(list, module, options, form, ranks));
 
   if (options.device) {
     const NoGrad guard;

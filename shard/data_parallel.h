@@ -23,8 +23,9 @@ struct DataParallelOptions {
 /// all. From then on a backward leaves in `.grad` the average over the ranks (by the one rule of `ReduceOp`),
 /// added to what was there. Every rank's backward communicates, whichever parameters its graph has: one that
 /// it does not use counts as zero, one that no rank uses keeps its gradient as it is. The same parameters are
-/// trainable on all ranks; those that become trainable later are not averaged. Ends with this object; the
-/// module lives longer.
+/// trainable on all ranks; where one was replaced, or became trainable, since, the next forward or backward
+/// throws StateError.
+/// Ends with this object; the module lives longer.
 class SHERD_API DataParallel {
  public:
   DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
@@ -53,6 +54,7 @@ class SHERD_API DataParallel {
   GradientBuckets& buckets() const;
   nn::Module* module_;
   std::shared_ptr<GradientBuckets> buckets_;
+  Subscription watching_;
 };
 
 }  // namespace sherd::shard

@@ -37,25 +37,26 @@ void each_group(nn::Module& module, F&& visit) {
 }  // namespace
 
 void set_requires_gradient_sync(nn::Module& module, bool sync) {
-  each_group(module, [&](ParameterGroup& group) { group.synchronising = sync; });
+  each_group(module, [&](ParameterGroup& group) { group.switches.synchronising = sync; });
 }
 void set_reshard_after_backward(nn::Module& module, bool reshard) {
-  each_group(module, [&](ParameterGroup& group) { group.reshard_after_backward = reshard; });
+  each_group(module, [&](ParameterGroup& group) { group.switches.reshard_after_backward = reshard; });
 }
 void reshard(nn::Module& module) {
   each_group(module, [](ParameterGroup& group) {
-    if (!group.whole()) group.release();
+    group.gathered().end(Lease::policy);
+    group.gathered().end(Lease::cache);
   });
 }
 
 NoSync::NoSync(nn::Module& module) {
   each_group(module, [&](ParameterGroup& group) {
-    outer_.emplace_back(group.weak_from_this(), std::exchange(group.synchronising, false));
+    outer_.emplace_back(group.weak_from_this(), std::exchange(group.switches.synchronising, false));
   });
 }
 NoSync::~NoSync() {
   for (const auto& [weak, synchronising] : outer_)
-    if (const auto group = weak.lock()) group->synchronising = synchronising;
+    if (const auto group = weak.lock()) group->switches.synchronising = synchronising;
 }
 
 std::vector<GroupReport> groups_of(nn::Module& module) {

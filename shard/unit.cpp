@@ -6,8 +6,6 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
-#include "shard/anchor.h"
-#include "shard/backward.h"
 
 namespace sherd::shard {
 namespace {
@@ -30,7 +28,7 @@ std::vector<NamedUnit> units_of(nn::Module& module) {
 Unit::Unit(UnitPolicy policy, std::vector<Members> members)
     : policy_(std::move(policy)),
       members_(std::move(members)),
-      schedule_(std::make_shared<Schedule>(policy_.schedule)) {
+      root_(std::make_shared<Root>(policy_.schedule)) {
   for (Members& m : members_) {
     m.order.resize(m.parameters.size());
     bind(m);
@@ -48,7 +46,7 @@ Unit::~Unit() {
 /// Takes the parameters over: the optimizer steps their parts of the shard, forward reads the gathered ones.
 void Unit::bind(Members& members) {
   ParameterGroup& group = *members.group;
-  group.schedule = schedule_;
+  group.set_root(root_, group.label());
   groups_.push_back(members.group);
   const std::vector<Tensor> used = group.make_used();
   for (std::size_t i = 0; i < members.parameters.size(); ++i) {
@@ -87,15 +85,13 @@ void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
   groups_.clear();
   for (Members& m : members_) {
     const auto old = std::exchange(m.group, nullptr);
-    old->before_write();
-    old->release();
+    old->gathered().shard_written();
+    old->gathered().end_all();
     m.group = std::make_shared<ParameterGroup>(old->spec(), change(old->shard()));
-    m.group->label = old->label;
-    m.group->synchronising = old->synchronising;
-    m.group->reshard_after_backward = old->reshard_after_backward;
     bind(m);
     for (nn::Parameter p : m.flat.defined() ? std::vector{m.flat} : m.parameters)
       if (const Tensor grad = p.grad(); grad.defined()) p.set_grad(change(grad));
+    m.group->take_over(*old, change);
   }
 }
 
@@ -106,11 +102,9 @@ void Unit::take_over(nn::Module& root) {
   if (std::exchange(took_over_, true)) return;
   for (const NamedUnit& below : units_of(root)) {
     Unit& unit = *below.unit;
-    unit.schedule_ = schedule_;
-    for (const auto& group : unit.groups_) {
-      group->schedule = schedule_;
-      group->label = below.name.empty() ? std::string("root") : below.name;
-    }
+    unit.root_ = root_;
+    for (const auto& group : unit.groups_)
+      group->set_root(root_, below.name.empty() ? std::string("root") : below.name);
   }
   if (!policy_.buffer_dtype) return;
   struct Caster final : nn::MemberVisitor {
@@ -159,36 +153,30 @@ void Unit::follow_flat() {
 void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   follow_flat();
   check_values(module, inputs);
-  const bool root = !schedule_->in_forward();
+  const bool root = root_->depth == 0;
   if (root) take_over(module);
-  schedule_->enter();
+  Engine& engine = Engine::current();
+  engine.enter(*root_, inputs);
   ++running_;
   cast_inputs(inputs, root);
-  for (const auto& group : groups_) schedule_->use(*group);
+  for (const auto& group : groups_) engine.begin_use(*group);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
-  const bool root = schedule_->outermost();
-  for (const auto& group : groups_)
-    schedule_->done(*group, root ? AfterForward::keep : policy_.after_forward);
+  Engine& engine = Engine::current();
+  const bool root = root_->depth == 1;
+  for (const auto& group : groups_) engine.end_use(*group, root ? AfterForward::keep : policy_.after_forward);
   if (policy_.output_dtype)
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
   --running_;
-  const std::shared_ptr<RootCall> call = schedule_->leave();
-  if (!call) return;
-  const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
-  // Frozen groups are gathered in a backward too, when it goes on to the inputs.
-  if (call->order().empty() || (!any && !call->trainable())) return;
-  for (Tensor* output : outputs)
-    if (output->defined() && is_floating(output->dtype()) && (!any || output->requires_grad()))
-      *output = anchored(*output, call);
+  engine.leave(*root_, outputs);
 }
 
 void Unit::forward_failed(nn::Module&) noexcept {
   if (running_ == 0) return;
   --running_;
-  schedule_->fail(groups_);
+  Engine::current().fail(*root_, groups_);
 }
 
 // ---- what lists and users see of the parameters ----
@@ -208,9 +196,10 @@ bool Unit::hides(const nn::Parameter& parameter) const {
 Tensor Unit::data(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
   if (found == places_.end()) return parameter.local().detach();  // a flat parameter
-  const ParameterGroup& group = *found->second.members->group;
-  const bool kept = group.held && policy_.after_forward == AfterForward::keep;
-  const bool shown = group.whole() || (group.gathered() && (group.forwards > 0 || kept));
+  const Gathered& gathered = found->second.members->group->gathered();
+  const bool kept = gathered.leased(Lease::policy) && policy_.after_forward == AfterForward::keep;
+  const bool shown = found->second.members->group->is_shard_itself() ||
+                     (gathered.here() && (gathered.leased(Lease::module) || kept));
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
@@ -233,7 +222,15 @@ void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
 }
 
 void Unit::before_write() {
-  for (const auto& group : groups_) group->before_write();
+  for (const auto& group : groups_) group->gathered().shard_written();
+}
+
+void Unit::check_steppable(const nn::Parameter& parameter) const {
+  check<StateError>(
+      !hides(parameter),
+      "optimizer: a parameter of shape {} is part of a flat parameter, which has its gradient; make "
+      "the optimizer after FullyShardedDataParallel, or pass use_orig_params",
+      parameter.shape());
 }
 
 std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {
@@ -242,9 +239,8 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
   for (const Members& m : members_) {
     Members copy{
         std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
-    copy.group->label = m.group->label;
-    copy.group->synchronising = m.group->synchronising;
-    copy.group->reshard_after_backward = m.group->reshard_after_backward;
+    copy.group->set_root(nullptr, m.group->label());
+    copy.group->switches = m.group->switches;
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
     members.push_back(std::move(copy));
   }

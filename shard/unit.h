@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "shard/group.h"
-#include "shard/schedule.h"
+#include "shard/engine.h"
 
 namespace sherd::shard {
 
@@ -74,6 +73,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_data(const nn::Parameter& parameter, const Tensor& data) override;
   void set_whole(const nn::Parameter& parameter, const Tensor& whole) override;
   void before_write() override;
+  void check_steppable(const nn::Parameter& parameter) const override;
 
  private:
   void bind(Members& members);
@@ -86,7 +86,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::vector<Members> members_;
   std::vector<std::shared_ptr<ParameterGroup>> groups_;
   std::unordered_map<const void*, Place> places_;
-  std::shared_ptr<Schedule> schedule_;
+  std::shared_ptr<Root> root_;
   bool took_over_ = false;  ///< it ran as a root, and those below have its schedule
   int running_ = 0;         ///< forwards under way
 };

@@ -51,7 +51,8 @@ MpiLine::~MpiLine() {
   leave(receives_);
   for (Call& c : calls_) {
     leave(c.sends);
-    for (Ref<Storage>& storage : c.keep) left.keep.push_back(std::move(storage));
+    for (std::vector<Ref<Storage>>* kept : {&c.inputs, &c.outputs})
+      for (Ref<Storage>& storage : *kept) left.keep.push_back(std::move(storage));
   }
   if (left.requests.empty()) return;
   left.keep.push_back(std::move(staging_));
@@ -68,15 +69,25 @@ CallPlace MpiLine::place(std::uint64_t sequence) const {
 
 // ---- posting ----
 
-std::uint64_t MpiLine::post(const Collective& c, const Signature& signature) {
+std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, WhenFull full) {
   throw_if_failed();
-  if (posted_ >= depth) until([&] { return finished_ > posted_ - depth && sent(call(posted_)); });
+  if (full == WhenFull::queue && !(queue_.empty() && room())) {
+    queue_.emplace_back(c, signature);
+    return posted() - 1;
+  }
+  if (posted_ >= depth) until([&] { return queue_.empty() && room(); });
+  publish(c, signature);
+  return posted_ - 1;
+}
+
+bool MpiLine::room() { return posted_ < depth || (finished_ > posted_ - depth && sent(call(posted_))); }
+
+void MpiLine::publish(const Collective& c, const Signature& signature) {
   Call& own = call(posted_);
   fill(own, c, signature);
   for (std::size_t lane = 0; lane < lanes(); ++lane)
     if (lane != self_) send_to(lane, own);
   ++posted_;
-  return posted_ - 1;
 }
 
 void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
@@ -85,18 +96,19 @@ void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) 
   call.moves = !on_meta(c);
   call.element = size_of(signature.dtype);
   call.parts.clear();
-  call.keep.clear();
+  call.inputs.clear();
+  call.outputs.clear();
   call.sends.clear();
   call.tags.assign(lanes(), 0);
-  const auto address = [&](const Tensor& t) -> std::byte* {
+  const auto address = [&](const Tensor& t, std::vector<Ref<Storage>>& keep) -> std::byte* {
     if (!call.moves || t.numel() == 0) return nullptr;
-    call.keep.push_back(t.storage_ref());
+    keep.push_back(t.storage_ref());
     return t.raw();
   };
   for (std::size_t i = 0; i < std::max(c.inputs.size(), c.outputs.size()); ++i) {
     Part part{nullptr, nullptr, counted(c)[i].numel()};
-    if (!c.inputs.empty()) part.in = address(c.inputs[i]);
-    if (!c.outputs.empty()) part.out = address(c.outputs[i]);
+    if (!c.inputs.empty()) part.in = address(c.inputs[i], call.inputs);
+    if (!c.outputs.empty()) part.out = address(c.outputs[i], call.outputs);
     call.parts.push_back(part);
   }
   const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
@@ -176,8 +188,23 @@ void MpiLine::take(Frame frame) {
   inbox_[static_cast<std::size_t>(from - processes_.begin())].push_back(std::move(frame));
 }
 
+/// Memory of calls that are over goes at once, whoever still has their `Work`.
+void MpiLine::let_go() {
+  for (; released_ < finished_; ++released_) {
+    if (released_ + depth < posted_) continue;  // its place has another call
+    Call& own = call(released_);
+    if (own.movement.rounds == 1) own.outputs.clear();
+    if (!sent(own)) return;
+    own.inputs.clear();
+    own.outputs.clear();
+  }
+}
+
 bool MpiLine::step() {
   bool moved = false;
+  let_go();
+  for (; !queue_.empty() && !core_->fault && !core_->reported && room(); queue_.pop_front(), moved = true)
+    publish(queue_.front().first, queue_.front().second);
   while (finished_ < posted_ && !core_->fault && !core_->reported) {
     Call& own = call(finished_);
     switch (stage_) {
@@ -336,7 +363,9 @@ bool MpiLine::sent(Call& call) {
     MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
     if (done != 0) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
-    process_->abandon({{m.request}, call.keep});
+    Abandoned left{{m.request}, call.inputs};
+    left.keep.insert(left.keep.end(), call.outputs.begin(), call.outputs.end());
+    process_->abandon(std::move(left));
     return true;
   });
   return call.sends.empty();
@@ -344,7 +373,7 @@ bool MpiLine::sent(Call& call) {
 
 bool MpiLine::idle() {
   step();
-  bool all = finished_ == posted_;
+  bool all = finished_ == posted();
   for (Call& c : calls_) all = sent(c) && all;
   return all;
 }
@@ -357,11 +386,12 @@ void MpiLine::wait(std::uint64_t sequence) {
     return finished_ > sequence &&
            (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
   });
+  let_go();
 }
 
 void MpiLine::wait_inputs(std::uint64_t sequence) {
   until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); });
-  if (sequence + depth >= posted_) call(sequence).keep.clear();
+  let_go();
 }
 
 bool MpiLine::done(std::uint64_t sequence) {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/mpi/process.h"
 #include "collectives/movement.h"
+#include "collectives/mpi/process.h"
 #include "collectives/transport.h"
 
 namespace sherd::mpi {
@@ -18,11 +18,11 @@ class MpiLine final : public Line {
   MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id);
   ~MpiLine() override;
 
-  std::uint64_t post(const Collective& collective, const Signature& signature) override;
+  std::uint64_t post(const Collective& collective, const Signature& signature, WhenFull full) override;
   void wait(std::uint64_t sequence) override;
   void wait_inputs(std::uint64_t sequence) override;
   bool done(std::uint64_t sequence) override;
-  std::uint64_t posted() const override { return posted_; }
+  std::uint64_t posted() const override { return posted_ + queue_.size(); }
 
   const GroupCore& core() const { return *core_; }
   /// Takes a frame of this line that has arrived.
@@ -53,7 +53,7 @@ class MpiLine final : public Line {
     std::int64_t element = 1;
     bool moves = false;  ///< there are bytes to move: not on meta
     std::vector<Part> parts;
-    std::vector<Ref<Storage>> keep;
+    std::vector<Ref<Storage>> inputs, outputs;  ///< as long as they are needed
     std::vector<Message> sends;
     std::vector<int> tags;  ///< of this rank's long payloads, a lane
   };
@@ -66,6 +66,9 @@ class MpiLine final : public Line {
   Call& call(std::uint64_t sequence) { return calls_[sequence % depth]; }
   const Header& header(std::size_t lane) const { return inbox_[lane].front().header(); }
 
+  bool room();
+  void publish(const Collective& c, const Signature& signature);
+  void let_go();
   void fill(Call& call, const Collective& c, const Signature& signature);
   void send_to(std::size_t lane, Call& call);
   std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
@@ -98,7 +101,8 @@ class MpiLine final : public Line {
   std::vector<std::deque<Frame>> inbox_;
   std::vector<std::optional<Signature>> last_;  ///< each lane's last call that is finished here
   std::vector<Call> calls_;
-  std::uint64_t posted_ = 0, finished_ = 0;
+  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is let go
+  std::deque<std::pair<Collective, Signature>> queue_;      // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;
   Ref<Storage> staging_;

@@ -70,12 +70,18 @@ Process::Process(const Launch& launch) {
       "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
   report(LaunchReport::Kind::joining, launch);
   if (initialized == 0) {
-    int provided = 0;
+    int granted = 0;
     ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
              0);  // else OpenMPI yields in every look; `Patience` decides when
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted);
     owns_mpi_ = true;
   }
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  check<StateError>(level >= MPI_THREAD_FUNNELED,
+                    "run_ranks: MPI allows no threads beside the one that calls it (level {}, {} is needed); "
+                    "initialise it with MPI_THREAD_FUNNELED, or use one that grants that",
+                    level, MPI_THREAD_FUNNELED);
   start(launch);
   report(LaunchReport::Kind::joined, launch);
 }
@@ -99,8 +105,8 @@ void Process::start(const Launch& launch) {
   spins_ = launch.local_size <= cores ? 2000 : 20;
   peers_.resize(static_cast<std::size_t>(size));
 
-  watch_ = std::make_unique<Watch>(rank_, size,
-                                   launch.local_size == size ? Reach::this_machine : Reach::network);
+  watch_ =
+      std::make_unique<Watch>(rank_, size, launch.local_size == size ? Reach::this_machine : Reach::network);
   std::vector<Door> doors(static_cast<std::size_t>(size));
   MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_);
   watch_->connect(doors);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <numeric>
 
 #include "collectives/combine.h"
@@ -49,12 +50,14 @@ class ThreadLine final : public Line {
   }
   ~ThreadLine() override { std::erase(lines_.all, this); }
 
-  std::uint64_t post(const Collective& c, const Signature& signature) override {
+  std::uint64_t post(const Collective& c, const Signature& signature, WhenFull full) override {
     throw_if_failed();
-    if (posted_ >= depth) until([&] { return slot_is_free(posted_ - depth); }, posted_ - depth);
-    fill(mine_.slot(posted_), c, signature);
-    mine_.posted.store(++posted_, std::memory_order_seq_cst);
-    ring();
+    if (full == WhenFull::queue && !(queue_.empty() && room())) {
+      queue_.emplace_back(c, signature);
+      return posted() - 1;
+    }
+    if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, posted_ - depth);
+    publish(c, signature);
     return posted_ - 1;
   }
   void wait(std::uint64_t sequence) override {
@@ -70,8 +73,8 @@ class ThreadLine final : public Line {
     step();
     return complete(sequence);
   }
-  std::uint64_t posted() const override { return posted_; }
-  bool under_way() const { return finished_ < posted_ && core_.fault() == nullptr; }
+  std::uint64_t posted() const override { return posted_ + queue_.size(); }
+  bool under_way() const { return finished_ < posted() && core_.fault() == nullptr; }
   /// Keeps the group's core alive for this line alone, when the last handle on the group has gone.
   void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
 
@@ -79,10 +82,14 @@ class ThreadLine final : public Line {
   /// an error becomes the group's fault.
   bool step() {
     bool moved = false;
-    while (finished_ < posted_ && round_ready()) {
-      if (!move_round()) return moved;
-      moved = true;
-    }
+    do {
+      for (; !queue_.empty() && room() && core_.fault() == nullptr; queue_.pop_front(), moved = true)
+        publish(queue_.front().first, queue_.front().second);
+      while (finished_ < posted_ && round_ready()) {
+        if (!move_round()) return moved;
+        moved = true;
+      }
+    } while (!queue_.empty() && room() && core_.fault() == nullptr);
     while (released_ < finished_ && inputs_free(released_)) {
       if (released_ + depth >= posted_) let_go(mine_.slot(released_));
       ++released_;
@@ -106,6 +113,12 @@ class ThreadLine final : public Line {
 
   // ---- posting ----
 
+  bool room() { return posted_ < depth || slot_is_free(posted_ - depth); }
+  void publish(const Collective& c, const Signature& signature) {
+    fill(mine_.slot(posted_), c, signature);
+    mine_.posted.store(++posted_, std::memory_order_seq_cst);
+    ring();
+  }
   void fill(Slot& slot, const Collective& c, const Signature& signature) {
     slot.signature = signature;
     slot.reduction = c.reduction;
@@ -235,7 +248,8 @@ class ThreadLine final : public Line {
   /// Peers may have finished a call before this rank: its own part counts too.
   bool slot_is_free(std::uint64_t sequence) { return finished_ > sequence && peers_finished(sequence); }
   bool inputs_free(std::uint64_t sequence) {
-    return sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence);
+    return sequence < posted_ &&
+           (sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence));
   }
   /// Releases the memory of a call that neither this rank nor a peer needs.
   void release(std::uint64_t sequence) {
@@ -303,7 +317,7 @@ class ThreadLine final : public Line {
   }
   /// The lane of a rank that has left and can no longer give what the oldest unfinished call needs.
   std::optional<std::size_t> missing(std::uint64_t sequence) {
-    if (finished_ > sequence) return {};
+    if (finished_ > sequence || finished_ == posted_) return {};
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
       // Presence is read first; then all that a rank posted before it left is visible.
       if (lane == self_ || !gone(lane)) continue;
@@ -331,6 +345,7 @@ class ThreadLine final : public Line {
   }
   std::optional<Need> need_of(std::uint64_t sequence) {
     const std::uint64_t at = std::min(sequence, finished_);
+    if (at >= posted_) return {};  // it is queued: peers have come, and need only go on
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
       if (lane != self_ && !has_posted(lane, at))
         return Need{core_.seat_of(rank_of(lane)), &exchange_.lanes[lane].posted, at, &core_, place(at),
@@ -351,6 +366,7 @@ class ThreadLine final : public Line {
   std::vector<const std::byte*> sources_;
   std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: calls whose memory is released
   int round_ = 0;
+  std::deque<std::pair<Collective, Signature>> queue_;  // numbered on from `posted_`
 };
 
 /// Shared with the transports, so that it lives as long as they do.

@@ -5,6 +5,7 @@
 #include "nn/layers.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/engine.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "tests/catch.h"
@@ -103,6 +104,20 @@ TEST_CASE("a step of three groups gathers, regathers and reduces in the order of
         CHECK(step_of(world, options) == "| Rc Rb Ra");
       }
     }
+}
+
+TEST_CASE("a backward's plan is there before anything is computed") {
+  DryRun run({.size = 3});
+  Stack model = sharded(run, {});
+  std::string plan;
+  Tensor y = model(ones({2, 4}));
+  register_hook(y, [&](const Tensor& g) {
+    plan = shard::Engine::current().plan().text();
+    return g;
+  }).keep();
+  sum(y).backward();
+  CHECK(plan == "gather c, gather b, reduce c, gather a, reduce b, reduce a");
+  CHECK(shard::Engine::current().plan().text().empty());
 }
 
 TEST_CASE("prefetch changes when, never what", "[schedule]") {

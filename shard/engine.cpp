@@ -1,0 +1,432 @@
+#include "shard/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/autograd.h"
+#include "autograd/pass.h"
+#include "autograd/recompute.h"
+#include "autograd/tape.h"
+#include "collectives/observe.h"
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+
+namespace sherd::shard {
+namespace {
+
+/// A mark in the graph behind a root's outputs, by which every backward that reaches them hears of it before
+/// it walks, also on a rank whose outputs depend on no parameter. Its first input, unchanged; the second,
+/// empty one is the leaf whose sink hears.
+struct Anchor {
+  static constexpr std::string_view name = "anchor";
+  static constexpr Arity arity = 2;
+  static constexpr Reads reads{};
+  sherd::Layout view(const Tensor& x) const { return x.layout(); }
+  Tensors grad(const GradArgs& args) const { return {args.gy[0], empty(args.specs[1])}; }
+  bool operator==(const Anchor&) const = default;
+};
+
+/// Puts the mark behind `output`: into the history of the tensor itself where nobody else holds it, so that
+/// it is a view only if it was one.
+void anchor(Tensor& output, std::shared_ptr<GradSink> sink) {
+  Tensor leaf = empty({0}, {DType::f32, output.device()});
+  leaf.requires_grad_();
+  set_sink(leaf, std::move(sink));
+  const Tensor marked = apply(Anchor{}, output, leaf);
+  const AutogradRecord* record = record_of(output);
+  if (output.impl()->use_count() > 1 || (record != nullptr && record->edge.leaf)) {
+    output = marked;
+    return;
+  }
+  const Edge& edge = record_of(marked)->edge;
+  ensure_record(output).set_history(edge.node, edge.index, &output.storage());
+}
+
+bool is(const std::weak_ptr<ParameterGroup>& a, const ParameterGroup& b) { return a.lock().get() == &b; }
+
+}  // namespace
+
+// ---- records ----
+
+void Record::add(ParameterGroup& group, Moment moment) {
+  const bool in_region = recording_region();
+  uses_.push_back({group.weak_from_this(), moment, Context::current().slot<Tape>().next_sequence(),
+                   Context::current().grad_enabled() || in_region, in_region});
+}
+
+bool Record::planned() const { return std::ranges::any_of(uses_, &Use::planned); }
+
+bool Record::trainable() const {
+  return std::ranges::any_of(uses_, [](const Use& use) {
+    const auto group = use.group.lock();
+    return use.planned && group && group->trainable();
+  });
+}
+
+void Record::begin(PassInfo pass, Leaf&) { Engine::current().begin(pass.number, *this); }
+void EngineSink::begun(PassInfo pass) { Engine::current().begun(pass.number); }
+void EngineSink::finish(PassInfo pass) { Engine::current().finish(pass.number); }
+void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
+
+// ---- plans ----
+
+void Plan::concern(const std::shared_ptr<ParameterGroup>& group) {
+  if (turn_of_.emplace(group.get(), 0).second) groups_.push_back(group);
+}
+
+/// Backwards through the records: a group is gathered before its last use and reduced after its first one.
+void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
+  made_ = true;
+  struct Event {
+    std::shared_ptr<ParameterGroup> group;
+    std::uint64_t place;
+    Step::Kind kind;
+  };
+  struct Seen {
+    const Record::Use* first = nullptr;
+    bool read = false;  ///< maybe, by a backward
+  };
+  std::unordered_map<const ParameterGroup*, Seen> seen;
+  std::ranges::sort(records, {}, &Record::number);
+  for (const Record* record : records) {
+    bool frozen = !record->inputs_want_grad();  // so far: no gradient comes to here
+    for (const Record::Use& use : record->uses()) {
+      const auto group = use.group.lock();
+      if (!group || !use.planned) continue;
+      frozen = frozen && !group->trainable() && !use.in_region;
+      Seen& its = seen[group.get()];
+      if (its.first == nullptr) its.first = &use;
+      its.read = its.read || !frozen;
+    }
+  }
+  std::vector<Event> events;
+  std::ranges::reverse(records);
+  for (const Record* record : records)
+    for (auto use = record->uses().rbegin(); use != record->uses().rend(); ++use) {
+      const auto group = use->group.lock();
+      if (!group || !use->planned) continue;
+      const Seen& its = seen[group.get()];
+      if (!concerns(*group) && its.read && !group->gathered().here())
+        events.push_back({group, use->place, Step::Kind::gather});
+      concern(group);
+      if (its.first == &*use) events.push_back({group, use->place, Step::Kind::reduce});
+    }
+  for (const auto& group : begun) {  // used outside every record
+    if (concerns(*group)) continue;
+    concern(group);
+    if (!group->gathered().here()) events.push_back({group, 0, Step::Kind::gather});
+    events.push_back({group, 0, Step::Kind::reduce});
+  }
+  const std::size_t reached = groups_.size();
+  for (const auto& weak : all) {
+    const auto group = weak.lock();
+    const auto shares_root = [&](const auto& other) { return other->root() == group->root(); };
+    if (!group || !group->gradients().unreduced() || !group->switches.synchronising || concerns(*group) ||
+        std::none_of(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(reached), shares_root))
+      continue;
+    concern(group);
+    events.push_back({group, 0, Step::Kind::reduce});
+  }
+
+  // A gather brings those ahead of it.
+  std::vector<std::shared_ptr<ParameterGroup>> gathers;
+  for (const Event& event : events)
+    if (event.kind == Step::Kind::gather) gathers.push_back(event.group);
+  std::size_t listed = 0, due = 0;
+  for (const Event& event : events) {
+    if (event.kind == Step::Kind::reduce) {
+      steps_.push_back({Step::Kind::reduce, event.group});
+      continue;
+    }
+    const auto ahead = static_cast<std::size_t>(event.group->root()->policy.backward_prefetch);
+    for (++due; listed < std::min(gathers.size(), due + ahead); ++listed)
+      steps_.push_back({Step::Kind::gather, gathers[listed]});
+    turn_of_[event.group.get()] = steps_.size();
+    turns_.push_back({event.place, steps_.size()});
+  }
+}
+
+std::size_t Plan::turn_at(std::uint64_t place) const {
+  std::size_t end = 0;
+  for (const Turn& turn : turns_)
+    if (turn.place > place) end = std::max(end, turn.end);
+  return end;
+}
+
+std::string Plan::text() const {
+  std::string text;
+  for (const Step& step : steps_)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                        step.kind == Step::Kind::gather ? "gather" : "reduce", step.group->label());
+  return text;
+}
+
+// ---- the engine ----
+
+Engine& Engine::current() { return Context::current().slot<Engine>(); }
+
+Engine::Engine()
+    : calls_(before_calls([this] { before_call(); })),
+      renewals_(after_renewals([this](const Group& ranks) { renewed(ranks); })) {}
+
+Engine::OwnCalls::OwnCalls() : engine_(current()), outer_(std::exchange(engine_.own_calls_, true)) {}
+Engine::OwnCalls::~OwnCalls() { engine_.own_calls_ = outer_; }
+
+void Engine::add(const std::shared_ptr<ParameterGroup>& group) {
+  std::erase_if(all_, [](const auto& weak) { return weak.expired(); });
+  all_.push_back(group);
+}
+
+Engine::Groups Engine::groups_of(const Root& root) const {
+  Groups groups;
+  for (const auto& weak : all_)
+    if (auto group = weak.lock(); group && group->root().get() == &root) groups.push_back(std::move(group));
+  return groups;
+}
+
+Group Engine::block_of(const Group& shard, int ranks) {
+  for (const Block& known : blocks_)
+    if (known.shard == shard && known.ranks == ranks) return known.block;
+  blocks_.push_back({shard, shard.blocks(ranks), ranks});
+  return blocks_.back().block;
+}
+
+/// What was gathered or guessed before a fault is not what the peers have.
+void Engine::renewed(const Group& ranks) {
+  for (const auto& weak : std::vector(all_)) {
+    const auto group = weak.lock();
+    if (!group) continue;
+    const Ranks& its = group->spec().ranks;
+    if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
+    group->gathered().end_all();
+    group->root()->last = nullptr;
+  }
+  for (const Block& known : blocks_)
+    if (known.shard == ranks) known.block.renew();
+}
+
+// ---- forward ----
+
+void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
+  if (root.depth++ > 0) return;
+  const bool want_grad =
+      std::ranges::any_of(inputs, [](const Tensor* t) { return t->defined() && t->requires_grad(); });
+  root.now = std::make_shared<Record>(++last_record_, want_grad);
+}
+
+void Engine::begin_use(ParameterGroup& group) {
+  group.root()->now->add(group, Record::Moment::begin);
+  Gathered& gathered = group.gathered();
+  gathered.refresh();
+  gathered.lease(Lease::module);
+  gathered.end(Lease::cache);
+  gathered.start();
+  gather_ahead(group);
+  gathered.finish();
+}
+
+void Engine::end_use(ParameterGroup& group, AfterForward after) {
+  group.root()->now->add(group, Record::Moment::end);
+  Gathered& gathered = group.gathered();
+  if (gathered.modules() == 1 && gathered.here()) {
+    if (after == AfterForward::free) gathered.end(Lease::policy);
+    if (after == AfterForward::keep && gathered.fresh()) gathered.lease(Lease::policy);
+    if (after == AfterForward::slice && Context::current().grad_enabled() && !gathered.leased_elsewhere())
+      gathered.slice();
+  }
+  gathered.end(Lease::module);
+}
+
+/// The last forward says what may come next.
+void Engine::gather_ahead(const ParameterGroup& group) {
+  const Root& root = *group.root();
+  if (!root.last) return;
+  const auto& guess = root.last->uses();
+  const std::size_t now = root.now->uses().size() - 1;
+  if (now >= guess.size() || !is(guess[now].group, group)) return;
+  int ahead = 0;
+  for (std::size_t i = now + 1; i < guess.size() && ahead < root.policy.forward_prefetch; ++i) {
+    if (guess[i].moment == Record::Moment::end) continue;
+    ++ahead;
+    const auto next = guess[i].group.lock();
+    if (!next || next->is_shard_itself()) continue;
+    Gathered& gathered = next->gathered();
+    gathered.refresh();
+    if (gathered.here() || gathered.on_its_way()) continue;
+    gathered.lease(Lease::cache);
+    gathered.start();
+  }
+}
+
+void Engine::leave(Root& root, std::span<Tensor* const> outputs) {
+  if (--root.depth > 0) return;
+  // Guesses that were wrong, and what was used outside its module.
+  for (const auto& group : groups_of(root)) group->gathered().end(Lease::cache);
+  root.last = std::move(root.now);
+  if (!Context::current().grad_enabled() || !root.last->planned()) return;
+  // Frozen groups are gathered in a backward too, when it goes on to the inputs.
+  const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
+  if (!any && !root.last->trainable()) return;
+  for (Tensor* output : outputs)
+    if (output->defined() && is_floating(output->dtype()) && (!any || output->requires_grad()))
+      anchor(*output, root.last);
+}
+
+void Engine::fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept {
+  for (const auto& group : groups) group->gathered().end(Lease::module);
+  if (--root.depth > 0) return;
+  root.now = root.last = nullptr;
+  for (const auto& group : groups_of(root)) group->gathered().end_all();
+}
+
+void Engine::bring(ParameterGroup& group) {
+  group.gathered().start();
+  group.gathered().finish();
+}
+
+void Engine::demand(ParameterGroup& group) {
+  if (plan_.made() && plan_.concerns(group)) {
+    gather_up_to(plan_.turn_of(group), &group);
+    group.gathered().lease(Lease::backward);
+  } else {
+    if (group.root()->now && !plan_.made()) group.root()->now->add(group, Record::Moment::read);
+    make_room(group);
+    group.gathered().lease(Lease::cache);
+  }
+  bring(group);
+}
+
+/// Of what is read outside its module the least needed goes: by the last forward, what comes last.
+void Engine::make_room(const ParameterGroup& wanted) {
+  const Root& root = *wanted.root();
+  const auto next_use = [&](const std::shared_ptr<ParameterGroup>& group) {
+    if (!root.last || !root.now) return std::size_t{0};
+    const auto& guess = root.last->uses();
+    std::size_t i = root.now->uses().size();
+    while (i < guess.size() && !is(guess[i].group, *group)) ++i;
+    return i;
+  };
+  Groups cached;
+  for (auto& group : groups_of(root)) {
+    const Gathered& gathered = group->gathered();
+    if (group.get() != &wanted && gathered.leased(Lease::cache) && gathered.reads() == 0 &&
+        !gathered.pinned())
+      cached.push_back(std::move(group));
+  }
+  while (static_cast<int>(cached.size()) >= std::max(1, root.policy.cached_gathers)) {
+    const auto farthest = std::ranges::max_element(cached, {}, next_use);
+    (*farthest)->gathered().end(Lease::cache);
+    cached.erase(farthest);
+  }
+}
+
+/// Here alone, not on the peers: it frees memory, and what is gathered next stays the same, since a backward
+/// ends all its leases.
+void Engine::read_over(ParameterGroup& group) {
+  if (group.gathered().pinned()) return;
+  group.gathered().end(plan_.made() && plan_.concerns(group) ? Lease::backward : Lease::cache);
+}
+
+// ---- backward ----
+
+void Engine::begin_run(std::uint64_t run) {
+  if (plan_.run == run) return;
+  check<StateError>(plan_.run == 0,
+                    "backward: it reaches sharded parameters and was started within another backward that "
+                    "does (in a hook); start it after that one, or use grad()");
+  plan_.run = run;
+}
+
+void Engine::begin(std::uint64_t run, ParameterGroup& group) {
+  begin_run(run);
+  if (std::ranges::find(plan_.begun, group.shared_from_this()) == plan_.begun.end())
+    plan_.begun.push_back(group.shared_from_this());
+}
+
+void Engine::begin(std::uint64_t run, Record& record) {
+  begin_run(run);
+  if (std::ranges::find(plan_.records, &record) == plan_.records.end()) plan_.records.push_back(&record);
+}
+
+/// From here on the backward holds what it concerns, and the policy lets go of it, or takes it for longer.
+void Engine::begun(std::uint64_t run) {
+  if (plan_.run != run || plan_.made()) return;
+  plan_.make(all_);
+  for (const auto& group : plan_.groups()) {
+    Gathered& gathered = group->gathered();
+    gathered.lease(Lease::backward);
+    gathered.end(Lease::cache);
+    if (group->switches.reshard_after_backward)
+      gathered.end(Lease::policy);
+    else
+      gathered.lease(Lease::policy);
+  }
+}
+
+/// Posts the gathers up to `end`. What this rank's graph does not read is posted for the peers.
+void Engine::gather_up_to(std::size_t end, const ParameterGroup* needed) {
+  for (; plan_.gathered < end; ++plan_.gathered) {
+    const Plan::Step& step = plan_.steps()[plan_.gathered];
+    if (step.kind != Plan::Step::Kind::gather) continue;
+    step.group->gathered().start();
+    if (step.group.get() != needed && step.group->gathered().reads() == 0)
+      step.group->gathered().end(Lease::backward);
+  }
+}
+
+void Engine::arrived(std::uint64_t run) {
+  if (plan_.run == run) reduce_in_turn(When::complete);
+}
+
+/// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
+/// this rank still has to post.
+void Engine::reduce_in_turn(When when) {
+  for (; plan_.reduced < plan_.steps().size(); ++plan_.reduced) {
+    const Plan::Step& step = plan_.steps()[plan_.reduced];
+    if (step.kind != Plan::Step::Kind::reduce) continue;
+    ParameterGroup& group = *step.group;
+    Gradients& gradients = group.gradients();
+    if (when == When::complete && (!gradients.complete() || group.spec().reduce_at_end)) return;
+    gather_up_to(plan_.reduced);
+    if (!group.trainable())
+      gradients.drop();
+    else if (group.switches.synchronising)
+      gradients.reduce();
+    else
+      gradients.keep();
+  }
+}
+
+/// The program's own call within a backward: peers may wait for gathers that stand before it.
+void Engine::before_call() {
+  const std::optional<std::uint64_t> place = pass_state().place;
+  if (own_calls_ || !plan_.made() || !place) return;
+  gather_up_to(plan_.turn_at(*place));
+}
+
+void Engine::finish(std::uint64_t run) {
+  if (plan_.run != run) return;
+  gather_up_to(plan_.steps().size());
+  reduce_in_turn(When::now);
+  for (const auto& group : plan_.groups()) group->gradients().pass_on();
+  for (const auto& group : plan_.groups()) group->gradients().wait();
+  for (const auto& group : plan_.groups()) group->gradients().commit();
+  const Plan done = std::exchange(plan_, {});
+  for (const auto& group : done.groups()) group->gathered().end(Lease::backward);
+  for (const auto& group : done.groups()) group->gradients().run_hooks();
+}
+
+void Engine::abort(std::uint64_t run) noexcept {
+  if (plan_.run != run) return;
+  const Plan failed = std::exchange(plan_, {});
+  for (const auto* list : {&failed.groups(), &failed.begun})
+    for (const auto& group : *list) {
+      group->gradients().drop();
+      for (const Lease owner : {Lease::backward, Lease::policy, Lease::cache}) group->gathered().end(owner);
+    }
+}
+
+}  // namespace sherd::shard

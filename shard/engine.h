@@ -1,0 +1,182 @@
+// The engine of a rank: when groups are gathered, freed and reduced, over all its models, since they share
+// the channels. All of it follows from program position and policy; docs/design.md has a picture.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/sink.h"
+#include "runtime/subscription.h"
+#include "shard/group.h"
+
+namespace sherd::shard {
+
+/// What becomes of gathered parameters after forward.
+enum class AfterForward : std::uint8_t { free, keep, slice };
+
+/// How far ahead a root's groups are gathered, and how much is left lying.
+struct SchedulePolicy {
+  int forward_prefetch = 1, backward_prefetch = 1;
+  /// Gathered groups that nobody is using, beyond which the one that is needed last is freed.
+  int cached_gathers = 2;
+};
+
+/// The order in which one forward of a root used its groups: a guess for the next forward, and what a
+/// backward plans by. The graph behind the forward's outputs keeps it, as the sink of a mark in it.
+class Record final : public EngineSink {
+ public:
+  enum class Moment : std::uint8_t { begin, end, read };
+  struct Use {
+    std::weak_ptr<ParameterGroup> group;
+    Moment moment;
+    std::uint64_t place;  ///< in the rank's order of recording
+    bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
+    bool in_region;
+  };
+  Record(std::uint64_t number, bool inputs_want_grad)
+      : number_(number), inputs_want_grad_(inputs_want_grad) {}
+  /// Larger for later ones, over all models of the rank.
+  std::uint64_t number() const { return number_; }
+  bool inputs_want_grad() const { return inputs_want_grad_; }
+  const std::vector<Use>& uses() const { return uses_; }
+  void add(ParameterGroup& group, Moment moment);
+  /// Whether a backward has anything to do, and whether any group of it is trained.
+  bool planned() const;
+  bool trainable() const;
+
+  void begin(PassInfo pass, Leaf&) override;
+  void accept(PassInfo, Leaf&, Tensor) override {}
+
+ private:
+  std::uint64_t number_;
+  bool inputs_want_grad_;
+  std::vector<Use> uses_;
+};
+
+/// An outermost module, shared by the groups below it.
+struct Root {
+  SchedulePolicy policy;
+  int depth = 0;  ///< of its modules that run
+  std::shared_ptr<Record> now{}, last{};
+};
+
+/// What one backward does, made before it computes anything: "gather c, gather b, reduce c, ...". Every rank
+/// posts the gathers in this order and the reductions in this order, whatever its own graph reads; a
+/// reduction after all gathers that stand before it.
+class Plan {
+ public:
+  struct Step {
+    enum class Kind : std::uint8_t { gather, reduce } kind;
+    std::shared_ptr<ParameterGroup> group;
+  };
+  /// Up to `end` steps a rank must have gathered before it does what was recorded before `place`.
+  struct Turn {
+    std::uint64_t place;
+    std::size_t end;
+  };
+
+  std::uint64_t run = 0;  ///< of the backward; 0: none is under way
+  std::vector<Record*> records{};
+  std::vector<std::shared_ptr<ParameterGroup>> begun{};  ///< whose leaves the graph reaches
+
+  void make(std::span<const std::weak_ptr<ParameterGroup>> all);
+  bool made() const { return made_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  /// All that it concerns, each once.
+  const std::vector<std::shared_ptr<ParameterGroup>>& groups() const { return groups_; }
+  bool concerns(const ParameterGroup& group) const { return turn_of_.contains(&group); }
+  /// Steps up to which must be gathered before `group` is read; before what was recorded at `place`.
+  std::size_t turn_of(const ParameterGroup& group) const { return turn_of_.at(&group); }
+  std::size_t turn_at(std::uint64_t place) const;
+  std::string text() const;
+
+  std::size_t gathered = 0, reduced = 0;  ///< the cursor: steps before it, of either kind, are done
+
+ private:
+  void concern(const std::shared_ptr<ParameterGroup>& group);
+  bool made_ = false;
+  std::vector<Step> steps_;
+  std::vector<Turn> turns_;
+  std::vector<std::shared_ptr<ParameterGroup>> groups_;
+  std::unordered_map<const ParameterGroup*, std::size_t> turn_of_;
+};
+
+class Engine {
+ public:
+  Engine();
+  static Engine& current();
+
+  /// A scope of the engine's own calls, before which nothing is due.
+  class OwnCalls {
+   public:
+    OwnCalls();
+    ~OwnCalls();
+    OwnCalls(const OwnCalls&) = delete;
+    OwnCalls& operator=(const OwnCalls&) = delete;
+
+   private:
+    Engine& engine_;
+    bool outer_;
+  };
+
+  void add(const std::shared_ptr<ParameterGroup>& group);
+
+  /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
+  /// `shard`.
+  Group block_of(const Group& shard, int ranks);
+
+  // ---- forward ----
+  /// A module begins; the outermost one opens a record.
+  void enter(Root& root, std::span<Tensor* const> inputs);
+  /// Gathers a group for its module.
+  void begin_use(ParameterGroup& group);
+  void end_use(ParameterGroup& group, AfterForward after);
+  /// A module is over. Of the outermost one, marks the outputs, so that a backward hears of the forward.
+  void leave(Root& root, std::span<Tensor* const> outputs);
+  /// In place of `end_use` and `leave`.
+  void fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept;
+
+  /// An op needs a group that is not here.
+  void demand(ParameterGroup& group);
+  /// The last read that a backward announced is over.
+  void read_over(ParameterGroup& group);
+
+  // ---- backward, from sinks ----
+  void begin(std::uint64_t run, ParameterGroup& group);
+  void begin(std::uint64_t run, Record& record);
+  void begun(std::uint64_t run);
+  void arrived(std::uint64_t run);
+  void finish(std::uint64_t run);
+  void abort(std::uint64_t run) noexcept;
+  const Plan& plan() const { return plan_; }
+
+ private:
+  using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
+  Groups groups_of(const Root& root) const;
+  void bring(ParameterGroup& group);
+  void gather_ahead(const ParameterGroup& group);
+  void make_room(const ParameterGroup& wanted);
+  void begin_run(std::uint64_t run);
+  void gather_up_to(std::size_t end, const ParameterGroup* needed = nullptr);
+  enum class When : std::uint8_t { complete, now };
+  void reduce_in_turn(When when);
+  void before_call();
+  void renewed(const Group& ranks);
+
+  struct Block {
+    Group shard, block;
+    int ranks;
+  };
+  std::vector<std::weak_ptr<ParameterGroup>> all_;
+  std::vector<Block> blocks_;
+  std::uint64_t last_record_ = 0;
+  Plan plan_;
+  bool own_calls_ = false;
+  Subscription calls_, renewals_;
+};
+
+}  // namespace sherd::shard

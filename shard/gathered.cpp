@@ -1,0 +1,172 @@
+#include "shard/gathered.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/engine.h"
+#include "shard/group.h"
+
+namespace sherd::shard {
+
+Gathered::Gathered(ParameterGroup& group) : group_(group) {
+  const GroupSpec& spec = group.spec();
+  if (spec.ranks.block.defined()) block_partition_ = spec.partition.over(spec.ranks.block.size());
+  if (group.is_shard_itself()) residency_ = Full{};
+}
+
+Ref<Storage> Gathered::make_storage(std::shared_ptr<StorageOwner> self) {
+  const std::int64_t bytes = group_.spec().partition.gathered_numel() * size_of(group_.compute_dtype());
+  Ref<Storage> storage =
+      Storage::released(group_.shard().device(), static_cast<std::size_t>(bytes), std::move(self));
+  storage_ = storage.get();
+  return storage;
+}
+
+// ---- leases ----
+
+bool Gathered::leased() const {
+  return std::ranges::any_of(leases_, [](int count) { return count > 0; });
+}
+
+bool Gathered::leased_elsewhere() const {
+  return std::any_of(leases_.begin() + 1, leases_.end(), [](int count) { return count > 0; });
+}
+
+void Gathered::lease(Lease owner) {
+  int& count = leases_[static_cast<std::size_t>(owner)];
+  count = owner == Lease::module ? count + 1 : 1;
+}
+
+void Gathered::end(Lease owner) noexcept {
+  int& count = leases_[static_cast<std::size_t>(owner)];
+  if (count > 0 && --count == 0 && !leased()) free();
+}
+
+void Gathered::end_all() noexcept {
+  leases_ = {};
+  free();
+}
+
+/// What an op is reading at this moment stays until the next lease ends.
+void Gathered::free() noexcept {
+  if (group_.is_shard_itself()) return;
+  if (here() && storage_ != nullptr && storage_->device().type != DeviceType::meta) {
+    if (pinned()) return;
+    storage_->release();
+  }
+  residency_ = Sharded{};
+}
+
+// ---- gathers ----
+
+Tensor Gathered::view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const {
+  return Tensor(make_ref<TensorImpl>(memory, sherd::Layout{{numel}, {1}, offset}, group_.compute_dtype()));
+}
+
+std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage().version(); }
+
+void Gathered::start() {
+  if (here() || on_its_way()) return;
+  const Housekeeping guard;
+  const Engine::OwnCalls own_calls;
+  const GroupSpec& spec = group_.spec();
+  const Sliced* sliced = std::get_if<Sliced>(&residency_);
+  const Tensor source = sliced != nullptr ? sliced->slice : group_.shard();
+  const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
+  const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
+  const int ranks = partition.ranks(), rank = group.defined() ? group.rank() : 0;
+  const bool in_place = source.dtype() != group_.compute_dtype() || !group.defined();
+
+  const std::int64_t bytes = partition.gathered_numel() * size_of(group_.compute_dtype());
+  Ref<Storage> memory = Storage::allocate(source.device(), static_cast<std::size_t>(bytes));
+  Collective c{.kind = CollectiveKind::all_gather,
+               .inputs = {},
+               .outputs = {},
+               .channel = gather_channel,
+               .label = group_.label()};
+  for (int s = 0; s < partition.segments(); ++s) {
+    const std::int64_t numel = partition.shard_numel(s), begin = partition.shard_offset(s) * ranks;
+    Tensor input = flat_view(source, partition.shard_offset(s), numel);
+    if (in_place) {
+      const Tensor own = view(memory, begin + rank * numel, numel);
+      copy_(own, input);
+      input = own;
+    }
+    c.inputs.push_back(std::move(input));
+    c.outputs.push_back(view(memory, begin, numel * ranks));
+  }
+  Work work;
+  if (group.defined()) {
+    work = group.enqueue(std::move(c));
+    if (!in_place && sliced == nullptr) reading_ = work.without_outputs();
+  }
+  if (sliced == nullptr) epoch_gathered_ = epoch();
+  residency_ = Gathering{std::move(work), std::move(memory)};
+}
+
+void Gathered::finish() {
+  if (!on_its_way()) return;
+  Gathering gathering = std::move(std::get<Gathering>(residency_));
+  residency_ = Sharded{};
+  if (gathering.work.posted()) {
+    const Housekeeping guard;
+    gathering.work.wait();
+  }
+  if (storage_ != nullptr && storage_->device().type != DeviceType::meta)
+    storage_->provide(std::move(gathering.memory));
+  residency_ = Full{};
+}
+
+void Gathered::refresh() noexcept {
+  if (!fresh() && !leased(Lease::module)) free();
+}
+
+void Gathered::slice() {
+  const Housekeeping guard;
+  const Partition& partition = *block_partition_;
+  const int rank = group_.spec().ranks.block.rank();
+  const Tensor slice = empty({partition.shard_numel()}, {group_.compute_dtype(), group_.shard().device()});
+  const Ref<Storage> memory(storage_);
+  for (int s = 0; s < partition.segments(); ++s) {
+    const std::int64_t numel = partition.shard_numel(s);
+    const std::int64_t begin = partition.shard_offset(s) * partition.ranks() + rank * numel;
+    copy_(flat_view(slice, partition.shard_offset(s), numel), view(memory, begin, numel));
+  }
+  free();
+  residency_ = Sliced{slice};
+  lease(Lease::policy);
+}
+
+void Gathered::shard_written() {
+  try {
+    reading_.wait_inputs();
+  } catch (const std::exception&) {  // after a fault nobody reads any more
+  }
+  reading_ = {};
+  ++epoch_;
+  if (storage_ != nullptr) storage_->bump_version();
+  // What is gathered is old from now on, also to a module that only shares one of the parameters.
+  end(Lease::policy);
+  end(Lease::cache);
+}
+
+// ---- StorageOwner ----
+
+void Gathered::need(Storage&) { Engine::current().demand(group_); }
+
+void Gathered::read_done(Storage&) {
+  if (reads_ > 0 && --reads_ == 0) Engine::current().read_over(group_);
+}
+
+void Gathered::before_write(Storage&) {
+  fail<StateError>(
+      "fully_shard: gathered parameters of '{}' ({}) are written, and the next gather would undo it; write "
+      "local(), or take whole values with load_full_state_dict or nn::init, on every rank",
+      group_.label(), fmt::join(group_.spec().names, ", "));
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,101 @@
+// The whole parameters of a group: one storage that keeps its identity, of which they are views, and why its
+// memory is here at a given moment.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <variant>
+
+#include "collectives/group.h"
+#include "runtime/storage.h"
+#include "runtime/tensor.h"
+#include "shard/partition.h"
+
+namespace sherd::shard {
+
+class ParameterGroup;
+
+/// Who wants the whole parameters here. All but what a backward gives back early, once this rank reads no
+/// more, begin and end by program position and policy, alike on all ranks: so they alone decide what is
+/// gathered again.
+enum class Lease : std::uint8_t {
+  module,    ///< modules that run; counted
+  backward,  ///< a backward, from its plan to this rank's last read, or to its end
+  policy,    ///< from a forward to a backward or a write; after a backward that does not reshard, to a write
+  cache,     ///< gathered ahead, or read outside their module: while there is room in this forward
+};
+
+// Where the whole parameters are.
+struct Sharded {};
+/// This rank's slice within `Ranks::block`, between forward and backward.
+struct Sliced {
+  Tensor slice;
+};
+struct Gathering {
+  Work work;
+  Ref<Storage> memory;
+};
+struct Full {};
+
+class Gathered final : public StorageOwner {
+ public:
+  explicit Gathered(ParameterGroup& group);
+  /// The identity: released, owned by `self`, which is this object.
+  Ref<Storage> make_storage(std::shared_ptr<StorageOwner> self);
+
+  bool here() const { return std::holds_alternative<Full>(residency_); }
+  bool on_its_way() const { return std::holds_alternative<Gathering>(residency_); }
+  bool pinned() const { return storage_ != nullptr && storage_->pins() > 0; }
+  /// Reads that backwards announced and have not made yet.
+  int reads() const { return reads_; }
+
+  void lease(Lease owner);
+  bool leased(Lease owner) const { return leases_[static_cast<std::size_t>(owner)] > 0; }
+  bool leased() const;
+  int modules() const { return leases_[0]; }
+  /// By others than modules.
+  bool leased_elsewhere() const;
+  /// The last lease that ends frees what is here or on its way; peers still get what was posted.
+  void end(Lease owner) noexcept;
+  /// Ends every owner's: after a fault, when nobody knows what the peers have.
+  void end_all() noexcept;
+
+  /// Posts a gather, from this rank's slice of the block or from the shard, unless it is here or on its way.
+  void start();
+  /// Waits for a gather that was started.
+  void finish();
+  /// Frees what was gathered before the last write of the shard, unless a module uses it.
+  void refresh() noexcept;
+  /// Whether nothing was written since the gather.
+  bool fresh() const { return epoch() == epoch_gathered_; }
+  /// Keeps this rank's slice of the block, as policy, and frees the rest.
+  void slice();
+  /// The shard is about to be written: peers have read it, and graphs from before know.
+  void shard_written();
+
+  // ---- StorageOwner ----
+  void need(Storage& storage) override;
+  void expect_reads(Storage&, int reads) override { reads_ += reads; }
+  void read_done(Storage&) override;
+  void forget_reads(Storage&) noexcept override { reads_ = 0; }
+  /// StateError: the next gather would undo the write.
+  void before_write(Storage&) override;
+  void storage_gone(Storage&) noexcept override { storage_ = nullptr; }
+
+ private:
+  void free() noexcept;
+  Tensor view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const;
+  /// Advances with every write of the shard, through ops or past them.
+  std::uint64_t epoch() const;
+
+  ParameterGroup& group_;
+  std::optional<Partition> block_partition_;
+  Storage* storage_ = nullptr;  // held by the parameters and by graphs
+  std::variant<Sharded, Sliced, Gathering, Full> residency_;
+  std::array<int, 4> leases_{};
+  std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
+  Work reading_;  // the last gather whose input is the shard itself; those before are read first
+  int reads_ = 0;
+};
+
+}  // namespace sherd::shard

@@ -1,0 +1,308 @@
+#include "shard/gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/node.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/engine.h"
+#include "shard/group.h"
+
+namespace sherd::shard {
+
+void Gradients::add_slot(Tensor leaf, std::size_t first, std::size_t last) {
+  slots_.push_back({std::move(leaf), first, last});
+  members_.resize(last);
+  Slot& slot = slots_.back();
+  const Shape& end = group_.spec().shapes[last - 1];
+  slot.shape = last - first == 1 ? end : Shape{in_slot(slot, last - 1).offset + end.numel()};
+}
+
+/// Where a member's gradient lies in its slot's.
+sherd::Layout Gradients::in_slot(const Slot& slot, std::size_t i) const {
+  const Shape& shape = group_.spec().shapes[i];
+  return {shape, contiguous_strides(shape),
+          group_.whole_layout(i).offset - group_.whole_layout(slot.first).offset};
+}
+
+void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tensor&)>& change) {
+  unreduced_ = old.unreduced_;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot &slot = slots_[i], &before = old.slots_[i];
+    slot.unsynced = before.unsynced;
+    if (before.averaged.defined()) slot.averaged = change(before.averaged);
+    if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.version = grad.storage().version();
+  }
+}
+
+// ---- GradSink ----
+
+void Gradients::begin(PassInfo pass, Leaf& leaf) {
+  Engine::current().begin(pass.number, group_);
+  members_[member_of_.at(&leaf)].leaf = &leaf;
+  ++due_;
+}
+
+void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
+  members_[member_of_.at(&leaf)].gradient = std::move(gradient);
+  --due_;
+  Engine::current().arrived(pass.number);
+}
+
+// ---- turns ----
+
+void Gradients::drop() noexcept {
+  for (Member& m : members_) m = {};
+  due_ = 0;
+  turn_ = Turn::dropped;
+  reduced_ = {};
+  reduction_ = {};
+}
+
+void Gradients::keep() {
+  due_ = 0;
+  turn_ = Turn::kept;
+}
+
+void Gradients::reduce() {
+  due_ = 0;
+  turn_ = Turn::reduced;
+  const Ranks& ranks = group_.spec().ranks;
+  const Group& group = ranks.shard.defined() ? ranks.shard : ranks.replicas;
+  if (!group.defined()) return;
+  const NoGrad guard;
+  const Engine::OwnCalls own_calls;
+  reduction_ = group.enqueue(reduction(totals()), WhenFull::queue);
+}
+
+void Gradients::pass_on() {
+  const Ranks& ranks = group_.spec().ranks;
+  if (!reduced_.defined() || !ranks.shard.defined() || !ranks.replicas.defined()) return;
+  wait();
+  const Engine::OwnCalls own_calls;
+  reduction_ = ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
+                                       .inputs = {reduced_},
+                                       .outputs = {reduced_},
+                                       .reduction = ReduceOp::average(),
+                                       .channel = reduce_channel,
+                                       .label = group_.label()},
+                                      WhenFull::queue);
+}
+
+void Gradients::wait() {
+  if (!reduced_.defined()) return;
+  const NoGrad guard;
+  reduction_.wait();
+  reduction_ = {};
+}
+
+void Gradients::commit() {
+  const NoGrad guard;
+  const Turn turn = std::exchange(turn_, Turn::to_come);
+  if (turn == Turn::kept || turn == Turn::reduced) unreduced_ = turn == Turn::kept;
+  if (turn == Turn::kept) commit_own();
+  if (turn == Turn::reduced) reduced_.defined() ? commit_average() : commit_alone();
+}
+
+void Gradients::run_hooks() {
+  for (Slot& slot : slots_) {
+    if (!std::exchange(slot.added, false)) continue;
+    const Ref<Leaf> shown = record_of(slot.leaf)->leaf;
+    const auto run = [&](const std::function<void(Leaf&)>& hook) { hook(*shown); };
+    for (std::size_t i = slot.first; i < slot.last; ++i)
+      if (members_[i].leaf != nullptr) members_[i].leaf->after_accumulate.each(run);
+    shown->after_accumulate.each(run);
+  }
+  for (Member& m : members_) m.leaf = nullptr;
+}
+
+// ---- this rank's own sums ----
+
+/// What backwards without communication left in `.grad`; empty if the user cleared it.
+Tensor Gradients::own_sum(const Slot& slot) const { return slot.unsynced ? slot.leaf.grad() : Tensor{}; }
+
+/// What `.grad` showed before is gone when the user cleared it: by another gradient, or by zeros.
+void Gradients::follow_user(Slot& slot) {
+  if (!slot.averaged.defined()) return;
+  const Tensor held = slot.leaf.grad();
+  const auto all_zero = [&] {
+    const std::vector<double> values = to(to(held, DType::f64), Device::cpu()).to_vector<double>();
+    return std::ranges::all_of(values, [](double v) { return v == 0; });
+  };
+  if (!held.defined() || (held.storage().version() != slot.version && all_zero())) slot.averaged = {};
+}
+
+/// `.grad` shows again what it did before.
+void Gradients::end_own_sum(Slot& slot) {
+  if (!std::exchange(slot.unsynced, false)) return;
+  follow_user(slot);
+  slot.leaf.set_grad(std::exchange(slot.averaged, {}));
+}
+
+bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
+  return std::any_of(parts.begin() + static_cast<std::ptrdiff_t>(slot.first),
+                     parts.begin() + static_cast<std::ptrdiff_t>(slot.last),
+                     [](const Tensor& t) { return t.defined(); });
+}
+
+/// The members' parts as one gradient of the slot, in memory of its own.
+Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const {
+  if (slot.last - slot.first == 1) {
+    const Tensor cast = to(to(std::exchange(parts[slot.first], {}), via), dtype);
+    const bool alone =
+        cast.impl()->use_count() == 1 && cast.storage().use_count() == 1 && cast.is_contiguous();
+    return alone ? cast : clone(cast);
+  }
+  const Tensor all = zeros(slot.shape, {dtype, group_.shard().device()});
+  for (std::size_t i = slot.first; i < slot.last; ++i)
+    if (parts[i].defined()) copy_(alias(all, in_slot(slot, i)), to(std::exchange(parts[i], {}), via));
+  return all;
+}
+
+void Gradients::commit_own() {
+  const DType dtype =
+      group_.spec().layout == GroupLayout::flat ? group_.compute_dtype() : group_.reduce_dtype();
+  std::vector<Tensor> parts;
+  for (Member& m : members_) parts.push_back(std::exchange(m.gradient, {}));
+  for (Slot& slot : slots_) {
+    if (!any(slot, parts)) continue;
+    follow_user(slot);
+    const Tensor sum = own_sum(slot);
+    const Tensor fresh = laid_out(slot, parts, dtype, dtype);
+    if (!sum.defined()) slot.averaged = slot.leaf.grad();
+    slot.leaf.set_grad(sum.defined() ? add_(sum, fresh) : fresh);
+    slot.version = slot.leaf.grad().storage().version();
+    slot.unsynced = slot.added = true;
+  }
+}
+
+// ---- averages ----
+
+/// This rank's gradients, with what it kept to itself so far; empty where it has none.
+std::vector<Tensor> Gradients::totals() {
+  std::vector<Tensor> totals;
+  for (const Slot& slot : slots_) {
+    const Tensor sum = own_sum(slot);
+    for (std::size_t i = slot.first; i < slot.last; ++i) {
+      const Tensor own = sum.defined() ? alias(sum, in_slot(slot, i)) : Tensor{};
+      Tensor fresh = std::exchange(members_[i].gradient, {});
+      totals.push_back(!own.defined()    ? fresh
+                       : fresh.defined() ? add(own, to(fresh, own.dtype()))
+                                         : clone(own));
+    }
+  }
+  return totals;
+}
+
+/// Gradients where their parameters lie in the gathered segment, zeros elsewhere.
+void Gradients::fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const {
+  const GroupSpec& spec = group_.spec();
+  std::int64_t filled = 0;
+  for (std::size_t i = 0; i < totals.size(); ++i)
+    if (spec.partition.span(static_cast<int>(i)).segment == segment && totals[i].defined())
+      filled += totals[i].numel();
+  if (filled < region.numel()) zero_(region);
+  for (std::size_t i = 0; i < totals.size(); ++i) {
+    const ParameterSpan& span = spec.partition.span(static_cast<int>(i));
+    if (span.segment != segment || !totals[i].defined()) continue;
+    const Shape& shape = spec.shapes[i];
+    copy_(alias(region, {shape, contiguous_strides(shape), region.layout().offset + span.offset}), totals[i]);
+  }
+}
+
+/// For every rank's slice, one element a slot: whether this rank has a gradient.
+void Gradients::mark_present(const Tensor& present, std::span<const Tensor> totals) const {
+  const auto has = [&](const Slot& slot) { return any(slot, totals); };
+  const bool all = std::ranges::all_of(slots_, has);
+  fill_(present, all ? 1 : 0);
+  const auto flags = static_cast<std::int64_t>(slots_.size());
+  for (std::int64_t s = 0; s < flags && !all; ++s)
+    if (has(slots_[static_cast<std::size_t>(s)]))
+      fill_(alias(present, {{group_.spec().partition.ranks()}, {flags}, present.layout().offset + s}), 1);
+}
+
+/// Every segment's gradient over all ranks, zeros where this rank has none, and for every slot whether
+/// it has one. A gradient that is its segment as it lies travels from where it is.
+Collective Gradients::reduction(const std::vector<Tensor>& totals) {
+  const GroupSpec& spec = group_.spec();
+  const Partition& partition = spec.partition;
+  const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
+  const TensorOptions like{group_.reduce_dtype(), group_.shard().device()};
+  const bool per_parameter = spec.layout == GroupLayout::per_parameter;
+  const auto fits = [&](int s) {
+    const Tensor& t = totals[static_cast<std::size_t>(s)];
+    return per_parameter && t.defined() && t.dtype() == like.dtype && t.is_contiguous() &&
+           t.numel() == partition.gathered_numel(s);
+  };
+  std::int64_t buffered = flags * ranks;
+  for (int s = 0; s < partition.segments(); ++s) buffered += fits(s) ? 0 : partition.gathered_numel(s);
+  const Tensor buffer = empty({buffered}, like);
+  reduced_ = empty({partition.shard_numel() + flags}, like);
+
+  Collective c{
+      .kind = spec.ranks.shard.defined() ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
+      .inputs = {},
+      .outputs = {},
+      .reduction = ReduceOp::average(),
+      .channel = reduce_channel,
+      .label = group_.label()};
+  std::int64_t at = 0;
+  for (int s = 0; s < partition.segments(); ++s) {
+    c.outputs.push_back(flat_view(reduced_, partition.shard_offset(s), partition.shard_numel(s)));
+    if (fits(s)) {
+      const Tensor& t = totals[static_cast<std::size_t>(s)];
+      c.inputs.push_back(flat_view(t, 0, t.numel()));
+      continue;
+    }
+    const Tensor region = flat_view(buffer, at, partition.gathered_numel(s));
+    at += partition.gathered_numel(s);
+    fill_segment(region, s, totals);
+    c.inputs.push_back(region);
+  }
+  const Tensor present = flat_view(buffer, at, flags * ranks);
+  mark_present(present, totals);
+  c.inputs.push_back(present);
+  c.outputs.push_back(flat_view(reduced_, partition.shard_numel(), flags));
+  return c;
+}
+
+void Gradients::add_to(Slot& slot, const Tensor& part) {
+  const Tensor held = slot.leaf.grad();
+  slot.leaf.set_grad(held.defined() ? add_(held, part) : part);
+  slot.added = true;
+}
+
+/// A rank without peers: its gradients are the average.
+void Gradients::commit_alone() {
+  std::vector<Tensor> parts = totals();
+  for (Slot& slot : slots_) {
+    end_own_sum(slot);
+    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, group_.reduce_dtype(), group_.shard().dtype()));
+  }
+}
+
+void Gradients::commit_average() {
+  const GroupSpec& spec = group_.spec();
+  const Tensor reduced = std::exchange(reduced_, {});
+  const std::int64_t numel = spec.partition.shard_numel();
+  const std::vector<float> present =
+      to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
+          .to_vector<float>();
+  const Tensor result = to(flat_view(reduced, 0, numel), group_.shard().dtype());
+  for (std::size_t s = 0; s < slots_.size(); ++s) {
+    Slot& slot = slots_[s];
+    end_own_sum(slot);
+    if (present[s] == 0 || !slot.leaf.requires_grad()) continue;
+    sherd::Layout layout = slot.leaf.layout();
+    // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
+    // one.
+    if (spec.layout == GroupLayout::flat && layout.shape.numel() == 0 && !group_.is_shard_itself() &&
+        slot.shape.numel() > 0)
+      continue;
+    layout.offset += result.layout().offset - group_.shard().layout().offset;
+    add_to(slot, alias(result, layout));
+  }
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,106 @@
+// What a group does with the gradients that backwards bring: a transaction. Until `commit` no `.grad`
+// changes; an abort forgets what came and keeps what earlier backwards left.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/sink.h"
+#include "collectives/group.h"
+#include "runtime/tensor.h"
+
+namespace sherd::shard {
+
+class ParameterGroup;
+
+/// A sink whose backwards are the engine's.
+class EngineSink : public GradSink {
+ public:
+  void begun(PassInfo pass) override;
+  void finish(PassInfo pass) override;
+  void abort(PassInfo pass) noexcept override;
+};
+
+class Gradients final : public EngineSink {
+ public:
+  explicit Gradients(ParameterGroup& group) : group_(group) {}
+  /// A `.grad`: of member `first` alone, or of all from `first` to `last` (exclusive) as one.
+  void add_slot(Tensor leaf, std::size_t first, std::size_t last);
+  /// The leaf whose gradients are member `i`'s.
+  void listen(const Leaf& leaf, std::size_t i) { member_of_[&leaf] = i; }
+  /// Takes over what backwards without communication left in `old`, as `change` makes it.
+  void take_over(Gradients& old, const std::function<Tensor(const Tensor&)>& change);
+
+  /// There was a backward without communication since the last reduction.
+  bool unreduced() const { return unreduced_; }
+  /// All gradients that the backward announced are here.
+  bool complete() const { return due_ == 0; }
+
+  // ---- the group's turn in a backward: one of three, then `wait` and `commit` ----
+  /// Forgets what came, also after an abort.
+  void drop() noexcept;
+  /// As this rank's own, without communication.
+  void keep();
+  /// Posts the average over the ranks, of what is here and what earlier backwards kept.
+  void reduce();
+  /// Where the shard has replicas, posts the average over them.
+  void pass_on();
+  /// Until the averages are here.
+  void wait();
+  /// Adds to `.grad`.
+  void commit();
+  /// Runs the hooks of what `commit` added to.
+  void run_hooks();
+
+  // ---- GradSink ----
+  void begin(PassInfo pass, Leaf& leaf) override;
+  void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override;
+  bool accumulates_later() const override { return true; }
+
+ private:
+  struct Slot {
+    Tensor leaf;
+    std::size_t first, last;  ///< members
+    Shape shape{};            ///< of the whole gradient
+    // While `.grad` is this rank's own whole gradient, from backwards without communication:
+    bool unsynced = false;
+    Tensor averaged{};          ///< what it showed before
+    std::uint32_t version = 0;  ///< of its storage, when it was left
+    bool added = false;         ///< by this commit
+  };
+  struct Member {
+    Leaf* leaf = nullptr;  ///< of the backward under way, which holds it
+    Tensor gradient{};     ///< complete
+  };
+  enum class Turn : std::uint8_t { to_come, dropped, kept, reduced };
+
+  sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
+  Tensor own_sum(const Slot& slot) const;
+  static void follow_user(Slot& slot);
+  static void end_own_sum(Slot& slot);
+  std::vector<Tensor> totals();
+  static bool any(const Slot& slot, std::span<const Tensor> parts);
+  Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const;
+  void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
+  void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
+  Collective reduction(const std::vector<Tensor>& totals);
+  void commit_own();
+  void commit_alone();
+  void commit_average();
+  static void add_to(Slot& slot, const Tensor& part);
+
+  ParameterGroup& group_;
+  std::vector<Slot> slots_;
+  std::vector<Member> members_;
+  std::unordered_map<const Leaf*, std::size_t> member_of_;
+  bool unreduced_ = false;
+
+  Turn turn_ = Turn::to_come;
+  int due_ = 0;
+  Tensor reduced_;  // shard gradient, then a presence flag a slot
+  Work reduction_;
+};
+
+}  // namespace sherd::shard

@@ -1,0 +1,541 @@
+// What decides when a group is here and what a backward does: program position and policy, not what one rank
+// happens to read, write or throw.
+#include <array>
+#include <atomic>
+
+#include "autograd/autograd.h"
+#include "collectives/differentiable.h"
+#include "collectives/observe.h"
+#include "shard/data_parallel.h"
+#include "shard/fsdp.h"
+#include "shard/fully_shard.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+/// tanh of its layer, unless told to pass on what it gets.
+struct Link final : nn::Layer<Link> {
+  nn::Linear layer;
+  bool used = true;
+  explicit Link(std::int64_t width) : layer(width, width) {}
+  Tensor forward(const Tensor& x) const { return used ? tanh(layer(x)) : x; }
+  void visit(auto&& on) { on("layer", layer); }
+};
+
+/// Links in a row, with something between the first and the second.
+struct Chain final : nn::Layer<Chain> {
+  nn::ModuleList<Link> links;
+  std::function<Tensor(const Tensor&)> between;
+  explicit Chain(std::int64_t width = 5, int count = 3) {
+    manual_seed(3);
+    for (int i = 0; i < count; ++i) links.emplace_back(width);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor y = links[0](x);
+    if (between) y = between(y);
+    for (std::size_t i = 1; i < links.size(); ++i) y = links[i](y);
+    return y;
+  }
+  void visit(auto&& on) { on("links", links); }
+};
+
+void shard_links(Chain& c, const shard::Options& options) {
+  for (Link& link : c.links) shard::fully_shard(link, options);
+  shard::fully_shard(c, options);
+}
+
+Tensor input_of(int rank, std::int64_t width = 5) { return batch_of(rank, 0, width).x; }
+
+/// Widths whose gathers travel inside a post, and beside it.
+constexpr std::array<std::int64_t, 2> widths = {5, 40};
+
+/// Runs `body(world, layout, width)`.
+template <class F>
+void on_ranks_and_widths(F&& body) {
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const std::int64_t width : widths) body(world, layout, width);
+  });
+}
+
+struct Boom : std::runtime_error {
+  Boom() : std::runtime_error("boom") {}
+};
+
+/// The gathers that `act` makes, in order, as labels.
+template <class F>
+std::vector<std::string> gathers_of(F&& act) {
+  const OrderLog log;
+  act();
+  std::vector<std::string> gathers;
+  for (const std::string& line : log.lines())
+    if (line.find("all_gather") != std::string::npos) gathers.push_back(line.substr(line.find(" of ")));
+  return gathers;
+}
+
+Gradients averages(Chain& by_hand, World& world, const std::function<Tensor(Chain&, int)>& loss) {
+  return average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); });
+}
+
+}  // namespace
+
+TEST_CASE("what stays after backward stays on ranks that do not read it too") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain by_hand(width), c(width);
+    shard_links(c, {.layout = layout});
+    shard::set_reshard_after_backward(c, false);
+    const auto loss = [&](Chain& chain, int rank) {
+      chain.links[1].used = rank == 0;
+      return sum(chain(input_of(rank, width)));
+    };
+    for (int times = 0; times < 3; ++times) {
+      c.zero_grad();
+      const auto gathers = gathers_of([&] { loss(c, world.rank()).backward(); });
+      expect(times == 0 || gathers.size() == 3, "{} gathers: forward frees, backward keeps", gathers.size());
+      expect_gradients(c, world, averages(by_hand, world, loss), "kept after backward");
+    }
+  });
+}
+
+TEST_CASE("what is read before a backward reaches a root changes nothing in its plan") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain by_hand(width), c(width);
+    shard_links(c, {.layout = layout});
+    const auto loss = [&](Chain& chain, int rank) {
+      const Tensor y = sum(chain(input_of(rank, width)));
+      const Tensor g = sum(square(chain.links[0].layer.weight));
+      return rank == 0 ? add(y, g) : y;
+    };
+    for (int times = 0; times < 2; ++times) {
+      c.zero_grad();
+      loss(c, world.rank()).backward();
+      expect_gradients(c, world, averages(by_hand, world, loss), "a penalty on one rank");
+    }
+  });
+}
+
+TEST_CASE("ranks that use different groups may call each other within the graph") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain c(width);
+    c.between = [&](const Tensor& y) { return enter_parallel(world.group(), y); };
+    shard_links(c, {.layout = layout});
+    for (const int user : {0, world.size() - 1}) {
+      c.links[1].used = c.links[2].used = world.rank() == user;
+      for (int times = 0; times < 2; ++times) {
+        c.zero_grad();
+        sum(c(input_of(world.rank(), width))).backward();
+      }
+      Chain alone(width);
+      alone.links[1].used = alone.links[2].used = true;
+      expect(c.links[0].layer.weight.grad().defined() || c.links[0].layer.weight.local().numel() == 0,
+             "the first link has no gradient");
+    }
+  });
+}
+
+TEST_CASE("the same model trains on after a forward that threw on one rank, and a renewal on all") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    for (const auto strategy :
+         {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op}) {
+      Chain by_hand(width), c(width);
+      shard_links(c, {.layout = layout, .strategy = strategy});
+      const auto loss = [&](Chain& chain, int rank) { return sum(chain(input_of(rank, width))); };
+      loss(c, world.rank()).backward();
+      for (const bool in_forward : {true, false}) {
+        bool thrown = false;
+        try {
+          c.between = [&](const Tensor& y) -> Tensor {
+            if (world.rank() == 0 && in_forward) throw Boom();
+            if (world.rank() == 0) register_hook(y, [](const Tensor&) -> Tensor { throw Boom(); }).keep();
+            return y;
+          };
+          try {
+            loss(c, world.rank()).backward();
+          } catch (const Boom&) {
+            thrown = true;
+          }
+          c.between = nullptr;
+          if (thrown) world.group().barrier({.label = "not theirs"});  // so that all hear of it
+          for (;;) loss(c, world.rank()).backward();
+        } catch (const CollectiveError&) {
+        }
+        c.between = nullptr;
+        world.group().renew();
+        for (int times = 0; times < 2; ++times) {
+          c.zero_grad();
+          loss(c, world.rank()).backward();
+          expect_gradients(c, world, averages(by_hand, world, loss), "after a renewal");
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a shard is not written while a slow peer still reads it") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      for (int trial = 0; trial < 20; ++trial) {
+        Chain by_hand(64), c(64);
+        shard_links(c, {.layout = layout, .reshard_after_forward = 2});
+        const Tensor x = input_of(0, 64);
+        const float expected = sum(by_hand(x)).item<float>();
+        float seen = 0;
+        for (int times = 0; times < 3; ++times) {
+          if (world.rank() == trial % 4)
+            for (int i = 0; i < 2000; ++i) sum(x);  // slow
+          seen = sum(c(x)).item<float>();
+        }
+        const NoGrad guard;
+        for (const nn::Parameter& p : c.parameters()) zero_(p.local().detach());
+        expect(seen == expected, "rank {} saw {} for {}", world.rank(), seen, expected);
+      }
+    }));
+}
+
+TEST_CASE("gradients that were set to zero are zero, with all that was averaged before") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain by_hand, c;
+    shard_links(c, {.layout = layout});
+    nn::Sgd sgd(c.parameters());
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    for (const bool again : {false, true}) {
+      sgd.zero_grad();
+      loss(c, world.rank()).backward();
+      {
+        const auto guard = shard::no_sync(c);
+        loss(c, world.rank()).backward();
+        sgd.zero_grad(nn::ZeroGrad::to_zero);
+        if (again) loss(c, world.rank()).backward();
+      }
+      loss(c, world.rank()).backward();
+      const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+        for (int i = 0; i < (again ? 2 : 1); ++i) loss(by_hand, rank).backward();
+      });
+      expect_gradients(c, world, expected, "after zeros");
+    }
+  });
+}
+
+TEST_CASE("a backward that throws gives back what earlier ones kept without communication") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain by_hand, c;
+    shard_links(c, {.layout = layout});
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    const auto throws = [&](Chain& chain) {
+      chain.between = [](const Tensor& y) {
+        register_hook(y, [](const Tensor&) -> Tensor { throw Boom(); }).keep();
+        return y;
+      };
+      bool thrown = false;
+      try {
+        loss(chain, world.rank()).backward();
+      } catch (const Boom&) {
+        thrown = true;
+      }
+      expect(thrown, "nothing was thrown");
+      chain.between = nullptr;
+    };
+    {
+      const auto guard = shard::no_sync(c);
+      loss(c, world.rank()).backward();
+      throws(c);
+    }
+    throws(c);
+    loss(c, world.rank()).backward();
+    const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+      for (int i = 0; i < 2; ++i) loss(by_hand, rank).backward();
+    });
+    expect_gradients(c, world, expected, "two backwards, and two that threw");
+
+    Chain replica;
+    shard::DataParallel parallel(replica, world.group());
+    {
+      const auto guard = parallel.no_sync();
+      loss(replica, world.rank()).backward();
+    }
+    throws(replica);
+    loss(replica, world.rank()).backward();
+    expect(difference(gradients(replica), expected).empty(), "data parallel: {}",
+           difference(gradients(replica), expected));
+  });
+}
+
+TEST_CASE("a backward within a backward is refused, and both models train on") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain a_by_hand, b_by_hand, a, b;
+    for (Chain* c : {&a, &b}) shard_links(*c, {.layout = layout});
+    const Tensor x = input_of(world.rank());
+    a.between = [&](const Tensor& y) {
+      register_hook(y, [&](const Tensor& g) {
+        const GradMode on(true);
+        sum(b(x)).backward();
+        return g;
+      }).keep();
+      return y;
+    };
+    const std::string message = message_of<StateError>([&] { sum(a(x)).backward(); });
+    expect(message.find("within another backward") != std::string::npos, "{}", message);
+    a.between = nullptr;
+    for (Chain* c : {&a, &b}) {
+      c->zero_grad();
+      sum((*c)(x)).backward();
+    }
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    expect_gradients(a, world, averages(a_by_hand, world, loss), "the outer model");
+    expect_gradients(b, world, averages(b_by_hand, world, loss), "the inner model");
+  });
+}
+
+TEST_CASE("a write of gathered parameters is refused by name") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    Chain c;
+    shard_links(c, {.layout = layout, .strategy = shard::ShardingStrategy::shard_grad_op});
+    sum(c(ones({2, 5})));
+    nn::StateDict zeroed;
+    for (const auto& [name, value] : c.state_dict()) zeroed.emplace_back(name, zeros(value.shape()));
+    for (const std::string& message :
+         {message_of<StateError>([&] { c.load_state_dict(zeroed); }), message_of<StateError>([&] {
+            c.between = [&](const Tensor& y) {
+              const NoGrad guard;
+              zero_(c.links[1].layer.weight.data());
+              return y;
+            };
+            shard::set_reshard_after_backward(c, true);
+            c.links[0].used = true;
+            const auto use = [&] { return add(c.links[1].layer.weight.tensor(), 0.0); };
+            use();
+            zero_(c.links[1].layer.weight.tensor().detach());
+          })}) {
+      expect(message.find("links.") != std::string::npos && message.find("weight") != std::string::npos, "{}",
+             message);
+    }
+    c.between = nullptr;
+    shard::reshard(c);
+    sum(c(ones({2, 5}))).backward();
+  });
+}
+
+TEST_CASE("outputs of a sharded root are written in place like those of a plain model") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(2);
+    nn::Sequential by_hand(nn::Linear(5, 4), nn::Linear(4, 3));
+    nn::Sequential c = by_hand.clone();
+    shard::fully_shard(c[0], {.layout = layout});
+    shard::fully_shard(c, {.layout = layout});
+    const auto loss = [](nn::Sequential& s, int rank) {
+      const Tensor y = s(input_of(rank));
+      mul_(y, 0.5);
+      return sum(square(y));
+    };
+    loss(c, world.rank()).backward();
+    expect_gradients(
+        c, world, average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); }),
+        "written in place");
+  });
+}
+
+TEST_CASE("an interception may make calls of its own after the one it passes on") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain by_hand, c;
+    shard_links(c, {.layout = layout});
+    const Interception also([&](const ObservedCall& call, const Interception::Proceed& proceed) {
+      proceed(call.collective);
+      if (call.collective.channel != 5) world.group().barrier({.channel = 5});
+    });
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    loss(c, world.rank()).backward();
+    const Tensor all = zeros({world.size()}), mine = full({1}, world.rank() + 1);
+    Work work = world.group().enqueue(
+        {.kind = CollectiveKind::all_gather, .inputs = {mine}, .outputs = {all}, .channel = 1});
+    work.wait();
+    for (int r = 0; r < world.size(); ++r)
+      expect(all.to_vector<float>()[static_cast<std::size_t>(r)] == static_cast<float>(r + 1), "not there");
+    expect_gradients(c, world, averages(by_hand, world, loss), "with calls beside");
+  });
+}
+
+TEST_CASE("what was kept without communication goes along to another dtype") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain by_hand, c;
+    shard_links(c, {.layout = layout});
+    const auto backward = [](Chain& chain, int rank) {
+      sum(chain(to(input_of(rank), chain.parameters()[0].local().dtype()))).backward();
+    };
+    backward(c, world.rank());
+    {
+      const auto guard = shard::no_sync(c);
+      backward(c, world.rank());
+    }
+    c.to(f64);
+    backward(c, world.rank());
+    for (const nn::Parameter& p : c.parameters())
+      if (p.grad().defined()) expect(p.grad().shape() == p.local().shape(), "shape {}", p.grad().shape());
+    const Gradients once =
+        averages(by_hand, world, [](Chain& chain, int rank) { return sum(chain(input_of(rank))); });
+    const Gradients found = whole_gradients(c, world.group());
+    for (std::size_t p = 0; p < once.size(); ++p)
+      for (std::size_t i = 0; i < once[p].size(); ++i)
+        expect(std::abs(found[p][i] - 3 * once[p][i]) < 1e-4F, "{} for three times {}", found[p][i],
+               once[p][i]);
+  });
+}
+
+TEST_CASE("a hook after accumulation sees the gradient that was averaged") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain c;
+    int before = 0, after = 0;
+    const auto count = [](int& calls) {
+      return [&calls](Leaf& leaf) {
+        expect(leaf.grad.defined(), "no gradient yet");
+        ++calls;
+      };
+    };
+    const Subscription first = register_post_accumulate_hook(c.links[1].layer.weight.tensor(), count(before));
+    shard_links(c, {.layout = layout});
+    const Subscription second = register_post_accumulate_hook(c.links[1].layer.weight.tensor(), count(after));
+    const bool has = c.links[1].layer.weight.local().numel() > 0 || layout != shard::GroupLayout::flat;
+    for (const int times : {1, 2}) {
+      sum(c(input_of(world.rank()))).backward();
+      expect(before == (has ? times : 0) && after == before, "{} and {} calls", before, after);
+    }
+    const auto guard = shard::no_sync(c);
+    sum(c(input_of(world.rank()))).backward();
+    expect(after == (has ? 3 : 1), "without communication: {} calls", after);
+  });
+}
+
+TEST_CASE("frozen modules before the first trained one are not gathered again") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain by_hand(5, 4), c(5, 4);
+    for (Chain* chain : {&by_hand, &c})
+      for (const std::size_t i : {0, 1}) chain->links[i].set_requires_grad(false);
+    shard_links(c, {.layout = layout});
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    for (int times = 0; times < 2; ++times) {
+      c.zero_grad();
+      const Tensor y = loss(c, world.rank());
+      const auto gathers = gathers_of([&] { y.backward(); });
+      expect(gathers.size() == 2, "{} gathers", gathers.size());
+      expect_gradients(c, world, averages(by_hand, world, loss), "with a frozen trunk");
+    }
+  });
+}
+
+TEST_CASE("values that nn::init draws for a sharded parameter are those of an unsharded one") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    nn::Linear by_hand(6, 5), c(6, 5);
+    shard::fully_shard(c, {.layout = layout});
+    const auto draw = [](nn::Linear& m) {
+      manual_seed(11);
+      nn::init::normal_(m.weight.object(), 0, 2);
+      nn::init::uniform_(m.bias.object(), -1, 1);
+      nn::init::xavier_uniform_(m.weight.object());
+    };
+    draw(by_hand);
+    draw(c);
+    const auto values = [](const nn::StateDict& state) {
+      std::vector<std::vector<float>> all;
+      for (const auto& [name, value] : state) all.push_back(value.to_vector<float>());
+      return all;
+    };
+    expect(values(shard::full_state_dict(c)) == values(by_hand.state_dict()), "other values");
+  });
+}
+
+TEST_CASE("an optimizer made before the parameters became one flat parameter says so") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Chain c;
+    nn::Adam adam(c.parameters());
+    const shard::FullyShardedDataParallel handle(c);
+    sum(c(ones({2, 5}))).backward();
+    const std::string message = message_of<StateError>([&] { adam.step(); });
+    expect(message.find("FullyShardedDataParallel") != std::string::npos, "{}", message);
+  }));
+}
+
+namespace {
+
+/// Lets one rank stand still until another says so, whatever the clock says.
+class Gate {
+ public:
+  void open() {
+    open_ = true;
+    open_.notify_all();
+  }
+  void pass() const { open_.wait(false); }
+
+ private:
+  std::atomic<bool> open_ = false;
+};
+
+struct AfterForward final : nn::ModuleObserver {
+  std::function<void()> act;
+  void after_forward(nn::Module&, std::span<Tensor* const>) override { act(); }
+};
+
+}  // namespace
+
+TEST_CASE("neither freeing nor an exception waits for a rank that stands still") {
+  for (const std::int64_t width : widths)
+    for (const bool throws : {false, true}) {
+      Gate gate;
+      const auto body = [&](World& world) {
+        Chain c(width);
+        shard_links(c, {.mixed_precision = {.param_dtype = bf16}});
+        const NoGrad guard;
+        const Tensor x = input_of(0, width);
+        c(x);  // from here on a forward gathers ahead
+        c.between = [&](const Tensor& y) -> Tensor {
+          if (world.rank() == 2) gate.pass();
+          if (world.rank() == 1 && throws) throw Boom();
+          return y;
+        };
+        AfterForward open;
+        open.act = [&] {
+          if (world.rank() == 0) gate.open();
+        };
+        const Subscription subscription = c.links[1].observe(open);
+        try {
+          c(x);
+        } catch (const CollectiveError&) {
+          gate.open();
+          throw;
+        }
+      };
+      if (throws)
+        CHECK_THROWS_AS(run_ranks(3, body), Boom);
+      else
+        CHECK_NOTHROW(run_ranks(3, body));
+    }
+}
+
+TEST_CASE("data parallel refuses parameters that are not those it was made with") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    const Tensor x = input_of(world.rank());
+    Chain frozen, replaced, cast;
+    frozen.links[0].set_requires_grad(false);
+    const shard::DataParallel of_frozen(frozen, world.group()), of_replaced(replaced, world.group()),
+        of_cast(cast, world.group());
+    for (Chain* c : {&frozen, &replaced, &cast}) sum((*c)(x)).backward();
+    frozen.links[0].set_requires_grad(true);
+    replaced.links[1].layer.weight = nn::Parameter(ones({5, 5}));
+    cast.to(f64);
+    const auto refused = [&](Chain& c, const Tensor& input) {
+      const std::string message = message_of<StateError>([&] { c(input); });
+      expect(message.find("make it anew") != std::string::npos, "{}", message);
+    };
+    refused(frozen, x);
+    refused(cast, to(x, f64));
+    const Tensor loss = sum(replaced(x));
+    const std::string message = message_of<StateError>([&] { loss.backward(); });
+    expect(message.find("make it anew") != std::string::npos, "{}", message);
+    for (Link& link : replaced.links)
+      for (nn::Param* p : {&link.layer.weight, &link.layer.bias}) *p = nn::Parameter(ones(p->shape()));
+    sum(replaced(x)).backward();
+    refused(replaced, x);
+    frozen.links[0].set_requires_grad(false);
+    sum(frozen(x)).backward();
+  }));
+}
