@@ -474,7 +474,7 @@ TEST_CASE("a message is one line, whatever was named or thrown", "[faults]") {
                                     message_of<CollectiveError>([&] { w.group().barrier(); });
                               }),
                     std::runtime_error);
-    is_line(heard[0], "threw \"two  lines\"");
+    is_line(heard[0], "threw \"two? lines\"");
   }
 }
 
