@@ -15,6 +15,17 @@ bool same_layout(const Layout& a, const Layout& b) {
   return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
 }
 
+/// The bytes of its storage between which a tensor's elements lie; none for no elements.
+std::pair<std::int64_t, std::int64_t> bytes_of(const Layout& layout, DType dtype) {
+  std::int64_t low = layout.offset, high = layout.offset + 1;
+  for (int d = 0; d < layout.shape.rank(); ++d) {
+    if (layout.shape[d] == 0) return {0, 0};
+    const std::int64_t last = (layout.shape[d] - 1) * layout.strides[d];
+    (last < 0 ? low : high) += last;
+  }
+  return {low * size_of(dtype), high * size_of(dtype)};
+}
+
 std::string describe(const Spec& spec) {
   std::string text = fmt::format("{} {}", name_of(spec.dtype), spec.shape);
   return spec.device == Device::cpu() ? text : text + " on " + to_string(spec.device);
@@ -132,6 +143,7 @@ struct Program::Impl {
   void plan();
   std::uint32_t take_buffer(const TracedStorage& storage);
   void check_input(std::size_t i, const Tensor& given) const;
+  void check_memory(const std::vector<Tensor>& given) const;
   void check_histories(const std::vector<Tensor>& given) const;
   void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
   void bind_all(const std::vector<Tensor>& given);
@@ -186,6 +198,20 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
   for (const TracedTensor& t : outs) results.push_back(value_of(t));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto reach = [&](std::uint32_t v) {
+      return bytes_of(values[v].tensor.layout(), values[v].tensor.dtype());
+    };
+    const auto [low, high] = reach(inputs[i]);
+    for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
+      const auto [from, to] = reach(v);
+      check<StateError>(
+          from == to || (from >= low && to <= high),
+          "capture: the step uses memory beside input {}, which another input would not have; pass the "
+          "whole tensor as the input, or a clone",
+          i);
+    }
+  }
   for (Step& step : steps) {
     for (const std::uint32_t v : step.in) step.bound_in.push_back(v == none ? Tensor{} : values[v].tensor);
     for (const std::uint32_t v : step.out) step.bound_out.push_back(values[v].tensor);
@@ -270,6 +296,25 @@ void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
                     i, given.strides(), layout.strides);
 }
 
+/// The program's ops were checked for overlap with the memory that it was captured with.
+void Program::Impl::check_memory(const std::vector<Tensor>& given) const {
+  const auto writes = [&](std::size_t i) { return trace.storages[values[inputs[i]].storage].rewritten; };
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const bool written = writes(i);
+    for (std::size_t j = 0; j < i; ++j)
+      check<StateError>(given[i].storage_ref() != given[j].storage_ref() || !(written || writes(j)),
+                        "replay: inputs {} and {} share memory, and one of them is written; pass a clone", j,
+                        i);
+    for (std::size_t k = 0; k < places.size(); ++k)
+      check<StateError>(
+          places[k].home != Home::outside || trace.storages[k].outside != given[i].storage_ref() ||
+              !(written || trace.storages[k].rewritten),
+          "replay: input {} shares memory with a tensor that the program uses, and one of them is "
+          "written; pass a clone",
+          i);
+  }
+}
+
 /// StateError for a write into memory of a tensor with history, because the tape does not see a replay.
 void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
   if (!Context::current().grad_enabled()) return;
@@ -337,6 +382,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   check<ValueError>(given.size() == inputs.size(),
                     "replay: {} inputs given, the program was captured with {}", given.size(), inputs.size());
   for (std::size_t i = 0; i < given.size(); ++i) check_input(i, given[i]);
+  check_memory(given);
   check_histories(given);
   const NoGrad no_grad;
   const Bound bound(*this);

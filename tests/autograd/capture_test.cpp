@@ -300,15 +300,22 @@ TEST_CASE("a replay takes only inputs like the captured ones") {
   const Tensor x = ones({2, 3});
   CHECK_THAT(test::message_of<ValueError>([&] { program.replay({x}); }),
              ContainsSubstring("replay: 1 inputs"));
-  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, ones({3, 2})}); }),
+  CHECK_THAT(test::message_of<ShapeError>([&] {
+               program.replay({x, ones({3, 2})});
+             }),
              ContainsSubstring("replay: input 1 has shape (3, 2)") && ContainsSubstring("(2, 3)"));
-  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, transpose(ones({3, 2}), 0, 1)}); }),
+  CHECK_THAT(test::message_of<ShapeError>([&] {
+               program.replay({x, transpose(ones({3, 2}), 0, 1)});
+             }),
              ContainsSubstring("strides"));
-  CHECK_THAT(test::message_of<DTypeError>([&] { program.replay({x, ones({2, 3}, {DType::f64})}); }),
+  CHECK_THAT(test::message_of<DTypeError>([&] {
+               program.replay({x, ones({2, 3}, {DType::f64})});
+             }),
              ContainsSubstring("f64"));
-  CHECK_THAT(
-      test::message_of<DeviceError>([&] { program.replay({ones({2, 3}, {DType::f32, Device::cpu(1)}), x}); }),
-      ContainsSubstring("cpu:1"));
+  CHECK_THAT(test::message_of<DeviceError>([&] {
+               program.replay({ones({2, 3}, {DType::f32, Device::cpu(1)}), x});
+             }),
+             ContainsSubstring("cpu:1"));
   CHECK(program.replay({x, x})[0].to_vector<float>() == std::vector<float>(6, 2.0f));
   CHECK_THAT(test::message_of<StateError>([&] {
                capture([](std::span<const Tensor> in) -> std::vector<Tensor> { return {add(in[0], in[1])}; },
@@ -449,4 +456,32 @@ TEST_CASE("what could not change on replay is refused by name") {
              ContainsSubstring("empty handle"));
   // The rank is usable, and nobody listens any more.
   CHECK(mul(x, 1.0).to_vector<float>() == x.to_vector<float>());
+}
+
+TEST_CASE("a replay uses the memory that it may, and says so where it may not") {
+  const auto with_op = [](std::span<const Tensor> in) {
+    const Tensor total = zeros({});
+    for (int i = 0; i < 3; ++i) add_(total, sum(in[0]));
+    return std::vector{total};
+  };
+  Program program = capture(with_op, {ones({3})});
+  for (int i = 0; i < 3; ++i) CHECK(program.replay({ones({3})})[0].item() == 9);
+
+  // Beside an input in its storage lies what another input does not bring.
+  const Tensor all = arange(0, 8, 1, {f32}), input = narrow(all, 0, 0, 4);
+  const auto beside = [&](std::span<const Tensor> in) {
+    return std::vector{add(in[0], narrow(all, 0, 4, 4))};
+  };
+  CHECK_THROWS_WITH(capture(beside, {input}), ContainsSubstring("beside input 0"));
+
+  // Overlaps are refused in a replay as they are in the call.
+  const auto add_in_place = [](std::span<const Tensor> in) { return std::vector{add_(in[0], in[1])}; };
+  Program adding = capture(add_in_place, {ones({4}), ones({4})});
+  CHECK_THROWS_WITH(adding.replay({narrow(all, 0, 0, 4), narrow(all, 0, 1, 4)}),
+                    ContainsSubstring("share memory"));
+  const Tensor kept = ones({4});
+  Program writing =
+      capture([&](std::span<const Tensor> in) { return std::vector{add_(kept, in[0])}; }, {ones({4})});
+  CHECK_THROWS_WITH(writing.replay({view(kept, {4})}), ContainsSubstring("shares memory"));
+  CHECK(same_bits(kept, full({4}, 2)));
 }
