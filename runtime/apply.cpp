@@ -117,8 +117,10 @@ void run_inside(const AnyOp& op, Inputs in, Outputs out, Context& context) {
   if (op.run_itself(in, out) || device.type == DeviceType::meta) return;
   if (!op.run_reference(in, out)) [[unlikely]]
     fail<NotImplementedError>(
-        "{}: has no kernel for {}, and no form in other ops; move its inputs to cpu, or add a kernel",
-        op.name(), to_string(device));
+        "{}: has no kernel for {}, and no form in other ops; {}add one (add_kernel, or cpu::add_elementwise "
+        "for an "
+        "elementwise op)",
+        op.name(), to_string(device), device.is_cpu() ? "" : "work on cpu, or ");
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ Device Device::parse(std::string_view text) {
   if (text == "meta") return Device::meta();
   if (const std::optional<DeviceType> type = backend_type(kind))
     return {*type, static_cast<std::int8_t>(index)};
-  fail<ValueError>("device: '{}' is not one of cpu, cpu:N, cuda:N, meta", text);
+  fail<ValueError>(
+      "device: '{}' is not one of cpu, cpu:N, cuda:N, meta, and no back end is registered as '{}'", text,
+      kind);
 }
 
 void Device::refuse_index(int i) {
