@@ -85,7 +85,11 @@ void expect_parity_of_all(std::initializer_list<int> rank_counts, int steps) {
 }  // namespace
 
 TEST_CASE("every combination of what a net can be and how it can be sharded trains like replicas") {
+#ifdef __SANITIZE_THREAD__  // thirty times as long there, and threads meet alike in both worlds
+  expect_parity_of_all({3}, 2);
+#else
   expect_parity_of_all({2, 3}, 2);
+#endif
 }
 
 TEST_CASE("every combination trains like replicas for long", "[.soak]") {
