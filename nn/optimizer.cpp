@@ -69,53 +69,50 @@ Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_de
 
 Optimizer::~Optimizer() = default;
 
-/// A step writes one tensor after another: what does not fit is refused before the first.
-void Optimizer::check_state_fits() const {
-  const std::vector<std::string> names = state_names();
-  for (const Group& group : groups_)
-    for (const Parameter& p : group.params) {
-      const auto found = state_.find(p.id());
-      if (found == state_.end() || !p.grad().defined()) continue;
-      const Tensor local = p.local();
-      for (std::size_t k = 0; k < names.size(); ++k) {
-        const Tensor& slot = found->second[k];
-        const DType dtype = names[k] == "step" ? slot.dtype() : local.dtype();
-        check<StateError>(
-            slot.dtype() == dtype && slot.device() == local.device(),
-            "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
-            "after the model was moved or cast, or load a state into a new one",
-            local.shape(), name_of(local.dtype()), to_string(local.device()), names[k], name_of(slot.dtype()),
-            to_string(slot.device()));
-      }
-    }
+/// A step writes one tensor after another, so what does not fit is refused before the first.
+void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const {
+  const Tensor local = p.local();
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    const DType dtype = names[k] == "step" ? state[k].dtype() : local.dtype();
+    check<StateError>(
+        state[k].dtype() == dtype && state[k].device() == local.device(),
+        "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
+        "after the model was moved or cast, or load a state into a new one",
+        local.shape(), name_of(local.dtype()), to_string(local.device()), names[k], name_of(state[k].dtype()),
+        to_string(state[k].device()));
+  }
 }
 
 void Optimizer::step() {
   const NoGrad guard;
-  for (const Group& group : groups_)
-    for (const Parameter& p : group.params) {
+  const std::vector<std::string> names = state_names();
+  struct Part {
+    std::vector<Parameter> params;
+    std::vector<Slots*> slots;
+  };
+  std::vector<Part> parts(groups_.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const Parameter& p : groups_[g].params) {
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
-      if (const Tensor g = p.grad(); g.defined())
-        check<ShapeError>(
-            g.shape() == p.local().shape(),
-            "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
-            p.local().shape(), g.shape());
+      const Tensor gradient = p.grad();
+      if (!gradient.defined()) continue;
+      check<ShapeError>(gradient.shape() == p.local().shape(),
+                        "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
+                        p.local().shape(), gradient.shape());
+      const auto state = state_.find(p.id());
+      if (state != state_.end()) check_fits(p, state->second, names);
+      parts[g].params.push_back(p);
+      parts[g].slots.push_back(state == state_.end() ? nullptr : &state->second);
     }
-  check_state_fits();
   for (const Group& group : groups_)
     for (const Parameter& p : group.params)
       if (p.owner() != nullptr) p.owner()->before_write();
-  for (const Group& group : groups_) {
-    std::vector<Parameter> params;
-    std::vector<Slots*> slots;
-    for (const Parameter& p : group.params) {
-      if (!p.grad().defined()) continue;
-      auto state = state_.find(p.id());
-      if (state == state_.end()) state = state_.emplace(p.id(), fresh(p.local())).first;
-      params.push_back(p);
-      slots.push_back(&state->second);
-    }
-    if (!params.empty()) step_group(group, params, slots);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    auto& [params, slots] = parts[g];
+    for (std::size_t i = 0; i < params.size(); ++i)
+      if (slots[i] == nullptr)
+        slots[i] = &state_.emplace(params[i].id(), fresh(params[i].local())).first->second;
+    if (!params.empty()) step_group(groups_[g], params, slots);
   }
 }
 

@@ -74,7 +74,7 @@ class SHERD_API Optimizer {
                           std::span<Slots* const> slots) = 0;
 
  private:
-  void check_state_fits() const;
+  void check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const;
   const Group& group_at(std::size_t group) const;
   std::vector<Group> groups_;
   std::unordered_map<const void*, Slots> state_;

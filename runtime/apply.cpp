@@ -6,6 +6,7 @@
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/reach.h"
 
 namespace sherd {
 
@@ -187,16 +188,11 @@ struct Extent {
 Extent extent_of(const Tensor& t, std::size_t input, bool written) {
   const Layout& layout = t.layout();
   const std::int64_t size = size_of(t.dtype());
-  Extent e{&t.storage(), layout.offset, layout.offset, 0, size, input, written};
-  for (int i = 0; i < layout.shape.rank(); ++i) {
-    const std::int64_t reach = (layout.shape[i] - 1) * layout.strides[i];
-    (reach < 0 ? e.low : e.high) += reach;
-    if (layout.shape[i] > 1) e.step = std::gcd(e.step, layout.strides[i]);
-  }
-  e.low *= size;
-  e.high = (e.high + 1) * size;
-  e.step *= size;
-  return e;
+  const Reach reach = *Reach::of(layout);
+  std::int64_t step = 0;
+  for (int i = 0; i < layout.shape.rank(); ++i)
+    if (layout.shape[i] > 1) step = std::gcd(step, layout.strides[i]);
+  return {&t.storage(), reach.low * size, (reach.high + 1) * size, step * size, size, input, written};
 }
 
 bool same_elements(const Tensor& a, const Tensor& b) {

@@ -6,6 +6,7 @@
 #include "runtime/context.h"
 #include "runtime/instances.h"
 #include "runtime/op.h"
+#include "runtime/reach.h"
 
 namespace sherd {
 
@@ -43,27 +44,6 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
   return Tensor(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
                                      Layout{std::move(shape), std::move(strides), 0}, dtype));
 }
-
-namespace {
-
-/// The first and last element of its storage that a view touches. The view has elements.
-struct Reach {
-  std::int64_t low, high;
-
-  /// Empty where they do not fit 64 bits.
-  static std::optional<Reach> of(const Layout& layout) {
-    Reach reach{layout.offset, layout.offset};
-    for (int i = 0; i < layout.shape.rank(); ++i) {
-      std::int64_t way = 0;
-      if (__builtin_mul_overflow(layout.shape[i] - 1, layout.strides[i], &way)) return {};
-      std::int64_t& end = way < 0 ? reach.low : reach.high;
-      if (__builtin_add_overflow(end, way, &end)) return {};
-    }
-    return reach;
-  }
-};
-
-}  // namespace
 
 void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype) {
   if (checked_bytes(call, layout.shape, dtype) == 0) return;

@@ -5,6 +5,7 @@
 
 #include "autograd/trace.h"
 #include "runtime/apply.h"
+#include "runtime/reach.h"
 
 namespace sherd {
 namespace {
@@ -13,17 +14,6 @@ constexpr std::uint32_t none = TracedTensor::none;
 
 bool same_layout(const Layout& a, const Layout& b) {
   return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
-}
-
-/// The bytes of its storage between which a tensor's elements lie; none for no elements.
-std::pair<std::int64_t, std::int64_t> bytes_of(const Layout& layout, DType dtype) {
-  std::int64_t low = layout.offset, high = layout.offset + 1;
-  for (int d = 0; d < layout.shape.rank(); ++d) {
-    if (layout.shape[d] == 0) return {0, 0};
-    const std::int64_t last = (layout.shape[d] - 1) * layout.strides[d];
-    (last < 0 ? low : high) += last;
-  }
-  return {low * size_of(dtype), high * size_of(dtype)};
 }
 
 std::string describe(const Spec& spec) {
@@ -142,6 +132,7 @@ struct Program::Impl {
   void name_values();
   void plan();
   std::uint32_t take_buffer(const TracedStorage& storage);
+  void check_inside(std::size_t i) const;
   void check_input(std::size_t i, const Tensor& given) const;
   void check_memory(const std::vector<Tensor>& given) const;
   void check_histories(const std::vector<Tensor>& given) const;
@@ -198,20 +189,7 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
   for (const TracedTensor& t : outs) results.push_back(value_of(t));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const auto reach = [&](std::uint32_t v) {
-      return bytes_of(values[v].tensor.layout(), values[v].tensor.dtype());
-    };
-    const auto [low, high] = reach(inputs[i]);
-    for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
-      const auto [from, to] = reach(v);
-      check<StateError>(
-          from == to || (from >= low && to <= high),
-          "capture: the step uses memory beside input {}, which another input would not have; pass the "
-          "whole tensor as the input, or a clone",
-          i);
-    }
-  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) check_inside(i);
   for (Step& step : steps) {
     for (const std::uint32_t v : step.in) step.bound_in.push_back(v == none ? Tensor{} : values[v].tensor);
     for (const std::uint32_t v : step.out) step.bound_out.push_back(values[v].tensor);
@@ -273,6 +251,25 @@ void Program::Impl::plan() {
       for (const TracedTensor& t : *list)
         if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
           workspace[places[t.storage].index].free = true;
+  }
+}
+
+/// StateError where the step uses memory of input `i`'s storage that lies outside the input.
+void Program::Impl::check_inside(std::size_t i) const {
+  const auto bytes = [&](std::uint32_t v) -> std::pair<std::int64_t, std::int64_t> {
+    const Tensor& t = values[v].tensor;
+    if (t.numel() == 0) return {};
+    const Reach reach = *Reach::of(t.layout());
+    return {reach.low * size_of(t.dtype()), (reach.high + 1) * size_of(t.dtype())};
+  };
+  const auto [low, high] = bytes(inputs[i]);
+  for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
+    const auto [from, to] = bytes(v);
+    check<StateError>(
+        from == to || (from >= low && to <= high),
+        "capture: the step uses memory beside input {}, which another input would not have; pass "
+        "the whole tensor as the input, or a clone",
+        i);
   }
 }
 

@@ -1,0 +1,28 @@
+// Where in its storage a view lies.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "runtime/tensor.h"
+
+namespace sherd {
+
+/// The first and last element of its storage that a view touches. The view has elements.
+struct Reach {
+  std::int64_t low, high;
+
+  /// Empty where they do not fit 64 bits; never of a tensor that exists.
+  static std::optional<Reach> of(const Layout& layout) {
+    Reach reach{layout.offset, layout.offset};
+    for (int i = 0; i < layout.shape.rank(); ++i) {
+      std::int64_t way = 0;
+      if (__builtin_mul_overflow(layout.shape[i] - 1, layout.strides[i], &way)) return {};
+      std::int64_t& end = way < 0 ? reach.low : reach.high;
+      if (__builtin_add_overflow(end, way, &end)) return {};
+    }
+    return reach;
+  }
+};
+
+}  // namespace sherd
