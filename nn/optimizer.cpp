@@ -11,9 +11,23 @@
 namespace sherd::nn {
 namespace {
 
-/// Whether the ops on whole lists of parameters take this one (f32); others are stepped one by one.
+/// Whether the ops on whole lists of parameters take this one (f32); others are stepped alone.
 bool takes_list(const Tensor& p, const Tensor& g) {
   return p.dtype() == DType::f32 && g.dtype() == DType::f32 && g.device() == p.device() && p.is_contiguous();
+}
+
+/// Steps one parameter by the op's formula, composed of other ops: in f64, or else in f32 and rounded once.
+/// The last of the state is the count of steps.
+template <class Op>
+void step_alone(const Op& op, const Tensor& lr, const Tensor& p, const Tensor& g,
+                std::span<const Tensor> state) {
+  const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Tensors in{to(lr, p.device()), to(p, wide), to(to(g, wide), p.device())};
+  for (std::size_t k = 0; k < state.size(); ++k)
+    in.push_back(k + 1 < state.size() ? to(state[k], wide) : state[k]);
+  const Tensors stepped = op.reference(in);
+  copy_(p, stepped[0]);
+  for (std::size_t k = 0; k < state.size(); ++k) copy_(state[k], stepped[k + 1]);
 }
 
 /// For each device the inputs of one list op; the first is the rate.
@@ -25,7 +39,14 @@ class DeviceLists {
       if (list[0].device() == device) return list;
     return lists_.emplace_back(1, to(lr_, device));
   }
-  const std::vector<std::vector<Tensor>>& all() const { return lists_; }
+  /// Steps what stands in the lists, and empties them.
+  template <class Op>
+  void step(const Op& op) {
+    for (std::vector<Tensor>& list : lists_) {
+      if (list.size() > 1) apply_many(op, list);
+      list.resize(1);
+    }
+  }
 
  private:
   const Tensor& lr_;
@@ -227,6 +248,7 @@ Optimizer::Slots Adam::fresh(const Tensor& p) const {
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const AdamOptions& o = options_;
+  const ops::AdamStep op{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_};
   DeviceLists lists(group.lr);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
@@ -234,21 +256,12 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
     if (takes_list(p, g)) {
       std::vector<Tensor>& list = lists.on(p.device());
       list.insert(list.end(), {p, g, s[0], s[1], s[2]});
-      continue;
+      if (!o.foreach) lists.step(op);
+    } else {
+      step_alone(op, group.lr, p, g, s);
     }
-    add_(s[2], 1.0);
-    const double lr = group.lr.item(), t = s[2].item();
-    const Tensor wide = to(to(g, p.dtype()), p.device());
-    if (decoupled_) mul_(p, 1 - lr * group.weight_decay);
-    const Tensor gradient =
-        decoupled_ || group.weight_decay == 0 ? wide : add(wide, mul(p, group.weight_decay));
-    add_(mul_(s[0], o.beta1), mul(gradient, 1 - o.beta1));
-    add_(mul_(s[1], o.beta2), mul(square(gradient), 1 - o.beta2));
-    const Tensor denominator = add(div(sqrt(s[1]), std::sqrt(1 - std::pow(o.beta2, t))), o.eps);
-    sub_(p, mul(div(s[0], denominator), lr / (1 - std::pow(o.beta1, t))));
   }
-  for (const std::vector<Tensor>& list : lists.all())
-    apply_many(ops::AdamStep{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_}, list);
+  lists.step(op);
 }
 
 Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
@@ -269,30 +282,21 @@ Optimizer::Slots Sgd::fresh(const Tensor& p) const {
 }
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  const ops::SgdStep op{options_.momentum, group.weight_decay};
   DeviceLists lists(group.lr);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
-    Slots& s = *slots[i];
+    const Slots& s = *slots[i];
     if (takes_list(p, g)) {
       std::vector<Tensor>& list = lists.on(p.device());
       list.insert(list.end(), {p, g});
       list.insert(list.end(), s.begin(), s.end());
-      continue;
+      if (!options_.foreach) lists.step(op);
+    } else {
+      step_alone(op, group.lr, p, g, s);
     }
-    Tensor v = to(to(g, p.dtype()), p.device());
-    if (group.weight_decay != 0) v = add(v, mul(p, group.weight_decay));
-    if (options_.momentum != 0) {
-      if (s[1].item() == 0)
-        copy_(s[0], v);
-      else
-        add_(mul_(s[0], options_.momentum), v);
-      add_(s[1], 1.0);
-      v = s[0];
-    }
-    sub_(p, mul(v, group.lr.item()));
   }
-  for (const std::vector<Tensor>& list : lists.all())
-    apply_many(ops::SgdStep{options_.momentum, group.weight_decay}, list);
+  lists.step(op);
 }
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {

@@ -83,6 +83,8 @@ class SHERD_API Optimizer {
 /// For `Adam`. ValueError unless the betas lie in [0, 1) and eps is at least 0.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  /// Steps the f32 parameters of a device as one list; without it one after another, to the same bits.
+  bool foreach = true;
 };
 
 /// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
@@ -108,6 +110,7 @@ class SHERD_API Adam : public Optimizer {
 /// For `AdamW`, with another default of weight_decay.
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  bool foreach = true;
 };
 
 /// AdamW (Loshchilov and Hutter, 2019): Adam, but weight decay multiplies the parameter by 1 - lr
@@ -115,7 +118,7 @@ struct AdamWOptions {
 class SHERD_API AdamW final : public Adam {
  public:
   AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
-      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}, true) {}
+      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.foreach}, true) {}
   AdamW(std::vector<Parameter> params, AdamWOptions o = {})
       : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
@@ -123,6 +126,7 @@ class SHERD_API AdamW final : public Adam {
 /// For `Sgd`. ValueError for a momentum that is negative or not finite.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
+  bool foreach = true;  ///< as in AdamOptions
 };
 
 /// p -= lr v with v = momentum v + g, where g is the gradient plus weight_decay p, and v starts as g; without

@@ -70,6 +70,21 @@ class CaptureTracer final : public Tracer {
     }
   }
 
+  /// StateError for a tensor that the step writes and that, made of numbers rather than by an op, nothing but
+  /// the step has ever held: a replay would go on from the last one's values.
+  void check_held(const std::vector<Tensor>& outputs) const {
+    for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
+      const TracedStorage& storage = trace_.storages[i];
+      if (!storage.outside || !storage.rewritten || std::ranges::count(inputs_, i) > 0) continue;
+      const auto ours = 1 + std::ranges::count_if(
+                                outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
+      check<StateError>(storage.outside->use_count() > static_cast<std::uint32_t>(ours),
+                        "capture: the step writes a tensor of {} bytes that it made of numbers, and a replay "
+                        "would not make it again; make it with zeros or full, or keep it outside the step",
+                        storage.bytes);
+    }
+  }
+
   std::vector<std::uint32_t> inputs_;  // storages
   Trace take() { return std::move(trace_); }
   std::uint32_t index_of(const Storage& storage) const { return find(storage); }
@@ -446,6 +461,7 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
     outputs.push_back(t.detach());
   }
   tracer.check_alive(outputs);
+  tracer.check_held(outputs);
   return Program(std::make_unique<Program::Impl>(tracer, inputs, outputs));
 }
 

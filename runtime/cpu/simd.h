@@ -185,18 +185,21 @@ inline std::int64_t sum(Vec<std::int64_t> v) {
 
 /// Turns sixteen rows into sixteen columns.
 inline void transpose(Vec<float> (&rows)[16]) {
-  using Index = std::int32_t __attribute__((vector_size(64)));
-  constexpr Index low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  constexpr Index high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto low = [](Vec<float> a, Vec<float> b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  };
+  const auto high = [](Vec<float> a, Vec<float> b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  };
   Vec<float> other[16];
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 8; ++i) {
-      other[2 * i] = __builtin_shuffle(rows[i], rows[i + 8], low);
-      other[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + 8], high);
+      other[2 * i] = low(rows[i], rows[i + 8]);
+      other[2 * i + 1] = high(rows[i], rows[i + 8]);
     }
     for (int i = 0; i < 8; ++i) {
-      rows[2 * i] = __builtin_shuffle(other[i], other[i + 8], low);
-      rows[2 * i + 1] = __builtin_shuffle(other[i], other[i + 8], high);
+      rows[2 * i] = low(other[i], other[i + 8]);
+      rows[2 * i + 1] = high(other[i], other[i + 8]);
     }
   }
 }

@@ -88,29 +88,29 @@ Specs ClipScale::infer(SpecSpan in) const {
 
 Tensors AdamStep::reference(Inputs in) const {
   const Tensor& lr = in[0];
-  const auto f32_of = [](const Tensor& t) { return to(t, DType::f32); };
   Tensors out;
   for (std::size_t i = first; i < in.size(); i += stride) {
+    const auto like_p = [&](const Tensor& t) { return to(t, in[i].dtype()); };
     const Tensor step = add(in[i + 4], 1);
     const Tensor correction1 = sub(1, pow(full({}, beta1, {DType::f64, lr.device()}), step));
     const Tensor correction2 = sub(1, pow(full({}, beta2, {DType::f64, lr.device()}), step));
     Tensor p = in[i], g = in[i + 1];
-    if (weight_decay != 0 && decoupled) p = mul(p, f32_of(sub(1, mul(lr, weight_decay))));
+    if (weight_decay != 0 && decoupled) p = mul(p, like_p(sub(1, mul(lr, weight_decay))));
     if (weight_decay != 0 && !decoupled) g = add(g, mul(p, weight_decay));
     const Tensor m = add(mul(in[i + 2], beta1), mul(g, 1 - beta1));
     const Tensor v = add(mul(in[i + 3], beta2), mul(mul(g, g), 1 - beta2));
-    const Tensor deviation = add(div(sqrt(v), f32_of(sqrt(correction2))), eps);
-    p = sub(p, mul(div(m, deviation), f32_of(div(lr, correction1))));
+    const Tensor deviation = add(div(sqrt(v), like_p(sqrt(correction2))), eps);
+    p = sub(p, mul(div(m, deviation), like_p(div(lr, correction1))));
     for (const Tensor& written : {p, m, v, step}) out.push_back(written);
   }
   return out;
 }
 
 Tensors SgdStep::reference(Inputs in) const {
-  const Tensor lr = to(in[0], DType::f32);
   Tensors out;
   for (std::size_t i = first; i < in.size(); i += stride()) {
     const Tensor& p = in[i];
+    const Tensor lr = to(in[0], p.dtype());
     Tensor g = in[i + 1];
     if (weight_decay != 0) g = add(g, mul(p, weight_decay));
     if (momentum == 0) {

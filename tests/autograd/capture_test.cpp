@@ -467,6 +467,19 @@ TEST_CASE("a replay uses the memory that it may, and says so where it may not") 
   Program program = capture(with_op, {ones({3})});
   for (int i = 0; i < 3; ++i) CHECK(program.replay({ones({3})})[0].item() == 9);
 
+  // What the step made of numbers it would not make again; read alone, it is a constant.
+  const auto refused = [](const std::function<Tensor()>& make) {
+    const auto step = [&](std::span<const Tensor>) { return std::vector{add_(make(), 1)}; };
+    CHECK_THROWS_WITH(capture(step, {}), ContainsSubstring("made of numbers"));
+  };
+  refused([] { return Tensor::scalar(0); });
+  refused([] { return Tensor::from({1.0F, 2.0F}, {2}); });
+  const Tensor outside = Tensor::scalar(0);
+  Program counting = capture(
+      [&](std::span<const Tensor>) { return std::vector{add(add_(outside, 1), Tensor::scalar(0.5))}; }, {});
+  CHECK(counting.replay({})[0].item() == 2.5);
+  CHECK(outside.item() == 2);
+
   // Beside an input in its storage lies what another input does not bring.
   const Tensor all = arange(0, 8, 1, {f32}), input = narrow(all, 0, 0, 4);
   const auto beside = [&](std::span<const Tensor> in) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/capture/capture.h"
 #include "nn/layers.h"
 #include "nn/state_file.h"
 #include "tests/runtime/harness.h"
@@ -435,6 +436,77 @@ TEST_CASE("optimizers: a step that cannot be done changes nothing") {
       const std::vector<Tensor> after = all();
       for (std::size_t i = 0; i < before.size(); ++i) CHECK(same_bits(before[i], after[i]));
     }
+}
+
+namespace {
+
+/// Every kind of optimizer with every branch of its formula.
+std::vector<std::unique_ptr<Optimizer>> optimizers(const std::vector<Parameter>& over, bool foreach) {
+  std::vector<std::unique_ptr<Optimizer>> all;
+  for (const double decay : {0.0, 0.1}) {
+    all.push_back(
+        std::make_unique<Adam>(over, AdamOptions{.lr = 0.1, .weight_decay = decay, .foreach = foreach}));
+    all.push_back(
+        std::make_unique<AdamW>(over, AdamWOptions{.lr = 0.1, .weight_decay = decay, .foreach = foreach}));
+    for (const double momentum : {0.0, 0.9})
+      all.push_back(std::make_unique<Sgd>(
+          over, SgdOptions{.lr = 0.1, .momentum = momentum, .weight_decay = decay, .foreach = foreach}));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("optimizers: one by one parameters go to the bits of the list, moments and counts too") {
+  for (std::size_t kind = 0; kind < optimizers({}, true).size(); ++kind) {
+    INFO(kind);
+    std::vector<std::vector<Tensor>> results;
+    for (const bool foreach : {true, false}) {
+      std::vector<Parameter> over;
+      for (const Shape& shape : {Shape{}, Shape{0}, Shape{7}, Shape{3, 1000}, Shape{1 << 15}})
+        over.push_back(parameter(shape, 3 + static_cast<unsigned>(shape.rank())));
+      const auto optimizer = std::move(optimizers(over, foreach)[kind]);
+      for (unsigned step = 0; step < 5; ++step) {
+        for (const Parameter& p : over) give_gradient(p, 50 + step);
+        optimizer->step();
+      }
+      std::vector<Tensor>& result = results.emplace_back();
+      for (const Parameter& p : over) result.push_back(p.data());
+      for (const auto& [name, t] : optimizer->state_dict()) result.push_back(t);
+    }
+    REQUIRE(results[0].size() == results[1].size());
+    for (std::size_t i = 0; i < results[0].size(); ++i) CHECK(same_bits(results[0][i], results[1][i]));
+  }
+}
+
+TEST_CASE("optimizers: a captured step is the step, in every dtype, for a list and one by one") {
+  for (const DType dtype : {f32, f64, bf16, f16})
+    for (const bool foreach : {true, false})
+      for (std::size_t kind = 0; kind < optimizers({}, true).size(); ++kind) {
+        INFO(name_of(dtype) << foreach << kind);
+        const auto make = [&] {
+          std::vector<Parameter> over{parameter({4, 5}, 1, dtype), parameter({3}, 2, dtype)};
+          for (const Parameter& p : over) give_gradient(p, 7);
+          return std::pair(over, std::move(optimizers(over, foreach)[kind]));
+        };
+        const auto eager = make(), captured = make();
+        for (int k = 0; k < 3; ++k) eager.second->step();
+        captured.second->step();
+        Program program = capture(
+            [&](std::span<const Tensor>) {
+              captured.second->step();
+              return std::vector<Tensor>{};
+            },
+            {});
+        program.replay({});
+        for (std::size_t i = 0; i < eager.first.size(); ++i)
+          CHECK(same_bits(eager.first[i].data(), captured.first[i].data()));
+        // The rate is read anew.
+        for (Optimizer* o : {eager.second.get(), captured.second.get()}) o->set_lr(0.5);
+        eager.second->step();
+        program.replay({});
+        CHECK(same_bits(eager.first[0].data(), captured.first[0].data()));
+      }
 }
 
 TEST_CASE("optimizers: loaded state goes where the state is, so a captured step uses it") {
