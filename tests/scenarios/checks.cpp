@@ -1,5 +1,6 @@
 #include "tests/scenarios/checks.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/context.h"
@@ -21,10 +22,13 @@ enum class Nan { equal, unequal };
 bool within(double actual, double expected, Tolerance t, Nan nan) {
   if (std::isnan(actual) || std::isnan(expected))
     return nan == Nan::equal && std::isnan(actual) && std::isnan(expected);
-  return actual == expected || std::abs(actual - expected) <= t.absolute + t.relative * std::abs(expected);
+  if (actual == expected) return true;
+  return std::isfinite(expected) &&
+         std::abs(actual - expected) <= t.absolute + t.relative * std::abs(expected);
 }
 
-void compare(const Tensor& actual, const Tensor& expected, Nan nan, std::string_view what) {
+/// Returns whether there was a value other than zero to compare with.
+bool compare(const Tensor& actual, const Tensor& expected, Nan nan, std::string_view what) {
   expect(actual.defined() && expected.defined(), "{}: one of the tensors is none", what);
   expect(actual.shape() == expected.shape(), "{}: shape {} instead of {}", what, actual.shape(),
          expected.shape());
@@ -35,18 +39,28 @@ void compare(const Tensor& actual, const Tensor& expected, Nan nan, std::string_
   for (std::size_t i = 0; i < e.size(); ++i)
     expect(within(a[i], e[i], tolerance, nan), "{}: element {} of {} is {} instead of {}", what, i,
            expected.shape(), a[i], e[i]);
+  return std::ranges::any_of(e, [](double value) { return value != 0; });
 }
 
 }  // namespace
 
-void Checks::eq(const Tensor& actual, const Tensor& expected, std::string_view what) {
+void Checks::count(bool of_something) {
   ++count_;
-  compare(actual, expected, Nan::equal, what);
+  ++(of_something ? of_something_ : of_zeros_);
+}
+
+void Checks::end() const {
+  expect(count_ > 0, "nothing was compared");
+  expect(of_zeros_ <= of_something_, "of {} comparisons of tensors {} expect only zeros",
+         of_zeros_ + of_something_, of_zeros_);
+}
+
+void Checks::eq(const Tensor& actual, const Tensor& expected, std::string_view what) {
+  count(compare(actual, expected, Nan::equal, what));
 }
 
 void Checks::close(const Tensor& actual, const Tensor& expected, std::string_view what) {
-  ++count_;
-  compare(actual, expected, Nan::unequal, what);
+  count(compare(actual, expected, Nan::unequal, what));
   expect(actual.device() == expected.device(), "{}: on {} instead of {}", what, show(actual.device()),
          show(expected.device()));
 }

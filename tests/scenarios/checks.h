@@ -40,10 +40,13 @@ class Checks {
   /// A message has this text in it.
   void contains(std::string_view message, std::string_view text, std::string_view what);
 
+  /// At the end of a combination: something was compared, and mostly with other values than zeros.
+  void end() const;
   std::int64_t count() const { return count_; }
 
  private:
-  std::int64_t count_ = 0;
+  void count(bool of_something);
+  std::int64_t count_ = 0, of_something_ = 0, of_zeros_ = 0;  // the last two: tensors
 };
 
 }  // namespace sherd::scenarios

@@ -45,12 +45,12 @@ void shard_all(const Rank& rank, nn::Sequential& model, Reshard reshard, shard::
 struct Pair {
   nn::Sequential model = three_mlps();
   nn::Sequential reference = on_compute(model.clone());
-  nn::Adam reference_optim{reference.parameters(), {.lr = 1e-2}};
+  nn::Adam reference_optim{reference.parameters(), {.lr = 1e-2, .foreach = false}};
   std::optional<nn::Adam> optim;
 
   Pair(Rank& rank, Reshard reshard, shard::MixedPrecisionPolicy policy) {
     shard_all(rank, model, reshard, policy);
-    optim.emplace(model.parameters(), nn::AdamOptions{.lr = 1e-2});
+    optim.emplace(model.parameters(), nn::AdamOptions{.lr = 1e-2, .foreach = true});
     const std::vector<shard::GroupReport> groups = shard::groups_of(model);
     rank.check.eq(groups.size(), 3u, "groups");
     for (const shard::GroupReport& group : groups) {

@@ -27,7 +27,7 @@ Outcome run_one(const Scenario& scenario, int combination, const World& ranks, R
   const auto begin = std::chrono::steady_clock::now();
   rank.check = {};
   scenario.body(rank, combination);
-  test::expect(rank.check.count() > 0, "nothing was compared");
+  rank.check.end();
   const std::int64_t comparisons = total_over(ranks.group(), rank.check.count());  // and a barrier
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   return {comparisons, took.count()};
@@ -35,7 +35,8 @@ Outcome run_one(const Scenario& scenario, int combination, const World& ranks, R
 
 /// The separators of a line do not occur in its fields.
 std::string field(std::string text) {
-  std::ranges::replace_if(text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
+  std::ranges::replace_if(
+      text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
   return text;
 }
 
