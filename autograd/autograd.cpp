@@ -12,9 +12,10 @@ Leaf& ensure_leaf(const Tensor& t) {
   return *record.leaf;
 }
 
-void seed(BackwardPass& pass, std::span<const Tensor> outputs, std::span<const Tensor> upstream) {
+void seed(BackwardPass& pass, std::string_view call, std::span<const Tensor> outputs,
+          std::span<const Tensor> upstream) {
   check<ValueError>(upstream.empty() || upstream.size() == outputs.size(),
-                    "backward: {} upstream gradients for {} outputs", upstream.size(), outputs.size());
+                    "{}: {} upstream gradients for {} outputs", call, upstream.size(), outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i)
     pass.seed(outputs[i], upstream.empty() ? Tensor{} : upstream[i]);
 }
@@ -68,15 +69,15 @@ Tensor Tensor::detach() const {
 }
 
 void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream, BackwardOptions options) {
-  BackwardPass pass(options);
-  seed(pass, outputs, upstream);
+  BackwardPass pass("backward", options);
+  seed(pass, "backward", outputs, upstream);
   pass.backward();
 }
 
 std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                          std::span<const Tensor> upstream, BackwardOptions options) {
-  BackwardPass pass(options);
-  seed(pass, outputs, upstream);
+  BackwardPass pass("grad", options);
+  seed(pass, "grad", outputs, upstream);
   return pass.grad(inputs);
 }
 
@@ -104,6 +105,9 @@ void queue_backward_callback(std::function<void()> callback) {
 bool in_backward() { return pass_state().innermost != nullptr; }
 
 void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) {
+  check<StateError>(leaf.is_leaf(),
+                    "set_sink: a tensor of shape {} was computed from others; only leaves have sinks",
+                    leaf.shape());
   ensure_leaf(leaf).sink = std::move(sink);
 }
 void continue_leaf(const Tensor& from, const Tensor& to) {
@@ -112,6 +116,11 @@ void continue_leaf(const Tensor& from, const Tensor& to) {
   record->leaf->spec = to.spec();
   ensure_record(to).leaf = record->leaf;
 }
-void set_leaf_name(const Tensor& leaf, std::string name) { ensure_leaf(leaf).name = std::move(name); }
+void set_leaf_name(const Tensor& leaf, std::string name) {
+  check<StateError>(leaf.is_leaf(),
+                    "set_leaf_name: a tensor of shape {} was computed from others, and is no leaf",
+                    leaf.shape());
+  ensure_leaf(leaf).name = std::move(name);
+}
 
 }  // namespace sherd

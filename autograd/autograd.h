@@ -55,12 +55,13 @@ SHERD_API void queue_backward_callback(std::function<void()> callback);
 SHERD_API bool in_backward();
 
 /// Gives the leaf's gradients to `sink` in place of its `.grad`; null restores that. `leaf` need not require
-/// grad yet.
+/// grad yet. StateError for a tensor that was computed from others.
 SHERD_API void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink);
 /// Gives `to` the gradient, sink, hooks and name of the leaf `from`; nothing where `from` was never a leaf
 /// that required grad. For parameters whose memory is replaced; mark `to` with `requires_grad_` too.
 SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
-/// A name for messages about this leaf ("layers.0.weight").
+/// A name for messages about this leaf ("layers.0.weight"). StateError for a tensor that was computed from
+/// others.
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 
 /// Largest difference between the gradient of `fn` (one output, summed with fixed weights) and central finite

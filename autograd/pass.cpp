@@ -109,14 +109,13 @@ std::atomic_ref<const void*> pass_of(Held& held) {
 
 /// Takes a node or leaf for `pass`; false if `pass` holds it already, StateError if another does.
 template <class Held>
-bool claim(Held& held, const BackwardPass* pass, std::string_view name) {
+bool claim(Held& held, const BackwardPass* pass, std::string_view call, std::string_view name) {
   const void* holder = nullptr;
   if (pass_of(held).compare_exchange_strong(holder, pass, std::memory_order_acq_rel)) return true;
-  check<StateError>(
-      holder == pass,
-      "backward: {} is in a backward that is under way, around this one or on another thread; finish "
-      "that one first",
-      name);
+  check<StateError>(holder == pass,
+                    "{}: {} is in a backward that is under way, around this one or on another thread; finish "
+                    "that one first",
+                    call, name);
   return false;
 }
 
@@ -134,8 +133,9 @@ void each_owned(const Node& node, F&& on) {
 
 PassState& pass_state() { return Context::current().slot<PassState>(); }
 
-BackwardPass::BackwardPass(BackwardOptions options)
-    : options_(options),
+BackwardPass::BackwardPass(std::string_view call, BackwardOptions options)
+    : call_(call),
+      options_(options),
       state_(pass_state()),
       outer_(std::exchange(state_.innermost, this)),
       outer_place_(state_.place) {
@@ -151,21 +151,22 @@ BackwardPass::~BackwardPass() {
 }
 
 void BackwardPass::seed(const Tensor& output, Tensor gradient) {
-  check<ValueError>(output.defined(), "backward: output {} is an empty handle", seeds_.size());
+  check<ValueError>(output.defined(), "{}: output {} is an empty handle", call_, seeds_.size());
   const AutogradRecord* record = record_of(output);
   check<StateError>(record != nullptr && record->requires_grad,
-                    "backward: a tensor of shape {} does not depend on anything that requires grad",
+                    "{}: a tensor of shape {} does not depend on anything that requires grad", call_,
                     output.shape());
-  check_fresh_view("backward", output);
+  check_fresh_view(call_, output);
   if (!gradient.defined()) {
-    check<ShapeError>(output.numel() == 1,
-                      "backward: a tensor of shape {} needs an upstream gradient of its own shape (only one "
-                      "element has an implied one)",
-                      output.shape());
+    check<ShapeError>(
+        output.numel() == 1,
+        "{}: a tensor of shape {} needs an upstream gradient of its own shape (only one element "
+        "has an implied one)",
+        call_, output.shape());
     gradient = ones(output.shape(), {output.dtype(), output.device()});
   }
   if (!fits(gradient, output.spec()))
-    refuse("backward", "upstream gradient", gradient, "the tensor", output.spec());
+    refuse(call_, "upstream gradient", gradient, "the tensor", output.spec());
   seeds_.emplace_back(record->edge, std::move(gradient));
 }
 
@@ -174,12 +175,12 @@ void BackwardPass::collect() {
   const auto meet = [&](const Edge& edge) {
     if (stops_at(edge) || leaves(edge)) return;
     if (edge.leaf) {
-      if (claim(*edge.leaf, this, title(*edge.leaf))) {
+      if (claim(*edge.leaf, this, call_, title(*edge.leaf))) {
         leaves_.push_back({edge.leaf, {}});
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
       }
       ++leaves_[edge.leaf->slot].due;
-    } else if (edge.node && claim(*edge.node, this, edge.node->op->name())) {
+    } else if (edge.node && claim(*edge.node, this, call_, edge.node->op->name())) {
       places_.push_back({edge.node, {}});
       stack.push_back(edge.node.get());
     }
@@ -208,9 +209,9 @@ void BackwardPass::check_alive() const {
   for (const Place& place : places_)
     check<StateError>(
         !place.node->freed || (!targets_.empty() && all_found && !place.useful),
-        "backward: the graph behind {} was freed by an earlier backward; pass retain_graph to that "
-        "one, or run the forward again",
-        place.node->op->name());
+        "{}: the graph behind {} was freed by an earlier backward; pass retain_graph to that one, or run the "
+        "forward again",
+        call_, place.node->op->name());
 }
 
 void BackwardPass::add_targets(std::span<const Tensor> inputs) {

@@ -19,7 +19,7 @@ struct PassState {
   BackwardPass* innermost = nullptr;  ///< of the passes under way; null without one
   std::uint64_t next_number = 1;
   std::optional<std::uint64_t> place{};  ///< in the order of recording, where a backward that feeds leaves is
-  const AnyOp* rule = nullptr;       ///< the op whose gradient rule is running, or null
+  const AnyOp* rule = nullptr;           ///< the op whose gradient rule is running, or null
   bool rule_differentiated = false;  ///< the ops that this rule applies are recorded, to be differentiated
 };
 PassState& pass_state();
@@ -46,7 +46,8 @@ class RuleScope {
 
 class BackwardPass {
  public:
-  explicit BackwardPass(BackwardOptions options);
+  /// `call`, the user's call ("backward", "grad"), opens the messages.
+  BackwardPass(std::string_view call, BackwardOptions options);
   ~BackwardPass();
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
@@ -108,6 +109,7 @@ class BackwardPass {
   void check_alive() const;
   bool wanted(const Edge& edge);
 
+  std::string_view call_;
   BackwardOptions options_;
   PassInfo info_;
   PassState& state_;

@@ -277,8 +277,8 @@ class Recording::Recorder final : public Tracer {
   void before_outside_write(const AnyOp& op, const Tensor& tensor) override {
     fail<StateError>(
         "recompute: {} writes a tensor of shape {} that no op of the region made; running the region again "
-        "would write "
-        "it twice, so write it outside the region",
+        "would write it twice, so write it outside the region (layers with running statistics such as "
+        "BatchNorm do so in training: leave them outside)",
         op.name(), tensor.shape());
   }
 

@@ -33,7 +33,7 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
     const RuleScope differentiated(state, state.rule, true);
     return reference(inputs);
   }();
-  BackwardPass pass({.create_graph = args.create_graph});
+  BackwardPass pass("backward", {.create_graph = args.create_graph});
   for (std::size_t i = 0; i < outputs.size() && i < args.gy.size(); ++i)
     if (args.gy[i].defined() && outputs[i].requires_grad()) pass.seed(outputs[i], args.gy[i]);
   std::vector<Tensor> gradients = pass.partial(wanted, since);

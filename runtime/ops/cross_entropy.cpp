@@ -20,7 +20,8 @@ Specs CrossEntropy::infer(SpecSpan in) const {
   const Spec &logits = in[0], &targets = in[1];
   check<DTypeError>(is_floating(logits.dtype),
                     "cross_entropy: takes floating logits, got {}; cast them first", name_of(logits.dtype));
-  check<DTypeError>(targets.dtype == DType::i64, "cross_entropy: targets must be i64, got {}",
+  check<DTypeError>(targets.dtype == DType::i64,
+                    "cross_entropy: targets must be class numbers in i64, got {}; cast them first",
                     name_of(targets.dtype));
   check<ShapeError>(logits.shape.rank() == 2 && targets.shape == Shape{logits.shape[0]},
                     "cross_entropy: logits (n, classes) and targets (n), got {} and {}", logits.shape,

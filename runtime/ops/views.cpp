@@ -242,8 +242,10 @@ Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
   const int at = normalize_axis("select", axis, x.rank());
-  check<ShapeError>(x.rank() > 0 && index >= -x.shape()[at] && index < x.shape()[at],
-                    "select: index {} along axis {} of shape {}", index, axis, x.shape());
+  check<ShapeError>(x.rank() > 0, "select: a tensor of rank 0 has no axis to select from");
+  check<ShapeError>(index >= -x.shape()[at] && index < x.shape()[at],
+                    "select: index {} is out of range for axis {} of shape {}, from {} to {}", index, axis,
+                    x.shape(), -x.shape()[at], x.shape()[at] - 1);
   return squeeze(apply(ops::Slice{at, index < 0 ? index + x.shape()[at] : index, 1, 1}, x), at);
 }
 

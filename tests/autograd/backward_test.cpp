@@ -170,6 +170,28 @@ TEST_CASE("grad: prunes, feeds nothing, and says where nothing flows") {
   CHECK(w.grad().defined());
 }
 
+TEST_CASE("grad: its messages open with its own name, as backward's do with theirs") {
+  const Tensor x = leaf({3}), plain = ones({3});
+  for (const std::string call : {"backward", "grad"}) {
+    const auto refused = [&](const Tensor& y, const Tensor& upstream) {
+      return message_of<Error>([&] {
+        call == "grad" ? void(grad(y, std::span(&x, 1), upstream, {})) : y.backward(upstream);
+      });
+    };
+    const Tensor spent = sum(square(x));
+    spent.backward();
+    CHECK(one_line_about(refused(plain, {}), call + ": a tensor of shape (3) does not depend"));
+    CHECK(
+        one_line_about(refused(mul(x, 2), {}), call + ": a tensor of shape (3) needs an upstream gradient"));
+    CHECK(one_line_about(refused(mul(x, 2), ones({2})), call + ":"));
+    CHECK(one_line_about(refused(spent, {}), call + ": the graph behind"));
+    CHECK(one_line_about(refused({}, {}), call + ": output 0"));
+  }
+  const Tensor computed = mul(x, 2);
+  CHECK(one_line_about(message_of<StateError>([&] { set_sink(computed, nullptr); }), "set_sink"));
+  CHECK(one_line_about(message_of<StateError>([&] { set_leaf_name(computed, "w"); }), "set_leaf_name"));
+}
+
 TEST_CASE("grad: leaves what it did not walk") {
   const Tensor x = leaf({3}), w = leaf({3}, 2);
   const Tensor a = exp(x), b = exp(w);
@@ -218,7 +240,8 @@ TEST_CASE("backward: leaves and only leaves change their mind") {
   CHECK(x.grad().shape() == Shape{7});
 }
 
-TEST_CASE("backward: a leaf that is frozen after the forward pass gets no gradient, and its hooks hear nothing") {
+TEST_CASE(
+    "backward: a leaf that is frozen after the forward pass gets no gradient, and its hooks hear nothing") {
   Tensor w = leaf({3}), x = leaf({3}, 2);
   int heard = 0;
   const Subscription hook = register_hook(w, [&](const Tensor&) { return ++heard, Tensor(); });
@@ -279,7 +302,9 @@ TEST_CASE("backward: a chain of a million nodes is walked and freed without recu
     return y;
   };
   constexpr int many = 1000000;
-  { const Tensor dropped = chain(many); }
+  {
+    const Tensor dropped = chain(many);
+  }
   const Tensor y = chain(many);
   y.backward();
   CHECK(x.grad().item() == 1);
@@ -478,13 +503,8 @@ TEST_CASE("grad: each result is a tensor of its own, and so is each leaf's gradi
       {"transposed", [](const Tensor& a, const Tensor& b) { return transpose(add(a, b), 0, 1); }},
       {"clone", [](const Tensor& a, const Tensor& b) { return add(clone(a), clone(b)); }},
       {"broadcast",
-       [](const Tensor& a, const Tensor& b) {
-         return add(a, expand(unsqueeze(b, 0), {1, 2, 3}));
-       }},
-      {"joined",
-       [](const Tensor& a, const Tensor& b) {
-         return cat(std::vector{a, b});
-       }},
+       [](const Tensor& a, const Tensor& b) { return add(a, expand(unsqueeze(b, 0), {1, 2, 3})); }},
+      {"joined", [](const Tensor& a, const Tensor& b) { return cat(std::vector{a, b}); }},
       {"product", [](const Tensor& a, const Tensor& b) { return mul(a, b); }},
   };
   for (const Way& way : ways)
