@@ -42,8 +42,8 @@ void philox_eight(RandomAt at, std::uint32_t* out) {
     k1 += 0xbb67ae85u;
   }
   const Wide first = (c0 & low_word) | (c1 << 32), second = (c2 & low_word) | (c3 << 32);
-  const Wide words[2] = {__builtin_shuffle(first, second, Wide{0, 8, 1, 9, 2, 10, 3, 11}),
-                         __builtin_shuffle(first, second, Wide{4, 12, 5, 13, 6, 14, 7, 15})};
+  const Wide words[2] = {__builtin_shufflevector(first, second, 0, 8, 1, 9, 2, 10, 3, 11),
+                         __builtin_shufflevector(first, second, 4, 12, 5, 13, 6, 14, 7, 15)};
   std::memcpy(out, words, sizeof words);
 }
 

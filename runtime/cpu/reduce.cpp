@@ -26,7 +26,7 @@ struct Accumulator {
   using type = compute_t<T>;
 };
 template <class T>
-requires std::is_integral_v<T>
+  requires std::is_integral_v<T>
 struct Accumulator<T> {
   using type = std::int64_t;
 };
@@ -173,16 +173,21 @@ void extreme_strided(const T* x, std::int64_t n, std::int64_t stride, T* out, st
   if (index) *index = at;
 }
 
-/// The extreme of sixteen lanes by halves; NaN before all.
+/// The larger or smaller of each lane and the one `half` further on, in a ring; NaN before all.
+template <bool largest, int half, int... lane>
+Vec<float> fold_lanes(Vec<float> v, std::integer_sequence<int, lane...>) {
+  const Vec<float> w = __builtin_shufflevector(v, v, ((lane + half) % 16)...);
+  return ((largest ? w > v : w < v) | (w != w)) ? w : v;
+}
+
+/// The extreme of sixteen lanes by halves.
 template <bool largest>
 float extreme_lane(Vec<float> v) {
-  using Index = std::int32_t __attribute__((vector_size(64)));
-  for (int half = 8; half > 0; half /= 2) {
-    const Index other = (Index{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + half) & 15;
-    const Vec<float> w = __builtin_shuffle(v, other);
-    v = (largest ? w > v : w < v) | (w != w) ? w : v;
-  }
-  return v[0];
+  constexpr auto lanes = std::make_integer_sequence<int, 16>();
+  v = fold_lanes<largest, 8>(v, lanes);
+  v = fold_lanes<largest, 4>(v, lanes);
+  v = fold_lanes<largest, 2>(v, lanes);
+  return fold_lanes<largest, 1>(v, lanes)[0];
 }
 
 /// The same along contiguous elements: the value by vectors, then its first place.
