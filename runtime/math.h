@@ -17,6 +17,18 @@ constexpr T where(bool c, T a, T b) {
   return c ? a : b;
 }
 
+/// A number as an integer: towards zero, the nearest bound where the type ends, and 0 for NaN. The same on
+/// every device and in every lane, where the language promises nothing.
+template <class To, class From>
+constexpr To to_integer(From x) {
+  using Limits = std::numeric_limits<To>;
+  // The upper bound as a float is itself, or the power of two above it.
+  constexpr From least = static_cast<From>(Limits::min()), most = static_cast<From>(Limits::max());
+  const bool inside = x > least && x < most;
+  const To bound = where(x >= most, Limits::max(), where(x <= least, Limits::min(), To(0)));
+  return where(inside, static_cast<To>(where(inside, x, From(0))), bound);
+}
+
 namespace detail {
 
 template <class T>

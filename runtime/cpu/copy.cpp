@@ -1,4 +1,4 @@
-#include "runtime/cpu/copy.h"
+#include "runtime/math.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/operands.h"
 #include "runtime/error.h"
+#include "runtime/math.h"
 #include "runtime/ops/copy.h"
 #include "runtime/parallel.h"
 
@@ -57,6 +58,8 @@ constexpr To converted(From x) {
     return x;
   } else if constexpr (std::is_same_v<To, bool>) {
     return static_cast<compute_t<From>>(x) != compute_t<From>(0);
+  } else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
+    return math::to_integer<To>(static_cast<compute_t<From>>(x));
   } else {
     return static_cast<To>(static_cast<compute_t<To>>(static_cast<compute_t<From>>(x)));
   }

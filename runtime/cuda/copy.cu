@@ -12,6 +12,8 @@ struct Convert {
   __device__ compute_t<To> operator()(V x) const {
     if constexpr (std::is_same_v<To, bool>)
       return x != V(0);
+    else if constexpr (std::is_integral_v<To> && !std::is_integral_v<V>)
+      return math::to_integer<To>(x);
     else
       return static_cast<compute_t<To>>(x);
   }

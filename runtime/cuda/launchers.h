@@ -8,8 +8,8 @@
 
 namespace sherd::cuda {
 
-/// Operand 0 becomes operand 1, which has the dtype of the call, converted to `to`: floats to integers
-/// truncate, anything but 0 is true.
+/// Operand 0 becomes operand 1, which has the dtype of the call, converted to `to`: floats to integers by
+/// `math::to_integer`, anything but 0 is true.
 void launch_copy(const Operands& p, DType to);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Operands& p, std::uint64_t bits);

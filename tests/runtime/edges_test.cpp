@@ -18,7 +18,7 @@ constexpr double inf = std::numeric_limits<double>::infinity();
 std::string text_of(const Tensor& x) {
   std::string text;
   for (double v : doubles(x))
-    text += (text.empty() ? "" : " ") + (std::isnan(v) ? "nan" : fmt::format("{:g}", v + 0.0));
+    text += (text.empty() ? "" : " ") + (std::isnan(v) ? "nan" : fmt::format("{:.10g}", v + 0.0));
   return text;
 }
 
@@ -42,13 +42,13 @@ const std::map<std::string, std::function<std::string()>>& rows() {
          return text_of(abs(x.grad()));
        }},
       {"`layer_norm` of (1, -2, 3, 0.5) 1e30, f32",
-       [] {
-         return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {})));
-       }},
+       [] { return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {}))); }},
       {"positions of `topk` of (1, 3, 3, 2, 3), k = 2",
-       [] {
-         return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices);
-       }},
+       [] { return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices); }},
+      {"`to((-1.5, 300, nan, inf), u8)`",
+       [] { return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8)); }},
+      {"`to((nan, inf, -inf), i32)`",
+       [] { return text_of(to(Tensor::from<float>({NAN, INFINITY, -INFINITY}, {3}), i32)); }},
       {"second derivative of `pow(0, 2)` in the exponent", [] { return second_of_pow(0, 2, 1); }},
       {"mixed second derivative of `pow(-0, -1)`", [] { return second_of_pow(-0.0, -1, 0); }}};
   return list;
