@@ -302,7 +302,7 @@ void adopt_reference(std::string_view op, Tensors results, Outputs out) {
 }
 
 void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out) {
-  check_within(op, base.storage(), layout, base.dtype());
+  layout = checked_layout(op, base.storage(), std::move(layout), base.dtype());
   auto impl = make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype());
   impl->view = true;
   impl->view_version = base.storage().version();

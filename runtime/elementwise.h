@@ -25,9 +25,7 @@ constexpr bool first_is_condition() {
 }
 
 template <class O>
-concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) {
-  op.grad(g);
-};
+concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) { op.grad(g); };
 
 /// The gradient of input I as an expression. `in` holds what an `ElementwiseGrad` takes, in its order: gy,
 /// then the inputs that the rule reads, then the output if it reads that.
@@ -71,8 +69,7 @@ Tensors elementwise_grad(const O& op, const GradArgs& args) {
   Tensors grads(static_cast<std::size_t>(O::arity));
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     ((args.need(I) ? void(grads[I] = grad_of_input<O, static_cast<int>(I)>(op, args)) : void()), ...);
-  }
-  (std::make_index_sequence<O::arity>{});
+  }(std::make_index_sequence<O::arity>{});
   return grads;
 }
 
@@ -81,8 +78,7 @@ Reads elementwise_reads(Mask needs) {
   Reads all;
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     ((((needs >> I) & 1) ? void(all = all | reads_of<O, static_cast<int>(I)>()) : void()), ...);
-  }
-  (std::make_index_sequence<O::arity>{});
+  }(std::make_index_sequence<O::arity>{});
   return all;
 }
 

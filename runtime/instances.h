@@ -19,8 +19,7 @@ constexpr auto instances_for(F functions) {
       else
         return std::tuple<>();
     }()...);
-  }
-  (std::make_integer_sequence<int, dtype_count>{});
+  }(std::make_integer_sequence<int, dtype_count>{});
 }
 
 }  // namespace sherd

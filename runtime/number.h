@@ -64,10 +64,11 @@ constexpr bool fits(Number value, DType dtype) {
     if (static_cast<double>(static_cast<std::int64_t>(v)) != v) return false;
   }
   const auto v = value.as<std::int64_t>();
-  return with_element<integral_dtypes | bool_dtype>(dtype, [&]<class T>() {
-    using Limits = std::numeric_limits<T>;
-    return v >= static_cast<std::int64_t>(Limits::min()) && v <= static_cast<std::int64_t>(Limits::max());
-  });
+  return with_element < integral_dtypes | bool_dtype > (dtype, [&]<class T>() {
+                                            using Limits = std::numeric_limits<T>;
+                                            return v >= static_cast<std::int64_t>(Limits::min()) &&
+                                                   v <= static_cast<std::int64_t>(Limits::max());
+                                          });
 }
 
 }  // namespace sherd

@@ -55,9 +55,7 @@ concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
 
 /// `static constexpr bool differentiable = false` says that an op has no gradient on purpose.
 template <class O>
-concept NotDifferentiable = requires {
-  requires O::differentiable == false;
-};
+concept NotDifferentiable = requires { requires O::differentiable == false; };
 
 /// A gradient written in ops: one entry an input, empty where not needed.
 template <class O>
@@ -80,9 +78,7 @@ concept HasReference = requires(const O op, Inputs in) {
 /// An op whose `run` fills the outputs on every device, `meta` included: because it is made of ops that write
 /// straight into the outputs, or because its work is not a device's (a call among ranks).
 template <class O>
-concept RunsItself = requires(const O op, Inputs in, Outputs out) {
-  op.run(in, out);
-};
+concept RunsItself = requires(const O op, Inputs in, Outputs out) { op.run(in, out); };
 
 /// An op whose output is a view of input 0; `view` computes its layout.
 template <class O>
@@ -96,7 +92,7 @@ concept ViewOp = OpValue<O> && requires(const O op, const Tensor& x) {
 template <class O>
 concept StructuralOp = OpValue<O> && requires(const O op, SpecSpan specs) {
   { op.infer(specs) } -> std::same_as<Specs>;
-} &&(HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
+} && (HasGrad<O> || HasReference<O> || NotDifferentiable<O>);
 
 /// A structural op that writes inputs (`mutates` names them, or `writes(i)` says so) and returns those, in
 /// order; its `infer` only checks and returns nothing. A written input may share memory with another one only
@@ -179,7 +175,7 @@ SHERD_API void check_fits(std::string_view op, std::string_view field, Number va
 SHERD_API void check_overlap(const AnyOp& op, Inputs in);
 /// Copies a reference's results into the op's outputs; InternalError when their number or dtypes differ.
 SHERD_API void adopt_reference(std::string_view op, Tensors results, Outputs out);
-/// Appends a view of `base`'s storage, marked as a view for the tape; errors as `check_within`.
+/// Appends a view of `base`'s storage, marked as a view for the tape; errors as `checked_layout`.
 SHERD_API void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& out);
 
 template <class O>

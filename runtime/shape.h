@@ -87,7 +87,7 @@ inline Shape contiguous_strides(const Shape& shape) {
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     strides[i] = step;
-    // Overflows only for a tensor without elements, whose strides are never used.
+    // Overflows only for a shape that no tensor has.
     (void)__builtin_mul_overflow(step, shape[i] > 0 ? shape[i] : 1, &step);
   }
   return strides;

@@ -18,9 +18,10 @@ std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype
   for (std::int64_t n : shape) {
     check<ShapeError>(n >= 0, "{}: size {} in shape {}", call, n, shape);
     none = none || n == 0;
-    fits = !__builtin_mul_overflow(bytes, n, &bytes) && fits;
+    fits = !__builtin_mul_overflow(bytes, n == 0 ? 1 : n, &bytes) && fits;
   }
-  check<ShapeError>(fits || none, "{}: shape {} has more elements than can be counted", call, shape);
+  check<ShapeError>(fits, "{}: shape {} has more elements than can be counted{}", call, shape,
+                    none ? ", its sizes of 0 aside" : "");
   return none ? 0 : static_cast<std::size_t>(bytes);
 }
 }  // namespace
@@ -45,19 +46,21 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
                                      Layout{std::move(shape), std::move(strides), 0}, dtype));
 }
 
-void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype) {
-  if (checked_bytes(call, layout.shape, dtype) == 0) return;
+Layout checked_layout(std::string_view call, const Storage& storage, Layout layout, DType dtype) {
+  const bool empty = checked_bytes(call, layout.shape, dtype) == 0;
   check<ShapeError>(layout.shape.rank() == layout.strides.rank(), "{}: {} sizes and {} strides", call,
                     layout.shape.rank(), layout.strides.rank());
+  if (empty) return {layout.shape, contiguous_strides(layout.shape), 0};
   const std::optional<Reach> reach = Reach::of(layout);
   const std::int64_t capacity = static_cast<std::int64_t>(storage.bytes()) / size_of(dtype);
   if (!reach || reach->low < 0 || reach->high >= capacity) [[unlikely]]
     fail<ValueError>("{}: shape {} with strides {} from element {} leaves a storage of {} elements", call,
                      layout.shape, layout.strides, layout.offset, capacity);
+  return layout;
 }
 
 Tensor alias(const Tensor& base, Layout layout) {
-  check_within("alias", base.storage(), layout, base.dtype());
+  layout = checked_layout("alias", base.storage(), std::move(layout), base.dtype());
   Tensor t(make_ref<TensorImpl>(base.storage_ref(), std::move(layout), base.dtype()));
   t.impl()->alias = true;
   return t;

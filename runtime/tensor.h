@@ -197,12 +197,12 @@ SHERD_API Tensor empty(Shape shape, TensorOptions options = {});
 /// A dense tensor over the caller's memory on `cpu`, which must stay valid until `on_free` runs: when the
 /// last tensor that views it goes. ShapeError as `empty`; ValueError for null with elements.
 SHERD_API Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free = {});
-/// Another view of `base`'s storage, without history. ValueError when it would leave the storage, ShapeError
-/// when sizes and strides differ in number.
+/// Another view of `base`'s storage, without history. Errors as `checked_layout`.
 SHERD_API Tensor alias(const Tensor& base, Layout layout);
-/// Throws ValueError when a layout leaves the storage, and ShapeError when it has a negative size, more
-/// elements than can be counted, or not as many strides as sizes. The message opens with `call`.
-SHERD_API void check_within(std::string_view call, const Storage& storage, const Layout& layout, DType dtype);
+/// The layout of a view of `storage`; one without elements begins at 0 and is dense, so that no arithmetic on
+/// its strides overflows. ValueError when it leaves the storage, and ShapeError when it has a negative size,
+/// more elements than can be counted, or not as many strides as sizes. The message opens with `call`.
+SHERD_API Layout checked_layout(std::string_view call, const Storage& storage, Layout layout, DType dtype);
 
 /// Values in brackets with shape, dtype and device; more than 1000 are shortened. "tensor(none)" for an empty
 /// handle. Throws StateError while released.

@@ -122,7 +122,7 @@ Specs SelfAttention::infer(SpecSpan in) const {
   const Spec& qkv = in[0];
   check<DTypeError>(is_floating(qkv.dtype), "self_attention: takes floating dtypes, got {}",
                     name_of(qkv.dtype));
-  check<ShapeError>(qkv.shape.rank() == 3 && qkv.shape[2] % (3 * heads) == 0,
+  check<ShapeError>(qkv.shape.rank() == 3 && qkv.shape[2] % 3 == 0 && qkv.shape[2] / 3 % heads == 0,
                     "self_attention: a projection (B, T, 3 * heads * D) for {} heads, got {}", heads,
                     qkv.shape);
   const Shape& s = qkv.shape;
@@ -181,9 +181,9 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions op
   check<ShapeError>(qkv.rank() == 3 && heads > 0,
                     "self_attention: a projection (B, T, 3 * heads * D) and heads > 0, got {} and {}",
                     qkv.shape(), heads);
-  const std::int64_t t = qkv.shape()[1], width = qkv.shape()[2] / (3 * heads);
-  return apply_many(ops::SelfAttention{heads, rule_of(options, qkv.shape()[0] * heads * t, t, width)},
-                    std::span(&qkv, 1))[0];
+  const std::int64_t t = qkv.shape()[1], width = qkv.shape()[2] / 3 / heads;
+  const std::int64_t rows = width > 0 ? qkv.numel() / 3 / width : 0;
+  return apply_many(ops::SelfAttention{heads, rule_of(options, rows, t, width)}, std::span(&qkv, 1))[0];
 }
 
 }  // namespace sherd
