@@ -1,11 +1,15 @@
 // Ops take any arguments: they give a tensor or throw one line of the Error family, and touch no memory but
 // their own. The bytes are a small program: each step picks a call, tensors made before, and numbers that are
-// near zero, near sizes, or at the ends of i64. To fuzz on:
-//   CC=clang-19 CXX=clang++-19 meson setup build/fuzz -Db_sanitize=address,undefined -Db_lundef=false
-//   -Dcuda=disabled -Donednn=disabled -Dopenmp=disabled ninja -C build/fuzz libsherd_inside.a clang++-19
-//   -std=c++20 -O1 -fsanitize=fuzzer,address,undefined -I. tests/fuzz/ops_fuzz.cpp
-//   build/fuzz/libsherd_inside.a ... -o fuzzer fuzzer NEW_CORPUS tests/fuzz/corpus/ops -max_len=256
-//   -max_total_time=60
+// near zero, near sizes, or at the ends of i64. To fuzz on (ten minutes of building):
+//   CC=clang-19 CXX=clang++-19 meson setup build/fuzz -Doptimization=1 -Ddebug=false -Db_ndebug=true
+//     -Db_sanitize=address,undefined -Db_lundef=false -Dcpp_args=-fsanitize=fuzzer-no-link
+//     -D{cuda,onednn,openmp,mpi,tests,tools,examples}=disabled
+//   ninja -C build/fuzz libsherd_inside.a
+//   clang++-19 -std=c++20 -O1 -march=native -DNDEBUG -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL -I.
+//     -fsanitize=fuzzer,address,undefined tests/fuzz/ops_fuzz.cpp build/fuzz/libsherd_inside.a
+//     -lfmt -lspdlog -lxxhash -lpthread -o fuzzer
+//   UBSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=allocator_may_return_null=1 fuzzer NEW_CORPUS
+//     tests/fuzz/corpus/ops -max_len=256 -max_total_time=60 -rss_limit_mb=8192
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
