@@ -83,10 +83,12 @@ Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   const std::int64_t n =
       !whole ? static_cast<std::int64_t>(estimate)
              : count_whole(start.as<std::int64_t>(), end.as<std::int64_t>(), step.as<std::int64_t>());
-  if (whole && n > 0)
-    detail::check_fits("arange", "last value", start.as<std::int64_t>() + (n - 1) * step.as<std::int64_t>(),
-                       options.dtype);
-  else if (n > 0 && !is_floating(options.dtype))
+  if (whole && n > 0) {
+    // Between the ends, as sums of unsigned numbers say though the product may be beyond them.
+    const auto last = static_cast<std::uint64_t>(start.as<std::int64_t>()) +
+                      static_cast<std::uint64_t>(n - 1) * static_cast<std::uint64_t>(step.as<std::int64_t>());
+    detail::check_fits("arange", "last value", static_cast<std::int64_t>(last), options.dtype);
+  } else if (n > 0 && !is_floating(options.dtype))
     detail::check_fits("arange", "last value", from + static_cast<double>(n - 1) * by, options.dtype);
   return apply(ops::Arange{spec_of({n}, options), start, step});
 }
