@@ -10,6 +10,7 @@
 #include "tests/catch.h"
 #include "tests/collectives/suite.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 
 using namespace sherd;
 using Catch::Matchers::ContainsSubstring;
@@ -23,11 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool in_time_counts = false;
-#else
-constexpr bool in_time_counts = true;
-#endif
+constexpr bool in_time_counts = !test::sanitized;
 
 struct Boom : std::runtime_error {
   Boom() : std::runtime_error("boom") {}

@@ -3,6 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/collectives/suite.h"
+#include "tests/sanitizer.h"
 
 using namespace sherd;
 
@@ -19,11 +20,7 @@ void run_seeds(std::uint64_t from, std::uint64_t to) {
 }  // namespace
 
 // Worlds of 2 to 8, three of each; the thread sanitizer has time for one.
-#ifdef __SANITIZE_THREAD__
-constexpr std::uint64_t last_seed = 107;
-#else
-constexpr std::uint64_t last_seed = 121;
-#endif
+constexpr std::uint64_t last_seed = test::thread_sanitizer ? 107 : 121;
 TEST_CASE("random programs give what a serial run gives") { run_seeds(100, last_seed); }
 
 TEST_CASE("random programs of many seeds", "[.soak]") { run_seeds(1000, 1700); }

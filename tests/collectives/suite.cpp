@@ -10,6 +10,7 @@
 #include "runtime/dtype.h"
 #include "runtime/ops.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 
 namespace sherd::test {
 namespace {
@@ -253,11 +254,7 @@ namespace {
 
 /// More elements than any buffer on the way holds. The thread sanitizer takes a minute for what takes a
 /// second, and orders threads by calls, not by bytes.
-#ifdef __SANITIZE_THREAD__
-constexpr std::int64_t long_call = 10007;
-#else
-constexpr std::int64_t long_call = 100003;
-#endif
+constexpr std::int64_t long_call = thread_sanitizer ? 10007 : 100003;
 
 /// 0, 1, primes, both sides of the limit up to which calls travel in the post box (it counts a rank's input),
 /// a large prime, unequal segments with an empty one, and more segments than a small list holds.

@@ -96,11 +96,9 @@ as_subproject() {
 }
 
 headers_alone() {
-  local header
   cd "$include"
-  for header in $(find . -name '*.h'); do
-    echo "#include \"${header#./}\"" | "${CXX:-c++}" -std=c++20 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -
-  done
+  find . -name '*.h' -printf '%P\n' | xargs -P "$(nproc)" -I{} sh -c \
+    'echo "#include \"{}\"" | ${CXX:-c++} -std=c++20 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -'
 }
 
 # Not one symbol of a back end may meet an application's own copy.

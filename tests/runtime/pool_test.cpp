@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/runtime/harness.h"
+#include "tests/sanitizer.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -22,11 +23,7 @@ namespace {
 
 CpuPool& own_pool() { return Context::current().cpu_pool(); }
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool caches = false;
-#else
-constexpr bool caches = true;
-#endif
+constexpr bool caches = !address_sanitizer;
 constexpr const char* no_cache = "the pool caches nothing in builds with the address sanitizer";
 
 std::int64_t pages_of_process(int column) {
@@ -67,7 +64,9 @@ class Hoarder {
  public:
   explicit Hoarder(std::int64_t bytes)
       : thread_([this, bytes] {
-          { const Tensor x = empty({bytes}, {DType::u8}); }
+          {
+            const Tensor x = empty({bytes}, {DType::u8});
+          }
           cached_ = own_pool().cached_bytes();
           ready_.count_down();
           over_.wait();
@@ -118,9 +117,8 @@ TEST_CASE("pool: short threads whose tensors others free leave nothing behind") 
       }).join();
     }
     INFO(bytes << " bytes a tensor");
-#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory to itself for a while
-    CHECK(resident_bytes() - before < threads * tensors * bytes / 2);
-#endif
+    if (!address_sanitizer)  // it keeps freed memory to itself for a while
+      CHECK(resident_bytes() - before < threads * tensors * bytes / 2);
     CHECK(own_pool().cached_bytes() == cached);  // what other threads made is not ours to keep
   }
 }
@@ -211,7 +209,9 @@ TEST_CASE("pool: threads that free each other's tensors all the time") {
 TEST_CASE("pool: memory that other threads cache can be given back") {
   if (skip_if(!caches, no_cache)) return;
   const Hoarder first(64 << 20), second(16 << 20);
-  { const Tensor x = empty({32 << 20}, {DType::u8}); }
+  {
+    const Tensor x = empty({32 << 20}, {DType::u8});
+  }
   const std::size_t cached = first.cached() + second.cached() + own_pool().cached_bytes();
   CHECK(CpuPool::trim_all() >= (std::size_t{112} << 20));
   CHECK(own_pool().cached_bytes() == 0);
@@ -219,15 +219,15 @@ TEST_CASE("pool: memory that other threads cache can be given back") {
 }
 
 TEST_CASE("pool: out of memory, all caches are given back before it is said") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  if (skip_if(true, "a sanitizer's own memory does not fit under a limit")) return;
-#endif
+  if (skip_if(sanitized, "a sanitizer's own memory does not fit under a limit")) return;
   constexpr std::int64_t cache = 256 << 20;
   const Hoarder other(cache);
   for (std::int64_t extra : {0, 1}) {
     CHECK(status_of_child([&] {
             own_pool().trim();
-            { const Tensor mine = empty({cache}, {DType::u8}); }
+            {
+              const Tensor mine = empty({cache}, {DType::u8});
+            }
             const auto room = static_cast<rlim_t>(mapped_bytes() + (16 << 20));
             const rlimit limit{room, room};
             if (setrlimit(RLIMIT_AS, &limit) != 0) return false;

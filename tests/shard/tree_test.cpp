@@ -5,6 +5,7 @@
 #include "shard/fully_shard.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/whole.h"
 
 using namespace sherd;
@@ -215,11 +216,7 @@ void play_seeds(std::uint64_t first, std::uint64_t last) {
 }  // namespace
 
 // The thread sanitizer takes thirty times as long, and asks only how threads meet.
-#ifdef __SANITIZE_THREAD__
-constexpr std::uint64_t last_seed = 12;
-#else
-constexpr std::uint64_t last_seed = 40;
-#endif
+constexpr std::uint64_t last_seed = test::thread_sanitizer ? 12 : 40;
 TEST_CASE("random trees, grouped and used at random, train like one model by hand") {
   play_seeds(1, last_seed);
 }

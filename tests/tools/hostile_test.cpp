@@ -7,6 +7,7 @@
 
 #include "nn/state_file.h"
 #include "runtime/error.h"
+#include "tests/sanitizer.h"
 #include "tests/tools/command.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
@@ -18,15 +19,10 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// A multiple, for what the sanitizer keeps beside; and of what takes it long a part, since cost is told
-// elsewhere.
-constexpr std::int64_t most_bytes = 600'000'000;
-constexpr std::size_t header_bytes = std::size_t{1} << 21;
-#else
-constexpr std::int64_t most_bytes = 100'000'000;
-constexpr std::size_t header_bytes = std::size_t{1} << 24;  // the most that is read
-#endif
+// Under a sanitizer a multiple, for what it keeps beside; and of what takes it long a part, since cost is
+// told elsewhere.
+constexpr std::int64_t most_bytes = sanitized ? 600'000'000 : 100'000'000;
+constexpr std::size_t header_bytes = std::size_t{1} << (sanitized ? 21 : 24);  // 2^24: the most that is read
 
 using Path = std::filesystem::path;
 

@@ -1,6 +1,7 @@
 // `sherd train` on several ranks: the same run as on one, whatever is shared and however it is cut.
 #include "runtime/error.h"
 #include "tests/catch.h"
+#include "tests/sanitizer.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -76,9 +77,9 @@ constexpr double rounding = 5e-6;
 
 }  // namespace
 
-TEST_CASE("fifty steps of every strategy and layout have the bits of data parallel, halted or not") {
+TEST_CASE("many steps of every strategy and layout have the bits of data parallel, halted or not") {
   const Runs runs;
-  constexpr std::int64_t steps = 50;
+  constexpr std::int64_t steps = thread_sanitizer ? 16 : 50;
   const TrainOptions one = options_of(runs, "one", 1, data_parallel, steps);
   REQUIRE(nn::Gpt(tools::model_options(one)).parameter_count() < 50000);
   runs.run(one);
@@ -94,7 +95,8 @@ TEST_CASE("fifty steps of every strategy and layout have the bits of data parall
       CHECK(results(runs, out) == results(runs, expected));
     }
     const auto lines = metrics(runs, expected);
-    CHECK(lines.back()["final_val_loss"].get<double>() < 0.8 * lines[0]["loss"].get<double>());
+    CHECK(lines.back()["final_val_loss"].get<double>() <
+          (steps < 50 ? 1 : 0.8) * lines[0]["loss"].get<double>());
   }
 }
 

@@ -19,6 +19,7 @@
 
 #include "sherd.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 
 namespace {
 
@@ -28,11 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t large = 1 << 20;  // far beyond what a frame takes along
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double in_time = 30;
-#else
-constexpr double in_time = 2;
-#endif
+constexpr double in_time = sherd::test::sanitized ? 30 : 2;
 
 /// What `call` threw, and that it came in time.
 CollectiveError error_of(const std::function<void()>& call) {
