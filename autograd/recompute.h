@@ -32,9 +32,7 @@ class SHERD_API Recording {
 };
 
 template <class T>
-concept TupleLike = requires {
-  std::tuple_size<T>::value;
-};
+concept TupleLike = requires { std::tuple_size<T>::value; };
 
 template <class T>
 void add_outputs(Recording& recording, const T& result) {

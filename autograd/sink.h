@@ -39,8 +39,8 @@ struct PassInfo {
 
 /// Takes the complete gradients of leaves; a sharded group has one sink for all its parameters. In every
 /// backward: `begin` for each of its leaves that the graph reaches, `begun` once when all sinks' leaves have,
-/// `accept` at most once for each, then `finish` once, or `abort` if the backward threw. What one of the first
-/// four throws, the backward throws.
+/// `accept` at most once for each, then `finish` once, or `abort` if the backward threw. What one of the
+/// first four throws, the backward throws.
 class SHERD_API GradSink {
  public:
   virtual ~GradSink();

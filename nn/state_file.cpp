@@ -1,8 +1,8 @@
 #include "nn/state_file.h"
 
 #include "runtime/io/durable.h"
-#include "runtime/shown.h"
 #include "runtime/ops.h"
+#include "runtime/shown.h"
 
 namespace sherd::nn {
 
@@ -19,8 +19,7 @@ void write_state(OutputFile& file, const StateDict& state, const TensorMetadata&
 
 void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata,
                 FileSystem& files) {
-  write_durably(
-      path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
+  write_durably(path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
 }
 
 Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry) {

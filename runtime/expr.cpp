@@ -38,50 +38,40 @@ Tensor Expr::materialize(const Spec& like) const {
 }
 
 Expr operator+(const Expr& a, const Expr& b) {
-  return combine(
-      a, b, [](const Tensor& x, const auto& y) { return add(x, y); }, std::plus<>{});
+  return combine(a, b, [](const Tensor& x, const auto& y) { return add(x, y); }, std::plus<>{});
 }
 Expr operator-(const Expr& a, const Expr& b) {
   if (a.is_number() && !b.is_number()) return Expr(sub(a.number(), b.tensor()));
-  return combine(
-      a, b, [](const Tensor& x, const auto& y) { return sub(x, y); }, std::minus<>{});
+  return combine(a, b, [](const Tensor& x, const auto& y) { return sub(x, y); }, std::minus<>{});
 }
 Expr operator*(const Expr& a, const Expr& b) {
-  return combine(
-      a, b, [](const Tensor& x, const auto& y) { return mul(x, y); }, std::multiplies<>{});
+  return combine(a, b, [](const Tensor& x, const auto& y) { return mul(x, y); }, std::multiplies<>{});
 }
 Expr operator/(const Expr& a, const Expr& b) {
   if (a.is_number() && !b.is_number()) return Expr(div(a.number(), b.tensor()));
-  return combine(
-      a, b, [](const Tensor& x, const auto& y) { return div(x, y); }, std::divides<>{});
+  return combine(a, b, [](const Tensor& x, const auto& y) { return div(x, y); }, std::divides<>{});
 }
 Expr operator-(const Expr& a) {
-  return map(
-      a, [](const Tensor& x) { return neg(x); }, std::negate<>{});
+  return map(a, [](const Tensor& x) { return neg(x); }, std::negate<>{});
 }
 Expr operator<(const Expr& a, const Expr& b) {
-  return compare(
-      a, b, [](const Tensor& x, const auto& y) { return less(x, y); }, std::less<>{});
+  return compare(a, b, [](const Tensor& x, const auto& y) { return less(x, y); }, std::less<>{});
 }
 Expr operator>(const Expr& a, const Expr& b) {
-  return compare(
-      a, b, [](const Tensor& x, const auto& y) { return greater(x, y); }, std::greater<>{});
+  return compare(a, b, [](const Tensor& x, const auto& y) { return greater(x, y); }, std::greater<>{});
 }
 Expr operator<=(const Expr& a, const Expr& b) {
-  return compare(
-      a, b, [](const Tensor& x, const auto& y) { return less_equal(x, y); }, std::less_equal<>{});
+  return compare(a, b, [](const Tensor& x, const auto& y) { return less_equal(x, y); }, std::less_equal<>{});
 }
 Expr operator>=(const Expr& a, const Expr& b) {
   return compare(
       a, b, [](const Tensor& x, const auto& y) { return greater_equal(x, y); }, std::greater_equal<>{});
 }
 Expr operator==(const Expr& a, const Expr& b) {
-  return compare(
-      a, b, [](const Tensor& x, const auto& y) { return equal(x, y); }, std::equal_to<>{});
+  return compare(a, b, [](const Tensor& x, const auto& y) { return equal(x, y); }, std::equal_to<>{});
 }
 Expr operator!=(const Expr& a, const Expr& b) {
-  return compare(
-      a, b, [](const Tensor& x, const auto& y) { return not_equal(x, y); }, std::not_equal_to<>{});
+  return compare(a, b, [](const Tensor& x, const auto& y) { return not_equal(x, y); }, std::not_equal_to<>{});
 }
 
 Expr where(const Expr& condition, const Expr& a, const Expr& b) {
@@ -92,40 +82,31 @@ Expr where(const Expr& condition, const Expr& a, const Expr& b) {
 }
 
 Expr exp(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return exp(t); }, [](double v) { return std::exp(v); });
+  return map(x, [](const Tensor& t) { return exp(t); }, [](double v) { return std::exp(v); });
 }
 Expr log(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return log(t); }, [](double v) { return std::log(v); });
+  return map(x, [](const Tensor& t) { return log(t); }, [](double v) { return std::log(v); });
 }
 Expr sqrt(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return sqrt(t); }, [](double v) { return std::sqrt(v); });
+  return map(x, [](const Tensor& t) { return sqrt(t); }, [](double v) { return std::sqrt(v); });
 }
 Expr rsqrt(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return rsqrt(t); }, [](double v) { return 1 / std::sqrt(v); });
+  return map(x, [](const Tensor& t) { return rsqrt(t); }, [](double v) { return 1 / std::sqrt(v); });
 }
 Expr sin(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return sin(t); }, [](double v) { return std::sin(v); });
+  return map(x, [](const Tensor& t) { return sin(t); }, [](double v) { return std::sin(v); });
 }
 Expr cos(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); });
+  return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); });
 }
 Expr tanh(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); });
+  return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); });
 }
 Expr sigmoid(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return sigmoid(t); }, [](double v) { return 1 / (1 + std::exp(-v)); });
+  return map(x, [](const Tensor& t) { return sigmoid(t); }, [](double v) { return 1 / (1 + std::exp(-v)); });
 }
 Expr erf(const Expr& x) {
-  return map(
-      x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); });
+  return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); });
 }
 Expr pow(const Expr& x, const Expr& y) {
   return combine(

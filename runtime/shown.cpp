@@ -17,8 +17,7 @@ std::string shown(std::string_view text, std::size_t limit) {
     if (!line.empty() && (line.back() & 0x80) != 0) line.pop_back();
     line += "...";
   }
-  std::ranges::replace_if(
-      line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  std::ranges::replace_if(line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return line;
 }
 

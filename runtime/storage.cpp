@@ -66,8 +66,7 @@ void Storage::take_memory() {
   if (device_.is_cpu()) {
     data_.store(Context::current().cpu_pool().allocate(capacity_), std::memory_order_release);
   } else {
-    data_.store(backend(device_.type).allocate(device_, capacity_),
-                std::memory_order_release);
+    data_.store(backend(device_.type).allocate(device_, capacity_), std::memory_order_release);
   }
 }
 

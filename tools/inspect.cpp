@@ -151,8 +151,7 @@ std::string inspect(const InspectOptions& options, FileSystem& files) {
   std::string text = table(placement);
   if (options.svg.empty()) return text;
   const std::string picture = drawing(placement);
-  write_durably(
-      options.svg, [&](OutputFile& file) { file.write(picture); }, files);
+  write_durably(options.svg, [&](OutputFile& file) { file.write(picture); }, files);
   return text + fmt::format("\ndrawn in {}\n", options.svg);
 }
 

@@ -39,10 +39,10 @@ extern "C" void note_signal(int signal) {
 void catch_interrupts() {
   launched = std::getenv(launch_socket_variable) != nullptr;
   const auto ignored = [](int signal) {
-    struct sigaction now {};
+    struct sigaction now{};
     return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
   };
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = note_signal;
   action.sa_flags = static_cast<int>(SA_RESTART);  // reads and writes go on
   for (const int signal : {SIGINT, SIGTERM, SIGHUP})

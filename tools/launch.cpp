@@ -446,7 +446,7 @@ void open_standard_streams() {
 }
 
 bool is_ignored(int signal) {
-  struct sigaction now {};
+  struct sigaction now{};
   ::sigaction(signal, nullptr, &now);
   return now.sa_handler == SIG_IGN;
 }

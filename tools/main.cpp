@@ -98,18 +98,20 @@ void add_launch_flags(CLI::App& app, LaunchOptions& options) {
          "--mpirun-arg", options.mpirun_args,
          "a further argument for mpirun, as often as needed [default none; e.g. --mpirun-arg=--tag-output]")
       ->allow_extra_args(false);
-  add_setting(app, "connect-within", options.connect_within,
-              "seconds that mpirun has to connect ranks of one machine once all of them wait for it; then the "
-              "job is ended",
-              "600");
-  app.add_option("--events", options.events,
-                 help("events", "file for what happens to the ranks, a line each with the seconds since the start",
-                      "none", "events.txt"));
+  add_setting(
+      app, "connect-within", options.connect_within,
+      "seconds that mpirun has to connect ranks of one machine once all of them wait for it; then the "
+      "job is ended",
+      "600");
+  app.add_option(
+      "--events", options.events,
+      help("events", "file for what happens to the ranks, a line each with the seconds since the start",
+           "none", "events.txt"));
   app.prefix_command();  // the program's flags are its own
 }
 
-/// Where `sherd launch FLAGS -- PROGRAM` has its two dashes, else `argc`. What follows is not for CLI11, which
-/// knows them only before words of its own.
+/// Where `sherd launch FLAGS -- PROGRAM` has its two dashes, else `argc`. What follows is not for CLI11,
+/// which knows them only before words of its own.
 int launch_dashes(int argc, char** argv) {
   int at = 2;
   if (argc < 2 || std::string_view(argv[1]) != "launch") return argc;

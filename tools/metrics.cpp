@@ -30,9 +30,7 @@ void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& fi
     const std::string_view line(content.data() + begin, end + 1 - begin);
     if (line.size() > 1 && line.size() <= longest_line && stays(line, step)) kept += line;
   }
-  if (kept != content)
-    write_durably(
-        path, [&](OutputFile& file) { file.write(kept); }, files);
+  if (kept != content) write_durably(path, [&](OutputFile& file) { file.write(kept); }, files);
 }
 
 void Metrics::add(const nlohmann::ordered_json& line) { file_->write(line.dump() + "\n"); }

@@ -109,9 +109,8 @@ void for_tiles(ChannelShape s, const F& body) {
   const std::int64_t large =
       std::max<std::int64_t>(1, (1 << 14) / std::max<std::int64_t>(1, s.batch * s.inner));
   const std::int64_t grain = s.inner == 1 ? std::max<std::int64_t>(large, 64) : large;
-  parallel_for(s.channels, grain, [&](std::int64_t begin, std::int64_t end) {
-    body(Tile<C>{s, begin, end});
-  });
+  parallel_for(s.channels, grain,
+               [&](std::int64_t begin, std::int64_t end) { body(Tile<C>{s, begin, end}); });
 }
 
 /// 1 / deviation of the tile's channels, and the factor of y: that times the weight.

@@ -126,14 +126,14 @@ namespace sherd::cpu {
 template <ElementwiseOp O>
 void add_elementwise() {
   add_kernel<&detail::run_elementwise<O>>(DeviceType::cpu);
-  if constexpr (detail::HasScalarGrad<O>) [&]<std::size_t... I>(std::index_sequence<I...>) {
+  if constexpr (detail::HasScalarGrad<O>)
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
       const auto add = [&]<int i>() {
         if constexpr (((detail::identity_grads<O>() >> i) & 1) == 0)
           add_kernel<&detail::run_elementwise<ElementwiseGrad<O, i>>>(DeviceType::cpu);
       };
       (add.template operator()<static_cast<int>(I)>(), ...);
-    }
-  (std::make_index_sequence<O::arity>{});
+    }(std::make_index_sequence<O::arity>{});
 }
 
 }  // namespace sherd::cpu

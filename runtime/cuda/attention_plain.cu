@@ -151,8 +151,7 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
       for (int d = 0; d < Width / side; ++d) out[r][d] *= shrink;
     }
     __syncthreads();
-    add_products<N, Tile>(
-        v, [&](int key, int row) { return p(row, key); }, out);
+    add_products<N, Tile>(v, [&](int key, int row) { return p(row, key); }, out);
   }
   float factor[N];
 #pragma unroll
@@ -216,10 +215,8 @@ __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g
     __syncthreads();
     score_gradients(g, head, first, j, q, k, go, v, p, ds);
     __syncthreads();
-    add_products<N, Tile>(
-        go, [&](int i, int key) { return p(i, key); }, gv);
-    add_products<N, Tile>(
-        q, [&](int i, int key) { return ds(i, key); }, gk);
+    add_products<N, Tile>(go, [&](int i, int key) { return p(i, key); }, gv);
+    add_products<N, Tile>(q, [&](int i, int key) { return ds(i, key); }, gk);
   }
   float one[N], scale[N];
 #pragma unroll
@@ -249,8 +246,7 @@ __global__ void __launch_bounds__(block) backward_queries(const AttentionGradCal
     __syncthreads();
     score_gradients(g, head, first, j, q, k, go, v, p, ds);
     __syncthreads();
-    add_products<N, Tile>(
-        k, [&](int key, int row) { return ds(row, key); }, gq);
+    add_products<N, Tile>(k, [&](int key, int row) { return ds(row, key); }, gq);
   }
   float scale[N];
 #pragma unroll

@@ -78,8 +78,7 @@ void launch(const F& f, const Operands& p) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       dense_kernel<pack, F, TO, TI...><<<blocks_for(p.numel / pack), threads_per_block, 0, p.stream>>>(
           f, p.numel, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
-    }
-    (std::index_sequence_for<TI...>{});
+    }(std::index_sequence_for<TI...>{});
   } else {
     strided_kernel<F, TO, TI...><<<blocks_for(p.numel), threads_per_block, 0, p.stream>>>(f, p);
   }

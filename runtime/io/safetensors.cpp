@@ -485,8 +485,7 @@ void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
 
 void save_safetensors(const FileSystem::Path& path, std::span<const TensorRecord> records,
                       const TensorMetadata& metadata, FileSystem& files) {
-  write_durably(
-      path, [&](OutputFile& file) { write_safetensors(file, records, metadata); }, files);
+  write_durably(path, [&](OutputFile& file) { write_safetensors(file, records, metadata); }, files);
 }
 
 }  // namespace sherd

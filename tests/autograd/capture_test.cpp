@@ -300,22 +300,15 @@ TEST_CASE("a replay takes only inputs like the captured ones") {
   const Tensor x = ones({2, 3});
   CHECK_THAT(test::message_of<ValueError>([&] { program.replay({x}); }),
              ContainsSubstring("replay: 1 inputs"));
-  CHECK_THAT(test::message_of<ShapeError>([&] {
-               program.replay({x, ones({3, 2})});
-             }),
+  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, ones({3, 2})}); }),
              ContainsSubstring("replay: input 1 has shape (3, 2)") && ContainsSubstring("(2, 3)"));
-  CHECK_THAT(test::message_of<ShapeError>([&] {
-               program.replay({x, transpose(ones({3, 2}), 0, 1)});
-             }),
+  CHECK_THAT(test::message_of<ShapeError>([&] { program.replay({x, transpose(ones({3, 2}), 0, 1)}); }),
              ContainsSubstring("strides"));
-  CHECK_THAT(test::message_of<DTypeError>([&] {
-               program.replay({x, ones({2, 3}, {DType::f64})});
-             }),
+  CHECK_THAT(test::message_of<DTypeError>([&] { program.replay({x, ones({2, 3}, {DType::f64})}); }),
              ContainsSubstring("f64"));
-  CHECK_THAT(test::message_of<DeviceError>([&] {
-               program.replay({ones({2, 3}, {DType::f32, Device::cpu(1)}), x});
-             }),
-             ContainsSubstring("cpu:1"));
+  CHECK_THAT(
+      test::message_of<DeviceError>([&] { program.replay({ones({2, 3}, {DType::f32, Device::cpu(1)}), x}); }),
+      ContainsSubstring("cpu:1"));
   CHECK(program.replay({x, x})[0].to_vector<float>() == std::vector<float>(6, 2.0f));
   CHECK_THAT(test::message_of<StateError>([&] {
                capture([](std::span<const Tensor> in) -> std::vector<Tensor> { return {add(in[0], in[1])}; },

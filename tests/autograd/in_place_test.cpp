@@ -27,10 +27,7 @@ const View views[] = {
     {"select", [](const Tensor& x) { return select(x, 0, 1); }},
     {"slice", [](const Tensor& x) { return slice(x, 1, 0, 3, 2); }},
     {"narrow of a view", [](const Tensor& x) { return narrow(reshape(x, {6}), 0, 1, 3); }},
-    {"expand",
-     [](const Tensor& x) {
-       return expand(unsqueeze(x, 0), {2, 2, 3});
-     }},
+    {"expand", [](const Tensor& x) { return expand(unsqueeze(x, 0), {2, 2, 3}); }},
 };
 
 bool refused(const std::function<void()>& body, const std::string& op) {
@@ -176,18 +173,13 @@ const Writer writers[] = {
     {"fill_", [](const Tensor& t) { fill_(t, 3); }},
     {"copy_", [](const Tensor& t) { copy_(t, ones({4})); }},
     {"sgd_step_",
-     [](const Tensor& t) {
-       apply_many(ops::SgdStep{}, Tensors{f64_scalar(0.1), t, ones({4})});
-     }},
+     [](const Tensor& t) { apply_many(ops::SgdStep{}, Tensors{f64_scalar(0.1), t, ones({4})}); }},
     {"adam_step_",
      [](const Tensor& t) {
        apply_many(ops::AdamStep{},
                   Tensors{f64_scalar(0.1), t, ones({4}), zeros({4}), zeros({4}), f64_scalar(0)});
      }},
-    {"clip_scale_",
-     [](const Tensor& t) {
-       apply_many(ops::ClipScale{0.1}, Tensors{f64_scalar(9), t});
-     }},
+    {"clip_scale_", [](const Tensor& t) { apply_many(ops::ClipScale{0.1}, Tensors{f64_scalar(9), t}); }},
 };
 
 /// A way to another handle on the memory of a tensor of shape (4) that knows nothing of its history.

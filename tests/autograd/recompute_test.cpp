@@ -167,12 +167,12 @@ TEST_CASE("gradients through a recomputed region are equal to the bit") {
   }
   SECTION("attention") {
     const Tensor w = leaf({24, 8}, 0.3);
-    check_equal_gradients(
-        {[&](const Tensor& h) {
-          const auto parts = split(transpose(reshape(linear(h, w), {1, 6, 6, 4}), 1, 2), 2, 1);
-          return attention(parts[0], parts[1], parts[2], {.causal = true, .dropout = 0.2});
-        }},
-        x, {x, w});
+    check_equal_gradients({[&](const Tensor& h) {
+                            const auto parts =
+                                split(transpose(reshape(linear(h, w), {1, 6, 6, 4}), 1, 2), 2, 1);
+                            return attention(parts[0], parts[1], parts[2], {.causal = true, .dropout = 0.2});
+                          }},
+                          x, {x, w});
   }
   SECTION("in-place writes to tensors of the region") {
     const Tensor w = leaf({8});

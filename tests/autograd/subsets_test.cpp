@@ -121,9 +121,8 @@ TEST_CASE("backward: on threads that share leaves each one counts whole, or is r
         for (const Tensor& leaf : leaves) total = add(total, mul(leaf, 2.0));
         try {
           const std::vector<Tensor> g = grad(sum(total), leaves);  // adds to nothing that is shared
-          if (std::all_of(g.begin(), g.end(), [](const Tensor& x) {
-                return doubles(x) == std::vector<double>{2, 2};
-              }))
+          if (std::all_of(g.begin(), g.end(),
+                          [](const Tensor& x) { return doubles(x) == std::vector<double>{2, 2}; }))
             ++counted;
         } catch (const StateError& error) {
           if (one_line_about(error.what(), "under way")) ++counted;

@@ -104,10 +104,8 @@ void kernels() {
     const Tensors out = apply_many(ops::CrossEntropy{}, in);
     const Tensor back[] = {ones({}, half), logits, targets, out[1], out[2]};
     const double gb = 2.0 * rows * vocab / 1e9;
-    report(
-        "cross_entropy forward 50304", gb, [&] { apply_many(ops::CrossEntropy{}, in); }, 3);
-    report(
-        "cross_entropy backward 50304", 2 * gb, [&] { apply_many(ops::CrossEntropyGrad{}, back); }, 3);
+    report("cross_entropy forward 50304", gb, [&] { apply_many(ops::CrossEntropy{}, in); }, 3);
+    report("cross_entropy backward 50304", 2 * gb, [&] { apply_many(ops::CrossEntropyGrad{}, back); }, 3);
   }
   {
     const Tensor table = randn({50304, 768}, half), index = randint(0, 50257, {rows}, {i64, gpu}),
@@ -129,8 +127,7 @@ void kernels() {
         "adamw 512 M", 28.0 * n / 1e9,
         [&] { apply_many(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, in); }, 3);
     const Tensor g = in[2];
-    report(
-        "order_free_norm 512 M", 8.0 * n / 1e9, [&] { order_free_norm(std::span(&g, 1)); }, 3);
+    report("order_free_norm 512 M", 8.0 * n / 1e9, [&] { order_free_norm(std::span(&g, 1)); }, 3);
   }
 }
 

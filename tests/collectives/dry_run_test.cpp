@@ -1,10 +1,10 @@
 // Dry runs: worlds of any size in one thread, stated as strings.
 #include "collectives/dry_run.h"
 
+#include "autograd/autograd.h"
 #include "collectives/differentiable.h"
 #include "runtime/apply.h"
 #include "runtime/ops.h"
-#include "autograd/autograd.h"
 #include "tests/catch.h"
 
 using namespace sherd;

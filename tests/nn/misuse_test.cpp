@@ -49,10 +49,7 @@ Calls parameter_calls(Parameter p) {
           {"numel", [p] { p.numel(); }},
           {"owner", [p] { p.owner(); }},
           {"leave_owner", [p]() mutable { p.leave_owner(); }},
-          {"set_owner",
-           [p]() mutable {
-             p.set_owner({nullptr, ones({2}), ones({2}), {2}});
-           }},
+          {"set_owner", [p]() mutable { p.set_owner({nullptr, ones({2}), ones({2}), {2}}); }},
           {"normal_", [p] { init::normal_(p); }},
           {"uniform_", [p] { init::uniform_(p, 0, 1); }},
           {"constant_", [p] { init::constant_(p, 0); }},
@@ -87,10 +84,7 @@ Calls module_calls(Module& m) {
              MemberVisitor nothing;
              m.visit_members(nothing);
            }},
-          {"call",
-           [&m] {
-             m.call(ones({2, 2}));
-           }},
+          {"call", [&m] { m.call(ones({2, 2})); }},
           {"clone_module", [&m] { m.clone_module(); }},
           {"named_parameters", [&m] { m.named_parameters(); }},
           {"parameters", [&m] { m.parameters(); }},
@@ -267,15 +261,11 @@ static_assert(!std::is_constructible_v<Sequential, const nn::Linear>);
 static_assert(!std::is_constructible_v<Sequential, nn::Relu, nn::Linear&>);
 static_assert(!std::is_constructible_v<Sequential, int>);
 template <class M, class L>
-concept Takes = requires(M& list, L&& layer) {
-  list.append(std::forward<L>(layer));
-};
+concept Takes = requires(M& list, L&& layer) { list.append(std::forward<L>(layer)); };
 static_assert(Takes<Sequential, nn::Linear> && !Takes<Sequential, nn::Linear&> &&
               !Takes<Sequential, const nn::Linear&>);
 template <class M, class L>
-concept Holds = requires(M& list, L&& layer) {
-  list.emplace_back(std::forward<L>(layer));
-};
+concept Holds = requires(M& list, L&& layer) { list.emplace_back(std::forward<L>(layer)); };
 static_assert(Holds<ModuleList<nn::Linear>, nn::Linear> && !Holds<ModuleList<nn::Linear>, nn::Linear&> &&
               !Holds<ModuleList<nn::Linear>, const nn::Linear&>);
 

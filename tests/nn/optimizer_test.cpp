@@ -138,9 +138,7 @@ TEST_CASE("optimizers: groups have rates and decays of their own, and may be emp
   CHECK_THROWS_AS(sgd.set_lr(3, 1), ValueError);
   CHECK_THROWS_AS(sgd.lr(3), ValueError);
   CHECK_THROWS_AS(sgd.parameters(3), ValueError);
-  CHECK(one_line_about(message_of<ValueError>([&] {
-                         Sgd(std::vector<ParamGroup>{{{a}}, {{a}}});
-                       }),
+  CHECK(one_line_about(message_of<ValueError>([&] { Sgd(std::vector<ParamGroup>{{{a}}, {{a}}}); }),
                        "optimizer"));
   CHECK(one_line_about(message_of<ValueError>([&] { Sgd({Parameter{}}); }), "optimizer"));
   CHECK_THROWS_AS(Adam({a}, {.beta1 = 1}), ValueError);

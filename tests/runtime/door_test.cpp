@@ -288,9 +288,7 @@ TEST_CASE("door: no count of elements is passed by, with whole or broken bounds"
   CHECK(one_line_about(message_of<ValueError>([] { sum(ones({2, 3}), {0, -2}); }), "twice"));
   const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2});
   for (const std::int64_t padding : {most, most - 1, most / 2 + 1, std::int64_t{1} << 32})
-    CHECK(one_line_about(message_of<ValueError>([&] {
-                           conv2d(image, kernel, {}, {1, padding});
-                         }),
-                         "padding"));
+    CHECK(
+        one_line_about(message_of<ValueError>([&] { conv2d(image, kernel, {}, {1, padding}); }), "padding"));
   CHECK(one_line_about(message_of<ValueError>([] { multinomial(full({3}, 1e308, {f64})); }), "multinomial"));
 }

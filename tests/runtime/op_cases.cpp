@@ -101,9 +101,7 @@ const std::vector<Case>& cases() {
     put("sum", {block}, one([](const Tensor& x) { return sum(x); }), {.more = any});
     put("sum over the first axis", {block}, one([](const Tensor& x) { return sum(x, {0}); }),
         {.more = blocks});
-    put("sum over outer axes", {block}, one([](const Tensor& x) {
-          return sum(x, {0, -1}, Keep::dims);
-        }),
+    put("sum over outer axes", {block}, one([](const Tensor& x) { return sum(x, {0, -1}, Keep::dims); }),
         {.more = blocks});
     put("mean", {block}, one([](const Tensor& x) { return mean(x, {-1}); }),
         {.dtypes = floating_dtypes, .more = blocks});
@@ -162,9 +160,7 @@ const std::vector<Case>& cases() {
     const Input targets{{6}, {301}, Kind::index, 7};
     for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none})
       put("cross_entropy " + std::to_string(static_cast<int>(r)), {matrix, targets},
-          two([r](const Tensor& x, const Tensor& t) {
-            return cross_entropy(x, t, {r, 3});
-          }),
+          two([r](const Tensor& x, const Tensor& t) { return cross_entropy(x, t, {r, 3}); }),
           {.dtypes = floating_dtypes,
            .reference = reference(ops::CrossEntropy{r, 3}),
            .more = {{{1, 7}, {1}}}});
@@ -323,15 +319,11 @@ const std::vector<Case>& cases() {
         {.dtypes = floating_dtypes, .more = any});
 
     // ---- views
-    put("reshape", {block}, one([](const Tensor& x) {
-          return reshape(x, {x.size(0), -1});
-        }),
+    put("reshape", {block}, one([](const Tensor& x) { return reshape(x, {x.size(0), -1}); }),
         {.more = {{{1, 1, 1}}, {{2, 3, 0}}}});
     put("permute", {block}, one([](const Tensor& x) { return permute(x, {2, 0, -2}); }), {.more = blocks});
     put("transpose", {block}, one([](const Tensor& x) { return transpose(x, 0, -1); }), {.more = blocks});
-    put("expand", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) {
-          return expand(x, {2, -1, 3});
-        }),
+    put("expand", {{{4, 1}, {300, 1}}}, one([](const Tensor& x) { return expand(x, {2, -1, 3}); }),
         {.more = {{{0, 1}}, {{1, 1}}}});
     put("slice", {block}, one([](const Tensor& x) { return slice(x, 1, 1, -1, 2); }),
         {.more = {{{1, 1, 1}}, {{2, 0, 1}}}});

@@ -35,8 +35,7 @@ Outcome run_one(const Scenario& scenario, int combination, const World& ranks, R
 
 /// The separators of a line do not occur in its fields.
 std::string field(std::string text) {
-  std::ranges::replace_if(
-      text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
+  std::ranges::replace_if(text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
   return text;
 }
 

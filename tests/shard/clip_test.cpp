@@ -267,10 +267,8 @@ TEST_CASE("clipping a sharded module is clipping the whole, to the bit") {
 }
 
 TEST_CASE("gradients that are none on some ranks add nothing") {
-  clip_in_all_ways(
-      0.5, [](std::size_t i, std::size_t rank) { return (i + rank) % 3 != 0; }, expect_equal);
-  clip_in_all_ways(
-      0.5, [](std::size_t, std::size_t rank) { return rank == 0; }, expect_equal);
+  clip_in_all_ways(0.5, [](std::size_t i, std::size_t rank) { return (i + rank) % 3 != 0; }, expect_equal);
+  clip_in_all_ways(0.5, [](std::size_t, std::size_t rank) { return rank == 0; }, expect_equal);
 }
 
 TEST_CASE("without any gradient the norm is zero, and every rank makes the same calls") {

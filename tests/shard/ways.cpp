@@ -18,8 +18,7 @@ Way sharded(std::string name, Wrap wrap, NetOptions net = {}) {
 }
 
 Way grouped(std::string name, const Options& options, NetOptions net = {}) {
-  return sharded(
-      std::move(name), [options](Net& n, World&) { shard_blocks_and_rest(n, options); }, net);
+  return sharded(std::move(name), [options](Net& n, World&) { shard_blocks_and_rest(n, options); }, net);
 }
 
 Way fsdp(std::string name, const shard::FsdpOptions& options) {

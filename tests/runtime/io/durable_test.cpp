@@ -165,7 +165,8 @@ TEST_CASE("a removal that breaks anywhere leaves the folder whole or gone") {
                    load_folder, 1, -1);
 }
 
-TEST_CASE("after a killed save, a save, a removal or a recovery that breaks anywhere loses nothing", "[one thread]") {
+TEST_CASE("after a killed save, a save, a removal or a recovery that breaks anywhere loses nothing",
+          "[one thread]") {
   CountingFileSystem counting;
   {
     const TempDirectory directory;
@@ -214,8 +215,7 @@ TEST_CASE("a save that fails but lives on clears what it wrote") {
 TEST_CASE("every file is synced before it gets its name, and the name before the save returns") {
   const TempDirectory directory;
   CountingFileSystem files;
-  write_durably(
-      directory / "it", [](OutputFile& file) { file.write("new"); }, files);
+  write_durably(directory / "it", [](OutputFile& file) { file.write("new"); }, files);
   std::vector<std::string> calls;
   for (const std::string& line : files.log()) calls.push_back(line.substr(0, line.find(' ')));
   CHECK(calls == std::vector<std::string>{"create", "write", "sync", "close", "rename", "sync_directory"});

@@ -218,8 +218,7 @@ TEST_CASE("what does not fit is an error of the write, after all that fits") {
   const auto file = files().create(path);
   struct rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-  struct sigaction ignore {
-  }, action{};
+  struct sigaction ignore{}, action{};
   ignore.sa_handler = SIG_IGN;
   REQUIRE(::sigaction(SIGXFSZ, &ignore, &action) == 0);
   struct rlimit small = before;

@@ -347,7 +347,8 @@ TEST_CASE("a broken file on disk is named by its path") {
   CHECK_THAT(message_of<ValueError>(open), ContainsSubstring((directory / "cut.safetensors").string()));
 }
 
-TEST_CASE("whatever byte of a file changes, it is refused by its name or still holds the same tensors", "[one thread]") {
+TEST_CASE("whatever byte of a file changes, it is refused by its name or still holds the same tensors",
+          "[one thread]") {
   const Tensors tensors = many_tensors();
   const TensorMetadata metadata = {{"a", "\"sherd.xxh3\":\"0123456789abcdef0123456789abcdef\""}};
   const Bytes whole = written(tensors.records, metadata);
