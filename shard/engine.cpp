@@ -220,7 +220,7 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
 void Engine::begin_use(ParameterGroup& group) {
   group.root()->now->add(group, Record::Moment::begin);
   Gathered& gathered = group.gathered();
-  gathered.refresh();
+  gathered.enter(group.root()->now->number());
   gathered.lease(Lease::module);
   gathered.end(Lease::cache);
   gathered.start();
@@ -233,7 +233,7 @@ void Engine::end_use(ParameterGroup& group, AfterForward after) {
   Gathered& gathered = group.gathered();
   if (gathered.modules() == 1 && gathered.here()) {
     if (after == AfterForward::free) gathered.end(Lease::policy);
-    if (after == AfterForward::keep && gathered.fresh()) gathered.lease(Lease::policy);
+    if (after == AfterForward::keep) gathered.lease(Lease::policy);
     if (after == AfterForward::slice && Context::current().grad_enabled() && !gathered.leased_elsewhere())
       gathered.slice();
   }
@@ -254,8 +254,7 @@ void Engine::gather_ahead(const ParameterGroup& group) {
     const auto next = guess[i].group.lock();
     if (!next || next->is_shard_itself()) continue;
     Gathered& gathered = next->gathered();
-    gathered.refresh();
-    if (gathered.here() || gathered.on_its_way()) continue;
+    if (gathered.leased(Lease::policy) || gathered.here() || gathered.on_its_way()) continue;
     gathered.lease(Lease::cache);
     gathered.start();
   }

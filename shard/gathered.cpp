@@ -121,8 +121,21 @@ void Gathered::finish() {
   residency_ = Full{};
 }
 
-void Gathered::refresh() noexcept {
-  if (!fresh() && !leased(Lease::module)) free();
+void Gathered::enter(std::uint64_t forward) {
+  const bool kept = std::exchange(entered_, forward) != forward && leased(Lease::policy);
+  const bool old = kept ? stale_on_any_rank() : stale();
+  if (old && !leased(Lease::module)) free();
+}
+
+/// A call of all ranks of the shard.
+bool Gathered::stale_on_any_rank() const {
+  const Group& ranks = group_.spec().ranks.shard;
+  if (!ranks.defined() || group_.is_shard_itself()) return stale();
+  const Housekeeping guard;
+  const Engine::OwnCalls own_calls;
+  const Tensor any = full({1}, static_cast<int>(stale()), {DType::i32});
+  ranks.all_reduce(any, ReduceOp::max(), {.label = group_.label(), .channel = gather_channel});
+  return any.item<int>() != 0;
 }
 
 void Gathered::slice() {
@@ -142,6 +155,11 @@ void Gathered::slice() {
 }
 
 void Gathered::shard_written() {
+  shard_written_here();
+  end(Lease::policy);
+}
+
+void Gathered::shard_written_here() {
   try {
     reading_.wait_inputs();
   } catch (const std::exception&) {  // after a fault nobody reads any more
@@ -150,8 +168,8 @@ void Gathered::shard_written() {
   ++epoch_;
   if (storage_ != nullptr) storage_->bump_version();
   // What is gathered is old from now on, also to a module that only shares one of the parameters.
-  end(Lease::policy);
   end(Lease::cache);
+  if (!leased(Lease::module) && !leased(Lease::backward)) free();
 }
 
 // ---- StorageOwner ----

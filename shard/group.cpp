@@ -18,7 +18,7 @@ class ShardOwner final : public StorageOwner {
   explicit ShardOwner(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   void need(Storage&) override {}
   void before_write(Storage&) override {
-    if (const auto group = group_.lock()) group->gathered().shard_written();
+    if (const auto group = group_.lock()) group->gathered().shard_written_here();
   }
 
  private:

@@ -317,6 +317,55 @@ TEST_CASE("a write of gathered parameters is refused by name") {
   });
 }
 
+TEST_CASE("what some ranks write is gathered anew by all, whatever is kept") {
+  struct Case {
+    shard::ReshardAfterForward after_forward;
+    bool after_backward, root_alone;
+  };
+  const auto expect_all = [](World& world, shard::GroupLayout layout, const Case& kept) {
+    Chain by_hand, c;
+    const shard::Options options{.layout = layout, .reshard_after_forward = kept.after_forward};
+    if (kept.root_alone)
+      shard::fully_shard(c, options);
+    else
+      shard_links(c, options);
+    shard::set_reshard_after_backward(c, kept.after_backward);
+    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+    for (int times = 0; times < 3; ++times) {
+      c.zero_grad();
+      loss(c, world.rank()).backward();
+      const Gradients expected = averages(by_hand, world, loss);
+      expect_gradients(c, world, expected, "a step by hand");
+      // As users write it: ranks without a part have no gradient.
+      const NoGrad guard;
+      for (const nn::Parameter& p : c.parameters())
+        if (p.grad().defined()) sub_(p.local(), mul(p.grad(), 0.1));
+      const std::vector<nn::Parameter> whole = by_hand.parameters();
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        sub_(whole[i].local(), mul(Tensor::from(expected[i], whole[i].shape()), 0.1));
+    }
+    // Between forwards without a backward, and by one rank alone.
+    const NoGrad guard;
+    const Tensor x = input_of(0);
+    for (int times = 0; times < 3; ++times) {
+      c(x);
+      if (world.rank() == times % world.size())
+        for (const nn::Parameter& p : c.parameters()) mul_(p.local(), 0.5);
+      const Tensor y = c(x);
+      Chain plain;
+      plain.load_state_dict(shard::full_state_dict(c));
+      expect(y.to_vector<float>() == plain(x).to_vector<float>(), "a write of one rank is not seen");
+    }
+  };
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const bool after : {true, false})
+      for (const bool after_backward : {true, false})
+        for (const bool root_alone : {true, false})
+          expect_all(world, layout, {after, after_backward, root_alone});
+    if (world.size() % 2 == 0) expect_all(world, layout, {2, true, false});
+  });
+}
+
 TEST_CASE("outputs of a sharded root are written in place like those of a plain model") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(2);
