@@ -53,6 +53,9 @@ class Keeper {
     // What MPI's library has to say about a rank's end is for MPI's authors.
     const Handle nowhere = output_for_mpi("/dev/null");
     ::setenv(launch_socket_variable, socket_, 1);
+    if (const char* epoll = std::getenv(no_epoll_variable);
+        epoll && std::string_view(epoll) == no_epoll_value)
+      ::unsetenv(no_epoll_variable);
     return start_process(command, {.at_parents_end = SIGKILL, .own_group = true, .mask = &signals_.before()},
                          failure);
   }

@@ -93,6 +93,10 @@ struct Folders {
 /// The signal by which mpirun ends its ranks and itself; it hears no others.
 constexpr int end_mpirun = SIGHUP;
 
+/// libevent's epoll, which mpirun uses, complains on the user's terminal of files that were closed in the
+/// wrong order, and may hear nothing more; its poll does not.
+void keep_from_epoll() { ::setenv(no_epoll_variable, no_epoll_value, 0); }
+
 /// On one machine nobody else has to connect, and what is left of the job lies in folders that go with it.
 void keep_to_this_machine(const Folders& folders) {
   const auto set = [](const char* variable, const std::string& value) {
@@ -202,6 +206,7 @@ class Supervisor {
       look_for_lost_keepers();
       look_at_mpirun();
       judge();
+      judge_end_of_mpirun();
       if (next_step_ && Clock::now() >= *next_step_) end_harder();
     }
     hear_reports();
@@ -213,6 +218,7 @@ class Supervisor {
   bool start(std::vector<std::string>& command, const sigset_t& mask) {
     const Handle output = output_for_mpi(folders_.mpi_output().c_str());
     if (options_.hosts.empty()) keep_to_this_machine(folders_);
+    keep_from_epoll();
     std::vector<char*> words;
     for (std::string& word : command) words.push_back(word.data());
     words.push_back(nullptr);
@@ -371,6 +377,22 @@ class Supervisor {
     end_job();
   }
 
+  /// When all ranks have ended mpirun passes on what they wrote and ends. One that does not, though who reads
+  /// takes all, has lost the news of their end.
+  void judge_end_of_mpirun() {
+    const bool over = !mpirun_status_ && !ending_ &&
+                      std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.status.has_value(); });
+    if (!over || !output_flows()) return all_over_since_.reset();
+    if (!all_over_since_) all_over_since_ = Clock::now();
+    if (Clock::now() - *all_over_since_ < grace) return;
+    events_.note("mpirun does not end by itself");
+    end_job();
+  }
+  static bool output_flows() {
+    pollfd streams[] = {{STDOUT_FILENO, POLLOUT, 0}, {STDERR_FILENO, POLLOUT, 0}};
+    return ::poll(streams, std::size(streams), 0) == std::ssize(streams);
+  }
+
   void tell_keepers(int signal) const {
     for (const Rank& rank : ranks_)
       if (!rank.status) rank.keeper.signal(signal);
@@ -423,7 +445,8 @@ class Supervisor {
   Handle socket_, signal_source_;
   pid_t mpirun_ = 0;
   std::optional<int> mpirun_status_;
-  std::optional<Clock::time_point> waiting_since_;  ///< all ranks, for mpirun to connect them
+  std::optional<Clock::time_point> waiting_since_;   ///< all ranks, for mpirun to connect them
+  std::optional<Clock::time_point> all_over_since_;  ///< all ranks have ended, and mpirun has not
   bool launcher_asked_ = false;
   int asked_ = 0;          ///< the signal by which ranks were asked to stop
   int first_failure_ = 0;  ///< exit status

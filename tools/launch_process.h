@@ -16,6 +16,9 @@
 
 namespace sherd::tools {
 
+/// Set for mpirun, taken back for the program unless the user had set it to something else.
+inline constexpr const char *no_epoll_variable = "EVENT_NOEPOLL", *no_epoll_value = "sherd launch";
+
 /// Owns a file descriptor.
 class Handle {
  public:

@@ -154,6 +154,20 @@ TEST_CASE("wherever a rank is killed on its way in, the job ends and its death i
   }
 }
 
+TEST_CASE("an mpirun that does not end when all ranks have is ended, and what was written is read first") {
+  const Place place;
+  const std::string mpirun = (place.folder() / "mpirun").string();
+  write_file(mpirun, "#!/bin/sh\nPATH=${PATH#*:}\nmpirun \"$@\"\nexec sleep 600\n");
+  fs::permissions(mpirun, fs::perms::owner_all);
+  const std::string path = "PATH=" + place.folder().path().string() + ":" + std::getenv("PATH");
+  Command command(place.folder(), launch(2, {"sh", "-c", "echo \"<$EVENT_NOEPOLL>\""}), {},
+                  {"/usr/bin/env", path});
+  CHECK(command.wait() == 0);
+  CHECK(command.out() == "<>\n<>\n");
+  CHECK(command.err().empty());
+  place.check_clean(command.process());
+}
+
 TEST_CASE("a program that cannot be started is one line, whatever its name") {
   const Place place;
   for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/"})
