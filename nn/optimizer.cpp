@@ -1,5 +1,7 @@
 #include "nn/optimizer.h"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <numbers>
 
@@ -61,6 +63,23 @@ void check_rate(double value, std::string_view what) {
 
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
+void check_steps(const Tensor& p, const Tensor& gradient) {
+  check<ShapeError>(gradient.shape() == p.shape(),
+                    "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
+                    p.shape(), gradient.shape());
+  check<DeviceError>(
+      on_meta(gradient) == on_meta(p),
+      "optimizer: a parameter of shape {} is on {} and its gradient on {}; on meta there are no "
+      "values",
+      p.shape(), to_string(p.device()), to_string(gradient.device()));
+  for (int d = 0; d < p.rank(); ++d)
+    check<StateError>(
+        p.shape()[d] <= 1 || p.strides()[d] != 0,
+        "optimizer: elements of a parameter of shape {} and strides {} share memory; make it of "
+        "a clone",
+        p.shape(), p.strides());
+}
+
 /// The tensors of a state by name; ValueError for a name that comes twice.
 std::unordered_map<std::string, Tensor> by_name(const StateDict& state) {
   std::unordered_map<std::string, Tensor> found;
@@ -117,9 +136,7 @@ void Optimizer::step() {
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
       const Tensor gradient = p.grad();
       if (!gradient.defined()) continue;
-      check<ShapeError>(gradient.shape() == p.local().shape(),
-                        "optimizer: a parameter of shape {} has a gradient of shape {}; clear or replace it",
-                        p.local().shape(), gradient.shape());
+      check_steps(p.local(), gradient);
       const auto state = state_.find(p.id());
       if (state != state_.end()) check_fits(p, state->second, names);
       parts[g].params.push_back(p);
@@ -128,13 +145,31 @@ void Optimizer::step() {
   for (const Group& group : groups_)
     for (const Parameter& p : group.params)
       if (p.owner() != nullptr) p.owner()->before_write();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    auto& [params, slots] = parts[g];
+  for (auto& [params, slots] : parts)
     for (std::size_t i = 0; i < params.size(); ++i)
       if (slots[i] == nullptr)
-        slots[i] = &state_.emplace(params[i].id(), fresh(params[i].local())).first->second;
-    if (!params.empty()) step_group(groups_[g], params, slots);
-  }
+        slots[i] = &state_.emplace(params[i].id(), first_state(params[i])).first->second;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    if (!parts[g].params.empty()) step_group(groups_[g], parts[g].params, parts[g].slots);
+}
+
+/// What `fresh` of an application's own optimizer gives is held against its names.
+Optimizer::Slots Optimizer::first_state(const Parameter& p) const {
+  const std::vector<std::string> names = state_names();
+  const Tensor local = p.local();
+  Slots slots = fresh(local);
+  check<StateError>(slots.size() == names.size(), "optimizer: fresh gives {} tensors for the {} names ({})",
+                    slots.size(), names.size(), fmt::join(names, ", "));
+  for (std::size_t k = 0; k < names.size(); ++k)
+    check<StateError>(
+        slots[k].defined() && slots[k].device() == local.device() &&
+            (names[k] == "step" || slots[k].dtype() == local.dtype()),
+        "optimizer: fresh gives {} as '{}' of a parameter that is {} on {}; state has its dtype "
+        "(only 'step' is f64) and its device",
+        slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), to_string(slots[k].device()))
+                           : "an empty handle",
+        names[k], name_of(local.dtype()), to_string(local.device()));
+  return slots;
 }
 
 void Optimizer::zero_grad(ZeroGrad mode) {
@@ -209,11 +244,12 @@ void Optimizer::load_state_dict(const StateDict& given) {
     check_rate(rates.back(), rate);
     for (const Parameter& p : groups_[g].params) {
       if (!names.empty() && from.contains(fmt::format("state.{}.{}", index, names[0]))) {
-        Slots slots = fresh(p.local());
+        Slots slots = first_state(p);
         for (std::size_t k = 0; k < names.size(); ++k)
           take(fmt::format("state.{}.{}", index, names[k]), slots[k]);
         state.emplace(p.id(), std::move(slots));
-      }
+      } else if (state_.contains(p.id()))
+        state.emplace(p.id(), first_state(p));
       ++index;
     }
   }
@@ -313,7 +349,11 @@ Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
     if (const Tensor g = p.grad(); g.defined()) grads.push_back(g);
   if (grads.size() == 1) return Tensor::scalar(0, {DType::f64});
   grads[0] = order_free_norm(std::span(grads).subspan(1));
-  apply_many(ops::ClipScale{max_norm}, grads);
+  std::vector<Tensor> dense;
+  for (const Tensor& g : grads) dense.push_back(contiguous(g));
+  apply_many(ops::ClipScale{max_norm}, dense);
+  for (std::size_t i = 1; i < grads.size(); ++i)
+    if (!grads[i].is_contiguous()) copy_(grads[i], dense[i]);
   return grads[0];
 }
 

@@ -31,8 +31,9 @@ class SHERD_API Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates all parameters that have a gradient. ShapeError, before anything is updated, for a gradient that
-  /// does not have the shape of `Parameter::local()`.
+  /// Updates all parameters that have a gradient. Before anything is updated: ShapeError for a gradient that
+  /// does not have the shape of `Parameter::local()`, DeviceError for one on `meta`, StateError for state of
+  /// another dtype or device and for a parameter whose elements share memory.
   void step();
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
@@ -52,8 +53,9 @@ class SHERD_API Optimizer {
   StateDict state_dict() const;
   /// Replaces state and rates; dtypes are cast. ValueError for names that do not fit these parameters, a name
   /// that comes twice and rates that no group may have, ShapeError for other shapes, DeviceError where one
-  /// side is on `meta` and the other is not. Nothing is changed when it throws. State that is there already
-  /// keeps its memory, so a captured step goes on from what was loaded.
+  /// side is on `meta` and the other is not. Nothing is changed when it throws. A parameter that `state` has
+  /// nothing for begins anew. State that is there already keeps its memory, so a captured step goes on from
+  /// what was loaded.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -75,6 +77,7 @@ class SHERD_API Optimizer {
 
  private:
   void check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const;
+  Slots first_state(const Parameter& p) const;
   const Group& group_at(std::size_t group) const;
   std::vector<Group> groups_;
   std::unordered_map<const void*, Slots> state_;
@@ -88,7 +91,8 @@ struct AdamOptions {
 };
 
 /// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
-/// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient.
+/// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. In f16
+/// squares of gradients below 1e-3 vanish from v, so keep such parameters in f32.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}

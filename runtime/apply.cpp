@@ -297,6 +297,9 @@ void adopt_reference(std::string_view op, Tensors results, Outputs out) {
                          "{}: its reference gives output {} as {}, the op as {}", op, i,
                          results[i].defined() ? name_of(results[i].dtype()) : "an empty handle",
                          name_of(out[i].dtype()));
+    check<InternalError>(results[i].shape() == out[i].shape(),
+                         "{}: its reference gives output {} of shape {}, the op of shape {}", op, i,
+                         results[i].shape(), out[i].shape());
     copy_(alias(out[i], out[i].layout()), results[i]);
   }
 }

@@ -123,6 +123,9 @@ inline constexpr DType dtype_of = [] {
 template <class T>
 using compute_t = typename detail::ComputeOf<T>::type;
 
+/// The dtype in which floats of dtype `d` are summed: f32, or f64 for f64.
+constexpr DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
+
 /// Calls `f.operator()<T>()` with the element type of `d`, which is one of `set`, and gives its result.
 template <DTypeSet set = any_dtype, int i = 0, class F>
 constexpr decltype(auto) with_element(DType d, F&& f) {

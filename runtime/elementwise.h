@@ -2,6 +2,8 @@
 // gradients and in-place forms, written once for all of them.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include "runtime/apply.h"
 #include "runtime/expr.h"
 #include "runtime/functor.h"
@@ -34,6 +36,7 @@ Expr gradient_expression(const O& op, Inputs in) {
   constexpr Reads kept = reads_of<O, I>();
   std::size_t next = 1;
   Expr values[O::arity + 1];
+  std::ranges::fill(values, Expr(std::numeric_limits<double>::quiet_NaN()));  // what the rule did not name
   for (int i = 0; i < O::arity; ++i)
     if ((kept.inputs >> i) & 1) values[i] = Expr(in[next++]);
   if (kept.outputs & 1) values[O::arity] = Expr(in[next]);

@@ -113,11 +113,13 @@ struct ElementwiseGrad {
 
   template <class T, class... V>
   constexpr T operator()(T gy, V... values) const {
-    const T given[] = {values..., T(0)};
+    // A value that the rule looks at and did not name shows as NaN.
+    constexpr T none = std::numeric_limits<T>::quiet_NaN();
+    const T given[] = {values..., none};
     int next = 0;
     T all[O::arity + 1] = {};
-    for (int i = 0; i < O::arity; ++i) all[i] = (kept.inputs >> i) & 1 ? given[next++] : T(0);
-    all[O::arity] = kept.outputs & 1 ? given[next] : T(0);
+    for (int i = 0; i < O::arity; ++i) all[i] = (kept.inputs >> i) & 1 ? given[next++] : none;
+    all[O::arity] = kept.outputs & 1 ? given[next] : none;
     if constexpr (O::arity == 1)
       return detail::grad_of<I>(op, gy, all[0], all[1]);
     else if constexpr (O::arity == 2)

@@ -19,6 +19,8 @@ class SHERD_API Listener {
   virtual void before_write(const AnyOp& op, Inputs in);
   /// After the op ran.
   virtual void after(const AnyOp& op, Inputs in, Outputs out) = 0;
+  /// A tensor was made by no op: `empty`, `from_blob`, `Tensor::scalar`, `Tensor::from`.
+  virtual void made(const Tensor& tensor);
   /// Before the host reads values (`item`, `to_vector`, `data`, printing); may throw to refuse.
   virtual void host_read(const Tensor& tensor);
   /// A storage whose `id()` was ever asked for was destroyed on this thread.

@@ -24,6 +24,11 @@ std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype
                     none ? ", its sizes of 0 aside" : "");
   return none ? 0 : static_cast<std::size_t>(bytes);
 }
+
+void tell_made(const Tensor& t) {
+  for (Listener* listener : Context::current().listeners()) listener->made(t);
+}
+
 }  // namespace
 
 Tensor empty(const Spec& spec) {
@@ -35,15 +40,19 @@ Tensor empty(const Spec& spec) {
 }
 
 Tensor empty(Shape shape, TensorOptions options) {
-  return empty(Spec{std::move(shape), options.dtype, options.device});
+  Tensor t = empty(Spec{std::move(shape), options.dtype, options.device});
+  tell_made(t);
+  return t;
 }
 
 Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free) {
   const std::size_t bytes = checked_bytes("from_blob", shape, dtype);
   check<ValueError>(data != nullptr || bytes == 0, "from_blob: null memory for shape {}", shape);
   Shape strides = contiguous_strides(shape);
-  return Tensor(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
-                                     Layout{std::move(shape), std::move(strides), 0}, dtype));
+  Tensor t(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
+                                Layout{std::move(shape), std::move(strides), 0}, dtype));
+  tell_made(t);
+  return t;
 }
 
 Layout checked_layout(std::string_view call, const Storage& storage, Layout layout, DType dtype) {

@@ -44,6 +44,7 @@ class CaptureTracer final : public Tracer {
     for (std::size_t i = known; i < trace_.storages.size(); ++i)
       if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
   }
+  void made(const Tensor& tensor) override { born_.insert(tensor.storage().id()); }
   void host_read(const Tensor& tensor) override {
     fail<StateError>(
         "capture: the host reads a tensor of shape {}, and a replay could not react to its value; return it "
@@ -51,7 +52,10 @@ class CaptureTracer final : public Tracer {
         "and read it there",
         tensor.shape());
   }
-  void storage_gone(std::uint64_t id) noexcept override { alive_.erase(id); }
+  void storage_gone(std::uint64_t id) noexcept override {
+    alive_.erase(id);
+    born_.erase(id);
+  }
 
   /// StateError for a tensor made by the step that is still alive and not among `outputs`.
   void check_alive(const std::vector<Tensor>& outputs) const {
@@ -70,19 +74,42 @@ class CaptureTracer final : public Tracer {
     }
   }
 
-  /// StateError for a tensor that the step writes and that, made of numbers rather than by an op, nothing but
-  /// the step has ever held: a replay would go on from the last one's values.
+  /// StateError for a tensor that the step writes and that a replay would find as the last one left it: one
+  /// that the step made by no op, or that nothing outside holds any longer.
   void check_held(const std::vector<Tensor>& outputs) const {
     for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
       const TracedStorage& storage = trace_.storages[i];
       if (!storage.outside || !storage.rewritten || std::ranges::count(inputs_, i) > 0) continue;
+      check<StateError>(
+          !born_.contains(storage.id),
+          "capture: the step writes a tensor of {} bytes that it made of numbers or with empty, "
+          "and a replay would not make it again; make it with zeros or full, or keep it outside "
+          "the step",
+          storage.bytes);
       const auto ours = 1 + std::ranges::count_if(
                                 outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
-      check<StateError>(storage.outside->use_count() > static_cast<std::uint32_t>(ours),
-                        "capture: the step writes a tensor of {} bytes that it made of numbers, and a replay "
-                        "would not make it again; make it with zeros or full, or keep it outside the step",
-                        storage.bytes);
+      check<StateError>(
+          storage.outside->use_count() > static_cast<std::uint32_t>(ours),
+          "capture: the step writes a tensor of {} bytes and then lets go of it, so a replay "
+          "would go on from what the last one left; clear gradients before the capture, or keep "
+          "the tensor outside the step",
+          storage.bytes);
     }
+  }
+
+  /// StateError for memory that the host wrote: a replay would not.
+  void check_untouched(const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) const {
+    const auto look = [&](const Storage& storage) {
+      const std::uint32_t known = find(storage);
+      check<StateError>(known == none || trace_.storages[known].version == storage.version(),
+                        "capture: memory of {} bytes was written past the ops, through a host pointer or by "
+                        "set_lr, and a replay would not repeat it; write it outside the step, or with an op",
+                        storage.bytes());
+    };
+    for (const TracedStorage& storage : trace_.storages)
+      if (storage.outside) look(*storage.outside);
+    for (const auto* list : {&inputs, &outputs})
+      for (const Tensor& t : *list) look(t.storage());
   }
 
   std::vector<std::uint32_t> inputs_;  // storages
@@ -99,6 +126,7 @@ class CaptureTracer final : public Tracer {
 
   RandomKey random_;
   std::unordered_set<std::uint64_t> alive_;  // ids that ops of the trace made
+  std::unordered_set<std::uint64_t> born_;   // ids that no op made, but the step did
 };
 
 }  // namespace
@@ -302,7 +330,10 @@ void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
                     name_of(value.tensor.dtype()));
   check<DeviceError>(given.device() == device, "replay: input {} is on {}, the program was captured on {}", i,
                      to_string(given.device()), to_string(device));
-  check<ShapeError>(given.strides() == layout.strides,
+  bool same_strides = true;  // where they are used
+  for (int d = 0; d < layout.shape.rank(); ++d)
+    same_strides = same_strides && (layout.shape[d] <= 1 || given.strides()[d] == layout.strides[d]);
+  check<ShapeError>(same_strides || given.numel() == 0,
                     "replay: input {} has strides {}, the program was captured with {}; pass a "
                     "contiguous copy to both",
                     i, given.strides(), layout.strides);
@@ -443,12 +474,17 @@ Program::Program(Program&&) noexcept = default;
 Program& Program::operator=(Program&&) noexcept = default;
 Program::~Program() = default;
 
-std::vector<Tensor> Program::replay(const std::vector<Tensor>& inputs) { return impl_->replay(inputs); }
-const std::vector<Tensor>& Program::outputs() const { return impl_->first; }
-std::size_t Program::size() const { return impl_->steps.size(); }
+Program::Impl& Program::impl() const {
+  check<StateError>(impl_ != nullptr, "Program: it was moved from");
+  return *impl_;
+}
+
+std::vector<Tensor> Program::replay(const std::vector<Tensor>& inputs) { return impl().replay(inputs); }
+const std::vector<Tensor>& Program::outputs() const { return impl().first; }
+std::size_t Program::size() const { return impl().steps.size(); }
 std::size_t Program::workspace_bytes() const {
   std::size_t bytes = 0;
-  for (const Impl::Buffer& buffer : impl_->workspace) bytes += buffer.bytes;
+  for (const Impl::Buffer& buffer : impl().workspace) bytes += buffer.bytes;
   return bytes;
 }
 
@@ -462,9 +498,10 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
   }
   tracer.check_alive(outputs);
   tracer.check_held(outputs);
+  tracer.check_untouched(inputs, outputs);
   return Program(std::make_unique<Program::Impl>(tracer, inputs, outputs));
 }
 
-std::string to_string(const Program& program) { return program.impl_->text(); }
+std::string to_string(const Program& program) { return program.impl().text(); }
 
 }  // namespace sherd

@@ -41,6 +41,8 @@ class SHERD_API Program {
   friend SHERD_API std::string to_string(const Program& program);
   struct Impl;
   explicit Program(std::unique_ptr<Impl> impl);
+  /// StateError once it was moved from.
+  Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -48,11 +50,12 @@ class SHERD_API Program {
 /// rate as a number) become part of the program; what must change from step to step belongs in tensors. The
 /// message names what is refused: random numbers (NotImplementedError); reads on the host such as `item`,
 /// `to_vector`, `data` and printing, since a replay could not react to the value; writes through host
-/// pointers; inputs that share memory; a tensor made inside, other than an output, that is still alive
-/// afterwards, such as new optimizer state or a `.grad` left behind; writes into a tensor that the step made
-/// of numbers (`Tensor::scalar`, `Tensor::from`), which a replay would not make again (StateError).
-/// ValueError for an empty handle as input or output. What replaces a parameter's memory later (`set_data`,
-/// `Module::to`) replaces it for the step, not for the program: capture again.
+/// pointers to memory that ops of the step used before (others it cannot see); inputs that share memory; a
+/// tensor made inside, other than an output, that is still alive afterwards, such as new optimizer state or a
+/// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`, `Tensor::from`)
+/// or with `empty`, which a replay would not make again (StateError). An input is an input wherever the step
+/// uses its memory. ValueError for an empty handle as input or output. What replaces a parameter's memory
+/// later (`set_data`, `Module::to`) replaces it for the step, not for the program: capture again.
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
 
 /// One line for each input (%x) and tensor from outside (%p), then one for each op: `%7 =

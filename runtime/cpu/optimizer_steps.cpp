@@ -105,6 +105,7 @@ void norm_of_sums(const ops::NormOfSums&, Inputs in, Outputs out) {
 
 void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
   const double factor = std::min(op.limit / (scalar(in[0]) + 1e-6), 1.0);  // NaN stays: it is for all tensors
+  for (const Tensor& t : in.subspan(1)) dense_data<std::byte>(op.name, t);  // all or none
   if (factor == 1.0) return;
   by_dtype(op.name, in.subspan(1), [&](auto tag, const std::vector<Tensor>& tensors) {
     using T = typename decltype(tag)::type;

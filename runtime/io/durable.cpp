@@ -78,6 +78,8 @@ void DirectoryWriter::add(std::string_view name, const std::function<void(Output
 
 void write_durably(const Path& path, const std::function<void(OutputFile&)>& fill, FileSystem& files) {
   require_replaceable(files, path, file_type::regular);
+  check<FileError>(files.type(parent_of(path)) != file_type::not_found,
+                   "write: '{}': its folder is not there; make it first", shown(path.string(), 300));
   const Path partial = unique_partial(path);
   try {
     fill_file(files, partial, fill);

@@ -450,7 +450,10 @@ void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> into) 
                     source_, shown(entry.name), entry.bytes, into.size());
   file_->read(data_begin_ + entry.begin, into);
   if (!checksums_.empty()) {
-    const auto place = static_cast<std::size_t>(&entry - entries_.data());
+    const auto own = std::ranges::find(entries_, entry.name, &TensorEntry::name);
+    check<ValueError>(own != entries_.end() && own->begin == entry.begin && own->bytes == entry.bytes,
+                      "safetensors: '{}': tensor '{}' is of another file", source_, shown(entry.name));
+    const auto place = static_cast<std::size_t>(own - entries_.begin());
     const std::string written = checksums_.substr((1 + place) * checksum_digits, checksum_digits);
     const std::string found = checksum_of(into);
     check<ValueError>(written == found,

@@ -15,8 +15,6 @@ namespace {
 /// The logsumexp that the kernels keep is f32, which is too little for an f64 gradient.
 bool exact(const Tensor& x) { return x.dtype() == DType::f64; }
 
-DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
-
 /// What each weight is multiplied by: 0 or 1 / (1 - p); nothing without dropout.
 Tensor dropout_factors(const AttentionRule& rule, const Spec& weights) {
   if (rule.dropout == 0) return {};

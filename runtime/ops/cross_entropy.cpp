@@ -6,8 +6,6 @@ namespace sherd {
 namespace ops {
 namespace {
 
-DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
-
 /// bool (n, classes): where a row's target is.
 Tensor chosen_classes(const Tensor& targets, std::int64_t classes) {
   const Tensor all = arange(0, classes, 1, {DType::i64, targets.device()});

@@ -5,12 +5,6 @@
 
 namespace sherd {
 namespace ops {
-namespace {
-
-DType compute_dtype(DType d) { return d == DType::f64 ? DType::f64 : DType::f32; }
-
-}  // namespace
-
 Specs LayerNorm::infer(SpecSpan in) const {
   const Spec& x = in[0];
   check<DTypeError>(is_floating(x.dtype), "layer_norm: takes floating dtypes, got {}; cast the input first",

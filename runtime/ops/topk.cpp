@@ -31,7 +31,10 @@ Specs Gather::infer(SpecSpan in) const {
 }
 
 Tensors Gather::grad(const GradArgs& args) const {
-  return {apply(Scatter{args.specs[0].shape.back()}, args.gy[0], args.inputs[1]), Tensor{}};
+  // Positions may repeat, and a sum in 16 bits stops growing.
+  const DType dtype = args.specs[0].dtype;
+  const Tensor wide = to(args.gy[0], compute_dtype(dtype));
+  return {to(apply(Scatter{args.specs[0].shape.back()}, wide, args.inputs[1]), dtype), Tensor{}};
 }
 
 Specs Scatter::infer(SpecSpan in) const {

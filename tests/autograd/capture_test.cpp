@@ -467,6 +467,8 @@ TEST_CASE("a replay uses the memory that it may, and says so where it may not") 
   };
   refused([] { return Tensor::scalar(0); });
   refused([] { return Tensor::from({1.0F, 2.0F}, {2}); });
+  Tensor held;  // who holds it makes no difference
+  refused([&] { return held = Tensor::scalar(0); });
   const Tensor outside = Tensor::scalar(0);
   Program counting = capture(
       [&](std::span<const Tensor>) { return std::vector{add(add_(outside, 1), Tensor::scalar(0.5))}; }, {});
@@ -490,4 +492,37 @@ TEST_CASE("a replay uses the memory that it may, and says so where it may not") 
       capture([&](std::span<const Tensor> in) { return std::vector{add_(kept, in[0])}; }, {ones({4})});
   CHECK_THROWS_WITH(writing.replay({view(kept, {4})}), ContainsSubstring("shares memory"));
   CHECK(same_bits(kept, full({4}, 2)));
+}
+
+TEST_CASE("what the host writes within a step is refused, whenever") {
+  const Tensor x = ones({2}), outside = ones({2});
+  const auto refused = [&](const std::function<void(const Tensor&)>& write) {
+    const auto step = [&](std::span<const Tensor> in) {
+      Tensor y = mul(add(in[0], outside), 2.0);
+      write(y);
+      return std::vector{y};
+    };
+    CHECK_THROWS_WITH(capture(step, {x}), ContainsSubstring("host pointer"));
+  };
+  refused([](const Tensor& y) { y.mutable_data<float>()[0] = 100; });
+  refused([&](const Tensor&) { x.mutable_data<float>()[0] = 100; });
+  refused([&](const Tensor&) { outside.mutable_data<float>()[0] = 100; });
+}
+
+TEST_CASE("a program that was moved from says so") {
+  Program one = capture([](std::span<const Tensor> in) { return std::vector{exp(in[0])}; }, {ones({2})});
+  Program two = std::move(one);
+  CHECK_THROWS_AS(one.replay({ones({2})}), StateError);
+  CHECK_THROWS_AS(one.outputs(), StateError);
+  CHECK_THROWS_AS(one.size(), StateError);
+  CHECK_THROWS_AS(one.workspace_bytes(), StateError);
+  CHECK_THROWS_AS(to_string(one), StateError);
+  CHECK(two.replay({zeros({2})})[0].to_vector<float>() == std::vector<float>{1, 1});
+}
+
+TEST_CASE("strides that no element uses do not matter to a replay") {
+  Program program = capture([](std::span<const Tensor> in) { return std::vector{exp(in[0])}; },
+                            {transpose(zeros({3, 1}), 0, 1)});
+  const Tensor x = zeros({1, 3});
+  CHECK(same_bits(program.replay({x})[0], exp(x)));
 }

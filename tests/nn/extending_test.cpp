@@ -41,7 +41,7 @@ class Lion final : public nn::Optimizer {
     for (std::size_t i = 0; i < params.size(); ++i) {
       const Tensor p = params[i].local().detach(), g = params[i].grad(), m = (*slots[i])[0];
       const Tensor ahead = add(mul(m, 0.9), mul(g, 0.1));
-      const Tensor sign = div(ahead, add(abs(ahead), 1e-30));
+      const Tensor sign = sub(to(greater(ahead, 0), p.dtype()), to(less(ahead, 0), p.dtype()));
       sub_(p, mul(sign, to(group.lr, p.dtype())));
       add_(mul_(m, 0.99), mul(g, 0.01));
     }

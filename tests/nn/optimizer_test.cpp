@@ -521,3 +521,54 @@ TEST_CASE("optimizers: loaded state goes where the state is, so a captured step 
     CHECK(optimizer.state_dict()[i].second.storage_ref() == now[i].second.storage_ref());
   }
 }
+
+TEST_CASE("optimizers: what one parameter lacks is refused before any is stepped") {
+  for (const bool foreach : {true, false})
+    for (std::size_t kind = 0; kind < optimizers({}, true).size(); ++kind) {
+      const Parameter good = parameter({3}, 1), wide = parameter({3}, 2), other = parameter({3}, 3);
+      for (const Parameter& p : {good, wide, other}) give_gradient(p, 7);
+      const Tensor before = clone(good.data());
+      const auto one = std::move(optimizers({good, wide}, foreach)[kind]),
+                 two = std::move(optimizers({good, other}, foreach)[kind]);
+      Parameter(wide).set_data(expand(zeros({1}), {3}));
+      CHECK(one_line_about(message_of<StateError>([&] { one->step(); }), "share memory"));
+      Parameter(other).set_grad(zeros({3}, {f32, Device::meta()}));
+      CHECK(one_line_about(message_of<DeviceError>([&] { two->step(); }), "meta"));
+      CHECK(same_bits(good.data(), before));
+    }
+}
+
+TEST_CASE("clip_grad_norm_: gradients of any layout and dtypes are scaled alike") {
+  const Parameter a = parameter({2, 3}, 1), b = parameter({4}, 2, f64), c = parameter({2, 3}, 3);
+  Parameter(a).set_grad(transpose(numbers({3, 2}, f32, 4), 0, 1));
+  Parameter(b).set_grad(numbers({4}, f64, 5));
+  Parameter(c).set_grad(contiguous(a.grad()));
+  const std::vector<Parameter> all{b, a, c};
+  clip_grad_norm_(all, 0.1);
+  CHECK(same_bits(contiguous(a.grad()), c.grad()));
+  CHECK(clip_grad_norm_(all, 0.1).item() == Approx(0.1).epsilon(1e-4));
+}
+
+TEST_CASE("optimizers: a state without a parameter's entry begins anew, for captured steps too") {
+  const auto make = [] {
+    const Parameter p = parameter({3}, 1);
+    give_gradient(p, 7);
+    return std::pair(p, std::make_unique<Sgd>(std::vector{p}, SgdOptions{.lr = 1, .momentum = 0.9}));
+  };
+  const auto eager = make(), captured = make();
+  StateDict initial;
+  for (const auto& [name, t] : eager.second->state_dict()) initial.emplace_back(name, clone(t));
+  eager.second->step();
+  eager.second->step();
+  captured.second->step();
+  Program program = capture(
+      [&](std::span<const Tensor>) {
+        captured.second->step();
+        return std::vector<Tensor>{};
+      },
+      {});
+  for (Sgd* sgd : {eager.second.get(), captured.second.get()}) sgd->load_state_dict(initial);
+  eager.second->step();
+  program.replay({});
+  CHECK(same_bits(eager.first.data(), captured.first.data()));
+}

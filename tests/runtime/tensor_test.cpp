@@ -407,3 +407,18 @@ TEST_CASE("shape: axes count from both ends, and broadcasting is NumPy's") {
   CHECK(to_string(Shape{2, 3}) == "(2, 3)");
   CHECK(Shape{}.numel() == 1);
 }
+
+TEST_CASE("tensor: arange takes any step whose values fit") {
+  CHECK(doubles(arange(5, 0, -1, {u8})) == std::vector<double>{5, 4, 3, 2, 1});
+  CHECK(doubles(arange(250, 0, -125, {u8})) == std::vector<double>{250, 125});
+  CHECK_THROWS_AS(arange(5, -3, -1, {u8}), DTypeError);
+  CHECK_THROWS_AS(arange(0, 600, 500, {u8}), DTypeError);
+}
+
+TEST_CASE("tensor: the gradient of gathered elements adds up in full, however many are one") {
+  for (const DType dtype : {f16, bf16, f32}) {
+    const Tensor x = zeros({2, 4}, {dtype}).requires_grad_();
+    sum(gather(x, zeros({2, 5000}, {i64}))).backward();
+    CHECK(doubles(select(x.grad(), 1, 0))[1] == Approx(5000).epsilon(dtype == bf16 ? 4e-3 : 0));
+  }
+}
