@@ -572,3 +572,43 @@ TEST_CASE("optimizers: a state without a parameter's entry begins anew, for capt
   program.replay({});
   CHECK(same_bits(eager.first.data(), captured.first.data()));
 }
+
+namespace {
+
+/// Of whoever writes an optimizer and gets its state wrong.
+struct OwnState final : Optimizer {
+  std::function<Slots(const Tensor&)> make;
+  OwnState(const Parameter& p, std::function<Slots(const Tensor&)> how)
+      : Optimizer({{{p}}}, 0.1, 0), make(std::move(how)) {}
+  std::vector<std::string> state_names() const override { return {"a", "step"}; }
+  Slots fresh(const Tensor& p) const override { return make(p); }
+  void step_group(const Group&, std::span<const Parameter> params, std::span<Slots* const>) override {
+    fill_(params[0].local().detach(), 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("optimizers: state that an own optimizer makes is held against its names at the first step") {
+  const Tensor count = zeros({}, {f64});
+  const std::function<std::vector<Tensor>(const Tensor&)> wrong[] = {
+      [](const Tensor& p) { return std::vector{zeros_like(p)}; },
+      [&](const Tensor& p) { return std::vector{zeros_like(p), count, count}; },
+      [&](const Tensor& p) { return std::vector{to(p, f64), count}; },
+      [&](const Tensor& p) { return std::vector{to(p, Device::meta()), count}; },
+      [&](const Tensor&) { return std::vector{Tensor(), count}; }};
+  for (const auto& make : wrong) {
+    const Parameter p = parameter({3}, 1);
+    give_gradient(p, 2);
+    OwnState optimizer(p, make);
+    for (int again = 0; again < 2; ++again)
+      CHECK(one_line_about(message_of<StateError>([&] { optimizer.step(); }), "fresh gives"));
+    CHECK(same_bits(p.data(), parameter({3}, 1).data()));
+    CHECK(optimizer.state_dict().size() == 1);
+  }
+  const Parameter p = parameter({3}, 1);
+  give_gradient(p, 2);
+  OwnState right(p, [&](const Tensor& t) { return std::vector{zeros_like(t), count}; });
+  right.step();
+  CHECK(right.state_dict().size() == 3);
+}

@@ -56,3 +56,16 @@ TEST_CASE("state files: a byte that changed is noticed, and the file and tensor 
   const SafetensorsFile file(path);
   CHECK(nn::load_tensor(file, *file.find("a")).to_vector<float>() == std::vector<float>{1, 1, 1});
 }
+
+TEST_CASE("state files: entries may be copied, and are of one file") {
+  const TempDirectory folder;
+  nn::save_state(folder / "x", {{"a", ones({3})}, {"b", zeros({2})}});
+  nn::save_state(folder / "y", {{"c", ones({3})}});
+  const SafetensorsFile file(folder / "x"), other(folder / "y");
+  for (const TensorEntry entry : file.entries())
+    CHECK(nn::load_tensor(file, entry).numel() == (entry.name == "a" ? 3 : 2));
+  CHECK_THAT(message_of<ValueError>([&] { nn::load_tensor(file, other.entries()[0]); }),
+             ContainsSubstring("another file"));
+  CHECK_THAT(message_of<FileError>([&] { nn::save_state(folder / "none" / "x", {{"a", ones({3})}}); }),
+             ContainsSubstring("none/x': its folder is not there"));
+}

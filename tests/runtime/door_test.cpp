@@ -1,9 +1,11 @@
 // What the door sees to for every op: how many inputs, numbers in their range, views inside their storage,
 // and nothing written that another input still reads.
+#include <cmath>
 #include <limits>
 
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
+#include "runtime/cpu/elementwise_loop.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
 #include "tests/runtime/harness.h"
@@ -23,6 +25,32 @@ struct Silent {
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs, Outputs) const {}
   bool operator==(const Silent&) const = default;
+};
+
+/// Promises the shape of its input; its reference keeps that only if told so.
+struct Sums {
+  static constexpr std::string_view name = "sums";
+  Keep keep = Keep::dims;
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  Tensors reference(Inputs in) const { return {keep == Keep::dims ? mul(in[0], sum(in[0])) : sum(in[0])}; }
+  bool operator==(const Sums&) const = default;
+};
+
+/// x^2, but its gradient looks at x, which it does not name.
+struct Forgetful {
+  static constexpr std::string_view name = "forgetful";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{};
+  template <class T>
+  constexpr T operator()(T x) const {
+    return x * x;
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
+    return gy * x * T(2);
+  }
+  bool operator==(const Forgetful&) const = default;
 };
 
 /// Doubles a tensor that it wants dense.
@@ -208,6 +236,21 @@ TEST_CASE("door: a call that wants one output of an op that has none says so") {
   CHECK(one_line_about(message_of<ValueError>([] { apply(Silent{}, ones({2})); }), "silent"));
   const Tensor x = ones({2});
   CHECK(apply_many(Silent{}, std::span(&x, 1)).empty());
+}
+
+TEST_CASE("door: a reference of another shape than the op's is refused, not broadcast") {
+  const Tensor x = ones({2, 3});
+  CHECK(doubles(apply(Sums{}, x)) == std::vector<double>(6, 6));
+  CHECK(one_line_about(message_of<InternalError>([&] { apply(Sums{Keep::drop}, x); }), "sums"));
+}
+
+TEST_CASE("door: what a gradient looks at without naming it is NaN") {
+  cpu::add_elementwise<Forgetful>();
+  const Tensor x = full({3}, 2).requires_grad_();
+  for (const bool create_graph : {false, true})
+    for (const double g :
+         doubles(grad(sum(apply(Forgetful{}, x)), std::span(&x, 1), {}, {.create_graph = create_graph})[0]))
+      CHECK(std::isnan(g));
 }
 
 TEST_CASE("door: messages name the call, not what it is made of") {
