@@ -334,7 +334,9 @@ class Supervisor {
     rank.status = status;
     events_.note(fmt::format("rank {} {}", number_of(rank), how_it_ended(status)));
     if (!rank.failed()) return;
-    if (first_failure_ == 0) first_failure_ = exit_status(status);
+    // Who was killed is why the others failed, though they may be heard first.
+    const bool killed = WIFSIGNALED(status) && !ending_;
+    if (first_failure_ == 0 || (killed && first_failure_ < 128)) first_failure_ = exit_status(status);
     // When the job has to end every rank does, and of a signal that was asked for nobody needs to be told.
     const bool expected = ending_ || (asked_ != 0 && exit_status(status) == 128 + asked_);
     if (rank.joined && !expected) say(number_of(rank), how_it_ended(status));

@@ -336,7 +336,10 @@ TEST_CASE("whichever process of a job is killed, the others end and nothing is l
       for (const pid_t process : all) witnesses.emplace_back(process);
       ::kill(victim < 4 ? all[victim] : all[5], SIGKILL);
       CHECK(command.wait() == 137);
-      for (const Witness& witness : witnesses) CHECK(witness.ends());
+      for (std::size_t i = 0; i < witnesses.size(); ++i) {
+        INFO("of the family number " << i);
+        CHECK(witnesses[i].ends());
+      }
       if (victim != 1) place.check_clean(launcher);  // mpirun may still write what the launcher removed
       fs::remove_all(place.folder() / "tmp");
       fs::create_directory(place.folder() / "tmp");
