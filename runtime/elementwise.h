@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+
 #include "runtime/apply.h"
 #include "runtime/expr.h"
 #include "runtime/functor.h"

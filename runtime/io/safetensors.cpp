@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <bitset>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -450,7 +451,12 @@ void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> into) 
                     source_, shown(entry.name), entry.bytes, into.size());
   file_->read(data_begin_ + entry.begin, into);
   if (!checksums_.empty()) {
-    const auto own = std::ranges::find(entries_, entry.name, &TensorEntry::name);
+    // Of this list at once; a copy is looked for.
+    const std::less<const TensorEntry*> before;
+    const TensorEntry *const first = entries_.data(), *const last = first + entries_.size();
+    const auto own = !before(&entry, first) && before(&entry, last)
+                         ? entries_.begin() + (&entry - first)
+                         : std::ranges::find(entries_, entry.name, &TensorEntry::name);
     check<ValueError>(own != entries_.end() && own->begin == entry.begin && own->bytes == entry.bytes,
                       "safetensors: '{}': tensor '{}' is of another file", source_, shown(entry.name));
     const auto place = static_cast<std::size_t>(own - entries_.begin());
