@@ -48,17 +48,19 @@ void fill_bits(const Operands& p, std::uint64_t bits) {
   launch<Constant<Bits>, Bits>({static_cast<Bits>(bits)}, p);
 }
 
-template <class T>
-__global__ void arange_kernel(double start, double step, T* out, std::int64_t n) {
+template <class T, class Wide>
+__global__ void arange_kernel(Wide start, Wide step, T* out, std::int64_t n) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
        i += stride)
-    out[i] = static_cast<T>(static_cast<compute_t<T>>(start + static_cast<double>(i) * step));
+    out[i] = static_cast<T>(static_cast<compute_t<T>>(start + static_cast<Wide>(i) * step));
 }
 
 template <class T>
-void arange(double start, double step, void* out, std::int64_t n, cudaStream_t stream) {
-  arange_kernel<<<blocks_for(n), threads_per_block, 0, stream>>>(start, step, static_cast<T*>(out), n);
+void arange(Number start, Number step, void* out, std::int64_t n, cudaStream_t stream) {
+  using Wide = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;  // exact beyond 2^53
+  arange_kernel<<<blocks_for(n), threads_per_block, 0, stream>>>(start.as<Wide>(), step.as<Wide>(),
+                                                                 static_cast<T*>(out), n);
 }
 
 }  // namespace
@@ -92,7 +94,7 @@ void launch_fill(const Operands& p, std::uint64_t bits) {
   }
 }
 
-void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream) {
+void launch_arange(DType dtype, Number start, Number step, void* out, std::int64_t n, cudaStream_t stream) {
   for_any(dtype, [&]<class T>() { arange<T>(start, step, out, n, stream); });
 }
 

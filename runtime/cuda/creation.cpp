@@ -42,8 +42,7 @@ void fill_kernel(const void* op, Inputs in, Outputs) {
 void arange_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Arange*>(erased);
   if (out[0].numel() == 0) return;
-  launch_arange(out[0].dtype(), op.start.as<double>(), op.step.as<double>(), out[0].raw(), out[0].numel(),
-                stream_of(out[0].device()));
+  launch_arange(out[0].dtype(), op.start, op.step, out[0].raw(), out[0].numel(), stream_of(out[0].device()));
   check_launch(op.name);
 }
 

@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/kernels.h"
 #include "runtime/generator.h"
+#include "runtime/number.h"
 #include "runtime/random.h"
 
 namespace sherd::cuda {
@@ -13,8 +14,8 @@ namespace sherd::cuda {
 void launch_copy(const Operands& p, DType to);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Operands& p, std::uint64_t bits);
-/// out[i] = start + i step.
-void launch_arange(DType dtype, double start, double step, void* out, std::int64_t n, cudaStream_t stream);
+/// out[i] = start + i step, in f64 for floats and in i64 for integers.
+void launch_arange(DType dtype, Number start, Number step, void* out, std::int64_t n, cudaStream_t stream);
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
 void launch_uniform(RandomKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);

@@ -13,7 +13,10 @@ struct Arange {
   Spec spec;
   Number start = 0, step = 1;
 
-  Specs infer(SpecSpan) const { return {spec}; }
+  Specs infer(SpecSpan) const {
+    if (!is_floating(spec.dtype)) detail::check_fits(name, "step", step, DType::i64);
+    return {spec};
+  }
   void fields(auto&& on) const {
     on("start", start);
     on("step", fmt::format("{}", step));  // not an element: 5, 4, 3 fits u8, and -1 does not

@@ -67,6 +67,11 @@ TEST_CASE("cuda: creation equals the CPU's") {
     const Number start = is_integral(dtype) && dtype != u8 ? -2 : 0, end = dtype == boolean ? 2 : 100;
     const Number step = is_floating(dtype) ? Number(0.7) : Number(1);
     CHECK(distance_in_ulps(arange(start, end, step, {dtype, gpu}), arange(start, end, step, {dtype})) == 0);
+    if (dtype == i64) {
+      constexpr std::int64_t beyond_f64 = (std::int64_t{1} << 53) + 1;
+      CHECK(distance_in_ulps(arange(beyond_f64, beyond_f64 + 40, 3, {i64, gpu}),
+                             arange(beyond_f64, beyond_f64 + 40, 3, {i64})) == 0);
+    }
     const Tensor host = ones({7, 8}, {dtype}), moved = ones({7, 8}, {dtype, gpu});
     fill_(slice(host, 1, 1, 8, 3), 0);
     fill_(slice(moved, 1, 1, 8, 3), 0);

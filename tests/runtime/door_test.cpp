@@ -328,6 +328,10 @@ TEST_CASE("door: no count of elements is passed by, with whole or broken bounds"
     CHECK(arange(0.0, 100.0, 50.0, {dtype}).numel() == 2);
   }
   CHECK(one_line_about(message_of<DTypeError>([] { arange(0.0, 300.0, 1.0, {u8}); }), "299"));
+  for (const DType dtype : {u8, i32, i64}) {  // integers are counted in integers, one element too
+    CHECK(one_line_about(message_of<DTypeError>([&] { arange(0, 0.4, 0.5, {dtype}); }), "step 0.5"));
+    CHECK_THROWS_AS(arange(0, 1, 1e300, {dtype}), DTypeError);
+  }
   CHECK(one_line_about(message_of<ValueError>([] { sum(ones({2, 3}), {0, -2}); }), "twice"));
   const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2});
   for (const std::int64_t padding : {most, most - 1, most / 2 + 1, std::int64_t{1} << 32})
