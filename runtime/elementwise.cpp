@@ -37,4 +37,12 @@ Tensor sum_to(const Tensor& g, const Shape& shape) {
   return reshape(sum(g, axes, Keep::dims), shape);
 }
 
+Tensor in_compute_dtype(Inputs in, const std::function<Tensor(Inputs)>& f) {
+  const DType dtype = in[0].dtype(), wide = compute_dtype(dtype);
+  if (wide == dtype) return f(in);
+  Tensors cast;
+  for (const Tensor& t : in) cast.push_back(t.dtype() == dtype ? to(t, wide) : t);
+  return to(f(Inputs(cast.begin(), cast.size())), dtype);
+}
+
 }  // namespace sherd::detail

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "runtime/apply.h"
@@ -28,7 +29,13 @@ constexpr bool first_is_condition() {
 }
 
 template <class O>
-concept HasScalarGrad = !NotDifferentiable<O> && !requires(const O op, const GradArgs& g) { op.grad(g); };
+inline constexpr bool is_gradient = false;
+template <class O, int I>
+inline constexpr bool is_gradient<ElementwiseGrad<O, I>> = true;
+
+template <class O>
+concept HasScalarGrad =
+    !NotDifferentiable<O> && !is_gradient<O> && !requires(const O op, const GradArgs& g) { op.grad(g); };
 
 /// The gradient of input I as an expression. `in` holds what an `ElementwiseGrad` takes, in its order: gy,
 /// then the inputs that the rule reads, then the output if it reads that.
@@ -50,6 +57,15 @@ Expr gradient_expression(const O& op, Inputs in) {
     return grad_of<I>(op, gy, values[0], values[1], values[2], values[3]);
 }
 
+/// `f` of the inputs as a kernel computes it: halves become f32, and the result is rounded once.
+SHERD_API Tensor in_compute_dtype(Inputs in, const std::function<Tensor(Inputs)>& f);
+
+template <int I, class O>
+Tensor gradient_in_other_ops(const O& op, Inputs in) {
+  return in_compute_dtype(
+      in, [&](Inputs wide) { return gradient_expression<I>(op, wide).materialize(wide[0].spec()); });
+}
+
 template <class O, int I>
 Tensor grad_of_input(const O& op, const GradArgs& args) {
   const Tensor& gy = args.gy[0];
@@ -61,9 +77,7 @@ Tensor grad_of_input(const O& op, const GradArgs& args) {
     for (int i = 0; i < O::arity; ++i)
       if ((kept.inputs >> i) & 1) in.push_back(args.inputs[static_cast<std::size_t>(i)]);
     if (kept.outputs & 1) in.push_back(args.outputs[0]);
-    const Inputs span(in.begin(), in.size());
-    const Tensor g = args.create_graph ? gradient_expression<I>(op, span).materialize(gy.spec())
-                                       : apply_many(ElementwiseGrad<O, I>{op}, span)[0];
+    const Tensor g = apply_many(ElementwiseGrad<O, I>{op}, Inputs(in.begin(), in.size()))[0];
     return sum_to(g, args.specs[I].shape);
   }
 }
@@ -95,9 +109,7 @@ struct InOtherOps {
 template <class O, int I>
 struct InOtherOps<ElementwiseGrad<O, I>> {
   static constexpr bool there = true;
-  static Tensor of(const ElementwiseGrad<O, I>& op, Inputs in) {
-    return gradient_expression<I>(op.op, in).materialize(in[0].spec());
-  }
+  static Tensor of(const ElementwiseGrad<O, I>& op, Inputs in) { return gradient_in_other_ops<I>(op.op, in); }
 };
 template <class O>
 struct InOtherOps<WithScalar<O>> {
@@ -147,6 +159,9 @@ class OpModel<O> final : public OpModelBase<O> {
   Tensors grad(const GradArgs& args) const override {
     if constexpr (detail::HasScalarGrad<O>)
       return detail::elementwise_grad(this->op_, args);
+    else if constexpr (detail::is_gradient<O>)
+      return detail::reference_gradient(
+          args, [this](Inputs in) { return Tensors{detail::InOtherOps<O>::of(this->op_, in)}; });
     else
       return OpModelBase<O>::grad(args);
   }

@@ -114,4 +114,8 @@ Expr pow(const Expr& x, const Expr& y) {
       [](double a, double b) { return std::pow(a, b); });
 }
 
+math::Normal<Expr> normal(const Expr& x) {
+  return {exp(Expr(-0.5) * x * x), Expr(0.5) * (Expr(1.0) + erf(x * Expr(0.7071067811865476)))};
+}
+
 }  // namespace sherd

@@ -1,9 +1,11 @@
 // A number or a tensor, with the arithmetic that functors use. A gradient functor called with `Expr` instead
-// of numbers applies ops, which the tape records; so first and second derivatives come from one source.
+// of numbers applies ops, which can be differentiated again; so first and second derivatives come from one
+// source.
 #pragma once
 
 #include <type_traits>
 
+#include "runtime/math.h"
 #include "runtime/number.h"
 #include "runtime/tensor.h"
 
@@ -59,5 +61,6 @@ SHERD_API Expr tanh(const Expr& x);
 SHERD_API Expr sigmoid(const Expr& x);
 SHERD_API Expr erf(const Expr& x);
 SHERD_API Expr pow(const Expr& x, const Expr& y);
+SHERD_API math::Normal<Expr> normal(const Expr& x);
 
 }  // namespace sherd

@@ -108,7 +108,6 @@ struct ElementwiseGrad {
   static constexpr Reads kept = detail::reads_of<O, I>();
   static constexpr int arity = 1 + detail::count_bits(kept.inputs) + detail::count_bits(kept.outputs);
   static constexpr DTypeSet dtypes = O::dtypes;
-  static constexpr bool differentiable = false;  // a recorded gradient is built from ops instead
   O op;
 
   template <class T, class... V>

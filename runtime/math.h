@@ -103,6 +103,13 @@ constexpr double erf_small(double z) {
                 1.64620459434695e-06, -1.636464905211261e-07, 1.479246510046623e-08, -1.2164941914801635e-09,
                 8.71037387213268e-11, -4.232990811614943e-12);
 }
+// e^(t^2/2) (1 - Phi(t)) for t up to 6, Phi the normal distribution function; the error is weighed by
+// max(e^(-t^2/2), 0.001).
+constexpr float upper_tail(float t) {
+  return horner(where(t > 6.f, 6.f, t) - 3.f, 0.121514047f, -0.0343983043f, 0.00916030835f, -0.00231242629f,
+                0.000548896465f, -0.000129979176f, 3.22496514e-5f, -4.56595963e-6f, 5.06720249e-7f,
+                -6.81743881e-7f, 1.11748863e-7f, 3.9545113e-8f, 1.01184084e-9f, -2.50700902e-9f);
+}
 // log(erfc(t)) from 1 to where erf(t) rounds to 1.
 constexpr float log_erfc(float t) {
   const float u = where(t > 4.f, 4.f, t) - 2.5f;
@@ -183,6 +190,32 @@ constexpr T erf(T x) {
   const T small = std::fma(x, detail::erf_small(x * x), x);
   const T large = std::copysign(T(1) - exp(detail::log_erfc(a)), x);
   return where(a < T(1), small, large);
+}
+
+/// The normal distribution at x.
+template <class T>
+struct Normal {
+  T bell;  ///< e^(-x^2/2)
+  T cdf;   ///< Phi(x)
+};
+
+/// Both within 1.3e-7 in float, Phi within 0.02 % of itself down to -6; within 4 ulp of 1 in double.
+constexpr Normal<double> normal(double x) {
+  return {exp(-0.5 * x * x), 0.5 * (1 + erf(x * 0.7071067811865476))};
+}
+constexpr Normal<float> normal(float x) {
+  using F = detail::Format<float>;
+  const float power = -0.5f * x * x;
+  // e^power, which is between 0 and 1, in fewer steps than `exp` takes for any number.
+  constexpr float least = -87.f;
+  const float z = where(power < least, least, power);
+  const float shifted = std::fma(z, 1.442695041f, F::round);
+  const float r = std::fma(shifted - F::round, -0.69314718f, z);
+  const float y = std::fma(r * r, detail::exp_tail(r), r) + 1.f;
+  const F::Int k = std::bit_cast<F::Int>(shifted) - std::bit_cast<F::Int>(F::round);
+  const float bell = where(power < least, 0.f, y * detail::pow2<float>(k));
+  const float tail = bell * detail::upper_tail(std::fabs(x));
+  return {bell, where(x > 0.f, 1.f - tail, tail)};
 }
 
 template <class T>

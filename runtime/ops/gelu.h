@@ -13,16 +13,14 @@ struct Gelu {
 
   template <class T>
   constexpr T operator()(T x) const {
-    using math::erf;
-    return T(0.5) * x * (T(1) + erf(x * T(0.7071067811865476)));
+    using math::normal;
+    return x * normal(x).cdf;
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {
-    using math::erf;
-    using math::exp;
-    const T cdf = T(0.5) * (T(1) + erf(x * T(0.7071067811865476)));
-    const T pdf = T(0.3989422804014327) * exp(T(-0.5) * x * x);
-    return gy * (cdf + x * pdf);
+    using math::normal;
+    const math::Normal<T> at = normal(x);
+    return gy * (at.cdf + x * T(0.3989422804014327) * at.bell);
   }
   bool operator==(const Gelu&) const = default;
 };
