@@ -2,6 +2,7 @@
 #include "runtime/ops/attention.h"
 
 #include "runtime/cuda/attention.h"
+#include "runtime/cuda/attention_cudnn.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 #include "runtime/random.h"
@@ -84,6 +85,7 @@ void forward(std::string_view op, const ops::AttentionRule& rule, const Tensor& 
   const Tensor rq = readable(q), rk = readable(k), rv = readable(v);
   const Tensor wo = writable(o);
   const AttentionCall call = describe(op, rule, rq, rk, rv, wo, logsumexp);
+  if (state_of(q.device()).cudnn_attention().run(call)) return;
   on_tensor_cores(call.dtype, call.width) ? launch_attention_mma(call) : launch_attention_plain(call);
   check_launch(op);
   finish(o, wo);
@@ -110,6 +112,7 @@ void backward(std::string_view op, const ops::AttentionRule& rule, const Tensor&
   call.gv = heads_of(to.v);
   const Tensor delta = empty(logsumexp.spec());
   call.delta = reinterpret_cast<float*>(delta.raw());
+  if (state_of(q.device()).cudnn_attention().run(call)) return;
   launch_attention_delta(call);
   on_tensor_cores(call.forward.dtype, call.forward.width) ? launch_attention_grad_mma(call)
                                                           : launch_attention_grad_plain(call);

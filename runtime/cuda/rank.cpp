@@ -1,6 +1,7 @@
 #include "runtime/cuda/rank.h"
 
 #include "runtime/context.h"
+#include "runtime/cuda/attention_cudnn.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/fault_board.h"
@@ -31,6 +32,7 @@ DeviceState::~DeviceState() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_);
   matmul_plans_.reset();
+  cudnn_attention_.reset();
   faults_.reset();
   cudaStreamDestroy(stream_);
 }
@@ -38,6 +40,11 @@ DeviceState::~DeviceState() {
 MatMulPlans& DeviceState::matmul_plans() {
   if (!matmul_plans_) matmul_plans_ = std::make_unique<MatMulPlans>();
   return *matmul_plans_;
+}
+
+CudnnAttention& DeviceState::cudnn_attention() {
+  if (!cudnn_attention_) cudnn_attention_ = std::make_unique<CudnnAttention>(Device::cuda(index_), stream_);
+  return *cudnn_attention_;
 }
 
 FaultSlot DeviceState::faults() {

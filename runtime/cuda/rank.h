@@ -11,6 +11,7 @@
 
 namespace sherd::cuda {
 
+class CudnnAttention;
 class FaultBoard;
 class MatMulPlans;
 struct FaultSlot;
@@ -29,7 +30,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A rank's stream on one GPU, its matrix products (matmul_plans.h) and its reports of bad values.
+/// A rank's stream on one GPU, what libraries keep for it (matmul_plans.h, attention_cudnn.h) and its reports
+/// of bad values.
 class DeviceState {
  public:
   explicit DeviceState(int index);
@@ -40,6 +42,7 @@ class DeviceState {
 
   cudaStream_t stream() const { return stream_; }
   MatMulPlans& matmul_plans();
+  CudnnAttention& cudnn_attention();
   /// Where kernels of this stream report bad values.
   FaultSlot faults();
   /// Waits for the stream, and throws ValueError for what its kernels reported.
@@ -49,6 +52,7 @@ class DeviceState {
   int index_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<MatMulPlans> matmul_plans_;
+  std::unique_ptr<CudnnAttention> cudnn_attention_;
   std::unique_ptr<FaultBoard> faults_;
 };
 

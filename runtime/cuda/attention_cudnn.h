@@ -1,0 +1,31 @@
+// Attention by cuDNN's kernels, where the library is installed and has one that fits.
+#pragma once
+
+#include <memory>
+
+#include "runtime/cuda/attention.h"
+#include "runtime/device.h"
+
+namespace sherd::cuda {
+
+/// The plans of one rank on one GPU. A form of call is planned when it is first met, which takes
+/// milliseconds.
+class CudnnAttention {
+ public:
+  CudnnAttention(Device device, cudaStream_t stream);
+  ~CudnnAttention();
+  CudnnAttention(const CudnnAttention&) = delete;
+  CudnnAttention& operator=(const CudnnAttention&) = delete;
+
+  /// Queues what the call describes; false, and nothing is done, where cuDNN has no kernel for it that
+  /// repeats to the bit.
+  bool run(const AttentionCall& call);
+  /// Fills `delta` too.
+  bool run(const AttentionGradCall& call);
+
+ private:
+  struct Plans;
+  std::unique_ptr<Plans> plans_;  // none where cuDNN is not installed
+};
+
+}  // namespace sherd::cuda

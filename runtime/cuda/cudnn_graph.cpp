@@ -1,0 +1,249 @@
+#include "runtime/cuda/cudnn_graph.h"
+
+#include <algorithm>
+
+#include "runtime/cuda/shared_library.h"
+
+namespace sherd::cuda {
+namespace {
+
+constexpr std::size_t oldest_version = 90600;  // before it, gradients of attention needed cleared memory
+constexpr int most_choices = 8;                // how many kernels are asked for
+
+std::optional<Cudnn> load_all() {
+  const SharedLibrary library(fmt::format("libcudnn.so.{}", CUDNN_MAJOR));
+  if (!library.found()) return std::nullopt;
+  Cudnn all{};
+  library.load("cudnnCreate", all.create);
+  library.load("cudnnDestroy", all.destroy);
+  library.load("cudnnSetStream", all.set_stream);
+  library.load("cudnnGetVersion", all.version);
+  library.load("cudnnBackendCreateDescriptor", all.descriptor_create);
+  library.load("cudnnBackendDestroyDescriptor", all.descriptor_destroy);
+  library.load("cudnnBackendSetAttribute", all.set);
+  library.load("cudnnBackendGetAttribute", all.get);
+  library.load("cudnnBackendFinalize", all.finalize);
+  library.load("cudnnBackendExecute", all.execute);
+  if (all.version() < oldest_version) return std::nullopt;
+  return all;
+}
+
+CudnnDescriptor make_descriptor(cudnnBackendDescriptorType_t type) {
+  cudnnBackendDescriptor_t made = nullptr;
+  if (cudnn()->descriptor_create(type, &made) != CUDNN_STATUS_SUCCESS) made = nullptr;
+  return CudnnDescriptor(made);
+}
+
+CudnnGraph::Sizes row_major(CudnnGraph::Sizes sizes) {
+  return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
+}
+
+/// What a descriptor holds `name` of, up to `most` descriptors of `type`.
+std::vector<CudnnDescriptor> held(void* of, cudnnBackendAttributeName_t name,
+                                  cudnnBackendDescriptorType_t type, int most) {
+  std::vector<CudnnDescriptor> made;
+  std::vector<void*> raw;
+  for (int i = 0; i < most; ++i) raw.push_back(made.emplace_back(make_descriptor(type)).get());
+  std::int64_t count = 0;
+  if (cudnn()->get(of, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, most, &count, raw.data()) != CUDNN_STATUS_SUCCESS)
+    count = 0;
+  made.resize(static_cast<std::size_t>(std::min<std::int64_t>(count, most)));
+  return made;
+}
+
+}  // namespace
+
+const Cudnn* cudnn() {
+  static const std::optional<Cudnn> functions = load_all();
+  return functions ? &*functions : nullptr;
+}
+
+CudnnDescriptor CudnnGraph::make(cudnnBackendDescriptorType_t type) {
+  CudnnDescriptor made = make_descriptor(type);
+  good_ = good_ && made;
+  return made;
+}
+
+void CudnnGraph::set(const CudnnDescriptor& to, cudnnBackendAttributeName_t name,
+                     cudnnBackendAttributeType_t type, std::int64_t count, const void* values) {
+  good_ = good_ && cudnn()->set(to.get(), name, type, count, values) == CUDNN_STATUS_SUCCESS;
+}
+
+void CudnnGraph::set_descriptor(const CudnnDescriptor& to, cudnnBackendAttributeName_t name, void* value) {
+  set(to, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+void CudnnGraph::finalize(const CudnnDescriptor& descriptor) {
+  good_ = good_ && cudnn()->finalize(descriptor.get()) == CUDNN_STATUS_SUCCESS;
+}
+
+int CudnnGraph::tensor(cudnnDataType_t type, Sizes sizes, Sizes strides, bool is_virtual, bool by_value) {
+  const auto id = static_cast<std::int64_t>(tensors_.size()) + 1, alignment = std::int64_t{16};
+  CudnnDescriptor made = make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  set(made, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+  set(made, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  set(made, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, sizes.data());
+  set(made, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data());
+  set(made, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+  set(made, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
+  set(made, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
+  finalize(made);
+  tensors_.push_back(std::move(made));
+  return static_cast<int>(id) - 1;
+}
+
+int CudnnGraph::memory(cudnnDataType_t type, Sizes sizes, Sizes strides) {
+  const int made = tensor(type, sizes, strides, false, false);
+  memory_ids_.push_back(made + 1);
+  return made;
+}
+int CudnnGraph::between(cudnnDataType_t type, Sizes sizes) { return between(type, sizes, row_major(sizes)); }
+int CudnnGraph::between(cudnnDataType_t type, Sizes sizes, Sizes strides) {
+  return tensor(type, sizes, strides, true, false);
+}
+int CudnnGraph::number(float value) {
+  const int made = tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+  number_ids_.push_back(made + 1);
+  numbers_->push_back(value);
+  return made;
+}
+
+void CudnnGraph::operation(CudnnDescriptor made) {
+  finalize(made);
+  operations_.push_back(std::move(made));
+}
+
+void CudnnGraph::matmul(int a, int b, int c) {
+  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  CudnnDescriptor rule = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+  set(rule, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  finalize(rule);
+  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_DESC, rule.get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_ADESC, tensors_[a].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_BDESC, tensors_[b].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_CDESC, tensors_[c].get());
+  parts_.push_back(std::move(rule));
+  operation(std::move(made));
+}
+
+void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, std::initializer_list<int> in, int y,
+                           cudnnDataType_t type) {
+  CudnnDescriptor rule = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  set(rule, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+  set(rule, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  finalize(rule);
+  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, rule.get());
+  constexpr cudnnBackendAttributeName_t inputs[] = {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+                                                    CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+                                                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC};
+  for (std::size_t i = 0; i < in.size(); ++i) set_descriptor(made, inputs[i], tensors_[in.begin()[i]].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[y].get());
+  parts_.push_back(std::move(rule));
+  operation(std::move(made));
+}
+
+void CudnnGraph::index(int like, int axis, int y) {
+  const auto mode = CUDNN_POINTWISE_GEN_INDEX;
+  const auto type = CUDNN_DATA_FLOAT;
+  const auto along = static_cast<std::int64_t>(axis);
+  CudnnDescriptor rule = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  set(rule, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+  set(rule, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  set(rule, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &along);
+  finalize(rule);
+  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, rule.get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, tensors_[like].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[y].get());
+  parts_.push_back(std::move(rule));
+  operation(std::move(made));
+}
+
+void CudnnGraph::reduce(cudnnReduceTensorOp_t op, int x, int y) {
+  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  CudnnDescriptor rule = make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+  set(rule, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &op);
+  set(rule, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  finalize(rule);
+  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_DESC, rule.get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, tensors_[x].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, tensors_[y].get());
+  parts_.push_back(std::move(rule));
+  operation(std::move(made));
+}
+
+void CudnnGraph::reshape(int x, int y) {
+  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+  set_descriptor(made, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, tensors_[x].get());
+  set_descriptor(made, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, tensors_[y].get());
+  operation(std::move(made));
+}
+
+bool CudnnGraph::repeats(void* config) {
+  const auto engines = held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
+  if (engines.empty()) return false;
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  std::int64_t count = 0;
+  if (cudnn()->get(engines[0].get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                   CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes) != CUDNN_STATUS_SUCCESS)
+    return false;
+  return std::find(notes, notes + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == notes + count;
+}
+
+std::optional<CudnnPlan> CudnnGraph::plan(cudnnHandle_t handle) {
+  std::vector<void*> raw;
+  for (const CudnnDescriptor& o : operations_) raw.push_back(o.get());
+  const CudnnDescriptor graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+      static_cast<std::int64_t>(raw.size()), raw.data());
+  set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+  finalize(graph);
+  const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+  const CudnnDescriptor choice = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  set_descriptor(choice, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
+  set(choice, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  finalize(choice);
+  if (!good_) return std::nullopt;
+  for (const CudnnDescriptor& config :
+       held(choice.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, most_choices)) {
+    if (!repeats(config.get())) continue;
+    CudnnPlan made;
+    made.plan_ = make_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    void* of = config.get();
+    if (cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle) !=
+            CUDNN_STATUS_SUCCESS ||
+        cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                     1, &of) != CUDNN_STATUS_SUCCESS ||
+        cudnn()->finalize(made.plan_.get()) != CUDNN_STATUS_SUCCESS)
+      continue;
+    std::int64_t count = 0;
+    cudnn()->get(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                 &made.workspace_bytes_);
+    made.ids_ = memory_ids_;
+    made.ids_.insert(made.ids_.end(), number_ids_.begin(), number_ids_.end());
+    made.numbers_ = numbers_;
+    return made;
+  }
+  return std::nullopt;
+}
+
+bool CudnnPlan::run(cudnnHandle_t handle, std::span<void* const> memory, void* workspace) const {
+  std::vector<void*> data(memory.begin(), memory.end());
+  for (const float& number : *numbers_) data.push_back(const_cast<float*>(&number));
+  const CudnnDescriptor pack = make_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  const auto count = static_cast<std::int64_t>(ids_.size());
+  const auto set = [&](cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t n,
+                       const void* values) {
+    return cudnn()->set(pack.get(), name, type, n, values) == CUDNN_STATUS_SUCCESS;
+  };
+  return set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, data.data()) &&
+         set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids_.data()) &&
+         set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace) &&
+         cudnn()->finalize(pack.get()) == CUDNN_STATUS_SUCCESS &&
+         cudnn()->execute(handle, plan_.get(), pack.get()) == CUDNN_STATUS_SUCCESS;
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,99 @@
+// Graphs of cuDNN: tensors of four dimensions and operations between them, which the library turns into one
+// kernel where it has one that fits.
+#pragma once
+
+#include <cudnn_graph.h>
+
+#include <array>
+#include <deque>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace sherd::cuda {
+
+/// The functions of the library that are used here.
+struct Cudnn {
+  decltype(&cudnnCreate) create;
+  decltype(&cudnnDestroy) destroy;
+  decltype(&cudnnSetStream) set_stream;
+  decltype(&cudnnGetVersion) version;
+  decltype(&cudnnBackendCreateDescriptor) descriptor_create;
+  decltype(&cudnnBackendDestroyDescriptor) descriptor_destroy;
+  decltype(&cudnnBackendSetAttribute) set;
+  decltype(&cudnnBackendGetAttribute) get;
+  decltype(&cudnnBackendFinalize) finalize;
+  decltype(&cudnnBackendExecute) execute;
+};
+
+/// Loads the library once; null where it is not installed.
+const Cudnn* cudnn();
+
+/// A descriptor of the library, which the destructor gives back.
+struct DestroyCudnnDescriptor {
+  void operator()(void* descriptor) const { cudnn()->descriptor_destroy(descriptor); }
+};
+using CudnnDescriptor = std::unique_ptr<void, DestroyCudnnDescriptor>;
+
+/// A kernel for a graph.
+class CudnnPlan {
+ public:
+  std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  /// Queues it on the handle's stream; `memory` in the order of `CudnnGraph::memory`. False where the library
+  /// refuses.
+  bool run(cudnnHandle_t handle, std::span<void* const> memory, void* workspace) const;
+
+ private:
+  friend class CudnnGraph;
+  CudnnDescriptor plan_;
+  std::vector<std::int64_t> ids_;                     // of the memory, then of the numbers
+  std::shared_ptr<const std::deque<float>> numbers_;  // read when it runs
+  std::int64_t workspace_bytes_ = 0;
+};
+
+/// A graph being made. Tensors are named by their place. What the library does not accept is found out by
+/// `plan`, which then gives none.
+class CudnnGraph {
+ public:
+  using Sizes = std::array<std::int64_t, 4>;
+
+  /// A tensor in memory that `run` is given, aligned to 16 bytes.
+  int memory(cudnnDataType_t type, Sizes sizes, Sizes strides);
+  /// A tensor that only the kernel sees.
+  int between(cudnnDataType_t type, Sizes sizes);
+  int between(cudnnDataType_t type, Sizes sizes, Sizes strides);
+  int number(float value);
+
+  void matmul(int a, int b, int c);
+  /// y from one to three inputs, computed in `type`.
+  void pointwise(cudnnPointwiseMode_t mode, std::initializer_list<int> in, int y,
+                 cudnnDataType_t type = CUDNN_DATA_FLOAT);
+  /// The index of each element along `axis`.
+  void index(int like, int axis, int y);
+  /// Over the dimensions where y has size 1.
+  void reduce(cudnnReduceTensorOp_t op, int x, int y);
+  /// The same elements with other strides.
+  void reshape(int x, int y);
+
+  /// The library's first choice that repeats to the bit; none where it has no kernel for this graph.
+  std::optional<CudnnPlan> plan(cudnnHandle_t handle);
+
+ private:
+  CudnnDescriptor make(cudnnBackendDescriptorType_t type);
+  void set(const CudnnDescriptor& to, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+           std::int64_t count, const void* values);
+  void set_descriptor(const CudnnDescriptor& to, cudnnBackendAttributeName_t name, void* value);
+  void finalize(const CudnnDescriptor& descriptor);
+  int tensor(cudnnDataType_t type, Sizes sizes, Sizes strides, bool is_virtual, bool by_value);
+  void operation(CudnnDescriptor made);
+  bool repeats(void* config);
+
+  bool good_ = true;  // whether the library accepted everything so far
+  std::vector<CudnnDescriptor> tensors_, parts_, operations_;
+  std::vector<std::int64_t> memory_ids_, number_ids_;
+  std::shared_ptr<std::deque<float>> numbers_ = std::make_shared<std::deque<float>>();
+};
+
+}  // namespace sherd::cuda
