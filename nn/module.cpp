@@ -8,6 +8,7 @@
 #include "nn/copy_record.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/reach.h"
 
 namespace sherd::nn {
 
@@ -413,6 +414,11 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
     check<ShapeError>(found->second.shape() == into.shape(),
                       "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
                       into.shape(), found->second.shape());
+    check<StateError>(
+        !shows_twice(into.layout()),
+        "load_state_dict: elements of the module's '{}' of shape {} and strides {} share memory; "
+        "make it of a clone",
+        name, into.shape(), into.strides());
     check<DeviceError>(!on_meta(found->second) || on_meta(into),
                        "load_state_dict: '{}' is on meta in the state and has no values", name);
     check<DeviceError>(!on_meta(into) || on_meta(found->second),

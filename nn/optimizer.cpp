@@ -9,6 +9,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "runtime/reach.h"
 
 namespace sherd::nn {
 namespace {
@@ -72,12 +73,10 @@ void check_steps(const Tensor& p, const Tensor& gradient) {
       "optimizer: a parameter of shape {} is on {} and its gradient on {}; on meta there are no "
       "values",
       p.shape(), to_string(p.device()), to_string(gradient.device()));
-  for (int d = 0; d < p.rank(); ++d)
-    check<StateError>(
-        p.shape()[d] <= 1 || p.strides()[d] != 0,
-        "optimizer: elements of a parameter of shape {} and strides {} share memory; make it of "
-        "a clone",
-        p.shape(), p.strides());
+  check<StateError>(!shows_twice(p.layout()),
+                    "optimizer: elements of a parameter of shape {} and strides {} share memory; make it of "
+                    "a clone",
+                    p.shape(), p.strides());
 }
 
 /// The tensors of a state by name; ValueError for a name that comes twice.
@@ -113,6 +112,11 @@ Optimizer::~Optimizer() = default;
 void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const {
   const Tensor local = p.local();
   for (std::size_t k = 0; k < names.size(); ++k) {
+    check<StateError>(
+        names[k] == "step" || state[k].shape() == local.shape(),
+        "optimizer: a parameter has shape {} now, its '{}' shape {}; make a new optimizer after "
+        "a parameter was replaced by one of another shape",
+        local.shape(), names[k], state[k].shape());
     const DType dtype = names[k] == "step" ? state[k].dtype() : local.dtype();
     check<StateError>(
         state[k].dtype() == dtype && state[k].device() == local.device(),
@@ -234,6 +238,12 @@ void Optimizer::load_state_dict(const StateDict& given) {
     copy_(into, found->second);
     ++used;
   };
+  const auto check_count = [](const std::string& name, const Tensor& count) {
+    if (on_meta(count)) return;
+    const double steps = to(count, DType::f64).item();
+    check<ValueError>(steps >= 0 && steps == std::floor(steps) && std::isfinite(steps),
+                      "optimizer: '{}' is {}; a count of steps is a whole number from 0 on", name, steps);
+  };
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::string rate = fmt::format("group.{}.lr", g);
     check<ValueError>(from.contains(rate), "optimizer: the state has no rate for group {} of {}", g,
@@ -245,8 +255,11 @@ void Optimizer::load_state_dict(const StateDict& given) {
     for (const Parameter& p : groups_[g].params) {
       if (!names.empty() && from.contains(fmt::format("state.{}.{}", index, names[0]))) {
         Slots slots = first_state(p);
-        for (std::size_t k = 0; k < names.size(); ++k)
-          take(fmt::format("state.{}.{}", index, names[k]), slots[k]);
+        for (std::size_t k = 0; k < names.size(); ++k) {
+          const std::string name = fmt::format("state.{}.{}", index, names[k]);
+          take(name, slots[k]);
+          if (names[k] == "step") check_count(name, slots[k]);
+        }
         state.emplace(p.id(), std::move(slots));
       } else if (state_.contains(p.id()))
         state.emplace(p.id(), first_state(p));
@@ -358,6 +371,7 @@ Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
 }
 
 double CosineSchedule::operator()(std::int64_t step) const {
+  check<ValueError>(step >= 0, "cosine schedule: step {} is before the first, 0", step);
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (step >= steps) return min_lr;
   const double done =

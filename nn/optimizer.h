@@ -158,7 +158,8 @@ class SHERD_API Sgd final : public Optimizer {
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
 
 /// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
-/// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on.
+/// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on. ValueError for a
+/// negative `step`.
 struct CosineSchedule {
   double lr = 1e-3, min_lr = 1e-4;
   std::int64_t warmup = 100, steps = 2000;

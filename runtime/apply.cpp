@@ -255,11 +255,10 @@ void check_pair(const AnyOp& op, Inputs in, const Extent& a, const Extent& b) {
 }
 
 void check_distinct_elements(const AnyOp& op, const Tensor& t) {
-  for (int i = 0; i < t.rank(); ++i)
-    if (t.strides()[i] == 0 && t.shape()[i] > 1) [[unlikely]]
-      fail<StateError>(
-          "{}: elements of the tensor being written share memory (shape {}, strides {}); clone it first",
-          op.name(), t.shape(), t.strides());
+  if (shows_twice(t.layout())) [[unlikely]]
+    fail<StateError>(
+        "{}: elements of the tensor being written share memory (shape {}, strides {}); clone it first",
+        op.name(), t.shape(), t.strides());
 }
 
 }  // namespace

@@ -11,6 +11,10 @@
 
 namespace sherd::math {
 
+/// A row whose variance is below this part of its squared mean varies by little more than the mean's own
+/// rounding: its mean is found again from the deviations, so that equal numbers deviate by nothing.
+inline constexpr double nearly_constant = 0x1p-20;
+
 /// `c ? a : b`, both sides evaluated.
 template <class T>
 constexpr T where(bool c, T a, T b) {

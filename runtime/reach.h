@@ -25,4 +25,11 @@ struct Reach {
   }
 };
 
+/// Whether a view shows an element in more than one place, as expanded ones do, so that it cannot be written.
+inline bool shows_twice(const Layout& layout) {
+  for (int i = 0; i < layout.shape.rank(); ++i)
+    if (layout.strides[i] == 0 && layout.shape[i] > 1) return true;
+  return false;
+}
+
 }  // namespace sherd

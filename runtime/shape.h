@@ -42,8 +42,8 @@ class Shape {
     items_[rank_++] = n;
   }
   /// Puts `n` before entry `at`.
-  void insert(int at, std::int64_t n);
-  void erase(int at);
+  SHERD_API void insert(int at, std::int64_t n);
+  SHERD_API void erase(int at);
 
   /// Product of the entries; 1 for none. INT64_MAX where the product is larger; no tensor has that many.
   std::int64_t numel() const {

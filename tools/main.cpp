@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <iostream>
 
 #include "runtime/context.h"
 #include "runtime/error.h"
@@ -205,7 +206,11 @@ int run(int argc, char** argv) {
   try {
     app.parse(dashes, argv);
   } catch (const CLI::Success& help) {
-    return app.exit(help);
+    const int code = app.exit(help);
+    std::cout.flush();
+    check<FileError>(std::cout.good(), "output: it cannot be written");
+    flush_output();
+    return code;
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
     fail<ValueError>("{} (sherd --help, and --help after train, sample, inspect or launch, list the flags)",

@@ -54,7 +54,8 @@ class SHERD_API Program {
 /// tensor made inside, other than an output, that is still alive afterwards, such as new optimizer state or a
 /// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`, `Tensor::from`)
 /// or with `empty`, which a replay would not make again (StateError). An input is an input wherever the step
-/// uses its memory. ValueError for an empty handle as input or output. What replaces a parameter's memory
+/// uses its memory. What other threads do during the step is not seen: a tensor that one made is a constant
+/// to the program. ValueError for an empty handle as input or output. What replaces a parameter's memory
 /// later (`set_data`, `Module::to`) replaces it for the step, not for the program: capture again.
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
 

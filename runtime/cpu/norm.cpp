@@ -6,6 +6,7 @@
 
 #include "runtime/cpu/rows.h"
 #include "runtime/instances.h"
+#include "runtime/math.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/parallel.h"
 
@@ -43,12 +44,14 @@ struct Gradient {
   /// gx of row `r`; adds its share to the sums for weight and bias.
   void row(std::int64_t r, T* gx, C* gweight, C* gbias) const {
     const T *g = gy + r * columns, *in = x + r * columns;
-    const C m = mean[r], s = rstd[r], share = C(1) / static_cast<C>(columns);
+    const C m = mean[r], s = rstd[r], n = static_cast<C>(columns);
     const C along_ones =
-        share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return scaled(g, j, count); });
-    const C along_x = s * share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
-                        return scaled(g, j, count) * centred(in + j, count, m);
-                      });
+        sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return scaled(g, j, count); }) / n;
+    const C along_x = s * (sum_vectors<C>(columns,
+                                          [&](std::int64_t j, auto count) {
+                                            return scaled(g, j, count) * centred(in + j, count, m);
+                                          }) /
+                           n);
     for_vectors<C>(columns, [&](std::int64_t j, auto count) {
       const Vec<C> normal = centred(in + j, count, m) * s, v = take<C>(g + j, count);
       put<C>(gx + j, (fma(normal, splat(-along_x), scaled(g, j, count)) - along_ones) * s, count);
@@ -71,16 +74,21 @@ template <class T>
 void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int64_t rows,
                 std::int64_t columns, T* y, compute_t<T>* mean, compute_t<T>* rstd) {
   using C = compute_t<T>;
-  const C share = C(1) / static_cast<C>(columns);
+  const C n = static_cast<C>(columns);
   parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* row = x + r * columns;
-      const C m = share * sum_vectors<C>(columns,
-                                         [&](std::int64_t j, auto count) { return take<C>(row + j, count); });
-      const C variance = share * sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
-                           const Vec<C> d = centred(row + j, count, m);
-                           return d * d;
-                         });
+      C m = sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return take<C>(row + j, count); }) / n;
+      const auto squares = [&](std::int64_t j, auto count) {
+        const Vec<C> d = centred(row + j, count, m);
+        return d * d;
+      };
+      C variance = sum_vectors<C>(columns, squares) / n;
+      if (variance < m * m * static_cast<C>(math::nearly_constant)) {
+        m += sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return centred(row + j, count, m); }) /
+             n;
+        variance = sum_vectors<C>(columns, squares) / n;
+      }
       mean[r] = m;
       rstd[r] = C(1) / std::sqrt(variance + static_cast<C>(eps));
       normalise_row(row, weight, bias, m, rstd[r], columns, y + r * columns);

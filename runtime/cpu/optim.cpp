@@ -144,10 +144,10 @@ double norm_from(const SquareSum& sum, double max_abs) {
 
 template <class T>
 void scale(std::span<const MutableValues<T>> list, double factor) {
-  const auto f = static_cast<compute_t<T>>(factor);
   for_elements(list, [&](const MutableValues<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
     for (std::int64_t i = begin; i < end; ++i)
-      values.data[i] = T(static_cast<compute_t<T>>(values.data[i]) * f);
+      values.data[i] = T(
+          static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(values.data[i])) * factor));
   });
 }
 

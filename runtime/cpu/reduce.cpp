@@ -89,11 +89,11 @@ std::int64_t chunk_of(const Reduction& r) {
 }
 
 template <class T, class C>
-sum_t<T> finished(C total, double factor) {
+sum_t<T> finished(C total, double divisor) {
   if constexpr (std::is_integral_v<T>) {
     return total;
   } else {
-    return T(total * static_cast<C>(factor));
+    return T(total / static_cast<C>(divisor));
   }
 }
 
@@ -116,19 +116,19 @@ void for_pieces(const Reduction& r, const F& body) {
 
 /// Many results with a short way each.
 template <class T>
-void sum_whole(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
+void sum_whole(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
   using C = accumulator_t<T>;
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
     C sums[piece_width];
     std::fill_n(sums, part.inner, C(0));
     add_chunk(part, x + from, part.reduce, sums);
-    for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], factor);
+    for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], divisor);
   });
 }
 
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
 template <class T>
-void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double factor, sum_t<T>* out) {
+void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divisor, sum_t<T>* out) {
   using C = accumulator_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
@@ -142,7 +142,7 @@ void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double facto
   for (std::int64_t o = 0; o < r.outer; ++o) {
     C* total = partial.data() + o * chunks * r.inner;
     add_rows_in_pairs(total, chunks, r.inner);
-    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<T>(total[j], factor);
+    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<T>(total[j], divisor);
   }
 }
 
@@ -258,11 +258,11 @@ void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
 }  // namespace
 
 template <class T>
-void sum(const Reduction& r, const T* x, double factor, sum_t<T>* out) {
+void sum(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
   if (r.outer == 0 || r.inner == 0) return;
   const std::int64_t chunk = chunk_of(r);
-  if (r.reduce > chunk) return sum_chunks(r, chunk, x, factor, out);
-  sum_whole(r, x, factor, out);
+  if (r.reduce > chunk) return sum_chunks(r, chunk, x, divisor, out);
+  sum_whole(r, x, divisor, out);
 }
 
 template <class T>
@@ -316,11 +316,11 @@ void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
   const Operand p = operand(in[0], op.axes);
   dispatch(in[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const double factor = op.mean ? 1.0 / static_cast<double>(p.r.reduce) : 1.0;
+    const double divisor = op.mean ? static_cast<double>(p.r.reduce) : 1.0;
     if (op.mean && p.r.reduce == 0) {  // the mean of nothing
       fill_(alias(out[0], out[0].layout()), std::numeric_limits<double>::quiet_NaN());
     } else {
-      sum(p.r, reinterpret_cast<const T*>(p.x.raw()), factor, reinterpret_cast<sum_t<T>*>(out[0].raw()));
+      sum(p.r, reinterpret_cast<const T*>(p.x.raw()), divisor, reinterpret_cast<sum_t<T>*>(out[0].raw()));
     }
   });
 }

@@ -28,12 +28,12 @@ void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::
 void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream);
 
-/// Sums of a dense (outer, reduce, inner) array over its middle axis, times `factor`. The tree depends on the
+/// Sums of a dense (outer, reduce, inner) array over its middle axis, over `divisor`. The tree depends on the
 /// sizes alone.
 struct SumCall {
   DType dtype = DType::f32;
   std::int64_t outer = 1, reduce = 1, inner = 1;
-  double factor = 1;  ///< integers take 1 only
+  double divisor = 1;  ///< integers take 1 only
   const void* x = nullptr;
   void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
   cudaStream_t stream = nullptr;

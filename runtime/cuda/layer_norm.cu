@@ -57,17 +57,28 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
     if (held.pack(p) < count)
 #pragma unroll
       for (int j = 0; j < V; ++j) total += static_cast<C>(x[p].at[j]);
-  const C share = C(1) / static_cast<C>(r.columns), mean = share * group_sum<Warps>(total, shared);
-  C squares = 0;
+  const C n = static_cast<C>(r.columns);
+  C mean = group_sum<Warps>(total, shared) / n;
+  const auto each = [&](const auto& f) {
 #pragma unroll
-  for (int p = 0; p < Packs; ++p)
-    if (held.pack(p) < count)
+    for (int p = 0; p < Packs; ++p)
+      if (held.pack(p) < count)
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const C d = static_cast<C>(x[p].at[j]) - mean;
-        squares = std::fma(d, d, squares);
-      }
-  const C rstd = C(1) / std::sqrt(share * group_sum<Warps>(squares, shared) + r.eps);
+        for (int j = 0; j < V; ++j) f(static_cast<C>(x[p].at[j]) - mean);
+  };
+  const auto variance_of = [&] {
+    C squares = 0;
+    each([&](C d) { squares = std::fma(d, d, squares); });
+    return group_sum<Warps>(squares, shared) / n;
+  };
+  C variance = variance_of();
+  if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
+    C deviations = 0;
+    each([&](C d) { deviations += d; });
+    mean += group_sum<Warps>(deviations, shared) / n;
+    variance = variance_of();
+  }
+  const C rstd = C(1) / std::sqrt(variance + r.eps);
   if (held.lane == 0) {
     r.mean[row] = mean;
     r.rstd[row] = rstd;
@@ -98,14 +109,22 @@ __global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
   __shared__ C shared[warps];
   const std::int64_t row = blockIdx.x;
   const T* x = r.x + row * r.columns;
-  C total = 0, squares = 0;
-  for (std::int64_t j = threadIdx.x; j < r.columns; j += block) total += static_cast<C>(x[j]);
-  const C share = C(1) / static_cast<C>(r.columns), mean = share * group_sum<warps>(total, shared);
-  for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-    const C d = static_cast<C>(x[j]) - mean;
-    squares = std::fma(d, d, squares);
+  const C n = static_cast<C>(r.columns);
+  C mean = 0;
+  const auto average = [&](const auto& of) {
+    C total = 0;
+    for (std::int64_t j = threadIdx.x; j < r.columns; j += block) total += of(static_cast<C>(x[j]) - mean);
+    return group_sum<warps>(total, shared) / n;
+  };
+  const auto itself = [](C d) { return d; };
+  const auto squared = [](C d) { return d * d; };
+  mean = average(itself);
+  C variance = average(squared);
+  if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
+    mean += average(itself);
+    variance = average(squared);
   }
-  const C rstd = C(1) / std::sqrt(share * group_sum<warps>(squares, shared) + r.eps);
+  const C rstd = C(1) / std::sqrt(variance + r.eps);
   if (threadIdx.x == 0) {
     r.mean[row] = mean;
     r.rstd[row] = rstd;
@@ -128,7 +147,7 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
   const Row held;
   const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * Row::groups + held.group;
   const int count = static_cast<int>(r.columns) / V;
-  const C share = C(1) / static_cast<C>(r.columns);
+  const C n = static_cast<C>(r.columns);
   C gweight[Packs][V] = {}, gbias[Packs][V] = {};
   for (std::int64_t row = part; row < r.rows; row += parts) {
     const C mean = r.mean[row], rstd = r.rstd[row];
@@ -155,8 +174,8 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
         along = std::fma(scaled, normal, along);
       }
     }
-    ones = share * group_sum<Warps>(ones, shared);
-    along = share * group_sum<Warps>(along, shared);
+    ones = group_sum<Warps>(ones, shared) / n;
+    along = group_sum<Warps>(along, shared) / n;
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
       if (held.pack(p) >= count) continue;
@@ -190,7 +209,7 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
   __shared__ C shared[warps];
   const std::int64_t row = blockIdx.x;
   const T *x = r.x + row * r.columns, *gy = r.gy + row * r.columns;
-  const C mean = r.mean[row], rstd = r.rstd[row], share = C(1) / static_cast<C>(r.columns);
+  const C mean = r.mean[row], rstd = r.rstd[row], n = static_cast<C>(r.columns);
   const auto scaled = [&](std::int64_t j) {
     return r.weight ? static_cast<C>(gy[j]) * static_cast<C>(r.weight[j]) : static_cast<C>(gy[j]);
   };
@@ -199,8 +218,8 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
     ones += scaled(j);
     along = std::fma(scaled(j), (static_cast<C>(x[j]) - mean) * rstd, along);
   }
-  ones = share * group_sum<warps>(ones, shared);
-  along = share * group_sum<warps>(along, shared);
+  ones = group_sum<warps>(ones, shared) / n;
+  along = group_sum<warps>(along, shared) / n;
   for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
     const C normal = (static_cast<C>(x[j]) - mean) * rstd;
     r.gx[row * r.columns + j] = static_cast<T>((std::fma(normal, -along, scaled(j)) - ones) * rstd);

@@ -83,11 +83,12 @@ __global__ void norm_of_sums(const std::int64_t* sums, const double* largest, do
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
     clip_scale(const __grid_constant__ ValueList list, double limit, const double* norm) {
-  const double share = limit / (*norm + 1e-6);
-  if (!(share < 1.0)) return;
-  const auto factor = static_cast<compute_t<T>>(share);
+  const double factor = limit / (*norm + 1e-6);
+  if (!(factor < 1.0)) return;
   for_chunk<T>(list, [&](T* at, auto pack) {
-    for (T& value : pack.at) value = static_cast<T>(static_cast<compute_t<T>>(value) * factor);
+    for (T& value : pack.at)
+      value = static_cast<T>(
+          static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(value)) * factor));
     store_pack(at, pack);
   });
 }

@@ -24,7 +24,7 @@ void sum_kernel(const void* erased, Inputs in, Outputs out) {
     return;
   }
   call.dtype = x.dtype();
-  call.factor = op.mean ? 1.0 / static_cast<double>(call.reduce) : 1.0;
+  call.divisor = op.mean ? static_cast<double>(call.reduce) : 1.0;
   call.x = x.raw();
   call.out = y.raw();
   call.stream = stream_of(y.device());

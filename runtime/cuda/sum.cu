@@ -21,16 +21,16 @@ struct Pieces {
 };
 
 template <class TO, class Acc>
-__device__ TO finished(Acc total, double factor) {
+__device__ TO finished(Acc total, double divisor) {
   if constexpr (std::is_integral_v<Acc>)
     return static_cast<TO>(total);
   else
-    return static_cast<TO>(total * static_cast<Acc>(factor));
+    return static_cast<TO>(total / static_cast<Acc>(divisor));
 }
 
 /// Sums along contiguous elements: a block a sum, its threads side by side, then a tree.
 template <class T, class TO, class Acc>
-__global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double factor, const T* x, TO* out) {
+__global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double divisor, const T* x, TO* out) {
   __shared__ Acc partial[threads_per_block];
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double f
       __syncthreads();
       if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) out[blockIdx.y * p.outer + o] = finished<TO>(partial[0], factor);
+    if (threadIdx.x == 0) out[blockIdx.y * p.outer + o] = finished<TO>(partial[0], divisor);
     __syncthreads();
   }
 }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double f
 /// a pack. The tree of a column is the same for every `V`.
 template <int V, class T, class TO, class Acc>
 __global__ void __launch_bounds__(threads_per_block)
-    sum_columns(Pieces p, double factor, const T* x, TO* out) {
+    sum_columns(Pieces p, double divisor, const T* x, TO* out) {
   __shared__ Acc partial[block_rows][block_columns][V];
   auto& mine = partial[threadIdx.y][threadIdx.x];
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
@@ -80,27 +80,28 @@ __global__ void __launch_bounds__(threads_per_block)
     if (threadIdx.y == 0 && column < p.inner)
 #pragma unroll
       for (int j = 0; j < V; ++j)
-        out[(blockIdx.y * p.outer + o) * p.inner + column + j] = finished<TO>(mine[j], factor);
+        out[(blockIdx.y * p.outer + o) * p.inner + column + j] = finished<TO>(mine[j], divisor);
     __syncthreads();
   }
 }
 
 template <class T, class TO, class Acc>
-void sum_pieces(Pieces p, std::int64_t pieces, double factor, const void* x, void* out, cudaStream_t stream) {
+void sum_pieces(Pieces p, std::int64_t pieces, double divisor, const void* x, void* out,
+                cudaStream_t stream) {
   const T* from = static_cast<const T*>(x);
   TO* to = static_cast<TO*>(out);
   const auto grid = [&](std::int64_t across) {
     return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   };
   if (p.inner == 1) {
-    sum_rows<T, TO, Acc><<<grid(1), threads_per_block, 0, stream>>>(p, factor, from, to);
+    sum_rows<T, TO, Acc><<<grid(1), threads_per_block, 0, stream>>>(p, divisor, from, to);
     return;
   }
   const auto columns = [&]<int V>() {
     constexpr int width = block_columns * V;
     sum_columns<V, T, TO, Acc>
-        <<<grid((p.inner + width - 1) / width), dim3(block_columns, block_rows), 0, stream>>>(p, factor, from,
-                                                                                              to);
+        <<<grid((p.inner + width - 1) / width), dim3(block_columns, block_rows), 0, stream>>>(p, divisor,
+                                                                                              from, to);
   };
   if (std::is_floating_point_v<Acc> && wide_rows<T>(p.inner, from))
     columns.template operator()<std::is_floating_point_v<Acc> ? wide_count<T> : 1>();
@@ -114,9 +115,9 @@ void sum(const SumCall& c) {
   using TO = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
   const std::int64_t pieces = c.pieces();
   const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces};
-  if (pieces == 1) return sum_pieces<T, TO, Acc>(all, 1, c.factor, c.x, c.out, c.stream);
+  if (pieces == 1) return sum_pieces<T, TO, Acc>(all, 1, c.divisor, c.x, c.out, c.stream);
   sum_pieces<T, Acc, Acc>(all, pieces, 1, c.x, c.partial, c.stream);
-  sum_pieces<Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.factor, c.partial, c.out, c.stream);
+  sum_pieces<Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.divisor, c.partial, c.out, c.stream);
 }
 
 }  // namespace

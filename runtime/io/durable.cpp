@@ -77,6 +77,7 @@ void DirectoryWriter::add(std::string_view name, const std::function<void(Output
 }
 
 void write_durably(const Path& path, const std::function<void(OutputFile&)>& fill, FileSystem& files) {
+  check<FileError>(path.has_filename(), "write: '{}' names no file", shown(path.string(), 300));
   require_replaceable(files, path, file_type::regular);
   check<FileError>(files.type(parent_of(path)) != file_type::not_found,
                    "write: '{}': its folder is not there; make it first", shown(path.string(), 300));

@@ -30,13 +30,39 @@ Specs Normal::infer(SpecSpan) const {
   return {spec};
 }
 
+namespace {
+
+/// Up to which every integer is a number of `dtype`; for integers, whose bounds are checked apart, 2^63.
+double largest_counted(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 0x1p8;
+    case DType::f16:
+      return 0x1p11;
+    case DType::f32:
+      return 0x1p24;
+    case DType::f64:
+      return 0x1p53;
+    default:
+      return 0x1p63;
+  }
+}
+
+}  // namespace
+
 Specs RandomInteger::infer(SpecSpan) const {
   // As unsigned: the range of two i64 may be wider than one.
   const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   check<ValueError>(low < high && range <= (std::uint64_t{1} << 32),
                     "randint: [{}, {}) must hold 1 to 2^32 integers", low, high);
-  detail::check_fits("randint", "smallest value", low, spec.dtype);
-  detail::check_fits("randint", "largest value", high - 1, spec.dtype);
+  for (const auto& [field, value] :
+       {std::pair("smallest value", low), std::pair("largest value", high - 1)}) {
+    detail::check_fits("randint", field, value, spec.dtype);
+    // Beyond it neighbours round to one number, and the largest to `high`.
+    check<DTypeError>(std::abs(static_cast<double>(value)) <= largest_counted(spec.dtype),
+                      "randint: {} {} is beyond {}, to which {} counts in ones; use another dtype", field,
+                      value, largest_counted(spec.dtype), name_of(spec.dtype));
+  }
   return {spec};
 }
 

@@ -36,7 +36,9 @@ Tensors LayerNorm::grad(const GradArgs& args) const {
 Tensors LayerNorm::reference(Inputs in) const {
   const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
   const auto wide = [&](const Tensor& t) { return to(t, x.dtype()); };
-  const Tensor mean = sherd::mean(x, {-1}, Keep::dims), centred = sub(x, mean);
+  const Tensor about = sherd::mean(x, {-1}, Keep::dims);
+  // The mean again from the deviations, so that equal numbers deviate by nothing.
+  const Tensor mean = add(about, sherd::mean(sub(x, about), {-1}, Keep::dims)), centred = sub(x, mean);
   const Tensor rstd = rsqrt(add(sherd::mean(square(centred), {-1}, Keep::dims), eps));
   Tensor y = mul(centred, rstd);
   if (in[1].defined()) y = mul(y, wide(in[1]));

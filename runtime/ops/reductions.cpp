@@ -52,7 +52,7 @@ Specs Sum::infer(SpecSpan in) const {
 Tensors Sum::grad(const GradArgs& args) const {
   const Shape& shape = args.specs[0].shape;
   Tensor gy = args.gy[0];
-  if (mean) gy = mul(gy, static_cast<double>(gy.numel()) / static_cast<double>(shape.numel()));
+  if (mean) gy = div(gy, static_cast<double>(shape.numel()) / static_cast<double>(gy.numel()));
   return {expand(with_kept_axes(gy, shape, axes), shape)};
 }
 
@@ -66,12 +66,14 @@ Specs Extreme::infer(SpecSpan in) const {
 
 Tensors Extreme::grad(const GradArgs& args) const {
   const Tensor& x = args.inputs[0];
-  const Tensor winners = to(equal(x, with_kept_axes(args.outputs[0], x.shape(), axes)), x.dtype());
+  // Counted in wide numbers: there may be more winners than f16 can say.
+  const DType wide = compute_dtype(x.dtype());
+  const Tensor winners = to(equal(x, with_kept_axes(args.outputs[0], x.shape(), axes)), wide);
   Shape list;
   for (int i = 0; i < x.rank(); ++i)
     if (has(axes, static_cast<std::size_t>(i))) list.push_back(i);
   const Tensor share = x.rank() == 0 ? winners : div(winners, sum(winners, list, Keep::dims));
-  return {mul(share, with_kept_axes(args.gy[0], x.shape(), axes))};
+  return {to(mul(share, to(with_kept_axes(args.gy[0], x.shape(), axes), wide)), x.dtype())};
 }
 
 Specs ArgMax::infer(SpecSpan in) const {

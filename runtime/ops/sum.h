@@ -5,8 +5,8 @@
 
 namespace sherd::ops {
 
-/// The sum over `axes` (bits), times 1/count for a mean. Integers and bools sum to i64. Kept axes have size 1
-/// if `keep`.
+/// The sum over `axes` (bits), divided by their number for a mean. Integers and bools sum to i64. Kept axes
+/// have size 1 if `keep`.
 struct Sum {
   static constexpr std::string_view name = "sum";
   static constexpr Reads reads{};

@@ -251,6 +251,7 @@ Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
 
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   const int at = normalize_axis("split", axis, x.rank());
+  check<ShapeError>(x.rank() > 0, "split: a 0-d tensor has no axis");
   check<ValueError>(size > 0, "split: pieces of size {}", size);
   std::vector<Tensor> pieces;
   const std::int64_t n = x.shape()[at];

@@ -158,6 +158,17 @@ TEST_CASE("modules: a state that does not fit changes nothing") {
   CHECK(same_bits(m.first.weight.data(), full({4, 4}, 5)));
 }
 
+TEST_CASE("modules: a state is refused as a whole where elements of one parameter share memory") {
+  nn::Linear l(2, 2);
+  nn::Parameter bias = l.bias.object();
+  bias.set_data(expand(ones({1}), {2}));
+  const Tensor before = clone(l.weight.object().local().detach());
+  CHECK(one_line_about(
+      message_of<StateError>([&] { l.load_state_dict({{"weight", zeros({2, 2})}, {"bias", zeros({2})}}); }),
+      "bias"));
+  CHECK(same_bits(l.weight.object().local().detach(), before));
+}
+
 TEST_CASE("modules: a clone has its own memory, keeps ties, modes and flags, and leaves gradients behind") {
   Tied m;
   m.eval();

@@ -404,6 +404,7 @@ TEST_CASE("schedules: warm up, come down by a cosine, stay") {
   CHECK(schedule(110) == Approx(0.1));
   CHECK(schedule(100000) == 0.1);
   CHECK(CosineSchedule{.lr = 1, .min_lr = 0.1, .warmup = 0, .steps = 0}(0) == 0.1);
+  CHECK_THROWS_AS((CosineSchedule{.lr = 1, .warmup = 0, .steps = 0}(-5)), ValueError);
 }
 
 TEST_CASE("optimizers: a step that cannot be done changes nothing") {
@@ -611,4 +612,58 @@ TEST_CASE("optimizers: state that an own optimizer makes is held against its nam
   OwnState right(p, [&](const Tensor& t) { return std::vector{zeros_like(t), count}; });
   right.step();
   CHECK(right.state_dict().size() == 3);
+}
+
+TEST_CASE("optimizers: a parameter replaced by one of another shape is refused before any is stepped") {
+  for (const bool momentum : {false, true})
+    for (const DType dtype : {f64, f32, bf16})
+      for (const Shape& later : {Shape{3, 2}, Shape{1, 2}, Shape{4}}) {
+        nn::Parameter a(ones({2}, {dtype})), b(ones({1, 1}, {dtype}));
+        const std::vector<nn::ParamGroup> groups{{{a}}, {{b}}};
+        std::unique_ptr<nn::Optimizer> optimizer;
+        if (momentum)
+          optimizer = std::make_unique<nn::Sgd>(groups, nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
+        else
+          optimizer = std::make_unique<nn::Adam>(groups, nn::AdamOptions{.lr = 0.1});
+        a.set_grad(ones({2}, {dtype}));
+        b.set_grad(ones({1, 1}, {dtype}));
+        optimizer->step();
+        b.set_data(ones(later, {dtype}));
+        b.set_grad(ones(later, {dtype}));
+        const Tensor before = clone(a.local().detach());
+        CHECK(one_line_about(message_of<StateError>([&] { optimizer->step(); }), "shape"));
+        CHECK(same_bits(a.local().detach(), before));
+        CHECK(same_bits(b.local().detach(), ones(later, {dtype})));
+      }
+}
+
+TEST_CASE("optimizers: a count of steps that is none is refused, and nothing is changed") {
+  nn::Parameter p(ones({2}));
+  nn::Adam optimizer(std::vector{p}, {.lr = 0.1});
+  p.set_grad(ones({2}));
+  optimizer.step();
+  for (const double count : {-1.0, 0.5, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    StateDict state;
+    for (const auto& [name, t] : optimizer.state_dict())
+      state.emplace_back(name,
+                         name.ends_with("step") ? full({}, count, {f64}) : zeros(t.shape(), {t.dtype()}));
+    const std::vector<Tensor> before = [&] {
+      std::vector<Tensor> all;
+      for (const auto& [name, t] : optimizer.state_dict()) all.push_back(clone(t));
+      return all;
+    }();
+    INFO(count);
+    CHECK(one_line_about(message_of<ValueError>([&] { optimizer.load_state_dict(state); }), "step"));
+    std::size_t i = 0;
+    for (const auto& [name, t] : optimizer.state_dict()) CHECK(same_bits(t, before[i++]));
+  }
+}
+
+TEST_CASE("clip_grad_norm_: the factor is not rounded to the gradients' dtype") {
+  for (const double limit : {1e-6, 1e-7}) {
+    nn::Parameter p(ones({2}));
+    p.set_grad(full({2}, 3e38));
+    nn::clip_grad_norm_(std::vector{p}, limit);
+    CHECK(doubles(p.grad())[0] == Approx(limit / std::sqrt(2.0)).epsilon(1e-5));
+  }
 }

@@ -34,6 +34,30 @@ std::string second_of_pow(double base, double exponent, std::size_t with_respect
 const std::map<std::string, std::function<std::string()>>& rows() {
   static const std::map<std::string, std::function<std::string()>> list = {
       {"`gelu(inf)`, f32", [] { return text_of(gelu(Tensor::scalar(inf))); }},
+      {"`gelu(inf)`, bf16 and f16",
+       [] {
+         const std::string half = text_of(gelu(Tensor::scalar(inf, {f16})));
+         return half == text_of(gelu(Tensor::scalar(inf, {bf16}))) ? half : "they differ";
+       }},
+      {"`pow(-0, -0.5)`", [] { return text_of(pow(Tensor::scalar(-0.0), -0.5)); }},
+      {"gradient of `cross_entropy` at a row of NaN whose target is ignored",
+       [] {
+         const Tensor x = Tensor::from<float>({NAN, NAN, 1, 2}, {2, 2}).requires_grad_();
+         cross_entropy(x, Tensor::from<std::int64_t>({-100, 0}, {2})).backward();
+         return text_of(select(x.grad(), 0, 0));
+       }},
+      {"second derivative of `erf` at 3e38, f32",
+       [] {
+         const Tensor x = Tensor::scalar(3e38, {f32}).requires_grad_();
+         const Tensor slope = grad(erf(x), std::span(&x, 1), {}, {.create_graph = true})[0];
+         return text_of(abs(grad(slope, std::span(&x, 1))[0]));
+       }},
+      {"causal `attention` of equal scores to 16 values of which the 13th is inf, f32: rows",
+       [] {
+         const Tensor q = zeros({1, 1, 16, 2}), v = ones({1, 1, 16, 2});
+         fill_(select(v, 2, 12), inf);
+         return text_of(select(reshape(attention(q, q, v, {.causal = true}), {16, 2}), 1, 0));
+       }},
       {"`pow(-inf, 0.5)`", [] { return text_of(pow(Tensor::scalar(-inf), 0.5)); }},
       {"gradient of `pow(x, 0.5)` at -inf",
        [] {

@@ -425,6 +425,7 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"narrow", [&] { narrow(x, 1, -1, 2); }, Bad::shape},
       {"select", [&] { select(x, 0, 3); }, Bad::shape},
       {"split", [&] { split(x, 0); }, Bad::value},
+      {"split", [] { split(Tensor::scalar(1), 1); }, Bad::shape},
       {"size", [&] { (void)s.size(0); }, Bad::shape},
       {"size", [&] { (void)x.size(2); }, Bad::shape},
       {"attention", [&] { attention(x, x, x); }, Bad::shape},
@@ -540,5 +541,35 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
   for (const std::string& name : structural) {
     INFO(name);
     CHECK(heard.names.contains(name));
+  }
+}
+
+TEST_CASE("ops: the mean of equal numbers is that number, and normalised they are zeros") {
+  for (const DType dtype : {f16, bf16, f32, f64})
+    for (std::int64_t n = 1; n <= 400; n += n < 60 ? 1 : 17)
+      for (const double value : {1.0, 1000.0, 123456.7}) {
+        if (dtype == f16 && value > 65504) continue;
+        INFO(name_of(dtype) << " " << n << " times " << value);
+        const Tensor x = full({2, n}, value, {dtype});
+        if (value != 123456.7)  // sums of the others are exact
+          CHECK(same_bits(mean(x, {1}), full({2}, value, {dtype})));
+        CHECK(same_bits(abs(layer_norm(x, {}, {})), zeros({2, n}, {dtype})));
+      }
+}
+
+TEST_CASE("ops: the gradient of an extreme is shared by all that have it, by more than f16 can count too") {
+  for (const DType dtype : {f16, bf16, f32}) {
+    const Tensor x = zeros({70000}, {dtype}).requires_grad_();
+    amax(x).backward();
+    CHECK(std::abs(doubles(x.grad())[69999] * 70000 - 1) < 0.01);
+  }
+}
+
+TEST_CASE("ops: integers drawn as floats stay below their bound") {
+  for (const auto& [dtype, counted] : {std::pair{bf16, 256}, std::pair{f16, 2048}, std::pair{f32, 1 << 24}}) {
+    INFO(name_of(dtype));
+    CHECK(amax(to(randint(0, counted, {50000}, {dtype}), f64)).item() < counted);
+    CHECK(one_line_about(message_of<DTypeError>([&] { randint(0, counted + 2, {1}, {dtype}); }), "counts"));
+    CHECK_THROWS_AS(randint(-counted - 1, 0, {1}, {dtype}), DTypeError);
   }
 }

@@ -44,7 +44,8 @@ TEST_CASE("output that cannot be written is an error, at the end of a run that i
   CHECK(run.wait() == 1);
   CHECK_THAT(run.err(), ContainsSubstring("output"));
   CHECK(tools::saved_steps(folder / "runs/1", posix_file_system()).back() == 2);
-  for (const Arguments& arguments : {Arguments{"inspect"}, Arguments{"sample", "--checkpoint", "runs/1"}}) {
+  for (const Arguments& arguments : {Arguments{"inspect"}, Arguments{"sample", "--checkpoint", "runs/1"},
+                                     Arguments{"--help"}, Arguments{"train", "--help"}}) {
     Command other(folder, arguments, {.out = "/dev/full"});
     CHECK(other.wait() == 1);
     CHECK_THAT(other.err(), ContainsSubstring("output"));

@@ -68,11 +68,11 @@ TEMPLATE_TEST_CASE("sums equal the sums written out, in any layout and with any 
     std::vector<T> x;
     for (std::int64_t i = 0; i < span(r); ++i) x.push_back(element<T>(i));
     std::vector<cpu::sum_t<T>> one(r.outer * r.inner), two(one);
-    const double factor = std::is_integral_v<T> ? 1 : 1.0 / r.reduce;
+    const double divisor = std::is_integral_v<T> ? 1 : static_cast<double>(r.reduce);
     Context::current().set_threads(1);
-    cpu::sum(r, x.data(), factor, one.data());
+    cpu::sum(r, x.data(), divisor, one.data());
     Context::current().set_threads(2);
-    cpu::sum(r, x.data(), factor, two.data());
+    cpu::sum(r, x.data(), divisor, two.data());
     CHECK(std::memcmp(one.data(), two.data(), one.size() * sizeof(one[0])) == 0);
     double worst = 0;
     for (std::int64_t o = 0; o < r.outer; ++o) {
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("sums equal the sums written out, in any layout and with any 
         double want = 0;
         for (std::int64_t i = 0; i < r.reduce; ++i)
           want += value(x[o * r.outer_stride + i * r.reduce_stride + j * r.inner_stride]);
-        worst = std::max(worst, std::abs(value(one[o * r.inner + j]) - want * factor));
+        worst = std::max(worst, std::abs(value(one[o * r.inner + j]) - want / divisor));
       }
     }
     CHECK(worst <= (std::is_integral_v<T> ? 0 : sizeof(T) == 2 ? 2e-2 : 1e-5));
@@ -146,14 +146,14 @@ TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any 
       for (const cpu::Reduction& r :
            {cpu::Reduction::contiguous(1, reduce, inner), cpu::Reduction{1, reduce, inner, 0, 2 * inner, 2},
             cpu::Reduction{inner, reduce, 1, reduce, 1, 1}, cpu::Reduction{1, reduce, inner, 0, 1, reduce}}) {
-        for (double factor : {1.0, 1.0 / static_cast<double>(reduce)}) {
+        for (double divisor : {1.0, static_cast<double>(reduce)}) {
           std::vector<T> out(static_cast<std::size_t>(r.outer * r.inner));
-          cpu::sum(r, x.data(), factor, out.data());
-          INFO("reduce " << reduce << " inner " << inner << " factor " << factor << " error "
-                         << (value(out[0]) / (exact * factor) - 1));
-          const double want = value(T(static_cast<C>(exact * factor)));
+          cpu::sum(r, x.data(), divisor, out.data());
+          INFO("reduce " << reduce << " inner " << inner << " divisor " << divisor << " error "
+                         << (value(out[0]) / (exact / divisor) - 1));
+          const double want = value(T(static_cast<C>(exact / divisor)));
           for (T got : out)
-            CHECK((value(got) == want || std::abs(value(got) - exact * factor) <= 5e-7 * exact * factor));
+            CHECK((value(got) == want || std::abs(value(got) - exact / divisor) <= 5e-7 * exact / divisor));
         }
       }
     }
