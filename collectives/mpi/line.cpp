@@ -42,7 +42,7 @@ MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> co
 }
 
 MpiLine::~MpiLine() {
-  process_->remove(id_);
+  process_->remove(id_, posted());
   Abandoned left;
   const auto leave = [&](std::vector<Message>& messages) {
     for (Message& m : messages)
@@ -64,7 +64,7 @@ int MpiLine::rank_of(std::size_t lane) const {
 }
 
 CallPlace MpiLine::place(std::uint64_t sequence) const {
-  return {core_->name, id_.channel, id_.source, id_.destination, sequence};
+  return {core_->name, core_->members, id_.channel, id_.source, id_.destination, sequence};
 }
 
 // ---- posting ----
@@ -75,7 +75,7 @@ std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, Whe
     queue_.emplace_back(c, signature);
     return posted() - 1;
   }
-  if (posted_ >= depth) until([&] { return queue_.empty() && room(); });
+  if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, [&] { return posted_ - depth; });
   publish(c, signature);
   return posted_ - 1;
 }
@@ -241,20 +241,18 @@ bool MpiLine::step() {
 
 /// Whether every peer has posted the oldest unfinished call; a different call is a fault.
 bool MpiLine::all_called() {
-  bool all = true;
+  bool all = true, agree = true;
   const Signature& own = call(finished_).signature;
+  std::vector<RankCall> posts;
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
-    if (lane == self_) continue;
-    if (inbox_[lane].empty()) {
-      all = false;
-      continue;
-    }
-    const Signature& other = header(lane).signature;
-    if (own.digest == other.digest) continue;
-    process_->fail(*core_, mismatch(place(finished_), {rank_of(self_), own}, {rank_of(lane), other}));
-    return false;
+    const bool here = lane == self_ || !inbox_[lane].empty();
+    all = all && here;
+    if (!here) continue;
+    posts.push_back({rank_of(lane), lane == self_ ? &own : &header(lane).signature});
+    agree = agree && posts.back().signature->digest == own.digest;
   }
-  return all;
+  if (!agree) process_->fail(*core_, mismatch(place(finished_), posts));
+  return all && agree;
 }
 
 void MpiLine::begin_first_round() {
@@ -382,15 +380,18 @@ bool MpiLine::idle() {
 
 void MpiLine::wait(std::uint64_t sequence) {
   // In two rounds peers read the outputs too.
-  until([&] {
-    return finished_ > sequence &&
-           (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
-  });
+  until(
+      [&] {
+        return finished_ > sequence &&
+               (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
+      },
+      [&] { return sequence; });
   let_go();
 }
 
 void MpiLine::wait_inputs(std::uint64_t sequence) {
-  until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); });
+  until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); },
+        [&] { return sequence; });
   let_go();
 }
 
@@ -404,11 +405,13 @@ bool MpiLine::done(std::uint64_t sequence) {
 
 void MpiLine::throw_if_failed() {
   if (core_->reported && !core_->fault) process_->press(*core_);
-  if (core_->fault) core_->fault->raise();
+  if (core_->fault) process_->raise(*core_->fault, *core_);
 }
 
-template <class Ready>
-void MpiLine::until(const Ready& ready) {
+/// Waits for `ready`, which depends on the end of call `first()`.
+template <class Ready, class First>
+void MpiLine::until(const Ready& ready, const First& first) {
+  const Circles::Wait wait(process_->circles(), [&] { return need(first()); });
   Patience patience(process_->spins());
   for (;;) {
     const bool moved = process_->progress();
@@ -421,35 +424,56 @@ void MpiLine::until(const Ready& ready) {
       patience.reset();
     } else {
       look_for_the_missing();
+      process_->circles().ask();
       patience.pause();
     }
   }
 }
 
-/// The lane of a peer that has left and can no longer give what the oldest unfinished call needs.
-std::optional<std::size_t> MpiLine::missing() {
-  if (finished_ == posted_) return {};
+/// The post without which call `sequence` cannot end: the first one that the oldest unfinished call lacks.
+std::optional<Need> MpiLine::need(std::uint64_t sequence) const {
+  if (core_->fault || core_->reported || stage_ != Stage::calls) return {};
+  if (finished_ > sequence || finished_ == posted_) return {};
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane != self_ && inbox_[lane].empty())
+      return Need{processes_[lane], id_,
+                  finished_,        core_.get(),
+                  place(finished_), calls_[finished_ % depth].signature};
+  return {};
+}
+
+/// The lanes of peers that have left and can no longer give what the oldest unfinished call needs.
+std::vector<std::size_t> MpiLine::missing() {
+  std::vector<std::size_t> found;
+  if (finished_ == posted_) return found;
   const std::uint32_t run = id_.group.run;
   for (std::size_t lane = 0; lane < lanes(); ++lane)
     if (lane != self_ && stage_ == Stage::calls && inbox_[lane].empty() &&
         process_->gone(processes_[lane], run))
-      return lane;
+      found.push_back(lane);
   for (const Message& m : receives_) {
     const std::optional<Gone> gone = process_->gone(processes_[m.lane], run);
-    if (gone && gone->how != Departure::left) return m.lane;
+    if (gone && gone->how != Departure::left) found.push_back(m.lane);
   }
-  return {};
+  return found;
 }
 
 void MpiLine::look_for_the_missing() {
   if (core_->fault || core_->reported) return;
-  const std::optional<std::size_t> lane = missing();
-  if (!lane) return;
-  const Gone gone = *process_->gone(processes_[*lane], id_.group.run);
-  std::optional<Signature> last = last_[*lane];
-  if (!inbox_[*lane].empty()) last = header(*lane).signature;
-  process_->fail(*core_, departed(place(finished_), rank_of(*lane), gone.how, gone.reason, last,
-                                  {rank_of(self_), call(finished_).signature}));
+  const std::vector<std::size_t> found = missing();
+  if (found.empty()) return;
+  const auto gone = [&](std::size_t lane) { return *process_->gone(processes_[lane], id_.group.run); };
+  // Who left of itself, rather than because of a fault that it had heard of, knows most.
+  const auto cause = std::ranges::find_if(found, [&](std::size_t lane) { return gone(lane).blames.empty(); });
+  const std::size_t lane = cause == found.end() ? found[0] : *cause;
+  const Gone how = gone(lane);
+  std::optional<Signature> last = last_[lane];
+  if (!inbox_[lane].empty()) last = header(lane).signature;
+  std::size_t made = 1, missed = 0;
+  for (const auto& frames : inbox_) made += !frames.empty();
+  for (std::size_t l : found) missed += gone(l).blames.empty();
+  process_->fail(*core_, departed(place(finished_), {rank_of(lane), how.how, how.parting, how.blames, last},
+                                  {rank_of(self_), &call(finished_).signature}, made, missed));
 }
 
 }  // namespace sherd::mpi

@@ -32,7 +32,7 @@ class MpiLine final : public Line {
   /// No call is under way.
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
-  bool hopeless() { return core_->fault || missing().has_value(); }
+  bool hopeless() { return core_->fault || !missing().empty(); }
 
  private:
   static constexpr std::uint64_t depth = 8;  ///< calls under way
@@ -87,10 +87,11 @@ class MpiLine final : public Line {
   bool received();
   bool sent(Call& call);
 
-  template <class Ready>
-  void until(const Ready& ready);
+  template <class Ready, class First>
+  void until(const Ready& ready, const First& first);
+  std::optional<Need> need(std::uint64_t sequence) const;
   void throw_if_failed();
-  std::optional<std::size_t> missing();
+  std::vector<std::size_t> missing();
   void look_for_the_missing();
 
   std::shared_ptr<Process> process_;

@@ -165,6 +165,7 @@ bool Process::all_said_goodbye() {
 std::uint32_t Process::begin_run() {
   in_run_ = true;
   next_number_ = 1;
+  heard_.reset();
   return run_;
 }
 
@@ -173,7 +174,8 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   Notice departed = notice(Notice::Kind::departed);
   departed.group.run = run;
   departed.how = how;
-  departed.text = reason;
+  departed.text = parting(how, reason, heard());
+  if (heard_) departed.ranks.assign(heard_->ranks.begin(), heard_->ranks.end());
   announce(departed);
   if (how == Departure::threw) orphans_.clear();
   Patience patience(spins_);
@@ -188,6 +190,8 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   announce(departed);
   std::erase_if(mail_, [&](const auto& entry) { return entry.first.group.run <= run; });
   std::erase_if(early_, [&](const auto& entry) { return entry.first.run <= run; });
+  closed_.clear();
+  renewed_.clear();
   in_run_ = false;
   run_ = run + 1;
 }
@@ -247,6 +251,11 @@ void Process::fail(GroupCore& core, Fault fault) {
   }
 }
 
+void Process::raise(const Fault& fault, const GroupCore& core) {
+  heard_ = fault;
+  fault.raise(core.members);
+}
+
 void Process::press(GroupCore& core) {
   if (core.fault || std::chrono::steady_clock::now() - core.reported_at < decision_time) return;
   watch_->decide(*core.reported);
@@ -254,10 +263,9 @@ void Process::press(GroupCore& core) {
 
 void Process::ask_renewal(GroupCore& core) {
   clean_ = false;
-  if (!core.fault)
-    core.fault =
-        Fault{fmt::format("group {}: it is being renewed; calls posted before are void", core.name), {}, 0};
+  if (!core.fault) core.fault = renewing(core.name, core.members, core.rank, heard());
   core.renewals[rank_] = next_number_;
+  renewed_.insert(core.id);
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
   renewal.value = next_number_;
@@ -270,14 +278,42 @@ void Process::ask_renewal(GroupCore& core) {
     if (member != rank_) watch_->send(member, renewal);
 }
 
+void Process::fail_renewal(GroupCore& core, Fault fault) {
+  Notice failed = notice(Notice::Kind::renewal_fault);
+  failed.group = core.id;
+  failed.sequence = fault.sequence;
+  failed.ranks.assign(fault.ranks.begin(), fault.ranks.end());
+  failed.text = fault.text;
+  for (int member : core.members)
+    if (member != rank_) watch_->send(member, failed);
+  if (!core.renewal_fault) core.renewal_fault = std::move(fault);
+}
+
+std::shared_ptr<GroupCore> Process::group(GroupId id) const {
+  const auto found = groups_.find(id);
+  return found == groups_.end() ? nullptr : found->second.lock();
+}
+
+bool Process::has_done(const Waiter& waiter) const {
+  if (waiter.line.group.run < run_) return true;  // that body is over, as the waiter will hear
+  if (waiter.renews) return renewed_.contains(waiter.line.group);
+  const auto line = lines_.find(waiter.line);
+  if (line != lines_.end()) return line->second->posted() > waiter.sequence;
+  const auto closed = closed_.find(waiter.line);
+  return closed != closed_.end() && closed->second > waiter.sequence;
+}
+
 std::optional<Gone> Process::gone(int process, std::uint32_t run) const {
   const Peer& p = peer(process);
   const bool all_here = p.died.has_value();
   const auto departed = p.departed.find(run);
   if (departed != p.departed.end() && (all_here || p.received >= departed->second.value))
-    return Gone{departed->second.how, departed->second.text};
-  if (p.goodbye && (all_here || p.received >= p.goodbye->value)) return Gone{Departure::left, {}};
-  if (all_here) return Gone{Departure::died, p.died->text};
+    return Gone{departed->second.how,
+                departed->second.text,
+                {departed->second.ranks.begin(), departed->second.ranks.end()}};
+  if (p.goodbye && (all_here || p.received >= p.goodbye->value))
+    return Gone{Departure::left, parting(Departure::left, {}, nullptr), {}};
+  if (all_here) return Gone{Departure::died, parting(Departure::died, p.died->text, nullptr), {}};
   return {};
 }
 
@@ -297,7 +333,10 @@ void Process::add(const LineId& id, MpiLine& line) {
   for (Frame& frame : mail->second) line.take(std::move(frame));
   mail_.erase(mail);
 }
-void Process::remove(const LineId& id) { lines_.erase(id); }
+void Process::remove(const LineId& id, std::uint64_t posted) {
+  lines_.erase(id);
+  if (in_run_) closed_[id] = posted;
+}
 void Process::adopt(std::unique_ptr<MpiLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
@@ -403,20 +442,26 @@ void Process::apply(int process, Notice notice) {
       return;
     case Notice::Kind::report:  // answered by the watch
       return;
+    case Notice::Kind::chain:
+      return circles_.hear_chain(std::move(notice.waiters));
+    case Notice::Kind::circle:
+      return circles_.hear_circle(notice.waiters);
     case Notice::Kind::fault:
     case Notice::Kind::renewal:
+    case Notice::Kind::renewal_fault:
       break;
   }
   clean_ = false;
-  const auto found = groups_.find(notice.group);
-  const std::shared_ptr<GroupCore> core = found == groups_.end() ? nullptr : found->second.lock();
+  const std::shared_ptr<GroupCore> core = group(notice.group);
   if (!core) {
     if (notice.group.run >= run_) early_[notice.group].push_back({process, std::move(notice)});
     return;
   }
   if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.value;
-  if (!core->fault)
-    core->fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
+  std::optional<Fault>& fault =
+      notice.kind == Notice::Kind::renewal_fault ? core->renewal_fault : core->fault;
+  if (!fault)
+    fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
 }
 
 }  // namespace sherd::mpi
