@@ -97,6 +97,22 @@ TEST_CASE("a process that is stopped for a while is only slow") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "stopped");
 }
 
+TEST_CASE("processes that wait for each other in a circle hear of it within two seconds, as threads do") {
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, "waits_in_circles");
+}
+
+TEST_CASE("a random fault in a random program: every process hears whose it is") {
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, "random_faults");
+}
+
+TEST_CASE("who waits for a process that left because of a fault hears whose it was") {
+  for (int ranks : {3, 4}) expect_all_well(ranks, "fault_elsewhere");
+}
+
+TEST_CASE("a chain of processes that wait for one that is slow waits for it") {
+  for (int ranks : {2, 4}) expect_all_well(ranks, "slow_chain");
+}
+
 TEST_CASE("a child of a process ends without a word to the peers") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "forks");
 }
