@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "runtime/shown.h"
@@ -128,6 +129,12 @@ Fault departed(const CallPlace& place, const Leaver& leaver, RankCall waiting, s
                       opening(place, waiting.signature->kind), leaver.rank, leaver.parting, before,
                       waiting.rank, waiting.signature->text()),
           at_fault(place, leaver, waiting.rank, made, missed), place.sequence};
+}
+
+Fault not_moved(const CallPlace& place, RankCall call, int peer, std::string_view failure) {
+  return {fmt::format("{}: between rank {}, which is in {}, and rank {}, {}",
+                      opening(place, call.signature->kind), call.rank, call.signature->text(), peer, failure),
+          to_world(place, std::array{call.rank, peer}), place.sequence};
 }
 
 Fault renewing(std::string_view group, std::span<const int> world_ranks, int rank, const Fault* heard) {

@@ -69,6 +69,10 @@ struct Leaver {
 Fault departed(const CallPlace& place, const Leaver& leaver, RankCall waiting, std::size_t made,
                std::size_t missed);
 
+/// The fault of a group in which the call `signature` of `rank` could not be moved to or from `peer`: MPI
+/// gives no hint which of them is at fault. `failure`: what failed and why.
+Fault not_moved(const CallPlace& place, RankCall call, int peer, std::string_view failure);
+
 /// The fault of a group that `rank` renews. `heard`: the fault that made it do so; null if it had heard none.
 Fault renewing(std::string_view group, std::span<const int> world_ranks, int rank, const Fault* heard);
 

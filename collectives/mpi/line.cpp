@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/combine.h"
+#include "collectives/mpi/codes.h"
 
 namespace sherd::mpi {
 namespace {
@@ -91,6 +92,7 @@ void MpiLine::publish(const Collective& c, const Signature& signature) {
 }
 
 void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
+  call.sequence = posted_;
   call.signature = signature;
   call.reduction = c.reduction;
   call.moves = !on_meta(c);
@@ -165,8 +167,9 @@ void MpiLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte*
   const std::int64_t step = message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
     MPI_Request request;
-    MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-              process_->comm(), &request);
+    const int code = MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+                               process_->comm(), &request);
+    if (!succeeded(code)) return break_off(call, lane, "MPI_Isend", code);
     call.sends.push_back({request, lane});
   }
 }
@@ -175,8 +178,9 @@ void MpiLine::receive_piece(std::size_t lane, int tag, std::byte* data, std::int
   const std::int64_t step = message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
     MPI_Request request;
-    MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-              process_->comm(), &request);
+    const int code = MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+                               process_->comm(), &request);
+    if (!succeeded(code)) return break_off(call(finished_), lane, "MPI_Irecv", code);
     receives_.push_back({request, lane});
   }
 }
@@ -345,28 +349,36 @@ void MpiLine::end_call() {
   ++finished_;
 }
 
+/// MPI failed to move a message: nothing of this line is complete any more.
+void MpiLine::break_off(const Call& call, std::size_t lane, std::string_view function, int code) {
+  broken_ = true;
+  process_->fail(id_, call.sequence, call.signature, processes_[lane], failure(function, code));
+}
+
+/// Whether MPI is done with a message, well or not.
+bool MpiLine::completed(const Call& call, Message& message) {
+  int done = 0;
+  const int code = MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
+  if (!succeeded(code)) break_off(call, message.lane, "MPI_Test", code);
+  return done != 0 || !succeeded(code);
+}
+
 bool MpiLine::received() {
-  std::erase_if(receives_, [](Message& m) {
-    int done = 0;
-    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
-    return done != 0;
-  });
-  return receives_.empty();
+  std::erase_if(receives_, [&](Message& m) { return completed(call(finished_), m); });
+  return receives_.empty() && !broken_;
 }
 
 /// Whether the peers have read what this rank sends for `call`; one that has left reads nothing more.
 bool MpiLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
-    int done = 0;
-    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
-    if (done != 0) return true;
+    if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
     Abandoned left{{m.request}, call.inputs};
     left.keep.insert(left.keep.end(), call.outputs.begin(), call.outputs.end());
     process_->abandon(std::move(left));
     return true;
   });
-  return call.sends.empty();
+  return call.sends.empty() && !broken_;
 }
 
 bool MpiLine::idle() {
@@ -406,6 +418,7 @@ bool MpiLine::done(std::uint64_t sequence) {
 void MpiLine::throw_if_failed() {
   if (core_->reported && !core_->fault) process_->press(*core_);
   if (core_->fault) process_->raise(*core_->fault, *core_);
+  process_->throw_if_deaf();
 }
 
 /// Waits for `ready`, which depends on the end of call `first()`.

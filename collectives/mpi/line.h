@@ -47,6 +47,7 @@ class MpiLine final : public Line {
     std::size_t lane;
   };
   struct Call {
+    std::uint64_t sequence = 0;
     Signature signature;
     Movement movement{CollectiveKind::barrier};
     ReduceOp reduction;
@@ -86,6 +87,8 @@ class MpiLine final : public Line {
   void end_call();
   bool received();
   bool sent(Call& call);
+  bool completed(const Call& call, Message& message);
+  void break_off(const Call& call, std::size_t lane, std::string_view function, int code);
 
   template <class Ready, class First>
   void until(const Ready& ready, const First& first);
@@ -106,6 +109,7 @@ class MpiLine final : public Line {
   std::deque<std::pair<Collective, Signature>> queue_;      // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;
+  bool broken_ = false;  ///< MPI failed to move a message of this line
   Ref<Storage> staging_;
   std::vector<const std::byte*> from_lane_;  ///< where each lane's pieces lie, side by side
   std::vector<const std::byte*> sources_;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "collectives/launch_report.h"
+#include "collectives/mpi/codes.h"
 #include "collectives/mpi/line.h"
 #include "runtime/context.h"
 #include "runtime/pause.h"
@@ -62,44 +63,61 @@ Process::Process(const Launch& launch) {
       "launch: torchrun started {} processes, but connects none; start the program with mpirun, srun "
       "or `sherd launch -n {}`",
       launch.size, launch.size);
-  int initialized = 0, finalized = 0;
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
+  int finalized = 0;
+  check_code(MPI_Finalized(&finalized), "MPI_Finalized");
   check<StateError>(
       finalized == 0,
       "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
   report(LaunchReport::Kind::joining, launch);
-  if (initialized == 0) {
-    int granted = 0;
-    ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
-             0);  // else OpenMPI yields in every look; `Patience` decides when
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted);
-    owns_mpi_ = true;
-  }
-  int level = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&level);
-  check<StateError>(level >= MPI_THREAD_FUNNELED,
-                    "run_ranks: MPI allows no threads beside the one that calls it (level {}, {} is needed); "
-                    "initialise it with MPI_THREAD_FUNNELED, or use one that grants that",
-                    level, MPI_THREAD_FUNNELED);
+  start_mpi();
   start(launch);
   report(LaunchReport::Kind::joined, launch);
 }
 
+/// Starts MPI unless the program has, and checks that it allows what is done here.
+void Process::start_mpi() {
+  int initialized = 0, level = MPI_THREAD_SINGLE;
+  check_code(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized != 0) {
+    check_code(MPI_Query_thread(&level), "MPI_Query_thread");
+    return check_level(level);
+  }
+  ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
+           0);  // else OpenMPI yields in every look; `Patience` decides when
+  check_code(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
+  owns_mpi_ = true;
+  check_level(level);
+  check_code(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+/// The watch is a thread beside the one that calls MPI; who calls MPI on another thread than the one that
+/// initialised it needs one level more.
+void Process::check_level(int level) const {
+  int is_main = 0;
+  check_code(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main");
+  const int needed = is_main != 0 ? MPI_THREAD_FUNNELED : MPI_THREAD_SERIALIZED;
+  check<StateError>(level >= needed,
+                    "run_ranks: MPI grants {} and {} is needed on this thread; initialise it with that, or "
+                    "use an MPI that grants it",
+                    level_name(level), level_name(needed));
+}
+
 void Process::start(const Launch& launch) {
   int size = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  check_code(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  check_code(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   check<StateError>(
       size == launch.size && rank_ == launch.rank,
       "launch: the environment says rank {} of {}, but MPI says rank {} of {}; start the program with "
       "the mpirun or srun that belongs to this build's MPI, or with `sherd launch -n {}`",
       launch.rank, launch.size, rank_, size, launch.size);
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
-  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);  // the watch reports what happens to a peer
+  check_code(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  // The watch reports what happens to a peer.
+  check_code(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   int* limit = nullptr;
   int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found);
+  check_code(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found),
+             "MPI_Comm_get_attr");
   tag_limit_ = found != 0 ? *limit : 32767;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   spins_ = launch.local_size <= cores ? 2000 : 20;
@@ -108,9 +126,12 @@ void Process::start(const Launch& launch) {
   watch_ =
       std::make_unique<Watch>(rank_, size, launch.local_size == size ? Reach::this_machine : Reach::network);
   std::vector<Door> doors(static_cast<std::size_t>(size));
-  MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_);
+  check_code(
+      MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_),
+      "MPI_Allgather");
   watch_->connect(doors);
   for (std::size_t slot = 0; slot < incoming_.size(); ++slot) receive_into(slot);
+  throw_if_deaf();
 }
 
 Process::~Process() {
@@ -125,16 +146,7 @@ Process::~Process() {
     goodbye.flag = clean_;
     announce(std::move(goodbye));
   }
-  const bool finish = clean_ && all_said_goodbye();
-  if (finish) {
-    for (MPI_Request& request : requests_) {
-      MPI_Cancel(&request);
-      MPI_Request_free(&request);
-    }
-    MPI_Comm_free(&comm_);
-    if (owns_mpi_) MPI_Finalize();
-    return;
-  }
+  if (clean_ && all_said_goodbye() && end_mpi()) return;
   // Never freed, because MPI may still use it while the process ends.
   using Left = std::tuple<std::array<Frame, 16>, std::deque<Sending>, std::vector<Abandoned>>;
   [[maybe_unused]] const Left* left =
@@ -144,11 +156,19 @@ Process::~Process() {
 #endif
 }
 
+/// False when MPI cannot end what it was given.
+bool Process::end_mpi() {
+  for (MPI_Request& request : requests_)
+    if (!succeeded(MPI_Cancel(&request)) || !succeeded(MPI_Request_free(&request))) return false;
+  return succeeded(MPI_Comm_free(&comm_)) && (!owns_mpi_ || succeeded(MPI_Finalize()));
+}
+
 /// Waits for the goodbyes of all processes, as MPI_Finalize would; false when one had a fault or died.
 bool Process::all_said_goodbye() {
   Patience patience(spins_);
   for (;;) {
     progress();
+    if (!deafness_.empty()) return false;
     bool all = true;
     for (int p = 0; p < size(); ++p) {
       if (p == rank_) continue;
@@ -178,13 +198,7 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   if (heard_) departed.ranks.assign(heard_->ranks.begin(), heard_->ranks.end());
   announce(departed);
   if (how == Departure::threw) orphans_.clear();
-  Patience patience(spins_);
-  while (!settled(run)) {
-    if (progress() || step_others(nullptr))
-      patience.reset();
-    else
-      patience.pause();
-  }
+  settle(run);
   orphans_.clear();
   departed.flag = true;
   announce(departed);
@@ -194,6 +208,16 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   renewed_.clear();
   in_run_ = false;
   run_ = run + 1;
+}
+
+void Process::settle(std::uint32_t run) {
+  Patience patience(spins_);
+  while (deafness_.empty() && !settled(run)) {
+    if (progress() || step_others(nullptr))
+      patience.reset();
+    else
+      patience.pause();
+  }
 }
 
 /// Whether the peers have taken what this rank posted, or will take no more.
@@ -249,6 +273,15 @@ void Process::fail(GroupCore& core, Fault fault) {
     if (peer(member).died || peer(member).goodbye) continue;
     return watch_->send(member, report);
   }
+}
+
+void Process::fail(const LineId& line, std::uint64_t sequence, const Signature& signature, int peer,
+                   const std::string& failure) {
+  const std::shared_ptr<GroupCore> core = group(line.group);
+  if (!core) return;  // no handle is left, so nobody could be told
+  const CallPlace place{core->name, core->members, line.channel, line.source, line.destination, sequence};
+  const auto other = std::ranges::find(core->members, peer) - core->members.begin();
+  fail(*core, not_moved(place, {core->rank, &signature}, static_cast<int>(other), failure));
 }
 
 void Process::raise(const Fault& fault, const GroupCore& core) {
@@ -359,10 +392,13 @@ Frame Process::take_frame() {
 }
 
 void Process::send(int to, Frame frame) {
-  ++peer(to).sent;
-  const int bytes = static_cast<int>(sizeof(Header) + frame.header().bytes);
+  const Header& header = frame.header();
+  const int bytes = static_cast<int>(sizeof(Header) + header.bytes);
   MPI_Request request;
-  MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
+  const int code = MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
+  if (!succeeded(code))
+    return fail(header.line, header.sequence, header.signature, to, failure("MPI_Isend", code));
+  ++peer(to).sent;
   sending_.push_back({request, to, std::move(frame)});
   reap();
 }
@@ -371,8 +407,11 @@ void Process::send(int to, Frame frame) {
 void Process::reap() {
   while (!sending_.empty()) {
     int done = 0;
-    MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
-    if (done == 0) return;
+    const int code = MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
+    if (succeeded(code) && done == 0) return;
+    const Header& header = sending_.front().frame.header();
+    if (!succeeded(code))
+      fail(header.line, header.sequence, header.signature, sending_.front().to, failure("MPI_Test", code));
     give_back(std::move(sending_.front().frame));
     sending_.pop_front();
   }
@@ -385,23 +424,36 @@ int Process::next_tags(int to) {
 
 void Process::receive_into(std::size_t slot) {
   incoming_[slot] = take_frame();
-  MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag, comm_,
-            &requests_[slot]);
+  const int code = MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag,
+                             comm_, &requests_[slot]);
+  if (!succeeded(code)) go_deaf(failure("MPI_Irecv", code));
+}
+
+/// No frame can be received any more: not a fault of one group.
+void Process::go_deaf(std::string why) {
+  clean_ = false;
+  deafness_ = std::move(why);
+}
+
+void Process::throw_if_deaf() const {
+  check<StateError>(deafness_.empty(), "mpi: {}; this process can receive nothing more", deafness_);
 }
 
 /// Takes frames in the order in which their sender sent them: MPI matches receives in the order posted.
 bool Process::receive() {
   bool any = false;
-  for (;;) {
+  while (deafness_.empty()) {
     int done = 0;
-    MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
-    if (done == 0) return any;
+    const int code = MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
+    if (!succeeded(code)) go_deaf(failure("MPI_Test", code));
+    if (!succeeded(code) || done == 0) return any;
     Frame frame = std::move(incoming_[next_in_]);
     receive_into(next_in_);
     next_in_ = (next_in_ + 1) % incoming_.size();
     deliver(std::move(frame));
     any = true;
   }
+  return any;
 }
 
 void Process::deliver(Frame frame) {

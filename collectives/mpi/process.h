@@ -102,6 +102,9 @@ class Process : public std::enable_shared_from_this<Process> {
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
   /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
   void fail(GroupCore& core, Fault fault);
+  /// Ends the group of a call with a fault, because an MPI function failed that moves it to or from `peer`.
+  void fail(const LineId& line, std::uint64_t sequence, const Signature& signature, int peer,
+            const std::string& failure);
   /// Throws a fault of the group, and remembers what this rank has heard.
   [[noreturn]] void raise(const Fault& fault, const GroupCore& core);
   const Fault* heard() const { return heard_ ? &*heard_ : nullptr; }
@@ -133,6 +136,8 @@ class Process : public std::enable_shared_from_this<Process> {
   /// Receives frames and notices; says whether there were any. Never waits.
   bool progress();
   bool step_others(const MpiLine* line);
+  /// Throws StateError once MPI has failed to receive for this process.
+  void throw_if_deaf() const;
 
   // ---- waiting ----
   Circles& circles() { return circles_; }
@@ -159,8 +164,13 @@ class Process : public std::enable_shared_from_this<Process> {
 
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  void start_mpi();
+  void check_level(int level) const;
   void start(const Launch& launch);
+  void settle(std::uint32_t run);
+  bool end_mpi();
   void receive_into(std::size_t slot);
+  void go_deaf(std::string why);
   bool receive();
   void deliver(Frame frame);
   void reap();
@@ -183,6 +193,7 @@ class Process : public std::enable_shared_from_this<Process> {
   std::array<Frame, 16> incoming_;
   std::array<MPI_Request, 16> requests_;
   std::size_t next_in_ = 0;
+  std::string deafness_;  ///< why MPI receives nothing more here; empty while it does
   std::deque<Sending> sending_;
   std::vector<Frame> spare_;
 

@@ -46,6 +46,7 @@ class MpiTransport final : public Transport {
     for (;;) {
       if (core_->renewal_fault) process_->raise(*core_->renewal_fault, *core_);
       if (core_->renewals.size() == core_->members.size()) break;
+      process_->throw_if_deaf();
       // Peers may need this rank's part of other calls before they can renew.
       if (process_->progress() || process_->step_others(nullptr)) {
         patience.reset();
