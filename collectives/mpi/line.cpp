@@ -245,18 +245,29 @@ bool MpiLine::step() {
 
 /// Whether every peer has posted the oldest unfinished call; a different call is a fault.
 bool MpiLine::all_called() {
-  bool all = true, agree = true;
+  bool all = true;
   const Signature& own = call(finished_).signature;
-  std::vector<RankCall> posts;
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
-    const bool here = lane == self_ || !inbox_[lane].empty();
-    all = all && here;
-    if (!here) continue;
-    posts.push_back({rank_of(lane), lane == self_ ? &own : &header(lane).signature});
-    agree = agree && posts.back().signature->digest == own.digest;
+    if (lane == self_) continue;
+    if (inbox_[lane].empty()) {
+      all = false;
+    } else if (header(lane).signature.digest != own.digest) {
+      process_->fail(*core_, mismatch(place(finished_), posts()));
+      return false;
+    }
   }
-  if (!agree) process_->fail(*core_, mismatch(place(finished_), posts));
-  return all && agree;
+  return all;
+}
+
+/// Those of the oldest unfinished call that have come.
+std::vector<RankCall> MpiLine::posts() {
+  std::vector<RankCall> here;
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane == self_)
+      here.push_back({rank_of(lane), &call(finished_).signature});
+    else if (!inbox_[lane].empty())
+      here.push_back({rank_of(lane), &header(lane).signature});
+  return here;
 }
 
 void MpiLine::begin_first_round() {
@@ -482,11 +493,11 @@ void MpiLine::look_for_the_missing() {
   const Gone how = gone(lane);
   std::optional<Signature> last = last_[lane];
   if (!inbox_[lane].empty()) last = header(lane).signature;
-  std::size_t made = 1, missed = 0;
-  for (const auto& frames : inbox_) made += !frames.empty();
-  for (std::size_t l : found) missed += gone(l).blames.empty();
+  const auto missed =
+      std::ranges::count_if(found, [&](std::size_t other) { return gone(other).blames.empty(); });
   process_->fail(*core_, departed(place(finished_), {rank_of(lane), how.how, how.parting, how.blames, last},
-                                  {rank_of(self_), &call(finished_).signature}, made, missed));
+                                  {rank_of(self_), &call(finished_).signature}, posts().size(),
+                                  static_cast<std::size_t>(missed)));
 }
 
 }  // namespace sherd::mpi

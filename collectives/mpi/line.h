@@ -79,6 +79,7 @@ class MpiLine final : public Line {
   void receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes);
 
   bool all_called();
+  std::vector<RankCall> posts();
   void begin_first_round();
   void receive_placed(std::size_t lane, Call& call, int round, int tag);
   void place_pieces(std::size_t lane, Call& call);
