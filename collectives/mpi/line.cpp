@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/combine.h"
+#include "collectives/mpi/codes.h"
 
 namespace sherd::mpi {
 namespace {
@@ -42,7 +43,7 @@ MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> co
 }
 
 MpiLine::~MpiLine() {
-  process_->remove(id_);
+  process_->remove(id_, posted());
   Abandoned left;
   const auto leave = [&](std::vector<Message>& messages) {
     for (Message& m : messages)
@@ -64,7 +65,7 @@ int MpiLine::rank_of(std::size_t lane) const {
 }
 
 CallPlace MpiLine::place(std::uint64_t sequence) const {
-  return {core_->name, id_.channel, id_.source, id_.destination, sequence};
+  return {core_->name, core_->members, id_.channel, id_.source, id_.destination, sequence};
 }
 
 // ---- posting ----
@@ -75,7 +76,7 @@ std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, Whe
     queue_.emplace_back(c, signature);
     return posted() - 1;
   }
-  if (posted_ >= depth) until([&] { return queue_.empty() && room(); });
+  if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, [&] { return posted_ - depth; });
   publish(c, signature);
   return posted_ - 1;
 }
@@ -91,6 +92,7 @@ void MpiLine::publish(const Collective& c, const Signature& signature) {
 }
 
 void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
+  call.sequence = posted_;
   call.signature = signature;
   call.reduction = c.reduction;
   call.moves = !on_meta(c);
@@ -165,8 +167,9 @@ void MpiLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte*
   const std::int64_t step = message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
     MPI_Request request;
-    MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-              process_->comm(), &request);
+    const int code = MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+                               process_->comm(), &request);
+    if (!succeeded(code)) return break_off(call, lane, "MPI_Isend", code);
     call.sends.push_back({request, lane});
   }
 }
@@ -175,8 +178,9 @@ void MpiLine::receive_piece(std::size_t lane, int tag, std::byte* data, std::int
   const std::int64_t step = message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
     MPI_Request request;
-    MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-              process_->comm(), &request);
+    const int code = MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
+                               process_->comm(), &request);
+    if (!succeeded(code)) return break_off(call(finished_), lane, "MPI_Irecv", code);
     receives_.push_back({request, lane});
   }
 }
@@ -247,14 +251,23 @@ bool MpiLine::all_called() {
     if (lane == self_) continue;
     if (inbox_[lane].empty()) {
       all = false;
-      continue;
+    } else if (header(lane).signature.digest != own.digest) {
+      process_->fail(*core_, mismatch(place(finished_), posts()));
+      return false;
     }
-    const Signature& other = header(lane).signature;
-    if (own.digest == other.digest) continue;
-    process_->fail(*core_, mismatch(place(finished_), {rank_of(self_), own}, {rank_of(lane), other}));
-    return false;
   }
   return all;
+}
+
+/// Those of the oldest unfinished call that have come.
+std::vector<RankCall> MpiLine::posts() {
+  std::vector<RankCall> here;
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane == self_)
+      here.push_back({rank_of(lane), &call(finished_).signature});
+    else if (!inbox_[lane].empty())
+      here.push_back({rank_of(lane), &header(lane).signature});
+  return here;
 }
 
 void MpiLine::begin_first_round() {
@@ -347,28 +360,36 @@ void MpiLine::end_call() {
   ++finished_;
 }
 
+/// MPI failed to move a message: nothing of this line is complete any more.
+void MpiLine::break_off(const Call& call, std::size_t lane, std::string_view function, int code) {
+  broken_ = true;
+  process_->fail(id_, call.sequence, call.signature, processes_[lane], failure(function, code));
+}
+
+/// Whether MPI is done with a message, well or not.
+bool MpiLine::completed(const Call& call, Message& message) {
+  int done = 0;
+  const int code = MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
+  if (!succeeded(code)) break_off(call, message.lane, "MPI_Test", code);
+  return done != 0 || !succeeded(code);
+}
+
 bool MpiLine::received() {
-  std::erase_if(receives_, [](Message& m) {
-    int done = 0;
-    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
-    return done != 0;
-  });
-  return receives_.empty();
+  std::erase_if(receives_, [&](Message& m) { return completed(call(finished_), m); });
+  return receives_.empty() && !broken_;
 }
 
 /// Whether the peers have read what this rank sends for `call`; one that has left reads nothing more.
 bool MpiLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
-    int done = 0;
-    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
-    if (done != 0) return true;
+    if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
     Abandoned left{{m.request}, call.inputs};
     left.keep.insert(left.keep.end(), call.outputs.begin(), call.outputs.end());
     process_->abandon(std::move(left));
     return true;
   });
-  return call.sends.empty();
+  return call.sends.empty() && !broken_;
 }
 
 bool MpiLine::idle() {
@@ -382,15 +403,18 @@ bool MpiLine::idle() {
 
 void MpiLine::wait(std::uint64_t sequence) {
   // In two rounds peers read the outputs too.
-  until([&] {
-    return finished_ > sequence &&
-           (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
-  });
+  until(
+      [&] {
+        return finished_ > sequence &&
+               (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
+      },
+      [&] { return sequence; });
   let_go();
 }
 
 void MpiLine::wait_inputs(std::uint64_t sequence) {
-  until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); });
+  until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); },
+        [&] { return sequence; });
   let_go();
 }
 
@@ -404,11 +428,14 @@ bool MpiLine::done(std::uint64_t sequence) {
 
 void MpiLine::throw_if_failed() {
   if (core_->reported && !core_->fault) process_->press(*core_);
-  if (core_->fault) core_->fault->raise();
+  if (core_->fault) process_->raise(*core_->fault, *core_);
+  process_->throw_if_deaf();
 }
 
-template <class Ready>
-void MpiLine::until(const Ready& ready) {
+/// Waits for `ready`, which depends on the end of call `first()`.
+template <class Ready, class First>
+void MpiLine::until(const Ready& ready, const First& first) {
+  const Circles::Wait wait(process_->circles(), [&] { return need(first()); });
   Patience patience(process_->spins());
   for (;;) {
     const bool moved = process_->progress();
@@ -421,35 +448,56 @@ void MpiLine::until(const Ready& ready) {
       patience.reset();
     } else {
       look_for_the_missing();
+      process_->circles().ask();
       patience.pause();
     }
   }
 }
 
-/// The lane of a peer that has left and can no longer give what the oldest unfinished call needs.
-std::optional<std::size_t> MpiLine::missing() {
-  if (finished_ == posted_) return {};
+/// The post without which call `sequence` cannot end: the first one that the oldest unfinished call lacks.
+std::optional<Need> MpiLine::need(std::uint64_t sequence) const {
+  if (core_->fault || core_->reported || stage_ != Stage::calls) return {};
+  if (finished_ > sequence || finished_ == posted_) return {};
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    if (lane != self_ && inbox_[lane].empty())
+      return Need{processes_[lane], id_,
+                  finished_,        core_.get(),
+                  place(finished_), calls_[finished_ % depth].signature};
+  return {};
+}
+
+/// The lanes of peers that have left and can no longer give what the oldest unfinished call needs.
+std::vector<std::size_t> MpiLine::missing() {
+  std::vector<std::size_t> found;
+  if (finished_ == posted_) return found;
   const std::uint32_t run = id_.group.run;
   for (std::size_t lane = 0; lane < lanes(); ++lane)
     if (lane != self_ && stage_ == Stage::calls && inbox_[lane].empty() &&
         process_->gone(processes_[lane], run))
-      return lane;
+      found.push_back(lane);
   for (const Message& m : receives_) {
     const std::optional<Gone> gone = process_->gone(processes_[m.lane], run);
-    if (gone && gone->how != Departure::left) return m.lane;
+    if (gone && gone->how != Departure::left) found.push_back(m.lane);
   }
-  return {};
+  return found;
 }
 
 void MpiLine::look_for_the_missing() {
   if (core_->fault || core_->reported) return;
-  const std::optional<std::size_t> lane = missing();
-  if (!lane) return;
-  const Gone gone = *process_->gone(processes_[*lane], id_.group.run);
-  std::optional<Signature> last = last_[*lane];
-  if (!inbox_[*lane].empty()) last = header(*lane).signature;
-  process_->fail(*core_, departed(place(finished_), rank_of(*lane), gone.how, gone.reason, last,
-                                  {rank_of(self_), call(finished_).signature}));
+  const std::vector<std::size_t> found = missing();
+  if (found.empty()) return;
+  const auto gone = [&](std::size_t lane) { return *process_->gone(processes_[lane], id_.group.run); };
+  // Who left of itself, rather than because of a fault that it had heard of, knows most.
+  const auto cause = std::ranges::find_if(found, [&](std::size_t lane) { return gone(lane).blames.empty(); });
+  const std::size_t lane = cause == found.end() ? found[0] : *cause;
+  const Gone how = gone(lane);
+  std::optional<Signature> last = last_[lane];
+  if (!inbox_[lane].empty()) last = header(lane).signature;
+  const auto missed =
+      std::ranges::count_if(found, [&](std::size_t other) { return gone(other).blames.empty(); });
+  process_->fail(*core_, departed(place(finished_), {rank_of(lane), how.how, how.parting, how.blames, last},
+                                  {rank_of(self_), &call(finished_).signature}, posts().size(),
+                                  static_cast<std::size_t>(missed)));
 }
 
 }  // namespace sherd::mpi

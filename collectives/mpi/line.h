@@ -32,7 +32,7 @@ class MpiLine final : public Line {
   /// No call is under way.
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
-  bool hopeless() { return core_->fault || missing().has_value(); }
+  bool hopeless() { return core_->fault || !missing().empty(); }
 
  private:
   static constexpr std::uint64_t depth = 8;  ///< calls under way
@@ -47,6 +47,7 @@ class MpiLine final : public Line {
     std::size_t lane;
   };
   struct Call {
+    std::uint64_t sequence = 0;
     Signature signature;
     Movement movement{CollectiveKind::barrier};
     ReduceOp reduction;
@@ -78,6 +79,7 @@ class MpiLine final : public Line {
   void receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes);
 
   bool all_called();
+  std::vector<RankCall> posts();
   void begin_first_round();
   void receive_placed(std::size_t lane, Call& call, int round, int tag);
   void place_pieces(std::size_t lane, Call& call);
@@ -86,11 +88,14 @@ class MpiLine final : public Line {
   void end_call();
   bool received();
   bool sent(Call& call);
+  bool completed(const Call& call, Message& message);
+  void break_off(const Call& call, std::size_t lane, std::string_view function, int code);
 
-  template <class Ready>
-  void until(const Ready& ready);
+  template <class Ready, class First>
+  void until(const Ready& ready, const First& first);
+  std::optional<Need> need(std::uint64_t sequence) const;
   void throw_if_failed();
-  std::optional<std::size_t> missing();
+  std::vector<std::size_t> missing();
   void look_for_the_missing();
 
   std::shared_ptr<Process> process_;
@@ -105,6 +110,7 @@ class MpiLine final : public Line {
   std::deque<std::pair<Collective, Signature>> queue_;      // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;
+  bool broken_ = false;  ///< MPI failed to move a message of this line
   Ref<Storage> staging_;
   std::vector<const std::byte*> from_lane_;  ///< where each lane's pieces lie, side by side
   std::vector<const std::byte*> sources_;

@@ -19,6 +19,24 @@ struct GroupId {
   friend auto operator<=>(const GroupId&, const GroupId&) = default;
 };
 
+/// A sequence of calls of a group: a channel's, or the messages from one rank to another.
+struct LineId {
+  GroupId group;
+  std::int32_t channel = 0, source = -1, destination = -1;
+  friend auto operator<=>(const LineId&, const LineId&) = default;
+};
+
+/// A rank that waits: for call `sequence` of `line`, or (`renews`) for a peer's renewal of the line's group.
+struct Waiter {
+  std::int32_t process = 0;
+  bool renews = false;
+  LineId line{};
+  std::uint64_t sequence = 0;
+  std::uint64_t wait = 0;     ///< counts what the process has waited for; the same number is the same wait
+  std::string call{};         ///< that it is in, in words
+  std::vector<int> blames{};  ///< ranks of the world at fault in what it had heard, if it renews
+};
+
 struct Notice {
   enum class Kind : std::uint8_t {
     departed,  ///< the sender's body of run `group.run` is over; `value`: frames it sent to the reader so
@@ -29,6 +47,9 @@ struct Notice {
     fault,     ///< the decision
     renewal,   ///< the sender wants `group` renewed, because of the fault; `value`: its first free group
                ///< number
+    chain,     ///< each of `waiters` waits for the next, the last one for the reader
+    circle,    ///< each of `waiters` waits for the next, the last one for the first
+    renewal_fault,  ///< `group` cannot be renewed
   };
   Kind kind = Kind::departed;
   Departure how = Departure::left;
@@ -37,6 +58,7 @@ struct Notice {
   std::uint64_t sequence = 0, value = 0;
   std::vector<std::int32_t> ranks;    ///< of a fault
   std::vector<std::int32_t> members;  ///< of the group: the processes that a fault is sent to
+  std::vector<Waiter> waiters;        ///< of a chain or circle
   std::string text;
 
   /// Appends this notice to `out`, its length first.

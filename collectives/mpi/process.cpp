@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "collectives/launch_report.h"
+#include "collectives/mpi/codes.h"
 #include "collectives/mpi/line.h"
 #include "runtime/context.h"
 #include "runtime/pause.h"
@@ -62,44 +63,61 @@ Process::Process(const Launch& launch) {
       "launch: torchrun started {} processes, but connects none; start the program with mpirun, srun "
       "or `sherd launch -n {}`",
       launch.size, launch.size);
-  int initialized = 0, finalized = 0;
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
+  int finalized = 0;
+  check_code(MPI_Finalized(&finalized), "MPI_Finalized");
   check<StateError>(
       finalized == 0,
       "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
   report(LaunchReport::Kind::joining, launch);
-  if (initialized == 0) {
-    int granted = 0;
-    ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
-             0);  // else OpenMPI yields in every look; `Patience` decides when
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted);
-    owns_mpi_ = true;
-  }
-  int level = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&level);
-  check<StateError>(level >= MPI_THREAD_FUNNELED,
-                    "run_ranks: MPI allows no threads beside the one that calls it (level {}, {} is needed); "
-                    "initialise it with MPI_THREAD_FUNNELED, or use one that grants that",
-                    level, MPI_THREAD_FUNNELED);
+  start_mpi();
   start(launch);
   report(LaunchReport::Kind::joined, launch);
 }
 
+/// Starts MPI unless the program has, and checks that it allows what is done here.
+void Process::start_mpi() {
+  int initialized = 0, level = MPI_THREAD_SINGLE;
+  check_code(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized != 0) {
+    check_code(MPI_Query_thread(&level), "MPI_Query_thread");
+    return check_level(level);
+  }
+  ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
+           0);  // else OpenMPI yields in every look; `Patience` decides when
+  check_code(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
+  owns_mpi_ = true;
+  check_level(level);
+  check_code(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+/// The watch is a thread beside the one that calls MPI; who calls MPI on another thread than the one that
+/// initialised it needs one level more.
+void Process::check_level(int level) const {
+  int is_main = 0;
+  check_code(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main");
+  const int needed = is_main != 0 ? MPI_THREAD_FUNNELED : MPI_THREAD_SERIALIZED;
+  check<StateError>(level >= needed,
+                    "run_ranks: MPI grants {} and {} is needed on this thread; initialise it with that, or "
+                    "use an MPI that grants it",
+                    level_name(level), level_name(needed));
+}
+
 void Process::start(const Launch& launch) {
   int size = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  check_code(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  check_code(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   check<StateError>(
       size == launch.size && rank_ == launch.rank,
       "launch: the environment says rank {} of {}, but MPI says rank {} of {}; start the program with "
       "the mpirun or srun that belongs to this build's MPI, or with `sherd launch -n {}`",
       launch.rank, launch.size, rank_, size, launch.size);
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
-  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);  // the watch reports what happens to a peer
+  check_code(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  // The watch reports what happens to a peer.
+  check_code(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   int* limit = nullptr;
   int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found);
+  check_code(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found),
+             "MPI_Comm_get_attr");
   tag_limit_ = found != 0 ? *limit : 32767;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   spins_ = launch.local_size <= cores ? 2000 : 20;
@@ -108,9 +126,12 @@ void Process::start(const Launch& launch) {
   watch_ =
       std::make_unique<Watch>(rank_, size, launch.local_size == size ? Reach::this_machine : Reach::network);
   std::vector<Door> doors(static_cast<std::size_t>(size));
-  MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_);
+  check_code(
+      MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_),
+      "MPI_Allgather");
   watch_->connect(doors);
   for (std::size_t slot = 0; slot < incoming_.size(); ++slot) receive_into(slot);
+  throw_if_deaf();
 }
 
 Process::~Process() {
@@ -125,16 +146,7 @@ Process::~Process() {
     goodbye.flag = clean_;
     announce(std::move(goodbye));
   }
-  const bool finish = clean_ && all_said_goodbye();
-  if (finish) {
-    for (MPI_Request& request : requests_) {
-      MPI_Cancel(&request);
-      MPI_Request_free(&request);
-    }
-    MPI_Comm_free(&comm_);
-    if (owns_mpi_) MPI_Finalize();
-    return;
-  }
+  if (clean_ && all_said_goodbye() && end_mpi()) return;
   // Never freed, because MPI may still use it while the process ends.
   using Left = std::tuple<std::array<Frame, 16>, std::deque<Sending>, std::vector<Abandoned>>;
   [[maybe_unused]] const Left* left =
@@ -144,11 +156,19 @@ Process::~Process() {
 #endif
 }
 
+/// False when MPI cannot end what it was given.
+bool Process::end_mpi() {
+  for (MPI_Request& request : requests_)
+    if (!succeeded(MPI_Cancel(&request)) || !succeeded(MPI_Request_free(&request))) return false;
+  return succeeded(MPI_Comm_free(&comm_)) && (!owns_mpi_ || succeeded(MPI_Finalize()));
+}
+
 /// Waits for the goodbyes of all processes, as MPI_Finalize would; false when one had a fault or died.
 bool Process::all_said_goodbye() {
   Patience patience(spins_);
   for (;;) {
     progress();
+    if (!deafness_.empty()) return false;
     bool all = true;
     for (int p = 0; p < size(); ++p) {
       if (p == rank_) continue;
@@ -165,6 +185,7 @@ bool Process::all_said_goodbye() {
 std::uint32_t Process::begin_run() {
   in_run_ = true;
   next_number_ = 1;
+  heard_.reset();
   return run_;
 }
 
@@ -173,23 +194,30 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   Notice departed = notice(Notice::Kind::departed);
   departed.group.run = run;
   departed.how = how;
-  departed.text = reason;
+  departed.text = parting(how, reason, heard());
+  if (heard_) departed.ranks.assign(heard_->ranks.begin(), heard_->ranks.end());
   announce(departed);
   if (how == Departure::threw) orphans_.clear();
-  Patience patience(spins_);
-  while (!settled(run)) {
-    if (progress() || step_others(nullptr))
-      patience.reset();
-    else
-      patience.pause();
-  }
+  settle(run);
   orphans_.clear();
   departed.flag = true;
   announce(departed);
   std::erase_if(mail_, [&](const auto& entry) { return entry.first.group.run <= run; });
   std::erase_if(early_, [&](const auto& entry) { return entry.first.run <= run; });
+  closed_.clear();
+  renewed_.clear();
   in_run_ = false;
   run_ = run + 1;
+}
+
+void Process::settle(std::uint32_t run) {
+  Patience patience(spins_);
+  while (deafness_.empty() && !settled(run)) {
+    if (progress() || step_others(nullptr))
+      patience.reset();
+    else
+      patience.pause();
+  }
 }
 
 /// Whether the peers have taken what this rank posted, or will take no more.
@@ -247,6 +275,20 @@ void Process::fail(GroupCore& core, Fault fault) {
   }
 }
 
+void Process::fail(const LineId& line, std::uint64_t sequence, const Signature& signature, int peer,
+                   const std::string& failure) {
+  const std::shared_ptr<GroupCore> core = group(line.group);
+  if (!core) return;  // no handle is left, so nobody could be told
+  const CallPlace place{core->name, core->members, line.channel, line.source, line.destination, sequence};
+  const auto other = std::ranges::find(core->members, peer) - core->members.begin();
+  fail(*core, not_moved(place, {core->rank, &signature}, static_cast<int>(other), failure));
+}
+
+void Process::raise(const Fault& fault, const GroupCore& core) {
+  heard_ = fault;
+  fault.raise(core.members);
+}
+
 void Process::press(GroupCore& core) {
   if (core.fault || std::chrono::steady_clock::now() - core.reported_at < decision_time) return;
   watch_->decide(*core.reported);
@@ -254,10 +296,9 @@ void Process::press(GroupCore& core) {
 
 void Process::ask_renewal(GroupCore& core) {
   clean_ = false;
-  if (!core.fault)
-    core.fault =
-        Fault{fmt::format("group {}: it is being renewed; calls posted before are void", core.name), {}, 0};
+  if (!core.fault) core.fault = renewing(core.name, core.members, core.rank, heard());
   core.renewals[rank_] = next_number_;
+  renewed_.insert(core.id);
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
   renewal.value = next_number_;
@@ -270,14 +311,42 @@ void Process::ask_renewal(GroupCore& core) {
     if (member != rank_) watch_->send(member, renewal);
 }
 
+void Process::fail_renewal(GroupCore& core, Fault fault) {
+  Notice failed = notice(Notice::Kind::renewal_fault);
+  failed.group = core.id;
+  failed.sequence = fault.sequence;
+  failed.ranks.assign(fault.ranks.begin(), fault.ranks.end());
+  failed.text = fault.text;
+  for (int member : core.members)
+    if (member != rank_) watch_->send(member, failed);
+  if (!core.renewal_fault) core.renewal_fault = std::move(fault);
+}
+
+std::shared_ptr<GroupCore> Process::group(GroupId id) const {
+  const auto found = groups_.find(id);
+  return found == groups_.end() ? nullptr : found->second.lock();
+}
+
+bool Process::has_done(const Waiter& waiter) const {
+  if (waiter.line.group.run < run_) return true;  // that body is over, as the waiter will hear
+  if (waiter.renews) return renewed_.contains(waiter.line.group);
+  const auto line = lines_.find(waiter.line);
+  if (line != lines_.end()) return line->second->posted() > waiter.sequence;
+  const auto closed = closed_.find(waiter.line);
+  return closed != closed_.end() && closed->second > waiter.sequence;
+}
+
 std::optional<Gone> Process::gone(int process, std::uint32_t run) const {
   const Peer& p = peer(process);
   const bool all_here = p.died.has_value();
   const auto departed = p.departed.find(run);
   if (departed != p.departed.end() && (all_here || p.received >= departed->second.value))
-    return Gone{departed->second.how, departed->second.text};
-  if (p.goodbye && (all_here || p.received >= p.goodbye->value)) return Gone{Departure::left, {}};
-  if (all_here) return Gone{Departure::died, p.died->text};
+    return Gone{departed->second.how,
+                departed->second.text,
+                {departed->second.ranks.begin(), departed->second.ranks.end()}};
+  if (p.goodbye && (all_here || p.received >= p.goodbye->value))
+    return Gone{Departure::left, parting(Departure::left, {}, nullptr), {}};
+  if (all_here) return Gone{Departure::died, parting(Departure::died, p.died->text, nullptr), {}};
   return {};
 }
 
@@ -297,7 +366,10 @@ void Process::add(const LineId& id, MpiLine& line) {
   for (Frame& frame : mail->second) line.take(std::move(frame));
   mail_.erase(mail);
 }
-void Process::remove(const LineId& id) { lines_.erase(id); }
+void Process::remove(const LineId& id, std::uint64_t posted) {
+  lines_.erase(id);
+  if (in_run_) closed_[id] = posted;
+}
 void Process::adopt(std::unique_ptr<MpiLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
@@ -320,10 +392,13 @@ Frame Process::take_frame() {
 }
 
 void Process::send(int to, Frame frame) {
-  ++peer(to).sent;
-  const int bytes = static_cast<int>(sizeof(Header) + frame.header().bytes);
+  const Header& header = frame.header();
+  const int bytes = static_cast<int>(sizeof(Header) + header.bytes);
   MPI_Request request;
-  MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
+  const int code = MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
+  if (!succeeded(code))
+    return fail(header.line, header.sequence, header.signature, to, failure("MPI_Isend", code));
+  ++peer(to).sent;
   sending_.push_back({request, to, std::move(frame)});
   reap();
 }
@@ -332,8 +407,11 @@ void Process::send(int to, Frame frame) {
 void Process::reap() {
   while (!sending_.empty()) {
     int done = 0;
-    MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
-    if (done == 0) return;
+    const int code = MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
+    if (succeeded(code) && done == 0) return;
+    const Header& header = sending_.front().frame.header();
+    if (!succeeded(code))
+      fail(header.line, header.sequence, header.signature, sending_.front().to, failure("MPI_Test", code));
     give_back(std::move(sending_.front().frame));
     sending_.pop_front();
   }
@@ -346,23 +424,36 @@ int Process::next_tags(int to) {
 
 void Process::receive_into(std::size_t slot) {
   incoming_[slot] = take_frame();
-  MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag, comm_,
-            &requests_[slot]);
+  const int code = MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag,
+                             comm_, &requests_[slot]);
+  if (!succeeded(code)) go_deaf(failure("MPI_Irecv", code));
+}
+
+/// No frame can be received any more: not a fault of one group.
+void Process::go_deaf(std::string why) {
+  clean_ = false;
+  deafness_ = std::move(why);
+}
+
+void Process::throw_if_deaf() const {
+  check<StateError>(deafness_.empty(), "mpi: {}; this process can receive nothing more", deafness_);
 }
 
 /// Takes frames in the order in which their sender sent them: MPI matches receives in the order posted.
 bool Process::receive() {
   bool any = false;
-  for (;;) {
+  while (deafness_.empty()) {
     int done = 0;
-    MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
-    if (done == 0) return any;
+    const int code = MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
+    if (!succeeded(code)) go_deaf(failure("MPI_Test", code));
+    if (!succeeded(code) || done == 0) return any;
     Frame frame = std::move(incoming_[next_in_]);
     receive_into(next_in_);
     next_in_ = (next_in_ + 1) % incoming_.size();
     deliver(std::move(frame));
     any = true;
   }
+  return any;
 }
 
 void Process::deliver(Frame frame) {
@@ -403,20 +494,26 @@ void Process::apply(int process, Notice notice) {
       return;
     case Notice::Kind::report:  // answered by the watch
       return;
+    case Notice::Kind::chain:
+      return circles_.hear_chain(std::move(notice.waiters));
+    case Notice::Kind::circle:
+      return circles_.hear_circle(notice.waiters);
     case Notice::Kind::fault:
     case Notice::Kind::renewal:
+    case Notice::Kind::renewal_fault:
       break;
   }
   clean_ = false;
-  const auto found = groups_.find(notice.group);
-  const std::shared_ptr<GroupCore> core = found == groups_.end() ? nullptr : found->second.lock();
+  const std::shared_ptr<GroupCore> core = group(notice.group);
   if (!core) {
     if (notice.group.run >= run_) early_[notice.group].push_back({process, std::move(notice)});
     return;
   }
   if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.value;
-  if (!core->fault)
-    core->fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
+  std::optional<Fault>& fault =
+      notice.kind == Notice::Kind::renewal_fault ? core->renewal_fault : core->fault;
+  if (!fault)
+    fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
 }
 
 }  // namespace sherd::mpi

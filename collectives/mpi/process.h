@@ -11,9 +11,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "collectives/mpi/circles.h"
 #include "collectives/mpi/watch.h"
 #include "collectives/processes.h"
 #include "runtime/storage.h"
@@ -25,12 +27,6 @@ class MpiLine;
 /// Bytes of a frame on the wire. With MPI's own header it stays below what shared memory and TCP carry
 /// without asking the receiver first.
 inline constexpr std::size_t frame_bytes = 4000;
-
-struct LineId {
-  GroupId group;
-  std::int32_t channel = 0, source = -1, destination = -1;
-  friend auto operator<=>(const LineId&, const LineId&) = default;
-};
 
 /// Opens a frame: one rank's part in one call, for one peer. Payloads up to a frame's end come with it;
 /// longer ones follow as messages with `tag`, and those of the second round with `tag + 1`.
@@ -61,12 +57,14 @@ struct GroupCore {
   std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
   std::chrono::steady_clock::time_point reported_at{};
   std::map<int, std::uint64_t> renewals{};  ///< processes that asked, with their first free number
+  std::optional<Fault> renewal_fault{};     ///< the renewal failed: ranks renew groups in different orders
 };
 
 /// How a process left a run, in which it posts nothing more.
 struct Gone {
   Departure how;
-  std::string reason;
+  std::string parting;
+  std::vector<int> blames;  ///< ranks of the world at fault in what it had heard
 };
 
 /// MPI requests whose line is gone, and the memory that they use until they complete.
@@ -104,6 +102,14 @@ class Process : public std::enable_shared_from_this<Process> {
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
   /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
   void fail(GroupCore& core, Fault fault);
+  /// Ends the group of a call with a fault, because an MPI function failed that moves it to or from `peer`.
+  void fail(const LineId& line, std::uint64_t sequence, const Signature& signature, int peer,
+            const std::string& failure);
+  /// Throws a fault of the group, and remembers what this rank has heard.
+  [[noreturn]] void raise(const Fault& fault, const GroupCore& core);
+  const Fault* heard() const { return heard_ ? &*heard_ : nullptr; }
+  /// This rank uses a group that was renewed: what it heard no longer counts.
+  void forget() { heard_.reset(); }
   /// Called while a fault that was found here is not decided: after a while takes the decision over from the
   /// process that should decide, in case that one is stopped.
   void press(GroupCore& core);
@@ -115,7 +121,8 @@ class Process : public std::enable_shared_from_this<Process> {
 
   // ---- lines ----
   void add(const LineId& id, MpiLine& line);
-  void remove(const LineId& id);
+  /// `posted`: the calls that were made on it.
+  void remove(const LineId& id, std::uint64_t posted);
   /// Takes over a line without a handle whose calls are under way, until they are done or never can be.
   void adopt(std::unique_ptr<MpiLine> line);
   void abandon(Abandoned requests);
@@ -129,6 +136,18 @@ class Process : public std::enable_shared_from_this<Process> {
   /// Receives frames and notices; says whether there were any. Never waits.
   bool progress();
   bool step_others(const MpiLine* line);
+  /// Throws StateError once MPI has failed to receive for this process.
+  void throw_if_deaf() const;
+
+  // ---- waiting ----
+  Circles& circles() { return circles_; }
+  /// Whether this rank has made, or queued, what `waiter` waits for.
+  bool has_done(const Waiter& waiter) const;
+  /// Ends the renewal of a group, on all its members.
+  void fail_renewal(GroupCore& core, Fault fault);
+  /// Null for a group that has no handle here.
+  std::shared_ptr<GroupCore> group(GroupId id) const;
+  void tell(int process, const Notice& notice) { watch_->send(process, notice); }
 
  private:
   struct Peer {
@@ -145,8 +164,13 @@ class Process : public std::enable_shared_from_this<Process> {
 
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  void start_mpi();
+  void check_level(int level) const;
   void start(const Launch& launch);
+  void settle(std::uint32_t run);
+  bool end_mpi();
   void receive_into(std::size_t slot);
+  void go_deaf(std::string why);
   bool receive();
   void deliver(Frame frame);
   void reap();
@@ -164,19 +188,24 @@ class Process : public std::enable_shared_from_this<Process> {
   std::int32_t tag_limit_ = 0;
   std::vector<Peer> peers_;
   std::uint32_t run_ = 0, next_number_ = 0;
+  std::optional<Fault> heard_;  ///< the last fault that this rank was told of, see `forget`
 
   std::array<Frame, 16> incoming_;
   std::array<MPI_Request, 16> requests_;
   std::size_t next_in_ = 0;
+  std::string deafness_;  ///< why MPI receives nothing more here; empty while it does
   std::deque<Sending> sending_;
   std::vector<Frame> spare_;
 
   std::map<LineId, MpiLine*> lines_;
+  std::map<LineId, std::uint64_t> closed_;    ///< calls that were made on lines of this run that are gone
+  std::set<GroupId> renewed_;                 ///< groups that this rank has asked to renew in this run
   std::map<LineId, std::deque<Frame>> mail_;  ///< for lines that this rank has not used yet
   std::vector<std::unique_ptr<MpiLine>> orphans_;
   std::map<GroupId, std::weak_ptr<GroupCore>> groups_;
   std::map<GroupId, std::vector<Watch::News>> early_;  ///< about groups that are not made here yet
   std::vector<Abandoned> abandoned_;
+  Circles circles_{*this};
   std::unique_ptr<Watch> watch_;
 };
 

@@ -41,20 +41,28 @@ class MpiTransport final : public Transport {
 
   std::unique_ptr<Transport> renew() override {
     process_->ask_renewal(*core_);
+    const Circles::Wait wait(process_->circles(), [&] { return need_of_renewal(); });
     Patience patience(process_->spins());
-    while (core_->renewals.size() < core_->members.size()) {
-      if (process_->progress()) {
+    for (;;) {
+      if (core_->renewal_fault) process_->raise(*core_->renewal_fault, *core_);
+      if (core_->renewals.size() == core_->members.size()) break;
+      process_->throw_if_deaf();
+      // Peers may need this rank's part of other calls before they can renew.
+      if (process_->progress() || process_->step_others(nullptr)) {
         patience.reset();
         continue;
       }
       refuse_if_one_is_gone();
+      process_->circles().ask();
       patience.pause();
     }
     std::uint64_t number = 0;
     for (const auto& [process, first_free] : core_->renewals) number = std::max(number, first_free);
-    return std::make_unique<MpiTransport>(
+    auto renewed = std::make_unique<MpiTransport>(
         process_, process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, core_->members,
                                        core_->name));
+    renewed->renewed_ = true;
+    return renewed;
   }
   bool failed() const override {
     process_->progress();
@@ -64,8 +72,18 @@ class MpiTransport final : public Transport {
  private:
   Line& line(const LineId& id) {
     std::unique_ptr<MpiLine>& line = lines_[id];
-    if (!line) line = std::make_unique<MpiLine>(process_, core_, id);
+    if (line) return *line;
+    if (renewed_) process_->forget();  // this rank goes on
+    line = std::make_unique<MpiLine>(process_, core_, id);
     return *line;
+  }
+  std::optional<Need> need_of_renewal() const {
+    if (core_->renewal_fault) return {};
+    for (int member : core_->members)
+      if (!core_->renewals.contains(member))
+        return Need{member, {core_->id},      0, core_.get(), {core_->name, core_->members}, {},
+                    true,   process_->heard()};
+    return {};
   }
   void refuse_if_one_is_gone() const {
     for (std::size_t rank = 0; rank < core_->members.size(); ++rank) {
@@ -80,6 +98,7 @@ class MpiTransport final : public Transport {
 
   std::shared_ptr<Process> process_;
   std::shared_ptr<GroupCore> core_;
+  bool renewed_ = false;
   std::map<LineId, std::unique_ptr<MpiLine>> lines_;
 };
 

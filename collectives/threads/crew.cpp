@@ -15,9 +15,12 @@ bool Need::over() const {
   return posted->load(std::memory_order_seq_cst) > sequence || (!renews && core->fault() != nullptr);
 }
 
-void Crew::leave(int rank, Presence how, std::string reason) {
+bool Need::in_sight() const { return over() || promised->load(std::memory_order_relaxed) > sequence; }
+
+void Crew::leave(int rank, Presence how, std::string_view reason) {
   Seat& gone = seat(rank);
-  gone.reason = std::move(reason);
+  gone.parting = parting(how == Presence::threw ? Departure::threw : Departure::left, reason,
+                         gone.heard ? &*gone.heard : nullptr);
   gone.presence.store(how, std::memory_order_seq_cst);
   for (Seat& s : seats_) s.bell.ring();
 }
@@ -26,11 +29,12 @@ std::vector<int> Crew::circle_from(int rank) {
   std::vector<int> path;
   while (std::ranges::find(path, rank) == path.end()) {
     const std::optional<Need>& need = seat(rank).need;
-    if (!need || need->over()) return {};
+    if (!need || need->in_sight()) return {};
     path.push_back(rank);
     rank = need->seat;
   }
   path.erase(path.begin(), std::ranges::find(path, rank));
+  std::ranges::rotate(path, std::ranges::min_element(path));  // one circle, one text
   return path;
 }
 
@@ -41,19 +45,20 @@ void Crew::begin_wait(int rank, Need need) {
   std::vector<Blocked> blocked;
   for (int r : circle) {
     const Need& n = *seat(r).need;
-    blocked.push_back({r, describe(n.place, n.signature)});
+    const std::optional<Fault>& heard = seat(r).heard;
+    if (n.renews)
+      blocked.push_back({r, describe_renewal(n.core->name(), heard ? &*heard : nullptr),
+                         heard ? heard->ranks : std::vector<int>()});
+    else
+      blocked.push_back({r, describe(n.place, n.signature)});
   }
   const bool all_renew = std::ranges::all_of(circle, [&](int r) { return seat(r).need->renews; });
   for (int r : circle) {
     const Need& n = *seat(r).need;
-    std::vector<int> ranks;
-    for (int member = 0; member < n.core->size(); ++member)
-      if (std::ranges::find(circle, n.core->seat_of(member)) != circle.end()) ranks.push_back(member);
-    Fault fault = deadlock(n.place, std::move(ranks), blocked);
     if (!n.renews)
-      n.core->fail(std::move(fault));
+      n.core->fail(deadlock(n.place, blocked));
     else if (all_renew)  // else ranks whose groups fail may wake and renew too
-      n.core->fail_renewal(std::move(fault));
+      n.core->fail_renewal(deadlock(n.place, blocked));
   }
 }
 

@@ -43,7 +43,7 @@ enum class Presence : std::uint8_t { here, left, threw };
 /// What a rank waits for while it sleeps: that `seat` posts its call number `sequence` of a line.
 struct Need {
   int seat;
-  const std::atomic<std::uint64_t>* posted;
+  const std::atomic<std::uint64_t>*posted, *promised;  ///< the latter counts queued calls too
   std::uint64_t sequence;
   Core* core;       ///< of the group that waits; alive while its rank does
   CallPlace place;  ///< of the call that waits
@@ -52,14 +52,17 @@ struct Need {
 
   /// The post has come, or the waiting group has failed and its rank will wake to throw.
   bool over() const;
+  /// It is over, or will be without a further call of that rank.
+  bool in_sight() const;
 };
 
 /// What the peers of a rank see of it beside its calls.
 struct alignas(128) Seat {
   Bell bell;
   std::atomic<Presence> presence{Presence::here};
-  std::string reason;        ///< what it threw; written before `presence`
-  std::optional<Need> need;  ///< guarded by the crew's mutex
+  std::string parting;         ///< how it left, in words; written before `presence`, as is `heard` then
+  std::optional<Fault> heard;  ///< the last fault that it was told of, until it uses a group that was renewed
+  std::optional<Need> need;    ///< guarded by the crew's mutex
 };
 
 /// Shared by the ranks of one run, which are threads of one process.
@@ -72,7 +75,7 @@ class Crew {
   Seat& seat(int rank) { return seats_[static_cast<std::size_t>(rank)]; }
 
   /// The body of a rank has ended: it returned, or threw `reason`. Wakes all others.
-  void leave(int rank, Presence how, std::string reason);
+  void leave(int rank, Presence how, std::string_view reason);
 
   /// A rank is about to sleep. If it closes a circle of sleeping ranks that wait for each other's next post,
   /// none can ever wake: their groups fail.

@@ -43,6 +43,7 @@ struct Slot {
 /// One rank's side of one sequence of calls. Only that rank writes here.
 struct alignas(128) Lane {
   std::atomic<std::uint64_t> posted{0};    ///< calls whose slot is filled
+  std::atomic<std::uint64_t> promised{0};  ///< and those that are queued until there is room
   std::atomic<std::uint64_t> moved{0};     ///< twice the call's number, plus the rounds that are done
   std::atomic<std::uint64_t> finished{0};  ///< calls for which this rank needs no peer's slot any more
   std::atomic<bool> reading{false};        ///< this rank is reading peers' memory now

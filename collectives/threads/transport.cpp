@@ -54,11 +54,12 @@ class ThreadLine final : public Line {
     throw_if_failed();
     if (full == WhenFull::queue && !(queue_.empty() && room())) {
       queue_.emplace_back(c, signature);
-      return posted() - 1;
+    } else {
+      if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, posted_ - depth);
+      publish(c, signature);
     }
-    if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, posted_ - depth);
-    publish(c, signature);
-    return posted_ - 1;
+    mine_.promised.store(posted(), std::memory_order_relaxed);  // read under the mutex that a sleeper takes
+    return posted() - 1;
   }
   void wait(std::uint64_t sequence) override {
     until([&] { return complete(sequence); }, sequence);
@@ -104,7 +105,7 @@ class ThreadLine final : public Line {
     return place_.source < 0 ? static_cast<int>(lane) : lane == 0 ? place_.source : place_.destination;
   }
   CallPlace place(std::uint64_t sequence) const {
-    return {core_.name(), place_.channel, place_.source, place_.destination, sequence};
+    return {core_.name(), core_.seats(), place_.channel, place_.source, place_.destination, sequence};
   }
   void ring() {
     for (std::size_t lane = 0; lane < bells_.size(); ++lane)
@@ -182,8 +183,14 @@ class ThreadLine final : public Line {
     const Signature& own = mine_.slot(finished_).signature;
     const Signature& other = slot(lane, finished_).signature;
     if (own.digest == other.digest) return true;
-    core_.fail(mismatch(place(finished_), {rank_, own}, {rank_of(lane), other}));
+    fail_for_mismatch();
     return false;
+  }
+  void fail_for_mismatch() {
+    std::vector<RankCall> posts;
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
+      if (has_posted(lane, finished_)) posts.push_back({rank_of(lane), &slot(lane, finished_).signature});
+    core_.fail(mismatch(place(finished_), posts));
   }
   /// False when the group failed before anything was read.
   bool move_round() {
@@ -267,7 +274,8 @@ class ThreadLine final : public Line {
     const Fault* fault = core_.fault();
     if (fault == nullptr) return;
     drain();
-    fault->raise();
+    core_.crew().seat(seat_).heard = *fault;
+    fault->raise(core_.seats());
   }
   /// Waits until no peer reads memory of this group: one that begins later sees the fault first. Takes as
   /// long as a copy.
@@ -315,17 +323,18 @@ class ThreadLine final : public Line {
   bool has_moved(std::size_t lane, std::uint64_t sequence) {
     return exchange_.lanes[lane].moved.load(std::memory_order_seq_cst) > 2 * sequence;
   }
-  /// The lane of a rank that has left and can no longer give what the oldest unfinished call needs.
-  std::optional<std::size_t> missing(std::uint64_t sequence) {
-    if (finished_ > sequence || finished_ == posted_) return {};
+  /// The lanes of ranks that have left and can no longer give what the oldest unfinished call needs.
+  std::vector<std::size_t> missing(std::uint64_t sequence) {
+    std::vector<std::size_t> lanes;
+    if (finished_ > sequence || finished_ == posted_) return lanes;
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
       // Presence is read first; then all that a rank posted before it left is visible.
       if (lane == self_ || !gone(lane)) continue;
-      if (round_ == 0 ? !has_posted(lane, finished_) : !has_moved(lane, finished_)) return lane;
+      if (round_ == 0 ? !has_posted(lane, finished_) : !has_moved(lane, finished_)) lanes.push_back(lane);
     }
-    return {};
+    return lanes;
   }
-  bool someone_left(std::uint64_t sequence) { return missing(sequence).has_value(); }
+  bool someone_left(std::uint64_t sequence) { return !missing(sequence).empty(); }
   /// Compares the posts that are there, though some ranks may still be missing.
   void look_for_a_mismatch() {
     if (round_ > 0 || finished_ == posted_) return;
@@ -333,22 +342,35 @@ class ThreadLine final : public Line {
       if (lane != self_ && has_posted(lane, finished_) && !agrees(lane)) return;
   }
   void look_for_the_missing(std::uint64_t sequence) {
-    const std::optional<std::size_t> lane = missing(sequence);
-    if (!lane) return;
-    const Seat& seat = seat_of(*lane);
+    const std::vector<std::size_t> lanes = missing(sequence);
+    if (lanes.empty()) return;
+    // Who left of itself, rather than because of a fault that it had heard of, knows most.
+    const auto cause =
+        std::ranges::find_if(lanes, [&](std::size_t lane) { return !seat_of(lane).heard.has_value(); });
+    const std::size_t lane = cause == lanes.end() ? lanes[0] : *cause;
+    const Seat& seat = seat_of(lane);
     const bool threw = seat.presence.load(std::memory_order_seq_cst) == Presence::threw;
-    const std::uint64_t calls = exchange_.lanes[*lane].posted.load(std::memory_order_seq_cst);
+    const std::uint64_t calls = exchange_.lanes[lane].posted.load(std::memory_order_seq_cst);
     std::optional<Signature> last;
-    if (calls > 0) last = slot(*lane, calls - 1).signature;
-    core_.fail(departed(place(finished_), rank_of(*lane), threw ? Departure::threw : Departure::left,
-                        seat.reason, last, {rank_, mine_.slot(finished_).signature}));
+    if (calls > 0) last = slot(lane, calls - 1).signature;
+    std::size_t made = 0, missed = 0;
+    for (std::size_t l = 0; l < exchange_.lanes.size(); ++l) made += has_posted(l, finished_);
+    for (std::size_t l : lanes) missed += !seat_of(l).heard.has_value();
+    const Leaver leaver{rank_of(lane), threw ? Departure::threw : Departure::left, seat.parting,
+                        seat.heard ? std::span<const int>(seat.heard->ranks) : std::span<const int>(), last};
+    core_.fail(departed(place(finished_), leaver, {rank_, &mine_.slot(finished_).signature}, made, missed));
   }
   std::optional<Need> need_of(std::uint64_t sequence) {
     const std::uint64_t at = std::min(sequence, finished_);
     if (at >= posted_) return {};  // it is queued: peers have come, and need only go on
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
       if (lane != self_ && !has_posted(lane, at))
-        return Need{core_.seat_of(rank_of(lane)), &exchange_.lanes[lane].posted, at, &core_, place(at),
+        return Need{core_.seat_of(rank_of(lane)),
+                    &exchange_.lanes[lane].posted,
+                    &exchange_.lanes[lane].promised,
+                    at,
+                    &core_,
+                    place(at),
                     mine_.slot(at).signature};
     return {};
   }
@@ -402,14 +424,12 @@ class ThreadTransport final : public Transport {
 
   Line& channel(int index) override {
     std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
-    if (!line) line = std::make_unique<ThreadLine>(*core_, *lines_, rank_, ThreadLine::Place{index, -1, -1});
+    if (!line) line = make_line({index, -1, -1});
     return *line;
   }
   Line& messages(int index, int source, int destination) override {
     std::unique_ptr<ThreadLine>& line = messages_[{index, source, destination}];
-    if (!line)
-      line =
-          std::make_unique<ThreadLine>(*core_, *lines_, rank_, ThreadLine::Place{index, source, destination});
+    if (!line) line = make_line({index, source, destination});
     return *line;
   }
 
@@ -429,19 +449,28 @@ class ThreadTransport final : public Transport {
     Core::Renewal& renewal = core_->renewal();
     const auto ready = [&] { return renewal.ready.load(std::memory_order_seq_cst); };
     ask(renewal);
-    core_->fail(
-        {fmt::format("group {}: it is being renewed; calls posted before are void", core_->name()), {}, 0});
+    std::optional<Fault>& heard = core_->crew().seat(core_->seat_of(rank_)).heard;
+    core_->fail(renewing(core_->name(), core_->seats(), rank_, heard ? &*heard : nullptr));
     core_->ring_all();
     while (!ready()) {
-      if (const Fault* fault = renewal.fault.load(std::memory_order_seq_cst)) fault->raise();
+      if (const Fault* fault = renewal.fault.load(std::memory_order_seq_cst)) {
+        heard = *fault;
+        fault->raise(core_->seats());
+      }
       if (const std::vector<int> gone = gone_ranks(); !gone.empty() && !ready()) raise_gone(gone);
       sleep_until_asked(renewal, ready);
     }
-    return make_end(renewal.next, rank_);
+    auto renewed = std::make_unique<ThreadTransport>(renewal.next, rank_);
+    renewed->renewed_ = true;
+    return renewed;
   }
   bool failed() const override { return core_->fault() != nullptr; }
 
  private:
+  std::unique_ptr<ThreadLine> make_line(ThreadLine::Place place) {
+    if (renewed_) core_->crew().seat(core_->seat_of(rank_)).heard.reset();  // this rank goes on
+    return std::make_unique<ThreadLine>(*core_, *lines_, rank_, place);
+  }
   std::vector<int> seats_of(std::span<const int> ranks) const {
     std::vector<int> seats;
     for (int rank : ranks) seats.push_back(core_->seat_of(rank));
@@ -465,15 +494,13 @@ class ThreadTransport final : public Transport {
         std::ranges::find_if(renewal.asked, [](const auto& asked) { return asked.load() == 0; });
     if (late == renewal.asked.end()) return;  // the last rank is just asking
     const int seat = core_->seat_of(rank_);
-    Signature renews;
-    renews.label_length = 5;
-    std::memcpy(renews.label, "renew", 5);
     core_->crew().begin_wait(seat, {core_->seat_of(static_cast<int>(late - renewal.asked.begin())),
+                                    &*late,
                                     &*late,
                                     0,
                                     core_.get(),
-                                    {core_->name()},
-                                    renews,
+                                    {core_->name(), core_->seats()},
+                                    {},
                                     true});
     // Peers may need this rank's part of other calls before they can renew.
     core_->crew().seat(seat).bell.sleep_unless([&] {
@@ -501,6 +528,7 @@ class ThreadTransport final : public Transport {
   std::shared_ptr<Core> core_;
   std::shared_ptr<Lines> lines_;
   int rank_;
+  bool renewed_ = false;
   std::array<std::unique_ptr<ThreadLine>, max_channels> channels_;
   std::map<std::array<int, 3>, std::unique_ptr<ThreadLine>> messages_;
 };

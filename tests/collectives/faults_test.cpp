@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "collectives/fault.h"
 #include "tests/catch.h"
 #include "tests/collectives/suite.h"
 #include "tests/ranks.h"
@@ -235,6 +236,96 @@ TEST_CASE("two ranks that differ hear of it while a third computes", "[faults]")
     });
     CHECK(heard == 3);
   }
+}
+
+// ---- who is at fault ----
+
+namespace {
+
+Signature labelled(const std::string& label) { return signature_of({.label = label}); }
+
+}  // namespace
+
+TEST_CASE("the call that most ranks made is right; where none has most, all are named", "[faults]") {
+  const Signature a = labelled("a"), b = labelled("b"), c = labelled("c");
+  const std::vector<int> world{10, 11, 12, 13, 14};
+  const auto posts = [&](const std::string& calls) {
+    std::vector<RankCall> all;
+    for (std::size_t rank = 0; rank < calls.size(); ++rank)
+      if (calls[rank] != '-')
+        all.push_back({static_cast<int>(rank), calls[rank] == 'a' ? &a : calls[rank] == 'b' ? &b : &c});
+    return mismatch({.group = "g", .world_ranks = world}, all);
+  };
+  struct Row {
+    std::string calls, words;
+    std::vector<int> ranks;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"ab", "rank 0 posted barrier of 'a', but rank 1 posted barrier of 'b';", {10, 11}},
+           {"a--b", "rank 0 posted barrier of 'a', but rank 3 posted barrier of 'b';", {10, 13}},
+           {"bab", "rank 1 posted barrier of 'a', but ranks 0 and 2 posted barrier of 'b';", {11}},
+           {"abb", "rank 0 posted barrier of 'a', but ranks 1 and 2 posted barrier of 'b';", {10}},
+           {"aabb", "ranks 0 and 1 posted barrier of 'a', but ranks 2 and 3 posted", {10, 11, 12, 13}},
+           {"caaba",
+            "rank 0 posted barrier of 'c', rank 3 posted barrier of 'b', but ranks 1, 2 and 4",
+            {10, 13}},
+           {"abc", "rank 0 posted barrier of 'a', rank 1 posted barrier of 'b', but rank 2", {10, 11, 12}}}) {
+    INFO(row.calls);
+    const Fault fault = posts(row.calls);
+    CHECK(fault.ranks == row.ranks);
+    CHECK_THAT(fault.text, ContainsSubstring(row.words));
+  }
+}
+
+TEST_CASE("of a rank that returned and those that wait for it, the fewer are at fault", "[faults]") {
+  const Signature call = labelled("a");
+  const std::vector<int> world{10, 11, 12, 13, 14}, other{7}, member{13};
+  const auto ranks = [&](Departure how, std::span<const int> blames, std::size_t made, std::size_t missed) {
+    const Leaver leaver{1, how, "left", blames, {}};
+    return departed({.group = "g", .world_ranks = world}, leaver, {2, &call}, made, missed).ranks;
+  };
+  using Ranks = std::vector<int>;
+  CHECK(ranks(Departure::left, {}, 4, 1) == Ranks{11});      // it skipped the call
+  CHECK(ranks(Departure::left, {}, 1, 4) == Ranks{12});      // the other made one too many
+  CHECK(ranks(Departure::left, {}, 1, 1) == Ranks{11, 12});  // nobody can tell
+  CHECK(ranks(Departure::threw, {}, 1, 4) == Ranks{11});
+  CHECK(ranks(Departure::died, {}, 1, 4) == Ranks{11});
+  CHECK(ranks(Departure::left, member, 1, 1) == Ranks{13});     // it told whose fault it was
+  CHECK(ranks(Departure::threw, other, 1, 1) == Ranks{7, 11});  // a rank outside, and the one that is missing
+}
+
+TEST_CASE("a rank that renews, or leaves, because of a fault says whose it was", "[faults]") {
+  for (int world : {3, 5})
+    for (const bool renews : {true, false}) {
+      std::vector<std::string> heard(static_cast<std::size_t>(world));
+      std::vector<std::vector<int>> ranks(heard.size());
+      run_ranks(world, [&](World& w) {
+        const auto self = static_cast<std::size_t>(w.rank());
+        const Group pair = w.group().subgroup({0, 1}), all = w.group().strided(1);
+        w.group().barrier();
+        try {
+          if (w.rank() < 2) pair.barrier({.label = fmt::format("of rank {}", w.rank())});
+        } catch (const CollectiveError&) {
+          if (!renews) return;
+          message_of<CollectiveError>([&] { all.renew(); });
+        }
+        if (w.rank() < 2) return;
+        try {
+          all.barrier();
+        } catch (const CollectiveError& error) {
+          heard[self] = error.what();
+          ranks[self] = error.ranks();
+        }
+        if (renews) message_of<CollectiveError>([&] { all.renew(); });
+      });
+      for (std::size_t rank = 2; rank < heard.size(); ++rank) {
+        CHECK(ranks[rank] == std::vector<int>{0, 1});
+        CHECK_THAT(heard[rank],
+                   ContainsSubstring(" after it heard of a fault of ranks 0 and 1 of the world") &&
+                       ContainsSubstring("'of rank 0'") && ContainsSubstring("'of rank 1'") &&
+                       ContainsSubstring(renews ? "it is being renewed by rank" : "left the body"));
+      }
+    }
 }
 
 // ---- calls out of step ----

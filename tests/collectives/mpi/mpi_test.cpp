@@ -20,9 +20,9 @@ struct Outcome {
 
 /// One that hangs is ended and so fails by its status. OpenMPI's plugins leak and are unloaded before the
 /// leak checker looks: no suppression can name their frames.
-Outcome launch(int ranks, const std::string& scenario) {
+Outcome launch(int ranks, const std::string& scenario, const std::string& program = SHERD_SCENARIOS) {
   const std::string command = "LSAN_OPTIONS=detect_leaks=0 timeout -k 5 100 " SHERD_TOOL " launch -n " +
-                              std::to_string(ranks) + " " SHERD_SCENARIOS " " + scenario + " 2>&1";
+                              std::to_string(ranks) + " " + program + " " + scenario + " 2>&1";
   Outcome outcome;
   FILE* const pipe = ::popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -44,8 +44,8 @@ std::set<std::string> ok_from(int ranks) {
   return verdicts;
 }
 
-void expect_all_well(int ranks, const std::string& scenario) {
-  const Outcome outcome = launch(ranks, scenario);
+void expect_all_well(int ranks, const std::string& scenario, const std::string& program = SHERD_SCENARIOS) {
+  const Outcome outcome = launch(ranks, scenario, program);
   INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
   CHECK(outcome.verdicts == ok_from(ranks));
   CHECK(outcome.status == 0);
@@ -56,6 +56,14 @@ void expect_survivors_report(int ranks, const std::string& scenario) {
   INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
   CHECK(outcome.verdicts == ok_from(ranks - 1));
   CHECK(outcome.status == 128 + SIGKILL);
+}
+
+/// The launcher ends a job in which a rank ends before all have met, so one verdict is enough.
+void expect_refused_start(int ranks, const std::string& scenario) {
+  const Outcome outcome = launch(ranks, scenario, SHERD_CODES);
+  INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
+  CHECK_FALSE(outcome.verdicts.empty());
+  for (const std::string& verdict : outcome.verdicts) CHECK(verdict.ends_with(" ok"));
 }
 
 }  // namespace
@@ -95,6 +103,31 @@ TEST_CASE("survivors of a killed process name it within two seconds") {
 
 TEST_CASE("a process that is stopped for a while is only slow") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "stopped");
+}
+
+TEST_CASE("processes that wait for each other in a circle hear of it within two seconds, as threads do") {
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, "waits_in_circles");
+}
+
+TEST_CASE("a random fault in a random program: every process hears whose it is") {
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, "random_faults");
+}
+
+TEST_CASE("who waits for a process that left because of a fault hears whose it was") {
+  for (int ranks : {3, 4}) expect_all_well(ranks, "fault_elsewhere");
+}
+
+TEST_CASE("a chain of processes that wait for one that is slow waits for it") {
+  for (int ranks : {2, 4}) expect_all_well(ranks, "slow_chain");
+}
+
+TEST_CASE("an MPI function that fails is named with MPI's own text") {
+  for (const char* scenario : {"frames_out", "messages_out", "messages_in", "frames_in", "tests"})
+    for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_CODES);
+}
+
+TEST_CASE("an MPI that does not start, or grants too few threads, is refused by name") {
+  for (const char* scenario : {"init", "level"}) expect_refused_start(2, scenario);
 }
 
 TEST_CASE("a child of a process ends without a word to the peers") {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "sherd.h"
+#include "tests/collectives/random_faults.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
 
@@ -263,22 +264,25 @@ void killed_elsewhere() {
   });
 }
 
-/// A child of its own stops the last rank for a while; nobody minds.
+/// A child of its own stops the calling process.
+void stop_for_a_while() {
+  const pid_t rank = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::kill(rank, SIGSTOP);
+    ::sleep(3);
+    ::kill(rank, SIGCONT);
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+}
+
+/// The last rank stops for a while; nobody minds.
 void stopped() {
   run_ranks(0, [](World& world) {
     const Group& group = world.group();
     group.barrier();
-    if (world.rank() == world.size() - 1) {
-      const pid_t rank = ::getpid();
-      const pid_t child = ::fork();
-      if (child == 0) {
-        ::kill(rank, SIGSTOP);
-        ::sleep(3);
-        ::kill(rank, SIGCONT);
-        ::_exit(0);
-      }
-      ::waitpid(child, nullptr, 0);
-    }
+    if (world.rank() == world.size() - 1) stop_for_a_while();
     expect_works(group);
     expect(!group.failed(), "the group failed");
   });
@@ -316,10 +320,168 @@ void forks() {
   });
 }
 
+// ---- ranks that wait for each other ----
+
+struct Groups {
+  Group world, all;  ///< of the same ranks
+  Group pair;        ///< the rank at fault and the next one; undefined elsewhere
+};
+using Calls = std::function<void(const Groups&)>;
+
+/// What one rank does other than its peers, so that all wait for each other.
+struct Circle {
+  std::string name;
+  Calls right, wrong;
+  std::vector<std::string> words;  ///< of the message
+};
+
+void call(const Group& group, int channel) {
+  group.barrier({.label = "on " + std::to_string(channel), .channel = channel});
+}
+/// Calls of the world on these channels.
+Calls on(std::vector<int> channels) {
+  return [=](const Groups& g) {
+    for (const int channel : channels) call(g.world, channel);
+  };
+}
+/// First what `first` does, then the call that all expect.
+Calls before_the_call(const std::function<void(const Groups&)>& first) {
+  return [=](const Groups& g) {
+    first(g);
+    call(g.world, 2);
+  };
+}
+
+std::vector<Circle> circles() {
+  const std::string all = "group world.strided(1)[0]", pair = "group world.[", world = "group world,";
+  const Calls usual = on({2});
+  return {
+      {"another channel", usual, on({4}), {"'on 2'", "'on 4'", "channel 4 of " + world}},
+      {"channels in another order", on({3, 2}), on({2, 3}), {"'on 2'", "'on 3'"}},
+      {"another group", usual, [](const Groups& g) { call(g.all, 2); }, {world, all}},
+      {"another sub-group", usual, [](const Groups& g) { call(g.pair, 2); }, {world, pair}},
+      {"a skipped call", before_the_call([](const Groups& g) { call(g.all, 1); }), usual, {world, all}},
+      {"an extra call", usual, before_the_call([](const Groups& g) { call(g.all, 1); }), {world, all}},
+      {"an extra call that is queued",
+       usual,
+       before_the_call([](const Groups& g) {
+         for (int i = 0; i < 20; ++i) (void)g.all.enqueue({.channel = 1, .label = "queued"}, WhenFull::queue);
+         call(g.all, 1);
+       }),
+       {world, all, "'queued'"}},
+      {"an extra message",
+       usual,
+       before_the_call([](const Groups& g) { g.pair.send(zeros({large}), 1, {.label = "extra"}); }),
+       {world, "send #0 from rank 0 to rank 1", "'extra'"}},
+      {"renewals in another order",
+       [](const Groups& g) {
+         g.all.renew();
+         if (g.pair.defined()) g.pair.renew();
+       },
+       [](const Groups& g) {
+         g.pair.renew();
+         g.all.renew();
+       },
+       {"renew of " + all, "renew of " + pair}},
+  };
+}
+
+/// What this rank hears when `culprit` does wrong.
+std::string heard_of(const World& world, const Circle& circle, int culprit) {
+  const Group& group = world.group();
+  const Calls& calls = world.rank() == culprit ? circle.wrong : circle.right;
+  std::string text =
+      error_of([&] {  // who is slow may hear while the groups are made
+        calls({group, group.strided(1), group.subgroup({culprit, (culprit + 1) % world.size()})});
+      })
+          .what();
+  std::vector<std::string> words = circle.words;
+  words.push_back("wait for each other");
+  words.push_back("rank " + std::to_string(culprit) + " of the world is in ");
+  for (const std::string& word : words)
+    expect(text.find(word) != std::string::npos, "{}: '{}' is not in: {}", circle.name, word, text);
+  return text;
+}
+
+/// Every rank hears who waits for whom, in the words of threads.
+void waits_in_circles() {
+  for (const Circle& circle : circles())
+    for (const bool last : {false, true})
+      run_ranks(0, [&](World& world) {
+        const int culprit = last ? world.size() - 1 : 0;
+        world.group().barrier();
+        const std::string text = heard_of(world, circle, culprit);
+        if (world.rank() != culprit) return;
+        std::string of_threads;
+        run_ranks(world.size(), [&](World& threads) {
+          const std::string heard = heard_of(threads, circle, culprit);
+          if (threads.rank() == culprit) of_threads = heard;
+        });
+        expect(text == of_threads, "threads hear: {}, processes: {}", of_threads, text);
+      });
+}
+
+/// Those that wait for a rank that left because of a fault hear whose fault it was.
+void fault_elsewhere() {
+  run_ranks(0, [](World& world) {
+    const int last = world.size() - 1;
+    std::vector<int> others;
+    for (int rank = 1; rank <= last; ++rank) others.push_back(rank);
+    const Group pair = world.group().subgroup({0, 1}), rest = world.group().subgroup(others);
+    const std::string pair_name = "group world.[0,1]";
+    world.group().barrier();
+    if (world.rank() == 0) return;
+    const Group& waits = world.rank() == 1 ? pair : rest;
+    const std::string text = error_of([&] { waits.barrier({.label = waits.name()}); }).what();
+    for (const std::string& words : {std::string("rank 0 left the body"), pair_name})
+      expect(text.find(words) != std::string::npos, "'{}' is not in: {}", words, text);
+    if (world.rank() > 1)
+      expect(text.find("rank 0 left the body after it heard of a fault of ranks 0 and 1 of the world") !=
+                 std::string::npos,
+             "whose fault it was is not in: {}", text);
+  });
+}
+
+/// Every rank waits for the next one in a call of its own, and the last one computes, or stops, for longer
+/// than it takes to look for circles: all are waited for.
+void slow_chain() {
+  run_ranks(0, [](World& world) {
+    const int last = world.size() - 1;
+    const Tensor x = full({3}, 7.0);
+    for (const bool stops : {false, true}) {
+      world.group().barrier();
+      if (world.rank() == last && stops) stop_for_a_while();
+      if (world.rank() == last && !stops) {
+        const auto end = Clock::now() + std::chrono::seconds(1);
+        while (Clock::now() < end) full({1000}, 1.0);
+      }
+      if (world.rank() < last) world.group().recv(x, world.rank() + 1);
+      if (world.rank() > 0) world.group().send(x, world.rank() - 1);
+      expect_works(world.group());
+    }
+  });
+}
+
+/// Random programs, in each of which one rank does one thing wrong.
+template <int count>
+void random_faults() {
+  for (int seed = 0; seed < count; ++seed) {
+    std::string complaint;
+    try {
+      run_ranks(
+          0, [&](World& world) { test::random_fault(world, static_cast<std::uint64_t>(seed), complaint); });
+    } catch (const CollectiveError&) {
+    } catch (const test::Boom&) {
+    }
+    expect(complaint.empty(), "{}", complaint);
+  }
+}
+
 const std::map<std::string, void (*)()> scenarios = {
     {"basics", basics},
     {"bodies", bodies},
     {"dropped", dropped},
+    {"fault_elsewhere", fault_elsewhere},
     {"forks", forks},
     {"initial", initial},
     {"killed_before", killed_before},
@@ -327,9 +489,13 @@ const std::map<std::string, void (*)()> scenarios = {
     {"killed_waiting", killed_waiting},
     {"killed_within", killed_within},
     {"mismatches", mismatches},
+    {"random_faults", random_faults<60>},
     {"returns", returns},
+    {"slow_chain", slow_chain},
     {"stopped", stopped},
+    {"thousand_random_faults", random_faults<1000>},
     {"throws", throws},
+    {"waits_in_circles", waits_in_circles},
 };
 
 }  // namespace

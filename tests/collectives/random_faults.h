@@ -1,0 +1,24 @@
+// Random programs in which one rank does one thing wrong: whoever waits hears of it, and of whom. Uses the
+// library's public face only, so threads and processes run the same.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "collectives/world.h"
+
+namespace sherd::test {
+
+/// What the rank at fault throws where the fault is that it throws.
+struct Boom : std::runtime_error {
+  Boom() : std::runtime_error("boom") {}
+};
+
+/// How many ranks the program of a seed has, from 2 to 8.
+int random_fault_ranks(std::uint64_t seed);
+/// This rank's part in the program of a seed; all ranks of the world call it. `complaint` gets what this rank
+/// should have heard and did not. Throws Boom or a CollectiveError where that is the rank's part.
+void random_fault(World& world, std::uint64_t seed, std::string& complaint);
+
+}  // namespace sherd::test
