@@ -10,6 +10,8 @@
 #include "collectives/observe.h"
 #include "collectives/post.h"
 #include "runtime/apply.h"
+#include "runtime/backend.h"
+#include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 
@@ -93,13 +95,54 @@ Line& GroupEnd::line_of(CollectiveKind kind, int channel, int peer) {
   return transport_->channel(channel);
 }
 
+namespace {
+
+const Tensor* some_tensor(const Collective& c) {
+  return !c.outputs.empty() ? &c.outputs[0] : !c.inputs.empty() ? &c.inputs[0] : nullptr;
+}
+
+/// Whether the tensors lie where transports, which read memory of the host, do not reach.
+bool beyond_transports(const Collective& c) {
+  const Tensor* t = some_tensor(c);
+  return t != nullptr && !t->device().is_cpu() && t->device().type != DeviceType::meta;
+}
+
+/// A call in a world of one, on the tensors' own device: every output becomes its input.
+void move_alone(const Collective& c) {
+  const NoGrad guard;
+  for (std::size_t i = 0; i < c.outputs.size(); ++i) {
+    const Tensor &in = c.inputs[i], &out = c.outputs[i];
+    if (out.numel() == 0) continue;
+    const Device device = out.device();
+    if (in.raw() != out.raw())
+      backend(device.type)
+          .copy(out.raw(), device, in.raw(), device, static_cast<std::size_t>(out.spec().bytes()));
+    if (c.reduction.kind == ReduceOp::Kind::prescaled_sum && c.reduction.scale != 1)
+      mul_(alias(out, out.layout()), c.reduction.scale);
+  }
+}
+
+}  // namespace
+
 PostedCall GroupEnd::post(const Collective& c, Completion completion) {
   validate(c, rank_, size_);
   ++state_.calls;
   state_.log(*this, c);
+  Collective moved_here;  // for the transport a call like any other, with nothing to move
+  const bool here = beyond_transports(c);
+  if (here) {
+    check<NotImplementedError>(size_ == 1,
+                               "{}: tensors on {} do not travel between ranks yet; move them to cpu",
+                               to_string(c.kind), to_string(some_tensor(c)->device()));
+    move_alone(c);
+    moved_here = c;
+    moved_here.inputs.clear();
+    moved_here.outputs.clear();
+  }
   Line& line = line_of(c.kind, c.channel, c.peer);
   const std::uint64_t sequence =
-      line.post(c, signature_of(c), completion == Completion::queued ? WhenFull::queue : WhenFull::wait);
+      line.post(here ? moved_here : c, signature_of(c),
+                completion == Completion::queued ? WhenFull::queue : WhenFull::wait);
   if (completion == Completion::complete) {
     line.wait(sequence);
     line.wait_inputs(sequence);

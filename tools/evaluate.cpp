@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "nn/batch_sampler.h"
 #include "runtime/context.h"
+#include "runtime/ops.h"
 #include "tools/among_ranks.h"
 
 namespace sherd::tools {
@@ -14,12 +14,19 @@ constexpr std::int64_t positions_at_once = 4096;
 
 double summed_loss(const nn::Gpt& model, std::span<const std::uint8_t> text,
                    std::span<const std::int64_t> starts) {
-  const nn::Batch batch = nn::text_batch(text, starts, model.options.context);
+  const nn::Batch batch = batch_for(model, text, starts);
   const Tensor loss = cross_entropy(flatten(model(batch.tokens), 0, 1), flatten(batch.targets));
   return loss.item() * static_cast<double>(starts.size());
 }
 
 }  // namespace
+
+nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
+                    std::span<const std::int64_t> starts) {
+  const nn::Batch batch = nn::text_batch(text, starts, model.options.context);
+  const Device device = model.parameters().front().local().device();
+  return {to(batch.tokens, device), to(batch.targets, device)};
+}
 
 std::int64_t window_count(std::size_t size, std::int64_t context) {
   return (static_cast<std::int64_t>(size) - 1) / context;

@@ -5,9 +5,14 @@
 #include <span>
 
 #include "collectives/group.h"
+#include "nn/batch_sampler.h"
 #include "nn/gpt.h"
 
 namespace sherd::tools {
+
+/// The windows of `text` from `starts` on, on the model's device.
+nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
+                    std::span<const std::int64_t> starts);
 
 /// Windows side by side that fit into a text of `size` bytes, each with the byte that follows it.
 std::int64_t window_count(std::size_t size, std::int64_t context);

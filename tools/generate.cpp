@@ -40,7 +40,8 @@ std::int64_t draw(const Tensor& logits, const GenerateOptions& o) {
 /// Reads text and gives the logits of what follows it.
 class Reader {
  public:
-  explicit Reader(const nn::Gpt& model) : model_(model) {}
+  explicit Reader(const nn::Gpt& model)
+      : model_(model), device_(model.parameters().front().local().device()) {}
 
   Tensor read(std::string_view newest, const std::string& all) {
     const auto context = static_cast<std::size_t>(model_.options.context);
@@ -54,11 +55,12 @@ class Reader {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(newest.data());
     const std::vector<std::int64_t> tokens(bytes, bytes + newest.size());
     const auto count = static_cast<std::int64_t>(tokens.size());
-    return select(model_.forward(Tensor::from(tokens, {1, count}), cache_), 1, count - 1);
+    return select(model_.forward(to(Tensor::from(tokens, {1, count}), device_), cache_), 1, count - 1);
   }
 
  private:
   const nn::Gpt& model_;
+  Device device_;
   nn::KeyValueCache cache_;
   std::size_t cached_ = 0;
 };

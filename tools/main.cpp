@@ -83,6 +83,8 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
                  help("checkpoint", "folder of a checkpoint, or of a run: then its best checkpoint",
                       "none: it must be given", "runs/book/step-2000"))
       ->required();
+  add_setting(app, "device", options.device,
+              "where it is computed: cpu, or cuda for this machine's first GPU", "cuda");
   app.add_option("--prompt", options.prompt, help("prompt", "text to continue", "empty", "\"Once upon\""));
   add_setting(app, "tokens", g.tokens, "bytes to generate", "500");
   add_setting(app, "temperature", g.temperature,

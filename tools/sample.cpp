@@ -1,7 +1,9 @@
 #include "tools/sample.h"
 
+#include "runtime/backend.h"
 #include "runtime/error.h"
 #include "runtime/io/durable.h"
+#include "runtime/shown.h"
 #include "tools/checkpoint.h"
 #include "tools/forecast.h"
 
@@ -24,12 +26,17 @@ Path find_checkpoint(const Path& given, FileSystem& files) {
 
 void sample(const SampleOptions& options, FileSystem& files, const std::function<void(char)>& on_byte) {
   validate(options.generate);
+  check<ValueError>(options.device == "cpu" || options.device == "cuda", "--device {}: takes cpu or cuda",
+                    shown(options.device));
+  const Device device = device_named(options.device);
+  backend(device.type).synchronize(device);  // says so where there is none
   const Path checkpoint = find_checkpoint(options.checkpoint, files);
   const TrainOptions sizes = read_config(checkpoint, files).options;
   check_fits(sampling_needs(sizes), sizes, memory_of_machine());
   check_weights(checkpoint, sizes, files);
   nn::Gpt model(model_options(sizes));
   load_model(checkpoint, model, files);
+  model.to(device);
   model.eval();
   generate(model, options.prompt, options.generate, on_byte);
 }

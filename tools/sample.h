@@ -12,6 +12,7 @@ namespace sherd::tools {
 struct SampleOptions {
   std::string checkpoint;  ///< a checkpoint's folder, or a run's: then its best checkpoint
   std::string prompt;
+  std::string device = "cpu";  ///< where it is computed: cpu or cuda
   GenerateOptions generate;
 };
 

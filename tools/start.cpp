@@ -1,5 +1,6 @@
 #include "tools/start.h"
 
+#include "runtime/backend.h"
 #include "runtime/error.h"
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
@@ -14,6 +15,8 @@ using Path = FileSystem::Path;
 RunConfig fresh_config(const TrainOptions& asked) {
   RunConfig config{.options = asked};
   if (config.options.data.empty()) config.options.data = default_text();
+  if (config.options.device == "cuda" && !asked.given.contains("param-dtype"))
+    config.options.param_dtype = "bf16";
   // The run may be resumed from another folder.
   for (std::string& path : config.options.data)
     path = std::filesystem::absolute(path).lexically_normal().string();
@@ -45,6 +48,8 @@ double share_of(const World& world) {
 /// What can be said of sizes before data or weights are read.
 void check_sizes(const TrainOptions& options, const World& world) {
   validate(options);
+  const Device device = device_named(options.device);
+  backend(device.type).synchronize(device);  // says so where there is none
   check_fits(training_needs(options), options, memory_of_machine(), share_of(world));
 }
 

@@ -41,7 +41,9 @@ class Stopwatch {
 
 nn::Gpt seeded_model(const TrainOptions& options) {
   manual_seed(options.seed);
-  return nn::Gpt(model_options(options));
+  nn::Gpt model(model_options(options));
+  model.to(device_named(options.device));
+  return model;
 }
 
 /// Matrices decay, vectors do not.
@@ -198,7 +200,7 @@ class Run {
     while (!rest.empty()) {
       const std::size_t n = std::min(rows, rest.size());
       const double share = static_cast<double>(n) / static_cast<double>(samples.size());
-      const nn::Batch batch = nn::text_batch(text_.train, rest.first(n), options().context);
+      const nn::Batch batch = batch_for(model_, text_.train, rest.first(n));
       const Tensor loss = cross_entropy(flatten(model_(batch.tokens), 0, 1), flatten(batch.targets));
       (share < 1 ? mul(loss, share) : loss).backward();
       sum += loss.item() * share;

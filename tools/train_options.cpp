@@ -42,6 +42,9 @@ void check_ranks(const TrainOptions& o) {
   check<ValueError>(o.strategy == "full_shard" || o.reshard == "true",
                     "--reshard {}: is of --strategy full_shard; {} has its own rule", o.reshard, o.strategy);
   if (o.ranks == 0) return;  // not known yet
+  check<ValueError>(o.device == "cpu" || o.ranks == 1,
+                    "--ranks {}: --device {} trains on one rank so far; leave one of the flags out", o.ranks,
+                    o.device);
   check<ValueError>(o.batch % o.ranks == 0, "--ranks {}: does not divide --batch {}", o.ranks, o.batch);
   check<ValueError>(!kept || o.ranks % *kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
                     o.ranks);
@@ -109,6 +112,8 @@ shard::ReshardAfterForward reshard_of(const TrainOptions& o) {
                     shown(o.reshard));
   return ranks;
 }
+
+Device device_named(std::string_view name) { return name == "cuda" ? Device::cuda(0) : Device::cpu(); }
 
 DType dtype_named(std::string_view name) { return name == "bf16" ? bf16 : name == "f16" ? f16 : f32; }
 

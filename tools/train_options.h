@@ -36,6 +36,7 @@ struct TrainOptions {
   std::string strategy = "full_shard", layout = "per-parameter";
   std::string param_dtype = "f32", reduce_dtype = "f32";
   std::string reshard = "true";  ///< true, false or a number of ranks
+  std::string device = "cpu";    ///< where it is computed: cpu or cuda
 
   /// Names of the settings that were asked for. The others are taken from the checkpoint when a run is
   /// resumed.
@@ -98,6 +99,12 @@ void visit_rank_settings(auto& o, auto&& on) {
              {},
              true},
      o.reshard);
+  on(Setting{"device",
+             "where it is computed: cpu, or cuda for this machine's first GPU, with --param-dtype bf16 "
+             "unless it "
+             "is given",
+             "cuda", 0, 0, recorded, "cpu|cuda", true},
+     o.device);
 }
 
 /// Calls `on(setting, value)` for every setting of `o`, constant or not.
@@ -162,7 +169,12 @@ nn::GptOptions model_options(const TrainOptions& options);
 /// ValueError for text that is neither true nor false nor a number from 1.
 shard::ReshardAfterForward reshard_of(const TrainOptions& options);
 /// "f32", "bf16" or "f16".
+/// Where the options compute.
+Device device_of(const TrainOptions& options);
 DType dtype_named(std::string_view name);
+
+/// The device of the name cpu or cuda.
+Device device_named(std::string_view name);
 
 /// A setting that was changed when the run went on from `step`; values as JSON text.
 struct Change {
