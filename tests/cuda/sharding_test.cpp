@@ -4,6 +4,7 @@
 #include "nn/optimizer.h"
 #include "shard/fully_shard.h"
 #include "tests/cuda/agree.h"
+#include "tests/runtime/harness.h"
 
 using namespace sherd;
 using namespace sherd::test;
