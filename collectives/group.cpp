@@ -128,20 +128,19 @@ PostedCall GroupEnd::post(const Collective& c, Completion completion) {
   validate(c, rank_, size_);
   ++state_.calls;
   state_.log(*this, c);
-  Collective moved_here;  // for the transport a call like any other, with nothing to move
-  const bool here = beyond_transports(c);
-  if (here) {
+  std::optional<Collective> moved;  // for the transport a call like any other, with nothing left to move
+  if (beyond_transports(c)) {
     check<NotImplementedError>(size_ == 1,
                                "{}: tensors on {} do not travel between ranks yet; move them to cpu",
                                to_string(c.kind), to_string(some_tensor(c)->device()));
     move_alone(c);
-    moved_here = c;
-    moved_here.inputs.clear();
-    moved_here.outputs.clear();
+    moved = c;
+    moved->inputs.clear();
+    moved->outputs.clear();
   }
   Line& line = line_of(c.kind, c.channel, c.peer);
   const std::uint64_t sequence =
-      line.post(here ? moved_here : c, signature_of(c),
+      line.post(moved ? *moved : c, signature_of(c),
                 completion == Completion::queued ? WhenFull::queue : WhenFull::wait);
   if (completion == Completion::complete) {
     line.wait(sequence);

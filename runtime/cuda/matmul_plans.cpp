@@ -1,12 +1,17 @@
 #include "runtime/cuda/matmul_plans.h"
 
+#include <limits>
+
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/cublaslt.h"
+#include "runtime/cuda/trial.h"
 
 namespace sherd::cuda {
 namespace {
 
 constexpr std::size_t workspace_bytes = 32 << 20;  // what the library asks for on Hopper
+constexpr int most_choices = 8;                    // of the library, of which the fastest is taken
+constexpr double most_trial_bytes = 0x1p30;        // of a result; larger ones take the first choice
 constexpr std::size_t most_products = 4096;        // then all are dropped, for programs with ever new shapes
 
 void check_blas(cublasStatus_t status, std::string_view what) {
@@ -87,12 +92,87 @@ Preference preference(const ProductShape& s) {
   return owned;
 }
 
+/// Products of at least 2^32 multiplications, which take longer than what else a step does around them.
+bool worth_a_search(const ProductShape& s) {
+  const auto of = [](std::int64_t n) { return static_cast<double>(n); };
+  return of(s.m) * of(s.n) * of(s.k) * of(s.batch) >= 0x1p32 &&
+         of(s.m) * of(s.n) * of(s.batch) * of(size_of(s.dtype)) <= most_trial_bytes;
+}
+
+/// Memory for a while; null where there is none.
+class StreamMemory {
+ public:
+  StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
+    if (cudaMallocAsync(&data_, bytes, stream) != cudaSuccess) {
+      cudaGetLastError();
+      data_ = nullptr;
+    }
+  }
+  ~StreamMemory() {
+    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+  }
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+  void* get() const { return data_; }
+
+ private:
+  cudaStream_t stream_;
+  void* data_ = nullptr;
+};
+
+/// Measures work on a stream, in milliseconds of the device.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    check_cuda(cudaEventCreate(&from_), "matmul: search");
+    check_cuda(cudaEventCreate(&to_), "matmul: search");
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(from_);
+    cudaEventDestroy(to_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  void start() const { check_cuda(cudaEventRecord(from_, stream_), "matmul: search"); }
+  float stop() const {
+    float milliseconds = 0;
+    check_cuda(cudaEventRecord(to_, stream_), "matmul: search");
+    check_cuda(cudaEventSynchronize(to_), "matmul: search");
+    check_cuda(cudaEventElapsedTime(&milliseconds, from_, to_), "matmul: search");
+    return milliseconds;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t from_ = nullptr, to_ = nullptr;
+};
+
+bool same_bits(const void* a, const void* b, std::size_t bytes, cudaStream_t stream) {
+  const StreamMemory differ(sizeof(int), stream);
+  if (differ.get() == nullptr) return false;
+  int answer = 0;
+  check_cuda(cudaMemsetAsync(differ.get(), 0, sizeof answer, stream), "matmul: search");
+  launch_compare(a, b, bytes, static_cast<int*>(differ.get()), stream);
+  check_cuda(cudaMemcpyAsync(&answer, differ.get(), sizeof answer, cudaMemcpyDeviceToHost, stream),
+             "matmul: search");
+  check_cuda(cudaStreamSynchronize(stream), "matmul: search");
+  return answer == 0;
+}
+
 }  // namespace
 
 struct MatMulPlans::Product {
   Operation operation;
   Layout first, second, result;
+  bool wide;  // f64
   cublasLtMatmulAlgo_t algorithm{};
+  std::vector<cublasLtMatmulAlgo_t> others{};  // until they were searched
+};
+
+struct MatMulPlans::Operands {
+  const void *a, *b;
+  void* c;
+  cudaStream_t stream;
 };
 
 MatMulPlans::MatMulPlans() {
@@ -109,25 +189,69 @@ MatMulPlans::~MatMulPlans() {
 MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
   if (const auto found = products_.find(s); found != products_.end()) return *found->second;
   const cudaDataType_t type = data_type(s.dtype);
-  auto made =
-      std::make_unique<Product>(Product{operation(s),
-                                        s.transpose_b ? layout(type, s.k, s.n, s.ldb, s.batch, s.stride_b)
-                                                      : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
-                                        s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a)
-                                                      : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
-                                        layout(type, s.n, s.m, s.n, s.batch, s.m * s.n)});
-  cublasLtMatmulHeuristicResult_t best{};
+  auto made = std::make_unique<Product>(
+      Product{operation(s),
+              s.transpose_b ? layout(type, s.k, s.n, s.ldb, s.batch, s.stride_b)
+                            : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
+              s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a)
+                            : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
+              layout(type, s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64,
+              static_cast<std::size_t>(s.m * s.n * s.batch * size_of(s.dtype))});
+  cublasLtMatmulHeuristicResult_t choices[most_choices]{};
   int found = 0;
-  const cublasStatus_t status =
-      cublaslt().heuristic(handle_, made->operation.get(), made->first.get(), made->second.get(),
-                           made->result.get(), made->result.get(), preference(s).get(), 1, &best, &found);
+  const cublasStatus_t status = cublaslt().heuristic(
+      handle_, made->operation.get(), made->first.get(), made->second.get(), made->result.get(),
+      made->result.get(), preference(s).get(), most_choices, choices, &found);
   check<NotImplementedError>(
       status == CUBLAS_STATUS_SUCCESS && found > 0,
       "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
       name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
-  made->algorithm = best.algo;
+  made->algorithm = choices[0].algo;
+  if (worth_a_search(s))
+    for (int i = 1; i < found; ++i) made->others.push_back(choices[i].algo);
   if (products_.size() >= most_products) products_.clear();
   return *products_.emplace(s, std::move(made)).first->second;
+}
+
+cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& algorithm,
+                                  const Operands& o) {
+  const double one = 1, zero = 0;
+  const float one32 = 1, zero32 = 0;
+  const void* alpha = p.wide ? static_cast<const void*>(&one) : &one32;
+  const void* beta = p.wide ? static_cast<const void*>(&zero) : &zero32;
+  return cublaslt().matmul(handle_, p.operation.get(), alpha, o.b, p.first.get(), o.a, p.second.get(), beta,
+                           o.c, p.result.get(), o.c, p.result.get(), &algorithm, workspace_, workspace_bytes,
+                           o.stream);
+}
+
+void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream) {
+  const std::vector<cublasLtMatmulAlgo_t> others = std::move(p.others);
+  p.others.clear();
+  const std::int64_t size = size_of(s.dtype),
+                     elements_a = (s.batch - 1) * s.stride_a + (s.transpose_a ? s.k : s.m) * s.lda,
+                     elements_b = (s.batch - 1) * s.stride_b + (s.transpose_b ? s.n : s.k) * s.ldb;
+  const auto c_bytes = static_cast<std::size_t>(s.batch * s.m * s.n * size);
+  const StreamMemory a(static_cast<std::size_t>(elements_a * size), stream),
+      b(static_cast<std::size_t>(elements_b * size), stream), first(c_bytes, stream), trial(c_bytes, stream);
+  if (!a.get() || !b.get() || !first.get() || !trial.get()) return;  // the first choice will do
+  launch_noise(s.dtype, a.get(), elements_a, stream);
+  launch_noise(s.dtype, b.get(), elements_b, stream);
+  const Stopwatch watch(stream);
+  const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, void* c) {
+    const Operands operands{a.get(), b.get(), c, stream};
+    bool good = queue(p, algorithm, operands) == CUBLAS_STATUS_SUCCESS;
+    watch.start();
+    for (int i = 0; i < 3; ++i) good = good && queue(p, algorithm, operands) == CUBLAS_STATUS_SUCCESS;
+    const float milliseconds = watch.stop();
+    return good ? milliseconds : std::numeric_limits<float>::infinity();
+  };
+  float best = time(p.algorithm, first.get());
+  for (const cublasLtMatmulAlgo_t& other : others) {
+    const float taken = time(other, trial.get());
+    if (taken >= 0.98f * best || !same_bits(first.get(), trial.get(), c_bytes, stream)) continue;
+    best = taken;
+    p.algorithm = other;
+  }
 }
 
 void MatMulPlans::run(const ProductShape& s, const void* a, const void* b, const void* bias, void* c,
@@ -136,15 +260,9 @@ void MatMulPlans::run(const ProductShape& s, const void* a, const void* b, const
   if (s.bias)
     check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
                "bias");
-  const double one = 1, zero = 0;
-  const float one32 = 1, zero32 = 0;
-  const bool wide = s.dtype == DType::f64;
-  const void* alpha = wide ? static_cast<const void*>(&one) : &one32;
-  const void* beta = wide ? static_cast<const void*>(&zero) : &zero32;
-  check_blas(
-      cublaslt().matmul(handle_, p.operation.get(), alpha, b, p.first.get(), a, p.second.get(), beta, c,
-                        p.result.get(), c, p.result.get(), &p.algorithm, workspace_, workspace_bytes, stream),
-      "product");
+  const Operands operands{a, b, c, stream};
+  if (!p.others.empty()) search(s, p, stream);
+  check_blas(queue(p, p.algorithm, operands), "product");
 }
 
 }  // namespace sherd::cuda

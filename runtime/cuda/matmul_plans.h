@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "runtime/element.h"
 
@@ -38,7 +39,13 @@ class MatMulPlans {
 
  private:
   struct Product;
+  struct Operands;
   Product& product(const ProductShape& shape);
+  cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm,
+                       const Operands& operands);
+  /// Takes the fastest of the library's choices that give the bits of its first on noise, so that bits do not
+  /// follow the clock. Waits for the device; a shape is searched once.
+  void search(const ProductShape& shape, Product& product, cudaStream_t stream);
 
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;

@@ -244,3 +244,18 @@ TEST_CASE("cuda: linear layers and gradients of products agree with the CPU's") 
     }
   }
 }
+
+TEST_CASE("cuda: a large product, whose algorithm is searched for, is right and repeats to the bit") {
+  if (no_gpu()) return;
+  for (const DType dtype : {bf16, f16, f32})
+    for (const bool transposed : {false, true}) {
+      INFO(name_of(dtype) << (transposed ? " transposed" : ""));
+      manual_seed(5);
+      const Tensor a = randn({1024, 2048}, {dtype, gpu}), b = randn({2048, 2050}, {dtype, gpu});
+      const Tensor other = transposed ? contiguous(transpose(b, 0, 1)) : b;
+      const auto product = [&] { return transposed ? linear(a, other) : matmul(a, other); };
+      const Tensor first = product(), exact = matmul(to(a, f64), to(b, f64));
+      CHECK(relative_distance(to(first, f64), exact) <= 4 * rounding(dtype));
+      CHECK(distance_in_ulps(product(), first) == 0);
+    }
+}
