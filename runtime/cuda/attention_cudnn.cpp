@@ -86,8 +86,8 @@ struct Drawing {
     if (!form.causal) return x;
     const int row = graph.between(CUDNN_DATA_INT32, scores), column = graph.between(CUDNN_DATA_INT32, scores),
               seen = graph.between(CUDNN_DATA_BOOLEAN, scores), y = between(scores);
-    graph.index(x, 2, row);
-    graph.index(x, 3, column);
+    graph.pointwise(CUDNN_POINTWISE_GEN_INDEX, {.x = x, .axis = 2}, row);
+    graph.pointwise(CUDNN_POINTWISE_GEN_INDEX, {.x = x, .axis = 3}, column);
     graph.pointwise(CUDNN_POINTWISE_CMP_GE, {row, column}, seen, CUDNN_DATA_BOOLEAN);
     graph.pointwise(CUDNN_POINTWISE_BINARY_SELECT,
                     {x, graph.number(-std::numeric_limits<float>::infinity()), seen}, y);

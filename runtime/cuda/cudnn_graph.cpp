@@ -108,78 +108,59 @@ int CudnnGraph::number(float value) {
   return made;
 }
 
-void CudnnGraph::operation(CudnnDescriptor made) {
+CudnnDescriptor CudnnGraph::rule(cudnnBackendDescriptorType_t type,
+                                 cudnnBackendAttributeName_t precision_name, cudnnDataType_t precision) {
+  CudnnDescriptor made = make(type);
+  set(made, precision_name, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+  return made;
+}
+
+void CudnnGraph::operation(cudnnBackendDescriptorType_t type, std::initializer_list<Port> ports,
+                           cudnnBackendAttributeName_t rule_name, CudnnDescriptor rule) {
+  CudnnDescriptor made = make(type);
+  if (rule) {
+    finalize(rule);
+    set_descriptor(made, rule_name, rule.get());
+    rules_.push_back(std::move(rule));
+  }
+  for (const auto& [name, tensor] : ports)
+    if (tensor >= 0) set_descriptor(made, name, tensors_[tensor].get());
   finalize(made);
   operations_.push_back(std::move(made));
 }
 
 void CudnnGraph::matmul(int a, int b, int c) {
-  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  CudnnDescriptor rule = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-  set(rule, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  finalize(rule);
-  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_DESC, rule.get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_ADESC, tensors_[a].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_BDESC, tensors_[b].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_MATMUL_CDESC, tensors_[c].get());
-  parts_.push_back(std::move(rule));
-  operation(std::move(made));
+  operation(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+            {{CUDNN_ATTR_OPERATION_MATMUL_ADESC, a},
+             {CUDNN_ATTR_OPERATION_MATMUL_BDESC, b},
+             {CUDNN_ATTR_OPERATION_MATMUL_CDESC, c}},
+            CUDNN_ATTR_OPERATION_MATMUL_DESC,
+            rule(CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_ATTR_MATMUL_COMP_TYPE));
 }
 
-void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, std::initializer_list<int> in, int y,
-                           cudnnDataType_t type) {
-  CudnnDescriptor rule = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-  set(rule, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-  set(rule, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  finalize(rule);
-  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, rule.get());
-  constexpr cudnnBackendAttributeName_t inputs[] = {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
-                                                    CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
-                                                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC};
-  for (std::size_t i = 0; i < in.size(); ++i) set_descriptor(made, inputs[i], tensors_[in.begin()[i]].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[y].get());
-  parts_.push_back(std::move(rule));
-  operation(std::move(made));
-}
-
-void CudnnGraph::index(int like, int axis, int y) {
-  const auto mode = CUDNN_POINTWISE_GEN_INDEX;
-  const auto type = CUDNN_DATA_FLOAT;
-  const auto along = static_cast<std::int64_t>(axis);
-  CudnnDescriptor rule = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-  set(rule, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-  set(rule, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  set(rule, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &along);
-  finalize(rule);
-  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, rule.get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, tensors_[like].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[y].get());
-  parts_.push_back(std::move(rule));
-  operation(std::move(made));
+void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, Inputs in, int y, cudnnDataType_t precision) {
+  CudnnDescriptor how = rule(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_ATTR_POINTWISE_MATH_PREC, precision);
+  set(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+  if (mode == CUDNN_POINTWISE_GEN_INDEX) set(how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &in.axis);
+  operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+            {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, in.x},
+             {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, in.b},
+             {CUDNN_ATTR_OPERATION_POINTWISE_TDESC, in.condition},
+             {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}},
+            CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, std::move(how));
 }
 
 void CudnnGraph::reduce(cudnnReduceTensorOp_t op, int x, int y) {
-  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  CudnnDescriptor rule = make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-  set(rule, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &op);
-  set(rule, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  finalize(rule);
-  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_DESC, rule.get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, tensors_[x].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, tensors_[y].get());
-  parts_.push_back(std::move(rule));
-  operation(std::move(made));
+  CudnnDescriptor how = rule(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, CUDNN_ATTR_REDUCTION_COMP_TYPE);
+  set(how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &op);
+  operation(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+            {{CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x}, {CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y}},
+            CUDNN_ATTR_OPERATION_REDUCTION_DESC, std::move(how));
 }
 
 void CudnnGraph::reshape(int x, int y) {
-  CudnnDescriptor made = make(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-  set_descriptor(made, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, tensors_[x].get());
-  set_descriptor(made, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, tensors_[y].get());
-  operation(std::move(made));
+  operation(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+            {{CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x}, {CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y}});
 }
 
 bool CudnnGraph::repeats(void* config) {

@@ -66,12 +66,15 @@ class CudnnGraph {
   int between(cudnnDataType_t type, Sizes sizes, Sizes strides);
   int number(float value);
 
+  /// What a pointwise operation reads: one to three tensors, the third a condition; or, for the index of each
+  /// element of x, the axis it is counted along.
+  struct Inputs {
+    int x, b = -1, condition = -1;
+    std::int64_t axis = 0;
+  };
+
   void matmul(int a, int b, int c);
-  /// y from one to three inputs, computed in `type`.
-  void pointwise(cudnnPointwiseMode_t mode, std::initializer_list<int> in, int y,
-                 cudnnDataType_t type = CUDNN_DATA_FLOAT);
-  /// The index of each element along `axis`.
-  void index(int like, int axis, int y);
+  void pointwise(cudnnPointwiseMode_t mode, Inputs in, int y, cudnnDataType_t precision = CUDNN_DATA_FLOAT);
   /// Over the dimensions where y has size 1.
   void reduce(cudnnReduceTensorOp_t op, int x, int y);
   /// The same elements with other strides.
@@ -81,17 +84,26 @@ class CudnnGraph {
   std::optional<CudnnPlan> plan(cudnnHandle_t handle);
 
  private:
+  struct Port {
+    cudnnBackendAttributeName_t name;
+    int tensor;  // below 0: none
+  };
+
   CudnnDescriptor make(cudnnBackendDescriptorType_t type);
   void set(const CudnnDescriptor& to, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
            std::int64_t count, const void* values);
   void set_descriptor(const CudnnDescriptor& to, cudnnBackendAttributeName_t name, void* value);
   void finalize(const CudnnDescriptor& descriptor);
   int tensor(cudnnDataType_t type, Sizes sizes, Sizes strides, bool is_virtual, bool by_value);
-  void operation(CudnnDescriptor made);
+  /// How an operation computes, beside what it reads and writes.
+  CudnnDescriptor rule(cudnnBackendDescriptorType_t type, cudnnBackendAttributeName_t precision_name,
+                       cudnnDataType_t precision = CUDNN_DATA_FLOAT);
+  void operation(cudnnBackendDescriptorType_t type, std::initializer_list<Port> ports,
+                 cudnnBackendAttributeName_t rule_name = {}, CudnnDescriptor rule = nullptr);
   bool repeats(void* config);
 
   bool good_ = true;  // whether the library accepted everything so far
-  std::vector<CudnnDescriptor> tensors_, parts_, operations_;
+  std::vector<CudnnDescriptor> tensors_, rules_, operations_;
   std::vector<std::int64_t> memory_ids_, number_ids_;
   std::shared_ptr<std::deque<float>> numbers_ = std::make_shared<std::deque<float>>();
 };
