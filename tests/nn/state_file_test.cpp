@@ -62,7 +62,7 @@ TEST_CASE("state files: entries may be copied, and are of one file") {
   nn::save_state(folder / "x", {{"a", ones({3})}, {"b", zeros({2})}});
   nn::save_state(folder / "y", {{"c", ones({3})}});
   const SafetensorsFile file(folder / "x"), other(folder / "y");
-  for (const TensorEntry entry : file.entries())
+  for (const TensorEntry& entry : file.entries())
     CHECK(nn::load_tensor(file, entry).numel() == (entry.name == "a" ? 3 : 2));
   CHECK_THAT(message_of<ValueError>([&] { nn::load_tensor(file, other.entries()[0]); }),
              ContainsSubstring("another file"));
