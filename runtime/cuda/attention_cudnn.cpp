@@ -187,7 +187,7 @@ CudnnAttention::CudnnAttention(Device device, cudaStream_t stream) {
   plans_ = std::make_unique<Plans>();
   plans_->device = device;
   plans_->handle = handle;
-  cudnn()->set_stream(handle, stream);
+  if (cudnn()->set_stream(handle, stream) != CUDNN_STATUS_SUCCESS) plans_.reset();
 }
 
 CudnnAttention::~CudnnAttention() = default;
