@@ -11,7 +11,8 @@ namespace sherd {
 struct LaunchReport {
   enum class Kind : std::uint8_t {
     started,      ///< `value`: process id of the rank's keeper process, to which signals go;
-                  ///< `program`: that of the program, and of its process group
+                  ///< `program`: that of the program once it runs, else 0
+    born,         ///< `program`: process id of what becomes the program, and of its process group
     unstartable,  ///< there is no such program; `value`: errno
     joining,      ///< the rank now waits for all others
     joined,       ///< all ranks have met: from here on they see each other's end themselves

@@ -56,8 +56,12 @@ class Keeper {
     if (const char* epoll = std::getenv(no_epoll_variable);
         epoll && std::string_view(epoll) == no_epoll_value)
       ::unsetenv(no_epoll_variable);
-    return start_process(command, {.at_parents_end = SIGKILL, .own_group = true, .mask = &signals_.before()},
-                         failure);
+    // Before the program runs, so that the launcher can end what it starts whenever this process is killed.
+    const auto tell_born = [this] { tell_launcher(socket_, {Kind::born, rank_, 0, ::getpid()}); };
+    return start_process(
+        command,
+        {.at_parents_end = SIGKILL, .own_group = true, .mask = &signals_.before(), .before = tell_born},
+        failure);
   }
 
   /// Until the program has ended; returns how.

@@ -284,10 +284,11 @@ class Supervisor {
 
   void note(const LaunchReport& report, Rank& rank) {
     switch (report.kind) {
-      case Kind::started:
-        if (rank.program == 0 && report.program != 0)
-          events_.note(fmt::format("rank {} started", report.rank));
+      case Kind::born:
         rank.program = report.program;
+        break;
+      case Kind::started:
+        if (report.program != 0) events_.note(fmt::format("rank {} started", report.rank));
         if (rank.keeper.known()) break;
         rank.keeper = OtherProcess(report.value);
         if (asked_ != 0) rank.keeper.signal(asked_);

@@ -31,6 +31,7 @@ pid_t start_process(std::span<char* const> command, const Birth& birth, int& fai
   if (child == 0) {
     if (birth.own_group) ::setpgid(0, 0);
     if (birth.at_parents_end != 0 && !end_with_parent(birth.at_parents_end, parent)) ::_exit(127);
+    if (birth.before) birth.before();
     if (birth.mask != nullptr) ::sigprocmask(SIG_SETMASK, birth.mask, nullptr);
     ::execvp(command[0], command.data());
     const int error = errno;

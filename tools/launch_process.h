@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -76,6 +77,7 @@ struct Birth {
   int at_parents_end = 0;          ///< the signal that it gets when its parent dies
   bool own_group = false;          ///< a process group of its own, by its id
   const sigset_t* mask = nullptr;  ///< blocked signals
+  std::function<void()> before{};  ///< what the child does before it becomes the program
 };
 
 /// Starts `command`, which a null ends, looked up in PATH. When that fails `failure` is errno, else 0.
