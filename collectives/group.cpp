@@ -133,7 +133,6 @@ PostedCall GroupEnd::post(const Collective& c, Completion completion) {
     check<NotImplementedError>(size_ == 1,
                                "{}: tensors on {} do not travel between ranks yet; move them to cpu",
                                to_string(c.kind), to_string(some_tensor(c)->device()));
-    move_alone(c);
     moved = c;
     moved->inputs.clear();
     moved->outputs.clear();
@@ -142,6 +141,7 @@ PostedCall GroupEnd::post(const Collective& c, Completion completion) {
   const std::uint64_t sequence =
       line.post(moved ? *moved : c, signature_of(c),
                 completion == Completion::queued ? WhenFull::queue : WhenFull::wait);
+  if (moved) move_alone(c);  // once the line has taken the call
   if (completion == Completion::complete) {
     line.wait(sequence);
     line.wait_inputs(sequence);

@@ -15,7 +15,6 @@ namespace sherd::tools {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 using Kind = LaunchReport::Kind;
 
 /// What a program leaves behind may still be writing its last output.
@@ -26,7 +25,7 @@ class Keeper {
   explicit Keeper(const char* socket) : socket_(socket), mpirun_(::getppid()) {
     // Also sent when only the thread of mpirun ends that started this process: `keep` looks again.
     if (!end_with_parent(parent_died, mpirun_)) ::raise(parent_died);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what the program leaves behind becomes this process's child
+    adopt_orphans();
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) rank_ = std::atoi(rank);
   }
 
@@ -84,18 +83,7 @@ class Keeper {
 
   /// What the program started and left goes too: mpirun would wait as long as it holds the rank's output.
   void end_the_rest(std::chrono::milliseconds time) const {
-    // Nobody can end what belongs to another user.
-    for (Clock::time_point end = Clock::now() + time; some_are_left() && Clock::now() < end + grace;) {
-      if (Clock::now() >= end)
-        for (const pid_t process : own_children()) ::kill(process, SIGKILL);
-      if (ends_job(signals_.next(100ms))) end = std::min(end, Clock::now());
-    }
-  }
-  static bool some_are_left() {
-    pid_t ended = 0;
-    while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
-    }
-    return ended == 0;
+    end_children(time, [this] { return ends_job(signals_.next(100ms)); });
   }
 
   const char* socket_;

@@ -39,6 +39,8 @@ constexpr auto step_time = 500ms;
 /// A signal that follows another so soon is the same request: who signals a group and its leader, or every
 /// process of a job, means it once.
 constexpr auto once = 1s;
+/// In which mpirun ends its ranks and itself.
+constexpr auto mpirun_time = 2s;
 /// Between two looks for what nobody tells.
 constexpr auto look_time = 1s;
 
@@ -499,8 +501,14 @@ int see_through(pid_t supervisor, const HeldSignals& signals) {
   std::optional<Clock::time_point> passed_on;
   for (int status = 0;;) {
     if (::waitpid(supervisor, &status, WNOHANG) == supervisor) {
-      if (WIFSIGNALED(status))
+      if (WIFSIGNALED(status)) {
         say(fmt::format("its supervisor {}; the ranks are ended", how_it_ended(status)));
+        // By mpirun, which heard of it too; what that leaves, it leaves to this process.
+        end_children(mpirun_time, [&] {
+          signals.next(100ms);
+          return false;
+        });
+      }
       return exit_status(status);
     }
     const int signal = signals.next();
@@ -538,6 +546,7 @@ int launch(const LaunchOptions& options) {
       launch_command(options, ::geteuid() == 0, own_program(), folders.socket());
   // Under nohup a terminal that goes is no reason to stop.
   const HeldSignals signals{SIGINT, SIGTERM, SIGCHLD, is_ignored(SIGHUP) ? SIGCHLD : SIGHUP};
+  adopt_orphans();
   const pid_t launcher = ::getpid(), supervisor = ::fork();
   if (supervisor == 0) supervise(options, folders, launcher, std::move(command), signals.before());
   check<StateError>(supervisor > 0, "launch: no process can be started ({})",

@@ -13,6 +13,23 @@
 #include <system_error>
 
 namespace sherd::tools {
+namespace {
+
+std::vector<pid_t> own_children() {
+  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
+  std::vector<pid_t> children;
+  for (pid_t child = 0; file >> child;) children.push_back(child);
+  return children;
+}
+
+bool some_are_left() {
+  pid_t ended = 0;
+  while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
+  }
+  return ended == 0;
+}
+
+}  // namespace
 
 bool end_with_parent(int signal, pid_t parent) {
   return ::prctl(PR_SET_PDEATHSIG, signal) == 0 && ::getppid() == parent;
@@ -63,11 +80,16 @@ Handle output_for_mpi(const char* file) {
   return output;
 }
 
-std::vector<pid_t> own_children() {
-  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
-  std::vector<pid_t> children;
-  for (pid_t child = 0; file >> child;) children.push_back(child);
-  return children;
+void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+void end_children(std::chrono::milliseconds time, const std::function<bool()>& hurry) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto most = std::chrono::seconds(2);
+  for (Clock::time_point end = Clock::now() + time; some_are_left() && Clock::now() < end + most;) {
+    if (Clock::now() >= end)
+      for (const pid_t process : own_children()) ::kill(process, SIGKILL);
+    if (hurry()) end = std::min(end, Clock::now());
+  }
 }
 
 bool is_pending(pid_t process, int signal) {

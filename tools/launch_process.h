@@ -91,8 +91,12 @@ bool end_with_parent(int signal, pid_t parent);
 /// instead of to stderr, as long as the handle lives.
 Handle output_for_mpi(const char* file);
 
-/// The processes that the calling one, of one thread, is the parent of.
-std::vector<pid_t> own_children();
+/// From here on what descendants of this process leave behind becomes its child.
+void adopt_orphans();
+/// Ends the children of the calling process, which has one thread: by SIGKILL once `time` is over, again and
+/// again, since theirs may come after them. Gives up two seconds later: nobody can end what belongs to
+/// another user. `hurry` waits a little and says whether the time is over at once.
+void end_children(std::chrono::milliseconds time, const std::function<bool()>& hurry);
 /// Whether the signal has come to that process, which holds it off.
 bool is_pending(pid_t process, int signal);
 

@@ -169,8 +169,6 @@ nn::GptOptions model_options(const TrainOptions& options);
 /// ValueError for text that is neither true nor false nor a number from 1.
 shard::ReshardAfterForward reshard_of(const TrainOptions& options);
 /// "f32", "bf16" or "f16".
-/// Where the options compute.
-Device device_of(const TrainOptions& options);
 DType dtype_named(std::string_view name);
 
 /// The device of the name cpu or cuda.

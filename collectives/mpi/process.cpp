@@ -330,6 +330,8 @@ std::shared_ptr<GroupCore> Process::group(GroupId id) const {
 bool Process::has_done(const Waiter& waiter) const {
   if (waiter.line.group.run < run_) return true;  // that body is over, as the waiter will hear
   if (waiter.renews) return renewed_.contains(waiter.line.group);
+  // Its group has failed: the waiter will hear of that and wait no more.
+  if (const std::shared_ptr<GroupCore> core = group(waiter.line.group); core && core->fault) return true;
   const auto line = lines_.find(waiter.line);
   if (line != lines_.end()) return line->second->posted() > waiter.sequence;
   const auto closed = closed_.find(waiter.line);

@@ -3,6 +3,7 @@
 #include <limits>
 #include <map>
 
+#include "runtime/backend.h"
 #include "runtime/cuda/cudnn_graph.h"
 #include "runtime/ops.h"
 #include "runtime/tensor.h"
@@ -12,6 +13,9 @@ namespace {
 
 using Sizes = CudnnGraph::Sizes;
 
+// Of a plan: the gradient that repeats to the bit stores batch x heads x queries x keys halves. Beyond it a
+// kernel of ours runs, in memory of the length. No part of the free memory, which would change bits.
+constexpr std::int64_t most_workspace_bytes = std::int64_t{2} << 30;
 constexpr std::size_t most_plans = 256;  // then all are dropped, for programs with ever new shapes
 
 cudnnDataType_t data_type(DType dtype) {
@@ -172,8 +176,13 @@ struct CudnnAttention::Plans {
     if (found == of.end()) {
       CudnnGraph graph;
       draw(form, graph);
-      if (of.size() >= most_plans) of.clear();
-      found = of.emplace(form, graph.plan(handle)).first;
+      if (of.size() >= most_plans) {
+        backend(DeviceType::cuda).synchronize(device);  // some may be queued
+        of.clear();
+      }
+      std::optional<CudnnPlan> made = graph.plan(handle);
+      if (made && made->workspace_bytes() > most_workspace_bytes) made.reset();
+      found = of.emplace(form, std::move(made)).first;
     }
     if (!found->second) return false;
     const Tensor workspace = empty({found->second->workspace_bytes()}, {DType::u8, device});

@@ -195,8 +195,7 @@ MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
                             : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
               s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a)
                             : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
-              layout(type, s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64,
-              static_cast<std::size_t>(s.m * s.n * s.batch * size_of(s.dtype))});
+              layout(type, s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
   cublasLtMatmulHeuristicResult_t choices[most_choices]{};
   int found = 0;
   const cublasStatus_t status = cublaslt().heuristic(

@@ -1,4 +1,5 @@
-// Scaled dot-product attention (Vaswani et al., 2017) that never stores the weights (Dao et al., 2022).
+// Scaled dot-product attention (Vaswani et al., 2017) that does not store the weights (Dao et al., 2022); a
+// library's gradient may, in up to 2 GiB of scratch memory.
 #pragma once
 
 #include "runtime/generator.h"
