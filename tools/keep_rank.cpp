@@ -1,5 +1,4 @@
 // The keeper of a rank: mpirun's child, the program's parent.
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
