@@ -376,11 +376,13 @@ void BackwardPass::visit(Place& place) {
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
                                  [](const Tensor& gradient) { return gradient.defined(); });
+    const Tensors sums = any ? sums_so_far(node) : Tensors();
     Tensors gradients;
-    if (any) gradients = gradients_of(place);
+    if (any) gradients = gradients_of(place, sums);
     place.gradients.clear();
     for (std::size_t i = 0; i < gradients.size() && i < node.edges.size(); ++i)
-      if (gradients[i].defined() && node.edges[i]) deliver(node.edges[i], std::move(gradients[i]), node, i);
+      if (gradients[i].defined() && node.edges[i])
+        deliver(node.edges[i], std::move(gradients[i]), node, i, i < sums.size() && sums[i].defined());
     reads_over(node);
   }
   place.gradients.clear();
@@ -399,7 +401,21 @@ void BackwardPass::pass_hooks(Place& place) {
     if (target.edge.node == place.node) target.gradient = place.gradients[target.edge.index];
 }
 
-Tensors BackwardPass::gradients_of(Place& place) {
+/// What has arrived for the inputs whose sums the rule makes itself; empty where it makes none.
+Tensors BackwardPass::sums_so_far(const Node& node) {
+  Tensors sums;
+  if (options_.create_graph) return sums;
+  for (std::size_t i = 0; i < node.edges.size(); ++i) {
+    if (!node.op->adds_gradients(i)) continue;
+    const Tensor* sum = sum_at(node.edges[i]);
+    if (sum == nullptr || !sum->defined()) continue;
+    sums.resize(node.edges.size());
+    sums[i] = *sum;
+  }
+  return sums;
+}
+
+Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
   Node& node = *place.node;
   Tensors inputs(node.saved_inputs.size()), outputs(node.saved_outputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -422,7 +438,7 @@ Tensors BackwardPass::gradients_of(Place& place) {
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
   Tensors gradients =
-      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph});
+      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "
@@ -431,13 +447,18 @@ Tensors BackwardPass::gradients_of(Place& place) {
   return gradients;
 }
 
-void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input) {
+/// `whole`: the gradient includes what was there before.
+void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input,
+                           bool whole) {
   Tensor* sum = sum_at(edge);
   if (sum == nullptr) return;
   if (!fits(gradient, from.specs[input]))
     refuse(fmt::format("backward of {}", from.op->name()), fmt::format("gradient of input {}", input),
            gradient, "the input", from.specs[input]);
-  accumulate(*sum, std::move(gradient), options_.create_graph);
+  if (whole)
+    *sum = std::move(gradient);
+  else
+    accumulate(*sum, std::move(gradient), options_.create_graph);
 }
 
 /// Counts an edge into a leaf that has delivered or never will; after the last one the sum is complete.

@@ -89,9 +89,10 @@ class BackwardPass {
   void walk();
   void visit(Place& place);
   void pass_hooks(Place& place);
-  Tensors gradients_of(Place& place);
+  Tensors sums_so_far(const Node& node);
+  Tensors gradients_of(Place& place, Inputs so_far);
   Tensor* sum_at(const Edge& edge);
-  void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input);
+  void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);
   void call_back();

@@ -12,6 +12,7 @@
 #include <typeindex>
 
 #include "runtime/forward.h"
+#include "runtime/generator.h"
 #include "runtime/kernel.h"
 #include "runtime/number.h"
 #include "runtime/tensor.h"
@@ -30,6 +31,9 @@ struct GradArgs {
   SpecSpan specs;                        ///< of every input
   std::span<const std::uint64_t> needs;  ///< bit i % 64 of word i / 64: the gradient of input i is wanted
   bool create_graph;                     ///< the rule's own ops are recorded, for a second derivative
+  /// For an input that the op names in `adds_gradients`: what its other uses gave so far, or an empty handle.
+  /// The rule returns the sum, which saves a pass over both.
+  Inputs so_far{};
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -47,7 +51,9 @@ struct Arity {
 /// Further members that an op may have:
 ///  - `arity`: how many inputs it takes (1 if it does not say); `optional`: bits of inputs that may be empty
 ///  handles;
-///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in.
+///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in;
+///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
+///  - `adds_gradients`: bits of inputs for which `grad` uses `GradArgs::so_far`.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -134,6 +140,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual const KernelRow& kernels() const = 0;
   /// The op value, to pass to a kernel of that row.
   virtual const void* value() const = 0;
+  /// The key of the random numbers that the op draws, or null.
+  virtual const RandomKey* random_key() const { return nullptr; }
   /// Whether a kernel gets this input dense.
   virtual bool dense(std::size_t) const { return false; }
   /// Computes the outputs by the op's own `run`, the same on every device; false where it has none.
@@ -145,6 +153,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool differentiable() const = 0;
   /// What `grad` will read when the gradients of the inputs in `needs` are wanted.
   virtual Reads reads(Mask needs) const = 0;
+  /// Whether `grad` adds `so_far` to the gradient of input `i`.
+  virtual bool adds_gradients(std::size_t) const { return false; }
   /// One gradient an input, empty where it is not needed.
   virtual Tensors grad(const GradArgs& args) const = 0;
 };
@@ -218,6 +228,14 @@ class OpModelBase : public AnyOp {
 
   const KernelRow& kernels() const override { return kernel_row<O>(); }
   const void* value() const override { return &op_; }
+  const RandomKey* random_key() const override {
+    if constexpr (requires { op_.key.offset; })
+      return &op_.key;
+    else if constexpr (requires { op_.rule.key.offset; })
+      return &op_.rule.key;
+    else
+      return nullptr;
+  }
 
   bool differentiable() const override { return !NotDifferentiable<O>; }
   Reads reads(Mask needs) const override {
@@ -229,6 +247,12 @@ class OpModelBase : public AnyOp {
       return O::reads;
     else
       return {all_of_them, 0};
+  }
+  bool adds_gradients([[maybe_unused]] std::size_t i) const override {
+    if constexpr (requires { O::adds_gradients; })
+      return has(O::adds_gradients, i);
+    else
+      return false;
   }
   Tensors grad(const GradArgs& args) const override {
     if constexpr (HasGrad<O>)

@@ -39,6 +39,7 @@ struct Gradient {
   using C = compute_t<T>;
   const T *gy, *x, *weight;
   const C *mean, *rstd;
+  const T* more;
   std::int64_t columns;
 
   /// gx of row `r`; adds its share to the sums for weight and bias.
@@ -54,7 +55,8 @@ struct Gradient {
                            n);
     for_vectors<C>(columns, [&](std::int64_t j, auto count) {
       const Vec<C> normal = centred(in + j, count, m) * s, v = take<C>(g + j, count);
-      put<C>(gx + j, (fma(normal, splat(-along_x), scaled(g, j, count)) - along_ones) * s, count);
+      const Vec<C> own = (fma(normal, splat(-along_x), scaled(g, j, count)) - along_ones) * s;
+      put<C>(gx + j, more ? own + take<C>(more + r * columns + j, count) : own, count);
       put<C>(gweight + j, fma(v, normal, take<C>(gweight + j, count)), count);
       put<C>(gbias + j, v + take<C>(gbias + j, count), count);
     });
@@ -98,11 +100,11 @@ void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int
 
 template <class T>
 void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute_t<T>* mean,
-                         const compute_t<T>* rstd, std::int64_t rows, std::int64_t columns, T* gx, T* gweight,
-                         T* gbias) {
+                         const compute_t<T>* rstd, const T* more, std::int64_t rows, std::int64_t columns,
+                         T* gx, T* gweight, T* gbias) {
   using C = compute_t<T>;
   constexpr std::int64_t grain = 128;
-  const Gradient<T> gradient{gy, x, weight, mean, rstd, columns};
+  const Gradient<T> gradient{gy, x, weight, mean, rstd, more, columns};
   const std::int64_t tiles = std::max<std::int64_t>((rows + grain - 1) / grain, 1);
   std::vector<C> partial(static_cast<std::size_t>(tiles * 2 * columns));
   parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -144,7 +146,7 @@ void layer_norm_grad_op(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
     layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(), in[4].data<C>(),
-                        rows, columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<T*>(out[1].raw()),
+                        data_or_null<T>(in[5]), rows, columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<T*>(out[1].raw()),
                         reinterpret_cast<T*>(out[2].raw()));
   });
 }

@@ -14,10 +14,11 @@ template <class T>
 void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int64_t rows,
                 std::int64_t columns, T* y, compute_t<T>* mean, compute_t<T>* rstd);
 
-/// Writes gx [rows, columns], and gweight and gbias [columns] where they are not null.
+/// Writes gx [rows, columns], to which it adds `more` unless that is null, and gweight and gbias [columns]
+/// where they are not null.
 template <class T>
 void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute_t<T>* mean,
-                         const compute_t<T>* rstd, std::int64_t rows, std::int64_t columns, T* gx, T* gweight,
+                         const compute_t<T>* rstd, const T* more, std::int64_t rows, std::int64_t columns, T* gx, T* gweight,
                          T* gbias);
 
 }  // namespace sherd::cpu

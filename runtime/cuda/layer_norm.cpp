@@ -33,6 +33,8 @@ void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
   const Tensor mean = dense(in[3]), rstd = dense(in[4]);
   call.mean = mean.raw();
   call.rstd = rstd.raw();
+  const Tensor more = dense(in[5]);
+  call.more = data(more);
   call.gx = out[0].raw();
   call.gweight = out[1].raw();
   call.gbias = out[2].raw();

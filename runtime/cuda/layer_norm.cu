@@ -24,6 +24,7 @@ struct GradRows {
   std::int64_t rows, columns;
   const T *gy, *x, *weight;
   const C *mean, *rstd;
+  const T* more;
   T* gx;
   C* partial;
 };
@@ -179,13 +180,15 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
       if (held.pack(p) >= count) continue;
-      Packed<V, T> weight, gx;
+      Packed<V, T> weight, more, gx;
       if (r.weight) weight = load_pack<V>(r.weight + held.pack(p) * V);
+      if (r.more) more = load_pack<V>(r.more + row * r.columns + held.pack(p) * V);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd, g = static_cast<C>(gy[p].at[j]);
         const C scaled = r.weight ? g * static_cast<C>(weight.at[j]) : g;
-        gx.at[j] = static_cast<T>((std::fma(normal, -along, scaled) - ones) * rstd);
+        const C own = (std::fma(normal, -along, scaled) - ones) * rstd;
+        gx.at[j] = static_cast<T>(r.more ? own + static_cast<C>(more.at[j]) : own);
       }
       store_pack<V>(r.gx + row * r.columns + held.pack(p) * V, gx);
     }
@@ -222,7 +225,9 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
   along = group_sum<warps>(along, shared) / n;
   for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
     const C normal = (static_cast<C>(x[j]) - mean) * rstd;
-    r.gx[row * r.columns + j] = static_cast<T>((std::fma(normal, -along, scaled(j)) - ones) * rstd);
+    const C own = (std::fma(normal, -along, scaled(j)) - ones) * rstd;
+    const std::int64_t at = row * r.columns + j;
+    r.gx[at] = static_cast<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
   }
 }
 
@@ -314,7 +319,8 @@ void forward(const LayerNormCall& c) {
 template <class T>
 int grad_form(const LayerNormGradCall& c) {
   return form_of<T>(wide_rows<T>(c.columns, static_cast<const T*>(c.gy), static_cast<const T*>(c.x),
-                                 static_cast<const T*>(c.weight), static_cast<const T*>(c.gx)),
+                                 static_cast<const T*>(c.weight), static_cast<const T*>(c.more),
+                                 static_cast<const T*>(c.gx)),
                     c.columns);
 }
 
@@ -328,6 +334,7 @@ void backward(const LayerNormGradCall& c) {
                       static_cast<const T*>(c.weight),
                       static_cast<const C*>(c.mean),
                       static_cast<const C*>(c.rstd),
+                      static_cast<const T*>(c.more),
                       static_cast<T*>(c.gx),
                       static_cast<C*>(c.partial)};
   const std::int64_t parts = c.parts();

@@ -21,6 +21,7 @@ struct LayerNormGradCall {
   DType dtype = DType::f32;
   std::int64_t rows = 0, columns = 0;
   const void *gy = nullptr, *x = nullptr, *weight = nullptr, *mean = nullptr, *rstd = nullptr;
+  const void* more = nullptr;  ///< is added to gx; may be null
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
   cudaStream_t stream = nullptr;
   /// Groups of rows whose shares of the weight's and bias's gradients are summed apart, then in order.

@@ -26,7 +26,8 @@ Specs LayerNorm::infer(SpecSpan in) const {
 
 Tensors LayerNorm::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
-  const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
+  const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
+                       args.outputs[1], args.outputs[2], args.so_far.empty() ? Tensor() : args.so_far[0]};
   Tensors grads = apply_many(LayerNormGrad{}, in);
   for (std::size_t i = 0; i < 3; ++i)
     if (!args.need(i)) grads[i] = {};
@@ -57,7 +58,8 @@ Tensors LayerNormGrad::reference(Inputs in) const {
   const Tensor normal = mul(sub(to(in[1], wide), unsqueeze(in[3], -1)), rstd);
   const Tensor g = in[2].defined() ? mul(gy, to(in[2], wide)) : gy;
   const auto along = [](const Tensor& t) { return mean(t, {-1}, Keep::dims); };
-  const Tensor gx = mul(sub(sub(g, along(g)), mul(normal, along(mul(g, normal)))), rstd);
+  Tensor gx = mul(sub(sub(g, along(g)), mul(normal, along(mul(g, normal)))), rstd);
+  if (in[5].defined()) gx = add(gx, to(in[5], wide));
   const std::int64_t columns = in[1].shape().back(), rows = columns == 0 ? 0 : in[1].numel() / columns;
   const auto down = [&](const Tensor& t) { return to(sum(reshape(t, {rows, columns}), {0}), narrow); };
   return {to(gx, narrow), down(mul(gy, normal)), down(gy)};

@@ -13,6 +13,7 @@ struct LayerNorm {
   static constexpr Mask optional = 0b110;
   static constexpr Mask dense = 0b111;
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};
+  static constexpr Mask adds_gradients = 0b1;  // of a residual stream, which goes round the layer
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const;
@@ -22,12 +23,13 @@ struct LayerNorm {
   bool operator==(const LayerNorm&) const = default;
 };
 
-/// Inputs: gy, x, weight or none, mean, rstd. Outputs: gradients of x, weight and bias.
+/// Inputs: gy, x, weight or none, mean, rstd, and what to add to the gradient of x or none; the sum is rounded
+/// once. Outputs: gradients of x, weight and bias.
 struct LayerNormGrad {
   static constexpr std::string_view name = "layer_norm_grad";
-  static constexpr Arity arity = 5;
-  static constexpr Mask optional = 0b100;
-  static constexpr Mask dense = 0b11111;
+  static constexpr Arity arity = 6;
+  static constexpr Mask optional = 0b100100;
+  static constexpr Mask dense = 0b111111;
   static constexpr bool differentiable = false;
 
   Specs infer(SpecSpan in) const;

@@ -27,6 +27,9 @@ TEST_CASE("cuda: layer_norm agrees with the CPU's, gradients included") {
           const Tensor x = values({rows, columns}, dtype, -1, 3);
           std::vector<Tensor> in{x};
           if (affine) in.insert(in.end(), {values({columns}, dtype), values({columns}, dtype)});
+          if (affine)
+            agree(in, row_tolerance(dtype),
+                  [&](std::span<const Tensor> t) { return add(t[0], layer_norm(t[0], t[1], t[2])); });
           agree(in, row_tolerance(dtype), [&](std::span<const Tensor> t) {
             return affine ? layer_norm(t[0], t[1], t[2]) : layer_norm(t[0], {}, {});
           });

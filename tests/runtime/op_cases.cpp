@@ -130,6 +130,9 @@ const std::vector<Case>& cases() {
          .more = {{{0, 5}, {5}, {5}}, {{5}, {5}, {5}}}});
     put("layer_norm, plain", {block}, one([](const Tensor& x) { return layer_norm(x, {}, {}); }),
         {.dtypes = floating_dtypes});
+    put("layer_norm that a residual stream goes round", {block, {{5}, {41}}, {{5}, {41}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) { return add(x, layer_norm(x, w, b)); }),
+        {.dtypes = floating_dtypes});
     put("layer_norm without bias", {block, {{5}, {41}}},
         two([](const Tensor& x, const Tensor& w) { return layer_norm(x, w, {}); }),
         {.dtypes = floating_dtypes});

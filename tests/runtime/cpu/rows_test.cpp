@@ -64,10 +64,11 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float,
   using T = TestType;
   using C = compute_t<T>;
   for (std::int64_t n : widths) {
-    for (bool affine : {false, true}) {
-      INFO("width " << n << " affine " << affine);
+    for (const auto [affine, residual] :
+         {std::pair(false, false), std::pair(true, false), std::pair(true, true)}) {
+      INFO("width " << n << " affine " << affine << " residual " << residual);
       const auto x = numbers<T>(rows * n, 1), w = numbers<T>(n, 2), b = numbers<T>(n, 3),
-                 gy = numbers<T>(rows * n, 4);
+                 gy = numbers<T>(rows * n, 4), more = numbers<T>(rows * n, 5);
       const double eps = 1e-2;
       std::vector<C> mean(rows), rstd(rows);
       const auto y = run<T>(rows * n, [&](T* out) {
@@ -77,7 +78,8 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float,
       std::vector<T> gw(n), gb(n);
       const auto gx = run<T>(rows * n, [&](T* out) {
         cpu::layer_norm_backward<T>(gy.data(), x.data(), affine ? w.data() : nullptr, mean.data(),
-                                    rstd.data(), rows, n, out, gw.data(), gb.data());
+                                    rstd.data(), residual ? more.data() : nullptr, rows, n, out, gw.data(),
+                                    gb.data());
       });
       std::vector<double> want_y, want_gx, want_gw(n), want_gb(n);
       for (std::int64_t r = 0; r < rows; ++r) {
@@ -94,7 +96,8 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float,
           s1 += grad(j) * weight(j) / n, s2 += grad(j) * weight(j) * normal(j) / n;
         }
         for (std::int64_t j = 0; j < n; ++j)
-          want_gx.push_back((grad(j) * weight(j) - s1 - normal(j) * s2) * s);
+          want_gx.push_back((grad(j) * weight(j) - s1 - normal(j) * s2) * s +
+                            (residual ? value(more[r * n + j]) : 0));
       }
       CHECK(difference(y, want_y) < tolerance<T>);
       CHECK(difference(gx, want_gx) < 10 * tolerance<T>);
