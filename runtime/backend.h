@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "runtime/kernel.h"
+#include "runtime/recording.h"
 
 namespace sherd {
 
@@ -24,6 +27,10 @@ class Backend {
   virtual void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) = 0;
   /// Waits until all work of this rank on the device is done.
   virtual void synchronize(Device device) = 0;
+  /// Records the work that `work` gives to the device on this rank, instead of doing it. Null where the
+  /// device cannot, or where `work` does what a recording cannot hold (it waits, or copies from the host);
+  /// nothing has been done then either.
+  virtual std::unique_ptr<Recording> record(Device, const std::function<void()>&) { return nullptr; }
 };
 
 /// The back end of a type of device. DeviceError for `meta`, and when this build or machine has none.

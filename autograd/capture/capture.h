@@ -24,13 +24,18 @@ class SHERD_API Program {
   ~Program();
 
   /// Runs the ops on new inputs, with results equal to the bit to calling the step, and returns fresh outputs
-  /// without history. Inputs must have the captured number (ValueError), shapes and strides (ShapeError),
-  /// dtypes (DTypeError) and devices (DeviceError). The tape records nothing; so with grad mode on, a program
-  /// that writes a tensor which was computed with gradients recorded is refused (StateError). StateError also
-  /// inside `recompute` or `capture`, which could not record the ops.
+  /// without history. Random numbers are those that the step would draw now: the rank's generator moves on.
+  /// Inputs must have the captured number (ValueError), shapes and strides (ShapeError), dtypes (DTypeError)
+  /// and devices (DeviceError). The tape records nothing; so with grad mode on, a program that writes a
+  /// tensor which was computed with gradients recorded is refused (StateError). StateError also inside
+  /// `recompute` or `capture`, which could not record the ops.
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
   /// What the captured run itself returned, without history.
   const std::vector<Tensor>& outputs() const;
+  /// Whether replays run as one recording of the device (a CUDA graph): from the first replay on, where all
+  /// of the step is on one GPU, but for values that it brings there from outside (rates, a batch), in memory
+  /// without owners, and waits for nothing. Results are the same to the bit.
+  bool is_device_graph() const;
   /// Number of ops, views among them.
   std::size_t size() const;
   /// Bytes of the buffers in which values between the ops take turns; kept from replay to replay.
@@ -48,10 +53,11 @@ class SHERD_API Program {
 
 /// Runs `step(inputs)` once, which has its usual effects, and keeps its ops. Host values (a loop count, a
 /// rate as a number) become part of the program; what must change from step to step belongs in tensors. The
-/// message names what is refused: random numbers (NotImplementedError); reads on the host such as `item`,
-/// `to_vector`, `data` and printing, since a replay could not react to the value; writes through host
-/// pointers to memory that ops of the step used before (others it cannot see); inputs that share memory; a
-/// tensor made inside, other than an output, that is still alive afterwards, such as new optimizer state or a
+/// message names what is refused: random numbers that the host draws, or seeding (StateError); reads on the
+/// host such as `item`, `to_vector`, `data` and printing, since a replay could not react to the value; writes
+/// through host pointers to memory that ops of the step used before (others it cannot see); inputs that share
+/// memory; a tensor made inside, other than an output, that is still alive afterwards, such as new optimizer
+/// state or a
 /// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`, `Tensor::from`)
 /// or with `empty`, which a replay would not make again (StateError). An input is an input wherever the step
 /// uses its memory. What other threads do during the step is not seen: a tensor that one made is a constant

@@ -11,6 +11,7 @@
 #include "runtime/ops/attention.h"
 #include "runtime/parallel.h"
 #include "runtime/random.h"
+#include "runtime/replay.h"
 
 namespace sherd::cpu {
 namespace {
@@ -410,7 +411,7 @@ Attention describe(const ops::AttentionRule& rule, const Tensor& q, const Tensor
   a.scale = static_cast<float>(rule.scale);
   a.causal = rule.causal;
   a.dropout = rule.dropout;
-  a.random = {rule.key.seed, rule.key.offset};
+  a.random = key_to_draw(rule.key);
   a.q = heads_of<const float>(q);
   a.k = heads_of<const float>(k);
   a.v = heads_of<const float>(v);

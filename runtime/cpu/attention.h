@@ -24,7 +24,7 @@ struct Attention {
   /// Probability of dropping a weight; weight (row, j) uses word j % 4 of the Philox counter
   /// `random.offset + row * ceil(keys / 4) + j / 4`, row = (batch index * heads + head) * queries + i.
   double dropout = 0;
-  RandomAt random{};
+  RandomKey random{};
   Heads<const float> q, k, v;
 };
 

@@ -6,6 +6,7 @@
 #include "runtime/ops/arange.h"
 #include "runtime/ops/full.h"
 #include "runtime/ops/random.h"
+#include "runtime/replay.h"
 
 namespace sherd::cpu {
 namespace {
@@ -14,8 +15,6 @@ template <class T>
 T element_of(Number value) {
   return static_cast<T>(value.as<compute_t<T>>());
 }
-
-RandomAt at(RandomKey key) { return {key.seed, key.offset}; }
 
 /// Random kernels make f32; other dtypes round from it, so every dtype sees the same numbers.
 template <class F>
@@ -62,17 +61,17 @@ void arange(const ops::Arange& op, Inputs, Outputs out) {
 
 void uniform(const ops::Uniform& op, Inputs, Outputs out) {
   const UniformRange range = uniform_range(op.spec.dtype, op.low, op.high);
-  fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(at(op.key), range, y, out[0].numel()); });
+  fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(key_to_draw(op.key), range, y, out[0].numel()); });
 }
 
 void normal(const ops::Normal& op, Inputs, Outputs out) {
   fill_f32_then_cast(out[0],
-                     [&](float* y) { fill_normal(at(op.key), op.mean, op.stddev, y, out[0].numel()); });
+                     [&](float* y) { fill_normal(key_to_draw(op.key), op.mean, op.stddev, y, out[0].numel()); });
 }
 
 void integers(const ops::RandomInteger& op, Inputs, Outputs out) {
   const Tensor wide = out[0].dtype() == DType::i64 ? out[0] : empty(out[0].shape(), {DType::i64});
-  fill_integers(at(op.key), op.low, op.high, reinterpret_cast<std::int64_t*>(wide.raw()), wide.numel());
+  fill_integers(key_to_draw(op.key), op.low, op.high, reinterpret_cast<std::int64_t*>(wide.raw()), wide.numel());
   if (!wide.is(out[0])) copy_(alias(out[0], out[0].layout()), wide);
 }
 

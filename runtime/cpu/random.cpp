@@ -28,7 +28,7 @@ Wide multiply(Wide x, std::uint32_t factor) {
 
 /// Philox on the eight counters from `at.offset`: the words in order. The upper halves of the lanes are left
 /// dirty until the end, because products do not read them.
-void philox_eight(RandomAt at, std::uint32_t* out) {
+void philox_eight(RandomKey at, std::uint32_t* out) {
   const Wide counter = at.offset + Wide{0, 1, 2, 3, 4, 5, 6, 7};
   Wide c0 = counter, c1 = counter >> 32, c2{}, c3{};
   std::uint32_t k0 = static_cast<std::uint32_t>(at.seed), k1 = static_cast<std::uint32_t>(at.seed >> 32);
@@ -47,7 +47,7 @@ void philox_eight(RandomAt at, std::uint32_t* out) {
   std::memcpy(out, words, sizeof words);
 }
 
-void philox_block(RandomAt at, std::uint32_t (&out)[4 * block]) {
+void philox_block(RandomKey at, std::uint32_t (&out)[4 * block]) {
   for (int l = 0; l < block; l += 8) {
     philox_eight({at.seed, at.offset + static_cast<std::uint64_t>(l)}, out + 4 * l);
   }
@@ -55,7 +55,7 @@ void philox_block(RandomAt at, std::uint32_t (&out)[4 * block]) {
 
 /// Calls `body(first element, words, count)` for each 64 elements of [0, n), in parallel.
 template <class F>
-void for_words(RandomAt at, std::int64_t n, const F& body) {
+void for_words(RandomKey at, std::int64_t n, const F& body) {
   constexpr std::int64_t step = 4 * block;
   parallel_for(n, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
     std::uint32_t words[step];
@@ -68,7 +68,7 @@ void for_words(RandomAt at, std::int64_t n, const F& body) {
 
 }  // namespace
 
-void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out) {
+void philox_words(RandomKey at, std::int64_t counters, std::uint32_t* out) {
   std::uint32_t words[4 * block];
   for (std::int64_t i = 0; i < counters; i += block, at.offset += block) {
     philox_block(at, words);
@@ -77,13 +77,13 @@ void philox_words(RandomAt at, std::int64_t counters, std::uint32_t* out) {
   }
 }
 
-void fill_uniform(RandomAt at, UniformRange range, float* out, std::int64_t n) {
+void fill_uniform(RandomKey at, UniformRange range, float* out, std::int64_t n) {
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) out[i + j] = range(uniform_from(words[j]));
   });
 }
 
-void fill_normal(RandomAt at, double mean, double deviation, float* out, std::int64_t n) {
+void fill_normal(RandomKey at, double mean, double deviation, float* out, std::int64_t n) {
   const float m = static_cast<float>(mean), s = static_cast<float>(deviation);
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     float normals[4 * block];
@@ -96,7 +96,7 @@ void fill_normal(RandomAt at, double mean, double deviation, float* out, std::in
   });
 }
 
-void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n) {
+void fill_integers(RandomKey at, std::int64_t low, std::int64_t high, std::int64_t* out, std::int64_t n) {
   const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j)
@@ -105,7 +105,7 @@ void fill_integers(RandomAt at, std::int64_t low, std::int64_t high, std::int64_
 }
 
 template <class T>
-void dropout(RandomAt at, double p, const T* x, T* out, std::int64_t n) {
+void dropout(RandomKey at, double p, const T* x, T* out, std::int64_t n) {
   using C = compute_t<T>;
   const std::uint32_t threshold = drop_threshold(p);
   const C scale = p < 1 ? static_cast<C>(1 / (1 - p)) : C(0);

@@ -69,7 +69,7 @@ AttentionCall describe(std::string_view op, const ops::AttentionRule& rule, cons
   call.dropout = rule.dropout > 0;
   call.threshold = drop_threshold(rule.dropout);
   call.kept = rule.dropout < 1 ? static_cast<float>(1 / (1 - rule.dropout)) : 0.f;
-  call.key = rule.key;
+  call.key = device_key(rule.key);
   call.q = heads_of(q);
   call.k = heads_of(k);
   call.v = heads_of(v);

@@ -36,8 +36,9 @@ __device__ inline int first_query(const AttentionCall& c, int j) {
 /// The four words of the weights (row, j) with the same j / 4; `row` counts over all heads.
 __device__ inline PhiloxWords weight_words(const AttentionCall& c, std::int64_t row, int j) {
   const auto counters = static_cast<std::uint64_t>((c.keys + 3) / 4);
-  return philox(c.key.seed, c.key.offset + static_cast<std::uint64_t>(row) * counters +
-                                static_cast<std::uint64_t>(j / 4));
+  const RandomKey key = c.key.read();
+  return philox(key.seed,
+                key.offset + static_cast<std::uint64_t>(row) * counters + static_cast<std::uint64_t>(j / 4));
 }
 
 /// words[i], without an array in memory.

@@ -1,8 +1,8 @@
 // Attention, as calls on plain pointers. Safe to include in device code.
 #pragma once
 
+#include "runtime/cuda/device_key.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/generator.h"
 
 namespace sherd::cuda {
 
@@ -24,7 +24,7 @@ struct AttentionCall {
   bool causal = false, dropout = false;
   std::uint32_t threshold = 0;
   float kept = 1;
-  RandomKey key;
+  DeviceKey key;
   HeadsAt q, k, v, o;
   float* logsumexp = nullptr;  ///< dense (batch, heads, queries)
   cudaStream_t stream = nullptr;

@@ -5,6 +5,7 @@
 
 #include "runtime/context.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/graph.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rank.h"
 
@@ -71,6 +72,8 @@ class CudaBackend final : public Backend {
     if (!to_device.is_cpu() && !from_device.is_cpu() && to_device != from_device)
       return copy_between(to, to_device, from, from_device, bytes);
     DeviceState& state = state_of(to_device.is_cpu() ? from_device : to_device);
+    check<StateError>(!state.recording() || to_device == from_device,
+                      "copy: a recording would read or write the host's memory when it runs");
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
     // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
     // before.
@@ -79,6 +82,10 @@ class CudaBackend final : public Backend {
 
   void synchronize(Device device) override {
     state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
+  }
+
+  std::unique_ptr<Recording> record(Device device, const std::function<void()>& work) override {
+    return record_graph(device, work);
   }
 
  private:

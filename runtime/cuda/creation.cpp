@@ -60,15 +60,15 @@ void uniform_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Uniform*>(erased);
   const UniformRange range = uniform_range(out[0].dtype(), op.low, op.high);
   make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_uniform(op.key, range, y, out[0].numel(), stream);
+    launch_uniform(device_key(op.key), range, y, out[0].numel(), stream);
   });
 }
 
 void normal_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Normal*>(erased);
   make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_normal(op.key, static_cast<float>(op.mean), static_cast<float>(op.stddev), y, out[0].numel(),
-                  stream);
+    launch_normal(device_key(op.key), static_cast<float>(op.mean), static_cast<float>(op.stddev), y,
+                  out[0].numel(), stream);
   });
 }
 
@@ -76,7 +76,7 @@ void integer_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::RandomInteger*>(erased);
   const std::uint64_t range = static_cast<std::uint64_t>(op.high) - static_cast<std::uint64_t>(op.low);
   make_then_cast<std::int64_t>(op.name, out[0], [&](std::int64_t* y, cudaStream_t stream) {
-    launch_integers(op.key, op.low, range, y, out[0].numel(), stream);
+    launch_integers(device_key(op.key), op.low, range, y, out[0].numel(), stream);
   });
 }
 
@@ -84,7 +84,7 @@ void dropout_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::Dropout*>(erased);
   if (out[0].numel() == 0) return;
   const Tensor x = contiguous(in[0]);
-  launch_dropout(x.dtype(), op.key, drop_threshold(op.p), op.p < 1 ? 1 / (1 - op.p) : 0, x.raw(),
+  launch_dropout(x.dtype(), device_key(op.key), drop_threshold(op.p), op.p < 1 ? 1 / (1 - op.p) : 0, x.raw(),
                  out[0].raw(), x.numel(), stream_of(x.device()));
   check_launch(op.name);
 }

@@ -2,8 +2,8 @@
 // launches on the given stream; `check_launch` after it says whether it was accepted.
 #pragma once
 
+#include "runtime/cuda/device_key.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/generator.h"
 #include "runtime/number.h"
 #include "runtime/random.h"
 
@@ -18,14 +18,14 @@ void launch_fill(const Operands& p, std::uint64_t bits);
 void launch_arange(DType dtype, Number start, Number step, void* out, std::int64_t n, cudaStream_t stream);
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
-void launch_uniform(RandomKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
-void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
+void launch_uniform(DeviceKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
+void launch_normal(DeviceKey key, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream);
 /// Integers in [low, low + range).
-void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
+void launch_integers(DeviceKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream);
 /// x scale where the word is at least `threshold`, else 0; floating dtypes.
-void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
+void launch_dropout(DType dtype, DeviceKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream);
 
 /// Sums of a dense (outer, reduce, inner) array over its middle axis, over `divisor`. The tree depends on the

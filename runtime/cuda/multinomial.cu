@@ -28,8 +28,9 @@ __global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall 
   double total = 0;
   for (int i = 0; i < threads_per_block; ++i) total += sums[i];
   if (!(total > 0)) c.faults(FaultKind::multinomial_zero, total, row, c.columns);
-  const std::uint64_t counter = c.key.offset + static_cast<std::uint64_t>(row / 4);
-  const double share = uniform_from(philox(c.key.seed, counter)[static_cast<int>(row % 4)]) * total;
+  const RandomKey key = c.key.read();
+  const std::uint64_t counter = key.offset + static_cast<std::uint64_t>(row / 4);
+  const double share = uniform_from(philox(key.seed, counter)[static_cast<int>(row % 4)]) * total;
   double running = 0;
   std::int64_t last = 0;
   for (int i = 0; i < threads_per_block; ++i) {

@@ -1,9 +1,9 @@
 // Random draws by weight, as a call on plain pointers. Safe to include in device code.
 #pragma once
 
+#include "runtime/cuda/device_key.h"
 #include "runtime/cuda/faults.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/generator.h"
 
 namespace sherd::cuda {
 
@@ -12,7 +12,7 @@ namespace sherd::cuda {
 /// place 0.
 struct MultinomialCall {
   DType dtype = DType::f32;
-  RandomKey key;
+  DeviceKey key;
   std::int64_t rows = 0, columns = 0;
   const void* weights = nullptr;
   std::int64_t* places = nullptr;

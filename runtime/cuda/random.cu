@@ -7,7 +7,8 @@ namespace {
 
 /// Calls `body(element, words)` once for each four elements of [0, n).
 template <class F>
-__global__ void __launch_bounds__(threads_per_block) for_words(RandomKey key, std::int64_t n, F body) {
+__global__ void __launch_bounds__(threads_per_block) for_words(DeviceKey at, std::int64_t n, F body) {
+  const RandomKey key = at.read();
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; 4 * i < n;
        i += stride)
@@ -15,8 +16,8 @@ __global__ void __launch_bounds__(threads_per_block) for_words(RandomKey key, st
 }
 
 template <class F>
-void launch_for_words(RandomKey key, std::int64_t n, cudaStream_t stream, F body) {
-  for_words<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(key, n, body);
+void launch_for_words(DeviceKey at, std::int64_t n, cudaStream_t stream, F body) {
+  for_words<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(at, n, body);
 }
 
 struct UniformFill {
@@ -69,29 +70,34 @@ struct Dropped {
 };
 
 template <class T>
-void dropout(RandomKey key, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
+void dropout(DeviceKey at, std::uint32_t threshold, double scale, const void* x, void* out, std::int64_t n,
              cudaStream_t stream) {
-  launch_for_words(key, n, stream,
+  launch_for_words(at, n, stream,
                    Dropped<T>{threshold, static_cast<compute_t<T>>(scale), static_cast<const T*>(x),
                               static_cast<T*>(out), n});
 }
 
+__global__ void set_key(RandomKey value, RandomKey* to) { *to = value; }
+
 }  // namespace
 
-void launch_uniform(RandomKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream) {
-  launch_for_words(key, n, stream, UniformFill{range, out, n});
+void launch_set_key(RandomKey value, RandomKey* to, cudaStream_t stream) {
+  set_key<<<1, 1, 0, stream>>>(value, to);
 }
-void launch_normal(RandomKey key, float mean, float deviation, float* out, std::int64_t n,
+void launch_uniform(DeviceKey at, UniformRange range, float* out, std::int64_t n, cudaStream_t stream) {
+  launch_for_words(at, n, stream, UniformFill{range, out, n});
+}
+void launch_normal(DeviceKey at, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream) {
-  launch_for_words(key, n, stream, NormalFill{mean, deviation, out, n});
+  launch_for_words(at, n, stream, NormalFill{mean, deviation, out, n});
 }
-void launch_integers(RandomKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
+void launch_integers(DeviceKey at, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream) {
-  launch_for_words(key, n, stream, IntegerFill{low, range, out, n});
+  launch_for_words(at, n, stream, IntegerFill{low, range, out, n});
 }
-void launch_dropout(DType dtype, RandomKey key, std::uint32_t threshold, double scale, const void* x,
+void launch_dropout(DType dtype, DeviceKey at, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream) {
-  for_floating(dtype, [&]<class T>() { dropout<T>(key, threshold, scale, x, out, n, stream); });
+  for_floating(dtype, [&]<class T>() { dropout<T>(at, threshold, scale, x, out, n, stream); });
 }
 
 }  // namespace sherd::cuda

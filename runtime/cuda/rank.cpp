@@ -53,6 +53,7 @@ FaultSlot DeviceState::faults() {
 }
 
 void DeviceState::wait(std::string_view what) {
+  check<StateError>(!recording_, "{}: waits, which a recording cannot", what);
   check_cuda(cudaStreamSynchronize(stream_), what);
   if (faults_) faults_->raise(stream_);
 }

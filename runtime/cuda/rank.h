@@ -45,11 +45,15 @@ class DeviceState {
   CudnnAttention& cudnn_attention();
   /// Where kernels of this stream report bad values.
   FaultSlot faults();
-  /// Waits for the stream, and throws ValueError for what its kernels reported.
+  /// Waits for the stream, and throws ValueError for what its kernels reported; StateError while recording.
   void wait(std::string_view what);
+  /// Whether the stream's work is being recorded (graph.h) instead of done.
+  bool recording() const { return recording_; }
+  void set_recording(bool recording) { recording_ = recording; }
 
  private:
   int index_;
+  bool recording_ = false;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;

@@ -1,5 +1,7 @@
 // Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
-//   cuda_bench [kernels] [step BATCH] [profile BATCH]
+//   cuda_bench [kernels] [small] [step BATCH] [profile BATCH]
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -8,7 +10,9 @@
 #include <string>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
 #include "nn/gpt.h"
+#include "nn/layers.h"
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -85,7 +89,7 @@ void kernels() {
     const Tensor in[] = {x, w, b};
     const Tensors out = apply_many(ops::LayerNorm{}, in);
     report("layer_norm forward" + size, 2 * gb, [&] { apply_many(ops::LayerNorm{}, in); });
-    const Tensor back[] = {gy, x, w, out[1], out[2]};
+    const Tensor back[] = {gy, x, w, out[1], out[2], {}};
     report("layer_norm backward" + size, 3 * gb, [&] { apply_many(ops::LayerNormGrad{}, back); });
     report("gelu forward" + size, 2 * gb, [&] { gelu(x); });
     report("add" + size, 3 * gb, [&] { add(x, gy); });
@@ -131,10 +135,24 @@ void kernels() {
   }
 }
 
+/// What the driver's pools hold, and the most that they held.
+std::string memory_used() {
+  cudaMemPool_t pool = nullptr;
+  std::uint64_t used = 0, peak = 0, graphs = 0;
+  cudaDeviceGetDefaultMemPool(&pool, 0);
+  cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
+  cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &peak);
+  cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &graphs);
+  const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  char text[96];
+  std::snprintf(text, sizeof text, "%.2f GiB, peak %.2f, in graphs %.2f", gib(used), gib(peak), gib(graphs));
+  return text;
+}
+
 /// bf16 compute with f32 masters: forward and backward on a bf16 copy, the step on the masters.
-class Step {
+class GptStep {
  public:
-  explicit Step(std::int64_t batch)
+  explicit GptStep(std::int64_t batch)
       : batch_(batch),
         masters_(
             {.layers = 12, .heads = 12, .width = 768, .context = length, .vocab = vocab, .tensor = single}),
@@ -174,11 +192,52 @@ class Step {
 };
 
 void step_bench(std::int64_t batch) {
-  Step step(batch);
+  GptStep step(batch);
   const double first = step().item();
-  const double us = microseconds([&] { step(); }, 4);
-  std::printf("d12 step, batch %lld: %.2f ms, %.1f k tokens/s, loss %.3f to %.3f\n", (long long)batch,
-              us / 1e3, static_cast<double>(step.tokens()) / us * 1e3, first, step().item());
+  const auto print = [&](const char* how, double us, double last) {
+    std::printf("d12 step, batch %lld, %s: %.2f ms, %.1f k tokens/s, loss %.3f to %.3f, %s\n",
+                (long long)batch, how, us / 1e3, static_cast<double>(step.tokens()) / us * 1e3, first, last,
+                memory_used().c_str());
+    std::fflush(stdout);
+  };
+  const double eager = microseconds([&] { step(); }, 4);
+  print("eager", eager, step().item());
+  Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {});
+  const double replayed = microseconds([&] { program.replay({}); }, 4);
+  print(program.is_device_graph() ? "graph" : "captured", replayed, program.replay({})[0].item());
+  std::printf("workspace of the program %.2f GiB\n",
+              static_cast<double>(program.workspace_bytes()) / (1 << 30));
+}
+
+struct Mlp final : nn::Layer<Mlp> {
+  nn::Linear up{16, 64}, down{64, 16};
+  Tensor forward(const Tensor& x) const { return relu(down(relu(up(x)))); }
+  void visit(auto&& on) {
+    on("up", up);
+    on("down", down);
+  }
+};
+
+/// Three MLP(16) with AdamW, batch 4.
+void small() {
+  nn::Sequential model(Mlp{}, Mlp{}, Mlp{});
+  model.to(gpu);
+  nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  const Tensor x = randn({4, 16}, single);
+  const Step step = [&](std::span<const Tensor> in) {
+    const Tensor loss = sum(model(in[0]));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return std::vector{loss};
+  };
+  std::printf("three MLP(16), AdamW, eager %.1f us\n", microseconds([&] { step(std::span(&x, 1)); }, 200));
+  Program program = capture(step, {x});
+  const double us = microseconds([&] { program.replay({x}); }, 200);
+  std::printf("three MLP(16), AdamW, %s %.1f us\n", program.is_device_graph() ? "graph" : "captured", us);
+  const Tensor a = randn({16}, single), b = randn({16}, single);
+  const NoGrad guard;
+  std::printf("a + b, 16 elements: %.2f us\n", microseconds([&] { add(a, b); }, 1000));
   std::fflush(stdout);
 }
 
@@ -214,7 +273,7 @@ class Profile final : public Listener {
 };
 
 void profile(std::int64_t batch) {
-  Step step(batch);
+  GptStep step(batch);
   for (int i = 0; i < 2; ++i) step();
   wait();
   Profile profile;
@@ -231,6 +290,7 @@ int main(int count, char** arguments) {
   for (int i = 1; i < count; ++i) {
     if (std::strcmp(arguments[i], "kernels") == 0) kernels();
     if (std::strcmp(arguments[i], "step") == 0) step_bench(std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "small") == 0) small();
     if (std::strcmp(arguments[i], "profile") == 0) profile(std::atoll(arguments[++i]));
   }
 }

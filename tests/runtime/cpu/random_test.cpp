@@ -47,7 +47,7 @@ TEST_CASE("philox gives the words of the published test vectors") {
 }
 
 TEST_CASE("element i of a fill depends on word i % 4 of counter i / 4 alone") {
-  const cpu::RandomAt at{0x123456789abcdef0, 0xfffffffe};  // the low word of the counter overflows on the way
+  const RandomKey at{0x123456789abcdef0, 0xfffffffe};  // the low word of the counter overflows on the way
   for (std::int64_t n : {1, 3, 64, 65, 40001}) {
     const auto word = [&](std::int64_t i) { return philox(at.seed, at.offset + i / 4)[i % 4]; };
     const auto u =

@@ -1,0 +1,165 @@
+// Replaying a captured step as one recording of its device.
+#include <algorithm>
+#include <cstdint>
+
+#include "autograd/capture/program.h"
+#include "runtime/apply.h"
+#include "runtime/backend.h"
+#include "runtime/reach.h"
+
+namespace sherd {
+namespace {
+
+constexpr std::uint32_t none = TracedTensor::none;
+constexpr std::size_t widest_access = 64;  // bytes; kernels look at no more of an address
+
+/// The bytes of a storage that a tensor's elements lie in.
+struct Bytes {
+  std::size_t first = 0, count = 0;
+};
+Bytes bytes_of(const Tensor& t, const Layout& layout) {
+  if (layout.shape.numel() == 0) return {};
+  const Reach reach = *Reach::of(layout);
+  const auto size = static_cast<std::size_t>(size_of(t.dtype()));
+  return {static_cast<std::size_t>(reach.low) * size,
+          static_cast<std::size_t>(reach.high - reach.low + 1) * size};
+}
+
+std::byte* address(const Ref<Storage>& storage, std::size_t at) {
+  return static_cast<std::byte*>(storage->data()) + at;
+}
+
+std::size_t alignment_of(const Tensor& t) {
+  return reinterpret_cast<std::uintptr_t>(address(t.storage_ref(), bytes_of(t, t.layout()).first)) %
+         widest_access;
+}
+
+}  // namespace
+
+/// Whether `step` only brings to `device` what the program finds as it is: the rate of an optimizer, a batch.
+bool Program::Impl::brings(const Step& step, Device device) const {
+  const auto found = [&](std::uint32_t v) {
+    if (v == none) return true;
+    const TracedStorage& storage = trace.storages[values[v].storage];
+    const Home home = places[values[v].storage].home;
+    return (home == Home::outside || home == Home::input) && !storage.rewritten;
+  };
+  const auto made_here = [&](std::uint32_t v) {
+    return places[values[v].storage].home == Home::workspace &&
+           trace.storages[values[v].storage].device == device;
+  };
+  return std::ranges::all_of(step.in, found) && std::ranges::all_of(step.out, made_here);
+}
+
+/// The device that all ops but those that bring values use; none where there is no such device, or memory has
+/// an owner, who may put it elsewhere.
+std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
+  const auto elsewhere = std::ranges::find_if(
+      trace.storages, [](const TracedStorage& storage) { return !storage.device.is_cpu(); });
+  if (elsewhere == trace.storages.end() || elsewhere->device.type == DeviceType::meta) return {};
+  DeviceGraph planned{elsewhere->device, {}};
+  for (const TracedStorage& storage : trace.storages)
+    if (storage.outside && storage.outside->owned()) return {};
+  for (std::uint32_t i = 0; i < steps.size(); ++i) {
+    const auto there = [&](std::uint32_t v) {
+      return v == none || trace.storages[values[v].storage].device == planned.device;
+    };
+    const Step& step = steps[i];
+    if (step.op->is_view() || (std::ranges::all_of(step.in, there) && std::ranges::all_of(step.out, there)))
+      continue;
+    if (!brings(step, planned.device)) return {};
+    planned.bringing.push_back(i);
+  }
+  return planned;
+}
+
+/// Whether this replay goes by the graph, which is made at the first one.
+bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
+  if (!graph && graph_attempts_ > 0) {
+    --graph_attempts_;
+    if (std::optional<DeviceGraph> planned = plan_graph())
+      make_graph(std::move(*planned), given);
+    else
+      graph_attempts_ = 0;
+  }
+  if (!graph) return false;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    if (graph->memory[values[inputs[i]].storage] && given[i].numel() > 0 &&
+        alignment_of(given[i]) != graph->alignment[i])
+      return false;
+  return true;
+}
+
+void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& given) {
+  made.memory.resize(places.size());
+  made.alignment.resize(given.size());
+  bind_all(given);  // the workspace
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const std::uint32_t storage = values[inputs[i]].storage;
+    if (trace.storages[storage].device != made.device) continue;
+    Layout captured = values[inputs[i]].tensor.layout();
+    captured.offset = values[inputs[i]].offset;
+    const Bytes own = bytes_of(given[i], captured);
+    const auto size = static_cast<std::size_t>(size_of(given[i].dtype()));
+    made.alignment[i] = given[i].numel() > 0 ? alignment_of(given[i]) : 0;
+    if (made.alignment[i] % size != 0) return;
+    made.memory[storage] = Storage::allocate(made.device, made.alignment[i] + own.count);
+    bind(storage, made.memory[storage],
+         static_cast<std::int64_t>(made.alignment[i] / size) - static_cast<std::int64_t>(own.first / size));
+  }
+  const auto keep = [&](std::uint32_t storage) {
+    made.memory[storage] = Storage::allocate(made.device, trace.storages[storage].bytes);
+    bind(storage, made.memory[storage]);
+  };
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (places[i].home == Home::output && trace.storages[i].device == made.device) keep(i);
+  for (const std::uint32_t i : made.bringing)
+    for (const std::uint32_t v : steps[i].out) keep(values[v].storage);
+  made.recording = backend(made.device.type).record(made.device, [&] {
+    auto brought = made.bringing.begin();
+    for (std::uint32_t i = 0; i < steps.size(); ++i) {
+      if (brought != made.bringing.end() && *brought == i)
+        ++brought;
+      else if (!steps[i].op->is_view())
+        run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+    }
+  });
+  if (made.recording) graph = std::move(made);
+}
+
+/// Brings values, copies inputs in, runs, copies outputs and what was written of the inputs out.
+void Program::Impl::run_graph(const std::vector<Tensor>& given) {
+  Backend& here = backend(graph->device.type);
+  const auto copy = [&](void* to, const void* from, std::size_t bytes) {
+    here.copy(to, graph->device, from, graph->device, bytes);
+  };
+  const auto each_input = [&](auto&& body) {
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      const std::uint32_t storage = values[inputs[i]].storage;
+      const Bytes bytes = bytes_of(given[i], given[i].layout());
+      if (graph->memory[storage] && bytes.count > 0)
+        body(trace.storages[storage], address(given[i].storage_ref(), bytes.first),
+             address(graph->memory[storage], graph->alignment[i]), bytes.count);
+    }
+  };
+  for (const std::uint32_t i : graph->bringing) {
+    for (const std::uint32_t v : steps[i].out) bind(values[v].storage, graph->memory[values[v].storage]);
+    run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+  }
+  each_input([&](const TracedStorage&, std::byte* theirs, std::byte* ours, std::size_t bytes) {
+    copy(ours, theirs, bytes);
+  });
+  for (const Step& step : steps)
+    if (step.op->mutating()) announce_writes(step);
+  graph->recording->run(random.start);
+  each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
+    if (traced.rewritten) copy(theirs, ours, bytes);
+  });
+  for (std::uint32_t i = 0; i < places.size(); ++i) {
+    if (places[i].home != Home::output || trace.storages[i].bytes == 0) continue;
+    const Tensor& output = values[places[i].tensors.front()].tensor;
+    copy(address(output.storage_ref(), 0), address(graph->memory[i], 0), trace.storages[i].bytes);
+  }
+}
+
+}  // namespace sherd

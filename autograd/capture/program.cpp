@@ -1,0 +1,319 @@
+#include "autograd/capture/program.h"
+
+#include <algorithm>
+
+#include "runtime/apply.h"
+#include "runtime/reach.h"
+
+namespace sherd {
+namespace {
+
+constexpr std::uint32_t none = TracedTensor::none;
+
+bool same_layout(const Layout& a, const Layout& b) {
+  return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
+}
+
+std::string describe(const Spec& spec) {
+  std::string text = fmt::format("{} {}", name_of(spec.dtype), spec.shape);
+  return spec.device == Device::cpu() ? text : text + " on " + to_string(spec.device);
+}
+
+}  // namespace
+
+std::uint32_t Program::Impl::value_of(const TracedTensor& t) {
+  if (t.storage == none) return none;
+  Place& place = places[t.storage];
+  for (const std::uint32_t known : place.tensors) {
+    const Tensor& tensor = values[known].tensor;
+    if (tensor.dtype() == t.dtype && same_layout(tensor.layout(), t.layout)) return known;
+  }
+  const auto index = static_cast<std::uint32_t>(values.size());
+  place.tensors.push_back(index);
+  Tensor tensor(make_ref<TensorImpl>(trace.storages[t.storage].outside, t.layout, t.dtype));
+  values.push_back({t.storage, t.layout.offset, {}, std::move(tensor)});
+  return index;
+}
+
+Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
+                    const std::vector<Tensor>& returned)
+    : first(returned), random{tracer.random_begin(), tracer.random_end().offset} {
+  std::vector<TracedTensor> ins, outs;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    ins.push_back({tracer.inputs()[i], given[i].dtype(), given[i].layout()});
+  for (const Tensor& t : returned) outs.push_back({tracer.index_of(t.storage()), t.dtype(), t.layout()});
+  trace = tracer.take();
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    if (outs[i].storage != none) continue;  // no op of the step used it
+    outs[i].storage = static_cast<std::uint32_t>(trace.storages.size());
+    TracedStorage& storage = trace.storages.emplace_back();
+    storage.device = returned[i].device();
+    storage.outside = returned[i].storage_ref();
+  }
+  places.resize(trace.storages.size());
+  for (std::size_t i = 0; i < places.size(); ++i)
+    if (trace.storages[i].outside) places[i].home = Home::outside;
+  for (std::uint32_t i = 0; i < ins.size(); ++i) {
+    places[ins[i].storage].home = Home::input;
+    places[ins[i].storage].index = i;
+    inputs.push_back(value_of(ins[i]));
+  }
+  for (const TracedTensor& t : outs)
+    if (places[t.storage].home == Home::workspace) places[t.storage].home = Home::output;
+  for (const TracedOp& traced : trace.ops) {
+    Step& step = steps.emplace_back();
+    step.op = traced.op;
+    for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
+    for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
+  }
+  for (const TracedTensor& t : outs) results.push_back(value_of(t));
+  for (std::size_t i = 0; i < inputs.size(); ++i) check_inside(i);
+  for (Step& step : steps) {
+    for (const std::uint32_t v : step.in) step.bound_in.push_back(v == none ? Tensor{} : values[v].tensor);
+    for (const std::uint32_t v : step.out) step.bound_out.push_back(values[v].tensor);
+  }
+  name_values();
+  plan();
+}
+
+void Program::Impl::name_values() {
+  for (std::size_t i = 0; i < inputs.size(); ++i) values[inputs[i]].name = fmt::format("%x{}", i);
+  int made = 0, outside = 0;
+  const auto name = [&](std::uint32_t v, bool by_op) {
+    if (v == none || !values[v].name.empty()) return;
+    const bool met = !by_op && places[values[v].storage].home == Home::outside;
+    values[v].name = met ? fmt::format("%p{}", outside++) : fmt::format("%{}", made++);
+  };
+  for (const Step& step : steps) {
+    for (const std::uint32_t v : step.in) name(v, false);
+    for (const std::uint32_t v : step.out) name(v, true);
+  }
+  for (const std::uint32_t v : results) name(v, false);
+}
+
+std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
+  std::uint32_t best = none;
+  const auto better = [&](std::size_t a, std::size_t b) {  // smallest that fits, else largest
+    const bool a_fits = a >= storage.bytes, b_fits = b >= storage.bytes;
+    return a_fits != b_fits ? a_fits : a_fits ? a < b : a > b;
+  };
+  for (std::uint32_t i = 0; i < workspace.size(); ++i) {
+    if (!workspace[i].free || workspace[i].device != storage.device) continue;
+    if (best == none || better(workspace[i].bytes, workspace[best].bytes)) best = i;
+  }
+  if (best == none) {
+    best = static_cast<std::uint32_t>(workspace.size());
+    workspace.push_back({storage.device, 0, false, {}});
+  }
+  workspace[best].bytes = std::max(workspace[best].bytes, storage.bytes);
+  workspace[best].free = false;
+  return best;
+}
+
+/// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use.
+void Program::Impl::plan() {
+  std::vector<std::uint32_t> last(trace.storages.size(), none);
+  for (std::uint32_t i = 0; i < trace.ops.size(); ++i)
+    for (const auto* list : {&trace.ops[i].in, &trace.ops[i].out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none) last[t.storage] = i;
+  for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
+    const TracedOp& traced = trace.ops[i];
+    for (const TracedTensor& t : traced.out) {
+      Place& place = places[t.storage];
+      if (place.home == Home::workspace && trace.storages[t.storage].maker == i)
+        place.index = take_buffer(trace.storages[t.storage]);
+    }
+    // After the outputs have their buffers, so that no op writes where it still reads.
+    for (const auto* list : {&traced.in, &traced.out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
+          workspace[places[t.storage].index].free = true;
+  }
+}
+
+/// StateError where the step uses memory of input `i`'s storage that lies outside the input.
+void Program::Impl::check_inside(std::size_t i) const {
+  const auto bytes = [&](std::uint32_t v) -> std::pair<std::int64_t, std::int64_t> {
+    const Tensor& t = values[v].tensor;
+    if (t.numel() == 0) return {};
+    const Reach reach = *Reach::of(t.layout());
+    return {reach.low * size_of(t.dtype()), (reach.high + 1) * size_of(t.dtype())};
+  };
+  const auto [low, high] = bytes(inputs[i]);
+  for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
+    const auto [from, to] = bytes(v);
+    check<StateError>(
+        from == to || (from >= low && to <= high),
+        "capture: the step uses memory beside input {}, which another input would not have; pass "
+        "the whole tensor as the input, or a clone",
+        i);
+  }
+}
+
+void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
+  check<ValueError>(given.defined(), "replay: input {} is an empty handle", i);
+  const Value& value = values[inputs[i]];
+  const Layout& layout = value.tensor.layout();
+  const Device device = trace.storages[value.storage].device;
+  check<ShapeError>(given.shape() == layout.shape,
+                    "replay: input {} has shape {}, the program was captured with {}; capture again for "
+                    "another shape",
+                    i, given.shape(), layout.shape);
+  check<DTypeError>(given.dtype() == value.tensor.dtype(),
+                    "replay: input {} is {}, the program was captured with {}", i, name_of(given.dtype()),
+                    name_of(value.tensor.dtype()));
+  check<DeviceError>(given.device() == device, "replay: input {} is on {}, the program was captured on {}", i,
+                     to_string(given.device()), to_string(device));
+  bool same_strides = true;  // where they are used
+  for (int d = 0; d < layout.shape.rank(); ++d)
+    same_strides = same_strides && (layout.shape[d] <= 1 || given.strides()[d] == layout.strides[d]);
+  check<ShapeError>(same_strides || given.numel() == 0,
+                    "replay: input {} has strides {}, the program was captured with {}; pass a "
+                    "contiguous copy to both",
+                    i, given.strides(), layout.strides);
+}
+
+/// The program's ops were checked for overlap with the memory that it was captured with.
+void Program::Impl::check_memory(const std::vector<Tensor>& given) const {
+  const auto writes = [&](std::size_t i) { return trace.storages[values[inputs[i]].storage].rewritten; };
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const bool written = writes(i);
+    for (std::size_t j = 0; j < i; ++j)
+      check<StateError>(given[i].storage_ref() != given[j].storage_ref() || !(written || writes(j)),
+                        "replay: inputs {} and {} share memory, and one of them is written; pass a clone", j,
+                        i);
+    for (std::size_t k = 0; k < places.size(); ++k)
+      check<StateError>(
+          places[k].home != Home::outside || trace.storages[k].outside != given[i].storage_ref() ||
+              !(written || trace.storages[k].rewritten),
+          "replay: input {} shares memory with a tensor that the program uses, and one of them is "
+          "written; pass a clone",
+          i);
+  }
+}
+
+/// StateError for a write into memory of a tensor with history, because the tape does not see a replay.
+void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
+  if (!Context::current().grad_enabled()) return;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const bool from_input = places[i].home == Home::input;
+    if (!trace.storages[i].rewritten || (!from_input && places[i].home != Home::outside)) continue;
+    const Tensor& tensor = from_input ? given[places[i].index] : values[places[i].tensors.front()].tensor;
+    check<StateError>(tensor.storage().histories() == 0,
+                      "replay: the program writes a tensor of shape {} that was computed with gradients "
+                      "recorded; replay under NoGrad, or with a clone",
+                      tensor.shape());
+  }
+}
+
+void Program::Impl::bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift) {
+  for (const std::uint32_t v : places[storage].tensors) {
+    TensorImpl& impl = *values[v].tensor.impl();
+    impl.storage = memory;
+    impl.layout.offset = values[v].offset + shift;
+  }
+}
+
+void Program::Impl::bind_all(const std::vector<Tensor>& given) {
+  for (Buffer& buffer : workspace)
+    if (!buffer.memory) buffer.memory = Storage::allocate(buffer.device, buffer.bytes);
+  for (std::uint32_t i = 0; i < places.size(); ++i) {
+    const Place& place = places[i];
+    if (place.home == Home::workspace) {
+      bind(i, workspace[place.index].memory);
+    } else if (place.home == Home::output) {
+      bind(i, Storage::allocate(trace.storages[i].device, trace.storages[i].bytes));
+    } else if (place.home == Home::input) {
+      const Tensor& input = given[place.index];
+      bind(i, input.storage_ref(), input.layout().offset - values[inputs[place.index]].offset);
+    }
+  }
+}
+
+/// Drops inputs and outputs after a replay; between replays the program holds its workspace alone.
+void Program::Impl::unbind() noexcept {
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
+}
+
+struct Program::Impl::Bound {
+  explicit Bound(Impl& impl) : impl(impl) {}
+  ~Bound() { impl.unbind(); }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+  Impl& impl;
+};
+
+/// Counts the writes of an op, before it runs: one that throws halfway has written too.
+void Program::Impl::announce_writes(const Step& step) {
+  for (std::size_t i = 0; i < step.bound_in.size(); ++i) {
+    if (!step.op->writes(i)) continue;
+    Storage& storage = step.bound_in[i].storage();
+    if (storage.owned()) storage.owner()->before_write(storage);
+    storage.bump_version();
+  }
+}
+
+void Program::Impl::run_steps() {
+  for (Step& step : steps) {
+    if (step.op->is_view()) continue;
+    if (step.op->mutating()) announce_writes(step);
+    run_again(*step.op, step.bound_in, step.bound_out);
+  }
+}
+
+std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
+  Tracer::check_inactive("replay");
+  check<ValueError>(given.size() == inputs.size(),
+                    "replay: {} inputs given, the program was captured with {}", given.size(), inputs.size());
+  for (std::size_t i = 0; i < given.size(); ++i) check_input(i, given[i]);
+  check_memory(given);
+  check_histories(given);
+  const NoGrad no_grad;
+  Generator& generator = Context::current().generator();
+  random.start = generator.state();
+  generator.set_state({random.start.seed, random.start.offset + (random.end - random.first.offset)});
+  const ReplayingRandom drawing(random);
+  const Bound bound(*this);
+  const bool by_graph = graph_takes(given);
+  bind_all(given);
+  if (by_graph)
+    run_graph(given);
+  else
+    run_steps();
+  std::vector<Tensor> outputs;
+  for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
+  return outputs;
+}
+
+std::string Program::Impl::text() const {
+  const auto spec = [&](std::uint32_t v) {
+    const Tensor& t = values[v].tensor;
+    return describe({t.shape(), t.dtype(), trace.storages[values[v].storage].device});
+  };
+  const auto list = [&](const auto& ids, auto&& print) {
+    std::string text;
+    for (const std::uint32_t v : ids) text += (text.empty() ? "" : ", ") + print(v);
+    return text;
+  };
+  const auto name = [&](std::uint32_t v) { return v == none ? std::string("none") : values[v].name; };
+  const auto declare = [&](std::uint32_t v) { return name(v) + " : " + spec(v); };
+  std::string text = "inputs " + list(inputs, declare) + "\n";
+  std::vector<std::string> outside;
+  for (std::uint32_t v = 0; v < values.size(); ++v) {
+    if (!values[v].name.starts_with("%p")) continue;
+    std::string line = "outside " + declare(v);
+    // Another view of memory that was named before.
+    const std::uint32_t base = places[values[v].storage].tensors.front();
+    if (base != v) line += ", in " + name(base);
+    outside.push_back(std::move(line));
+  }
+  for (const std::string& line : outside) text += line + "\n";
+  for (const Step& step : steps)
+    text += fmt::format("{} = {}({}) : {}\n", list(step.out, name), step.op->text(), list(step.in, name),
+                        list(step.out, spec));
+  return text + "return " + list(results, name) + "\n";
+}
+
+}  // namespace sherd

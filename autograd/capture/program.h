@@ -1,0 +1,91 @@
+// The inside of a captured program: its ops on handles that each replay puts storages behind.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/capture/capture.h"
+#include "autograd/capture/tracer.h"
+#include "runtime/recording.h"
+#include "runtime/replay.h"
+
+namespace sherd {
+
+struct Program::Impl {
+  /// Where the memory of a storage of the trace comes from during a replay.
+  enum class Home { outside, input, workspace, output };
+  struct Place {
+    Home home = Home::workspace;
+    std::uint32_t index = 0;             // of the input, or of the workspace buffer
+    std::vector<std::uint32_t> tensors;  // values that lie in it
+  };
+  /// A tensor of the trace. Its handle is made once; each replay puts a storage behind it (`bind`).
+  struct Value {
+    std::uint32_t storage;
+    std::int64_t offset;
+    std::string name;
+    Tensor tensor;
+  };
+  struct Step {
+    Ref<const AnyOp> op;
+    std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
+    Tensors bound_in, bound_out;         // the same as handles
+  };
+  struct Buffer {
+    Device device;
+    std::size_t bytes = 0;
+    bool free = false;
+    Ref<Storage> memory;
+  };
+  /// The ops as one recording of a device (device_graph.cpp). It has its own memory for inputs, outputs and
+  /// what is brought, because a recording keeps to its addresses.
+  struct DeviceGraph {
+    Device device;
+    std::vector<std::uint32_t> bringing;   // steps that bring values from the host, before the recording runs
+    std::vector<Ref<Storage>> memory{};    // by storage of the trace
+    std::vector<std::size_t> alignment{};  // by input: of its first byte, which kernels may follow
+    std::unique_ptr<Recording> recording{};
+  };
+
+  Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
+  std::vector<Tensor> replay(const std::vector<Tensor>& given);
+  std::string text() const;
+
+  Trace trace;
+  std::vector<Place> places;  // by storage of the trace
+  std::vector<Value> values;
+  std::vector<Step> steps;
+  std::vector<Buffer> workspace;
+  std::vector<std::uint32_t> inputs, results;  // values
+  std::vector<Tensor> first;                   // outputs of the captured run
+  RandomReplay random;                         // what the captured run drew
+  std::optional<DeviceGraph> graph;
+
+ private:
+  std::uint32_t value_of(const TracedTensor& t);
+  void name_values();
+  void plan();
+  std::uint32_t take_buffer(const TracedStorage& storage);
+  void check_inside(std::size_t i) const;
+  void check_input(std::size_t i, const Tensor& given) const;
+  void check_memory(const std::vector<Tensor>& given) const;
+  void check_histories(const std::vector<Tensor>& given) const;
+  void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
+  void bind_all(const std::vector<Tensor>& given);
+  void unbind() noexcept;
+  static void announce_writes(const Step& step);
+  void run_steps();
+
+  std::optional<DeviceGraph> plan_graph() const;
+  bool brings(const Step& step, Device device) const;
+  bool graph_takes(const std::vector<Tensor>& given);
+  void make_graph(DeviceGraph made, const std::vector<Tensor>& given);
+  void run_graph(const std::vector<Tensor>& given);
+
+  struct Bound;
+  int graph_attempts_ = 2;  // the first may meet work that is done once, such as a search for the best kernel
+};
+
+}  // namespace sherd

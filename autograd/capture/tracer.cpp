@@ -1,0 +1,109 @@
+#include "autograd/capture/tracer.h"
+
+#include <algorithm>
+
+namespace sherd {
+namespace {
+constexpr std::uint32_t none = TracedTensor::none;
+}
+
+CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
+    : Tracer("capture"), begin_(Context::current().generator().state()), seen_(begin_) {
+  for (const Tensor& t : inputs) {
+    check<ValueError>(t.defined(), "capture: input {} is an empty handle", inputs_.size());
+    check<StateError>(find(t.storage()) == none,
+                      "capture: two inputs share memory; pass the tensor once, or a clone");
+    inputs_.push_back(add(t.storage()));
+  }
+}
+
+void CaptureTracer::after(const AnyOp& op, Inputs in, Outputs out) {
+  look_at_generator();
+  if (const RandomKey* key = op.random_key()) std::erase(unclaimed_, *key);
+  const std::size_t known = trace_.storages.size();
+  Tracer::after(op, in, out);
+  for (std::size_t i = known; i < trace_.storages.size(); ++i)
+    if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
+}
+
+void CaptureTracer::host_read(const Tensor& tensor) {
+  fail<StateError>(
+      "capture: the host reads a tensor of shape {}, and a replay could not react to its value; return it "
+      "from the step "
+      "and read it there",
+      tensor.shape());
+}
+
+void CaptureTracer::storage_gone(std::uint64_t id) noexcept {
+  alive_.erase(id);
+  born_.erase(id);
+}
+
+void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {
+  for (const TracedStorage& storage : trace_.storages) {
+    if (!alive_.contains(storage.id)) continue;
+    const bool output = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const Tensor& t) { return t.storage().id() == storage.id; });
+    const TracedOp& maker = trace_.ops[storage.maker];
+    check<StateError>(output,
+                      "capture: the result of {} of shape {} is still alive after the step and is not an "
+                      "output, so a replay "
+                      "could not renew it; run one step before capturing so that optimizer state exists, "
+                      "call zero_grad at the end "
+                      "of the step, or return the tensor",
+                      maker.op->name(), maker.out[0].layout.shape);
+  }
+}
+
+void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
+  for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
+    const TracedStorage& storage = trace_.storages[i];
+    if (!storage.outside || !storage.rewritten || std::ranges::count(inputs_, i) > 0) continue;
+    check<StateError>(!born_.contains(storage.id),
+                      "capture: the step writes a tensor of {} bytes that it made of numbers or with empty, "
+                      "and a replay would not make it again; make it with zeros or full, or keep it outside "
+                      "the step",
+                      storage.bytes);
+    const auto ours = 1 + std::ranges::count_if(
+                              outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
+    check<StateError>(storage.outside->use_count() > static_cast<std::uint32_t>(ours),
+                      "capture: the step writes a tensor of {} bytes and then lets go of it, so a replay "
+                      "would go on from what the last one left; clear gradients before the capture, or keep "
+                      "the tensor outside the step",
+                      storage.bytes);
+  }
+}
+
+void CaptureTracer::check_untouched(const std::vector<Tensor>& inputs,
+                                    const std::vector<Tensor>& outputs) const {
+  const auto look = [&](const Storage& storage) {
+    const std::uint32_t known = find(storage);
+    check<StateError>(known == none || trace_.storages[known].version == storage.version(),
+                      "capture: memory of {} bytes was written past the ops, through a host pointer or by "
+                      "set_lr, and a replay would not repeat it; write it outside the step, or with an op",
+                      storage.bytes());
+  };
+  for (const TracedStorage& storage : trace_.storages)
+    if (storage.outside) look(*storage.outside);
+  for (const auto* list : {&inputs, &outputs})
+    for (const Tensor& t : *list) look(t.storage());
+}
+
+/// Notes what was drawn since the last look.
+void CaptureTracer::look_at_generator() {
+  const RandomKey now = Context::current().generator().state();
+  if (now == seen_) return;
+  check<StateError>(now.seed == seen_.seed && now.offset > seen_.offset,
+                    "capture: the step seeds the generator, and a replay would not; seed before the step");
+  unclaimed_.push_back(seen_);
+  seen_ = now;
+}
+
+void CaptureTracer::check_drawn() {
+  look_at_generator();
+  check<StateError>(unclaimed_.empty(),
+                    "capture: the host drew random numbers, and a replay would use the same again; draw them "
+                    "with an op, or outside and pass them in");
+}
+
+}  // namespace sherd

@@ -1,0 +1,117 @@
+#include "runtime/cuda/graph.h"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/device_key.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/log.h"
+#include "runtime/replay.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// The key that a graph's random numbers start from, in device memory.
+class StartKey {
+ public:
+  StartKey() { check_cuda(cudaMalloc(reinterpret_cast<void**>(&at_), sizeof *at_), "cuda graph"); }
+  ~StartKey() { cudaFree(at_); }
+  StartKey(const StartKey&) = delete;
+  StartKey& operator=(const StartKey&) = delete;
+  RandomKey* get() const { return at_; }
+
+ private:
+  RandomKey* at_ = nullptr;
+};
+
+class Graph final : public Recording {
+ public:
+  explicit Graph(Device device) : device_(device) {}
+  /// Waits first, because the stream may be at work on the graph.
+  ~Graph() override {
+    if (graph_ == nullptr) return;
+    cudaSetDevice(device_.index);
+    cudaDeviceSynchronize();
+    cudaGraphExecDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void record(const std::function<void()>& work);
+  void run(RandomKey start) override {
+    const cudaStream_t stream = stream_of(device_);
+    if (draws_) launch_set_key(start, start_.get(), stream);
+    check_cuda(cudaGraphLaunch(graph_, stream), "cuda graph");
+  }
+
+ private:
+  Device device_;
+  StartKey start_;
+  bool draws_ = false;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+/// A scope in which what is given to a stream is recorded. Other threads' calls do not disturb it.
+class Capturing {
+ public:
+  explicit Capturing(DeviceState& state) : state_(state) {
+    check_cuda(cudaStreamBeginCapture(state_.stream(), cudaStreamCaptureModeThreadLocal), "cuda graph");
+    state_.set_recording(true);
+  }
+  ~Capturing() {
+    if (state_.recording()) cudaGraphDestroy(end());
+    cudaGetLastError();  // of what could not be recorded
+  }
+  Capturing(const Capturing&) = delete;
+  Capturing& operator=(const Capturing&) = delete;
+  /// What was recorded; null when that failed.
+  cudaGraph_t end() {
+    state_.set_recording(false);
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(state_.stream(), &graph);
+    return graph;
+  }
+
+ private:
+  DeviceState& state_;
+};
+
+void Graph::record(const std::function<void()>& work) {
+  Capturing capturing(state_of(device_));
+  RandomReplay replay = random_replay();
+  replay.on_device = start_.get();
+  draws_ = replay.end > replay.first.offset;
+  {
+    const ReplayingRandom scope(replay);
+    work();
+  }
+  const cudaGraph_t graph = capturing.end();
+  check<StateError>(graph != nullptr, "cuda graph: {}", cudaGetErrorString(cudaGetLastError()));
+  const cudaError_t made = cudaGraphInstantiate(&graph_, graph, 0);
+  cudaGraphDestroy(graph);
+  check_cuda(made, "cuda graph");
+}
+
+}  // namespace
+
+DeviceKey device_key(RandomKey key) {
+  const RandomReplay& replay = random_replay();
+  if (replay.on_device == nullptr || !replay.covers(key)) return {key_to_draw(key)};
+  return {{0, key.offset - replay.first.offset}, replay.on_device};
+}
+
+std::unique_ptr<Recording> record_graph(Device device, const std::function<void()>& work) {
+  try {
+    auto graph = std::make_unique<Graph>(device);
+    graph->record(work);
+    return graph;
+  } catch (const Error& e) {
+    write_log(LogLevel::info, "{}: a captured step runs op by op: {}", to_string(device), e.what());
+    return nullptr;
+  }
+}
+
+}  // namespace sherd::cuda
