@@ -15,6 +15,11 @@ bool owned_alone(const Tensor& t) {
          !t.storage().owned();
 }
 
+/// Whether a node that is about to be freed is the last to hold the memory of a value that it kept.
+bool is_spare(const Tensor& kept) {
+  return kept.storage().use_count() == 1 && kept.is_contiguous() && !kept.storage().owned();
+}
+
 /// The gradient as a tensor that only its new owner sees, and that keeps no more memory than it fills.
 Tensor own(Tensor gradient) {
   const auto bytes = static_cast<std::size_t>(gradient.numel() * size_of(gradient.dtype()));
@@ -432,13 +437,17 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
                      ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}})
                      : saved.value;
   }
+  Mask spare = 0;
+  if (const Mask overwrites = options_.retain_graph ? 0 : node.op->overwrites(); overwrites != 0)
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (has(overwrites, i) && inputs[i].defined() && is_spare(inputs[i])) spare |= Mask{1} << i;
   InlineVec<std::uint64_t, 1> needs((node.edges.size() + 63) / 64);
   for (std::uint64_t& word : needs) word = 0;
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
-  Tensors gradients =
-      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far});
+  Tensors gradients = node.op->grad(
+      {place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far, spare});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "

@@ -33,9 +33,13 @@ Tensor GptBlock::attend(const Tensor& x, KeyValues* cache) const {
   return reshape(transpose(attention(part(0), cache->keys, cache->values, options), 1, 2), x.shape());
 }
 
+Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor& y) const {
+  return training() && dropout > 0 ? add(x, sherd::dropout(branch(y), dropout)) : branch(y, x);
+}
+
 Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
-  const Tensor h = add(x, drop(out(attend(ln1(x), cache))));
-  return add(h, drop(down(gelu(up(ln2(h))))));
+  const Tensor h = add_branch(x, out, attend(ln1(x), cache));
+  return add_branch(h, down, gelu(up(ln2(h))));
 }
 
 Gpt::Gpt(GptOptions o)

@@ -44,7 +44,8 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
 
  private:
   Tensor attend(const Tensor& x, KeyValues* cache) const;
-  Tensor drop(const Tensor& x) const { return training() && dropout > 0 ? sherd::dropout(x, dropout) : x; }
+  /// x plus what `branch` makes of `y`, with dropout.
+  Tensor add_branch(const Tensor& x, const Linear& branch, const Tensor& y) const;
 };
 
 /// tokens (B, T) i64 -> logits (B, T, vocab). ShapeError unless tokens have two axes and, with the cached

@@ -28,6 +28,8 @@ struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
   Tensor forward(const Tensor& x) const { return linear(x, weight, bias); }
+  /// The same plus `residual` (..., out), in one kernel.
+  Tensor forward(const Tensor& x, const Tensor& residual) const { return linear(x, weight, bias, residual); }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);

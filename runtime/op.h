@@ -34,6 +34,9 @@ struct GradArgs {
   /// For an input that the op names in `adds_gradients`: what its other uses gave so far, or an empty handle.
   /// The rule returns the sum, which saves a pass over both.
   Inputs so_far{};
+  /// Of the kept inputs that the op names in `overwrites`, those whose memory nobody else will read: the rule
+  /// may write its result there.
+  Mask spare = 0;
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -53,7 +56,7 @@ struct Arity {
 ///  handles;
 ///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in;
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
-///  - `adds_gradients`: bits of inputs for which `grad` uses `GradArgs::so_far`.
+///  - `adds_gradients` and `overwrites`: bits of inputs for which `grad` uses `GradArgs::so_far` and `spare`.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -155,6 +158,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual Reads reads(Mask needs) const = 0;
   /// Whether `grad` adds `so_far` to the gradient of input `i`.
   virtual bool adds_gradients(std::size_t) const { return false; }
+  /// Kept inputs that `grad` may overwrite.
+  virtual Mask overwrites() const { return 0; }
   /// One gradient an input, empty where it is not needed.
   virtual Tensors grad(const GradArgs& args) const = 0;
 };
@@ -253,6 +258,12 @@ class OpModelBase : public AnyOp {
       return has(O::adds_gradients, i);
     else
       return false;
+  }
+  Mask overwrites() const override {
+    if constexpr (requires { O::overwrites; })
+      return O::overwrites;
+    else
+      return 0;
   }
   Tensors grad(const GradArgs& args) const override {
     if constexpr (HasGrad<O>)

@@ -211,8 +211,9 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
-/// x (..., in) times weight (out, in) transposed, plus bias (out) unless it is none.
-SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+/// x (..., in) times weight (out, in) transposed, plus bias (out) and residual (..., out) unless they are none.
+SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        const Tensor& residual = {});
 struct Conv2dOptions {
   std::int64_t stride = 1, padding = 0;  ///< zeros around the image
 };

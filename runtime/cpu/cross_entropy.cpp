@@ -52,11 +52,17 @@ void cross_entropy_grad_op(const ops::CrossEntropyGrad& op, Inputs in, Outputs o
   });
 }
 
+void cross_entropy_grad_in_place_op(const ops::CrossEntropyGradInPlace& op, Inputs in, Outputs) {
+  Tensor over[] = {in[1]};
+  cross_entropy_grad_op(op.grad, in, over);
+}
+
 }  // namespace
 
 void add_cross_entropy() {
   add_kernel<cross_entropy_op>(DeviceType::cpu);
   add_kernel<cross_entropy_grad_op>(DeviceType::cpu);
+  add_kernel<cross_entropy_grad_in_place_op>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

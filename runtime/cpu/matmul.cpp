@@ -2,6 +2,7 @@
 #include "runtime/ops/matmul.h"
 
 #include "runtime/cpu/gemm.h"
+#include "runtime/ops.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matrix_operand.h"
 
@@ -57,6 +58,7 @@ void linear(const ops::Linear&, Inputs in, Outputs out) {
     if (bias.defined()) g.bias = bias.data<T>();
     gemm(g);
   });
+  if (in[3].defined()) add_(alias(y, y.layout()), in[3]);
 }
 
 }  // namespace

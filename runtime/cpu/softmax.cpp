@@ -160,9 +160,10 @@ void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_
       return;
     }
     const C factor = row_scale ? scale * row_scale[r] : scale, shift = logsumexp[r];
-    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(math::exp(C(in[j]) - shift) * factor);
     const std::int64_t t = targets[r];
-    out[t] = T((math::exp(C(in[t]) - shift) - C(1)) * factor);
+    const T at_target = T((math::exp(C(in[t]) - shift) - C(1)) * factor);  // before it may be written over
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(math::exp(C(in[j]) - shift) * factor);
+    out[t] = at_target;
   });
 }
 

@@ -29,7 +29,7 @@ std::int64_t cross_entropy(const T* x, const std::int64_t* targets, std::int64_t
                            std::int64_t rows, std::int64_t columns, compute_t<T>* loss,
                            compute_t<T>* logsumexp);
 /// gx[r] = (softmax of x[r] - one-hot of its target) * scale * (row_scale ? row_scale[r] : 1); zeros in
-/// ignored rows.
+/// ignored rows. `gx` may be `x`.
 template <class T>
 void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_t ignore_index,
                             const compute_t<T>* logsumexp, compute_t<T> scale, const compute_t<T>* row_scale,

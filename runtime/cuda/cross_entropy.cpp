@@ -46,11 +46,17 @@ void cross_entropy_grad(const ops::CrossEntropyGrad& op, Inputs in, Outputs out)
   check_launch(op.name);
 }
 
+void cross_entropy_grad_in_place(const ops::CrossEntropyGradInPlace& op, Inputs in, Outputs) {
+  Tensor over[] = {in[1]};
+  cross_entropy_grad(op.grad, in, over);
+}
+
 }  // namespace
 
 void add_cross_entropy() {
   add_kernel<cross_entropy>(DeviceType::cuda);
   add_kernel<cross_entropy_grad>(DeviceType::cuda);
+  add_kernel<cross_entropy_grad_in_place>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

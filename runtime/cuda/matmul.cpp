@@ -21,14 +21,19 @@ std::uint32_t alignment_of(const void* address) {
   return std::uint32_t{1} << std::countr_zero(bits);
 }
 
-/// A bias as the library reads it: dense, and aligned for wide loads.
-Tensor dense_bias(const Tensor& bias) {
-  if (!bias.defined()) return {};
-  return bias.is_contiguous() && alignment_of(bias.raw()) >= 16 ? bias : clone(bias);
+/// What is added, as the library reads it: dense, and aligned for wide loads.
+Tensor dense_addend(const Tensor& t) {
+  if (!t.defined()) return {};
+  return t.is_contiguous() && alignment_of(t.raw()) >= 16 ? t : clone(t);
 }
 
+/// What is added to a product; empty handles where there is none.
+struct Addends {
+  Tensor bias, residual;
+};
+
 /// C = A B of m, n, k and batch as given, into dense `c`.
-void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Tensor& bias,
+void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Addends& add,
               const Tensor& c) {
   DeviceState& state = state_of(c.device());
   if (s.k == 0) {
@@ -46,10 +51,15 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
     s.align_b = alignment_of(b.data);
     s.align_c = alignment_of(c.raw());
     // The library adds no bias to f64.
-    s.bias = bias.defined() && s.dtype != DType::f64;
-    state.matmul_plans().run(s, a.data, b.data, s.bias ? bias.raw() : nullptr, c.raw(), state.stream());
+    s.bias = add.bias.defined() && s.dtype != DType::f64;
+    s.residual = add.residual.defined() && alignment_of(add.residual.raw()) >= s.align_c;
+    state.matmul_plans().run(s,
+                             {a.data, b.data, s.bias ? add.bias.raw() : nullptr,
+                              s.residual ? add.residual.raw() : nullptr, c.raw()},
+                             state.stream());
   }
-  if (bias.defined() && !s.bias) add_(alias(c, c.layout()), bias);
+  if (add.bias.defined() && !s.bias) add_(alias(c, c.layout()), add.bias);
+  if (add.residual.defined() && !s.residual) add_(alias(c, c.layout()), add.residual);
 }
 
 void matmul_kernel(const void* erased, Inputs in, Outputs out) {
@@ -72,7 +82,8 @@ void linear_kernel(const void*, Inputs in, Outputs out) {
   s.n = w.shape()[0];
   s.k = w.shape()[1];
   s.m = y.numel() / s.n;
-  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true), dense_bias(in[2]), y);
+  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true),
+           {dense_addend(in[2]), dense_addend(in[3])}, y);
 }
 
 }  // namespace

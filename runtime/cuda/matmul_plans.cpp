@@ -169,12 +169,6 @@ struct MatMulPlans::Product {
   std::vector<cublasLtMatmulAlgo_t> others{};  // until they were searched
 };
 
-struct MatMulPlans::Operands {
-  const void *a, *b;
-  void* c;
-  cudaStream_t stream;
-};
-
 MatMulPlans::MatMulPlans() {
   check_blas(cublaslt().create(&handle_), "handle");
   check_cuda(cudaMalloc(&workspace_, workspace_bytes), "matmul: workspace");
@@ -213,14 +207,15 @@ MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
 }
 
 cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& algorithm,
-                                  const Operands& o) {
+                                  const ProductData& d, cudaStream_t stream) {
   const double one = 1, zero = 0;
   const float one32 = 1, zero32 = 0;
-  const void* alpha = p.wide ? static_cast<const void*>(&one) : &one32;
-  const void* beta = p.wide ? static_cast<const void*>(&zero) : &zero32;
-  return cublaslt().matmul(handle_, p.operation.get(), alpha, o.b, p.first.get(), o.a, p.second.get(), beta,
-                           o.c, p.result.get(), o.c, p.result.get(), &algorithm, workspace_, workspace_bytes,
-                           o.stream);
+  const void* whole = p.wide ? static_cast<const void*>(&one) : &one32;
+  const void* nothing = p.wide ? static_cast<const void*>(&zero) : &zero32;
+  return cublaslt().matmul(handle_, p.operation.get(), whole, d.b, p.first.get(), d.a, p.second.get(),
+                           d.residual != nullptr ? whole : nothing, d.residual != nullptr ? d.residual : d.c,
+                           p.result.get(), d.c, p.result.get(), &algorithm, workspace_, workspace_bytes,
+                           stream);
 }
 
 void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream) {
@@ -231,16 +226,19 @@ void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream)
                      elements_b = (s.batch - 1) * s.stride_b + (s.transpose_b ? s.n : s.k) * s.ldb;
   const auto c_bytes = static_cast<std::size_t>(s.batch * s.m * s.n * size);
   const StreamMemory a(static_cast<std::size_t>(elements_a * size), stream),
-      b(static_cast<std::size_t>(elements_b * size), stream), first(c_bytes, stream), trial(c_bytes, stream);
-  if (!a.get() || !b.get() || !first.get() || !trial.get()) return;  // the first choice will do
+      b(static_cast<std::size_t>(elements_b * size), stream), first(c_bytes, stream), trial(c_bytes, stream),
+      residual(s.residual ? c_bytes : 1, stream);
+  if (!a.get() || !b.get() || !first.get() || !trial.get() || !residual.get())
+    return;  // the first choice will do
   launch_noise(s.dtype, a.get(), elements_a, stream);
   launch_noise(s.dtype, b.get(), elements_b, stream);
+  if (s.residual) launch_noise(s.dtype, residual.get(), s.batch * s.m * s.n, stream);
   const Stopwatch watch(stream);
   const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, void* c) {
-    const Operands operands{a.get(), b.get(), c, stream};
-    bool good = queue(p, algorithm, operands) == CUBLAS_STATUS_SUCCESS;
+    const ProductData data{a.get(), b.get(), nullptr, s.residual ? residual.get() : nullptr, c};
+    bool good = queue(p, algorithm, data, stream) == CUBLAS_STATUS_SUCCESS;
     watch.start();
-    for (int i = 0; i < 3; ++i) good = good && queue(p, algorithm, operands) == CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < 3; ++i) good = good && queue(p, algorithm, data, stream) == CUBLAS_STATUS_SUCCESS;
     const float milliseconds = watch.stop();
     return good ? milliseconds : std::numeric_limits<float>::infinity();
   };
@@ -253,15 +251,14 @@ void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream)
   }
 }
 
-void MatMulPlans::run(const ProductShape& s, const void* a, const void* b, const void* bias, void* c,
-                      cudaStream_t stream) {
+void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
   Product& p = product(s);
   if (s.bias)
-    check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
+    check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
+                                   sizeof data.bias),
                "bias");
-  const Operands operands{a, b, c, stream};
   if (!p.others.empty()) search(s, p, stream);
-  check_blas(queue(p, p.algorithm, operands), "product");
+  check_blas(queue(p, p.algorithm, data, stream), "product");
 }
 
 }  // namespace sherd::cuda

@@ -13,15 +13,23 @@
 
 namespace sherd::cuda {
 
-/// C = op(A) op(B) (+ bias), row-major and batched; the numbers that decide which algorithm is right.
+/// C = op(A) op(B) (+ bias) (+ residual), row-major and batched; the numbers that decide which algorithm is
+/// right.
 struct ProductShape {
   DType dtype = DType::f32;
   bool transpose_a = false, transpose_b = false, bias = false;
+  bool residual = false;  ///< a matrix that lies as C does
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   std::int64_t lda = 0, ldb = 0;            ///< elements from one stored row to the next; C is dense
   std::int64_t stride_a = 0, stride_b = 0;  ///< from one matrix of the batch to the next
   std::uint32_t align_a = 256, align_b = 256, align_c = 256;  ///< bytes that divide the addresses
   friend auto operator<=>(const ProductShape&, const ProductShape&) = default;
+};
+
+/// Where the matrices of a product lie; null where its shape has none.
+struct ProductData {
+  const void *a, *b, *bias, *residual;
+  void* c;
 };
 
 class MatMulPlans {
@@ -34,15 +42,13 @@ class MatMulPlans {
 
   /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, never in
   /// TF32; halves accumulate in f32.
-  void run(const ProductShape& shape, const void* a, const void* b, const void* bias, void* c,
-           cudaStream_t stream);
+  void run(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
 
  private:
   struct Product;
-  struct Operands;
   Product& product(const ProductShape& shape);
-  cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm,
-                       const Operands& operands);
+  cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm, const ProductData& data,
+                       cudaStream_t stream);
   /// Takes the fastest of the library's choices that give the bits of its first on noise, so that bits do not
   /// follow the clock. Waits for the device; a shape is searched once.
   void search(const ProductShape& shape, Product& product, cudaStream_t stream);

@@ -33,7 +33,9 @@ Specs CrossEntropy::infer(SpecSpan in) const {
 Tensors CrossEntropy::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
-  return {apply_many(CrossEntropyGrad{*this}, in)[0], Tensor{}};
+  return {has(args.spare, 0) ? apply_many(CrossEntropyGradInPlace{{*this}}, in)[0]
+                             : apply_many(CrossEntropyGrad{*this}, in)[0],
+          Tensor{}};
 }
 
 Tensors CrossEntropy::reference(Inputs in) const {

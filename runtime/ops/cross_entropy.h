@@ -13,6 +13,7 @@ struct CrossEntropy {
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};
+  static constexpr Mask overwrites = 0b1;  // large logits never lie twice
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
 
@@ -37,6 +38,20 @@ struct CrossEntropyGrad {
   Specs infer(SpecSpan in) const { return {in[1]}; }
   Tensors reference(Inputs in) const;
   bool operator==(const CrossEntropyGrad&) const = default;
+};
+
+/// The same, written over the logits.
+struct CrossEntropyGradInPlace {
+  static constexpr std::string_view name = "cross_entropy_grad_";
+  static constexpr Arity arity = CrossEntropyGrad::arity;
+  static constexpr Mask dense = CrossEntropyGrad::dense;
+  static constexpr Mask mutates = 0b10;
+  static constexpr bool differentiable = false;
+  CrossEntropyGrad grad;
+
+  Specs infer(SpecSpan) const { return {}; }
+  Tensors reference(Inputs in) const { return grad.reference(in); }
+  bool operator==(const CrossEntropyGradInPlace&) const = default;
 };
 
 }  // namespace sherd::ops

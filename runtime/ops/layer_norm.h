@@ -23,8 +23,8 @@ struct LayerNorm {
   bool operator==(const LayerNorm&) const = default;
 };
 
-/// Inputs: gy, x, weight or none, mean, rstd, and what to add to the gradient of x or none; the sum is rounded
-/// once. Outputs: gradients of x, weight and bias.
+/// Inputs: gy, x, weight or none, mean, rstd, and what to add to the gradient of x or none; the sum is
+/// rounded once. Outputs: gradients of x, weight and bias.
 struct LayerNormGrad {
   static constexpr std::string_view name = "layer_norm_grad";
   static constexpr Arity arity = 6;

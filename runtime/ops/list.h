@@ -35,9 +35,9 @@ using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
-using FusedOps =
-    OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, BatchNorm, BatchNormGrad, CrossEntropy,
-           CrossEntropyGrad, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, BatchNorm, BatchNormGrad,
+                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, Dropout, Attention,
+                        AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs

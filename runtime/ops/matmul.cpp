@@ -103,6 +103,11 @@ Specs Linear::infer(SpecSpan in) const {
   }
   Spec out = x;
   out.shape[out.shape.rank() - 1] = w.shape[0];
+  if (!in[3].is_none()) {
+    check_same_dtype(x, in[3]);
+    check<ShapeError>(in[3].shape == out.shape, "linear: residual of shape {} for a result of shape {}",
+                      in[3].shape, out.shape);
+  }
   return {out};
 }
 
@@ -110,16 +115,19 @@ Tensors Linear::grad(const GradArgs& args) const {
   const Shape &x_shape = args.specs[0].shape, &w_shape = args.specs[1].shape;
   const std::int64_t rows = rows_of(x_shape);
   const Tensor gy = reshape(args.gy[0], {rows, w_shape[0]});
-  Tensors grads(3);
+  Tensors grads(4);
   if (args.need(0)) grads[0] = reshape(apply(MatMul{}, gy, args.inputs[1]), x_shape);
   if (args.need(1)) grads[1] = apply(MatMul{true, false}, gy, reshape(args.inputs[0], {rows, w_shape[1]}));
   if (args.need(2)) grads[2] = sum(gy, {0});
+  if (args.need(3)) grads[3] = args.gy[0];
   return grads;
 }
 
 Tensors Linear::reference(Inputs in) const {
-  const Tensor y = matmul(in[0], transpose(in[1], 0, 1));
-  return {in[2].defined() ? add(y, in[2]) : y};
+  Tensor y = matmul(in[0], transpose(in[1], 0, 1));
+  for (const std::size_t i : {2, 3})
+    if (in[i].defined()) y = add(y, in[i]);
+  return {y};
 }
 
 }  // namespace ops
@@ -151,8 +159,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return apply(ops::MatMul{}, widened(a), widened(b));
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  return apply(ops::Linear{}, x, weight, bias);
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual) {
+  return apply(ops::Linear{}, x, weight, bias, residual);
 }
 
 }  // namespace sherd

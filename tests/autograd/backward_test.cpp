@@ -586,3 +586,58 @@ TEST_CASE("gradcheck: finds a wrong gradient and takes only f64") {
         1e-7);
   CHECK(same_bits(transposed, kept));
 }
+
+TEST_CASE("cross_entropy's gradient takes the memory of logits that nobody else reads, and of no others") {
+  manual_seed(9);
+  const Tensor w = randn({7, 4}).requires_grad_(), x = randn({6, 4}),
+               targets = Tensor::from<std::int64_t>({0, 3, -100, 6, 2, 2}, {6});
+  enum class Held { not_at_all, by_user, by_view, by_a_second_backward, as_leaf };
+  std::vector<Tensor> gradients;
+  for (const Held held :
+       {Held::not_at_all, Held::by_user, Held::by_view, Held::by_a_second_backward, Held::as_leaf}) {
+    INFO("held " << static_cast<int>(held));
+    Tensor logits = linear(x, w);
+    const Tensor kept = held == Held::by_user   ? logits
+                        : held == Held::by_view ? slice(logits.detach(), 0, 0, 1)
+                                                : Tensor{};
+    Tensor before = clone(logits.detach());
+    if (held == Held::as_leaf) logits = before.requires_grad_();
+    const Tensor leaf = held == Held::as_leaf ? logits : Tensor{};
+    const Tensor loss = cross_entropy(logits, targets);
+    logits = {};
+    if (held == Held::by_a_second_backward) {
+      loss.backward({}, true);
+      w.set_grad({});
+    }
+    loss.backward();
+    if (kept.defined())
+      CHECK(kept.detach().to_vector<float>() == slice(before, 0, 0, kept.size(0)).to_vector<float>());
+    if (leaf.defined())
+      gradients.push_back(matmul(transpose(leaf.grad(), 0, 1), x));
+    else
+      gradients.push_back(w.grad());
+    w.set_grad({});
+    CHECK(gradients.back().to_vector<float>() == gradients.front().to_vector<float>());
+  }
+}
+
+TEST_CASE("a residual stream's gradient is the sum, whoever comes first") {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    manual_seed(10);
+    const Tensor x = randn({3, 8}, {dtype}).requires_grad_(), w = randn({8}, {dtype}),
+                 b = randn({8}, {dtype});
+    const auto norm = [&](const Tensor& t) { return layer_norm(t, w, b); };
+    const auto gradient = [&](const std::function<Tensor()>& body) {
+      return to(grad(sum(body()), std::span(&x, 1))[0], DType::f64);
+    };
+    const Tensor alone = gradient([&] { return norm(x); }), straight = gradient([&] { return square(x); }),
+                 both = gradient([&] { return add(norm(x), square(x)); }),
+                 reversed = gradient([&] { return add(square(x), norm(x)); }),
+                 twice = gradient([&] { return add(norm(x), add(square(x), norm(x))); });
+    const double bound = dtype == DType::f64 ? 1e-14 : dtype == DType::f32 ? 1e-5 : 0.1;
+    INFO(name_of(dtype));
+    CHECK(amax(abs(sub(both, add(alone, straight)))).item() <= bound);
+    CHECK(amax(abs(sub(reversed, add(alone, straight)))).item() <= bound);
+    CHECK(amax(abs(sub(twice, add(add(alone, alone), straight)))).item() <= 2 * bound);
+  }
+}

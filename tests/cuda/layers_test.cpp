@@ -105,6 +105,23 @@ TEST_CASE("cuda: cross_entropy agrees with the CPU's, gradients included") {
   }
 }
 
+TEST_CASE("cuda: cross_entropy's gradient is the same over the logits and beside them") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t columns : {2, 33, 4096, 50304}) {
+      INFO(name_of(dtype) << " " << columns);
+      const Tensor leaf = on_gpu(Values(8)({37, columns}, dtype, -4, 4)).requires_grad_(),
+                   targets = randint(0, columns, {37}, {i64, gpu});
+      const auto gradient = [&](bool held) {
+        Tensor logits = mul(leaf, 2.0);
+        const Tensor kept = held ? logits : Tensor{}, loss = cross_entropy(logits, targets);
+        logits = {};
+        return grad(loss, std::span(&leaf, 1))[0];
+      };
+      CHECK(distance_in_ulps(gradient(true), gradient(false)) == 0);
+    }
+}
+
 TEST_CASE("cuda: embedding agrees with the CPU's, repeated and ordered alike") {
   if (no_gpu()) return;
   for (DType dtype : all_dtypes) {

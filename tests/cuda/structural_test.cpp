@@ -228,6 +228,21 @@ TEST_CASE("cuda: linear layers and gradients of products agree with the CPU's") 
       }
     }
   }
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const std::int64_t rows : {1, 64, 129}) {
+      INFO(name_of(dtype) << " residual of " << rows << " rows");
+      Values values(13);
+      const Tensor x = values({rows, 40}, dtype), w = values({24, 40}, dtype), b = values({24}, dtype);
+      for (const Tensor& residual :
+           {values({rows, 24}, dtype), slice(values({rows * 24 + 1}, dtype), 0, 1, rows * 24 + 1)}) {
+        const auto run = [&](const Tensor& px, const Tensor& pw, const Tensor& pb, const Tensor& pr) {
+          return linear(px, pw, pb, reshape(pr, {rows, 24}));
+        };
+        const Tensor host = run(x, w, b, residual),
+                     moved = run(on_gpu(x), on_gpu(w), on_gpu(b), on_gpu(residual));
+        CHECK(relative_distance(moved, host) <= 3 * product_error(dtype));
+      }
+    }
   Values values(12);
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {
