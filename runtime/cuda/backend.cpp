@@ -39,13 +39,17 @@ class CudaBackend final : public Backend {
   }
 
   void* allocate(Device device, std::size_t bytes) override {
-    const cudaStream_t stream = stream_of(device);
+    DeviceState& state = state_of(device);
+    const cudaStream_t stream = state.stream();
+    if (!state.recording())
+      if (void* kept = state.blocks().take(bytes)) return kept;
     void* data = nullptr;
-    bytes = std::max<std::size_t>(bytes, 1);  // null would mean "released"
+    bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
     cudaError_t status = cudaMallocAsync(&data, bytes, stream);
     if (status == cudaErrorMemoryAllocation) {
       // Memory that other ranks freed may become available after a wait.
       cudaGetLastError();
+      state.blocks().trim();
       check_cuda(cudaDeviceSynchronize(), "cuda memory");
       status = cudaMallocAsync(&data, bytes, stream);
     }
@@ -54,16 +58,19 @@ class CudaBackend final : public Backend {
     return data;
   }
 
-  void deallocate(Device device, void* data, std::size_t) noexcept override {
+  void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
     try {
       // A thread that is ending has waited for its stream already.
       cudaStream_t stream = nullptr;
-      if (Context::current_or_null() != nullptr)
-        stream = stream_of(device);
-      else
+      if (Context::current_or_null() != nullptr) {
+        DeviceState& state = state_of(device);
+        if (!state.recording() && state.blocks().keep(data, bytes)) return;
+        stream = state.stream();
+      } else {
         check_cuda(cudaSetDevice(device.index), "cuda device");
+      }
       cudaFreeAsync(data, stream);
-    } catch (const Error&) {  // the device has failed: its memory cannot be freed
+    } catch (const std::exception&) {  // the device has failed, and its memory cannot be freed
     }
   }
 

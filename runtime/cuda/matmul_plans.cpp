@@ -1,5 +1,6 @@
 #include "runtime/cuda/matmul_plans.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "runtime/cuda/check.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr std::size_t workspace_bytes = 32 << 20;  // what the library asks for on Hopper
 constexpr int most_choices = 8;                    // of the library, of which the fastest is taken
-constexpr double most_trial_bytes = 0x1p30;        // of a result; larger ones take the first choice
+constexpr double most_trial_bytes = 0x1p30;        // of a matrix; larger ones take the first choice
 constexpr std::size_t most_products = 4096;        // then all are dropped, for programs with ever new shapes
 
 void check_blas(cublasStatus_t status, std::string_view what) {
@@ -95,8 +96,9 @@ Preference preference(const ProductShape& s) {
 /// Products of at least 2^32 multiplications, which take longer than what else a step does around them.
 bool worth_a_search(const ProductShape& s) {
   const auto of = [](std::int64_t n) { return static_cast<double>(n); };
-  return of(s.m) * of(s.n) * of(s.k) * of(s.batch) >= 0x1p32 &&
-         of(s.m) * of(s.n) * of(s.batch) * of(size_of(s.dtype)) <= most_trial_bytes;
+  const double m = of(s.m), n = of(s.n), k = of(s.k), batch = of(s.batch);
+  return m * n * k * batch >= 0x1p32 &&
+         std::max({m * n, m * k, k * n}) * batch * of(size_of(s.dtype)) <= most_trial_bytes;
 }
 
 /// Memory for a while; null where there is none.

@@ -23,14 +23,21 @@ void Event::order(cudaStream_t earlier, cudaStream_t later) {
   check_cuda(cudaStreamWaitEvent(later, event_), "cuda event");
 }
 
-DeviceState::DeviceState(int index) : index_(index) {
+namespace {
+cudaStream_t make_stream(int index) {
+  cudaStream_t stream = nullptr;
   check_cuda(cudaSetDevice(index), "cuda device");
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cuda stream");
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cuda stream");
+  return stream;
 }
+}  // namespace
+
+DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {}
 
 DeviceState::~DeviceState() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_);
+  blocks_.trim();
   matmul_plans_.reset();
   cudnn_attention_.reset();
   faults_.reset();

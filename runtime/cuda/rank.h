@@ -7,6 +7,7 @@
 #include <memory>
 #include <string_view>
 
+#include "runtime/cuda/block_cache.h"
 #include "runtime/device.h"
 
 namespace sherd::cuda {
@@ -41,6 +42,7 @@ class DeviceState {
   DeviceState& operator=(const DeviceState&) = delete;
 
   cudaStream_t stream() const { return stream_; }
+  BlockCache& blocks() { return blocks_; }
   MatMulPlans& matmul_plans();
   CudnnAttention& cudnn_attention();
   /// Where kernels of this stream report bad values.
@@ -55,6 +57,7 @@ class DeviceState {
   int index_;
   bool recording_ = false;
   cudaStream_t stream_ = nullptr;
+  BlockCache blocks_;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;
   std::unique_ptr<FaultBoard> faults_;

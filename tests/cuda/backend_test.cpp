@@ -49,6 +49,19 @@ TEST_CASE("cuda: without a GPU the first use says so, and everything else works"
   CHECK(sum(ones({3})).item() == 3);
 }
 
+TEST_CASE("cuda: a small block that was freed is the next of its size, on its own rank") {
+  if (no_gpu()) return;
+  for (const std::int64_t numel : {0, 1, 128, 129, 5000, 1 << 18}) {
+    INFO(numel << " elements");
+    Tensor x = full({numel}, 1, {f32, gpu});
+    const void* block = x.storage().data();
+    x = {};
+    const Tensor again = empty({numel}, {f32, gpu}), other = empty({numel}, {f32, gpu});
+    CHECK(again.storage().data() == block);
+    CHECK(other.storage().data() != block);
+  }
+}
+
 TEST_CASE("cuda: memory that was freed is used again") {
   if (no_gpu()) return;
   const auto step = [] {
