@@ -1,11 +1,12 @@
 // Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
-//   cuda_bench [kernels] [small] [step BATCH] [profile BATCH]
+//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [profile BATCH]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <string>
 
@@ -14,6 +15,7 @@
 #include "nn/gpt.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
+#include "nn/state_file.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops/attention.h"
@@ -164,26 +166,39 @@ class GptStep {
     wide_ = masters_.parameters();
     narrow_ = model_.parameters();
   }
+  void load(const nn::StateDict& weights) {
+    masters_.load_state_dict(weights);
+    narrow_from_wide();
+  }
 
-  Tensor operator()() {
-    const Tensor loss = cross_entropy(reshape(model_(tokens_), {batch_ * length, vocab}), targets_);
+  Tensor operator()() { return (*this)(tokens_, targets_); }
+  /// tokens (batch, length), targets (batch length).
+  Tensor operator()(const Tensor& tokens, const Tensor& targets) {
+    const Tensor logits = reshape(model_(tokens), {batch_ * length, vocab});
+    const Tensor loss = cross_entropy(exact ? to(logits, f32) : logits, targets);
     loss.backward();
     const NoGrad guard;
     for (std::size_t i = 0; i < wide_.size(); ++i) wide_[i].set_grad(to(narrow_[i].grad(), f32));
     nn::clip_grad_norm_(wide_, 1.0);
     optimizer_.step();
-    for (std::size_t i = 0; i < wide_.size(); ++i) {
-      copy_(narrow_[i].local().detach(), wide_[i].local().detach());
-      narrow_[i].set_grad({});
-      wide_[i].set_grad({});
-    }
+    narrow_from_wide();
+    for (auto* list : {&wide_, &narrow_})
+      for (nn::Parameter& p : *list) p.set_grad({});
     return loss;
   }
   std::int64_t tokens() const { return batch_ * length; }
 
   static constexpr std::int64_t length = 1024, vocab = 50304;
 
+  bool exact = false;  ///< the loss in f32, as one who compares losses wants it
+
  private:
+  void narrow_from_wide() {
+    const NoGrad guard;
+    for (std::size_t i = 0; i < wide_.size(); ++i)
+      copy_(narrow_[i].local().detach(), wide_[i].local().detach());
+  }
+
   std::int64_t batch_;
   nn::Gpt masters_, model_;
   nn::AdamW optimizer_;
@@ -207,6 +222,46 @@ void step_bench(std::int64_t batch) {
   print(program.is_device_graph() ? "graph" : "captured", replayed, program.replay({})[0].item());
   std::printf("workspace of the program %.2f GiB\n",
               static_cast<double>(program.workspace_bytes()) / (1 << 30));
+}
+
+/// Trains from the weights and on the batches that torch_cuda.py wrote; how far losses are from PyTorch's.
+void parity(const std::string& path) {
+  nn::StateDict state = nn::load_state(path);
+  const auto words = std::ranges::find(state, "words", &std::pair<std::string, Tensor>::first);
+  const Tensor batches = to(words->second, gpu);
+  state.erase(words);
+  const std::int64_t batch = batches.size(1), length = GptStep::length;
+  GptStep step(batch);
+  step.exact = true;
+  step.load(state);
+  std::ifstream theirs(path + ".losses");
+  std::vector<Tensor> losses;
+  std::vector<double> narrow, wide;
+  for (double a = 0, b = 0; theirs >> a >> b;) {
+    narrow.push_back(a);
+    wide.push_back(b);
+    const Tensor w = select(batches, 0, static_cast<std::int64_t>(losses.size()) % batches.size(0));
+    losses.push_back(step(contiguous(slice(w, 1, 0, length)),
+                          reshape(contiguous(slice(w, 1, 1, length + 1)), {batch * length})));
+  }
+  double ours_most = 0, theirs_most = 0, ours_square = 0, theirs_square = 0;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const double loss = losses[i].item(), ours = std::abs(loss - wide[i]),
+                 other = std::abs(narrow[i] - wide[i]);
+    ours_most = std::max(ours_most, ours);
+    theirs_most = std::max(theirs_most, other);
+    ours_square += ours * ours;
+    theirs_square += other * other;
+    if (i % 11 == 0)
+      std::printf("step %3zu: %.4f; PyTorch bf16 %.4f, f32 %.4f\n", i, loss, narrow[i], wide[i]);
+  }
+  const auto n = static_cast<double>(losses.size());
+  std::printf(
+      "distance of losses from PyTorch's in f32 over %.0f steps, most and root mean square: Sherd bf16 %.4f "
+      "%.4f, "
+      "PyTorch bf16 %.4f %.4f\n",
+      n, ours_most, std::sqrt(ours_square / n), theirs_most, std::sqrt(theirs_square / n));
+  std::fflush(stdout);
 }
 
 struct Mlp final : nn::Layer<Mlp> {
@@ -293,6 +348,7 @@ int main(int count, char** arguments) {
     if (std::strcmp(arguments[i], "kernels") == 0) kernels();
     if (std::strcmp(arguments[i], "step") == 0) step_bench(std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "small") == 0) small();
+    if (std::strcmp(arguments[i], "parity") == 0) parity(arguments[++i]);
     if (std::strcmp(arguments[i], "profile") == 0) profile(std::atoll(arguments[++i]));
   }
 }

@@ -1,4 +1,9 @@
-"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH]"""
+"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH] [parity FILE]
+
+parity writes first weights and batches to FILE (safetensors) and the losses of 100 steps, in bf16 and in f32, to
+FILE.losses; cuda_bench parity FILE trains the same."""
+import json
+import struct
 import sys
 import time
 
@@ -130,10 +135,63 @@ def step(batch, compiled):
           f"{batch * LENGTH / us * 1e3:.1f} k tokens/s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GB", flush=True)
 
 
+def write_safetensors(path, tensors):
+    names = {torch.float32: "F32", torch.int64: "I64"}
+    header, end = {}, 0
+    for name, t in tensors.items():
+        size = t.numel() * t.element_size()
+        header[name] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for t in tensors.values():
+            file.write(t.detach().cpu().contiguous().numpy().tobytes())
+
+
+def parity(path, steps=100, batches=10, batch=8):
+    """Words that follow one another by a fixed table four times in five, so that there is something to learn."""
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("highest")
+    with device:
+        first = Gpt()
+        for p in first.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, 0, 0.02)
+        after = torch.randperm(50257)
+        words = [torch.randint(0, 50257, (batches, batch))]
+        for _ in range(LENGTH):
+            words.append(torch.where(torch.rand(batches, batch) < 0.8, after[words[-1]], torch.randint(0, 50257, (batches, batch))))
+        words = torch.stack(words, 2)
+    weights = {name: p for name, p in first.state_dict().items() if name != "head.weight"}
+    write_safetensors(path, {**weights, "words": words})
+    columns = []
+    for narrow in (True, False):
+        model = Gpt().to(device)
+        model.load_state_dict(first.state_dict())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        losses = []
+        for i in range(steps):
+            w = words[i % batches]
+            with torch.autocast("cuda", half, enabled=narrow):
+                loss = model(w[:, :-1].contiguous(), w[:, 1:].contiguous())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        columns.append(torch.stack(losses).tolist())
+    with open(path + ".losses", "w") as file:
+        file.writelines(f"{a} {b}\n" for a, b in zip(*columns))
+
+
 arguments = sys.argv[1:]
 while arguments:
     word = arguments.pop(0)
     if word == "kernels":
         kernels()
+    elif word == "parity":
+        parity(arguments.pop(0))
     else:
         step(int(arguments.pop(0)), word == "compile")
