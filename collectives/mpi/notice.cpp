@@ -23,7 +23,7 @@ struct WaiterHead {
   std::int32_t process;
   bool renews;
   LineId line;
-  std::uint64_t sequence, wait;
+  std::uint64_t sequence, wait, received;
   std::uint32_t call, blames;
 
   std::size_t body() const { return call + std::size_t{blames} * sizeof(int); }
@@ -50,6 +50,7 @@ std::string packed(const std::vector<Waiter>& waiters) {
     head.line = w.line;
     head.sequence = w.sequence;
     head.wait = w.wait;
+    head.received = w.received;
     head.call = static_cast<std::uint32_t>(w.call.size());
     head.blames = static_cast<std::uint32_t>(w.blames.size());
     append(out, &head, 1);
@@ -68,7 +69,7 @@ std::vector<Waiter> unpacked(const std::string& in) {
     take(in, at, &head, 1);
     check<StateError>(in.size() - at >= head.body(), "watch: a peer's waiter has {} of {} bytes",
                       in.size() - at, head.body());
-    waiters.push_back({head.process, head.renews, head.line, head.sequence, head.wait,
+    waiters.push_back({head.process, head.renews, head.line, head.sequence, head.wait, head.received,
                        std::string(head.call, ' '), std::vector<int>(head.blames)});
     take(in, at, waiters.back().call.data(), head.call);
     take(in, at, waiters.back().blames.data(), head.blames);

@@ -32,9 +32,10 @@ struct Waiter {
   bool renews = false;
   LineId line{};
   std::uint64_t sequence = 0;
-  std::uint64_t wait = 0;     ///< counts what the process has waited for; the same number is the same wait
-  std::string call{};         ///< that it is in, in words
-  std::vector<int> blames{};  ///< ranks of the world at fault in what it had heard, if it renews
+  std::uint64_t wait = 0;      ///< counts what the process has waited for; the same number is the same wait
+  std::uint64_t received = 0;  ///< frames and renewals that had come from the one that it waits for
+  std::string call{};          ///< that it is in, in words
+  std::vector<int> blames{};   ///< ranks of the world at fault in what it had heard, if it renews
 };
 
 struct Notice {

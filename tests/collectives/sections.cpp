@@ -193,7 +193,8 @@ class Counted {
     auto memory = std::make_shared<std::vector<float>>(static_cast<std::size_t>(numel), 1.0f);
     *bytes_ += bytes;
     float* const data = memory->data();
-    return from_blob(data, {numel}, f32, [held = bytes_, bytes, kept = std::move(memory)] { *held -= bytes; });
+    return from_blob(data, {numel}, f32,
+                     [held = bytes_, bytes, kept = std::move(memory)] { *held -= bytes; });
   }
   std::int64_t bytes() const { return *bytes_; }
 

@@ -59,8 +59,8 @@ void expect_survivors_report(int ranks, const std::string& scenario) {
 }
 
 /// The launcher ends a job in which a rank ends before all have met, so one verdict is enough.
-void expect_refused_start(int ranks, const std::string& scenario) {
-  const Outcome outcome = launch(ranks, scenario, SHERD_CODES);
+void expect_refused_start(int ranks, const std::string& scenario, const std::string& program = SHERD_CODES) {
+  const Outcome outcome = launch(ranks, scenario, program);
   INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
   CHECK_FALSE(outcome.verdicts.empty());
   for (const std::string& verdict : outcome.verdicts) CHECK(verdict.ends_with(" ok"));
@@ -124,6 +124,19 @@ TEST_CASE("a chain of processes that wait for one that is slow waits for it") {
 TEST_CASE("an MPI function that fails is named with MPI's own text") {
   for (const char* scenario : {"frames_out", "messages_out", "messages_in", "frames_in", "tests"})
     for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_CODES);
+}
+
+TEST_CASE("memory that MPI may use is neither freed nor used again, whatever MPI_Test says of its request") {
+  for (const char* scenario : {"frames_out", "frames_in", "messages_out", "messages_in"})
+    for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_MEMORY);
+}
+
+TEST_CASE("a process that cannot start leaves MPI the memory that it was lent") {
+  expect_refused_start(2, "start", SHERD_MEMORY);
+}
+
+TEST_CASE("groups that come and go leave nothing in a process") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "dropped_groups", SHERD_MEMORY);
 }
 
 TEST_CASE("an MPI that does not start, or grants too few threads, is refused by name") {
