@@ -14,6 +14,7 @@ struct Head {
   bool flag;
   GroupId group;
   std::uint64_t sequence, value;
+  Offer offer;
   std::uint32_t ranks, members, waiters, text;  // `waiters` in bytes, the others in elements
 
   std::size_t body() const { return (std::size_t{ranks} + members) * sizeof(std::int32_t) + waiters + text; }
@@ -88,6 +89,7 @@ void Notice::write(std::string& out) const {
   head.group = group;
   head.sequence = sequence;
   head.value = value;
+  head.offer = offer;
   head.ranks = static_cast<std::uint32_t>(ranks.size());
   head.members = static_cast<std::uint32_t>(members.size());
   head.waiters = static_cast<std::uint32_t>(chain.size());
@@ -114,6 +116,7 @@ bool Notice::read(const std::string& in, std::size_t& at, Notice& notice) {
   notice.group = head.group;
   notice.sequence = head.sequence;
   notice.value = head.value;
+  notice.offer = head.offer;
   notice.ranks.resize(head.ranks);
   notice.members.resize(head.members);
   std::string chain(head.waiters, '\0');

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "collectives/launch_report.h"
@@ -135,6 +136,8 @@ void Process::start(const Launch& launch) {
   check_code(
       MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_),
       "MPI_Allgather");
+  key_ = draw_group_key();
+  check_code(MPI_Bcast(key_.data(), static_cast<int>(key_.size()), MPI_BYTE, 0, comm_), "MPI_Bcast");
   watch_->connect(doors);
   for (std::size_t slot = 0; slot < lent_->incoming.size(); ++slot) receive_into(slot);
   throw_if_deaf();
@@ -240,10 +243,20 @@ Notice Process::notice(Notice::Kind kind) const {
 
 // ---- groups ----
 
-std::shared_ptr<GroupCore> Process::make_group(GroupId id, std::vector<int> members, std::string name) {
+std::shared_ptr<GroupCore> Process::make_world() {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  GroupKey key = key_;
+  std::memcpy(key.data(), &run_, sizeof run_);
+  return make_group({run_, 0}, std::move(all), "world", key);
+}
+
+std::shared_ptr<GroupCore> Process::make_group(GroupId id, std::vector<int> members, std::string name,
+                                               const GroupKey& key) {
   const auto place = std::ranges::find(members, rank_) - members.begin();
   auto core = std::make_shared<GroupCore>(
       GroupCore{id, std::move(members), static_cast<int>(place), std::move(name)});
+  core->key = key;
   number_used(id.number);
   groups_[id] = core;
   forget_dropped();
@@ -308,10 +321,10 @@ void Process::press(GroupCore& core) {
 void Process::ask_renewal(GroupCore& core) {
   clean_ = false;
   if (!core.fault) core.fault = renewing(core.name, core.members, core.rank, heard());
-  core.renewals[rank_] = next_number_;
+  core.renewals[rank_] = {next_number_, draw_group_key()};
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
-  renewal.value = next_number_;
+  renewal.offer = core.renewals[rank_];
   // With the fault, because this notice may reach a member before the decision, which goes over another
   // connection.
   renewal.sequence = core.fault->sequence;
@@ -562,7 +575,7 @@ void Process::apply(int process, Notice notice) {
     if (to_come(notice.group)) early_[notice.group].push_back({process, std::move(notice)});
     return;
   }
-  if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.value;
+  if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.offer;
   std::optional<Fault>& fault =
       notice.kind == Notice::Kind::renewal_fault ? core->renewal_fault : core->fault;
   if (!fault)

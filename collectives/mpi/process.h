@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/group_key.h"
 #include "collectives/mpi/circles.h"
 #include "collectives/mpi/watch.h"
 #include "collectives/processes.h"
@@ -55,8 +56,9 @@ struct GroupCore {
   std::optional<Fault> fault{};
   std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
   std::chrono::steady_clock::time_point reported_at{};
-  std::map<int, std::uint64_t> renewals{};  ///< processes that asked, with their first free number
-  std::optional<Fault> renewal_fault{};     ///< the renewal failed: ranks renew groups in different orders
+  GroupKey key{};
+  std::map<int, Offer> renewals{};       ///< of processes that asked, with their first free number
+  std::optional<Fault> renewal_fault{};  ///< the renewal failed: ranks renew groups in different orders
 };
 
 /// How a process left a run, in which it posts nothing more.
@@ -118,7 +120,10 @@ class Process : public std::enable_shared_from_this<Process> {
   void leave(std::uint32_t run, Departure how, const std::string& reason);
 
   // ---- groups ----
-  std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name);
+  std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name,
+                                        const GroupKey& key);
+  /// The group of all processes in this run.
+  std::shared_ptr<GroupCore> make_world();
   std::uint32_t next_number() const { return next_number_; }
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
   /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
@@ -218,6 +223,7 @@ class Process : public std::enable_shared_from_this<Process> {
   int rank_ = 0, spins_ = 0;
   std::int32_t tag_limit_ = 0;
   std::vector<Peer> peers_;
+  GroupKey key_;  ///< of process 0; the world of a run has it with the run's number
   std::uint32_t run_ = 0, next_number_ = 0;
   std::optional<Fault> heard_;  ///< the last fault that this rank was told of, see `forget`
 

@@ -436,6 +436,7 @@ class ThreadTransport final : public Transport {
   }
   int rank() const override { return rank_; }
   int size() const override { return core_->size(); }
+  const GroupKey& key() const override { return core_->key(); }
 
   Line& channel(int index) override {
     std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
@@ -448,13 +449,14 @@ class ThreadTransport final : public Transport {
     return *line;
   }
 
-  std::int64_t offer(std::span<const int> members, const std::string& name) override {
-    if (members.empty() || members[0] != rank_) return 0;
-    return core_->offer(std::make_shared<Core>(core_->crew_ref(), seats_of(members), name));
+  Offer offer(std::span<const int> members, const std::string& name) override {
+    if (members.empty() || members[0] != rank_) return {};
+    const auto made = std::make_shared<Core>(core_->crew_ref(), seats_of(members), name);
+    return {core_->offer(made), made->key()};
   }
-  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const Offer> offers,
                                   const std::string& name) override {
-    std::shared_ptr<Core> core = core_->accept(words[static_cast<std::size_t>(members[0])]);
+    std::shared_ptr<Core> core = core_->accept(offers[static_cast<std::size_t>(members[0])].number);
     if (!core || core->seats() != seats_of(members)) refuse_to_join(name);
     const auto place = std::ranges::find(members, rank_) - members.begin();
     return make_end(std::move(core), static_cast<int>(place));

@@ -1,6 +1,7 @@
 // What holds for every group on every transport.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -169,6 +170,39 @@ void sub_groups(const Group& group) {
   for (const Group& g : groups) run_some(g);
   const Group again = groups.front().blocks(groups.front().size());  // a group of a group
   run_some(again);
+}
+
+/// This rank's key, on every rank of the group and no other: `seen` are those of other groups.
+void expect_own_key(const Group& group, std::vector<GroupKey>& seen) {
+  const GroupKey& key = group.key();
+  const Tensor own = zeros({128}, {u8}), all = zeros({128 * group.size()}, {u8});
+  std::memcpy(own.mutable_data<std::uint8_t>(), key.data(), key.size());
+  group.all_gather(all, own);
+  for (int rank = 0; rank < group.size(); ++rank)
+    expect(std::memcmp(all.data<std::uint8_t>() + 128 * rank, key.data(), 128) == 0,
+           "rank {} of {} has another key", rank, group.name());
+  expect(std::ranges::count(seen, key) == 0, "{} has the key of another group", group.name());
+  expect(std::ranges::count(key, std::byte{}) < 64, "the key of {} is mostly zeros", group.name());
+  seen.push_back(key);
+}
+
+void keys(const Group& group) {
+  std::vector<GroupKey> seen;
+  expect_own_key(group, seen);
+  const Group all = group.strided(1);  // of the same ranks
+  expect_own_key(all, seen);
+  expect_own_key(all.blocks(all.size()), seen);
+  std::vector<int> backwards, odd;
+  for (int r = group.size() - 1; r >= 0; --r) backwards.push_back(r);
+  for (int r = 1; r < group.size(); r += 2) odd.push_back(r);
+  const Group turned = all.subgroup(backwards);
+  expect_own_key(turned, seen);
+  if (odd.empty()) return;
+  const Group some = turned.subgroup(odd);
+  if (some.defined()) {
+    expect_own_key(some, seen);
+    expect_own_key(some.strided(1), seen);
+  }
 }
 
 /// Memory that a call still reads or writes outlives works, tensors and the handle of the group.
@@ -469,6 +503,7 @@ std::span<const Section> sections() {
       {"groups are cut from groups", sub_groups},
       {"a call that is over holds no memory", calls_that_are_over_hold_nothing},
       {"no line holds what was read", lines_hold_nothing_that_was_read},
+      {"a group has a key of its own, alike on all of its ranks", keys},
       {"dense views are sent where they lie", views},
       {"a call that cannot be right is refused here, and harms nothing", refusals},
       {"a group that cannot be is refused here", refused_groups},

@@ -152,6 +152,16 @@ void initial() {
 
 // ---- faults ----
 
+/// The group's key is not `before`, and the same on all ranks.
+void expect_new_key(const Group& group, const GroupKey& before) {
+  expect(group.key() != before, "the renewed group has the key that it had");
+  const Tensor first = zeros({std::ssize(before)}, {u8});
+  const auto* key = reinterpret_cast<const std::uint8_t*>(group.key().data());
+  std::copy_n(key, before.size(), first.mutable_data<std::uint8_t>());
+  group.broadcast(first, 0);
+  expect(std::equal(key, key + before.size(), first.data<std::uint8_t>()), "rank 0 has another key");
+}
+
 void mismatches() {
   run_ranks(0, [](World& world) {
     const Group& group = world.group();
@@ -166,7 +176,9 @@ void mismatches() {
       expect_blames(error, 1, words);
       expect(group.failed(), "the group has not failed");
       error_of([&] { group.barrier(); });
+      const GroupKey before = group.key();
       group.renew();
+      expect_new_key(group, before);
     };
     const Tensor x = zeros({16}), y = zeros({17}), d = zeros({16}, {f64, Device::cpu()}), l = zeros({large});
     differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
