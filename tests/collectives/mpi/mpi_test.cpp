@@ -58,6 +58,15 @@ void expect_survivors_report(int ranks, const std::string& scenario) {
   CHECK(outcome.status == 128 + SIGKILL);
 }
 
+/// Whichever rank was killed.
+void expect_others_report(int ranks, const std::string& scenario) {
+  const Outcome outcome = launch(ranks, scenario);
+  INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
+  CHECK(outcome.verdicts.size() == static_cast<std::size_t>(ranks - 1));
+  for (const std::string& verdict : outcome.verdicts) CHECK(verdict.ends_with(" ok"));
+  CHECK(outcome.status == 128 + SIGKILL);
+}
+
 /// The launcher ends a job in which a rank ends before all have met, so one verdict is enough.
 void expect_refused_start(int ranks, const std::string& scenario, const std::string& program = SHERD_CODES) {
   const Outcome outcome = launch(ranks, scenario, program);
@@ -111,6 +120,25 @@ TEST_CASE("processes that wait for each other in a circle hear of it within two 
 
 TEST_CASE("a random fault in a random program: every process hears whose it is") {
   for (int ranks : {2, 3, 4}) expect_all_well(ranks, "random_faults");
+}
+
+TEST_CASE("a random fault beside a process that is stopped: every process hears whose it is") {
+  for (int ranks : {2, 4}) expect_all_well(ranks, "random_faults_stopped 100");
+}
+
+TEST_CASE("a process that is killed at a random moment is named by all others") {
+  for (int seed = 0; seed < 6; ++seed)
+    expect_others_report(2 + seed % 4, "random_death " + std::to_string(seed));
+}
+
+TEST_CASE("thousands of random faults among processes", "[.soak]") {
+  for (int round = 0; round < 10; ++round)
+    for (int ranks = 2; ranks <= 8; ++ranks)
+      expect_all_well(ranks, "random_faults " + std::to_string(1000 + 60 * (7 * round + ranks)));
+  for (int seed = 0; seed < 200; ++seed)
+    expect_others_report(2 + seed % 7, "random_death " + std::to_string(100 + seed));
+  for (int ranks = 2; ranks <= 8; ++ranks)
+    expect_all_well(ranks, "random_faults_stopped_long " + std::to_string(4 * ranks));
 }
 
 TEST_CASE("who waits for a process that left because of a fault hears whose it was") {
