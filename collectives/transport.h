@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
-#include "collectives/group_key.h"
+#include "collectives/offer.h"
 
 namespace sherd {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "collectives/fault.h"
-#include "collectives/group_key.h"
+#include "collectives/offer.h"
 
 namespace sherd::mpi {
 

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "collectives/group_key.h"
 #include "collectives/mpi/circles.h"
 #include "collectives/mpi/watch.h"
+#include "collectives/offer.h"
 #include "collectives/processes.h"
 #include "runtime/storage.h"
 

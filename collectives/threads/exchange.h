@@ -9,8 +9,8 @@
 #include <mutex>
 #include <vector>
 
-#include "collectives/group_key.h"
 #include "collectives/movement.h"
+#include "collectives/offer.h"
 #include "collectives/threads/crew.h"
 
 namespace sherd::threads {

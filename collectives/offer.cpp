@@ -1,4 +1,4 @@
-#include "collectives/group_key.h"
+#include "collectives/offer.h"
 
 #include <sys/random.h>
 
