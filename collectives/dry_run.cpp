@@ -103,14 +103,15 @@ class DryRun::DryTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool has_peers() const override { return false; }
+  const GroupKey& key() const override { return key_; }
 
   Line& channel(int index) override { return line(index, {}); }
   Line& messages(int index, int source, int destination) override {
     return line(index, {source, destination});
   }
 
-  std::int64_t offer(std::span<const int>, const std::string&) override { return 0; }
-  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t>,
+  Offer offer(std::span<const int>, const std::string&) override { return {}; }
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const Offer>,
                                   const std::string& name) override {
     const auto place = std::ranges::find(members, rank_) - members.begin();
     return std::make_unique<DryTransport>(record_, name, static_cast<int>(place),
@@ -131,6 +132,7 @@ class DryRun::DryTransport final : public Transport {
   std::shared_ptr<Record> record_;
   std::string group_;
   int rank_, size_;
+  GroupKey key_ = draw_group_key();
   std::map<std::array<int, 3>, std::unique_ptr<DryLine>> lines_;
 };
 

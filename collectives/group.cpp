@@ -251,6 +251,10 @@ int Group::rank() const { return end_of(end_).rank(); }
 int Group::size() const { return end_of(end_).size(); }
 const std::string& Group::name() const { return end_of(end_).name(); }
 std::span<const int> Group::world_ranks() const { return end_of(end_).world_ranks(); }
+const GroupKey& Group::key() const {
+  end_of(end_).check_thread();
+  return end_->transport()->key();
+}
 bool Group::failed() const {
   end_of(end_).check_thread();
   return end_->transport()->failed();
@@ -302,6 +306,15 @@ void Group::barrier(CallOptions o) const { call({.channel = o.channel, .label = 
 
 // ---- groups from groups ----
 
+namespace {
+
+/// A tensor over the memory of `offers`, which outlive the call: it is waited for.
+Tensor bytes_of(std::span<const Offer> offers) {
+  return from_blob(const_cast<Offer*>(offers.data()), {static_cast<std::int64_t>(offers.size_bytes())}, u8);
+}
+
+}  // namespace
+
 Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view name) const {
   const GroupEnd& end = end_of(end_);
   end.check_thread();
@@ -320,15 +333,14 @@ Group Group::split(const std::vector<std::vector<int>>& lists, std::string_view 
   const std::vector<int> members = mine ? *mine : std::vector<int>{};
   const CallOptions call{.label = fmt::format("split of {} into {}", end.name(), lists)};
   const std::string full_name = one_line(fmt::format("{}.{}", end.name(), name));
-  const Tensor word = Tensor::from({end.transport()->offer(members, full_name)}, {1});
-  const Tensor words = zeros({end.size()}, {i64, Device::cpu()});
+  const Offer offer = end.transport()->offer(members, full_name);
+  std::vector<Offer> offers(static_cast<std::size_t>(end.size()));
   const bool agree = end.transport()->has_peers();
-  if (agree) all_gather(words, word, call);
+  if (agree) all_gather(bytes_of(std::span(offers)), bytes_of(std::span(&offer, 1)), call);
   Group group;
   if (mine) {
     std::vector<int> world;
     for (int rank : members) world.push_back(end.world_ranks()[static_cast<std::size_t>(rank)]);
-    const std::span offers(words.data<std::int64_t>(), static_cast<std::size_t>(end.size()));
     group = Group(std::make_shared<GroupEnd>(end.transport()->join(members, offers, full_name), full_name,
                                              std::move(world)));
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
+#include "collectives/group_key.h"
 
 namespace sherd {
 
@@ -78,6 +79,8 @@ class SHERD_API Group {
   const std::string& name() const;
   /// The members' ranks in the world, in order.
   std::span<const int> world_ranks() const;
+  /// The same bytes on every rank of this group, and on no other group; new ones after `renew`.
+  const GroupKey& key() const;
 
   // ---- calls ----
   /// Posts a call. While its channel has its fill of calls under way, waits, or returns at once and the call

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
+#include "collectives/offer.h"
 
 namespace sherd {
 
@@ -39,6 +40,7 @@ class SHERD_API Transport {
   virtual int size() const = 0;
   /// False in a dry run, which has no other ranks: then making a group exchanges nothing.
   virtual bool has_peers() const { return true; }
+  virtual const GroupKey& key() const = 0;
 
   /// The collectives of a channel.
   virtual Line& channel(int index) = 0;
@@ -47,10 +49,10 @@ class SHERD_API Transport {
 
   /// A new group among some of this group's ranks is made in two steps with an all_gather in between. Every
   /// rank of this group calls `offer` with the new group it will be in (`members`, ranks of this group;
-  /// empty: none) and gets a number; the members call `join` with the numbers of all ranks. `join` throws
-  /// StateError when `words` are not those numbers, because an interception dropped the all_gather.
-  virtual std::int64_t offer(std::span<const int> members, const std::string& name) = 0;
-  virtual std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+  /// empty: none); the members call `join` with the offers of all ranks. `join` throws StateError when
+  /// `offers` are not those, because an interception dropped the all_gather.
+  virtual Offer offer(std::span<const int> members, const std::string& name) = 0;
+  virtual std::unique_ptr<Transport> join(std::span<const int> members, std::span<const Offer> offers,
                                           const std::string& name) = 0;
 
   /// A new transport for the same group, once all ranks have asked for it; throws CollectiveError when one is

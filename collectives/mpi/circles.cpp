@@ -8,7 +8,7 @@
 namespace sherd::mpi {
 namespace {
 
-/// How long a rank waits before it asks; calls that go well are over by then.
+/// How long a rank waits before it asks for the first time; calls that go well are over by then.
 constexpr std::chrono::milliseconds before_asking{50};
 
 }  // namespace
@@ -19,20 +19,21 @@ const Need* Circles::look() {
   if (!now || !need_ || !now->is(*need_)) {
     ++number_;
     since_ = std::chrono::steady_clock::now();
-    asked_ = false;
+    until_asking_ = before_asking;
   }
   need_ = std::move(now);
   return need_ ? &*need_ : nullptr;
 }
 
 void Circles::ask() {
-  if (look() == nullptr || asked_ || std::chrono::steady_clock::now() - since_ < before_asking) return;
-  asked_ = true;
+  if (look() == nullptr || std::chrono::steady_clock::now() - since_ < until_asking_) return;
+  until_asking_ *= 2;
   pass_on({});
 }
 
 void Circles::pass_on(std::vector<Waiter> chain) {
-  chain.push_back({process_.rank(), need_->renews, need_->line, need_->sequence, number_, need_->call(),
+  chain.push_back({process_.rank(), need_->renews, need_->line, need_->sequence, number_,
+                   process_.received_from(need_->process), need_->call(),
                    need_->heard != nullptr ? need_->heard->ranks : std::vector<int>()});
   Notice notice;
   notice.kind = Notice::Kind::chain;

@@ -34,9 +34,10 @@ struct Need {
 };
 
 /// This rank's part in finding circles. A rank that has waited for a while sends a chain, at first of itself
-/// alone, to the rank that it waits for. That one drops it when it has posted what the last of the chain
-/// waits for (the post is on its way), or does not wait itself (it may yet post); else it adds itself and
-/// passes the chain on to whom it waits for. So a chain that comes to a rank twice has gone round a circle,
+/// alone, to the rank that it waits for. That one drops it when it has sent the last of the chain something
+/// that has not come there (it may be the post), or does not wait itself (it may yet post); else it adds
+/// itself and passes the chain on to whom it waits for. What was dropped is made up for by the next chain,
+/// after twice the time. So a chain that comes to a rank twice has gone round a circle,
 /// and when all are in it for the second time, in the wait in which they were the first time, all of them
 /// waited for each other when the first round ended: none can ever go on. The clock decides only when to
 /// ask. Used on the rank's thread.
@@ -62,7 +63,7 @@ class Circles {
     Circles& circles_;
   };
 
-  /// Called again and again by a rank that waits: sends a chain, once a need.
+  /// Called again and again by a rank that waits: sends a chain when it is time.
   void ask();
   void hear_chain(std::vector<Waiter> chain);
   void hear_circle(const std::vector<Waiter>& circle);
@@ -77,7 +78,7 @@ class Circles {
   std::optional<Need> need_;  ///< as of the last look
   std::uint64_t number_ = 0;  ///< of the wait for it
   std::chrono::steady_clock::time_point since_{};
-  bool asked_ = false;
+  std::chrono::milliseconds until_asking_{};
 };
 
 }  // namespace sherd::mpi

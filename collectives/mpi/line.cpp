@@ -43,21 +43,25 @@ MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> co
 }
 
 MpiLine::~MpiLine() {
-  process_->remove(id_, posted());
+  process_->remove(id_);
   Abandoned left;
-  const auto leave = [&](std::vector<Message>& messages) {
-    for (Message& m : messages)
-      if (m.request != MPI_REQUEST_NULL) left.requests.push_back(m.request);
+  const auto leave = [](std::vector<MPI_Request>& to, const std::vector<Message>& messages) {
+    for (const Message& m : messages) to.push_back(m.request);
   };
-  leave(receives_);
-  for (Call& c : calls_) {
-    leave(c.sends);
-    for (std::vector<Ref<Storage>>* kept : {&c.inputs, &c.outputs})
-      for (Ref<Storage>& storage : *kept) left.keep.push_back(std::move(storage));
+  leave(left.receives, receives_);
+  for (const Call& c : calls_) {
+    leave(left.sends, c.sends);
+    std::ranges::copy(memory_of(c), std::back_inserter(left.keep));
   }
-  if (left.requests.empty()) return;
-  left.keep.push_back(std::move(staging_));
-  process_->abandon(std::move(left));
+  if (!left.receives.empty() || !left.sends.empty()) process_->abandon(std::move(left));
+}
+
+/// What MPI may read or write for the call.
+std::vector<Ref<Storage>> MpiLine::memory_of(const Call& call) const {
+  std::vector<Ref<Storage>> memory = call.inputs;
+  memory.insert(memory.end(), call.outputs.begin(), call.outputs.end());
+  if (staging_) memory.push_back(staging_);
+  return memory;
 }
 
 int MpiLine::rank_of(std::size_t lane) const {
@@ -74,10 +78,12 @@ std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, Whe
   throw_if_failed();
   if (full == WhenFull::queue && !(queue_.empty() && room())) {
     queue_.emplace_back(c, signature);
+    process_->let_go();
     return posted() - 1;
   }
   if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, [&] { return posted_ - depth; });
   publish(c, signature);
+  process_->let_go();
   return posted_ - 1;
 }
 
@@ -192,21 +198,20 @@ void MpiLine::take(Frame frame) {
   inbox_[static_cast<std::size_t>(from - processes_.begin())].push_back(std::move(frame));
 }
 
-/// Memory of calls that are over goes at once, whoever still has their `Work`.
-void MpiLine::let_go() {
-  for (; released_ < finished_; ++released_) {
-    if (released_ + depth < posted_) continue;  // its place has another call
-    Call& own = call(released_);
-    if (own.movement.rounds == 1) own.outputs.clear();
-    if (!sent(own)) return;
-    own.inputs.clear();
-    own.outputs.clear();
-  }
+bool MpiLine::let_go() {
+  released_ = std::max(released_, posted_ - std::min(posted_, depth));  // places before are others' by now
+  for (; released_ < finished_ && sent(call(released_)); ++released_) clear(call(released_));
+  holds_ = released_ < finished_;
+  return !holds_;
+}
+
+void MpiLine::clear(Call& call) {
+  call.inputs.clear();
+  call.outputs.clear();
 }
 
 bool MpiLine::step() {
   bool moved = false;
-  let_go();
   for (; !queue_.empty() && !core_->fault && !core_->reported && room(); queue_.pop_front(), moved = true)
     publish(queue_.front().first, queue_.front().second);
   while (finished_ < posted_ && !core_->fault && !core_->reported) {
@@ -357,7 +362,9 @@ void MpiLine::end_call() {
   }
   staging_ = nullptr;
   stage_ = Stage::calls;
+  if (call(finished_).movement.rounds == 1) call(finished_).outputs.clear();
   ++finished_;
+  if (!holds_ && !let_go()) process_->hold(*this);
 }
 
 /// MPI failed to move a message: nothing of this line is complete any more.
@@ -366,12 +373,14 @@ void MpiLine::break_off(const Call& call, std::size_t lane, std::string_view fun
   process_->fail(id_, call.sequence, call.signature, processes_[lane], failure(function, code));
 }
 
-/// Whether MPI is done with a message, well or not.
-bool MpiLine::completed(const Call& call, Message& message) {
+/// Whether there is no more to hear of a message: MPI is done with it, or does not say.
+bool MpiLine::completed(Call& call, Message& message) {
   int done = 0;
   const int code = MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
-  if (!succeeded(code)) break_off(call, message.lane, "MPI_Test", code);
-  return done != 0 || !succeeded(code);
+  if (succeeded(code)) return done != 0;
+  process_->lose(memory_of(call));
+  break_off(call, message.lane, "MPI_Test", code);
+  return true;
 }
 
 bool MpiLine::received() {
@@ -384,9 +393,7 @@ bool MpiLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
     if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
-    Abandoned left{{m.request}, call.inputs};
-    left.keep.insert(left.keep.end(), call.outputs.begin(), call.outputs.end());
-    process_->abandon(std::move(left));
+    process_->abandon({.sends = {m.request}, .keep = memory_of(call)});
     return true;
   });
   return call.sends.empty() && !broken_;
@@ -409,13 +416,14 @@ void MpiLine::wait(std::uint64_t sequence) {
                (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
       },
       [&] { return sequence; });
-  let_go();
+  process_->let_go();
 }
 
 void MpiLine::wait_inputs(std::uint64_t sequence) {
   until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); },
         [&] { return sequence; });
-  let_go();
+  if (sequence + depth >= posted_) clear(call(sequence));
+  process_->let_go();
 }
 
 bool MpiLine::done(std::uint64_t sequence) {

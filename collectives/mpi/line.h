@@ -33,6 +33,8 @@ class MpiLine final : public Line {
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
   bool hopeless() { return core_->fault || !missing().empty(); }
+  /// Frees the memory of calls that are over and that MPI has read; says whether none is held any more.
+  bool let_go();
 
  private:
   static constexpr std::uint64_t depth = 8;  ///< calls under way
@@ -69,7 +71,6 @@ class MpiLine final : public Line {
 
   bool room();
   void publish(const Collective& c, const Signature& signature);
-  void let_go();
   void fill(Call& call, const Collective& c, const Signature& signature);
   void send_to(std::size_t lane, Call& call);
   std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
@@ -88,7 +89,9 @@ class MpiLine final : public Line {
   void end_call();
   bool received();
   bool sent(Call& call);
-  bool completed(const Call& call, Message& message);
+  bool completed(Call& call, Message& message);
+  std::vector<Ref<Storage>> memory_of(const Call& call) const;
+  static void clear(Call& call);
   void break_off(const Call& call, std::size_t lane, std::string_view function, int code);
 
   template <class Ready, class First>
@@ -106,7 +109,8 @@ class MpiLine final : public Line {
   std::vector<std::deque<Frame>> inbox_;
   std::vector<std::optional<Signature>> last_;  ///< each lane's last call that is finished here
   std::vector<Call> calls_;
-  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is let go
+  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is freed
+  bool holds_ = false;                                      // the process knows that some is not
   std::deque<std::pair<Collective, Signature>> queue_;      // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;

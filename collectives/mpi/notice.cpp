@@ -14,6 +14,7 @@ struct Head {
   bool flag;
   GroupId group;
   std::uint64_t sequence, value;
+  Offer offer;
   std::uint32_t ranks, members, waiters, text;  // `waiters` in bytes, the others in elements
 
   std::size_t body() const { return (std::size_t{ranks} + members) * sizeof(std::int32_t) + waiters + text; }
@@ -23,7 +24,7 @@ struct WaiterHead {
   std::int32_t process;
   bool renews;
   LineId line;
-  std::uint64_t sequence, wait;
+  std::uint64_t sequence, wait, received;
   std::uint32_t call, blames;
 
   std::size_t body() const { return call + std::size_t{blames} * sizeof(int); }
@@ -50,6 +51,7 @@ std::string packed(const std::vector<Waiter>& waiters) {
     head.line = w.line;
     head.sequence = w.sequence;
     head.wait = w.wait;
+    head.received = w.received;
     head.call = static_cast<std::uint32_t>(w.call.size());
     head.blames = static_cast<std::uint32_t>(w.blames.size());
     append(out, &head, 1);
@@ -68,7 +70,7 @@ std::vector<Waiter> unpacked(const std::string& in) {
     take(in, at, &head, 1);
     check<StateError>(in.size() - at >= head.body(), "watch: a peer's waiter has {} of {} bytes",
                       in.size() - at, head.body());
-    waiters.push_back({head.process, head.renews, head.line, head.sequence, head.wait,
+    waiters.push_back({head.process, head.renews, head.line, head.sequence, head.wait, head.received,
                        std::string(head.call, ' '), std::vector<int>(head.blames)});
     take(in, at, waiters.back().call.data(), head.call);
     take(in, at, waiters.back().blames.data(), head.blames);
@@ -87,6 +89,7 @@ void Notice::write(std::string& out) const {
   head.group = group;
   head.sequence = sequence;
   head.value = value;
+  head.offer = offer;
   head.ranks = static_cast<std::uint32_t>(ranks.size());
   head.members = static_cast<std::uint32_t>(members.size());
   head.waiters = static_cast<std::uint32_t>(chain.size());
@@ -113,6 +116,7 @@ bool Notice::read(const std::string& in, std::size_t& at, Notice& notice) {
   notice.group = head.group;
   notice.sequence = head.sequence;
   notice.value = head.value;
+  notice.offer = head.offer;
   notice.ranks.resize(head.ranks);
   notice.members.resize(head.members);
   std::string chain(head.waiters, '\0');

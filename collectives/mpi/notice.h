@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/fault.h"
+#include "collectives/offer.h"
 
 namespace sherd::mpi {
 
@@ -32,9 +33,10 @@ struct Waiter {
   bool renews = false;
   LineId line{};
   std::uint64_t sequence = 0;
-  std::uint64_t wait = 0;     ///< counts what the process has waited for; the same number is the same wait
-  std::string call{};         ///< that it is in, in words
-  std::vector<int> blames{};  ///< ranks of the world at fault in what it had heard, if it renews
+  std::uint64_t wait = 0;      ///< counts what the process has waited for; the same number is the same wait
+  std::uint64_t received = 0;  ///< frames and renewals that had come from the one that it waits for
+  std::string call{};          ///< that it is in, in words
+  std::vector<int> blames{};   ///< ranks of the world at fault in what it had heard, if it renews
 };
 
 struct Notice {
@@ -45,8 +47,8 @@ struct Notice {
     died,      ///< never sent: its connection ended without a goodbye
     report,    ///< a fault of `group`, to the process that decides which one all members throw
     fault,     ///< the decision
-    renewal,   ///< the sender wants `group` renewed, because of the fault; `value`: its first free group
-               ///< number
+    renewal,   ///< the sender wants `group` renewed, because of the fault; `offer`: its first free group
+               ///< number and a key
     chain,     ///< each of `waiters` waits for the next, the last one for the reader
     circle,    ///< each of `waiters` waits for the next, the last one for the first
     renewal_fault,  ///< `group` cannot be renewed
@@ -56,6 +58,7 @@ struct Notice {
   bool flag = false;
   GroupId group{};
   std::uint64_t sequence = 0, value = 0;
+  Offer offer{};
   std::vector<std::int32_t> ranks;    ///< of a fault
   std::vector<std::int32_t> members;  ///< of the group: the processes that a fault is sent to
   std::vector<Waiter> waiters;        ///< of a chain or circle

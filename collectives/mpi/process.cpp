@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "collectives/launch_report.h"
@@ -37,6 +38,12 @@ void report(LaunchReport::Kind kind, const Launch& launch) {
 }
 
 }  // namespace
+
+void LeaveToMpi::operator()([[maybe_unused]] Lent* lent) const noexcept {
+#if defined(__SANITIZE_ADDRESS__)
+  __lsan_ignore_object(lent);
+#endif
+}
 
 void Patience::pause() {
   ++looks_;
@@ -129,8 +136,10 @@ void Process::start(const Launch& launch) {
   check_code(
       MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_),
       "MPI_Allgather");
+  key_ = draw_group_key();
+  check_code(MPI_Bcast(key_.data(), static_cast<int>(key_.size()), MPI_BYTE, 0, comm_), "MPI_Bcast");
   watch_->connect(doors);
-  for (std::size_t slot = 0; slot < incoming_.size(); ++slot) receive_into(slot);
+  for (std::size_t slot = 0; slot < lent_->incoming.size(); ++slot) receive_into(slot);
   throw_if_deaf();
 }
 
@@ -146,21 +155,14 @@ Process::~Process() {
     goodbye.flag = clean_;
     announce(std::move(goodbye));
   }
-  if (clean_ && all_said_goodbye() && end_mpi()) return;
-  // Never freed, because MPI may still use it while the process ends.
-  using Left = std::tuple<std::array<Frame, 16>, std::deque<Sending>, std::vector<Abandoned>>;
-  [[maybe_unused]] const Left* left =
-      std::make_unique<Left>(std::move(incoming_), std::move(sending_), std::move(abandoned_)).release();
-#if defined(__SANITIZE_ADDRESS__)
-  __lsan_ignore_object(left);
-#endif
+  if (clean_ && all_said_goodbye() && end_mpi()) std::unique_ptr<Lent>(lent_.release()).reset();
 }
 
-/// False when MPI cannot end what it was given.
+/// Whether MPI has ended, and uses nothing any more.
 bool Process::end_mpi() {
-  for (MPI_Request& request : requests_)
-    if (!succeeded(MPI_Cancel(&request)) || !succeeded(MPI_Request_free(&request))) return false;
-  return succeeded(MPI_Comm_free(&comm_)) && (!owns_mpi_ || succeeded(MPI_Finalize()));
+  for (MPI_Request& request : lent_->receives)
+    if (!succeeded(MPI_Cancel(&request)) || !succeeded(MPI_Wait(&request, MPI_STATUS_IGNORE))) return false;
+  return succeeded(MPI_Comm_free(&comm_)) && owns_mpi_ && succeeded(MPI_Finalize());
 }
 
 /// Waits for the goodbyes of all processes, as MPI_Finalize would; false when one had a fault or died.
@@ -184,7 +186,6 @@ bool Process::all_said_goodbye() {
 
 std::uint32_t Process::begin_run() {
   in_run_ = true;
-  next_number_ = 1;
   heard_.reset();
   return run_;
 }
@@ -202,12 +203,11 @@ void Process::leave(std::uint32_t run, Departure how, const std::string& reason)
   orphans_.clear();
   departed.flag = true;
   announce(departed);
-  std::erase_if(mail_, [&](const auto& entry) { return entry.first.group.run <= run; });
-  std::erase_if(early_, [&](const auto& entry) { return entry.first.run <= run; });
-  closed_.clear();
-  renewed_.clear();
   in_run_ = false;
   run_ = run + 1;
+  next_number_ = 0;
+  forget_dropped();
+  watch_->forget(run);
 }
 
 void Process::settle(std::uint32_t run) {
@@ -224,7 +224,7 @@ void Process::settle(std::uint32_t run) {
 bool Process::settled(std::uint32_t run) {
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
   if (!orphans_.empty()) return false;
-  return std::ranges::all_of(sending_, [&](const Sending& s) { return deaf(s.to, run); });
+  return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
 }
 
 void Process::announce(Notice notice) {
@@ -243,18 +243,42 @@ Notice Process::notice(Notice::Kind kind) const {
 
 // ---- groups ----
 
-std::shared_ptr<GroupCore> Process::make_group(GroupId id, std::vector<int> members, std::string name) {
+std::shared_ptr<GroupCore> Process::make_world() {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  GroupKey key = key_;
+  std::memcpy(key.data(), &run_, sizeof run_);
+  return make_group({run_, 0}, std::move(all), "world", key);
+}
+
+std::shared_ptr<GroupCore> Process::make_group(GroupId id, std::vector<int> members, std::string name,
+                                               const GroupKey& key) {
   const auto place = std::ranges::find(members, rank_) - members.begin();
   auto core = std::make_shared<GroupCore>(
       GroupCore{id, std::move(members), static_cast<int>(place), std::move(name)});
+  core->key = key;
   number_used(id.number);
   groups_[id] = core;
+  forget_dropped();
   const auto early = early_.find(id);
   if (early == early_.end()) return core;
   const std::vector<Watch::News> news = std::move(early->second);
   early_.erase(early);
   for (const Watch::News& n : news) apply(n.process, n.notice);
   return core;
+}
+
+/// Whether a group may yet be made here: its number is above all that this process has used.
+bool Process::to_come(GroupId id) const {
+  return id.run > run_ || (id.run == run_ && id.number >= next_number_);
+}
+
+/// Forgets groups without a handle, and what came for them.
+void Process::forget_dropped() {
+  std::erase_if(groups_, [](const auto& entry) { return entry.second.expired(); });
+  const auto dropped = [&](GroupId id) { return !groups_.contains(id) && !to_come(id); };
+  std::erase_if(mail_, [&](const auto& entry) { return dropped(entry.first.group); });
+  std::erase_if(early_, [&](const auto& entry) { return dropped(entry.first); });
 }
 
 void Process::fail(GroupCore& core, Fault fault) {
@@ -297,18 +321,20 @@ void Process::press(GroupCore& core) {
 void Process::ask_renewal(GroupCore& core) {
   clean_ = false;
   if (!core.fault) core.fault = renewing(core.name, core.members, core.rank, heard());
-  core.renewals[rank_] = next_number_;
-  renewed_.insert(core.id);
+  core.renewals[rank_] = {next_number_, draw_group_key()};
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;
-  renewal.value = next_number_;
+  renewal.offer = core.renewals[rank_];
   // With the fault, because this notice may reach a member before the decision, which goes over another
   // connection.
   renewal.sequence = core.fault->sequence;
   renewal.ranks.assign(core.fault->ranks.begin(), core.fault->ranks.end());
   renewal.text = core.fault->text;
-  for (int member : core.members)
-    if (member != rank_) watch_->send(member, renewal);
+  for (int member : core.members) {
+    if (member == rank_) continue;
+    ++peer(member).renewals_sent;
+    watch_->send(member, renewal);
+  }
 }
 
 void Process::fail_renewal(GroupCore& core, Fault fault) {
@@ -329,13 +355,13 @@ std::shared_ptr<GroupCore> Process::group(GroupId id) const {
 
 bool Process::has_done(const Waiter& waiter) const {
   if (waiter.line.group.run < run_) return true;  // that body is over, as the waiter will hear
-  if (waiter.renews) return renewed_.contains(waiter.line.group);
+  const Peer& p = peer(waiter.process);
+  if (p.sent + p.renewals_sent > waiter.received) return true;
+  if (waiter.renews) return false;
   // Its group has failed: the waiter will hear of that and wait no more.
   if (const std::shared_ptr<GroupCore> core = group(waiter.line.group); core && core->fault) return true;
   const auto line = lines_.find(waiter.line);
-  if (line != lines_.end()) return line->second->posted() > waiter.sequence;
-  const auto closed = closed_.find(waiter.line);
-  return closed != closed_.end() && closed->second > waiter.sequence;
+  return line != lines_.end() && line->second->posted() > waiter.sequence;
 }
 
 std::optional<Gone> Process::gone(int process, std::uint32_t run) const {
@@ -368,14 +394,46 @@ void Process::add(const LineId& id, MpiLine& line) {
   for (Frame& frame : mail->second) line.take(std::move(frame));
   mail_.erase(mail);
 }
-void Process::remove(const LineId& id, std::uint64_t posted) {
-  lines_.erase(id);
-  if (in_run_) closed_[id] = posted;
+void Process::remove(const LineId& id) {
+  const auto found = lines_.find(id);
+  std::erase(holding_, found->second);
+  lines_.erase(found);
 }
 void Process::adopt(std::unique_ptr<MpiLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
-void Process::abandon(Abandoned requests) { abandoned_.push_back(std::move(requests)); }
+
+void Process::let_go() {
+  std::erase_if(holding_, [](MpiLine* line) { return line->let_go(); });
+  std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
+}
+
+void Process::abandon(Abandoned left) {
+  const auto cancelled = [](MPI_Request& request) { return succeeded(MPI_Cancel(&request)); };
+  if (!forked() && !std::ranges::all_of(left.receives, cancelled)) return lose(std::move(left.keep));
+  lent_->abandoned.push_back(std::move(left));
+  if (!forked()) std::erase_if(lent_->abandoned, [&](Abandoned& a) { return over(a); });
+}
+
+/// Whether MPI is done with it, or nobody will know.
+bool Process::over(Abandoned& left) {
+  for (std::vector<MPI_Request>* requests : {&left.receives, &left.sends})
+    while (!requests->empty()) {
+      int done = 0;
+      if (!succeeded(MPI_Test(&requests->back(), &done, MPI_STATUS_IGNORE))) {
+        lose(std::move(left.keep));
+        return true;
+      }
+      if (done == 0) return false;
+      requests->pop_back();
+    }
+  return true;
+}
+
+void Process::lose(std::vector<Ref<Storage>> memory) {
+  clean_ = false;
+  std::ranges::move(memory, std::back_inserter(lent_->lost));
+}
 
 bool Process::step_others(const MpiLine* line) {
   bool moved = false;
@@ -401,21 +459,24 @@ void Process::send(int to, Frame frame) {
   if (!succeeded(code))
     return fail(header.line, header.sequence, header.signature, to, failure("MPI_Isend", code));
   ++peer(to).sent;
-  sending_.push_back({request, to, std::move(frame)});
+  lent_->sending.push_back({request, to, std::move(frame)});
   reap();
 }
 
 /// Takes back frames that MPI has sent.
 void Process::reap() {
-  while (!sending_.empty()) {
+  for (; !lent_->sending.empty(); lent_->sending.pop_front()) {
+    Sending& oldest = lent_->sending.front();
     int done = 0;
-    const int code = MPI_Test(&sending_.front().request, &done, MPI_STATUS_IGNORE);
+    const int code = MPI_Test(&oldest.request, &done, MPI_STATUS_IGNORE);
     if (succeeded(code) && done == 0) return;
-    const Header& header = sending_.front().frame.header();
-    if (!succeeded(code))
-      fail(header.line, header.sequence, header.signature, sending_.front().to, failure("MPI_Test", code));
-    give_back(std::move(sending_.front().frame));
-    sending_.pop_front();
+    if (succeeded(code)) {
+      give_back(std::move(oldest.frame));
+      continue;
+    }
+    const Header& header = oldest.frame.header();
+    fail(header.line, header.sequence, header.signature, oldest.to, failure("MPI_Test", code));
+    lent_->lost_frames.push_back(std::move(oldest.frame));
   }
 }
 
@@ -425,9 +486,9 @@ int Process::next_tags(int to) {
 }
 
 void Process::receive_into(std::size_t slot) {
-  incoming_[slot] = take_frame();
-  const int code = MPI_Irecv(incoming_[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag,
-                             comm_, &requests_[slot]);
+  Frame& frame = lent_->incoming[slot] = take_frame();
+  const int code = MPI_Irecv(frame.bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag, comm_,
+                             &lent_->receives[slot]);
   if (!succeeded(code)) go_deaf(failure("MPI_Irecv", code));
 }
 
@@ -446,12 +507,12 @@ bool Process::receive() {
   bool any = false;
   while (deafness_.empty()) {
     int done = 0;
-    const int code = MPI_Test(&requests_[next_in_], &done, MPI_STATUS_IGNORE);
+    const int code = MPI_Test(&lent_->receives[next_in_], &done, MPI_STATUS_IGNORE);
     if (!succeeded(code)) go_deaf(failure("MPI_Test", code));
     if (!succeeded(code) || done == 0) return any;
-    Frame frame = std::move(incoming_[next_in_]);
+    Frame frame = std::move(lent_->incoming[next_in_]);
     receive_into(next_in_);
-    next_in_ = (next_in_ + 1) % incoming_.size();
+    next_in_ = (next_in_ + 1) % lent_->incoming.size();
     deliver(std::move(frame));
     any = true;
   }
@@ -463,14 +524,16 @@ void Process::deliver(Frame frame) {
   ++peer(header.from).received;
   const auto line = lines_.find(header.line);
   if (line != lines_.end()) return line->second->take(std::move(frame));
-  if (header.line.group.run >= run_) mail_[header.line].push_back(std::move(frame));
+  const GroupId id = header.line.group;
+  if (group(id) || to_come(id)) return mail_[header.line].push_back(std::move(frame));
+  give_back(std::move(frame));
 }
 
 bool Process::progress() {
   const bool news = watch_->any_news();
   if (news) take_news();
   const bool any = receive();
-  if (!sending_.empty()) reap();
+  reap();
   return any || news;
 }
 
@@ -506,12 +569,13 @@ void Process::apply(int process, Notice notice) {
       break;
   }
   clean_ = false;
+  if (notice.kind == Notice::Kind::renewal) ++peer(process).renewals_received;
   const std::shared_ptr<GroupCore> core = group(notice.group);
   if (!core) {
-    if (notice.group.run >= run_) early_[notice.group].push_back({process, std::move(notice)});
+    if (to_come(notice.group)) early_[notice.group].push_back({process, std::move(notice)});
     return;
   }
-  if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.value;
+  if (notice.kind == Notice::Kind::renewal) core->renewals[process] = notice.offer;
   std::optional<Fault>& fault =
       notice.kind == Notice::Kind::renewal_fault ? core->renewal_fault : core->fault;
   if (!fault)

@@ -11,12 +11,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "collectives/mpi/circles.h"
 #include "collectives/mpi/watch.h"
+#include "collectives/offer.h"
 #include "collectives/processes.h"
 #include "runtime/storage.h"
 
@@ -56,8 +56,9 @@ struct GroupCore {
   std::optional<Fault> fault{};
   std::optional<Notice> reported{};  ///< a fault that was found here and awaits the decision
   std::chrono::steady_clock::time_point reported_at{};
-  std::map<int, std::uint64_t> renewals{};  ///< processes that asked, with their first free number
-  std::optional<Fault> renewal_fault{};     ///< the renewal failed: ranks renew groups in different orders
+  GroupKey key{};
+  std::map<int, Offer> renewals{};       ///< of processes that asked, with their first free number
+  std::optional<Fault> renewal_fault{};  ///< the renewal failed: ranks renew groups in different orders
 };
 
 /// How a process left a run, in which it posts nothing more.
@@ -69,8 +70,30 @@ struct Gone {
 
 /// MPI requests whose line is gone, and the memory that they use until they complete.
 struct Abandoned {
-  std::vector<MPI_Request> requests;
+  std::vector<MPI_Request> receives, sends;
   std::vector<Ref<Storage>> keep;
+};
+
+/// A frame on its way.
+struct Sending {
+  MPI_Request request;
+  int to;
+  Frame frame;
+};
+
+/// All memory that MPI may read or write though no line owns it. It goes back when its request is over.
+/// After a failed MPI_Test nobody knows whether that will ever be, so `lost` stays as long as the process.
+struct Lent {
+  std::array<Frame, 16> incoming;
+  std::array<MPI_Request, 16> receives;
+  std::deque<Sending> sending;
+  std::vector<Abandoned> abandoned;
+  std::vector<Ref<Storage>> lost;
+  std::vector<Frame> lost_frames;
+};
+/// Leaves it to MPI, which may use it while the process ends.
+struct LeaveToMpi {
+  void operator()(Lent* lent) const noexcept;
 };
 
 /// One a thread; everything here is called on that thread.
@@ -97,7 +120,10 @@ class Process : public std::enable_shared_from_this<Process> {
   void leave(std::uint32_t run, Departure how, const std::string& reason);
 
   // ---- groups ----
-  std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name);
+  std::shared_ptr<GroupCore> make_group(GroupId id, std::vector<int> members, std::string name,
+                                        const GroupKey& key);
+  /// The group of all processes in this run.
+  std::shared_ptr<GroupCore> make_world();
   std::uint32_t next_number() const { return next_number_; }
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
   /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
@@ -121,11 +147,18 @@ class Process : public std::enable_shared_from_this<Process> {
 
   // ---- lines ----
   void add(const LineId& id, MpiLine& line);
-  /// `posted`: the calls that were made on it.
-  void remove(const LineId& id, std::uint64_t posted);
+  void remove(const LineId& id);
   /// Takes over a line without a handle whose calls are under way, until they are done or never can be.
   void adopt(std::unique_ptr<MpiLine> line);
-  void abandon(Abandoned requests);
+  /// Takes over what a line leaves that is gone; its memory lives until MPI is done with it.
+  void abandon(Abandoned left);
+  /// Keeps memory for as long as the process: MPI does not say whether it still uses it.
+  void lose(std::vector<Ref<Storage>> memory);
+  /// The line has calls that are over and whose memory MPI still reads.
+  void hold(MpiLine& line) { holding_.push_back(&line); }
+  /// Frees the memory of calls that are over, on any line, as far as MPI has read it, and lines without a
+  /// handle that are done. Every call of the rank does, so that what is held does not grow with their number.
+  void let_go();
 
   // ---- moving ----
   Frame take_frame();
@@ -141,8 +174,13 @@ class Process : public std::enable_shared_from_this<Process> {
 
   // ---- waiting ----
   Circles& circles() { return circles_; }
-  /// Whether this rank has made, or queued, what `waiter` waits for.
+  /// Whether this rank has queued what `waiter` waits for, or has sent it anything that had not come when it
+  /// began to wait: that may be what it waits for.
   bool has_done(const Waiter& waiter) const;
+  /// Frames and renewals of `process` that have come.
+  std::uint64_t received_from(int process) const {
+    return peer(process).received + peer(process).renewals_received;
+  }
   /// Ends the renewal of a group, on all its members.
   void fail_renewal(GroupCore& core, Fault fault);
   /// Null for a group that has no handle here.
@@ -151,17 +189,12 @@ class Process : public std::enable_shared_from_this<Process> {
 
  private:
   struct Peer {
-    std::uint64_t sent = 0, received = 0;  ///< frames
+    std::uint64_t sent = 0, received = 0;                    ///< frames
+    std::uint64_t renewals_sent = 0, renewals_received = 0;  ///< asked for
     std::uint32_t tags = 0;
     std::optional<Notice> goodbye, died;
     std::map<std::uint32_t, Notice> departed;
   };
-  struct Sending {
-    MPI_Request request;
-    int to;
-    Frame frame;
-  };
-
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
   void start_mpi();
@@ -174,6 +207,9 @@ class Process : public std::enable_shared_from_this<Process> {
   bool receive();
   void deliver(Frame frame);
   void reap();
+  bool over(Abandoned& left);
+  bool to_come(GroupId id) const;
+  void forget_dropped();
   void take_news();
   void apply(int process, Notice notice);
   Notice notice(Notice::Kind kind) const;
@@ -187,24 +223,21 @@ class Process : public std::enable_shared_from_this<Process> {
   int rank_ = 0, spins_ = 0;
   std::int32_t tag_limit_ = 0;
   std::vector<Peer> peers_;
+  GroupKey key_;  ///< of process 0; the world of a run has it with the run's number
   std::uint32_t run_ = 0, next_number_ = 0;
   std::optional<Fault> heard_;  ///< the last fault that this rank was told of, see `forget`
 
-  std::array<Frame, 16> incoming_;
-  std::array<MPI_Request, 16> requests_;
+  std::unique_ptr<Lent, LeaveToMpi> lent_{std::make_unique<Lent>().release()};
   std::size_t next_in_ = 0;
   std::string deafness_;  ///< why MPI receives nothing more here; empty while it does
-  std::deque<Sending> sending_;
   std::vector<Frame> spare_;
 
   std::map<LineId, MpiLine*> lines_;
-  std::map<LineId, std::uint64_t> closed_;    ///< calls that were made on lines of this run that are gone
-  std::set<GroupId> renewed_;                 ///< groups that this rank has asked to renew in this run
+  std::vector<MpiLine*> holding_;
   std::map<LineId, std::deque<Frame>> mail_;  ///< for lines that this rank has not used yet
   std::vector<std::unique_ptr<MpiLine>> orphans_;
   std::map<GroupId, std::weak_ptr<GroupCore>> groups_;
   std::map<GroupId, std::vector<Watch::News>> early_;  ///< about groups that are not made here yet
-  std::vector<Abandoned> abandoned_;
   Circles circles_{*this};
   std::unique_ptr<Watch> watch_;
 };

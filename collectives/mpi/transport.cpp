@@ -1,6 +1,5 @@
 #include <array>
 #include <map>
-#include <numeric>
 
 #include "collectives/mpi/line.h"
 #include "collectives/mpi/process.h"
@@ -21,22 +20,29 @@ class MpiTransport final : public Transport {
 
   int rank() const override { return core_->rank; }
   int size() const override { return static_cast<int>(core_->members.size()); }
+  const GroupKey& key() const override { return core_->key; }
 
   Line& channel(int index) override { return line({core_->id, index, -1, -1}); }
   Line& messages(int index, int source, int destination) override {
     return line({core_->id, index, source, destination});
   }
 
-  std::int64_t offer(std::span<const int>, const std::string&) override { return process_->next_number(); }
-  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+  Offer offer(std::span<const int> members, const std::string&) override {
+    const bool first = !members.empty() && members[0] == core_->rank;
+    return {process_->next_number(), first ? draw_group_key() : GroupKey{}};
+  }
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const Offer> offers,
                                   const std::string& name) override {
-    if (std::ranges::any_of(words, [](std::int64_t word) { return word <= 0; })) refuse_to_join(name);
+    if (std::ranges::any_of(offers, [](const Offer& offer) { return offer.number <= 0; }))
+      refuse_to_join(name);
     // Above every number that a member has used, so no process is in two groups of one number.
-    const auto number = static_cast<std::uint32_t>(*std::ranges::max_element(words));
+    const std::int64_t number = std::ranges::max_element(offers, {}, &Offer::number)->number;
     std::vector<int> processes;
     for (int rank : members) processes.push_back(core_->members[static_cast<std::size_t>(rank)]);
     return std::make_unique<MpiTransport>(
-        process_, process_->make_group({core_->id.run, number}, std::move(processes), name));
+        process_,
+        process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, std::move(processes), name,
+                             offers[static_cast<std::size_t>(members[0])].key));
   }
 
   std::unique_ptr<Transport> renew() override {
@@ -56,11 +62,11 @@ class MpiTransport final : public Transport {
       process_->circles().ask();
       patience.pause();
     }
-    std::uint64_t number = 0;
-    for (const auto& [process, first_free] : core_->renewals) number = std::max(number, first_free);
+    std::int64_t number = 0;
+    for (const auto& [process, renewal] : core_->renewals) number = std::max(number, renewal.number);
     auto renewed = std::make_unique<MpiTransport>(
         process_, process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, core_->members,
-                                       core_->name));
+                                       core_->name, core_->renewals.at(core_->members[0]).key));
     renewed->renewed_ = true;
     return renewed;
   }
@@ -108,9 +114,7 @@ class MpiRun final : public ProcessRun {
       : process_(std::move(process)), run_(process_->begin_run()) {}
 
   std::unique_ptr<Transport> world() override {
-    std::vector<int> all(static_cast<std::size_t>(process_->size()));
-    std::iota(all.begin(), all.end(), 0);
-    return std::make_unique<MpiTransport>(process_, process_->make_group({run_, 0}, std::move(all), "world"));
+    return std::make_unique<MpiTransport>(process_, process_->make_world());
   }
   void leave(Departure how, const std::string& reason) noexcept override {
     process_->leave(run_, how, reason);

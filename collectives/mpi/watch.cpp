@@ -246,6 +246,11 @@ void Watch::decide(const Notice& report) {
   wake();
 }
 
+void Watch::forget(std::uint32_t run) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(decided_, [&](GroupId id) { return id.run <= run; });
+}
+
 void Watch::decide_locked(const Notice& report) {
   if (!decided_.insert(report.group).second) return;
   Notice fault = report;

@@ -67,6 +67,8 @@ class Watch {
   void send(int process, const Notice& notice);
   /// Decides on a group's fault: the first report of a group that comes here is the fault its members throw.
   void decide(const Notice& report);
+  /// Forgets what was decided on groups of this run and before, to which nobody listens any more.
+  void forget(std::uint32_t run);
 
   struct News {
     int process;

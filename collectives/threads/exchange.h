@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/movement.h"
+#include "collectives/offer.h"
 #include "collectives/threads/crew.h"
 
 namespace sherd::threads {
@@ -68,6 +69,7 @@ class Core : public std::enable_shared_from_this<Core> {
   int seat_of(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
   const std::vector<int>& seats() const { return seats_; }
   const std::string& name() const { return name_; }
+  const GroupKey& key() const { return key_; }
 
   /// The exchange of a channel (source -1) or of the messages from one rank to another; made on first use.
   Exchange& exchange(int channel, int source, int destination);
@@ -102,6 +104,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<Crew> crew_;
   std::vector<int> seats_;
   std::string name_;
+  const GroupKey key_ = draw_group_key();
   std::mutex exchanges_mutex_;  // taken when a line is used for the first time
   std::map<std::array<int, 3>, std::unique_ptr<Exchange>> exchanges_;
   struct Offer {

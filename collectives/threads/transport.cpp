@@ -20,12 +20,17 @@ class ThreadLine;
 /// another order than its peers.
 struct Lines {
   std::vector<ThreadLine*> all;
+  /// Those with calls that are over and whose memory a peer was still reading.
+  std::vector<ThreadLine*> holding;
   /// Lines with calls under way whose group has no handle any more: the peers still get what was posted.
   std::vector<std::shared_ptr<ThreadLine>> left_behind;
 
   static std::shared_ptr<Lines> current();
   /// Advances all lines but `except`; says whether anything happened.
   bool step(const ThreadLine* except = nullptr);
+  /// Frees the memory of calls that are over, on any line, as far as the peers have read it. Every call of
+  /// the rank does, so that what is held does not grow with the number of lines.
+  void let_go();
 };
 
 class ThreadLine final : public Line {
@@ -48,7 +53,10 @@ class ThreadLine final : public Line {
     sources_.resize(exchange_.lanes.size());
     lines_.all.push_back(this);
   }
-  ~ThreadLine() override { std::erase(lines_.all, this); }
+  ~ThreadLine() override {
+    std::erase(lines_.all, this);
+    std::erase(lines_.holding, this);
+  }
 
   std::uint64_t post(const Collective& c, const Signature& signature, WhenFull full) override {
     throw_if_failed();
@@ -58,16 +66,17 @@ class ThreadLine final : public Line {
       if (posted_ >= depth) until([&] { return queue_.empty() && room(); }, posted_ - depth);
       publish(c, signature);
     }
+    lines_.let_go();
     mine_.promised.store(posted(), std::memory_order_relaxed);  // read under the mutex that a sleeper takes
     return posted() - 1;
   }
   void wait(std::uint64_t sequence) override {
     until([&] { return complete(sequence); }, sequence);
-    release(sequence);
+    lines_.let_go();
   }
   void wait_inputs(std::uint64_t sequence) override {
     until([&] { return inputs_free(sequence); }, sequence);
-    release(sequence);
+    lines_.let_go();
   }
   bool done(std::uint64_t sequence) override {
     throw_if_failed();
@@ -75,7 +84,8 @@ class ThreadLine final : public Line {
     return complete(sequence);
   }
   std::uint64_t posted() const override { return posted_ + queue_.size(); }
-  bool under_way() const { return finished_ < posted() && core_.fault() == nullptr; }
+  /// Whether it has calls that are not over, or memory that a peer reads.
+  bool under_way() const { return (finished_ < posted() || holds_) && core_.fault() == nullptr; }
   /// Keeps the group's core alive for this line alone, when the last handle on the group has gone.
   void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
 
@@ -91,11 +101,14 @@ class ThreadLine final : public Line {
         moved = true;
       }
     } while (!queue_.empty() && room() && core_.fault() == nullptr);
-    while (released_ < finished_ && inputs_free(released_)) {
-      if (released_ + depth >= posted_) let_go(mine_.slot(released_));
-      ++released_;
-    }
     return moved;
+  }
+  /// Frees the memory of calls that neither this rank nor a peer needs; says whether none is held any more.
+  bool let_go() {
+    released_ = std::max(released_, posted_ - std::min(posted_, depth));  // slots before are others' by now
+    for (; released_ < finished_ && inputs_free(released_); ++released_) clear(mine_.slot(released_));
+    holds_ = released_ < finished_;
+    return !holds_;
   }
 
  private:
@@ -123,7 +136,7 @@ class ThreadLine final : public Line {
   void fill(Slot& slot, const Collective& c, const Signature& signature) {
     slot.signature = signature;
     slot.reduction = c.reduction;
-    let_go(slot);
+    clear(slot);
     slot.parts.clear();
     slot.eager = input_bytes(c) <= eager_bytes;
     const std::size_t segments = std::max(c.inputs.size(), c.outputs.size());
@@ -132,7 +145,7 @@ class ThreadLine final : public Line {
     const bool slices = c.kind == CollectiveKind::all_reduce && !slot.eager;
     slot.movement = Movement::of(c, static_cast<int>(bells_.size()), slices ? 2 : 1);
   }
-  static void let_go(Slot& slot) {
+  static void clear(Slot& slot) {
     slot.inputs.clear();
     slot.outputs.clear();
   }
@@ -209,6 +222,7 @@ class ThreadLine final : public Line {
       if (round_ == 1) own.outputs.clear();
       round_ = 0;
       mine_.finished.store(++finished_, std::memory_order_seq_cst);
+      if (!own.eager && !std::exchange(holds_, true)) lines_.holding.push_back(this);
     }
     ring();
     return true;
@@ -257,11 +271,6 @@ class ThreadLine final : public Line {
   bool inputs_free(std::uint64_t sequence) {
     return sequence < posted_ &&
            (sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence));
-  }
-  /// Releases the memory of a call that neither this rank nor a peer needs.
-  void release(std::uint64_t sequence) {
-    if (finished_ > sequence && sequence + depth >= posted_ && inputs_free(sequence))
-      let_go(mine_.slot(sequence));
   }
   /// Whether outputs hold their values and are free: in two rounds peers read them too.
   bool complete(std::uint64_t sequence) {
@@ -386,7 +395,8 @@ class ThreadLine final : public Line {
   Lines& lines_;  // alive as long as the transport, or the owner of a line that was left behind
   std::vector<Bell*> bells_;
   std::vector<const std::byte*> sources_;
-  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: calls whose memory is released
+  std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: calls whose memory is freed
+  bool holds_ = false;                                      // it is one of `Lines::holding`
   int round_ = 0;
   std::deque<std::pair<Collective, Signature>> queue_;  // numbered on from `posted_`
 };
@@ -403,12 +413,17 @@ bool Lines::step(const ThreadLine* except) {
   bool moved = false;
   for (ThreadLine* line : all)
     if (line != except) moved = line->step() || moved;
+  let_go();
   if (!left_behind.empty()) {
     const auto over = std::ranges::stable_partition(left_behind, &ThreadLine::under_way);
     const std::vector<std::shared_ptr<ThreadLine>> gone(over.begin(), over.end());
     left_behind.erase(over.begin(), over.end());
   }
   return moved;
+}
+
+void Lines::let_go() {
+  std::erase_if(holding, [](ThreadLine* line) { return line->let_go(); });
 }
 
 class ThreadTransport final : public Transport {
@@ -421,6 +436,7 @@ class ThreadTransport final : public Transport {
   }
   int rank() const override { return rank_; }
   int size() const override { return core_->size(); }
+  const GroupKey& key() const override { return core_->key(); }
 
   Line& channel(int index) override {
     std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
@@ -433,13 +449,14 @@ class ThreadTransport final : public Transport {
     return *line;
   }
 
-  std::int64_t offer(std::span<const int> members, const std::string& name) override {
-    if (members.empty() || members[0] != rank_) return 0;
-    return core_->offer(std::make_shared<Core>(core_->crew_ref(), seats_of(members), name));
+  Offer offer(std::span<const int> members, const std::string& name) override {
+    if (members.empty() || members[0] != rank_) return {};
+    const auto made = std::make_shared<Core>(core_->crew_ref(), seats_of(members), name);
+    return {core_->offer(made), made->key()};
   }
-  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const std::int64_t> words,
+  std::unique_ptr<Transport> join(std::span<const int> members, std::span<const Offer> offers,
                                   const std::string& name) override {
-    std::shared_ptr<Core> core = core_->accept(words[static_cast<std::size_t>(members[0])]);
+    std::shared_ptr<Core> core = core_->accept(offers[static_cast<std::size_t>(members[0])].number);
     if (!core || core->seats() != seats_of(members)) refuse_to_join(name);
     const auto place = std::ranges::find(members, rank_) - members.begin();
     return make_end(std::move(core), static_cast<int>(place));

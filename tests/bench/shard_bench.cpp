@@ -254,12 +254,6 @@ struct Wide final : nn::Layer<Wide> {
   void visit(auto&& on) { on("layers", layers); }
 };
 
-/// Calls that are over hold nothing any more.
-void flush_calls(World& world) {
-  for (int channel = 0; channel < max_channels; ++channel)
-    for (int i = 0; i < 10; ++i) world.group().barrier({.channel = channel});
-}
-
 /// The most that this rank's tensors took at once in three steps. Everything that the pool got from the
 /// system lies there when the model is gone.
 double peak_bytes(World& world, const std::function<void(Wide&)>& wrap) {
@@ -277,7 +271,7 @@ double peak_bytes(World& world, const std::function<void(Wide&)>& wrap) {
       optimizer.zero_grad();
     }
   }
-  flush_calls(world);
+  world.group().barrier();  // the peers have read what calls held
   const double bytes = static_cast<double>(pool.cached_bytes());
   pool.trim();
   return bytes;

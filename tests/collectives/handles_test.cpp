@@ -142,9 +142,9 @@ class Witness final : public Transport {
   int size() const override { return 1; }
   Line& channel(int) override { fail<InternalError>("no calls"); }
   Line& messages(int, int, int) override { fail<InternalError>("no calls"); }
-  std::int64_t offer(std::span<const int>, const std::string&) override { return 0; }
-  std::unique_ptr<Transport> join(std::span<const int>, std::span<const std::int64_t>,
-                                  const std::string&) override {
+  const GroupKey& key() const override { fail<InternalError>("no key"); }
+  Offer offer(std::span<const int>, const std::string&) override { return {}; }
+  std::unique_ptr<Transport> join(std::span<const int>, std::span<const Offer>, const std::string&) override {
     return nullptr;
   }
   std::unique_ptr<Transport> renew() override { return nullptr; }

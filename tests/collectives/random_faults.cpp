@@ -25,11 +25,11 @@ constexpr int steps = 16, most_channels = 3;
 
 int below(Random& random, int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); }
 
-enum class Wrong { skips, repeats, adds, shape, dtype, label, kind, group, channel, throws, returns };
+enum class Wrong { skips, repeats, adds, shape, dtype, label, kind, group, channel, throws, returns, dies };
 constexpr const char* names[] = {"skips it",      "makes it twice", "makes one before it", "other shape",
                                  "other dtype",   "other label",    "other kind",          "other group",
-                                 "other channel", "throws instead", "returns instead"};
-constexpr int wrongs = std::size(names);
+                                 "other channel", "throws instead", "returns instead",     "dies instead"};
+constexpr int wrongs = static_cast<int>(Wrong::dies);  // that a rank can do to itself
 
 /// What a rank does when it hears of a fault.
 enum class Then { returns, throws, renews_it, renews_the_world };
@@ -57,6 +57,8 @@ struct Program {
   std::vector<Step> steps;
   std::size_t at = 0;  ///< the step that the culprit does wrong
   Wrong wrong{};
+  int slow = 0;             ///< another rank, which may be stopped
+  std::size_t slow_at = 0;  ///< before this step
 
   bool has(std::size_t group, int rank) const { return std::ranges::count(groups[group], rank) > 0; }
   std::string text() const {
@@ -113,6 +115,8 @@ Program random_program(std::uint64_t seed, int world) {
     own.push_back(p.steps.size() - 1);
   }
   p.at = own[static_cast<std::size_t>(below(random, static_cast<int>(own.size())))];
+  p.slow = (p.culprit + 1 + below(random, p.world - 1)) % p.world;
+  p.slow_at = static_cast<std::size_t>(below(random, static_cast<int>(p.steps.size())));
   return p;
 }
 
@@ -124,6 +128,7 @@ std::vector<Step> wrong_calls(const Program& p) {
     case Wrong::skips:
     case Wrong::throws:
     case Wrong::returns:
+    case Wrong::dies:
       return {};
     case Wrong::repeats:
       return {right, right};
@@ -186,8 +191,9 @@ Collective part_of(const Group& group, const Call& call) {
 /// One rank's way through a program.
 class Walk {
  public:
-  Walk(const Program& p, const World& world, std::uint64_t seed)
+  Walk(const Program& p, const Fate& fate, const World& world, std::uint64_t seed)
       : p_(p),
+        fate_(fate),
         rank_(world.rank()),
         own_(seed * 100 + static_cast<std::uint64_t>(rank_)),
         in_(world.group()) {}
@@ -196,10 +202,12 @@ class Walk {
     groups_ = {in_, in_.strided(1)};
     for (std::size_t i = 2; i < p_.groups.size(); ++i) groups_.push_back(groups_[0].subgroup(p_.groups[i]));
     for (std::size_t i = 0; i < p_.steps.size(); ++i) {
+      if (fate_.stop && rank_ == p_.slow && i == p_.slow_at) fate_.stop();
       if (i != p_.at || rank_ != p_.culprit) {
         if (takes_part(p_, p_.steps[i], rank_)) make(p_.steps[i]);
         continue;
       }
+      if (p_.wrong == Wrong::dies) fate_.die();
       if (p_.wrong == Wrong::throws) throw Boom();
       if (p_.wrong == Wrong::returns) return;
       for (const Step& step : wrong_calls(p_)) make(step);
@@ -235,6 +243,7 @@ class Walk {
   }
 
   const Program& p_;
+  const Fate& fate_;
   int rank_;
   Random own_;
   Group in_;
@@ -257,7 +266,7 @@ bool names_of_the_world(const std::string& text, int rank) {
 }
 
 /// Empty when the rank knows what it should.
-std::string complaint_of(const Program& p, int rank, const Seen& seen) {
+std::string complaint_of(const Program& p, const Fate& fate, int rank, const Seen& seen) {
   const bool culprit = rank == p.culprit;
   if (!seen.heard) {
     const bool gone = p.wrong == Wrong::throws || p.wrong == Wrong::returns || seen.ended;
@@ -267,7 +276,7 @@ std::string complaint_of(const Program& p, int rank, const Seen& seen) {
   const bool named =
       std::ranges::count(seen.world_ranks, p.culprit) > 0 || names_of_the_world(seen.text, p.culprit);
   if (!named) return fmt::format("does not hear of rank {}", p.culprit);
-  if (seen.seconds > in_time) return fmt::format("hears after {} s", seen.seconds);
+  if (seen.seconds > in_time + fate.seconds) return fmt::format("hears after {} s", seen.seconds);
   return "";
 }
 
@@ -278,12 +287,13 @@ int random_fault_ranks(std::uint64_t seed) {
   return 2 + below(random, 7);
 }
 
-void random_fault(World& world, std::uint64_t seed, std::string& complaint) {
-  const Program p = random_program(seed, world.size());
-  Walk walk(p, world, seed);
+void random_fault(World& world, std::uint64_t seed, std::string& complaint, const Fate& fate) {
+  Program p = random_program(seed, world.size());
+  if (fate.die) p.wrong = Wrong::dies;
+  Walk walk(p, fate, world, seed);
   Seen seen;
   const auto judge = [&] {
-    if (const std::string text = complaint_of(p, world.rank(), seen); !text.empty())
+    if (const std::string text = complaint_of(p, fate, world.rank(), seen); !text.empty())
       complaint = fmt::format("seed {}, {}; rank {} {}: {}", seed, p.text(), world.rank(), text, seen.text);
   };
   try {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
@@ -15,10 +16,17 @@ struct Boom : std::runtime_error {
   Boom() : std::runtime_error("boom") {}
 };
 
+/// What may befall a rank from outside.
+struct Fate {
+  std::function<void()> die{};   ///< of the rank at fault, in place of what it would do wrong
+  std::function<void()> stop{};  ///< of another one at some moment, for `seconds`; no fault
+  double seconds = 0;
+};
+
 /// How many ranks the program of a seed has, from 2 to 8.
 int random_fault_ranks(std::uint64_t seed);
 /// This rank's part in the program of a seed; all ranks of the world call it. `complaint` gets what this rank
 /// should have heard and did not. Throws Boom or a CollectiveError where that is the rank's part.
-void random_fault(World& world, std::uint64_t seed, std::string& complaint);
+void random_fault(World& world, std::uint64_t seed, std::string& complaint, const Fate& fate = {});
 
 }  // namespace sherd::test

@@ -1,18 +1,22 @@
 // Random faults on threads.
 #include "tests/collectives/random_faults.h"
 
+#include <sherd.h>
+
+#include <chrono>
+
 #include "tests/catch.h"
 
 using namespace sherd;
 
 namespace {
 
-void check_seeds(std::uint64_t first, std::uint64_t count) {
+void check_seeds(std::uint64_t first, std::uint64_t count, const test::Fate& fate = {}) {
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     std::vector<std::string> complaints(static_cast<std::size_t>(test::random_fault_ranks(seed)));
     try {
       run_ranks(static_cast<int>(complaints.size()), [&](World& world) {
-        test::random_fault(world, seed, complaints[static_cast<std::size_t>(world.rank())]);
+        test::random_fault(world, seed, complaints[static_cast<std::size_t>(world.rank())], fate);
       });
     } catch (const CollectiveError&) {
     } catch (const test::Boom&) {
@@ -25,6 +29,23 @@ void check_seeds(std::uint64_t first, std::uint64_t count) {
 
 TEST_CASE("a random fault in a random program: every rank hears whose it is", "[faults]") {
   check_seeds(0, 400);
+}
+
+/// A rank that computes for so long.
+test::Fate slow(double seconds) {
+  const auto compute = [seconds] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < end) full({1000}, 1.0);
+  };
+  return {.stop = compute, .seconds = seconds};
+}
+
+TEST_CASE("a random fault beside a rank that computes: every rank hears whose it is", "[faults]") {
+  check_seeds(400, 40, slow(0.1));
+}
+
+TEST_CASE("a random fault beside a rank that computes for 20 s", "[.soak]") {
+  check_seeds(500, 30, slow(20));
 }
 
 TEST_CASE("thousands of random faults", "[.soak]") { check_seeds(1000, 20000); }

@@ -1,7 +1,11 @@
 // What holds for every group on every transport.
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -168,6 +172,39 @@ void sub_groups(const Group& group) {
   run_some(again);
 }
 
+/// This rank's key, on every rank of the group and no other: `seen` are those of other groups.
+void expect_own_key(const Group& group, std::vector<GroupKey>& seen) {
+  const GroupKey& key = group.key();
+  const Tensor own = zeros({128}, {u8}), all = zeros({128 * group.size()}, {u8});
+  std::memcpy(own.mutable_data<std::uint8_t>(), key.data(), key.size());
+  group.all_gather(all, own);
+  for (int rank = 0; rank < group.size(); ++rank)
+    expect(std::memcmp(all.data<std::uint8_t>() + 128 * rank, key.data(), 128) == 0,
+           "rank {} of {} has another key", rank, group.name());
+  expect(std::ranges::count(seen, key) == 0, "{} has the key of another group", group.name());
+  expect(std::ranges::count(key, std::byte{}) < 64, "the key of {} is mostly zeros", group.name());
+  seen.push_back(key);
+}
+
+void keys(const Group& group) {
+  std::vector<GroupKey> seen;
+  expect_own_key(group, seen);
+  const Group all = group.strided(1);  // of the same ranks
+  expect_own_key(all, seen);
+  expect_own_key(all.blocks(all.size()), seen);
+  std::vector<int> backwards, odd;
+  for (int r = group.size() - 1; r >= 0; --r) backwards.push_back(r);
+  for (int r = 1; r < group.size(); r += 2) odd.push_back(r);
+  const Group turned = all.subgroup(backwards);
+  expect_own_key(turned, seen);
+  if (odd.empty()) return;
+  const Group some = turned.subgroup(odd);
+  if (some.defined()) {
+    expect_own_key(some, seen);
+    expect_own_key(some.strided(1), seen);
+  }
+}
+
 /// Memory that a call still reads or writes outlives works, tensors and the handle of the group.
 void dropped_groups(const Group& group) {
   for (std::int64_t n : {3, 5000}) {
@@ -180,6 +217,103 @@ void dropped_groups(const Group& group) {
     }
     run_some(group);
   }
+}
+
+/// Counts the bytes of tensors for as long as anything holds them.
+class Counted {
+ public:
+  Tensor tensor(std::int64_t numel) {
+    const std::int64_t bytes = numel * size_of(f32);
+    auto memory = std::make_shared<std::vector<float>>(static_cast<std::size_t>(numel), 1.0f);
+    *bytes_ += bytes;
+    float* const data = memory->data();
+    return from_blob(data, {numel}, f32,
+                     [held = bytes_, bytes, kept = std::move(memory)] { *held -= bytes; });
+  }
+  std::int64_t bytes() const { return *bytes_; }
+
+ private:
+  std::shared_ptr<std::atomic<std::int64_t>> bytes_ = std::make_shared<std::atomic<std::int64_t>>(0);
+};
+
+/// This rank's part in a call of counted tensors; a message goes from rank 0 to rank 1.
+std::optional<Collective> counted_call(Counted& counted, const Group& group, Kind kind, std::int64_t n,
+                                       bool in_place, int channel) {
+  const std::int64_t size = group.size(), rank = group.rank();
+  Collective c{.kind = kind, .channel = channel};
+  const auto brings = [&](const Tensor& t) { c.inputs.push_back(t); };
+  const auto gets = [&](const Tensor& t) { c.outputs.push_back(t); };
+  const std::int64_t in = kind == Kind::reduce_scatter || kind == Kind::all_to_all ? n * size : n;
+  const std::int64_t out = kind == Kind::all_gather || kind == Kind::all_to_all ? n * size : n;
+  if (kind == Kind::broadcast) {
+    c.peer = 0;
+    gets(counted.tensor(n));
+    if (rank == 0) brings(c.outputs[0]);
+  } else if (kind == Kind::send) {
+    if (rank > 1) return {};
+    c.kind = rank == 0 ? Kind::send : Kind::recv;
+    c.peer = rank == 0 ? 1 : 0;
+    rank == 0 ? brings(counted.tensor(n)) : gets(counted.tensor(n));
+  } else if (in_place && kind != Kind::all_to_all) {
+    const Tensor whole = counted.tensor(std::max(in, out));
+    const Tensor own = in == out ? whole : narrow(whole, 0, rank * n, n);
+    brings(in < out ? own : whole);
+    gets(out < in ? own : whole);
+  } else {
+    brings(counted.tensor(in));
+    gets(counted.tensor(out));
+  }
+  return c;
+}
+
+/// A call that is over and was waited for holds nothing, whatever else its line and others have had.
+void calls_that_are_over_hold_nothing(const Group& group) {
+  for (const Kind kind : {Kind::all_gather, Kind::all_reduce, Kind::reduce_scatter, Kind::all_to_all,
+                          Kind::broadcast, Kind::send}) {
+    if (kind == Kind::send && group.size() == 1) continue;
+    for (const std::int64_t n : {3, 5000, 100000})
+      for (const bool in_place : {false, true}) {
+        Counted counted;
+        for (int i = 0; i < 20; ++i) {
+          const auto c = counted_call(counted, group, kind, n, in_place, i % 3);
+          if (c) group.call(*c);
+        }
+        expect(counted.bytes() == 0, "{} of {}: {} bytes are held", to_string(kind), n, counted.bytes());
+      }
+  }
+}
+
+/// Waits for a call without moving any other line on, which is what `done` does.
+void wait_alone(const Work& work) {
+  while (!work.done()) std::this_thread::yield();
+}
+
+/// Of calls for whose inputs nobody waits nothing is held once the peers have read them, however many lines
+/// there were: the next call of the rank, on whatever line, gives it back.
+void lines_hold_nothing_that_was_read(const Group& group) {
+  const int rank = group.rank(), size = group.size();
+  for (const std::int64_t n : {3, 5000, 100000})
+    for (const int count : {1, 6}) {
+      std::vector<Group> groups;
+      for (int i = 0; i < count; ++i) groups.push_back(group.blocks(size));
+      Counted counted;
+      std::vector<Work> works;
+      for (const Group& g : groups)
+        for (int channel = 0; channel < max_channels; channel += 3)
+          for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::broadcast})
+            works.push_back(g.enqueue(*counted_call(counted, g, kind, n, kind == Kind::all_gather, channel)));
+      if (rank > 0) {  // reads nothing before the first rank has waited for everything
+        const Tensor token = zeros({1});
+        wait_alone(group.enqueue({.kind = Kind::recv, .outputs = {token}, .peer = 0}));
+      }
+      for (Work& work : works) work.wait();
+      works.clear();
+      if (rank == 0)
+        for (int peer = 1; peer < size; ++peer)
+          (void)group.enqueue({.kind = Kind::send, .inputs = {zeros({1})}, .peer = peer});
+      group.barrier();  // all have waited, and so read
+      expect(counted.bytes() == 0, "{} groups, {} elements: {} bytes are held", count, n, counted.bytes());
+    }
 }
 
 void views(const Group& group) {
@@ -367,6 +501,9 @@ std::span<const Section> sections() {
       {"inputs may be written after wait_inputs", inputs_are_free_after_wait_inputs},
       {"calls are numbered by channel", sequences},
       {"groups are cut from groups", sub_groups},
+      {"a call that is over holds no memory", calls_that_are_over_hold_nothing},
+      {"no line holds what was read", lines_hold_nothing_that_was_read},
+      {"a group has a key of its own, alike on all of its ranks", keys},
       {"dense views are sent where they lie", views},
       {"a call that cannot be right is refused here, and harms nothing", refusals},
       {"a group that cannot be is refused here", refused_groups},

@@ -58,9 +58,18 @@ void expect_survivors_report(int ranks, const std::string& scenario) {
   CHECK(outcome.status == 128 + SIGKILL);
 }
 
+/// Whichever rank was killed.
+void expect_others_report(int ranks, const std::string& scenario) {
+  const Outcome outcome = launch(ranks, scenario);
+  INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
+  CHECK(outcome.verdicts.size() == static_cast<std::size_t>(ranks - 1));
+  for (const std::string& verdict : outcome.verdicts) CHECK(verdict.ends_with(" ok"));
+  CHECK(outcome.status == 128 + SIGKILL);
+}
+
 /// The launcher ends a job in which a rank ends before all have met, so one verdict is enough.
-void expect_refused_start(int ranks, const std::string& scenario) {
-  const Outcome outcome = launch(ranks, scenario, SHERD_CODES);
+void expect_refused_start(int ranks, const std::string& scenario, const std::string& program = SHERD_CODES) {
+  const Outcome outcome = launch(ranks, scenario, program);
   INFO(scenario << " on " << ranks << " processes:\n" << outcome.output);
   CHECK_FALSE(outcome.verdicts.empty());
   for (const std::string& verdict : outcome.verdicts) CHECK(verdict.ends_with(" ok"));
@@ -113,6 +122,25 @@ TEST_CASE("a random fault in a random program: every process hears whose it is")
   for (int ranks : {2, 3, 4}) expect_all_well(ranks, "random_faults");
 }
 
+TEST_CASE("a random fault beside a process that is stopped: every process hears whose it is") {
+  for (int ranks : {2, 4}) expect_all_well(ranks, "random_faults_stopped 100");
+}
+
+TEST_CASE("a process that is killed at a random moment is named by all others") {
+  for (int seed = 0; seed < 6; ++seed)
+    expect_others_report(2 + seed % 4, "random_death " + std::to_string(seed));
+}
+
+TEST_CASE("thousands of random faults among processes", "[.soak]") {
+  for (int round = 0; round < 10; ++round)
+    for (int ranks = 2; ranks <= 8; ++ranks)
+      expect_all_well(ranks, "random_faults " + std::to_string(1000 + 60 * (7 * round + ranks)));
+  for (int seed = 0; seed < 200; ++seed)
+    expect_others_report(2 + seed % 7, "random_death " + std::to_string(100 + seed));
+  for (int ranks = 2; ranks <= 8; ++ranks)
+    expect_all_well(ranks, "random_faults_stopped_long " + std::to_string(4 * ranks));
+}
+
 TEST_CASE("who waits for a process that left because of a fault hears whose it was") {
   for (int ranks : {3, 4}) expect_all_well(ranks, "fault_elsewhere");
 }
@@ -124,6 +152,19 @@ TEST_CASE("a chain of processes that wait for one that is slow waits for it") {
 TEST_CASE("an MPI function that fails is named with MPI's own text") {
   for (const char* scenario : {"frames_out", "messages_out", "messages_in", "frames_in", "tests"})
     for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_CODES);
+}
+
+TEST_CASE("memory that MPI may use is neither freed nor used again, whatever MPI_Test says of its request") {
+  for (const char* scenario : {"frames_out", "frames_in", "messages_out", "messages_in"})
+    for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_MEMORY);
+}
+
+TEST_CASE("a process that cannot start leaves MPI the memory that it was lent") {
+  expect_refused_start(2, "start", SHERD_MEMORY);
+}
+
+TEST_CASE("groups that come and go leave nothing in a process") {
+  for (int ranks : {2, 3}) expect_all_well(ranks, "dropped_groups", SHERD_MEMORY);
 }
 
 TEST_CASE("an MPI that does not start, or grants too few threads, is refused by name") {

@@ -1,6 +1,6 @@
 // One rank of a scenario that mpi_test starts as several processes:
 //
-//   mpi_scenarios NAME
+//   mpi_scenarios NAME [SEED]
 //
 // Every rank that lives to the end prints "verdict RANK ok", or what went wrong.
 #include <sys/wait.h>
@@ -152,6 +152,16 @@ void initial() {
 
 // ---- faults ----
 
+/// The group's key is not `before`, and the same on all ranks.
+void expect_new_key(const Group& group, const GroupKey& before) {
+  expect(group.key() != before, "the renewed group has the key that it had");
+  const Tensor first = zeros({std::ssize(before)}, {u8});
+  const auto* key = reinterpret_cast<const std::uint8_t*>(group.key().data());
+  std::copy_n(key, before.size(), first.mutable_data<std::uint8_t>());
+  group.broadcast(first, 0);
+  expect(std::equal(key, key + before.size(), first.data<std::uint8_t>()), "rank 0 has another key");
+}
+
 void mismatches() {
   run_ranks(0, [](World& world) {
     const Group& group = world.group();
@@ -166,7 +176,9 @@ void mismatches() {
       expect_blames(error, 1, words);
       expect(group.failed(), "the group has not failed");
       error_of([&] { group.barrier(); });
+      const GroupKey before = group.key();
       group.renew();
+      expect_new_key(group, before);
     };
     const Tensor x = zeros({16}), y = zeros({17}), d = zeros({16}, {f64, Device::cpu()}), l = zeros({large});
     differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
@@ -265,12 +277,13 @@ void killed_elsewhere() {
 }
 
 /// A child of its own stops the calling process.
-void stop_for_a_while() {
+template <int seconds>
+void stop_for() {
   const pid_t rank = ::getpid();
   const pid_t child = ::fork();
   if (child == 0) {
     ::kill(rank, SIGSTOP);
-    ::sleep(3);
+    ::sleep(seconds);
     ::kill(rank, SIGCONT);
     ::_exit(0);
   }
@@ -282,7 +295,7 @@ void stopped() {
   run_ranks(0, [](World& world) {
     const Group& group = world.group();
     group.barrier();
-    if (world.rank() == world.size() - 1) stop_for_a_while();
+    if (world.rank() == world.size() - 1) stop_for<3>();
     expect_works(group);
     expect(!group.failed(), "the group failed");
   });
@@ -450,7 +463,7 @@ void slow_chain() {
     const Tensor x = full({3}, 7.0);
     for (const bool stops : {false, true}) {
       world.group().barrier();
-      if (world.rank() == last && stops) stop_for_a_while();
+      if (world.rank() == last && stops) stop_for<3>();
       if (world.rank() == last && !stops) {
         const auto end = Clock::now() + std::chrono::seconds(1);
         while (Clock::now() < end) full({1000}, 1.0);
@@ -462,20 +475,23 @@ void slow_chain() {
   });
 }
 
-/// Random programs, in each of which one rank does one thing wrong.
-template <int count>
-void random_faults() {
-  for (int seed = 0; seed < count; ++seed) {
+/// Random programs, in each of which one rank does one thing wrong, or dies.
+void random_faults(std::uint64_t first, std::uint64_t count, const test::Fate& fate = {}) {
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
     std::string complaint;
     try {
-      run_ranks(
-          0, [&](World& world) { test::random_fault(world, static_cast<std::uint64_t>(seed), complaint); });
+      run_ranks(0, [&](World& world) { test::random_fault(world, seed, complaint, fate); });
     } catch (const CollectiveError&) {
     } catch (const test::Boom&) {
     }
     expect(complaint.empty(), "{}", complaint);
   }
 }
+
+/// The second argument of the program.
+std::uint64_t seed = 0;
+
+void die() { std::raise(SIGKILL); }
 
 const std::map<std::string, void (*)()> scenarios = {
     {"basics", basics},
@@ -489,11 +505,13 @@ const std::map<std::string, void (*)()> scenarios = {
     {"killed_waiting", killed_waiting},
     {"killed_within", killed_within},
     {"mismatches", mismatches},
-    {"random_faults", random_faults<60>},
+    {"random_death", [] { random_faults(seed, 1, {.die = die}); }},
+    {"random_faults", [] { random_faults(seed, 60); }},
+    {"random_faults_stopped", [] { random_faults(seed, 5, {.stop = stop_for<3>, .seconds = 3}); }},
+    {"random_faults_stopped_long", [] { random_faults(seed, 4, {.stop = stop_for<20>, .seconds = 20}); }},
     {"returns", returns},
     {"slow_chain", slow_chain},
     {"stopped", stopped},
-    {"thousand_random_faults", random_faults<1000>},
     {"throws", throws},
     {"waits_in_circles", waits_in_circles},
 };
@@ -501,11 +519,12 @@ const std::map<std::string, void (*)()> scenarios = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto scenario = scenarios.find(argc == 2 ? argv[1] : "");
+  const auto scenario = scenarios.find(argc >= 2 ? argv[1] : "");
   if (scenario == scenarios.end()) {
-    std::puts("usage: mpi_scenarios NAME, under mpirun");
+    std::puts("usage: mpi_scenarios NAME [SEED], under mpirun");
     return 2;
   }
+  if (argc > 2) seed = std::strtoull(argv[2], nullptr, 10);
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   std::string verdict = "ok";
   try {
