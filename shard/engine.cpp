@@ -7,7 +7,6 @@
 
 #include "autograd/autograd.h"
 #include "autograd/pass.h"
-#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "collectives/observe.h"
 #include "runtime/apply.h"
@@ -52,9 +51,17 @@ bool is(const std::weak_ptr<ParameterGroup>& a, const ParameterGroup& b) { retur
 // ---- records ----
 
 void Record::add(ParameterGroup& group, Moment moment) {
-  const bool in_region = recording_region();
-  uses_.push_back({group.weak_from_this(), moment, Context::current().slot<Tape>().next_sequence(),
-                   Context::current().grad_enabled() || in_region, in_region});
+  auto region = recording_region();
+  const bool planned = Context::current().grad_enabled() || region != nullptr;
+  uses_.push_back({group.weak_from_this(), moment, next_place(), planned, std::move(region)});
+}
+
+std::uint64_t Record::next_place() { return Context::current().slot<Tape>().next_sequence(); }
+
+void Record::set_freed_at(const ParameterGroup& group, std::uint64_t place) {
+  const auto last =
+      std::find_if(uses_.rbegin(), uses_.rend(), [&](const Use& u) { return is(u.group, group); });
+  if (last != uses_.rend()) last->freed_at = place;
 }
 
 bool Record::planned() const { return std::ranges::any_of(uses_, &Use::planned); }
@@ -96,7 +103,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
     for (const Record::Use& use : record->uses()) {
       const auto group = use.group.lock();
       if (!group || !use.planned) continue;
-      frozen = frozen && !group->trainable() && !use.in_region;
+      frozen = frozen && !group->trainable() && !use.region;
       Seen& its = seen[group.get()];
       if (its.first == nullptr) its.first = &use;
       its.read = its.read || !frozen;
@@ -110,7 +117,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
       if (!group || !use->planned) continue;
       const Seen& its = seen[group.get()];
       if (!concerns(*group) && its.read && !group->gathered().here())
-        events.push_back({group, use->place, Step::Kind::gather});
+        events.push_back({group, use->last_read(), Step::Kind::gather});
       concern(group);
       if (its.first == &*use) events.push_back({group, use->place, Step::Kind::reduce});
     }
@@ -291,7 +298,11 @@ void Engine::demand(ParameterGroup& group) {
     gather_up_to(plan_.turn_of(group), &group);
     group.gathered().lease(Lease::backward);
   } else {
-    if (group.root()->now && !plan_.made()) group.root()->now->add(group, Record::Moment::read);
+    const Root& root = *group.root();
+    if (!plan_.made() && root.now)
+      root.now->add(group, Record::Moment::read);
+    else if (!plan_.made() && root.last)
+      root.last->read_later(group);
     make_room(group);
     group.gathered().lease(Lease::cache);
   }
@@ -399,10 +410,13 @@ void Engine::reduce_in_turn(When when) {
   }
 }
 
-/// The program's own call within a backward: peers may wait for gathers that stand before it.
+/// The program's own call. Within a backward peers may wait for gathers that stand before it; a region does
+/// not repeat it, since whether and when it would depends on what this rank's graph reads.
 void Engine::before_call() {
+  if (own_calls_) return;
+  keep_results_in_region();
   const std::optional<std::uint64_t> place = pass_state().place;
-  if (own_calls_ || !plan_.made() || !place) return;
+  if (!plan_.made() || !place) return;
   gather_up_to(plan_.turn_at(*place));
 }
 

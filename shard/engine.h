@@ -2,6 +2,7 @@
 // the channels. All of it follows from program position and policy; docs/design.md has a picture.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -9,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "autograd/recompute.h"
 #include "autograd/sink.h"
 #include "runtime/subscription.h"
 #include "shard/group.h"
@@ -35,7 +37,12 @@ class Record final : public EngineSink {
     Moment moment;
     std::uint64_t place;  ///< in the rank's order of recording
     bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
-    bool in_region;
+    std::shared_ptr<const RecordedRegion> region{};  ///< that it is in, or null
+    std::uint64_t freed_at = std::uint64_t(-1);      ///< place; the last: not by the end of the forward
+
+    /// The last place at which a backward that comes to it may read the group. In a region all is read again
+    /// from its end on, and until it was freed it could be read without anybody noticing.
+    std::uint64_t last_read() const { return std::max({place, region ? region->end : 0, freed_at}); }
   };
   Record(std::uint64_t number, bool inputs_want_grad)
       : number_(number), inputs_want_grad_(inputs_want_grad) {}
@@ -44,6 +51,9 @@ class Record final : public EngineSink {
   bool inputs_want_grad() const { return inputs_want_grad_; }
   const std::vector<Use>& uses() const { return uses_; }
   void add(ParameterGroup& group, Moment moment);
+  /// Its last use ends; or, where it is read after the forward, has no end.
+  void freed(const ParameterGroup& group) { set_freed_at(group, next_place()); }
+  void read_later(const ParameterGroup& group) { set_freed_at(group, std::uint64_t(-1)); }
   /// Whether a backward has anything to do, and whether any group of it is trained.
   bool planned() const;
   bool trainable() const;
@@ -52,6 +62,9 @@ class Record final : public EngineSink {
   void accept(PassInfo, Leaf&, Tensor) override {}
 
  private:
+  static std::uint64_t next_place();
+  void set_freed_at(const ParameterGroup& group, std::uint64_t place);
+
   std::uint64_t number_;
   bool inputs_want_grad_;
   std::vector<Use> uses_;

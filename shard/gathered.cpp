@@ -59,6 +59,7 @@ void Gathered::free() noexcept {
     storage_->release();
   }
   residency_ = Sharded{};
+  if (const auto& root = group_.root(); root && root->now) root->now->freed(group_);
 }
 
 // ---- gathers ----

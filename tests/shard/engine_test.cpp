@@ -25,18 +25,31 @@ struct Link final : nn::Layer<Link> {
   void visit(auto&& on) { on("layer", layer); }
 };
 
-/// Links in a row, with something between the first and the second.
+/// Some links, from `first` on.
+struct Links {
+  std::size_t first = 0, count = 0;
+};
+
+/// Links in a row, with something between the first and the second. Some of them are one region.
 struct Chain final : nn::Layer<Chain> {
   nn::ModuleList<Link> links;
   std::function<Tensor(const Tensor&)> between;
+  Links region{};
   explicit Chain(std::int64_t width = 5, int count = 3) {
     manual_seed(3);
     for (int i = 0; i < count; ++i) links.emplace_back(width);
   }
   Tensor forward(const Tensor& x) {
-    Tensor y = links[0](x);
-    if (between) y = between(y);
-    for (std::size_t i = 1; i < links.size(); ++i) y = links[i](y);
+    const std::size_t end = region.first + region.count;
+    Tensor y = run(0, region.first, x);
+    if (region.count > 0) y = recompute([&] { return run(region.first, end, y); });
+    return run(end, links.size(), y);
+  }
+  Tensor run(std::size_t from, std::size_t to, Tensor y) {
+    for (std::size_t i = from; i < to; ++i) {
+      y = links[i](y);
+      if (i == 0 && between) y = between(y);
+    }
     return y;
   }
   void visit(auto&& on) { on("links", links); }
@@ -132,6 +145,117 @@ TEST_CASE("ranks that use different groups may call each other within the graph"
       expect(c.links[0].layer.weight.grad().defined() || c.links[0].layer.weight.local().numel() == 0,
              "the first link has no gradient");
     }
+  });
+}
+
+namespace {
+
+/// What a program may call within its graph: with a gradient that calls, with a call in the forward, both,
+/// and among some of the ranks.
+std::vector<std::function<Tensor(const Tensor&)>> calls_within(World& world) {
+  const Group all = world.group(), ends = all.subgroup({0, all.size() - 1});
+  return {[=](const Tensor& y) { return enter_parallel(all, y); },
+          [=](const Tensor& y) { return sum_partials(all, y); },
+          [=](const Tensor& y) { return tanh(sum_partials(all, enter_parallel(all, y))); },
+          [=](const Tensor& y) { return scatter_sums(all, gather_params(all, y)); },
+          [=](const Tensor& y) { return ends.defined() ? sum_partials(ends, enter_parallel(ends, y)) : y; }};
+}
+
+}  // namespace
+
+TEST_CASE("ranks that use different groups may call each other within regions that run again") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    const auto calls = calls_within(world);
+    for (std::size_t call = 0; call < calls.size(); ++call) {
+      Chain c(width, 4);
+      c.between = calls[call];
+      shard_links(c, {.layout = layout});
+      for (const int user : {0, world.size() - 1})
+        for (const unsigned mask : {1u, 4u, 7u}) {
+          for (unsigned i = 0; i < 3; ++i)
+            c.links[i + 1].used = (world.rank() == user) == ((mask >> i & 1) != 0);
+          const auto gradients_with = [&](const Links& region) {
+            c.region = region;
+            c.zero_grad();
+            sum(c(input_of(world.rank(), width))).backward();
+            return whole_gradients(c, world.group());
+          };
+          const Gradients expected = gradients_with({});
+          for (const Links region : {Links{0, 2}, Links{0, 4}, Links{1, 3}}) {
+            const std::string found = difference(gradients_with(region), expected);
+            expect(found.empty(), "call {}, user {}, mask {}, links {} to {}: {}", call, user, mask,
+                   region.first, region.first + region.count, found);
+          }
+        }
+    }
+  });
+}
+
+TEST_CASE("what is read after its module, or after the forward, may be read on some ranks when others call") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain c(width);
+    shard_links(c, {.layout = layout, .cached_gathers = 1});
+    const auto penalty = [&](std::size_t link) { return sum(square(c.links[link].layer.weight.tensor())); };
+    for (const int user : {0, world.size() - 1})
+      for (const bool again : {false, true}) {
+        const auto weight_within = [&](bool called) {
+          c.between = [&, called](const Tensor& y) {
+            const Tensor before = penalty(0);
+            const Tensor z = called ? enter_parallel(world.group(), y) : y;
+            return world.rank() == user ? mul(z, penalty(0)) : add(z, before.detach());  // still here
+          };
+          c.zero_grad();
+          Tensor loss = sum(c(input_of(world.rank(), width)));
+          if (called) loss = enter_parallel(world.group(), loss);
+          const Tensor late = add(penalty(1), penalty(2)), later = penalty(0);  // each frees the one before
+          if (world.rank() == user) loss = add(loss, add(late, later));
+          loss.backward({}, again);
+          if (again) loss.backward();
+          return whole_gradients(c, world.group());
+        };
+        weight_within(false);
+        weight_within(true);  // ends
+        c.between = nullptr;
+      }
+  });
+}
+
+TEST_CASE("a region keeps what a call gave it: a backward calls no more than without the region") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain c;
+    shard_links(c, {.layout = layout});
+    const auto calls_of = [&](const Links& region) {
+      c.region = region;
+      const std::uint64_t before = collective_calls();
+      sum(c(input_of(world.rank()))).backward();
+      return collective_calls() - before;
+    };
+    for (const auto& call : calls_within(world)) {
+      c.between = call;
+      calls_of({});
+      const std::uint64_t plainly = calls_of({});
+      expect(calls_of({0, 3}) == plainly, "{} calls", plainly);
+    }
+    c.region = {0, 3};
+    const auto refused = [&](const std::function<Tensor(const Tensor&)>& between) {
+      c.between = between;
+      return message_of<StateError>([&] { c(input_of(world.rank())); });
+    };
+    const std::string written = refused([&](const Tensor& y) {
+      const Tensor z = sum_partials(world.group(), y);
+      return add_(z, 1.0);
+    });
+    expect(written.find("result of a call among ranks") != std::string::npos, "{}", written);
+    const std::string in_place = refused([&](const Tensor& y) {
+      const NoGrad guard;
+      const Tensor scale = mean(y);
+      world.group().all_reduce(scale);
+      const GradMode on(true);
+      return mul(y, tanh(scale));
+    });
+    expect(in_place.find("call among ranks in place") != std::string::npos, "{}", in_place);
+    c.between = nullptr;
+    sum(c(input_of(world.rank()))).backward();
   });
 }
 
