@@ -77,17 +77,16 @@ void Gradients::reduce() {
 }
 
 void Gradients::pass_on() {
-  const Ranks& ranks = group_.spec().ranks;
-  if (!reduced_.defined() || !ranks.shard.defined() || !ranks.replicas.defined()) return;
+  if (!reduced_.defined() || !in_two_calls()) return;
   wait();
   const Engine::OwnCalls own_calls;
-  reduction_ = ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
-                                       .inputs = {reduced_},
-                                       .outputs = {reduced_},
-                                       .reduction = ReduceOp::average(),
-                                       .channel = reduce_channel,
-                                       .label = group_.label()},
-                                      WhenFull::queue);
+  reduction_ = group_.spec().ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
+                                                     .inputs = {reduced_},
+                                                     .outputs = {reduced_},
+                                                     .reduction = ReduceOp::sum(),
+                                                     .channel = reduce_channel,
+                                                     .label = group_.label()},
+                                                    WhenFull::queue);
 }
 
 void Gradients::wait() {
@@ -222,13 +221,22 @@ void Gradients::mark_present(const Tensor& present, std::span<const Tensor> tota
       fill_(alias(present, {{group_.spec().partition.ranks()}, {flags}, present.layout().offset + s}), 1);
 }
 
+bool Gradients::in_two_calls() const {
+  const Ranks& ranks = group_.spec().ranks;
+  return ranks.shard.defined() && ranks.replicas.defined();
+}
+
 /// Every segment's gradient over all ranks, zeros where this rank has none, and for every slot whether
 /// it has one. A gradient that is its segment as it lies travels from where it is.
-Collective Gradients::reduction(const std::vector<Tensor>& totals) {
+Collective Gradients::reduction(std::vector<Tensor> totals) {
   const GroupSpec& spec = group_.spec();
   const Partition& partition = spec.partition;
   const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
-  const TensorOptions like{group_.reduce_dtype(), group_.shard().device()};
+  const DType dtype = group_.reduce_dtype();
+  const TensorOptions like{in_two_calls() ? compute_dtype(dtype) : dtype, group_.shard().device()};
+  if (like.dtype != dtype)
+    for (Tensor& t : totals)
+      if (t.defined()) t = to(t, dtype);  // a rank's part is rounded, sums are not
   const bool per_parameter = spec.layout == GroupLayout::per_parameter;
   const auto fits = [&](int s) {
     const Tensor& t = totals[static_cast<std::size_t>(s)];
@@ -244,7 +252,7 @@ Collective Gradients::reduction(const std::vector<Tensor>& totals) {
       .kind = spec.ranks.shard.defined() ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
       .inputs = {},
       .outputs = {},
-      .reduction = ReduceOp::average(),
+      .reduction = in_two_calls() ? ReduceOp::sum() : ReduceOp::average(),
       .channel = reduce_channel,
       .label = group_.label()};
   std::int64_t at = 0;
@@ -289,7 +297,10 @@ void Gradients::commit_average() {
   const std::vector<float> present =
       to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
           .to_vector<float>();
-  const Tensor result = to(flat_view(reduced, 0, numel), group_.shard().dtype());
+  Tensor average = flat_view(reduced, 0, numel);
+  if (in_two_calls())
+    average = to(div(average, spec.ranks.shard.size() * spec.ranks.replicas.size()), group_.reduce_dtype());
+  const Tensor result = to(average, group_.shard().dtype());
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     end_own_sum(slot);

@@ -43,9 +43,12 @@ class Gradients final : public EngineSink {
   void drop() noexcept;
   /// As this rank's own, without communication.
   void keep();
-  /// Posts the average over the ranks, of what is here and what earlier backwards kept.
+  /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
+  /// replicas, the sum over the ranks that share it.
   void reduce();
-  /// Where the shard has replicas, posts the average over them.
+  /// Whether what `reduce` posted is here.
+  bool reduced() const { return reduction_.done(); }
+  /// Where the shard has replicas, posts the sum over them, once the other is here.
   void pass_on();
   /// Until the averages are here.
   void wait();
@@ -85,7 +88,9 @@ class Gradients final : public EngineSink {
   Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const;
   void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
-  Collective reduction(const std::vector<Tensor>& totals);
+  /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
+  bool in_two_calls() const;
+  Collective reduction(std::vector<Tensor> totals);
   void commit_own();
   void commit_alone();
   void commit_average();
@@ -99,7 +104,7 @@ class Gradients final : public EngineSink {
 
   Turn turn_ = Turn::to_come;
   int due_ = 0;
-  Tensor reduced_;  // shard gradient, then a presence flag a slot
+  Tensor reduced_;  // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
 };
 
