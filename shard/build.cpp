@@ -137,6 +137,7 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
                  .ranks = ranks,
                  .param_dtype = options.mixed_precision.param_dtype,
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
+                 .compute_device = options.compute_device,
                  .reduce_at_end = options.strategy == ShardingStrategy::zero1,
                  .one_flat_param = form.one_flat_param};
   Members members;
@@ -198,11 +199,13 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   std::vector<Members> members;
   for (const auto& list : by_dtype) members.push_back(make_group(list, module, options, form, ranks));
 
-  if (options.device) {
+  const std::optional<Device> compute_device =
+      options.compute_device ? options.compute_device : options.device;
+  if (compute_device) {
     const NoGrad guard;
     for (const FoundBuffer& b : found.buffers)
       if (b.member->tensor().device().type != DeviceType::meta)
-        b.member->set(to(b.member->tensor(), *options.device));
+        b.member->set(to(b.member->tensor(), *compute_device));
   }
   InputCast cast = form.input_cast;
   if (cast == InputCast::with_parameters)
@@ -212,7 +215,8 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
       .param_dtype = precision.param_dtype,
       .output_dtype = precision.output_dtype,
       .buffer_dtype = precision.buffer_dtype,
-      .device = options.device,
+      .evaluation = precision.evaluation,
+      .device = compute_device,
       .after_forward = after,
       .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers}};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "autograd/recompute.h"
@@ -16,6 +17,8 @@
 #include "shard/group.h"
 
 namespace sherd::shard {
+
+class Unit;
 
 /// What becomes of gathered parameters after forward.
 enum class AfterForward : std::uint8_t { free, keep, slice };
@@ -33,7 +36,7 @@ class Record final : public EngineSink {
  public:
   enum class Moment : std::uint8_t { begin, end, read };
   struct Use {
-    std::weak_ptr<ParameterGroup> group;
+    std::weak_ptr<Gathered> gathered;
     Moment moment;
     std::uint64_t place;  ///< in the rank's order of recording
     bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
@@ -50,10 +53,10 @@ class Record final : public EngineSink {
   std::uint64_t number() const { return number_; }
   bool inputs_want_grad() const { return inputs_want_grad_; }
   const std::vector<Use>& uses() const { return uses_; }
-  void add(ParameterGroup& group, Moment moment);
+  void add(Gathered& gathered, Moment moment);
   /// Its last use ends; or, where it is read after the forward, has no end.
-  void freed(const ParameterGroup& group) { set_freed_at(group, next_place()); }
-  void read_later(const ParameterGroup& group) { set_freed_at(group, std::uint64_t(-1)); }
+  void freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }
+  void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
   /// Whether a backward has anything to do, and whether any group of it is trained.
   bool planned() const;
   bool trainable() const;
@@ -63,7 +66,7 @@ class Record final : public EngineSink {
 
  private:
   static std::uint64_t next_place();
-  void set_freed_at(const ParameterGroup& group, std::uint64_t place);
+  void set_freed_at(const Gathered& gathered, std::uint64_t place);
 
   std::uint64_t number_;
   bool inputs_want_grad_;
@@ -75,6 +78,8 @@ struct Root {
   SchedulePolicy policy;
   int depth = 0;  ///< of its modules that run
   std::shared_ptr<Record> now{}, last{};
+  Precision precision = Precision::reduced;  ///< of the last forward
+  std::vector<std::weak_ptr<Unit>> units{};
 };
 
 /// What one backward does, made before it computes anything: "gather c, gather b, reduce c, ...". Every rank
@@ -84,7 +89,8 @@ class Plan {
  public:
   struct Step {
     enum class Kind : std::uint8_t { gather, reduce } kind;
-    std::shared_ptr<ParameterGroup> group;
+    std::shared_ptr<Gathered> gathered;  ///< whose gradients the group's are, of a reduction
+    ParameterGroup& group() const { return gathered->group(); }
   };
   /// Up to `end` steps a rank must have gathered before it does what was recorded before `place`.
   struct Turn {
@@ -101,9 +107,10 @@ class Plan {
   const std::vector<Step>& steps() const { return steps_; }
   /// All that it concerns, each once.
   const std::vector<std::shared_ptr<ParameterGroup>>& groups() const { return groups_; }
-  bool concerns(const ParameterGroup& group) const { return turn_of_.contains(&group); }
-  /// Steps up to which must be gathered before `group` is read; before what was recorded at `place`.
-  std::size_t turn_of(const ParameterGroup& group) const { return turn_of_.at(&group); }
+  const std::vector<std::shared_ptr<Gathered>>& gathereds() const { return gathereds_; }
+  bool concerns(const Gathered& gathered) const { return turn_of_.contains(&gathered); }
+  /// Steps up to which must be gathered before `gathered` is read; before what was recorded at `place`.
+  std::size_t turn_of(const Gathered& gathered) const { return turn_of_.at(&gathered); }
   std::size_t turn_at(std::uint64_t place) const;
   std::string text() const;
 
@@ -112,12 +119,14 @@ class Plan {
   std::size_t gathered = 0, reduced = 0, passed_on = 0;
 
  private:
-  void concern(const std::shared_ptr<ParameterGroup>& group);
+  void concern(const std::shared_ptr<Gathered>& gathered);
   bool made_ = false;
   std::vector<Step> steps_;
   std::vector<Turn> turns_;
   std::vector<std::shared_ptr<ParameterGroup>> groups_;
-  std::unordered_map<const ParameterGroup*, std::size_t> turn_of_;
+  std::unordered_set<const ParameterGroup*> known_;
+  std::vector<std::shared_ptr<Gathered>> gathereds_;
+  std::unordered_map<const Gathered*, std::size_t> turn_of_;
 };
 
 class Engine {
@@ -155,10 +164,10 @@ class Engine {
   /// In place of `end_use` and `leave`.
   void fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept;
 
-  /// An op needs a group that is not here.
-  void demand(ParameterGroup& group);
+  /// An op needs what is not here.
+  void demand(Gathered& gathered);
   /// The last read that a backward announced is over.
-  void read_over(ParameterGroup& group);
+  void read_over(Gathered& gathered);
 
   // ---- backward, from sinks ----
   void begin(std::uint64_t run, ParameterGroup& group);
@@ -170,13 +179,12 @@ class Engine {
   const Plan& plan() const { return plan_; }
 
  private:
-  using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
-  Groups groups_of(const Root& root) const;
-  void bring(ParameterGroup& group);
-  void gather_ahead(const ParameterGroup& group);
-  void make_room(const ParameterGroup& wanted);
+  using Gathereds = std::vector<std::shared_ptr<Gathered>>;
+  Gathereds gathereds_of(const Root& root) const;
+  void gather_ahead(const Gathered& gathered);
+  void make_room(const Gathered& wanted);
   void begin_run(std::uint64_t run);
-  void gather_up_to(std::size_t end, const ParameterGroup* needed = nullptr);
+  void gather_up_to(std::size_t end, const Gathered* needed = nullptr);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
   void pass_on_in_turn(When when);

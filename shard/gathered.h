@@ -1,5 +1,5 @@
-// The whole parameters of a group: one storage that keeps its identity, of which they are views, and why its
-// memory is here at a given moment.
+// The whole parameters of a group in one precision: one storage that keeps its identity, of which they are
+// views, and why its memory is here at a given moment.
 #pragma once
 
 #include <array>
@@ -39,9 +39,17 @@ struct Full {};
 
 class Gathered final : public StorageOwner {
  public:
-  explicit Gathered(ParameterGroup& group);
-  /// The identity: released, owned by `self`, which is this object.
-  Ref<Storage> make_storage(std::shared_ptr<StorageOwner> self);
+  /// The parameters of `group` in `dtype`, where the group computes.
+  Gathered(ParameterGroup& group, DType dtype);
+  /// The identity: released, owned by this object; of the shard, where that is all.
+  Ref<Storage> make_storage();
+
+  ParameterGroup& group() const { return group_; }
+  DType dtype() const { return dtype_; }
+  /// The whole parameters are the shard itself: nothing is ever gathered.
+  bool is_shard_itself() const { return is_shard_itself_; }
+  /// Holds the group.
+  std::shared_ptr<Gathered> shared();
 
   bool here() const { return std::holds_alternative<Full>(residency_); }
   bool on_its_way() const { return std::holds_alternative<Gathering>(residency_); }
@@ -93,6 +101,8 @@ class Gathered final : public StorageOwner {
   bool stale_on_any_rank() const;
 
   ParameterGroup& group_;
+  DType dtype_;
+  bool is_shard_itself_;
   std::optional<Partition> block_partition_;
   Storage* storage_ = nullptr;  // held by the parameters and by graphs
   std::variant<Sharded, Sliced, Gathering, Full> residency_;

@@ -85,7 +85,7 @@ class Gradients final : public EngineSink {
   static void end_own_sum(Slot& slot);
   std::vector<Tensor> totals();
   static bool any(const Slot& slot, std::span<const Tensor> parts);
-  Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const;
+  Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
   void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
   /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.

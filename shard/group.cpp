@@ -18,7 +18,8 @@ class ShardOwner final : public StorageOwner {
   explicit ShardOwner(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   void need(Storage&) override {}
   void before_write(Storage&) override {
-    if (const auto group = group_.lock()) group->gathered().shard_written_here();
+    if (const auto group = group_.lock())
+      group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
   }
 
  private:
@@ -39,9 +40,9 @@ ParameterGroup::ParameterGroup(GroupSpec spec, Tensor shard)
     : spec_(std::move(spec)),
       shard_(std::move(shard)),
       compute_dtype_(computes_in(spec_, shard_)),
-      is_shard_itself_(!spec_.ranks.shard.defined() && compute_dtype_ == shard_.dtype()),
-      gathered_(*this),
+      gathered_(*this, compute_dtype_),
       gradients_(*this) {
+  if (compute_dtype_ != shard_.dtype()) in_full_.emplace(*this, shard_.dtype());
   for (std::size_t i = 0; i < spec_.shapes.size(); ++i) locals_.push_back(alias(shard_, local_layout(i)));
   if (spec_.one_flat_param) {
     flat_ = flat_view(shard_, 0, shard_.numel());
@@ -49,6 +50,11 @@ ParameterGroup::ParameterGroup(GroupSpec spec, Tensor shard)
   } else {
     for (std::size_t i = 0; i < size(); ++i) gradients_.add_slot(locals_[i], i, i + 1);
   }
+}
+
+Device ParameterGroup::compute_device() const {
+  const Device stored = shard_.device();
+  return stored.type == DeviceType::meta ? stored : spec_.compute_device.value_or(stored);
 }
 
 bool ParameterGroup::trainable() const {
@@ -92,18 +98,19 @@ sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {
 }
 
 /// Graphs hold storage and leaves, which hold the group by its parts.
-std::vector<Tensor> ParameterGroup::make_used() {
-  Engine::current().add(shared_from_this());
-  Ref<Storage> storage = shard_.storage_ref();
-  storage->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
-  if (!is_shard_itself_)
-    storage = gathered_.make_storage(std::shared_ptr<StorageOwner>(shared_from_this(), &gathered_));
+std::vector<Tensor> ParameterGroup::make_used(Precision precision) {
+  Gathered& whole = gathered(precision);
+  if (precision == Precision::reduced) {  // the first
+    Engine::current().add(shared_from_this());
+    shard_.storage_ref()->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
+  }
+  const Ref<Storage> storage = whole.make_storage();
   std::vector<Tensor> used;
   for (std::size_t i = 0; i < size(); ++i) {
     sherd::Layout layout = whole_layout(i);
-    if (is_shard_itself_) layout.offset += shard_.layout().offset;
-    Tensor t(make_ref<TensorImpl>(storage, std::move(layout), compute_dtype_));
-    if (is_floating(compute_dtype_)) {
+    if (whole.is_shard_itself()) layout.offset += shard_.layout().offset;
+    Tensor t(make_ref<TensorImpl>(storage, std::move(layout), whole.dtype()));
+    if (is_floating(whole.dtype())) {
       set_sink(t, std::shared_ptr<GradSink>(shared_from_this(), &gradients_));
       gradients_.listen(*record_of(t)->leaf, i);
     }
@@ -111,6 +118,8 @@ std::vector<Tensor> ParameterGroup::make_used() {
   }
   return used;
 }
+
+Gathered& ParameterGroup::in_use() { return gathered(root_->precision); }
 
 void ParameterGroup::set_root(std::shared_ptr<Root> root, std::string label) {
   root_ = std::move(root);

@@ -40,8 +40,9 @@ struct GroupSpec {
   std::vector<std::string> names{};  ///< of the parameters, within the module
   std::vector<Shape> shapes{};
   std::optional<DType> param_dtype{}, reduce_dtype{};
-  bool reduce_at_end = false;   ///< gradients stay whole until the backward is over
-  bool one_flat_param = false;  ///< parameters are listed and stepped as one
+  std::optional<Device> compute_device{};  ///< where parameters are gathered and read; none: the shard's
+  bool reduce_at_end = false;              ///< gradients stay whole until the backward is over
+  bool one_flat_param = false;             ///< parameters are listed and stepped as one
 };
 
 /// What a program may switch between two steps, on every rank alike.
@@ -64,8 +65,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   DType compute_dtype() const { return compute_dtype_; }
   /// The gradient's precision between ranks.
   DType reduce_dtype() const { return spec_.reduce_dtype.value_or(compute_dtype_); }
-  /// The whole parameters are the shard itself: nothing is ever gathered.
-  bool is_shard_itself() const { return is_shard_itself_; }
+  /// Where the whole parameters are, and where gradients come from.
+  Device compute_device() const;
   bool trainable() const;
 
   /// Parameter `i`'s part of the shard, a leaf.
@@ -79,8 +80,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   sherd::Layout whole_layout(std::size_t i) const;
   /// With `one_flat_param`, the whole shard as a leaf.
   const Tensor& flat() const { return flat_; }
-  /// What forward reads: leaves whose gradients come here; made once, held by the parameters.
-  std::vector<Tensor> make_used();
+  /// What forward reads: leaves whose gradients come here; made once a precision, held by the parameters.
+  std::vector<Tensor> make_used(Precision precision);
 
   /// The module's name, once its root has run.
   const std::string& label() const { return label_; }
@@ -91,7 +92,17 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
 
   Switches switches{};
-  Gathered& gathered() { return gathered_; }
+  /// The whole parameters in a precision; one object for both where they are the same.
+  Gathered& gathered(Precision precision) {
+    return precision == Precision::full && in_full_ ? *in_full_ : gathered_;
+  }
+  /// Those that the forwards of the root compute with.
+  Gathered& in_use();
+  template <class F>
+  void each_gathered(F&& act) {
+    act(gathered_);
+    if (in_full_) act(*in_full_);
+  }
   Gradients& gradients() { return gradients_; }
 
  private:
@@ -100,11 +111,11 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   GroupSpec spec_;
   Tensor shard_, flat_;
   DType compute_dtype_;
-  bool is_shard_itself_;
   std::vector<Tensor> locals_;
   std::string label_ = "?";
   std::shared_ptr<Root> root_;
   Gathered gathered_;
+  std::optional<Gathered> in_full_;
   Gradients gradients_;
 };
 
