@@ -86,7 +86,7 @@ void Gathered::start() {
   const Tensor source = sliced != nullptr ? sliced->slice : group_.shard();
   const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
   const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
-  const int ranks = partition.ranks(), rank = group.defined() ? group.rank() : 0;
+  const auto [rank, ranks] = RankOfGroup(group);
   const Device device = group_.compute_device();
   const bool in_place = source.dtype() != dtype_ || source.device() != device || !group.defined();
 

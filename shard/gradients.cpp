@@ -303,7 +303,8 @@ void Gradients::commit_average() {
           .to_vector<float>();
   Tensor average = flat_view(reduced, 0, numel);
   if (in_two_calls())
-    average = to(div(average, spec.ranks.shard.size() * spec.ranks.replicas.size()), group_.reduce_dtype());
+    average = to(div(average, RankOfGroup(spec.ranks.shard).ranks * RankOfGroup(spec.ranks.replicas).ranks),
+                 group_.reduce_dtype());
   const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];

@@ -64,7 +64,7 @@ bool ParameterGroup::trainable() const {
 /// Where parameter `i`'s part lies in the shard: rows, or in the flat layout a run of elements.
 sherd::Layout ParameterGroup::local_layout(std::size_t i) const {
   const int index = static_cast<int>(i);
-  const OwnedPart part = spec_.partition.part(index, spec_.ranks.shard_rank());
+  const OwnedPart part = spec_.partition.part(index, RankOfGroup(spec_.ranks.shard).rank);
   const std::int64_t offset =
       spec_.partition.shard_offset(spec_.partition.span(index).segment) + part.in_shard;
   Shape shape = spec_.shapes[i];
@@ -86,7 +86,7 @@ Tensor ParameterGroup::part_in(const Tensor& shard, std::size_t i) const {
 Tensor ParameterGroup::part_of(std::size_t i, const Tensor& whole) const {
   check<ShapeError>(whole.shape() == spec_.shapes[i], "part_of: the tensor has shape {}, the parameter {}",
                     whole.shape(), spec_.shapes[i]);
-  const OwnedPart part = spec_.partition.part(static_cast<int>(i), spec_.ranks.shard_rank());
+  const OwnedPart part = spec_.partition.part(static_cast<int>(i), RankOfGroup(spec_.ranks.shard).rank);
   const Tensor elements = reshape(whole, {whole.numel()});
   return reshape(narrow(elements, 0, part.in_parameter, part.numel), locals_[i].shape());
 }

@@ -27,9 +27,14 @@ struct Ranks {
   Group shard;     ///< who share the parameters
   Group replicas;  ///< who hold the same shard
   Group block;     ///< part of `shard` that keeps slices between forward and backward
+};
 
-  int shard_size() const { return shard.defined() ? shard.size() : 1; }
-  int shard_rank() const { return shard.defined() ? shard.rank() : 0; }
+/// This rank's number in a group, and how many there are; of an undefined group it is the only one.
+struct RankOfGroup {
+  int rank = 0, ranks = 1;
+  explicit RankOfGroup(const Group& group) {
+    if (group.defined()) rank = group.rank(), ranks = group.size();
+  }
 };
 
 /// Everything about a group that is fixed when it is made.
