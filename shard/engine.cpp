@@ -210,6 +210,7 @@ void Engine::renewed(const Group& ranks) {
     const Ranks& its = group->spec().ranks;
     if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
     group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+    group->gradients().renewed();
     group->root()->last = nullptr;
   }
   for (const Block& known : blocks_)

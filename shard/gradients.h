@@ -35,6 +35,8 @@ class Gradients final : public EngineSink {
 
   /// There was a backward without communication since the last reduction.
   bool unreduced() const { return unreduced_; }
+  /// After a fault ranks may differ in it, so all say yes: what the last backward came to is each one's own.
+  void renewed() { unreduced_ = true; }
   /// All gradients that the backward announced are here.
   bool complete() const { return due_ == 0; }
 

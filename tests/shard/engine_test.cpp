@@ -297,6 +297,64 @@ TEST_CASE("the same model trains on after a forward that threw on one rank, and 
   });
 }
 
+namespace {
+
+/// A layer that a forward may leave out.
+struct Optional final : nn::Layer<Optional> {
+  nn::Linear first{5, 5}, extra{5, 5};
+  Tensor forward(const Tensor& x, bool with_extra) const {
+    const Tensor y = tanh(first(x));
+    return with_extra ? extra(y) : y;
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("extra", extra);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that came to different ends of a backward reduce the same after a renewal") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(3);
+    Optional by_hand;
+    Optional net = by_hand.clone();
+    for (nn::Linear* layer : {&net.first, &net.extra}) shard::fully_shard(*layer, {.layout = layout});
+    shard::fully_shard(net, {.layout = layout});
+    const bool culprit = world.rank() == world.size() - 1;
+    {
+      const auto guard = shard::no_sync(net);
+      sum(net(input_of(world.rank()), true)).backward();
+    }
+    try {
+      Tensor x = input_of(world.rank()).requires_grad_();
+      register_hook(x,
+                    [&](const Tensor&) -> Tensor {  // by now all reductions are posted
+                      if (culprit) throw Boom();
+                      return {};
+                    })
+          .keep();
+      try {
+        sum(net(mul(x, 2.0), true)).backward();
+      } catch (const Boom&) {
+        world.group().barrier({.label = "not theirs"});
+      }
+      for (;;) sum(net(x, true)).backward();
+    } catch (const CollectiveError&) {
+    }
+    world.group().renew();
+    for (const bool with_extra : {false, true, false}) {
+      net.zero_grad();
+      const auto loss = [&](Optional& o, int rank) { return sum(o(input_of(rank), with_extra)); };
+      loss(net, world.rank()).backward();
+      expect_gradients(
+          net, world,
+          average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); }),
+          "after a renewal");
+    }
+  });
+}
+
 TEST_CASE("a shard is not written while a slow peer still reads it") {
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     CHECK_NOTHROW(run_ranks(4, [&](World& world) {
