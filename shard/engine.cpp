@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "autograd/autograd.h"
@@ -80,10 +81,11 @@ void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.nu
 
 // ---- plans ----
 
-void Plan::concern(const std::shared_ptr<Gathered>& gathered) {
-  if (turn_of_.emplace(gathered.get(), 0).second) gathereds_.push_back(gathered);
-  ParameterGroup& group = gathered->group();
-  if (known_.insert(&group).second) groups_.push_back(group.shared_from_this());
+std::vector<std::shared_ptr<ParameterGroup>> Plan::groups() const {
+  std::vector<std::shared_ptr<ParameterGroup>> groups;
+  for (const Step& step : steps_)
+    if (step.kind == Step::Kind::reduce) groups.push_back(step.group().shared_from_this());
+  return groups;
 }
 
 /// Backwards through the records: a group is gathered before its last use and reduced after its first one.
@@ -108,6 +110,12 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
     }
   }
   std::vector<Event> events;
+  std::unordered_set<const void*> reduced;  // groups, and their roots
+  const auto reduce = [&](const std::shared_ptr<Gathered>& gathered, std::uint64_t place) {
+    concern(gathered);
+    events.push_back({gathered, place, Step::Kind::reduce});
+    reduced.insert({&gathered->group(), gathered->group().root().get()});
+  };
   std::ranges::reverse(records);
   for (const Record* record : records)
     for (auto use = record->uses().rbegin(); use != record->uses().rend(); ++use) {
@@ -116,26 +124,19 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
       if (!concerns(*gathered) && read.contains(gathered.get()) && !gathered->here())
         events.push_back({gathered, use->last_read(), Step::Kind::gather});
       concern(gathered);
-      if (first[&gathered->group()] == &*use) events.push_back({gathered, use->place, Step::Kind::reduce});
+      if (first[&gathered->group()] == &*use) reduce(gathered, use->place);
     }
   for (const auto& group : begun) {  // used outside every record
-    if (known_.contains(group.get())) continue;
+    if (reduced.contains(group.get())) continue;
     const auto gathered = group->in_use().shared();
-    concern(gathered);
     if (!gathered->here()) events.push_back({gathered, 0, Step::Kind::gather});
-    events.push_back({gathered, 0, Step::Kind::reduce});
+    reduce(gathered, 0);
   }
-  const std::size_t reached = groups_.size();
   for (const auto& weak : all) {
     const auto group = weak.lock();
-    const auto shares_root = [&](const auto& other) { return other->root() == group->root(); };
-    if (!group || !group->gradients().unreduced() || !group->switches.synchronising ||
-        known_.contains(group.get()) ||
-        std::none_of(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(reached), shares_root))
-      continue;
-    const auto gathered = group->in_use().shared();
-    concern(gathered);
-    events.push_back({gathered, 0, Step::Kind::reduce});
+    if (group && group->gradients().unreduced() && group->switches.synchronising &&
+        !reduced.contains(group.get()) && reduced.contains(group->root().get()))
+      reduce(group->in_use().shared(), 0);
   }
 
   // A gather brings those ahead of it.
@@ -224,12 +225,36 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
   const bool want_grad =
       std::ranges::any_of(inputs, [](const Tensor* t) { return t->defined() && t->requires_grad(); });
   root.now = std::make_shared<Record>(++last_record_, want_grad);
+  drop_stale(root);
+}
+
+/// What policy kept from an earlier forward goes on all ranks if any one of them wrote its part since: also
+/// what this forward reads outside its module. One call for all that the same ranks share.
+void Engine::drop_stale(const Root& root) const {
+  const Housekeeping guard;
+  const OwnCalls own_calls;
+  Gathereds kept = gathereds_of(root);
+  std::erase_if(kept, [](const auto& g) { return !g->leased(Lease::policy) || g->is_shard_itself(); });
+  while (!kept.empty()) {
+    const Group ranks = kept[0]->group().spec().ranks.shard;
+    const auto others = std::ranges::stable_partition(
+        kept, [&](const auto& g) { return g->group().spec().ranks.shard == ranks; });
+    std::vector<int> stale;
+    for (auto g = kept.begin(); g != others.begin(); ++g) stale.push_back((*g)->stale());
+    const Tensor any = Tensor::from(stale, {std::ssize(stale)});
+    if (ranks.defined())
+      ranks.all_reduce(any, ReduceOp::max(), {.label = "kept parameters", .channel = gather_channel});
+    stale = any.to_vector<int>();
+    for (std::size_t i = 0; i < stale.size(); ++i)
+      if (stale[i] != 0) kept[i]->drop();
+    kept.erase(kept.begin(), others.begin());
+  }
 }
 
 void Engine::begin_use(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   group.root()->now->add(gathered, Record::Moment::begin);
-  gathered.enter(group.root()->now->number());
+  if (gathered.stale()) gathered.drop();
   gathered.lease(Lease::module);
   gathered.end(Lease::cache);
   gathered.start();
@@ -430,18 +455,19 @@ void Engine::finish(std::uint64_t run) {
   gather_up_to(plan_.steps().size());
   reduce_in_turn(When::now);
   pass_on_in_turn(When::now);
-  for (const auto& group : plan_.groups()) group->gradients().wait();
-  for (const auto& group : plan_.groups()) group->gradients().commit();
+  const auto groups = plan_.groups();
+  for (const auto& group : groups) group->gradients().wait();
+  for (const auto& group : groups) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});
   for (const auto& gathered : done.gathereds()) gathered->end(Lease::backward);
-  for (const auto& group : done.groups()) group->gradients().run_hooks();
+  for (const auto& group : groups) group->gradients().run_hooks();
 }
 
 void Engine::abort(std::uint64_t run) noexcept {
   if (plan_.run != run) return;
   const Plan failed = std::exchange(plan_, {});
-  for (const auto* list : {&failed.groups(), &failed.begun})
-    for (const auto& group : *list) {
+  for (const auto& list : {failed.groups(), failed.begun})
+    for (const auto& group : list) {
       group->gradients().drop();
       group->each_gathered([](Gathered& gathered) {
         for (const Lease owner : {Lease::backward, Lease::policy, Lease::cache}) gathered.end(owner);

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "autograd/recompute.h"
@@ -105,9 +104,9 @@ class Plan {
   void make(std::span<const std::weak_ptr<ParameterGroup>> all);
   bool made() const { return made_; }
   const std::vector<Step>& steps() const { return steps_; }
-  /// All that it concerns, each once.
-  const std::vector<std::shared_ptr<ParameterGroup>>& groups() const { return groups_; }
+  /// All that it concerns, each once; the groups of the reductions.
   const std::vector<std::shared_ptr<Gathered>>& gathereds() const { return gathereds_; }
+  std::vector<std::shared_ptr<ParameterGroup>> groups() const;
   bool concerns(const Gathered& gathered) const { return turn_of_.contains(&gathered); }
   /// Steps up to which must be gathered before `gathered` is read; before what was recorded at `place`.
   std::size_t turn_of(const Gathered& gathered) const { return turn_of_.at(&gathered); }
@@ -119,12 +118,12 @@ class Plan {
   std::size_t gathered = 0, reduced = 0, passed_on = 0;
 
  private:
-  void concern(const std::shared_ptr<Gathered>& gathered);
+  void concern(const std::shared_ptr<Gathered>& gathered) {
+    if (turn_of_.emplace(gathered.get(), 0).second) gathereds_.push_back(gathered);
+  }
   bool made_ = false;
   std::vector<Step> steps_;
   std::vector<Turn> turns_;
-  std::vector<std::shared_ptr<ParameterGroup>> groups_;
-  std::unordered_set<const ParameterGroup*> known_;
   std::vector<std::shared_ptr<Gathered>> gathereds_;
   std::unordered_map<const Gathered*, std::size_t> turn_of_;
 };
@@ -181,6 +180,7 @@ class Engine {
  private:
   using Gathereds = std::vector<std::shared_ptr<Gathered>>;
   Gathereds gathereds_of(const Root& root) const;
+  void drop_stale(const Root& root) const;
   void gather_ahead(const Gathered& gathered);
   void make_room(const Gathered& wanted);
   void begin_run(std::uint64_t run);

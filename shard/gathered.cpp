@@ -130,23 +130,6 @@ void Gathered::finish() {
   residency_ = Full{};
 }
 
-void Gathered::enter(std::uint64_t forward) {
-  const bool kept = std::exchange(entered_, forward) != forward && leased(Lease::policy);
-  const bool old = kept ? stale_on_any_rank() : stale();
-  if (old && !leased(Lease::module)) free();
-}
-
-/// A call of all ranks of the shard.
-bool Gathered::stale_on_any_rank() const {
-  const Group& ranks = group_.spec().ranks.shard;
-  if (!ranks.defined() || is_shard_itself_) return stale();
-  const Housekeeping guard;
-  const Engine::OwnCalls own_calls;
-  const Tensor any = full({1}, static_cast<int>(stale()), {DType::i32});
-  ranks.all_reduce(any, ReduceOp::max(), {.label = group_.label(), .channel = gather_channel});
-  return any.item<int>() != 0;
-}
-
 void Gathered::slice() {
   const Housekeeping guard;
   const Partition& partition = *block_partition_;

@@ -72,9 +72,12 @@ class Gathered final : public StorageOwner {
   void start();
   /// Waits for a gather that was started.
   void finish();
-  /// Before a use in the forward with this number: what the shard's last write made old goes. What policy
-  /// kept from an earlier forward goes on all ranks if any one of them wrote.
-  void enter(std::uint64_t forward);
+  /// Whether the shard was written since, or nothing is kept.
+  bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
+  /// What is old goes, unless a module reads it.
+  void drop() noexcept {
+    if (!leased(Lease::module)) free();
+  }
   /// Keeps this rank's slice of the block, as policy, and frees the rest.
   void slice();
   /// The shard is about to be written on every rank: peers have read it, and graphs from before know.
@@ -96,9 +99,6 @@ class Gathered final : public StorageOwner {
   Tensor view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const;
   /// Advances with every write of the shard, through ops or past them.
   std::uint64_t epoch() const;
-  /// Whether nothing is kept, or the shard was written since.
-  bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
-  bool stale_on_any_rank() const;
 
   ParameterGroup& group_;
   DType dtype_;
@@ -108,8 +108,7 @@ class Gathered final : public StorageOwner {
   std::variant<Sharded, Sliced, Gathering, Full> residency_;
   std::array<int, 4> leases_{};
   std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
-  std::uint64_t entered_ = 0;  // the last forward
-  Work reading_;               // the last gather whose input is the shard itself; those before are read first
+  Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;
 };
 

@@ -185,8 +185,8 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   const bool root = root_->depth == 0;
   if (root) begin_root(module);
   Engine& engine = Engine::current();
-  engine.enter(*root_, inputs);
   ++running_;
+  engine.enter(*root_, inputs);
   cast_inputs(inputs, root);
   for (const auto& group : groups_) engine.begin_use(*group);
 }

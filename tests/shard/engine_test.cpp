@@ -548,6 +548,29 @@ TEST_CASE("what some ranks write is gathered anew by all, whatever is kept") {
   });
 }
 
+TEST_CASE("what some ranks write is gathered anew by all, also where it is read outside its module") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain c(width), plain(width);
+    shard_links(c, {.layout = layout});
+    shard::set_reshard_after_backward(c, false);
+    for (Chain* chain : {&c, &plain})
+      chain->between = [chain](const Tensor& y) { return mul(y, sum(chain->links[2].layer.weight)); };
+    for (int writer = 0; writer < world.size(); ++writer) {
+      const Tensor x = input_of(0, width);
+      sum(c(x)).backward();
+      {
+        const NoGrad guard;
+        if (world.rank() == writer)
+          for (const nn::Parameter& p : c.links[2].parameters()) mul_(p.local(), 0.5);
+      }
+      plain.load_state_dict(shard::full_state_dict(c));
+      const Tensor y = c(x);
+      expect(y.to_vector<float>() == plain(x).to_vector<float>(), "a write of rank {} is not seen", writer);
+      sum(y).backward();
+    }
+  });
+}
+
 TEST_CASE("outputs of a sharded root are written in place like those of a plain model") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(2);
