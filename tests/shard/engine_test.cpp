@@ -161,34 +161,46 @@ std::vector<std::function<Tensor(const Tensor&)>> calls_within(World& world) {
           [=](const Tensor& y) { return ends.defined() ? sum_partials(ends, enter_parallel(ends, y)) : y; }};
 }
 
+/// One rank uses other groups than the rest, before or after a call, within a region or not: gradients are
+/// those without a region.
+void expect_calls_within_regions(World& world, const shard::Options& options, const Group& shards,
+                                 std::int64_t width) {
+  const auto calls = calls_within(world);
+  for (std::size_t call = 0; call < calls.size(); ++call) {
+    Chain c(width, 4);
+    c.between = calls[call];
+    shard_links(c, options);
+    for (const int user : {0, world.size() - 1})
+      for (const unsigned mask : {1u, 4u, 7u}) {
+        for (unsigned i = 0; i < 3; ++i)
+          c.links[i + 1].used = (world.rank() == user) == ((mask >> i & 1) != 0);
+        const auto gradients_with = [&](const Links& region) {
+          c.region = region;
+          c.zero_grad();
+          sum(c(input_of(world.rank(), width))).backward();
+          return whole_gradients(c, shards);
+        };
+        const Gradients expected = gradients_with({});
+        for (const Links region : {Links{0, 2}, Links{0, 4}, Links{1, 3}}) {
+          const std::string found = difference(gradients_with(region), expected);
+          expect(found.empty(), "call {}, user {}, mask {}, links {} to {}: {}", call, user, mask,
+                 region.first, region.first + region.count, found);
+        }
+      }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("ranks that use different groups may call each other within regions that run again") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
-    const auto calls = calls_within(world);
-    for (std::size_t call = 0; call < calls.size(); ++call) {
-      Chain c(width, 4);
-      c.between = calls[call];
-      shard_links(c, {.layout = layout});
-      for (const int user : {0, world.size() - 1})
-        for (const unsigned mask : {1u, 4u, 7u}) {
-          for (unsigned i = 0; i < 3; ++i)
-            c.links[i + 1].used = (world.rank() == user) == ((mask >> i & 1) != 0);
-          const auto gradients_with = [&](const Links& region) {
-            c.region = region;
-            c.zero_grad();
-            sum(c(input_of(world.rank(), width))).backward();
-            return whole_gradients(c, world.group());
-          };
-          const Gradients expected = gradients_with({});
-          for (const Links region : {Links{0, 2}, Links{0, 4}, Links{1, 3}}) {
-            const std::string found = difference(gradients_with(region), expected);
-            expect(found.empty(), "call {}, user {}, mask {}, links {} to {}: {}", call, user, mask,
-                   region.first, region.first + region.count, found);
-          }
-        }
-    }
+    expect_calls_within_regions(world, {.layout = layout}, world.group(), width);
   });
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = world.mesh({2, 2}, {"replica", "shard"});
+      expect_calls_within_regions(world, {.mesh = mesh, .layout = layout}, mesh.group("shard"), 5);
+    }));
 }
 
 TEST_CASE("what is read after its module, or after the forward, may be read on some ranks when others call") {
