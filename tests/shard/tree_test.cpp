@@ -35,7 +35,7 @@ struct Event {
   Tensor pass(const Tensor& y) {
     if (!Context::current().grad_enabled() || left-- != 0) return y;
     // A rank that used no parameter so far goes on with a history all the same.
-    return act(y.requires_grad() ? y : add(y, zeros({width}).requires_grad_()));
+    return act(y.requires_grad() ? y : add(y, zeros({width}, {f32, y.device()}).requires_grad_()));
   }
 };
 
@@ -260,23 +260,30 @@ void run_by_hand(Node& tree, const Step& step, int ranks) {
   set_gradients(tree, step.keeps_gradients ? plus(before, averages) : averages);
 }
 
-shard::Options draw_options(Random& random, shard::GroupLayout layout, int ranks) {
+/// What is the same for all groups of a tree.
+struct Common {
+  shard::GroupLayout layout;
+  std::optional<Device> compute_device;
+};
+
+shard::Options draw_options(Random& random, const Common& common, int ranks) {
   constexpr shard::ShardingStrategy strategies[] = {
       shard::ShardingStrategy::full_shard, shard::ShardingStrategy::full_shard,
       shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
       shard::ShardingStrategy::no_shard};
   const shard::ReshardAfterForward reshard[] = {true, false, 2};
-  return {.layout = layout,
+  return {.layout = common.layout,
           .strategy = strategies[below(random, 5)],
           .reshard_after_forward = reshard[below(random, ranks == 4 ? 3 : 2)],
+          .compute_device = common.compute_device,
           .forward_prefetch = below(random, 4),
           .backward_prefetch = below(random, 4)};
 }
 
-void shard_below(Node& node, Random& random, shard::GroupLayout layout, int ranks) {
+void shard_below(Node& node, Random& random, const Common& common, int ranks) {
   for (Node& child : node.children) {
-    shard_below(child, random, layout, ranks);
-    const shard::Options options = draw_options(random, layout, ranks);
+    shard_below(child, random, common, ranks);
+    const shard::Options options = draw_options(random, common, ranks);
     if (once_in(random, 2)) shard::fully_shard(child, options);
   }
 }
@@ -289,10 +296,12 @@ void play(World& world, std::uint64_t seed) {
   if (once_in(random, 3)) tie_some(by_hand, random);
   Node tree = by_hand.clone();
   const auto layout = once_in(random, 2) ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter;
-  shard_below(tree, random, layout, world.size());
-  shard::fully_shard(tree, draw_options(random, layout, world.size()));
+  Common common{.layout = layout, .compute_device = {}};
+  if (once_in(random, 4)) common.compute_device = Device::cpu(1);
+  shard_below(tree, random, common, world.size());
+  shard::fully_shard(tree, draw_options(random, common, world.size()));
   nn::Linear other(width, width);
-  shard::fully_shard(other, draw_options(random, layout, world.size()));
+  shard::fully_shard(other, draw_options(random, common, world.size()));
   std::vector<int> ends{0};
   if (world.size() > 1) ends.push_back(world.size() - 1);
   const Group some = world.group().subgroup(ends);
