@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "runtime/apply.h"
 
@@ -126,6 +127,12 @@ void Region::trim() {
       if (t.storage != none) read[t.storage] = true;
     ops.push_back(std::move(trace_.ops[i]));
   }
+  const auto once = std::ranges::find_if(ops, &TracedOp::once);
+  if (once != ops.end())
+    fail<StateError>(
+        "recompute: {} makes a call among ranks in place, which the region would have to repeat, and other "
+        "ranks need not; use a form that returns its result (sum_partials), or call outside the region",
+        once->op->name());
   trace_.ops = std::move(ops);
   for (std::size_t i = 0; i < read.size(); ++i)
     if (!read[i]) trace_.storages[i].outside = {};
@@ -242,22 +249,29 @@ void Region::storage_gone(Storage& storage) noexcept {
   held_.erase(at);
 }
 
-/// Whether a region is being recorded on this rank.
+/// What is being recorded on this rank.
 struct RecordingState {
-  bool active = false;
+  std::shared_ptr<RecordedRegion> region;  ///< null: no region is
+  bool keeps = false;                      ///< the results of the op under way
 };
 RecordingState& state() { return Context::current().slot<RecordingState>(); }
 
 }  // namespace
 
-bool recording_region() { return state().active; }
+std::shared_ptr<const RecordedRegion> recording_region() { return state().region; }
+void keep_results_in_region() { state().keeps = state().region != nullptr; }
 
 namespace detail {
 
 class Recording::Recorder final : public Tracer {
  public:
-  Recorder() : Tracer("recompute"), listening_(*this) { state().active = true; }
-  ~Recorder() override { state().active = false; }
+  Recorder() : Tracer("recompute"), listening_(*this) {
+    state() = {std::make_shared<RecordedRegion>(), false};
+  }
+  ~Recorder() override {
+    state().region->end = Context::current().slot<Tape>().next_sequence();
+    state() = {};
+  }
 
   void before_write(const AnyOp& op, Inputs in) override {
     if (!Context::current().housekeeping()) Tracer::before_write(op, in);
@@ -265,6 +279,7 @@ class Recording::Recorder final : public Tracer {
   void after(const AnyOp& op, Inputs in, Outputs out) override {
     if (Context::current().housekeeping()) return;
     Tracer::after(op, in, out);
+    if (std::exchange(state().keeps, false)) keep_results(op, out);
     for (const Tensor& t : out)
       if (const AutogradRecord* record = record_of(t); record != nullptr && record->edge.node)
         nodes_.insert(record->edge.node.get());
@@ -275,6 +290,11 @@ class Recording::Recorder final : public Tracer {
 
  protected:
   void before_outside_write(const AnyOp& op, const Tensor& tensor) override {
+    const std::uint32_t known = find(tensor.storage());
+    check<StateError>(known == none || trace_.storages[known].maker == none,
+                      "recompute: {} writes the result of a call among ranks, of shape {}, which the region "
+                      "keeps so that it need not call again; write a clone of it",
+                      op.name(), tensor.shape());
     fail<StateError>(
         "recompute: {} writes a tensor of shape {} that no op of the region made; running the region again "
         "would write it twice, so write it outside the region (layers with running statistics such as "
@@ -288,6 +308,12 @@ class Recording::Recorder final : public Tracer {
     std::uint32_t handles = 0;
   };
   std::unordered_map<std::uint32_t, Kept> kept_by_graph() const;
+  /// From here on they count as made outside the region.
+  void keep_results(const AnyOp& op, Outputs out) {
+    trace_.ops.back().once = true;
+    if (op.mutating()) return;
+    for (const Tensor& t : out) trace_.storages[find(t.storage())].outside = t.storage_ref();
+  }
 
   std::unordered_set<const Node*> nodes_;  // recorded by the region; only compared, since some may be deleted
   Listening listening_;
@@ -342,7 +368,7 @@ void Recording::Recorder::finish() {
 }
 
 Recording::Recording() {
-  if (Context::current().grad_enabled() && !state().active) recorder_ = std::make_unique<Recorder>();
+  if (Context::current().grad_enabled() && !state().region) recorder_ = std::make_unique<Recorder>();
 }
 Recording::~Recording() = default;
 

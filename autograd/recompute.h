@@ -2,6 +2,7 @@
 // gradients read need no memory in between.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <ranges>
 #include <tuple>
@@ -49,8 +50,17 @@ void add_outputs(Recording& recording, const T& result) {
 
 }  // namespace detail
 
-/// Whether this rank is recording a region. Whatever is read there may be read again by a backward.
-SHERD_API bool recording_region();
+/// A region, while it is recorded and after.
+struct RecordedRegion {
+  /// Its last place in the rank's order of recording, once it is over. What it read may be read again by a
+  /// backward that has come to this place.
+  std::uint64_t end = 0;
+};
+/// The region that this rank is recording, or null.
+SHERD_API std::shared_ptr<const RecordedRegion> recording_region();
+/// Called by the op under way, or for it: it makes a call among ranks, which other ranks need not repeat when
+/// this one does. The region that is being recorded, if any, keeps the op's results and never runs it again.
+SHERD_API void keep_results_in_region();
 
 /// Calls `region()` and returns its result: a Tensor, or a tuple, pair, array or vector of them. What the
 /// region's ops made and only the graph behind the result still holds is released; when a backward needs it,

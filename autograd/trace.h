@@ -34,6 +34,7 @@ struct TracedStorage {
 struct TracedOp {
   Ref<const AnyOp> op;
   std::vector<TracedTensor> in, out;
+  bool once = false;  ///< it must not run again
 };
 
 struct Trace {

@@ -85,32 +85,12 @@ void check_one_device(std::span<const FoundParameter> parameters) {
         first.name, to_string(first.member->local().device()), p.name, to_string(p.member->local().device()));
 }
 
-/// This rank's slices of all segments, from whole parameters.
-Tensor cut(const GroupSpec& spec, std::span<const Tensor> whole) {
-  const NoGrad guard;
-  const int rank = spec.ranks.shard_rank();
-  const Partition& partition = spec.partition;
-  const Tensor shard = empty({partition.shard_numel()}, {whole[0].dtype(), whole[0].device()});
-  if (shard.device().type == DeviceType::meta) return shard;
-  zero_(shard);
-  for (const Padding& padding : partition.padding()) {
-    if (padding.value == 0) continue;
-    const std::int64_t slice = partition.shard_numel(padding.segment), begin = slice * rank;
-    const std::int64_t first = std::max(begin, padding.offset);
-    const std::int64_t last = std::min(begin + slice, padding.offset + padding.numel);
-    if (last > first)
-      fill_(narrow(shard, 0, partition.shard_offset(padding.segment) + first - begin, last - first),
-            padding.value);
-  }
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    const OwnedPart part = partition.part(static_cast<int>(i), rank);
-    if (part.numel == 0) continue;
-    const std::int64_t at =
-        partition.shard_offset(partition.span(static_cast<int>(i)).segment) + part.in_shard;
-    copy_(narrow(shard, 0, at, part.numel),
-          narrow(reshape(whole[i], {-1}), 0, part.in_parameter, part.numel));
-  }
-  return shard;
+/// Takes this rank's part of whole parameters; what lies between and behind them is padding.
+void fill_shard(const ParameterGroup& group, std::span<const Tensor> whole) {
+  if (group.shard().device().type == DeviceType::meta) return;
+  const std::vector<Padding>& padding = group.spec().partition.padding();
+  fill_(group.shard(), padding.empty() ? 0 : padding[0].value);
+  for (std::size_t i = 0; i < whole.size(); ++i) copy_(group.local(i).detach(), group.part_of(i, whole[i]));
 }
 
 /// The flat layout's, over all parameters of a unit, which are of one dtype then.
@@ -130,13 +110,15 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   check_one_device(parameters);
   std::vector<Shape> shapes;
   for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
+  const int shards = RankOfGroup(ranks.shard).ranks;
   GroupSpec spec{.layout = options.layout,
                  .partition = options.layout == GroupLayout::flat
-                                  ? flat_partition(parameters, module, options, form, ranks.shard_size())
-                                  : Partition::per_parameter(shapes, ranks.shard_size()),
+                                  ? flat_partition(parameters, module, options, form, shards)
+                                  : Partition::per_parameter(shapes, shards),
                  .ranks = ranks,
                  .param_dtype = options.mixed_precision.param_dtype,
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
+                 .compute_device = options.compute_device,
                  .reduce_at_end = options.strategy == ShardingStrategy::zero1,
                  .one_flat_param = form.one_flat_param};
   Members members;
@@ -150,8 +132,9 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
     members.parameters.push_back(p.member->object());
   }
   spec.shapes = std::move(shapes);
-  Tensor shard = cut(spec, whole);
-  members.group = std::make_shared<ParameterGroup>(std::move(spec), std::move(shard));
+  const Tensor shard = empty({spec.partition.shard_numel()}, {whole[0].dtype(), whole[0].device()});
+  members.group = std::make_shared<ParameterGroup>(std::move(spec), shard);
+  fill_shard(*members.group, whole);
   return members;
 }
 
@@ -182,7 +165,7 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
                 [](const FoundParameter& p) { return p.member->object().owner() != nullptr; });
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
-  const AfterForward after = after_forward(options, ranks.shard_size());
+  const AfterForward after = after_forward(options, RankOfGroup(ranks.shard).ranks);
   if (after == AfterForward::slice)
     ranks.block = Engine::current().block_of(ranks.shard, *options.reshard_after_forward.ranks());
 
@@ -198,11 +181,13 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   std::vector<Members> members;
   for (const auto& list : by_dtype) members.push_back(make_group(list, module, options, form, ranks));
 
-  if (options.device) {
+  const std::optional<Device> compute_device =
+      options.compute_device ? options.compute_device : options.device;
+  if (compute_device) {
     const NoGrad guard;
     for (const FoundBuffer& b : found.buffers)
       if (b.member->tensor().device().type != DeviceType::meta)
-        b.member->set(to(b.member->tensor(), *options.device));
+        b.member->set(to(b.member->tensor(), *compute_device));
   }
   InputCast cast = form.input_cast;
   if (cast == InputCast::with_parameters)
@@ -212,7 +197,8 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
       .param_dtype = precision.param_dtype,
       .output_dtype = precision.output_dtype,
       .buffer_dtype = precision.buffer_dtype,
-      .device = options.device,
+      .evaluation = precision.evaluation,
+      .device = compute_device,
       .after_forward = after,
       .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers}};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "autograd/autograd.h"
 #include "autograd/pass.h"
-#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "collectives/observe.h"
 #include "runtime/apply.h"
@@ -45,24 +45,32 @@ void anchor(Tensor& output, std::shared_ptr<GradSink> sink) {
   ensure_record(output).set_history(edge.node, edge.index, &output.storage());
 }
 
-bool is(const std::weak_ptr<ParameterGroup>& a, const ParameterGroup& b) { return a.lock().get() == &b; }
+bool is(const std::weak_ptr<Gathered>& a, const Gathered& b) { return a.lock().get() == &b; }
 
 }  // namespace
 
 // ---- records ----
 
-void Record::add(ParameterGroup& group, Moment moment) {
-  const bool in_region = recording_region();
-  uses_.push_back({group.weak_from_this(), moment, Context::current().slot<Tape>().next_sequence(),
-                   Context::current().grad_enabled() || in_region, in_region});
+void Record::add(Gathered& gathered, Moment moment) {
+  auto region = recording_region();
+  const bool planned = Context::current().grad_enabled() || region != nullptr;
+  uses_.push_back({gathered.shared(), moment, next_place(), planned, std::move(region)});
+}
+
+std::uint64_t Record::next_place() { return Context::current().slot<Tape>().next_sequence(); }
+
+void Record::set_freed_at(const Gathered& gathered, std::uint64_t place) {
+  const auto last =
+      std::find_if(uses_.rbegin(), uses_.rend(), [&](const Use& u) { return is(u.gathered, gathered); });
+  if (last != uses_.rend()) last->freed_at = place;
 }
 
 bool Record::planned() const { return std::ranges::any_of(uses_, &Use::planned); }
 
 bool Record::trainable() const {
   return std::ranges::any_of(uses_, [](const Use& use) {
-    const auto group = use.group.lock();
-    return use.planned && group && group->trainable();
+    const auto gathered = use.gathered.lock();
+    return use.planned && gathered && gathered->group().trainable();
   });
 }
 
@@ -73,78 +81,78 @@ void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.nu
 
 // ---- plans ----
 
-void Plan::concern(const std::shared_ptr<ParameterGroup>& group) {
-  if (turn_of_.emplace(group.get(), 0).second) groups_.push_back(group);
+std::vector<std::shared_ptr<ParameterGroup>> Plan::groups() const {
+  std::vector<std::shared_ptr<ParameterGroup>> groups;
+  for (const Step& step : steps_)
+    if (step.kind == Step::Kind::reduce) groups.push_back(step.group().shared_from_this());
+  return groups;
 }
 
 /// Backwards through the records: a group is gathered before its last use and reduced after its first one.
 void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
   made_ = true;
   struct Event {
-    std::shared_ptr<ParameterGroup> group;
+    std::shared_ptr<Gathered> gathered;
     std::uint64_t place;
     Step::Kind kind;
   };
-  struct Seen {
-    const Record::Use* first = nullptr;
-    bool read = false;  ///< maybe, by a backward
-  };
-  std::unordered_map<const ParameterGroup*, Seen> seen;
+  std::unordered_map<const ParameterGroup*, const Record::Use*> first;
+  std::unordered_set<const Gathered*> read;  // maybe, by a backward
   std::ranges::sort(records, {}, &Record::number);
   for (const Record* record : records) {
     bool frozen = !record->inputs_want_grad();  // so far: no gradient comes to here
     for (const Record::Use& use : record->uses()) {
-      const auto group = use.group.lock();
-      if (!group || !use.planned) continue;
-      frozen = frozen && !group->trainable() && !use.in_region;
-      Seen& its = seen[group.get()];
-      if (its.first == nullptr) its.first = &use;
-      its.read = its.read || !frozen;
+      const auto gathered = use.gathered.lock();
+      if (!gathered || !use.planned) continue;
+      frozen = frozen && !gathered->group().trainable() && !use.region;
+      first.emplace(&gathered->group(), &use);
+      if (!frozen) read.insert(gathered.get());
     }
   }
   std::vector<Event> events;
+  std::unordered_set<const void*> reduced;  // groups, and their roots
+  const auto reduce = [&](const std::shared_ptr<Gathered>& gathered, std::uint64_t place) {
+    concern(gathered);
+    events.push_back({gathered, place, Step::Kind::reduce});
+    reduced.insert({&gathered->group(), gathered->group().root().get()});
+  };
   std::ranges::reverse(records);
   for (const Record* record : records)
     for (auto use = record->uses().rbegin(); use != record->uses().rend(); ++use) {
-      const auto group = use->group.lock();
-      if (!group || !use->planned) continue;
-      const Seen& its = seen[group.get()];
-      if (!concerns(*group) && its.read && !group->gathered().here())
-        events.push_back({group, use->place, Step::Kind::gather});
-      concern(group);
-      if (its.first == &*use) events.push_back({group, use->place, Step::Kind::reduce});
+      const auto gathered = use->gathered.lock();
+      if (!gathered || !use->planned) continue;
+      if (!concerns(*gathered) && read.contains(gathered.get()) && !gathered->here())
+        events.push_back({gathered, use->last_read(), Step::Kind::gather});
+      concern(gathered);
+      if (first[&gathered->group()] == &*use) reduce(gathered, use->place);
     }
   for (const auto& group : begun) {  // used outside every record
-    if (concerns(*group)) continue;
-    concern(group);
-    if (!group->gathered().here()) events.push_back({group, 0, Step::Kind::gather});
-    events.push_back({group, 0, Step::Kind::reduce});
+    if (reduced.contains(group.get())) continue;
+    const auto gathered = group->in_use().shared();
+    if (!gathered->here()) events.push_back({gathered, 0, Step::Kind::gather});
+    reduce(gathered, 0);
   }
-  const std::size_t reached = groups_.size();
   for (const auto& weak : all) {
     const auto group = weak.lock();
-    const auto shares_root = [&](const auto& other) { return other->root() == group->root(); };
-    if (!group || !group->gradients().unreduced() || !group->switches.synchronising || concerns(*group) ||
-        std::none_of(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(reached), shares_root))
-      continue;
-    concern(group);
-    events.push_back({group, 0, Step::Kind::reduce});
+    if (group && group->gradients().unreduced() && group->switches.synchronising &&
+        !reduced.contains(group.get()) && reduced.contains(group->root().get()))
+      reduce(group->in_use().shared(), 0);
   }
 
   // A gather brings those ahead of it.
-  std::vector<std::shared_ptr<ParameterGroup>> gathers;
+  std::vector<std::shared_ptr<Gathered>> gathers;
   for (const Event& event : events)
-    if (event.kind == Step::Kind::gather) gathers.push_back(event.group);
+    if (event.kind == Step::Kind::gather) gathers.push_back(event.gathered);
   std::size_t listed = 0, due = 0;
   for (const Event& event : events) {
     if (event.kind == Step::Kind::reduce) {
-      steps_.push_back({Step::Kind::reduce, event.group});
+      steps_.push_back({Step::Kind::reduce, event.gathered});
       continue;
     }
-    const auto ahead = static_cast<std::size_t>(event.group->root()->policy.backward_prefetch);
+    const auto ahead = static_cast<std::size_t>(event.gathered->group().root()->policy.backward_prefetch);
     for (++due; listed < std::min(gathers.size(), due + ahead); ++listed)
       steps_.push_back({Step::Kind::gather, gathers[listed]});
-    turn_of_[event.group.get()] = steps_.size();
+    turn_of_[event.gathered.get()] = steps_.size();
     turns_.push_back({event.place, steps_.size()});
   }
 }
@@ -160,7 +168,7 @@ std::string Plan::text() const {
   std::string text;
   for (const Step& step : steps_)
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
-                        step.kind == Step::Kind::gather ? "gather" : "reduce", step.group->label());
+                        step.kind == Step::Kind::gather ? "gather" : "reduce", step.group().label());
   return text;
 }
 
@@ -180,11 +188,12 @@ void Engine::add(const std::shared_ptr<ParameterGroup>& group) {
   all_.push_back(group);
 }
 
-Engine::Groups Engine::groups_of(const Root& root) const {
-  Groups groups;
+Engine::Gathereds Engine::gathereds_of(const Root& root) const {
+  Gathereds all;
   for (const auto& weak : all_)
-    if (auto group = weak.lock(); group && group->root().get() == &root) groups.push_back(std::move(group));
-  return groups;
+    if (const auto group = weak.lock(); group && group->root().get() == &root)
+      group->each_gathered([&](Gathered& gathered) { all.push_back(gathered.shared()); });
+  return all;
 }
 
 Group Engine::block_of(const Group& shard, int ranks) {
@@ -201,7 +210,8 @@ void Engine::renewed(const Group& ranks) {
     if (!group) continue;
     const Ranks& its = group->spec().ranks;
     if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
-    group->gathered().end_all();
+    group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+    group->gradients().renewed();
     group->root()->last = nullptr;
   }
   for (const Block& known : blocks_)
@@ -215,22 +225,46 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
   const bool want_grad =
       std::ranges::any_of(inputs, [](const Tensor* t) { return t->defined() && t->requires_grad(); });
   root.now = std::make_shared<Record>(++last_record_, want_grad);
+  drop_stale(root);
+}
+
+/// What policy kept from an earlier forward goes on all ranks if any one of them wrote its part since: also
+/// what this forward reads outside its module. One call for all that the same ranks share.
+void Engine::drop_stale(const Root& root) const {
+  const Housekeeping guard;
+  const OwnCalls own_calls;
+  Gathereds kept = gathereds_of(root);
+  std::erase_if(kept, [](const auto& g) { return !g->leased(Lease::policy) || g->is_shard_itself(); });
+  while (!kept.empty()) {
+    const Group ranks = kept[0]->group().spec().ranks.shard;
+    const auto others = std::ranges::stable_partition(
+        kept, [&](const auto& g) { return g->group().spec().ranks.shard == ranks; });
+    std::vector<int> stale;
+    for (auto g = kept.begin(); g != others.begin(); ++g) stale.push_back((*g)->stale());
+    const Tensor any = Tensor::from(stale, {std::ssize(stale)});
+    if (ranks.defined())
+      ranks.all_reduce(any, ReduceOp::max(), {.label = "kept parameters", .channel = gather_channel});
+    stale = any.to_vector<int>();
+    for (std::size_t i = 0; i < stale.size(); ++i)
+      if (stale[i] != 0) kept[i]->drop();
+    kept.erase(kept.begin(), others.begin());
+  }
 }
 
 void Engine::begin_use(ParameterGroup& group) {
-  group.root()->now->add(group, Record::Moment::begin);
-  Gathered& gathered = group.gathered();
-  gathered.enter(group.root()->now->number());
+  Gathered& gathered = group.in_use();
+  group.root()->now->add(gathered, Record::Moment::begin);
+  if (gathered.stale()) gathered.drop();
   gathered.lease(Lease::module);
   gathered.end(Lease::cache);
   gathered.start();
-  gather_ahead(group);
+  gather_ahead(gathered);
   gathered.finish();
 }
 
 void Engine::end_use(ParameterGroup& group, AfterForward after) {
-  group.root()->now->add(group, Record::Moment::end);
-  Gathered& gathered = group.gathered();
+  Gathered& gathered = group.in_use();
+  group.root()->now->add(gathered, Record::Moment::end);
   if (gathered.modules() == 1 && gathered.here()) {
     if (after == AfterForward::free) gathered.end(Lease::policy);
     if (after == AfterForward::keep) gathered.lease(Lease::policy);
@@ -241,29 +275,27 @@ void Engine::end_use(ParameterGroup& group, AfterForward after) {
 }
 
 /// The last forward says what may come next.
-void Engine::gather_ahead(const ParameterGroup& group) {
-  const Root& root = *group.root();
+void Engine::gather_ahead(const Gathered& gathered) {
+  const Root& root = *gathered.group().root();
   if (!root.last) return;
   const auto& guess = root.last->uses();
   const std::size_t now = root.now->uses().size() - 1;
-  if (now >= guess.size() || !is(guess[now].group, group)) return;
+  if (now >= guess.size() || !is(guess[now].gathered, gathered)) return;
   int ahead = 0;
   for (std::size_t i = now + 1; i < guess.size() && ahead < root.policy.forward_prefetch; ++i) {
     if (guess[i].moment == Record::Moment::end) continue;
     ++ahead;
-    const auto next = guess[i].group.lock();
-    if (!next || next->is_shard_itself()) continue;
-    Gathered& gathered = next->gathered();
-    if (gathered.leased(Lease::policy) || gathered.here() || gathered.on_its_way()) continue;
-    gathered.lease(Lease::cache);
-    gathered.start();
+    const auto next = guess[i].gathered.lock();
+    if (!next || next->leased(Lease::policy) || next->here() || next->on_its_way()) continue;
+    next->lease(Lease::cache);
+    next->start();
   }
 }
 
 void Engine::leave(Root& root, std::span<Tensor* const> outputs) {
   if (--root.depth > 0) return;
   // Guesses that were wrong, and what was used outside its module.
-  for (const auto& group : groups_of(root)) group->gathered().end(Lease::cache);
+  for (const auto& gathered : gathereds_of(root)) gathered->end(Lease::cache);
   root.last = std::move(root.now);
   if (!Context::current().grad_enabled() || !root.last->planned()) return;
   // Frozen groups are gathered in a backward too, when it goes on to the inputs.
@@ -275,58 +307,56 @@ void Engine::leave(Root& root, std::span<Tensor* const> outputs) {
 }
 
 void Engine::fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept {
-  for (const auto& group : groups) group->gathered().end(Lease::module);
+  for (const auto& group : groups) group->in_use().end(Lease::module);
   if (--root.depth > 0) return;
   root.now = root.last = nullptr;
-  for (const auto& group : groups_of(root)) group->gathered().end_all();
+  for (const auto& gathered : gathereds_of(root)) gathered->end_all();
 }
 
-void Engine::bring(ParameterGroup& group) {
-  group.gathered().start();
-  group.gathered().finish();
-}
-
-void Engine::demand(ParameterGroup& group) {
-  if (plan_.made() && plan_.concerns(group)) {
-    gather_up_to(plan_.turn_of(group), &group);
-    group.gathered().lease(Lease::backward);
+void Engine::demand(Gathered& gathered) {
+  if (plan_.made() && plan_.concerns(gathered)) {
+    gather_up_to(plan_.turn_of(gathered), &gathered);
+    gathered.lease(Lease::backward);
   } else {
-    if (group.root()->now && !plan_.made()) group.root()->now->add(group, Record::Moment::read);
-    make_room(group);
-    group.gathered().lease(Lease::cache);
+    const Root& root = *gathered.group().root();
+    if (!plan_.made() && root.now)
+      root.now->add(gathered, Record::Moment::read);
+    else if (!plan_.made() && root.last)
+      root.last->read_later(gathered);
+    make_room(gathered);
+    gathered.lease(Lease::cache);
   }
-  bring(group);
+  gathered.start();
+  gathered.finish();
 }
 
 /// Of what is read outside its module the least needed goes: by the last forward, what comes last.
-void Engine::make_room(const ParameterGroup& wanted) {
-  const Root& root = *wanted.root();
-  const auto next_use = [&](const std::shared_ptr<ParameterGroup>& group) {
+void Engine::make_room(const Gathered& wanted) {
+  const Root& root = *wanted.group().root();
+  const auto next_use = [&](const std::shared_ptr<Gathered>& gathered) {
     if (!root.last || !root.now) return std::size_t{0};
     const auto& guess = root.last->uses();
     std::size_t i = root.now->uses().size();
-    while (i < guess.size() && !is(guess[i].group, *group)) ++i;
+    while (i < guess.size() && !is(guess[i].gathered, *gathered)) ++i;
     return i;
   };
-  Groups cached;
-  for (auto& group : groups_of(root)) {
-    const Gathered& gathered = group->gathered();
-    if (group.get() != &wanted && gathered.leased(Lease::cache) && gathered.reads() == 0 &&
-        !gathered.pinned())
-      cached.push_back(std::move(group));
-  }
+  Gathereds cached;
+  for (auto& gathered : gathereds_of(root))
+    if (gathered.get() != &wanted && gathered->leased(Lease::cache) && gathered->reads() == 0 &&
+        !gathered->pinned())
+      cached.push_back(std::move(gathered));
   while (static_cast<int>(cached.size()) >= std::max(1, root.policy.cached_gathers)) {
     const auto farthest = std::ranges::max_element(cached, {}, next_use);
-    (*farthest)->gathered().end(Lease::cache);
+    (*farthest)->end(Lease::cache);
     cached.erase(farthest);
   }
 }
 
 /// Here alone, not on the peers: it frees memory, and what is gathered next stays the same, since a backward
 /// ends all its leases.
-void Engine::read_over(ParameterGroup& group) {
-  if (group.gathered().pinned()) return;
-  group.gathered().end(plan_.made() && plan_.concerns(group) ? Lease::backward : Lease::cache);
+void Engine::read_over(Gathered& gathered) {
+  if (gathered.pinned()) return;
+  gathered.end(plan_.made() && plan_.concerns(gathered) ? Lease::backward : Lease::cache);
 }
 
 // ---- backward ----
@@ -354,30 +384,30 @@ void Engine::begin(std::uint64_t run, Record& record) {
 void Engine::begun(std::uint64_t run) {
   if (plan_.run != run || plan_.made()) return;
   plan_.make(all_);
-  for (const auto& group : plan_.groups()) {
-    Gathered& gathered = group->gathered();
-    gathered.lease(Lease::backward);
-    gathered.end(Lease::cache);
-    if (group->switches.reshard_after_backward)
-      gathered.end(Lease::policy);
+  for (const auto& gathered : plan_.gathereds()) {
+    gathered->lease(Lease::backward);
+    gathered->end(Lease::cache);
+    if (gathered->group().switches.reshard_after_backward)
+      gathered->end(Lease::policy);
     else
-      gathered.lease(Lease::policy);
+      gathered->lease(Lease::policy);
   }
 }
 
 /// Posts the gathers up to `end`. What this rank's graph does not read is posted for the peers.
-void Engine::gather_up_to(std::size_t end, const ParameterGroup* needed) {
+void Engine::gather_up_to(std::size_t end, const Gathered* needed) {
   for (; plan_.gathered < end; ++plan_.gathered) {
     const Plan::Step& step = plan_.steps()[plan_.gathered];
     if (step.kind != Plan::Step::Kind::gather) continue;
-    step.group->gathered().start();
-    if (step.group.get() != needed && step.group->gathered().reads() == 0)
-      step.group->gathered().end(Lease::backward);
+    step.gathered->start();
+    if (step.gathered.get() != needed && step.gathered->reads() == 0) step.gathered->end(Lease::backward);
   }
 }
 
 void Engine::arrived(std::uint64_t run) {
-  if (plan_.run == run) reduce_in_turn(When::complete);
+  if (plan_.run != run) return;
+  reduce_in_turn(When::complete);
+  pass_on_in_turn(When::complete);
 }
 
 /// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
@@ -386,7 +416,7 @@ void Engine::reduce_in_turn(When when) {
   for (; plan_.reduced < plan_.steps().size(); ++plan_.reduced) {
     const Plan::Step& step = plan_.steps()[plan_.reduced];
     if (step.kind != Plan::Step::Kind::reduce) continue;
-    ParameterGroup& group = *step.group;
+    ParameterGroup& group = step.group();
     Gradients& gradients = group.gradients();
     if (when == When::complete && (!gradients.complete() || group.spec().reduce_at_end)) return;
     gather_up_to(plan_.reduced);
@@ -399,10 +429,24 @@ void Engine::reduce_in_turn(When when) {
   }
 }
 
-/// The program's own call within a backward: peers may wait for gathers that stand before it.
+/// Posts the calls over replicas, in the plan's order. While the backward runs, those whose first call is
+/// here: that changes when they are posted, never in which order, and nobody waits for one before the end.
+void Engine::pass_on_in_turn(When when) {
+  for (; plan_.passed_on < plan_.reduced; ++plan_.passed_on) {
+    const Plan::Step& step = plan_.steps()[plan_.passed_on];
+    if (step.kind != Plan::Step::Kind::reduce) continue;
+    if (when == When::complete && !step.group().gradients().reduced()) return;
+    step.group().gradients().pass_on();
+  }
+}
+
+/// The program's own call. Within a backward peers may wait for gathers that stand before it; a region does
+/// not repeat it, since whether and when it would depends on what this rank's graph reads.
 void Engine::before_call() {
+  if (own_calls_) return;
+  keep_results_in_region();
   const std::optional<std::uint64_t> place = pass_state().place;
-  if (own_calls_ || !plan_.made() || !place) return;
+  if (!plan_.made() || !place) return;
   gather_up_to(plan_.turn_at(*place));
 }
 
@@ -410,21 +454,24 @@ void Engine::finish(std::uint64_t run) {
   if (plan_.run != run) return;
   gather_up_to(plan_.steps().size());
   reduce_in_turn(When::now);
-  for (const auto& group : plan_.groups()) group->gradients().pass_on();
-  for (const auto& group : plan_.groups()) group->gradients().wait();
-  for (const auto& group : plan_.groups()) group->gradients().commit();
+  pass_on_in_turn(When::now);
+  const auto groups = plan_.groups();
+  for (const auto& group : groups) group->gradients().wait();
+  for (const auto& group : groups) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});
-  for (const auto& group : done.groups()) group->gathered().end(Lease::backward);
-  for (const auto& group : done.groups()) group->gradients().run_hooks();
+  for (const auto& gathered : done.gathereds()) gathered->end(Lease::backward);
+  for (const auto& group : groups) group->gradients().run_hooks();
 }
 
 void Engine::abort(std::uint64_t run) noexcept {
   if (plan_.run != run) return;
   const Plan failed = std::exchange(plan_, {});
-  for (const auto* list : {&failed.groups(), &failed.begun})
-    for (const auto& group : *list) {
+  for (const auto& list : {failed.groups(), failed.begun})
+    for (const auto& group : list) {
       group->gradients().drop();
-      for (const Lease owner : {Lease::backward, Lease::policy, Lease::cache}) group->gathered().end(owner);
+      group->each_gathered([](Gathered& gathered) {
+        for (const Lease owner : {Lease::backward, Lease::policy, Lease::cache}) gathered.end(owner);
+      });
     }
 }
 

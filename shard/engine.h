@@ -2,6 +2,7 @@
 // the channels. All of it follows from program position and policy; docs/design.md has a picture.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -9,11 +10,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "autograd/recompute.h"
 #include "autograd/sink.h"
 #include "runtime/subscription.h"
 #include "shard/group.h"
 
 namespace sherd::shard {
+
+class Unit;
 
 /// What becomes of gathered parameters after forward.
 enum class AfterForward : std::uint8_t { free, keep, slice };
@@ -31,11 +35,16 @@ class Record final : public EngineSink {
  public:
   enum class Moment : std::uint8_t { begin, end, read };
   struct Use {
-    std::weak_ptr<ParameterGroup> group;
+    std::weak_ptr<Gathered> gathered;
     Moment moment;
     std::uint64_t place;  ///< in the rank's order of recording
     bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
-    bool in_region;
+    std::shared_ptr<const RecordedRegion> region{};  ///< that it is in, or null
+    std::uint64_t freed_at = std::uint64_t(-1);      ///< place; the last: not by the end of the forward
+
+    /// The last place at which a backward that comes to it may read the group. In a region all is read again
+    /// from its end on, and until it was freed it could be read without anybody noticing.
+    std::uint64_t last_read() const { return std::max({place, region ? region->end : 0, freed_at}); }
   };
   Record(std::uint64_t number, bool inputs_want_grad)
       : number_(number), inputs_want_grad_(inputs_want_grad) {}
@@ -43,7 +52,10 @@ class Record final : public EngineSink {
   std::uint64_t number() const { return number_; }
   bool inputs_want_grad() const { return inputs_want_grad_; }
   const std::vector<Use>& uses() const { return uses_; }
-  void add(ParameterGroup& group, Moment moment);
+  void add(Gathered& gathered, Moment moment);
+  /// Its last use ends; or, where it is read after the forward, has no end.
+  void freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }
+  void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
   /// Whether a backward has anything to do, and whether any group of it is trained.
   bool planned() const;
   bool trainable() const;
@@ -52,6 +64,9 @@ class Record final : public EngineSink {
   void accept(PassInfo, Leaf&, Tensor) override {}
 
  private:
+  static std::uint64_t next_place();
+  void set_freed_at(const Gathered& gathered, std::uint64_t place);
+
   std::uint64_t number_;
   bool inputs_want_grad_;
   std::vector<Use> uses_;
@@ -62,6 +77,8 @@ struct Root {
   SchedulePolicy policy;
   int depth = 0;  ///< of its modules that run
   std::shared_ptr<Record> now{}, last{};
+  Precision precision = Precision::reduced;  ///< of the last forward
+  std::vector<std::weak_ptr<Unit>> units{};
 };
 
 /// What one backward does, made before it computes anything: "gather c, gather b, reduce c, ...". Every rank
@@ -71,7 +88,8 @@ class Plan {
  public:
   struct Step {
     enum class Kind : std::uint8_t { gather, reduce } kind;
-    std::shared_ptr<ParameterGroup> group;
+    std::shared_ptr<Gathered> gathered;  ///< whose gradients the group's are, of a reduction
+    ParameterGroup& group() const { return gathered->group(); }
   };
   /// Up to `end` steps a rank must have gathered before it does what was recorded before `place`.
   struct Turn {
@@ -86,23 +104,28 @@ class Plan {
   void make(std::span<const std::weak_ptr<ParameterGroup>> all);
   bool made() const { return made_; }
   const std::vector<Step>& steps() const { return steps_; }
-  /// All that it concerns, each once.
-  const std::vector<std::shared_ptr<ParameterGroup>>& groups() const { return groups_; }
-  bool concerns(const ParameterGroup& group) const { return turn_of_.contains(&group); }
-  /// Steps up to which must be gathered before `group` is read; before what was recorded at `place`.
-  std::size_t turn_of(const ParameterGroup& group) const { return turn_of_.at(&group); }
+  /// All that it concerns, each once; the groups of the reductions.
+  const std::vector<std::shared_ptr<Gathered>>& gathereds() const { return gathereds_; }
+  std::vector<std::shared_ptr<ParameterGroup>> groups() const;
+  bool concerns(const Gathered& gathered) const { return turn_of_.contains(&gathered); }
+  /// Steps up to which must be gathered before `gathered` is read; before what was recorded at `place`.
+  std::size_t turn_of(const Gathered& gathered) const { return turn_of_.at(&gathered); }
   std::size_t turn_at(std::uint64_t place) const;
   std::string text() const;
 
-  std::size_t gathered = 0, reduced = 0;  ///< the cursor: steps before it, of either kind, are done
+  /// The cursor: steps before it, of either kind, are done; and of the reductions also the second call, if
+  /// there are two.
+  std::size_t gathered = 0, reduced = 0, passed_on = 0;
 
  private:
-  void concern(const std::shared_ptr<ParameterGroup>& group);
+  void concern(const std::shared_ptr<Gathered>& gathered) {
+    if (turn_of_.emplace(gathered.get(), 0).second) gathereds_.push_back(gathered);
+  }
   bool made_ = false;
   std::vector<Step> steps_;
   std::vector<Turn> turns_;
-  std::vector<std::shared_ptr<ParameterGroup>> groups_;
-  std::unordered_map<const ParameterGroup*, std::size_t> turn_of_;
+  std::vector<std::shared_ptr<Gathered>> gathereds_;
+  std::unordered_map<const Gathered*, std::size_t> turn_of_;
 };
 
 class Engine {
@@ -140,10 +163,10 @@ class Engine {
   /// In place of `end_use` and `leave`.
   void fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept;
 
-  /// An op needs a group that is not here.
-  void demand(ParameterGroup& group);
+  /// An op needs what is not here.
+  void demand(Gathered& gathered);
   /// The last read that a backward announced is over.
-  void read_over(ParameterGroup& group);
+  void read_over(Gathered& gathered);
 
   // ---- backward, from sinks ----
   void begin(std::uint64_t run, ParameterGroup& group);
@@ -155,15 +178,16 @@ class Engine {
   const Plan& plan() const { return plan_; }
 
  private:
-  using Groups = std::vector<std::shared_ptr<ParameterGroup>>;
-  Groups groups_of(const Root& root) const;
-  void bring(ParameterGroup& group);
-  void gather_ahead(const ParameterGroup& group);
-  void make_room(const ParameterGroup& wanted);
+  using Gathereds = std::vector<std::shared_ptr<Gathered>>;
+  Gathereds gathereds_of(const Root& root) const;
+  void drop_stale(const Root& root) const;
+  void gather_ahead(const Gathered& gathered);
+  void make_room(const Gathered& wanted);
   void begin_run(std::uint64_t run);
-  void gather_up_to(std::size_t end, const ParameterGroup* needed = nullptr);
+  void gather_up_to(std::size_t end, const Gathered* needed = nullptr);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
+  void pass_on_in_turn(When when);
   void before_call();
   void renewed(const Group& ranks);
 

@@ -107,13 +107,11 @@ Tensor FlatParamHandle::flat() const {
 std::vector<FlatShardEntry> FlatParamHandle::shard_metadata(std::int64_t start, std::int64_t end) const {
   std::vector<FlatShardEntry> entries;
   for (int i = 0; i < partition_.parameters(); ++i) {
-    const ParameterSpan& span = partition_.span(i);
-    const std::int64_t first = std::max(start, span.offset);
-    const std::int64_t last = std::min(end, span.offset + span.numel - 1);
-    if (first > last) continue;
+    const OwnedPart part = partition_.part_between(i, start, end + 1);
+    if (part.numel == 0) continue;
     const auto at = static_cast<std::size_t>(i);
-    entries.push_back({names()[at], parameters()[at].shape(), span.numel, first - span.offset,
-                       last - span.offset, first - start});
+    entries.push_back({names()[at], parameters()[at].shape(), parameters()[at].numel(), part.in_parameter,
+                       part.in_parameter + part.numel - 1, part.in_shard});
   }
   return entries;
 }

@@ -44,8 +44,9 @@ void set_reshard_after_backward(nn::Module& module, bool reshard) {
 }
 void reshard(nn::Module& module) {
   each_group(module, [](ParameterGroup& group) {
-    group.gathered().end(Lease::policy);
-    group.gathered().end(Lease::cache);
+    group.each_gathered([](Gathered& gathered) {
+      for (const Lease owner : {Lease::policy, Lease::cache}) gathered.end(owner);
+    });
   });
 }
 

@@ -12,16 +12,23 @@
 
 namespace sherd::shard {
 
-Gathered::Gathered(ParameterGroup& group) : group_(group) {
+Gathered::Gathered(ParameterGroup& group, DType dtype)
+    : group_(group),
+      dtype_(dtype),
+      is_shard_itself_(!group.spec().ranks.shard.defined() && dtype == group.shard().dtype() &&
+                       group.compute_device() == group.shard().device()) {
   const GroupSpec& spec = group.spec();
   if (spec.ranks.block.defined()) block_partition_ = spec.partition.over(spec.ranks.block.size());
-  if (group.is_shard_itself()) residency_ = Full{};
+  if (is_shard_itself_) residency_ = Full{};
 }
 
-Ref<Storage> Gathered::make_storage(std::shared_ptr<StorageOwner> self) {
-  const std::int64_t bytes = group_.spec().partition.gathered_numel() * size_of(group_.compute_dtype());
+std::shared_ptr<Gathered> Gathered::shared() { return {group_.shared_from_this(), this}; }
+
+Ref<Storage> Gathered::make_storage() {
+  if (is_shard_itself_) return group_.shard().storage_ref();
+  const std::int64_t bytes = group_.spec().partition.gathered_numel() * size_of(dtype_);
   Ref<Storage> storage =
-      Storage::released(group_.shard().device(), static_cast<std::size_t>(bytes), std::move(self));
+      Storage::released(group_.compute_device(), static_cast<std::size_t>(bytes), shared());
   storage_ = storage.get();
   return storage;
 }
@@ -53,18 +60,19 @@ void Gathered::end_all() noexcept {
 
 /// What an op is reading at this moment stays until the next lease ends.
 void Gathered::free() noexcept {
-  if (group_.is_shard_itself()) return;
+  if (is_shard_itself_) return;
   if (here() && storage_ != nullptr && storage_->device().type != DeviceType::meta) {
     if (pinned()) return;
     storage_->release();
   }
   residency_ = Sharded{};
+  if (const auto& root = group_.root(); root && root->now) root->now->freed(*this);
 }
 
 // ---- gathers ----
 
 Tensor Gathered::view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const {
-  return Tensor(make_ref<TensorImpl>(memory, sherd::Layout{{numel}, {1}, offset}, group_.compute_dtype()));
+  return Tensor(make_ref<TensorImpl>(memory, sherd::Layout{{numel}, {1}, offset}, dtype_));
 }
 
 std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage().version(); }
@@ -78,11 +86,12 @@ void Gathered::start() {
   const Tensor source = sliced != nullptr ? sliced->slice : group_.shard();
   const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
   const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
-  const int ranks = partition.ranks(), rank = group.defined() ? group.rank() : 0;
-  const bool in_place = source.dtype() != group_.compute_dtype() || !group.defined();
+  const auto [rank, ranks] = RankOfGroup(group);
+  const Device device = group_.compute_device();
+  const bool in_place = source.dtype() != dtype_ || source.device() != device || !group.defined();
 
-  const std::int64_t bytes = partition.gathered_numel() * size_of(group_.compute_dtype());
-  Ref<Storage> memory = Storage::allocate(source.device(), static_cast<std::size_t>(bytes));
+  const std::int64_t bytes = partition.gathered_numel() * size_of(dtype_);
+  Ref<Storage> memory = Storage::allocate(device, static_cast<std::size_t>(bytes));
   Collective c{.kind = CollectiveKind::all_gather,
                .inputs = {},
                .outputs = {},
@@ -121,28 +130,11 @@ void Gathered::finish() {
   residency_ = Full{};
 }
 
-void Gathered::enter(std::uint64_t forward) {
-  const bool kept = std::exchange(entered_, forward) != forward && leased(Lease::policy);
-  const bool old = kept ? stale_on_any_rank() : stale();
-  if (old && !leased(Lease::module)) free();
-}
-
-/// A call of all ranks of the shard.
-bool Gathered::stale_on_any_rank() const {
-  const Group& ranks = group_.spec().ranks.shard;
-  if (!ranks.defined() || group_.is_shard_itself()) return stale();
-  const Housekeeping guard;
-  const Engine::OwnCalls own_calls;
-  const Tensor any = full({1}, static_cast<int>(stale()), {DType::i32});
-  ranks.all_reduce(any, ReduceOp::max(), {.label = group_.label(), .channel = gather_channel});
-  return any.item<int>() != 0;
-}
-
 void Gathered::slice() {
   const Housekeeping guard;
   const Partition& partition = *block_partition_;
   const int rank = group_.spec().ranks.block.rank();
-  const Tensor slice = empty({partition.shard_numel()}, {group_.compute_dtype(), group_.shard().device()});
+  const Tensor slice = empty({partition.shard_numel()}, {dtype_, group_.compute_device()});
   const Ref<Storage> memory(storage_);
   for (int s = 0; s < partition.segments(); ++s) {
     const std::int64_t numel = partition.shard_numel(s);
@@ -174,10 +166,10 @@ void Gathered::shard_written_here() {
 
 // ---- StorageOwner ----
 
-void Gathered::need(Storage&) { Engine::current().demand(group_); }
+void Gathered::need(Storage&) { Engine::current().demand(*this); }
 
 void Gathered::read_done(Storage&) {
-  if (reads_ > 0 && --reads_ == 0) Engine::current().read_over(group_);
+  if (reads_ > 0 && --reads_ == 0) Engine::current().read_over(*this);
 }
 
 void Gathered::before_write(Storage&) {

@@ -1,5 +1,5 @@
-// The whole parameters of a group: one storage that keeps its identity, of which they are views, and why its
-// memory is here at a given moment.
+// The whole parameters of a group in one precision: one storage that keeps its identity, of which they are
+// views, and why its memory is here at a given moment.
 #pragma once
 
 #include <array>
@@ -39,9 +39,17 @@ struct Full {};
 
 class Gathered final : public StorageOwner {
  public:
-  explicit Gathered(ParameterGroup& group);
-  /// The identity: released, owned by `self`, which is this object.
-  Ref<Storage> make_storage(std::shared_ptr<StorageOwner> self);
+  /// The parameters of `group` in `dtype`, where the group computes.
+  Gathered(ParameterGroup& group, DType dtype);
+  /// The identity: released, owned by this object; of the shard, where that is all.
+  Ref<Storage> make_storage();
+
+  ParameterGroup& group() const { return group_; }
+  DType dtype() const { return dtype_; }
+  /// The whole parameters are the shard itself: nothing is ever gathered.
+  bool is_shard_itself() const { return is_shard_itself_; }
+  /// Holds the group.
+  std::shared_ptr<Gathered> shared();
 
   bool here() const { return std::holds_alternative<Full>(residency_); }
   bool on_its_way() const { return std::holds_alternative<Gathering>(residency_); }
@@ -64,9 +72,12 @@ class Gathered final : public StorageOwner {
   void start();
   /// Waits for a gather that was started.
   void finish();
-  /// Before a use in the forward with this number: what the shard's last write made old goes. What policy
-  /// kept from an earlier forward goes on all ranks if any one of them wrote.
-  void enter(std::uint64_t forward);
+  /// Whether the shard was written since, or nothing is kept.
+  bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
+  /// What is old goes, unless a module reads it.
+  void drop() noexcept {
+    if (!leased(Lease::module)) free();
+  }
   /// Keeps this rank's slice of the block, as policy, and frees the rest.
   void slice();
   /// The shard is about to be written on every rank: peers have read it, and graphs from before know.
@@ -88,18 +99,16 @@ class Gathered final : public StorageOwner {
   Tensor view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const;
   /// Advances with every write of the shard, through ops or past them.
   std::uint64_t epoch() const;
-  /// Whether nothing is kept, or the shard was written since.
-  bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
-  bool stale_on_any_rank() const;
 
   ParameterGroup& group_;
+  DType dtype_;
+  bool is_shard_itself_;
   std::optional<Partition> block_partition_;
   Storage* storage_ = nullptr;  // held by the parameters and by graphs
   std::variant<Sharded, Sliced, Gathering, Full> residency_;
   std::array<int, 4> leases_{};
   std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
-  std::uint64_t entered_ = 0;  // the last forward
-  Work reading_;               // the last gather whose input is the shard itself; those before are read first
+  Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;
 };
 

@@ -45,7 +45,9 @@ void Gradients::begin(PassInfo pass, Leaf& leaf) {
 }
 
 void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
-  members_[member_of_.at(&leaf)].gradient = std::move(gradient);
+  Tensor& sum = members_[member_of_.at(&leaf)].gradient;
+  const DType full = group_.shard().dtype();  // if it comes in two precisions
+  sum = sum.defined() ? add(to(sum, full), to(gradient, full)) : std::move(gradient);
   --due_;
   Engine::current().arrived(pass.number);
 }
@@ -77,17 +79,16 @@ void Gradients::reduce() {
 }
 
 void Gradients::pass_on() {
-  const Ranks& ranks = group_.spec().ranks;
-  if (!reduced_.defined() || !ranks.shard.defined() || !ranks.replicas.defined()) return;
+  if (!reduced_.defined() || !in_two_calls()) return;
   wait();
   const Engine::OwnCalls own_calls;
-  reduction_ = ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
-                                       .inputs = {reduced_},
-                                       .outputs = {reduced_},
-                                       .reduction = ReduceOp::average(),
-                                       .channel = reduce_channel,
-                                       .label = group_.label()},
-                                      WhenFull::queue);
+  reduction_ = group_.spec().ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
+                                                     .inputs = {reduced_},
+                                                     .outputs = {reduced_},
+                                                     .reduction = ReduceOp::sum(),
+                                                     .channel = reduce_channel,
+                                                     .label = group_.label()},
+                                                    WhenFull::queue);
 }
 
 void Gradients::wait() {
@@ -147,14 +148,15 @@ bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
 }
 
 /// The members' parts as one gradient of the slot, in memory of its own.
-Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const {
+Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via,
+                           const TensorOptions& as) const {
   if (slot.last - slot.first == 1) {
-    const Tensor cast = to(to(std::exchange(parts[slot.first], {}), via), dtype);
+    const Tensor cast = to(to(to(std::exchange(parts[slot.first], {}), via), as.dtype), as.device);
     const bool alone =
         cast.impl()->use_count() == 1 && cast.storage().use_count() == 1 && cast.is_contiguous();
     return alone ? cast : clone(cast);
   }
-  const Tensor all = zeros(slot.shape, {dtype, group_.shard().device()});
+  const Tensor all = zeros(slot.shape, as);
   for (std::size_t i = slot.first; i < slot.last; ++i)
     if (parts[i].defined()) copy_(alias(all, in_slot(slot, i)), to(std::exchange(parts[i], {}), via));
   return all;
@@ -169,7 +171,7 @@ void Gradients::commit_own() {
     if (!any(slot, parts)) continue;
     follow_user(slot);
     const Tensor sum = own_sum(slot);
-    const Tensor fresh = laid_out(slot, parts, dtype, dtype);
+    const Tensor fresh = laid_out(slot, parts, dtype, {dtype, group_.compute_device()});
     if (!sum.defined()) slot.averaged = slot.leaf.grad();
     slot.leaf.set_grad(sum.defined() ? add_(sum, fresh) : fresh);
     slot.version = slot.leaf.grad().storage().version();
@@ -222,13 +224,22 @@ void Gradients::mark_present(const Tensor& present, std::span<const Tensor> tota
       fill_(alias(present, {{group_.spec().partition.ranks()}, {flags}, present.layout().offset + s}), 1);
 }
 
+bool Gradients::in_two_calls() const {
+  const Ranks& ranks = group_.spec().ranks;
+  return ranks.shard.defined() && ranks.replicas.defined();
+}
+
 /// Every segment's gradient over all ranks, zeros where this rank has none, and for every slot whether
 /// it has one. A gradient that is its segment as it lies travels from where it is.
-Collective Gradients::reduction(const std::vector<Tensor>& totals) {
+Collective Gradients::reduction(std::vector<Tensor> totals) {
   const GroupSpec& spec = group_.spec();
   const Partition& partition = spec.partition;
   const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
-  const TensorOptions like{group_.reduce_dtype(), group_.shard().device()};
+  const DType dtype = group_.reduce_dtype();
+  const TensorOptions like{in_two_calls() ? compute_dtype(dtype) : dtype, group_.compute_device()};
+  if (like.dtype != dtype)
+    for (Tensor& t : totals)
+      if (t.defined()) t = to(t, dtype);  // a rank's part is rounded, sums are not
   const bool per_parameter = spec.layout == GroupLayout::per_parameter;
   const auto fits = [&](int s) {
     const Tensor& t = totals[static_cast<std::size_t>(s)];
@@ -244,7 +255,7 @@ Collective Gradients::reduction(const std::vector<Tensor>& totals) {
       .kind = spec.ranks.shard.defined() ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
       .inputs = {},
       .outputs = {},
-      .reduction = ReduceOp::average(),
+      .reduction = in_two_calls() ? ReduceOp::sum() : ReduceOp::average(),
       .channel = reduce_channel,
       .label = group_.label()};
   std::int64_t at = 0;
@@ -276,9 +287,10 @@ void Gradients::add_to(Slot& slot, const Tensor& part) {
 /// A rank without peers: its gradients are the average.
 void Gradients::commit_alone() {
   std::vector<Tensor> parts = totals();
+  const TensorOptions as{group_.shard().dtype(), group_.shard().device()};
   for (Slot& slot : slots_) {
     end_own_sum(slot);
-    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, group_.reduce_dtype(), group_.shard().dtype()));
+    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, group_.reduce_dtype(), as));
   }
 }
 
@@ -289,7 +301,11 @@ void Gradients::commit_average() {
   const std::vector<float> present =
       to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
           .to_vector<float>();
-  const Tensor result = to(flat_view(reduced, 0, numel), group_.shard().dtype());
+  Tensor average = flat_view(reduced, 0, numel);
+  if (in_two_calls())
+    average = to(div(average, RankOfGroup(spec.ranks.shard).ranks * RankOfGroup(spec.ranks.replicas).ranks),
+                 group_.reduce_dtype());
+  const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     end_own_sum(slot);
@@ -297,9 +313,7 @@ void Gradients::commit_average() {
     sherd::Layout layout = slot.leaf.layout();
     // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
     // one.
-    if (spec.layout == GroupLayout::flat && layout.shape.numel() == 0 && !group_.is_shard_itself() &&
-        slot.shape.numel() > 0)
-      continue;
+    if (spec.layout == GroupLayout::flat && layout.shape.numel() == 0 && slot.shape.numel() > 0) continue;
     layout.offset += result.layout().offset - group_.shard().layout().offset;
     add_to(slot, alias(result, layout));
   }

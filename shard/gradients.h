@@ -35,6 +35,8 @@ class Gradients final : public EngineSink {
 
   /// There was a backward without communication since the last reduction.
   bool unreduced() const { return unreduced_; }
+  /// After a fault ranks may differ in it, so all say yes: what the last backward came to is each one's own.
+  void renewed() { unreduced_ = true; }
   /// All gradients that the backward announced are here.
   bool complete() const { return due_ == 0; }
 
@@ -43,9 +45,12 @@ class Gradients final : public EngineSink {
   void drop() noexcept;
   /// As this rank's own, without communication.
   void keep();
-  /// Posts the average over the ranks, of what is here and what earlier backwards kept.
+  /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
+  /// replicas, the sum over the ranks that share it.
   void reduce();
-  /// Where the shard has replicas, posts the average over them.
+  /// Whether what `reduce` posted is here.
+  bool reduced() const { return reduction_.done(); }
+  /// Where the shard has replicas, posts the sum over them, once the other is here.
   void pass_on();
   /// Until the averages are here.
   void wait();
@@ -82,10 +87,12 @@ class Gradients final : public EngineSink {
   static void end_own_sum(Slot& slot);
   std::vector<Tensor> totals();
   static bool any(const Slot& slot, std::span<const Tensor> parts);
-  Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, DType dtype) const;
+  Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
   void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
-  Collective reduction(const std::vector<Tensor>& totals);
+  /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
+  bool in_two_calls() const;
+  Collective reduction(std::vector<Tensor> totals);
   void commit_own();
   void commit_alone();
   void commit_average();
@@ -99,7 +106,7 @@ class Gradients final : public EngineSink {
 
   Turn turn_ = Turn::to_come;
   int due_ = 0;
-  Tensor reduced_;  // shard gradient, then a presence flag a slot
+  Tensor reduced_;  // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
 };
 

@@ -18,7 +18,8 @@ class ShardOwner final : public StorageOwner {
   explicit ShardOwner(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   void need(Storage&) override {}
   void before_write(Storage&) override {
-    if (const auto group = group_.lock()) group->gathered().shard_written_here();
+    if (const auto group = group_.lock())
+      group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
   }
 
  private:
@@ -39,9 +40,9 @@ ParameterGroup::ParameterGroup(GroupSpec spec, Tensor shard)
     : spec_(std::move(spec)),
       shard_(std::move(shard)),
       compute_dtype_(computes_in(spec_, shard_)),
-      is_shard_itself_(!spec_.ranks.shard.defined() && compute_dtype_ == shard_.dtype()),
-      gathered_(*this),
+      gathered_(*this, compute_dtype_),
       gradients_(*this) {
+  if (compute_dtype_ != shard_.dtype()) in_full_.emplace(*this, shard_.dtype());
   for (std::size_t i = 0; i < spec_.shapes.size(); ++i) locals_.push_back(alias(shard_, local_layout(i)));
   if (spec_.one_flat_param) {
     flat_ = flat_view(shard_, 0, shard_.numel());
@@ -51,6 +52,11 @@ ParameterGroup::ParameterGroup(GroupSpec spec, Tensor shard)
   }
 }
 
+Device ParameterGroup::compute_device() const {
+  const Device stored = shard_.device();
+  return stored.type == DeviceType::meta ? stored : spec_.compute_device.value_or(stored);
+}
+
 bool ParameterGroup::trainable() const {
   return std::ranges::any_of(locals_, [](const Tensor& local) { return local.requires_grad(); });
 }
@@ -58,7 +64,7 @@ bool ParameterGroup::trainable() const {
 /// Where parameter `i`'s part lies in the shard: rows, or in the flat layout a run of elements.
 sherd::Layout ParameterGroup::local_layout(std::size_t i) const {
   const int index = static_cast<int>(i);
-  const OwnedPart part = spec_.partition.part(index, spec_.ranks.shard_rank());
+  const OwnedPart part = spec_.partition.part(index, RankOfGroup(spec_.ranks.shard).rank);
   const std::int64_t offset =
       spec_.partition.shard_offset(spec_.partition.span(index).segment) + part.in_shard;
   Shape shape = spec_.shapes[i];
@@ -80,7 +86,7 @@ Tensor ParameterGroup::part_in(const Tensor& shard, std::size_t i) const {
 Tensor ParameterGroup::part_of(std::size_t i, const Tensor& whole) const {
   check<ShapeError>(whole.shape() == spec_.shapes[i], "part_of: the tensor has shape {}, the parameter {}",
                     whole.shape(), spec_.shapes[i]);
-  const OwnedPart part = spec_.partition.part(static_cast<int>(i), spec_.ranks.shard_rank());
+  const OwnedPart part = spec_.partition.part(static_cast<int>(i), RankOfGroup(spec_.ranks.shard).rank);
   const Tensor elements = reshape(whole, {whole.numel()});
   return reshape(narrow(elements, 0, part.in_parameter, part.numel), locals_[i].shape());
 }
@@ -92,18 +98,19 @@ sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {
 }
 
 /// Graphs hold storage and leaves, which hold the group by its parts.
-std::vector<Tensor> ParameterGroup::make_used() {
-  Engine::current().add(shared_from_this());
-  Ref<Storage> storage = shard_.storage_ref();
-  storage->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
-  if (!is_shard_itself_)
-    storage = gathered_.make_storage(std::shared_ptr<StorageOwner>(shared_from_this(), &gathered_));
+std::vector<Tensor> ParameterGroup::make_used(Precision precision) {
+  Gathered& whole = gathered(precision);
+  if (precision == Precision::reduced) {  // the first
+    Engine::current().add(shared_from_this());
+    shard_.storage_ref()->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
+  }
+  const Ref<Storage> storage = whole.make_storage();
   std::vector<Tensor> used;
   for (std::size_t i = 0; i < size(); ++i) {
     sherd::Layout layout = whole_layout(i);
-    if (is_shard_itself_) layout.offset += shard_.layout().offset;
-    Tensor t(make_ref<TensorImpl>(storage, std::move(layout), compute_dtype_));
-    if (is_floating(compute_dtype_)) {
+    if (whole.is_shard_itself()) layout.offset += shard_.layout().offset;
+    Tensor t(make_ref<TensorImpl>(storage, std::move(layout), whole.dtype()));
+    if (is_floating(whole.dtype())) {
       set_sink(t, std::shared_ptr<GradSink>(shared_from_this(), &gradients_));
       gradients_.listen(*record_of(t)->leaf, i);
     }
@@ -111,6 +118,8 @@ std::vector<Tensor> ParameterGroup::make_used() {
   }
   return used;
 }
+
+Gathered& ParameterGroup::in_use() { return gathered(root_->precision); }
 
 void ParameterGroup::set_root(std::shared_ptr<Root> root, std::string label) {
   root_ = std::move(root);

@@ -27,9 +27,14 @@ struct Ranks {
   Group shard;     ///< who share the parameters
   Group replicas;  ///< who hold the same shard
   Group block;     ///< part of `shard` that keeps slices between forward and backward
+};
 
-  int shard_size() const { return shard.defined() ? shard.size() : 1; }
-  int shard_rank() const { return shard.defined() ? shard.rank() : 0; }
+/// This rank's number in a group, and how many there are; of an undefined group it is the only one.
+struct RankOfGroup {
+  int rank = 0, ranks = 1;
+  explicit RankOfGroup(const Group& group) {
+    if (group.defined()) rank = group.rank(), ranks = group.size();
+  }
 };
 
 /// Everything about a group that is fixed when it is made.
@@ -40,8 +45,9 @@ struct GroupSpec {
   std::vector<std::string> names{};  ///< of the parameters, within the module
   std::vector<Shape> shapes{};
   std::optional<DType> param_dtype{}, reduce_dtype{};
-  bool reduce_at_end = false;   ///< gradients stay whole until the backward is over
-  bool one_flat_param = false;  ///< parameters are listed and stepped as one
+  std::optional<Device> compute_device{};  ///< where parameters are gathered and read; none: the shard's
+  bool reduce_at_end = false;              ///< gradients stay whole until the backward is over
+  bool one_flat_param = false;             ///< parameters are listed and stepped as one
 };
 
 /// What a program may switch between two steps, on every rank alike.
@@ -64,8 +70,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   DType compute_dtype() const { return compute_dtype_; }
   /// The gradient's precision between ranks.
   DType reduce_dtype() const { return spec_.reduce_dtype.value_or(compute_dtype_); }
-  /// The whole parameters are the shard itself: nothing is ever gathered.
-  bool is_shard_itself() const { return is_shard_itself_; }
+  /// Where the whole parameters are, and where gradients come from.
+  Device compute_device() const;
   bool trainable() const;
 
   /// Parameter `i`'s part of the shard, a leaf.
@@ -79,8 +85,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   sherd::Layout whole_layout(std::size_t i) const;
   /// With `one_flat_param`, the whole shard as a leaf.
   const Tensor& flat() const { return flat_; }
-  /// What forward reads: leaves whose gradients come here; made once, held by the parameters.
-  std::vector<Tensor> make_used();
+  /// What forward reads: leaves whose gradients come here; made once a precision, held by the parameters.
+  std::vector<Tensor> make_used(Precision precision);
 
   /// The module's name, once its root has run.
   const std::string& label() const { return label_; }
@@ -91,7 +97,17 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
 
   Switches switches{};
-  Gathered& gathered() { return gathered_; }
+  /// The whole parameters in a precision; one object for both where they are the same.
+  Gathered& gathered(Precision precision) {
+    return precision == Precision::full && in_full_ ? *in_full_ : gathered_;
+  }
+  /// Those that the forwards of the root compute with.
+  Gathered& in_use();
+  template <class F>
+  void each_gathered(F&& act) {
+    act(gathered_);
+    if (in_full_) act(*in_full_);
+  }
   Gradients& gradients() { return gradients_; }
 
  private:
@@ -100,11 +116,11 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   GroupSpec spec_;
   Tensor shard_, flat_;
   DType compute_dtype_;
-  bool is_shard_itself_;
   std::vector<Tensor> locals_;
   std::string label_ = "?";
   std::shared_ptr<Root> root_;
   Gathered gathered_;
+  std::optional<Gathered> in_full_;
   Gradients gradients_;
 };
 

@@ -26,6 +26,12 @@ enum class ShardingStrategy : std::uint8_t {
   no_shard,       ///< parameters are whole; gradients are averaged
 };
 
+/// What whole parameters are in.
+enum class Precision : std::uint8_t {
+  reduced,  ///< `param_dtype`
+  full,     ///< as they are stored
+};
+
 /// Precisions of a sharded module, all optional. What is stored, stepped and saved keeps its own dtype.
 struct MixedPrecisionPolicy {
   std::optional<DType> param_dtype{};   ///< of gathered parameters, and of computation
@@ -40,6 +46,9 @@ struct MixedPrecisionPolicy {
   /// Flat layout only, yes by default: the same for a module that `fully_shard` was called with, or, under
   /// `FullyShardedDataParallel`, for the outermost one.
   std::optional<bool> cast_root_forward_inputs{};
+  /// What forwards compute in while the outermost module that runs is in evaluation mode. In full precision
+  /// inputs are not cast to `param_dtype`, and buffers are in their own dtype.
+  Precision evaluation = Precision::reduced;
 };
 
 /// What becomes of gathered parameters after forward: freed, kept, or cut to this rank's slice within
@@ -70,6 +79,9 @@ struct Options {
   MixedPrecisionPolicy mixed_precision{};
   /// Where parameters, buffers and the outermost module's inputs are moved; none: they stay where they are.
   std::optional<Device> device{};
+  /// Where parameters are gathered and the module computes, if not where this rank's part is kept and
+  /// stepped: buffers and inputs are moved there, averages go back. Without averaging, `.grad()` is there.
+  std::optional<Device> compute_device{};
   /// Groups that are gathered ahead, in forward (guessed from the step before) and in backward.
   int forward_prefetch = 1, backward_prefetch = 1;
   /// Groups that may stay gathered in forward though no module needs them (used outside their own).

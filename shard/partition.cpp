@@ -65,10 +65,13 @@ Partition Partition::per_parameter(std::span<const Shape> parameters, int ranks)
 }
 
 OwnedPart Partition::part(int parameter, int rank) const {
+  const std::int64_t slice = shard_numel(span(parameter).segment);
+  return part_between(parameter, slice * rank, slice * (rank + 1));
+}
+
+OwnedPart Partition::part_between(int parameter, std::int64_t begin, std::int64_t end) const {
   const ParameterSpan& span = this->span(parameter);
-  const std::int64_t slice = shard_numel(span.segment), begin = slice * rank;
-  const std::int64_t first = std::max(begin, span.offset);
-  const std::int64_t last = std::min(begin + slice, span.offset + span.numel);
+  const std::int64_t first = std::max(begin, span.offset), last = std::min(end, span.offset + span.numel);
   if (last <= first) return {};
   return {first - span.offset, first - begin, last - first};
 }

@@ -65,7 +65,10 @@ class SHERD_API Partition {
   std::int64_t shard_offset(int segment) const { return starts_[static_cast<std::size_t>(segment)]; }
 
   const ParameterSpan& span(int parameter) const { return spans_[static_cast<std::size_t>(parameter)]; }
+  /// What of a parameter lies in a rank's slice; and in the elements from `begin` to `end`, exclusive, of the
+  /// segment, counted from there.
   OwnedPart part(int parameter, int rank) const;
+  OwnedPart part_between(int parameter, std::int64_t begin, std::int64_t end) const;
   /// In order, within and behind parameters; zeros and 42s alike.
   const std::vector<Padding>& padding() const { return padding_; }
 

@@ -21,7 +21,7 @@ Unit* unit_of(const nn::Parameter& parameter) { return dynamic_cast<Unit*>(param
 std::vector<NamedUnit> units_of(nn::Module& module) {
   std::vector<NamedUnit> units;
   for (const nn::NamedModule& m : module.named_modules())
-    if (Unit* unit = unit_of(*m.module)) units.push_back({m.name, unit});
+    if (Unit* unit = unit_of(*m.module)) units.push_back({m.name, m.module, unit});
   return units;
 }
 
@@ -48,16 +48,30 @@ void Unit::bind(Members& members) {
   ParameterGroup& group = *members.group;
   group.set_root(root_, group.label());
   groups_.push_back(members.group);
-  const std::vector<Tensor> used = group.make_used();
-  for (std::size_t i = 0; i < members.parameters.size(); ++i) {
-    members.parameters[i].set_owner({this, group.local(i), used[i], group.spec().shapes[i]});
-    if (is_floating(used[i].dtype())) set_leaf_name(used[i], group.spec().names[i]);
+  members.used = {group.make_used(Precision::reduced)};
+  use(members);
+  for (std::size_t i = 0; i < members.parameters.size(); ++i)
     places_[members.parameters[i].id()] = {&members, i};
-  }
   if (!group.spec().one_flat_param) return;
   const bool trained = group.trainable();
   if (!members.flat.defined()) members.flat = nn::Parameter(group.flat().detach(), trained);
   members.flat.set_owner({this, group.flat(), group.flat(), group.flat().shape()});
+}
+
+/// Gives the parameters what forward reads in the precision of now.
+void Unit::use(Members& members) {
+  ParameterGroup& group = *members.group;
+  std::vector<Tensor>& used = members.used[static_cast<std::size_t>(precision_)];
+  if (used.empty()) used = group.make_used(precision_);
+  for (std::size_t i = 0; i < members.parameters.size(); ++i) {
+    members.parameters[i].set_owner({this, group.local(i), used[i], group.spec().shapes[i]});
+    if (is_floating(used[i].dtype())) set_leaf_name(used[i], group.spec().names[i]);
+  }
+}
+
+void Unit::compute_in(Precision precision) {
+  if (std::exchange(precision_, precision) == precision) return;
+  for (Members& m : members_) use(m);
 }
 
 Unit::Place Unit::place(const nn::Parameter& parameter) const {
@@ -85,8 +99,10 @@ void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
   groups_.clear();
   for (Members& m : members_) {
     const auto old = std::exchange(m.group, nullptr);
-    old->gathered().shard_written();
-    old->gathered().end_all();
+    old->each_gathered([](Gathered& gathered) {
+      gathered.shard_written();
+      gathered.end_all();
+    });
     m.group = std::make_shared<ParameterGroup>(old->spec(), change(old->shard()));
     bind(m);
     for (nn::Parameter p : m.flat.defined() ? std::vector{m.flat} : m.parameters)
@@ -103,20 +119,32 @@ void Unit::take_over(nn::Module& root) {
   for (const NamedUnit& below : units_of(root)) {
     Unit& unit = *below.unit;
     unit.root_ = root_;
+    unit.compute_in(root_->precision);
+    root_->units.push_back(std::dynamic_pointer_cast<Unit>(below.module->extension()));
     for (const auto& group : unit.groups_)
       group->set_root(root_, below.name.empty() ? std::string("root") : below.name);
   }
-  if (!policy_.buffer_dtype) return;
+}
+
+/// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
+void Unit::begin_root(nn::Module& root) {
+  take_over(root);
+  root_->precision = root.training() ? Precision::reduced : policy_.evaluation;
+  for (const auto& weak : root_->units)
+    if (const auto unit = weak.lock()) unit->compute_in(root_->precision);
+  if (!policy_.buffer_dtype || buffers_in_ == root_->precision) return;
+  buffers_in_ = root_->precision;
   struct Caster final : nn::MemberVisitor {
-    DType dtype;
-    explicit Caster(DType d) : dtype(d) {}
+    std::optional<DType> dtype;  // or its own
     void buffer(std::string_view, nn::Buffer& b) override {
-      if (b.tensor().defined() && is_floating(b.tensor().dtype())) b.compute_in(dtype);
+      if (b.tensor().defined() && is_floating(b.tensor().dtype()))
+        b.compute_in(dtype.value_or(b.own_dtype()));
     }
     void child(std::string_view, nn::Module& m) override { m.visit_members(*this); }
   };
   const NoGrad guard;
-  Caster caster(*policy_.buffer_dtype);
+  Caster caster;
+  if (root_->precision == Precision::reduced) caster.dtype = policy_.buffer_dtype;
   root.visit_members(caster);
 }
 
@@ -133,8 +161,9 @@ void Unit::check_values(const nn::Module& module, std::span<Tensor* const> input
 }
 
 void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
-  const bool cast = policy_.param_dtype && (policy_.input_cast == InputCast::always ||
-                                            (policy_.input_cast == InputCast::when_root && root));
+  const bool cast =
+      policy_.param_dtype && root_->precision == Precision::reduced &&
+      (policy_.input_cast == InputCast::always || (policy_.input_cast == InputCast::when_root && root));
   for (Tensor* input : inputs) {
     if (!input->defined()) continue;
     if (root && policy_.device && input->device() != *policy_.device) *input = to(*input, *policy_.device);
@@ -154,10 +183,10 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   follow_flat();
   check_values(module, inputs);
   const bool root = root_->depth == 0;
-  if (root) take_over(module);
+  if (root) begin_root(module);
   Engine& engine = Engine::current();
-  engine.enter(*root_, inputs);
   ++running_;
+  engine.enter(*root_, inputs);
   cast_inputs(inputs, root);
   for (const auto& group : groups_) engine.begin_use(*group);
 }
@@ -196,10 +225,10 @@ bool Unit::hides(const nn::Parameter& parameter) const {
 Tensor Unit::data(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
   if (found == places_.end()) return parameter.local().detach();  // a flat parameter
-  const Gathered& gathered = found->second.members->group->gathered();
+  const Gathered& gathered = found->second.members->group->in_use();
   const bool kept = gathered.leased(Lease::policy) && policy_.after_forward == AfterForward::keep;
-  const bool shown = found->second.members->group->is_shard_itself() ||
-                     (gathered.here() && (gathered.leased(Lease::module) || kept));
+  const bool shown =
+      gathered.is_shard_itself() || (gathered.here() && (gathered.leased(Lease::module) || kept));
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
@@ -222,7 +251,8 @@ void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
 }
 
 void Unit::before_write() {
-  for (const auto& group : groups_) group->gathered().shard_written();
+  for (const auto& group : groups_)
+    group->each_gathered([](Gathered& gathered) { gathered.shard_written(); });
 }
 
 void Unit::check_steppable(const nn::Parameter& parameter) const {

@@ -1,6 +1,7 @@
 // What a module is given when it is sharded: its groups, its casts, and what its parameters show.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@ enum class InputCast : std::uint8_t { never, when_root, with_parameters, always 
 struct UnitPolicy {
   InputCast input_cast = InputCast::never;
   std::optional<DType> param_dtype, output_dtype, buffer_dtype;
+  Precision evaluation = Precision::reduced;
   std::optional<Device> device;  ///< where a root's inputs go
   AfterForward after_forward = AfterForward::free;
   SchedulePolicy schedule;
@@ -34,8 +36,9 @@ struct MemberOrder {
 struct Members {
   std::shared_ptr<ParameterGroup> group;
   std::vector<nn::Parameter> parameters;
-  std::vector<MemberOrder> order{};  ///< of each
-  nn::Parameter flat;                ///< in their place, if the group has one flat parameter
+  std::vector<MemberOrder> order{};           ///< of each
+  nn::Parameter flat;                         ///< in their place, if the group has one flat parameter
+  std::array<std::vector<Tensor>, 2> used{};  ///< what forward reads, by `Precision`; made when it is needed
 };
 
 class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
@@ -57,6 +60,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_order(const nn::Parameter& parameter, MemberOrder order);
   /// The group for which `parameter` is the flat one, or null.
   const Members* flattened(const nn::Parameter& parameter) const;
+  /// What forwards read from now on.
+  void compute_in(Precision precision);
   /// Another shard for every group; graphs from before keep the old ones.
   void replace(const std::function<Tensor(const Tensor&)>& change);
 
@@ -77,7 +82,9 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
 
  private:
   void bind(Members& members);
+  void use(Members& members);
   void take_over(nn::Module& root);
+  void begin_root(nn::Module& root);
   void follow_flat();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
@@ -89,6 +96,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::shared_ptr<Root> root_;
   bool took_over_ = false;  ///< it ran as a root, and those below have its schedule
   int running_ = 0;         ///< forwards under way
+  Precision precision_ = Precision::reduced;
+  std::optional<Precision> buffers_in_{};  ///< once it ran as a root
 };
 
 /// The unit that `module` was made, or null.
@@ -98,6 +107,7 @@ Unit* unit_of(const nn::Parameter& parameter);
 /// Those of `module` and below.
 struct NamedUnit {
   std::string name;
+  nn::Module* module;
   Unit* unit;
 };
 std::vector<NamedUnit> units_of(nn::Module& module);

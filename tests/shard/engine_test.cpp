@@ -25,18 +25,31 @@ struct Link final : nn::Layer<Link> {
   void visit(auto&& on) { on("layer", layer); }
 };
 
-/// Links in a row, with something between the first and the second.
+/// Some links, from `first` on.
+struct Links {
+  std::size_t first = 0, count = 0;
+};
+
+/// Links in a row, with something between the first and the second. Some of them are one region.
 struct Chain final : nn::Layer<Chain> {
   nn::ModuleList<Link> links;
   std::function<Tensor(const Tensor&)> between;
+  Links region{};
   explicit Chain(std::int64_t width = 5, int count = 3) {
     manual_seed(3);
     for (int i = 0; i < count; ++i) links.emplace_back(width);
   }
   Tensor forward(const Tensor& x) {
-    Tensor y = links[0](x);
-    if (between) y = between(y);
-    for (std::size_t i = 1; i < links.size(); ++i) y = links[i](y);
+    const std::size_t end = region.first + region.count;
+    Tensor y = run(0, region.first, x);
+    if (region.count > 0) y = recompute([&] { return run(region.first, end, y); });
+    return run(end, links.size(), y);
+  }
+  Tensor run(std::size_t from, std::size_t to, Tensor y) {
+    for (std::size_t i = from; i < to; ++i) {
+      y = links[i](y);
+      if (i == 0 && between) y = between(y);
+    }
     return y;
   }
   void visit(auto&& on) { on("links", links); }
@@ -135,6 +148,129 @@ TEST_CASE("ranks that use different groups may call each other within the graph"
   });
 }
 
+namespace {
+
+/// What a program may call within its graph: with a gradient that calls, with a call in the forward, both,
+/// and among some of the ranks.
+std::vector<std::function<Tensor(const Tensor&)>> calls_within(World& world) {
+  const Group all = world.group(), ends = all.subgroup({0, all.size() - 1});
+  return {[=](const Tensor& y) { return enter_parallel(all, y); },
+          [=](const Tensor& y) { return sum_partials(all, y); },
+          [=](const Tensor& y) { return tanh(sum_partials(all, enter_parallel(all, y))); },
+          [=](const Tensor& y) { return scatter_sums(all, gather_params(all, y)); },
+          [=](const Tensor& y) { return ends.defined() ? sum_partials(ends, enter_parallel(ends, y)) : y; }};
+}
+
+/// One rank uses other groups than the rest, before or after a call, within a region or not: gradients are
+/// those without a region.
+void expect_calls_within_regions(World& world, const shard::Options& options, const Group& shards,
+                                 std::int64_t width) {
+  const auto calls = calls_within(world);
+  for (std::size_t call = 0; call < calls.size(); ++call) {
+    Chain c(width, 4);
+    c.between = calls[call];
+    shard_links(c, options);
+    for (const int user : {0, world.size() - 1})
+      for (const unsigned mask : {1u, 4u, 7u}) {
+        for (unsigned i = 0; i < 3; ++i)
+          c.links[i + 1].used = (world.rank() == user) == ((mask >> i & 1) != 0);
+        const auto gradients_with = [&](const Links& region) {
+          c.region = region;
+          c.zero_grad();
+          sum(c(input_of(world.rank(), width))).backward();
+          return whole_gradients(c, shards);
+        };
+        const Gradients expected = gradients_with({});
+        for (const Links region : {Links{0, 2}, Links{0, 4}, Links{1, 3}}) {
+          const std::string found = difference(gradients_with(region), expected);
+          expect(found.empty(), "call {}, user {}, mask {}, links {} to {}: {}", call, user, mask,
+                 region.first, region.first + region.count, found);
+        }
+      }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks that use different groups may call each other within regions that run again") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    expect_calls_within_regions(world, {.layout = layout}, world.group(), width);
+  });
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = world.mesh({2, 2}, {"replica", "shard"});
+      expect_calls_within_regions(world, {.mesh = mesh, .layout = layout}, mesh.group("shard"), 5);
+    }));
+}
+
+TEST_CASE("what is read after its module, or after the forward, may be read on some ranks when others call") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain c(width);
+    shard_links(c, {.layout = layout, .cached_gathers = 1});
+    const auto penalty = [&](std::size_t link) { return sum(square(c.links[link].layer.weight.tensor())); };
+    for (const int user : {0, world.size() - 1})
+      for (const bool again : {false, true}) {
+        const auto weight_within = [&](bool called) {
+          c.between = [&, called](const Tensor& y) {
+            const Tensor before = penalty(0);
+            const Tensor z = called ? enter_parallel(world.group(), y) : y;
+            return world.rank() == user ? mul(z, penalty(0)) : add(z, before.detach());  // still here
+          };
+          c.zero_grad();
+          Tensor loss = sum(c(input_of(world.rank(), width)));
+          if (called) loss = enter_parallel(world.group(), loss);
+          const Tensor late = add(penalty(1), penalty(2)), later = penalty(0);  // each frees the one before
+          if (world.rank() == user) loss = add(loss, add(late, later));
+          loss.backward({}, again);
+          if (again) loss.backward();
+          return whole_gradients(c, world.group());
+        };
+        weight_within(false);
+        weight_within(true);  // ends
+        c.between = nullptr;
+      }
+  });
+}
+
+TEST_CASE("a region keeps what a call gave it: a backward calls no more than without the region") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Chain c;
+    shard_links(c, {.layout = layout});
+    const auto calls_of = [&](const Links& region) {
+      c.region = region;
+      const std::uint64_t before = collective_calls();
+      sum(c(input_of(world.rank()))).backward();
+      return collective_calls() - before;
+    };
+    for (const auto& call : calls_within(world)) {
+      c.between = call;
+      calls_of({});
+      const std::uint64_t plainly = calls_of({});
+      expect(calls_of({0, 3}) == plainly, "{} calls", plainly);
+    }
+    c.region = {0, 3};
+    const auto refused = [&](const std::function<Tensor(const Tensor&)>& between) {
+      c.between = between;
+      return message_of<StateError>([&] { c(input_of(world.rank())); });
+    };
+    const std::string written = refused([&](const Tensor& y) {
+      const Tensor z = sum_partials(world.group(), y);
+      return add_(z, 1.0);
+    });
+    expect(written.find("result of a call among ranks") != std::string::npos, "{}", written);
+    const std::string in_place = refused([&](const Tensor& y) {
+      const NoGrad guard;
+      const Tensor scale = mean(y);
+      world.group().all_reduce(scale);
+      const GradMode on(true);
+      return mul(y, tanh(scale));
+    });
+    expect(in_place.find("call among ranks in place") != std::string::npos, "{}", in_place);
+    c.between = nullptr;
+    sum(c(input_of(world.rank()))).backward();
+  });
+}
+
 TEST_CASE("the same model trains on after a forward that threw on one rank, and a renewal on all") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     for (const auto strategy :
@@ -169,6 +305,64 @@ TEST_CASE("the same model trains on after a forward that threw on one rank, and 
           expect_gradients(c, world, averages(by_hand, world, loss), "after a renewal");
         }
       }
+    }
+  });
+}
+
+namespace {
+
+/// A layer that a forward may leave out.
+struct Optional final : nn::Layer<Optional> {
+  nn::Linear first{5, 5}, extra{5, 5};
+  Tensor forward(const Tensor& x, bool with_extra) const {
+    const Tensor y = tanh(first(x));
+    return with_extra ? extra(y) : y;
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("extra", extra);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that came to different ends of a backward reduce the same after a renewal") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(3);
+    Optional by_hand;
+    Optional net = by_hand.clone();
+    for (nn::Linear* layer : {&net.first, &net.extra}) shard::fully_shard(*layer, {.layout = layout});
+    shard::fully_shard(net, {.layout = layout});
+    const bool culprit = world.rank() == world.size() - 1;
+    {
+      const auto guard = shard::no_sync(net);
+      sum(net(input_of(world.rank()), true)).backward();
+    }
+    try {
+      Tensor x = input_of(world.rank()).requires_grad_();
+      register_hook(x,
+                    [&](const Tensor&) -> Tensor {  // by now all reductions are posted
+                      if (culprit) throw Boom();
+                      return {};
+                    })
+          .keep();
+      try {
+        sum(net(mul(x, 2.0), true)).backward();
+      } catch (const Boom&) {
+        world.group().barrier({.label = "not theirs"});
+      }
+      for (;;) sum(net(x, true)).backward();
+    } catch (const CollectiveError&) {
+    }
+    world.group().renew();
+    for (const bool with_extra : {false, true, false}) {
+      net.zero_grad();
+      const auto loss = [&](Optional& o, int rank) { return sum(o(input_of(rank), with_extra)); };
+      loss(net, world.rank()).backward();
+      expect_gradients(
+          net, world,
+          average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); }),
+          "after a renewal");
     }
   });
 }
@@ -363,6 +557,29 @@ TEST_CASE("what some ranks write is gathered anew by all, whatever is kept") {
         for (const bool root_alone : {true, false})
           expect_all(world, layout, {after, after_backward, root_alone});
     if (world.size() % 2 == 0) expect_all(world, layout, {2, true, false});
+  });
+}
+
+TEST_CASE("what some ranks write is gathered anew by all, also where it is read outside its module") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Chain c(width), plain(width);
+    shard_links(c, {.layout = layout});
+    shard::set_reshard_after_backward(c, false);
+    for (Chain* chain : {&c, &plain})
+      chain->between = [chain](const Tensor& y) { return mul(y, sum(chain->links[2].layer.weight)); };
+    for (int writer = 0; writer < world.size(); ++writer) {
+      const Tensor x = input_of(0, width);
+      sum(c(x)).backward();
+      {
+        const NoGrad guard;
+        if (world.rank() == writer)
+          for (const nn::Parameter& p : c.links[2].parameters()) mul_(p.local(), 0.5);
+      }
+      plain.load_state_dict(shard::full_state_dict(c));
+      const Tensor y = c(x);
+      expect(y.to_vector<float>() == plain(x).to_vector<float>(), "a write of rank {} is not seen", writer);
+      sum(y).backward();
+    }
   });
 }
 

@@ -52,6 +52,15 @@ inline const std::vector<ParityRow> parity_table = {
      .worlds = {4},
      .equality = Equality::within_tolerance},
     {.reference = "hybrid", .ways = {"flat, hybrid", "FSDP, hybrid"}, .worlds = {4}},
+    // Terms of 8 bits: sums over shards and then over replicas are exact, and both round once.
+    {.reference = "reduced in bf16",
+     .ways = {"flat, reduced in bf16", "hybrid, reduced in bf16", "flat, hybrid, reduced in bf16"},
+     .worlds = {4}},
+    // One of the two calls falls away.
+    {.reference = "average by hand",
+     .ways = {"hybrid, replicas alone", "flat, hybrid, replicas alone", "hybrid, shards alone",
+              "flat, hybrid, shards alone"},
+     .worlds = {4}},
 };
 
 /// A name in the table, and how a training of that name begins on a rank.

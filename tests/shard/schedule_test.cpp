@@ -50,7 +50,7 @@ struct Borrower final : nn::Layer<Borrower> {
   }
 };
 
-/// "AGa AGb ... | RSa": posts only; G gather, R reduce; a bar where the forward ends.
+/// "Ga Gb ... | Ra": posts only; G gather, R reduce, P pass on to replicas; a bar where the forward ends.
 std::string posts(const DryRun& run, std::size_t from = 0) {
   std::string text;
   for (std::size_t i = from; i < run.steps().size(); ++i) {
@@ -59,6 +59,7 @@ std::string posts(const DryRun& run, std::size_t from = 0) {
     text += (text.empty() ? "" : " ") +
             std::string(step.call == CollectiveKind::all_gather ? "G"
                         : step.call == CollectiveKind::barrier  ? "|"
+                        : step.group.ends_with("replica")       ? "P"
                                                                 : "R") +
             step.label;
   }
@@ -66,7 +67,7 @@ std::string posts(const DryRun& run, std::size_t from = 0) {
 }
 
 Stack sharded(const DryRun& run, shard::Options options) {
-  options.mesh = run.world().mesh();
+  if (options.mesh.dimensions() == 0) options.mesh = run.world().mesh();
   Stack model(4);
   for (Mlp* m : {&model.a, &model.b, &model.c}) shard::fully_shard(*m, options);
   shard::fully_shard(model, options);
@@ -74,8 +75,9 @@ Stack sharded(const DryRun& run, shard::Options options) {
 }
 
 /// The third step's calls, when guesses have settled.
-std::string step_of(const DryRunOptions& world, const shard::Options& options) {
+std::string step_of(const DryRunOptions& world, shard::Options options, const std::vector<int>& grid = {}) {
   DryRun run(world);
+  if (!grid.empty()) options.mesh = run.world().mesh(grid, {"replica", "shard"});
   Stack model = sharded(run, options);
   std::size_t from = 0;
   for (int step = 0; step < 3; ++step) {
@@ -124,6 +126,18 @@ TEST_CASE("prefetch changes when, never what", "[schedule]") {
   const DryRunOptions world{.size = 4};
   CHECK(step_of(world, {.forward_prefetch = 0, .backward_prefetch = 0}) == "Ga Gb Gc | Gc Rc Gb Rb Ga Ra");
   CHECK(step_of(world, {.forward_prefetch = 2, .backward_prefetch = 2}) == "Ga Gb Gc | Gc Gb Ga Rc Rb Ra");
+}
+
+TEST_CASE("what was summed over shards goes on to replicas when it is here, at the latest in the end",
+          "[schedule]") {
+  using Done = DryRunOptions::Done;
+  CHECK(step_of({.size = 6, .done = Done::always}, {}, {3, 2}) == "Ga Gb Gc | Gc Gb Rc Pc Ga Rb Pb Ra Pa");
+  CHECK(step_of({.size = 6, .done = Done::when_waited}, {}, {3, 2}) ==
+        "Ga Gb Gc | Gc Gb Rc Ga Rb Ra Pc Pb Pa");
+  for (const int size : {2, 4}) {
+    CHECK(step_of({.size = size}, {}, {1, size}) == "Ga Gb Gc | Gc Gb Rc Ga Rb Ra");
+    CHECK(step_of({.size = size}, {}, {size, 1}) == "| Pc Pb Pa");
+  }
 }
 
 TEST_CASE("what is used outside its module stays while there is room", "[schedule]") {

@@ -2,7 +2,10 @@
 // unsharded model with gradients averaged by hand.
 #include <random>
 
+#include "autograd/autograd.h"
+#include "collectives/differentiable.h"
 #include "shard/fully_shard.h"
+#include "shard/group.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
@@ -20,6 +23,22 @@ bool once_in(Random& random, int n) { return below(random, n) == 0; }
 
 constexpr std::int64_t width = 5;
 
+struct Boom : std::runtime_error {
+  Boom() : std::runtime_error("boom") {}
+};
+
+/// What happens at one node of a forward, on all ranks at the same one: nodes run on all or on none.
+struct Event {
+  int at = 0;
+  std::function<Tensor(const Tensor&)> act;
+  int left = 0;
+  Tensor pass(const Tensor& y) {
+    if (!Context::current().grad_enabled() || left-- != 0) return y;
+    // A rank that used no parameter so far goes on with a history all the same.
+    return act(y.requires_grad() ? y : add(y, zeros({width}, {f32, y.device()}).requires_grad_()));
+  }
+};
+
 /// Adds tanh(own(x)) to x, hands that to its children, in an order and as often as the plan says, and adds it
 /// once more.
 struct Node final : nn::Layer<Node> {
@@ -30,12 +49,15 @@ struct Node final : nn::Layer<Node> {
   bool uses_own = true, again = false;
   bool blind = false;  // one child's runs record nothing
   bool alike = false;  // used on all ranks or on none
+  bool sees = false;   // nothing is blind: a gradient comes to every node on all ranks
   std::vector<std::size_t> order;
+  Event* event = nullptr;
 
   explicit Node(nn::Bias bias) : own(width, width, {bias}), scale(rand({2}, {}, 0.5, 1.5)) {}
   Tensor forward(const Tensor& x) {
     const Tensor mine = uses_own ? mul(tanh(own(x)), sum(scale)) : Tensor{};
     Tensor y = mine.defined() ? add(x, mine) : x;
+    if (event != nullptr) y = event->pass(y);
     for (const std::size_t child : order) {
       const GradMode mode(!(blind && child == order[0]) && Context::current().grad_enabled());
       const auto region = [&] { return children[child](y); };
@@ -75,13 +97,15 @@ void plan(Node& node, Random& random, int rank, bool outermost = true) {
   if (node.alike) users = (users & 1) != 0 ? ~std::uint64_t{0} : 0;
   node.uses_own = outermost || (users >> rank & 1) != 0;
   node.again = once_in(random, 4);
-  node.blind = once_in(random, 8);
+  node.blind = once_in(random, 8) && !node.sees;
   node.order.clear();
   const int runs = node.children.size() == 0 ? 0 : below(random, static_cast<int>(node.children.size()) + 2);
   for (int i = 0; i < runs; ++i)
     node.order.push_back(static_cast<std::size_t>(below(random, static_cast<int>(node.children.size()))));
   for (Node& child : node.children) {
     child.alike = node.alike;
+    child.sees = node.sees;
+    child.event = node.event;
     plan(child, random, rank, false);
   }
 }
@@ -89,6 +113,7 @@ void plan(Node& node, Random& random, int rank, bool outermost = true) {
 Tensor output_of(Node& tree, std::uint64_t seed, int rank) {
   Random random(seed);
   plan(tree, random, rank);
+  if (tree.event != nullptr) tree.event->left = tree.event->at;
   manual_seed(seed + static_cast<std::uint64_t>(rank));
   return tree(randn({3, width}));
 }
@@ -104,6 +129,14 @@ struct Step {
   std::uint64_t seed;
   bool keeps_gradients, looks_first, abandons, optimizes, freezes;
   int unsynchronised, forwards;
+  bool keeps_gathered;  ///< after backward
+  bool frees;           ///< before it begins
+  int writers;          ///< ranks from 0 on that write their parts; -1: the last alone
+  /// What goes wrong before it: nothing, a hook throws, a hook starts a backward, one rank throws.
+  enum class Trouble { none, hook, nested, one_rank } trouble;
+  enum class Call { none, enter, sum, some_ranks } call;  ///< in the graph
+  int at;                                                 ///< node at which that happens
+  int slow;                                               ///< rank
 };
 
 Step draw(Random& random) {
@@ -114,7 +147,14 @@ Step draw(Random& random) {
           .optimizes = !once_in(random, 4),
           .freezes = once_in(random, 3),
           .unsynchronised = once_in(random, 3) ? 1 + below(random, 2) : 0,
-          .forwards = 1 + below(random, 2)};
+          .forwards = 1 + below(random, 2),
+          .keeps_gathered = once_in(random, 3),
+          .frees = once_in(random, 4),
+          .writers = once_in(random, 3) ? below(random, 4) - 1 : 0,
+          .trouble = once_in(random, 2) ? static_cast<Step::Trouble>(below(random, 4)) : Step::Trouble::none,
+          .call = once_in(random, 2) ? static_cast<Step::Call>(below(random, 4)) : Step::Call::none,
+          .at = below(random, 5),
+          .slow = once_in(random, 4) ? below(random, 4) : -1};
 }
 
 /// Every other parameter, at random; the root's own stay trained.
@@ -124,6 +164,76 @@ void freeze(Node& tree, const Step& step) {
   if (!step.freezes) return;
   for (nn::NamedParameter& p : tree.named_parameters())
     if (once_in(random, 2) && !p.name.starts_with("own")) p.parameter.set_requires_grad(false);
+}
+
+/// Its summand is zeros, so the numbers are those of a model that makes no call.
+Tensor with_call(const Tensor& y, const Step& step, const World& world, const Group& some) {
+  const auto called = [&] {
+    if (step.call == Step::Call::enter) return tanh(enter_parallel(world.group(), y));
+    if (step.call == Step::Call::sum) return tanh(sum_partials(world.group(), y));
+    return some.defined() ? sum_partials(some, enter_parallel(some, y)) : y;
+  };
+  if (world.rank() == step.slow)
+    for (int i = 0; i < 300; ++i) sum(y.detach());
+  return step.call == Step::Call::none ? y : add(y, mul(called(), 0.0));
+}
+
+/// Backwards that fail, and leave all as it was but, after a rank's fault, gradients. Says whether gradients
+/// are to be dropped.
+bool fail(Node& tree, const nn::Linear& other, const Step& step, World& world) {
+  const bool culprit = world.rank() == world.size() - 1;
+  Event event{.at = step.at, .act = [&](const Tensor& y) {
+                if (step.trouble == Step::Trouble::one_rank && !culprit) return y;
+                if (step.trouble == Step::Trouble::one_rank && step.frees) throw Boom();
+                register_hook(y, [&](const Tensor&) -> Tensor {
+                  if (step.trouble != Step::Trouble::nested) throw Boom();
+                  const GradMode on(true);
+                  sum(other(ones({1, width}))).backward();
+                  return {};
+                }).keep();
+                return y;
+              }};
+  tree.event = &event;
+  bool thrown = false;
+  const auto attempt = [&] {
+    try {
+      loss_of(tree, step.seed + 20, world.rank(), 1).backward();
+    } catch (const Boom&) {
+      thrown = true;
+    } catch (const StateError& error) {
+      thrown = std::string_view(error.what()).find("within another backward") != std::string_view::npos;
+      if (!thrown) throw;
+    }
+  };
+  if (step.trouble != Step::Trouble::one_rank) {
+    try {
+      attempt();
+      world.group().barrier();          // a renewal voids calls that others still wait for
+    } catch (const CollectiveError&) {  // one that threw before this one came to it is there, or renews
+      thrown = true;
+    }
+    tree.event = nullptr;
+    if (thrown) world.group().renew();  // of other graphs each rank had posted another part of the plan
+    return !thrown;
+  }
+  try {
+    attempt();
+    if (culprit) world.group().barrier({.label = "not theirs"});
+    for (;;) attempt();
+  } catch (const CollectiveError&) {
+  }
+  tree.event = nullptr;
+  world.group().renew();
+  return true;
+}
+
+/// Parts of some ranks; the model by hand takes over what comes out.
+void write_parts(Node& tree, Node& by_hand, const Step& step, const World& world) {
+  const NoGrad guard;
+  const bool writes = step.writers < 0 ? world.rank() == world.size() - 1 : world.rank() < step.writers;
+  for (const nn::Parameter& p : tree.parameters())
+    if (writes || shard::shard_group_of(p) == nullptr) mul_(p.local(), 0.75);  // replicas stay alike
+  by_hand.load_state_dict(shard::full_state_dict(tree));
 }
 
 void run_sharded(Node& tree, const Step& step, int rank) {
@@ -150,23 +260,30 @@ void run_by_hand(Node& tree, const Step& step, int ranks) {
   set_gradients(tree, step.keeps_gradients ? plus(before, averages) : averages);
 }
 
-shard::Options draw_options(Random& random, shard::GroupLayout layout, int ranks) {
+/// What is the same for all groups of a tree.
+struct Common {
+  shard::GroupLayout layout;
+  std::optional<Device> compute_device;
+};
+
+shard::Options draw_options(Random& random, const Common& common, int ranks) {
   constexpr shard::ShardingStrategy strategies[] = {
       shard::ShardingStrategy::full_shard, shard::ShardingStrategy::full_shard,
       shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
       shard::ShardingStrategy::no_shard};
   const shard::ReshardAfterForward reshard[] = {true, false, 2};
-  return {.layout = layout,
+  return {.layout = common.layout,
           .strategy = strategies[below(random, 5)],
           .reshard_after_forward = reshard[below(random, ranks == 4 ? 3 : 2)],
+          .compute_device = common.compute_device,
           .forward_prefetch = below(random, 4),
           .backward_prefetch = below(random, 4)};
 }
 
-void shard_below(Node& node, Random& random, shard::GroupLayout layout, int ranks) {
+void shard_below(Node& node, Random& random, const Common& common, int ranks) {
   for (Node& child : node.children) {
-    shard_below(child, random, layout, ranks);
-    const shard::Options options = draw_options(random, layout, ranks);
+    shard_below(child, random, common, ranks);
+    const shard::Options options = draw_options(random, common, ranks);
     if (once_in(random, 2)) shard::fully_shard(child, options);
   }
 }
@@ -179,18 +296,39 @@ void play(World& world, std::uint64_t seed) {
   if (once_in(random, 3)) tie_some(by_hand, random);
   Node tree = by_hand.clone();
   const auto layout = once_in(random, 2) ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter;
-  shard_below(tree, random, layout, world.size());
-  shard::fully_shard(tree, draw_options(random, layout, world.size()));
+  Common common{.layout = layout, .compute_device = {}};
+  if (once_in(random, 4)) common.compute_device = Device::cpu(1);
+  shard_below(tree, random, common, world.size());
+  shard::fully_shard(tree, draw_options(random, common, world.size()));
+  nn::Linear other(width, width);
+  shard::fully_shard(other, draw_options(random, common, world.size()));
+  std::vector<int> ends{0};
+  if (world.size() > 1) ends.push_back(world.size() - 1);
+  const Group some = world.group().subgroup(ends);
   nn::Adam adam(tree.parameters(), {.lr = 0.02, .weight_decay = 0.1});
   nn::Adam reference(by_hand.parameters(), {.lr = 0.02, .weight_decay = 0.1});
 
   for (int i = 0; i < 6; ++i) {
     const Step step = draw(random);
     for (Node* node : {&tree, &by_hand}) freeze(*node, step);
+    shard::set_reshard_after_backward(tree, !step.keeps_gathered);
+    if (step.frees) shard::reshard(tree);
+    if (step.writers != 0) write_parts(tree, by_hand, step, world);
+    tree.sees = by_hand.sees = step.trouble != Step::Trouble::none || step.call != Step::Call::none;
+    if (step.trouble != Step::Trouble::none && fail(tree, other, step, world))
+      for (Node* node : {&tree, &by_hand}) node->zero_grad();
+    Event call{.at = step.at, .act = [&](const Tensor& y) { return with_call(y, step, world, some); }};
+    tree.event = &call;
     run_sharded(tree, step, world.rank());
+    tree.event = nullptr;
     run_by_hand(by_hand, step, world.size());
     const std::string found = difference(whole_gradients(tree, world.group()), gradients(by_hand));
-    expect(found.empty(), "seed {}, {} ranks, step {}: {}", seed, world.size(), i, found);
+    expect(found.empty(),
+           "seed {}, {} ranks, step {}: {}; DBG keeps {} unsync {} fw {} trouble {} call {} at {} kg {} "
+           "frees {} writers {} fr {}",
+           seed, world.size(), i, found, step.keeps_gradients, step.unsynchronised, step.forwards,
+           (int)step.trouble, (int)step.call, step.at, step.keeps_gathered, step.frees, step.writers,
+           step.freezes);
     if (!step.optimizes) continue;
     adam.step();
     reference.step();

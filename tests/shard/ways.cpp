@@ -21,6 +21,15 @@ Way grouped(std::string name, const Options& options, NetOptions net = {}) {
   return sharded(std::move(name), [options](Net& n, World&) { shard_blocks_and_rest(n, options); }, net);
 }
 
+/// Replicas of shards.
+Way hybrid(std::string name, const std::vector<int>& sizes, const Options& options) {
+  return sharded(std::move(name), [sizes, options](Net& n, World& world) {
+    Options over_grid = options;
+    over_grid.mesh = world.mesh(sizes, {"replica", "shard"});
+    shard_blocks_and_rest(n, over_grid);
+  });
+}
+
 Way fsdp(std::string name, const shard::FsdpOptions& options) {
   return sharded(std::move(name), [options](Net& n, World&) {
     shard::FsdpOptions wrapped = options;
@@ -62,9 +71,12 @@ void add_layouts(std::vector<Way>& ways) {
                            {.recomputed = Recomputed::across_groups}));
     ways.push_back(sharded(flat ? "one flat group" : "one group",
                            [layout](Net& n, World&) { shard::fully_shard(n, {.layout = layout}); }));
-    ways.push_back(sharded(recomputed + "hybrid", [layout](Net& n, World& world) {
-      shard_blocks_and_rest(n, {.mesh = world.mesh({2, 2}, {"replica", "shard"}), .layout = layout});
-    }));
+    ways.push_back(hybrid(recomputed + "hybrid", {2, 2}, {.layout = layout}));
+    ways.push_back(hybrid(recomputed + "hybrid, replicas alone", {4, 1}, {.layout = layout}));
+    ways.push_back(hybrid(recomputed + "hybrid, shards alone", {1, 4}, {.layout = layout}));
+    const Options in_bf16{.layout = layout, .mixed_precision = {.reduce_dtype = bf16}};
+    ways.push_back(grouped(recomputed + "reduced in bf16", in_bf16));
+    ways.push_back(hybrid(recomputed + "hybrid, reduced in bf16", {2, 2}, in_bf16));
   }
   ways.push_back(sharded("mixed layouts", [](Net& n, World&) {
     shard::fully_shard(n.blocks[0], {.layout = shard::GroupLayout::flat});

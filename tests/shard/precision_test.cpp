@@ -1,0 +1,205 @@
+// A group's whole parameters in two precisions, and on another device than its shard.
+#include <array>
+
+#include "collectives/observe.h"
+#include "shard/fully_shard.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+/// Layers of several groups; the root reads the first one's weight once more.
+struct Layers final : nn::Layer<Layers> {
+  nn::ModuleList<nn::Linear> layers;
+  nn::BatchNorm1d norm{5};
+  Layers() {
+    manual_seed(4);
+    for (int i = 0; i < 3; ++i) layers.emplace_back(5, 5);
+    norm.eval();
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor y = x;
+    for (nn::Linear& layer : layers) y = tanh(layer(y));
+    return norm(linear(y, layers[0].weight, {}));
+  }
+  void visit(auto&& on) {
+    on("layers", layers);
+    on("norm", norm);
+  }
+};
+
+void shard_layers(Layers& net, const shard::Options& options) {
+  for (nn::Linear& layer : net.layers) shard::fully_shard(layer, options);
+  shard::fully_shard(net, options);
+}
+
+Tensor loss_at(Layers& net, int rank, int step) {
+  return mean(square(to(to(net(batch_of(rank, step, 5).x), Device::cpu()), f32)));
+}
+
+constexpr std::array strategies = {shard::ShardingStrategy::full_shard,
+                                   shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
+                                   shard::ShardingStrategy::no_shard};
+
+/// Runs `body(world, options)` for every layout and strategy.
+template <class F>
+void on_ranks_and_strategies(F&& body) {
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const shard::ShardingStrategy strategy : strategies)
+      body(world, shard::Options{.layout = layout, .strategy = strategy});
+  });
+}
+
+std::string difference_of(const Layers& a, const Layers& b, const Group& group) {
+  return difference(whole_gradients(a, group), whole_gradients(b, group));
+}
+
+}  // namespace
+
+TEST_CASE("evaluation in full precision is what an unsharded model gives, and training does not notice") {
+  on_ranks_and_strategies([](World& world, shard::Options options) {
+    options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32, .buffer_dtype = bf16};
+    Layers net, reference;
+    shard_layers(reference, options);
+    options.mixed_precision.evaluation = shard::Precision::full;
+    shard_layers(net, options);
+    nn::Sgd sgd(net.parameters(), {.lr = 0.1}), of_reference(reference.parameters(), {.lr = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      for (auto& [model, optimizer] : {std::pair<Layers&, nn::Sgd&>(net, sgd), {reference, of_reference}}) {
+        optimizer.zero_grad();
+        model.train();
+        model.norm.eval();
+        loss_at(model, world.rank(), step).backward();
+      }
+      const std::string found = difference_of(net, reference, world.group());
+      expect(found.empty(), "step {}: {}", step, found);
+      net.eval();
+      Layers by_hand;
+      by_hand.load_state_dict(shard::full_state_dict(net));
+      by_hand.eval();
+      const auto look = [&] {
+        const NoGrad guard;
+        const Tensor seen = net(batch_of(world.rank(), 9, 5).x),
+                     expected = by_hand(batch_of(world.rank(), 9, 5).x);
+        expect(seen.dtype() == f32 && seen.to_vector<float>() == expected.to_vector<float>(), "step {}",
+               step);
+        expect(net.norm.running_mean.tensor().dtype() == f32, "a buffer is not in its own dtype");
+      };
+      look();
+      sgd.step();
+      of_reference.step();
+      by_hand.load_state_dict(shard::full_state_dict(net));
+      look();
+    }
+  });
+}
+
+TEST_CASE("what is gathered follows the outermost module's mode, alike on ranks that use different modules") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Layers net;
+    shard_layers(net, {.layout = layout,
+                       .mixed_precision = {.param_dtype = bf16, .evaluation = shard::Precision::full}});
+    const auto gathers_of = [&](bool training) {
+      net.train(training);
+      net.norm.eval();
+      net.layers[1].train(!training);  // the outermost one counts
+      const OrderLog log;
+      sum(square(to(net(batch_of(world.rank(), 0, 5).x), f32))).backward();
+      std::pair<int, int> count;
+      for (const std::string& line : log.lines()) {
+        count.first += line.find("all_gather(bf16") != std::string::npos;
+        count.second += line.find("all_gather(f32") != std::string::npos;
+      }
+      return count;
+    };
+    for (int times = 0; times < 2; ++times) {
+      const auto [reduced, none] = gathers_of(true);
+      const auto [neither, full] = gathers_of(false);
+      expect(reduced > 0 && none == 0 && neither == 0 && full == reduced, "{} {} {} {}", reduced, none,
+             neither, full);
+    }
+  });
+}
+
+TEST_CASE("gradients of both precisions come to one average") {
+  on_ranks_and_strategies([](World& world, shard::Options options) {
+    Layers by_hand, net;
+    options.mixed_precision = {
+        .param_dtype = bf16, .reduce_dtype = f32, .evaluation = shard::Precision::full};
+    shard_layers(net, options);
+    const auto in_both = [](Layers& reduced, Layers& full, int rank) {
+      full.eval();
+      const Tensor evaluated = loss_at(full, rank, 0);
+      reduced.train();
+      reduced.norm.eval();
+      return std::pair{evaluated, loss_at(reduced, rank, 1)};
+    };
+    for (int times = 0; times < 2; ++times) {
+      net.zero_grad();
+      const auto [evaluated, trained] = in_both(net, net, world.rank());
+      add(evaluated, trained).backward();
+      std::vector<Gradients> of_ranks;
+      for (int rank = 0; rank < world.size(); ++rank) {
+        Layers reduced = by_hand.clone(), full = by_hand.clone();
+        reduced.to(bf16);
+        full.eval();
+        loss_at(full, rank, 0).backward();
+        const auto x = to(batch_of(rank, 1, 5).x, bf16);
+        mean(square(to(reduced(x), f32))).backward();
+        of_ranks.push_back(plus(gradients(reduced), gradients(full)));
+      }
+      expect_gradients(net, world, average(of_ranks), "of both");
+    }
+  });
+}
+
+TEST_CASE("a shard on one device computes on another, to the same bits") {
+  const Device home = Device::cpu(0), away = Device::cpu(1);
+  const auto expect_same = [&](World& world, const shard::Options& options) {
+    Layers net, reference;
+    shard_layers(reference, options);
+    shard::Options split = options;
+    split.compute_device = away;
+    shard_layers(net, split);
+    expect(net.norm.running_mean.tensor().device() == away, "a buffer stayed");
+    nn::Adam adam(net.parameters()), of_reference(reference.parameters());
+    for (int step = 0; step < 3; ++step) {
+      adam.zero_grad();
+      of_reference.zero_grad();
+      if (step == 1) {
+        const auto one = shard::no_sync(net), other = shard::no_sync(reference);
+        for (Layers* model : {&net, &reference}) loss_at(*model, world.rank(), 7).backward();
+        for (const nn::Parameter& p : net.parameters())
+          expect(!p.grad().defined() || p.grad().device() == away, "this rank's own gradient");
+      }
+      for (Layers* model : {&net, &reference}) loss_at(*model, world.rank(), step).backward();
+      for (const nn::Parameter& p : net.parameters()) {
+        expect(p.local().device() == home, "the shard is on {}", to_string(p.local().device()));
+        expect(!p.grad().defined() || p.grad().device() == home, "the average is not at home");
+      }
+      const std::string found = difference_of(net, reference, world.group());
+      expect(found.empty(), "step {}: {}", step, found);
+      adam.step();
+      of_reference.step();
+      const NoGrad guard;
+      expect(net(batch_of(0, 8, 5).x).device() == away, "computed at home");
+    }
+    const nn::StateDict whole = shard::full_state_dict(net), expected = shard::full_state_dict(reference);
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      expect(to(to(whole[i].second, home), f64).to_vector<double>() ==
+                 to(expected[i].second, f64).to_vector<double>(),
+             "'{}'", whole[i].first);
+  };
+  for (const int ranks : {1, 2, 4})
+    for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+      for (const auto& mixed : {shard::MixedPrecisionPolicy{},
+                                shard::MixedPrecisionPolicy{.param_dtype = bf16, .reduce_dtype = f32}})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          for (const shard::ShardingStrategy strategy : strategies)
+            expect_same(world, {.layout = layout, .strategy = strategy, .mixed_precision = mixed});
+          if (ranks < 4) return;
+          expect_same(world, {.layout = layout, .reshard_after_forward = 2, .mixed_precision = mixed});
+        }));
+}
