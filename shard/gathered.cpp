@@ -72,6 +72,7 @@ std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage()
 void Gathered::start() {
   if (here() || on_its_way()) return;
   const Housekeeping guard;
+  const MemoryScope held(MemoryUse::gathered);
   const Engine::OwnCalls own_calls;
   const GroupSpec& spec = group_.spec();
   const Sliced* sliced = std::get_if<Sliced>(&residency_);
@@ -140,6 +141,7 @@ bool Gathered::stale_on_any_rank() const {
 
 void Gathered::slice() {
   const Housekeeping guard;
+  const MemoryScope held(MemoryUse::gathered);
   const Partition& partition = *block_partition_;
   const int rank = group_.spec().ranks.block.rank();
   const Tensor slice = empty({partition.shard_numel()}, {group_.compute_dtype(), group_.shard().device()});
