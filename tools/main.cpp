@@ -48,6 +48,12 @@ void add_setting(CLI::App& app, std::string_view name, T& value, std::string_vie
   add_value(app, fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
 }
 
+void add_trace_flag(CLI::App& app, std::string& trace) {
+  app.add_option("--trace", trace,
+                 help("trace", "file for a trace in Chrome's format (ui.perfetto.dev), which is replaced",
+                      "none", "trace.json"));
+}
+
 void add_train_flags(CLI::App& app, TrainOptions& options) {
   app.add_option("--data", options.data,
                  help("data", "text files or folders; the last tenth of every file is for validation",
@@ -64,6 +70,7 @@ void add_train_flags(CLI::App& app, TrainOptions& options) {
               "threads, which the ranks of a process share; the results do not depend on them; 0 takes every "
               "core",
               "2");
+  add_trace_flag(app, options.trace);
 }
 
 void add_inspect_flags(CLI::App& app, InspectOptions& options) {

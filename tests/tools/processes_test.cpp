@@ -69,6 +69,17 @@ TEST_CASE("processes train to the bits of threads, and take over from each other
   }
 }
 
+TEST_CASE("processes write one trace, in which each is a process") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(run(folder, launched(3, train(3, {"--steps", "4", "--batch", "6", "--trace", "trace.json"}))) == 0);
+  const nlohmann::json trace = nlohmann::json::parse(posix_file_system().read(folder / "trace.json"));
+  std::map<int, int> backwards;
+  for (const nlohmann::json& event : trace)
+    if (event["name"] == "backward") ++backwards[event["pid"].get<int>()];
+  CHECK(backwards == std::map<int, int>{{0, 4}, {1, 4}, {2, 4}});
+}
+
 TEST_CASE("one process speaks for all") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
