@@ -5,6 +5,7 @@
 
 #include "autograd/tape.h"
 #include "runtime/ops.h"
+#include "runtime/timeline.h"
 
 namespace sherd {
 namespace {
@@ -277,6 +278,8 @@ void BackwardPass::announce() {
 }
 
 void BackwardPass::backward() {
+  const MemoryScope held(MemoryUse::gradients);
+  const TimelineSlice slice("backward", call_);
   try {
     collect();
     check_alive();
@@ -308,6 +311,8 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
                       inputs[i].shape());
     check_fresh_view("grad", inputs[i]);
   }
+  const MemoryScope held(MemoryUse::gradients);
+  const TimelineSlice slice("backward", call_);
   try {
     differentiate(inputs);
     std::vector<Tensor> results = take_results();

@@ -167,6 +167,7 @@ std::vector<Ref<Storage>> Region::owned_outside(const Rerun& rerun) const {
 }
 
 void Region::need(Storage& asked) {
+  const MemoryScope held(MemoryUse::activations);
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_)
     if (!storage->resident() && (storage == &asked || held.reads > 0 || storage->pins() > 0))

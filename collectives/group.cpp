@@ -14,6 +14,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
+#include "runtime/timeline.h"
 
 namespace sherd {
 
@@ -186,6 +187,7 @@ void GroupEnd::renew() {
 namespace ops {
 
 void Post::enqueue(Inputs in) const {
+  const TimelineSlice slice(to_string(kind), label);
   Collective c{.kind = kind, .reduction = reduction, .peer = peer, .channel = channel, .label = label};
   for (const Tensor& t : in.first(inputs)) c.inputs.push_back(t);
   for (const Tensor& t : in.subspan(inputs)) c.outputs.push_back(t);
@@ -193,6 +195,7 @@ void Post::enqueue(Inputs in) const {
 }
 
 void Wait::wait() const {
+  const TimelineSlice slice("wait", to_string(kind));
   Line& line = group->line_of(kind, channel, peer);
   line.wait(line.posted() - 1 - behind);
 }

@@ -10,6 +10,7 @@
 #include "runtime/ops.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/reach.h"
+#include "runtime/timeline.h"
 
 namespace sherd::nn {
 namespace {
@@ -90,6 +91,7 @@ std::unordered_map<std::string, Tensor> by_name(const StateDict& state) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay) {
+  const MemoryScope held(MemoryUse::optimizer);
   std::unordered_map<const void*, std::size_t> group_of;
   for (ParamGroup& group : groups) {
     for (const Parameter& p : group.params) {
@@ -127,8 +129,14 @@ void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<con
   }
 }
 
+void Optimizer::step_unless(const Tensor& skip) {
+  if (skip.item() == 0) step();
+}
+
 void Optimizer::step() {
   const NoGrad guard;
+  const MemoryScope held(MemoryUse::optimizer);
+  const TimelineSlice slice("optimizer", "step");
   const std::vector<std::string> names = state_names();
   struct Part {
     std::vector<Parameter> params;
@@ -221,6 +229,7 @@ StateDict Optimizer::state_dict() const {
 
 void Optimizer::load_state_dict(const StateDict& given) {
   const NoGrad guard;
+  const MemoryScope held(MemoryUse::optimizer);
   const std::unordered_map<std::string, Tensor> from = by_name(given);
   const std::vector<std::string> names = state_names();
   std::unordered_map<const void*, Slots> state;

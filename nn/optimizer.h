@@ -35,6 +35,10 @@ class SHERD_API Optimizer {
   /// does not have the shape of `Parameter::local()`, DeviceError for one on `meta`, StateError for state of
   /// another dtype or device and for a parameter whose elements share memory.
   void step();
+  /// The same, unless `skip` (one element) holds anything but 0: then nothing changes, no state and no count
+  /// of steps. The host reads `skip` and so waits for its device; with sharded parameters it is the same on
+  /// all ranks.
+  void step_unless(const Tensor& skip);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
   /// new value.

@@ -91,6 +91,7 @@ void Parameter::set_owner(Owned owned) {
   s.owner = owned.owner;
   s.local = std::move(owned.local);
   s.used = std::move(owned.used);
+  s.local.storage().set_use(MemoryUse::parameters);
   s.shape = std::move(owned.shape);
 }
 
@@ -103,6 +104,7 @@ void Parameter::set_data(Tensor data) {
   fresh.requires_grad_(s.requires_grad);
   s.shape = fresh.shape();
   s.local = s.used = fresh;
+  fresh.storage().set_use(MemoryUse::parameters);
 }
 
 void Parameter::set_requires_grad(bool requires_grad) {
@@ -160,6 +162,7 @@ Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_), own_dtyp
 void Buffer::set(Tensor data) {
   if (!data.defined() || !data_.defined() || data.dtype() != data_.dtype()) own_dtype_.reset();
   data_ = std::move(data);
+  if (data_.defined()) data_.storage().set_use(MemoryUse::parameters);
 }
 
 void Buffer::compute_in(DType dtype) {

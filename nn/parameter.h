@@ -7,7 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
+#include "collectives/group.h"
 #include "runtime/tensor.h"
 
 namespace sherd::nn {
@@ -28,6 +30,9 @@ class SHERD_API ParameterOwner {
   /// Called before `local()` of its parameters is written on all ranks: an optimizer steps, a state is
   /// loaded.
   virtual void before_write() = 0;
+  /// The groups whose ranks hold parts or replicas of the parameter, alike on all of them; none where this
+  /// rank has it alone.
+  virtual std::vector<Group> ranks(const Parameter& parameter) const = 0;
   /// StateError for a parameter that an optimizer cannot step, because another stands for it.
   virtual void check_steppable(const Parameter& parameter) const = 0;
 };
@@ -146,8 +151,9 @@ enum class Persistence { saved, transient };
 class SHERD_API Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(Tensor data, Persistence persistence = Persistence::saved)
-      : data_(std::move(data)), persistence_(persistence) {}
+  explicit Buffer(Tensor data, Persistence persistence = Persistence::saved) : persistence_(persistence) {
+    set(std::move(data));
+  }
   /// Only `clone()` of a module may copy (StateError otherwise).
   Buffer(const Buffer& other);
   Buffer(Buffer&&) noexcept = default;

@@ -14,10 +14,25 @@
 
 namespace sherd {
 
-/// The memory of one type of device. Called by any rank, so from several threads at once.
-class Backend {
+/// A point in a rank's work on a device: after all that the rank had given to it. Used on the rank's thread.
+class SHERD_API DeviceMark {
  public:
-  virtual ~Backend() = default;
+  virtual ~DeviceMark();
+  /// Whether the work before it is done; does not wait.
+  virtual bool reached() = 0;
+  /// Returns when the work before it is done, whatever came later.
+  virtual void wait() = 0;
+  /// Seconds of the device's time since another mark of the same device. Both were reached.
+  virtual double seconds_since(const DeviceMark& earlier) const = 0;
+  /// Copies to the host what the work before it wrote and no later work writes, without waiting for later
+  /// work.
+  virtual void read(void* to, const void* from, std::size_t bytes) = 0;
+};
+
+/// The memory of one type of device. Called by any rank, so from several threads at once.
+class SHERD_API Backend {
+ public:
+  virtual ~Backend();
   /// At least `bytes` of uninitialised memory, aligned to 64 bytes; throws OutOfMemoryError.
   virtual void* allocate(Device device, std::size_t bytes) = 0;
   /// Takes back `data`, which `allocate` gave for `bytes`.
@@ -31,6 +46,11 @@ class Backend {
   /// device cannot, or where `work` does what a recording cannot hold (it waits, or copies from the host);
   /// nothing has been done then either.
   virtual std::unique_ptr<Recording> record(Device, const std::function<void()>&) { return nullptr; }
+  /// A mark after all work of this rank so far. A back end that says nothing of its own has none that is
+  /// under way after `synchronize`, which this calls.
+  virtual std::unique_ptr<DeviceMark> mark(Device device);
+  /// What the device's maker calls it ("NVIDIA H200"); empty where nobody says.
+  virtual std::string product(Device device);
 };
 
 /// The back end of a type of device. DeviceError for `meta`, and when this build or machine has none.

@@ -11,6 +11,7 @@
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 #include "runtime/processor.h"
+#include "runtime/timeline.h"
 #include "runtime/upper_floor.h"
 
 extern "C" void* __dso_handle;  // names this library to the C++ runtime
@@ -22,6 +23,8 @@ void Listener::before_write(const AnyOp&, Inputs) {}
 void Listener::made(const Tensor&) {}
 void Listener::host_read(const Tensor&) {}
 void Listener::storage_gone(std::uint64_t) noexcept {}
+
+Timeline::~Timeline() = default;
 
 constinit thread_local Context* Context::current_ = nullptr;
 

@@ -14,6 +14,8 @@
 
 namespace sherd {
 
+class Timeline;
+
 /// What a rank has: random generator, modes, listeners, memory pool, and slots for the folders above
 /// runtime/. Each thread has its own, ranks are threads, so nothing here is shared or locked. Ends with its
 /// thread; what ends later still (thread_local objects made earlier, globals after `main`) gets a new one.
@@ -58,6 +60,16 @@ class SHERD_API Context {
   bool housekeeping() const { return housekeeping_; }
   void set_housekeeping(bool housekeeping) { housekeeping_ = housekeeping; }
 
+  /// What memory that is taken now is for.
+  MemoryUse memory_use() const { return memory_use_; }
+  void set_memory_use(MemoryUse use) { memory_use_ = use; }
+  /// What this rank's tensors hold.
+  MemoryLedger& memory() { return cpu_pool_.ledger(); }
+
+  /// Who hears what this rank spends its time on, or null. It must outlive its being set.
+  Timeline* timeline() const { return timeline_; }
+  void set_timeline(Timeline* timeline) { timeline_ = timeline; }
+
   /// The object of type `T` that code above runtime/ keeps in this context; made on first use, destroyed with
   /// it.
   template <class T>
@@ -85,6 +97,8 @@ class SHERD_API Context {
   bool grad_enabled_ = true;
   bool inside_op_ = false;
   bool housekeeping_ = false;
+  MemoryUse memory_use_ = MemoryUse::activations;
+  Timeline* timeline_ = nullptr;
   int threads_ = 1;
   std::vector<Listener*> listeners_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
@@ -127,6 +141,20 @@ class SHERD_API Housekeeping {
  private:
   bool before_;
   GradMode no_grad_{false};
+};
+
+/// A scope in which the memory that is taken is for `use`.
+class SHERD_API MemoryScope {
+ public:
+  explicit MemoryScope(MemoryUse use) : before_(Context::current().memory_use()) {
+    Context::current().set_memory_use(use);
+  }
+  ~MemoryScope() { Context::current().set_memory_use(before_); }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  MemoryUse before_;
 };
 
 /// A scope without recording: `NoGrad guard;`.

@@ -29,7 +29,16 @@ struct Storage::Foreign {
   }
 };
 
-Storage::Storage(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {}
+Storage::Storage(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
+  Context& context = Context::current();
+  use_ = context.memory_use();
+  ledger_ = &context.memory();
+}
+
+inline void Storage::count(std::int64_t bytes) noexcept {
+  Context* context = Context::current_or_null();
+  ledger_->add(device_.type, use_, bytes, context != nullptr && &context->memory() == ledger_);
+}
 
 Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
   Ref<Storage> storage(new Storage(device, bytes));
@@ -66,8 +75,21 @@ void Storage::take_memory() {
   if (device_.is_cpu()) {
     data_.store(Context::current().cpu_pool().allocate(capacity_), std::memory_order_release);
   } else {
-    data_.store(backend(device_.type).allocate(device_, capacity_), std::memory_order_release);
+    try {
+      data_.store(backend(device_.type).allocate(device_, capacity_), std::memory_order_release);
+    } catch (const OutOfMemoryError& error) {
+      fail<OutOfMemoryError>("{}; tensors of this rank hold {}", error.what(),
+                             Context::current().memory().held(device_.type).text());
+    }
   }
+  count(static_cast<std::int64_t>(capacity_));
+}
+
+void Storage::set_use(MemoryUse use) noexcept {
+  const bool counted = data_.load(std::memory_order_relaxed) != nullptr && !foreign_;
+  if (counted) count(-static_cast<std::int64_t>(capacity_));
+  use_ = use;
+  if (counted) count(static_cast<std::int64_t>(capacity_));
 }
 
 void Storage::free_memory() noexcept {
@@ -75,6 +97,7 @@ void Storage::free_memory() noexcept {
   if (foreign_) {
     foreign_.reset();
   } else if (data != nullptr) {
+    count(-static_cast<std::int64_t>(capacity_));
     if (!device_.is_cpu())
       backend(device_.type).deallocate(device_, data, capacity_);
     else

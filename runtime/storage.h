@@ -10,6 +10,7 @@
 
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/memory.h"
 #include "runtime/ref.h"
 
 namespace sherd {
@@ -70,6 +71,10 @@ class SHERD_API Storage final : public RefCounted {
   /// DeviceError for another device, ValueError for too few bytes.
   void provide(Ref<Storage> memory);
 
+  /// What the memory is for; at first what the context said when the storage was made.
+  MemoryUse use() const { return use_; }
+  void set_use(MemoryUse use) noexcept;
+
   void set_owner(std::shared_ptr<StorageOwner> owner) { owner_ = std::move(owner); }
   const std::shared_ptr<StorageOwner>& owner() const { return owner_; }
   /// Storage without an owner is always resident, so `apply` neither asks for it nor pins it.
@@ -100,18 +105,21 @@ class SHERD_API Storage final : public RefCounted {
  private:
   Storage(Device device, std::size_t bytes);
   void take_memory();
+  void count(std::int64_t bytes) noexcept;
   void free_memory() noexcept;
   [[noreturn]] void refuse_data() const;
 
   struct Foreign;  // who owns memory that no allocator gave to this storage: a caller, or another storage
   std::atomic<void*> data_{nullptr};
   Device device_;
+  MemoryUse use_;
   std::atomic<int> pins_{0};
   std::atomic<std::uint32_t> version_{0};
   std::uint32_t recorded_version_ = 0;
   std::atomic<int> histories_{0};
   std::size_t bytes_;
   std::size_t capacity_ = 0;
+  MemoryLedger* ledger_;  // of the rank that made this object, whose pool has the object's own block
   mutable std::atomic<std::uint64_t> id_{0};
   std::shared_ptr<StorageOwner> owner_;
   std::unique_ptr<Foreign> foreign_;

@@ -80,6 +80,7 @@ std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage()
 void Gathered::start() {
   if (here() || on_its_way()) return;
   const Housekeeping guard;
+  const MemoryScope held(MemoryUse::gathered);
   const Engine::OwnCalls own_calls;
   const GroupSpec& spec = group_.spec();
   const Sliced* sliced = std::get_if<Sliced>(&residency_);
@@ -132,6 +133,7 @@ void Gathered::finish() {
 
 void Gathered::slice() {
   const Housekeeping guard;
+  const MemoryScope held(MemoryUse::gathered);
   const Partition& partition = *block_partition_;
   const int rank = group_.spec().ranks.block.rank();
   const Tensor slice = empty({partition.shard_numel()}, {dtype_, group_.compute_device()});

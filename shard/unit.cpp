@@ -255,6 +255,15 @@ void Unit::before_write() {
     group->each_gathered([](Gathered& gathered) { gathered.shard_written(); });
 }
 
+std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
+  const Members* flat = flattened(parameter);
+  const Ranks& ranks = (flat != nullptr ? flat : place(parameter).members)->group->spec().ranks;
+  std::vector<Group> groups;
+  for (const Group& group : {ranks.shard, ranks.replicas})
+    if (group.defined() && group.size() > 1) groups.push_back(group);
+  return groups;
+}
+
 void Unit::check_steppable(const nn::Parameter& parameter) const {
   check<StateError>(
       !hides(parameter),

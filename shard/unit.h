@@ -78,6 +78,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_data(const nn::Parameter& parameter, const Tensor& data) override;
   void set_whole(const nn::Parameter& parameter, const Tensor& whole) override;
   void before_write() override;
+  std::vector<Group> ranks(const nn::Parameter& parameter) const override;
   void check_steppable(const nn::Parameter& parameter) const override;
 
  private:

@@ -11,6 +11,7 @@
 #include "runtime/error.h"
 #include "runtime/processor.h"
 #include "runtime/shown.h"
+#include "tools/bench.h"
 #include "tools/inspect.h"
 #include "tools/interrupt.h"
 #include "tools/launch.h"
@@ -48,6 +49,12 @@ void add_setting(CLI::App& app, std::string_view name, T& value, std::string_vie
   add_value(app, fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
 }
 
+void add_trace_flag(CLI::App& app, std::string& trace) {
+  app.add_option("--trace", trace,
+                 help("trace", "file for a trace in Chrome's format (ui.perfetto.dev), which is replaced",
+                      "none", "trace.json"));
+}
+
 void add_train_flags(CLI::App& app, TrainOptions& options) {
   app.add_option("--data", options.data,
                  help("data", "text files or folders; the last tenth of every file is for validation",
@@ -64,6 +71,31 @@ void add_train_flags(CLI::App& app, TrainOptions& options) {
               "threads, which the ranks of a process share; the results do not depend on them; 0 takes every "
               "core",
               "2");
+  add_trace_flag(app, options.trace);
+}
+
+void add_bench_flags(CLI::App& app, BenchOptions& options) {
+  visit_settings(options.sizes, [&](const Setting& s, auto& value) {
+    if (s.name == "param-dtype")
+      add_value(app, "--dtype,--param-dtype", value,
+                help("dtype", s.what, fmt::format("{}", value), s.example));
+    else if (is_benched(s))
+      add_setting(app, s.name, value, s.what, s.example);
+  });
+  add_setting(app, "vocab", options.vocab, "tokens there are, whose numbers are drawn at random", "50257");
+  add_setting(app, "steps", options.steps, "steps that are timed", "100");
+  add_setting(app, "warmup", options.warmup, "steps before those", "10");
+  add_setting(app, "threads", options.sizes.threads,
+              "threads, which the ranks of a process share; 0 takes every core", "2");
+  add_setting(
+      app, "peak-tflops", options.peak_tflops,
+      "peak of all devices together, of which MFU is a part; 0 takes a known GPU's, or measures a cpu",
+      "989.4");
+  app.add_option("--out", options.out,
+                 help("out", "file for the report as JSON, which is replaced", "none", "report.json"));
+  app.add_option("--against", options.against,
+                 help("against", "report of an earlier run to compare with", "none", "report.json"));
+  add_trace_flag(app, options.trace);
 }
 
 void add_inspect_flags(CLI::App& app, InspectOptions& options) {
@@ -168,6 +200,12 @@ void run_inspect(const InspectOptions& options) {
   flush_output();
 }
 
+void run_bench(const BenchOptions& options) {
+  const std::string text = bench(options, posix_file_system());
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_output();
+}
+
 void run_sample(const SampleOptions& options) {
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const auto show = [&](std::string text) {
@@ -197,6 +235,9 @@ int run(int argc, char** argv) {
   InspectOptions inspect_options;
   CLI::App& inspect_command = *app.add_subcommand(
       "inspect", "Show which rank owns which span of which parameter, as a table and a drawing.");
+  BenchOptions bench_options;
+  CLI::App& bench_command = *app.add_subcommand(
+      "bench", "Time training steps of a GPT: tokens/s, MFU and memory, also against an earlier report.");
   LaunchOptions launch_options;
   CLI::App& launch_command = *app.add_subcommand(
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
@@ -204,6 +245,7 @@ int run(int argc, char** argv) {
   add_train_flags(train_command, train_options);
   add_sample_flags(sample_command, sample_options);
   add_inspect_flags(inspect_command, inspect_options);
+  add_bench_flags(bench_command, bench_options);
   const int dashes = launch_dashes(argc, argv);
   try {
     app.parse(dashes, argv);
@@ -215,8 +257,9 @@ int run(int argc, char** argv) {
     return code;
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
-    fail<ValueError>("{} (sherd --help, and --help after train, sample, inspect or launch, list the flags)",
-                     text.substr(0, text.find('\n')));
+    fail<ValueError>(
+        "{} (sherd --help, and --help after train, sample, inspect, bench or launch, list the flags)",
+        text.substr(0, text.find('\n')));
   }
   if (launch_command.parsed()) {
     launch_options.command = launch_command.remaining();
@@ -227,6 +270,8 @@ int run(int argc, char** argv) {
   if (train_command.parsed()) run_train(train_options);
   if (sample_command.parsed()) run_sample(sample_options);
   if (inspect_command.parsed()) run_inspect(inspect_options);
+  if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
+  if (bench_command.parsed()) run_bench(bench_options);
   return 0;
 }
 

@@ -12,6 +12,8 @@
 #include "nn/state_file.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
+#include "runtime/late_value.h"
+#include "runtime/timeline.h"
 #include "shard/fully_shard.h"
 #include "shard/optimizer_state.h"
 #include "tools/among_ranks.h"
@@ -20,6 +22,7 @@
 #include "tools/metrics.h"
 #include "tools/sharding.h"
 #include "tools/start.h"
+#include "tools/trace.h"
 
 namespace sherd::tools {
 namespace {
@@ -54,9 +57,16 @@ std::vector<nn::ParamGroup> groups(const nn::Gpt& model, double weight_decay) {
   return {std::move(matrices), std::move(vectors)};
 }
 
-/// What a step was done with, and what it met.
+/// What a step was done with, and what it met: numbers that may still be on their way from a device.
 struct Step {
-  double lr, norm;
+  struct Part {
+    LateValue loss;
+    double share;  ///< of the batch
+  };
+  std::int64_t number;
+  double lr;
+  std::vector<Part> losses;
+  LateValue norm;
 };
 
 /// Who hears of the run here, and who may end it.
@@ -103,6 +113,9 @@ class Run {
     remove_old(out_, config_, files_);  // which the end may have come before
   }
 
+  Device device() const { return device_named(options().device); }
+  void watch(Trace& trace) { trace.watch(model_); }
+
   TrainResult finish() {
     if (leads()) announce();
     const bool finished = train_steps();
@@ -143,70 +156,99 @@ class Run {
     metrics_.emplace(out_ / "metrics.jsonl", files_);
   }
 
-  /// False when somebody wanted to stop.
+  /// False when somebody wanted to stop. A step's numbers are read when the next one is under way, so that a
+  /// device goes on meanwhile; before a validation or a checkpoint they are read at once.
   bool train_steps() {
     const Stopwatch session;
+    std::optional<Step> unread;
     for (std::int64_t done = 1; config_.step < options().steps; ++done) {
-      const Step step = take_step();
+      std::optional<Step> before = std::exchange(unread, take_step());
+      const auto seconds_a_step = [&] { return session.seconds() / static_cast<double>(done); };
+      if (before) tell(*before, read(*before), {}, seconds_a_step());
       std::optional<double> val_loss;
-      if (config_.step % options().eval_every == 0 || config_.step == options().steps)
-        val_loss = validate_step();
-      if (leads()) tell(step, val_loss, session.seconds() / static_cast<double>(done));
+      const auto settle = [&] {
+        const Step step = *std::exchange(unread, {});
+        const Numbers numbers = read(step);
+        if (is_validated(step.number)) val_loss = validate_step();
+        tell(step, numbers, val_loss, seconds_a_step());
+      };
+      if (is_validated(config_.step)) settle();
       const bool wanted = any(group_, ears_.may_stop && ears_.reporter.stop_wanted());
       const bool stops = wanted && config_.step < options().steps;
+      if (stops && unread) settle();
       if (val_loss || stops) save();
       if (stops) return false;
     }
     return true;
   }
 
-  void tell(const Step& step, std::optional<double> val_loss, double seconds_a_step) {
+  bool is_validated(std::int64_t step) const {
+    return step % options().eval_every == 0 || step == options().steps;
+  }
+
+  /// On all ranks: the mean loss of the whole batch and the norm of its gradient, both finite.
+  struct Numbers {
+    double loss, norm;
+  };
+  Numbers read(const Step& step) {
+    const Stopwatch watch;
+    double own = 0;
+    for (const Step::Part& part : step.losses) own += part.loss.read() * part.share;
+    const Numbers numbers{mean(group_, own), step.norm.read()};
+    check_finite("loss", numbers.loss, step.number);
+    check_finite("norm of the gradient", numbers.norm, step.number);
+    config_.loss = numbers.loss;
+    trained_seconds_ += watch.seconds();
+    return numbers;
+  }
+
+  /// Rank 0 writes down and reports a step.
+  void tell(const Step& step, const Numbers& numbers, std::optional<double> val_loss, double seconds_a_step) {
+    if (!leads()) return;
     nlohmann::ordered_json line = {
-        {"step", config_.step}, {"loss", config_.loss}, {"lr", step.lr}, {"grad_norm", step.norm}};
+        {"step", step.number}, {"loss", numbers.loss}, {"lr", step.lr}, {"grad_norm", numbers.norm}};
     if (val_loss) line["val_loss"] = *val_loss;
     metrics_->add(line);
-    const auto left = static_cast<double>(options().steps - config_.step);
+    const auto left = static_cast<double>(options().steps - step.number);
     ears_.reporter.stepped(
-        {config_.step, options().steps, config_.loss, tokens_per_s(), seconds_a_step * left});
-    if (val_loss) ears_.reporter.validated(config_.step, *val_loss);
+        {step.number, options().steps, numbers.loss, tokens_per_s(), seconds_a_step * left});
+    if (val_loss) ears_.reporter.validated(step.number, *val_loss);
   }
 
   Step take_step() {
+    const TimelineSlice slice("step", "step");
     const Stopwatch watch;
     const double lr = schedule_(config_.step);
-    const double loss = mean(group_, forward_backward());
-    check_finite("loss", loss, config_.step + 1);
+    std::vector<Step::Part> losses = forward_backward();
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
-    const double norm = shard::clip_grad_norm_(model_.parameters(), limit).item();
-    check_finite("norm of the gradient", norm, config_.step + 1);
+    LateValue norm(shard::clip_grad_norm_(model_.parameters(), limit));
     optimizer_.set_lr(lr);
     optimizer_.step();
     optimizer_.zero_grad();
-    config_.loss = loss;
     ++config_.step;
     trained_tokens_ += options().batch * options().context;
     trained_seconds_ += watch.seconds();
-    return {lr, norm};
+    return {config_.step, lr, std::move(losses), std::move(norm)};
   }
 
-  /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives that
-  /// loss. All ranks have equal shares, so their average is the whole batch's.
-  double forward_backward() {
+  /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives their
+  /// losses. All ranks have equal shares, so their average is the whole batch's.
+  std::vector<Step::Part> forward_backward() {
     const std::vector<std::int64_t> samples = sampler_.next();
     std::span<const std::int64_t> rest = samples;
     const std::size_t rows =
         options().micro_batch > 0 ? static_cast<std::size_t>(options().micro_batch) : samples.size();
-    double sum = 0;
+    std::vector<Step::Part> losses;
     while (!rest.empty()) {
       const std::size_t n = std::min(rows, rest.size());
       const double share = static_cast<double>(n) / static_cast<double>(samples.size());
       const nn::Batch batch = batch_for(model_, text_.train, rest.first(n));
       const Tensor loss = cross_entropy(flatten(model_(batch.tokens), 0, 1), flatten(batch.targets));
       (share < 1 ? mul(loss, share) : loss).backward();
-      sum += loss.item() * share;
+      losses.push_back({LateValue(loss), share});
       rest = rest.subspan(n);
     }
-    return sum;
+    return losses;
   }
 
   void check_finite(std::string_view what, double value, std::int64_t step) const {
@@ -217,6 +259,7 @@ class Run {
   }
 
   double validate_step() {
+    const TimelineSlice slice("step", "validation");
     const std::int64_t windows = std::max<std::int64_t>(validation_sample / options().context, 1);
     const double loss = evaluate(model_, text_.validation, windows, group_);
     check_finite("validation loss", loss, config_.step);
@@ -225,6 +268,7 @@ class Run {
   }
 
   void save() {
+    const TimelineSlice slice("step", "checkpoint");
     const nn::StateDict model = shard::full_state_dict(model_);
     const nn::StateDict optimizer = shard::full_optimizer_state(optimizer_);
     if (!leads()) return;
@@ -282,9 +326,12 @@ TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& report
     const Text& read = text.get(start.config.options, files);
     const bool first = world.rank() == 0;
     const bool may_stop = first || std::this_thread::get_id() == caller;
+    std::optional<Trace> trace;  // outlives the modules that it watches
     Run run(world, std::move(start), read, files, {reporter, may_stop});
     asked.resume ? run.restore() : run.begin();
+    if (!asked.trace.empty()) run.watch(trace.emplace(asked.trace, files, world.group(), run.device()));
     TrainResult mine = run.finish();
+    if (trace) trace->finish();
     if (first) result = std::move(mine);
   });
   return result;

@@ -26,7 +26,8 @@ struct StepFacts {
 
 struct TrainResult;
 
-/// Hears of a run as it goes, from rank 0's thread. What it throws ends the run as a crash would.
+/// Hears of a run as it goes, from rank 0's thread; of a step when the next one is under way, of one that is
+/// validated or the last at once. What it throws ends the run as a crash would.
 class Reporter {
  public:
   virtual ~Reporter();

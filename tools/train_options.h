@@ -22,6 +22,7 @@ struct TrainOptions {
   bool resume = false;
   int threads = 0;            ///< 0: as many as the context has
   std::int64_t sample = 300;  ///< bytes to generate at the end
+  std::string trace;          ///< file for a trace of where time goes; none: no trace
 
   std::int64_t steps = 800, batch = 16, micro_batch = 0;  ///< micro_batch 0: the whole batch at once
   std::int64_t layers = 4, heads = 4, width = 128, context = 128;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
@@ -27,6 +28,18 @@ constexpr bool caching = true;
 #endif
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+[[noreturn]] void refuse(CpuPool& pool, std::size_t bytes) {
+  const std::string limit =
+      pool.limit() == CpuPool::no_limit
+          ? ""
+          : fmt::format(", this rank's pool has {} of its limit of {}", pool.system_bytes(), pool.limit());
+  fail<OutOfMemoryError>(
+      "cpu: no memory for {} bytes{}; use smaller batches or free tensors; tensors of this rank hold {}; its "
+      "pool keeps {} for later",
+      bytes, limit, pool.ledger().held(DeviceType::cpu).text(),
+      bytes_text(static_cast<std::int64_t>(pool.cached_bytes())));
+}
 
 /// How many small blocks move from the shelf to the hand at a time.
 std::size_t batch_of(std::size_t bytes) { return std::max<std::size_t>(1, (std::size_t{64} << 10) / bytes); }
@@ -58,6 +71,8 @@ struct CpuPool::Shelf {
   std::mutex mutex;
   std::array<Block*, classes> free{};
   std::size_t bytes = 0;
+  std::atomic<std::size_t> of_system = 0;  // bytes of all the pool's blocks, wherever they are
+  MemoryLedger ledger;
   std::int64_t in_use = 0;  // minus blocks returned here; `end` adds the pool's own count
   bool ended = false;
   Shelf *next = nullptr, *previous = nullptr;  // among all shelves
@@ -79,6 +94,7 @@ struct CpuPool::Shelf {
       }
       last = ended && in_use == 0;
     }
+    if (data != nullptr) of_system -= c.bytes;
     std::free(data);
     if (last) forget();
   }
@@ -120,6 +136,7 @@ struct CpuPool::Shelf {
  private:
   std::size_t free_all() noexcept {
     for (Block*& head : free) free_list(head);
+    of_system -= bytes;
     return std::exchange(bytes, 0);
   }
   void forget() noexcept;
@@ -191,10 +208,13 @@ void* CpuPool::system_allocate(SizeClass c, Shelf* home) noexcept {
   if (posix_memalign(&data, large ? huge_page : 64, c.bytes + sizeof(Shelf*)) != 0) return nullptr;
   if (large) madvise(data, c.bytes, MADV_HUGEPAGE);  // advice: failing costs speed only
   Shelf::of(data, c) = home;
+  home->of_system += c.bytes;
   return data;
 }
 
-CpuPool::CpuPool() : shelf_(std::make_unique<Shelf>().release()) { shelves().add(*shelf_); }
+CpuPool::CpuPool() : shelf_(std::make_unique<Shelf>().release()), ledger_(&shelf_->ledger) {
+  shelves().add(*shelf_);
+}
 
 CpuPool::~CpuPool() {
   drop_hand();
@@ -202,7 +222,8 @@ CpuPool::~CpuPool() {
 }
 
 void* CpuPool::allocate(std::size_t& bytes) {
-  check<OutOfMemoryError>(bytes < (std::size_t{1} << 46), "cpu: no memory for {} bytes", bytes);
+  if (bytes >= std::size_t{1} << 46) [[unlikely]]
+    refuse(*this, bytes);
   const SizeClass c = class_of(bytes);
   bytes = c.bytes;
   ++in_use_;
@@ -227,18 +248,8 @@ void* CpuPool::allocate_slowly(SizeClass c) {
     return block;
   }
   ++system_allocations_;
-  void* data = system_allocate(c, shelf_);
-  if (data == nullptr) {
-    const std::size_t trimmed = trim_all();
-    write_log(LogLevel::warning, "cpu: no memory for {} bytes; all pools gave {} cached bytes back", c.bytes,
-              trimmed);
-    data = system_allocate(c, shelf_);
-  }
-  if (data == nullptr) {
-    --in_use_;
-    fail<OutOfMemoryError>("cpu: no memory for {} bytes; use smaller batches or free tensors", c.bytes);
-  }
-  for (std::size_t spares = spares_of(c.bytes); spares > 0; --spares) {
+  void* data = ask_system(c);
+  for (std::size_t spares = spares_of(c.bytes); spares > 0 && has_room(c); --spares) {
     void* spare = system_allocate(c, shelf_);
     if (spare == nullptr) break;
     ++in_use_;
@@ -246,6 +257,27 @@ void* CpuPool::allocate_slowly(SizeClass c) {
       shelf_->take(spare, c);
       break;
     }
+  }
+  return data;
+}
+
+bool CpuPool::has_room(SizeClass c) const {
+  return limit_ == no_limit || shelf_->of_system + c.bytes <= limit_;
+}
+
+/// A new block; before there is none, cached ones are given back.
+void* CpuPool::ask_system(SizeClass c) {
+  if (!has_room(c)) trim();
+  void* data = has_room(c) ? system_allocate(c, shelf_) : nullptr;
+  if (data == nullptr && has_room(c)) {
+    const std::size_t trimmed = trim_all();
+    write_log(LogLevel::warning, "cpu: no memory for {} bytes; all pools gave {} cached bytes back", c.bytes,
+              trimmed);
+    data = system_allocate(c, shelf_);
+  }
+  if (data == nullptr) {
+    --in_use_;
+    refuse(*this, c.bytes);
   }
   return data;
 }
@@ -270,6 +302,7 @@ void CpuPool::give_back(void* data, std::size_t bytes) noexcept {
 
 std::size_t CpuPool::drop_hand() noexcept {
   for (Block*& head : hand_) Shelf::free_list(head);
+  shelf_->of_system -= hand_bytes_;
   return std::exchange(hand_bytes_, 0);
 }
 
@@ -289,5 +322,7 @@ std::size_t CpuPool::cached_bytes() const {
   const std::scoped_lock lock(shelf_->mutex);
   return hand_bytes_ + shelf_->bytes;
 }
+
+std::size_t CpuPool::system_bytes() const { return shelf_->of_system; }
 
 }  // namespace sherd

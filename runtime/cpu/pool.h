@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "runtime/export.h"
+#include "runtime/memory.h"
 
 namespace sherd {
 
@@ -24,8 +25,8 @@ class SHERD_API CpuPool {
   ~CpuPool();
 
   /// A block of at least `bytes`, aligned to 64 bytes; `bytes` becomes its capacity. Own thread only. When
-  /// the system has no memory, all pools give back their cached blocks before it is asked again; then
-  /// OutOfMemoryError.
+  /// the system has no memory, all pools give back their cached blocks before it is asked again; when the
+  /// limit is reached, this one does. Then OutOfMemoryError.
   void* allocate(std::size_t& bytes);
   /// Returns a block to its pool, from any thread; `bytes` is the capacity that `allocate` gave.
   static void give_back(void* data, std::size_t bytes) noexcept;
@@ -38,6 +39,15 @@ class SHERD_API CpuPool {
 
   /// Bytes of cached blocks. Own thread only.
   std::size_t cached_bytes() const;
+  /// Bytes that this pool has of the system: blocks in use and cached ones.
+  std::size_t system_bytes() const;
+  /// The most that it may have of the system; as much as there is unless it is set. Own thread only. A limit
+  /// below what is in use refuses the next block that is not cached, and ends no block.
+  std::size_t limit() const { return limit_; }
+  void set_limit(std::size_t bytes) { limit_ = bytes; }
+  static constexpr std::size_t no_limit = ~std::size_t{0};
+  /// What storages of this pool's rank hold. Stays as long as a block of the pool is in use.
+  MemoryLedger& ledger() { return *ledger_; }
   /// Number of calls of `allocate` that had to ask the system so far; a steady training step adds none.
   std::uint64_t system_allocations() const { return system_allocations_; }
 
@@ -55,6 +65,8 @@ class SHERD_API CpuPool {
   static Shelves& shelves();
   static void* system_allocate(SizeClass c, Shelf* home) noexcept;
   void* allocate_slowly(SizeClass c);
+  void* ask_system(SizeClass c);
+  bool has_room(SizeClass c) const;
   bool keep_at_hand(void* data, SizeClass c) noexcept;
   std::size_t drop_hand() noexcept;
 
@@ -62,7 +74,9 @@ class SHERD_API CpuPool {
   std::size_t hand_bytes_ = 0;
   std::int64_t in_use_ = 0;  // blocks given out minus blocks returned to the hand
   std::uint64_t system_allocations_ = 0;
-  Shelf* shelf_;  // outlives the pool until its last block in use is returned
+  std::size_t limit_ = no_limit;
+  Shelf* shelf_;          // outlives the pool until its last block in use is returned
+  MemoryLedger* ledger_;  // the shelf's
 };
 
 }  // namespace sherd

@@ -27,6 +27,43 @@ bool is_pinned(const void* host) {
   return attributes.type == cudaMemoryTypeHost;
 }
 
+/// An event of the rank's stream that has a time.
+class StreamMark final : public DeviceMark {
+ public:
+  explicit StreamMark(Device device) : device_(device) {
+    DeviceState& state = state_of(device);  // also makes the device current, to which the event belongs
+    check<StateError>(!state.recording(), "mark: a recording has no time; mark before it or after");
+    check_cuda(cudaEventCreate(&event_), "cuda mark");
+    check_cuda(cudaEventRecord(event_, state.stream()), "cuda mark");
+  }
+  ~StreamMark() override { cudaEventDestroy(event_); }
+  bool reached() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) check_cuda(status, "cuda mark");
+    return status == cudaSuccess;
+  }
+  void wait() override { check_cuda(cudaEventSynchronize(event_), "cuda mark"); }
+  double seconds_since(const DeviceMark& earlier) const override {
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, dynamic_cast<const StreamMark&>(earlier).event_, event_),
+               "cuda mark");
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+  /// On a stream beside the rank's own, which goes on.
+  void read(void* to, const void* from, std::size_t bytes) override {
+    DeviceState& state = state_of(device_);
+    const cudaStream_t reader = state.reader();
+    check_cuda(cudaStreamWaitEvent(reader, event_), "cuda read");
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reader), "cuda read");
+    check_cuda(cudaStreamSynchronize(reader), "cuda read");
+    state.hear_faults();
+  }
+
+ private:
+  Device device_;
+  cudaEvent_t event_ = nullptr;
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend() {
@@ -90,6 +127,12 @@ class CudaBackend final : public Backend {
   void synchronize(Device device) override {
     state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
   }
+  std::unique_ptr<DeviceMark> mark(Device device) override { return std::make_unique<StreamMark>(device); }
+  std::string product(Device device) override {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, device.index), "cuda device");
+    return properties.name;
+  }
 
   std::unique_ptr<Recording> record(Device device, const std::function<void()>& work) override {
     return record_graph(device, work);
@@ -112,9 +155,17 @@ class CudaBackend final : public Backend {
     cudaGetLastError();
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
+    cudaMemPool_t pool = nullptr;
+    std::uint64_t reserved = 0, used = 0;
+    if (cudaDeviceGetDefaultMemPool(&pool, device.index) == cudaSuccess) {
+      cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
+      cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
+    }
     fail<OutOfMemoryError>(
-        "{}: no memory for {} bytes; {} of {} are free; use smaller batches or free tensors",
-        to_string(device), bytes, free, total);
+        "{}: no memory for {} bytes; {} of {} are free, and the driver's pool keeps {} for later; use "
+        "smaller "
+        "batches or free tensors",
+        to_string(device), bytes, free, total, reserved - used);
   }
 };
 

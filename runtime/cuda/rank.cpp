@@ -41,7 +41,14 @@ DeviceState::~DeviceState() {
   matmul_plans_.reset();
   cudnn_attention_.reset();
   faults_.reset();
+  if (reader_ != nullptr) cudaStreamDestroy(reader_);
   cudaStreamDestroy(stream_);
+}
+
+cudaStream_t DeviceState::reader() {
+  if (reader_ == nullptr)
+    check_cuda(cudaStreamCreateWithFlags(&reader_, cudaStreamNonBlocking), "cuda stream");
+  return reader_;
 }
 
 MatMulPlans& DeviceState::matmul_plans() {
@@ -62,6 +69,10 @@ FaultSlot DeviceState::faults() {
 void DeviceState::wait(std::string_view what) {
   check<StateError>(!recording_, "{}: waits, which a recording cannot", what);
   check_cuda(cudaStreamSynchronize(stream_), what);
+  hear_faults();
+}
+
+void DeviceState::hear_faults() {
   if (faults_) faults_->raise(stream_);
 }
 

@@ -43,12 +43,16 @@ class DeviceState {
 
   cudaStream_t stream() const { return stream_; }
   BlockCache& blocks() { return blocks_; }
+  /// A stream for reads by the host that do not wait for the other one; made on first use.
+  cudaStream_t reader();
   MatMulPlans& matmul_plans();
   CudnnAttention& cudnn_attention();
   /// Where kernels of this stream report bad values.
   FaultSlot faults();
   /// Waits for the stream, and throws ValueError for what its kernels reported; StateError while recording.
   void wait(std::string_view what);
+  /// Throws ValueError for what kernels have reported so far; does not wait.
+  void hear_faults();
   /// Whether the stream's work is being recorded (graph.h) instead of done.
   bool recording() const { return recording_; }
   void set_recording(bool recording) { recording_ = recording; }
@@ -56,7 +60,7 @@ class DeviceState {
  private:
   int index_;
   bool recording_ = false;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, reader_ = nullptr;
   BlockCache blocks_;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;

@@ -6,6 +6,7 @@
 
 #include "tests/ranks.h"
 #include "tests/shard/parity_table.h"
+#include "tests/shard/scaler_runs.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -79,6 +80,7 @@ int main() {
     run_ranks(0, [&](World& world) {
       rank = world.rank();
       same_bits_as_threads(world);
+      check_scaled_runs(world);
     });
   } catch (const std::exception& error) {
     std::cerr << "failed on rank " << rank << ": " << error.what() << std::endl;

@@ -229,6 +229,9 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
       {{"train", "--data", "text", "--strategy", "fast"}, "--strategy fast"},
       {{"train", "--data", "text", "--layout"}, "--layout"},
       {{"inspect", "--ranks", "0"}, "--ranks 0"},
+      {{"bench", "--steps", "0"}, "--steps 0"},
+      {{"bench", "--against", "nowhere.json"}, "nowhere.json"},
+      {{"bench", "--dtype", "int"}, "--param-dtype"},
       {{"inspect", "--layout", "round"}, "--layout round"},
       {{"inspect", "--model", "tree"}, "--model tree"},
       {{"inspect", "--svg", "nowhere/shards.svg"}, "nowhere"},
@@ -251,7 +254,7 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
 
 TEST_CASE("every flag says its default and an example") {
   const TempDirectory folder;
-  for (const std::string command : {"train", "sample", "inspect"}) {
+  for (const std::string command : {"train", "sample", "inspect", "bench"}) {
     Command run(folder, {command, "--help"});
     CHECK(run.wait() == 0);
     std::istringstream help(run.out());

@@ -69,6 +69,29 @@ TEST_CASE("processes train to the bits of threads, and take over from each other
   }
 }
 
+TEST_CASE("processes write one trace, in which each is a process") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(run(folder, launched(3, train(3, {"--steps", "4", "--batch", "6", "--trace", "trace.json"}))) == 0);
+  const nlohmann::json trace = nlohmann::json::parse(posix_file_system().read(folder / "trace.json"));
+  std::map<int, int> backwards;
+  for (const nlohmann::json& event : trace)
+    if (event["name"] == "backward") ++backwards[event["pid"].get<int>()];
+  CHECK(backwards == std::map<int, int>{{0, 4}, {1, 4}, {2, 4}});
+}
+
+TEST_CASE("a launched bench reports once") {
+  const TempDirectory folder;
+  Command command(folder, launched(2, {"bench", "--ranks", "2", "--layers", "1", "--width", "16", "--context",
+                                       "8", "--batch", "4", "--steps", "3", "--out", "report.json"}));
+  CHECK(command.wait() == 0);
+  INFO(command.out() << command.err());
+  const std::size_t first = command.out().find("tokens/s");
+  CHECK(first != std::string::npos);
+  CHECK(command.out().find("tokens/s", first + 1) == std::string::npos);
+  CHECK(posix_file_system().exists(folder / "report.json"));
+}
+
 TEST_CASE("one process speaks for all") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());

@@ -82,14 +82,14 @@ class Stopper final : public tools::Reporter {
   struct Killed {};
 
   explicit Stopper(std::int64_t step = 0, How how = How::never) : step_(step), how_(how) {}
+  void started(const tools::RunFacts& facts) override { done_ = facts.step; }
   void stepped(const tools::StepFacts& facts) override {
-    now_ = facts.step;
-    if (how_ == How::kill && now_ == step_) throw Killed();
+    if (how_ == How::kill && facts.step == step_) throw Killed();
   }
-  bool stop_wanted() override { return how_ == How::stop && now_ == step_; }
+  bool stop_wanted() override { return ++done_ == step_ && how_ == How::stop; }
 
  private:
-  std::int64_t step_, now_ = 0;
+  std::int64_t step_, done_ = 0;  // asked after each step
   How how_;
 };
 

@@ -1,0 +1,207 @@
+#include "nn/grad_scaler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "runtime/apply.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "runtime/ops/optimizer_steps.h"
+
+namespace sherd::nn {
+namespace {
+
+void check_scale(double scale) {
+  check<ValueError>(scale > 0 && scale <= std::numeric_limits<float>::max(),
+                    "GradScaler: scale {} must be above 0 and finite in f32", scale);
+}
+
+void check_options(const GradScalerOptions& o) {
+  check_scale(o.init_scale);
+  check<ValueError>(o.growth_factor > 1 && std::isfinite(o.growth_factor),
+                    "GradScaler: growth factor {} must be above 1 and finite", o.growth_factor);
+  check<ValueError>(o.backoff_factor > 0 && o.backoff_factor < 1,
+                    "GradScaler: backoff factor {} must be above 0 and below 1", o.backoff_factor);
+  check<ValueError>(o.growth_interval >= 1, "GradScaler: growth interval {} must be at least 1",
+                    o.growth_interval);
+}
+
+/// The optimizer's gradients, a list for each device they are on.
+std::vector<std::vector<Tensor>> gradients_of(const Optimizer& optimizer) {
+  std::vector<std::vector<Tensor>> lists;
+  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
+    for (const Parameter& p : optimizer.parameters(g)) {
+      const Tensor gradient = p.grad();
+      if (!gradient.defined()) continue;
+      check<DTypeError>(gradient.dtype() != DType::f16,
+                        "GradScaler: a gradient of shape {} is f16, in which unscaled values vanish; keep "
+                        "parameters in f32 and compute in f16 (MixedPrecisionPolicy)",
+                        gradient.shape());
+      auto list = std::ranges::find(lists, gradient.device(), [](const auto& l) { return l[0].device(); });
+      if (list == lists.end()) list = lists.insert(list, std::vector<Tensor>{});
+      list->push_back(gradient);
+    }
+  return lists;
+}
+
+/// Each once, in the order of the parameters, which is the same on all ranks; whether a parameter has a
+/// gradient here decides nothing.
+std::vector<Group> ranks_of(const Optimizer& optimizer) {
+  std::vector<Group> groups;
+  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
+    for (const Parameter& p : optimizer.parameters(g)) {
+      if (p.owner() == nullptr) continue;
+      for (Group& group : p.owner()->ranks(p))
+        if (std::ranges::find(groups, group) == groups.end()) groups.push_back(std::move(group));
+    }
+  return groups;
+}
+
+/// 1 where any is inf or NaN, on any rank; 0-d f32.
+Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, std::span<const Group> ranks,
+                      Device device) {
+  Tensor found = zeros({}, {DType::f32, device});
+  for (const std::vector<Tensor>& list : lists) {
+    const Tensor largest = apply_many(ops::LargestMagnitude{}, list)[0];
+    found = maximum(found, to(to(logical_not(isfinite(largest)), DType::f32), device));
+  }
+  for (const Group& group : ranks) group.all_reduce(found, ReduceOp::max(), {.label = "GradScaler"});
+  return found;
+}
+
+Tensor scalar_f64(double value) { return Tensor::scalar(value, {DType::f64}); }
+Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64}); }
+
+}  // namespace
+
+GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
+  check_options(options_);
+  scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32});
+  tracker_ = scalar_i64(0);
+}
+
+Tensor GradScaler::scale(const Tensor& loss) {
+  if (!enabled()) return loss;
+  if (!std::exchange(used_, true)) {
+    scale_ = to(scale_, loss.device());
+    tracker_ = to(tracker_, loss.device());
+  }
+  const DType wide = loss.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  return mul(to(loss, wide), to(to(scale_, wide), loss.device()));
+}
+
+/// One factor for all: in f64 and rounded once, as PyTorch has it.
+void GradScaler::divide(const Tensor& gradient) const {
+  const Tensor factor = to(reciprocal(to(scale_, DType::f64)), gradient.device());
+  if (gradient.dtype() == DType::f64 || gradient.dtype() == DType::f32)
+    mul_(gradient, to(factor, gradient.dtype()));
+  else
+    copy_(gradient, mul(to(gradient, DType::f32), to(factor, DType::f32)));
+}
+
+GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view call) {
+  check<StateError>(used_, "GradScaler::{}: no loss was scaled yet; call scale(loss).backward() before",
+                    call);
+  const NoGrad guard;
+  const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
+  Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
+  for (const std::vector<Tensor>& list : lists)
+    for (const Tensor& gradient : list) divide(gradient);
+  return rounds_[&optimizer] = {.found = std::move(found)};
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!enabled()) return;
+  const auto round = rounds_.find(&optimizer);
+  check<StateError>(round == rounds_.end(),
+                    "GradScaler::unscale_: this optimizer's gradients were {} since the last update(); call "
+                    "it once, before step",
+                    round != rounds_.end() && round->second.stepped ? "stepped already" : "unscaled already");
+  unscaled(optimizer, "unscale_");
+}
+
+Tensor GradScaler::step(Optimizer& optimizer) {
+  if (!enabled()) {
+    optimizer.step();
+    return Tensor::scalar(0, {DType::f32});
+  }
+  const auto round = rounds_.find(&optimizer);
+  check<StateError>(round == rounds_.end() || !round->second.stepped,
+                    "GradScaler::step: this optimizer has stepped since the last update(); call update() "
+                    "after each step");
+  Round& now = round != rounds_.end() ? round->second : unscaled(optimizer, "step");
+  optimizer.step_unless(now.found);
+  now.stepped = true;
+  return now.found;
+}
+
+void GradScaler::update() {
+  if (!enabled()) return;
+  check<StateError>(!rounds_.empty(),
+                    "GradScaler::update: no optimizer was unscaled or stepped since the last update(); call "
+                    "step before");
+  const NoGrad guard;
+  Tensor found = zeros({}, {DType::f32, scale_.device()});
+  for (const auto& [optimizer, round] : rounds_) found = maximum(found, round.found);
+  const Tensor skipped = greater(found, 0), count = add(tracker_, 1);
+  const Tensor grown = mul(scale_, options_.growth_factor);
+  const Tensor due = logical_and(greater_equal(count, options_.growth_interval), logical_not(skipped));
+  const Tensor after = where(logical_and(due, isfinite(grown)), grown, scale_);
+  copy_(scale_, where(skipped, mul(scale_, options_.backoff_factor), after));
+  copy_(tracker_, where(logical_or(skipped, due), zeros_like(count), count));
+  rounds_.clear();
+}
+
+void GradScaler::update(double scale) {
+  if (!enabled()) return;
+  check_scale(scale);
+  fill_(scale_, scale);
+  rounds_.clear();
+}
+
+Tensor GradScaler::current_scale() const { return scale_; }
+
+StateDict GradScaler::state_dict() const {
+  if (!enabled()) return {};
+  return {{"scale", scale_},
+          {"growth_factor", scalar_f64(options_.growth_factor)},
+          {"backoff_factor", scalar_f64(options_.backoff_factor)},
+          {"growth_interval", scalar_i64(options_.growth_interval)},
+          {"growth_tracker", tracker_}};
+}
+
+void GradScaler::load_state_dict(const StateDict& state) {
+  if (!enabled()) return;
+  constexpr std::array names = {"scale", "growth_factor", "backoff_factor", "growth_interval",
+                                "growth_tracker"};
+  std::unordered_map<std::string, double> values;
+  for (const auto& [name, tensor] : state) {
+    check<ValueError>(std::ranges::find(names, name) != names.end(),
+                      "GradScaler: the state has '{}', which no scaler has", name);
+    check<ValueError>(values.emplace(name, tensor.item()).second, "GradScaler: the state has '{}' twice",
+                      name);
+  }
+  for (const char* name : names)
+    check<ValueError>(values.contains(name), "GradScaler: the state lacks '{}'", name);
+  const auto whole = [&](const char* name, double least) {
+    const double value = values.at(name);
+    check<ValueError>(value >= least && value == std::floor(value) && value < 0x1p53,
+                      "GradScaler: '{}' is {}; it is a whole number from {} on", name, value, least);
+    return static_cast<std::int64_t>(value);
+  };
+  GradScalerOptions options = options_;
+  options.growth_factor = values.at("growth_factor");
+  options.backoff_factor = values.at("backoff_factor");
+  options.growth_interval = whole("growth_interval", 1);
+  const std::int64_t tracker = whole("growth_tracker", 0);
+  check_scale(values.at("scale"));
+  check_options(options);
+  const NoGrad guard;
+  fill_(scale_, values.at("scale"));
+  fill_(tracker_, tracker);
+  options_ = options;
+}
+
+}  // namespace sherd::nn

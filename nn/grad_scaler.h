@@ -1,0 +1,81 @@
+// Training in f16: the loss is scaled up so that small gradients do not vanish, and steps whose gradients
+// overflowed are skipped.
+#pragma once
+
+#include <string_view>
+#include <unordered_map>
+
+#include "nn/optimizer.h"
+
+namespace sherd::nn {
+
+/// Whether a GradScaler scales, or every call of it does nothing but step.
+enum class Scaling : std::uint8_t { on, off };
+
+/// For `GradScaler`. ValueError unless the scale is positive and finite in f32, growth above 1, backoff
+/// between 0 and 1 and the interval at least 1.
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2, backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  ///< steps in a row without overflow, after which the scale grows
+  Scaling scaling = Scaling::on;
+};
+
+/// Scales losses and unscales gradients (Micikevicius et al., 2018), with the meaning of PyTorch's scaler:
+///
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(optimizer);                          // only if gradients are looked at, as by
+///     clipping shard::clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer); scaler.update();
+///
+/// A step is skipped when any gradient of its optimizer, on any rank that shares one of its parameters, has
+/// an inf or a NaN. Those ranks call `unscale_` (or `step`) alike, whatever gradients each has, and agree on
+/// every skip and every scale. Scale and counts live on the device of the first loss that was scaled.
+/// `step` reads there whether to skip: it is the only call that waits for the device.
+class SHERD_API GradScaler {
+ public:
+  explicit GradScaler(GradScalerOptions options = {});
+
+  /// The loss times the scale, in f32 (a loss in f64 stays so).
+  Tensor scale(const Tensor& loss);
+  /// Divides the optimizer's gradients by the scale, once between two updates (StateError), and remembers
+  /// whether all are finite. StateError when nothing was scaled yet, DTypeError for gradients in f16, which
+  /// would lose what the scale saved: keep f32 masters.
+  void unscale_(Optimizer& optimizer);
+  /// Unscales, unless that was done, and steps unless a gradient is not finite: the result (0-d f32) is 1
+  /// where the step was skipped. Once between two updates (StateError).
+  Tensor step(Optimizer& optimizer);
+  /// After all optimizers have stepped: a skipped step multiplies the scale by `backoff_factor`,
+  /// `growth_interval` steps in a row by `growth_factor` unless that leaves f32. StateError when nothing was
+  /// unscaled since the last update.
+  void update();
+  /// The same, with this scale in place of one that follows from the steps. ValueError as for `init_scale`.
+  void update(double scale);
+
+  /// The scale (0-d f32); 1 when scaling is off. Later updates change it in place.
+  Tensor current_scale() const;
+  bool enabled() const { return options_.scaling == Scaling::on; }
+  const GradScalerOptions& options() const { return options_; }
+
+  /// "scale" (f32), "growth_factor", "backoff_factor" (f64), "growth_interval" and "growth_tracker" (i64),
+  /// all 0-d; empty when scaling is off. Scale and tracker share memory with the scaler.
+  StateDict state_dict() const;
+  /// Takes over all of them. ValueError for missing or unknown names, those that come twice, and values that
+  /// options may not have. Nothing is changed when it throws. Does nothing when scaling is off.
+  void load_state_dict(const StateDict& state);
+
+ private:
+  /// What was done for an optimizer since the last update.
+  struct Round {
+    bool stepped = false;
+    Tensor found;  ///< 0-d f32: not 0 where a gradient is not finite
+  };
+  Round& unscaled(Optimizer& optimizer, std::string_view call);
+  void divide(const Tensor& gradient) const;
+
+  GradScalerOptions options_;
+  Tensor scale_, tracker_;  ///< 0-d f32, 0-d i64
+  bool used_ = false;       ///< a loss was scaled
+  std::unordered_map<const Optimizer*, Round> rounds_;
+};
+
+}  // namespace sherd::nn

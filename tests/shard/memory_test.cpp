@@ -1,0 +1,119 @@
+// What a sharded model holds memory for, and what is left when one rank has too little of it.
+#include "runtime/memory.h"
+
+#include <sherd.h>
+
+#include "tests/catch.h"
+#include "tests/ranks.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+struct Net final : nn::Layer<Net> {
+  nn::Linear a{64, 64}, b{64, 64}, c{64, 64};
+  std::function<void()> between;
+  Tensor forward(const Tensor& x) {
+    const Tensor y = b(a(x));
+    if (between) between();
+    return c(y);
+  }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("c", c);
+  }
+};
+
+std::int64_t held(MemoryUse use) { return Context::current().memory().held(DeviceType::cpu)[use]; }
+
+void shard_all(Net& net, const shard::Options& options) {
+  for (nn::Linear* m : {&net.a, &net.b, &net.c}) shard::fully_shard(*m, options);
+  shard::fully_shard(net, options);
+}
+
+Tensor loss_of(Net& net, std::int64_t rows) { return mean(square(net(ones({rows, 64})))); }
+
+}  // namespace
+
+TEST_CASE("memory: of a sharded model, shards are parameters and what is gathered is gathered") {
+  for (const int ranks : {2, 3})
+    for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+      run_ranks(ranks, [&](World& world) {
+        manual_seed(1);
+        const std::int64_t parameters = held(MemoryUse::parameters);
+        Net net;
+        const std::int64_t whole = held(MemoryUse::parameters) - parameters;
+        shard_all(net, {.mesh = world.mesh(), .layout = layout, .reshard_after_forward = false});
+        const std::int64_t shards = held(MemoryUse::parameters) - parameters;
+        expect(shards > 0 && shards * ranks < whole * 5 / 4, "{} bytes of shards, {} whole", shards, whole);
+        std::int64_t most = 0;
+        net.between = [&] { most = held(MemoryUse::gathered); };
+        nn::AdamW optimizer(net.parameters());
+        for (int step = 0; step < 2; ++step) {
+          loss_of(net, 4).backward();
+          expect(most > 0, "nothing was gathered");
+          expect(held(MemoryUse::gathered) == 0, "{} bytes stay gathered", held(MemoryUse::gathered));
+          expect(held(MemoryUse::gradients) > 0, "no gradients");
+          optimizer.step();
+          optimizer.zero_grad();
+          expect(held(MemoryUse::parameters) - parameters == shards, "shards grew to {} bytes",
+                 held(MemoryUse::parameters) - parameters);
+        }
+      });
+  SUCCEED();
+}
+
+TEST_CASE(
+    "memory: too little of it on one rank is an error on all, and after a renewal a smaller step runs") {
+  for (const int ranks : {2, 3})
+    for (const int culprit : {0, 1})
+      for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+        run_ranks(ranks, [&](World& world) {
+          const auto trained = [&](bool fails) {
+            manual_seed(1);
+            Net net;
+            shard_all(net, {.mesh = world.mesh(), .layout = layout});
+            nn::AdamW optimizer(net.parameters());
+            const auto step = [&](std::int64_t rows) {
+              loss_of(net, rows).backward();
+              shard::clip_grad_norm_(net.parameters(), 1.0);
+              optimizer.step();
+              optimizer.zero_grad();
+            };
+            step(4);
+            if (fails) {
+              const bool mine = world.rank() == culprit;
+              CpuPool& pool = Context::current().cpu_pool();
+              if (mine) {
+                pool.trim();
+                pool.set_limit(pool.system_bytes() + (std::size_t{5} << 19));  // the input and one result
+              }
+              std::string heard;
+              try {
+                step(mine ? 4096 : 4);  // a megabyte a layer
+              } catch (const OutOfMemoryError& error) {
+                heard = error.what();
+                expect(mine, "rank {} is short of memory: {}", world.rank(), heard);
+                expect(heard.find("gathered ") != heard.npos && heard.find("optimizer ") != heard.npos,
+                       "what is held is not said: {}", heard);
+              } catch (const CollectiveError& error) {
+                heard = error.what();
+                expect(!mine, "the culprit heard {}", heard);
+              }
+              expect(!heard.empty(), "rank {} heard nothing", world.rank());
+              pool.set_limit(CpuPool::no_limit);
+              world.group().renew();
+              optimizer.zero_grad();
+            }
+            step(4);
+            return shard::full_state_dict(net);
+          };
+          const nn::StateDict expected = trained(false), found = trained(true);
+          for (std::size_t i = 0; i < expected.size(); ++i)
+            expect(found[i].second.to_vector<float>() == expected[i].second.to_vector<float>(),
+                   "{} has other values", found[i].first);
+        });
+  SUCCEED();
+}
