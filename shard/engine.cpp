@@ -110,11 +110,14 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
     }
   }
   std::vector<Event> events;
-  std::unordered_set<const void*> reduced;  // groups, and their roots
+  std::unordered_set<const ParameterGroup*> reduced;
+  std::vector<const Root*> roots;  // theirs
   const auto reduce = [&](const std::shared_ptr<Gathered>& gathered, std::uint64_t place) {
     concern(gathered);
     events.push_back({gathered, place, Step::Kind::reduce});
-    reduced.insert({&gathered->group(), gathered->group().root().get()});
+    reduced.insert(&gathered->group());
+    const Root* root = gathered->group().root().get();
+    if (std::ranges::find(roots, root) == roots.end()) roots.push_back(root);
   };
   std::ranges::reverse(records);
   for (const Record* record : records)
@@ -135,7 +138,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
   for (const auto& weak : all) {
     const auto group = weak.lock();
     if (group && group->gradients().unreduced() && group->switches.synchronising &&
-        !reduced.contains(group.get()) && reduced.contains(group->root().get()))
+        !reduced.contains(group.get()) && std::ranges::find(roots, group->root().get()) != roots.end())
       reduce(group->in_use().shared(), 0);
   }
 
@@ -188,12 +191,14 @@ void Engine::add(const std::shared_ptr<ParameterGroup>& group) {
   all_.push_back(group);
 }
 
-Engine::Gathereds Engine::gathereds_of(const Root& root) const {
-  Gathereds all;
+Engine::Gathereds Engine::leased(const Root& root, Lease owner) const {
+  Gathereds leased;
   for (const auto& weak : all_)
     if (const auto group = weak.lock(); group && group->root().get() == &root)
-      group->each_gathered([&](Gathered& gathered) { all.push_back(gathered.shared()); });
-  return all;
+      group->each_gathered([&](Gathered& gathered) {
+        if (gathered.leased(owner)) leased.push_back(gathered.shared());
+      });
+  return leased;
 }
 
 Group Engine::block_of(const Group& shard, int ranks) {
@@ -233,8 +238,7 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
 void Engine::drop_stale(const Root& root) const {
   const Housekeeping guard;
   const OwnCalls own_calls;
-  Gathereds kept = gathereds_of(root);
-  std::erase_if(kept, [](const auto& g) { return !g->leased(Lease::policy) || g->is_shard_itself(); });
+  Gathereds kept = leased(root, Lease::policy);
   while (!kept.empty()) {
     const Group ranks = kept[0]->group().spec().ranks.shard;
     const auto others = std::ranges::stable_partition(
@@ -295,7 +299,7 @@ void Engine::gather_ahead(const Gathered& gathered) {
 void Engine::leave(Root& root, std::span<Tensor* const> outputs) {
   if (--root.depth > 0) return;
   // Guesses that were wrong, and what was used outside its module.
-  for (const auto& gathered : gathereds_of(root)) gathered->end(Lease::cache);
+  for (const auto& gathered : leased(root, Lease::cache)) gathered->end(Lease::cache);
   root.last = std::move(root.now);
   if (!Context::current().grad_enabled() || !root.last->planned()) return;
   // Frozen groups are gathered in a backward too, when it goes on to the inputs.
@@ -310,7 +314,9 @@ void Engine::fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> g
   for (const auto& group : groups) group->in_use().end(Lease::module);
   if (--root.depth > 0) return;
   root.now = root.last = nullptr;
-  for (const auto& gathered : gathereds_of(root)) gathered->end_all();
+  for (const auto& weak : all_)
+    if (const auto group = weak.lock(); group && group->root().get() == &root)
+      group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
 void Engine::demand(Gathered& gathered) {
@@ -340,11 +346,8 @@ void Engine::make_room(const Gathered& wanted) {
     while (i < guess.size() && !is(guess[i].gathered, *gathered)) ++i;
     return i;
   };
-  Gathereds cached;
-  for (auto& gathered : gathereds_of(root))
-    if (gathered.get() != &wanted && gathered->leased(Lease::cache) && gathered->reads() == 0 &&
-        !gathered->pinned())
-      cached.push_back(std::move(gathered));
+  Gathereds cached = leased(root, Lease::cache);
+  std::erase_if(cached, [&](const auto& g) { return g.get() == &wanted || g->reads() > 0 || g->pinned(); });
   while (static_cast<int>(cached.size()) >= std::max(1, root.policy.cached_gathers)) {
     const auto farthest = std::ranges::max_element(cached, {}, next_use);
     (*farthest)->end(Lease::cache);

@@ -179,7 +179,8 @@ class Engine {
 
  private:
   using Gathereds = std::vector<std::shared_ptr<Gathered>>;
-  Gathereds gathereds_of(const Root& root) const;
+  /// Of the root's, those with a lease of `owner`.
+  Gathereds leased(const Root& root, Lease owner) const;
   void drop_stale(const Root& root) const;
   void gather_ahead(const Gathered& gathered);
   void make_room(const Gathered& wanted);

@@ -129,9 +129,10 @@ void Unit::take_over(nn::Module& root) {
 /// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
 void Unit::begin_root(nn::Module& root) {
   take_over(root);
-  root_->precision = root.training() ? Precision::reduced : policy_.evaluation;
-  for (const auto& weak : root_->units)
-    if (const auto unit = weak.lock()) unit->compute_in(root_->precision);
+  const Precision precision = root.training() ? Precision::reduced : policy_.evaluation;
+  if (std::exchange(root_->precision, precision) != precision)
+    for (const auto& weak : root_->units)
+      if (const auto unit = weak.lock()) unit->compute_in(precision);
   if (!policy_.buffer_dtype || buffers_in_ == root_->precision) return;
   buffers_in_ = root_->precision;
   struct Caster final : nn::MemberVisitor {
