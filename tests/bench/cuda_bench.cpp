@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
@@ -174,8 +175,9 @@ class GptStep {
   Tensor operator()() { return (*this)(tokens_, targets_); }
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {
-    const Tensor logits = reshape(model_(tokens), {batch_ * length, vocab});
-    const Tensor loss = cross_entropy(exact ? to(logits, f32) : logits, targets);
+    Tensor logits = reshape(model_(tokens), {batch_ * length, vocab});
+    if (exact) logits = to(logits, f32);
+    const Tensor loss = cross_entropy(std::exchange(logits, {}), targets);  // which may be written over
     loss.backward();
     const NoGrad guard;
     for (std::size_t i = 0; i < wide_.size(); ++i) wide_[i].set_grad(to(narrow_[i].grad(), f32));
