@@ -24,8 +24,10 @@ struct GradScalerOptions {
 /// Scales losses and unscales gradients (Micikevicius et al., 2018), with the meaning of PyTorch's scaler:
 ///
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);                          // only if gradients are looked at, as by
-///     clipping shard::clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer); scaler.update();
+///     scaler.unscale_(optimizer);  // only where gradients are looked at, as clipping does
+///     shard::clip_grad_norm_(model.parameters(), 1.0);
+///     scaler.step(optimizer);
+///     scaler.update();
 ///
 /// A step is skipped when any gradient of its optimizer, on any rank that shares one of its parameters, has
 /// an inf or a NaN. Those ranks call `unscale_` (or `step`) alike, whatever gradients each has, and agree on

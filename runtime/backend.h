@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "runtime/kernel.h"
-#include "runtime/recording.h"
+#include "runtime/device_recording.h"
 
 namespace sherd {
 
@@ -45,7 +45,7 @@ class SHERD_API Backend {
   /// Records the work that `work` gives to the device on this rank, instead of doing it. Null where the
   /// device cannot, or where `work` does what a recording cannot hold (it waits, or copies from the host);
   /// nothing has been done then either.
-  virtual std::unique_ptr<Recording> record(Device, const std::function<void()>&) { return nullptr; }
+  virtual std::unique_ptr<DeviceRecording> record(Device, const std::function<void()>&) { return nullptr; }
   /// A mark after all work of this rank so far. A back end that says nothing of its own has none that is
   /// under way after `synchronize`, which this calls.
   virtual std::unique_ptr<DeviceMark> mark(Device device);

@@ -8,7 +8,7 @@
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/tracer.h"
-#include "runtime/recording.h"
+#include "runtime/device_recording.h"
 #include "runtime/replay.h"
 
 namespace sherd {
@@ -46,7 +46,7 @@ struct Program::Impl {
     std::vector<std::uint32_t> bringing;   // steps that bring values from the host, before the recording runs
     std::vector<Ref<Storage>> memory{};    // by storage of the trace
     std::vector<std::size_t> alignment{};  // by input: of its first byte, which kernels may follow
-    std::unique_ptr<Recording> recording{};
+    std::unique_ptr<DeviceRecording> recording{};
   };
 
   Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);

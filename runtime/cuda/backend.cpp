@@ -134,7 +134,7 @@ class CudaBackend final : public Backend {
     return properties.name;
   }
 
-  std::unique_ptr<Recording> record(Device device, const std::function<void()>& work) override {
+  std::unique_ptr<DeviceRecording> record(Device device, const std::function<void()>& work) override {
     return record_graph(device, work);
   }
 

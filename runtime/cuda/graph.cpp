@@ -27,7 +27,7 @@ class StartKey {
   RandomKey* at_ = nullptr;
 };
 
-class Graph final : public Recording {
+class Graph final : public DeviceRecording {
  public:
   explicit Graph(Device device) : device_(device) {}
   /// Waits first, because the stream may be at work on the graph.
@@ -103,7 +103,7 @@ DeviceKey device_key(RandomKey key) {
   return {{0, key.offset - replay.first.offset}, replay.on_device};
 }
 
-std::unique_ptr<Recording> record_graph(Device device, const std::function<void()>& work) {
+std::unique_ptr<DeviceRecording> record_graph(Device device, const std::function<void()>& work) {
   try {
     auto graph = std::make_unique<Graph>(device);
     graph->record(work);

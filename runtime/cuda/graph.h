@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "runtime/device.h"
-#include "runtime/recording.h"
+#include "runtime/device_recording.h"
 
 namespace sherd::cuda {
 
 /// As `Backend::record`.
-std::unique_ptr<Recording> record_graph(Device device, const std::function<void()>& work);
+std::unique_ptr<DeviceRecording> record_graph(Device device, const std::function<void()>& work);
 
 }  // namespace sherd::cuda

@@ -7,9 +7,9 @@ namespace sherd {
 
 /// Made by `Backend::record`. It reads and writes the memory that the recorded work named, at the addresses
 /// of that time.
-class Recording {
+class DeviceRecording {
  public:
-  virtual ~Recording() = default;
+  virtual ~DeviceRecording() = default;
   /// Gives all of the work to the device, after this rank's earlier work there. What the recorded ops drew,
   /// they draw from `start` on now.
   virtual void run(RandomKey start) = 0;
