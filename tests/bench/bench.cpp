@@ -15,6 +15,7 @@
 #include <set>
 
 #include "sherd.h"
+#include "tests/bench/mlp.h"
 
 namespace {
 
@@ -96,18 +97,9 @@ void bench_gpt() {
   }
 }
 
-struct Mlp final : nn::Layer<Mlp> {
-  nn::Linear up{16, 64}, down{64, 16};
-  Tensor forward(const Tensor& x) const { return relu(down(relu(up(x)))); }
-  void visit(auto&& on) {
-    on("up", up);
-    on("down", down);
-  }
-};
-
 void bench_mlp() {
   manual_seed(0);
-  nn::Sequential model(Mlp{}, Mlp{}, Mlp{});
+  nn::Sequential model(bench::Mlp{}, bench::Mlp{}, bench::Mlp{});
   nn::Adam optimizer(model.parameters(), {.lr = 1e-2});
   const Tensor x = rand({2, 16});
   const auto step = [&] {

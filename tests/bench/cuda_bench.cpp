@@ -25,6 +25,7 @@
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/softmax.h"
+#include "tests/bench/mlp.h"
 
 using namespace sherd;
 
@@ -266,18 +267,9 @@ void parity(const std::string& path) {
   std::fflush(stdout);
 }
 
-struct Mlp final : nn::Layer<Mlp> {
-  nn::Linear up{16, 64}, down{64, 16};
-  Tensor forward(const Tensor& x) const { return relu(down(relu(up(x)))); }
-  void visit(auto&& on) {
-    on("up", up);
-    on("down", down);
-  }
-};
-
 /// Three MLP(16) with AdamW, batch 4.
 void small() {
-  nn::Sequential model(Mlp{}, Mlp{}, Mlp{});
+  nn::Sequential model(bench::Mlp{}, bench::Mlp{}, bench::Mlp{});
   model.to(gpu);
   nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
   const Tensor x = randn({4, 16}, single);

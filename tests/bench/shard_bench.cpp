@@ -12,6 +12,7 @@
 #include <set>
 
 #include "sherd.h"
+#include "tests/bench/mlp.h"
 
 namespace {
 
@@ -134,20 +135,11 @@ std::vector<Job> all_ways(World& world, const Make& make, auto options, Loss los
 
 // ---- three MLPs
 
-struct Mlp final : nn::Layer<Mlp> {
-  nn::Linear in_proj{16, 64}, out_proj{64, 16};
-  Tensor forward(const Tensor& x) const { return relu(out_proj(relu(in_proj(x)))); }
-  void visit(auto&& on) {
-    on("in_proj", in_proj);
-    on("out_proj", out_proj);
-  }
-};
-
 void bench_mlp(World& world) {
   const Tensor x = rand({2, 16});
   auto jobs = all_ways<nn::Adam>(
-      world, [] { return nn::Sequential(Mlp{}, Mlp{}, Mlp{}); }, nn::AdamOptions{.lr = 1e-2},
-      [x](auto& model) { return sum(model(x)); },
+      world, [] { return nn::Sequential(bench::Mlp{}, bench::Mlp{}, bench::Mlp{}); },
+      nn::AdamOptions{.lr = 1e-2}, [x](auto& model) { return sum(model(x)); },
       [](nn::Sequential& model) { return std::vector{&model[0], &model[1], &model[2]}; });
   report(world, "three MLP(16), Adam", jobs, 20, 50);
 }
