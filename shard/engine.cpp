@@ -410,7 +410,6 @@ void Engine::gather_up_to(std::size_t end, const Gathered* needed) {
 void Engine::arrived(std::uint64_t run) {
   if (plan_.run != run) return;
   reduce_in_turn(When::complete);
-  pass_on_in_turn(When::complete);
 }
 
 /// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
@@ -432,17 +431,6 @@ void Engine::reduce_in_turn(When when) {
   }
 }
 
-/// Posts the calls over replicas, in the plan's order. While the backward runs, those whose first call is
-/// here: that changes when they are posted, never in which order, and nobody waits for one before the end.
-void Engine::pass_on_in_turn(When when) {
-  for (; plan_.passed_on < plan_.reduced; ++plan_.passed_on) {
-    const Plan::Step& step = plan_.steps()[plan_.passed_on];
-    if (step.kind != Plan::Step::Kind::reduce) continue;
-    if (when == When::complete && !step.group().gradients().reduced()) return;
-    step.group().gradients().pass_on();
-  }
-}
-
 /// The program's own call. Within a backward peers may wait for gathers that stand before it; a region does
 /// not repeat it, since whether and when it would depends on what this rank's graph reads.
 void Engine::before_call() {
@@ -457,8 +445,8 @@ void Engine::finish(std::uint64_t run) {
   if (plan_.run != run) return;
   gather_up_to(plan_.steps().size());
   reduce_in_turn(When::now);
-  pass_on_in_turn(When::now);
   const auto groups = plan_.groups();
+  for (const auto& group : groups) group->gradients().pass_on();
   for (const auto& group : groups) group->gradients().wait();
   for (const auto& group : groups) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});

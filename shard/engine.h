@@ -113,9 +113,8 @@ class Plan {
   std::size_t turn_at(std::uint64_t place) const;
   std::string text() const;
 
-  /// The cursor: steps before it, of either kind, are done; and of the reductions also the second call, if
-  /// there are two.
-  std::size_t gathered = 0, reduced = 0, passed_on = 0;
+  /// The cursor: steps before it, of either kind, are done.
+  std::size_t gathered = 0, reduced = 0;
 
  private:
   void concern(const std::shared_ptr<Gathered>& gathered) {
@@ -188,7 +187,6 @@ class Engine {
   void gather_up_to(std::size_t end, const Gathered* needed = nullptr);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
-  void pass_on_in_turn(When when);
   void before_call();
   void renewed(const Group& ranks);
 

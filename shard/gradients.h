@@ -48,9 +48,7 @@ class Gradients final : public EngineSink {
   /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
   /// replicas, the sum over the ranks that share it.
   void reduce();
-  /// Whether what `reduce` posted is here.
-  bool reduced() const { return reduction_.done(); }
-  /// Where the shard has replicas, posts the sum over them, once the other is here.
+  /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them.
   void pass_on();
   /// Until the averages are here.
   void wait();
