@@ -144,7 +144,8 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   // Last, because from here on others reach the node: it must be complete.
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!is_floating(out[i].dtype())) continue;
-    const bool of_leaf = op.is_view() && !record_of(in[0])->computed();
+    const AutogradRecord* first = in.empty() ? nullptr : record_of(in[0]);
+    const bool of_leaf = op.is_view() && (first == nullptr || !first->computed());
     ensure_record(out[i]).set_history(node, static_cast<std::uint32_t>(i),
                                       of_leaf ? nullptr : &out[i].storage());
     if (!op.mutating()) continue;

@@ -74,6 +74,41 @@ void check_overlap(const Collective& c, const Tensor& input, const Tensor& outpu
                                                                    : "the same tensor");
 }
 
+/// Outputs lie one behind the other, and each input in its own output or apart from all: the common case, in
+/// time that grows with the number of segments only.
+bool plainly_apart(const Collective& c) {
+  const std::byte *begin = nullptr, *end = nullptr;  // of all outputs
+  for (const Tensor& output : c.outputs) {
+    const Bytes out = bytes_of(output);
+    if (out.size == 0) continue;
+    if (end > out.begin) return false;
+    if (begin == nullptr) begin = out.begin;
+    end = out.begin + out.size;
+  }
+  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+    const Bytes in = bytes_of(c.inputs[i]);
+    const Bytes own = i < c.outputs.size() ? bytes_of(c.outputs[i]) : Bytes{nullptr, 0};
+    const bool inside = in.begin >= own.begin && in.begin + in.size <= own.begin + own.size;
+    if (in.size > 0 && !inside && in.begin < end && begin < in.begin + in.size) return false;
+  }
+  return true;
+}
+
+/// What a segment's output takes is no other segment's.
+void check_segments_apart(const Collective& c) {
+  if (c.outputs.size() < 2 || c.outputs[0].device().type == DeviceType::meta || plainly_apart(c)) return;
+  for (std::size_t i = 0; i < c.outputs.size(); ++i)
+    for (std::size_t j = 0; j < c.outputs.size(); ++j) {
+      const auto meets = [&](const Tensors& others) {
+        return i != j && j < others.size() && bytes_of(c.outputs[i]).overlaps(bytes_of(others[j]));
+      };
+      check<ValueError>(
+          !meets(c.inputs) && !meets(c.outputs),
+          "{}: the output of segment {} overlaps segment {}; every output needs memory of its own",
+          to_string(c.kind), i, j);
+    }
+}
+
 void check_sizes(const Collective& c, std::int64_t in, std::int64_t out, int size) {
   const std::string_view name = to_string(c.kind);
   switch (c.kind) {
@@ -158,6 +193,7 @@ void validate(const Collective& c, int rank, int size) {
   check_tensors(c, c.inputs, "input", first);
   check_tensors(c, c.outputs, "output", first);
   if (reduces(c.kind)) check_reduction(c, first.dtype());
+  check_segments_apart(c);
   if (c.inputs.size() != c.outputs.size()) return;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
     check_sizes(c, c.inputs[i].numel(), c.outputs[i].numel(), size);

@@ -188,6 +188,7 @@ void Optimizer::zero_grad(ZeroGrad mode) {
   const NoGrad guard;
   for (Group& group : groups_)
     for (Parameter& p : group.params) {
+      if (p.owner() != nullptr) p.owner()->zeroed(p);
       if (mode == ZeroGrad::to_none)
         p.set_grad({});
       else if (p.grad().defined())

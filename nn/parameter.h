@@ -33,6 +33,8 @@ class SHERD_API ParameterOwner {
   /// The groups whose ranks hold parts or replicas of the parameter, alike on all of them; none where this
   /// rank has it alone.
   virtual std::vector<Group> ranks(const Parameter& parameter) const = 0;
+  /// The program sets its gradient to zeros, on all ranks alike: also what `.grad` does not show just now.
+  virtual void zeroed(const Parameter& parameter) = 0;
   /// StateError for a parameter that an optimizer cannot step, because another stands for it.
   virtual void check_steppable(const Parameter& parameter) const = 0;
 };

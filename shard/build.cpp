@@ -74,6 +74,16 @@ AfterForward after_forward(const Options& options, int shard_size) {
   return k == shard_size ? AfterForward::free : AfterForward::slice;
 }
 
+/// What ranks have before is each one's own, and would be taken for an average.
+void check_no_gradients(std::span<const FoundParameter> parameters) {
+  for (const FoundParameter& p : parameters)
+    check<StateError>(
+        !p.member->object().grad().defined(),
+        "fully_shard: '{}' has a gradient, which is not an average over the ranks; shard before the "
+        "first backward, or zero_grad() first",
+        p.name);
+}
+
 /// A shard lies on one device; on `meta`, where nothing has values, beside others they would be lost.
 void check_one_device(std::span<const FoundParameter> parameters) {
   const FoundParameter& first = parameters[0];
@@ -108,6 +118,7 @@ Partition flat_partition(std::span<const FoundParameter> found, const nn::Module
 Members make_group(std::span<const FoundParameter> parameters, const nn::Module& module,
                    const Options& options, const UnitForm& form, const Ranks& ranks) {
   check_one_device(parameters);
+  check_no_gradients(parameters);
   std::vector<Shape> shapes;
   for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
   const int shards = RankOfGroup(ranks.shard).ranks;

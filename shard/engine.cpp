@@ -97,7 +97,8 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
     Step::Kind kind;
   };
   std::unordered_map<const ParameterGroup*, const Record::Use*> first;
-  std::unordered_set<const Gathered*> read;  // maybe, by a backward
+  std::unordered_map<const ParameterGroup*, std::shared_ptr<Gathered>> widest;  // of those that were used
+  std::unordered_set<const Gathered*> read;                                     // maybe, by a backward
   std::ranges::sort(records, {}, &Record::number);
   for (const Record* record : records) {
     bool frozen = !record->inputs_want_grad();  // so far: no gradient comes to here
@@ -106,6 +107,9 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
       if (!gathered || !use.planned) continue;
       frozen = frozen && !gathered->group().trainable() && !use.region;
       first.emplace(&gathered->group(), &use);
+      if (auto& wide = widest[&gathered->group()];
+          !wide || gathered->dtype() == gathered->group().shard().dtype())
+        wide = gathered;
       if (!frozen) read.insert(gathered.get());
     }
   }
@@ -127,7 +131,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
       if (!concerns(*gathered) && read.contains(gathered.get()) && !gathered->here())
         events.push_back({gathered, use->last_read(), Step::Kind::gather});
       concern(gathered);
-      if (first[&gathered->group()] == &*use) reduce(gathered, use->place);
+      if (first[&gathered->group()] == &*use) reduce(widest[&gathered->group()], use->place);
     }
   for (const auto& group : begun) {  // used outside every record
     if (reduced.contains(group.get())) continue;
@@ -272,8 +276,9 @@ void Engine::end_use(ParameterGroup& group, AfterForward after) {
   if (gathered.modules() == 1 && gathered.here()) {
     if (after == AfterForward::free) gathered.end(Lease::policy);
     if (after == AfterForward::keep) gathered.lease(Lease::policy);
-    if (after == AfterForward::slice && Context::current().grad_enabled() && !gathered.leased_elsewhere())
-      gathered.slice();
+    // Without gradients, only what an earlier forward left for its backward.
+    const bool sliced = Context::current().grad_enabled() || gathered.leased(Lease::policy);
+    if (after == AfterForward::slice && sliced && !gathered.leased(Lease::backward)) gathered.slice();
   }
   gathered.end(Lease::module);
 }
@@ -347,7 +352,7 @@ void Engine::make_room(const Gathered& wanted) {
     return i;
   };
   Gathereds cached = leased(root, Lease::cache);
-  std::erase_if(cached, [&](const auto& g) { return g.get() == &wanted || g->reads() > 0 || g->pinned(); });
+  std::erase_if(cached, [&](const auto& g) { return g.get() == &wanted || g->pinned(); });
   while (static_cast<int>(cached.size()) >= std::max(1, root.policy.cached_gathers)) {
     const auto farthest = std::ranges::max_element(cached, {}, next_use);
     (*farthest)->end(Lease::cache);
@@ -356,10 +361,9 @@ void Engine::make_room(const Gathered& wanted) {
 }
 
 /// Here alone, not on the peers: it frees memory, and what is gathered next stays the same, since a backward
-/// ends all its leases.
+/// ends all its leases. Without a plan (in `grad`) what is here stays, as on peers that do not read it.
 void Engine::read_over(Gathered& gathered) {
-  if (gathered.pinned()) return;
-  gathered.end(plan_.made() && plan_.concerns(gathered) ? Lease::backward : Lease::cache);
+  if (!gathered.pinned() && plan_.made() && plan_.concerns(gathered)) gathered.end(Lease::backward);
 }
 
 // ---- backward ----
@@ -422,12 +426,12 @@ void Engine::reduce_in_turn(When when) {
     Gradients& gradients = group.gradients();
     if (when == When::complete && (!gradients.complete() || group.spec().reduce_at_end)) return;
     gather_up_to(plan_.reduced);
-    if (!group.trainable())
+    if (!group.trainable() && !gradients.unreduced())
       gradients.drop();
     else if (group.switches.synchronising)
-      gradients.reduce();
+      gradients.reduce(step.gathered->dtype());
     else
-      gradients.keep();
+      gradients.keep(step.gathered->dtype());
   }
 }
 
@@ -451,7 +455,11 @@ void Engine::finish(std::uint64_t run) {
   for (const auto& group : groups) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});
   for (const auto& gathered : done.gathereds()) gathered->end(Lease::backward);
-  for (const auto& group : groups) group->gradients().run_hooks();
+  std::vector<Gradients::Added> added;  // of all groups before the first hook, which may throw
+  for (const auto& group : groups)
+    std::ranges::move(group->gradients().take_added(), std::back_inserter(added));
+  for (const auto& [of, shown] : added)
+    of->after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(*shown); });
 }
 
 void Engine::abort(std::uint64_t run) noexcept {

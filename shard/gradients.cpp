@@ -16,7 +16,7 @@ void Gradients::add_slot(Tensor leaf, std::size_t first, std::size_t last) {
   members_.resize(last);
   Slot& slot = slots_.back();
   const Shape& end = group_.spec().shapes[last - 1];
-  slot.shape = last - first == 1 ? end : Shape{in_slot(slot, last - 1).offset + end.numel()};
+  slot.shape = group_.spec().one_flat_param ? Shape{in_slot(slot, last - 1).offset + end.numel()} : end;
 }
 
 /// Where a member's gradient lies in its slot's.
@@ -32,7 +32,7 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
     Slot &slot = slots_[i], &before = old.slots_[i];
     slot.unsynced = before.unsynced;
     if (before.averaged.defined()) slot.averaged = change(before.averaged);
-    if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.version = grad.storage().version();
+    if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.shown = grad.storage().id();
   }
 }
 
@@ -40,7 +40,7 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
 
 void Gradients::begin(PassInfo pass, Leaf& leaf) {
   Engine::current().begin(pass.number, group_);
-  members_[member_of_.at(&leaf)].leaf = &leaf;
+  members_[member_of_.at(&leaf)].leaf = Ref<Leaf>(&leaf);
   ++due_;
 }
 
@@ -62,13 +62,17 @@ void Gradients::drop() noexcept {
   reduction_ = {};
 }
 
-void Gradients::keep() {
+void Gradients::keep(DType computed_in) {
   due_ = 0;
+  own_ = computed_in;
   turn_ = Turn::kept;
 }
 
-void Gradients::reduce() {
+DType Gradients::reduce_dtype() const { return group_.spec().reduce_dtype.value_or(own_); }
+
+void Gradients::reduce(DType computed_in) {
   due_ = 0;
+  own_ = computed_in;
   turn_ = Turn::reduced;
   const Ranks& ranks = group_.spec().ranks;
   const Group& group = ranks.shard.defined() ? ranks.shard : ranks.replicas;
@@ -106,39 +110,53 @@ void Gradients::commit() {
   if (turn == Turn::reduced) reduced_.defined() ? commit_average() : commit_alone();
 }
 
-void Gradients::run_hooks() {
+std::vector<Gradients::Added> Gradients::take_added() {
+  std::vector<Added> added;
   for (Slot& slot : slots_) {
     if (!std::exchange(slot.added, false)) continue;
     const Ref<Leaf> shown = record_of(slot.leaf)->leaf;
-    const auto run = [&](const std::function<void(Leaf&)>& hook) { hook(*shown); };
     for (std::size_t i = slot.first; i < slot.last; ++i)
-      if (members_[i].leaf != nullptr) members_[i].leaf->after_accumulate.each(run);
-    shown->after_accumulate.each(run);
+      if (members_[i].leaf) added.push_back({members_[i].leaf, shown});
+    added.push_back({shown, shown});
   }
-  for (Member& m : members_) m.leaf = nullptr;
+  for (Member& m : members_) m.leaf = {};
+  return added;
 }
 
 // ---- this rank's own sums ----
 
-/// What backwards without communication left in `.grad`; empty if the user cleared it.
-Tensor Gradients::own_sum(const Slot& slot) const { return slot.unsynced ? slot.leaf.grad() : Tensor{}; }
-
-/// What `.grad` showed before is gone when the user cleared it: by another gradient, or by zeros.
-void Gradients::follow_user(Slot& slot) {
-  if (!slot.averaged.defined()) return;
+/// What backwards without communication left in `.grad`; empty if the user cleared it. What the user put
+/// there in its place is this rank's own gradient in the whole's shape, and an average in that of the part.
+Tensor Gradients::own_sum(Slot& slot) const {
+  if (!slot.unsynced) return {};
   const Tensor held = slot.leaf.grad();
-  const auto all_zero = [&] {
-    const std::vector<double> values = to(to(held, DType::f64), Device::cpu()).to_vector<double>();
-    return std::ranges::all_of(values, [](double v) { return v == 0; });
-  };
-  if (!held.defined() || (held.storage().version() != slot.version && all_zero())) slot.averaged = {};
+  if (held.defined() && held.storage().id() == slot.shown) return held;
+  slot.averaged = {};
+  slot.unsynced = held.defined() && held.shape() == slot.shape;
+  if (slot.unsynced) return contiguous(to(to(held, reduce_dtype()), group_.compute_device()));
+  if (!held.defined()) return {};
+  check<ShapeError>(
+      held.shape() == slot.leaf.shape(),
+      "fully_shard: the gradient of '{}' was replaced by one of shape {}; this rank's own has shape {}, an "
+      "average {}",
+      group_.spec().names[slot.first], held.shape(), slot.shape, slot.leaf.shape());
+  return {};
 }
 
 /// `.grad` shows again what it did before.
-void Gradients::end_own_sum(Slot& slot) {
-  if (!std::exchange(slot.unsynced, false)) return;
-  follow_user(slot);
-  slot.leaf.set_grad(std::exchange(slot.averaged, {}));
+void Gradients::end_own_sum(Slot& slot) const {
+  own_sum(slot);
+  if (std::exchange(slot.unsynced, false)) slot.leaf.set_grad(std::exchange(slot.averaged, {}));
+}
+
+void Gradients::zeroed(std::size_t member) {
+  for (Slot& slot : slots_)
+    if (slot.first <= member && member < slot.last) slot.averaged = {};
+}
+
+/// Nobody else sees its memory.
+static bool alone(const Tensor& t) {
+  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
 }
 
 bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
@@ -150,11 +168,9 @@ bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
 /// The members' parts as one gradient of the slot, in memory of its own.
 Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via,
                            const TensorOptions& as) const {
-  if (slot.last - slot.first == 1) {
+  if (!group_.spec().one_flat_param) {
     const Tensor cast = to(to(to(std::exchange(parts[slot.first], {}), via), as.dtype), as.device);
-    const bool alone =
-        cast.impl()->use_count() == 1 && cast.storage().use_count() == 1 && cast.is_contiguous();
-    return alone ? cast : clone(cast);
+    return alone(cast) ? cast : clone(cast);
   }
   const Tensor all = zeros(slot.shape, as);
   for (std::size_t i = slot.first; i < slot.last; ++i)
@@ -163,18 +179,16 @@ Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via,
 }
 
 void Gradients::commit_own() {
-  const DType dtype =
-      group_.spec().layout == GroupLayout::flat ? group_.compute_dtype() : group_.reduce_dtype();
+  const DType dtype = group_.spec().layout == GroupLayout::flat ? own_ : reduce_dtype();
   std::vector<Tensor> parts;
   for (Member& m : members_) parts.push_back(std::exchange(m.gradient, {}));
   for (Slot& slot : slots_) {
     if (!any(slot, parts)) continue;
-    follow_user(slot);
     const Tensor sum = own_sum(slot);
     const Tensor fresh = laid_out(slot, parts, dtype, {dtype, group_.compute_device()});
     if (!sum.defined()) slot.averaged = slot.leaf.grad();
     slot.leaf.set_grad(sum.defined() ? add_(sum, fresh) : fresh);
-    slot.version = slot.leaf.grad().storage().version();
+    slot.shown = slot.leaf.grad().storage().id();
     slot.unsynced = slot.added = true;
   }
 }
@@ -184,10 +198,15 @@ void Gradients::commit_own() {
 /// This rank's gradients, with what it kept to itself so far; empty where it has none.
 std::vector<Tensor> Gradients::totals() {
   std::vector<Tensor> totals;
-  for (const Slot& slot : slots_) {
+  for (Slot& slot : slots_) {
     const Tensor sum = own_sum(slot);
     for (std::size_t i = slot.first; i < slot.last; ++i) {
-      const Tensor own = sum.defined() ? alias(sum, in_slot(slot, i)) : Tensor{};
+      Tensor own;
+      if (sum.defined()) {
+        sherd::Layout layout = in_slot(slot, i);
+        layout.offset += sum.layout().offset;
+        own = alias(sum, std::move(layout));
+      }
       Tensor fresh = std::exchange(members_[i].gradient, {});
       totals.push_back(!own.defined()    ? fresh
                        : fresh.defined() ? add(own, to(fresh, own.dtype()))
@@ -230,12 +249,13 @@ bool Gradients::in_two_calls() const {
 }
 
 /// Every segment's gradient over all ranks, zeros where this rank has none, and for every slot whether
-/// it has one. A gradient that is its segment as it lies travels from where it is.
+/// it has one. A gradient that is its segment as it lies travels from where it is, unless others see its
+/// memory, who may write it while peers read.
 Collective Gradients::reduction(std::vector<Tensor> totals) {
   const GroupSpec& spec = group_.spec();
   const Partition& partition = spec.partition;
   const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
-  const DType dtype = group_.reduce_dtype();
+  const DType dtype = reduce_dtype();
   const TensorOptions like{in_two_calls() ? compute_dtype(dtype) : dtype, group_.compute_device()};
   if (like.dtype != dtype)
     for (Tensor& t : totals)
@@ -243,7 +263,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
   const bool per_parameter = spec.layout == GroupLayout::per_parameter;
   const auto fits = [&](int s) {
     const Tensor& t = totals[static_cast<std::size_t>(s)];
-    return per_parameter && t.defined() && t.dtype() == like.dtype && t.is_contiguous() &&
+    return per_parameter && t.defined() && t.dtype() == like.dtype && alone(t) &&
            t.numel() == partition.gathered_numel(s);
   };
   std::int64_t buffered = flags * ranks;
@@ -290,7 +310,7 @@ void Gradients::commit_alone() {
   const TensorOptions as{group_.shard().dtype(), group_.shard().device()};
   for (Slot& slot : slots_) {
     end_own_sum(slot);
-    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, group_.reduce_dtype(), as));
+    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, reduce_dtype(), as));
   }
 }
 
@@ -304,12 +324,12 @@ void Gradients::commit_average() {
   Tensor average = flat_view(reduced, 0, numel);
   if (in_two_calls())
     average = to(div(average, RankOfGroup(spec.ranks.shard).ranks * RankOfGroup(spec.ranks.replicas).ranks),
-                 group_.reduce_dtype());
+                 reduce_dtype());
   const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     end_own_sum(slot);
-    if (present[s] == 0 || !slot.leaf.requires_grad()) continue;
+    if (present[s] == 0) continue;
     sherd::Layout layout = slot.leaf.layout();
     // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
     // one.

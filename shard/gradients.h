@@ -43,19 +43,25 @@ class Gradients final : public EngineSink {
   // ---- the group's turn in a backward: one of three, then `wait` and `commit` ----
   /// Forgets what came, also after an abort.
   void drop() noexcept;
-  /// As this rank's own, without communication.
-  void keep();
+  /// As this rank's own, without communication. `computed_in`: the dtype of forward, alike on all ranks.
+  void keep(DType computed_in);
   /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
   /// replicas, the sum over the ranks that share it.
-  void reduce();
+  void reduce(DType computed_in);
   /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them.
   void pass_on();
   /// Until the averages are here.
   void wait();
   /// Adds to `.grad`.
   void commit();
-  /// Runs the hooks of what `commit` added to.
-  void run_hooks();
+  /// Hooks after accumulation that are due: those of `of`, for what `commit` added to `shown`.
+  struct Added {
+    Ref<Leaf> of, shown;
+  };
+  std::vector<Added> take_added();
+
+  /// The program sets all gradients of a member to zero: also what `.grad` does not show at the moment.
+  void zeroed(std::size_t member);
 
   // ---- GradSink ----
   void begin(PassInfo pass, Leaf& leaf) override;
@@ -69,20 +75,19 @@ class Gradients final : public EngineSink {
     Shape shape{};            ///< of the whole gradient
     // While `.grad` is this rank's own whole gradient, from backwards without communication:
     bool unsynced = false;
-    Tensor averaged{};          ///< what it showed before
-    std::uint32_t version = 0;  ///< of its storage, when it was left
-    bool added = false;         ///< by this commit
+    std::uint64_t shown = 0;  ///< the storage that it was left in
+    Tensor averaged{};        ///< what it showed before
+    bool added = false;       ///< by this commit
   };
   struct Member {
-    Leaf* leaf = nullptr;  ///< of the backward under way, which holds it
-    Tensor gradient{};     ///< complete
+    Ref<Leaf> leaf{};   ///< of the backward under way
+    Tensor gradient{};  ///< complete
   };
   enum class Turn : std::uint8_t { to_come, dropped, kept, reduced };
 
   sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
-  Tensor own_sum(const Slot& slot) const;
-  static void follow_user(Slot& slot);
-  static void end_own_sum(Slot& slot);
+  Tensor own_sum(Slot& slot) const;
+  void end_own_sum(Slot& slot) const;
   std::vector<Tensor> totals();
   static bool any(const Slot& slot, std::span<const Tensor> parts);
   Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
@@ -90,6 +95,7 @@ class Gradients final : public EngineSink {
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
   /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
   bool in_two_calls() const;
+  DType reduce_dtype() const;
   Collective reduction(std::vector<Tensor> totals);
   void commit_own();
   void commit_alone();
@@ -104,7 +110,8 @@ class Gradients final : public EngineSink {
 
   Turn turn_ = Turn::to_come;
   int due_ = 0;
-  Tensor reduced_;  // average, or sum in two calls: shard gradient, then a presence flag a slot
+  DType own_ = DType::f32;  // of gradients as they come, where nothing else was asked for
+  Tensor reduced_;          // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
 };
 

@@ -68,8 +68,6 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   const Tensor& shard() const { return shard_; }
   std::size_t size() const { return locals_.size(); }
   DType compute_dtype() const { return compute_dtype_; }
-  /// The gradient's precision between ranks.
-  DType reduce_dtype() const { return spec_.reduce_dtype.value_or(compute_dtype_); }
   /// Where the whole parameters are, and where gradients come from.
   Device compute_device() const;
   bool trainable() const;

@@ -265,6 +265,12 @@ std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
   return groups;
 }
 
+void Unit::zeroed(const nn::Parameter& parameter) {
+  if (const Members* flat = flattened(parameter)) return flat->group->gradients().zeroed(0);
+  const auto [members, index] = place(parameter);
+  members->group->gradients().zeroed(index);
+}
+
 void Unit::check_steppable(const nn::Parameter& parameter) const {
   check<StateError>(
       !hides(parameter),

@@ -79,6 +79,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_whole(const nn::Parameter& parameter, const Tensor& whole) override;
   void before_write() override;
   std::vector<Group> ranks(const nn::Parameter& parameter) const override;
+  void zeroed(const nn::Parameter& parameter) override;
   void check_steppable(const nn::Parameter& parameter) const override;
 
  private:

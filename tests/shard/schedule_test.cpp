@@ -128,7 +128,8 @@ TEST_CASE("prefetch changes when, never what", "[schedule]") {
   CHECK(step_of(world, {.forward_prefetch = 2, .backward_prefetch = 2}) == "Ga Gb Gc | Gc Gb Ga Rc Rb Ra");
 }
 
-TEST_CASE("what was summed over shards goes on to replicas in the end, whatever is here before", "[schedule]") {
+TEST_CASE("what was summed over shards goes on to replicas in the end, whatever is here before",
+          "[schedule]") {
   for (const auto done : {DryRunOptions::Done::always, DryRunOptions::Done::when_waited})
     CHECK(step_of({.size = 6, .done = done}, {}, {3, 2}) == "Ga Gb Gc | Gc Gb Rc Ga Rb Ra Pc Pb Pa");
   for (const int size : {2, 4}) {
