@@ -82,6 +82,12 @@ const Group& DeviceMesh::group() const {
   return along_[0];
 }
 
+void DeviceMesh::renew() const {
+  for (const Group& group : along_)
+    if (group.defined() && group != all_) group.renew();
+  if (all_.defined()) all_.renew();
+}
+
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   if (names == names_) return *this;
   std::vector<std::size_t> free;

@@ -35,6 +35,9 @@ class SHERD_API DeviceMesh {
   const Group& group() const;
   /// All ranks of the mesh.
   const Group& all() const { return all_; }
+  /// After a CollectiveError in any of its groups: `Group::renew` of the groups along all dimensions and of
+  /// `all()`, so that every rank of `all()` calls it.
+  void renew() const;
 
   /// The mesh of the named dimensions, in that order, through this rank. Every rank of `all()` calls it with
   /// the same arguments, because it makes groups; a single dimension, or all of them in order, needs no call.

@@ -1,0 +1,359 @@
+// What users do with gradients between backwards, and what a backward leaves alone: equal to an unsharded
+// net with averages by hand.
+#include <sherd.h>
+
+#include <atomic>
+
+#include "autograd/autograd.h"
+#include "collectives/observe.h"
+#include "shard/data_parallel.h"
+#include "shard/fsdp.h"
+#include "shard/fully_shard.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+/// Two layers, sharded one by one and with the rest.
+struct Pair final : nn::Layer<Pair> {
+  nn::Linear a, b;
+  bool use_b = true;
+  explicit Pair(std::int64_t width) : a(seeded(width), width), b(width, width) {}
+  Tensor forward(const Tensor& x) const {
+    const Tensor y = tanh(a(x));
+    return use_b ? b(y) : y;
+  }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+  }
+
+ private:
+  static std::int64_t seeded(std::int64_t width) {
+    manual_seed(7);
+    return width;
+  }
+};
+
+struct Scale final : nn::Layer<Scale> {
+  nn::Param w{ones({60, 64})};
+  Tensor forward(const Tensor& x) const { return add(w, x); }
+  void visit(auto&& on) { on("w", w); }
+};
+
+/// Ways to give back something that depends on no parameter.
+struct Gate final : nn::Layer<Gate> {
+  nn::Linear layer{3, 3};
+  int way = 0;
+  Tensor forward(const Tensor& x) const {
+    return way == 0 ? layer(x) : way == 1 ? mul(x, 2.0) : layer(x).detach();
+  }
+  void visit(auto&& on) { on("layer", layer); }
+};
+
+void shard_both(Pair& net, const shard::Options& options) {
+  shard::fully_shard(net.a, options);
+  shard::fully_shard(net, options);
+}
+
+Tensor loss_of(const Pair& net, int rank, int step, std::int64_t width) {
+  return sum(square(net(batch_of(rank, step, width).x)));
+}
+
+Gradients averages(Pair& by_hand, World& world, std::vector<int> steps, std::int64_t width) {
+  return average_by_hand(by_hand, world.size(), [&](int rank) {
+    for (const int step : steps) loss_of(by_hand, rank, step, width).backward();
+  });
+}
+
+/// Runs `body(world, layout, width)`: calls travel inside a post, and beside it.
+template <class F>
+void on_ranks_and_widths(F&& body) {
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const std::int64_t width : {5, 40}) body(world, layout, width);
+  });
+}
+
+void backward(Pair& net, World& world, int step, std::int64_t width) {
+  loss_of(net, world.rank(), step, width).backward();
+}
+void backward_alone(Pair& net, World& world, int step, std::int64_t width) {
+  const auto guard = shard::no_sync(net);
+  backward(net, world, step, width);
+}
+
+}  // namespace
+
+TEST_CASE("a gradient is read by peers where it lies only if nobody else sees its memory") {
+  for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    for (const bool by_hook :
+         {false, true}) {  // the upstream gradient is the parameter's, as is what a hook keeps
+      std::atomic<bool> written = false;
+      CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+        Scale net;
+        shard::fully_shard(net, {.layout = layout});
+        const Tensor seed = ones({60, 64}), kept = ones({60, 64});
+        Tensor x = zeros({60, 64}).requires_grad_();
+        register_hook(x,
+                      [&](const Tensor& g) {  // the others do not read before rank 0 has written
+                        if (world.rank() != 0) written.wait(false);
+                        return g;
+                      })
+            .keep();
+        const Tensor y = net(x);
+        if (by_hook) register_hook(y, [&](const Tensor&) { return kept; }).keep();
+        y.backward(seed);
+        if (world.rank() == 0) {
+          const NoGrad guard;
+          fill_(seed, 101);
+          fill_(kept, 101);
+          written = true;
+          written.notify_all();
+        }
+        for (const float g : net.w.grad().to_vector<float>()) expect(g == 1, "{} is not 1", g);
+      }));
+    }
+}
+
+TEST_CASE("an own gradient is what the user says, however it is said, and other writes change nothing") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    struct Change {
+      const char* what;
+      bool keeps;  ///< what was summed and averaged before
+      std::function<void(nn::Parameter, nn::Optimizer&)> act;
+    };
+    const Change changes[] = {
+        {"nothing", true, [](nn::Parameter, nn::Optimizer&) {}},
+        {"written in place", true,
+         [](nn::Parameter p, nn::Optimizer&) {
+           const NoGrad guard;
+           mul_(p.grad(), 1.0);
+         }},
+        {"none", false, [](nn::Parameter p, nn::Optimizer&) { p.set_grad({}); }},
+        {"zeros of the same shape", false,
+         [](nn::Parameter p, nn::Optimizer&) { p.set_grad(zeros(p.grad().shape())); }},
+        {"zeros of the part", false,
+         [](nn::Parameter p, nn::Optimizer&) { p.set_grad(zeros(p.local().shape())); }},
+        {"zero_grad", false, [](nn::Parameter, nn::Optimizer& o) { o.zero_grad(); }},
+        {"zero_grad to zero", false,
+         [](nn::Parameter, nn::Optimizer& o) { o.zero_grad(nn::ZeroGrad::to_zero); }},
+    };
+    for (const Change& change : changes)
+      for (const bool dead : {false, true}) {  // the own gradient of rank 0 is zero by itself
+        Pair by_hand(width), net(width);
+        shard_both(net, {.layout = layout});
+        nn::Sgd optimizer(net.parameters());
+        const auto own = [&](const Pair& of, int rank) {
+          return mul(loss_of(of, rank, 2, width), dead && rank == 0 ? 0.0 : 1.0);
+        };
+        backward(net, world, 1, width);
+        {
+          const auto guard = shard::no_sync(net);
+          own(net, world.rank()).backward();
+        }
+        for (const nn::Parameter& p : net.parameters()) change.act(p, optimizer);
+        backward(net, world, 3, width);
+        const Gradients first = averages(by_hand, world, {1}, width);
+        const Gradients second = average_by_hand(by_hand, world.size(), [&](int rank) {
+          own(by_hand, rank).backward();
+          loss_of(by_hand, rank, 3, width).backward();
+        });
+        expect_gradients(net, world,
+                         change.keeps ? plus(first, second) : averages(by_hand, world, {3}, width),
+                         change.what);
+      }
+  });
+}
+
+TEST_CASE("an own gradient may be replaced by any layout and dtype of its values, and by no other shape") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    const auto moved = [](const Tensor& g) {  // into the middle of something larger
+      const Tensor big = full({g.numel() + 20}, 7.0);
+      const Tensor part = narrow(big, 0, 10, g.numel());
+      copy_(part, reshape(g, {g.numel()}));
+      return reshape(part, g.shape());
+    };
+    const auto strided = [](const Tensor& g) -> Tensor {
+      return g.rank() == 2 ? transpose(clone(transpose(g, 0, 1)), 0, 1) : g;
+    };
+    const auto wider = [](const Tensor& g) { return to(g, f64); };
+    const std::function<Tensor(const Tensor&)> ways[] = {moved, strided, wider};
+    for (const auto& way : ways) {
+      Pair by_hand(width), net(width);
+      shard_both(net, {.layout = layout});
+      backward_alone(net, world, 1, width);
+      {
+        const NoGrad guard;
+        for (nn::Parameter p : net.parameters()) p.set_grad(way(p.grad()));
+      }
+      backward(net, world, 2, width);
+      expect_gradients(net, world, averages(by_hand, world, {1, 2}, width), "replaced");
+    }
+    Pair net(width);
+    shard_both(net, {.layout = layout});
+    backward_alone(net, world, 1, width);
+    for (nn::Parameter p : net.parameters()) p.set_grad(zeros({3, 1, 2}));
+    const std::string message = message_of<ShapeError>([&] { backward(net, world, 2, width); });
+    expect(message.find("(3, 1, 2)") != std::string::npos, "'{}'", message);
+    expect(message.find("weight") != std::string::npos || message.find("bias") != std::string::npos, "'{}'",
+           message);
+  });
+}
+
+TEST_CASE("what is frozen after a backward without communication is averaged with the next one") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    for (const bool whole_group : {false, true}) {
+      Pair by_hand(width), net(width);
+      shard_both(net, {.layout = layout});
+      const auto freeze = [&](Pair& of) {
+        if (whole_group)
+          of.a.set_requires_grad(false);
+        else
+          nn::Parameter(of.a.weight.object()).set_requires_grad(false);
+      };
+      backward_alone(net, world, 1, width);
+      freeze(net);
+      backward(net, world, 2, width);
+      const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+        by_hand.set_requires_grad(true);
+        loss_of(by_hand, rank, 1, width).backward();
+        freeze(by_hand);
+        loss_of(by_hand, rank, 2, width).backward();
+      });
+      expect_gradients(net, world, expected, "frozen");
+      for (const nn::Parameter& p : net.parameters())
+        if (p.grad().defined()) expect(p.grad().shape() == p.local().shape(), "shape {}", p.grad().shape());
+    }
+  });
+}
+
+TEST_CASE("a unit with one matrix in one flat parameter trains on any number of ranks") {
+  for (const int ranks : {1, 2, 3})
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      manual_seed(7);
+      nn::Linear by_hand(6, 4, {.bias = nn::Bias::no});
+      nn::Linear net = by_hand.clone();
+      const shard::FullyShardedDataParallel flat(net, {.mesh = world.mesh()});
+      nn::Sgd sgd(net.parameters(), {.lr = 0.5}), sgd_by_hand(by_hand.parameters(), {.lr = 0.5});
+      const auto loss = [&](nn::Linear& of, int rank) { return sum(square(of(batch_of(rank, 0, 6).x))); };
+      for (int step = 0; step < 3; ++step) {
+        sgd.zero_grad();
+        {
+          const auto guard = shard::no_sync(net);
+          loss(net, world.rank()).backward();
+          expect(net.parameters()[0].grad().rank() == 1, "a flat gradient has one dimension");
+        }
+        loss(net, world.rank()).backward();
+        set_gradients(by_hand, average_by_hand(by_hand, world.size(), [&](int rank) {
+                        loss(by_hand, rank).backward();
+                        loss(by_hand, rank).backward();
+                      }));
+        sgd.step();
+        sgd_by_hand.step();
+      }
+      expect_values(net, by_hand, "after three steps");
+    }));
+}
+
+TEST_CASE("gradients of a forward in full precision are averaged in that") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    for (const bool alone_first : {false, true}) {
+      Pair by_hand(width), net(width);
+      shard_both(net, {.layout = layout,
+                       .mixed_precision = {.param_dtype = bf16, .evaluation = shard::Precision::full}});
+      net.eval();
+      if (alone_first) backward_alone(net, world, 1, width);
+      backward(net, world, 2, width);
+      expect_gradients(net, world,
+                       averages(by_hand, world, alone_first ? std::vector{1, 2} : std::vector{2}, width),
+                       "in f32");
+    }
+  });
+}
+
+TEST_CASE("clipping refuses what is no average, and what another parameter stands for") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair net(40);
+    shard_both(net, {.layout = layout});
+    backward_alone(net, world, 1, 40);
+    std::string message = message_of<StateError>([&] { shard::clip_grad_norm_(net.parameters(), 1.0); });
+    expect(message.find("no_sync") != std::string::npos, "'{}'", message);
+
+    Pair flat(5);
+    const std::vector<nn::Parameter> before = flat.parameters();
+    const shard::FullyShardedDataParallel wrapped(flat, {.mesh = world.mesh()});
+    backward(flat, world, 1, 5);
+    message = message_of<StateError>([&] { shard::clip_grad_norm_(before, 1.0); });
+    expect(message.find("flat parameter") != std::string::npos, "'{}'", message);
+  });
+}
+
+TEST_CASE("a module with gradients is not sharded") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair net(5);
+    sum(net(batch_of(world.rank(), 0, 5).x)).backward();
+    const std::string message = message_of<StateError>([&] { shard::fully_shard(net, {.layout = layout}); });
+    expect(message.find("a.weight") != std::string::npos && message.find("zero_grad") != std::string::npos,
+           "'{}'", message);
+    net.zero_grad();
+    shard::fully_shard(net, {.layout = layout});
+    backward(net, world, 1, 5);
+  });
+}
+
+TEST_CASE("a hook after accumulation that throws leaves the next backward its own hooks alone") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair net(5);
+    shard_both(net, {.layout = layout});
+    int of_b = 0;
+    std::vector<Subscription> hooks;
+    struct Boom : std::runtime_error {
+      Boom() : std::runtime_error("boom") {}
+    };
+    bool throws = true;
+    for (const nn::Parameter& p : net.a.parameters())
+      hooks.push_back(register_post_accumulate_hook(p.tensor(), [&](Leaf&) {
+        if (throws) throw Boom();
+      }));
+    for (const nn::Parameter& p : net.b.parameters())
+      hooks.push_back(register_post_accumulate_hook(p.tensor(), [&](Leaf&) { ++of_b; }));
+    bool thrown = false;
+    try {
+      backward(net, world, 0, 5);
+    } catch (const Boom&) {
+      thrown = true;
+    }
+    expect(thrown, "nothing was thrown");
+    throws = false;
+    of_b = 0;
+    net.use_b = false;
+    backward(net, world, 1, 5);
+    expect(of_b == 0, "{} hooks of what the backward did not reach", of_b);
+  });
+}
+
+TEST_CASE("a root may give back what depends on nothing") {
+  for (const int ranks : {1, 2, 3})
+    for (const int way : {1, 2})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        manual_seed(7);
+        Gate by_hand;
+        Gate net = by_hand.clone();
+        shard::fully_shard(net);
+        const auto loss = [&](Gate& of, int rank) {
+          of.way = rank == 0 ? way : 0;
+          return sum(of(batch_of(rank, 0, 3).x));
+        };
+        const Tensor y = loss(net, world.rank());
+        y.backward();
+        expect_gradients(net, world,
+                         average_by_hand(by_hand, world.size(),
+                                         [&](int rank) {
+                                           const Tensor of_rank = loss(by_hand, rank);
+                                           if (of_rank.requires_grad()) of_rank.backward();
+                                         }),
+                         "a rank that has none");
+      }));
+}
