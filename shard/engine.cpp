@@ -29,20 +29,12 @@ struct Anchor {
   bool operator==(const Anchor&) const = default;
 };
 
-/// Puts the mark behind `output`: into the history of the tensor itself where nobody else holds it, so that
-/// it is a view only if it was one.
+/// Puts the mark behind `output`.
 void anchor(Tensor& output, std::shared_ptr<GradSink> sink) {
   Tensor leaf = empty({0}, {DType::f32, output.device()});
   leaf.requires_grad_();
   set_sink(leaf, std::move(sink));
-  const Tensor marked = apply(Anchor{}, output, leaf);
-  const AutogradRecord* record = record_of(output);
-  if (output.impl()->use_count() > 1 || (record != nullptr && record->edge.leaf)) {
-    output = marked;
-    return;
-  }
-  const Edge& edge = record_of(marked)->edge;
-  ensure_record(output).set_history(edge.node, edge.index, &output.storage());
+  output = apply(Anchor{}, output, leaf);
 }
 
 bool is(const std::weak_ptr<Gathered>& a, const Gathered& b) { return a.lock().get() == &b; }

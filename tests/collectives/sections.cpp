@@ -430,6 +430,17 @@ void refusals_of_overlap(const Group& group) {
                              {"overlap", "slice"});
   expect_refused<ValueError>(group, {Kind::all_to_all, {part(0, 4 * size)}, {part(0, 4 * size)}},
                              {"overlap", "not possible"});
+  // One segment's output in the way of another segment.
+  const Tensor several = zeros({16});
+  const auto at = [&](std::int64_t begin, std::int64_t count) { return narrow(several, 0, begin, count); };
+  const std::pair<Tensors, Tensors> crossed[] = {{{at(0, 4), at(4, 4)}, {at(4, 4), at(0, 4)}},
+                                                 {{at(0, 4), at(4, 4)}, {at(8, 4), at(8, 4)}},
+                                                 {{at(8, 4), at(12, 4)}, {at(0, 4), at(3, 4)}},
+                                                 {{at(0, 4), at(2, 4)}, {at(8, 4), at(4, 4)}}};
+  for (const auto& [inputs, outputs] : crossed)
+    expect_refused<ValueError>(group, {Kind::all_reduce, inputs, outputs}, {"overlap", "segment"});
+  group.all_reduce(at(0, 4));
+  group.call({Kind::all_reduce, {at(0, 4), at(2, 4)}, {at(12, 4), at(8, 4)}});
 }
 
 void refusals(const Group& group) {

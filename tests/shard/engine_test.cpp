@@ -2,6 +2,7 @@
 // happens to read, write or throw.
 #include <array>
 #include <atomic>
+#include <thread>
 
 #include "autograd/autograd.h"
 #include "collectives/differentiable.h"
@@ -804,4 +805,99 @@ TEST_CASE("data parallel refuses parameters that are not those it was made with"
     frozen.links[0].set_requires_grad(false);
     sum(frozen(x)).backward();
   }));
+}
+
+TEST_CASE("a shard is written when all peers have read it, however late they do") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    for (const std::int64_t width : widths) {
+      std::atomic<bool> written = false;
+      CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+        Chain by_hand(width, 2), c(width, 2);
+        shard_links(c, {.layout = layout});
+        const NoGrad guard;
+        const Tensor x = input_of(0, width), expected = by_hand(x);
+        c(x);  // from here on a forward gathers ahead
+        bool late = false;
+        c.between = [&](const Tensor& y) {
+          // The second gather is posted; this rank reads when another has written, or is waiting for it.
+          for (int looks = 0; world.rank() == 2 && looks < 200'000 && !written; ++looks)
+            std::this_thread::yield();
+          late = true;
+          return y;
+        };
+        const Tensor y = c(x);
+        expect(late, "nothing was posted");
+        for (const nn::Parameter& p : c.parameters()) zero_(p.local().detach());
+        written = true;
+        expect(y.to_vector<float>() == expected.to_vector<float>(), "rank {} read what came later",
+               world.rank());
+      }));
+    }
+}
+
+namespace {
+
+struct Weight final : nn::Layer<Weight> {
+  nn::Param w;
+  explicit Weight(std::int64_t width) : w(ones({width, width})) {}
+  Tensor forward(const Tensor& x) const { return mul(w, x); }
+  void visit(auto&& on) { on("w", w); }
+};
+
+}  // namespace
+
+TEST_CASE("what one rank reads in grad() decides for no rank what is gathered next") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Weight net(width);
+    shard::fully_shard(net, {.layout = layout});
+    const Tensor x = ones({width, width}).requires_grad_();
+    net(x);
+    shard::reshard(net);
+    const Tensor read = mul(net.w.tensor(), x);
+    const Tensor loss = world.rank() == 0 ? sum(read) : sum(mul(x, 2.0));
+    const Tensor g = grad(std::span(&loss, 1), std::span(&x, 1))[0];
+    expect(g.to_vector<float>()[0] == (world.rank() == 0 ? 1 : 2), "{}", g.to_vector<float>()[0]);
+    mul(net.w.tensor(), x);
+    world.group().barrier({.label = "all come here"});
+  });
+}
+
+TEST_CASE("all groups of a mesh are renewed at once, and the model trains on") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    for (int culprit = 0; culprit < 4; ++culprit) {
+      INFO("rank " << culprit);
+      CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+        const DeviceMesh mesh = world.mesh({2, 2}, {"replica", "shard"});
+        Chain c;
+        shard_links(c, {.mesh = mesh, .layout = layout});
+        const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+        bool heard = false;
+        c.between = [&](const Tensor& y) {
+          register_hook(y, [&](const Tensor& g) -> Tensor {
+            if (world.rank() == culprit) throw Boom();
+            return g;
+          }).keep();
+          return y;
+        };
+        try {
+          for (;;) loss(c, world.rank()).backward();
+        } catch (const Boom&) {
+          heard = true;
+        } catch (const CollectiveError&) {
+          heard = true;
+        }
+        expect(heard, "rank {} heard nothing", world.rank());
+        c.between = nullptr;
+        mesh.renew();
+        for (int times = 0; times < 2; ++times) {
+          c.zero_grad();
+          loss(c, world.rank()).backward();
+          Chain fresh;
+          shard_links(fresh, {.mesh = mesh, .layout = layout});
+          loss(fresh, world.rank()).backward();
+          const std::string found = difference(gradients(c), gradients(fresh));
+          expect(found.empty(), "after a renewal: {}", found);
+        }
+      }));
+    }
 }

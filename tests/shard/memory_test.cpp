@@ -65,6 +65,32 @@ TEST_CASE("memory: of a sharded model, shards are parameters and what is gathere
   SUCCEED();
 }
 
+TEST_CASE("memory: between forward and backward a slice is kept, however often a module ran") {
+  for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      Net net;
+      shard_all(net, {.mesh = world.mesh(), .layout = layout, .reshard_after_forward = 2});
+      const auto kept = [&] {
+        for (int i = 0; i < 2; ++i) world.group().barrier();  // peers have read what was gathered from
+        return held(MemoryUse::gathered);
+      };
+      const Tensor first = loss_of(net, 4);
+      const std::int64_t once = kept();
+      const Tensor second = loss_of(net, 4);
+      const std::int64_t twice = kept();
+      {
+        const NoGrad guard;
+        loss_of(net, 4);
+      }
+      const std::int64_t evaluated = kept();
+      expect(once > 0 && twice == once && evaluated == once, "{} bytes, then {}, then {}", once, twice,
+             evaluated);
+      first.backward();
+      second.backward();
+      expect(kept() == 0, "{} bytes stay", kept());
+    }));
+}
+
 TEST_CASE(
     "memory: too little of it on one rank is an error on all, and after a renewal a smaller step runs") {
   for (const int ranks : {2, 3})
