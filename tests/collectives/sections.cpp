@@ -436,7 +436,7 @@ void refusals_of_overlap(const Group& group) {
   const std::pair<Tensors, Tensors> crossed[] = {{{at(0, 4), at(4, 4)}, {at(4, 4), at(0, 4)}},
                                                  {{at(0, 4), at(4, 4)}, {at(8, 4), at(8, 4)}},
                                                  {{at(8, 4), at(12, 4)}, {at(0, 4), at(3, 4)}},
-                                                 {{at(0, 4), at(2, 4)}, {at(8, 4), at(4, 4)}}};
+                                                 {{at(0, 4), at(2, 4)}, {at(4, 4), at(12, 4)}}};
   for (const auto& [inputs, outputs] : crossed)
     expect_refused<ValueError>(group, {Kind::all_reduce, inputs, outputs}, {"overlap", "segment"});
   group.all_reduce(at(0, 4));
