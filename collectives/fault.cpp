@@ -94,7 +94,8 @@ void Fault::raise(std::span<const int> world_ranks) const {
   }
   std::ranges::sort(here);
   here.erase(std::ranges::unique(here).begin(), here.end());
-  throw CollectiveError(text, std::move(here), sequence);
+  throw CollectiveError(text + "; the group stays failed until all its ranks renew() it", std::move(here),
+                        sequence);
 }
 
 Fault mismatch(const CallPlace& place, std::span<const RankCall> posts) {

@@ -120,7 +120,13 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   check_one_device(parameters);
   check_no_gradients(parameters);
   std::vector<Shape> shapes;
-  for (const FoundParameter& p : parameters) shapes.push_back(p.member->object().shape());
+  for (const FoundParameter& p : parameters) {
+    shapes.push_back(p.member->object().shape());
+    check<ValueError>(
+        options.layout == GroupLayout::flat || shapes.back().rank() > 0,
+        "fully_shard: '{}' has no dimension to cut it along; give it the shape (1), or use the flat layout",
+        p.name);
+  }
   const int shards = RankOfGroup(ranks.shard).ranks;
   GroupSpec spec{.layout = options.layout,
                  .partition = options.layout == GroupLayout::flat

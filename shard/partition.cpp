@@ -50,8 +50,8 @@ Partition Partition::per_parameter(std::span<const Shape> parameters, int ranks)
   for (const Shape& shape : parameters) {
     check<ShapeError>(
         shape.rank() > 0,
-        "partition: parameter {} is a scalar and has no rows to cut; leave it out of the group, "
-        "or use the flat layout",
+        "partition: parameter {} is a scalar and has no rows to cut; give it the shape (1), or use the flat "
+        "layout",
         partition.spans_.size());
     const std::int64_t rows = shape[0], numel = shape.numel();
     const std::int64_t row = rows == 0 ? 0 : numel / rows;
