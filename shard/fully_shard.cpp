@@ -37,7 +37,7 @@ void each_group(nn::Module& module, F&& visit) {
 }  // namespace
 
 void set_requires_gradient_sync(nn::Module& module, bool sync) {
-  each_group(module, [&](ParameterGroup& group) { group.switches.synchronising = sync; });
+  for (const NamedUnit& u : units_of(module)) u.unit->set_synchronising(sync);
 }
 void set_reshard_after_backward(nn::Module& module, bool reshard) {
   each_group(module, [&](ParameterGroup& group) { group.switches.reshard_after_backward = reshard; });
@@ -51,13 +51,14 @@ void reshard(nn::Module& module) {
 }
 
 NoSync::NoSync(nn::Module& module) {
-  each_group(module, [&](ParameterGroup& group) {
-    outer_.emplace_back(group.weak_from_this(), std::exchange(group.switches.synchronising, false));
-  });
+  for (const NamedUnit& u : units_of(module)) {
+    u.unit->begin_no_sync();
+    units_.push_back(std::dynamic_pointer_cast<Unit>(u.module->extension()));
+  }
 }
 NoSync::~NoSync() {
-  for (const auto& [weak, synchronising] : outer_)
-    if (const auto group = weak.lock()) group->switches.synchronising = synchronising;
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock()) unit->end_no_sync();
 }
 
 std::vector<GroupReport> groups_of(nn::Module& module) {

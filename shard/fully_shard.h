@@ -5,7 +5,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "nn/module.h"
@@ -13,7 +12,7 @@
 
 namespace sherd::shard {
 
-class ParameterGroup;
+class Unit;
 
 /// Shards the parameters of `module` that no inner sharded module has: call it for inner modules first, then
 /// for the outermost, on every rank alike. From then on `forward` sees whole parameters, in `param_dtype`;
@@ -37,7 +36,9 @@ SHERD_API void set_reshard_after_backward(nn::Module& module, bool reshard);
 /// Frees what this module and those below have gathered.
 SHERD_API void reshard(nn::Module& module);
 
-/// A scope in which backwards of this module do not average gradients.
+/// A scope in which backwards of this module do not average gradients, whatever
+/// `set_requires_gradient_sync` says. It holds for the module, also once that was moved or cast, and not for
+/// clones.
 class SHERD_API NoSync {
  public:
   explicit NoSync(nn::Module& module);
@@ -46,7 +47,7 @@ class SHERD_API NoSync {
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  std::vector<std::pair<std::weak_ptr<ParameterGroup>, bool>> outer_;
+  std::vector<std::weak_ptr<Unit>> units_;
 };
 [[nodiscard]] inline NoSync no_sync(nn::Module& module) { return NoSync(module); }
 

@@ -96,19 +96,60 @@ const Members* Unit::flattened(const nn::Parameter& parameter) const {
 
 void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
   const NoGrad guard;
-  groups_.clear();
-  for (Members& m : members_) {
-    const auto old = std::exchange(m.group, nullptr);
-    old->each_gathered([](Gathered& gathered) {
-      gathered.shard_written();
-      gathered.end_all();
-    });
-    m.group = std::make_shared<ParameterGroup>(old->spec(), change(old->shard()));
-    bind(m);
-    for (nn::Parameter p : m.flat.defined() ? std::vector{m.flat} : m.parameters)
-      if (const Tensor grad = p.grad(); grad.defined()) p.set_grad(change(grad));
-    m.group->take_over(*old, change);
+  struct Fresh {
+    std::shared_ptr<ParameterGroup> group;  // the old one, if `change` leaves its shard
+    std::vector<Tensor> grads;              // of what is stepped
+  };
+  const auto stepped = [](const Members& m) { return m.flat.defined() ? std::vector{m.flat} : m.parameters; };
+  std::vector<Fresh> fresh;
+  for (const Members& m : members_) {
+    const Tensor shard = change(m.group->shard());
+    const bool same = &shard.storage() == &m.group->shard().storage();
+    Fresh& f = fresh.emplace_back(same ? m.group : std::make_shared<ParameterGroup>(m.group->spec(), shard),
+                                  std::vector<Tensor>{});
+    for (const nn::Parameter& p : stepped(m))
+      f.grads.push_back(p.grad().defined() ? change(p.grad()) : Tensor{});
+    if (same) continue;
+    for (std::size_t i = 0; i < f.grads.size(); ++i)
+      (m.flat.defined() ? f.group->flat() : f.group->local(i)).set_grad(f.grads[i]);
+    f.group->take_over(*m.group, change);
   }
+  groups_.clear();
+  for (std::size_t g = 0; g < members_.size(); ++g) {
+    Members& m = members_[g];
+    const auto old = std::exchange(m.group, fresh[g].group);
+    if (m.group == old) {
+      groups_.push_back(old);
+    } else {
+      old->each_gathered([](Gathered& gathered) {
+        gathered.shard_written();
+        gathered.end_all();
+      });
+      m.used = {};
+      bind(m);
+    }
+    std::vector<nn::Parameter> parameters = stepped(m);
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].set_grad(fresh[g].grads[i]);
+    if (m.group == old) m.group->take_over(*old, change);  // gradients may have moved without the shard
+  }
+}
+
+// ---- switches ----
+
+void Unit::set_synchronising(bool synchronising) {
+  synchronising_ = synchronising;
+  apply_synchronising();
+}
+void Unit::begin_no_sync() {
+  ++no_syncs_;
+  apply_synchronising();
+}
+void Unit::end_no_sync() {
+  --no_syncs_;
+  apply_synchronising();
+}
+void Unit::apply_synchronising() {
+  for (const auto& group : groups_) group->switches.synchronising = synchronising_ && no_syncs_ == 0;
 }
 
 // ---- forward ----
@@ -290,7 +331,9 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
     members.push_back(std::move(copy));
   }
-  return std::make_shared<Unit>(policy_, std::move(members));
+  auto unit = std::make_shared<Unit>(policy_, std::move(members));
+  unit->set_synchronising(synchronising_);  // scopes stay with the original
+  return unit;
 }
 
 }  // namespace sherd::shard

@@ -62,8 +62,13 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   const Members* flattened(const nn::Parameter& parameter) const;
   /// What forwards read from now on.
   void compute_in(Precision precision);
-  /// Another shard for every group; graphs from before keep the old ones.
+  /// Another shard for every group that `change` gives one; graphs from before keep the old ones. Nothing is
+  /// changed when it throws.
   void replace(const std::function<Tensor(const Tensor&)>& change);
+  /// Whether backwards average gradients, where no scope says that they do not.
+  void set_synchronising(bool synchronising);
+  void begin_no_sync();
+  void end_no_sync();
 
   // ---- ModuleExtension ----
   void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
@@ -88,6 +93,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
   void follow_flat();
+  void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
 
@@ -100,6 +106,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   int running_ = 0;         ///< forwards under way
   Precision precision_ = Precision::reduced;
   std::optional<Precision> buffers_in_{};  ///< once it ran as a root
+  bool synchronising_ = true;
+  int no_syncs_ = 0;  ///< scopes
 };
 
 /// The unit that `module` was made, or null.

@@ -1,5 +1,7 @@
 // What programs do with a sharded model beside plain steps: gradients stay those of replicas.
 #include <array>
+#include <memory>
+#include <optional>
 
 #include "shard/fully_shard.h"
 #include "tests/shard/twins.h"
@@ -452,6 +454,77 @@ TEST_CASE("without synchronisation a rank has its own whole gradients, which the
     });
     expect_gradients(twins.net, world, plus(all, more), "added to what was averaged before");
   });
+}
+
+TEST_CASE("a scope without synchronisation ends for what its module is then, and for that alone") {
+  using enum shard::ShardingStrategy;
+  for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+    on_ranks([strategy](World& world, shard::GroupLayout layout) {
+      Twins twins({.layout = layout, .strategy = strategy});
+      const auto averages = [&](Net& net, DType dtype) {
+        Net by_hand({.uneven = true});
+        by_hand.to(dtype);
+        for (Net* n : {&net, &by_hand}) {
+          n->zero_grad();
+          Batch batch = batch_of(world.rank(), 0, n->width);
+          batch.x = to(batch.x, dtype);
+          loss_of(*n, batch).backward();
+        }
+        const Gradients found = whole_gradients(net, world.group());
+        if (difference(found, gradients(by_hand)).empty()) return false;
+        for (const nn::Parameter& p : by_hand.parameters())
+          world.group().all_reduce(p.grad(), ReduceOp::average());
+        const std::string other = difference(found, gradients(by_hand));
+        expect(other.empty(), "neither the own gradient nor the average: {}", other);
+        return true;
+      };
+      std::optional<Net> copy;
+      {
+        const auto outer = shard::no_sync(twins.net);
+        expect(!averages(twins.net, f32), "in the scope");
+        twins.net.to(f64);
+        expect(!averages(twins.net, f64), "in the scope, cast");
+        copy.emplace(twins.net.clone());
+        shard::set_requires_gradient_sync(twins.net, true);
+        expect(!averages(twins.net, f64), "in the scope, switched on");
+      }
+      expect(averages(*copy, f64), "a clone from within the scope");
+      expect(averages(twins.net, f64), "after the scope");
+      auto first = std::make_unique<shard::NoSync>(twins.net);
+      auto second = std::make_unique<shard::NoSync>(twins.net);
+      first.reset();
+      expect(!averages(twins.net, f64), "one of two scopes");
+      second.reset();
+      expect(averages(twins.net, f64), "after both");
+      {
+        const auto scope = shard::no_sync(twins.net);
+        shard::set_requires_gradient_sync(twins.net, false);
+      }
+      expect(!averages(twins.net, f64), "switched off in the scope");
+      twins.net.to(f32);
+      expect(!averages(twins.net, f32), "switched off, and cast");
+    });
+}
+
+TEST_CASE("a cast to the dtype that shards have keeps all that backwards left, in whatever dtype") {
+  using enum shard::ShardingStrategy;
+  for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+    on_ranks([strategy](World& world, shard::GroupLayout layout) {
+      nn::Linear net(4, 5);
+      shard::fully_shard(net,
+                         {.layout = layout, .strategy = strategy, .mixed_precision = {.param_dtype = bf16}});
+      const auto backward = [&] { sum(to(net(ones({2, 4})), f32)).backward(); };
+      backward();
+      {
+        const auto own = shard::no_sync(net);
+        backward();
+      }
+      net.to(f32);
+      backward();
+      // Each has gradients of 2, in every dtype.
+      const Gradients expected{std::vector<float>(20, 6.F), std::vector<float>(5, 6.F)};
+      expect_gradients(net, world, expected, "two averages and what came between");
+    });
 }
 
 TEST_CASE("gradients accumulate in the reduce dtype; in the flat layout in the compute dtype") {
