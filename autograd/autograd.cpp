@@ -12,6 +12,12 @@ Leaf& ensure_leaf(const Tensor& t) {
   return *record.leaf;
 }
 
+void check_leaves(std::string_view call, const Tensor& from, const Tensor& to) {
+  for (const Tensor& t : {from, to})
+    check<StateError>(t.is_leaf(), "{}: a tensor of shape {} was computed from others, and is no leaf", call,
+                      t.shape());
+}
+
 void seed(BackwardPass& pass, std::string_view call, std::span<const Tensor> outputs,
           std::span<const Tensor> upstream) {
   check<ValueError>(upstream.empty() || upstream.size() == outputs.size(),
@@ -85,7 +91,10 @@ Subscription register_hook(const Tensor& tensor, GradHook hook) {
   check<StateError>(tensor.requires_grad(), "register_hook: a tensor of shape {} does not require grad",
                     tensor.shape());
   const AutogradRecord& record = *record_of(tensor);
-  if (record.edge.leaf) return record.edge.leaf->hooks.add(std::move(hook));
+  if (Leaf* leaf = record.edge.leaf.get()) {
+    check<StateError>(leaf->no_hooks.empty(), "register_hook: {}", leaf->no_hooks);
+    return leaf->hooks.add(std::move(hook));
+  }
   auto& of_outputs = record.edge.node->hooks;
   if (of_outputs.size() <= record.edge.index) of_outputs.resize(record.edge.index + 1);
   return of_outputs[record.edge.index].add(std::move(hook));
@@ -115,6 +124,21 @@ void continue_leaf(const Tensor& from, const Tensor& to) {
   if (record == nullptr || !record->leaf) return;
   record->leaf->spec = to.spec();
   ensure_record(to).leaf = record->leaf;
+}
+void share_hooks(const Tensor& from, const Tensor& to) {
+  check_leaves("share_hooks", from, to);
+  if (Leaf& a = ensure_leaf(from), &b = ensure_leaf(to); &a != &b) b.hooks.share(a.hooks);
+}
+void share_post_accumulate_hooks(const Tensor& from, const Tensor& to) {
+  check_leaves("share_post_accumulate_hooks", from, to);
+  if (Leaf& a = ensure_leaf(from), &b = ensure_leaf(to); &a != &b)
+    b.after_accumulate.share(a.after_accumulate);
+}
+void refuse_hooks(const Tensor& leaf, std::string why) {
+  check<StateError>(leaf.is_leaf(),
+                    "refuse_hooks: a tensor of shape {} was computed from others, and is no leaf",
+                    leaf.shape());
+  ensure_leaf(leaf).no_hooks = std::move(why);
 }
 void set_leaf_name(const Tensor& leaf, std::string name) {
   check<StateError>(leaf.is_leaf(),

@@ -42,7 +42,7 @@ inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> in
 /// `hook` is called with the complete gradient of `tensor` in every backward and may return another to use in
 /// its place, of the same shape, dtype and device (else the backward throws ShapeError, DTypeError or
 /// DeviceError). Writing the given gradient is a StateError where something else uses it. StateError for a
-/// tensor that does not require grad.
+/// tensor that does not require grad, and for a leaf of which `refuse_hooks` was said.
 [[nodiscard]] SHERD_API Subscription register_hook(const Tensor& tensor, GradHook hook);
 /// `hook` runs in every backward after the leaf's gradient was added to `.grad`, or was given to its sink.
 /// StateError for a tensor that is no leaf.
@@ -60,6 +60,15 @@ SHERD_API void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink);
 /// Gives `to` the gradient, sink, hooks and name of the leaf `from`; nothing where `from` was never a leaf
 /// that required grad. For parameters whose memory is replaced; mark `to` with `requires_grad_` too.
 SHERD_API void continue_leaf(const Tensor& from, const Tensor& to);
+/// From now on leaf `to` has the hooks of leaf `from`, one list for both, in place of its own: for a
+/// parameter whose gradient comes by another leaf than the one that shows it. StateError for a tensor that
+/// was computed from others.
+SHERD_API void share_hooks(const Tensor& from, const Tensor& to);
+/// The same of hooks after accumulation.
+SHERD_API void share_post_accumulate_hooks(const Tensor& from, const Tensor& to);
+/// `register_hook` of `leaf` throws a StateError that gives `why`. StateError for a tensor that was computed
+/// from others.
+SHERD_API void refuse_hooks(const Tensor& leaf, std::string why);
 /// A name for messages about this leaf ("layers.0.weight"). StateError for a tensor that was computed from
 /// others.
 SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);

@@ -27,13 +27,23 @@ Tensor own(Tensor gradient) {
   return owned_alone(gradient) && gradient.storage().bytes() == bytes ? gradient : clone(gradient);
 }
 
+/// A leaf that is read in several dtypes gets gradients in each; the sum's holds any.
+DType sum_dtype(DType a, DType b) {
+  if (a == b) return a;
+  return size_of(a) == size_of(b) ? DType::f32 : size_of(a) > size_of(b) ? a : b;
+}
+
 void accumulate(Tensor& sum, Tensor gradient, bool recording) {
-  if (!sum.defined())
+  if (!sum.defined()) {
     sum = std::move(gradient);
-  else if (!recording && owned_alone(sum) && sum.dtype() == gradient.dtype())
+    return;
+  }
+  if (!recording && owned_alone(sum) && sum.dtype() == gradient.dtype()) {
     add_(sum, gradient);
-  else
-    sum = add(sum, gradient);
+    return;
+  }
+  const DType dtype = sum_dtype(sum.dtype(), gradient.dtype());
+  sum = add(to(sum, dtype), to(gradient, dtype));
 }
 
 bool fits(const Tensor& gradient, const Spec& spec) {
@@ -330,7 +340,7 @@ std::vector<Tensor> BackwardPass::take_results() {
   for (Target& target : targets_) {
     const Ref<Leaf>& leaf = target.edge.leaf;
     if (!leaf || pass_of(*leaf) != this) continue;
-    Tensor sum = std::move(leaves_[leaf->slot].gradient);
+    Tensor sum = whole(leaves_[leaf->slot]);
     if (sum.defined()) target.gradient = through_hooks(leaf->hooks, std::move(sum), title(*leaf));
   }
   for (Target& target : targets_)
@@ -361,19 +371,29 @@ std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::u
   return results;
 }
 
-/// The sum to which a gradient along `edge` is added, or null where nobody asks for it.
-Tensor* BackwardPass::sum_at(const Edge& edge) {
+/// The sum to which a gradient in `dtype` along `edge` is added, or null where nobody asks for it.
+Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
   if (!wanted(edge)) return nullptr;
   if (stopping_)
     if (Target* target = target_at(edge)) return &target->gradient;
-  return edge.node ? &places_[edge.node->slot].gradients[edge.index] : &leaves_[edge.leaf->slot].gradient;
+  if (edge.node) return &places_[edge.node->slot].gradients[edge.index];
+  LeafPlace& place = leaves_[edge.leaf->slot];
+  const bool first = !place.gradient.defined() || place.gradient.dtype() == dtype;
+  return first ? &place.gradient : &place.in_other_dtype;
+}
+
+/// All that came to a leaf, which the place no longer has.
+Tensor BackwardPass::whole(LeafPlace& place) {
+  if (Tensor other = std::exchange(place.in_other_dtype, {}); other.defined())
+    accumulate(place.gradient, std::move(other), options_.create_graph);
+  return std::move(place.gradient);
 }
 
 void BackwardPass::walk() {
   const GradMode mode(options_.create_graph);
   for (auto& [edge, gradient] : seeds_) {
     Tensor given = std::move(gradient);
-    if (Tensor* sum = sum_at(edge)) accumulate(*sum, std::move(given), options_.create_graph);
+    if (Tensor* sum = sum_at(edge, given.dtype())) accumulate(*sum, std::move(given), options_.create_graph);
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
   for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
@@ -417,8 +437,9 @@ Tensors BackwardPass::sums_so_far(const Node& node) {
   if (options_.create_graph) return sums;
   for (std::size_t i = 0; i < node.edges.size(); ++i) {
     if (!node.op->adds_gradients(i)) continue;
-    const Tensor* sum = sum_at(node.edges[i]);
-    if (sum == nullptr || !sum->defined()) continue;
+    const DType dtype = node.specs[i].dtype;
+    const Tensor* sum = sum_at(node.edges[i], dtype);
+    if (sum == nullptr || !sum->defined() || sum->dtype() != dtype) continue;
     sums.resize(node.edges.size());
     sums[i] = *sum;
   }
@@ -464,7 +485,7 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
 /// `whole`: the gradient includes what was there before.
 void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input,
                            bool whole) {
-  Tensor* sum = sum_at(edge);
+  Tensor* sum = sum_at(edge, gradient.dtype());
   if (sum == nullptr) return;
   if (!fits(gradient, from.specs[input]))
     refuse(fmt::format("backward of {}", from.op->name()), fmt::format("gradient of input {}", input),
@@ -485,7 +506,7 @@ void BackwardPass::settle(const Edge& edge) {
 void BackwardPass::hand_over(LeafPlace& place) {
   Leaf& leaf = *place.leaf;
   if (leaf.frozen) return;  // unmarked after the forward pass recorded it
-  Tensor gradient = through_hooks(leaf.hooks, std::move(place.gradient), title(leaf));
+  Tensor gradient = through_hooks(leaf.hooks, whole(place), title(leaf));
   if (leaf.sink)
     leaf.sink->accept(info_, leaf, std::move(gradient));
   else

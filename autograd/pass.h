@@ -73,7 +73,8 @@ class BackwardPass {
   struct LeafPlace {
     Ref<Leaf> leaf;
     Tensor gradient;
-    int due = 0;  // edges that have not delivered yet
+    Tensor in_other_dtype{};  // of a leaf that is read in two, until all is there
+    int due = 0;              // edges that have not delivered yet
     bool asked_for = true;
   };
   /// An input of `grad` or `partial`, and what arrived there.
@@ -91,7 +92,8 @@ class BackwardPass {
   void pass_hooks(Place& place);
   Tensors sums_so_far(const Node& node);
   Tensors gradients_of(Place& place, Inputs so_far);
-  Tensor* sum_at(const Edge& edge);
+  Tensor* sum_at(const Edge& edge, DType dtype);
+  Tensor whole(LeafPlace& place);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);

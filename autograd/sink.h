@@ -25,6 +25,7 @@ class SHERD_API Leaf final : public RefCounted {
   Tensor grad;                     ///< any shape, dtype and device; empty is none
   std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
   Subscribers<GradHook> hooks;
+  std::string no_hooks;  ///< why `register_hook` refuses this leaf; empty: it does not
   Subscribers<std::function<void(Leaf&)>> after_accumulate;
 
   // The BackwardPass that is collecting this leaf's gradient, or null, and the leaf's place in it.

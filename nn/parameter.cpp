@@ -85,7 +85,12 @@ Tensor Parameter::data() const {
 
 void Parameter::set_owner(Owned owned) {
   State& s = state("set_owner");
-  if (s.local.defined()) continue_leaf(s.local, owned.local);
+  const bool apart = s.local.impl() != s.used.impl();
+  if (is_floating(s.used.dtype()) && owned.local.impl() != owned.used.impl()) {
+    share_hooks(s.used, owned.used);
+    if (apart) share_post_accumulate_hooks(s.used, owned.used);
+  }
+  continue_leaf(s.local, owned.local);
   owned.local.requires_grad_(s.requires_grad);
   owned.used.requires_grad_(s.requires_grad);
   s.owner = owned.owner;

@@ -80,7 +80,9 @@ class SHERD_API Parameter {
     Tensor local, used;
     Shape shape;
   };
-  /// Hands the values to an owner. Hooks and gradient of `local()` go over to the new one.
+  /// Hands the values to an owner. Gradient and hooks after accumulation go from `local()` to the new one,
+  /// and from `tensor()` where that is another leaf. Hooks, registered with either at any time, see the
+  /// gradients that come to `used`.
   void set_owner(Owned owned);
   /// Who keeps the values, or null. The owner calls `leave_owner` before it is destroyed.
   ParameterOwner* owner() const { return state("owner").owner; }

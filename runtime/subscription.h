@@ -52,6 +52,12 @@ class Subscribers {
     });
   }
 
+  /// From now on one list with `other`, in place of what was registered here.
+  void share(Subscribers& other) {
+    if (!other.entries_) other.entries_ = std::make_shared<Entries>();
+    entries_ = other.entries_;
+  }
+
   /// Calls `tell(subscriber)` for each.
   template <class F>
   void each(F&& tell) const {

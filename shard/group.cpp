@@ -98,7 +98,7 @@ sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {
 }
 
 /// Graphs hold storage and leaves, which hold the group by its parts.
-std::vector<Tensor> ParameterGroup::make_used(Precision precision) {
+std::vector<Tensor> ParameterGroup::make_used(Precision precision, std::span<const Tensor> others) {
   Gathered& whole = gathered(precision);
   if (precision == Precision::reduced) {  // the first
     Engine::current().add(shared_from_this());
@@ -111,6 +111,7 @@ std::vector<Tensor> ParameterGroup::make_used(Precision precision) {
     if (whole.is_shard_itself()) layout.offset += shard_.layout().offset;
     Tensor t(make_ref<TensorImpl>(storage, std::move(layout), whole.dtype()));
     if (is_floating(whole.dtype())) {
+      if (!others.empty()) continue_leaf(others[i], t);
       set_sink(t, std::shared_ptr<GradSink>(shared_from_this(), &gradients_));
       gradients_.listen(*record_of(t)->leaf, i);
     }

@@ -83,8 +83,10 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   sherd::Layout whole_layout(std::size_t i) const;
   /// With `one_flat_param`, the whole shard as a leaf.
   const Tensor& flat() const { return flat_; }
-  /// What forward reads: leaves whose gradients come here; made once a precision, held by the parameters.
-  std::vector<Tensor> make_used(Precision precision);
+  /// What forward reads: tensors whose gradients come here; made once a precision, held by the parameters.
+  /// Those of a second precision have the leaves of the first, `others`: a backward through both brings one
+  /// gradient.
+  std::vector<Tensor> make_used(Precision precision, std::span<const Tensor> others = {});
 
   /// The module's name, once its root has run.
   const std::string& label() const { return label_; }

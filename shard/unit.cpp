@@ -10,6 +10,11 @@
 namespace sherd::shard {
 namespace {
 
+/// What a flat parameter's leaf says to `register_hook`.
+constexpr std::string_view flat_hooks =
+    "a flat parameter's gradient comes by the parameters in it; register the hook on those, or one after "
+    "accumulation on it";
+
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
 }  // namespace
@@ -43,12 +48,20 @@ Unit::~Unit() {
   }
 }
 
+const std::vector<Tensor>& Members::used_in(Precision precision) {
+  const auto of = [&](Precision p) -> std::vector<Tensor>& { return used[static_cast<std::size_t>(p)]; };
+  const std::vector<Tensor>& reduced = of(Precision::reduced);
+  if (reduced.empty()) of(Precision::reduced) = group->make_used(Precision::reduced);
+  if (&group->gathered(precision) == &group->gathered(Precision::reduced)) return reduced;
+  if (of(precision).empty()) of(precision) = group->make_used(precision, reduced);
+  return of(precision);
+}
+
 /// Takes the parameters over: the optimizer steps their parts of the shard, forward reads the gathered ones.
 void Unit::bind(Members& members) {
   ParameterGroup& group = *members.group;
   group.set_root(root_, group.label());
   groups_.push_back(members.group);
-  members.used = {group.make_used(Precision::reduced)};
   use(members);
   for (std::size_t i = 0; i < members.parameters.size(); ++i)
     places_[members.parameters[i].id()] = {&members, i};
@@ -56,16 +69,19 @@ void Unit::bind(Members& members) {
   const bool trained = group.trainable();
   if (!members.flat.defined()) members.flat = nn::Parameter(group.flat().detach(), trained);
   members.flat.set_owner({this, group.flat(), group.flat(), group.flat().shape()});
+  refuse_hooks(group.flat(), std::string(flat_hooks));
 }
 
 /// Gives the parameters what forward reads in the precision of now.
 void Unit::use(Members& members) {
   ParameterGroup& group = *members.group;
-  std::vector<Tensor>& used = members.used[static_cast<std::size_t>(precision_)];
-  if (used.empty()) used = group.make_used(precision_);
+  const std::vector<Tensor>& used = members.used_in(precision_);
   for (std::size_t i = 0; i < members.parameters.size(); ++i) {
     members.parameters[i].set_owner({this, group.local(i), used[i], group.spec().shapes[i]});
-    if (is_floating(used[i].dtype())) set_leaf_name(used[i], group.spec().names[i]);
+    if (!is_floating(used[i].dtype())) continue;
+    set_leaf_name(used[i], group.spec().names[i]);
+    // A part of a flat parameter has no `.grad` of its own, after which its hooks would run.
+    if (group.spec().one_flat_param) share_post_accumulate_hooks(group.local(i), used[i]);
   }
 }
 

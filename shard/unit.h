@@ -39,6 +39,9 @@ struct Members {
   std::vector<MemberOrder> order{};           ///< of each
   nn::Parameter flat;                         ///< in their place, if the group has one flat parameter
   std::array<std::vector<Tensor>, 2> used{};  ///< what forward reads, by `Precision`; made when it is needed
+
+  /// What forward reads in `precision`; of a group that computes alike in both, the same.
+  const std::vector<Tensor>& used_in(Precision precision);
 };
 
 class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {

@@ -463,3 +463,72 @@ TEST_CASE("a backward inside a backward: on another graph it works, on the same 
   sum(x).backward();
   CHECK(same_bits(x.grad(), ones({2}, {f64})));
 }
+
+TEST_CASE("hooks: of two leaves that share them, each runs what was registered with either") {
+  const Tensor a = leaf({3}), b = leaf({3}, 2);
+  int first = 0, second = 0, after = 0;
+  const auto count = [](int& calls) {
+    return [&calls](const Tensor&) {
+      ++calls;
+      return Tensor{};
+    };
+  };
+  Subscription of_a = register_hook(a, count(first));
+  share_hooks(a, b);
+  share_hooks(a, a);
+  share_post_accumulate_hooks(a, b);
+  const Subscription of_b = register_hook(b, count(second)),
+                     after_a = register_post_accumulate_hook(a, [&](Leaf&) { ++after; });
+  sum(b).backward();
+  CHECK((first == 1 && second == 1 && after == 1));
+  sum(a).backward();
+  CHECK((first == 2 && second == 2 && after == 2));
+  of_a.reset();
+  sum(b).backward();
+  CHECK((first == 2 && second == 3 && after == 3));
+  const Tensor computed = mul(a, 2.0);
+  for (const auto& share : {share_hooks, share_post_accumulate_hooks}) {
+    CHECK(one_line_about(message_of<StateError>([&] { share(computed, b); }), "share_"));
+    CHECK(one_line_about(message_of<StateError>([&] { share(a, computed); }), "share_"));
+  }
+}
+
+TEST_CASE("hooks: a leaf may refuse them, and says why") {
+  const Tensor x = leaf({3});
+  refuse_hooks(x, "ask another");
+  CHECK(message_of<StateError>([&] { const auto hook = register_hook(x, {}); }) ==
+        "register_hook: ask another");
+  const Subscription after = register_post_accumulate_hook(x, [](Leaf&) {});
+  sum(x).backward();
+  CHECK(x.grad().defined());
+  CHECK(one_line_about(message_of<StateError>([&] { refuse_hooks(mul(x, 2.0), "never"); }), "refuse_hooks"));
+}
+
+TEST_CASE("hooks: a leaf that is read in two dtypes has one gradient, in the one that holds both") {
+  for (const DType before : {bf16, f16, f32, f64})
+    for (const DType now : {bf16, f16, f32, f64}) {
+      CAPTURE(name_of(before), name_of(now));
+      const DType both = before == now                     ? now
+                         : size_of(before) == size_of(now) ? f32
+                         : size_of(before) > size_of(now)  ? before
+                                                           : now;
+      const Tensor x = numbers({5}, before), y = numbers({5}, now, 2);
+      Tensor old = numbers({5}, before, 3).requires_grad_(), cast = to(old.detach(), now);
+      int calls = 0;
+      const Subscription hook = register_hook(old, [&](const Tensor& gradient) {
+        ++calls;
+        CHECK(gradient.dtype() == both);
+        return Tensor{};
+      });
+      continue_leaf(old, cast);
+      cast.requires_grad_();
+      // Each of two terms a dtype, in turn: sums in a dtype are made in it.
+      const Tensor terms = add(add(to(sum(mul(old, x)), f64), to(sum(mul(cast, y)), f64)),
+                               add(to(sum(mul(old, x)), f64), to(sum(mul(cast, y)), f64)));
+      terms.backward();
+      CHECK(calls == 1);
+      const Tensor expected = add(to(add(x, x), both), to(add(y, y), both));
+      if (before != now) CHECK(same_bits(cast.grad(), expected));
+      CHECK(cast.grad().dtype() == both);
+    }
+}
