@@ -226,8 +226,8 @@ class Layer : public Module {
       fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
                        type_name());
   }
-  /// A copy with memory of its own: ties among its parameters are kept; observers and gradients are not
-  /// copied.
+  /// A copy with memory of its own: ties among its parameters are kept; observers, hooks and gradients are
+  /// not copied. StateError for a parameter that was sharded with a module which is not cloned with it.
   D clone() const {
     const CloneScope scope;
     return D(static_cast<const D&>(*this));

@@ -236,12 +236,13 @@ void Optimizer::load_state_dict(const StateDict& given) {
   std::unordered_map<const void*, Slots> state;
   std::vector<double> rates;
   std::size_t index = 0, used = 0;
-  const auto take = [&](const std::string& name, const Tensor& into) {
+  const auto take = [&](const std::string& name, const Tensor& into, const Parameter* p = nullptr) {
     const auto found = from.find(name);
     check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
+    const bool owned = p != nullptr && p->owner() != nullptr;
     check<ShapeError>(found->second.shape() == into.shape(),
-                      "optimizer: '{}' has shape {}, the parameter needs {}", name, found->second.shape(),
-                      into.shape());
+                      "optimizer: '{}' has shape {}, the parameter needs {}{}", name, found->second.shape(),
+                      into.shape(), owned ? "; " + p->owner()->explain(*p, WholeOf::optimizer_state) : "");
     check<DeviceError>(on_meta(found->second) == on_meta(into),
                        "optimizer: '{}' is on {} in the state and on {} here; on meta there are no values",
                        name, to_string(found->second.device()), to_string(into.device()));
@@ -267,7 +268,7 @@ void Optimizer::load_state_dict(const StateDict& given) {
         Slots slots = first_state(p);
         for (std::size_t k = 0; k < names.size(); ++k) {
           const std::string name = fmt::format("state.{}.{}", index, names[k]);
-          take(name, slots[k]);
+          take(name, slots[k], &p);
           if (names[k] == "step") check_count(name, slots[k]);
         }
         state.emplace(p.id(), std::move(slots));

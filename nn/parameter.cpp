@@ -13,12 +13,27 @@
 namespace sherd::nn {
 namespace {
 
+Tensor copy_of(const Tensor& t) {
+  const NoGrad guard;
+  return t.defined() ? clone(t.detach()) : Tensor{};
+}
+
 /// The `clone()` or `CopyRecord` that is under way on this rank.
 struct Cloning {
   bool active = false;
   CopyRecord* record = nullptr;
-  std::unordered_map<const void*, Parameter> copies;
+  struct Copied {
+    Parameter from, to;
+  };
+  std::unordered_map<const void*, Copied> copies;  // by id
   std::vector<std::function<void(const ClonedParameters&)>> afterwards;
+
+  /// Of a parameter that an owner keeps, the owner's clone takes the copy over at the end.
+  const Parameter& copy(const Parameter& p) {
+    Copied& copied = copies[p.id()];
+    if (!copied.to.defined()) copied = {p, Parameter(copy_of(p.local()), p.requires_grad())};
+    return copied.to;
+  }
 };
 Cloning& cloning() { return Context::current().slot<Cloning>(); }
 
@@ -28,11 +43,6 @@ void check_cloning() {
       "nn: modules are move-only, because a silent copy would untie and unshard them; use clone()");
 }
 
-Tensor copy_of(const Tensor& t) {
-  const NoGrad guard;
-  return t.defined() ? clone(t.detach()) : Tensor{};
-}
-
 }  // namespace
 
 CloneScope::CloneScope() : outermost_(!cloning().active), exceptions_(std::uncaught_exceptions()) {
@@ -40,9 +50,14 @@ CloneScope::CloneScope() : outermost_(!cloning().active), exceptions_(std::uncau
 }
 CloneScope::~CloneScope() noexcept(false) {
   if (!outermost_) return;
-  const Cloning done = std::exchange(cloning(), {});
+  Cloning done = std::exchange(cloning(), {});
   if (std::uncaught_exceptions() > exceptions_) return;
-  for (const auto& act : done.afterwards) act([&](const Parameter& p) { return done.copies.at(p.id()); });
+  for (const auto& act : done.afterwards) act([&](const Parameter& p) { return done.copy(p); });
+  for (const auto& [id, copied] : done.copies) {
+    const ParameterOwner* owner = copied.from.owner();
+    check<StateError>(owner == nullptr || copied.to.owner() != nullptr, "clone: {}",
+                      owner == nullptr ? "" : owner->explain(copied.from, WholeOf::clone));
+  }
 }
 void CloneScope::afterwards(std::function<void(const ClonedParameters&)> act) {
   check_cloning();
@@ -115,8 +130,9 @@ void Parameter::set_data(Tensor data) {
 void Parameter::set_requires_grad(bool requires_grad) {
   State& s = state("set_requires_grad");
   s.local.requires_grad_(requires_grad);
-  if (s.owner != nullptr) s.used.requires_grad_(requires_grad);
+  if (s.used.impl() != s.local.impl()) s.used.requires_grad_(requires_grad);
   s.requires_grad = requires_grad;
+  if (s.owner != nullptr) s.owner->requires_grad_changed(*this);
 }
 
 Param::Param(const Param& other) : Param() {
@@ -127,10 +143,7 @@ Param::Param(const Param& other) : Param() {
     return;
   }
   if (!other.defined()) return;
-  Parameter& copy = cloning().copies[other.object().id()];
-  // If a sharded module owns the original, the clone's extension takes the copy over at the end.
-  if (!copy.defined()) copy = Parameter(copy_of(other.object().local()), other.object().requires_grad());
-  *slot_ = copy;
+  *slot_ = cloning().copy(other.object());
 }
 
 Param& Param::operator=(Param&& other) noexcept {

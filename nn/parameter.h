@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,9 @@
 namespace sherd::nn {
 
 class Parameter;
+
+/// Where something whole meets a parameter of which its owner keeps a part.
+enum class WholeOf { values, optimizer_state, gradient, clone };
 
 /// The interface of what keeps the values of parameters in a form of its own: a sharded module keeps one
 /// shard for many parameters.
@@ -35,8 +39,13 @@ class SHERD_API ParameterOwner {
   virtual std::vector<Group> ranks(const Parameter& parameter) const = 0;
   /// The program sets its gradient to zeros, on all ranks alike: also what `.grad` does not show just now.
   virtual void zeroed(const Parameter& parameter) = 0;
-  /// StateError for a parameter that an optimizer cannot step, because another stands for it.
+  /// StateError for a parameter that an optimizer cannot step, because another stands for it, or its gradient
+  /// is this rank's own.
   virtual void check_steppable(const Parameter& parameter) const = 0;
+  /// For messages: why the whole does not fit `parameter`, and the way out.
+  virtual std::string explain(const Parameter& parameter, WholeOf whole) const = 0;
+  /// Called after `set_requires_grad` of `parameter`.
+  virtual void requires_grad_changed(const Parameter& parameter) = 0;
 };
 
 /// A handle on a parameter object. Copies name the same object, which is what `==` compares. A handle made
@@ -184,7 +193,8 @@ class SHERD_API Buffer {
 /// and step as one. StateError for empty ones.
 SHERD_API void tie(Param& a, Param& b);
 
-/// Gives the copy of a parameter of the module that is being cloned.
+/// Gives the copy of a parameter that the module which is being cloned has, or had before another was tied in
+/// its place.
 using ClonedParameters = std::function<Parameter(const Parameter&)>;
 
 /// A scope in which a module's `clone()` runs, and copying members is allowed. Remembers which parameters
@@ -192,7 +202,9 @@ using ClonedParameters = std::function<Parameter(const Parameter&)>;
 class SHERD_API CloneScope {
  public:
   CloneScope();
-  ~CloneScope() noexcept(false);  // what `afterwards` was given runs here, and may throw
+  /// What `afterwards` was given runs here, and may throw. StateError for a parameter whose owner was not
+  /// cloned with it: its copy would be a part.
+  ~CloneScope() noexcept(false);
   /// Runs `act` at the end of the outermost scope, when all members are copied; not when the clone threw.
   /// StateError outside a scope.
   static void afterwards(std::function<void(const ClonedParameters&)> act);

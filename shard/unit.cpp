@@ -229,16 +229,7 @@ void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
   }
 }
 
-/// A flat parameter is trained as a whole: the parameters in it follow it.
-void Unit::follow_flat() {
-  for (Members& m : members_) {
-    if (!m.flat.defined() || m.flat.requires_grad() == m.parameters[0].requires_grad()) continue;
-    for (nn::Parameter& p : m.parameters) p.set_requires_grad(m.flat.requires_grad());
-  }
-}
-
 void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
-  follow_flat();
   check_values(module, inputs);
   const bool root = root_->depth == 0;
   if (root) begin_root(module);
@@ -334,6 +325,49 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
       "optimizer: a parameter of shape {} is part of a flat parameter, which has its gradient; make "
       "the optimizer after FullyShardedDataParallel, or pass use_orig_params",
       parameter.shape());
+  const Tensor gradient = parameter.grad();
+  const Members* flat = flattened(parameter);
+  ParameterGroup& group = *(flat != nullptr ? flat : place(parameter).members)->group;
+  if (!gradient.defined() || !group.spec().ranks.shard.defined()) return;
+  // Where one rank has all of a parameter, its own gradient would pass for an average.
+  const bool part = gradient.shape() == parameter.local().shape();
+  const bool own = flat != nullptr
+                       ? !part && group.gradients().unreduced()
+                       : gradient.shape() == parameter.shape() && (!part || group.gradients().unreduced());
+  check<StateError>(!own, "optimizer: {}", explain(parameter, nn::WholeOf::gradient));
+}
+
+std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {
+  const auto found = places_.find(parameter.id());
+  const std::string name = found == places_.end()
+                               ? "_flat_param"
+                               : found->second.members->group->spec().names[found->second.index];
+  switch (whole) {
+    case nn::WholeOf::values:
+      return "sharded parameters take this rank's parts here; load whole values with "
+             "shard::load_full_state_dict";
+    case nn::WholeOf::optimizer_state:
+      return "sharded parameters take the state of this rank's parts here; load a whole one with "
+             "shard::load_full_optimizer_state";
+    case nn::WholeOf::gradient:
+      return fmt::format(
+          "the gradient of '{}' is this rank's own, of shape {}, from a backward without synchronisation "
+          "(no_sync); run one that averages before the step, or clear it",
+          name, parameter.grad().shape());
+    case nn::WholeOf::clone:
+      return fmt::format(
+          "'{}' of shape {} was sharded with a module that is not cloned with it; clone that module, or load "
+          "its full_state_dict into a new one",
+          name, parameter.shape());
+  }
+  return {};
+}
+
+/// A flat parameter is trained as a whole: the parameters in it follow it.
+void Unit::requires_grad_changed(const nn::Parameter& parameter) {
+  const Members* flat = flattened(parameter);
+  if (flat == nullptr) return;
+  for (nn::Parameter p : flat->parameters) p.set_requires_grad(parameter.requires_grad());
 }
 
 std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {

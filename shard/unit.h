@@ -89,13 +89,14 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::vector<Group> ranks(const nn::Parameter& parameter) const override;
   void zeroed(const nn::Parameter& parameter) override;
   void check_steppable(const nn::Parameter& parameter) const override;
+  std::string explain(const nn::Parameter& parameter, nn::WholeOf whole) const override;
+  void requires_grad_changed(const nn::Parameter& parameter) override;
 
  private:
   void bind(Members& members);
   void use(Members& members);
   void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
-  void follow_flat();
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;

@@ -116,6 +116,29 @@ TEST_CASE("a flat parameter is trained as a whole or not at all") {
   });
 }
 
+TEST_CASE("what a flat parameter requires holds for the parameters in it at once, and for a clone") {
+  for (const int ranks : {1, 2, 3, 4})
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      Net net;
+      const std::vector<nn::Parameter> within = net.parameters();
+      const FullyShardedDataParallel handle(net, {});
+      for (const bool trained : {false, true, false}) {
+        handle.flat_param().set_requires_grad(trained);
+        Net copy = net.clone();
+        for (Net* n : {&net, &copy}) {
+          expect(n->parameters()[0].requires_grad() == trained, "the flat parameter");
+          expect(n->scale.object().requires_grad() == trained, "one in it");
+          const Tensor loss = loss_at(*n, world.rank(), 0);
+          expect(loss.requires_grad() == trained, "the loss");
+          if (trained) loss.backward();
+          expect(n->parameters()[0].grad().defined() == trained, "its gradient");
+          n->zero_grad();
+        }
+        for (const nn::Parameter& p : within) expect(p.requires_grad() == trained, "all in it");
+      }
+    }));
+}
+
 TEST_CASE("without synchronisation a handle's units keep whole gradients of their own") {
   on_ranks_of_handles([](World& world, bool originals) {
     using enum shard::ShardingStrategy;
