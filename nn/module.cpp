@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -50,8 +51,8 @@ Module::Module(const Module& other) : Module() {
 }
 
 Module::State& Module::state() const {
-  check<StateError>(state_ != nullptr, "{}: this module was moved from; use the one that it was moved into",
-                    type_name());
+  if (state_ == nullptr)
+    fail<StateError>("{}: this module was moved from; use the one that it was moved into", type_name());
   return *state_;
 }
 
@@ -111,6 +112,21 @@ void Module::visit_members(MemberVisitor& visitor) {
   each_member(names);
   if (assertions && !s.complete) check_nothing_forgotten();
   each_member(visitor);
+}
+
+void Module::visit_all_members(MemberVisitor& visitor) {
+  struct Below final : MemberVisitor {
+    MemberVisitor& visitor;
+    explicit Below(MemberVisitor& visitor) : visitor(visitor) {}
+    void param(std::string_view name, Param& member) override { visitor.param(name, member); }
+    void buffer(std::string_view name, Buffer& member) override { visitor.buffer(name, member); }
+    void child(std::string_view, Module& member) override {
+      member.check_alive();
+      member.each_member(*this);
+    }
+  };
+  Below below(visitor);
+  below.child("", *this);
 }
 
 /// StateError for a member that a copy of the object copies, also in lists, and that `visit` does not name.
@@ -232,7 +248,7 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
     object.set_data(change(object.data()));
     if (grad.defined()) object.set_grad(change(grad));
   };
-  all.on_buffer = [&](const std::string&, Buffer& b) { b.set(change(b.tensor())); };
+  all.on_buffer = [&](const std::string&, Buffer& b) { b.change(change); };
   all.run(module);
 }
 
@@ -268,7 +284,11 @@ void fill(const Unfilled& unfilled, const Initialise& initialise) {
     initialise(name, whole);
     p.owner()->set_whole(p, whole);
   }
-  for (const auto& [name, buffer] : unfilled.buffers) initialise(name, buffer->tensor());
+  for (const auto& [name, buffer] : unfilled.buffers) {
+    const Tensor values = buffer->values();
+    initialise(name, values);
+    if (values.dtype() != buffer->tensor().dtype()) buffer->load(values);
+  }
 }
 
 /// Puts everything back on `meta` after `initialise` threw, so that uninitialised memory is not taken for
@@ -283,7 +303,7 @@ void return_to_meta(Module& module, const Unfilled& unfilled) {
     else
       object.set_data(empty_again(p.data()));
   }
-  for (const auto& [name, buffer] : unfilled.buffers) buffer->set(empty_again(buffer->tensor()));
+  for (const auto& [name, buffer] : unfilled.buffers) buffer->change(empty_again);
   Traversal all(Hidden::show);
   all.on_module = [&](const std::string&, Module& m) {
     const auto* owner = dynamic_cast<const ParameterOwner*>(m.extension().get());
@@ -389,10 +409,12 @@ StateDict Module::state_dict() const {
   std::unordered_set<const void*> seen;
   Traversal all;
   all.on_param = [&](const std::string& name, const Parameter& p) {
-    if (seen.insert(p.id()).second) state.emplace_back(name, p.data());
+    if (seen.insert(p.id()).second) state.emplace_back(name, p.local().detach());
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {
-    if (b.persistence() == Persistence::saved) state.emplace_back(name, sherd::to(b.tensor(), b.own_dtype()));
+    if (b.persistence() != Persistence::saved) return;
+    const bool own = b.tensor().dtype() == b.own_dtype();
+    state.emplace_back(name, own ? b.tensor() : clone(b.values()));
   };
   all.run(*this);
   return state;
@@ -403,17 +425,21 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   for (const auto& [name, tensor] : state)
     check<ValueError>(given.emplace(name, tensor).second, "load_state_dict: the state has '{}' twice", name);
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from; all are checked before the first is copied
+  std::vector<std::pair<Buffer*, Tensor>> loads;
   std::unordered_map<const void*, std::string> missing;
   std::unordered_set<const void*> taken;
-  const auto take = [&](const std::string& name, const void* id, const Tensor& into) {
+  std::vector<ParameterOwner*> owners;
+  std::string of_owners;  // the end of messages about names
+  const auto take = [&](const std::string& name, const void* id, const Tensor& into,
+                        const std::string& of_owner = "") -> std::optional<Tensor> {
     const auto found = given.find(name);
     if (found == given.end()) {
       if (!taken.contains(id)) missing.emplace(id, name);
-      return;
+      return {};
     }
     check<ShapeError>(found->second.shape() == into.shape(),
-                      "load_state_dict: '{}' has shape {} in the module and {} in the state", name,
-                      into.shape(), found->second.shape());
+                      "load_state_dict: '{}' has shape {} in the module and {} in the state{}", name,
+                      into.shape(), found->second.shape(), of_owner);
     check<StateError>(
         !shows_twice(into.layout()),
         "load_state_dict: elements of the module's '{}' of shape {} and strides {} share memory; "
@@ -427,32 +453,39 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
                        name);
     missing.erase(id);
     taken.insert(id);
-    copies.emplace_back(into, found->second);
+    const Tensor from = found->second;
     given.erase(found);
+    return from;
   };
   Traversal all;
-  std::vector<ParameterOwner*> owners;
   all.on_param = [&](const std::string& name, const Parameter& p) {
-    take(name, p.id(), p.data());
-    if (p.owner() != nullptr) owners.push_back(p.owner());
+    std::string of_owner;
+    if (p.owner() != nullptr) {
+      owners.push_back(p.owner());
+      of_owners = of_owner = "; " + p.owner()->explain(p, WholeOf::values);
+    }
+    const Tensor into = p.local().detach();
+    if (const auto from = take(name, p.id(), into, of_owner)) copies.emplace_back(into, *from);
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {
-    if (b.persistence() == Persistence::saved) take(name, &b, b.tensor());
+    if (b.persistence() != Persistence::saved) return;
+    if (const auto from = take(name, &b, b.tensor())) loads.emplace_back(&b, *from);
   };
   all.run(*this);
   if (strict == Strict::yes) {
     check<ValueError>(
         missing.empty(),
-        "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the module's",
-        missing.empty() ? "" : missing.begin()->second, missing.size());
+        "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the module's{}",
+        missing.empty() ? "" : missing.begin()->second, missing.size(), of_owners);
     check<ValueError>(
         given.empty(),
-        "load_state_dict: the module has no '{}' ({} unknown in all); pass Strict::no to ignore them",
-        given.empty() ? "" : given.begin()->first, given.size());
+        "load_state_dict: the module has no '{}' ({} unknown in all); pass Strict::no to ignore them{}",
+        given.empty() ? "" : given.begin()->first, given.size(), of_owners);
   }
   const NoGrad guard;
   for (ParameterOwner* owner : owners) owner->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
+  for (const auto& [buffer, from] : loads) buffer->load(from);
 }
 
 Subscription Module::observe(ModuleObserver& observer) { return state().observers.add(&observer); }

@@ -105,6 +105,9 @@ class SHERD_API Module {
   /// is empty or has a dot. Where the library is built with assertions, StateError when the object holds a
   /// Param, Buffer or Module that `visit` does not name.
   void visit_members(MemberVisitor& visitor);
+  /// Calls `visitor.param` and `visitor.buffer` for each member of this module and of those below, depth
+  /// first, by its name in its own module. Without the checks of `visit_members`: for every forward.
+  void visit_all_members(MemberVisitor& visitor);
   /// `forward` of one tensor, for containers of layers of different classes; StateError if the layer does not
   /// map one tensor to one.
   virtual Tensor call(const Tensor& x) = 0;
@@ -143,8 +146,9 @@ class SHERD_API Module {
   /// Drops the gradients of all parameters.
   void zero_grad();
 
-  /// Parameters and saved buffers by name, a tied parameter under its first. Tensors share memory with the
-  /// module; a buffer that computes in another dtype than its own is a copy in its own.
+  /// Parameters and saved buffers by name, a tied parameter under its first; of sharded parameters this
+  /// rank's parts. Tensors share memory with the module; a buffer that computes in another dtype than its own
+  /// is a copy in its own.
   StateDict state_dict() const;
   /// Copies values in. ValueError for missing or unknown names (unless not strict) and for a name that comes
   /// twice, ShapeError for other shapes, DeviceError where one side is on `meta` and the other is not; dtypes

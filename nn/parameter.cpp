@@ -170,24 +170,63 @@ const Tensor& Param::tensor() const {
   return object.defined() ? object.tensor() : none;
 }
 
-Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_), own_dtype_(other.own_dtype_) {
+Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
   check_cloning();
-  CopyRecord* record = CopyRecord::current();
-  if (record != nullptr) record->add(&other, "Buffer");
-  data_ = record != nullptr ? other.data_ : copy_of(other.data_);
+  if (CopyRecord* record = CopyRecord::current()) {
+    record->add(&other, "Buffer");
+    data_ = other.data_;
+  } else if (other.data_.defined()) {
+    const Tensor values = copy_of(other.values());
+    keep(values, other.own_dtype_ ? copy_of(other.data_) : values);
+  }
 }
 
 void Buffer::set(Tensor data) {
   if (!data.defined() || !data_.defined() || data.dtype() != data_.dtype()) own_dtype_.reset();
+  values_ = {};
   data_ = std::move(data);
   if (data_.defined()) data_.storage().set_use(MemoryUse::parameters);
 }
 
+Tensor Buffer::values() const {
+  const NoGrad guard;
+  const bool kept = values_.defined() && data_.storage().version() == version_;
+  return kept ? values_ : data_.defined() ? to(data_, own_dtype()) : data_;
+}
+
+/// Two tensors where the dtypes differ, one where they do not.
+void Buffer::keep(Tensor values, Tensor used) {
+  const bool apart = values.dtype() != used.dtype();
+  set(apart ? std::move(used) : values);
+  own_dtype_ = apart ? std::optional(values.dtype()) : std::nullopt;
+  if (!apart) return;
+  version_ = data_.storage().version();
+  values_ = std::move(values);
+  values_.storage().set_use(MemoryUse::parameters);
+}
+
 void Buffer::compute_in(DType dtype) {
   const NoGrad guard;
-  const DType own = own_dtype();
-  set(to(data_, dtype));
-  if (own != dtype) own_dtype_ = own;
+  if (dtype == data_.dtype()) return;
+  const Tensor own = values();
+  keep(own, to(own, dtype));
+}
+
+void Buffer::load(const Tensor& values) {
+  const NoGrad guard;
+  if (!own_dtype_) {
+    copy_(data_, values);
+    return;
+  }
+  values_ = copy_(empty({data_.shape(), *own_dtype_, data_.device()}), values);
+  copy_(data_, values_);
+  version_ = data_.storage().version();
+}
+
+void Buffer::change(const std::function<Tensor(const Tensor&)>& change) {
+  const NoGrad guard;
+  const Tensor own = change(values());
+  keep(own, own_dtype_ ? change(data_) : own);
 }
 
 void tie(Param& a, Param& b) {

@@ -27,7 +27,7 @@ class SHERD_API ParameterOwner {
   virtual ~ParameterOwner();
   /// The value of `Parameter::data()`: this rank's part, or the whole parameter while it is gathered.
   virtual Tensor data(const Parameter& parameter) const = 0;
-  /// Takes over the values of `data`, in place of what `data()` gives now; ShapeError for another shape.
+  /// Takes over the values of `data`, in place of this rank's part; ShapeError for another shape.
   virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
   /// Keeps this rank's part of `whole`, which has the whole parameter's shape (ShapeError).
   virtual void set_whole(const Parameter& parameter, const Tensor& whole) = 0;
@@ -70,8 +70,9 @@ class SHERD_API Parameter {
   /// The values as a detached tensor: of a sharded parameter this rank's part, or the whole while it is
   /// gathered.
   Tensor data() const;
-  /// Uses the memory of `data` as the values from now on; shape and dtype may change with it (ShapeError for
-  /// another shape of a sharded parameter). Gradient and hooks stay. StateError for an empty handle.
+  /// Uses the memory of `data` as the values from now on; shape and dtype may change with it. Of a sharded
+  /// parameter `local()` takes the values (ShapeError for another shape). Gradient and hooks stay. StateError
+  /// for an empty handle.
   void set_data(Tensor data);
   /// The gradient of `local()`; `set_grad` takes any shape, dtype and device, an empty handle is none.
   Tensor grad() const { return state("grad").local.grad(); }
@@ -182,11 +183,22 @@ class SHERD_API Buffer {
   /// it.
   void compute_in(DType dtype);
   DType own_dtype() const { return own_dtype_.value_or(data_.dtype()); }
+  /// The values in the buffer's own dtype: as they were before `compute_in`, until something writes or
+  /// replaces the tensor that forward reads; then these, cast.
+  Tensor values() const;
+  /// Copies `values` in (ShapeError), in the buffer's own dtype and in the one that forward reads.
+  void load(const Tensor& values);
+  /// Replaces the values, and the tensor that forward reads, by what `change` returns for them.
+  void change(const std::function<Tensor(const Tensor&)>& change);
 
  private:
+  void keep(Tensor values, Tensor used);
+
   Tensor data_;
   Persistence persistence_ = Persistence::saved;
   std::optional<DType> own_dtype_{};  // where it is not the tensor's
+  Tensor values_{};                   // in it, while the tensor's storage has `version_`; may be empty
+  std::uint32_t version_ = 0;
 };
 
 /// Puts the parameter object of `a` into `b` (ShapeError unless the shapes are equal). The two count, save

@@ -37,8 +37,8 @@ struct MixedPrecisionPolicy {
   std::optional<DType> param_dtype{};   ///< of gathered parameters, and of computation
   std::optional<DType> reduce_dtype{};  ///< in which gradients are averaged; else the gradient's own
   std::optional<DType> output_dtype{};  ///< floating outputs of the module are cast to it
-  /// Of floating buffers while they compute: they are cast at the first forward. Whole states hold them in
-  /// the dtype that they had before.
+  /// Of floating buffers while they compute: they are cast at the next forward. States hold them in the dtype
+  /// that they had before, with the values of before; what a forward writes in them since is cast back.
   std::optional<DType> buffer_dtype{};
   /// Whether floating inputs of the module are cast to `param_dtype`. Per-parameter layout: yes by default,
   /// also without parameters. Flat layout: no by default, and only with parameters of its own.

@@ -190,20 +190,20 @@ void Unit::begin_root(nn::Module& root) {
   if (std::exchange(root_->precision, precision) != precision)
     for (const auto& weak : root_->units)
       if (const auto unit = weak.lock()) unit->compute_in(precision);
-  if (!policy_.buffer_dtype || buffers_in_ == root_->precision) return;
-  buffers_in_ = root_->precision;
+  if (policy_.buffer_dtype) cast_buffers(root);
+}
+
+void Unit::cast_buffers(nn::Module& root) const {
   struct Caster final : nn::MemberVisitor {
     std::optional<DType> dtype;  // or its own
     void buffer(std::string_view, nn::Buffer& b) override {
       if (b.tensor().defined() && is_floating(b.tensor().dtype()))
         b.compute_in(dtype.value_or(b.own_dtype()));
     }
-    void child(std::string_view, nn::Module& m) override { m.visit_members(*this); }
   };
-  const NoGrad guard;
   Caster caster;
   if (root_->precision == Precision::reduced) caster.dtype = policy_.buffer_dtype;
-  root.visit_members(caster);
+  root.visit_all_members(caster);
 }
 
 /// What is on `meta` computes shapes alone, from inputs on `meta`.

@@ -97,6 +97,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void use(Members& members);
   void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
+  void cast_buffers(nn::Module& root) const;
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
@@ -109,7 +110,6 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   bool took_over_ = false;  ///< it ran as a root, and those below have its schedule
   int running_ = 0;         ///< forwards under way
   Precision precision_ = Precision::reduced;
-  std::optional<Precision> buffers_in_{};  ///< once it ran as a root
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes
 };

@@ -74,7 +74,7 @@ nn::StateDict full_state_dict(nn::Module& module) {
   }
   for (const FoundBuffer& b : found.buffers)
     if (b.member->persistence() == nn::Persistence::saved)
-      state.emplace_back(b.name, clone(to(b.member->tensor(), b.member->own_dtype())));
+      state.emplace_back(b.name, clone(b.member->values()));
   return state;
 }
 
@@ -96,6 +96,7 @@ void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
   const NoGrad guard;
   const Found found = find_members(module);
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
+  std::vector<std::pair<nn::Buffer*, Tensor>> loads;
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
     check_values("load_full_state_dict", p.name, object.local());
@@ -103,13 +104,14 @@ void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
   }
   for (const FoundBuffer& b : found.buffers)
     if (b.member->persistence() == nn::Persistence::saved)
-      copies.emplace_back(b.member->tensor(), find(b.name, b.member->tensor().shape()));
+      loads.emplace_back(b.member, find(b.name, b.member->tensor().shape()));
   check<ValueError>(used == given.size(),
                     "load_full_state_dict: {} of the state's {} entries belong to nothing here",
                     given.size() - used, given.size());
   for (const FoundParameter& p : found.parameters)
     if (p.member->object().owner() != nullptr) p.member->object().owner()->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
+  for (const auto& [buffer, from] : loads) buffer->load(from);
 }
 
 }  // namespace sherd::shard

@@ -512,8 +512,11 @@ TEST_CASE("buffers: one that computes in another dtype is saved in its own") {
       if (name == "running_mean") return t;
     return Tensor{};
   };
-  CHECK(same_bits(saved(norm), to(to(values, bf16), f32)));
+  CHECK(same_bits(saved(norm), values));
   CHECK(norm.clone().running_mean.own_dtype() == f32);
+  BatchNorm1d copy = norm.clone();
+  CHECK(same_bits(saved(copy), values));
+  CHECK(same_bits(copy.running_mean.tensor(), norm.running_mean.tensor()));
   norm.to(Device::cpu(1));
   CHECK(norm.running_mean.own_dtype() == f32);
   norm.to(Device::cpu());
@@ -521,10 +524,39 @@ TEST_CASE("buffers: one that computes in another dtype is saved in its own") {
   CHECK(norm.running_mean.own_dtype() == f32);
   norm.load_state_dict(norm.state_dict());
   CHECK(norm.running_mean.tensor().dtype() == f16);
+  CHECK(same_bits(saved(norm), values));
+  CHECK(same_bits(norm.running_mean.tensor(), to(values, f16)));
   norm.running_mean.compute_in(f32);
   norm.running_mean.set(zeros({2}, {f64}));
   CHECK(norm.running_mean.own_dtype() == f64);
   norm.running_mean.compute_in(f32);
   norm.to(bf16);
   CHECK(norm.running_mean.own_dtype() == bf16);
+}
+
+TEST_CASE("buffers: a cast keeps the values, until the tensor that computes is written or replaced") {
+  for (const DType own : {bf16, f16, f32, f64})
+    for (const DType used : {bf16, f16, f32, f64}) {
+      CAPTURE(name_of(own), name_of(used));
+      const Tensor values = full({3}, 1.001, {own}), other = full({3}, 2.003, {used});
+      nn::Buffer buffer(clone(values));
+      const auto cast_and_back = [&](const std::function<void()>& between, const Tensor& expected) {
+        buffer.set(clone(values));
+        buffer.compute_in(used);
+        between();
+        CHECK(same_bits(buffer.values(), expected));
+        buffer.compute_in(own);
+        CHECK(same_bits(buffer.tensor(), expected));
+        CHECK(same_bits(buffer.values(), expected));
+      };
+      cast_and_back([] {}, values);
+      cast_and_back([&] { buffer.compute_in(f32); }, values);
+      cast_and_back([&] { copy_(buffer.tensor(), other); }, to(other, own));
+      cast_and_back([&] { buffer.set(clone(other)); }, to(other, own));
+      cast_and_back([&] { buffer.load(full({3}, 1.002, {f64})); }, full({3}, 1.002, {own}));
+      cast_and_back([&] { buffer.change([](const Tensor& t) { return to(t, Device::cpu(1)); }); },
+                    to(values, Device::cpu(1)));
+      buffer.compute_in(used);
+      CHECK_THROWS_AS(buffer.load(ones({4})), ShapeError);
+    }
 }

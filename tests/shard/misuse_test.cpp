@@ -208,8 +208,7 @@ TEST_CASE("buffers that compute in another dtype are saved in their own, before 
             for (const auto& [name, t] : state)
               if (name == "shift") {
                 expect(t.dtype() == f32, "{}: saved in {}", when, name_of(t.dtype()));
-                expect(t.to_vector<float>() == to(to(full({4}, 0.1), used), f32).to_vector<float>(),
-                       "{}: values", when);
+                expect(t.to_vector<float>() == full({4}, 0.1).to_vector<float>(), "{}: values", when);
                 return;
               }
             expect(false, "{}: the state has no buffer", when);
@@ -224,6 +223,58 @@ TEST_CASE("buffers that compute in another dtype are saved in their own, before 
         check_saved(computes, "after");
         shard::load_full_state_dict(net, shard::full_state_dict(net));
         check_saved(computes, "after loading");
+        net.load_state_dict(net.state_dict());
+        check_saved(computes, "after loading parts");
+        net.to(Device::cpu(1));
+        net.to(Device::cpu());
+        check_saved(computes, "after moving");
         for (const auto& [name, t] : shard::full_state_dict(net)) expect(name != "scratch", "transient");
       }));
+}
+
+TEST_CASE("whole values where parts go name the call that takes them") {
+  for (const int ranks : {2, 3, 4})
+    for (const bool handle : {false, true})
+      for (shard::GroupLayout layout : layouts)
+        CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+          nn::Linear by_hand(4, 8), net(4, 8);
+          if (handle)
+            const shard::FullyShardedDataParallel wrapped(net);
+          else
+            shard::fully_shard(net, {.layout = layout});
+          nn::Adam whole(by_hand.parameters()), adam(net.parameters());
+          const Tensor x = ones({2, 4});
+          sum(by_hand(x)).backward();
+          whole.step();
+          expect_refusals<Error>({{"a module's state", [&] { net.load_state_dict(by_hand.state_dict()); }}},
+                                 "shard::load_full_state_dict");
+          expect_refusals<Error>({{"an optimizer's", [&] { adam.load_state_dict(whole.state_dict()); }}},
+                                 "shard::load_full_optimizer_state");
+        }));
+}
+
+TEST_CASE("a step with gradients that were not averaged is refused on every rank") {
+  for (const int ranks : {2, 3, 4})
+    for (const std::int64_t rows : {1, 2, 8})
+      for (const bool handle : {false, true})
+        for (shard::GroupLayout layout : layouts)
+          CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+            nn::Linear net(4, rows);
+            if (handle)
+              const shard::FullyShardedDataParallel wrapped(net);
+            else
+              shard::fully_shard(net, {.layout = layout});
+            nn::Sgd sgd(net.parameters(), {.lr = 0.1});
+            const auto before = shard::full_state_dict(net);
+            {
+              const auto own = shard::no_sync(net);
+              sum(net(ones({2, 4}))).backward();
+            }
+            expect_refusals<StateError>({{"step", [&] { sgd.step(); }}}, "no_sync");
+            const auto after = shard::full_state_dict(net);
+            for (std::size_t i = 0; i < before.size(); ++i)
+              expect(before[i].second.to_vector<float>() == after[i].second.to_vector<float>(), "stepped");
+            sum(net(ones({2, 4}))).backward();
+            sgd.step();
+          }));
 }

@@ -96,6 +96,80 @@ TEST_CASE("evaluation in full precision is what an unsharded model gives, and tr
   });
 }
 
+TEST_CASE("evaluation in full precision of what computes as it is stored changes nothing") {
+  for (const bool named : {false, true})
+    on_ranks_and_strategies([named](World& world, shard::Options options) {
+      if (named) options.mixed_precision.param_dtype = f32;
+      Layers reference, net;
+      shard_layers(reference, options);
+      options.mixed_precision.evaluation = shard::Precision::full;
+      shard_layers(net, options);
+      nn::Sgd sgd(net.parameters(), {.lr = 0.1}), of_reference(reference.parameters(), {.lr = 0.1});
+      for (int step = 0; step < 3; ++step)
+        for (const bool training : {true, false}) {
+          float losses[2];
+          for (auto& [model, optimizer, loss] : {std::tuple<Layers&, nn::Sgd&, float&>(net, sgd, losses[0]),
+                                                 {reference, of_reference, losses[1]}}) {
+            optimizer.zero_grad();
+            model.train(training);
+            model.norm.eval();
+            const Tensor value = loss_at(model, world.rank(), step);
+            loss = static_cast<float>(value.item());
+            value.backward();
+            optimizer.step();
+          }
+          expect(losses[0] == losses[1], "step {}: {} for {}", step, losses[0], losses[1]);
+        }
+      const nn::StateDict found = shard::full_state_dict(net), expected = shard::full_state_dict(reference);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        expect(
+            to(found[i].second, f64).to_vector<double>() == to(expected[i].second, f64).to_vector<double>(),
+            "'{}'", found[i].first);
+    });
+}
+
+TEST_CASE("buffers that compute in another dtype keep their values, and what forwards write in them") {
+  on_ranks_and_strategies([](World& world, shard::Options options) {
+    options.mixed_precision = {
+        .param_dtype = bf16, .buffer_dtype = bf16, .evaluation = shard::Precision::full};
+    Layers net;
+    fill_(net.norm.running_mean.tensor(), 1.001);
+    shard_layers(net, options);
+    const auto mean_of = [](const nn::StateDict& state) {
+      for (const auto& [name, t] : state)
+        if (name == "norm.running_mean") return t.to_vector<float>();
+      return std::vector<float>{};
+    };
+    const auto forward = [&](bool training, bool norm_training) {
+      const NoGrad guard;
+      net.train(training);
+      net.norm.train(norm_training);
+      loss_at(net, world.rank(), 0);
+    };
+    const auto expect_mean = [&](const std::vector<float>& values, const char* when) {
+      expect(mean_of(shard::full_state_dict(net)) == values, "{}: the whole state", when);
+      expect(mean_of(net.state_dict()) == values, "{}: the state", when);
+    };
+    const std::vector<float> values = full({5}, 1.001).to_vector<float>();
+    for (const bool training : {true, false, true, false}) {
+      forward(training, false);
+      expect(net.norm.running_mean.tensor().dtype() == (training ? bf16 : f32), "the dtype that computes");
+      expect_mean(values, training ? "training" : "evaluation");
+    }
+    expect(net.norm.running_mean.tensor().to_vector<float>() == values, "evaluation reads them");
+    forward(true, true);
+    const std::vector<float> written = to(net.norm.running_mean.tensor(), f32).to_vector<float>();
+    expect(written != values, "the statistics were updated");
+    expect_mean(written, "after an update");
+    forward(false, false);
+    expect(net.norm.running_mean.tensor().to_vector<float>() == written, "evaluation reads the update");
+    net.to(f32);
+    forward(true, false);
+    expect(net.norm.running_mean.tensor().dtype() == bf16, "cast anew after the module was");
+    expect_mean(written, "after a cast");
+  });
+}
+
 TEST_CASE("what is gathered follows the outermost module's mode, alike on ranks that use different modules") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     Layers net;

@@ -2,7 +2,9 @@
 #include <array>
 
 #include "nn/init.h"
+#include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "shard/unit.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -172,6 +174,137 @@ TEST_CASE("a clone outlives its original") {
     twins.reset();
     loss_at(copy, world.rank(), 0).backward();
     expect_gradients(copy, world, plain(by_hand, world, 0), "of a clone alone");
+  });
+}
+
+namespace {
+
+/// Runs `body(world, shard)` for every layout, strategy and both forms of the handle, on 1 to 4 ranks.
+template <class F>
+void on_all_ways(F&& body) {
+  using enum shard::ShardingStrategy;
+  for (const int ranks : {1, 2, 3, 4})
+    for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+      for (const int way : {0, 1, 2, 3, 4}) {
+        INFO(ranks << " ranks, strategy " << static_cast<int>(strategy) << ", way " << way);
+        const auto shard = [=](Net& net) {
+          shard::Options options{.strategy = strategy};
+          if (way == 1) options.layout = shard::GroupLayout::flat;
+          if (way == 2) options.reshard_after_forward = false;
+          if (way < 3) return shard_blocks_and_rest(net, options);
+          const shard::FullyShardedDataParallel handle(net, {.strategy = strategy,
+                                                             .auto_wrap = shard::wrap_classes({"Block"}),
+                                                             .use_orig_params = way == 3});
+        };
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, shard); }));
+      }
+}
+
+nn::StateDict copies_of(const nn::StateDict& state) {
+  nn::StateDict copies;
+  for (const auto& [name, tensor] : state) copies.emplace_back(name, clone(tensor));
+  return copies;
+}
+
+}  // namespace
+
+TEST_CASE("a state dict is the same parts at any moment, and loads at any other") {
+  on_all_ways([](World& world, const auto& shard) {
+    Net by_hand({.uneven = true}), net({.uneven = true});
+    shard(net);
+    Tensor loss;
+    const std::vector<std::function<void()>> moments = {[] {},
+                                                        [&] {
+                                                          const NoGrad guard;
+                                                          net.eval();
+                                                          loss_at(net, world.rank(), 0);
+                                                          net.train();
+                                                        },
+                                                        [&] { loss = loss_at(net, world.rank(), 0); },
+                                                        [&] { loss.backward(); },
+                                                        [&] {
+                                                          shard::set_reshard_after_backward(net, false);
+                                                          loss_at(net, world.rank(), 1).backward();
+                                                        },
+                                                        [&] { shard::reshard(net); }};
+    std::vector<nn::StateDict> saved;
+    for (const auto& come : moments) {
+      come();
+      saved.push_back(copies_of(net.state_dict()));
+      const std::vector<nn::NamedParameter> listed = net.named_parameters();
+      expect(saved.back().size() == listed.size(), "{} entries", saved.back().size());
+      for (std::size_t p = 0; p < listed.size(); ++p) {
+        const auto& [name, part] = saved.back()[p];
+        expect(name == listed[p].name && part.shape() == listed[p].parameter.local().shape(),
+               "moment {}: '{}' of shape {}", saved.size() - 1, name, part.shape());
+        expect(part.to_vector<float>() == saved[0][p].second.to_vector<float>(), "moment {}: '{}' differs",
+               saved.size() - 1, name);
+      }
+    }
+    shard::set_reshard_after_backward(net, true);
+    nn::StateDict zeroed = copies_of(saved[0]);
+    for (auto& [name, part] : zeroed) zero_(part);
+    for (const std::size_t later : {1, 3})
+      for (std::size_t moment = 0; moment < moments.size(); ++moment) {
+        moments[moment]();
+        net.load_state_dict(zeroed);
+        net.load_state_dict(saved[(moment + later) % saved.size()]);
+        expect_values(net, by_hand, "loaded");
+        loss = loss_at(net, world.rank(), 0);
+        expect(loss.item() == loss_at(by_hand, world.rank(), 0).item(), "the next forward");
+      }
+  });
+}
+
+TEST_CASE("a change that fails leaves a sharded model as it was") {
+  struct Failure final : std::exception {};
+  on_all_ways([](World& world, const auto& shard) {
+    Net by_hand({.uneven = true}), net({.uneven = true});
+    shard(net);
+    nn::Adam adam(net.parameters()), reference(by_hand.parameters());
+    const auto step = [&](int step) {
+      adam.zero_grad();
+      loss_at(net, world.rank(), step).backward();
+      set_gradients(by_hand, plain(by_hand, world, step));
+    };
+    step(0);
+    const std::vector<float> before = net.parameters()[0].grad().defined()
+                                          ? net.parameters()[0].grad().to_vector<float>()
+                                          : std::vector<float>{};
+    shard::Unit& unit = *shard::unit_of(net);
+    // Ranks without a part have fewer gradients to change.
+    int failures = 0;
+    for (int fail_at = 0; fail_at < 14; ++fail_at) {
+      int calls = 0;
+      try {
+        unit.replace([&](const Tensor& t) {
+          if (calls++ == fail_at) throw Failure();
+          return clone(t);
+        });
+      } catch (const Failure&) {
+        ++failures;
+      }
+      const Tensor grad = net.parameters()[0].grad();
+      expect((grad.defined() ? grad.to_vector<float>() : std::vector<float>{}) == before, "the gradient");
+      expect_values(net, by_hand, "after a change");
+    }
+    expect(failures > 1 && failures < 14, "{} failures of 14", failures);
+    adam.step();
+    reference.step();
+    expect_values(net, by_hand, "a step with the gradients of before");
+    bool thrown = false;
+    try {
+      net.to(Device::cuda(1000));
+    } catch (const Error&) {
+      thrown = true;
+    }
+    expect(thrown, "it moved to a device that is not there");
+    for (const int i : {1, 2}) {
+      step(i);
+      adam.step();
+      reference.step();
+    }
+    expect_values(net, by_hand, "trained on");
   });
 }
 
