@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/build.h"
 
 namespace sherd::shard {
 namespace {
@@ -170,14 +171,32 @@ void Unit::apply_synchronising() {
 
 // ---- forward ----
 
-/// The first module to run from outside is the root of those below.
+/// The first module to run from outside is the root of those below; what was put in since joins them.
 void Unit::take_over(nn::Module& root) {
-  if (std::exchange(took_over_, true)) return;
+  struct Ids final : nn::MemberVisitor {
+    std::vector<const void*> all;
+    void param(std::string_view, nn::Param& p) override {
+      all.push_back(p.defined() ? p.object().id() : nullptr);
+    }
+  };
+  Ids ids;
+  ids.all.reserve(below_.size());
+  root.visit_all_members(ids);
+  if (took_over_ && ids.all == below_) return;
+  for (const FoundParameter& p : find_members(root).parameters)
+    check<StateError>(p.member->object().owner() != nullptr,
+                      "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
+                      "would train it alone; shard a module when it is complete",
+                      p.name, p.member->shape(), root.type_name());
+  took_over_ = true;
+  below_ = std::move(ids.all);
   for (const NamedUnit& below : units_of(root)) {
     Unit& unit = *below.unit;
     unit.root_ = root_;
     unit.compute_in(root_->precision);
-    root_->units.push_back(std::dynamic_pointer_cast<Unit>(below.module->extension()));
+    const auto shared = std::dynamic_pointer_cast<Unit>(below.module->extension());
+    const auto known = [&](const std::weak_ptr<Unit>& u) { return u.lock() == shared; };
+    if (std::ranges::none_of(root_->units, known)) root_->units.push_back(shared);
     for (const auto& group : unit.groups_)
       group->set_root(root_, below.name.empty() ? std::string("root") : below.name);
   }

@@ -107,8 +107,10 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::vector<std::shared_ptr<ParameterGroup>> groups_;
   std::unordered_map<const void*, Place> places_;
   std::shared_ptr<Root> root_;
-  bool took_over_ = false;  ///< it ran as a root, and those below have its schedule
-  int running_ = 0;         ///< forwards under way
+  /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
+  std::vector<const void*> below_;
+  bool took_over_ = false;
+  int running_ = 0;  ///< forwards under way
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes

@@ -1,0 +1,169 @@
+// Modules that change after they were sharded, and parts of them that are copied.
+#include <array>
+
+#include "shard/fsdp.h"
+#include "shard/fully_shard.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+/// A list that may grow, and layers that may be replaced.
+struct Growing final : nn::Layer<Growing> {
+  nn::Linear first{4, 4}, second{4, 4};
+  nn::ModuleList<nn::Linear> list;
+  nn::Sequential rest{nn::Linear(4, 4)};
+  Growing() { list.emplace_back(4, 4); }
+  Tensor forward(const Tensor& x) {
+    Tensor y = second(tanh(first(x)));
+    for (nn::Linear& layer : list) y = layer(tanh(y));
+    return rest(y);
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("list", list);
+    on("rest", rest);
+  }
+};
+
+Growing seeded_growing() {
+  manual_seed(5);
+  return {};
+}
+
+using Shard = std::function<void(Growing&)>;
+
+/// Every layout and strategy, and both forms of the handle; inner groups, or one for all.
+template <class F>
+void on_all_ways(F&& body) {
+  using enum shard::ShardingStrategy;
+  for (const int ranks : {1, 2, 3, 4})
+    for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+      for (const int way : {0, 1, 2, 3})
+        for (const bool inner : {false, true}) {
+          INFO(ranks << " ranks, strategy " << static_cast<int>(strategy) << ", way " << way
+                     << ", inner groups " << inner);
+          const Shard shard = [=](Growing& m) {
+            if (way < 2) {
+              const shard::Options options{
+                  .layout = way == 0 ? shard::GroupLayout::per_parameter : shard::GroupLayout::flat,
+                  .strategy = strategy};
+              if (inner) shard::fully_shard(m.second, options);
+              if (inner) shard::fully_shard(m.list, options);
+              shard::fully_shard(m, options);
+              return;
+            }
+            const auto is_list = [&m](const nn::Module& module) { return &module == &m.list; };
+            const shard::FullyShardedDataParallel handle(
+                m, {.strategy = strategy,
+                    .auto_wrap = inner ? shard::AutoWrap(is_list) : shard::AutoWrap(),
+                    .use_orig_params = way == 2});
+          };
+          CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, shard); }));
+        }
+}
+
+Tensor loss_of(Growing& m, int rank) { return sum(square(m(batch_of(rank, 0, 4).x))); }
+
+}  // namespace
+
+TEST_CASE("what is put into a module after it was sharded is refused by name, at the next forward") {
+  const std::vector<std::pair<std::string, std::function<void(Growing&)>>> changes = {
+      {"second.weight", [](Growing& m) { m.second = nn::Linear(4, 4); }},
+      {"first.bias", [](Growing& m) { m.first.bias.set(nn::Parameter(ones({4}))); }},
+      {"list.1.weight", [](Growing& m) { m.list.emplace_back(4, 4); }},
+      {"rest.1.weight", [](Growing& m) { m.rest.append(nn::Linear(4, 4)); }}};
+  for (const auto& [name, change] : changes)
+    on_all_ways([&](World& world, const Shard& shard) {
+      for (const bool ran : {false, true}) {
+        Growing m = seeded_growing();
+        shard(m);
+        if (ran) loss_of(m, world.rank()).backward();
+        change(m);
+        for (const bool training : {true, false}) {
+          m.train(training);
+          const std::string message = message_of<StateError>([&] { loss_of(m, world.rank()); });
+          expect(message.find("'" + name + "'") != std::string::npos &&
+                     message.find("shard a module when it is complete") != std::string::npos,
+                 "{}", message);
+        }
+      }
+    });
+}
+
+TEST_CASE("a layer that was sharded before it is put in trains with the others") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    for (const int ranks : {1, 2, 3})
+      CHECK_NOTHROW(run_ranks(ranks, [layout](World& world) {
+        Growing m = seeded_growing(), by_hand = seeded_growing();
+        shard::fully_shard(m, {.layout = layout});
+        loss_of(m, world.rank()).backward();
+        m.zero_grad();
+        for (Growing* g : {&m, &by_hand}) {
+          manual_seed(6);
+          g->list.emplace_back(4, 4);
+        }
+        shard::fully_shard(m.list[1], {.layout = layout});
+        loss_of(m, world.rank()).backward();
+        expect_gradients(
+            m, world,
+            average_by_hand(by_hand, world.size(), [&](int rank) { loss_of(by_hand, rank).backward(); }),
+            "of the new layer too");
+        const Growing copy = m.clone();
+        expect(shard::is_sharded(copy.list[1]), "the clone's");
+      }));
+}
+
+TEST_CASE("parameters that are tied after they were sharded train as one, in a clone too") {
+  on_all_ways([](World& world, const Shard& shard) {
+    Growing m = seeded_growing(), by_hand = seeded_growing();
+    shard(m);
+    for (Growing* g : {&m, &by_hand}) nn::tie(g->first.weight, g->second.weight);
+    Growing copy = m.clone(), copy_by_hand = by_hand.clone();
+    expect(copy.first.weight.object() == copy.second.weight.object(), "the clone's are tied");
+    for (auto& [module, plain] : {std::pair<Growing&, Growing&>(m, by_hand), {copy, copy_by_hand}}) {
+      nn::Sgd sgd(module.parameters(), {.lr = 0.1}), reference(plain.parameters(), {.lr = 0.1});
+      for (int step = 0; step < 2; ++step) {
+        sgd.zero_grad();
+        loss_of(module, world.rank()).backward();
+        set_gradients(
+            plain, average_by_hand(plain, world.size(), [&](int rank) { loss_of(plain, rank).backward(); }));
+        sgd.step();
+        reference.step();
+      }
+      const nn::StateDict whole = shard::full_state_dict(module), expected = plain.state_dict();
+      expect(whole.size() == expected.size(), "{} entries", whole.size());
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        expect(whole[i].second.to_vector<float>() == expected[i].second.to_vector<float>(), "'{}' differs",
+               whole[i].first);
+    }
+  });
+}
+
+TEST_CASE("a clone of a module whose parameters a module above keeps is refused and says what to clone") {
+  on_all_ways([](World& world, const Shard& shard) {
+    Growing m = seeded_growing();
+    shard(m);
+    const auto check_refused = [](const auto& copy, std::string_view name) {
+      const std::string message = message_of<StateError>(copy);
+      expect(message.starts_with("clone: ") && message.find(name) != std::string::npos &&
+                 message.find("full_state_dict") != std::string::npos,
+             "{}", message);
+    };
+    check_refused([&] { m.first.clone(); }, "first.");
+    check_refused([&] { m.rest.clone_module(); }, "rest.0.");
+    const Growing whole = m.clone();
+    nn::tie(m.first.weight, m.list[0].weight);
+    if (shard::is_sharded(m.list)) {
+      check_refused([&] { m.list.clone(); }, "first.weight");
+      Growing untied = whole.clone();
+      auto list = untied.list.clone();
+      expect(shard::is_sharded(list), "a unit within is cloned alone");
+      sum(list[0](ones({2, 4}))).backward();
+    }
+    loss_of(m, world.rank()).backward();
+  });
+}
