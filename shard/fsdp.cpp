@@ -19,7 +19,10 @@ void wrap_below(nn::Module& module, const AutoWrap& rule, const std::function<vo
   module.visit_members(children);
   for (nn::Module* child : children.modules) {
     wrap_below(*child, rule, wrap);
-    if (!is_sharded(*child) && rule(*child)) wrap(*child);
+    if (const Unit* unit = unit_of(*child))
+      unit->check_complete(*child);
+    else if (rule(*child))
+      wrap(*child);
   }
 }
 
@@ -57,9 +60,18 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
       precision.cast_root_forward_inputs.value_or(true) ? InputCast::when_root : InputCast::never;
   form.input_cast =
       precision.cast_forward_inputs.value_or(false) ? InputCast::with_parameters : form.without_parameters;
-  const auto wrap = [&](nn::Module& m) { build_unit(m, each, form); };
-  if (options.auto_wrap) wrap_below(module, options.auto_wrap, wrap);
-  wrap(module);
+  std::vector<Unit*> made;
+  const auto wrap = [&](nn::Module& m) {
+    build_unit(m, each, form);
+    made.push_back(unit_of(m));
+  };
+  try {
+    if (options.auto_wrap) wrap_below(module, options.auto_wrap, wrap);
+    wrap(module);
+  } catch (...) {  // a second attempt with other options would find these, and leave them as they are
+    for (Unit* unit : made) unit->abandon();
+    throw;
+  }
 }
 
 nn::Parameter FullyShardedDataParallel::flat_param() const {

@@ -248,7 +248,16 @@ void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
   }
 }
 
+void Unit::check_complete(const nn::Module& module) const {
+  check<StateError>(
+      !abandoned_,
+      "{}: the FullyShardedDataParallel that sharded it threw before it had sharded the modules around it; "
+      "make the model anew",
+      module.type_name());
+}
+
 void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
+  check_complete(module);
   check_values(module, inputs);
   const bool root = root_->depth == 0;
   if (root) begin_root(module);
@@ -384,9 +393,18 @@ std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) con
 
 /// A flat parameter is trained as a whole: the parameters in it follow it.
 void Unit::requires_grad_changed(const nn::Parameter& parameter) {
-  const Members* flat = flattened(parameter);
-  if (flat == nullptr) return;
-  for (nn::Parameter p : flat->parameters) p.set_requires_grad(parameter.requires_grad());
+  if (const Members* flat = flattened(parameter)) {
+    for (nn::Parameter p : flat->parameters) p.set_requires_grad(parameter.requires_grad());
+    return;
+  }
+  const auto [members, index] = place(parameter);
+  if (!members->flat.defined() || members->flat.requires_grad() == parameter.requires_grad()) return;
+  nn::Parameter(parameter).set_requires_grad(members->flat.requires_grad());
+  fail<StateError>(
+      "fully_shard: '{}' is part of a flat parameter, which is trained or frozen as a whole; freeze that "
+      "one, or pass "
+      "use_orig_params",
+      members->group->spec().names[index]);
 }
 
 std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {

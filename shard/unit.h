@@ -68,6 +68,9 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// Another shard for every group that `change` gives one; graphs from before keep the old ones. Nothing is
   /// changed when it throws.
   void replace(const std::function<Tensor(const Tensor&)>& change);
+  /// The wrapping that it is part of threw: neither it nor a second attempt uses it.
+  void abandon() { abandoned_ = true; }
+  void check_complete(const nn::Module& module) const;
   /// Whether backwards average gradients, where no scope says that they do not.
   void set_synchronising(bool synchronising);
   void begin_no_sync();
@@ -109,7 +112,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::shared_ptr<Root> root_;
   /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
   std::vector<const void*> below_;
-  bool took_over_ = false;
+  bool took_over_ = false, abandoned_ = false;
   int running_ = 0;  ///< forwards under way
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;

@@ -167,3 +167,39 @@ TEST_CASE("a clone of a module whose parameters a module above keeps is refused 
     loss_of(m, world.rank()).backward();
   });
 }
+
+TEST_CASE("a wrapping that throws leaves nothing that a second one takes for its own, or that runs") {
+  for (const int ranks : {1, 2})
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      Growing m = seeded_growing();
+      nn::Parameter(m.first.bias.object())
+          .set_requires_grad(false);  // beside one that is trained, in the root's unit
+      const auto inner = [&](const nn::Module& child) { return &child == &m.second; };
+      const auto wrap = [&](bool use_orig_params) {
+        return message_of<Error>([&] {
+          shard::FullyShardedDataParallel(
+              m, {.mesh = world.mesh(), .auto_wrap = inner, .use_orig_params = use_orig_params});
+        });
+      };
+      expect(wrap(false).find("uniform") != std::string::npos, "'{}'", wrap(false));
+      for (const std::string& message : {wrap(true), message_of<StateError>([&] { m(ones({2, 4})); })})
+        expect(message.find("anew") != std::string::npos, "'{}'", message);
+    }));
+}
+
+TEST_CASE("a part of a flat parameter is not frozen alone") {
+  for (const int ranks : {1, 2})
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      Growing m = seeded_growing();
+      const shard::FullyShardedDataParallel wrapped(m, {.mesh = world.mesh()});
+      for (nn::Linear* layer : {&m.first, &m.second}) {
+        const std::string message = message_of<StateError>([&] { layer->set_requires_grad(false); });
+        expect(message.find("weight") != std::string::npos &&
+                   message.find("use_orig_params") != std::string::npos,
+               "'{}'", message);
+        for (const nn::Parameter& p : layer->parameters()) expect(p.requires_grad(), "it stays as it was");
+      }
+      wrapped.flat_param().set_requires_grad(false);
+      for (const nn::Parameter& p : m.first.parameters()) expect(!p.requires_grad(), "all are frozen");
+    }));
+}
