@@ -21,11 +21,14 @@ struct DataParallelOptions {
 
 /// Makes `module` a replica among the ranks of `group`. On construction rank 0's parameters and buffers go to
 /// all. From then on a backward leaves in `.grad` the average over the ranks (by the one rule of `ReduceOp`),
-/// added to what was there. Every rank's backward communicates, whichever parameters its graph has: one that
-/// it does not use counts as zero, one that no rank uses keeps its gradient as it is. The same parameters are
-/// trainable on all ranks; where one was replaced, or became trainable, since, the next forward or backward
-/// throws StateError.
-/// Ends with this object; the module lives longer.
+/// added to what was there. What is there at construction is this rank's own, as after `no_sync`. Every
+/// rank's backward communicates, whichever parameters its graph has: one that it does not use counts as zero,
+/// one that no rank uses keeps its gradient as it is. Forwards do not.
+/// The same parameters are trainable on all ranks; where one was replaced, sharded, or became trainable,
+/// since, the next forward or backward throws StateError. So does construction for a parameter that is
+/// sharded, or whose gradient goes to a sink of another kind.
+/// Ends with this object; the module lives longer. An object that is made later for the same parameters takes
+/// them over.
 class SHERD_API DataParallel {
  public:
   DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
@@ -36,7 +39,7 @@ class SHERD_API DataParallel {
   nn::Module& module() const;
 
   /// A scope in which backwards add to `.grad` without communication. What they leave is averaged together
-  /// with the next backward outside.
+  /// with the next backward outside. StateError where another object took parameters over.
   class SHERD_API NoSync {
    public:
     explicit NoSync(DataParallel& model);

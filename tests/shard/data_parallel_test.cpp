@@ -1,4 +1,5 @@
-// Replicas: their gradients are the average by hand, to the bit, whatever each rank uses.
+// Replicas: their gradients are the average by hand, to the bit, whatever each rank uses; what takes over,
+// ends, or stands in each other's way.
 #include <sherd.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 
 using namespace sherd;
 using sherd::test::expect;
+using sherd::test::message_of;
 
 namespace {
 
@@ -22,6 +24,23 @@ struct Net final : nn::Layer<Net> {
     on("second", second);
     on("extra", extra);
   }
+};
+
+struct Deep final : nn::Layer<Deep> {
+  nn::ModuleList<nn::Linear> layers;
+  Deep() {
+    for (int i = 0; i < 12; ++i) layers.emplace_back(5, 5);
+  }
+  /// Before layer `at` the ranks call each other; in a backward, after it.
+  Tensor forward(const Tensor& x, const Group& group, std::size_t at) {
+    Tensor y = x;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      if (i == at) y = enter_parallel(group, y);
+      y = tanh(layers[i](y));
+    }
+    return y;
+  }
+  void visit(auto&& on) { on("layers", layers); }
 };
 
 constexpr std::array worlds = {1, 2, 3, 4};
@@ -71,6 +90,14 @@ Gradients plus(const Gradients& a, const Gradients& b) {
   for (std::size_t p = 0; p < sum.size(); ++p)
     for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += b[p][i];
   return sum;
+}
+
+/// The message of the StateError that `call` throws has all of `words`.
+template <class F>
+void expect_refusal(F&& call, std::initializer_list<std::string_view> words) {
+  const std::string message = message_of<StateError>(call);
+  for (std::string_view word : words)
+    expect(message.find(word) != std::string::npos, "no '{}' in: {}", word, message);
 }
 
 /// A net whose weights differ from rank to rank until they are shared.
@@ -223,4 +250,240 @@ TEST_CASE("data parallel refuses what it cannot do") {
     }
   });
   SUCCEED();
+}
+
+TEST_CASE("a sharded parameter is no replica's, and the refusal changes nothing") {
+  enum class Way { flat, per_parameter, handle, a_part, frozen };
+  const auto cut = [](Net& net, Way way) {
+    if (way == Way::frozen) net.set_requires_grad(false);
+    if (way == Way::handle)
+      const shard::FullyShardedDataParallel handle(net);
+    else
+      shard::fully_shard(
+          way == Way::a_part ? static_cast<nn::Module&>(net.extra) : net,
+          {.layout = way == Way::flat ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter});
+  };
+  for (int ranks : worlds)
+    for (Way way : {Way::flat, Way::per_parameter, Way::handle, Way::a_part, Way::frozen})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), twin = net_of(0);
+        for (Net* each : {&net, &twin}) cut(*each, way);
+        const std::string_view name = way == Way::handle   ? "'_flat_param'"
+                                      : way == Way::a_part ? "'extra.weight'"
+                                                           : "'first.weight'";
+        expect_refusal([&] { shard::DataParallel(net, world.group()); }, {name, "sharded", "fully_shard"});
+        std::vector<std::vector<float>> after;
+        for (Net* each : {&net, &twin}) {
+          if (way != Way::frozen) sum((*each)(data_of(world.rank(), 0), true)).backward();
+          nn::Sgd(each->parameters(), {.lr = 0.1}).step();
+          for (const auto& [key, value] : shard::full_state_dict(*each))
+            after.push_back(value.to_vector<float>());
+        }
+        for (std::size_t i = 0; i < after.size() / 2; ++i)
+          expect(after[i] == after[i + after.size() / 2], "parameter {}", i);
+      }));
+}
+
+TEST_CASE("a module is a replica or sharded, not both at once, but one after the other") {
+  for (int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net both = net_of(0), net = net_of(0);
+      const Gradients by_hand = average_by_hand(net, ranks, 0, [](int) { return true; });
+      const shard::DataParallel living(both, world.group());
+      const std::string message = message_of<StateError>([&] {
+        shard::fully_shard(both);
+        both(data_of(world.rank(), 0), true);
+      });
+      expect(message.find("'extra.bias'") != std::string::npos ||
+                 message.find("'first.weight'") != std::string::npos,
+             "names a parameter: {}", message);
+      expect(message.find("make it anew") == std::string::npos, "sends the user in circles: {}", message);
+
+      {
+        const shard::DataParallel ended(net, world.group());
+      }
+      shard::fully_shard(net);
+      sum(net(data_of(world.rank(), 0), true)).backward();
+      for (std::size_t p = 0; p < by_hand.size(); ++p) {
+        const nn::Parameter parameter = net.parameters()[p];
+        const Tensor average = Tensor::from(by_hand[p], parameter.shape());
+        expect(parameter.grad().to_vector<float>() == shard::part_of(parameter, average).to_vector<float>(),
+               "parameter {}", p);
+      }
+    }));
+}
+
+TEST_CASE("a parameter whose gradient goes to a sink of another kind is no replica's") {
+  struct Other final : GradSink {
+    void accept(PassInfo, Leaf&, Tensor) override {}
+  };
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    Net net = net_of(0);
+    set_sink(net.second.bias.tensor(), std::make_shared<Other>());
+    expect_refusal([&] { shard::DataParallel(net, world.group()); }, {"'second.bias'", "set_sink"});
+    set_sink(net.second.bias.tensor(), nullptr);
+    const shard::DataParallel replicas(net, world.group());
+  }));
+}
+
+TEST_CASE("an object that takes another's place averages as that did") {
+  enum class Place { before_the_other_ends, after_it_ended, beside_it };
+  for (int ranks : worlds)
+    for (Place place : {Place::before_the_other_ends, Place::after_it_ended, Place::beside_it})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0);
+        const auto always = [](int) { return true; };
+        const Gradients one = average_by_hand(net, ranks, 0, always),
+                        both = average_by_hand(net, ranks, 1, always);
+        const auto make = [&] { return std::make_unique<shard::DataParallel>(net, world.group()); };
+        auto first = make();
+        if (place == Place::after_it_ended) first.reset();
+        auto second = make();
+        if (place == Place::before_the_other_ends) first.reset();
+        sum(net(data_of(world.rank(), 0), true)).backward();
+        expect(gradients(net) == one, "the average");
+        net.zero_grad();
+        {
+          const auto guard = second->no_sync();
+          const std::uint64_t calls = collective_calls();
+          sum(net(data_of(world.rank(), 0), true)).backward();
+          expect(collective_calls() == calls, "no_sync of the one in charge");
+        }
+        if (first) {
+          expect_refusal([&] { const auto guard = first->no_sync(); }, {"made later"});
+          second.reset();
+          expect_refusal([&] { net(data_of(world.rank(), 0), true); },
+                         {"'extra.bias'", "make this one anew"});
+          return;
+        }
+        net.zero_grad();
+        sum(net(data_of(world.rank(), 1), true)).backward();
+        expect(gradients(net) == both, "and the next");
+      }));
+}
+
+TEST_CASE("gradients that are there when the object is made count as this rank's own") {
+  for (int ranks : worlds)
+    for (bool replaced : {false, true})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), alone = net_of(0);
+        auto replicas = std::make_unique<shard::DataParallel>(net, world.group());
+        if (!replaced) replicas.reset();
+        {
+          std::optional<shard::DataParallel::NoSync> guard;
+          if (replaced) guard.emplace(*replicas);
+          sum(net(data_of(world.rank(), 0), true)).backward();
+        }
+        replicas = std::make_unique<shard::DataParallel>(net, world.group());
+        sum(net(data_of(world.rank(), 1), false)).backward();
+        sum(alone(data_of(world.rank(), 0), true)).backward();
+        sum(alone(data_of(world.rank(), 1), false)).backward();
+        for (std::size_t p = 0; p < net.parameters().size(); ++p) {
+          Tensor average = clone(alone.parameters()[p].grad());
+          world.group().all_reduce(average, ReduceOp::average());
+          expect(net.parameters()[p].grad().to_vector<float>() == average.to_vector<float>(), "parameter {}",
+                 p);
+        }
+      }));
+}
+
+TEST_CASE("after the object's end every rank trains alone, whatever was frozen then") {
+  for (int ranks : worlds)
+    for (bool frozen : {false, true})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), alone = net_of(0);
+        {
+          const shard::DataParallel replicas(net, world.group());
+          if (frozen) net.first.set_requires_grad(false);
+        }
+        net.set_requires_grad(true);
+        const std::uint64_t calls = collective_calls();
+        for (Net* each : {&net, &alone}) sum((*each)(data_of(world.rank(), 0), true)).backward();
+        expect(collective_calls() == calls, "a backward communicated");
+        expect(gradients(net) == gradients(alone), "this rank's own");
+      }));
+}
+
+TEST_CASE("a backward that is refused within another leaves both whole") {
+  enum class From { first_gradient, last_gradient, input };
+  for (int ranks : worlds)
+    for (From from : {From::first_gradient, From::last_gradient, From::input})
+      for (std::int64_t bucket_bytes : {1, 1 << 20})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Net net = net_of(0);
+          const Gradients without = average_by_hand(net, ranks, 0, [](int) { return false; }),
+                          with = average_by_hand(net, ranks, 0, [](int) { return true; });
+          const shard::DataParallel replicas(net, world.group(), {.bucket_bytes = bucket_bytes});
+          Tensor x = data_of(world.rank(), 0).requires_grad_();
+          const Tensor inner = sum(net.extra(x.detach())), outer = sum(net(x, false));
+          int refusals = 0;
+          const Subscription hook = register_hook(from == From::first_gradient  ? net.second.bias.tensor()
+                                                  : from == From::last_gradient ? net.first.weight.tensor()
+                                                                                : x,
+                                                  [&](const Tensor&) {
+                                                    expect_refusal([&] { inner.backward(); }, {"grad()"});
+                                                    ++refusals;
+                                                    return Tensor{};
+                                                  });
+          outer.backward();
+          expect(refusals == 1, "{} refusals", refusals);
+          expect(gradients(net) == without, "the outer one's average");
+          inner.backward();
+          expect(gradients(net) == with, "the inner one's, afterwards");
+        }));
+}
+
+TEST_CASE("ranks may call each other anywhere in the graph, with buckets of any size") {
+  for (int ranks : {2, 3, 4}) {
+    std::vector<Gradients> results;
+    for (std::int64_t bucket_bytes : {1 << 20, 100, 1}) {
+      std::vector<Gradients> each(static_cast<std::size_t>(ranks));
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        manual_seed(0);
+        Deep net;
+        const shard::DataParallel replicas(net, world.group(), {.bucket_bytes = bucket_bytes});
+        const std::size_t at = world.rank() == 0 ? 0 : net.layers.size() - 1;
+        sum(net(data_of(world.rank(), 0).requires_grad_(), world.group(), at)).backward();
+        each[static_cast<std::size_t>(world.rank())] = gradients(net);
+      }));
+      for (const Gradients& g : each) results.push_back(g);
+    }
+    for (const Gradients& g : results) CHECK(g == results[0]);
+  }
+}
+
+TEST_CASE("a gradient that is not as its parameter is refused before anything is averaged") {
+  for (const Tensor& odd : {zeros({14}), zeros({1}), zeros({7}, {f64})})
+    for (bool synchronising : {false, true})
+      CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+        Net net = net_of(0);
+        const Gradients by_hand = average_by_hand(net, 2, 0, [](int) { return true; });
+        shard::DataParallel replicas(net, world.group());
+        {
+          const auto guard = replicas.no_sync();
+          sum(net(data_of(world.rank(), 0), true)).backward();
+        }
+        net.first.bias.set_grad(odd);
+        const Gradients before = gradients(net.second);
+        {
+          std::optional<shard::DataParallel::NoSync> guard;
+          if (!synchronising) guard.emplace(replicas);
+          expect_refusal([&] { sum(net(data_of(world.rank(), 0), true)).backward(); },
+                         {"'first.bias'", "clear it"});
+        }
+        expect(gradients(net.second) == before, "the others' gradients");
+        net.zero_grad();
+        sum(net(data_of(world.rank(), 0), true)).backward();
+        expect(gradients(net) == by_hand, "afterwards");
+      }));
+}
+
+TEST_CASE("a module that was cast is refused, also where its own forward does not run") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    Net net = net_of(0);
+    const shard::DataParallel replicas(net, world.group());
+    net.to(f64);
+    const Tensor loss = sum(net.extra(to(data_of(world.rank(), 0), f64)));
+    expect_refusal([&] { loss.backward(); }, {"'extra.bias'", "make it anew"});
+  }));
 }
