@@ -244,6 +244,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   /// a peer may come to its buckets only after a call in the graph that this rank still has to make.
   void reduce_what_is_complete() {
     for (; next_ < buckets_.size() && buckets_[next_].due == 0; ++next_) {
+      if (alone()) continue;  // its gradients are the average
       Bucket& bucket = buckets_[next_];
       bucket.work = group_.enqueue({.kind = CollectiveKind::all_reduce,
                                     .inputs = {bucket.values},
@@ -254,18 +255,18 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
                                    WhenFull::queue);
     }
   }
+  bool alone() const { return group_.size() == 1; }
   static void wait(Bucket& bucket) {
     bucket.work.wait();
     bucket.work.wait_inputs();
     bucket.work = {};
   }
   void hand_out(Bucket& bucket) {
-    const auto flags = static_cast<std::int64_t>(bucket.entries.size());
-    const auto used = to(alias(bucket.values, {{flags}, {1}, bucket.numel}), f32).to_vector<float>();
+    const std::vector<bool> used = used_by_any(bucket);
     for (std::size_t k = 0; k < used.size(); ++k) {
       Entry& entry = entries_[bucket.entries[k]];
       if (std::exchange(entry.unsynced, false)) entry.parameter.set_grad({});  // the average has it
-      if (used[k] == 0) continue;                                              // by no rank
+      if (!used[k]) continue;
       const Shape& shape = entry.parameter.shape();
       const Tensor average = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
       const Tensor held = entry.parameter.grad();
@@ -274,6 +275,18 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       else
         entry.parameter.set_grad(clone(average));
     }
+  }
+  /// For each entry, whether any rank has a gradient. Read from the bucket only where this rank has not got
+  /// all and others might: a step in which the host reads nothing can be captured.
+  std::vector<bool> used_by_any(const Bucket& bucket) const {
+    std::vector<bool> used;
+    for (std::size_t i : bucket.entries) used.push_back(entries_[i].placed);
+    if (alone() || std::ranges::find(used, false) == used.end()) return used;
+    const auto flags = static_cast<std::int64_t>(used.size());
+    const Tensor of_all = alias(bucket.values, {{flags}, {1}, bucket.numel});
+    used.clear();
+    for (float flag : to(of_all, f32).to_vector<float>()) used.push_back(flag != 0);
+    return used;
   }
   /// Returns the leaves that gradients came for. Calls that are still under way keep their memory.
   std::vector<Leaf*> end_run() noexcept {

@@ -26,6 +26,17 @@ struct Net final : nn::Layer<Net> {
   }
 };
 
+struct Normed final : nn::Layer<Normed> {
+  nn::Linear first{5, 7}, second{7, 3};
+  nn::BatchNorm1d norm{7};
+  Tensor forward(const Tensor& x) { return second(norm(first(x))); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("norm", norm);
+  }
+};
+
 struct Deep final : nn::Layer<Deep> {
   nn::ModuleList<nn::Linear> layers;
   Deep() {
@@ -90,6 +101,14 @@ Gradients plus(const Gradients& a, const Gradients& b) {
   for (std::size_t p = 0; p < sum.size(); ++p)
     for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += b[p][i];
   return sum;
+}
+
+using Values = std::vector<std::vector<double>>;
+
+Values parameters(const nn::Module& module) {
+  Values all;
+  for (const nn::Parameter& p : module.parameters()) all.push_back(to(p.data(), f64).to_vector<double>());
+  return all;
 }
 
 /// The message of the StateError that `call` throws has all of `words`.
@@ -450,6 +469,58 @@ TEST_CASE("ranks may call each other anywhere in the graph, with buckets of any 
     }
     for (const Gradients& g : results) CHECK(g == results[0]);
   }
+}
+
+TEST_CASE("a captured step repeats the averages") {
+  for (int ranks : worlds)
+    for (std::int64_t bucket_bytes : {1, 1 << 20})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        manual_seed(0);
+        Normed eager, captured = eager.clone();
+        const shard::DataParallel a(eager, world.group(), {.bucket_bytes = bucket_bytes}),
+            b(captured, world.group(), {.bucket_bytes = bucket_bytes});
+        const auto step_of = [](Normed& net) {
+          return [&net, optimizer = std::make_shared<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1})](
+                     std::span<const Tensor> in) -> std::vector<Tensor> {
+            const Tensor loss = mean(square(net(in[0])));
+            loss.backward();
+            optimizer->step();
+            optimizer->zero_grad();
+            return {loss.detach()};
+          };
+        };
+        const Step one = step_of(eager), two = step_of(captured);
+        Program program = capture(two, {data_of(world.rank(), 0)});
+        one(std::vector{data_of(world.rank(), 0)});
+        for (int step : {1, 2, 3}) {
+          const Tensor loss = one(std::vector{data_of(world.rank(), step)})[0];
+          const Tensor replayed = program.replay({data_of(world.rank(), step)})[0];
+          expect(loss.item() == replayed.item(), "loss of step {}", step);
+          expect(parameters(captured) == parameters(eager), "parameters after step {}", step);
+        }
+      }));
+}
+
+TEST_CASE("a step of several ranks that leaves out a parameter is not captured, and goes on") {
+  for (int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net net = net_of(0);
+      const Gradients by_hand = average_by_hand(net, ranks, 0, [](int) { return false; });
+      const shard::DataParallel replicas(net, world.group());
+      const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+        const Tensor loss = sum(net(in[0], false));
+        loss.backward();
+        net.zero_grad();
+        return {loss.detach()};
+      };
+      const auto captured = [&] { capture(step, {data_of(world.rank(), 0)}); };
+      if (ranks == 1)
+        captured();
+      else
+        expect_refusal(captured, {"capture", "the host reads"});
+      sum(net(data_of(world.rank(), 0), false)).backward();
+      expect(gradients(net) == by_hand, "afterwards");
+    }));
 }
 
 TEST_CASE("a gradient that is not as its parameter is refused before anything is averaged") {
