@@ -15,14 +15,15 @@ namespace sherd::shard {
 namespace {
 
 /// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor.
-void share(std::vector<Tensor> tensors, const Group& group, int channel) {
+void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options) {
   const NoGrad guard;
   while (!tensors.empty()) {
     const Tensor first = tensors[0];
     const auto alike = [&](const Tensor& t) {
       return t.dtype() == first.dtype() && t.device() == first.device();
     };
-    Collective call{.kind = CollectiveKind::broadcast, .peer = 0, .channel = channel, .label = "replicas"};
+    Collective call{
+        .kind = CollectiveKind::broadcast, .peer = 0, .channel = options.channel, .label = options.label};
     for (const Tensor& t : tensors) {
       if (!alike(t)) continue;
       if (group.rank() == 0) call.inputs.push_back(t);
@@ -33,15 +34,25 @@ void share(std::vector<Tensor> tensors, const Group& group, int channel) {
   }
 }
 
+std::vector<Tensor> buffers_of(const nn::Module& module) {
+  std::vector<Tensor> buffers;
+  for (const nn::NamedBuffer& buffer : module.named_buffers()) buffers.push_back(buffer.tensor);
+  return buffers;
+}
+
 }  // namespace
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
 class GradientBuckets final : public GradSink, public nn::ModuleObserver {
  public:
+  /// `buffers`: those to share.
   GradientBuckets(std::vector<nn::NamedParameter> parameters, std::vector<nn::NamedParameter> frozen,
-                  Group group, const DataParallelOptions& options)
-      : frozen_(std::move(frozen)), group_(std::move(group)), channel_(options.channel) {
+                  std::vector<Tensor> buffers, Group group, const DataParallelOptions& options)
+      : frozen_(std::move(frozen)),
+        buffers_(std::move(buffers)),
+        group_(std::move(group)),
+        channel_(options.channel) {
     std::ranges::reverse(parameters);
     for (auto& [name, p] : parameters) {
       if (buckets_.empty() || !takes(buckets_.back(), p, options.bucket_bytes)) buckets_.emplace_back();
@@ -125,6 +136,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
       reduce_what_is_complete();
       for (Bucket& bucket : buckets_) wait(bucket);
+      share_buffers();
       for (Bucket& bucket : buckets_) hand_out(bucket);
     }
     const std::vector<Leaf*> arrived = end_run();
@@ -261,6 +273,11 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     bucket.work.wait_inputs();
     bucket.work = {};
   }
+  void share_buffers() const {
+    if (buffers_.empty() || alone()) return;
+    share(module_ == nullptr ? buffers_ : buffers_of(*module_), group_,
+          {.label = "buffers", .channel = channel_});
+  }
   void hand_out(Bucket& bucket) {
     const std::vector<bool> used = used_by_any(bucket);
     for (std::size_t k = 0; k < used.size(); ++k) {
@@ -301,6 +318,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   }
 
   std::vector<nn::NamedParameter> frozen_;
+  std::vector<Tensor> buffers_;  ///< to share, until `module_` is known; none: nothing is shared
   Group group_;
   int channel_;
   std::vector<Entry> entries_;
@@ -353,9 +371,12 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
     all.push_back(p.data());
     (p.requires_grad() ? trainable : frozen).push_back(named);
   }
-  for (const nn::NamedBuffer& buffer : module.named_buffers()) all.push_back(buffer.tensor);
-  share(std::move(all), group, options.channel);
-  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), group, options);
+  std::vector<Tensor> buffers = buffers_of(module);
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  share(std::move(all), group, {.label = "replicas", .channel = options.channel});
+  if (options.broadcast_buffers == BroadcastBuffers::no) buffers.clear();
+  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), std::move(buffers),
+                                               group, options);
   buckets_->take(buckets_);
   watching_ = module.observe(*buckets_);
 }

@@ -12,11 +12,17 @@ namespace sherd::shard {
 
 class GradientBuckets;
 
+/// Whether ranks have rank 0's buffers, or each its own, moved by its own data (running statistics).
+enum class BroadcastBuffers : std::uint8_t { yes, no };
+
 struct DataParallelOptions {
   /// Gradients travel in buckets of about this size, each as soon as it is complete.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// The group's channel on which the averages travel: calls on one channel keep their order.
   int channel = 1;
+  /// Rank 0's go to all at the end of every backward that averages. They are written then, so another graph
+  /// that keeps one for its gradient (a mask that is multiplied) is refused from then on.
+  BroadcastBuffers broadcast_buffers = BroadcastBuffers::yes;
 };
 
 /// Makes `module` a replica among the ranks of `group`. On construction rank 0's parameters and buffers go to

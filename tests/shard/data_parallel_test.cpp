@@ -1,5 +1,5 @@
 // Replicas: their gradients are the average by hand, to the bit, whatever each rank uses; what takes over,
-// ends, or stands in each other's way.
+// ends, or stands in each other's way; and whose buffers they have.
 #include <sherd.h>
 
 #include <array>
@@ -34,6 +34,16 @@ struct Normed final : nn::Layer<Normed> {
     on("first", first);
     on("second", second);
     on("norm", norm);
+  }
+};
+
+struct Masked final : nn::Layer<Masked> {
+  nn::Linear linear{5, 3};
+  nn::Buffer mask{full({3}, 2)};
+  Tensor forward(const Tensor& x) { return mul(linear(x), mask); }
+  void visit(auto&& on) {
+    on("linear", linear);
+    on("mask", mask);
   }
 };
 
@@ -104,6 +114,13 @@ Gradients plus(const Gradients& a, const Gradients& b) {
 }
 
 using Values = std::vector<std::vector<double>>;
+
+Values buffers(const nn::Module& module) {
+  Values all;
+  for (const nn::NamedBuffer& b : module.named_buffers())
+    all.push_back(to(b.tensor, f64).to_vector<double>());
+  return all;
+}
 
 Values parameters(const nn::Module& module) {
   Values all;
@@ -471,7 +488,7 @@ TEST_CASE("ranks may call each other anywhere in the graph, with buckets of any 
   }
 }
 
-TEST_CASE("a captured step repeats the averages") {
+TEST_CASE("a captured step repeats the averages, and whose buffers ranks have") {
   for (int ranks : worlds)
     for (std::int64_t bucket_bytes : {1, 1 << 20})
       CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
@@ -497,6 +514,7 @@ TEST_CASE("a captured step repeats the averages") {
           const Tensor replayed = program.replay({data_of(world.rank(), step)})[0];
           expect(loss.item() == replayed.item(), "loss of step {}", step);
           expect(parameters(captured) == parameters(eager), "parameters after step {}", step);
+          expect(buffers(captured) == buffers(eager), "buffers after step {}", step);
         }
       }));
 }
@@ -521,6 +539,58 @@ TEST_CASE("a step of several ranks that leaves out a parameter is not captured, 
       sum(net(data_of(world.rank(), 0), false)).backward();
       expect(gradients(net) == by_hand, "afterwards");
     }));
+}
+
+TEST_CASE("ranks have rank 0's buffers after every backward that averages, unless each keeps its own") {
+  using shard::BroadcastBuffers;
+  for (int ranks : worlds)
+    for (BroadcastBuffers option : {BroadcastBuffers::yes, BroadcastBuffers::no})
+      for (bool by_parts : {false, true})  // its layers, without its own forward
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          manual_seed(0);
+          Normed net, of_first = net.clone(), own = net.clone();
+          shard::DataParallel replicas(net, world.group(), {.broadcast_buffers = option});
+          const auto forward = [&](int step) {
+            const std::uint64_t calls = collective_calls();
+            const Tensor x = data_of(world.rank(), step);
+            const Tensor y = by_parts ? net.second(net.norm(net.first(x))) : net(x);
+            expect(collective_calls() == calls, "a forward communicated");
+            of_first(data_of(0, step));
+            own(x);
+            return sum(y);
+          };
+          const bool first = option == BroadcastBuffers::yes;
+          for (int step = 0; step < 3; ++step) {
+            forward(step).backward();
+            expect(buffers(net) == buffers(first ? of_first : own), "after step {}", step);
+            if (first) own.load_state_dict(of_first.state_dict());
+          }
+          {
+            const auto guard = replicas.no_sync();
+            forward(3).backward();
+            expect(buffers(net) == buffers(own), "a backward without communication");
+          }
+          // Where its own forward runs, the module's buffers of now are meant.
+          if (!by_parts) net.norm.running_mean.set(clone(net.norm.running_mean));
+          forward(4).backward();
+          expect(buffers(net) == buffers(first ? of_first : own), "the next one");
+        }));
+}
+
+TEST_CASE("a graph that keeps a buffer which was shared since is refused, unless each rank keeps its own") {
+  using shard::BroadcastBuffers;
+  for (int ranks : worlds)
+    for (BroadcastBuffers option : {BroadcastBuffers::yes, BroadcastBuffers::no})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Masked net;
+        const shard::DataParallel replicas(net, world.group(), {.broadcast_buffers = option});
+        const Tensor x = data_of(world.rank(), 0), both = add(sum(net(x)), sum(net(x)));
+        both.backward({}, true);  // several forwards before a backward are none of that
+        if (ranks > 1 && option == BroadcastBuffers::yes)
+          expect_refusal([&] { both.backward(); }, {"was changed in place"});
+        else
+          both.backward();
+      }));
 }
 
 TEST_CASE("a gradient that is not as its parameter is refused before anything is averaged") {
