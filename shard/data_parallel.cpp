@@ -1,6 +1,8 @@
 #include "shard/data_parallel.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -14,9 +16,11 @@
 namespace sherd::shard {
 namespace {
 
-/// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor.
+/// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor. What is
+/// listed twice, as the buffers of a module that two others share are, goes once.
 void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options) {
   const NoGrad guard;
+  std::set<std::tuple<std::uint64_t, std::int64_t, std::int64_t>> given;
   while (!tensors.empty()) {
     const Tensor first = tensors[0];
     const auto alike = [&](const Tensor& t) {
@@ -25,7 +29,7 @@ void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& o
     Collective call{
         .kind = CollectiveKind::broadcast, .peer = 0, .channel = options.channel, .label = options.label};
     for (const Tensor& t : tensors) {
-      if (!alike(t)) continue;
+      if (!alike(t) || !given.emplace(t.storage().id(), t.layout().offset, t.numel()).second) continue;
       if (group.rank() == 0) call.inputs.push_back(t);
       call.outputs.push_back(t);
     }

@@ -34,6 +34,7 @@ struct Normed final : nn::Layer<Normed> {
     on("first", first);
     on("second", second);
     on("norm", norm);
+    on("again", norm);  // as a module that two others share: its buffers have two names
   }
 };
 
