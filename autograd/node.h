@@ -74,6 +74,11 @@ inline AutogradRecord* record_of(const Tensor& t) {
 }
 /// The record of a tensor, made on first use.
 AutogradRecord& ensure_record(const Tensor& t);
+/// What takes the gradients of `leaf` in place of its `.grad`, or null.
+inline GradSink* sink_of(const Tensor& leaf) {
+  const AutogradRecord* record = record_of(leaf);
+  return record != nullptr && record->leaf ? record->leaf->sink.get() : nullptr;
+}
 /// Whether `t` requires grad, or was computed from what does.
 inline bool wants_grad(const Tensor& t) {
   const AutogradRecord* record = record_of(t);

@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "autograd/node.h"
 #include "collectives/world.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -180,6 +181,11 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   const std::vector<FoundParameter> all = found.parameters;
   std::erase_if(found.parameters,
                 [](const FoundParameter& p) { return p.member->object().owner() != nullptr; });
+  for (const FoundParameter& p : found.parameters)
+    check<StateError>(sink_of(p.member->local()) == nullptr,
+                      "fully_shard: '{}' gives its gradient to a sink already (a living DataParallel, or "
+                      "set_sink), and both would average it; end that before the module is sharded",
+                      p.name);
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const AfterForward after = after_forward(options, RankOfGroup(ranks.shard).ranks);

@@ -1,102 +1,161 @@
 #include "shard/data_parallel.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "autograd/autograd.h"
+#include "autograd/node.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 
 namespace sherd::shard {
+namespace {
+
+/// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor. What is
+/// listed twice, as the buffers of a module that two others share are, goes once.
+void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options) {
+  const NoGrad guard;
+  std::set<std::tuple<std::uint64_t, std::int64_t, std::int64_t>> given;
+  while (!tensors.empty()) {
+    const Tensor first = tensors[0];
+    const auto alike = [&](const Tensor& t) {
+      return t.dtype() == first.dtype() && t.device() == first.device();
+    };
+    Collective call{
+        .kind = CollectiveKind::broadcast, .peer = 0, .channel = options.channel, .label = options.label};
+    for (const Tensor& t : tensors) {
+      if (!alike(t) || !given.emplace(t.storage().id(), t.layout().offset, t.numel()).second) continue;
+      if (group.rank() == 0) call.inputs.push_back(t);
+      call.outputs.push_back(t);
+    }
+    group.call(std::move(call));
+    std::erase_if(tensors, alike);
+  }
+}
+
+std::vector<Tensor> buffers_of(const nn::Module& module) {
+  std::vector<Tensor> buffers;
+  for (const nn::NamedBuffer& buffer : module.named_buffers()) buffers.push_back(buffer.tensor);
+  return buffers;
+}
+
+}  // namespace
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
-class GradientBuckets final : public nn::ModuleObserver {
+class GradientBuckets final : public GradSink, public nn::ModuleObserver {
  public:
-  GradientBuckets(std::vector<nn::Parameter> parameters, std::vector<nn::Parameter> frozen, Group group,
-                  DataParallelOptions options)
-      : frozen_(std::move(frozen)), group_(std::move(group)), channel_(options.channel) {
+  /// `buffers`: those to share.
+  GradientBuckets(std::vector<nn::NamedParameter> parameters, std::vector<nn::NamedParameter> frozen,
+                  std::vector<Tensor> buffers, Group group, const DataParallelOptions& options)
+      : frozen_(std::move(frozen)),
+        buffers_(std::move(buffers)),
+        group_(std::move(group)),
+        channel_(options.channel) {
     std::ranges::reverse(parameters);
-    for (nn::Parameter& p : parameters) {
+    for (auto& [name, p] : parameters) {
       if (buckets_.empty() || !takes(buckets_.back(), p, options.bucket_bytes)) buckets_.emplace_back();
       Bucket& bucket = buckets_.back();
       bucket.entries.push_back(entries_.size());
       known_.insert(p.id());
-      entries_.push_back({p, p.local().spec(), buckets_.size() - 1, bucket.numel});
+      entries_.push_back({.name = name,
+                          .parameter = p,
+                          .spec = p.local().spec(),
+                          .bucket = buckets_.size() - 1,
+                          .offset = bucket.numel,
+                          .unsynced = p.grad().defined()});
       bucket.numel += p.numel();
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].label = fmt::format("gradients {}", b);
   }
 
-  std::size_t size() const { return entries_.size(); }
-  const nn::Parameter& parameter(std::size_t i) const { return entries_[i].parameter; }
+  /// Makes `self`, which is this object, the sink of its parameters.
+  void take(const std::shared_ptr<GradSink>& self) {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Tensor& local = entries_[i].parameter.local();
+      set_sink(local, self);
+      entry_of_[record_of(local)->leaf.get()] = i;
+    }
+  }
+  /// Parameters that another object has taken over stay with that one.
+  void let_go() const {
+    for (const Entry& entry : entries_)
+      if (sink_of(entry.parameter.local()) == this) set_sink(entry.parameter.local(), nullptr);
+  }
+  void check_in_charge() const {
+    for (const Entry& entry : entries_)
+      check<StateError>(sink_of(entry.parameter.local()) == this,
+                        "data parallel: no_sync of an object from which another one, made later, took '{}'; "
+                        "call no_sync of that one, or make this one anew",
+                        entry.name);
+  }
   bool set_synchronising(bool synchronising) { return std::exchange(synchronising_, synchronising); }
 
-  /// What is trained is what was when the object was made: everything else would not be averaged, unnoticed.
   void before_forward(nn::Module& module, std::span<Tensor* const>) override {
     module_ = &module;
-    for (const Entry& entry : entries_)
-      check<StateError>(entry.parameter.local().spec() == entry.spec,
-                        "data parallel: a parameter of shape {} had another shape, dtype or device when this "
-                        "object was made; make it anew",
-                        entry.parameter.shape());
-    for (const nn::Parameter& p : frozen_)
-      check<StateError>(!p.requires_grad(),
-                        "data parallel: a parameter of shape {} became trainable after this object was made, "
-                        "and its gradient would not be averaged; make it anew",
-                        p.shape());
+    check_parameters();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
 
   // ---- one backward ----
 
-  void begin(std::uint64_t run, std::size_t i) {
+  void begin(PassInfo pass, Leaf& leaf) override {
     check<StateError>(
-        run_ == run || run_ == 0,
+        run_ == pass.number || run_ == 0,
         "backward: it reaches parameters of a data parallel model and was started within another "
         "backward that does (in a hook); start it after that one, or use grad()");
-    if (run != run_) start(run);
+    run_ = pass.number;
     ++reached_;
-    ++buckets_[entries_[i].bucket].due;
+    ++buckets_[entry(leaf).bucket].due;
   }
-  void accept(std::size_t i, Leaf& leaf, const Tensor& gradient) {
+  void begun(PassInfo) override {
+    awaited_ = false;
+    check_parameters();
+    check_gradients();
+    if (reached_ < entries_.size()) look_for_others();
+    run_synchronises_ = synchronising_;
+    next_ = 0;
+    if (!run_synchronises_) return;
     const NoGrad guard;
-    Entry& entry = entries_[i];
+    for (Bucket& bucket : buckets_) fill(bucket);
+  }
+  void accept(PassInfo, Leaf& leaf, Tensor gradient) override {
+    const NoGrad guard;
+    Entry& to = entry(leaf);
     arrived_.push_back(&leaf);
-    if (!run_synchronises_) return keep(entry, gradient);
-    place(entry, gradient);
-    --buckets_[entry.bucket].due;
+    if (!run_synchronises_) return keep(to, gradient);
+    place(to, gradient);
+    --buckets_[to.bucket].due;
     reduce_what_is_complete();
   }
-  /// Comes from every parameter's sink; the first does it for all.
-  void finish(std::uint64_t run) {
-    if (run != run_) return;
-    if (reached_ < entries_.size()) look_for_others();
+  bool accumulates_later() const override { return true; }
+  void finish(PassInfo) override {
     if (run_synchronises_) {
       const NoGrad guard;
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
       reduce_what_is_complete();
       for (Bucket& bucket : buckets_) wait(bucket);
+      share_buffers();
       for (Bucket& bucket : buckets_) hand_out(bucket);
     }
-    run_ = 0;
-    for (Leaf* leaf : std::exchange(arrived_, {}))
+    const std::vector<Leaf*> arrived = end_run();
+    for (Leaf* leaf : arrived)
       leaf->after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(*leaf); });
   }
-  /// `.grad` is what it was before a backward that communicates.
-  void abort() noexcept {
-    run_ = 0;
-    arrived_.clear();
-    for (Bucket& bucket : buckets_) {
-      bucket.work = {};
-      bucket.values = {};  // calls under way keep their memory
-    }
+  /// `.grad` is what it was before a backward that communicates. One that was refused within another has not
+  /// begun, and leaves that alone.
+  void abort(PassInfo pass) noexcept override {
+    if (pass.number == run_) end_run();
   }
 
  private:
   struct Entry {
+    std::string name;
     nn::Parameter parameter;
     Spec spec;
     std::size_t bucket;
@@ -107,45 +166,71 @@ class GradientBuckets final : public nn::ModuleObserver {
   struct Bucket {
     std::vector<std::size_t> entries;
     std::int64_t numel = 0;
-    Tensor values;  ///< the gradients, then for each entry whether this rank has one
+    Tensor values;  ///< the gradients, then for each entry whether this rank has one; none between backwards
     Work work;
     std::string label;
     int due = 0;  ///< gradients that the backward under way will still bring
   };
 
+  Entry& entry(const Leaf& leaf) { return entries_[entry_of_.at(&leaf)]; }
   bool takes(const Bucket& bucket, const nn::Parameter& p, std::int64_t limit_bytes) const {
     const Tensor& first = entries_[bucket.entries[0]].parameter.local();
     return first.dtype() == p.local().dtype() && first.device() == p.local().device() &&
            (bucket.numel + p.numel()) * size_of(first.dtype()) <= limit_bytes;
   }
 
+  /// What is trained is what was when the object was made: everything else would not be averaged, unnoticed.
+  void check_parameters() const {
+    for (const Entry& entry : entries_) {
+      const nn::Parameter& p = entry.parameter;
+      const Spec now = p.local().spec(), &then = entry.spec;
+      check<StateError>(p.owner() == nullptr,
+                        "data parallel: '{}' was sharded after this object was made, and both would average "
+                        "its gradient; destroy this object before the module is sharded",
+                        entry.name);
+      check<StateError>(now == then,
+                        "data parallel: '{}' was of shape {}, {} on {} when this object was made and is of "
+                        "shape {}, {} on {}; make it anew",
+                        entry.name, then.shape, name_of(then.dtype), to_string(then.device), now.shape,
+                        name_of(now.dtype), to_string(now.device));
+      check<StateError>(sink_of(p.local()) != nullptr,
+                        "data parallel: the gradient of '{}' is averaged no longer, since another object "
+                        "took the parameter over and was destroyed; make this one anew",
+                        entry.name);
+    }
+    for (const auto& [name, p] : frozen_)
+      check<StateError>(!p.requires_grad(),
+                        "data parallel: '{}' became trainable after this object was made, and its gradient "
+                        "would not be averaged; make it anew",
+                        name);
+  }
+  /// Averages are added to what is in `.grad`, and what is there may be a part of the next one.
+  void check_gradients() const {
+    for (const Entry& entry : entries_) {
+      if (!entry.parameter.grad().defined()) continue;
+      const Spec held = entry.parameter.grad().spec(), &own = entry.spec;
+      check<StateError>(held == own,
+                        "backward: the .grad of '{}' is of shape {}, {} on {}, the parameter of shape {}, {} "
+                        "on {}, and no average can be added; clear it",
+                        entry.name, held.shape, name_of(held.dtype), to_string(held.device), own.shape,
+                        name_of(own.dtype), to_string(own.device));
+    }
+  }
   /// A parameter that no backward reaches may have been replaced.
   void look_for_others() const {
     if (module_ == nullptr) return;
-    for (const nn::Parameter& p : module_->parameters())
+    for (const auto& [name, p] : module_->named_parameters())
       check<StateError>(known_.contains(p.id()) || !p.requires_grad(),
-                        "data parallel: a parameter of shape {} took another's place after this object was "
-                        "made, and its gradient would not be averaged; make it anew",
-                        p.shape());
+                        "data parallel: '{}' took another parameter's place after this object was made, and "
+                        "its gradient would not be averaged; make it anew",
+                        name);
   }
 
-  void start(std::uint64_t run) {
-    run_ = run;
-    reached_ = 0;
-    awaited_ = false;
-    run_synchronises_ = synchronising_;
-    next_ = 0;
-    for (Bucket& bucket : buckets_) bucket.due = 0;
-    if (!run_synchronises_) return;
-    const NoGrad guard;
-    for (Bucket& bucket : buckets_) clear(bucket);
-  }
   /// Zeros, and what earlier backwards left without communication.
-  void clear(Bucket& bucket) {
+  void fill(Bucket& bucket) {
     const Tensor& first = entries_[bucket.entries[0]].parameter.local();
     const std::int64_t numel = bucket.numel + static_cast<std::int64_t>(bucket.entries.size());
-    if (!bucket.values.defined()) bucket.values = empty({numel}, {first.dtype(), first.device()});
-    zero_(bucket.values);
+    bucket.values = zeros({numel}, {first.dtype(), first.device()});
     for (std::size_t i : bucket.entries) {
       Entry& entry = entries_[i];
       entry.placed = false;
@@ -171,30 +256,38 @@ class GradientBuckets final : public nn::ModuleObserver {
     fill_(alias(bucket.values, {{1}, {1}, flag}), 1);
   }
 
-  /// In order, so that every rank's calls are in one order.
+  /// In order, so that every rank's calls are in one order. Nothing waits for room before the backward's end:
+  /// a peer may come to its buckets only after a call in the graph that this rank still has to make.
   void reduce_what_is_complete() {
     for (; next_ < buckets_.size() && buckets_[next_].due == 0; ++next_) {
+      if (alone()) continue;  // its gradients are the average
       Bucket& bucket = buckets_[next_];
       bucket.work = group_.enqueue({.kind = CollectiveKind::all_reduce,
                                     .inputs = {bucket.values},
                                     .outputs = {bucket.values},
                                     .reduction = ReduceOp::average(),
                                     .channel = channel_,
-                                    .label = bucket.label});
+                                    .label = bucket.label},
+                                   WhenFull::queue);
     }
   }
+  bool alone() const { return group_.size() == 1; }
   static void wait(Bucket& bucket) {
     bucket.work.wait();
     bucket.work.wait_inputs();
     bucket.work = {};
   }
+  void share_buffers() const {
+    if (buffers_.empty() || alone()) return;
+    share(module_ == nullptr ? buffers_ : buffers_of(*module_), group_,
+          {.label = "buffers", .channel = channel_});
+  }
   void hand_out(Bucket& bucket) {
-    const auto flags = static_cast<std::int64_t>(bucket.entries.size());
-    const auto used = to(alias(bucket.values, {{flags}, {1}, bucket.numel}), f32).to_vector<float>();
+    const std::vector<bool> used = used_by_any(bucket);
     for (std::size_t k = 0; k < used.size(); ++k) {
       Entry& entry = entries_[bucket.entries[k]];
       if (std::exchange(entry.unsynced, false)) entry.parameter.set_grad({});  // the average has it
-      if (used[k] == 0) continue;                                              // by no rank
+      if (!used[k]) continue;
       const Shape& shape = entry.parameter.shape();
       const Tensor average = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
       const Tensor held = entry.parameter.grad();
@@ -204,12 +297,37 @@ class GradientBuckets final : public nn::ModuleObserver {
         entry.parameter.set_grad(clone(average));
     }
   }
+  /// For each entry, whether any rank has a gradient. Read from the bucket only where this rank has not got
+  /// all and others might: a step in which the host reads nothing can be captured.
+  std::vector<bool> used_by_any(const Bucket& bucket) const {
+    std::vector<bool> used;
+    for (std::size_t i : bucket.entries) used.push_back(entries_[i].placed);
+    if (alone() || std::ranges::find(used, false) == used.end()) return used;
+    const auto flags = static_cast<std::int64_t>(used.size());
+    const Tensor of_all = alias(bucket.values, {{flags}, {1}, bucket.numel});
+    used.clear();
+    for (float flag : to(of_all, f32).to_vector<float>()) used.push_back(flag != 0);
+    return used;
+  }
+  /// Returns the leaves that gradients came for. Calls that are still under way keep their memory.
+  std::vector<Leaf*> end_run() noexcept {
+    run_ = 0;
+    reached_ = 0;
+    for (Bucket& bucket : buckets_) {
+      bucket.work = {};
+      bucket.values = {};
+      bucket.due = 0;
+    }
+    return std::exchange(arrived_, {});
+  }
 
-  std::vector<nn::Parameter> frozen_;
+  std::vector<nn::NamedParameter> frozen_;
+  std::vector<Tensor> buffers_;  ///< to share, until `module_` is known; none: nothing is shared
   Group group_;
   int channel_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
+  std::unordered_map<const Leaf*, std::size_t> entry_of_;
   std::unordered_set<const void*> known_;  ///< the entries' parameters
   nn::Module* module_ = nullptr;           ///< that ran last
   bool awaited_ = false;                   ///< a backward, of a forward that was recorded
@@ -224,39 +342,23 @@ class GradientBuckets final : public nn::ModuleObserver {
 
 namespace {
 
-/// One parameter's way into the buckets.
-class BucketSink final : public GradSink {
- public:
-  BucketSink(std::shared_ptr<GradientBuckets> buckets, std::size_t index)
-      : buckets_(std::move(buckets)), index_(index) {}
-  void begin(PassInfo pass, Leaf&) override { buckets_->begin(pass.number, index_); }
-  void accept(PassInfo, Leaf& leaf, Tensor gradient) override { buckets_->accept(index_, leaf, gradient); }
-  bool accumulates_later() const override { return true; }
-  void finish(PassInfo pass) override { buckets_->finish(pass.number); }
-  void abort(PassInfo) noexcept override { buckets_->abort(); }
-
- private:
-  std::shared_ptr<GradientBuckets> buckets_;
-  std::size_t index_;
-};
-
-/// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor.
-void share(std::vector<Tensor> tensors, const Group& group, int channel) {
-  const NoGrad guard;
-  while (!tensors.empty()) {
-    const Tensor first = tensors[0];
-    const auto alike = [&](const Tensor& t) {
-      return t.dtype() == first.dtype() && t.device() == first.device();
-    };
-    Collective call{.kind = CollectiveKind::broadcast, .peer = 0, .channel = channel, .label = "replicas"};
-    for (const Tensor& t : tensors) {
-      if (!alike(t)) continue;
-      if (group.rank() == 0) call.inputs.push_back(t);
-      call.outputs.push_back(t);
-    }
-    group.call(std::move(call));
-    std::erase_if(tensors, alike);
-  }
+/// What cannot be a replica: a parameter without values, a part of one, or one that something else takes the
+/// gradient of.
+void check_whole(const std::string& name, const nn::Parameter& p) {
+  check<StateError>(p.owner() == nullptr,
+                    "data parallel: '{}' is sharded: each rank has a part of its own, which rank 0's would "
+                    "overwrite, and its gradients are averaged already; leave DataParallel out, and for "
+                    "replicas of shards pass fully_shard a mesh of two dimensions",
+                    name);
+  check<DeviceError>(p.local().device().type != DeviceType::meta,
+                     "data parallel: '{}' is on meta and has no values to share; call materialize() of the "
+                     "module first",
+                     name);
+  const GradSink* sink = sink_of(p.local());
+  check<StateError>(sink == nullptr || dynamic_cast<const GradientBuckets*>(sink) != nullptr,
+                    "data parallel: '{}' gives its gradient to a sink already (set_sink), in whose place "
+                    "averages would go; take that away first",
+                    name);
 }
 
 }  // namespace
@@ -266,27 +368,25 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
   check<ValueError>(options.bucket_bytes > 0, "data parallel: buckets of {} bytes; a bucket has at least one",
                     options.bucket_bytes);
   std::vector<Tensor> all;
-  std::vector<nn::Parameter> trainable, frozen;
-  for (const auto& [name, p] : module.named_parameters()) {
-    check<DeviceError>(p.local().device().type != DeviceType::meta,
-                       "data parallel: '{}' is on meta and has no values to share; call materialize() of the "
-                       "module first",
-                       name);
+  std::vector<nn::NamedParameter> trainable, frozen;
+  for (const nn::NamedParameter& named : module.named_parameters()) {
+    const auto& [name, p] = named;
+    check_whole(name, p);
     all.push_back(p.data());
-    (p.requires_grad() ? trainable : frozen).push_back(p);
+    (p.requires_grad() ? trainable : frozen).push_back(named);
   }
-  for (const nn::NamedBuffer& buffer : module.named_buffers()) all.push_back(buffer.tensor);
-  share(std::move(all), group, options.channel);
-  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), group, options);
-  for (std::size_t i = 0; i < buckets_->size(); ++i)
-    set_sink(buckets_->parameter(i).tensor(), std::make_shared<BucketSink>(buckets_, i));
+  std::vector<Tensor> buffers = buffers_of(module);
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  share(std::move(all), group, {.label = "replicas", .channel = options.channel});
+  if (options.broadcast_buffers == BroadcastBuffers::no) buffers.clear();
+  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), std::move(buffers),
+                                               group, options);
+  buckets_->take(buckets_);
   watching_ = module.observe(*buckets_);
 }
 
 DataParallel::~DataParallel() {
-  if (!buckets_) return;
-  for (std::size_t i = 0; i < buckets_->size(); ++i)
-    if (buckets_->parameter(i).requires_grad()) set_sink(buckets_->parameter(i).tensor(), nullptr);
+  if (buckets_) buckets_->let_go();
 }
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
@@ -301,8 +401,10 @@ nn::Module& DataParallel::module() const {
   return *module_;
 }
 
-DataParallel::NoSync::NoSync(DataParallel& model)
-    : buckets_(model.buckets_), outer_(model.buckets().set_synchronising(false)) {}
+DataParallel::NoSync::NoSync(DataParallel& model) : buckets_(model.buckets_), outer_(false) {
+  model.buckets().check_in_charge();
+  outer_ = buckets_->set_synchronising(false);
+}
 DataParallel::NoSync::~NoSync() { buckets_->set_synchronising(outer_); }
 
 }  // namespace sherd::shard

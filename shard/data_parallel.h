@@ -12,20 +12,29 @@ namespace sherd::shard {
 
 class GradientBuckets;
 
+/// Whether ranks have rank 0's buffers, or each its own, moved by its own data (running statistics).
+enum class BroadcastBuffers : std::uint8_t { yes, no };
+
 struct DataParallelOptions {
   /// Gradients travel in buckets of about this size, each as soon as it is complete.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// The group's channel on which the averages travel: calls on one channel keep their order.
   int channel = 1;
+  /// Rank 0's go to all at the end of every backward that averages. They are written then, so another graph
+  /// that keeps one for its gradient (a mask that is multiplied) is refused from then on.
+  BroadcastBuffers broadcast_buffers = BroadcastBuffers::yes;
 };
 
 /// Makes `module` a replica among the ranks of `group`. On construction rank 0's parameters and buffers go to
 /// all. From then on a backward leaves in `.grad` the average over the ranks (by the one rule of `ReduceOp`),
-/// added to what was there. Every rank's backward communicates, whichever parameters its graph has: one that
-/// it does not use counts as zero, one that no rank uses keeps its gradient as it is. The same parameters are
-/// trainable on all ranks; where one was replaced, or became trainable, since, the next forward or backward
-/// throws StateError.
-/// Ends with this object; the module lives longer.
+/// added to what was there. What is there at construction is this rank's own, as after `no_sync`. Every
+/// rank's backward communicates, whichever parameters its graph has: one that it does not use counts as zero,
+/// one that no rank uses keeps its gradient as it is. Forwards do not.
+/// The same parameters are trainable on all ranks; where one was replaced, sharded, or became trainable,
+/// since, the next forward or backward throws StateError. So does construction for a parameter that is
+/// sharded, or whose gradient goes to a sink of another kind.
+/// Ends with this object; the module lives longer. An object that is made later for the same parameters takes
+/// them over.
 class SHERD_API DataParallel {
  public:
   DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
@@ -36,7 +45,7 @@ class SHERD_API DataParallel {
   nn::Module& module() const;
 
   /// A scope in which backwards add to `.grad` without communication. What they leave is averaged together
-  /// with the next backward outside.
+  /// with the next backward outside. StateError where another object took parameters over.
   class SHERD_API NoSync {
    public:
     explicit NoSync(DataParallel& model);

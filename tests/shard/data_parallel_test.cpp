@@ -1,4 +1,5 @@
-// Replicas: their gradients are the average by hand, to the bit, whatever each rank uses.
+// Replicas: their gradients are the average by hand, to the bit, whatever each rank uses; what takes over,
+// ends, or stands in each other's way; and whose buffers they have.
 #include <sherd.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 
 using namespace sherd;
 using sherd::test::expect;
+using sherd::test::message_of;
 
 namespace {
 
@@ -22,6 +24,45 @@ struct Net final : nn::Layer<Net> {
     on("second", second);
     on("extra", extra);
   }
+};
+
+struct Normed final : nn::Layer<Normed> {
+  nn::Linear first{5, 7}, second{7, 3};
+  nn::BatchNorm1d norm{7};
+  Tensor forward(const Tensor& x) { return second(norm(first(x))); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("norm", norm);
+    on("again", norm);  // as a module that two others share: its buffers have two names
+  }
+};
+
+struct Masked final : nn::Layer<Masked> {
+  nn::Linear linear{5, 3};
+  nn::Buffer mask{full({3}, 2)};
+  Tensor forward(const Tensor& x) { return mul(linear(x), mask); }
+  void visit(auto&& on) {
+    on("linear", linear);
+    on("mask", mask);
+  }
+};
+
+struct Deep final : nn::Layer<Deep> {
+  nn::ModuleList<nn::Linear> layers;
+  Deep() {
+    for (int i = 0; i < 12; ++i) layers.emplace_back(5, 5);
+  }
+  /// Before layer `at` the ranks call each other; in a backward, after it.
+  Tensor forward(const Tensor& x, const Group& group, std::size_t at) {
+    Tensor y = x;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      if (i == at) y = enter_parallel(group, y);
+      y = tanh(layers[i](y));
+    }
+    return y;
+  }
+  void visit(auto&& on) { on("layers", layers); }
 };
 
 constexpr std::array worlds = {1, 2, 3, 4};
@@ -71,6 +112,29 @@ Gradients plus(const Gradients& a, const Gradients& b) {
   for (std::size_t p = 0; p < sum.size(); ++p)
     for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += b[p][i];
   return sum;
+}
+
+using Values = std::vector<std::vector<double>>;
+
+Values buffers(const nn::Module& module) {
+  Values all;
+  for (const nn::NamedBuffer& b : module.named_buffers())
+    all.push_back(to(b.tensor, f64).to_vector<double>());
+  return all;
+}
+
+Values parameters(const nn::Module& module) {
+  Values all;
+  for (const nn::Parameter& p : module.parameters()) all.push_back(to(p.data(), f64).to_vector<double>());
+  return all;
+}
+
+/// The message of the StateError that `call` throws has all of `words`.
+template <class F>
+void expect_refusal(F&& call, std::initializer_list<std::string_view> words) {
+  const std::string message = message_of<StateError>(call);
+  for (std::string_view word : words)
+    expect(message.find(word) != std::string::npos, "no '{}' in: {}", word, message);
 }
 
 /// A net whose weights differ from rank to rank until they are shared.
@@ -223,4 +287,345 @@ TEST_CASE("data parallel refuses what it cannot do") {
     }
   });
   SUCCEED();
+}
+
+TEST_CASE("a sharded parameter is no replica's, and the refusal changes nothing") {
+  enum class Way { flat, per_parameter, handle, a_part, frozen };
+  const auto cut = [](Net& net, Way way) {
+    if (way == Way::frozen) net.set_requires_grad(false);
+    if (way == Way::handle)
+      const shard::FullyShardedDataParallel handle(net);
+    else
+      shard::fully_shard(
+          way == Way::a_part ? static_cast<nn::Module&>(net.extra) : net,
+          {.layout = way == Way::flat ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter});
+  };
+  for (int ranks : worlds)
+    for (Way way : {Way::flat, Way::per_parameter, Way::handle, Way::a_part, Way::frozen})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), twin = net_of(0);
+        for (Net* each : {&net, &twin}) cut(*each, way);
+        const std::string_view name = way == Way::handle   ? "'_flat_param'"
+                                      : way == Way::a_part ? "'extra.weight'"
+                                                           : "'first.weight'";
+        expect_refusal([&] { shard::DataParallel(net, world.group()); }, {name, "sharded", "fully_shard"});
+        std::vector<std::vector<float>> after;
+        for (Net* each : {&net, &twin}) {
+          if (way != Way::frozen) sum((*each)(data_of(world.rank(), 0), true)).backward();
+          nn::Sgd(each->parameters(), {.lr = 0.1}).step();
+          for (const auto& [key, value] : shard::full_state_dict(*each))
+            after.push_back(value.to_vector<float>());
+        }
+        for (std::size_t i = 0; i < after.size() / 2; ++i)
+          expect(after[i] == after[i + after.size() / 2], "parameter {}", i);
+      }));
+}
+
+TEST_CASE("a module is a replica or sharded, not both at once, but one after the other") {
+  for (int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net both = net_of(0), net = net_of(0);
+      const Gradients by_hand = average_by_hand(net, ranks, 0, [](int) { return true; });
+      const shard::DataParallel living(both, world.group());
+      const std::string message = message_of<StateError>([&] {
+        shard::fully_shard(both);
+        both(data_of(world.rank(), 0), true);
+      });
+      expect(message.find("'extra.bias'") != std::string::npos ||
+                 message.find("'first.weight'") != std::string::npos,
+             "names a parameter: {}", message);
+      expect(message.find("make it anew") == std::string::npos, "sends the user in circles: {}", message);
+
+      {
+        const shard::DataParallel ended(net, world.group());
+      }
+      shard::fully_shard(net);
+      sum(net(data_of(world.rank(), 0), true)).backward();
+      for (std::size_t p = 0; p < by_hand.size(); ++p) {
+        const nn::Parameter parameter = net.parameters()[p];
+        const Tensor average = Tensor::from(by_hand[p], parameter.shape());
+        expect(parameter.grad().to_vector<float>() == shard::part_of(parameter, average).to_vector<float>(),
+               "parameter {}", p);
+      }
+    }));
+}
+
+TEST_CASE("a parameter whose gradient goes to a sink of another kind is no replica's") {
+  struct Other final : GradSink {
+    void accept(PassInfo, Leaf&, Tensor) override {}
+  };
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    Net net = net_of(0);
+    set_sink(net.second.bias.tensor(), std::make_shared<Other>());
+    expect_refusal([&] { shard::DataParallel(net, world.group()); }, {"'second.bias'", "set_sink"});
+    set_sink(net.second.bias.tensor(), nullptr);
+    const shard::DataParallel replicas(net, world.group());
+  }));
+}
+
+TEST_CASE("an object that takes another's place averages as that did") {
+  enum class Place { before_the_other_ends, after_it_ended, beside_it };
+  for (int ranks : worlds)
+    for (Place place : {Place::before_the_other_ends, Place::after_it_ended, Place::beside_it})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0);
+        const auto always = [](int) { return true; };
+        const Gradients one = average_by_hand(net, ranks, 0, always),
+                        both = average_by_hand(net, ranks, 1, always);
+        const auto make = [&] { return std::make_unique<shard::DataParallel>(net, world.group()); };
+        auto first = make();
+        if (place == Place::after_it_ended) first.reset();
+        auto second = make();
+        if (place == Place::before_the_other_ends) first.reset();
+        sum(net(data_of(world.rank(), 0), true)).backward();
+        expect(gradients(net) == one, "the average");
+        net.zero_grad();
+        {
+          const auto guard = second->no_sync();
+          const std::uint64_t calls = collective_calls();
+          sum(net(data_of(world.rank(), 0), true)).backward();
+          expect(collective_calls() == calls, "no_sync of the one in charge");
+        }
+        if (first) {
+          expect_refusal([&] { const auto guard = first->no_sync(); }, {"made later"});
+          second.reset();
+          expect_refusal([&] { net(data_of(world.rank(), 0), true); },
+                         {"'extra.bias'", "make this one anew"});
+          return;
+        }
+        net.zero_grad();
+        sum(net(data_of(world.rank(), 1), true)).backward();
+        expect(gradients(net) == both, "and the next");
+      }));
+}
+
+TEST_CASE("gradients that are there when the object is made count as this rank's own") {
+  for (int ranks : worlds)
+    for (bool replaced : {false, true})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), alone = net_of(0);
+        auto replicas = std::make_unique<shard::DataParallel>(net, world.group());
+        if (!replaced) replicas.reset();
+        {
+          std::optional<shard::DataParallel::NoSync> guard;
+          if (replaced) guard.emplace(*replicas);
+          sum(net(data_of(world.rank(), 0), true)).backward();
+        }
+        replicas = std::make_unique<shard::DataParallel>(net, world.group());
+        sum(net(data_of(world.rank(), 1), false)).backward();
+        sum(alone(data_of(world.rank(), 0), true)).backward();
+        sum(alone(data_of(world.rank(), 1), false)).backward();
+        for (std::size_t p = 0; p < net.parameters().size(); ++p) {
+          Tensor average = clone(alone.parameters()[p].grad());
+          world.group().all_reduce(average, ReduceOp::average());
+          expect(net.parameters()[p].grad().to_vector<float>() == average.to_vector<float>(), "parameter {}",
+                 p);
+        }
+      }));
+}
+
+TEST_CASE("after the object's end every rank trains alone, whatever was frozen then") {
+  for (int ranks : worlds)
+    for (bool frozen : {false, true})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), alone = net_of(0);
+        {
+          const shard::DataParallel replicas(net, world.group());
+          if (frozen) net.first.set_requires_grad(false);
+        }
+        net.set_requires_grad(true);
+        const std::uint64_t calls = collective_calls();
+        for (Net* each : {&net, &alone}) sum((*each)(data_of(world.rank(), 0), true)).backward();
+        expect(collective_calls() == calls, "a backward communicated");
+        expect(gradients(net) == gradients(alone), "this rank's own");
+      }));
+}
+
+TEST_CASE("a backward that is refused within another leaves both whole") {
+  enum class From { first_gradient, last_gradient, input };
+  for (int ranks : worlds)
+    for (From from : {From::first_gradient, From::last_gradient, From::input})
+      for (std::int64_t bucket_bytes : {1, 1 << 20})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Net net = net_of(0);
+          const Gradients without = average_by_hand(net, ranks, 0, [](int) { return false; }),
+                          with = average_by_hand(net, ranks, 0, [](int) { return true; });
+          const shard::DataParallel replicas(net, world.group(), {.bucket_bytes = bucket_bytes});
+          Tensor x = data_of(world.rank(), 0).requires_grad_();
+          const Tensor inner = sum(net.extra(x.detach())), outer = sum(net(x, false));
+          int refusals = 0;
+          const Subscription hook = register_hook(from == From::first_gradient  ? net.second.bias.tensor()
+                                                  : from == From::last_gradient ? net.first.weight.tensor()
+                                                                                : x,
+                                                  [&](const Tensor&) {
+                                                    expect_refusal([&] { inner.backward(); }, {"grad()"});
+                                                    ++refusals;
+                                                    return Tensor{};
+                                                  });
+          outer.backward();
+          expect(refusals == 1, "{} refusals", refusals);
+          expect(gradients(net) == without, "the outer one's average");
+          inner.backward();
+          expect(gradients(net) == with, "the inner one's, afterwards");
+        }));
+}
+
+TEST_CASE("ranks may call each other anywhere in the graph, with buckets of any size") {
+  for (int ranks : {2, 3, 4}) {
+    std::vector<Gradients> results;
+    for (std::int64_t bucket_bytes : {1 << 20, 100, 1}) {
+      std::vector<Gradients> each(static_cast<std::size_t>(ranks));
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        manual_seed(0);
+        Deep net;
+        const shard::DataParallel replicas(net, world.group(), {.bucket_bytes = bucket_bytes});
+        const std::size_t at = world.rank() == 0 ? 0 : net.layers.size() - 1;
+        sum(net(data_of(world.rank(), 0).requires_grad_(), world.group(), at)).backward();
+        each[static_cast<std::size_t>(world.rank())] = gradients(net);
+      }));
+      for (const Gradients& g : each) results.push_back(g);
+    }
+    for (const Gradients& g : results) CHECK(g == results[0]);
+  }
+}
+
+TEST_CASE("a captured step repeats the averages, and whose buffers ranks have") {
+  for (int ranks : worlds)
+    for (std::int64_t bucket_bytes : {1, 1 << 20})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        manual_seed(0);
+        Normed eager, captured = eager.clone();
+        const shard::DataParallel a(eager, world.group(), {.bucket_bytes = bucket_bytes}),
+            b(captured, world.group(), {.bucket_bytes = bucket_bytes});
+        const auto step_of = [](Normed& net) {
+          return [&net, optimizer = std::make_shared<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1})](
+                     std::span<const Tensor> in) -> std::vector<Tensor> {
+            const Tensor loss = mean(square(net(in[0])));
+            loss.backward();
+            optimizer->step();
+            optimizer->zero_grad();
+            return {loss.detach()};
+          };
+        };
+        const Step one = step_of(eager), two = step_of(captured);
+        Program program = capture(two, {data_of(world.rank(), 0)});
+        one(std::vector{data_of(world.rank(), 0)});
+        for (int step : {1, 2, 3}) {
+          const Tensor loss = one(std::vector{data_of(world.rank(), step)})[0];
+          const Tensor replayed = program.replay({data_of(world.rank(), step)})[0];
+          expect(loss.item() == replayed.item(), "loss of step {}", step);
+          expect(parameters(captured) == parameters(eager), "parameters after step {}", step);
+          expect(buffers(captured) == buffers(eager), "buffers after step {}", step);
+        }
+      }));
+}
+
+TEST_CASE("a step of several ranks that leaves out a parameter is not captured, and goes on") {
+  for (int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net net = net_of(0);
+      const Gradients by_hand = average_by_hand(net, ranks, 0, [](int) { return false; });
+      const shard::DataParallel replicas(net, world.group());
+      const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+        const Tensor loss = sum(net(in[0], false));
+        loss.backward();
+        net.zero_grad();
+        return {loss.detach()};
+      };
+      const auto captured = [&] { capture(step, {data_of(world.rank(), 0)}); };
+      if (ranks == 1)
+        captured();
+      else
+        expect_refusal(captured, {"capture", "the host reads"});
+      sum(net(data_of(world.rank(), 0), false)).backward();
+      expect(gradients(net) == by_hand, "afterwards");
+    }));
+}
+
+TEST_CASE("ranks have rank 0's buffers after every backward that averages, unless each keeps its own") {
+  using shard::BroadcastBuffers;
+  for (int ranks : worlds)
+    for (BroadcastBuffers option : {BroadcastBuffers::yes, BroadcastBuffers::no})
+      for (bool by_parts : {false, true})  // its layers, without its own forward
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          manual_seed(0);
+          Normed net, of_first = net.clone(), own = net.clone();
+          shard::DataParallel replicas(net, world.group(), {.broadcast_buffers = option});
+          const auto forward = [&](int step) {
+            const std::uint64_t calls = collective_calls();
+            const Tensor x = data_of(world.rank(), step);
+            const Tensor y = by_parts ? net.second(net.norm(net.first(x))) : net(x);
+            expect(collective_calls() == calls, "a forward communicated");
+            of_first(data_of(0, step));
+            own(x);
+            return sum(y);
+          };
+          const bool first = option == BroadcastBuffers::yes;
+          for (int step = 0; step < 3; ++step) {
+            forward(step).backward();
+            expect(buffers(net) == buffers(first ? of_first : own), "after step {}", step);
+            if (first) own.load_state_dict(of_first.state_dict());
+          }
+          {
+            const auto guard = replicas.no_sync();
+            forward(3).backward();
+            expect(buffers(net) == buffers(own), "a backward without communication");
+          }
+          // Where its own forward runs, the module's buffers of now are meant.
+          if (!by_parts) net.norm.running_mean.set(clone(net.norm.running_mean));
+          forward(4).backward();
+          expect(buffers(net) == buffers(first ? of_first : own), "the next one");
+        }));
+}
+
+TEST_CASE("a graph that keeps a buffer which was shared since is refused, unless each rank keeps its own") {
+  using shard::BroadcastBuffers;
+  for (int ranks : worlds)
+    for (BroadcastBuffers option : {BroadcastBuffers::yes, BroadcastBuffers::no})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Masked net;
+        const shard::DataParallel replicas(net, world.group(), {.broadcast_buffers = option});
+        const Tensor x = data_of(world.rank(), 0), both = add(sum(net(x)), sum(net(x)));
+        both.backward({}, true);  // several forwards before a backward are none of that
+        if (ranks > 1 && option == BroadcastBuffers::yes)
+          expect_refusal([&] { both.backward(); }, {"was changed in place"});
+        else
+          both.backward();
+      }));
+}
+
+TEST_CASE("a gradient that is not as its parameter is refused before anything is averaged") {
+  for (const Tensor& odd : {zeros({14}), zeros({1}), zeros({7}, {f64})})
+    for (bool synchronising : {false, true})
+      CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+        Net net = net_of(0);
+        const Gradients by_hand = average_by_hand(net, 2, 0, [](int) { return true; });
+        shard::DataParallel replicas(net, world.group());
+        {
+          const auto guard = replicas.no_sync();
+          sum(net(data_of(world.rank(), 0), true)).backward();
+        }
+        net.first.bias.set_grad(odd);
+        const Gradients before = gradients(net.second);
+        {
+          std::optional<shard::DataParallel::NoSync> guard;
+          if (!synchronising) guard.emplace(replicas);
+          expect_refusal([&] { sum(net(data_of(world.rank(), 0), true)).backward(); },
+                         {"'first.bias'", "clear it"});
+        }
+        expect(gradients(net.second) == before, "the others' gradients");
+        net.zero_grad();
+        sum(net(data_of(world.rank(), 0), true)).backward();
+        expect(gradients(net) == by_hand, "afterwards");
+      }));
+}
+
+TEST_CASE("a module that was cast is refused, also where its own forward does not run") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    Net net = net_of(0);
+    const shard::DataParallel replicas(net, world.group());
+    net.to(f64);
+    const Tensor loss = sum(net.extra(to(data_of(world.rank(), 0), f64)));
+    expect_refusal([&] { loss.backward(); }, {"'extra.bias'", "make it anew"});
+  }));
 }
