@@ -228,9 +228,13 @@ SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 SHERD_API Tensor softmax(const Tensor& x, std::int64_t axis = -1);
 SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
 enum class Reduction { mean, sum, none };
+/// What the loss of 16-bit logits is in: their dtype, or f32, with the bits that casting the logits first
+/// gives.
+enum class LossPrecision { of_logits, wide };
 struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;  ///< mean over targets that are not ignored
   std::int64_t ignore_index = -100;
+  LossPrecision precision = LossPrecision::of_logits;
 };
 /// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is
 /// NaN.

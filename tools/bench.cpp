@@ -75,7 +75,8 @@ class Trained {
   void step() {
     const TimelineSlice slice("step", "step");
     for (const Part& part : parts_) {
-      const Tensor loss = cross_entropy(flatten(model_(part.tokens), 0, 1), flatten(part.targets));
+      const Tensor loss = cross_entropy(flatten(model_(part.tokens), 0, 1), flatten(part.targets),
+                                        {.precision = LossPrecision::wide});
       (part.share < 1 ? mul(loss, part.share) : loss).backward();
     }
     shard::clip_grad_norm_(model_.parameters(), 1.0);

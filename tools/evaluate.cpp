@@ -15,7 +15,8 @@ constexpr std::int64_t positions_at_once = 4096;
 double summed_loss(const nn::Gpt& model, std::span<const std::uint8_t> text,
                    std::span<const std::int64_t> starts) {
   const nn::Batch batch = batch_for(model, text, starts);
-  const Tensor loss = cross_entropy(flatten(model(batch.tokens), 0, 1), flatten(batch.targets));
+  const Tensor loss = cross_entropy(flatten(model(batch.tokens), 0, 1), flatten(batch.targets),
+                                    {.precision = LossPrecision::wide});
   return loss.item() * static_cast<double>(starts.size());
 }
 

@@ -14,10 +14,18 @@ RowLosses form_of(Reduction reduction) {
                                        : RowLosses::each;
 }
 
+/// Dense logits, and, if the loss is to have the bits of wider ones, aligned as those would be.
+Tensor dense_logits(const Tensor& logits, DType loss) {
+  const std::uintptr_t wide = loss == logits.dtype() ? 1 : 16;
+  return logits.is_contiguous() && reinterpret_cast<std::uintptr_t>(logits.raw()) % wide == 0 ? logits
+                                                                                              : clone(logits);
+}
+
 void cross_entropy(const ops::CrossEntropy& op, Inputs in, Outputs out) {
-  const Tensor logits = contiguous(in[0]), targets = contiguous(in[1]);
+  const Tensor logits = dense_logits(in[0], out[0].dtype()), targets = contiguous(in[1]);
   CrossEntropyCall call;
   call.dtype = logits.dtype();
+  call.loss_dtype = out[0].dtype();
   call.form = form_of(op.reduction);
   call.ignore_index = op.ignore_index;
   call.rows = logits.shape()[0];
@@ -39,7 +47,7 @@ void cross_entropy(const ops::CrossEntropy& op, Inputs in, Outputs out) {
 void cross_entropy_grad(const ops::CrossEntropyGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor gy = contiguous(in[0]), logits = contiguous(in[1]), targets = contiguous(in[2]);
-  launch_cross_entropy_grad({logits.dtype(), form_of(op.forward.reduction), op.forward.ignore_index,
+  launch_cross_entropy_grad({logits.dtype(), gy.dtype(), form_of(op.forward.reduction), op.forward.ignore_index,
                              logits.shape()[0], logits.shape()[1], gy.raw(), logits.raw(),
                              reinterpret_cast<const std::int64_t*>(targets.raw()), in[3].raw(), in[4].raw(),
                              out[0].raw(), stream_of(logits.device())});

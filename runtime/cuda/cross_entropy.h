@@ -13,6 +13,7 @@ enum class RowLosses { mean, sum, each };
 /// outside [0, columns) that is not ignored is reported, and its loss and gradient are NaN.
 struct CrossEntropyCall {
   DType dtype = DType::f32;
+  DType loss_dtype = DType::f32;  ///< as `dtype`, or f32, which also has the bits of f32 logits
   RowLosses form = RowLosses::mean;
   std::int64_t ignore_index = -100, rows = 0, columns = 0;
   const void* logits = nullptr;
@@ -26,7 +27,7 @@ struct CrossEntropyCall {
 void launch_cross_entropy(const CrossEntropyCall& call);
 
 struct CrossEntropyGradCall {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32, loss_dtype = DType::f32;
   RowLosses form = RowLosses::mean;
   std::int64_t ignore_index = -100, rows = 0, columns = 0;
   const void *gy = nullptr, *logits = nullptr;

@@ -26,8 +26,8 @@ Specs CrossEntropy::infer(SpecSpan in) const {
                     targets.shape);
   const Shape loss = reduction == Reduction::none ? targets.shape : Shape{};
   const DType wide = compute_dtype(logits.dtype);
-  return {
-      {loss, logits.dtype, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
+  const DType narrow = precision == LossPrecision::wide ? wide : logits.dtype;
+  return {{loss, narrow, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
 }
 
 Tensors CrossEntropy::grad(const GradArgs& args) const {
@@ -52,7 +52,7 @@ Tensors CrossEntropy::reference(Inputs in) const {
   Tensor loss = rows;
   if (reduction != Reduction::none) loss = sum(rows);
   if (reduction == Reduction::mean) loss = div(loss, count);
-  return {to(loss, in[0].dtype()), logsumexp, count};
+  return {precision == LossPrecision::wide ? loss : to(loss, in[0].dtype()), logsumexp, count};
 }
 
 Tensors CrossEntropyGrad::reference(Inputs in) const {
@@ -71,7 +71,7 @@ Tensors CrossEntropyGrad::reference(Inputs in) const {
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
   const Tensor in[] = {logits, targets};
-  return apply_many(ops::CrossEntropy{options.reduction, options.ignore_index}, in)[0];
+  return apply_many(ops::CrossEntropy{options.reduction, options.ignore_index, options.precision}, in)[0];
 }
 
 }  // namespace sherd

@@ -6,8 +6,8 @@
 
 namespace sherd::ops {
 
-/// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), and each
-/// row's logsumexp and the number of counted targets for the gradient.
+/// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), in f32 for
+/// 16-bit logits if it is `wide`, and each row's logsumexp and the number of counted targets for the gradient.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   static constexpr Arity arity = 2;
@@ -16,6 +16,7 @@ struct CrossEntropy {
   static constexpr Mask overwrites = 0b1;  // large logits never lie twice
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
+  LossPrecision precision = LossPrecision::of_logits;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -23,6 +24,7 @@ struct CrossEntropy {
   void fields(auto&& on) const {
     on("reduction", static_cast<int>(reduction));
     on("ignore_index", ignore_index);
+    on("precision", static_cast<int>(precision));
   }
   bool operator==(const CrossEntropy&) const = default;
 };

@@ -177,8 +177,9 @@ class GptStep {
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {
     Tensor logits = reshape(model_(tokens), {batch_ * length, vocab});
-    if (exact) logits = to(logits, f32);
-    const Tensor loss = cross_entropy(std::exchange(logits, {}), targets);  // which may be written over
+    const LossPrecision precision = exact ? LossPrecision::wide : LossPrecision::of_logits;
+    const Tensor loss =
+        cross_entropy(std::exchange(logits, {}), targets, {.precision = precision});  // may be written over
     loss.backward();
     const NoGrad guard;
     for (std::size_t i = 0; i < wide_.size(); ++i) wide_[i].set_grad(to(narrow_[i].grad(), f32));

@@ -122,6 +122,26 @@ TEST_CASE("cuda: cross_entropy's gradient is the same over the logits and beside
     }
 }
 
+TEST_CASE("cuda: a wide loss has the bits of casting the logits first, gradients too") {
+  if (no_gpu()) return;
+  for (DType dtype : {f16, bf16})
+    for (std::int64_t columns : {2, 3, 33, 1000, 1028, 4097, 50304})
+      for (Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
+        for (std::int64_t from : {0, 1}) {  // aligned, and by one element not
+          INFO(name_of(dtype) << " " << columns << " reduction " << static_cast<int>(reduction) << " from " << from);
+          const Tensor room = on_gpu(Values(8)({37 * columns + from}, dtype, -9, 9)),
+                       targets = randint(0, columns, {37}, {i64, gpu});
+          const Tensor leaf = view(slice(room, 0, from, 37 * columns + from), {37, columns}).detach();
+          leaf.requires_grad_();
+          const Tensor wide = cross_entropy(leaf, targets, {reduction, 1, LossPrecision::wide}),
+                       cast = cross_entropy(to(leaf, f32), targets, {reduction, 1});
+          CHECK(distance_in_ulps(wide, cast) == 0);
+          const Tensor up = on_gpu(Values(9)(wide.shape(), f32));
+          CHECK(distance_in_ulps(grad(wide, std::span(&leaf, 1), up)[0], grad(cast, std::span(&leaf, 1), up)[0]) ==
+                0);
+        }
+}
+
 TEST_CASE("cuda: embedding agrees with the CPU's, repeated and ordered alike") {
   if (no_gpu()) return;
   for (DType dtype : all_dtypes) {

@@ -168,6 +168,14 @@ const std::vector<Case>& cases() {
            .reference = reference(ops::CrossEntropy{r, 3}),
            .more = {{{1, 7}, {1}}}});
 
+    for (Reduction r : {Reduction::mean, Reduction::none})
+      put("cross_entropy in wide numbers " + std::to_string(static_cast<int>(r)), {matrix, targets},
+          two([r](const Tensor& x, const Tensor& t) {
+            return cross_entropy(x, t, {r, 3, LossPrecision::wide});
+          }),
+          {.dtypes = floating_dtypes,
+           .reference = reference(ops::CrossEntropy{r, 3, LossPrecision::wide}),
+           .more = {{{1, 7}, {1}}}});
     put("cross_entropy of logits that nobody keeps", {matrix, targets},
         two([](const Tensor& x, const Tensor& t) { return cross_entropy(mul(x, 2), t); }),
         {.dtypes = floating_dtypes, .sixteen = Bits::rounded});

@@ -326,6 +326,20 @@ TEST_CASE("ops: the edges of reductions are those of NumPy and PyTorch") {
   CHECK(grad(sum(amax(Tensor::from<float>({2, 2}, {2}).requires_grad_())), {}).empty());
 }
 
+TEST_CASE("ops: a wide loss has the bits of casting the logits first, gradients too") {
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none}) {
+      INFO(name_of(dtype) << " reduction " << static_cast<int>(r));
+      const Tensor leaf = numbers({37, 131}, dtype, 1, -9, 9).requires_grad_(),
+                   targets = numbers({37}, i64, 2, 0, 130);
+      const Tensor wide = cross_entropy(leaf, targets, {r, 5, LossPrecision::wide}),
+                   cast = cross_entropy(to(leaf, dtype == f64 ? f64 : f32), targets, {r, 5});
+      CHECK(same_bits(wide, cast));
+      const Tensor up = numbers(wide.shape(), wide.dtype(), 3);
+      CHECK(same_bits(grad(wide, std::span(&leaf, 1), up)[0], grad(cast, std::span(&leaf, 1), up)[0]));
+    }
+}
+
 TEST_CASE("ops: a causal query sees its past alone") {
   Tensor x = numbers({1, 6, 12}, f32);
   const Tensor before = self_attention(x, 2, {.causal = true});
