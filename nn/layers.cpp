@@ -30,6 +30,9 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions optio
 LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), bias(zeros({width}, options)), eps(eps) {}
 
+RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
+    : weight(ones({width}, options)), eps(eps) {}
+
 Dropout::Dropout(double p) : p(p) {
   check<ValueError>(p >= 0 && p <= 1, "Dropout: probability {} is outside [0, 1]", p);
 }

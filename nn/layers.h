@@ -78,6 +78,16 @@ struct SHERD_API LayerNorm final : Layer<LayerNorm> {
   }
 };
 
+/// Normalisation of the last axis, of size width, by the root of its mean square, to which `eps` is added;
+/// weight (width) starts at 1.
+struct SHERD_API RmsNorm final : Layer<RmsNorm> {
+  Param weight;
+  double eps;
+  explicit RmsNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {});
+  Tensor forward(const Tensor& x) const { return rms_norm(x, weight, eps); }
+  void visit(auto&& on) { on("weight", weight); }
+};
+
 /// For the batch normalisations; `momentum` is the share of the batch in the running statistics.
 struct BatchNormLayerOptions {
   double eps = 1e-5, momentum = 0.1;

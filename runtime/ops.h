@@ -242,6 +242,8 @@ SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Cros
 /// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
 /// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
+/// x / sqrt(mean of x^2 + eps) over the last axis, times weight unless it is none (Zhang and Sennrich, 2019).
+SHERD_API Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-5);
 struct BatchNormOptions {
   bool training = false;  ///< by the batch's statistics, which the running ones then follow
   double momentum = 0.1;  ///< share of the batch in the new running statistics

@@ -21,6 +21,7 @@
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
 #include "runtime/ops/random.h"
+#include "runtime/ops/rms_norm.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
 #include "runtime/ops/sum.h"
@@ -35,7 +36,7 @@ using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
-using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, BatchNorm, BatchNormGrad,
+using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
                         CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, Dropout, Attention,
                         AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;

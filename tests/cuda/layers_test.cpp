@@ -49,6 +49,23 @@ TEST_CASE("cuda: layer_norm agrees with the CPU's, gradients included") {
   }
 }
 
+TEST_CASE("cuda: rms_norm agrees with the CPU's, gradients and a residual stream included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t columns : sizes)
+      for (std::int64_t rows : {1, 5, 67, 3000}) {
+        if (columns == 1) continue;  // its gradient is what rounding leaves of a difference
+        if (rows == 3000 && columns > 768) continue;  // the host's side would take long
+        INFO(name_of(dtype) << " " << rows << " x " << columns);
+        Values values(3);
+        const std::vector<Tensor> in{values({rows, columns}, dtype, -1, 3), values({columns}, dtype)};
+        const double tolerance = (rows == 3000 ? 2 : 1) * row_tolerance(dtype);
+        agree(in, tolerance, [](std::span<const Tensor> t) { return rms_norm(t[0], t[1]); });
+        agree(in, tolerance, [](std::span<const Tensor> t) { return add(t[0], rms_norm(t[0], t[1])); });
+        agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return rms_norm(t[0]); });
+      }
+}
+
 TEST_CASE("cuda: softmax and log_softmax agree with the CPU's, gradients included") {
   if (no_gpu()) return;
   for (DType dtype : floats) {

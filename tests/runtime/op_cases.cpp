@@ -136,6 +136,16 @@ const std::vector<Case>& cases() {
     put("layer_norm without bias", {block, {{5}, {41}}},
         two([](const Tensor& x, const Tensor& w) { return layer_norm(x, w, {}); }),
         {.dtypes = floating_dtypes});
+    put("rms_norm", {block, {{5}, {41}}},
+        two([](const Tensor& x, const Tensor& w) { return rms_norm(x, w); }),
+        {.dtypes = floating_dtypes,
+         .reference = reference(ops::RmsNorm{}),
+         .more = {{{0, 5}, {5}}, {{5}, {5}}, {{3, 1}, {1}}}});
+    put("rms_norm, plain", {block}, one([](const Tensor& x) { return rms_norm(x); }),
+        {.dtypes = floating_dtypes});
+    put("rms_norm that a residual stream goes round", {block, {{5}, {41}}},
+        two([](const Tensor& x, const Tensor& w) { return add(x, rms_norm(x, w)); }),
+        {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
     const std::vector<std::vector<Shape>> channels = {
         {{2, 1}, {1}, {1}}, {{3, 4, 1}, {4}, {4}}, {{2, 4, 2, 3}, {4}, {4}}, {{0, 4, 5}, {4}, {4}}};
     const auto batch = three([](const Tensor& x, const Tensor& w, const Tensor& b) {
