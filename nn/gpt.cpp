@@ -39,7 +39,7 @@ Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor&
 
 Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
   const Tensor h = add_branch(x, out, attend(ln1(x), cache));
-  return add_branch(h, down, gelu(up(ln2(h))));
+  return add_branch(h, down, up(ln2(h), Activation::gelu));
 }
 
 Gpt::Gpt(GptOptions o)

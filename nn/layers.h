@@ -22,12 +22,17 @@ struct LinearOptions {
   Bias bias = Bias::yes;
   TensorOptions tensor{};
 };
+/// What follows a linear layer in the same op.
+enum class Activation { none, gelu };
 /// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
 /// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
 struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
   Tensor forward(const Tensor& x) const { return linear(x, weight, bias); }
+  Tensor forward(const Tensor& x, Activation activation) const {
+    return activation == Activation::gelu ? linear_gelu(x, weight, bias) : linear(x, weight, bias);
+  }
   /// The same plus `residual` (..., out), in one kernel.
   Tensor forward(const Tensor& x, const Tensor& residual) const { return linear(x, weight, bias, residual); }
   void visit(auto&& on) {

@@ -15,6 +15,7 @@
 #include "runtime/ops/full.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
 #include "runtime/ops/optimizer_steps.h"
@@ -36,7 +37,7 @@ using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
-using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
+using FusedOps = OpList<LinearGelu, GeluGradSums, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
                         CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, Dropout, Attention,
                         AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;

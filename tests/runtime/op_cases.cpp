@@ -229,6 +229,18 @@ const std::vector<Case>& cases() {
            return std::vector{ops::Linear{}.reference(all)[0]};
          }),
          .more = {{{7}, {5, 7}, {5}}, {{0, 7}, {5, 7}, {5}}, {{1, 1}, {1, 1}, {1}}}});
+    const Call linear_then_gelu =
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) { return gelu(linear(x, w, b)); });
+    put("linear_gelu", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}, {{5}, {130}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) { return linear_gelu(x, w, b); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .reference = linear_then_gelu,
+         .more = {{{7}, {5, 7}, {5}}, {{0, 7}, {5, 7}, {5}}, {{1, 1}, {1, 1}, {1}}, {{4, 7}, {0, 7}, {0}}}});
+    put("linear_gelu without bias", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}},
+        two([](const Tensor& x, const Tensor& w) { return linear_gelu(x, w); }),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
     put("linear into a residual stream",
         {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}, {{2, 6, 5}, {3, 101, 130}}},
         three([](const Tensor& x, const Tensor& w, const Tensor& r) { return linear(x, w, {}, r); }),
