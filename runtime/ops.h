@@ -241,6 +241,10 @@ struct CrossEntropyOptions {
 /// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is
 /// NaN.
 SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
+/// The same of a mean or sum (ValueError else), writing the gradient over the logits: the fastest where nobody
+/// else needs them, as in `cross_entropy_(std::exchange(logits, {}), targets)`. Where the loss's own gradient
+/// is not 1, as with a scaled loss, the gradient is rounded twice. No second derivative.
+SHERD_API Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
 /// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
 /// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);

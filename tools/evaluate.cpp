@@ -29,6 +29,14 @@ nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
   return {to(batch.tokens, device), to(batch.targets, device)};
 }
 
+Tensor training_loss(Tensor logits, const Tensor& targets, double factor) {
+  const CrossEntropyOptions options{.precision = LossPrecision::wide};
+  // f16 would lose small gradients before they are scaled, and a pass that scales them would eat the gain.
+  if (logits.dtype() == bf16 && factor == 1)
+    return cross_entropy_(std::exchange(logits, {}), targets, options);
+  return cross_entropy(std::exchange(logits, {}), targets, options);
+}
+
 std::int64_t window_count(std::size_t size, std::int64_t context) {
   return (static_cast<std::int64_t>(size) - 1) / context;
 }

@@ -243,8 +243,8 @@ class Run {
       const std::size_t n = std::min(rows, rest.size());
       const double share = static_cast<double>(n) / static_cast<double>(samples.size());
       const nn::Batch batch = batch_for(model_, text_.train, rest.first(n));
-      const Tensor loss = cross_entropy(flatten(model_(batch.tokens), 0, 1), flatten(batch.targets),
-                                        {.precision = LossPrecision::wide});
+      Tensor logits = flatten(model_(batch.tokens), 0, 1);
+      const Tensor loss = training_loss(std::exchange(logits, {}), flatten(batch.targets), share);
       (share < 1 ? mul(loss, share) : loss).backward();
       losses.push_back({LateValue(loss), share});
       rest = rest.subspan(n);

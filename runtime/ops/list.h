@@ -38,7 +38,8 @@ using MovingOps =
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, Dropout, Attention,
+                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
+                        CrossEntropyInPlace, ScaleUnlessOne, Dropout, Attention,
                         AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

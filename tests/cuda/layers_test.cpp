@@ -139,6 +139,37 @@ TEST_CASE("cuda: cross_entropy's gradient is the same over the logits and beside
     }
 }
 
+TEST_CASE("cuda: cross_entropy_ has cross_entropy's loss and gradient within rounding, and repeats to the bit") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t columns : {2, 3, 33, 1000, 4097, 50304, 60001})
+      for (Reduction reduction : {Reduction::mean, Reduction::sum})
+        for (LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
+          INFO(name_of(dtype) << " " << columns << " reduction " << static_cast<int>(reduction));
+          const Tensor leaf = on_gpu(Values(8)({37, columns}, dtype, -9, 9)).requires_grad_(),
+                       targets = randint(0, columns, {37}, {i64, gpu});
+          const CrossEntropyOptions options{reduction, 1, precision};
+          const auto all_of = [&](bool over, double scale) {
+            const Tensor loss = over ? cross_entropy_(clone(leaf), targets, options)
+                                     : cross_entropy(leaf, targets, options);
+            return std::pair{loss.detach(), grad(loss, std::span(&leaf, 1), full({}, scale, {loss.dtype(), gpu}))[0]};
+          };
+          const auto [loss, gradient] = all_of(false, 1);
+          for (double scale : {1.0, 4.0}) {
+            const auto [over, over_gradient] = all_of(true, scale), again = all_of(true, scale);
+            CHECK(relative_distance(over, loss) <= row_tolerance(over.dtype()));
+            // Logsumexp is summed by more threads here.
+            CHECK(relative_distance(over_gradient, mul(gradient, scale)) <= row_tolerance(dtype));
+            CHECK(distance_in_ulps(again.first, over) == 0);
+            CHECK(distance_in_ulps(again.second, over_gradient) == 0);
+          }
+        }
+  const Tensor bad = Tensor::from<std::int64_t>({0, 7, 1}, {3}, gpu);
+  const Tensor loss = cross_entropy_(ones({3, 4}, {f32, gpu}), bad);
+  CHECK_THAT(message_of<ValueError>([&] { loss.item(); }),
+             ContainsSubstring("cross_entropy: target 7 of row 1 is outside [0, 4)"));
+}
+
 TEST_CASE("cuda: a wide loss has the bits of casting the logits first, gradients too") {
   if (no_gpu()) return;
   for (DType dtype : {f16, bf16})
