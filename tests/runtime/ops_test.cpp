@@ -340,7 +340,9 @@ TEST_CASE("ops: a wide loss has the bits of casting the logits first, gradients 
     }
 }
 
-TEST_CASE("ops: cross_entropy_ has the loss and gradient of cross_entropy, to the bit, and refuses what it cannot give") {
+TEST_CASE(
+    "ops: cross_entropy_ has the loss and gradient of cross_entropy, to the bit, and refuses what it cannot "
+    "give") {
   for (DType dtype : {f64, f32, f16, bf16})
     for (Reduction r : {Reduction::mean, Reduction::sum})
       for (LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
@@ -355,7 +357,8 @@ TEST_CASE("ops: cross_entropy_ has the loss and gradient of cross_entropy, to th
         CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
         CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
         const Tensor half = full({}, 0.5, {over.dtype()});
-        CHECK(same_bits(grad(over, std::span(&leaf, 1), half, {.retain_graph = true})[0], mul(expected, 0.5)));
+        CHECK(
+            same_bits(grad(over, std::span(&leaf, 1), half, {.retain_graph = true})[0], mul(expected, 0.5)));
         CHECK(same_bits(grad(over, std::span(&leaf, 1), half)[0], mul(expected, 0.5)));
       }
   const Tensor x = numbers({3, 4}, f32).requires_grad_(), targets = numbers({3}, i64, 2, 0, 3);
@@ -363,10 +366,10 @@ TEST_CASE("ops: cross_entropy_ has the loss and gradient of cross_entropy, to th
                        "cross_entropy_"));
   CHECK_THROWS_AS(cross_entropy_(x, targets), StateError);  // a leaf
   const Tensor loss = cross_entropy_(clone(x), targets);
-  CHECK(one_line_about(message_of<NotImplementedError>(
-                           [&] { grad(loss, std::span(&x, 1), {}, {.create_graph = true}); }),
-                       "cross_entropy_"));
-  const Tensor logits = clone(x), both = add(cross_entropy_(logits, targets), sum(logits));
+  CHECK(one_line_about(
+      message_of<NotImplementedError>([&] { grad(loss, std::span(&x, 1), {}, {.create_graph = true}); }),
+      "cross_entropy_"));
+  const Tensor logits = clone(x), written = cross_entropy_(logits, targets), both = add(written, sum(logits));
   CHECK(one_line_about(message_of<StateError>([&] { grad(both, std::span(&x, 1)); }), "cross_entropy_"));
   CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({2})), ShapeError);
   CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({}, {f64})), DTypeError);
@@ -547,6 +550,22 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   CHECK(one_line_about(
       message_of<DTypeError>([&] { apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step}); }),
       "adam_step_"));
+  const ops::AdamStep skippable{.skippable = ops::Skippable::yes}, twins{.twins = ops::Twins::yes};
+  const auto refused = [](const auto& op, const std::vector<Tensor>& in) {
+    return one_line_about(message_of<Error>([&] { apply_many(op, in); }), op.name);
+  };
+  const Tensor flag = zeros({}), narrow = zeros({5}, {bf16});
+  CHECK(refused(skippable, {lr}));
+  CHECK(refused(ops::SgdStep{.skippable = ops::Skippable::yes}, {lr}));
+  CHECK(refused(skippable, {lr, zeros({}, {f64}), p, g, m, v, step}));
+  CHECK(refused(skippable, {lr, zeros({1}), p, g, m, v, step}));
+  CHECK(refused(ops::AdamStep{}, {lr, p, numbers({4}, bf16), m, v, step}));
+  CHECK(refused(twins, {lr, p, g, m, v, step}));
+  CHECK(refused(twins, {lr, p, g, m, v, step, zeros({5})}));
+  CHECK(refused(twins, {lr, p, g, m, v, step, zeros({4}, {bf16})}));
+  CHECK(apply_many(skippable, std::vector{lr, flag, p, g, m, v, step}).size() == 4);
+  CHECK(apply_many(twins, std::vector{lr, p, to(g, f16), m, v, step, narrow}).size() == 5);
+  CHECK(same_bits(narrow, to(p, bf16)));
   const std::vector<Tensor> clip = {order_free_norm(std::span(&g, 1)), g};
   apply_many(ops::ClipScale{1e-3}, clip);
   CHECK(std::abs(order_free_norm(std::span(&g, 1)).item() - 1e-3) < 1e-5);
