@@ -14,10 +14,10 @@ constexpr double norm_eps = 1e-5;
 GptBlock::GptBlock(const GptOptions& o)
     : ln1(o.width, norm_eps, o.tensor),
       ln2(o.width, norm_eps, o.tensor),
-      qkv(o.width, 3 * o.width, {.tensor = o.tensor}),
-      out(o.width, o.width, {.tensor = o.tensor}),
-      up(o.width, 4 * o.width, {.tensor = o.tensor}),
-      down(4 * o.width, o.width, {.tensor = o.tensor}),
+      qkv(o.width, 3 * o.width, {.tensor = o.tensor, .products = o.products}),
+      out(o.width, o.width, {.tensor = o.tensor, .products = o.products}),
+      up(o.width, 4 * o.width, {.tensor = o.tensor, .products = o.products}),
+      down(4 * o.width, o.width, {.tensor = o.tensor, .products = o.products}),
       heads(o.heads),
       dropout(o.dropout) {}
 

@@ -8,7 +8,7 @@ void detail::check_member(const Module& list, std::size_t i, std::size_t size) {
   check<ValueError>(i < size, "{}: there is no layer {}; it has {}", list.type_name(), i, size);
 }
 
-Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
+Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : products(options.products) {
   check<ValueError>(in > 0 && out > 0, "Linear: {} inputs and {} outputs", in, out);
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   weight = Parameter(rand({out, in}, options.tensor, -bound, bound));

@@ -15,6 +15,7 @@
 #include "runtime/ops/full.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/linear_fp8.h"
 #include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
@@ -37,10 +38,10 @@ using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
-using FusedOps = OpList<LinearGelu, GeluGradSums, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
-                        CrossEntropyInPlace, ScaleUnlessOne, Dropout, Attention,
-                        AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
+                        LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad, CrossEntropy,
+                        CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne,
+                        Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs

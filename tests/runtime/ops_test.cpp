@@ -375,6 +375,73 @@ TEST_CASE(
   CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({}, {f64})), DTypeError);
 }
 
+namespace {
+
+/// Every number that e4m3 (4 bits of exponent, 3 of mantissa) or e5m2 can hold.
+std::vector<double> numbers_of_eight_bits(int exponents, int mantissas, double largest) {
+  const int bias = (1 << (exponents - 1)) - 1;
+  std::vector<double> all;
+  for (int e = 0; e < 1 << exponents; ++e)
+    for (int m = 0; m < 1 << mantissas; ++m) {
+      const double fraction = std::ldexp(m, -mantissas);
+      const double value = e == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, e - bias);
+      if (value <= largest) all.push_back(value);
+    }
+  return all;
+}
+
+/// The nearest of `list` to each value, after scaling the largest magnitude to the list's, and back.
+std::vector<double> nearest(const Tensor& x, const std::vector<double>& list) {
+  std::vector<double> values = doubles(x);
+  double largest = 0;
+  for (const double v : values) largest = std::max(largest, std::abs(v));
+  if (largest == 0) return values;
+  const auto scale = static_cast<float>(list.back() / largest);
+  for (double& v : values) {
+    const double scaled = static_cast<float>(v) * scale;
+    double best = 0;
+    for (const double candidate : list)
+      if (std::abs(std::abs(scaled) - candidate) < std::abs(std::abs(scaled) - best)) best = candidate;
+    v = std::copysign(best, scaled) * largest / list.back();
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("ops: linear_fp8 multiplies the nearest numbers of 8 bits, in its gradient too") {
+  const std::vector<double> e4m3 = numbers_of_eight_bits(4, 3, 448),
+                            e5m2 = numbers_of_eight_bits(5, 2, 57344);
+  for (const DType dtype : {f32, bf16, f16, f64})
+    for (const double size : {1.0, 1e-4, 300.0, 0.0}) {
+      INFO(name_of(dtype) << " of size " << size);
+      const Tensor x = mul(numbers({2, 5, 7}, dtype, 1), size).requires_grad_(),
+                   w = numbers({3, 7}, dtype, 2).requires_grad_(),
+                   b = numbers({3}, dtype, 3).requires_grad_();
+      const Tensor y = linear_fp8(x, w, b), up = numbers({2, 5, 3}, dtype, 4);
+      const Tensor in[] = {x, w, b};
+      const std::vector<Tensor> g = grad(y, in, up);
+      const auto rounded = [](const Tensor& t, const std::vector<double>& list) {
+        return Tensor::from(nearest(t, list), t.shape());
+      };
+      const Tensor x8 = reshape(rounded(x, e4m3), {10, 7}), w8 = rounded(w, e4m3),
+                   up8 = reshape(rounded(up, e5m2), {10, 3});
+      const auto near = [&](const Tensor& got, const Tensor& expected) {
+        const double rounding = dtype == bf16 ? 1e-2 : dtype == f16 ? 1e-3 : 1e-5;
+        const double scale = std::max(1e-3, order_free_norm(std::span(&expected, 1)).item());
+        CHECK(distance(to(reshape(got, expected.shape()), f64), expected) <= rounding * scale);
+        CHECK(got.dtype() == dtype);
+      };
+      near(y, add(matmul(x8, transpose(w8, 0, 1)), to(b.detach(), f64)));
+      near(g[0], matmul(up8, w8));
+      near(g[1], matmul(transpose(up8, 0, 1), x8));
+      CHECK(same_bits(g[2], sum(up, {0, 1})));
+      CHECK(one_line_about(message_of<NotImplementedError>(
+                               [&] { grad(sum(linear_fp8(x, w)), in, {}, {.create_graph = true}); }),
+                           "linear_fp8"));
+    }
+}
+
 TEST_CASE("ops: a causal query sees its past alone") {
   Tensor x = numbers({1, 6, 12}, f32);
   const Tensor before = self_attention(x, 2, {.causal = true});
@@ -606,6 +673,8 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
     apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
     apply_many(ops::ClipScale{}, std::vector{norm, p});
+    Tensor weight = zeros({3, 2});
+    grad(sum(linear_fp8(ones({2}), weight.requires_grad_())), std::span(&weight, 1));
   }
   for (const std::string& name : structural) {
     INFO(name);
