@@ -360,7 +360,9 @@ void backward(const LayerNormGradCall& c) {
 std::int64_t LayerNormGradCall::parts() const {
   int form = 0;
   for_floating(dtype, [&]<class T>() { form = grad_form<T>(*this); });
-  const std::int64_t most = form == 0 ? 256 : form <= 2 ? 2048 : 512;
+  // As many blocks as a Hopper GPU holds at once, by the registers that a form takes: more wait for a second
+  // round.
+  const std::int64_t most = form == 0 ? 256 : form <= 2 ? 2112 : form == 3 ? 660 : 396;
   const std::int64_t wanted = form == 0 ? rows / 16 : rows / 4;
   const std::int64_t whole = wanted / 4 * 4;  // of the groups of a block
   return whole < 4 ? 4 : whole < most ? whole : most;
