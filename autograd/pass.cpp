@@ -463,10 +463,14 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
                      ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}})
                      : saved.value;
   }
-  Mask spare = 0;
-  if (const Mask overwrites = options_.retain_graph ? 0 : node.op->overwrites(); overwrites != 0)
-    for (std::size_t i = 0; i < inputs.size(); ++i)
-      if (has(overwrites, i) && inputs[i].defined() && is_spare(inputs[i])) spare |= Mask{1} << i;
+  const Reads overwrites = options_.retain_graph ? Reads{} : node.op->overwrites();
+  const auto spare_of = [](Mask asked, const Tensors& kept) {
+    Mask spare = 0;
+    for (std::size_t i = 0; asked != 0 && i < kept.size(); ++i)
+      if (has(asked, i) && kept[i].defined() && is_spare(kept[i])) spare |= bit(i);
+    return spare;
+  };
+  const Reads spare{spare_of(overwrites.inputs, inputs), spare_of(overwrites.outputs, outputs)};
   InlineVec<std::uint64_t, 1> needs((node.edges.size() + 63) / 64);
   for (std::uint64_t& word : needs) word = 0;
   for (std::size_t i = 0; i < node.edges.size(); ++i)

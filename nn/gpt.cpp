@@ -14,10 +14,10 @@ constexpr double norm_eps = 1e-5;
 GptBlock::GptBlock(const GptOptions& o)
     : ln1(o.width, norm_eps, o.tensor),
       ln2(o.width, norm_eps, o.tensor),
-      qkv(o.width, 3 * o.width, {.tensor = o.tensor}),
-      out(o.width, o.width, {.tensor = o.tensor}),
-      up(o.width, 4 * o.width, {.tensor = o.tensor}),
-      down(4 * o.width, o.width, {.tensor = o.tensor}),
+      qkv(o.width, 3 * o.width, {.tensor = o.tensor, .products = o.products}),
+      out(o.width, o.width, {.tensor = o.tensor, .products = o.products}),
+      up(o.width, 4 * o.width, {.tensor = o.tensor, .products = o.products}),
+      down(4 * o.width, o.width, {.tensor = o.tensor, .products = o.products}),
       heads(o.heads),
       dropout(o.dropout) {}
 
@@ -39,7 +39,7 @@ Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor&
 
 Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
   const Tensor h = add_branch(x, out, attend(ln1(x), cache));
-  return add_branch(h, down, gelu(up(ln2(h))));
+  return add_branch(h, down, up(ln2(h), Activation::gelu));
 }
 
 Gpt::Gpt(GptOptions o)

@@ -11,7 +11,8 @@ namespace sherd::nn {
 struct GptOptions {
   std::int64_t layers = 4, heads = 4, width = 128, context = 128, vocab = 256;
   double dropout = 0;
-  TensorOptions tensor{};  ///< of all parameters; on `meta` they have names and shapes only
+  TensorOptions tensor{};                  ///< of all parameters; on `meta` they have names and shapes only
+  Products products = Products::as_given;  ///< of the blocks' linear layers, not of the head
 };
 
 /// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each.

@@ -31,8 +31,9 @@ struct GradScalerOptions {
 ///
 /// A step is skipped when any gradient of its optimizer, on any rank that shares one of its parameters, has
 /// an inf or a NaN. Those ranks call `unscale_` (or `step`) alike, whatever gradients each has, and agree on
-/// every skip and every scale. Scale and counts live on the device of the first loss that was scaled.
-/// `step` reads there whether to skip: it is the only call that waits for the device.
+/// every skip and every scale. Scale and counts live on the device of the first loss that was scaled. The
+/// optimizers of this library look there whether to skip, so no call waits for the device, and a scaled step
+/// can be captured; for an optimizer that does not, `step` reads it (`Optimizer::step_unless`).
 class SHERD_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});

@@ -8,7 +8,7 @@ void detail::check_member(const Module& list, std::size_t i, std::size_t size) {
   check<ValueError>(i < size, "{}: there is no layer {}; it has {}", list.type_name(), i, size);
 }
 
-Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
+Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : products(options.products) {
   check<ValueError>(in > 0 && out > 0, "Linear: {} inputs and {} outputs", in, out);
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   weight = Parameter(rand({out, in}, options.tensor, -bound, bound));
@@ -29,6 +29,9 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions optio
 
 LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), bias(zeros({width}, options)), eps(eps) {}
+
+RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
+    : weight(ones({width}, options)), eps(eps) {}
 
 Dropout::Dropout(double p) : p(p) {
   check<ValueError>(p >= 0 && p <= 1, "Dropout: probability {} is outside [0, 1]", p);

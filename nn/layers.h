@@ -17,19 +17,35 @@ SHERD_API void check_member(const Module& list, std::size_t i, std::size_t size)
 /// Whether a layer adds a bias.
 enum class Bias { yes, no };
 
+/// Of which numbers a layer's products are taken: of those it is given, or of these rounded to 8 bits
+/// (`linear_fp8`).
+enum class Products { as_given, fp8 };
+
 /// For `Linear`; `tensor` is the dtype and device of its parameters, as in all options of layers.
 struct LinearOptions {
   Bias bias = Bias::yes;
   TensorOptions tensor{};
+  Products products = Products::as_given;
 };
+/// What follows a linear layer in the same op.
+enum class Activation { none, gelu };
 /// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
 /// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
 struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
+  Products products;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
-  Tensor forward(const Tensor& x) const { return linear(x, weight, bias); }
+  Tensor forward(const Tensor& x) const {
+    return products == Products::fp8 ? linear_fp8(x, weight, bias) : linear(x, weight, bias);
+  }
+  Tensor forward(const Tensor& x, Activation activation) const {
+    if (activation == Activation::none) return forward(x);
+    return products == Products::fp8 ? gelu(forward(x)) : linear_gelu(x, weight, bias);
+  }
   /// The same plus `residual` (..., out), in one kernel.
-  Tensor forward(const Tensor& x, const Tensor& residual) const { return linear(x, weight, bias, residual); }
+  Tensor forward(const Tensor& x, const Tensor& residual) const {
+    return products == Products::fp8 ? add(residual, forward(x)) : linear(x, weight, bias, residual);
+  }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
@@ -76,6 +92,16 @@ struct SHERD_API LayerNorm final : Layer<LayerNorm> {
     on("weight", weight);
     on("bias", bias);
   }
+};
+
+/// Normalisation of the last axis, of size width, by the root of its mean square, to which `eps` is added;
+/// weight (width) starts at 1.
+struct SHERD_API RmsNorm final : Layer<RmsNorm> {
+  Param weight;
+  double eps;
+  explicit RmsNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {});
+  Tensor forward(const Tensor& x) const { return rms_norm(x, weight, eps); }
+  void visit(auto&& on) { on("weight", weight); }
 };
 
 /// For the batch normalisations; `momentum` is the share of the batch in the running statistics.

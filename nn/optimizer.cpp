@@ -23,10 +23,13 @@ bool takes_list(const Tensor& p, const Tensor& g) {
 /// Steps one parameter by the op's formula, composed of other ops: in f64, or else in f32 and rounded once.
 /// The last of the state is the count of steps.
 template <class Op>
-void step_alone(const Op& op, const Tensor& lr, const Tensor& p, const Tensor& g,
+void step_alone(const Op& op, const Tensor& lr, const Tensor& skip, const Tensor& p, const Tensor& g,
                 std::span<const Tensor> state) {
   const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  Tensors in{to(lr, p.device()), to(p, wide), to(to(g, wide), p.device())};
+  Tensors in{to(lr, p.device())};
+  if (skip.defined()) in.push_back(to(skip, p.device()));
+  in.push_back(to(p, wide));
+  in.push_back(to(to(g, wide), p.device()));
   for (std::size_t k = 0; k < state.size(); ++k)
     in.push_back(k + 1 < state.size() ? to(state[k], wide) : state[k]);
   const Tensors stepped = op.reference(in);
@@ -34,26 +37,33 @@ void step_alone(const Op& op, const Tensor& lr, const Tensor& p, const Tensor& g
   for (std::size_t k = 0; k < state.size(); ++k) copy_(state[k], stepped[k + 1]);
 }
 
-/// For each device the inputs of one list op; the first is the rate.
+ops::Skippable skippable(const Tensor& skip) {
+  return skip.defined() ? ops::Skippable::yes : ops::Skippable::no;
+}
+
+/// For each device the inputs of one list op; the first is the rate, and the second the flag to skip if there
+/// is one.
 class DeviceLists {
  public:
-  explicit DeviceLists(const Tensor& lr) : lr_(lr) {}
+  DeviceLists(const Tensor& lr, const Tensor& skip) : lr_(lr), skip_(skip) {}
   std::vector<Tensor>& on(Device device) {
     for (std::vector<Tensor>& list : lists_)
       if (list[0].device() == device) return list;
-    return lists_.emplace_back(1, to(lr_, device));
+    std::vector<Tensor>& list = lists_.emplace_back(1, to(lr_, device));
+    if (skip_.defined()) list.push_back(to(skip_, device));
+    return list;
   }
   /// Steps what stands in the lists, and empties them.
   template <class Op>
   void step(const Op& op) {
     for (std::vector<Tensor>& list : lists_) {
-      if (list.size() > 1) apply_many(op, list);
-      list.resize(1);
+      if (list.size() > op.first()) apply_many(op, list);
+      list.resize(op.first());
     }
   }
 
  private:
-  const Tensor& lr_;
+  const Tensor &lr_, &skip_;
   std::vector<std::vector<Tensor>> lists_;
 };
 
@@ -119,7 +129,7 @@ void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<con
         "optimizer: a parameter has shape {} now, its '{}' shape {}; make a new optimizer after "
         "a parameter was replaced by one of another shape",
         local.shape(), names[k], state[k].shape());
-    const DType dtype = names[k] == "step" ? state[k].dtype() : local.dtype();
+    const DType dtype = names[k] == "step" ? state[k].dtype() : state_dtype(local.dtype());
     check<StateError>(
         state[k].dtype() == dtype && state[k].device() == local.device(),
         "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
@@ -130,10 +140,25 @@ void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<con
 }
 
 void Optimizer::step_unless(const Tensor& skip) {
-  if (skip.item() == 0) step();
+  check<ShapeError>(skip.numel() == 1, "step_unless: takes one element, got shape {}", skip.shape());
+  if (!skips_on_device()) {
+    if (skip.item() == 0) step();
+    return;
+  }
+  const NoGrad guard;
+  skip_ = to(not_equal(reshape(skip.detach(), {}), 0), DType::f32);
+  try {
+    step_all();
+  } catch (...) {
+    skip_ = {};
+    throw;
+  }
+  skip_ = {};
 }
 
-void Optimizer::step() {
+void Optimizer::step() { step_all(); }
+
+void Optimizer::step_all() {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
   const TimelineSlice slice("optimizer", "step");
@@ -175,9 +200,9 @@ Optimizer::Slots Optimizer::first_state(const Parameter& p) const {
   for (std::size_t k = 0; k < names.size(); ++k)
     check<StateError>(
         slots[k].defined() && slots[k].device() == local.device() &&
-            (names[k] == "step" || slots[k].dtype() == local.dtype()),
-        "optimizer: fresh gives {} as '{}' of a parameter that is {} on {}; state has its dtype "
-        "(only 'step' is f64) and its device",
+            (names[k] == "step" || slots[k].dtype() == state_dtype(local.dtype())),
+        "optimizer: fresh gives {} as '{}' of a parameter that is {} on {}; state has its dtype, or what "
+        "state_dtype says (only 'step' is f64), and its device",
         slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), to_string(slots[k].device()))
                            : "an empty handle",
         names[k], name_of(local.dtype()), to_string(local.device()));
@@ -301,24 +326,47 @@ Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
       o.eps);
 }
 
+std::vector<std::string> Adam::state_names() const {
+  if (options_.masters == Masters::in_f32) return {"exp_avg", "exp_avg_sq", "master", "step"};
+  return {"exp_avg", "exp_avg_sq", "step"};
+}
+
+DType Adam::state_dtype(DType dtype) const {
+  return options_.masters == Masters::in_f32 ? DType::f32 : dtype;
+}
+
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
-  const TensorOptions like{p.dtype(), p.device()};
-  return {zeros(p.shape(), like), zeros(p.shape(), like), zeros({}, {DType::f64, p.device()})};
+  const TensorOptions like{state_dtype(p.dtype()), p.device()};
+  Slots slots{zeros(p.shape(), like), zeros(p.shape(), like)};
+  if (options_.masters == Masters::in_f32) {
+    check<DTypeError>(
+        is_floating(p.dtype()) && size_of(p.dtype()) == 2,
+        "Adam: keeps masters of 16-bit parameters, got one of shape {} in {}; cast the model, or "
+        "step it without masters",
+        p.shape(), name_of(p.dtype()));
+    slots.push_back(to(p.detach(), DType::f32));
+  }
+  slots.push_back(zeros({}, {DType::f64, p.device()}));
+  return slots;
 }
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const AdamOptions& o = options_;
-  const ops::AdamStep op{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_};
-  DeviceLists lists(group.lr);
+  ops::AdamStep op{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_, skippable(skip())};
+  if (o.masters == Masters::in_f32) op.twins = ops::Twins::yes;
+  DeviceLists lists(group.lr, skip());
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const Slots& s = *slots[i];
-    if (takes_list(p, g)) {
+    if (op.twins == ops::Twins::yes || takes_list(p, g)) {
       std::vector<Tensor>& list = lists.on(p.device());
-      list.insert(list.end(), {p, g, s[0], s[1], s[2]});
+      if (op.twins == ops::Twins::yes)
+        list.insert(list.end(), {s[2], to(g, p.device()), s[0], s[1], s[3], p});
+      else
+        list.insert(list.end(), {p, g, s[0], s[1], s[2]});
       if (!o.foreach) lists.step(op);
     } else {
-      step_alone(op, group.lr, p, g, s);
+      step_alone(op, group.lr, skip(), p, g, s);
     }
   }
   lists.step(op);
@@ -342,8 +390,8 @@ Optimizer::Slots Sgd::fresh(const Tensor& p) const {
 }
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
-  const ops::SgdStep op{options_.momentum, group.weight_decay};
-  DeviceLists lists(group.lr);
+  const ops::SgdStep op{options_.momentum, group.weight_decay, skippable(skip())};
+  DeviceLists lists(group.lr, skip());
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const Slots& s = *slots[i];
@@ -353,7 +401,7 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
       list.insert(list.end(), s.begin(), s.end());
       if (!options_.foreach) lists.step(op);
     } else {
-      step_alone(op, group.lr, p, g, s);
+      step_alone(op, group.lr, skip(), p, g, s);
     }
   }
   lists.step(op);

@@ -35,9 +35,10 @@ class SHERD_API Optimizer {
   /// does not have the shape of `Parameter::local()`, DeviceError for one on `meta`, StateError for state of
   /// another dtype or device and for a parameter whose elements share memory.
   void step();
-  /// The same, unless `skip` (one element) holds anything but 0: then nothing changes, no state and no count
-  /// of steps. The host reads `skip` and so waits for its device; with sharded parameters it is the same on
-  /// all ranks.
+  /// The same, unless `skip` (one element, else ShapeError) holds anything but 0: then no parameter, state or
+  /// count of steps changes, though state that was not there is made. With sharded parameters it is the same
+  /// on all ranks. The optimizers here look at it on the device, so it can be captured; for others
+  /// (`skips_on_device`) the host reads it.
   void step_unless(const Tensor& skip);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
@@ -73,6 +74,12 @@ class SHERD_API Optimizer {
 
   /// Groups that give no rate or decay of their own take these.
   Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
+  /// Whether `step_group` changes nothing where `skip()` is not 0.
+  virtual bool skips_on_device() const { return false; }
+  /// During a `step_unless` of an optimizer that skips on the device: 0-d f32; else an empty handle.
+  const Tensor& skip() const { return skip_; }
+  /// The dtype of state for a parameter of `dtype`; "step" is f64.
+  virtual DType state_dtype(DType dtype) const { return dtype; }
   /// First state for a parameter whose `local()` is `p`.
   virtual Slots fresh(const Tensor& p) const = 0;
   /// Updates `params`, those of `group` that have a gradient; `slots` is their state.
@@ -83,20 +90,30 @@ class SHERD_API Optimizer {
   void check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const;
   Slots first_state(const Parameter& p) const;
   const Group& group_at(std::size_t group) const;
+  void step_all();
   std::vector<Group> groups_;
   std::unordered_map<const void*, Slots> state_;
+  Tensor skip_;
 };
+
+/// Whether an optimizer keeps f32 masters of its parameters, which then have 16 bits: each step reads 16-bit
+/// gradients, moves the masters in f32 and writes them back rounded. They start as the parameters are at the
+/// first step, and are part of the state ("master"): what is written into such a parameter otherwise is lost
+/// at the next step.
+enum class Masters { none, in_f32 };
 
 /// For `Adam`. ValueError unless the betas lie in [0, 1) and eps is at least 0.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   /// Steps the f32 parameters of a device as one list; without it one after another, to the same bits.
   bool foreach = true;
+  Masters masters = Masters::none;
 };
 
 /// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
 /// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. In f16
-/// squares of gradients below 1e-3 vanish from v, so keep such parameters in f32.
+/// squares of gradients below 1e-3 vanish from v, so keep such parameters, or masters of them, in f32.
+/// DTypeError, with masters, for a parameter that does not have 16 bits.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
@@ -105,7 +122,9 @@ class SHERD_API Adam : public Optimizer {
 
  protected:
   Adam(std::vector<ParamGroup> groups, AdamOptions options, bool decoupled);
-  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq", "step"}; }
+  std::vector<std::string> state_names() const override;
+  bool skips_on_device() const override { return true; }
+  DType state_dtype(DType dtype) const override;
   Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;
@@ -119,6 +138,7 @@ class SHERD_API Adam : public Optimizer {
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   bool foreach = true;
+  Masters masters = Masters::none;
 };
 
 /// AdamW (Loshchilov and Hutter, 2019): Adam, but weight decay multiplies the parameter by 1 - lr
@@ -126,7 +146,8 @@ struct AdamWOptions {
 class SHERD_API AdamW final : public Adam {
  public:
   AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
-      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.foreach}, true) {}
+      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.foreach, o.masters}, true) {
+  }
   AdamW(std::vector<Parameter> params, AdamWOptions o = {})
       : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
@@ -147,6 +168,7 @@ class SHERD_API Sgd final : public Optimizer {
 
  protected:
   std::vector<std::string> state_names() const override;
+  bool skips_on_device() const override { return true; }
   Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;

@@ -34,9 +34,9 @@ struct GradArgs {
   /// For an input that the op names in `adds_gradients`: what its other uses gave so far, or an empty handle.
   /// The rule returns the sum, which saves a pass over both.
   Inputs so_far{};
-  /// Of the kept inputs that the op names in `overwrites`, those whose memory nobody else will read: the rule
+  /// Of the kept values that the op names in `overwrites`, those whose memory nobody else will read: the rule
   /// may write its result there.
-  Mask spare = 0;
+  Reads spare{};
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -56,7 +56,8 @@ struct Arity {
 ///  handles;
 ///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in;
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
-///  - `adds_gradients` and `overwrites`: bits of inputs for which `grad` uses `GradArgs::so_far` and `spare`.
+///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
+///  values for which it uses `spare`.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -158,8 +159,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual Reads reads(Mask needs) const = 0;
   /// Whether `grad` adds `so_far` to the gradient of input `i`.
   virtual bool adds_gradients(std::size_t) const { return false; }
-  /// Kept inputs that `grad` may overwrite.
-  virtual Mask overwrites() const { return 0; }
+  /// Kept values that `grad` may overwrite.
+  virtual Reads overwrites() const { return {}; }
   /// One gradient an input, empty where it is not needed.
   virtual Tensors grad(const GradArgs& args) const = 0;
 };
@@ -259,11 +260,11 @@ class OpModelBase : public AnyOp {
     else
       return false;
   }
-  Mask overwrites() const override {
+  Reads overwrites() const override {
     if constexpr (requires { O::overwrites; })
       return O::overwrites;
     else
-      return 0;
+      return {};
   }
   Tensors grad(const GradArgs& args) const override {
     if constexpr (HasGrad<O>)

@@ -211,9 +211,17 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
-/// x (..., in) times weight (out, in) transposed, plus bias (out) and residual (..., out) unless they are none.
+/// x (..., in) times weight (out, in) transposed, plus bias (out) and residual (..., out) unless they are
+/// none.
 SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Tensor& residual = {});
+/// gelu(linear(x, weight, bias)) as one op, which is faster; 16-bit results may be a rounding apart.
+SHERD_API Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+/// linear(x, weight, bias) whose products, those of its gradient too, are taken of 8-bit numbers: x and
+/// weight rounded to e4m3 and gradients to e5m2, each scaled by one number, with sums in f32. As precise as
+/// such numbers are (about 4 and 3 bits), and fast where a GPU multiplies them: bf16 or f16 with sizes that
+/// 16 divides. No second derivative.
+SHERD_API Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 struct Conv2dOptions {
   std::int64_t stride = 1, padding = 0;  ///< zeros around the image
 };
@@ -228,16 +236,27 @@ SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 SHERD_API Tensor softmax(const Tensor& x, std::int64_t axis = -1);
 SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
 enum class Reduction { mean, sum, none };
+/// What the loss of 16-bit logits is in: their dtype, or f32, with the bits that casting the logits first
+/// gives.
+enum class LossPrecision { of_logits, wide };
 struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;  ///< mean over targets that are not ignored
   std::int64_t ignore_index = -100;
+  LossPrecision precision = LossPrecision::of_logits;
 };
 /// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is
 /// NaN.
 SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
+/// The same of a mean or sum (ValueError else), writing the gradient over the logits: the fastest where
+/// nobody else needs them, as in `cross_entropy_(std::exchange(logits, {}), targets)`. Where the loss's own
+/// gradient is not 1 (a scaled loss) it is rounded twice. No second derivative. GPUs may give other bits.
+SHERD_API Tensor cross_entropy_(const Tensor& logits, const Tensor& targets,
+                                CrossEntropyOptions options = {});
 /// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
 /// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
+/// x / sqrt(mean of x^2 + eps) over the last axis, times weight unless it is none (Zhang and Sennrich, 2019).
+SHERD_API Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-5);
 struct BatchNormOptions {
   bool training = false;  ///< by the batch's statistics, which the running ones then follow
   double momentum = 0.1;  ///< share of the batch in the new running statistics

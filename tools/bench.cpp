@@ -16,6 +16,7 @@
 #include "runtime/timeline.h"
 #include "shard/fully_shard.h"
 #include "tools/among_ranks.h"
+#include "tools/evaluate.h"
 #include "tools/forecast.h"
 #include "tools/sharding.h"
 #include "tools/trace.h"
@@ -75,7 +76,8 @@ class Trained {
   void step() {
     const TimelineSlice slice("step", "step");
     for (const Part& part : parts_) {
-      const Tensor loss = cross_entropy(flatten(model_(part.tokens), 0, 1), flatten(part.targets));
+      Tensor logits = flatten(model_(part.tokens), 0, 1);
+      const Tensor loss = training_loss(std::exchange(logits, {}), flatten(part.targets), part.share);
       (part.share < 1 ? mul(loss, part.share) : loss).backward();
     }
     shard::clip_grad_norm_(model_.parameters(), 1.0);

@@ -72,6 +72,7 @@ json to_json(const RunConfig& c) {
                  {"generator", {{"seed", c.generator.seed}, {"offset", c.generator.offset}}},
                  {"changes", changes},
                  {checksum_key, std::string(checksum_digits, '0')}};
+  if (c.loss_scale) config["loss_scale"] = {{"scale", c.loss_scale->scale}, {"steps", c.loss_scale->steps}};
   if (c.best) config["best"] = {{"step", c.best->step}, {"val_loss", c.best->loss}};
   return config;
 }
@@ -89,12 +90,19 @@ RunConfig config_from(const json& from) {
   from.at("data").at("digest").get_to(c.data_digest);
   from.at("generator").at("seed").get_to(c.generator.seed);
   from.at("generator").at("offset").get_to(c.generator.offset);
+  if (from.contains("loss_scale"))
+    c.loss_scale = {from["loss_scale"].at("scale"), from["loss_scale"].at("steps")};
   if (from.contains("best")) c.best = {{from["best"].at("step"), from["best"].at("val_loss")}};
   for (const json& change : from.at("changes")) {
     c.changes.push_back({change.at("step"), change.at("setting"), change.at("from"), change.at("to")});
   }
   validate(c.options);
   check<ValueError>(c.step >= 0, "step {} is negative", c.step);
+  check<ValueError>(
+      !c.loss_scale || (c.loss_scale->scale > 0 && c.loss_scale->scale <= std::numeric_limits<float>::max() &&
+                        c.loss_scale->steps >= 0),
+      "a loss scale of {} for {} steps; it is above 0 and finite in f32, for 0 steps or more",
+      c.loss_scale ? c.loss_scale->scale : 0, c.loss_scale ? c.loss_scale->steps : 0);
   return c;
 }
 

@@ -21,6 +21,12 @@ struct Validation {
   double loss;
 };
 
+/// By what losses in f16 are multiplied (`nn::GradScaler`), and the steps since it last changed.
+struct LossScale {
+  double scale = 0;
+  std::int64_t steps = 0;
+};
+
 /// What config.json holds: everything beside the tensors that the next step depends on, and how it came
 /// about.
 struct RunConfig {
@@ -29,6 +35,7 @@ struct RunConfig {
   std::int64_t step = 0;  ///< steps done; the sampler's state too
   double loss = 0;        ///< of the last of them, in nats a byte
   RandomKey generator;
+  std::optional<LossScale> loss_scale{};
   std::optional<Validation> best;
   std::vector<Change> changes;
 };

@@ -15,7 +15,8 @@ constexpr std::int64_t positions_at_once = 4096;
 double summed_loss(const nn::Gpt& model, std::span<const std::uint8_t> text,
                    std::span<const std::int64_t> starts) {
   const nn::Batch batch = batch_for(model, text, starts);
-  const Tensor loss = cross_entropy(flatten(model(batch.tokens), 0, 1), flatten(batch.targets));
+  const Tensor loss = cross_entropy(flatten(model(batch.tokens), 0, 1), flatten(batch.targets),
+                                    {.precision = LossPrecision::wide});
   return loss.item() * static_cast<double>(starts.size());
 }
 
@@ -26,6 +27,14 @@ nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
   const nn::Batch batch = nn::text_batch(text, starts, model.options.context);
   const Device device = model.parameters().front().local().device();
   return {to(batch.tokens, device), to(batch.targets, device)};
+}
+
+Tensor training_loss(Tensor logits, const Tensor& targets, double factor) {
+  const CrossEntropyOptions options{.precision = LossPrecision::wide};
+  // f16 would lose small gradients before they are scaled, and a pass that scales them would eat the gain.
+  if (logits.dtype() == bf16 && factor == 1)
+    return cross_entropy_(std::exchange(logits, {}), targets, options);
+  return cross_entropy(std::exchange(logits, {}), targets, options);
 }
 
 std::int64_t window_count(std::size_t size, std::int64_t context) {

@@ -14,6 +14,10 @@ namespace sherd::tools {
 nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
                     std::span<const std::int64_t> starts);
 
+/// Mean loss in nats, in f32, of logits (n, vocab) that the caller has let go of, and which may be written
+/// over. `factor` is what it will be multiplied by before its backward.
+Tensor training_loss(Tensor logits, const Tensor& targets, double factor);
+
 /// Windows side by side that fit into a text of `size` bytes, each with the byte that follows it.
 std::int64_t window_count(std::size_t size, std::int64_t context);
 

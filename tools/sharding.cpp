@@ -34,7 +34,6 @@ std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOpti
       .mixed_precision = precision,
   };
   for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
-  if (precision.param_dtype) options.mixed_precision.output_dtype = f32;  // of the logits
   shard::fully_shard(model, options);
   return {};
 }

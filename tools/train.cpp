@@ -8,6 +8,7 @@
 
 #include "collectives/world.h"
 #include "nn/batch_sampler.h"
+#include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
 #include "nn/state_file.h"
 #include "runtime/context.h"
@@ -67,6 +68,7 @@ struct Step {
   double lr;
   std::vector<Part> losses;
   LateValue norm;
+  std::optional<LateValue> skipped;  ///< not 0 where a scaled gradient overflowed
 };
 
 /// Who hears of the run here, and who may end it.
@@ -94,7 +96,8 @@ class Run {
                                                                                      .seed = options().seed,
                                                                                      .rank = group_.rank(),
                                                                                      .world = group_.size()}),
-        schedule_{options().lr, options().min_lr, options().warmup, options().steps} {
+        schedule_{options().lr, options().min_lr, options().warmup, options().steps},
+        scaler_({.scaling = options().param_dtype == "f16" ? nn::Scaling::on : nn::Scaling::off}) {
     set_generator(Context::current().generator().state());
   }
 
@@ -108,6 +111,7 @@ class Run {
     });
     set_generator(config_.generator);
     sampler_.set_step(config_.step);
+    restore_scale();
     if (!leads()) return;
     cut_metrics(out_ / "metrics.jsonl", config_.step, files_);
     remove_old(out_, config_, files_);  // which the end may have come before
@@ -186,17 +190,19 @@ class Run {
     return step % options().eval_every == 0 || step == options().steps;
   }
 
-  /// On all ranks: the mean loss of the whole batch and the norm of its gradient, both finite.
+  /// On all ranks: the mean loss of the whole batch and the norm of its gradient, both finite unless the step
+  /// was skipped.
   struct Numbers {
     double loss, norm;
+    bool skipped;
   };
   Numbers read(const Step& step) {
     const Stopwatch watch;
     double own = 0;
     for (const Step::Part& part : step.losses) own += part.loss.read() * part.share;
-    const Numbers numbers{mean(group_, own), step.norm.read()};
+    const Numbers numbers{mean(group_, own), step.norm.read(), step.skipped && step.skipped->read() != 0};
     check_finite("loss", numbers.loss, step.number);
-    check_finite("norm of the gradient", numbers.norm, step.number);
+    if (!numbers.skipped) check_finite("norm of the gradient", numbers.norm, step.number);
     config_.loss = numbers.loss;
     trained_seconds_ += watch.seconds();
     return numbers;
@@ -207,6 +213,10 @@ class Run {
     if (!leads()) return;
     nlohmann::ordered_json line = {
         {"step", step.number}, {"loss", numbers.loss}, {"lr", step.lr}, {"grad_norm", numbers.norm}};
+    if (numbers.skipped) {
+      line["grad_norm"] = nullptr;
+      line["skipped"] = true;
+    }
     if (val_loss) line["val_loss"] = *val_loss;
     metrics_->add(line);
     const auto left = static_cast<double>(options().steps - step.number);
@@ -221,14 +231,18 @@ class Run {
     const double lr = schedule_(config_.step);
     std::vector<Step::Part> losses = forward_backward();
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
+    scaler_.unscale_(optimizer_);
     LateValue norm(shard::clip_grad_norm_(model_.parameters(), limit));
     optimizer_.set_lr(lr);
-    optimizer_.step();
+    const Tensor found = scaler_.step(optimizer_);
+    std::optional<LateValue> skipped;
+    if (scaler_.enabled()) skipped.emplace(found);
+    scaler_.update();
     optimizer_.zero_grad();
     ++config_.step;
     trained_tokens_ += options().batch * options().context;
     trained_seconds_ += watch.seconds();
-    return {config_.step, lr, std::move(losses), std::move(norm)};
+    return {config_.step, lr, std::move(losses), std::move(norm), std::move(skipped)};
   }
 
   /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives their
@@ -243,12 +257,33 @@ class Run {
       const std::size_t n = std::min(rows, rest.size());
       const double share = static_cast<double>(n) / static_cast<double>(samples.size());
       const nn::Batch batch = batch_for(model_, text_.train, rest.first(n));
-      const Tensor loss = cross_entropy(flatten(model_(batch.tokens), 0, 1), flatten(batch.targets));
-      (share < 1 ? mul(loss, share) : loss).backward();
+      Tensor logits = flatten(model_(batch.tokens), 0, 1);
+      const Tensor loss = training_loss(std::exchange(logits, {}), flatten(batch.targets), share);
+      scaler_.scale(share < 1 ? mul(loss, share) : loss).backward();
       losses.push_back({LateValue(loss), share});
       rest = rest.subspan(n);
     }
     return losses;
+  }
+
+  std::optional<LossScale> scale_now() const {
+    if (!scaler_.enabled()) return {};
+    LossScale now;
+    for (const auto& [name, value] : scaler_.state_dict()) {
+      if (name == "scale") now.scale = value.item();
+      if (name == "growth_tracker") now.steps = value.item<std::int64_t>();
+    }
+    return now;
+  }
+  /// A run that trained in another dtype before has no scale yet.
+  void restore_scale() {
+    if (!config_.loss_scale) return;
+    nn::StateDict state = scaler_.state_dict();
+    for (auto& [name, value] : state) {
+      if (name == "scale") value = Tensor::scalar(config_.loss_scale->scale, {f32});
+      if (name == "growth_tracker") value = Tensor::scalar(config_.loss_scale->steps, {i64});
+    }
+    scaler_.load_state_dict(state);
   }
 
   void check_finite(std::string_view what, double value, std::int64_t step) const {
@@ -274,6 +309,7 @@ class Run {
     if (!leads()) return;
     if (metrics_) metrics_->sync();  // a checkpoint promises the lines up to its step
     config_.generator = Context::current().generator().state();
+    config_.loss_scale = scale_now();
     save_checkpoint(out_, config_, model, optimizer, files_);
     remove_old(out_, config_, files_);
     ears_.reporter.saved(checkpoint_path(out_, config_.step));
@@ -305,6 +341,7 @@ class Run {
   nn::AdamW optimizer_;
   nn::BatchSampler sampler_;
   nn::CosineSchedule schedule_;
+  nn::GradScaler scaler_;
   double bigram_ = 0;
   std::optional<Metrics> metrics_;
   std::int64_t trained_tokens_ = 0;

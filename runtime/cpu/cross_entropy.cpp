@@ -24,15 +24,22 @@ void cross_entropy_op(const ops::CrossEntropy& op, Inputs in, Outputs out) {
                       target[std::max<std::int64_t>(bad, 0)], bad, columns, op.ignore_index);
     double total = 0;
     std::int64_t count = 0;
-    auto* y = reinterpret_cast<T*>(out[0].raw());
     for (std::int64_t i = 0; i < rows; ++i) {
       total += loss[i];
       count += target[i] != op.ignore_index;
-      if (op.reduction == Reduction::none) y[i] = static_cast<T>(loss[i]);
     }
     *reinterpret_cast<C*>(out[2].raw()) = static_cast<C>(count);
     if (op.reduction == Reduction::mean) total /= static_cast<double>(count);
-    if (op.reduction != Reduction::none) *y = static_cast<T>(static_cast<C>(total));
+    const auto put = [&]<class L>(L* y) {
+      if (op.reduction != Reduction::none)
+        *y = static_cast<L>(static_cast<C>(total));
+      else
+        std::transform(loss, loss + rows, y, [](C one) { return static_cast<L>(one); });
+    };
+    if (op.precision == LossPrecision::wide)
+      put(reinterpret_cast<C*>(out[0].raw()));
+    else
+      put(reinterpret_cast<T*>(out[0].raw()));
   });
 }
 
@@ -44,7 +51,7 @@ void cross_entropy_grad_op(const ops::CrossEntropyGrad& op, Inputs in, Outputs o
     using C = compute_t<T>;
     const bool each = op.forward.reduction == Reduction::none;
     const Tensor row_scale = each ? to(gy, dtype_of<C>) : Tensor{};
-    C scale = each ? C(1) : static_cast<C>(*gy.data<T>());
+    C scale = each ? C(1) : *to(gy, dtype_of<C>).template data<C>();
     if (op.forward.reduction == Reduction::mean) scale /= *in[4].data<C>();
     cross_entropy_backward(logits.data<T>(), targets.data<std::int64_t>(), op.forward.ignore_index,
                            in[3].data<C>(), scale, each ? row_scale.data<C>() : nullptr, logits.shape()[0],

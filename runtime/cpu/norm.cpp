@@ -45,9 +45,10 @@ struct Gradient {
   /// gx of row `r`; adds its share to the sums for weight and bias.
   void row(std::int64_t r, T* gx, C* gweight, C* gbias) const {
     const T *g = gy + r * columns, *in = x + r * columns;
-    const C m = mean[r], s = rstd[r], n = static_cast<C>(columns);
+    const C m = mean ? mean[r] : C(0), s = rstd[r], n = static_cast<C>(columns);
     const C along_ones =
-        sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return scaled(g, j, count); }) / n;
+        mean ? sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return scaled(g, j, count); }) / n
+             : C(0);
     const C along_x = s * (sum_vectors<C>(columns,
                                           [&](std::int64_t j, auto count) {
                                             return scaled(g, j, count) * centred(in + j, count, m);
@@ -80,7 +81,8 @@ void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int
   parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* row = x + r * columns;
-      C m = sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return take<C>(row + j, count); }) / n;
+      const auto itself = [&](std::int64_t j, auto count) { return take<C>(row + j, count); };
+      C m = mean ? sum_vectors<C>(columns, itself) / n : C(0);
       const auto squares = [&](std::int64_t j, auto count) {
         const Vec<C> d = centred(row + j, count, m);
         return d * d;
@@ -91,7 +93,7 @@ void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int
              n;
         variance = sum_vectors<C>(columns, squares) / n;
       }
-      mean[r] = m;
+      if (mean) mean[r] = m;
       rstd[r] = C(1) / std::sqrt(variance + static_cast<C>(eps));
       normalise_row(row, weight, bias, m, rstd[r], columns, y + r * columns);
     }
@@ -146,8 +148,8 @@ void layer_norm_grad_op(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
     layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(), in[4].data<C>(),
-                        data_or_null<T>(in[5]), rows, columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<T*>(out[1].raw()),
-                        reinterpret_cast<T*>(out[2].raw()));
+                        data_or_null<T>(in[5]), rows, columns, reinterpret_cast<T*>(out[0].raw()),
+                        reinterpret_cast<T*>(out[1].raw()), reinterpret_cast<T*>(out[2].raw()));
   });
 }
 

@@ -46,24 +46,33 @@ void values_by_dtype(std::string_view op, Inputs in, const F& body) {
 
 double& scalar(const Tensor& t) { return *reinterpret_cast<double*>(t.raw()); }
 
+bool skipped(ops::Skippable skippable, Inputs in) {
+  return skippable == ops::Skippable::yes && *in[1].data<float>() != 0;
+}
+
 void adam_step(const ops::AdamStep& op, Inputs in, Outputs) {
+  if (skipped(op.skippable, in)) return;
   std::vector<AdamSlot> slots;
-  slots.reserve(in.size() / op.stride);
-  std::vector<Tensor> dense;  // gradients may be views
-  for (std::size_t i = op.first; i < in.size(); i += op.stride) {
-    dense.push_back(contiguous(in[i + 1]));
+  slots.reserve(in.size() / op.stride());
+  std::vector<Tensor> dense;  // gradients may be views, and of 16 bits
+  for (std::size_t i = op.first(); i < in.size(); i += op.stride()) {
+    dense.push_back(contiguous(to(in[i + 1], DType::f32)));
     double& step = *reinterpret_cast<double*>(in[i + 4].raw());
     step += 1;
     slots.push_back({dense_data(op.name, in[i]), dense.back().data<float>(), dense_data(op.name, in[i + 2]),
                      dense_data(op.name, in[i + 3]), in[i].numel(), step});
   }
   adam(slots, {*in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled});
+  if (op.twins == ops::Twins::yes)
+    for (std::size_t i = op.first(); i < in.size(); i += op.stride())
+      copy_(alias(in[i + 5], in[i + 5].layout()), in[i]);
 }
 
 void sgd_step(const ops::SgdStep& op, Inputs in, Outputs) {
+  if (skipped(op.skippable, in)) return;
   std::vector<SgdSlot> slots;
   std::vector<Tensor> dense;
-  for (std::size_t i = op.first; i < in.size(); i += op.stride()) {
+  for (std::size_t i = op.first(); i < in.size(); i += op.stride()) {
     dense.push_back(contiguous(in[i + 1]));
     SgdSlot slot{dense_data(op.name, in[i]), dense.back().data<float>(), nullptr, in[i].numel(), false};
     if (op.momentum != 0) {

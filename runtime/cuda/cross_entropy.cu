@@ -13,15 +13,15 @@ __device__ Target target_kind(std::int64_t target, std::int64_t ignore_index, st
   return target >= 0 && target < columns ? Target::counted : Target::bad;
 }
 
-/// Logsumexp and loss of each row in one pass over it.
-template <class T, int Warps, int V>
+/// Logsumexp and loss of each row in one pass over it. `L` is the loss's type, and decides the bits.
+template <class T, class L, int Warps, int V>
 __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const CrossEntropyCall c) {
   using C = compute_t<T>;
   __shared__ C shared[2 * Warps];
   const RowOfThread<Warps> at;
   if (at.row >= c.rows) return;
   const T* logits = static_cast<const T*>(c.logits) + at.row * c.columns;
-  LogSum<T> sum;
+  LogSum<L> sum;
   for (std::int64_t i = at.lane; i < c.columns / V; i += at.threads) {
     C wide[V];
     widen_all(load_pack<V>(logits + i * V).at, wide);
@@ -46,15 +46,15 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const Cr
       break;
   }
   static_cast<C*>(c.row_loss)[at.row] = loss;
-  if (c.form == RowLosses::each) static_cast<T*>(c.loss)[at.row] = static_cast<T>(loss);
+  if (c.form == RowLosses::each) static_cast<L*>(c.loss)[at.row] = static_cast<L>(loss);
 }
 
 constexpr int total_warps = 32;
 
 /// The loss of all rows, and how many count. One block.
-template <class T>
+template <class L>
 __global__ void __launch_bounds__(total_warps* warp_size) total_loss(const CrossEntropyCall c) {
-  using C = compute_t<T>;
+  using C = compute_t<L>;
   __shared__ double shared[total_warps];
   double loss = 0, count = 0;
   for (std::int64_t i = threadIdx.x; i < c.rows; i += total_warps * warp_size) {
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(total_warps* warp_size) total_loss(const Cross
   if (threadIdx.x != 0) return;
   *static_cast<C*>(c.count) = static_cast<C>(count);
   if (c.form == RowLosses::mean) loss /= count;
-  if (c.form != RowLosses::each) *static_cast<T*>(c.loss) = static_cast<T>(static_cast<C>(loss));
+  if (c.form != RowLosses::each) *static_cast<L*>(c.loss) = static_cast<L>(static_cast<C>(loss));
 }
 
-template <class T, int Warps, int V>
+template <class T, class L, int Warps, int V>
 __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const CrossEntropyGradCall c) {
   using C = compute_t<T>;
   const RowOfThread<Warps> at;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
   C factor = 0;
   switch (target_kind(target, c.ignore_index, c.columns)) {
     case Target::counted:
-      factor = static_cast<C>(static_cast<const T*>(c.gy)[c.form == RowLosses::each ? at.row : 0]);
+      factor = static_cast<C>(static_cast<const L*>(c.gy)[c.form == RowLosses::each ? at.row : 0]);
       if (c.form == RowLosses::mean) factor /= *static_cast<const C*>(c.count);
       break;
     case Target::bad:
@@ -98,32 +98,194 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
     Packed<V, T> result;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const C p = exponential<T>(static_cast<C>(pack.at[j]) - shift);
-      result.at[j] = static_cast<T>((i * V + j == target ? p - C(1) : p) * factor);
+      const C p = exponential<L>(static_cast<C>(pack.at[j]) - shift);
+      result.at[j] = narrow<T>((i * V + j == target ? p - C(1) : p) * factor);
     }
     store_pack<V>(gx + i * V, result);
   }
 }
 
+/// How many targets count. One block.
+template <class C>
+__global__ void __launch_bounds__(total_warps* warp_size) count_targets(const CrossEntropyCall c) {
+  __shared__ double shared[total_warps];
+  double count = 0;
+  for (std::int64_t i = threadIdx.x; i < c.rows; i += total_warps * warp_size)
+    count += c.targets[i] != c.ignore_index;
+  count = group_sum<total_warps>(count, shared);
+  if (threadIdx.x == 0) *static_cast<C*>(c.count) = static_cast<C>(count);
+}
+
+constexpr int over_warps = 16, over_threads = over_warps * warp_size;
+constexpr float log2_of_e = 1.4426950408889634f;
+
+/// e^(x - shift); where results have 16 bits, in two instructions.
+template <class T, class C>
+__device__ C shifted_exponential(C x, C shift, [[maybe_unused]] C shift_of_two) {
+  if constexpr (sizeof(T) == 2) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(std::fma(x, log2_of_e, -shift_of_two)));
+    return y;
+  } else {
+    return math::exp(x - shift);
+  }
+}
+
+/// Adds the exponentials of a pack to a sum: its largest is looked at once.
+template <class T, class C, int V>
+__device__ void add_pack(LogSum<T>& sum, const C (&x)[V]) {
+  C larger = sum.top;
+#pragma unroll
+  for (int j = 0; j < V; ++j) larger = x[j] > larger ? x[j] : larger;
+  const C by = LogSum<T>::shift(larger), by_of_two = by * C(log2_of_e);
+  if (larger != sum.top) {
+    sum.total *= shifted_exponential<T>(sum.top, by, by_of_two);
+    sum.top = larger;
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) sum.total += shifted_exponential<T>(x[j], by, by_of_two);
+}
+
+/// Loss of a row, and its gradient over its logits, which the block keeps in its own memory in between.
+template <class T, class L, int V>
+__global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const CrossEntropyCall c) {
+  using C = compute_t<T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ C shared[2 * over_warps];
+  T* kept = reinterpret_cast<T*>(memory);
+  const std::int64_t row = blockIdx.x;
+  const int packs = static_cast<int>(c.columns / V);
+  T* logits = static_cast<T*>(c.logits) + row * c.columns;
+  LogSum<T> sum;
+  constexpr int ahead = 4;  // packs on their way at a time
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += ahead * over_threads) {
+    Packed<V, T> held[ahead];
+#pragma unroll
+    for (int a = 0; a < ahead; ++a)
+      if (i + a * over_threads < packs) held[a] = load_pack<V>(logits + (i + a * over_threads) * V);
+#pragma unroll
+    for (int a = 0; a < ahead; ++a) {
+      if (i + a * over_threads >= packs) continue;
+      store_pack<V>(kept + (i + a * over_threads) * V, held[a]);
+      C wide[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) wide[j] = widen(held[a].at[j]);
+      add_pack(sum, wide);
+    }
+  }
+  sum.template merge_group<over_warps>(shared);  // waits for the block, so `kept` is whole
+  const C shift = std::isinf(sum.top) ? std::numeric_limits<C>::quiet_NaN() : sum.top + math::log(sum.total),
+          shift_of_two = shift * C(log2_of_e);
+  const std::int64_t target = c.targets[row];
+  const Target kind = target_kind(target, c.ignore_index, c.columns);
+  C factor = c.form == RowLosses::mean ? C(1) / *static_cast<const C*>(c.count) : C(1);
+  if (kind == Target::bad) factor = std::numeric_limits<C>::quiet_NaN();
+  if (threadIdx.x == 0) {
+    C loss = kind == Target::ignored ? C(0) : std::numeric_limits<C>::quiet_NaN();
+    if (kind == Target::counted) loss = shift - widen(kept[target]);
+    if (kind == Target::bad)
+      c.faults(FaultKind::cross_entropy_target, static_cast<double>(target), row, c.columns);
+    static_cast<C*>(c.row_loss)[row] = loss;
+  }
+  const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += over_threads) {
+    Packed<V, T> pack{};
+    if (kind != Target::ignored) {
+      const Packed<V, T> logit = load_pack<V>(kept + i * V);
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        pack.at[j] = narrow<T>(shifted_exponential<T>(widen(logit.at[j]), shift, shift_of_two) * factor);
+      if (i == chosen)
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+          if (i * V + j == target)
+            pack.at[j] =
+                narrow<T>((shifted_exponential<T>(widen(logit.at[j]), shift, shift_of_two) - C(1)) * factor);
+    }
+    store_pack<V>(logits + i * V, pack);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads_per_block)
+    scale_unless_one(T* x, const void* factor, bool wide_factor, std::int64_t n) {
+  using C = compute_t<T>;
+  const C by = wide_factor ? static_cast<C>(*static_cast<const float*>(factor))
+                           : static_cast<C>(*static_cast<const T*>(factor));
+  if (by == C(1)) return;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
+       i += static_cast<std::int64_t>(gridDim.x) * threads_per_block)
+    x[i] = static_cast<T>(static_cast<C>(x[i]) * by);
+}
+
+/// Calls `f.operator()<T, L>()` with the types of logits and loss.
+template <class Call, class F>
+void for_logits_and_loss(const Call& c, F&& f) {
+  for_floating(c.dtype, [&]<class T>() {
+    if constexpr (sizeof(T) == 2)
+      if (c.loss_dtype == DType::f32) return f.template operator()<T, float>();
+    f.template operator()<T, T>();
+  });
+}
+
+/// Whether rows of T can be read as many elements at a time as 16 bytes hold of `L`.
+template <class T, class L, class... P>
+bool packed_rows(std::int64_t columns, const P*... pointers) {
+  constexpr std::uintptr_t bytes = wide_count<L> * sizeof(T);
+  return columns % wide_count<L> == 0 && ((reinterpret_cast<std::uintptr_t>(pointers) % bytes == 0) && ...);
+}
+
+std::int64_t bytes_of_row(const CrossEntropyCall& c) { return c.columns * size_of(c.dtype); }
+constexpr std::int64_t most_bytes_of_row = 112 << 10;  // so that two blocks share a multiprocessor of Hopper
+
 }  // namespace
 
+bool one_pass(const CrossEntropyCall& c) { return bytes_of_row(c) <= most_bytes_of_row; }
+
+void launch_cross_entropy_over(const CrossEntropyCall& c) {
+  for_logits_and_loss(c, [&]<class T, class L>() {
+    count_targets<compute_t<T>><<<1, total_warps * warp_size, 0, c.stream>>>(c);
+    const auto launch = [&]<int V>() {
+      constexpr auto kernel = losses_and_gradients<T, L, V>;
+      const auto bytes = static_cast<unsigned>(bytes_of_row(c));
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(most_bytes_of_row));
+      kernel<<<static_cast<unsigned>(c.rows), over_threads, bytes, c.stream>>>(c);
+    };
+    if (c.rows > 0) {
+      if (wide_rows<T>(c.columns, static_cast<const T*>(c.logits)))
+        launch.template operator()<wide_count<T>>();
+      else
+        launch.template operator()<1>();
+    }
+    total_loss<L><<<1, total_warps * warp_size, 0, c.stream>>>(c);
+  });
+}
+
+void launch_scale_unless_one(DType dtype, DType factor_dtype, void* x, const void* factor, std::int64_t n,
+                             cudaStream_t stream) {
+  for_floating(dtype, [&]<class T>() {
+    scale_unless_one<<<blocks_for(n), threads_per_block, 0, stream>>>(static_cast<T*>(x), factor,
+                                                                      factor_dtype != dtype, n);
+  });
+}
+
 void launch_cross_entropy(const CrossEntropyCall& c) {
-  for_floating(c.dtype, [&]<class T>() {
+  for_logits_and_loss(c, [&]<class T, class L>() {
     if (c.rows > 0)
-      with_rows<T>(c.rows, c.columns, wide_rows<T>(c.columns, static_cast<const T*>(c.logits)),
+      with_rows<L>(c.rows, c.columns, packed_rows<T, L>(c.columns, c.logits),
                    [&]<int Warps, int V>(unsigned blocks, unsigned threads) {
-                     row_losses<T, Warps, V><<<blocks, threads, 0, c.stream>>>(c);
+                     row_losses<T, L, Warps, V><<<blocks, threads, 0, c.stream>>>(c);
                    });
-    total_loss<T><<<1, total_warps * warp_size, 0, c.stream>>>(c);
+    total_loss<L><<<1, total_warps * warp_size, 0, c.stream>>>(c);
   });
 }
 
 void launch_cross_entropy_grad(const CrossEntropyGradCall& c) {
-  for_floating(c.dtype, [&]<class T>() {
-    with_rows<T>(c.rows, c.columns,
-                 wide_rows<T>(c.columns, static_cast<const T*>(c.logits), static_cast<T*>(c.gx)),
+  for_logits_and_loss(c, [&]<class T, class L>() {
+    with_rows<T>(c.rows, c.columns, packed_rows<T, T>(c.columns, c.logits, c.gx),
                  [&]<int Warps, int V>(unsigned blocks, unsigned threads) {
-                   gradient<T, Warps, V><<<blocks, threads, 0, c.stream>>>(c);
+                   gradient<T, L, Warps, V><<<blocks, threads, 0, c.stream>>>(c);
                  });
   });
 }

@@ -44,18 +44,21 @@ struct SumCall {
 };
 void launch_sum(const SumCall& call);
 
-/// One parameter of an optimizer's step: value, gradient, state (null where there is none) and its count of
-/// steps.
+/// One parameter of an optimizer's step: value, gradient, state (null where there is none), its count of
+/// steps, and a 16-bit twin that gets its rounded values (null where there is none).
 struct OptimizerSlot {
   float* p;
-  const float* g;
+  const void* g;
   float *m, *v;
   double* steps;
   std::int64_t n;
+  DType g_dtype = DType::f32;
+  DType twin_dtype = DType::bf16;
+  void* twin = nullptr;
 };
 /// The parameters of one launch; longer lists take several.
 struct OptimizerSlots {
-  static constexpr int most = 60;
+  static constexpr int most = 48;
   /// Elements that a block takes.
   static constexpr std::int64_t chunk = 1 << 14;
   int count = 0;
@@ -70,13 +73,18 @@ struct OptimizerSlots {
 };
 struct AdamCall {
   const double* lr;
+  const float* skip;  ///< nothing is done where it is not 0; may be null
   double beta1, beta2, eps, weight_decay;
   bool decoupled;
 };
 /// Adds one to each step count, then takes the steps.
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream);
-/// `m` is the momentum; where it is null, `steps` is too.
-void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,
-                cudaStream_t stream);
+struct SgdCall {
+  const double* lr;
+  const float* skip;
+  double momentum, weight_decay;
+};
+/// `m` is the momentum; where it is null, `steps` is too. Gradients are f32, and there are no twins.
+void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream);
 
 }  // namespace sherd::cuda

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
 #pragma unroll
       for (int j = 0; j < V; ++j) total += static_cast<C>(x[p].at[j]);
   const C n = static_cast<C>(r.columns);
-  C mean = group_sum<Warps>(total, shared) / n;
+  C mean = r.mean ? group_sum<Warps>(total, shared) / n : C(0);
   const auto each = [&](const auto& f) {
 #pragma unroll
     for (int p = 0; p < Packs; ++p)
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
   }
   const C rstd = C(1) / std::sqrt(variance + r.eps);
   if (held.lane == 0) {
-    r.mean[row] = mean;
+    if (r.mean) r.mean[row] = mean;
     r.rstd[row] = rstd;
   }
 #pragma unroll
@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
     for (int j = 0; j < V; ++j) {
       const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd;
       const C shift = r.bias ? static_cast<C>(bias.at[j]) : C(0);
-      y.at[j] =
-          static_cast<T>(r.weight ? std::fma(normal, static_cast<C>(weight.at[j]), shift) : normal + shift);
+      y.at[j] = narrow<T>(r.weight ? std::fma(normal, static_cast<C>(weight.at[j]), shift) : normal + shift);
     }
     store_pack<V>(r.y + row * r.columns + at, y);
   }
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
   };
   const auto itself = [](C d) { return d; };
   const auto squared = [](C d) { return d * d; };
-  mean = average(itself);
+  if (r.mean) mean = average(itself);
   C variance = average(squared);
   if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
     mean += average(itself);
@@ -127,14 +126,14 @@ __global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
   }
   const C rstd = C(1) / std::sqrt(variance + r.eps);
   if (threadIdx.x == 0) {
-    r.mean[row] = mean;
+    if (r.mean) r.mean[row] = mean;
     r.rstd[row] = rstd;
   }
   for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
     const C normal = (static_cast<C>(x[j]) - mean) * rstd;
     const C shift = r.bias ? static_cast<C>(r.bias[j]) : C(0);
     r.y[row * r.columns + j] =
-        static_cast<T>(r.weight ? std::fma(normal, static_cast<C>(r.weight[j]), shift) : normal + shift);
+        narrow<T>(r.weight ? std::fma(normal, static_cast<C>(r.weight[j]), shift) : normal + shift);
   }
 }
 
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
   const C n = static_cast<C>(r.columns);
   C gweight[Packs][V] = {}, gbias[Packs][V] = {};
   for (std::int64_t row = part; row < r.rows; row += parts) {
-    const C mean = r.mean[row], rstd = r.rstd[row];
+    const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row];
     Packed<V, T> x[Packs], gy[Packs];
 #pragma unroll
     for (int p = 0; p < Packs; ++p)
@@ -175,7 +174,7 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
         along = std::fma(scaled, normal, along);
       }
     }
-    ones = group_sum<Warps>(ones, shared) / n;
+    ones = r.mean ? group_sum<Warps>(ones, shared) / n : C(0);
     along = group_sum<Warps>(along, shared) / n;
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std:
         const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd, g = static_cast<C>(gy[p].at[j]);
         const C scaled = r.weight ? g * static_cast<C>(weight.at[j]) : g;
         const C own = (std::fma(normal, -along, scaled) - ones) * rstd;
-        gx.at[j] = static_cast<T>(r.more ? own + static_cast<C>(more.at[j]) : own);
+        gx.at[j] = narrow<T>(r.more ? own + static_cast<C>(more.at[j]) : own);
       }
       store_pack<V>(r.gx + row * r.columns + held.pack(p) * V, gx);
     }
@@ -212,7 +211,7 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
   __shared__ C shared[warps];
   const std::int64_t row = blockIdx.x;
   const T *x = r.x + row * r.columns, *gy = r.gy + row * r.columns;
-  const C mean = r.mean[row], rstd = r.rstd[row], n = static_cast<C>(r.columns);
+  const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row], n = static_cast<C>(r.columns);
   const auto scaled = [&](std::int64_t j) {
     return r.weight ? static_cast<C>(gy[j]) * static_cast<C>(r.weight[j]) : static_cast<C>(gy[j]);
   };
@@ -221,13 +220,13 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
     ones += scaled(j);
     along = std::fma(scaled(j), (static_cast<C>(x[j]) - mean) * rstd, along);
   }
-  ones = group_sum<warps>(ones, shared) / n;
+  ones = r.mean ? group_sum<warps>(ones, shared) / n : C(0);
   along = group_sum<warps>(along, shared) / n;
   for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
     const C normal = (static_cast<C>(x[j]) - mean) * rstd;
     const C own = (std::fma(normal, -along, scaled(j)) - ones) * rstd;
     const std::int64_t at = row * r.columns + j;
-    r.gx[at] = static_cast<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
+    r.gx[at] = narrow<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
   }
 }
 
@@ -242,7 +241,8 @@ __global__ void __launch_bounds__(block) backward_columns_any(const GradRows<T> 
   C gweight = 0, gbias = 0;
   for (std::int64_t row = blockIdx.y; row < r.rows; row += gridDim.y) {
     const C g = static_cast<C>(r.gy[row * r.columns + column]);
-    const C normal = (static_cast<C>(r.x[row * r.columns + column]) - r.mean[row]) * r.rstd[row];
+    const C mean = r.mean ? r.mean[row] : C(0);
+    const C normal = (static_cast<C>(r.x[row * r.columns + column]) - mean) * r.rstd[row];
     gweight = std::fma(g, normal, gweight);
     gbias += g;
   }
@@ -250,15 +250,16 @@ __global__ void __launch_bounds__(block) backward_columns_any(const GradRows<T> 
   r.partial[(blockIdx.y * 2 + 1) * r.columns + column] = gbias;
 }
 
-/// Sums the parts: `tile_rows` threads a column, then a tree.
+/// Sums the parts: `tile_rows` threads a column, then a tree. Without `gbias` its columns are left out.
 template <class T>
 __global__ void __launch_bounds__(tile_columns* tile_rows)
     sum_parts(const compute_t<T>* partial, std::int64_t parts, std::int64_t columns, T* gweight, T* gbias) {
   using C = compute_t<T>;
   __shared__ C sums[tile_rows][tile_columns];
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * tile_columns + threadIdx.x;
+  const std::int64_t wanted = gbias ? 2 * columns : columns;
   C total = 0;
-  if (column < 2 * columns)
+  if (column < wanted)
     for (std::int64_t part = threadIdx.y; part < parts; part += tile_rows)
       total += partial[part * 2 * columns + column];
   sums[threadIdx.y][threadIdx.x] = total;
@@ -266,8 +267,8 @@ __global__ void __launch_bounds__(tile_columns* tile_rows)
     __syncthreads();
     if (threadIdx.y < half) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
   }
-  if (threadIdx.y != 0 || column >= 2 * columns) return;
-  (column < columns ? gweight : gbias - columns)[column] = static_cast<T>(sums[0][threadIdx.x]);
+  if (threadIdx.y != 0 || column >= wanted) return;
+  (column < columns ? gweight : gbias - columns)[column] = narrow<T>(sums[0][threadIdx.x]);
 }
 
 /// How a row of `columns` is held in registers, as a number of (warps, packs); 0: it is not.
@@ -359,7 +360,9 @@ void backward(const LayerNormGradCall& c) {
 std::int64_t LayerNormGradCall::parts() const {
   int form = 0;
   for_floating(dtype, [&]<class T>() { form = grad_form<T>(*this); });
-  const std::int64_t most = form == 0 ? 256 : form <= 2 ? 2048 : 512;
+  // As many blocks as a Hopper GPU holds at once, by the registers that a form takes: more wait for a second
+  // round.
+  const std::int64_t most = form == 0 ? 256 : form <= 2 ? 2112 : form == 3 ? 660 : 396;
   const std::int64_t wanted = form == 0 ? rows / 16 : rows / 4;
   const std::int64_t whole = wanted / 4 * 4;  // of the groups of a block
   return whole < 4 ? 4 : whole < most ? whole : most;

@@ -1,4 +1,4 @@
-// Layer normalisation of rows, as calls on plain pointers. Safe to include in device code.
+// Layer and RMS normalisation of rows, as calls on plain pointers. Safe to include in device code.
 #pragma once
 
 #include "runtime/cuda/kernels.h"
@@ -6,7 +6,7 @@
 namespace sherd::cuda {
 
 /// Dense rows of `columns` elements of `dtype`; statistics are of its compute type. weight and bias may be
-/// null.
+/// null; where mean is, rows are taken about 0 (RMS normalisation).
 struct LayerNormCall {
   DType dtype = DType::f32;
   std::int64_t rows = 0, columns = 0;
@@ -22,7 +22,8 @@ struct LayerNormGradCall {
   std::int64_t rows = 0, columns = 0;
   const void *gy = nullptr, *x = nullptr, *weight = nullptr, *mean = nullptr, *rstd = nullptr;
   const void* more = nullptr;  ///< is added to gx; may be null
-  void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
+  void *gx = nullptr, *gweight = nullptr;
+  void* gbias = nullptr;  ///< may be null
   cudaStream_t stream = nullptr;
   /// Groups of rows whose shares of the weight's and bias's gradients are summed apart, then in order.
   /// Depends on the sizes and the addresses' alignment alone.

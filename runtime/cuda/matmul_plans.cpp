@@ -33,6 +33,17 @@ cudaDataType_t data_type(DType dtype) {
   }
 }
 
+cudaDataType_t data_type(EightBits eight, DType dtype) {
+  switch (eight) {
+    case EightBits::e4m3:
+      return CUDA_R_8F_E4M3;
+    case EightBits::e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return data_type(dtype);
+  }
+}
+
 /// A descriptor of cuBLASLt, which the destructor gives back to the library.
 template <class T>
 using Described = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
@@ -67,6 +78,10 @@ Operation operation(const ProductShape& s) {
                           second = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
+  if (s.eight_a == EightBits::e4m3 && s.eight_b == EightBits::e4m3) {  // activations bear what it rounds away
+    const std::int8_t fast = 1;
+    check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "operation");
+  }
   if (s.bias) {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
@@ -95,6 +110,7 @@ Preference preference(const ProductShape& s) {
 
 /// Products of at least 2^32 multiplications, which take longer than what else a step does around them.
 bool worth_a_search(const ProductShape& s) {
+  if (s.eight_a != EightBits::no) return false;
   const auto of = [](std::int64_t n) { return static_cast<double>(n); };
   const double m = of(s.m), n = of(s.n), k = of(s.k), batch = of(s.batch);
   return m * n * k * batch >= 0x1p32 &&
@@ -184,14 +200,14 @@ MatMulPlans::~MatMulPlans() {
 
 MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
   if (const auto found = products_.find(s); found != products_.end()) return *found->second;
-  const cudaDataType_t type = data_type(s.dtype);
+  const cudaDataType_t a = data_type(s.eight_a, s.dtype), b = data_type(s.eight_b, s.dtype);
   auto made = std::make_unique<Product>(
       Product{operation(s),
-              s.transpose_b ? layout(type, s.k, s.n, s.ldb, s.batch, s.stride_b)
-                            : layout(type, s.n, s.k, s.ldb, s.batch, s.stride_b),
-              s.transpose_a ? layout(type, s.m, s.k, s.lda, s.batch, s.stride_a)
-                            : layout(type, s.k, s.m, s.lda, s.batch, s.stride_a),
-              layout(type, s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
+              s.transpose_b ? layout(b, s.k, s.n, s.ldb, s.batch, s.stride_b)
+                            : layout(b, s.n, s.k, s.ldb, s.batch, s.stride_b),
+              s.transpose_a ? layout(a, s.m, s.k, s.lda, s.batch, s.stride_a)
+                            : layout(a, s.k, s.m, s.lda, s.batch, s.stride_a),
+              layout(data_type(s.dtype), s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
   cublasLtMatmulHeuristicResult_t choices[most_choices]{};
   int found = 0;
   const cublasStatus_t status = cublaslt().heuristic(
@@ -259,6 +275,13 @@ void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream
     check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
                                    sizeof data.bias),
                "bias");
+  if (s.eight_a != EightBits::no) {  // the library's A is our B
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& unscale) {
+      check_blas(cublaslt().desc_set(p.operation.get(), attribute, &unscale, sizeof unscale), "scale");
+    };
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, data.unscale_b);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, data.unscale_a);
+  }
   if (!p.others.empty()) search(s, p, stream);
   check_blas(queue(p, p.algorithm, data, stream), "product");
 }

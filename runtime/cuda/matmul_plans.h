@@ -13,10 +13,14 @@
 
 namespace sherd::cuda {
 
+/// Whether a factor is 8 bits wide, and how those are read.
+enum class EightBits : std::uint8_t { no, e4m3, e5m2 };
+
 /// C = op(A) op(B) (+ bias) (+ residual), row-major and batched; the numbers that decide which algorithm is
 /// right.
 struct ProductShape {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  ///< of C, and of factors that are not 8 bits wide
+  EightBits eight_a = EightBits::no, eight_b = EightBits::no;  ///< both or none; A as it lies, B transposed
   bool transpose_a = false, transpose_b = false, bias = false;
   bool residual = false;  ///< a matrix that lies as C does
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -30,6 +34,7 @@ struct ProductShape {
 struct ProductData {
   const void *a, *b, *bias, *residual;
   void* c;
+  const float *unscale_a = nullptr, *unscale_b = nullptr;  ///< on the device, of 8-bit factors
 };
 
 class MatMulPlans {

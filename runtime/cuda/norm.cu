@@ -84,7 +84,7 @@ template <class T>
 __global__ void __launch_bounds__(threads_per_block)
     clip_scale(const __grid_constant__ ValueList list, double limit, const double* norm) {
   const double factor = limit / (*norm + 1e-6);
-  if (!(factor < 1.0)) return;
+  if (factor >= 1.0) return;  // NaN is for all
   for_chunk<T>(list, [&](T* at, auto pack) {
     for (T& value : pack.at)
       value = static_cast<T>(

@@ -29,23 +29,36 @@ void in_portions(std::size_t first, std::size_t stride, std::size_t end, SlotAt&
   }
 }
 
+template <class Op>
+const float* skip_of(const Op& op, Inputs in) {
+  return op.skippable == ops::Skippable::yes ? in[1].data<float>() : nullptr;
+}
+
 void adam_kernel(const void* erased, Inputs in, Outputs) {
   const auto& op = *static_cast<const ops::AdamStep*>(erased);
   const cudaStream_t stream = stream_of(in[0].device());
   std::vector<Tensor> dense;  // gradients may be views
   in_portions(
-      op.first, op.stride, in.size(),
+      op.first(), op.stride(), in.size(),
       [&](std::size_t i) {
         dense.push_back(contiguous(in[i + 1]));
-        return OptimizerSlot{dense_data(op.name, in[i]),
-                             dense.back().data<float>(),
-                             dense_data(op.name, in[i + 2]),
-                             dense_data(op.name, in[i + 3]),
-                             dense_data<double>(op.name, in[i + 4]),
-                             in[i].numel()};
+        OptimizerSlot slot{dense_data(op.name, in[i]),
+                           dense.back().raw(),
+                           dense_data(op.name, in[i + 2]),
+                           dense_data(op.name, in[i + 3]),
+                           dense_data<double>(op.name, in[i + 4]),
+                           in[i].numel(),
+                           in[i + 1].dtype()};
+        if (op.twins == ops::Twins::yes) {
+          slot.twin_dtype = in[i + 5].dtype();
+          slot.twin = dense_data<std::byte>(op.name, in[i + 5]);
+        }
+        return slot;
       },
       [&](const OptimizerSlots& slots) {
-        launch_adam(slots, {in[0].data<double>(), op.beta1, op.beta2, op.eps, op.weight_decay, op.decoupled},
+        launch_adam(slots,
+                    {in[0].data<double>(), skip_of(op, in), op.beta1, op.beta2, op.eps, op.weight_decay,
+                     op.decoupled},
                     stream);
       });
   check_launch(op.name);
@@ -56,19 +69,19 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
   const cudaStream_t stream = stream_of(in[0].device());
   std::vector<Tensor> dense;
   in_portions(
-      op.first, op.stride(), in.size(),
+      op.first(), op.stride(), in.size(),
       [&](std::size_t i) {
         dense.push_back(contiguous(in[i + 1]));
         const bool carries = op.momentum != 0;
         return OptimizerSlot{dense_data(op.name, in[i]),
-                             dense.back().data<float>(),
+                             dense.back().raw(),
                              carries ? dense_data(op.name, in[i + 2]) : nullptr,
                              nullptr,
                              carries ? dense_data<double>(op.name, in[i + 3]) : nullptr,
                              in[i].numel()};
       },
       [&](const OptimizerSlots& slots) {
-        launch_sgd(slots, in[0].data<double>(), op.momentum, op.weight_decay, stream);
+        launch_sgd(slots, {in[0].data<double>(), skip_of(op, in), op.momentum, op.weight_decay}, stream);
       });
   check_launch(op.name);
 }

@@ -1,11 +1,15 @@
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/types.cuh"
 #include "runtime/math.h"
 
 namespace sherd::cuda {
 namespace {
 
-__global__ void count_steps(const __grid_constant__ OptimizerSlots slots) {
+__device__ bool skipped(const float* skip) { return skip != nullptr && *skip != 0; }
+
+__global__ void count_steps(const __grid_constant__ OptimizerSlots slots, const float* skip) {
+  if (skipped(skip)) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < slots.count && slots.slot[i].steps != nullptr) *slots.slot[i].steps += 1;
 }
@@ -40,8 +44,33 @@ struct Chunk {
 
 __device__ bool aligned(const OptimizerSlot& s) {
   const auto bits = reinterpret_cast<std::uintptr_t>(s.p) | reinterpret_cast<std::uintptr_t>(s.g) |
-                    reinterpret_cast<std::uintptr_t>(s.m) | reinterpret_cast<std::uintptr_t>(s.v);
+                    reinterpret_cast<std::uintptr_t>(s.m) | reinterpret_cast<std::uintptr_t>(s.v) |
+                    reinterpret_cast<std::uintptr_t>(s.twin);
   return bits % 16 == 0;
+}
+
+template <int V, class T>
+__device__ Packed<V, float> widened(const void* from, std::int64_t i) {
+  const Packed<V, T> pack = load_pack<V>(static_cast<const T*>(from) + i);
+  Packed<V, float> wide;
+#pragma unroll
+  for (int j = 0; j < V; ++j) wide.at[j] = widen(pack.at[j]);
+  return wide;
+}
+
+template <int V>
+__device__ Packed<V, float> gradient(const OptimizerSlot& s, std::int64_t i) {
+  return s.g_dtype == DType::bf16  ? widened<V, BFloat16>(s.g, i)
+         : s.g_dtype == DType::f16 ? widened<V, Half>(s.g, i)
+                                   : widened<V, float>(s.g, i);
+}
+
+template <class T, int V>
+__device__ void store_narrow(void* to, std::int64_t i, const Packed<V, float>& wide) {
+  Packed<V, T> pack;
+#pragma unroll
+  for (int j = 0; j < V; ++j) pack.at[j] = narrow<T>(wide.at[j]);
+  store_pack(static_cast<T*>(to) + i, pack);
 }
 
 /// Scalars of a step, rounded to float where the CPU's kernel rounds them.
@@ -62,6 +91,7 @@ struct AdamFactors {
 __global__ void __launch_bounds__(threads_per_block)
     adam_kernel(const __grid_constant__ OptimizerSlots slots, const __grid_constant__ AdamCall call) {
   __shared__ alignas(AdamFactors) unsigned char memory[sizeof(AdamFactors)];
+  if (skipped(call.skip)) return;
   const Chunk chunk(slots);
   const OptimizerSlot& s = slots.slot[chunk.slot];
   auto& shared = *reinterpret_cast<AdamFactors*>(memory);
@@ -70,7 +100,7 @@ __global__ void __launch_bounds__(threads_per_block)
   const AdamFactors f = shared;
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m = load_pack<V>(s.m + i), v = load_pack<V>(s.v + i);
-    const Packed<V, float> g = load_pack<V>(s.g + i);
+    const Packed<V, float> g = gradient<V>(s, i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       const float kept = p.at[j] * f.keep;
@@ -82,18 +112,25 @@ __global__ void __launch_bounds__(threads_per_block)
     store_pack(s.m + i, m);
     store_pack(s.v + i, v);
     store_pack(s.p + i, p);
+    if (s.twin == nullptr) return;
+    if (s.twin_dtype == DType::bf16)
+      store_narrow<BFloat16>(s.twin, i, p);
+    else
+      store_narrow<Half>(s.twin, i, p);
   });
 }
 
 __global__ void __launch_bounds__(threads_per_block)
-    sgd_kernel(const __grid_constant__ OptimizerSlots slots, const double* lr, float momentum, float decay) {
+    sgd_kernel(const __grid_constant__ OptimizerSlots slots, const double* lr, const float* skip,
+               float momentum, float decay) {
+  if (skipped(skip)) return;
   const Chunk chunk(slots);
   const OptimizerSlot& s = slots.slot[chunk.slot];
   const float rate = static_cast<float>(-*lr);
   const bool first = s.m != nullptr && *s.steps == 0;
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m{};
-    const Packed<V, float> g = load_pack<V>(s.g + i);
+    const Packed<V, float> g = gradient<V>(s, i);
     if (s.m != nullptr) m = load_pack<V>(s.m + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -114,17 +151,16 @@ unsigned blocks_of(const OptimizerSlots& slots) {
 }  // namespace
 
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream) {
-  count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots);
+  count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots, call.skip);
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
     adam_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
 }
 
-void launch_sgd(const OptimizerSlots& slots, const double* lr, double momentum, double weight_decay,
-                cudaStream_t stream) {
+void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream) {
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
-    sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, lr, static_cast<float>(momentum),
-                                                         static_cast<float>(weight_decay));
-  if (momentum != 0) count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots);
+    sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(
+        slots, call.lr, call.skip, static_cast<float>(call.momentum), static_cast<float>(call.weight_decay));
+  if (call.momentum != 0) count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots, call.skip);
 }
 
 }  // namespace sherd::cuda

@@ -26,15 +26,15 @@ Specs CrossEntropy::infer(SpecSpan in) const {
                     targets.shape);
   const Shape loss = reduction == Reduction::none ? targets.shape : Shape{};
   const DType wide = compute_dtype(logits.dtype);
-  return {
-      {loss, logits.dtype, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
+  const DType narrow = precision == LossPrecision::wide ? wide : logits.dtype;
+  return {{loss, narrow, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
 }
 
 Tensors CrossEntropy::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
-  return {has(args.spare, 0) ? apply_many(CrossEntropyGradInPlace{{*this}}, in)[0]
-                             : apply_many(CrossEntropyGrad{*this}, in)[0],
+  return {has(args.spare.inputs, 0) ? apply_many(CrossEntropyGradInPlace{{*this}}, in)[0]
+                                    : apply_many(CrossEntropyGrad{*this}, in)[0],
           Tensor{}};
 }
 
@@ -52,7 +52,7 @@ Tensors CrossEntropy::reference(Inputs in) const {
   Tensor loss = rows;
   if (reduction != Reduction::none) loss = sum(rows);
   if (reduction == Reduction::mean) loss = div(loss, count);
-  return {to(loss, in[0].dtype()), logsumexp, count};
+  return {precision == LossPrecision::wide ? loss : to(loss, in[0].dtype()), logsumexp, count};
 }
 
 Tensors CrossEntropyGrad::reference(Inputs in) const {
@@ -67,11 +67,64 @@ Tensors CrossEntropyGrad::reference(Inputs in) const {
   return {to(masked_fill(g, unsqueeze(logical_not(counted), 1), 0), logits.dtype())};
 }
 
+Specs CrossEntropyInPlace::infer(SpecSpan in) const {
+  check<ValueError>(
+      forward.reduction != Reduction::none,
+      "cross_entropy_: needs one loss, a mean or a sum, to write the gradient of; call cross_entropy");
+  return {forward.infer(in)[0]};
+}
+
+void CrossEntropyInPlace::run(Inputs in, Outputs out) const {
+  const Tensor logits = in[0];
+  Tensor results[] = {out[1], empty({logits.shape()[0]}, {compute_dtype(logits.dtype()), logits.device()}),
+                      empty({}, {compute_dtype(logits.dtype()), logits.device()})};
+  run_again(OpModel<CrossEntropy>(forward), in, results);
+  const Tensor one = ones({}, {out[1].dtype(), logits.device()});
+  const Tensor back[] = {one, logits, in[1], results[1], results[2]};
+  Tensor over[] = {logits};
+  run_again(OpModel<CrossEntropyGradInPlace>(CrossEntropyGradInPlace{{forward}}), back, over);
+}
+
+Tensors CrossEntropyInPlace::grad(const GradArgs& args) const {
+  check<NotImplementedError>(
+      !args.create_graph,
+      "cross_entropy_: its logits are gone, so it has no second derivative; call cross_entropy");
+  check<StateError>(
+      !args.gy[0].defined(),
+      "cross_entropy_: something was computed from the logits that it wrote over; call cross_entropy");
+  Tensors grads(2);
+  if (!args.gy[1].defined()) return grads;
+  const Tensor &gradient = args.outputs[0], &scale = args.gy[1];
+  const Tensor in[] = {has(args.spare.outputs, 0) ? gradient : clone(gradient), scale};
+  grads[0] = apply_many(ScaleUnlessOne{}, in)[0];
+  return grads;
+}
+
+Specs ScaleUnlessOne::infer(SpecSpan in) const {
+  check<ShapeError>(in[1].shape.rank() == 0, "scale_unless_one_: the factor must be 0-d, got shape {}",
+                    in[1].shape);
+  check<DTypeError>(is_floating(in[0].dtype) && (in[1].dtype == in[0].dtype || in[1].dtype == DType::f32),
+                    "scale_unless_one_: {} by {}; the factor must be of that dtype or f32",
+                    name_of(in[0].dtype), name_of(in[1].dtype));
+  return {};
+}
+
+Tensors ScaleUnlessOne::reference(Inputs in) const {
+  const DType wide = compute_dtype(in[0].dtype());
+  return {to(mul(to(in[0], wide), to(in[1], wide)), in[0].dtype())};
+}
+
 }  // namespace ops
+
+Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
+  const Tensor in[] = {logits, targets};
+  return apply_many(ops::CrossEntropyInPlace{{options.reduction, options.ignore_index, options.precision}},
+                    in)[1];
+}
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
   const Tensor in[] = {logits, targets};
-  return apply_many(ops::CrossEntropy{options.reduction, options.ignore_index}, in)[0];
+  return apply_many(ops::CrossEntropy{options.reduction, options.ignore_index, options.precision}, in)[0];
 }
 
 }  // namespace sherd

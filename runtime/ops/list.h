@@ -15,12 +15,15 @@
 #include "runtime/ops/full.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/linear_fp8.h"
+#include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
 #include "runtime/ops/random.h"
+#include "runtime/ops/rms_norm.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
 #include "runtime/ops/sum.h"
@@ -35,9 +38,10 @@ using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
-using FusedOps = OpList<Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad, BatchNorm, BatchNormGrad,
-                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, Dropout, Attention,
-                        AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
+                        LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad, CrossEntropy,
+                        CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne,
+                        Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs

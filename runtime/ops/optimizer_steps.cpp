@@ -29,6 +29,32 @@ void check_scalar(std::string_view op, std::string_view what, const Spec& s) {
                     "{}: {} must be a 0-d f64 tensor, got {} {}", op, what, name_of(s.dtype), s.shape);
 }
 
+/// Of a step that takes one.
+void check_skip(std::string_view op, Skippable skippable, SpecSpan in) {
+  if (skippable == Skippable::no) return;
+  check<ValueError>(in.size() > 1, "{}: a skippable step takes a flag after the rate, got no second input",
+                    op);
+  check<DTypeError>(in[1].dtype == DType::f32 && in[1].shape.rank() == 0,
+                    "{}: the flag must be a 0-d f32 tensor, got {} {}", op, name_of(in[1].dtype),
+                    in[1].shape);
+}
+
+/// A 16-bit tensor of the parameter's shape.
+void check_narrow(std::string_view op, const Spec& p, const Spec& other, std::string_view what) {
+  check<DTypeError>(is_floating(other.dtype) && size_of(other.dtype) == 2,
+                    "{}: a parameter's {} must be bf16 or f16, got {}", op, what, name_of(other.dtype));
+  check<ShapeError>(p.shape == other.shape, "{}: a parameter of shape {} has a {} of shape {}", op, p.shape,
+                    what, other.shape);
+}
+
+/// What is written unless the step is skipped.
+Tensors unless_skipped(Skippable skippable, Inputs in, std::span<const Tensor> before, Tensors after) {
+  if (skippable == Skippable::no) return after;
+  const Tensor skipped = not_equal(in[1], 0);
+  for (std::size_t i = 0; i < after.size(); ++i) after[i] = where(skipped, before[i], after[i]);
+  return after;
+}
+
 /// A list of parameters that ends in the middle of one would be read past its end.
 void check_whole(std::string_view op, std::size_t tensors, std::size_t each) {
   check<ValueError>(tensors % each == 0, "{}: {} tensors after the rate, and each parameter brings {}", op,
@@ -39,20 +65,26 @@ void check_whole(std::string_view op, std::size_t tensors, std::size_t each) {
 
 Specs AdamStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
-  check_whole(name, in.size() - first, stride);
-  for (std::size_t i = first; i < in.size(); i += stride) {
-    check_parameter(name, in[i], in[i + 1], "gradient");
+  check_skip(name, skippable, in);
+  check_whole(name, in.size() - first(), stride());
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
+    if (is_floating(in[i + 1].dtype) && size_of(in[i + 1].dtype) == 2)
+      check_narrow(name, in[i], in[i + 1], "gradient");
+    else
+      check_parameter(name, in[i], in[i + 1], "gradient");
     check_parameter(name, in[i], in[i + 2], "first moment");
     check_parameter(name, in[i], in[i + 3], "second moment");
     check_scalar(name, "a count of steps", in[i + 4]);
+    if (twins == Twins::yes) check_narrow(name, in[i], in[i + 5], "twin");
   }
   return {};
 }
 
 Specs SgdStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
-  check_whole(name, in.size() - first, stride());
-  for (std::size_t i = first; i < in.size(); i += stride()) {
+  check_skip(name, skippable, in);
+  check_whole(name, in.size() - first(), stride());
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
     check_parameter(name, in[i], in[i + 1], "gradient");
     if (momentum == 0) continue;
     check_parameter(name, in[i], in[i + 2], "momentum buffer");
@@ -88,13 +120,13 @@ Specs ClipScale::infer(SpecSpan in) const {
 
 Tensors AdamStep::reference(Inputs in) const {
   const Tensor& lr = in[0];
-  Tensors out;
-  for (std::size_t i = first; i < in.size(); i += stride) {
+  Tensors before, out;
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
     const auto like_p = [&](const Tensor& t) { return to(t, in[i].dtype()); };
     const Tensor step = add(in[i + 4], 1);
     const Tensor correction1 = sub(1, pow(full({}, beta1, {DType::f64, lr.device()}), step));
     const Tensor correction2 = sub(1, pow(full({}, beta2, {DType::f64, lr.device()}), step));
-    Tensor p = in[i], g = in[i + 1];
+    Tensor p = in[i], g = like_p(in[i + 1]);
     if (weight_decay != 0 && decoupled) p = mul(p, like_p(sub(1, mul(lr, weight_decay))));
     if (weight_decay != 0 && !decoupled) g = add(g, mul(p, weight_decay));
     const Tensor m = add(mul(in[i + 2], beta1), mul(g, 1 - beta1));
@@ -102,14 +134,19 @@ Tensors AdamStep::reference(Inputs in) const {
     const Tensor deviation = add(div(sqrt(v), like_p(sqrt(correction2))), eps);
     p = sub(p, mul(div(m, deviation), like_p(div(lr, correction1))));
     for (const Tensor& written : {p, m, v, step}) out.push_back(written);
+    for (const std::size_t k : {0, 2, 3, 4}) before.push_back(in[i + k]);
+    if (twins == Twins::no) continue;
+    out.push_back(to(p, in[i + 5].dtype()));
+    before.push_back(in[i + 5]);
   }
-  return out;
+  return unless_skipped(skippable, in, {before.begin(), before.size()}, out);
 }
 
 Tensors SgdStep::reference(Inputs in) const {
-  Tensors out;
-  for (std::size_t i = first; i < in.size(); i += stride()) {
+  Tensors before, out;
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
     const Tensor& p = in[i];
+    before.push_back(p);
     const Tensor lr = to(in[0], p.dtype());
     Tensor g = in[i + 1];
     if (weight_decay != 0) g = add(g, mul(p, weight_decay));
@@ -121,8 +158,10 @@ Tensors SgdStep::reference(Inputs in) const {
     out.push_back(sub(p, mul(carried, lr)));
     out.push_back(carried);
     out.push_back(add(in[i + 3], 1));
+    before.push_back(in[i + 2]);
+    before.push_back(in[i + 3]);
   }
-  return out;
+  return unless_skipped(skippable, in, {before.begin(), before.size()}, out);
 }
 
 Tensors LargestMagnitude::reference(Inputs in) const {

@@ -6,18 +6,26 @@
 
 namespace sherd::ops {
 
+/// Whether a step takes a second input, skip (0-d, f32): where that is not 0, nothing is changed.
+enum class Skippable : std::uint8_t { no, yes };
+/// Whether each parameter brings one more tensor, of 16 bits, which gets the new values rounded.
+enum class Twins : std::uint8_t { no, yes };
+
 /// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64),
-/// then for each parameter five: p, g, m, v, step (0-d, f64), which counts one up. p, m, v and step are
-/// written.
+/// skip if the step is skippable, then for each parameter p, g (f32 or of 16 bits), m, v, step (0-d, f64),
+/// which counts one up, and its twin if it has one. All but lr, skip and g are written.
 struct AdamStep {
   static constexpr std::string_view name = "adam_step_";
   static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
-  static constexpr std::size_t first = 1, stride = 5;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
+  Skippable skippable = Skippable::no;
+  Twins twins = Twins::no;
 
-  bool writes(std::size_t i) const { return i >= first && (i - first) % stride != 1; }
+  std::size_t first() const { return skippable == Skippable::yes ? 2 : 1; }
+  std::size_t stride() const { return twins == Twins::yes ? 6 : 5; }
+  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
@@ -26,27 +34,31 @@ struct AdamStep {
     on("eps", eps);
     on("weight_decay", weight_decay);
     on("decoupled", decoupled);
+    on("skippable", skippable == Skippable::yes);
+    on("twins", twins == Twins::yes);
   }
   bool operator==(const AdamStep&) const = default;
 };
 
-/// One step of SGD, f32. Inputs: lr (0-d, f64), then for each parameter p and g, and with momentum also the
-/// buffer and a 0-d f64 count of steps taken (0: the buffer starts as the gradient). All but lr and g are
-/// written.
+/// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, then for each parameter p and
+/// g, and with momentum also the buffer and a 0-d f64 count of steps taken (0: the buffer starts as the
+/// gradient). All but lr, skip and g are written.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
-  static constexpr std::size_t first = 1;
   double momentum = 0, weight_decay = 0;
+  Skippable skippable = Skippable::no;
 
+  std::size_t first() const { return skippable == Skippable::yes ? 2 : 1; }
   std::size_t stride() const { return momentum != 0 ? 4 : 2; }
-  bool writes(std::size_t i) const { return i >= first && (i - first) % stride() != 1; }
+  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("momentum", momentum);
     on("weight_decay", weight_decay);
+    on("skippable", skippable == Skippable::yes);
   }
   bool operator==(const SgdStep&) const = default;
 };

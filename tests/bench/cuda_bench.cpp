@@ -1,5 +1,5 @@
 // Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
-//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [profile BATCH]
+//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [d48 BATCH] [d48fp8 BATCH] [profile BATCH]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -23,6 +23,7 @@
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/embedding.h"
 #include "runtime/ops/layer_norm.h"
+#include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/softmax.h"
 #include "tests/bench/mlp.h"
@@ -96,6 +97,8 @@ void kernels() {
     const Tensor back[] = {gy, x, w, out[1], out[2], {}};
     report("layer_norm backward" + size, 3 * gb, [&] { apply_many(ops::LayerNormGrad{}, back); });
     report("gelu forward" + size, 2 * gb, [&] { gelu(x); });
+    const Tensor both[] = {gy, x};
+    report("gelu backward, summed" + size, 3 * gb, [&] { apply_many(ops::GeluGradSums{}, both); });
     report("add" + size, 3 * gb, [&] { add(x, gy); });
     report("sum of rows" + size, gb, [&] { sum(x, {0}); });
   }
@@ -114,6 +117,7 @@ void kernels() {
     const double gb = 2.0 * rows * vocab / 1e9;
     report("cross_entropy forward 50304", gb, [&] { apply_many(ops::CrossEntropy{}, in); }, 3);
     report("cross_entropy backward 50304", 2 * gb, [&] { apply_many(ops::CrossEntropyGrad{}, back); }, 3);
+    report("cross_entropy both in one pass 50304", 2 * gb, [&] { cross_entropy_(logits, targets); }, 3);
   }
   {
     const Tensor table = randn({50304, 768}, half), index = randint(0, 50257, {rows}, {i64, gpu}),
@@ -153,40 +157,44 @@ std::string memory_used() {
   return text;
 }
 
-/// bf16 compute with f32 masters: forward and backward on a bf16 copy, the step on the masters.
+/// Layers, width and heads as GPT-2's.
+struct Size {
+  const char* name;
+  std::int64_t layers, width, heads;
+  nn::Products products = nn::Products::as_given;
+};
+constexpr Size d12{"d12", 12, 768, 12}, d48{"d48", 48, 1600, 25},
+    d48_fp8{"d48 in fp8", 48, 1600, 25, nn::Products::fp8};
+
+/// A Gpt in bf16 whose optimizer keeps f32 masters.
 class GptStep {
  public:
-  explicit GptStep(std::int64_t batch)
+  GptStep(const Size& size, std::int64_t batch)
       : batch_(batch),
-        masters_(
-            {.layers = 12, .heads = 12, .width = 768, .context = length, .vocab = vocab, .tensor = single}),
-        model_(masters_.clone()),
-        optimizer_(masters_.parameters(), {.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1}),
+        model_({.layers = size.layers,
+                .heads = size.heads,
+                .width = size.width,
+                .context = length,
+                .vocab = vocab,
+                .tensor = half,
+                .products = size.products}),
+        optimizer_(model_.parameters(),
+                   {.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1, .masters = nn::Masters::in_f32}),
         tokens_(randint(0, 50257, {batch, length}, {i64, gpu})),
-        targets_(randint(0, 50257, {batch * length}, {i64, gpu})) {
-    model_.to(bf16);
-    wide_ = masters_.parameters();
-    narrow_ = model_.parameters();
-  }
-  void load(const nn::StateDict& weights) {
-    masters_.load_state_dict(weights);
-    narrow_from_wide();
-  }
+        targets_(randint(0, 50257, {batch * length}, {i64, gpu})),
+        parameters_(model_.parameters()) {}
+  void load(const nn::StateDict& weights) { model_.load_state_dict(weights); }
 
   Tensor operator()() { return (*this)(tokens_, targets_); }
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {
     Tensor logits = reshape(model_(tokens), {batch_ * length, vocab});
-    if (exact) logits = to(logits, f32);
-    const Tensor loss = cross_entropy(std::exchange(logits, {}), targets);  // which may be written over
+    const LossPrecision precision = exact ? LossPrecision::wide : LossPrecision::of_logits;
+    const Tensor loss = cross_entropy_(std::exchange(logits, {}), targets, {.precision = precision});
     loss.backward();
-    const NoGrad guard;
-    for (std::size_t i = 0; i < wide_.size(); ++i) wide_[i].set_grad(to(narrow_[i].grad(), f32));
-    nn::clip_grad_norm_(wide_, 1.0);
+    nn::clip_grad_norm_(parameters_, 1.0);
     optimizer_.step();
-    narrow_from_wide();
-    for (auto* list : {&wide_, &narrow_})
-      for (nn::Parameter& p : *list) p.set_grad({});
+    optimizer_.zero_grad();
     return loss;
   }
   std::int64_t tokens() const { return batch_ * length; }
@@ -196,24 +204,18 @@ class GptStep {
   bool exact = false;  ///< the loss in f32, as one who compares losses wants it
 
  private:
-  void narrow_from_wide() {
-    const NoGrad guard;
-    for (std::size_t i = 0; i < wide_.size(); ++i)
-      copy_(narrow_[i].local().detach(), wide_[i].local().detach());
-  }
-
   std::int64_t batch_;
-  nn::Gpt masters_, model_;
+  nn::Gpt model_;
   nn::AdamW optimizer_;
   Tensor tokens_, targets_;
-  std::vector<nn::Parameter> wide_, narrow_;
+  std::vector<nn::Parameter> parameters_;
 };
 
-void step_bench(std::int64_t batch) {
-  GptStep step(batch);
+void step_bench(const Size& size, std::int64_t batch) {
+  GptStep step(size, batch);
   const double first = step().item();
   const auto print = [&](const char* how, double us, double last) {
-    std::printf("d12 step, batch %lld, %s: %.2f ms, %.1f k tokens/s, loss %.3f to %.3f, %s\n",
+    std::printf("%s step, batch %lld, %s: %.2f ms, %.1f k tokens/s, loss %.3f to %.3f, %s\n", size.name,
                 (long long)batch, how, us / 1e3, static_cast<double>(step.tokens()) / us * 1e3, first, last,
                 memory_used().c_str());
     std::fflush(stdout);
@@ -234,7 +236,7 @@ void parity(const std::string& path) {
   const Tensor batches = to(words->second, gpu);
   state.erase(words);
   const std::int64_t batch = batches.size(1), length = GptStep::length;
-  GptStep step(batch);
+  GptStep step(d12, batch);
   step.exact = true;
   step.load(state);
   std::ifstream theirs(path + ".losses");
@@ -324,7 +326,7 @@ class Profile final : public Listener {
 };
 
 void profile(std::int64_t batch) {
-  GptStep step(batch);
+  GptStep step(d12, batch);
   for (int i = 0; i < 2; ++i) step();
   wait();
   Profile profile;
@@ -340,7 +342,9 @@ int main(int count, char** arguments) {
   manual_seed(1);
   for (int i = 1; i < count; ++i) {
     if (std::strcmp(arguments[i], "kernels") == 0) kernels();
-    if (std::strcmp(arguments[i], "step") == 0) step_bench(std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "step") == 0) step_bench(d12, std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "d48") == 0) step_bench(d48, std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "d48fp8") == 0) step_bench(d48_fp8, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "small") == 0) small();
     if (std::strcmp(arguments[i], "parity") == 0) parity(arguments[++i]);
     if (std::strcmp(arguments[i], "profile") == 0) profile(std::atoll(arguments[++i]));

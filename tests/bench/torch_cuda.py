@@ -1,4 +1,4 @@
-"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH] [parity FILE]
+"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH] [d48 BATCH] [parity FILE]
 
 parity writes first weights and batches to FILE (safetensors) and the losses of 100 steps, in bf16 and in f32, to
 FILE.losses; cuda_bench parity FILE trains the same."""
@@ -114,10 +114,11 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.ln(x)).view(-1, VOCAB), targets.view(-1))
 
 
-def step(batch, compiled):
+def step(batch, compiled, name="d12", **sizes):
     torch.set_float32_matmul_precision("high")
+    torch.cuda.reset_peak_memory_stats()
     with device:
-        model = Gpt()
+        model = Gpt(**sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = torch.compile(model) if compiled else model
     tokens, targets = (torch.randint(0, 50257, (batch, LENGTH), device=device) for _ in range(2))
@@ -131,7 +132,7 @@ def step(batch, compiled):
         optimizer.zero_grad()
 
     us = microseconds(once, 4)
-    print(f"d12 step {'compiled' if compiled else 'eager'}, batch {batch}: {us / 1e3:.2f} ms, "
+    print(f"{name} step {'compiled' if compiled else 'eager'}, batch {batch}: {us / 1e3:.2f} ms, "
           f"{batch * LENGTH / us * 1e3:.1f} k tokens/s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GB", flush=True)
 
 
@@ -193,5 +194,7 @@ while arguments:
         kernels()
     elif word == "parity":
         parity(arguments.pop(0))
+    elif word == "d48":
+        step(int(arguments.pop(0)), True, "d48", layers=48, width=1600, heads=25)
     else:
         step(int(arguments.pop(0)), word == "compile")

@@ -6,6 +6,7 @@
 #include "autograd/capture/capture.h"
 #include "autograd/recompute.h"
 #include "nn/gpt.h"
+#include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
 #include "runtime/context.h"
 #include "tests/cuda/compare.h"
@@ -75,6 +76,50 @@ TEST_CASE("cuda: a captured training step is one graph and gives the step's bits
       CHECK(same_bits(eager[i], graph[i]));
     }
     CHECK_FALSE(same_bits(eager[0], eager[7]));
+  }
+}
+
+TEST_CASE("cuda: a scaled step is one graph, skips included") {
+  if (no_gpu()) return;
+  const auto run = [](How how) {
+    manual_seed(12);
+    nn::Gpt model({.layers = 1, .heads = 2, .width = 32, .context = 40, .vocab = 65, .tensor = {bf16}});
+    model.to(gpu);
+    nn::AdamW optimizer(model.parameters(), {.lr = 3e-3, .masters = nn::Masters::in_f32});
+    nn::GradScaler scaler({.init_scale = 256, .growth_interval = 2});
+    const Tensor tokens = to(Values(1)({3, 40}, i64, 0, 64.9), gpu),
+                 wanted = to(Values(2)({120}, i64, 0, 64.9), gpu);
+    const Step step = [&](std::span<const Tensor> in) {
+      const Tensor loss = mul(cross_entropy(reshape(model(tokens), {120, 65}), wanted), in[0]);
+      scaler.scale(loss).backward();
+      scaler.unscale_(optimizer);
+      nn::clip_grad_norm_(model.parameters(), 1.0);
+      const Tensor skipped = clone(scaler.step(optimizer));
+      scaler.update();
+      optimizer.zero_grad();
+      return std::vector{skipped};
+    };
+    std::vector<Tensor> results;
+    std::optional<Program> program;
+    for (int i = 0; i < 8; ++i) {
+      const Tensor factor = full({}, i % 3 == 2 ? std::numeric_limits<double>::infinity() : 1, {bf16, gpu});
+      if (how == How::eager || i == 0)
+        results.push_back(step(std::span(&factor, 1))[0]);
+      else if (!program)
+        results.push_back((program = capture(step, {factor}))->outputs()[0]);
+      else
+        results.push_back(program->replay({factor})[0]);
+      CHECK((results.back().item() != 0) == (i % 3 == 2));
+    }
+    if (how == How::graph) CHECK(program->is_device_graph());
+    results.push_back(scaler.current_scale());
+    for (const nn::Parameter& p : model.parameters()) results.push_back(p.local());
+    return results;
+  };
+  const std::vector<Tensor> eager = run(How::eager), graph = run(How::graph);
+  for (std::size_t i = 0; i < eager.size(); ++i) {
+    INFO("result " << i);
+    CHECK(same_bits(eager[i], graph[i]));
   }
 }
 

@@ -49,6 +49,43 @@ TEST_CASE("cuda: layer_norm agrees with the CPU's, gradients included") {
   }
 }
 
+TEST_CASE("cuda: rms_norm agrees with the CPU's, gradients and a residual stream included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t columns : sizes)
+      for (std::int64_t rows : {1, 5, 67, 3000}) {
+        if (columns == 1) continue;                   // its gradient is what rounding leaves of a difference
+        if (rows == 3000 && columns > 768) continue;  // the host's side would take long
+        INFO(name_of(dtype) << " " << rows << " x " << columns);
+        Values values(3);
+        const std::vector<Tensor> in{values({rows, columns}, dtype, -1, 3), values({columns}, dtype)};
+        const double tolerance = (rows == 3000 ? 2 : 1) * row_tolerance(dtype);
+        agree(in, tolerance, [](std::span<const Tensor> t) { return rms_norm(t[0], t[1]); });
+        agree(in, tolerance, [](std::span<const Tensor> t) { return add(t[0], rms_norm(t[0], t[1])); });
+        agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return rms_norm(t[0]); });
+      }
+}
+
+TEST_CASE("cuda: linear_fp8 agrees with its form in other ops, and repeats to the bit") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const Shape& shape :
+         {Shape{16, 16, 16}, Shape{48, 80, 112}, Shape{256, 1600, 64}, Shape{128, 768, 3072},
+          Shape{33, 20, 17}})  // rows, in, out; the last by other ops
+      for (double size : {1.0, 1e-3})
+        for (std::int64_t from : {0, 1}) {
+          INFO(name_of(dtype) << " " << to_string(shape) << " size " << size << " from " << from);
+          Values values(17);
+          const auto matrix = [&](std::int64_t m, std::int64_t n, double bound) {
+            return view(slice(values({m * n + from}, dtype, -bound, bound), 0, from, m * n + from), {m, n});
+          };
+          // Sums of the result are cut to what the tensor cores keep.
+          agree({matrix(shape[0], shape[1], size), matrix(shape[2], shape[1], 1), values({shape[2]}, dtype)},
+                std::max(row_tolerance(dtype), 2e-3),
+                [](std::span<const Tensor> t) { return linear_fp8(t[0], t[1], t[2]); });
+        }
+}
+
 TEST_CASE("cuda: softmax and log_softmax agree with the CPU's, gradients included") {
   if (no_gpu()) return;
   for (DType dtype : floats) {
@@ -120,6 +157,61 @@ TEST_CASE("cuda: cross_entropy's gradient is the same over the logits and beside
       };
       CHECK(distance_in_ulps(gradient(true), gradient(false)) == 0);
     }
+}
+
+TEST_CASE(
+    "cuda: cross_entropy_ has cross_entropy's loss and gradient within rounding, and repeats to the bit") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t columns : {2, 3, 33, 1000, 4097, 50304, 60001})
+      for (Reduction reduction : {Reduction::mean, Reduction::sum})
+        for (LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
+          INFO(name_of(dtype) << " " << columns << " reduction " << static_cast<int>(reduction));
+          const Tensor leaf = on_gpu(Values(8)({37, columns}, dtype, -9, 9)).requires_grad_(),
+                       targets = randint(0, columns, {37}, {i64, gpu});
+          const CrossEntropyOptions options{reduction, 1, precision};
+          const auto all_of = [&](bool over, double scale) {
+            const Tensor loss =
+                over ? cross_entropy_(clone(leaf), targets, options) : cross_entropy(leaf, targets, options);
+            return std::pair{loss.detach(),
+                             grad(loss, std::span(&leaf, 1), full({}, scale, {loss.dtype(), gpu}))[0]};
+          };
+          const auto [loss, gradient] = all_of(false, 1);
+          for (double scale : {1.0, 4.0}) {
+            const auto [over, over_gradient] = all_of(true, scale);
+            const auto again = all_of(true, scale);
+            CHECK(relative_distance(over, loss) <= row_tolerance(over.dtype()));
+            // Logsumexp is summed by more threads here.
+            CHECK(relative_distance(over_gradient, mul(gradient, scale)) <= row_tolerance(dtype));
+            CHECK(distance_in_ulps(again.first, over) == 0);
+            CHECK(distance_in_ulps(again.second, over_gradient) == 0);
+          }
+        }
+  const Tensor bad = Tensor::from<std::int64_t>({0, 7, 1}, {3}, gpu);
+  const Tensor loss = cross_entropy_(ones({3, 4}, {f32, gpu}), bad);
+  CHECK_THAT(message_of<ValueError>([&] { loss.item(); }),
+             ContainsSubstring("cross_entropy: target 7 of row 1 is outside [0, 4)"));
+}
+
+TEST_CASE("cuda: a wide loss has the bits of casting the logits first, gradients too") {
+  if (no_gpu()) return;
+  for (DType dtype : {f16, bf16})
+    for (std::int64_t columns : {2, 3, 33, 1000, 1028, 4097, 50304})
+      for (Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
+        for (std::int64_t from : {0, 1}) {  // aligned, and by one element not
+          INFO(name_of(dtype) << " " << columns << " reduction " << static_cast<int>(reduction) << " from "
+                              << from);
+          const Tensor room = on_gpu(Values(8)({37 * columns + from}, dtype, -9, 9)),
+                       targets = randint(0, columns, {37}, {i64, gpu});
+          Tensor leaf = view(slice(room, 0, from, 37 * columns + from), {37, columns}).detach();
+          leaf.requires_grad_();
+          const Tensor wide = cross_entropy(leaf, targets, {reduction, 1, LossPrecision::wide}),
+                       cast = cross_entropy(to(leaf, f32), targets, {reduction, 1});
+          CHECK(distance_in_ulps(wide, cast) == 0);
+          const Tensor up = on_gpu(Values(9)(wide.shape(), f32));
+          CHECK(distance_in_ulps(grad(wide, std::span(&leaf, 1), up)[0],
+                                 grad(cast, std::span(&leaf, 1), up)[0]) == 0);
+        }
 }
 
 TEST_CASE("cuda: embedding agrees with the CPU's, repeated and ordered alike") {

@@ -125,6 +125,10 @@ TEST_CASE("cuda: the order-free norm and its clipping have the CPU's bits") {
     equal_bits(x, [](const Tensor& t) { return order_free_norm(std::span(&t, 1)); });
   }
   for (double limit : {1.0, 1e9}) {
+    nn::Parameter p(zeros({3}, {f32, gpu}));
+    p.set_grad(Tensor::from<float>({1, std::nanf(""), 2}, {3}, gpu));
+    nn::clip_grad_norm_(std::span(&p, 1), limit);
+    for (float g : p.grad().to_vector<float>()) CHECK(std::isnan(g));
     for (DType dtype : floats) {
       std::vector<nn::Parameter> params[2];
       for (std::int64_t n : {1, 33, 4097}) {

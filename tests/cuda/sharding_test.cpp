@@ -27,7 +27,8 @@ std::vector<double> losses(const std::optional<shard::Options>& options) {
                targets = to(randint(0, 256, {128}, {i64}), gpu);
   std::vector<double> all;
   for (int i = 0; i < 5; ++i) {
-    const Tensor loss = cross_entropy(flatten(to(model(tokens), f32), 0, 1), targets);
+    const Tensor loss =
+        cross_entropy(flatten(model(tokens), 0, 1), targets, {.precision = LossPrecision::wide});
     loss.backward();
     for (const nn::Parameter& p : model.parameters()) {
       CHECK(p.local().device() == gpu);

@@ -69,6 +69,39 @@ std::vector<double> train(Device device, Optimizer kind) {
 
 }  // namespace
 
+TEST_CASE(
+    "cuda: optimizer steps of 16-bit gradients and twins, and those that are skipped, have the CPU's bits") {
+  if (no_gpu()) return;
+  for (DType dtype : {f32, bf16, f16})
+    for (ops::Twins twins : {ops::Twins::no, ops::Twins::yes})
+      for (double skip : {0.0, 1.0, std::nan("")})
+        for (std::int64_t count : {1, 47, 48, 49}) {  // around what one launch takes
+          INFO(name_of(dtype) << " skip " << skip << ", " << count << " parameters");
+          const ops::AdamStep op{
+              .weight_decay = 0.1, .decoupled = true, .skippable = ops::Skippable::yes, .twins = twins};
+          Values values(5);
+          std::vector<Tensor> host{Tensor::scalar(0.1, {f64}), Tensor::scalar(skip)};
+          for (std::int64_t i = 0; i < count; ++i) {
+            const Shape shape{i % 5 == 0 ? 20000 + i : i % 7};
+            host.push_back(values(shape, f32));
+            host.push_back(values(shape, dtype));
+            host.push_back(values(shape, f32));
+            host.push_back(values(shape, f32, 0, 2));
+            host.push_back(Tensor::scalar(static_cast<double>(i), {f64}));
+            if (twins == ops::Twins::yes) host.push_back(values(shape, dtype == f32 ? bf16 : dtype));
+          }
+          std::vector<Tensor> moved;
+          for (const Tensor& t : host) moved.push_back(on_gpu(t));
+          apply_many(op, host);
+          apply_many(op, moved);
+          for (std::size_t i = 0; i < host.size(); ++i) {
+            INFO("input " << i);
+            if (host[i].numel() > 0)
+              CHECK(relative_distance(moved[i], host[i]) <= 2 * rounding(host[i].dtype()));
+          }
+        }
+}
+
 TEST_CASE("cuda: a two-layer perceptron trains as on the CPU") {
   if (no_gpu()) return;
   for (Optimizer kind : {Optimizer::in_place, Optimizer::sgd, Optimizer::adamw}) {

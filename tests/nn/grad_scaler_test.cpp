@@ -3,8 +3,10 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 
+#include "autograd/capture/capture.h"
 #include "nn/layers.h"
 #include "tests/runtime/harness.h"
 
@@ -339,22 +341,91 @@ TEST_CASE("GradScaler: switched off it only steps") {
   CHECK(scaler.current_scale().item() == 1);
 }
 
-TEST_CASE("optimizers: step_unless steps for 0, and for anything else leaves all as it was") {
-  for (const DType dtype : {f32, f64, i32, boolean})
-    for (const double skip : {0.0, 1.0, -1.0, not_a_number}) {
-      if (std::isnan(skip) && !is_floating(dtype)) continue;
-      Net net = net_of(8), expected = net_of(8);
-      AdamW one(net.parameters()), other(expected.parameters());
-      loss_of(net, 0).backward();
-      loss_of(expected, 0).backward();
-      if (skip == 0) other.step();
-      one.step_unless(to(Tensor::scalar(skip, {f64}), dtype));
-      CHECK(same_values(net, expected));
-      CHECK(one.state_dict().size() == other.state_dict().size());
-    }
+/// Steps by its own rule, and knows nothing of flags on a device.
+class Plain final : public Optimizer {
+ public:
+  explicit Plain(std::vector<Parameter> params) : Optimizer({{std::move(params)}}, 0.1, 0) {}
+  std::vector<std::string> state_names() const override { return {}; }
+
+ protected:
+  Slots fresh(const Tensor&) const override { return {}; }
+  void step_group(const Group&, std::span<const Parameter> params, std::span<Slots* const>) override {
+    CHECK_FALSE(skip().defined());
+    for (const Parameter& p : params) sub_(p.local().detach(), p.grad());
+  }
+};
+
+TEST_CASE("optimizers: step_unless steps for 0, and for anything else it is as if it had not been called") {
+  for (const std::string_view name : {"sgd", "adam", "adamw", "plain", "alone"})
+    for (const DType dtype : {f32, f64, i32, boolean})
+      for (const double skip : {0.0, 1.0, -1.0, not_a_number}) {
+        if (std::isnan(skip) && !is_floating(dtype)) continue;
+        INFO(name << " skips by " << skip << " in " << name_of(dtype));
+        Net net = net_of(8), expected = net_of(8);
+        if (name == "alone")  // no list takes them
+          for (Net* one : {&net, &expected}) one->to(f64);
+        const auto make = [&](const Net& of) -> std::unique_ptr<Optimizer> {
+          if (name == "plain") return std::make_unique<Plain>(of.parameters());
+          return optimizer_of(name, of.parameters());
+        };
+        const auto one = make(net), other = make(expected);
+        for (unsigned step = 0; step < 4; ++step) {
+          const auto back = [&](Net& of) {
+            const DType in = of.a.weight.data().dtype();
+            mean(square(of(numbers({6, 5}, in, 10 + step)))).backward();
+          };
+          back(net);
+          back(expected);
+          const double flag = step % 2 == 0 ? skip : 0;
+          if (flag == 0) other->step();
+          one->step_unless(to(Tensor::scalar(flag, {f64}), dtype));
+          one->zero_grad();
+          other->zero_grad();
+          CHECK(same_values(net, expected));
+        }
+      }
   Net net = net_of(8);
   AdamW optimizer(net.parameters());
   CHECK_THROWS_AS(optimizer.step_unless(zeros({2})), ShapeError);
+}
+
+TEST_CASE("GradScaler: a captured step skips and scales as the step itself, and reads nothing on the host") {
+  for (const std::string_view name : {"sgd", "adam", "adamw"}) {
+    const auto run = [&](bool captured) {
+      Net net = net_of(9);
+      const auto optimizer = optimizer_of(name, net.parameters());
+      GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
+      const Step step = [&](std::span<const Tensor> in) {
+        const Tensor loss = mean(square(net(in[0])));
+        scaler.scale(loss).backward();
+        scaler.unscale_(*optimizer);
+        clip_grad_norm_(net.parameters(), 1.0);
+        const Tensor skipped = scaler.step(*optimizer);
+        scaler.update();
+        optimizer->zero_grad();
+        return std::vector{loss, clone(skipped)};
+      };
+      std::vector<double> seen;
+      std::optional<Program> program;
+      for (unsigned i = 0; i < 9; ++i) {
+        const Tensor x = mul(numbers({6, 5}, f32, 20 + i), i % 4 == 3 ? infinity : 1.0);
+        std::vector<Tensor> out;
+        if (!captured || i == 0)
+          out = step(std::span(&x, 1));
+        else if (!program)
+          out = (program = capture(step, {x}))->outputs();
+        else
+          out = program->replay({x});
+        CHECK((out[1].item() != 0) == (i % 4 == 3));
+        seen.push_back(scaler.current_scale().item());
+        for (const Parameter& p : net.parameters())
+          for (const double v : doubles(p.data())) seen.push_back(v);
+      }
+      return seen;
+    };
+    INFO(name);
+    CHECK(run(true) == run(false));
+  }
 }
 
 TEST_CASE("GradScaler: a loss in f16 is scaled in f32, one in f64 in f64") {

@@ -177,6 +177,7 @@ TEST_CASE("modules: one that was moved from throws whatever it is asked") {
   check_moved_from(nn::Conv2d(1, 1, 1));
   check_moved_from(nn::Embedding(2, 2));
   check_moved_from(nn::LayerNorm(2));
+  check_moved_from(nn::RmsNorm(2));
   check_moved_from(BatchNorm1d(2));
   check_moved_from(BatchNorm2d(2));
   check_moved_from(nn::Dropout(0.5));
@@ -209,6 +210,7 @@ TEST_CASE("modules: forward of one that was moved from throws, also without its 
        {"Conv2d", [&] { moved(nn::Conv2d(1, 1, 1)).second.forward(image); }},
        {"Embedding", [&] { moved(nn::Embedding(2, 2)).second.forward(tokens); }},
        {"LayerNorm", [&] { moved(nn::LayerNorm(2)).second.forward(x); }},
+       {"RmsNorm", [&] { moved(nn::RmsNorm(2)).second.forward(x); }},
        {"BatchNorm1d", [&] { moved(BatchNorm1d(2)).second.forward(x); }},
        {"Dropout", [&] { moved(nn::Dropout(0.5)).second.forward(x); }},
        {"Sequential", [&] { moved(Sequential(nn::Relu())).second.forward(x); }},

@@ -505,6 +505,7 @@ TEST_CASE("init: values are in their bounds and come from the seed") {
   CHECK(m.weight.tensor().requires_grad());
   CHECK_THROWS_AS(init::xavier_uniform_(m.bias.object()), ShapeError);
   CHECK(same_bits(nn::LayerNorm(3).weight.data(), ones({3})));
+  CHECK(same_bits(nn::RmsNorm(3).weight.data(), ones({3})));
   CHECK(same_bits(nn::LayerNorm(3).bias.data(), zeros({3})));
   CHECK_THROWS_AS(nn::Linear(0, 3), ValueError);
   CHECK_THROWS_AS(nn::Dropout(1.1), ValueError);

@@ -29,6 +29,7 @@ enum class Bits { exact, rounded };
 struct Rules {
   DTypeSet dtypes = any_dtype;
   bool gradients = true;
+  bool second_derivative = true;
   Bits layouts = Bits::exact;            ///< the layout of inputs changes no bit
   bool f64_by_reference = false;         ///< so in f64 its layouts are a product's
   Bits sixteen = Bits::exact;            ///< a 16-bit result is the f32 result rounded once

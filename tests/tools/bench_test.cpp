@@ -8,6 +8,7 @@
 #include "runtime/op.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/linear_gelu.h"
 #include "tests/catch.h"
 #include "tests/temp_directory.h"
 
@@ -40,7 +41,7 @@ std::string run(const BenchOptions& options) { return tools::bench(options, posi
 class Products final : public Listener {
  public:
   void after(const AnyOp& op, Inputs in, Outputs out) override {
-    if (op.name() == ops::Linear::name)
+    if (op.name() == ops::Linear::name || op.name() == ops::LinearGelu::name)
       flop += 2.0 * static_cast<double>(out[0].numel()) * static_cast<double>(in[0].size(-1));
   }
   double flop = 0;

@@ -34,6 +34,27 @@ TEST_CASE("a run that is killed or stopped anywhere and resumed ends at the same
   }
 }
 
+TEST_CASE(
+    "a run in f16 scales its losses, skips what overflows, learns as one in f32 and is resumed to the bit") {
+  const Runs runs;
+  const auto options = [&](const std::string& out, const std::string& dtype) {
+    TrainOptions o = runs.options(out);
+    o.steps = 30;
+    o.eval_every = 10;
+    o.dropout = 0;
+    o.param_dtype = dtype;
+    return o;
+  };
+  const tools::TrainResult exact = runs.run(options("f32", "f32")), narrow = runs.run(options("f16", "f16"));
+  CHECK(std::abs(*narrow.val_loss - *exact.val_loss) < 0.05);
+  for (const auto& line : metrics(runs, "f16")) CHECK_FALSE(line.contains("skipped"));
+  const auto config = nlohmann::json::parse(runs.left("f16").at("step-30/config.json"));
+  CHECK(config.at("loss_scale") == nlohmann::json{{"scale", 65536.0}, {"steps", 30}});
+  CHECK_FALSE(nlohmann::json::parse(runs.left("f32").at("step-30/config.json")).contains("loss_scale"));
+  CHECK(runs.interrupted(options("stopped", "f16"), 17, How::stop).val_loss == narrow.val_loss);
+  CHECK(runs.left("stopped") == runs.left("f16"));
+}
+
 TEST_CASE("a run whose number another takes at the last moment gets the next") {
   struct Rival final : CountingFileSystem {
     int left = 3;

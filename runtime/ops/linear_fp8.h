@@ -1,0 +1,41 @@
+// A linear layer whose products are taken of 8-bit numbers (Micikevicius et al., 2022).
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Formats of 8 bits; named by their bits of exponent and mantissa.
+enum class Eight { e4m3, e5m2 };
+constexpr double largest_of(Eight format) { return format == Eight::e4m3 ? 448 : 57344; }
+
+/// Inputs: x (..., in), weight (out, in), bias (out) or none. x and weight are rounded to e4m3, each after
+/// scaling its largest magnitude to the format's; sums are in f32. Outputs: the result, and the largest
+/// magnitudes of x and weight (0-d, f64) for the gradient.
+struct LinearFp8 {
+  static constexpr std::string_view name = "linear_fp8";
+  static constexpr Arity arity = 3;
+  static constexpr Mask optional = 0b100;
+  static constexpr Mask dense = 0b111;
+  static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  bool operator==(const LinearFp8&) const = default;
+};
+
+/// Inputs: gradient of the result (rows, out), which is rounded to e5m2, x (rows, in), weight, and the
+/// largest magnitudes of these two. Outputs: gradients of x and weight.
+struct LinearFp8Grad {
+  static constexpr std::string_view name = "linear_fp8_grad";
+  static constexpr Arity arity = 5;
+  static constexpr Mask dense = 0b11111;
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const { return {in[1], in[2]}; }
+  Tensors reference(Inputs in) const;
+  bool operator==(const LinearFp8Grad&) const = default;
+};
+
+}  // namespace sherd::ops
