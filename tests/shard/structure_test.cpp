@@ -181,7 +181,8 @@ TEST_CASE("a wrapping that throws leaves nothing that a second one takes for its
               m, {.mesh = world.mesh(), .auto_wrap = inner, .use_orig_params = use_orig_params});
         });
       };
-      expect(wrap(false).find("uniform") != std::string::npos, "'{}'", wrap(false));
+      const std::string first = wrap(false);
+      expect(first.find("uniform") != std::string::npos, "'{}'", first);
       for (const std::string& message : {wrap(true), message_of<StateError>([&] { m(ones({2, 4})); })})
         expect(message.find("anew") != std::string::npos, "'{}'", message);
     }));
