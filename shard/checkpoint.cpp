@@ -108,7 +108,9 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
     naming(moments_file, [&] { moments = staged_optimizer_state(*optimizer, SavedSource(saved_optimizer)); });
   });
   // What it refuses it refuses on all ranks: they read the same names, shapes, rates and counts.
-  if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
+  together(ranks, [&] {
+    if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
+  });
   weights->commit();
 }
 

@@ -29,7 +29,7 @@ struct SavedTensor {
 class SHERD_API SavedState {
  public:
   /// FileError for a file that cannot be read; ValueError, in one line with the file's name, for a part that
-  /// is cut or damaged or of another save, and for elements that no part has.
+  /// is cut or damaged or of another save, and for elements that no part has. `files` lives longer.
   SavedState(FileSystem::Path folder, std::string_view what, FileSystem& files = posix_file_system());
 
   /// By name.

@@ -14,10 +14,10 @@ namespace {
 /// What ranks hold together. All of them read the same tensors in the same order.
 class RanksSource final : public StateSource {
  public:
-  RanksSource(const ShardedStateDict& state, const Group& ranks) : ranks_(ranks) {
+  RanksSource(std::string_view call, const ShardedStateDict& state, const Group& ranks)
+      : call_(call), ranks_(ranks) {
     for (const ShardedTensor& t : state)
-      check<ValueError>(tensors_.emplace(t.name, &t).second, "load_sharded: the state has '{}' twice",
-                        t.name);
+      check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
   }
   std::size_t size() const override { return tensors_.size(); }
   std::optional<Shape> shape(const std::string& name) const override {
@@ -28,33 +28,42 @@ class RanksSource final : public StateSource {
     const ShardedTensor mine = share_of(*tensors_.at(name), RankOfGroup(ranks_).rank);
     const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
     std::int64_t filled = 0;
-    const std::vector<std::int64_t> bounds = everyones_bounds(mine);
-    for (std::size_t rank = 0; 2 * rank < bounds.size(); ++rank) {
-      const std::int64_t first = bounds[2 * rank], count = bounds[2 * rank + 1];
-      if (count == 0) continue;
-      const Tensor run = narrow(whole, 0, first, count);
-      if (static_cast<int>(rank) == RankOfGroup(ranks_).rank) copy_(run, mine.values);
-      if (bounds.size() > 2) ranks_.broadcast(run, static_cast<int>(rank), {.label = name});
-      filled += count;
+    for (const Owned& run : everyones_runs(mine)) {
+      check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
+                        call_, name, filled, run.begin);
+      const Tensor part = narrow(whole, 0, run.begin, run.numel);
+      if (run.rank == RankOfGroup(ranks_).rank) copy_(part, mine.values);
+      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = name});
+      filled += run.numel;
     }
-    check<ValueError>(
-        filled == whole.numel(),
-        "load_sharded: the ranks have {} of the {} elements of '{}'; give the group of all that "
-        "hold it",
-        filled, whole.numel(), name);
+    check<ValueError>(filled == whole.numel(),
+                      "{}: the ranks have {} of the {} elements of '{}'; give the group of all that hold it",
+                      call_, filled, whole.numel(), name);
     return clone(narrow(whole, 0, begin, numel));
   }
 
  private:
-  /// Begin and number of each rank's elements.
-  std::vector<std::int64_t> everyones_bounds(const ShardedTensor& mine) const {
-    const Tensor own = Tensor::from({mine.begin, mine.values.numel()}, {2});
-    if (!ranks_.defined()) return own.to_vector<std::int64_t>();
-    const Tensor all = empty({ranks_.size(), 2}, {DType::i64});
-    ranks_.all_gather(all, own, {.label = mine.name});
-    return all.to_vector<std::int64_t>();
+  struct Owned {
+    std::int64_t begin, numel;
+    int rank;
+  };
+  /// All runs that have elements, by their begin; the same on every rank.
+  std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
+    Tensor bounds = Tensor::from({mine.begin, mine.values.numel()}, {2});
+    if (ranks_.defined()) {
+      const Tensor all = empty({2 * ranks_.size()}, {DType::i64});
+      ranks_.all_gather(all, bounds, {.label = mine.name});
+      bounds = all;
+    }
+    const auto numbers = bounds.to_vector<std::int64_t>();
+    std::vector<Owned> runs;
+    for (std::size_t i = 0; i < numbers.size(); i += 2)
+      if (numbers[i + 1] > 0) runs.push_back({numbers[i], numbers[i + 1], static_cast<int>(i / 2)});
+    std::ranges::stable_sort(runs, {}, &Owned::begin);
+    return runs;
   }
 
+  std::string_view call_;
   const Group& ranks_;
   std::unordered_map<std::string, const ShardedTensor*> tensors_;
 };
@@ -93,7 +102,8 @@ Tensor WholeSource::read(const std::string& name, std::int64_t begin, std::int64
 
 void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks) {
   std::optional<StagedModel> staged;
-  together(ranks, [&] { staged.emplace("load_sharded_state_dict", module, RanksSource(state, ranks)); });
+  constexpr std::string_view call = "load_sharded_state_dict";
+  together(ranks, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
   staged->commit();
 }
 
@@ -101,7 +111,8 @@ void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDi
                                   const Group& ranks) {
   const NoGrad guard;
   nn::StateDict staged;
-  together(ranks, [&] { staged = staged_optimizer_state(optimizer, RanksSource(state, ranks)); });
+  constexpr std::string_view call = "load_sharded_optimizer_state";
+  together(ranks, [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks)); });
   optimizer.load_state_dict(std::move(staged));
 }
 
