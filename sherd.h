@@ -31,6 +31,7 @@
 #include "runtime/processor.h"
 #include "runtime/tensor.h"
 #include "runtime/timeline.h"
+#include "shard/checkpoint.h"
 #include "shard/data_parallel.h"
 #include "shard/flat_param_handle.h"
 #include "shard/fsdp.h"

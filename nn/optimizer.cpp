@@ -91,11 +91,18 @@ void check_steps(const Tensor& p, const Tensor& gradient) {
 }
 
 /// The tensors of a state by name; ValueError for a name that comes twice.
-std::unordered_map<std::string, Tensor> by_name(const StateDict& state) {
+std::unordered_map<std::string, Tensor> by_name(StateDict state) {
   std::unordered_map<std::string, Tensor> found;
-  for (const auto& [name, tensor] : state)
-    check<ValueError>(found.emplace(name, tensor).second, "optimizer: the state has '{}' twice", name);
+  for (auto& [name, tensor] : state)
+    check<ValueError>(found.emplace(name, std::move(tensor)).second, "optimizer: the state has '{}' twice",
+                      name);
   return found;
+}
+
+/// Whether `given`, of which nobody else sees the memory, can stand in the place of `wanted`.
+bool can_replace(const Tensor& given, const Tensor& wanted) {
+  return given.spec() == wanted.spec() && given.is_contiguous() && given.impl()->use_count() == 1 &&
+         given.storage().use_count() == 1 && !given.storage().owned() && !given.requires_grad();
 }
 
 }  // namespace
@@ -253,15 +260,15 @@ StateDict Optimizer::state_dict() const {
   return dict;
 }
 
-void Optimizer::load_state_dict(const StateDict& given) {
+void Optimizer::load_state_dict(StateDict given) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
-  const std::unordered_map<std::string, Tensor> from = by_name(given);
+  std::unordered_map<std::string, Tensor> from = by_name(std::move(given));
   const std::vector<std::string> names = state_names();
   std::unordered_map<const void*, Slots> state;
   std::vector<double> rates;
   std::size_t index = 0, used = 0;
-  const auto take = [&](const std::string& name, const Tensor& into, const Parameter* p = nullptr) {
+  const auto take = [&](const std::string& name, Tensor& into, const Parameter* p = nullptr) {
     const auto found = from.find(name);
     check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
     const bool owned = p != nullptr && p->owner() != nullptr;
@@ -271,7 +278,12 @@ void Optimizer::load_state_dict(const StateDict& given) {
     check<DeviceError>(on_meta(found->second) == on_meta(into),
                        "optimizer: '{}' is on {} in the state and on {} here; on meta there are no values",
                        name, to_string(found->second.device()), to_string(into.device()));
-    copy_(into, found->second);
+    if (can_replace(found->second, into)) {
+      into = std::move(found->second);
+      into.storage().set_use(MemoryUse::optimizer);
+    } else {
+      copy_(into, found->second);
+    }
     ++used;
   };
   const auto check_count = [](const std::string& name, const Tensor& count) {
@@ -284,7 +296,7 @@ void Optimizer::load_state_dict(const StateDict& given) {
     const std::string rate = fmt::format("group.{}.lr", g);
     check<ValueError>(from.contains(rate), "optimizer: the state has no rate for group {} of {}", g,
                       groups_.size());
-    const Tensor value = zeros({}, {DType::f64});
+    Tensor value = zeros({}, {DType::f64});
     take(rate, value);
     rates.push_back(value.item());
     check_rate(rates.back(), rate);

@@ -60,8 +60,9 @@ class SHERD_API Optimizer {
   /// that comes twice and rates that no group may have, ShapeError for other shapes, DeviceError where one
   /// side is on `meta` and the other is not. Nothing is changed when it throws. A parameter that `state` has
   /// nothing for begins anew. State that is there already keeps its memory, so a captured step goes on from
-  /// what was loaded.
-  void load_state_dict(const StateDict& state);
+  /// what was loaded. Tensors that are given away with `state` (moved, and held by nobody else) become the
+  /// state of parameters that have none, without a copy.
+  void load_state_dict(StateDict state);
 
  protected:
   struct Group {

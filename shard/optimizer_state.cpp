@@ -1,6 +1,7 @@
 #include "shard/optimizer_state.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <unordered_map>
@@ -9,6 +10,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/fully_shard.h"
+#include "shard/state_source.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -98,42 +100,71 @@ std::vector<std::vector<Listed>> listed(const nn::Optimizer& optimizer) {
   return groups;
 }
 
-/// The whole of one state tensor; a rank without state has zeros, where others have some.
-Tensor whole_entry(const std::vector<nn::Parameter>& params, const Listed& listed, const Entries& own,
-                   std::string_view name) {
+/// This rank's part of one state tensor; a rank without state has zeros, where others have some.
+Tensor part_of_entry(const std::vector<nn::Parameter>& params, const Listed& listed, const Entries& own,
+                     std::string_view name) {
   const auto found = own.find(entry(listed.index, name));
   const Tensor& local = params[listed.index].local();
   const Tensor part =
       found != own.end() ? found->second : zeros(local.shape(), {local.dtype(), local.device()});
-  return gather_whole(listed.parameter,
-                      listed.flat != nullptr ? listed.flat->group->part_in(part, listed.member) : part);
+  return listed.flat != nullptr ? listed.flat->group->part_in(part, listed.member) : part;
 }
 
-}  // namespace
-
-nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer) {
-  const NoGrad guard;
+/// All of an optimizer's state in the order of the unsharded optimizer's: `on_number(name, tensor)` for rates
+/// and counts of steps, `on_part(name, parameter, part)` for this rank's parts of tensors.
+void each_entry(const nn::Optimizer& optimizer,
+                const std::function<void(const std::string&, const Tensor&)>& on_number,
+                const std::function<void(const std::string&, const nn::Parameter&, const Tensor&)>& on_part) {
   const nn::StateDict state = optimizer.state_dict();
   const Entries own(state.begin(), state.end());
   const std::vector<nn::Parameter> params = all_parameters(optimizer);
   const std::vector<std::string> names = optimizer.state_names();
   const std::vector<double> steps = steps_taken(params, own, names.empty() ? "" : names[0]);
   const auto groups = listed(optimizer);
-  nn::StateDict full;
   std::size_t index = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::string rate = fmt::format("group.{}.lr", g);
-    full.emplace_back(rate, clone(own.at(rate)));
+    on_number(rate, clone(own.at(rate)));
     for (const Listed& l : groups[g]) {
-      if (steps[l.index] >= 0)
-        for (const std::string& name : names)
-          full.emplace_back(entry(index, name), counts_steps(name)
-                                                    ? Tensor::scalar(steps[l.index], {DType::f64})
-                                                    : whole_entry(params, l, own, name));
+      for (const std::string& name : names) {
+        if (steps[l.index] < 0) continue;
+        if (counts_steps(name))
+          on_number(entry(index, name), Tensor::scalar(steps[l.index], {DType::f64}));
+        else
+          on_part(entry(index, name), l.parameter, part_of_entry(params, l, own, name));
+      }
       ++index;
     }
   }
+}
+
+}  // namespace
+
+nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer) {
+  const NoGrad guard;
+  nn::StateDict full;
+  each_entry(
+      optimizer, [&](const std::string& name, const Tensor& number) { full.emplace_back(name, number); },
+      [&](const std::string& name, const nn::Parameter& p, const Tensor& part) {
+        full.emplace_back(name, gather_whole(p, part));
+      });
   return full;
+}
+
+ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimizer) {
+  const NoGrad guard;
+  ShardedStateDict state;
+  each_entry(
+      optimizer,
+      [&](const std::string& name, const Tensor& number) {
+        state.push_back({name, {}, 0, reshape(number, {1}), 0, 0});
+      },
+      [&](const std::string& name, const nn::Parameter& p, const Tensor& part) {
+        const Run run = run_of(p);
+        state.push_back(
+            {name, p.shape(), run.begin, reshape(part, {part.numel()}), run.replica, run.replicas});
+      });
+  return state;
 }
 
 namespace {
@@ -141,44 +172,48 @@ namespace {
 /// Takes whole state apart, entry by entry.
 class StateCutter {
  public:
-  StateCutter(const nn::Optimizer& optimizer, const nn::StateDict& state)
-      : names_(optimizer.state_names()),
-        params_(all_parameters(optimizer)),
-        from_(state.begin(), state.end()) {
-    check<ValueError>(from_.size() == state.size(), "optimizer: the state has {} entries of {} names",
-                      state.size(), from_.size());
+  StateCutter(const nn::Optimizer& optimizer, const StateSource& from)
+      : names_(optimizer.state_names()), params_(all_parameters(optimizer)), from_(from) {}
+
+  /// The rate of a group, unless the state has none: the optimizer complains of that.
+  void take_rate(std::size_t group) {
+    const std::string name = fmt::format("group.{}.lr", group);
+    if (const auto shape = from_.shape(name)) parts_.emplace_back(name, number(name, *shape));
   }
 
   void take(const Listed& l, std::size_t index) {
-    if (names_.empty() || !from_.contains(entry(index, names_[0]))) return;
+    if (names_.empty() || !from_.shape(entry(index, names_[0]))) return;
     for (std::size_t k = 0; k < names_.size(); ++k) {
       const std::string name = entry(index, names_[k]);
-      const auto found = from_.find(name);
-      check<ValueError>(found != from_.end(), "optimizer: the state lacks '{}'", name);
-      const Tensor whole = found->second;
-      from_.erase(found);
+      const std::optional<Shape> shape = from_.shape(name);
+      check<ValueError>(shape.has_value(), "optimizer: the state lacks '{}'", name);
       if (counts_steps(names_[k])) {
-        take_steps(l, k, whole);
+        take_steps(l, k, number(name, *shape));
         continue;
       }
-      check<ShapeError>(whole.shape() == l.parameter.shape(),
-                        "optimizer: '{}' has shape {}, the parameter needs {}", name, whole.shape(),
-                        l.parameter.shape());
-      const Tensor part = part_of(l.parameter, whole);
+      check<ShapeError>(*shape == l.parameter.shape(), "optimizer: '{}' has shape {}, the parameter needs {}",
+                        name, *shape, l.parameter.shape());
+      const Run run = run_of(l.parameter);
+      const Tensor part = from_.read(name, run.begin, run.numel);
+      ++used_;
+      const Tensor& local = l.parameter.local();
       if (l.flat == nullptr)
-        parts_.emplace_back(entry(l.index, names_[k]), part);
+        parts_.emplace_back(entry(l.index, names_[k]),
+                            reshape(to(to(part, local.dtype()), local.device()), local.shape()));
       else
-        copy_(l.flat->group->part_in(flat(l).slots[k], l.member), part);
+        copy_(l.flat->group->part_in(flat(l).slots[k], l.member), reshape(part, local.shape()));
     }
   }
 
-  /// The optimizer's own state, and last what belongs to none of its parameters.
+  /// The optimizer's own state, when all was taken.
   nn::StateDict parts() {
-    for (const auto& [index, state] : flats_)
+    check<ValueError>(used_ == from_.size(),
+                      "optimizer: {} of the state's {} entries belong to no parameter here",
+                      from_.size() - used_, from_.size());
+    for (auto& [index, state] : flats_)
       for (std::size_t k = 0; k < names_.size(); ++k)
-        parts_.emplace_back(entry(index, names_[k]), state.slots[k]);
-    parts_.insert(parts_.end(), from_.begin(), from_.end());
-    return parts_;
+        parts_.emplace_back(entry(index, names_[k]), std::move(state.slots[k]));
+    return std::move(parts_);
   }
 
  private:
@@ -186,6 +221,11 @@ class StateCutter {
     std::vector<Tensor> slots;  ///< by `names_`
     double steps = -1;
   };
+  /// In the shape that it has, so that the optimizer refuses a wrong one.
+  Tensor number(const std::string& name, const Shape& shape) {
+    ++used_;
+    return reshape(from_.read(name, 0, shape.numel()), shape);
+  }
   FlatState& flat(const Listed& l) {
     FlatState& state = flats_[l.index];
     const Tensor& local = params_[l.index].local();
@@ -210,20 +250,28 @@ class StateCutter {
 
   std::vector<std::string> names_;
   std::vector<nn::Parameter> params_;
-  Entries from_;
+  const StateSource& from_;
+  std::size_t used_ = 0;
   nn::StateDict parts_;
   std::map<std::size_t, FlatState> flats_;
 };
 
 }  // namespace
 
+nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from) {
+  const NoGrad guard;
+  StateCutter cutter(optimizer, from);
+  std::size_t group = 0, index = 0;
+  for (const std::vector<Listed>& list : listed(optimizer)) {
+    cutter.take_rate(group++);
+    for (const Listed& l : list) cutter.take(l, index++);
+  }
+  return cutter.parts();
+}
+
 void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state) {
   const NoGrad guard;
-  StateCutter cutter(optimizer, state);
-  std::size_t index = 0;
-  for (const std::vector<Listed>& group : listed(optimizer))
-    for (const Listed& l : group) cutter.take(l, index++);
-  optimizer.load_state_dict(cutter.parts());
+  optimizer.load_state_dict(staged_optimizer_state(optimizer, WholeSource("optimizer", state)));
 }
 
 }  // namespace sherd::shard

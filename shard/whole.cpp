@@ -1,11 +1,12 @@
 // From shards to whole values and back.
 #include <algorithm>
-#include <unordered_map>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/reach.h"
 #include "shard/build.h"
 #include "shard/fully_shard.h"
+#include "shard/state_source.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -16,6 +17,13 @@ void check_values(std::string_view call, std::string_view name, const Tensor& t)
   check<DeviceError>(t.device().type != DeviceType::meta,
                      "{}: '{}' is on meta and holds no values; call materialize() of the module first", call,
                      name);
+}
+
+std::vector<FoundBuffer> saved_buffers(const Found& found) {
+  std::vector<FoundBuffer> saved;
+  for (const FoundBuffer& b : found.buffers)
+    if (b.member->persistence() == nn::Persistence::saved) saved.push_back(b);
+  return saved;
 }
 
 }  // namespace
@@ -64,6 +72,16 @@ Tensor part_of(const nn::Parameter& p, const Tensor& whole) {
   return clone(members->group->part_of(index, whole));
 }
 
+Run run_of(const nn::Parameter& p) {
+  const Unit* unit = unit_of(p);
+  if (unit == nullptr) return {0, p.numel()};
+  const auto [members, index] = unit->place(p);
+  const GroupSpec& spec = members->group->spec();
+  const OwnedPart owned = spec.partition.part(static_cast<int>(index), RankOfGroup(spec.ranks.shard).rank);
+  const RankOfGroup replicas(spec.ranks.replicas);
+  return {owned.in_parameter, owned.numel, replicas.rank, replicas.ranks};
+}
+
 nn::StateDict full_state_dict(nn::Module& module) {
   const NoGrad guard;
   nn::StateDict state;
@@ -72,46 +90,70 @@ nn::StateDict full_state_dict(nn::Module& module) {
     check_values("full_state_dict", p.name, p.member->local());
     state.emplace_back(p.name, gather_whole(p.member->object(), p.member->local().detach()));
   }
-  for (const FoundBuffer& b : found.buffers)
-    if (b.member->persistence() == nn::Persistence::saved)
-      state.emplace_back(b.name, clone(b.member->values()));
+  for (const FoundBuffer& b : saved_buffers(found)) state.emplace_back(b.name, clone(b.member->values()));
   return state;
 }
 
 void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
-  std::unordered_map<std::string, Tensor> given;
-  for (const auto& [name, tensor] : state)
-    check<ValueError>(given.emplace(name, tensor).second, "load_full_state_dict: the state has '{}' twice",
-                      name);
-  std::size_t used = 0;
-  const auto find = [&](const std::string& name, const Shape& shape) {
-    const auto at = given.find(name);
-    check<ValueError>(at != given.end(), "load_full_state_dict: the state lacks '{}'", name);
-    check<ShapeError>(at->second.shape() == shape,
-                      "load_full_state_dict: '{}' has shape {} in the module and {} in the state", name,
-                      shape, at->second.shape());
-    ++used;
-    return at->second;
-  };
+  constexpr std::string_view call = "load_full_state_dict";
+  StagedModel(call, module, WholeSource(call, state)).commit();
+}
+
+ShardedStateDict sharded_state_dict(nn::Module& module) {
   const NoGrad guard;
+  ShardedStateDict state;
   const Found found = find_members(module);
-  std::vector<std::pair<Tensor, Tensor>> copies;  // into, from: all are checked before the first is made
-  std::vector<std::pair<nn::Buffer*, Tensor>> loads;
+  for (const FoundParameter& p : found.parameters) {
+    const Tensor local = p.member->local().detach();
+    check_values("sharded_state_dict", p.name, local);
+    const Run run = run_of(p.member->object());
+    state.push_back(
+        {p.name, p.member->shape(), run.begin, reshape(local, {local.numel()}), run.replica, run.replicas});
+  }
+  for (const FoundBuffer& b : saved_buffers(found)) {
+    const Tensor own = b.member->values();
+    check_values("sharded_state_dict", b.name, own);
+    state.push_back({b.name, own.shape(), 0, reshape(own, {own.numel()}), 0, 0});
+  }
+  return state;
+}
+
+StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from) {
+  const NoGrad guard;
+  std::size_t used = 0;
+  const auto take = [&](const std::string& name, const Tensor& into, const Shape& shape, const Run& run) {
+    check_values(call, name, into);
+    check<StateError>(!shows_twice(into.layout()),
+                      "{}: elements of the module's '{}' of shape {} and strides {} share memory; make it of "
+                      "a clone",
+                      call, name, into.shape(), into.strides());
+    const std::optional<Shape> given = from.shape(name);
+    check<ValueError>(given.has_value(), "{}: the state lacks '{}'", call, name);
+    check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state", call, name,
+                      shape, *given);
+    ++used;
+    return reshape(to(from.read(name, run.begin, run.numel), into.dtype()), into.shape());
+  };
+  const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
-    check_values("load_full_state_dict", p.name, object.local());
-    copies.emplace_back(object.local().detach(), part_of(object, find(p.name, object.shape())));
+    const Tensor local = object.local().detach();
+    copies_.emplace_back(local, take(p.name, local, object.shape(), run_of(object)));
+    if (object.owner() != nullptr) owners_.push_back(object.owner());
   }
-  for (const FoundBuffer& b : found.buffers)
-    if (b.member->persistence() == nn::Persistence::saved)
-      loads.emplace_back(b.member, find(b.name, b.member->tensor().shape()));
-  check<ValueError>(used == given.size(),
-                    "load_full_state_dict: {} of the state's {} entries belong to nothing here",
-                    given.size() - used, given.size());
-  for (const FoundParameter& p : found.parameters)
-    if (p.member->object().owner() != nullptr) p.member->object().owner()->before_write();
-  for (const auto& [into, from] : copies) copy_(into, from);
-  for (const auto& [buffer, from] : loads) buffer->load(from);
+  for (const FoundBuffer& b : saved_buffers(found)) {
+    const Tensor own = b.member->values();
+    buffers_.emplace_back(b.member, take(b.name, own, own.shape(), {0, own.numel()}));
+  }
+  check<ValueError>(used == from.size(), "{}: {} of the state's {} entries belong to nothing here", call,
+                    from.size() - used, from.size());
+}
+
+void StagedModel::commit() {
+  const NoGrad guard;
+  for (nn::ParameterOwner* owner : owners_) owner->before_write();
+  for (const auto& [into, from] : copies_) copy_(into, from);
+  for (const auto& [buffer, from] : buffers_) buffer->load(from);
 }
 
 }  // namespace sherd::shard

@@ -23,16 +23,19 @@ class CountingFileSystem::File final : public OutputFile {
       : owner_(owner), path_(path), file_(std::move(file)) {}
 
   void write(std::span<const std::byte> bytes) override {
+    const std::scoped_lock lock(owner_.mutex_);
     const bool breaks = owner_.breaks("write", path_);
     owner_.unsynced_.try_emplace(path_, fs::file_size(path_));
     file_->write(breaks ? bytes.first(bytes.size() / 2) : bytes);
     if (breaks) owner_.break_now("write", path_);
   }
   void sync() override {
+    const std::scoped_lock lock(owner_.mutex_);
     owner_.change("sync", path_);
     owner_.unsynced_.erase(path_);
   }
   void close() override {
+    const std::scoped_lock lock(owner_.mutex_);
     owner_.change("close", path_);
     file_->close();
   }
@@ -56,12 +59,14 @@ void CountingFileSystem::break_now(std::string_view call, const Path& path) {
 }
 
 void CountingFileSystem::crash() {
+  const std::scoped_lock lock(mutex_);
   if (std::exchange(dead_, true)) return;
   if (fault_ == Fault::loses_data) lose_data();
   if (fault_ == Fault::loses_names) lose_names();
 }
 
 void CountingFileSystem::refuse_if_dead(std::string_view call, const Path& path) const {
+  const std::scoped_lock lock(mutex_);
   check<FileError>(!dead_, "{}: '{}': the process has ended (on purpose)", call, path.string());
 }
 
@@ -79,6 +84,7 @@ void CountingFileSystem::lose_names() {
 }
 
 std::unique_ptr<OutputFile> CountingFileSystem::create(const Path& path) {
+  const std::scoped_lock lock(mutex_);
   change("create", path);
   auto file = files_.create(path);
   created_.insert(path);
@@ -86,6 +92,7 @@ std::unique_ptr<OutputFile> CountingFileSystem::create(const Path& path) {
 }
 
 std::unique_ptr<OutputFile> CountingFileSystem::append(const Path& path) {
+  const std::scoped_lock lock(mutex_);
   change("append", path);
   const bool is_new = !files_.exists(path);
   auto file = files_.append(path);
@@ -94,6 +101,7 @@ std::unique_ptr<OutputFile> CountingFileSystem::append(const Path& path) {
 }
 
 void CountingFileSystem::rename(const Path& from, const Path& to) {
+  const std::scoped_lock lock(mutex_);
   change("rename", from);
   std::optional<std::string> replaced;
   if (files_.exists(to) && !files_.is_directory(to)) replaced = files_.read(to);
@@ -117,18 +125,21 @@ void CountingFileSystem::note_rename(const Path& from, const Path& to) {
 }
 
 void CountingFileSystem::sync_directory(const Path& directory) {
+  const std::scoped_lock lock(mutex_);
   change("sync_directory", directory);
   std::erase_if(renames_, [&](const Rename& r) { return r.to.parent_path() == directory; });
   std::erase_if(created_, [&](const Path& path) { return path.parent_path() == directory; });
 }
 
 void CountingFileSystem::create_directory(const Path& path) {
+  const std::scoped_lock lock(mutex_);
   change("create_directory", path);
   files_.create_directory(path);
   created_.insert(path);
 }
 
 void CountingFileSystem::remove(const Path& path) {
+  const std::scoped_lock lock(mutex_);
   change("remove", path);
   files_.remove(path);
   unsynced_.erase(path);
@@ -136,6 +147,7 @@ void CountingFileSystem::remove(const Path& path) {
 }
 
 std::unique_ptr<FileLock> CountingFileSystem::try_lock(const Path& path) {
+  const std::scoped_lock lock(mutex_);
   change("lock", path);
   return files_.try_lock(path);
 }

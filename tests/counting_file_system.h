@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,7 +25,7 @@ inline constexpr Fault all_faults[] = {Fault::no_space, Fault::io_error, Fault::
 std::string_view name_of(Fault fault);
 
 /// Forwards to the operating system, but only notes a sync: what it protects is lost by the faults above
-/// instead.
+/// instead. Threads may share one; which of their changes comes first is not fixed then.
 class CountingFileSystem : public FileSystem {
  public:
   CountingFileSystem() = default;
@@ -68,6 +69,7 @@ class CountingFileSystem : public FileSystem {
   void lose_names();
 
   FileSystem& files_ = posix_file_system();
+  mutable std::recursive_mutex mutex_;  // of all that follows
   int break_at_ = 1 << 30;
   Fault fault_ = Fault::io_error;
   bool dead_ = false;

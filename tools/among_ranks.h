@@ -5,13 +5,11 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "nn/module.h"
 
 namespace sherd::tools {
 
 /// Rank 0's argument, on every rank; that of the others is not looked at.
 std::string first_ones(const Group& group, std::string bytes);
-nn::StateDict first_ones(const Group& group, nn::StateDict state);
 
 /// Of all ranks' values.
 double mean(const Group& group, double value);

@@ -7,13 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "nn/state_file.h"
 #include "runtime/error.h"
 #include "runtime/io/checksum.h"
 #include "runtime/io/durable.h"
 #include "runtime/shown.h"
-#include "shard/fully_shard.h"
-#include "shard/optimizer_state.h"
+#include "shard/checkpoint.h"
+#include "shard/saved_state.h"
 
 namespace sherd::tools {
 namespace {
@@ -154,18 +153,19 @@ Counts weight_counts(const Shapes& shapes) { return {shapes.size(), shapes.size(
 Counts moment_counts(const Shapes& shapes) { return {0, 3 * (shapes.size() + 1)}; }
 
 /// Every tensor has the shape of a parameter, of its own where it has a parameter's name, or is a number.
-void check_shapes(const SafetensorsFile& file, const Shapes& shapes, const Counts& counts) {
-  const std::size_t count = file.entries().size();
+void check_shapes(const shard::SavedState& state, const Shapes& shapes, const Counts& counts) {
+  const std::size_t count = state.tensors().size();
   check<ValueError>(count >= counts.least && count <= counts.most,
                     "holds {} tensors, of the model in config.json there are {} to {}", count, counts.least,
                     counts.most);
   std::set<std::vector<std::int64_t>> known = {{}};
   for (const auto& [name, shape] : shapes) known.insert(shape);
-  for (const TensorEntry& entry : file.entries()) {
-    const auto its = shapes.find(entry.name);
-    check<ValueError>(its == shapes.end() ? known.contains(entry.shape) : its->second == entry.shape,
+  for (const shard::SavedTensor& tensor : state.tensors()) {
+    const std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.end());
+    const auto its = shapes.find(std::string(tensor.name));
+    check<ValueError>(its == shapes.end() ? known.contains(shape) : its->second == shape,
                       "'{}' has the shape [{}], which does not belong to the model in config.json",
-                      shown(entry.name), fmt::join(entry.shape, ", "));
+                      shown(tensor.name), fmt::join(shape, ", "));
   }
 }
 
@@ -174,44 +174,46 @@ class Inspection {
  public:
   Inspection(Path checkpoint, const TrainOptions& options, FileSystem& files)
       : checkpoint_(std::move(checkpoint)), options_(options), files_(files) {
-    look("config.json", [&](const Path& path) {
-      return seal_of(files.read(path, most_config_bytes), checksum_marker) != Seal::none;
+    const Path config = checkpoint_ / "config.json";
+    reading(config, [&] {
+      note(config, seal_of(files_.read(config, most_config_bytes), checksum_marker) != Seal::none);
     });
   }
 
   /// A model is made for its shapes only where the file has tensors for its layers.
   void check_weights() {
-    look("model.safetensors", [&](const Path& path) {
-      const SafetensorsFile file(path, files_);
-      check<ValueError>(file.entries().size() >= static_cast<std::size_t>(options_.layers),
-                        "holds {} tensors, the model in config.json has {} layers", file.entries().size(),
+    look("model", [&](const shard::SavedState& state) {
+      check<ValueError>(state.tensors().size() >= static_cast<std::size_t>(options_.layers),
+                        "holds {} tensors, the model in config.json has {} layers", state.tensors().size(),
                         options_.layers);
       shapes_ = shapes_of(options_);
-      check_shapes(file, shapes_, weight_counts(shapes_));
-      return file.has_checksums();
+      check_shapes(state, shapes_, weight_counts(shapes_));
     });
   }
 
   /// After the weights.
   void check_moments() {
-    look("optimizer.safetensors", [&](const Path& path) {
-      const SafetensorsFile file(path, files_);
-      check_shapes(file, shapes_, moment_counts(shapes_));
-      return file.has_checksums();
-    });
+    look("optimizer",
+         [&](const shard::SavedState& state) { check_shapes(state, shapes_, moment_counts(shapes_)); });
   }
 
  private:
-  /// `inspect` says whether the file has a checksum: in one folder all have, or, made elsewhere, none. Else
-  /// damage that hides a checksum would pass.
-  void look(const std::string& name, const std::function<bool(const Path&)>& inspect) {
-    reading(checkpoint_ / name, [&] { (inspect(checkpoint_ / name) ? sealed_ : bare_) = name; });
+  void look(std::string_view what, const std::function<void(const shard::SavedState&)>& inspect) {
+    const shard::SavedState state(checkpoint_, what, files_);  // names the file that is wrong
+    reading(state.path(), [&] { inspect(state); });
+    note(state.path(), state.has_checksums());
+  }
+
+  /// In one folder all files have a checksum or, made elsewhere, none has. Else damage that hides a checksum
+  /// would pass.
+  void note(const Path& file, bool has_checksum) {
+    (has_checksum ? sealed_ : bare_) = file;
     if (bare_.empty() || sealed_.empty()) return;
-    reading(checkpoint_ / bare_, [&] {
+    reading(bare_, [&] {
       fail<ValueError>(
           "has no checksum, {} beside it has one: it is damaged, or changed by somebody who has to take "
           "it from all files of the checkpoint",
-          sealed_);
+          sealed_.filename().string());
     });
   }
 
@@ -219,7 +221,7 @@ class Inspection {
   const TrainOptions& options_;
   FileSystem& files_;
   Shapes shapes_;
-  std::string bare_, sealed_;  ///< files without and with a checksum
+  Path bare_, sealed_;  ///< files without and with a checksum
 };
 
 }  // namespace
@@ -275,14 +277,13 @@ std::optional<std::int64_t> newest_checkpoint(const Path& run, FileSystem& files
   return newest;
 }
 
-void save_checkpoint(const Path& run, const RunConfig& config, const nn::StateDict& model,
-                     const nn::StateDict& optimizer, FileSystem& files) {
-  const auto fill = [&](DirectoryWriter& folder) {
-    folder.add("model.safetensors", [&](OutputFile& file) { nn::write_state(file, model); });
-    folder.add("optimizer.safetensors", [&](OutputFile& file) { nn::write_state(file, optimizer); });
+void save_checkpoint(const Path& run, const RunConfig& config, nn::Gpt& model, const nn::Optimizer& optimizer,
+                     const Group& ranks, FileSystem& files) {
+  const auto add_config = [&](DirectoryWriter& folder) {
     folder.add("config.json", [&](OutputFile& file) { file.write(config_text(config)); });
   };
-  write_directory_durably(checkpoint_path(run, config.step), fill, files);
+  shard::save_checkpoint(model, optimizer, checkpoint_path(run, config.step), ranks,
+                         {.also = add_config, .files = files});
 }
 
 void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {
@@ -312,15 +313,7 @@ void check_states(const Path& checkpoint, const TrainOptions& options, FileSyste
 }
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {
-  const Path file = checkpoint / "model.safetensors";
-  reading(file, [&] { model.load_state_dict(nn::load_state(file, files)); });
-}
-
-void load_sharded(const Path& checkpoint, nn::Gpt& model, nn::Optimizer& optimizer,
-                  const std::function<nn::StateDict(const Path&)>& read) {
-  const Path weights = checkpoint / "model.safetensors", moments = checkpoint / "optimizer.safetensors";
-  reading(weights, [&] { shard::load_full_state_dict(model, read(weights)); });
-  reading(moments, [&] { shard::load_full_optimizer_state(optimizer, read(moments)); });
+  shard::load_checkpoint(model, checkpoint, {}, files);
 }
 
 }  // namespace sherd::tools

@@ -1,12 +1,12 @@
-// A run's folder: step-N/ with model.safetensors, optimizer.safetensors and config.json, for the newest steps
-// and the best one.
+// A run's folder: step-N/ with the model's and the optimizer's state (shard/checkpoint.h) and config.json,
+// for the newest steps and the best one.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "collectives/group.h"
 #include "nn/gpt.h"
 #include "nn/optimizer.h"
 #include "runtime/generator.h"
@@ -56,10 +56,10 @@ std::optional<std::int64_t> newest_checkpoint(const FileSystem::Path& run, FileS
 std::string config_text(const RunConfig& config);
 RunConfig parse_config(const std::string& text);
 
-/// Writes a checkpoint as a whole: a crash leaves it complete or absent. The states are those of an unsharded
-/// model and its optimizer.
-void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, const nn::StateDict& model,
-                     const nn::StateDict& optimizer, FileSystem& files);
+/// Writes a checkpoint as a whole: a crash of any rank leaves it complete or absent. All of `ranks` call, and
+/// each writes its part; config.json is the first one's.
+void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, nn::Gpt& model,
+                     const nn::Optimizer& optimizer, const Group& ranks, FileSystem& files);
 /// Removes all checkpoints but the `keep` newest and the best.
 void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);
 
@@ -67,14 +67,11 @@ void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem
 // changed since it was written is noticed by the file's checksum. In a checkpoint that was made elsewhere no
 // file has one.
 RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
-/// Refuses a file without a checksum beside one with, and compares the shapes in the headers of the states
-/// with those of such a model, before one is built or a tensor read: the weights alone, or the optimizer's
-/// state too.
+/// Refuses a file without a checksum beside one with, a part that is missing or of another save, and compares
+/// the shapes in the headers of the states with those of such a model, before one is built or a tensor read:
+/// the weights alone, or the optimizer's state too.
 void check_weights(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void check_states(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);
-/// A sharded one's part too; `read` gives every rank what a file holds.
-void load_sharded(const FileSystem::Path& checkpoint, nn::Gpt& model, nn::Optimizer& optimizer,
-                  const std::function<nn::StateDict(const FileSystem::Path& file)>& read);
 
 }  // namespace sherd::tools

@@ -10,13 +10,12 @@
 #include "nn/batch_sampler.h"
 #include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
-#include "nn/state_file.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/late_value.h"
 #include "runtime/timeline.h"
+#include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
-#include "shard/optimizer_state.h"
 #include "tools/among_ranks.h"
 #include "tools/evaluate.h"
 #include "tools/generate.h"
@@ -78,7 +77,7 @@ struct Ears {
 };
 
 /// One rank's part in a run, from its first or next step to its last. What all ranks take part in is called
-/// on all of them alike; the folder is rank 0's.
+/// on all of them alike; the folder is rank 0's, who lets the others write their parts of checkpoints.
 class Run {
  public:
   Run(const World& world, Start start, const Text& text, FileSystem& files, Ears ears)
@@ -106,9 +105,7 @@ class Run {
 
   /// Goes back to the checkpoint that the configuration is of.
   void restore() {
-    load_sharded(checkpoint_path(out_, config_.step), model_, optimizer_, [&](const Path& file) {
-      return first_ones(group_, leads() ? nn::load_state(file, files_) : nn::StateDict());
-    });
+    shard::load_checkpoint(model_, optimizer_, checkpoint_path(out_, config_.step), group_, files_);
     set_generator(config_.generator);
     sampler_.set_step(config_.step);
     restore_scale();
@@ -304,13 +301,13 @@ class Run {
 
   void save() {
     const TimelineSlice slice("step", "checkpoint");
-    const nn::StateDict model = shard::full_state_dict(model_);
-    const nn::StateDict optimizer = shard::full_optimizer_state(optimizer_);
+    if (leads()) {
+      if (metrics_) metrics_->sync();  // a checkpoint promises the lines up to its step
+      config_.generator = Context::current().generator().state();
+      config_.loss_scale = scale_now();
+    }
+    save_checkpoint(out_, config_, model_, optimizer_, group_, files_);
     if (!leads()) return;
-    if (metrics_) metrics_->sync();  // a checkpoint promises the lines up to its step
-    config_.generator = Context::current().generator().state();
-    config_.loss_scale = scale_now();
-    save_checkpoint(out_, config_, model, optimizer, files_);
     remove_old(out_, config_, files_);
     ears_.reporter.saved(checkpoint_path(out_, config_.step));
   }

@@ -52,10 +52,11 @@ struct TrainResult {
 };
 
 /// Trains from the start, or goes on where the newest checkpoint was, to the same bits as a run that was
-/// never stopped, on the same number of ranks. Rank 0 alone touches the run's folder; every process reads the
-/// data. The result of a process that rank 0 is not in is empty. ValueError and FileError say what is wrong
-/// with the options, the data, the checkpoint or the disk; StateError names the step whose loss or gradient
-/// was not finite. Whatever it throws, the newest checkpoint in the run's folder is complete.
+/// never stopped, on the same number of ranks. Every process reads the data and the checkpoint, of which each
+/// rank writes its part; all else in the run's folder is rank 0's. The result of a process that rank 0 is not
+/// in is empty. ValueError and FileError say what is wrong with the options, the data, the checkpoint or the
+/// disk; StateError names the step whose loss or gradient was not finite. Whatever it throws, the newest
+/// checkpoint in the run's folder is complete.
 TrainResult train(const TrainOptions& options, FileSystem& files, Reporter& reporter);
 
 }  // namespace sherd::tools

@@ -92,34 +92,46 @@ void write_durably(const Path& path, const std::function<void(OutputFile&)>& fil
   files.sync_directory(parent_of(path));
 }
 
-void write_directory_durably(const Path& given, const std::function<void(DirectoryWriter&)>& fill,
-                             FileSystem& files) {
-  const Path path = without_trailing_slash(given);
-  const Path partial = with_suffix(path, partial_suffix), replaced = with_suffix(path, replaced_suffix);
-  require_replaceable(files, path, file_type::directory);
-  files.remove_tree(partial);
-  settle_replaced(files, path);
-  const bool replaces = files.exists(path);
+PendingDirectory::PendingDirectory(const Path& path, FileSystem& files)
+    : files_(files), path_(without_trailing_slash(path)) {
+  require_replaceable(files_, path_, file_type::directory);
+  files_.remove_tree(partial_of(path_));
+  settle_replaced(files_, path_);
+  replaces_ = files_.exists(path_);
+  files_.create_directory(partial_of(path_));
+}
+
+PendingDirectory::~PendingDirectory() {
+  if (committed_) return;
+  try_remove_tree(files_, partial_of(path_));
+  if (!replaces_) return;
   try {
-    files.create_directory(partial);
-    DirectoryWriter writer(files, partial);
-    fill(writer);
-    files.sync_directory(partial);
-    if (replaces) files.rename(path, replaced);
-    files.rename(partial, path);
-  } catch (...) {
-    try_remove_tree(files, partial);
-    if (replaces) {
-      try {
-        settle_replaced(files, path);
-      } catch (const std::exception&) {
-        // committed_directory still finds it
-      }
-    }
-    throw;
+    settle_replaced(files_, path_);
+  } catch (const std::exception&) {
+    // committed_directory still finds it
   }
-  files.sync_directory(parent_of(path));
-  if (replaces) try_remove_tree(files, replaced);
+}
+
+Path PendingDirectory::partial_of(const Path& path) {
+  return with_suffix(without_trailing_slash(path), partial_suffix);
+}
+
+void PendingDirectory::commit() {
+  const Path partial = partial_of(path_), replaced = with_suffix(path_, replaced_suffix);
+  files_.sync_directory(partial);
+  if (replaces_) files_.rename(path_, replaced);
+  files_.rename(partial, path_);
+  committed_ = true;
+  files_.sync_directory(parent_of(path_));
+  if (replaces_) try_remove_tree(files_, replaced);
+}
+
+void write_directory_durably(const Path& path, const std::function<void(DirectoryWriter&)>& fill,
+                             FileSystem& files) {
+  PendingDirectory pending(path, files);
+  DirectoryWriter writer(files, PendingDirectory::partial_of(path));
+  fill(writer);
+  pending.commit();
 }
 
 Path committed_directory(const Path& given, FileSystem& files) {

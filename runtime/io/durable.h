@@ -20,6 +20,7 @@ SHERD_API void write_durably(const FileSystem::Path& path, const std::function<v
 /// A folder being written; each file is synced before the folder takes its name.
 class SHERD_API DirectoryWriter {
  public:
+  /// `directory` must exist.
   DirectoryWriter(FileSystem& files, FileSystem::Path directory);
   /// Writes the file `name` in the folder with what `fill` puts into it. FileError, or what `fill` throws.
   void add(std::string_view name, const std::function<void(OutputFile&)>& fill);
@@ -36,6 +37,27 @@ class SHERD_API DirectoryWriter {
 SHERD_API void write_directory_durably(const FileSystem::Path& path,
                                        const std::function<void(DirectoryWriter&)>& fill,
                                        FileSystem& files = posix_file_system());
+
+/// The folder `path` while several write it, as threads or processes: one of them has this object, all add
+/// files to `partial_of(path)`, and when every file is there it calls `commit`. Until then the old folder
+/// stays, and without it the new one goes. Rules and errors are those of `write_directory_durably`.
+class SHERD_API PendingDirectory {
+ public:
+  explicit PendingDirectory(const FileSystem::Path& path, FileSystem& files = posix_file_system());
+  ~PendingDirectory();
+  PendingDirectory(const PendingDirectory&) = delete;
+  PendingDirectory& operator=(const PendingDirectory&) = delete;
+  /// Where the folder `path` is written before it takes its name.
+  static FileSystem::Path partial_of(const FileSystem::Path& path);
+  /// Gives the folder its name. When it throws, the folder is the old one, or the new one if only the last
+  /// sync failed.
+  void commit();
+
+ private:
+  FileSystem& files_;
+  FileSystem::Path path_;
+  bool replaces_ = false, committed_ = false;
+};
 
 /// Where the complete folder `path` lies: `path`, or beside it if a crash came while it was being replaced.
 SHERD_API FileSystem::Path committed_directory(const FileSystem::Path& path,

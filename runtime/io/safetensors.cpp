@@ -432,6 +432,10 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<InputFile> file, std::string_vi
   metadata_ = std::move(reader.metadata);
 }
 
+std::string_view SafetensorsFile::header_checksum() const {
+  return std::string_view(checksums_).substr(0, checksum_digits);
+}
+
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   const auto name_at = [&](std::uint32_t i) -> std::string_view { return entries_[i].name; };
   const auto found = std::ranges::lower_bound(by_name_, name, {}, name_at);

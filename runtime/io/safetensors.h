@@ -52,6 +52,9 @@ class SHERD_API SafetensorsFile {
   const TensorMetadata& metadata() const { return metadata_; }
   /// Whether it was written with checksums.
   bool has_checksums() const { return !checksums_.empty(); }
+  /// The checksum of the header, which holds those of all tensors, and so tells this file from every other;
+  /// empty for a file without.
+  std::string_view header_checksum() const;
   /// The tensor of that name, or null.
   const TensorEntry* find(std::string_view name) const;
   /// ValueError for a dtype that the library lacks.

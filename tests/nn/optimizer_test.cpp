@@ -258,6 +258,55 @@ TEST_CASE("optimizers: a saved one goes on to the same bits") {
   }
 }
 
+TEST_CASE("optimizers: a state that is given away is kept without a copy, and what others hold is copied") {
+  const Parameter p = parameter({30}, 1), q = parameter({30}, 1);
+  Adam source({p}), holder({q});
+  give_gradient(p, 2);
+  source.step();
+  const auto copied = [&] {
+    StateDict state;
+    for (const auto& [name, t] : source.state_dict()) state.emplace_back(name, clone(t));
+    return state;
+  };
+  const auto pointers = [](const StateDict& state) {
+    std::vector<const void*> all;
+    for (const auto& [name, t] : state)
+      if (!name.starts_with("group.")) all.push_back(t.raw());
+    return all;
+  };
+  StateDict given = copied();
+  const auto theirs = pointers(given);
+  SECTION("given away") {
+    holder.load_state_dict(std::move(given));
+    CHECK(pointers(holder.state_dict()) == theirs);
+  }
+  SECTION("held by the caller") {
+    holder.load_state_dict(given);
+    for (const void* pointer : pointers(holder.state_dict()))
+      CHECK(std::ranges::find(theirs, pointer) == theirs.end());
+  }
+  SECTION("held by another optimizer, or under two names") {
+    holder.load_state_dict(source.state_dict());
+    for (const void* pointer : pointers(holder.state_dict()))
+      for (const void* other : pointers(source.state_dict())) CHECK(pointer != other);
+    StateDict twice = copied();
+    twice[1].second = twice[2].second;
+    Adam another({parameter({30}, 1)});
+    another.load_state_dict(std::move(twice));
+    const auto own = pointers(another.state_dict());
+    CHECK(own[0] != own[1]);
+  }
+  SECTION("where there is state already, it stays where it is") {
+    give_gradient(q, 5);
+    holder.step();
+    const auto own = pointers(holder.state_dict());
+    holder.load_state_dict(std::move(given));
+    CHECK(pointers(holder.state_dict()) == own);
+  }
+  for (const auto& [name, t] : source.state_dict())
+    if (name == "state.0.exp_avg_sq") CHECK(same_bits(t, holder.state_dict()[2].second));
+}
+
 TEST_CASE("optimizers: a state that does not fit changes nothing") {
   const Parameter p = parameter({3}, 1);
   Adam adam({p});

@@ -7,7 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,6 +122,29 @@ class Witness {
 inline void insist(const Command& command, int signal) {
   const Witness witness(command.process());
   while (!witness.ends(100)) command.signal(signal);
+}
+
+/// The process, its children, their children and so on.
+inline std::vector<pid_t> family(pid_t process) {
+  std::vector<pid_t> all = {process};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::error_code gone;
+    for (const auto& task :
+         std::filesystem::directory_iterator("/proc/" + std::to_string(all[i]) + "/task", gone)) {
+      std::ifstream children(task.path() / "children");
+      for (pid_t child = 0; children >> child;) all.push_back(child);
+    }
+  }
+  return all;
+}
+/// Waits until there are that many.
+inline std::vector<pid_t> family_of(pid_t process, std::size_t members) {
+  std::vector<pid_t> all;
+  const auto begin = std::chrono::steady_clock::now();
+  do {
+    all = family(process);
+  } while (all.size() < members && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+  return all;
 }
 
 inline Arguments with(Arguments all, const Arguments& more) {

@@ -154,10 +154,15 @@ TEST_CASE("Ctrl-C ends all ranks at one step") {
   CHECK(run.wait() == 0);
   CHECK_THAT(run.out(), ContainsSubstring("stopped after step "));
   CHECK(Command(folder, {"train", "--resume", "--out", "stopped"}).wait() == 0);
-  const auto stopped = contents(folder / "stopped"), whole = contents(folder / "whole");
-  for (const std::string name :
-       {"metrics.jsonl", "step-3000/model.safetensors", "step-3000/optimizer.safetensors"})
-    CHECK(stopped.at(name) == whole.at(name));
+  auto stopped = contents(folder / "stopped"), whole = contents(folder / "whole");
+  REQUIRE(whole.contains("step-3000/model.rank-1.safetensors"));
+  for (auto* files :
+       {&stopped, &whole})  // the steps before were saved at other moments, which config.json knows
+    std::erase_if(*files, [](const auto& file) {
+      return file.first.ends_with("config.json") ||
+             (file.first.starts_with("step-") && !file.first.starts_with("step-3000/"));
+    });
+  CHECK(stopped == whole);
 }
 
 TEST_CASE("extreme numbers to draw by give text or one line") {

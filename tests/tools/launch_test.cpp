@@ -85,28 +85,6 @@ Arguments train_with(int culprit, const std::string& deed) {
 
 std::ptrdiff_t lines(const std::string& text) { return std::ranges::count(text, '\n'); }
 
-/// The process, its children, their children and so on.
-std::vector<pid_t> family(pid_t process) {
-  std::vector<pid_t> all = {process};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    std::error_code gone;
-    for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(all[i]) + "/task", gone)) {
-      std::ifstream children(task.path() / "children");
-      for (pid_t child = 0; children >> child;) all.push_back(child);
-    }
-  }
-  return all;
-}
-/// Waits until there are that many.
-std::vector<pid_t> family_of(pid_t process, std::size_t members) {
-  std::vector<pid_t> all;
-  const auto begin = Clock::now();
-  do {
-    all = family(process);
-  } while (all.size() < members && seconds_since(begin) < 20);
-  return all;
-}
-
 /// Launcher, supervisor, mpirun; a keeper and a program a rank.
 std::size_t processes_of(int ranks) { return 3 + 2 * static_cast<std::size_t>(ranks); }
 

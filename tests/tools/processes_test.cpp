@@ -1,5 +1,6 @@
 // `sherd train` under `sherd launch`: ranks as processes train to the bits of ranks as threads.
 #include "tests/tools/command.h"
+#include "tests/tools/kills.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -41,6 +42,19 @@ int run(const TempDirectory& folder, const Arguments& arguments) {
   return code;
 }
 
+/// One rank is killed, or all at once: the programs that have no children.
+void check_killed_processes(int rounds) {
+  check_kills(
+      rounds, [](const Arguments& train) { return launched(2, train); },
+      [](const Command& command, std::mt19937& random) {
+        std::vector<pid_t> programs = family(command.process());
+        std::erase_if(programs, [](pid_t process) { return family(process).size() > 1; });
+        const std::size_t whom = random() % (programs.size() + 1);
+        for (std::size_t i = 0; i < programs.size(); ++i)
+          if (whom == i || whom == programs.size()) ::kill(programs[i], SIGKILL);
+      });
+}
+
 }  // namespace
 
 TEST_CASE("processes train to the bits of threads, and take over from each other") {
@@ -55,7 +69,7 @@ TEST_CASE("processes train to the bits of threads, and take over from each other
       INFO(name);
       REQUIRE(run(folder, train(ranks, with(how, {threads}))) == 0);
       const auto expected = contents(folder / threads);
-      REQUIRE(expected.contains("step-20/model.safetensors"));
+      REQUIRE(expected.contains("step-20/model.rank-1.safetensors"));
       REQUIRE(run(folder, launched(ranks, train(ranks, with(how, {processes})))) == 0);
       CHECK(contents(folder / processes) == expected);
 
@@ -118,3 +132,9 @@ TEST_CASE("a polite kill ends all processes at one step, with a checkpoint to go
   CHECK_THAT(command.out(), ContainsSubstring("stopped after step "));
   CHECK(tools::saved_steps(folder / "run", posix_file_system()).back() > 0);
 }
+
+TEST_CASE("killed while they save, processes go on from the last good checkpoint to the same bits") {
+  check_killed_processes(4);
+}
+
+TEST_CASE("processes are killed 200 times while they save", "[.soak]") { check_killed_processes(200); }

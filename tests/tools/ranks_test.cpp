@@ -53,9 +53,9 @@ TrainOptions options_of(const Runs& runs, const std::string& out, int ranks, con
   return options;
 }
 
-/// What has to be equal to the bit; config.json says how the run was laid out.
+/// What has to be equal to the bit; config.json and the parts of states say how the run was laid out.
 std::map<std::string, std::string> results(const Runs& runs, const std::string& out) {
-  auto files = runs.left(out);
+  auto files = whole_contents(runs.folder / out);
   std::erase_if(files, [](const auto& file) { return file.first.ends_with("config.json"); });
   return files;
 }
@@ -162,6 +162,47 @@ TEST_CASE("a checkpoint goes on on any other ranks, in any other layout") {
       CHECK(std::ranges::count(config.changes, "ranks", &tools::Change::name) == (from_ranks != ranks));
     }
   }
+}
+
+TEST_CASE("a part that is missing, cut or of another step is named, and nothing goes on from it") {
+  const Runs runs;
+  TrainOptions options = options_of(runs, "run", 3, {"full_shard", "flat"});
+  options.batch = 9;
+  options.keep = 2;
+  runs.run(options);
+  options.resume = true;
+  const std::filesystem::path checkpoint = tools::checkpoint_path(options.out, 10),
+                              other = tools::checkpoint_path(options.out, 8);
+  const auto before = runs.left("run");
+  const auto refused = [&](const std::string& name) {
+    const std::string message = message_of<Error>([&] { runs.run(options); });
+    INFO(message);
+    CHECK_THAT(message, ContainsSubstring((checkpoint / name).string()));
+    CHECK(message.find('\n') == std::string::npos);
+    if (name.starts_with("optimizer")) return;
+    nn::Gpt model(tools::model_options(options));
+    CHECK_THAT(message_of<Error>([&] { tools::load_model(checkpoint, model, posix_file_system()); }),
+               ContainsSubstring((checkpoint / name).string()));
+  };
+  for (const std::string what : {"model", "optimizer"})
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string name = shard::part_name(what, rank, 3);
+      const std::string whole = before.at("step-10/" + name);
+      write_file(checkpoint / name, whole.substr(0, whole.size() - 1));
+      refused(name);
+      write_file(checkpoint / name, before.at("step-8/" + name));
+      refused(name);
+      std::filesystem::remove(checkpoint / name);
+      refused(name);
+      write_file(checkpoint / name, whole);
+    }
+  CHECK(runs.left("run") == before);
+  // Whoever changes one on purpose takes the checksums from all.
+  unseal(checkpoint / shard::part_name("model", 1, 3));
+  refused(shard::part_name("model", 1, 3));
+  write_file(checkpoint / shard::part_name("model", 1, 3), before.at("step-10/model.rank-1.safetensors"));
+  unseal_all(checkpoint);
+  CHECK(runs.run(options).step == 10);
 }
 
 TEST_CASE("a resumed run keeps its ranks unless others are asked for") {

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "runtime/io/file_system.h"
+#include "shard/saved_state.h"
 #include "tests/temp_directory.h"
+#include "tools/checkpoint.h"
 #include "tools/train.h"
 
 namespace sherd::test {
@@ -60,6 +62,29 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   return files;
 }
 
+/// The same with states by their tensors, however ranks cut them: "step-6/model/tok.weight" holds dtype,
+/// shape and elements.
+inline std::map<std::string, std::string> whole_contents(const std::filesystem::path& folder) {
+  auto files = contents(folder);
+  std::erase_if(files, [](const auto& file) {
+    return file.first.ends_with(".safetensors") || file.first.ends_with(shard::index_name);
+  });
+  for (const std::int64_t step : tools::saved_steps(folder, posix_file_system())) {
+    const auto checkpoint = tools::checkpoint_path(folder, step);
+    for (const std::string what : {"model", "optimizer"}) {
+      const shard::SavedState state(checkpoint, what);
+      for (const shard::SavedTensor& tensor : state.tensors()) {
+        const Tensor whole = state.read(tensor, 0, Shape(tensor.shape).numel());
+        std::string& text = files[fmt::format("step-{}/{}/{}", step, what, tensor.name)];
+        text = fmt::format("{} {} ", name_of(whole.dtype()), to_string(Shape(tensor.shape)));
+        text.append(reinterpret_cast<const char*>(whole.raw()),
+                    static_cast<std::size_t>(whole.spec().bytes()));
+      }
+    }
+  }
+  return files;
+}
+
 /// Takes the checksum from one file of a checkpoint, as somebody does who means to change it.
 inline void unseal(const std::filesystem::path& file) {
   std::string content = posix_file_system().read(file);
@@ -71,8 +96,7 @@ inline void unseal(const std::filesystem::path& file) {
 }
 /// And from all of them.
 inline void unseal_all(const std::filesystem::path& checkpoint) {
-  for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json"})
-    unseal(checkpoint / name);
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) unseal(entry.path());
 }
 
 /// Ends the run after a step, as a kill would or as Ctrl-C does.

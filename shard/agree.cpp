@@ -1,0 +1,79 @@
+#include "shard/agree.h"
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "runtime/context.h"
+#include "runtime/error.h"
+#include "runtime/ops.h"
+
+namespace sherd::shard {
+namespace {
+
+/// What a rank came to, in the order in which others throw it.
+enum class End : std::int64_t { well, file, value, state };
+
+struct Outcome {
+  End end = End::well;
+  std::string message{};
+  std::exception_ptr error{};
+};
+
+Outcome outcome_of(const std::function<void()>& act) {
+  try {
+    act();
+    return {};
+  } catch (const CollectiveError&) {
+    throw;  // its group carries nothing any more
+  } catch (const FileError& error) {
+    return {End::file, error.what(), std::current_exception()};
+  } catch (const ValueError& error) {
+    return {End::value, error.what(), std::current_exception()};
+  } catch (const std::exception& error) {
+    return {End::state, error.what(), std::current_exception()};
+  }
+}
+
+/// The bytes of rank `from`'s text, of which all know the size.
+std::string text_of(const Group& ranks, int from, std::string text, std::size_t size) {
+  text.resize(size);
+  if (size > 0)
+    ranks.broadcast(from_blob(text.data(), {static_cast<std::int64_t>(size)}, DType::u8), from,
+                    {.label = "what went wrong"});
+  return text;
+}
+
+}  // namespace
+
+void together(const Group& ranks, const std::function<void()>& act) {
+  if (!ranks.defined() || ranks.size() == 1) return act();
+  const Outcome mine = outcome_of(act);
+  const NoGrad guard;
+  const Tensor all = empty({ranks.size(), 2}, {DType::i64});
+  const auto size = static_cast<std::int64_t>(mine.message.size());
+  try {
+    ranks.all_gather(all, Tensor::from({static_cast<std::int64_t>(mine.end), size}, {2}),
+                     {.label = "how it went"});
+  } catch (const CollectiveError&) {
+    if (mine.error) std::rethrow_exception(mine.error);  // the others are in the midst of `act`, or gone
+    throw;
+  }
+  const auto ends = all.to_vector<std::int64_t>();
+  int first = 0;
+  while (first < ranks.size() && ends[2 * static_cast<std::size_t>(first)] == 0) ++first;
+  if (first == ranks.size()) return;
+  const std::size_t at = 2 * static_cast<std::size_t>(first);
+  const std::string theirs = text_of(ranks, first, mine.message, static_cast<std::size_t>(ends[at + 1]));
+  if (mine.error) std::rethrow_exception(mine.error);
+  switch (static_cast<End>(ends[at])) {
+    case End::file:
+      fail<FileError>("rank {}: {}", first, theirs);
+    case End::value:
+      fail<ValueError>("rank {}: {}", first, theirs);
+    default:
+      fail<StateError>("rank {}: {}", first, theirs);
+  }
+}
+
+}  // namespace sherd::shard

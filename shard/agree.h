@@ -1,0 +1,15 @@
+// One end for all ranks of what each does for itself.
+#pragma once
+
+#include <functional>
+
+#include "collectives/group.h"
+
+namespace sherd::shard {
+
+/// Runs `act`, and returns when every rank of `ranks` has run its own; without ranks it just runs. Where it
+/// threw on any, all throw: the exception itself there, elsewhere one that says whose it was (FileError,
+/// ValueError or StateError). The group goes on; a CollectiveError in `act` is thrown as it is.
+void together(const Group& ranks, const std::function<void()>& act);
+
+}  // namespace sherd::shard

@@ -1,0 +1,143 @@
+#include "shard/checkpoint.h"
+
+#include <optional>
+
+#include "runtime/context.h"
+#include "runtime/shown.h"
+#include "shard/agree.h"
+#include "shard/group.h"
+#include "shard/saved_state.h"
+#include "shard/state_source.h"
+
+namespace sherd::shard {
+namespace {
+
+using Path = FileSystem::Path;
+
+constexpr std::string_view model_name = "model", optimizer_name = "optimizer";
+
+class SavedSource final : public StateSource {
+ public:
+  explicit SavedSource(const SavedState& state) : state_(state) {}
+  std::size_t size() const override { return state_.tensors().size(); }
+  std::optional<Shape> shape(const std::string& name) const override {
+    const SavedTensor* found = state_.find(name);
+    return found == nullptr ? std::nullopt : std::optional<Shape>(found->shape);
+  }
+  Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
+    return state_.read(*state_.find(name), begin, numel);
+  }
+
+ private:
+  const SavedState& state_;
+};
+
+/// A state to save, and what its files are named by.
+struct Named {
+  std::string_view what;
+  ShardedStateDict state;
+};
+
+/// All parts lie on the disk and are complete, as the first rank sees them.
+void finish(PendingDirectory& pending, const Path& partial, std::span<const Named> states, int ranks,
+            const CheckpointOptions& options) {
+  DirectoryWriter writer(options.files, partial);
+  if (ranks > 1) {
+    std::vector<std::string_view> what;
+    for (const Named& named : states) what.push_back(named.what);
+    const std::string index = index_of(partial, what, ranks, options.files);
+    writer.add(index_name, [&](OutputFile& file) { file.write(index); });
+  }
+  for (const Named& named : states) {
+    const SavedState written(partial, named.what, options.files);
+    for (const ShardedTensor& t : named.state)
+      check<ValueError>(written.find(t.name) != nullptr,
+                        "save_checkpoint: the {} ranks of the call do not hold '{}'; give the group of all "
+                        "that share the model",
+                        ranks, t.name);
+  }
+  if (options.also) options.also(writer);
+  pending.commit();
+}
+
+void save(std::span<const Named> states, const Path& folder, const Group& ranks,
+          const CheckpointOptions& options) {
+  const RankOfGroup me(ranks);
+  const Path partial = PendingDirectory::partial_of(folder);
+  std::optional<PendingDirectory> pending;
+  together(ranks, [&] {
+    if (me.rank == 0) pending.emplace(folder, options.files);
+  });
+  together(ranks, [&] {
+    DirectoryWriter writer(options.files, partial);
+    for (const Named& named : states)
+      writer.add(part_name(named.what, me.rank, me.ranks),
+                 [&](OutputFile& file) { write_part(file, named.state, me.rank); });
+  });
+  together(ranks, [&] {
+    if (pending) finish(*pending, partial, states, me.ranks, options);
+  });
+}
+
+/// Runs `act`, and puts the name of the file before what it says does not fit.
+void naming(const Path& file, const std::function<void()>& act) {
+  std::string why;
+  try {
+    return act();
+  } catch (const ValueError& error) {
+    why = error.what();
+  } catch (const ShapeError& error) {
+    why = error.what();
+  }
+  check<ValueError>(why.find(shown(file.string(), 300)) == std::string::npos, "{}", why);
+  fail<ValueError>("checkpoint: '{}': {}", shown(file.string(), 300), why);
+}
+
+void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const Group& ranks,
+          FileSystem& files) {
+  std::optional<StagedModel> weights;
+  nn::StateDict moments;
+  Path moments_file;
+  together(ranks, [&] {
+    const Path folder = committed_directory(given, files);
+    const SavedState saved_model(folder, model_name, files);
+    naming(saved_model.path(), [&] { weights.emplace("load_checkpoint", model, SavedSource(saved_model)); });
+    if (optimizer == nullptr) return;
+    const SavedState saved_optimizer(folder, optimizer_name, files);
+    moments_file = saved_optimizer.path();
+    naming(moments_file, [&] { moments = staged_optimizer_state(*optimizer, SavedSource(saved_optimizer)); });
+  });
+  // What it refuses it refuses on all ranks: they read the same names, shapes, rates and counts.
+  together(ranks, [&] {
+    if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
+  });
+  weights->commit();
+}
+
+}  // namespace
+
+void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
+                     const Group& ranks, const CheckpointOptions& options) {
+  const NoGrad guard;
+  const Named states[] = {{model_name, sharded_state_dict(model)},
+                          {optimizer_name, sharded_optimizer_state(optimizer)}};
+  save(states, folder, ranks, options);
+}
+
+void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
+                     const CheckpointOptions& options) {
+  const NoGrad guard;
+  const Named states[] = {{model_name, sharded_state_dict(model)}};
+  save(states, folder, ranks, options);
+}
+
+void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& folder, const Group& ranks,
+                     FileSystem& files) {
+  load(model, &optimizer, folder, ranks, files);
+}
+
+void load_checkpoint(nn::Module& model, const Path& folder, const Group& ranks, FileSystem& files) {
+  load(model, nullptr, folder, ranks, files);
+}
+
+}  // namespace sherd::shard

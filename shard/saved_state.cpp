@@ -1,0 +1,257 @@
+#include "shard/saved_state.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "runtime/context.h"
+#include "runtime/io/checksum.h"
+#include "runtime/ops.h"
+#include "runtime/shown.h"
+#include "shard/state_source.h"
+
+namespace sherd::shard {
+namespace {
+
+using nlohmann::json;
+using Path = FileSystem::Path;
+
+constexpr std::string_view format_name = "sherd-parts";
+constexpr int format_version = 1;
+constexpr std::string_view checksum_key = "checksum", checksum_marker = "\"checksum\": \"";
+constexpr std::size_t most_index_bytes = std::size_t{1} << 21, most_index_depth = 4;
+/// Before a tensor's name in a part's metadata. The value says where the tensor's run belongs: its first
+/// element in the whole, and the whole's sizes, with spaces between.
+constexpr std::string_view run_key = "sherd.run.";
+
+/// Opens its file for every read, since a process may not have as many files open as there are parts.
+class BrieflyOpen final : public InputFile {
+ public:
+  BrieflyOpen(Path path, FileSystem& files)
+      : path_(std::move(path)), files_(files), size_(files_.open(path_)->size()) {}
+  std::uint64_t size() const override { return size_; }
+  void read(std::uint64_t offset, std::span<std::byte> into) override {
+    files_.open(path_)->read(offset, into);
+  }
+
+ private:
+  Path path_;
+  FileSystem& files_;
+  std::uint64_t size_;
+};
+
+/// The numbers of a note, none if it is not one: at least one, all from 0 on.
+std::vector<std::int64_t> numbers_in(std::string_view note) {
+  std::vector<std::int64_t> numbers;
+  const char *at = note.data(), *const end = at + note.size();
+  while (numbers.size() <= max_rank + 1) {
+    std::int64_t number = 0;
+    const auto [next, error] = std::from_chars(at, end, number);
+    if (error != std::errc() || number < 0) return {};
+    numbers.push_back(number);
+    if (next == end) return numbers;
+    if (*next != ' ') return {};
+    at = next + 1;
+  }
+  return {};
+}
+
+/// Of a shape; none where there are more than can be counted, or more sizes than a tensor has.
+std::optional<std::int64_t> numel_of(std::span<const std::int64_t> shape) {
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape)
+    if (__builtin_mul_overflow(numel, size, &numel)) return std::nullopt;
+  return numel;
+}
+
+[[noreturn]] void refuse(const Path& file, std::string_view why) {
+  fail<ValueError>("checkpoint: '{}': {}", shown(file.string(), 300), why);
+}
+
+/// What an index says of one state: a checksum of each part's header.
+struct Index {
+  std::vector<std::string> checksums;
+  bool sealed = false;
+};
+
+Index parsed_index(const std::string& text, std::string_view what) {
+  const json found = json::parse(text, [](int depth, json::parse_event_t, const json&) {
+    check<ValueError>(depth <= static_cast<int>(most_index_depth), "nested deeper than {} levels",
+                      most_index_depth);
+    return true;
+  });
+  check<ValueError>(found.is_object() && found.value("format", "") == format_name &&
+                        found.value("version", 0) == format_version,
+                    "is no index of format '{}' and version {}", format_name, format_version);
+  const bool sealed = found.contains(checksum_key);
+  check<ValueError>(!sealed || seal_of(text, checksum_marker) == Seal::whole,
+                    "is damaged: it does not fit its checksum");
+  Index index{found.at("parts").at(std::string(what)).get<std::vector<std::string>>(), sealed};
+  check<ValueError>(!index.checksums.empty(), "lists no part");
+  return index;
+}
+
+Index read_index(const Path& path, std::string_view what, FileSystem& files) {
+  try {
+    return parsed_index(files.read(path, most_index_bytes), what);
+  } catch (const FileError&) {
+    throw;  // names it already
+  } catch (const std::exception& error) {
+    refuse(path, error.what());
+  }
+}
+
+}  // namespace
+
+std::string part_name(std::string_view what, int rank, int ranks) {
+  return ranks == 1 ? fmt::format("{}.safetensors", what) : fmt::format("{}.rank-{}.safetensors", what, rank);
+}
+
+Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_name) : names_[0]); }
+
+SavedState::SavedState(Path folder, std::string_view what, FileSystem& files)
+    : folder_(std::move(folder)), indexed_(files.exists(folder_ / index_name)) {
+  if (!indexed_) {
+    open(part_name(what, 0, 1), files);
+    sealed_ = parts_[0].has_checksums();
+  } else {
+    const Index index = read_index(folder_ / index_name, what, files);
+    sealed_ = index.sealed;
+    const int ranks = static_cast<int>(index.checksums.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      open(part_name(what, rank, ranks), files);
+      check_part(index.checksums[static_cast<std::size_t>(rank)]);
+    }
+  }
+  for (std::size_t part = 0; part < parts_.size(); ++part) add_runs(part);
+  tie();
+}
+
+void SavedState::open(const std::string& name, FileSystem& files) {
+  names_.push_back(name);
+  const Path path = folder_ / name;
+  parts_.emplace_back(std::make_unique<BrieflyOpen>(path, files), path.string());
+}
+
+/// The last part is of this save.
+void SavedState::check_part(const std::string& checksum) const {
+  const std::string_view found = parts_.back().header_checksum();
+  const Path part = folder_ / names_.back(), index = folder_ / index_name;
+  if (found.empty() == sealed_)
+    refuse(sealed_ ? part : index,
+           fmt::format("has no checksum, {} beside it has one: it is damaged, or changed by somebody who has "
+                       "to take it from all files of the checkpoint",
+                       (sealed_ ? index : part).filename().string()));
+  if (sealed_ && found != checksum)
+    refuse(part, fmt::format("is a part of another save: its checksum is {}, {} has {}", found, index_name,
+                             shown(checksum)));
+}
+
+/// Where the elements lie that a part has.
+void SavedState::add_runs(std::size_t part) {
+  const SafetensorsFile& file = parts_[part];
+  for (const TensorEntry& entry : file.entries()) {
+    const auto note = file.metadata().find(std::string(run_key) + entry.name);
+    Run run{&entry, entry.shape, part, 0, 0};
+    if (note == file.metadata().end()) {
+      run.numel = numel_of(entry.shape).value_or(0);  // the file's header was held against its bytes
+    } else {
+      const std::vector<std::int64_t> numbers = numbers_in(note->second);
+      if (numbers.empty() || entry.shape.size() != 1)
+        refuse(folder_ / names_[part],
+               fmt::format("tensor '{}' has shape [{}] and the note '{}', which does "
+                           "not say where its elements belong",
+                           shown(entry.name), fmt::join(entry.shape, ", "), shown(note->second)));
+      run.begin = numbers[0];
+      run.numel = entry.shape[0];
+      run.shape = shapes_.emplace_back(numbers.begin() + 1, numbers.end());
+    }
+    runs_.push_back(run);
+  }
+}
+
+/// Runs of one name are one tensor, which they cover without gap or overlap.
+void SavedState::tie() {
+  std::ranges::sort(runs_, {}, [](const Run& r) {
+    return std::tuple(std::string_view(r.entry->name), r.begin, r.numel, r.part);
+  });
+  for (std::size_t i = 0; i < runs_.size();) {
+    const Run& first = runs_[i];
+    SavedTensor tensor{first.entry->name, first.shape, i, 0};
+    std::int64_t at = 0;
+    for (; i < runs_.size() && runs_[i].entry->name == tensor.name; ++i, ++tensor.runs) {
+      const Run& run = runs_[i];
+      if (run.begin != at || run.entry->dtype != first.entry->dtype ||
+          !std::ranges::equal(run.shape, tensor.shape))
+        refuse(folder_ / names_[run.part],
+               fmt::format("does not fit the other parts: '{}' is {} [{}] from element {} on, expected is {} "
+                           "[{}] from {} on",
+                           shown(tensor.name), shown(run.entry->dtype), fmt::join(run.shape, ", "), run.begin,
+                           shown(first.entry->dtype), fmt::join(tensor.shape, ", "), at));
+      at += run.numel;  // fits: a file has that many bytes
+    }
+    if (at != numel_of(tensor.shape))
+      refuse(path(), fmt::format("no part has the elements of '{}' from {} on", shown(tensor.name), at));
+    tensors_.push_back(tensor);
+  }
+}
+
+const SavedTensor* SavedState::find(std::string_view name) const {
+  const auto found = std::ranges::lower_bound(tensors_, name, {}, &SavedTensor::name);
+  return found == tensors_.end() || found->name != name ? nullptr : &*found;
+}
+
+Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const {
+  const NoGrad guard;
+  const std::span<const Run> runs = std::span(runs_).subspan(tensor.first_run, tensor.runs);
+  const auto piece = [&](const Run& run) {
+    return reshape(nn::load_tensor(parts_[run.part], *run.entry), {run.numel});
+  };
+  for (const Run& run : runs)
+    if (run.begin == begin && run.numel == numel) return piece(run);
+  const Tensor all = empty({numel}, {parts_[runs[0].part].dtype_of(*runs[0].entry)});
+  for (const Run& run : runs) {
+    const std::int64_t from = std::max(begin, run.begin), to = std::min(begin + numel, run.begin + run.numel);
+    if (from < to)
+      copy_(narrow(all, 0, from - begin, to - from), narrow(piece(run), 0, from - run.begin, to - from));
+  }
+  return all;
+}
+
+void write_part(OutputFile& file, const ShardedStateDict& state, int rank) {
+  nn::StateDict part;
+  TensorMetadata notes;
+  for (const ShardedTensor& t : state) {
+    const ShardedTensor share = share_of(t, rank);
+    const std::int64_t numel = share.values.numel();
+    if (numel == t.shape.numel() && (numel > 0 || rank == 0)) {
+      part.emplace_back(t.name, reshape(share.values, t.shape));
+    } else if (numel > 0) {
+      part.emplace_back(t.name, share.values);
+      notes[std::string(run_key) + t.name] =
+          fmt::format("{} {}", share.begin, fmt::join(t.shape.begin(), t.shape.end(), " "));
+    }
+  }
+  nn::write_state(file, part, notes);
+}
+
+std::string index_of(const Path& folder, std::span<const std::string_view> what, int ranks,
+                     FileSystem& files) {
+  json parts = json::object();
+  for (const std::string_view state : what)
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Path path = folder / part_name(state, rank, ranks);
+      parts[std::string(state)].push_back(SafetensorsFile(path, files).header_checksum());
+    }
+  const json index = {{"format", format_name},
+                      {"version", format_version},
+                      {"parts", parts},
+                      {checksum_key, std::string(checksum_digits, '0')}};
+  std::string text = index.dump(2) + "\n";
+  seal(text, checksum_marker);
+  return text;
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,78 @@
+// A state in the files of a checkpoint: in one, or in a part of every rank that an index ties together.
+#pragma once
+
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nn/state_file.h"
+#include "shard/sharded_state.h"
+
+namespace sherd::shard {
+
+/// The name of the index in a checkpoint's folder, and of rank `rank`'s part of `what` ("model",
+/// "optimizer") of `ranks`; of one rank the part is the whole and has no number.
+inline constexpr std::string_view index_name = "index.json";
+SHERD_API std::string part_name(std::string_view what, int rank, int ranks);
+
+/// A whole tensor of a saved state. What it refers to is the state's.
+struct SavedTensor {
+  std::string_view name;
+  std::span<const std::int64_t> shape;
+  std::size_t first_run = 0, runs = 0;  ///< where its elements are
+};
+
+/// The model or the optimizer of a checkpoint. Opening reads and checks headers alone: every part is there,
+/// complete and of this save, and has the runs of elements that no other has.
+class SHERD_API SavedState {
+ public:
+  /// FileError for a file that cannot be read; ValueError, in one line with the file's name, for a part that
+  /// is cut or damaged or of another save, and for elements that no part has. `files` lives longer.
+  SavedState(FileSystem::Path folder, std::string_view what, FileSystem& files = posix_file_system());
+
+  /// By name.
+  std::span<const SavedTensor> tensors() const { return tensors_; }
+  /// The tensor of that name, or null.
+  const SavedTensor* find(std::string_view name) const;
+  /// `numel` elements of a tensor from `begin` on, in one dimension, on the CPU, in the dtype that was saved.
+  /// Every part that has some of them is read as far as it has this tensor, and checked: at most as much as
+  /// the whole tensor at once. FileError, ValueError for damaged values and for a dtype that the library
+  /// lacks.
+  Tensor read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const;
+  /// The file that says what there is: the whole's, or the index.
+  FileSystem::Path path() const;
+  /// Whether all files were written with checksums; else none was.
+  bool has_checksums() const { return sealed_; }
+
+ private:
+  struct Run {
+    const TensorEntry* entry;
+    std::span<const std::int64_t> shape;  ///< of the whole
+    std::size_t part;
+    std::int64_t begin, numel;
+  };
+  void open(const std::string& name, FileSystem& files);
+  void check_part(const std::string& checksum) const;
+  void add_runs(std::size_t part);
+  void tie();
+
+  FileSystem::Path folder_;
+  bool indexed_, sealed_ = false;
+  std::vector<std::string> names_;  ///< of the parts
+  std::vector<SafetensorsFile> parts_;
+  std::deque<std::vector<std::int64_t>> shapes_;  ///< of tensors that were cut; stay where they are
+  std::vector<Run> runs_;
+  std::vector<SavedTensor> tensors_;
+};
+
+/// Writes rank `rank`'s part: of what several ranks hold alike its share. Tensors that it has as a whole are
+/// written as they are, others in one dimension with a note of where they belong. Errors as
+/// `nn::write_state`.
+void write_part(OutputFile& file, const ShardedStateDict& state, int rank);
+/// The index of the parts in `folder` of each of `what`, whose headers it reads.
+std::string index_of(const FileSystem::Path& folder, std::span<const std::string_view> what, int ranks,
+                     FileSystem& files);
+
+}  // namespace sherd::shard

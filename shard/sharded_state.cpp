@@ -1,0 +1,119 @@
+#include "shard/sharded_state.h"
+
+#include <algorithm>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/agree.h"
+#include "shard/group.h"
+#include "shard/state_source.h"
+
+namespace sherd::shard {
+namespace {
+
+/// What ranks hold together. All of them read the same tensors in the same order.
+class RanksSource final : public StateSource {
+ public:
+  RanksSource(std::string_view call, const ShardedStateDict& state, const Group& ranks)
+      : call_(call), ranks_(ranks) {
+    for (const ShardedTensor& t : state)
+      check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
+  }
+  std::size_t size() const override { return tensors_.size(); }
+  std::optional<Shape> shape(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? std::nullopt : std::optional(found->second->shape);
+  }
+  Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
+    const ShardedTensor mine = share_of(*tensors_.at(name), RankOfGroup(ranks_).rank);
+    const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
+    std::int64_t filled = 0;
+    for (const Owned& run : everyones_runs(mine)) {
+      check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
+                        call_, name, filled, run.begin);
+      const Tensor part = narrow(whole, 0, run.begin, run.numel);
+      if (run.rank == RankOfGroup(ranks_).rank) copy_(part, mine.values);
+      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = name});
+      filled += run.numel;
+    }
+    check<ValueError>(filled == whole.numel(),
+                      "{}: the ranks have {} of the {} elements of '{}'; give the group of all that hold it",
+                      call_, filled, whole.numel(), name);
+    return clone(narrow(whole, 0, begin, numel));
+  }
+
+ private:
+  struct Owned {
+    std::int64_t begin, numel;
+    int rank;
+  };
+  /// All runs that have elements, by their begin; the same on every rank.
+  std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
+    Tensor bounds = Tensor::from({mine.begin, mine.values.numel()}, {2});
+    if (ranks_.defined()) {
+      const Tensor all = empty({2 * ranks_.size()}, {DType::i64});
+      ranks_.all_gather(all, bounds, {.label = mine.name});
+      bounds = all;
+    }
+    const auto numbers = bounds.to_vector<std::int64_t>();
+    std::vector<Owned> runs;
+    for (std::size_t i = 0; i < numbers.size(); i += 2)
+      if (numbers[i + 1] > 0) runs.push_back({numbers[i], numbers[i + 1], static_cast<int>(i / 2)});
+    std::ranges::stable_sort(runs, {}, &Owned::begin);
+    return runs;
+  }
+
+  std::string_view call_;
+  const Group& ranks_;
+  std::unordered_map<std::string, const ShardedTensor*> tensors_;
+};
+
+}  // namespace
+
+ShardedTensor share_of(const ShardedTensor& t, int rank) {
+  ShardedTensor share = t;
+  const std::int64_t numel = t.values.numel();
+  std::int64_t begin = 0, end = numel;
+  if (t.replicas == 0) {
+    if (rank > 0) end = 0;
+  } else {
+    begin = numel * t.replica / t.replicas;
+    end = numel * (t.replica + 1) / t.replicas;
+  }
+  share.begin += begin;
+  share.values = narrow(t.values, 0, begin, end - begin);
+  return share;
+}
+
+WholeSource::WholeSource(std::string_view call, const nn::StateDict& state) {
+  for (const auto& [name, tensor] : state)
+    check<ValueError>(tensors_.emplace(name, tensor).second, "{}: the state has '{}' twice", call, name);
+}
+
+std::optional<Shape> WholeSource::shape(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? std::nullopt : std::optional(found->second.shape());
+}
+
+Tensor WholeSource::read(const std::string& name, std::int64_t begin, std::int64_t numel) const {
+  const Tensor& whole = tensors_.at(name);
+  return clone(narrow(reshape(whole, {whole.numel()}), 0, begin, numel));
+}
+
+void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks) {
+  std::optional<StagedModel> staged;
+  constexpr std::string_view call = "load_sharded_state_dict";
+  together(ranks, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
+  staged->commit();
+}
+
+void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
+                                  const Group& ranks) {
+  const NoGrad guard;
+  nn::StateDict staged;
+  constexpr std::string_view call = "load_sharded_optimizer_state";
+  together(ranks, [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks)); });
+  optimizer.load_state_dict(std::move(staged));
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,67 @@
+// Loading a state, wherever it comes from: tensors in memory, other ranks, files.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "nn/optimizer.h"
+#include "shard/sharded_state.h"
+
+namespace sherd::shard {
+
+/// Whole tensors by name, of which runs of elements are read.
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  /// How many tensors there are.
+  virtual std::size_t size() const = 0;
+  /// The shape of one; none where it is not there.
+  virtual std::optional<Shape> shape(const std::string& name) const = 0;
+  /// `numel` elements from `begin` on of one that is there: in one dimension, in memory of their own.
+  virtual Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const = 0;
+};
+
+/// Whole tensors in memory.
+class WholeSource final : public StateSource {
+ public:
+  /// ValueError, under the name of `call`, for a name that comes twice.
+  WholeSource(std::string_view call, const nn::StateDict& state);
+  std::size_t size() const override { return tensors_.size(); }
+  std::optional<Shape> shape(const std::string& name) const override;
+  Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override;
+
+ private:
+  std::unordered_map<std::string, Tensor> tensors_;
+};
+
+/// The elements of a parameter that this rank has.
+struct Run {
+  std::int64_t begin = 0, numel = 0;
+  int replica = 0, replicas = 0;  ///< as in `ShardedTensor`
+};
+Run run_of(const nn::Parameter& p);
+/// Of what `t` says that several ranks hold alike, the share of this rank: the shares of all ranks are
+/// disjoint. `rank` is this rank's number among all.
+ShardedTensor share_of(const ShardedTensor& t, int rank);
+
+/// Values for a module that are read and checked. The module has them after `commit`, which fails for nothing
+/// that could be known before.
+class StagedModel {
+ public:
+  /// Errors are those of `load_full_state_dict`, under the name of `call`.
+  StagedModel(std::string_view call, nn::Module& module, const StateSource& from);
+  void commit();
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> copies_;  // into, from
+  std::vector<std::pair<nn::Buffer*, Tensor>> buffers_;
+  std::vector<nn::ParameterOwner*> owners_;
+};
+
+/// This rank's part of an optimizer's whole state, in memory of its own, for `load_state_dict`.
+nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from);
+
+}  // namespace sherd::shard
