@@ -27,14 +27,7 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
         shares, [&](const Share& s) { return ranks && s.ranks ? *s.ranks == *ranks : s.ranks == ranks; });
     if (share == shares.end()) share = shares.insert(share, {ranks, {}});
     if (p.owner() != nullptr) p.owner()->check_steppable(p);
-    const Tensor g = p.grad();
-    if (!g.defined()) continue;
-    check<StateError>(
-        g.shape() == p.local().shape(),
-        "clip_grad_norm_: a gradient of shape {} of a parameter whose part here has shape {}: this rank's "
-        "own, from backwards under no_sync; clip after one that averages",
-        g.shape(), p.local().shape());
-    share->gradients.push_back(g);
+    if (const Tensor g = p.grad(); g.defined()) share->gradients.push_back(g);
   }
   return shares;
 }

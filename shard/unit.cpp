@@ -350,7 +350,7 @@ void Unit::zeroed(const nn::Parameter& parameter) {
 void Unit::check_steppable(const nn::Parameter& parameter) const {
   check<StateError>(
       !hides(parameter),
-      "optimizer: a parameter of shape {} is part of a flat parameter, which has its gradient; make "
+      "fully_shard: a parameter of shape {} is part of a flat parameter, which has its gradient; make "
       "the optimizer after FullyShardedDataParallel, or pass use_orig_params",
       parameter.shape());
   const Tensor gradient = parameter.grad();
@@ -362,7 +362,7 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
   const bool own = flat != nullptr
                        ? !part && group.gradients().unreduced()
                        : gradient.shape() == parameter.shape() && (!part || group.gradients().unreduced());
-  check<StateError>(!own, "optimizer: {}", explain(parameter, nn::WholeOf::gradient));
+  check<StateError>(!own, "fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
 
 std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {

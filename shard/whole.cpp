@@ -90,7 +90,10 @@ nn::StateDict full_state_dict(nn::Module& module) {
     check_values("full_state_dict", p.name, p.member->local());
     state.emplace_back(p.name, gather_whole(p.member->object(), p.member->local().detach()));
   }
-  for (const FoundBuffer& b : saved_buffers(found)) state.emplace_back(b.name, clone(b.member->values()));
+  for (const FoundBuffer& b : saved_buffers(found)) {
+    check_values("full_state_dict", b.name, b.member->values());
+    state.emplace_back(b.name, clone(b.member->values()));
+  }
   return state;
 }
 
@@ -132,7 +135,10 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
     check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state", call, name,
                       shape, *given);
     ++used;
-    return reshape(to(from.read(name, run.begin, run.numel), into.dtype()), into.shape());
+    const Tensor values = from.read(name, run.begin, run.numel);
+    check<DeviceError>(values.device().type != DeviceType::meta,
+                       "{}: '{}' is on meta in the state and has no values", call, name);
+    return reshape(to(values, into.dtype()), into.shape());
   };
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {

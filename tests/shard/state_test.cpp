@@ -459,3 +459,44 @@ TEST_CASE("the same draws on every rank fill a sharded model like an unsharded o
     expect_values(net, by_hand, "after materialize");
   });
 }
+
+namespace {
+
+struct Shifted final : nn::Layer<Shifted> {
+  nn::Linear a{4, 4};
+  nn::Buffer shift{ones({4})};
+  Tensor forward(const Tensor& x) const { return add(a(x), shift); }
+  void visit(auto&& on) {
+    on("a", a);
+    on("shift", shift);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a state with something on meta is refused by name, and changes nothing") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(3);
+    Shifted net;
+    shard::fully_shard(net, {.layout = layout});
+    const nn::StateDict before = shard::full_state_dict(net);
+    for (std::size_t lost = 0; lost < before.size(); ++lost) {
+      nn::StateDict state;
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        const auto& [name, t] = before[i];
+        state.emplace_back(name, i == lost && world.rank() == 0 ? to(t, Device::meta()) : mul(t, 2.0));
+      }
+      if (world.rank() == 0) {
+        const std::string message = message_of<DeviceError>([&] { shard::load_full_state_dict(net, state); });
+        expect(message.find(before[lost].first) != std::string::npos, "'{}'", message);
+      }
+      const nn::StateDict after = shard::full_state_dict(net);
+      for (std::size_t i = 0; i < before.size(); ++i)
+        expect(after[i].second.to_vector<float>() == before[i].second.to_vector<float>(), "'{}' changed",
+               before[i].first);
+    }
+    net.shift.set(empty({4}, {f32, Device::meta()}));
+    const std::string message = message_of<DeviceError>([&] { shard::full_state_dict(net); });
+    expect(message.find("shift") != std::string::npos, "'{}'", message);
+  });
+}
