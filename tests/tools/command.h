@@ -47,6 +47,8 @@ class Command {
     process_ = ::fork();
     REQUIRE(process_ >= 0);
     if (process_ == 0) {
+      // Who runs the tests in the background, or under nohup, may ignore some.
+      for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) ::signal(number, SIG_DFL);
       const int out = streams.out ? ::open(streams.out, O_WRONLY) : ends[1];
       const int err = streams.err ? ::open(streams.err, O_WRONLY)
                                   : ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
