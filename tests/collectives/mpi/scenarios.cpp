@@ -430,7 +430,11 @@ void waits_in_circles() {
           const std::string heard = heard_of(threads, circle, culprit);
           if (threads.rank() == culprit) of_threads = heard;
         });
-        expect(text == of_threads, "threads hear: {}, processes: {}", of_threads, text);
+        // Who is in it a rank may hear from one that has left because of it, before it hears of it itself.
+        const std::size_t begin = of_threads.find("ranks wait for each other"),
+                          end = of_threads.find("; every rank");
+        expect(text.find(of_threads.substr(begin, end - begin)) != std::string::npos,
+               "threads hear: {}, processes: {}", of_threads, text);
       });
 }
 
