@@ -75,14 +75,19 @@ AfterForward after_forward(const Options& options, int shard_size) {
   return k == shard_size ? AfterForward::free : AfterForward::slice;
 }
 
-/// What ranks have before is each one's own, and would be taken for an average.
-void check_no_gradients(std::span<const FoundParameter> parameters) {
-  for (const FoundParameter& p : parameters)
+/// Nothing else has averaged, or will average, what these parameters' gradients are.
+void check_untouched(std::span<const FoundParameter> parameters) {
+  for (const FoundParameter& p : parameters) {
     check<StateError>(
         !p.member->object().grad().defined(),
         "fully_shard: '{}' has a gradient, which is not an average over the ranks; shard before the "
         "first backward, or zero_grad() first",
         p.name);
+    check<StateError>(sink_of(p.member->local()) == nullptr,
+                      "fully_shard: '{}' gives its gradient to a sink already (a living DataParallel, or "
+                      "set_sink), and both would average it; end that before the module is sharded",
+                      p.name);
+  }
 }
 
 /// A shard lies on one device; on `meta`, where nothing has values, beside others they would be lost.
@@ -119,11 +124,10 @@ Partition flat_partition(std::span<const FoundParameter> found, const nn::Module
 Members make_group(std::span<const FoundParameter> parameters, const nn::Module& module,
                    const Options& options, const UnitForm& form, const Ranks& ranks) {
   check_one_device(parameters);
-  check_no_gradients(parameters);
   std::vector<Shape> shapes;
   for (const FoundParameter& p : parameters) {
     shapes.push_back(p.member->object().shape());
-    check<ValueError>(
+    check<ShapeError>(
         options.layout == GroupLayout::flat || shapes.back().rank() > 0,
         "fully_shard: '{}' has no dimension to cut it along; give it the shape (1), or use the flat layout",
         p.name);
@@ -181,11 +185,7 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   const std::vector<FoundParameter> all = found.parameters;
   std::erase_if(found.parameters,
                 [](const FoundParameter& p) { return p.member->object().owner() != nullptr; });
-  for (const FoundParameter& p : found.parameters)
-    check<StateError>(sink_of(p.member->local()) == nullptr,
-                      "fully_shard: '{}' gives its gradient to a sink already (a living DataParallel, or "
-                      "set_sink), and both would average it; end that before the module is sharded",
-                      p.name);
+  check_untouched(found.parameters);
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const AfterForward after = after_forward(options, RankOfGroup(ranks.shard).ranks);

@@ -10,6 +10,14 @@
 #include "shard/group.h"
 
 namespace sherd::shard {
+namespace {
+
+/// Nobody else sees its memory.
+bool alone(const Tensor& t) {
+  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
+}
+
+}  // namespace
 
 void Gradients::add_slot(Tensor leaf, std::size_t first, std::size_t last) {
   slots_.push_back({std::move(leaf), first, last});
@@ -66,6 +74,7 @@ void Gradients::keep(DType computed_in) {
   due_ = 0;
   own_ = computed_in;
   turn_ = Turn::kept;
+  for (Slot& slot : slots_) own_sum(slot);  // refuses before any group commits
 }
 
 DType Gradients::reduce_dtype() const { return group_.spec().reduce_dtype.value_or(own_); }
@@ -152,11 +161,6 @@ void Gradients::end_own_sum(Slot& slot) const {
 void Gradients::zeroed(std::size_t member) {
   for (Slot& slot : slots_)
     if (slot.first <= member && member < slot.last) slot.averaged = {};
-}
-
-/// Nobody else sees its memory.
-static bool alone(const Tensor& t) {
-  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
 }
 
 bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {

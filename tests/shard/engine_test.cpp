@@ -63,17 +63,6 @@ void shard_links(Chain& c, const shard::Options& options) {
 
 Tensor input_of(int rank, std::int64_t width = 5) { return batch_of(rank, 0, width).x; }
 
-/// Widths whose gathers travel inside a post, and beside it.
-constexpr std::array<std::int64_t, 2> widths = {5, 40};
-
-/// Runs `body(world, layout, width)`.
-template <class F>
-void on_ranks_and_widths(F&& body) {
-  on_ranks([&](World& world, shard::GroupLayout layout) {
-    for (const std::int64_t width : widths) body(world, layout, width);
-  });
-}
-
 struct Boom : std::runtime_error {
   Boom() : std::runtime_error("boom") {}
 };

@@ -1,6 +1,9 @@
 // A sharded net beside an unsharded one with the same values, and what they must have in common.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/shard/nets.h"
@@ -16,6 +19,17 @@ void on_ranks(F&& body) {
       INFO(ranks << " ranks, " << (layout == shard::GroupLayout::flat ? "flat" : "per parameter"));
       CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, layout); }));
     }
+}
+
+/// Widths whose gathers travel inside a post, and beside it.
+inline constexpr std::array<std::int64_t, 2> widths = {5, 40};
+
+/// Runs `body(world, layout, width)`.
+template <class F>
+void on_ranks_and_widths(F&& body) {
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const std::int64_t width : widths) body(world, layout, width);
+  });
 }
 
 /// An uneven net, unsharded and sharded.

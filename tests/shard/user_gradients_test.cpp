@@ -43,6 +43,12 @@ struct Scale final : nn::Layer<Scale> {
   void visit(auto&& on) { on("w", w); }
 };
 
+struct Scalar final : nn::Layer<Scalar> {
+  nn::Param scale{ones({})};
+  Tensor forward(const Tensor& x) const { return mul(x, scale); }
+  void visit(auto&& on) { on("scale", scale); }
+};
+
 /// Ways to give back something that depends on no parameter.
 struct Gate final : nn::Layer<Gate> {
   nn::Linear layer{3, 3};
@@ -65,14 +71,6 @@ Tensor loss_of(const Pair& net, int rank, int step, std::int64_t width) {
 Gradients averages(Pair& by_hand, World& world, std::vector<int> steps, std::int64_t width) {
   return average_by_hand(by_hand, world.size(), [&](int rank) {
     for (const int step : steps) loss_of(by_hand, rank, step, width).backward();
-  });
-}
-
-/// Runs `body(world, layout, width)`: calls travel inside a post, and beside it.
-template <class F>
-void on_ranks_and_widths(F&& body) {
-  on_ranks([&](World& world, shard::GroupLayout layout) {
-    for (const std::int64_t width : {5, 40}) body(world, layout, width);
   });
 }
 
@@ -194,11 +192,21 @@ TEST_CASE("an own gradient may be replaced by any layout and dtype of its values
     Pair net(width);
     shard_both(net, {.layout = layout});
     backward_alone(net, world, 1, width);
-    for (nn::Parameter p : net.parameters()) p.set_grad(zeros({3, 1, 2}));
-    const std::string message = message_of<ShapeError>([&] { backward(net, world, 2, width); });
-    expect(message.find("(3, 1, 2)") != std::string::npos, "'{}'", message);
-    expect(message.find("weight") != std::string::npos || message.find("bias") != std::string::npos, "'{}'",
-           message);
+    const auto refused = [&](const std::function<void()>& act) {
+      const std::string message = message_of<ShapeError>(act);
+      expect(message.find("(3, 1, 2)") != std::string::npos && message.find("b.weight") != std::string::npos,
+             "'{}'", message);
+    };
+    const nn::Parameter first = net.a.weight.object();
+    const auto before = first.grad().defined() ? first.grad().to_vector<float>() : std::vector<float>();
+    nn::Parameter(net.b.weight.object()).set_grad(zeros({3, 1, 2}));
+    refused([&] { backward_alone(net, world, 2, width); });
+    expect((first.grad().defined() ? first.grad().to_vector<float>() : std::vector<float>()) == before,
+           "another group's gradient changed");
+    net.zero_grad();
+    backward_alone(net, world, 1, width);
+    nn::Parameter(net.b.weight.object()).set_grad(zeros({3, 1, 2}));
+    refused([&] { backward(net, world, 2, width); });
   });
 }
 
@@ -356,4 +364,15 @@ TEST_CASE("a root may give back what depends on nothing") {
                                          }),
                          "a rank that has none");
       }));
+}
+
+TEST_CASE("a parameter without a dimension is cut in the flat layout only") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    Scalar net;
+    const auto shard = [&] { shard::fully_shard(net, {.layout = layout}); };
+    if (layout == shard::GroupLayout::flat) return shard();
+    const std::string message = message_of<ShapeError>(shard);
+    expect(message.find("'scale'") != std::string::npos && message.find("flat") != std::string::npos, "'{}'",
+           message);
+  });
 }
