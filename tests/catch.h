@@ -14,21 +14,12 @@ inline auto ContainsSubstring(const std::string& text) { return Contains(text); 
 #include <string>
 #include <string_view>
 
+#include "tests/message_of.h"
+
 namespace sherd::test {
 
 /// Counts the running test case as skipped, for `reason`, when `condition` holds, and returns `condition`:
 /// `if (skip_if(device_count() == 0, "no GPU")) return;`. A failed assertion still makes the case a failure.
 [[nodiscard]] bool skip_if(bool condition, std::string_view reason);
-
-/// The message of the `E` that `body` throws; says so when nothing was thrown. Other exceptions pass.
-template <class E, class F>
-std::string message_of(F&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "(nothing was thrown)";
-}
 
 }  // namespace sherd::test

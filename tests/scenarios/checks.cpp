@@ -1,6 +1,7 @@
 #include "tests/scenarios/checks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "runtime/context.h"
@@ -27,22 +28,49 @@ bool within(double actual, double expected, Tolerance t, Nan nan) {
          std::abs(actual - expected) <= t.absolute + t.relative * std::abs(expected);
 }
 
-/// Returns whether there was a value other than zero to compare with.
-bool compare(const Tensor& actual, const Tensor& expected, Nan nan, std::string_view what) {
+void expect_alike(const Tensor& actual, const Tensor& expected, std::string_view what) {
   expect(actual.defined() && expected.defined(), "{}: one of the tensors is none", what);
   expect(actual.shape() == expected.shape(), "{}: shape {} instead of {}", what, actual.shape(),
          expected.shape());
   expect(actual.dtype() == expected.dtype(), "{}: dtype {} instead of {}", what, show(actual.dtype()),
          show(expected.dtype()));
+}
+
+bool has_values(const std::vector<double>& values) {
+  return std::ranges::any_of(values, [](double value) { return value != 0; });
+}
+
+/// Returns whether there was a value other than zero to compare with.
+bool compare(const Tensor& actual, const Tensor& expected, Nan nan, std::string_view what) {
+  expect_alike(actual, expected, what);
   const std::vector<double> a = values_of(actual), e = values_of(expected);
   const Tolerance tolerance = tolerance_of(expected.dtype());
   for (std::size_t i = 0; i < e.size(); ++i)
     expect(within(a[i], e[i], tolerance, nan), "{}: element {} of {} is {} instead of {}", what, i,
            expected.shape(), a[i], e[i]);
-  return std::ranges::any_of(e, [](double value) { return value != 0; });
+  return has_values(e);
+}
+
+void expect_device(const Tensor& actual, const Tensor& expected, std::string_view what) {
+  expect(actual.device() == expected.device(), "{}: on {} instead of {}", what, show(actual.device()),
+         show(expected.device()));
 }
 
 }  // namespace
+
+std::string show(shard::ShardingStrategy strategy) {
+  switch (strategy) {
+    case shard::ShardingStrategy::full_shard:
+      return "full_shard";
+    case shard::ShardingStrategy::shard_grad_op:
+      return "shard_grad_op";
+    case shard::ShardingStrategy::zero1:
+      return "zero1";
+    case shard::ShardingStrategy::no_shard:
+      return "no_shard";
+  }
+  return {};
+}
 
 void Checks::count(bool of_something) {
   ++count_;
@@ -61,8 +89,17 @@ void Checks::eq(const Tensor& actual, const Tensor& expected, std::string_view w
 
 void Checks::close(const Tensor& actual, const Tensor& expected, std::string_view what) {
   count(compare(actual, expected, Nan::unequal, what));
-  expect(actual.device() == expected.device(), "{}: on {} instead of {}", what, show(actual.device()),
-         show(expected.device()));
+  expect_device(actual, expected, what);
+}
+
+void Checks::same(const Tensor& actual, const Tensor& expected, std::string_view what) {
+  expect_alike(actual, expected, what);
+  expect_device(actual, expected, what);
+  const std::vector<double> a = values_of(actual), e = values_of(expected);  // every dtype fits in a double
+  for (std::size_t i = 0; i < e.size(); ++i)
+    expect(std::bit_cast<std::uint64_t>(a[i]) == std::bit_cast<std::uint64_t>(e[i]),
+           "{}: element {} of {} is {} instead of {}", what, i, expected.shape(), a[i], e[i]);
+  count(has_values(e));
 }
 
 void Checks::contains(std::string_view message, std::string_view text, std::string_view what) {

@@ -8,12 +8,14 @@
 #include <variant>
 
 #include "runtime/tensor.h"
+#include "shard/options.h"
 #include "tests/ranks.h"
 
 namespace sherd::scenarios {
 
 inline std::string show(DType d) { return std::string(name_of(d)); }
 inline std::string show(Device d) { return to_string(d); }
+std::string show(shard::ShardingStrategy strategy);
 template <class T>
 std::string show(const T& value) {
   return fmt::format("{}", value);
@@ -31,6 +33,8 @@ class Checks {
   void eq(const Tensor& actual, const Tensor& expected, std::string_view what);
   /// The same, but devices are equal, and NaN is equal to nothing.
   void close(const Tensor& actual, const Tensor& expected, std::string_view what);
+  /// Shape, dtype, device and bits are equal.
+  void same(const Tensor& actual, const Tensor& expected, std::string_view what);
   /// Everything else: to the bit.
   template <class T>
   void eq(const T& actual, const std::type_identity_t<T>& expected, std::string_view what) {

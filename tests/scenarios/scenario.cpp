@@ -54,20 +54,23 @@ std::string Place::text() const { return fmt::format("{} x {}", name_of(harness)
 const std::vector<Scenario>& all_scenarios() {
   static const std::vector<Scenario> all = [] {
     std::vector<Scenario> list;
-    for (auto part : {s1, s2, s3_training, s3_casts}) std::ranges::move(part(), std::back_inserter(list));
+    for (auto part : {s1, s2, s3_training, s3_casts, s5_training, s5_forwards, s5_views})
+      std::ranges::move(part(), std::back_inserter(list));
     return list;
   }();
   return all;
 }
 
-std::string owed(const Scenario& scenario) {
-  std::string text;
+void print_owed(const Scenario& scenario) {
+  std::string places;
   for (Harness harness : {Harness::threads, Harness::processes}) {
     if (harness == Harness::processes && scenario.harness == Harness::threads) continue;
     for (int world : scenario.worlds)
-      text += (text.empty() ? "" : "; ") + Place{harness, world, world}.text();
+      places += (places.empty() ? "" : "; ") + Place{harness, world, world}.text();
   }
-  return text;
+  std::cout << fmt::format("scenario-owes: {} | {} | {} | {}", scenario.id, scenario.combinations, places,
+                           field(scenario.not_here))
+            << std::endl;
 }
 
 std::vector<Outcome> run(const Scenario& scenario, const Place& place) {

@@ -79,6 +79,7 @@ struct Scenario {
   int combinations;
   std::function<std::string(int)> text;
   std::function<void(Rank&, int)> body;
+  std::string not_here{};  ///< why this machine cannot run it; empty where it can
 };
 
 /// `body(rank, values...)` for every combination of the grid.
@@ -93,13 +94,17 @@ Scenario scenario(std::string id, std::string test, Harness harness, std::vector
           [grid](int i) { return grid.text(i); },
           [grid, body](Rank& rank, int i) {
             std::apply([&](const auto&... values) { body(rank, values...); }, grid[i]);
-          }};
+          },
+          {}};
 }
 
 std::vector<Scenario> s1();
 std::vector<Scenario> s2();
 std::vector<Scenario> s3_training();
 std::vector<Scenario> s3_casts();
+std::vector<Scenario> s5_training();
+std::vector<Scenario> s5_forwards();
+std::vector<Scenario> s5_views();
 /// All of them, in the order of the catalogue.
 const std::vector<Scenario>& all_scenarios();
 
@@ -111,8 +116,9 @@ struct Place {
   bool speaks = true;
   std::string text() const;
 };
-/// "threads x 2; threads x 4; processes x 2; ..."
-std::string owed(const Scenario& scenario);
+/// Prints what a scenario's combinations run on, "threads x 2; processes x 2; ...", and why it does not run
+/// here if it does not, for tools/scenarios.
+void print_owed(const Scenario& scenario);
 
 struct Outcome {
   std::int64_t comparisons = 0;  ///< of all ranks
