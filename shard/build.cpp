@@ -169,6 +169,46 @@ void number(std::span<const FoundParameter> parameters) {
   }
 }
 
+/// What `options` and the units below leave to the program, by names.
+Ignored ignored_in(nn::Module& module, const Options& options) {
+  Ignored ignored;
+  std::unordered_set<const void*> ids;
+  for (const nn::Parameter& p : options.ignored_parameters) ids.insert(p.id());
+  for (const nn::NamedModule& m : module.named_modules()) {
+    if (const Unit* unit = unit_of(*m.module)) {
+      const Ignored& of_inner = unit->policy().ignored;
+      ignored.add(m.name, of_inner);
+      for (const FoundParameter& p : find_members(*m.module).parameters)
+        if (of_inner.covers(p.name)) ids.insert(p.member->object().id());  // whatever it is called here
+    }
+    if (std::ranges::find(options.ignored_modules, m.module) == options.ignored_modules.end()) continue;
+    check<ValueError>(!m.name.empty() && unit_of(*m.module) == nullptr,
+                      "fully_shard: the ignored module '{}' ({}) is {}; leave it out of ignored_modules",
+                      m.name, m.module->type_name(),
+                      m.name.empty() ? "the one that is sharded" : "sharded already");
+    ignored.modules.push_back(m.name);
+    for (const FoundParameter& p : find_members(*m.module).parameters) ids.insert(p.member->object().id());
+  }
+  for (const FoundParameter& p : find_members(module).parameters) {
+    const nn::Parameter& object = p.member->object();
+    const bool listed =
+        std::ranges::find(options.ignored_parameters, object) != options.ignored_parameters.end();
+    check<ValueError>(!listed || object.owner() == nullptr,
+                      "fully_shard: the ignored parameter '{}' is sharded already; leave it out of "
+                      "ignored_parameters",
+                      p.name);
+    if (ids.contains(object.id()) && object.owner() == nullptr && !ignored.covers(p.name))
+      ignored.parameters.push_back(p.name);
+  }
+  return ignored;
+}
+
+void keep_to_shard(std::vector<FoundParameter>& found, const Ignored& ignored) {
+  std::erase_if(found, [&](const FoundParameter& p) {
+    return p.member->object().owner() != nullptr || ignored.covers(p.name);
+  });
+}
+
 }  // namespace
 
 Found find_members(nn::Module& module) {
@@ -178,13 +218,19 @@ Found find_members(nn::Module& module) {
   return found;
 }
 
+std::vector<FoundParameter> to_shard(nn::Module& module, const Options& options) {
+  std::vector<FoundParameter> found = find_members(module).parameters;
+  keep_to_shard(found, ignored_in(module, options));
+  return found;
+}
+
 void build_unit(nn::Module& module, const Options& options, const UnitForm& form) {
   check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
                     module.type_name());
   Found found = find_members(module);
   const std::vector<FoundParameter> all = found.parameters;
-  std::erase_if(found.parameters,
-                [](const FoundParameter& p) { return p.member->object().owner() != nullptr; });
+  Ignored ignored = ignored_in(module, options);
+  keep_to_shard(found.parameters, ignored);
   check_untouched(found.parameters);
   Ranks ranks = ranks_of(options.mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
@@ -209,21 +255,21 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   if (compute_device) {
     const NoGrad guard;
     for (const FoundBuffer& b : found.buffers)
-      if (b.member->tensor().device().type != DeviceType::meta)
+      if (b.member->tensor().device().type != DeviceType::meta && !ignored.covers(b.name))
         b.member->set(to(b.member->tensor(), *compute_device));
   }
   InputCast cast = form.input_cast;
   if (cast == InputCast::with_parameters)
     cast = members.empty() ? form.without_parameters : InputCast::always;
-  UnitPolicy policy{
-      .input_cast = cast,
-      .param_dtype = precision.param_dtype,
-      .output_dtype = precision.output_dtype,
-      .buffer_dtype = precision.buffer_dtype,
-      .evaluation = precision.evaluation,
-      .device = compute_device,
-      .after_forward = after,
-      .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers}};
+  UnitPolicy policy{.input_cast = cast,
+                    .param_dtype = precision.param_dtype,
+                    .output_dtype = precision.output_dtype,
+                    .buffer_dtype = precision.buffer_dtype,
+                    .evaluation = precision.evaluation,
+                    .device = compute_device,
+                    .after_forward = after,
+                    .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
+                    .ignored = std::move(ignored)};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
   number(all);
 }

@@ -32,5 +32,7 @@ struct Found {
 };
 /// All of a module and those below, in the order of members.
 Found find_members(nn::Module& module);
+/// What a unit of `module` would take: neither sharded nor ignored so far.
+std::vector<FoundParameter> to_shard(nn::Module& module, const Options& options);
 
 }  // namespace sherd::shard

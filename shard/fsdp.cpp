@@ -1,5 +1,6 @@
 #include "shard/fsdp.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "shard/build.h"
@@ -13,32 +14,47 @@ struct Children final : nn::MemberVisitor {
   void child(std::string_view, nn::Module& module) override { modules.push_back(&module); }
 };
 
+/// Of parameters that a unit around `module` would take.
+std::int64_t numel_left(nn::Module& module, const Options& options) {
+  std::int64_t numel = 0;
+  for (const FoundParameter& p : to_shard(module, options)) numel += p.member->object().numel();
+  return numel;
+}
+
 /// Inner modules first.
-void wrap_below(nn::Module& module, const AutoWrap& rule, const std::function<void(nn::Module&)>& wrap) {
+void wrap_below(nn::Module& module, const AutoWrap& rule, const Options& options,
+                const std::function<void(nn::Module&)>& wrap) {
   Children children;
   module.visit_members(children);
   for (nn::Module* child : children.modules) {
-    wrap_below(*child, rule, wrap);
+    if (std::ranges::find(options.ignored_modules, child) != options.ignored_modules.end()) continue;
+    if (!rule.enters || rule.enters(*child)) wrap_below(*child, rule, options, wrap);
     if (const Unit* unit = unit_of(*child))
       unit->check_complete(*child);
-    else if (rule(*child))
+    else if (rule.wraps(*child, numel_left(*child, options)))
       wrap(*child);
   }
+}
+
+/// Of a template, its name alone.
+std::string_view class_of(const nn::Module& module) {
+  return module.type_name().substr(0, module.type_name().find('<'));
 }
 
 }  // namespace
 
 AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names) {
-  return [names = std::move(type_names)](const nn::Module& m) { return names.contains(m.type_name()); };
+  return [names = std::move(type_names)](const nn::Module& m) {
+    return names.contains(m.type_name()) || names.contains(class_of(m));
+  };
 }
 
 AutoWrap wrap_by_size(std::int64_t min_numel) {
-  return [min_numel](const nn::Module& m) {
-    std::int64_t numel = 0;
-    for (const nn::Parameter& p : m.parameters())
-      if (p.owner() == nullptr) numel += p.numel();
-    return numel >= min_numel;
+  AutoWrap rule = [min_numel](const nn::Module& m, std::int64_t numel) {
+    return numel >= min_numel && class_of(m) != "ModuleList";
   };
+  rule.enters = [](const nn::Module& m) { return class_of(m) != "MultiheadAttention"; };
+  return rule;
 }
 
 AutoWrap wrap_always() {
@@ -54,7 +70,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
                      .mixed_precision = precision,
                      .device = options.device,
                      .forward_prefetch = options.forward_prefetch,
-                     .backward_prefetch = options.backward_prefetch};
+                     .backward_prefetch = options.backward_prefetch,
+                     .ignored_parameters = options.ignored_parameters,
+                     .ignored_modules = options.ignored_modules};
   UnitForm form{.one_flat_param = !options.use_orig_params};
   form.without_parameters =
       precision.cast_root_forward_inputs.value_or(true) ? InputCast::when_root : InputCast::never;
@@ -66,7 +84,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
     made.push_back(unit_of(m));
   };
   try {
-    if (options.auto_wrap) wrap_below(module, options.auto_wrap, wrap);
+    if (options.auto_wrap) wrap_below(module, options.auto_wrap, each, wrap);
     wrap(module);
   } catch (...) {  // a second attempt with other options would find these, and leave them as they are
     for (Unit* unit : made) unit->abandon();

@@ -1,6 +1,7 @@
 // The flat form under its public name: wraps by a rule, with the flat layout's defaults.
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <optional>
 #include <set>
@@ -11,12 +12,27 @@
 
 namespace sherd::shard {
 
-/// Says which modules become units of their own. It is asked about inner modules first, and what they hold by
-/// then belongs to their units.
-using AutoWrap = std::function<bool(const nn::Module&)>;
-/// Modules of these classes, by `Module::type_name`.
+/// Says which modules become units of their own: any function of a module, or of a module and the number of
+/// parameter elements in it that are sharded and that no inner unit took. It is asked about inner modules
+/// first, and what they hold by then belongs to their units. Not asked about `ignored_modules`, or within
+/// them.
+struct AutoWrap {
+  std::function<bool(const nn::Module&, std::int64_t numel)> wraps{};
+  /// Whether modules within a module are asked about; without a function, always.
+  std::function<bool(const nn::Module&)> enters{};
+
+  AutoWrap() = default;
+  template <std::predicate<const nn::Module&, std::int64_t> F>
+  AutoWrap(F rule) : wraps(std::move(rule)) {}  // NOLINT: a function is a rule
+  template <std::predicate<const nn::Module&> F>
+  AutoWrap(F rule)  // NOLINT
+      : wraps([rule = std::move(rule)](const nn::Module& m, std::int64_t) { return rule(m); }) {}
+  explicit operator bool() const { return static_cast<bool>(wraps); }
+};
+/// Modules of these classes, by `Module::type_name`, of a template with or without its arguments.
 SHERD_API AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names);
-/// Modules with at least this many parameter elements that no inner unit took.
+/// Modules with at least this many elements; no ModuleList, which has no forward of its own, and nothing
+/// within a MultiheadAttention, which uses what is in it without running it.
 SHERD_API AutoWrap wrap_by_size(std::int64_t min_numel);
 /// Every module.
 SHERD_API AutoWrap wrap_always();
@@ -32,6 +48,9 @@ struct FsdpOptions {
   /// `_flat_param`, and needs parameters that are trainable alike.
   bool use_orig_params = false;
   int forward_prefetch = 0, backward_prefetch = 1;
+  /// As for `Options`, of all units; ignored modules become no units, nor what is within them.
+  std::vector<nn::Parameter> ignored_parameters{};
+  std::vector<const nn::Module*> ignored_modules{};
 };
 
 /// Shards a module in place, so its type, attributes and names stay; the object is a handle to it, which may

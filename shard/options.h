@@ -4,11 +4,17 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "collectives/mesh.h"
+#include "nn/parameter.h"
 #include "runtime/device.h"
 #include "runtime/dtype.h"
 #include "runtime/error.h"
+
+namespace sherd::nn {
+class Module;
+}
 
 namespace sherd::shard {
 
@@ -86,6 +92,12 @@ struct Options {
   int forward_prefetch = 1, backward_prefetch = 1;
   /// Groups that may stay gathered in forward though no module needs them (used outside their own).
   int cached_gathers = 2;
+  /// What stays the program's own: these parameters, and all of these modules. They are whole on every rank,
+  /// their gradients are not averaged, and neither they nor the modules' buffers are moved or cast; states
+  /// have them, as this rank has them. Outer modules that are sharded later leave them alone too. ValueError
+  /// for what is sharded already, and for the module itself.
+  std::vector<nn::Parameter> ignored_parameters{};
+  std::vector<const nn::Module*> ignored_modules{};
 };
 
 }  // namespace sherd::shard

@@ -31,6 +31,19 @@ std::vector<NamedUnit> units_of(nn::Module& module) {
   return units;
 }
 
+bool Ignored::covers(std::string_view name) const {
+  const auto within = [&](const std::string& module) {
+    return name.starts_with(module) && name.size() > module.size() && name[module.size()] == '.';
+  };
+  return std::ranges::find(parameters, name) != parameters.end() || std::ranges::any_of(modules, within);
+}
+
+void Ignored::add(std::string_view name, const Ignored& of_inner) {
+  const auto full = [&](const std::string& n) { return name.empty() ? n : fmt::format("{}.{}", name, n); };
+  std::ranges::transform(of_inner.parameters, std::back_inserter(parameters), full);
+  std::ranges::transform(of_inner.modules, std::back_inserter(modules), full);
+}
+
 Unit::Unit(UnitPolicy policy, std::vector<Members> members)
     : policy_(std::move(policy)),
       members_(std::move(members)),
@@ -183,8 +196,14 @@ void Unit::take_over(nn::Module& root) {
   ids.all.reserve(below_.size());
   root.visit_all_members(ids);
   if (took_over_ && ids.all == below_) return;
+  ignored_below_ = {};
+  casts_buffers_ = false;
+  for (const NamedUnit& below : units_of(root)) {
+    ignored_below_.add(below.name, below.unit->policy_.ignored);
+    casts_buffers_ = casts_buffers_ || below.unit->policy_.buffer_dtype;
+  }
   for (const FoundParameter& p : find_members(root).parameters)
-    check<StateError>(p.member->object().owner() != nullptr,
+    check<StateError>(p.member->object().owner() != nullptr || ignored_below_.covers(p.name),
                       "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
                       "would train it alone; shard a module when it is complete",
                       p.name, p.member->shape(), root.type_name());
@@ -209,20 +228,33 @@ void Unit::begin_root(nn::Module& root) {
   if (std::exchange(root_->precision, precision) != precision)
     for (const auto& weak : root_->units)
       if (const auto unit = weak.lock()) unit->compute_in(precision);
-  if (policy_.buffer_dtype) cast_buffers(root);
+  if (casts_buffers_) cast_buffers(root);
 }
 
+/// Each as the unit that it is in says.
 void Unit::cast_buffers(nn::Module& root) const {
   struct Caster final : nn::MemberVisitor {
-    std::optional<DType> dtype;  // or its own
-    void buffer(std::string_view, nn::Buffer& b) override {
-      if (b.tensor().defined() && is_floating(b.tensor().dtype()))
-        b.compute_in(dtype.value_or(b.own_dtype()));
+    const Unit& root;
+    const UnitPolicy* policy;
+    std::string prefix{};
+    explicit Caster(const Unit& root) : root(root), policy(&root.policy_) {}
+    void buffer(std::string_view name, nn::Buffer& b) override {
+      if (!b.tensor().defined() || !is_floating(b.tensor().dtype())) return;
+      if (root.ignored_below_.covers(prefix + std::string(name))) return;
+      const bool reduced = root.root_->precision == Precision::reduced;
+      b.compute_in(reduced ? policy->buffer_dtype.value_or(b.own_dtype()) : b.own_dtype());
+    }
+    void child(std::string_view name, nn::Module& module) override {
+      const std::string outer = std::exchange(prefix, prefix + std::string(name) + ".");
+      const UnitPolicy* const around = policy;
+      if (const Unit* unit = unit_of(module)) policy = &unit->policy_;
+      module.visit_members(*this);
+      policy = around;
+      prefix = outer;
     }
   };
-  Caster caster;
-  if (root_->precision == Precision::reduced) caster.dtype = policy_.buffer_dtype;
-  root.visit_all_members(caster);
+  Caster caster(*this);
+  root.visit_members(caster);
 }
 
 /// What is on `meta` computes shapes alone, from inputs on `meta`.

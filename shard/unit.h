@@ -17,6 +17,15 @@ namespace sherd::shard {
 /// When a module's floating inputs are cast to the parameters' precision.
 enum class InputCast : std::uint8_t { never, when_root, with_parameters, always };
 
+/// What a unit leaves to the program, by names below its module.
+struct Ignored {
+  std::vector<std::string> parameters, modules;
+  /// Whether it names a member, or a module that holds it.
+  bool covers(std::string_view name) const;
+  /// Takes over what a module named `name` ignores.
+  void add(std::string_view name, const Ignored& of_inner);
+};
+
 struct UnitPolicy {
   InputCast input_cast = InputCast::never;
   std::optional<DType> param_dtype, output_dtype, buffer_dtype;
@@ -24,6 +33,7 @@ struct UnitPolicy {
   std::optional<Device> device;  ///< where a root's inputs go
   AfterForward after_forward = AfterForward::free;
   SchedulePolicy schedule;
+  Ignored ignored;
 };
 
 /// A parameter's place among all of the outermost sharded module, in the order of its members.
@@ -112,6 +122,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::shared_ptr<Root> root_;
   /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
   std::vector<const void*> below_;
+  Ignored ignored_below_;
+  bool casts_buffers_ = false;  ///< of this unit or one below, as a root
   bool took_over_ = false, abandoned_ = false;
   int running_ = 0;  ///< forwards under way
   Precision precision_ = Precision::reduced;

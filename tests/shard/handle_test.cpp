@@ -64,9 +64,15 @@ TEST_CASE("rules say which modules become units") {
            "classes within");
     expect(labels(shard::wrap_by_size(600)) == Labels{"", "blocks.0", "blocks.1", "blocks.2"}, "size");
     expect(labels(shard::wrap_by_size(1 << 20)) == Labels{""}, "too large a size");
+    expect(labels(shard::wrap_by_size(1500)) == Labels{""},
+           "a list of blocks is large enough, but no module");
+    expect(labels(shard::wrap_classes({"ModuleList"})) == Labels{"", "blocks"}, "a template by its name");
     const Labels every = labels(shard::wrap_always());
     expect(std::ranges::count(every, "blocks.1.in") == 1 && std::ranges::count(every, "head") == 1,
            "every module");
+    nn::Sequential attention{nn::Linear(8, 8), nn::MultiheadAttention(8, 2)};
+    const FullyShardedDataParallel handle(attention, {.auto_wrap = shard::wrap_by_size(72)});
+    expect(labels_of(attention) == Labels{"0", "1"}, "attention uses what is in it without running it");
   }));
 }
 
