@@ -156,7 +156,7 @@ Param& Param::operator=(Param&& other) noexcept {
 }
 
 void Param::set(Parameter object) {
-  if (!slot_) slot_ = std::make_unique<Parameter>();
+  if (!slot_) slot_ = std::make_shared<Parameter>();
   *slot_ = std::move(object);
 }
 

@@ -119,9 +119,9 @@ class SHERD_API Parameter {
 /// but `defined`, `set` and assignment once its module was moved from.
 class SHERD_API Param {
  public:
-  Param() : slot_(std::make_unique<Parameter>()) {}
+  Param() : slot_(std::make_shared<Parameter>()) {}
   explicit Param(Tensor data, bool requires_grad = true)
-      : slot_(std::make_unique<Parameter>(std::move(data), requires_grad)) {}
+      : slot_(std::make_shared<Parameter>(std::move(data), requires_grad)) {}
   /// Only `clone()` of a module may copy (StateError otherwise). The copy has a new object with its own
   /// memory; members that shared an object share the new one.
   Param(const Param& other);
@@ -141,6 +141,8 @@ class SHERD_API Param {
   /// The object in the slot.
   const Parameter& object() const { return slot("object"); }
   void set(Parameter object);
+  /// The slot itself, for who wants to know later which object is in it. It may outlive the member.
+  std::shared_ptr<const Parameter> shared_slot() const { return slot_; }
 
   Tensor data() const { return slot("data").data(); }
   void set_data(Tensor data) { slot("set_data").set_data(std::move(data)); }
@@ -155,7 +157,7 @@ class SHERD_API Param {
     return *slot_;
   }
   [[noreturn]] static void refuse(std::string_view call);
-  std::unique_ptr<Parameter> slot_;
+  std::shared_ptr<Parameter> slot_;
 };
 
 /// Whether a buffer is part of the state dict.
