@@ -1,6 +1,7 @@
 #include "shard/build.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -22,8 +23,10 @@ class Finder final : public nn::MemberVisitor {
  public:
   explicit Finder(Found& found) : found_(found) {}
   void param(std::string_view name, nn::Param& member) override {
-    if (member.defined() && seen_.insert(member.object().id()).second)
-      found_.parameters.push_back({prefix_ + std::string(name), &member});
+    if (!member.defined()) return;
+    const auto [place, first] = seen_.emplace(member.object().id(), found_.parameters.size());
+    if (first) found_.parameters.push_back({prefix_ + std::string(name), &member});
+    found_.parameters[place->second].slots.push_back(member.shared_slot());
   }
   void buffer(std::string_view name, nn::Buffer& member) override {
     if (member.tensor().defined()) found_.buffers.push_back({prefix_ + std::string(name), &member});
@@ -37,7 +40,7 @@ class Finder final : public nn::MemberVisitor {
  private:
   Found& found_;
   std::string prefix_;
-  std::unordered_set<const void*> seen_;
+  std::unordered_map<const void*, std::size_t> seen_;
 };
 
 Ranks ranks_of(const DeviceMesh& given, const Options& options) {
@@ -142,7 +145,8 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
                  .compute_device = options.compute_device,
                  .reduce_at_end = options.strategy == ShardingStrategy::zero1,
-                 .one_flat_param = form.one_flat_param};
+                 .one_flat_param = form.one_flat_param,
+                 .unused = options.layout == GroupLayout::flat ? Unused::zeros : Unused::none};
   Members members;
   std::vector<Tensor> whole;
   const NoGrad guard;
@@ -160,12 +164,16 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   return members;
 }
 
-/// Numbers all parameters of a module in the order of its members, also those of units within.
+/// Numbers all parameters of a module in the order of its members, also those of units within, and says which
+/// members have them.
 void number(std::span<const FoundParameter> parameters) {
   const std::uint64_t root = ++Context::current().slot<BuildCounter>().last;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nn::Parameter& p = parameters[i].member->object();
-    if (auto* unit = dynamic_cast<Unit*>(p.owner())) unit->set_order(p, {root, i});
+    if (auto* unit = dynamic_cast<Unit*>(p.owner())) {
+      unit->set_order(p, {root, i});
+      unit->set_slots(p, parameters[i].slots);
+    }
   }
 }
 
@@ -261,15 +269,18 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   InputCast cast = form.input_cast;
   if (cast == InputCast::with_parameters)
     cast = members.empty() ? form.without_parameters : InputCast::always;
-  UnitPolicy policy{.input_cast = cast,
-                    .param_dtype = precision.param_dtype,
-                    .output_dtype = precision.output_dtype,
-                    .buffer_dtype = precision.buffer_dtype,
-                    .evaluation = precision.evaluation,
-                    .device = compute_device,
-                    .after_forward = after,
-                    .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
-                    .ignored = std::move(ignored)};
+  UnitPolicy policy{
+      .input_cast = cast,
+      .param_dtype = precision.param_dtype,
+      .output_dtype = precision.output_dtype,
+      .buffer_dtype = precision.buffer_dtype,
+      .evaluation = precision.evaluation,
+      .device = compute_device,
+      .strategy = options.strategy,
+      .after_forward = after,
+      .writeback_check = options.writeback_check,
+      .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
+      .ignored = std::move(ignored)};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
   number(all);
 }

@@ -21,6 +21,7 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
 struct FoundParameter {
   std::string name;
   nn::Param* member;
+  std::vector<Slot> slots{};  ///< of this member and of those tied to it
 };
 struct FoundBuffer {
   std::string name;

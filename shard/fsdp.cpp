@@ -68,6 +68,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
                      .layout = GroupLayout::flat,
                      .strategy = options.strategy,
                      .mixed_precision = precision,
+                     .writeback_check = options.writeback_check,
                      .device = options.device,
                      .forward_prefetch = options.forward_prefetch,
                      .backward_prefetch = options.backward_prefetch,

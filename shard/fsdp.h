@@ -43,6 +43,7 @@ struct FsdpOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   AutoWrap auto_wrap{};
   MixedPrecisionPolicy mixed_precision{};
+  WritebackCheck writeback_check = WritebackCheck::on;
   std::optional<Device> device{};
   /// Whether parameters stay visible by their own names, as slices of the shard; else a unit lists one
   /// `_flat_param`, and needs parameters that are trainable alike.

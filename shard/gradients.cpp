@@ -8,6 +8,7 @@
 #include "runtime/ops.h"
 #include "shard/engine.h"
 #include "shard/group.h"
+#include "shard/unit.h"
 
 namespace sherd::shard {
 namespace {
@@ -41,6 +42,22 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
     slot.unsynced = before.unsynced;
     if (before.averaged.defined()) slot.averaged = change(before.averaged);
     if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.shown = grad.storage().id();
+  }
+}
+
+void Gradients::renew_slot(std::size_t i, Tensor leaf) {
+  Slot& slot = slots_[i];
+  slot = {std::move(leaf), slot.first, slot.last, slot.shape};
+}
+
+void Gradients::check_replaced() const {
+  for (const Slot& slot : slots_) {
+    const Tensor held = slot.leaf.grad();
+    if (!held.defined() || held.shape() == slot.leaf.shape()) continue;
+    if (held.shape() == slot.shape && (slot.unsynced || unreduced_)) continue;
+    // What a rank without a part has there counts for nothing.
+    if (group_.spec().layout == GroupLayout::flat && slot.leaf.numel() == 0) continue;
+    check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), held.shape());
   }
 }
 
@@ -144,11 +161,7 @@ Tensor Gradients::own_sum(Slot& slot) const {
   slot.unsynced = held.defined() && held.shape() == slot.shape;
   if (slot.unsynced) return contiguous(to(to(held, reduce_dtype()), group_.compute_device()));
   if (!held.defined()) return {};
-  check<ShapeError>(
-      held.shape() == slot.leaf.shape(),
-      "fully_shard: the gradient of '{}' was replaced by one of shape {}; this rank's own has shape {}, an "
-      "average {}",
-      group_.spec().names[slot.first], held.shape(), slot.shape, slot.leaf.shape());
+  check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), held.shape());
   return {};
 }
 
@@ -169,6 +182,11 @@ bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
                      [](const Tensor& t) { return t.defined(); });
 }
 
+/// Where no rank used it and others of the group were used.
+bool Gradients::has_zeros(const Slot& slot) const {
+  return group_.spec().unused == Unused::zeros && slot.leaf.requires_grad();
+}
+
 /// The members' parts as one gradient of the slot, in memory of its own.
 Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via,
                            const TensorOptions& as) const {
@@ -186,10 +204,13 @@ void Gradients::commit_own() {
   const DType dtype = group_.spec().layout == GroupLayout::flat ? own_ : reduce_dtype();
   std::vector<Tensor> parts;
   for (Member& m : members_) parts.push_back(std::exchange(m.gradient, {}));
+  const bool used = std::ranges::any_of(parts, &Tensor::defined);
   for (Slot& slot : slots_) {
-    if (!any(slot, parts)) continue;
+    const bool mine = any(slot, parts);
+    if (!mine && !(used && has_zeros(slot))) continue;
     const Tensor sum = own_sum(slot);
-    const Tensor fresh = laid_out(slot, parts, dtype, {dtype, group_.compute_device()});
+    const TensorOptions as{dtype, group_.compute_device()};
+    const Tensor fresh = mine ? laid_out(slot, parts, dtype, as) : zeros(slot.shape, as);
     if (!sum.defined()) slot.averaged = slot.leaf.grad();
     slot.leaf.set_grad(sum.defined() ? add_(sum, fresh) : fresh);
     slot.shown = slot.leaf.grad().storage().id();
@@ -312,9 +333,13 @@ void Gradients::add_to(Slot& slot, const Tensor& part) {
 void Gradients::commit_alone() {
   std::vector<Tensor> parts = totals();
   const TensorOptions as{group_.shard().dtype(), group_.shard().device()};
+  const bool used = std::ranges::any_of(parts, &Tensor::defined);
   for (Slot& slot : slots_) {
     end_own_sum(slot);
-    if (any(slot, parts)) add_to(slot, laid_out(slot, parts, reduce_dtype(), as));
+    if (any(slot, parts))
+      add_to(slot, laid_out(slot, parts, reduce_dtype(), as));
+    else if (used && has_zeros(slot))
+      add_to(slot, zeros(slot.leaf.shape(), as));
   }
 }
 
@@ -330,10 +355,11 @@ void Gradients::commit_average() {
     average = to(div(average, RankOfGroup(spec.ranks.shard).ranks * RankOfGroup(spec.ranks.replicas).ranks),
                  reduce_dtype());
   const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
+  const bool used = std::ranges::any_of(present, [](float p) { return p != 0; });
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     end_own_sum(slot);
-    if (present[s] == 0) continue;
+    if (present[s] == 0 && !(used && has_zeros(slot))) continue;
     sherd::Layout layout = slot.leaf.layout();
     // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
     // one.

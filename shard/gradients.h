@@ -28,10 +28,16 @@ class Gradients final : public EngineSink {
   explicit Gradients(ParameterGroup& group) : group_(group) {}
   /// A `.grad`: of member `first` alone, or of all from `first` to `last` (exclusive) as one.
   void add_slot(Tensor leaf, std::size_t first, std::size_t last);
+  /// Another leaf in the place of slot `i`'s, which begins without a gradient.
+  void renew_slot(std::size_t i, Tensor leaf);
   /// The leaf whose gradients are member `i`'s.
   void listen(const Leaf& leaf, std::size_t i) { member_of_[&leaf] = i; }
   /// Takes over what backwards without communication left in `old`, as `change` makes it.
   void take_over(Gradients& old, const std::function<Tensor(const Tensor&)>& change);
+
+  /// ShapeError for a `.grad` that the user put there and that is neither an average nor, where there is one,
+  /// this rank's own.
+  void check_replaced() const;
 
   /// There was a backward without communication since the last reduction.
   bool unreduced() const { return unreduced_; }
@@ -90,6 +96,7 @@ class Gradients final : public EngineSink {
   void end_own_sum(Slot& slot) const;
   std::vector<Tensor> totals();
   static bool any(const Slot& slot, std::span<const Tensor> parts);
+  bool has_zeros(const Slot& slot) const;
   Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
   void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;

@@ -77,6 +77,11 @@ sherd::Layout ParameterGroup::local_layout(std::size_t i) const {
   return {shape, contiguous_strides(shape), part.numel == 0 ? 0 : offset};
 }
 
+void ParameterGroup::renew_local(std::size_t i) {
+  locals_[i] = alias(shard_, local_layout(i));
+  gradients_.renew_slot(i, locals_[i]);
+}
+
 Tensor ParameterGroup::part_in(const Tensor& shard, std::size_t i) const {
   sherd::Layout layout = local_layout(i);
   layout.offset += shard.layout().offset;

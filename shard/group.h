@@ -37,6 +37,12 @@ struct RankOfGroup {
   }
 };
 
+/// The gradient of a trainable parameter that no rank used in a backward, where others of its group were.
+enum class Unused : std::uint8_t {
+  none,   ///< as in FSDP2
+  zeros,  ///< as in FSDP1: a slice of one gradient
+};
+
 /// Everything about a group that is fixed when it is made.
 struct GroupSpec {
   GroupLayout layout = GroupLayout::per_parameter;
@@ -48,6 +54,7 @@ struct GroupSpec {
   std::optional<Device> compute_device{};  ///< where parameters are gathered and read; none: the shard's
   bool reduce_at_end = false;              ///< gradients stay whole until the backward is over
   bool one_flat_param = false;             ///< parameters are listed and stepped as one
+  Unused unused = Unused::none;
 };
 
 /// What a program may switch between two steps, on every rank alike.
@@ -74,6 +81,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
 
   /// Parameter `i`'s part of the shard, a leaf.
   const Tensor& local(std::size_t i) const { return locals_[i]; }
+  /// Another leaf in the place of `local(i)`, in the same memory and without a gradient.
+  void renew_local(std::size_t i);
   /// Of a tensor that lies as the shard does, the elements of parameter `i`: shaped as `local(i)`, a view.
   Tensor part_in(const Tensor& shard, std::size_t i) const;
   /// This rank's part of parameter `i` from the whole (ShapeError), shaped as `local(i)`: a view where it can

@@ -73,6 +73,10 @@ class ReshardAfterForward {
   std::optional<int> ranks_;
 };
 
+/// Whether forwards look for parameters that were replaced by other objects since, and take this rank's part
+/// from them; off, they are refused.
+enum class WritebackCheck : std::uint8_t { on, off };
+
 /// For `fully_shard`.
 struct Options {
   /// One dimension: its ranks share the parameters. Two: ranks along the second share them, those along the
@@ -83,6 +87,7 @@ struct Options {
   /// Of full_shard. The outermost module's parameters are always kept until backward.
   ReshardAfterForward reshard_after_forward = true;
   MixedPrecisionPolicy mixed_precision{};
+  WritebackCheck writeback_check = WritebackCheck::on;
   /// Where parameters, buffers and the outermost module's inputs are moved; none: they stay where they are.
   std::optional<Device> device{};
   /// Where parameters are gathered and the module computes, if not where this rank's part is kept and

@@ -50,6 +50,7 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
       root_(std::make_shared<Root>(policy_.schedule)) {
   for (Members& m : members_) {
     m.order.resize(m.parameters.size());
+    m.slots.resize(m.parameters.size());
     bind(m);
   }
 }
@@ -77,8 +78,6 @@ void Unit::bind(Members& members) {
   group.set_root(root_, group.label());
   groups_.push_back(members.group);
   use(members);
-  for (std::size_t i = 0; i < members.parameters.size(); ++i)
-    places_[members.parameters[i].id()] = {&members, i};
   if (!group.spec().one_flat_param) return;
   const bool trained = group.trainable();
   if (!members.flat.defined()) members.flat = nn::Parameter(group.flat().detach(), trained);
@@ -88,15 +87,18 @@ void Unit::bind(Members& members) {
 
 /// Gives the parameters what forward reads in the precision of now.
 void Unit::use(Members& members) {
+  for (std::size_t i = 0; i < members.parameters.size(); ++i) bind_one(members, i);
+}
+
+void Unit::bind_one(Members& members, std::size_t i) {
   ParameterGroup& group = *members.group;
-  const std::vector<Tensor>& used = members.used_in(precision_);
-  for (std::size_t i = 0; i < members.parameters.size(); ++i) {
-    members.parameters[i].set_owner({this, group.local(i), used[i], group.spec().shapes[i]});
-    if (!is_floating(used[i].dtype())) continue;
-    set_leaf_name(used[i], group.spec().names[i]);
-    // A part of a flat parameter has no `.grad` of its own, after which its hooks would run.
-    if (group.spec().one_flat_param) share_post_accumulate_hooks(group.local(i), used[i]);
-  }
+  const Tensor& used = members.used_in(precision_)[i];
+  places_[members.parameters[i].id()] = {&members, i};
+  members.parameters[i].set_owner({this, group.local(i), used, group.spec().shapes[i]});
+  if (!is_floating(used.dtype())) return;
+  set_leaf_name(used, group.spec().names[i]);
+  // A part of a flat parameter has no `.grad` of its own, after which its hooks would run.
+  if (group.spec().one_flat_param) share_post_accumulate_hooks(group.local(i), used);
 }
 
 void Unit::compute_in(Precision precision) {
@@ -116,6 +118,12 @@ void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
   for (Members& m : members_)
     for (std::size_t i = 0; i < m.parameters.size(); ++i)
       if (m.parameters[i] == parameter) m.order[i] = order;
+}
+
+void Unit::set_slots(const nn::Parameter& parameter, std::vector<Slot> slots) {
+  for (Members& m : members_)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.parameters[i] == parameter) m.slots[i] = std::move(slots);
 }
 
 const Members* Unit::flattened(const nn::Parameter& parameter) const {
@@ -198,18 +206,28 @@ void Unit::take_over(nn::Module& root) {
   if (took_over_ && ids.all == below_) return;
   ignored_below_ = {};
   casts_buffers_ = false;
-  for (const NamedUnit& below : units_of(root)) {
+  const std::vector<NamedUnit> units = units_of(root);
+  for (const NamedUnit& below : units) {
     ignored_below_.add(below.name, below.unit->policy_.ignored);
     casts_buffers_ = casts_buffers_ || below.unit->policy_.buffer_dtype;
   }
-  for (const FoundParameter& p : find_members(root).parameters)
-    check<StateError>(p.member->object().owner() != nullptr || ignored_below_.covers(p.name),
+  shard::write_back(root);
+  for (const FoundParameter& p : find_members(root).parameters) {
+    Unit* unit = unit_of(p.member->object());
+    check<StateError>(unit != nullptr || ignored_below_.covers(p.name),
                       "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
                       "would train it alone; shard a module when it is complete",
                       p.name, p.member->shape(), root.type_name());
+    if (unit == nullptr) continue;
+    const Place place = unit->place(p.member->object());
+    if (place.members->slots[place.index].empty())
+      unit->set_slots(p.member->object(), p.slots);  // of a clone
+  }
   took_over_ = true;
+  ids.all.clear();
+  root.visit_all_members(ids);
   below_ = std::move(ids.all);
-  for (const NamedUnit& below : units_of(root)) {
+  for (const NamedUnit& below : units) {
     Unit& unit = *below.unit;
     unit.root_ = root_;
     unit.compute_in(root_->precision);
@@ -224,6 +242,11 @@ void Unit::take_over(nn::Module& root) {
 /// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
 void Unit::begin_root(nn::Module& root) {
   take_over(root);
+  for (const auto& weak : root_->units)
+    if (const auto unit = weak.lock()) {
+      unit->write_back();
+      for (const auto& group : unit->groups_) group->gradients().check_replaced();
+    }
   const Precision precision = root.training() ? Precision::reduced : policy_.evaluation;
   if (std::exchange(root_->precision, precision) != precision)
     for (const auto& weak : root_->units)
@@ -308,6 +331,7 @@ void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
   --running_;
+  backward_to_come_ = Context::current().grad_enabled();
   engine.leave(*root_, outputs);
 }
 
@@ -334,21 +358,18 @@ bool Unit::hides(const nn::Parameter& parameter) const {
 Tensor Unit::data(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
   if (found == places_.end()) return parameter.local().detach();  // a flat parameter
-  const Gathered& gathered = found->second.members->group->in_use();
-  const bool kept = gathered.leased(Lease::policy) && policy_.after_forward == AfterForward::keep;
+  ParameterGroup& group = *found->second.members->group;
+  const Gathered& gathered = group.in_use();
   const bool shown =
-      gathered.is_shard_itself() || (gathered.here() && (gathered.leased(Lease::module) || kept));
+      gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) || shows_whole(group);
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
-void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
-  const Tensor local = parameter.local().detach();
-  check<ShapeError>(data.shape() == local.shape(),
-                    "Cannot writeback when the parameter shape changes\nExpects {} but got {}", local.shape(),
-                    data.shape());
-  const NoGrad guard;
-  before_write();
-  copy_(local, data);
+/// Between a forward that keeps what it gathered and its backward.
+bool Unit::shows_whole(ParameterGroup& group) const {
+  const Gathered& gathered = group.in_use();
+  return backward_to_come_ && policy_.after_forward == AfterForward::keep &&
+         group.spec().partition.ranks() > 1 && gathered.here() && gathered.leased(Lease::policy);
 }
 
 void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {

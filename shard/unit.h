@@ -1,11 +1,13 @@
 // What a module is given when it is sharded: its groups, its casts, and what its parameters show.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -31,7 +33,9 @@ struct UnitPolicy {
   std::optional<DType> param_dtype, output_dtype, buffer_dtype;
   Precision evaluation = Precision::reduced;
   std::optional<Device> device;  ///< where a root's inputs go
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
   AfterForward after_forward = AfterForward::free;
+  WritebackCheck writeback_check = WritebackCheck::on;
   SchedulePolicy schedule;
   Ignored ignored;
 };
@@ -42,16 +46,25 @@ struct MemberOrder {
   std::size_t index = 0;
 };
 
+/// What a module's member holds, whatever object that is at a time.
+using Slot = std::shared_ptr<const nn::Parameter>;
+
 /// A group's parameters, as objects.
 struct Members {
   std::shared_ptr<ParameterGroup> group;
   std::vector<nn::Parameter> parameters;
   std::vector<MemberOrder> order{};           ///< of each
+  std::vector<std::vector<Slot>> slots{};     ///< of each: of the member that has it, and of those tied to it
   nn::Parameter flat;                         ///< in their place, if the group has one flat parameter
   std::array<std::vector<Tensor>, 2> used{};  ///< what forward reads, by `Precision`; made when it is needed
 
   /// What forward reads in `precision`; of a group that computes alike in both, the same.
   const std::vector<Tensor>& used_in(Precision precision);
+  /// Whether a member that had parameter `i` has another object now.
+  bool replaced(std::size_t i) const {
+    return i < slots.size() &&
+           std::ranges::any_of(slots[i], [&](const Slot& slot) { return slot->id() != parameters[i].id(); });
+  }
 };
 
 class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
@@ -71,6 +84,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// ValueError for a flat parameter, which is many.
   Place place(const nn::Parameter& parameter) const;
   void set_order(const nn::Parameter& parameter, MemberOrder order);
+  /// The members that have it, also by ties.
+  void set_slots(const nn::Parameter& parameter, std::vector<Slot> slots);
   /// The group for which `parameter` is the flat one, or null.
   const Members* flattened(const nn::Parameter& parameter) const;
   /// What forwards read from now on.
@@ -85,6 +100,14 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_synchronising(bool synchronising);
   void begin_no_sync();
   void end_no_sync();
+
+  // ---- what the user put in the place of parameters (writeback.cpp) ----
+  /// Takes it into the shard, before a gather; each rank for itself. ShapeError for another shape than this
+  /// rank's part has, StateError while a backward is to come that needs what was gathered,
+  /// NotImplementedError for ties that were changed.
+  void write_back();
+  /// StateError if something of what `plan` concerns was replaced since its forward.
+  void check_unchanged(const Plan& plan);
 
   // ---- ModuleExtension ----
   void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
@@ -107,6 +130,11 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
 
  private:
   void bind(Members& members);
+  void bind_one(Members& members, std::size_t i);
+  bool shows_whole(ParameterGroup& group) const;
+  void check_unchanged(const Members& members);
+  void take_in(Members& members, std::size_t i);
+  [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
   void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
@@ -125,11 +153,18 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   Ignored ignored_below_;
   bool casts_buffers_ = false;  ///< of this unit or one below, as a root
   bool took_over_ = false, abandoned_ = false;
-  int running_ = 0;  ///< forwards under way
+  int running_ = 0;                ///< forwards under way
+  bool backward_to_come_ = false;  ///< of the last forward
+  std::string changed_{};          ///< whose values were replaced while its whole was kept for a backward
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes
 };
+
+/// ShapeError, in the words of FSDP1, unless what was put in the place of a parameter or gradient has this
+/// rank's shape.
+void check_writeback(std::string_view what, const std::string& name, const Shape& expected,
+                     const Shape& given);
 
 /// The unit that `module` was made, or null.
 Unit* unit_of(const nn::Module& module);
@@ -142,5 +177,7 @@ struct NamedUnit {
   Unit* unit;
 };
 std::vector<NamedUnit> units_of(nn::Module& module);
+/// `Unit::write_back` of all of them.
+void write_back(nn::Module& module);
 
 }  // namespace sherd::shard

@@ -85,6 +85,7 @@ Run run_of(const nn::Parameter& p) {
 nn::StateDict full_state_dict(nn::Module& module) {
   const NoGrad guard;
   nn::StateDict state;
+  write_back(module);
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
     check_values("full_state_dict", p.name, p.member->local());
@@ -105,6 +106,7 @@ void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
 ShardedStateDict sharded_state_dict(nn::Module& module) {
   const NoGrad guard;
   ShardedStateDict state;
+  write_back(module);
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
     const Tensor local = p.member->local().detach();
@@ -140,6 +142,7 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
                        "{}: '{}' is on meta in the state and has no values", call, name);
     return reshape(to(values, into.dtype()), into.shape());
   };
+  write_back(module);
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();

@@ -103,6 +103,7 @@ struct Trainee {
         if (way == Way::zero1_rows) options.strategy = shard::ShardingStrategy::zero1;
         if (way == Way::replicas) options.strategy = shard::ShardingStrategy::no_shard;
         shard::fully_shard(net.rest[0], options);
+        shard::fully_shard(net.unused, options);  // as a whole: no gradient in either layout
         shard::fully_shard(net, options);
     }
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});

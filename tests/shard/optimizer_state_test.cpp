@@ -78,6 +78,7 @@ struct Plain {
 void shard_net(Net& net, const World& world, shard::GroupLayout layout) {
   const shard::Options options{.mesh = world.mesh(), .layout = layout};
   shard::fully_shard(net.first, options);
+  shard::fully_shard(net.spare, options);  // left out as a whole: no gradient in either layout
   shard::fully_shard(net, options);
 }
 

@@ -1,7 +1,10 @@
 #include "tests/shard/whole.h"
 
+#include "shard/unit.h"
+
 #include <algorithm>
 #include <numeric>
+#include <unordered_map>
 
 namespace sherd::test {
 namespace {
@@ -68,6 +71,25 @@ Gradients average(const std::vector<Gradients>& of_ranks) {
     }
   }
   return result;
+}
+
+Gradients as_sharded(Gradients averages, nn::Module& sharded) {
+  std::unordered_map<const void*, std::size_t> place;
+  for (const nn::Parameter& p : sharded.parameters()) place.emplace(p.id(), place.size());
+  for (const shard::NamedUnit& u : shard::units_of(sharded))
+    for (const shard::Members& m : u.unit->members()) {
+      if (m.group->spec().unused == shard::Unused::none || m.flat.defined()) continue;
+      const auto of = [&](const nn::Parameter& p) -> std::vector<float>& {
+        return averages[place.at(p.id())];
+      };
+      const auto listed = [&](const nn::Parameter& p) { return place.contains(p.id()); };
+      if (std::ranges::none_of(m.parameters, [&](const auto& p) { return listed(p) && !of(p).empty(); }))
+        continue;
+      for (const nn::Parameter& p : m.parameters)
+        if (listed(p) && of(p).empty() && p.requires_grad())
+          of(p).resize(static_cast<std::size_t>(p.numel()));
+    }
+  return averages;
 }
 
 Gradients plus(const Gradients& a, const Gradients& b) {

@@ -22,6 +22,9 @@ Gradients average_by_hand(nn::Module& module, int ranks, const std::function<voi
 /// In rank order, in f32, one division. A rank without a gradient counts as zeros; a gradient that no rank
 /// has is none.
 Gradients average(const std::vector<Gradients>& of_ranks);
+/// The averages of a module by hand as those of `sharded`, a copy of it: in the flat layout a trainable
+/// parameter without a gradient has zeros where others of its unit have one.
+Gradients as_sharded(Gradients averages, nn::Module& sharded);
 /// What is in one only counts as it is.
 Gradients plus(const Gradients& a, const Gradients& b);
 /// Where they differ, in words; empty if they are equal to the bit.

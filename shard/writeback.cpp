@@ -1,0 +1,126 @@
+// What the user put in the place of parameters, taken into the shard before the next gather; and what cannot
+// be taken, in the words of FSDP1.
+#include <algorithm>
+#include <utility>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+namespace {
+
+constexpr std::string_view name_of(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::full_shard:
+      return "FULL_SHARD";
+    case ShardingStrategy::shard_grad_op:
+      return "SHARD_GRAD_OP";
+    case ShardingStrategy::zero1:
+      return "ZERO1";
+    case ShardingStrategy::no_shard:
+      return "NO_SHARD";
+  }
+  return "?";
+}
+
+}  // namespace
+
+void check_writeback(std::string_view what, const std::string& name, const Shape& expected,
+                     const Shape& given) {
+  check<ShapeError>(
+      given == expected,
+      "Cannot writeback when the {} shape changes: Expects {} but got {} for '{}': give this rank's "
+      "part, or load whole values with load_full_state_dict",
+      what, expected, given, name);
+}
+
+void Unit::write_back() {
+  if (policy_.writeback_check == WritebackCheck::off) return;
+  for (Members& m : members_) {
+    check_unchanged(m);
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.replaced(i)) take_in(m, i);
+  }
+}
+
+void write_back(nn::Module& module) {
+  for (const NamedUnit& u : units_of(module)) u.unit->write_back();
+}
+
+/// A graph that holds gathered values cannot be told that others are to count.
+void Unit::check_unchanged(const Plan& plan) {
+  if (policy_.writeback_check == WritebackCheck::off) return;
+  for (const Members& m : members_) {
+    bool concerned = false;
+    m.group->each_gathered([&](const Gathered& gathered) { concerned |= plan.concerns(gathered); });
+    if (!concerned) continue;
+    check_unchanged(m);
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.replaced(i) && m.slots[i][0]->owner() == nullptr) fail_changed(m.group->spec().names[i]);
+  }
+}
+
+/// Whole parameters that a forward keeps for its backward are not written.
+void Unit::check_unchanged(const Members& m) {
+  if (const std::string changed = std::exchange(changed_, {}); !changed.empty()) fail_changed(changed);
+  if (!shows_whole(*m.group)) return;
+  for (std::size_t i = 0; i < m.parameters.size(); ++i)
+    if (m.replaced(i) && m.slots[i][0]->owner() == nullptr) fail_changed(m.group->spec().names[i]);
+}
+
+void Unit::fail_changed(const std::string& name) const {
+  fail<StateError>(
+      "FSDP does not support changing the parameters between forward and backward for "
+      "HandleShardingStrategy.{}: '{}' was replaced; replace it before the forward, or after the backward",
+      name_of(policy_.strategy), name);
+}
+
+/// The object in its members' slots takes the place of parameter `i`, whose own goes on alone.
+void Unit::take_in(Members& m, std::size_t i) {
+  const NoGrad guard;
+  const std::string& name = m.group->spec().names[i];
+  nn::Parameter fresh = *m.slots[i][0];
+  check<NotImplementedError>(
+      std::ranges::all_of(m.slots[i], [&](const Slot& slot) { return *slot == fresh; }),
+      "Changing shared parameters is not supported yet: '{}' is tied, and not all of its members have the "
+      "same object now; tie them again",
+      name);
+  if (!fresh.defined() || fresh.owner() != nullptr || m.flat.defined()) return;
+  const Tensor values = fresh.local().detach();
+  const Shape part = m.group->local(i).shape();
+  const bool elsewhere = part.numel() == 0 && m.group->spec().layout == GroupLayout::flat;
+  const bool whole = m.group->spec().partition.ranks() == 1 && values.numel() == part.numel();
+  if (!elsewhere && !whole) check_writeback("parameter", name, part, values.shape());
+  const Tensor own = sherd::clone(m.parameters[i].local().detach());
+  if (!elsewhere) copy_(m.group->local(i).detach(), reshape(values, part));
+
+  nn::Parameter old = std::exchange(m.parameters[i], fresh);
+  places_.erase(old.id());
+  old.leave_owner();
+  old.set_data(own);
+  m.group->renew_local(i);
+  bind_one(m, i);
+}
+
+void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
+  const NoGrad guard;
+  if (const Members* flat = flattened(parameter)) {
+    check_writeback("parameter", "_flat_param", parameter.local().shape(), data.shape());
+    copy_(flat->group->flat().detach(), data);
+    return;
+  }
+  const auto [members, index] = place(parameter);
+  const std::string& name = members->group->spec().names[index];
+  if (shows_whole(*members->group)) {
+    check_writeback("parameter", name, parameter.shape(), data.shape());
+    if (policy_.writeback_check == WritebackCheck::off) fail_changed(name);
+    changed_ = name;
+    return;
+  }
+  const Tensor local = parameter.local().detach();
+  check_writeback("parameter", name, local.shape(), data.shape());
+  copy_(local, data);
+}
+
+}  // namespace sherd::shard
