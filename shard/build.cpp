@@ -10,6 +10,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/flat_param_handle.h"
+#include "shard/share.h"
 
 namespace sherd::shard {
 namespace {
@@ -43,13 +44,14 @@ class Finder final : public nn::MemberVisitor {
   std::unordered_map<const void*, std::size_t> seen_;
 };
 
-Ranks ranks_of(const DeviceMesh& given, const Options& options) {
-  DeviceMesh mesh = given;
-  if (mesh.dimensions() == 0) {
-    World* world = World::current_or_null();
-    if (world == nullptr) return {};
-    mesh = world->mesh();
-  }
+/// Undefined outside a world.
+DeviceMesh mesh_of(const Options& options) {
+  World* const world = options.mesh.dimensions() == 0 ? World::current_or_null() : nullptr;
+  return world != nullptr ? world->mesh() : options.mesh;
+}
+
+Ranks ranks_of(const DeviceMesh& mesh, const Options& options) {
+  if (mesh.dimensions() == 0) return {};
   check<ValueError>(mesh.dimensions() <= 2,
                     "fully_shard: a mesh of {} dimensions; it takes one (shards), or two (replicas, shards): "
                     "pass a slice",
@@ -91,6 +93,33 @@ void check_untouched(std::span<const FoundParameter> parameters) {
                       "set_sink), and both would average it; end that before the module is sharded",
                       p.name);
   }
+}
+
+/// The first rank's values for all: unit by unit, so that a rank on `meta` never has the whole model.
+void synchronise(const Found& found, const Ignored& ignored, const Group& ranks, const Options& options) {
+  const auto receive = [&](const Tensor& t, const std::string& name) {
+    if (t.device().type != DeviceType::meta) return t;
+    check<DeviceError>(
+        ranks.rank() != 0,
+        "fully_shard: sync_module_states would give all ranks this one's '{}', which is on meta "
+        "and has no values; materialize() the module first, or on all ranks after sharding",
+        name);
+    return empty({t.shape(), t.dtype(), options.device.value_or(Device::cpu())});
+  };
+  const NoGrad guard;
+  std::vector<Tensor> values;
+  for (const FoundParameter& p : found.parameters) {
+    const Tensor t = p.member->local().detach();
+    values.push_back(receive(t, p.name));
+    if (values.back().device() != t.device()) p.member->set_data(values.back());
+  }
+  for (const FoundBuffer& b : found.buffers) {
+    if (ignored.covers(b.name)) continue;
+    const Tensor t = b.member->tensor();
+    values.push_back(receive(t, b.name));
+    if (values.back().device() != t.device()) b.member->set(values.back());
+  }
+  if (ranks.size() > 1) share(std::move(values), ranks, {.label = "module states"});
 }
 
 /// A shard lies on one device; on `meta`, where nothing has values, beside others they would be lost.
@@ -240,11 +269,14 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   Ignored ignored = ignored_in(module, options);
   keep_to_shard(found.parameters, ignored);
   check_untouched(found.parameters);
-  Ranks ranks = ranks_of(options.mesh, options);
+  const DeviceMesh mesh = mesh_of(options);
+  Ranks ranks = ranks_of(mesh, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const AfterForward after = after_forward(options, RankOfGroup(ranks.shard).ranks);
   if (after == AfterForward::slice)
     ranks.block = Engine::current().block_of(ranks.shard, *options.reshard_after_forward.ranks());
+
+  if (options.sync_module_states && mesh.dimensions() > 0) synchronise(found, ignored, mesh.all(), options);
 
   // One group a stored dtype, in order of appearance; the flat layout takes one dtype.
   std::vector<std::vector<FoundParameter>> by_dtype;

@@ -1,8 +1,6 @@
 #include "shard/data_parallel.h"
 
 #include <algorithm>
-#include <set>
-#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -12,31 +10,10 @@
 #include "autograd/node.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/share.h"
 
 namespace sherd::shard {
 namespace {
-
-/// Rank 0's values to all: one call for each dtype and device, in the order of their first tensor. What is
-/// listed twice, as the buffers of a module that two others share are, goes once.
-void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options) {
-  const NoGrad guard;
-  std::set<std::tuple<std::uint64_t, std::int64_t, std::int64_t>> given;
-  while (!tensors.empty()) {
-    const Tensor first = tensors[0];
-    const auto alike = [&](const Tensor& t) {
-      return t.dtype() == first.dtype() && t.device() == first.device();
-    };
-    Collective call{
-        .kind = CollectiveKind::broadcast, .peer = 0, .channel = options.channel, .label = options.label};
-    for (const Tensor& t : tensors) {
-      if (!alike(t) || !given.emplace(t.storage().id(), t.layout().offset, t.numel()).second) continue;
-      if (group.rank() == 0) call.inputs.push_back(t);
-      call.outputs.push_back(t);
-    }
-    group.call(std::move(call));
-    std::erase_if(tensors, alike);
-  }
-}
 
 std::vector<Tensor> buffers_of(const nn::Module& module) {
   std::vector<Tensor> buffers;

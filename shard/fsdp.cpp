@@ -72,6 +72,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
                      .device = options.device,
                      .forward_prefetch = options.forward_prefetch,
                      .backward_prefetch = options.backward_prefetch,
+                     .sync_module_states = options.sync_module_states,
                      .ignored_parameters = options.ignored_parameters,
                      .ignored_modules = options.ignored_modules};
   UnitForm form{.one_flat_param = !options.use_orig_params};

@@ -49,6 +49,8 @@ struct FsdpOptions {
   /// `_flat_param`, and needs parameters that are trainable alike.
   bool use_orig_params = false;
   int forward_prefetch = 0, backward_prefetch = 1;
+  /// As for `Options`.
+  bool sync_module_states = false;
   /// As for `Options`, of all units; ignored modules become no units, nor what is within them.
   std::vector<nn::Parameter> ignored_parameters{};
   std::vector<const nn::Module*> ignored_modules{};

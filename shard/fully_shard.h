@@ -16,9 +16,9 @@ class Unit;
 
 /// Shards the parameters of `module` that no inner sharded module has: call it for inner modules first, then
 /// for the outermost, on every rank alike. From then on `forward` sees whole parameters, in `param_dtype`;
-/// `Param::local()` and `.grad()` are this rank's part. No values are broadcast: every rank keeps its part of
-/// its own. A module without parameters left becomes a unit that only casts. The module owns the shards; a
-/// loss may outlive it.
+/// `Param::local()` and `.grad()` are this rank's part. Every rank keeps its part of its own values, unless
+/// `sync_module_states` is set. A module without parameters left becomes a unit that only casts. The module
+/// owns the shards; a loss may outlive it.
 SHERD_API void fully_shard(nn::Module& module, const Options& options = {});
 
 /// Whether `fully_shard` was called with this module.

@@ -97,6 +97,10 @@ struct Options {
   int forward_prefetch = 1, backward_prefetch = 1;
   /// Groups that may stay gathered in forward though no module needs them (used outside their own).
   int cached_gathers = 2;
+  /// Whether all ranks of the mesh get the parameters and buffers of its first one, each where it lies. On
+  /// other ranks they may be on `meta`: they get memory on `device`, or the CPU, as long as this module's are
+  /// whole. DeviceError where the first rank has none.
+  bool sync_module_states = false;
   /// What stays the program's own: these parameters, and all of these modules. They are whole on every rank,
   /// their gradients are not averaged, and neither they nor the modules' buffers are moved or cast; states
   /// have them, as this rank has them. Outer modules that are sharded later leave them alone too. ValueError
