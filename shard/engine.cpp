@@ -134,8 +134,8 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
   }
   for (const auto& weak : all) {
     const auto group = weak.lock();
-    if (group && group->gradients().unreduced() && group->switches.synchronising &&
-        !reduced.contains(group.get()) && std::ranges::find(roots, group->root().get()) != roots.end())
+    if (group && group->gradients().pending() && group->reduces() && !reduced.contains(group.get()) &&
+        std::ranges::find(roots, group->root().get()) != roots.end())
       reduce(group->in_use().shared(), 0);
   }
 
@@ -431,9 +431,9 @@ void Engine::reduce_in_turn(When when) {
     Gradients& gradients = group.gradients();
     if (when == When::complete && (!gradients.complete() || group.spec().reduce_at_end)) return;
     gather_up_to(plan_.reduced);
-    if (!group.trainable() && !gradients.unreduced())
+    if (!group.trainable() && !gradients.pending())
       gradients.drop();
-    else if (group.switches.synchronising)
+    else if (group.reduces())
       gradients.reduce(step.gathered->dtype());
     else
       gradients.keep(step.gathered->dtype());

@@ -1,5 +1,7 @@
 #include "shard/fully_shard.h"
 
+#include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "collectives/world.h"
@@ -34,6 +36,14 @@ void each_group(nn::Module& module, F&& visit) {
     for (const Members& m : u.unit->members()) visit(*m.group);
 }
 
+/// The unit of a module that a call is about; StateError for one that is not sharded.
+Unit& sharded(const nn::Module& module, std::string_view call) {
+  Unit* unit = unit_of(module);
+  check<StateError>(unit != nullptr, "{}: {} is not sharded; call it of a module that is", call,
+                    module.type_name());
+  return *unit;
+}
+
 }  // namespace
 
 void set_requires_gradient_sync(nn::Module& module, bool sync) {
@@ -41,6 +51,18 @@ void set_requires_gradient_sync(nn::Module& module, bool sync) {
 }
 void set_reshard_after_backward(nn::Module& module, bool reshard) {
   each_group(module, [&](ParameterGroup& group) { group.switches.reshard_after_backward = reshard; });
+}
+void set_requires_all_reduce(nn::Module& module, bool all_reduce) {
+  each_group(module, [&](ParameterGroup& group) { group.switches.all_reducing = all_reduce; });
+}
+void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor) {
+  check<ValueError>(
+      !factor || (std::isfinite(*factor) && *factor > 0),
+      "set_gradient_divide_factor: {} is no factor; give one above 0, or none for the number of "
+      "ranks",
+      factor.value_or(0));
+  for (const Members& m : sharded(module, "set_gradient_divide_factor").members())
+    m.group->switches.divide_by = factor;
 }
 void reshard(nn::Module& module) {
   each_group(module, [](ParameterGroup& group) {

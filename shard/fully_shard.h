@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,18 @@ SHERD_API bool is_sharded(const nn::Module& module);
 /// dtype (flat layout: in the compute dtype); the next backward with it on averages the sum. For this module
 /// and those below.
 SHERD_API void set_requires_gradient_sync(nn::Module& module, bool sync);
+
+/// Of shards with replicas, whether reductions go on from the ranks that share the parameters to the
+/// replicas. While off, `.grad()` stays as it is, and the sums over shards are kept, in f32 (f64 for f64),
+/// until the next backward with it on, which averages all of them; clearing `.grad()` leaves them. Of
+/// replicas alone it is `set_requires_gradient_sync`, of shards alone nothing. For this module and those
+/// below.
+SHERD_API void set_requires_all_reduce(nn::Module& module, bool all_reduce);
+
+/// What sums of gradients over the ranks are divided by, in place of the number of ranks; none: that again.
+/// For this module's own parameters, not those of sharded modules below. ValueError unless it is finite and
+/// above 0.
+SHERD_API void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor);
 
 /// Whether backward frees gathered parameters. Off, the next forward need not gather them again unless they
 /// were stepped or loaded in between. For this module and those below.

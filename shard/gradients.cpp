@@ -43,7 +43,10 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
     if (before.averaged.defined()) slot.averaged = change(before.averaged);
     if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.shown = grad.storage().id();
   }
+  if (old.summed_.defined()) summed_ = to(old.summed_, group_.compute_device());
 }
+
+bool Gradients::pending() const { return unreduced_ || (summed_.defined() && group_.switches.all_reducing); }
 
 void Gradients::renew_slot(std::size_t i, Tensor leaf) {
   Slot& slot = slots_[i];
@@ -99,7 +102,9 @@ DType Gradients::reduce_dtype() const { return group_.spec().reduce_dtype.value_
 void Gradients::reduce(DType computed_in) {
   due_ = 0;
   own_ = computed_in;
-  turn_ = Turn::reduced;
+  const bool over_all = !in_two_calls() || group_.switches.all_reducing;
+  turn_ = over_all ? Turn::reduced : Turn::reduced_over_shards;
+  divide_by_ = group_.switches.divide_by;
   const Ranks& ranks = group_.spec().ranks;
   const Group& group = ranks.shard.defined() ? ranks.shard : ranks.replicas;
   if (!group.defined()) return;
@@ -111,6 +116,9 @@ void Gradients::reduce(DType computed_in) {
 void Gradients::pass_on() {
   if (!reduced_.defined() || !in_two_calls()) return;
   wait();
+  const NoGrad guard;
+  if (summed_.defined()) add_(reduced_, to(summed_, reduced_.dtype()));
+  if (turn_ == Turn::reduced_over_shards) return;
   const Engine::OwnCalls own_calls;
   reduction_ = group_.spec().ranks.replicas.enqueue({.kind = CollectiveKind::all_reduce,
                                                      .inputs = {reduced_},
@@ -131,9 +139,10 @@ void Gradients::wait() {
 void Gradients::commit() {
   const NoGrad guard;
   const Turn turn = std::exchange(turn_, Turn::to_come);
-  if (turn == Turn::kept || turn == Turn::reduced) unreduced_ = turn == Turn::kept;
+  if (turn != Turn::dropped) unreduced_ = turn == Turn::kept;
   if (turn == Turn::kept) commit_own();
   if (turn == Turn::reduced) reduced_.defined() ? commit_average() : commit_alone();
+  if (turn == Turn::reduced_over_shards) commit_over_shards();
 }
 
 std::vector<Gradients::Added> Gradients::take_added() {
@@ -281,7 +290,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
   const Partition& partition = spec.partition;
   const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
   const DType dtype = reduce_dtype();
-  const TensorOptions like{in_two_calls() ? compute_dtype(dtype) : dtype, group_.compute_device()};
+  const TensorOptions like{divided_here() ? compute_dtype(dtype) : dtype, group_.compute_device()};
   if (like.dtype != dtype)
     for (Tensor& t : totals)
       if (t.defined()) t = to(t, dtype);  // a rank's part is rounded, sums are not
@@ -300,7 +309,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
       .kind = spec.ranks.shard.defined() ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
       .inputs = {},
       .outputs = {},
-      .reduction = in_two_calls() ? ReduceOp::sum() : ReduceOp::average(),
+      .reduction = divided_here() ? ReduceOp::sum() : ReduceOp::average(),
       .channel = reduce_channel,
       .label = group_.label()};
   std::int64_t at = 0;
@@ -329,9 +338,26 @@ void Gradients::add_to(Slot& slot, const Tensor& part) {
   slot.added = true;
 }
 
-/// A rank without peers: its gradients are the average.
+/// One division, one rounding, as `ReduceOp` makes an average.
+Tensor Gradients::divided(const Tensor& sum) const {
+  const Ranks& ranks = group_.spec().ranks;
+  const double by = divide_by_.value_or(RankOfGroup(ranks.shard).ranks * RankOfGroup(ranks.replicas).ranks);
+  const DType dtype = reduce_dtype();
+  return to(div(to(sum, compute_dtype(dtype)), by), dtype);
+}
+
+/// What the next backward that goes on to the replicas takes along.
+void Gradients::commit_over_shards() {
+  summed_ = std::exchange(reduced_, {});
+  for (Slot& slot : slots_) end_own_sum(slot);
+}
+
+/// A rank without peers: its gradients are the sum.
 void Gradients::commit_alone() {
   std::vector<Tensor> parts = totals();
+  if (divide_by_)
+    for (Tensor& t : parts)
+      if (t.defined()) t = divided(to(t, reduce_dtype()));
   const TensorOptions as{group_.shard().dtype(), group_.shard().device()};
   const bool used = std::ranges::any_of(parts, &Tensor::defined);
   for (Slot& slot : slots_) {
@@ -350,10 +376,9 @@ void Gradients::commit_average() {
   const std::vector<float> present =
       to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
           .to_vector<float>();
+  summed_ = {};
   Tensor average = flat_view(reduced, 0, numel);
-  if (in_two_calls())
-    average = to(div(average, RankOfGroup(spec.ranks.shard).ranks * RankOfGroup(spec.ranks.replicas).ranks),
-                 reduce_dtype());
+  if (divided_here()) average = divided(average);
   const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
   const bool used = std::ranges::any_of(present, [](float p) { return p != 0; });
   for (std::size_t s = 0; s < slots_.size(); ++s) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -41,6 +42,8 @@ class Gradients final : public EngineSink {
 
   /// There was a backward without communication since the last reduction.
   bool unreduced() const { return unreduced_; }
+  /// The next reduction has something to take along, whatever its backward brings.
+  bool pending() const;
   /// After a fault ranks may differ in it, so all say yes: what the last backward came to is each one's own.
   void renewed() { unreduced_ = true; }
   /// All gradients that the backward announced are here.
@@ -54,7 +57,8 @@ class Gradients final : public EngineSink {
   /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
   /// replicas, the sum over the ranks that share it.
   void reduce(DType computed_in);
-  /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them.
+  /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them, unless the
+  /// program put that off.
   void pass_on();
   /// Until the averages are here.
   void wait();
@@ -89,7 +93,7 @@ class Gradients final : public EngineSink {
     Ref<Leaf> leaf{};   ///< of the backward under way
     Tensor gradient{};  ///< complete
   };
-  enum class Turn : std::uint8_t { to_come, dropped, kept, reduced };
+  enum class Turn : std::uint8_t { to_come, dropped, kept, reduced, reduced_over_shards };
 
   sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
   Tensor own_sum(Slot& slot) const;
@@ -102,10 +106,14 @@ class Gradients final : public EngineSink {
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
   /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
   bool in_two_calls() const;
+  /// Whether calls give sums, which are divided here.
+  bool divided_here() const { return in_two_calls() || divide_by_; }
+  Tensor divided(const Tensor& sum) const;
   DType reduce_dtype() const;
   Collective reduction(std::vector<Tensor> totals);
   void commit_own();
   void commit_alone();
+  void commit_over_shards();
   void commit_average();
   static void add_to(Slot& slot, const Tensor& part);
 
@@ -114,12 +122,14 @@ class Gradients final : public EngineSink {
   std::vector<Member> members_;
   std::unordered_map<const Leaf*, std::size_t> member_of_;
   bool unreduced_ = false;
+  Tensor summed_;  // as `reduced_`: of backwards since the last sum over replicas
 
   Turn turn_ = Turn::to_come;
   int due_ = 0;
   DType own_ = DType::f32;  // of gradients as they come, where nothing else was asked for
   Tensor reduced_;          // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
+  std::optional<double> divide_by_;  // of this reduction
 };
 
 }  // namespace sherd::shard

@@ -60,6 +60,8 @@ struct GroupSpec {
 /// What a program may switch between two steps, on every rank alike.
 struct Switches {
   bool synchronising = true, reshard_after_backward = true;
+  bool all_reducing = true;           ///< of shards with replicas: reductions go on to the replicas
+  std::optional<double> divide_by{};  ///< in place of the number of ranks
 };
 
 /// A run of elements of a dense tensor.
@@ -78,6 +80,11 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   /// Where the whole parameters are, and where gradients come from.
   Device compute_device() const;
   bool trainable() const;
+  /// Whether backwards reduce gradients, if only over the shards. Of replicas alone nothing is left then.
+  bool reduces() const {
+    return switches.synchronising &&
+           (switches.all_reducing || spec_.ranks.shard.defined() || !spec_.ranks.replicas.defined());
+  }
 
   /// Parameter `i`'s part of the shard, a leaf.
   const Tensor& local(std::size_t i) const { return locals_[i]; }
