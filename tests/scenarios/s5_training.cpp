@@ -43,6 +43,7 @@ struct Setup {
   OptimClass optim_class = OptimClass::adam;
   bool multi_tensor = false;
   Prefetch prefetch = Prefetch::pre;
+  bool skip_writeback_check = false;
 };
 
 /// The transformer, replicated and sharded, with an optimizer each.
@@ -61,6 +62,8 @@ struct Both {
     shard::FsdpOptions options{.mesh = rank.mesh,
                                .strategy = setup.strategy,
                                .auto_wrap = wrap_layers(),
+                               .writeback_check = setup.skip_writeback_check ? shard::WritebackCheck::off
+                                                                             : shard::WritebackCheck::on,
                                .use_orig_params = true,
                                .backward_prefetch = setup.prefetch == Prefetch::pre ? 1 : 0};
     const shard::FullyShardedDataParallel wrapped(model, options);
@@ -98,13 +101,14 @@ nn::ZeroGrad zero_mode(bool set_to_none) {
 
 auto diff_hyperparams(ShardingStrategy strategy) {
   return [strategy](Rank& rank, Moved moved, bool optim_before_wrap, OptimClass optim_class,
-                    bool multi_tensor, bool set_to_none, Prefetch prefetch, bool) {
+                    bool multi_tensor, bool set_to_none, Prefetch prefetch, bool skip_writeback_check) {
     Both both(rank, {.strategy = strategy,
                      .moved = moved,
                      .optim_before_wrap = optim_before_wrap,
                      .optim_class = optim_class,
                      .multi_tensor = multi_tensor,
-                     .prefetch = prefetch});
+                     .prefetch = prefetch,
+                     .skip_writeback_check = skip_writeback_check});
     check_training(rank, both, zero_mode(set_to_none));
   };
 }

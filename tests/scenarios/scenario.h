@@ -104,6 +104,7 @@ std::vector<Scenario> s3_training();
 std::vector<Scenario> s3_casts();
 std::vector<Scenario> s5_training();
 std::vector<Scenario> s5_forwards();
+std::vector<Scenario> s5_writeback();
 std::vector<Scenario> s5_views();
 /// All of them, in the order of the catalogue.
 const std::vector<Scenario>& all_scenarios();
