@@ -37,3 +37,4 @@
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "shard/optimizer_state.h"
+#include "shard/summon.h"

@@ -301,18 +301,17 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
   InputCast cast = form.input_cast;
   if (cast == InputCast::with_parameters)
     cast = members.empty() ? form.without_parameters : InputCast::always;
-  UnitPolicy policy{
-      .input_cast = cast,
-      .param_dtype = precision.param_dtype,
-      .output_dtype = precision.output_dtype,
-      .buffer_dtype = precision.buffer_dtype,
-      .evaluation = precision.evaluation,
-      .device = compute_device,
-      .strategy = options.strategy,
-      .after_forward = after,
-      .writeback_check = options.writeback_check,
-      .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
-      .ignored = std::move(ignored)};
+  UnitPolicy policy{.input_cast = cast,
+                    .param_dtype = precision.param_dtype,
+                    .output_dtype = precision.output_dtype,
+                    .buffer_dtype = precision.buffer_dtype,
+                    .evaluation = precision.evaluation,
+                    .device = compute_device,
+                    .strategy = options.strategy,
+                    .after_forward = after,
+                    .writeback_check = options.writeback_check,
+                    .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
+                    .ignored = std::move(ignored)};
   module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
   number(all);
 }

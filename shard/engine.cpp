@@ -370,6 +370,9 @@ void Engine::begin_run(std::uint64_t run) {
 }
 
 void Engine::begin(std::uint64_t run, ParameterGroup& group) {
+  check<StateError>(!group.summoned,
+                    "backward: it reaches '{}', which summon_full_params shows whole; end that scope first",
+                    group.spec().names[0]);
   begin_run(run);
   if (std::ranges::find(plan_.begun, group.shared_from_this()) == plan_.begun.end())
     plan_.begun.push_back(group.shared_from_this());

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shard/fully_shard.h"
+#include "shard/summon.h"
 
 namespace sherd::shard {
 
@@ -66,6 +67,9 @@ class SHERD_API FullyShardedDataParallel {
   /// The unit's flat parameter; undefined without one (no parameters, or use_orig_params).
   nn::Parameter flat_param() const;
   [[nodiscard]] NoSync no_sync() { return NoSync(*module_); }
+  [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
+    return SummonFullParams(*module_, options);
+  }
   Tensor clip_grad_norm_(double max_norm) { return shard::clip_grad_norm_(module_->parameters(), max_norm); }
 
  private:

@@ -12,6 +12,28 @@
 
 namespace sherd::shard {
 
+Collective gather_call(const Tensor& all, const Tensor& shard, const Partition& partition, int rank,
+                       InPlace in_place) {
+  Collective c{.kind = CollectiveKind::all_gather,
+               .inputs = {},
+               .outputs = {},
+               .channel = gather_channel,
+               .label = {}};
+  const int ranks = partition.ranks();
+  for (int s = 0; s < partition.segments(); ++s) {
+    const std::int64_t numel = partition.shard_numel(s), begin = partition.shard_offset(s) * ranks;
+    Tensor input = flat_view(shard, partition.shard_offset(s), numel);
+    if (in_place == InPlace::yes) {
+      const Tensor own = flat_view(all, begin + rank * numel, numel);
+      copy_(own, input);
+      input = own;
+    }
+    c.inputs.push_back(std::move(input));
+    c.outputs.push_back(flat_view(all, begin, numel * ranks));
+  }
+  return c;
+}
+
 Gathered::Gathered(ParameterGroup& group, DType dtype)
     : group_(group),
       dtype_(dtype),
@@ -71,10 +93,6 @@ void Gathered::free() noexcept {
 
 // ---- gathers ----
 
-Tensor Gathered::view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const {
-  return Tensor(make_ref<TensorImpl>(memory, sherd::Layout{{numel}, {1}, offset}, dtype_));
-}
-
 std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage().version(); }
 
 void Gathered::start() {
@@ -87,35 +105,19 @@ void Gathered::start() {
   const Tensor source = sliced != nullptr ? sliced->slice : group_.shard();
   const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
   const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
-  const auto [rank, ranks] = RankOfGroup(group);
   const Device device = group_.compute_device();
   const bool in_place = source.dtype() != dtype_ || source.device() != device || !group.defined();
-
-  const std::int64_t bytes = partition.gathered_numel() * size_of(dtype_);
-  Ref<Storage> memory = Storage::allocate(device, static_cast<std::size_t>(bytes));
-  Collective c{.kind = CollectiveKind::all_gather,
-               .inputs = {},
-               .outputs = {},
-               .channel = gather_channel,
-               .label = group_.label()};
-  for (int s = 0; s < partition.segments(); ++s) {
-    const std::int64_t numel = partition.shard_numel(s), begin = partition.shard_offset(s) * ranks;
-    Tensor input = flat_view(source, partition.shard_offset(s), numel);
-    if (in_place) {
-      const Tensor own = view(memory, begin + rank * numel, numel);
-      copy_(own, input);
-      input = own;
-    }
-    c.inputs.push_back(std::move(input));
-    c.outputs.push_back(view(memory, begin, numel * ranks));
-  }
+  const Tensor all = empty({partition.gathered_numel()}, {dtype_, device});
+  Collective c =
+      gather_call(all, source, partition, RankOfGroup(group).rank, in_place ? InPlace::yes : InPlace::no);
+  c.label = group_.label();
   Work work;
   if (group.defined()) {
     work = group.enqueue(std::move(c));
     if (!in_place && sliced == nullptr) reading_ = work.without_outputs();
   }
   if (sliced == nullptr) epoch_gathered_ = epoch();
-  residency_ = Gathering{std::move(work), std::move(memory)};
+  residency_ = Gathering{std::move(work), all.storage_ref()};
 }
 
 void Gathered::finish() {
@@ -137,11 +139,12 @@ void Gathered::slice() {
   const Partition& partition = *block_partition_;
   const int rank = group_.spec().ranks.block.rank();
   const Tensor slice = empty({partition.shard_numel()}, {dtype_, group_.compute_device()});
-  const Ref<Storage> memory(storage_);
+  const Tensor all(make_ref<TensorImpl>(Ref<Storage>(storage_),
+                                        sherd::Layout{{partition.gathered_numel()}, {1}, 0}, dtype_));
   for (int s = 0; s < partition.segments(); ++s) {
     const std::int64_t numel = partition.shard_numel(s);
     const std::int64_t begin = partition.shard_offset(s) * partition.ranks() + rank * numel;
-    copy_(flat_view(slice, partition.shard_offset(s), numel), view(memory, begin, numel));
+    copy_(flat_view(slice, partition.shard_offset(s), numel), flat_view(all, begin, numel));
   }
   free();
   residency_ = Sliced{slice};

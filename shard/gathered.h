@@ -37,6 +37,13 @@ struct Gathering {
 };
 struct Full {};
 
+/// Whether a rank's own slices are copied to their place among all before a gather, or read where they are.
+enum class InPlace : std::uint8_t { no, yes };
+/// The call that brings every rank's slices of `shard` together in `all`, segment by segment. With
+/// `InPlace::yes` copies this rank's, in `all`'s dtype and on its device.
+Collective gather_call(const Tensor& all, const Tensor& shard, const Partition& partition, int rank,
+                       InPlace in_place);
+
 class Gathered final : public StorageOwner {
  public:
   /// The parameters of `group` in `dtype`, where the group computes.
@@ -96,7 +103,6 @@ class Gathered final : public StorageOwner {
 
  private:
   void free() noexcept;
-  Tensor view(const Ref<Storage>& memory, std::int64_t offset, std::int64_t numel) const;
   /// Advances with every write of the shard, through ops or past them.
   std::uint64_t epoch() const;
 

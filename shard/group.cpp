@@ -18,8 +18,14 @@ class ShardOwner final : public StorageOwner {
   explicit ShardOwner(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   void need(Storage&) override {}
   void before_write(Storage&) override {
-    if (const auto group = group_.lock())
-      group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
+    const auto group = group_.lock();
+    if (!group) return;
+    check<StateError>(
+        !group->summoned,
+        "fully_shard: the part of '{}' is written while summon_full_params shows the whole, whose "
+        "values would undo it; write data(), or end that scope first",
+        group->spec().names[0]);
+    group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
   }
 
  private:
@@ -94,6 +100,19 @@ Tensor ParameterGroup::part_of(std::size_t i, const Tensor& whole) const {
   const OwnedPart part = spec_.partition.part(static_cast<int>(i), RankOfGroup(spec_.ranks.shard).rank);
   const Tensor elements = reshape(whole, {whole.numel()});
   return reshape(narrow(elements, 0, part.in_parameter, part.numel), locals_[i].shape());
+}
+
+Tensor ParameterGroup::gather(const Tensor& shard) const {
+  const Engine::OwnCalls own_calls;
+  const Partition& partition = spec_.partition;
+  const Tensor all = empty({partition.gathered_numel()}, {shard.dtype(), compute_device()});
+  Collective c = gather_call(all, shard, partition, RankOfGroup(spec_.ranks.shard).rank, InPlace::yes);
+  c.label = label_;
+  if (!spec_.ranks.shard.defined()) return all;
+  Work work = spec_.ranks.shard.enqueue(std::move(c));
+  work.wait();
+  work.wait_inputs();  // which are the caller's to write from now on
+  return all;
 }
 
 sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {

@@ -99,6 +99,9 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   sherd::Layout whole_layout(std::size_t i) const;
   /// With `one_flat_param`, the whole shard as a leaf.
   const Tensor& flat() const { return flat_; }
+  /// Every rank's part of what lies as the shard does, side by side as in `whole_layout`, in its dtype, where
+  /// the group computes, in memory of its own. Collective.
+  Tensor gather(const Tensor& shard) const;
   /// What forward reads: tensors whose gradients come here; made once a precision, held by the parameters.
   /// Those of a second precision have the leaves of the first, `others`: a backward through both brings one
   /// gradient.
@@ -113,6 +116,8 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
 
   Switches switches{};
+  /// A scope shows its parameters whole: what they are is written there.
+  bool summoned = false;
   /// The whole parameters in a precision; one object for both where they are the same.
   Gathered& gathered(Precision precision) {
     return precision == Precision::full && in_full_ ? *in_full_ : gathered_;

@@ -92,7 +92,7 @@ void Unit::use(Members& members) {
 
 void Unit::bind_one(Members& members, std::size_t i) {
   ParameterGroup& group = *members.group;
-  const Tensor& used = members.used_in(precision_)[i];
+  const Tensor& used = members.summoned.empty() ? members.used_in(precision_)[i] : members.summoned[i];
   places_[members.parameters[i].id()] = {&members, i};
   members.parameters[i].set_owner({this, group.local(i), used, group.spec().shapes[i]});
   if (!is_floating(used.dtype())) return;
@@ -104,6 +104,33 @@ void Unit::bind_one(Members& members, std::size_t i) {
 void Unit::compute_in(Precision precision) {
   if (std::exchange(precision_, precision) == precision) return;
   for (Members& m : members_) use(m);
+}
+
+Members& Unit::members_of(const ParameterGroup& group) {
+  return *std::ranges::find(members_, &group, [](const Members& m) { return m.group.get(); });
+}
+
+void Unit::summon(ParameterGroup& group, std::vector<Tensor> whole) {
+  Members& m = members_of(group);
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    if (is_floating(whole[i].dtype())) continue_leaf(m.used_in(precision_)[i], whole[i]);
+  m.summoned = std::move(whole);
+  use(m);
+  group.summoned = true;
+}
+
+void Unit::dismiss(ParameterGroup& group) {
+  Members& m = members_of(group);
+  m.summoned.clear();
+  use(m);
+  group.summoned = false;
+}
+
+void Unit::refuse_summoned(std::string_view call) const {
+  for (const auto& group : groups_)
+    check<StateError>(!group->summoned,
+                      "fully_shard: {} while summon_full_params shows '{}' whole; end that scope first", call,
+                      group->spec().names[0]);
 }
 
 Unit::Place Unit::place(const nn::Parameter& parameter) const {
@@ -133,6 +160,7 @@ const Members* Unit::flattened(const nn::Parameter& parameter) const {
 }
 
 void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
+  refuse_summoned("a module is moved or cast");
   const NoGrad guard;
   struct Fresh {
     std::shared_ptr<ParameterGroup> group;  // the old one, if `change` leaves its shard
@@ -245,7 +273,7 @@ void Unit::begin_root(nn::Module& root) {
   for (const auto& weak : root_->units)
     if (const auto unit = weak.lock()) {
       unit->write_back();
-      for (const auto& group : unit->groups_) group->gradients().check_replaced();
+      unit->check_gradients();
     }
   const Precision precision = root.training() ? Precision::reduced : policy_.evaluation;
   if (std::exchange(root_->precision, precision) != precision)
@@ -313,6 +341,7 @@ void Unit::check_complete(const nn::Module& module) const {
 
 void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   check_complete(module);
+  refuse_summoned("a forward begins");
   check_values(module, inputs);
   const bool root = root_->depth == 0;
   if (root) begin_root(module);
@@ -346,18 +375,21 @@ void Unit::forward_failed(nn::Module&) noexcept {
 std::vector<nn::NamedParameter> Unit::own_parameters() const {
   std::vector<nn::NamedParameter> own;
   for (const Members& m : members_)
-    if (m.flat.defined()) own.push_back({"_flat_param", m.flat});
+    if (m.flat.defined() && m.summoned.empty()) own.push_back({"_flat_param", m.flat});
   return own;
 }
 
 bool Unit::hides(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
-  return found != places_.end() && found->second.members->flat.defined();
+  if (found == places_.end()) return false;
+  const Members& m = *found->second.members;
+  return m.flat.defined() && m.summoned.empty();
 }
 
 Tensor Unit::data(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
   if (found == places_.end()) return parameter.local().detach();  // a flat parameter
+  if (!found->second.members->summoned.empty()) return parameter.tensor().detach();
   ParameterGroup& group = *found->second.members->group;
   const Gathered& gathered = group.in_use();
   const bool shown =
@@ -376,11 +408,16 @@ void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
   const NoGrad guard;
   const auto [members, index] = place(parameter);
   const Tensor part = members->group->part_of(index, whole);
+  if (!members->summoned.empty()) {
+    copy_(members->summoned[index].detach(), whole);
+    return;
+  }
   before_write();
   copy_(parameter.local().detach(), part);
 }
 
 void Unit::before_write() {
+  refuse_summoned("parameters are written");
   for (const auto& group : groups_)
     group->each_gathered([](Gathered& gathered) { gathered.shard_written(); });
 }

@@ -57,6 +57,7 @@ struct Members {
   std::vector<std::vector<Slot>> slots{};     ///< of each: of the member that has it, and of those tied to it
   nn::Parameter flat;                         ///< in their place, if the group has one flat parameter
   std::array<std::vector<Tensor>, 2> used{};  ///< what forward reads, by `Precision`; made when it is needed
+  std::vector<Tensor> summoned{};             ///< in its place, while a scope shows the parameters whole
 
   /// What forward reads in `precision`; of a group that computes alike in both, the same.
   const std::vector<Tensor>& used_in(Precision precision);
@@ -101,11 +102,23 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void begin_no_sync();
   void end_no_sync();
 
+  // ---- parameters that are whole for a while (summon.cpp) ----
+  bool running() const { return root_->depth > 0; }
+  bool summoned() const {
+    return std::ranges::any_of(groups_, [](const auto& g) { return g->summoned; });
+  }
+  /// Shows `whole` in place of the parameters of `group`; without tensors their parts, which are not written
+  /// either.
+  void summon(ParameterGroup& group, std::vector<Tensor> whole);
+  void dismiss(ParameterGroup& group);
+
   // ---- what the user put in the place of parameters (writeback.cpp) ----
   /// Takes it into the shard, before a gather; each rank for itself. ShapeError for another shape than this
   /// rank's part has, StateError while a backward is to come that needs what was gathered,
   /// NotImplementedError for ties that were changed.
   void write_back();
+  /// ShapeError for a gradient that is neither an average nor this rank's own.
+  void check_gradients() const;
   /// StateError if something of what `plan` concerns was replaced since its forward.
   void check_unchanged(const Plan& plan);
 
@@ -132,6 +145,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void bind(Members& members);
   void bind_one(Members& members, std::size_t i);
   bool shows_whole(ParameterGroup& group) const;
+  Members& members_of(const ParameterGroup& group);
+  void refuse_summoned(std::string_view call) const;
   void check_unchanged(const Members& members);
   void take_in(Members& members, std::size_t i);
   [[noreturn]] void fail_changed(const std::string& name) const;

@@ -36,6 +36,7 @@ void check_writeback(std::string_view what, const std::string& name, const Shape
 }
 
 void Unit::write_back() {
+  refuse_summoned("a forward begins, or a state is read or loaded,");
   if (policy_.writeback_check == WritebackCheck::off) return;
   for (Members& m : members_) {
     check_unchanged(m);
@@ -46,6 +47,10 @@ void Unit::write_back() {
 
 void write_back(nn::Module& module) {
   for (const NamedUnit& u : units_of(module)) u.unit->write_back();
+}
+
+void Unit::check_gradients() const {
+  for (const Members& m : members_) m.group->gradients().check_replaced();
 }
 
 /// A graph that holds gathered values cannot be told that others are to count.
@@ -112,6 +117,11 @@ void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
   }
   const auto [members, index] = place(parameter);
   const std::string& name = members->group->spec().names[index];
+  if (!members->summoned.empty()) {
+    check_writeback("parameter", name, parameter.shape(), data.shape());
+    copy_(members->summoned[index].detach(), data);
+    return;
+  }
   if (shows_whole(*members->group)) {
     check_writeback("parameter", name, parameter.shape(), data.shape());
     if (policy_.writeback_check == WritebackCheck::off) fail_changed(name);

@@ -1,0 +1,175 @@
+#include "shard/summon.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+namespace {
+
+std::vector<NamedUnit> units_to_summon(nn::Module& module, bool recurse) {
+  if (recurse) return units_of(module);
+  if (Unit* unit = unit_of(module)) return {{"", &module, unit}};
+  return {};
+}
+
+void check_options(const SummonOptions& options) {
+  check<ValueError>(
+      !options.writeback || !options.rank0_only,
+      "summon_full_params: writeback=True and rank0_only=True is not supported: the other ranks "
+      "would keep other values; pass writeback = false");
+}
+
+void check_idle(const NamedUnit& u) {
+  check<StateError>(!u.unit->running() && Engine::current().plan().run == 0,
+                    "summon_full_params of {}: Cannot manually unshard parameters during forward/backward",
+                    u.module->type_name());
+  check<StateError>(!u.unit->summoned(),
+                    "summon_full_params of {}: it is summoned already; end that scope first",
+                    u.module->type_name());
+}
+
+bool is_first(const Ranks& ranks) {
+  return RankOfGroup(ranks.shard).rank == 0 && RankOfGroup(ranks.replicas).rank == 0;
+}
+
+/// Whether any rank that shares the parameters has each one's gradient.
+std::vector<bool> with_gradient(const Members& m) {
+  std::vector<int> present;
+  for (const nn::Parameter& p : m.parameters) present.push_back(p.grad().defined());
+  const Group& ranks = m.group->spec().ranks.shard;
+  if (ranks.defined()) {
+    const Tensor any = Tensor::from(present, {std::ssize(present)});
+    ranks.all_reduce(any, ReduceOp::max(), {.label = "gradients to summon", .channel = gather_channel});
+    present = any.to_vector<int>();
+  }
+  return {present.begin(), present.end()};
+}
+
+/// Of what every rank has in the shard's form, each parameter's; and what it was when it was made.
+struct Wholes {
+  Tensor all;
+  std::uint32_t version = 0;
+  std::vector<Tensor> of;  ///< by parameter; empty where there is none
+
+  Wholes() = default;
+  Wholes(ParameterGroup& group, const Tensor& shard, bool on_cpu) : all(group.gather(shard)) {
+    if (on_cpu) all = to(all, Device::cpu());
+    version = all.storage().version();
+    for (std::size_t i = 0; i < group.size(); ++i) of.push_back(alias(all, group.whole_layout(i)));
+  }
+  bool written() const { return all.defined() && all.storage().version() != version; }
+};
+
+}  // namespace
+
+/// A unit's group in the scope.
+struct SummonFullParams::Summoned {
+  std::shared_ptr<Unit> unit;
+  std::shared_ptr<ParameterGroup> group;
+  std::vector<nn::Parameter> parameters;
+  Wholes values, gradients{};
+  std::vector<Tensor> held{};  ///< the gradients before
+
+  void keep_values() const {
+    if (!values.written()) return;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const Tensor local = group->local(i).detach();
+      copy_(local, to(group->part_of(i, values.of[i]), local.device()));
+    }
+  }
+
+  void keep_gradient(std::size_t i, bool writeback) {
+    if (!gradients.of[i].defined()) return;
+    nn::Parameter& p = parameters[i];
+    const Tensor now = p.grad();
+    const bool untouched =
+        now.defined() && &now.storage() == &gradients.all.storage() && !gradients.written();
+    p.set_grad(held[i]);
+    if (untouched || !writeback) return;
+    if (now.defined()) check_writeback("gradient", group->spec().names[i], p.shape(), now.shape());
+    const bool elsewhere =
+        group->spec().layout == GroupLayout::flat && p.local().numel() == 0 && p.numel() > 0;
+    p.set_grad(now.defined() && !elsewhere ? to(clone(group->part_of(i, now)), group->shard().device())
+                                           : Tensor{});
+  }
+};
+
+SummonFullParams::SummonFullParams(nn::Module& module, SummonOptions options)
+    : options_(options), exceptions_(std::uncaught_exceptions()) {
+  const NoGrad guard;
+  check_options(options);
+  const std::vector<NamedUnit> units = units_to_summon(module, options.recurse);
+  for (const NamedUnit& u : units) check_idle(u);
+  for (const NamedUnit& u : units) {
+    u.unit->write_back();
+    u.unit->check_gradients();
+  }
+  for (const NamedUnit& u : units)
+    for (const Members& m : u.unit->members()) {
+      ParameterGroup& group = *m.group;
+      check<DeviceError>(group.shard().device().type != DeviceType::meta,
+                         "summon_full_params: '{}' is on meta and has no values; call materialize() first",
+                         group.spec().names[0]);
+      check<ValueError>(
+          !options.with_grads || !m.flat.defined(),
+          "summon_full_params: with_grads needs parameters with gradients of their own, and '{}' is "
+          "part of one flat parameter; pass use_orig_params",
+          group.spec().names[0]);
+      const bool shown = !options.rank0_only || is_first(group.spec().ranks);
+      auto summoned = std::make_unique<Summoned>();
+      summoned->unit = std::dynamic_pointer_cast<Unit>(u.module->extension());
+      summoned->group = m.group;
+      summoned->parameters = m.parameters;
+      Wholes values(group, group.shard(), options.offload_to_cpu);
+      if (shown) summoned->values = std::move(values);
+      if (options.with_grads && !group.gradients().unreduced()) {
+        const std::vector<bool> present = with_gradient(m);
+        const Tensor parts = zeros({group.shard().numel()}, {group.shard().dtype(), group.shard().device()});
+        for (std::size_t i = 0; i < m.parameters.size(); ++i)
+          if (const Tensor g = m.parameters[i].grad(); g.defined() && g.numel() > 0)
+            copy_(group.part_in(parts, i), g);
+        Wholes gradients(group, parts, options.offload_to_cpu);
+        for (std::size_t i = 0; i < present.size(); ++i)
+          if (!present[i]) gradients.of[i] = {};
+        if (shown) summoned->gradients = std::move(gradients);
+      }
+      summoned_.push_back(std::move(summoned));
+    }
+  for (const auto& s : summoned_) {
+    s->unit->summon(*s->group, s->values.of);
+    for (std::size_t i = 0; i < s->gradients.of.size(); ++i) {
+      s->held.push_back(s->parameters[i].grad());
+      if (s->gradients.of[i].defined()) s->parameters[i].set_grad(s->gradients.of[i]);
+    }
+  }
+}
+
+SummonFullParams::~SummonFullParams() noexcept(false) {
+  try {
+    restore();
+  } catch (...) {
+    if (std::uncaught_exceptions() == exceptions_) throw;
+  }
+}
+
+void SummonFullParams::restore() {
+  const NoGrad guard;
+  for (const auto& s : summoned_) s->unit->dismiss(*s->group);
+  std::exception_ptr first;
+  for (const auto& s : summoned_) {
+    if (options_.writeback) s->keep_values();
+    for (std::size_t i = 0; i < s->gradients.of.size(); ++i) try {
+        s->keep_gradient(i, options_.writeback);
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace sherd::shard
