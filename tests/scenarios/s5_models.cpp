@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shard/fully_shard.h"
+#include "shard/summon.h"
 
 namespace sherd::scenarios {
 namespace {
@@ -114,12 +115,13 @@ std::vector<FlatUnit> transformer_units() {
 }
 
 void check_parameters(Rank& rank, nn::Module& reference, nn::Module& sharded) {
-  const nn::StateDict expected = shard::full_state_dict(reference), actual = shard::full_state_dict(sharded);
-  rank.check.eq(actual.size(), expected.size(), "parameters and buffers");
+  const shard::SummonFullParams whole_reference(reference), whole(sharded);
+  const std::vector<nn::NamedParameter> expected = reference.named_parameters();
+  const std::vector<nn::NamedParameter> actual = sharded.named_parameters();
+  rank.check.eq(actual.size(), expected.size(), "parameters");
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const std::string& name = expected[i].first;
-    rank.check.eq(actual[i].first, name, "name");
-    rank.check.same(to(actual[i].second, compute), to(expected[i].second, compute), name);
+    rank.check.eq(actual[i].name, expected[i].name, "name");
+    rank.check.same(actual[i].parameter.data(), expected[i].parameter.data(), expected[i].name);
   }
 }
 

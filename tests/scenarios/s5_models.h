@@ -103,7 +103,7 @@ void check_layout(Rank& rank, nn::Module& sharded, ShardingStrategy strategy,
 /// The layout of `TransformerWithSharedParams` under `wrap_layers`.
 std::vector<FlatUnit> transformer_units();
 
-/// Names and whole values of a sharded module are those of `reference`, sharded or not, to the bit.
+/// Summons both. Names and values of a sharded module are those of `reference`, sharded or not, to the bit.
 void check_parameters(Rank& rank, nn::Module& reference, nn::Module& sharded);
 
 }  // namespace sherd::scenarios

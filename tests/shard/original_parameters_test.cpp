@@ -7,6 +7,7 @@
 
 #include "shard/data_parallel.h"
 #include "shard/fsdp.h"
+#include "shard/summon.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -148,6 +149,15 @@ TEST_CASE("a parameter shows this rank's part, and the whole while its module ha
                  gradient.shape());
       }
     };
+    const auto check_summoned = [&](std::string_view when) {
+      const shard::SummonFullParams scope(net);
+      const std::vector<nn::NamedParameter> expected = by_hand.named_parameters();
+      const std::vector<nn::NamedParameter> actual = net.named_parameters();
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        expect(actual[i].name == expected[i].name, "{}: '{}'", when, actual[i].name);
+        expect_same(actual[i].parameter.data(), expected[i].parameter.data(), expected[i].name, when);
+      }
+    };
     std::vector<std::unique_ptr<Looks>> looks;
     std::vector<Subscription> watching;
     const auto watch = [&](nn::Module& module, std::string prefix) {
@@ -162,9 +172,12 @@ TEST_CASE("a parameter shows this rank's part, and the whole while its module ha
     for (const int step : {0, 1}) {
       const Tensor loss = loss_at(net, world.rank(), step);
       check(way.keeps(), "after a forward");
+      check_summoned("summoned between forward and backward");
       of_net.zero_grad();
       loss.backward();
       check(false, "after a backward");
+      check_summoned("summoned after a backward");
+      check(false, "after it was summoned");
       set_gradients(by_hand, plain(by_hand, world, step));
       const std::vector<nn::NamedParameter> expected = by_hand.named_parameters();
       for (std::size_t i = 0; i < expected.size(); ++i) {
