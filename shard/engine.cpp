@@ -387,7 +387,7 @@ void Engine::begin(std::uint64_t run, Record& record) {
 void Engine::begun(std::uint64_t run) {
   if (plan_.run != run || plan_.made()) return;
   plan_.make(all_);
-  check_unchanged();
+  tell_units();
   for (const auto& gathered : plan_.gathereds()) {
     gathered->lease(Lease::backward);
     gathered->end(Lease::cache);
@@ -398,15 +398,14 @@ void Engine::begun(std::uint64_t run) {
   }
 }
 
-/// Nothing that this backward needs was replaced since its forward.
-void Engine::check_unchanged() const {
+void Engine::tell_units() const {
   std::vector<const Root*> roots;
   for (const auto& gathered : plan_.gathereds())
     if (const Root* root = gathered->group().root().get(); std::ranges::find(roots, root) == roots.end())
       roots.push_back(root);
   for (const Root* root : roots)
     for (const auto& weak : root->units)
-      if (const auto unit = weak.lock()) unit->check_unchanged(plan_);
+      if (const auto unit = weak.lock()) unit->begin_backward(plan_);
 }
 
 /// Posts the gathers up to `end`. What this rank's graph does not read is posted for the peers.

@@ -184,7 +184,7 @@ class Engine {
   void gather_ahead(const Gathered& gathered);
   void make_room(const Gathered& wanted);
   void begin_run(std::uint64_t run);
-  void check_unchanged() const;
+  void tell_units() const;
   void gather_up_to(std::size_t end, const Gathered* needed = nullptr);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);

@@ -119,8 +119,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void write_back();
   /// ShapeError for a gradient that is neither an average nor this rank's own.
   void check_gradients() const;
-  /// StateError if something of what `plan` concerns was replaced since its forward.
-  void check_unchanged(const Plan& plan);
+  /// A backward begins. StateError if something of what `plan` concerns was replaced since its forward.
+  void begin_backward(const Plan& plan);
 
   // ---- ModuleExtension ----
   void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
@@ -147,7 +147,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   bool shows_whole(ParameterGroup& group) const;
   Members& members_of(const ParameterGroup& group);
   void refuse_summoned(std::string_view call) const;
-  void check_unchanged(const Members& members);
+  void check_unchanged(const Members& members, bool in_graph);
   void take_in(Members& members, std::size_t i);
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);

@@ -39,7 +39,7 @@ void Unit::write_back() {
   refuse_summoned("a forward begins, or a state is read or loaded,");
   if (policy_.writeback_check == WritebackCheck::off) return;
   for (Members& m : members_) {
-    check_unchanged(m);
+    check_unchanged(m, shows_whole(*m.group));
     for (std::size_t i = 0; i < m.parameters.size(); ++i)
       if (m.replaced(i)) take_in(m, i);
   }
@@ -53,24 +53,21 @@ void Unit::check_gradients() const {
   for (const Members& m : members_) m.group->gradients().check_replaced();
 }
 
-/// A graph that holds gathered values cannot be told that others are to count.
-void Unit::check_unchanged(const Plan& plan) {
-  if (policy_.writeback_check == WritebackCheck::off) return;
+void Unit::begin_backward(const Plan& plan) {
   for (const Members& m : members_) {
     bool concerned = false;
     m.group->each_gathered([&](const Gathered& gathered) { concerned |= plan.concerns(gathered); });
     if (!concerned) continue;
-    check_unchanged(m);
-    for (std::size_t i = 0; i < m.parameters.size(); ++i)
-      if (m.replaced(i) && m.slots[i][0]->owner() == nullptr) fail_changed(m.group->spec().names[i]);
+    check_unchanged(m, true);
+    backward_to_come_ = false;
   }
 }
 
-/// Whole parameters that a forward keeps for its backward are not written.
-void Unit::check_unchanged(const Members& m) {
+/// A graph that holds gathered values cannot be told that others are to count.
+void Unit::check_unchanged(const Members& m, bool in_graph) {
+  if (policy_.writeback_check == WritebackCheck::off) return;
   if (const std::string changed = std::exchange(changed_, {}); !changed.empty()) fail_changed(changed);
-  if (!shows_whole(*m.group)) return;
-  for (std::size_t i = 0; i < m.parameters.size(); ++i)
+  for (std::size_t i = 0; in_graph && i < m.parameters.size(); ++i)
     if (m.replaced(i) && m.slots[i][0]->owner() == nullptr) fail_changed(m.group->spec().names[i]);
 }
 

@@ -4,8 +4,10 @@
 
 #include "autograd/autograd.h"
 #include "collectives/differentiable.h"
+#include "shard/build.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
+#include "shard/summon.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
@@ -134,9 +136,12 @@ struct Step {
   int writers;          ///< ranks from 0 on that write their parts; -1: the last alone
   /// What goes wrong before it: nothing, a hook throws, a hook starts a backward, one rank throws.
   enum class Trouble { none, hook, nested, one_rank } trouble;
-  enum class Call { none, enter, sum, some_ranks } call;  ///< in the graph
-  int at;                                                 ///< node at which that happens
-  int slow;                                               ///< rank
+  enum class Call { none, enter, sum, some_ranks } call;               ///< in the graph
+  int at;                                                              ///< node at which that happens
+  int slow;                                                            ///< rank
+  enum class Replaced { nothing, object, values, gradient } replaced;  ///< one parameter's, before it
+  enum class Summons { never, to_look, to_write } summons;
+  bool zeroes_one;  ///< one optimizer leaves zeros, the other no gradients
 };
 
 Step draw(Random& random) {
@@ -154,7 +159,11 @@ Step draw(Random& random) {
           .trouble = once_in(random, 2) ? static_cast<Step::Trouble>(below(random, 4)) : Step::Trouble::none,
           .call = once_in(random, 2) ? static_cast<Step::Call>(below(random, 4)) : Step::Call::none,
           .at = below(random, 5),
-          .slow = once_in(random, 4) ? below(random, 4) : -1};
+          .slow = once_in(random, 4) ? below(random, 4) : -1,
+          .replaced =
+              once_in(random, 2) ? static_cast<Step::Replaced>(below(random, 4)) : Step::Replaced::nothing,
+          .summons = once_in(random, 3) ? static_cast<Step::Summons>(below(random, 3)) : Step::Summons::never,
+          .zeroes_one = once_in(random, 3)};
 }
 
 /// Every other parameter, at random; the root's own stay trained.
@@ -236,21 +245,98 @@ void write_parts(Node& tree, Node& by_hand, const Step& step, const World& world
   by_hand.load_state_dict(shard::full_state_dict(tree));
 }
 
-void run_sharded(Node& tree, const Step& step, int rank) {
-  if (!step.keeps_gradients) tree.zero_grad();
+/// The parameters of a tree, every other one with an optimizer of its own.
+struct Optimizers {
+  std::unique_ptr<nn::Adam> first, second;
+  explicit Optimizers(const nn::Module& tree) {
+    std::vector<nn::Parameter> lists[2];
+    for (const nn::Parameter& p : tree.parameters())
+      lists[(lists[0].size() + lists[1].size()) % 2].push_back(p);
+    const nn::AdamOptions options{.lr = 0.02, .weight_decay = 0.1};
+    first = std::make_unique<nn::Adam>(std::move(lists[0]), options);
+    second = std::make_unique<nn::Adam>(std::move(lists[1]), options);
+  }
+  void step() const {
+    first->step();
+    second->step();
+  }
+  void zero_grad(bool zeroes_one) const {
+    first->zero_grad();
+    second->zero_grad(zeroes_one ? nn::ZeroGrad::to_zero : nn::ZeroGrad::to_none);
+  }
+};
+
+/// Puts something else in the place of one parameter or its gradient, in both trees. Returns whether it is
+/// another object.
+bool replace_one(Node& tree, Node& by_hand, const Step& step) {
+  const auto members = shard::find_members(tree).parameters, others = shard::find_members(by_hand).parameters;
+  Random random(step.seed + 7);
+  const std::size_t i = random() % members.size();
+  nn::Param &member = *members[i].member, &other = *others[i].member;
+  shard::reshard(tree);  // a forward without a backward kept wholes for one, which are not replaced
+  manual_seed(step.seed);
+  const Tensor whole = randn(other.shape());
+  const Tensor part = shard::part_of(member.object(), whole);
+  switch (step.replaced) {
+    case Step::Replaced::nothing:
+      return false;
+    case Step::Replaced::values:
+      member.set_data(part);
+      other.set_data(whole);
+      return false;
+    case Step::Replaced::gradient: {
+      const bool none = once_in(random, 2);
+      member.set_grad(none ? Tensor{} : part);
+      other.set_grad(none ? Tensor{} : whole);
+      return false;
+    }
+    case Step::Replaced::object:
+      break;
+  }
+  if (members[i].slots.size() > 1) return false;  // tied: all of them or none
+  member = nn::Parameter(part);
+  other = nn::Parameter(whole);
+  return true;
+}
+
+/// Looks at whole values, and may write them.
+void summon(Node& tree, Node& by_hand, const Step& step) {
+  const bool grads = (step.seed & 1) != 0;
+  const auto scope = shard::summon_full_params(tree, {.with_grads = grads});
+  const std::vector<nn::Parameter> seen = tree.parameters(), expected = by_hand.parameters();
+  const NoGrad guard;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    expect(seen[i].data().to_vector<float>() == expected[i].data().to_vector<float>(), "summoned {}", i);
+    expect(!grads || !seen[i].grad().defined() || seen[i].grad().shape() == seen[i].shape(), "gradient {}",
+           i);
+    if (step.summons != Step::Summons::to_write) continue;
+    for (const nn::Parameter& p : {seen[i], expected[i]}) mul_(p.data(), 0.875);
+  }
+}
+
+void run_sharded(Node& tree, const Step& step, const Optimizers& optimizers, int rank) {
+  if (!step.keeps_gradients) optimizers.zero_grad(step.zeroes_one);
   if (step.looks_first) {
     const NoGrad guard;
     output_of(tree, step.seed + 1, rank);
   }
   if (step.abandons) output_of(tree, step.seed + 2, rank);
+  const auto look = [&] {
+    if (step.summons != Step::Summons::never) const auto scope = shard::summon_full_params(tree);
+  };
+  look();
   for (int i = 0; i < step.unsynchronised; ++i) {
     const auto guard = shard::no_sync(tree);
     loss_of(tree, step.seed + 10 + static_cast<std::uint64_t>(i), rank, 1).backward();
   }
-  loss_of(tree, step.seed, rank, step.forwards).backward();
+  look();
+  const Tensor loss = loss_of(tree, step.seed, rank, step.forwards);
+  look();
+  loss.backward();
 }
 
-void run_by_hand(Node& tree, Node& sharded, const Step& step, int ranks) {
+void run_by_hand(Node& tree, Node& sharded, const Step& step, const Optimizers& optimizers, int ranks) {
+  if (!step.keeps_gradients) optimizers.zero_grad(step.zeroes_one);
   const Gradients before = gradients(tree);
   const Gradients by_hand = average_by_hand(tree, ranks, [&](int rank) {
     for (int i = 0; i < step.unsynchronised; ++i)
@@ -258,7 +344,7 @@ void run_by_hand(Node& tree, Node& sharded, const Step& step, int ranks) {
     loss_of(tree, step.seed, rank, step.forwards).backward();
   });
   const Gradients averages = as_sharded(by_hand, sharded);
-  set_gradients(tree, step.keeps_gradients ? plus(before, averages) : averages);
+  set_gradients(tree, plus(before, averages));
 }
 
 /// What is the same for all groups of a tree.
@@ -306,11 +392,13 @@ void play(World& world, std::uint64_t seed) {
   std::vector<int> ends{0};
   if (world.size() > 1) ends.push_back(world.size() - 1);
   const Group some = world.group().subgroup(ends);
-  nn::Adam adam(tree.parameters(), {.lr = 0.02, .weight_decay = 0.1});
-  nn::Adam reference(by_hand.parameters(), {.lr = 0.02, .weight_decay = 0.1});
+  Optimizers optimizers(tree), reference(by_hand);
 
   for (int i = 0; i < 6; ++i) {
     const Step step = draw(random);
+    if (step.replaced != Step::Replaced::nothing && replace_one(tree, by_hand, step))
+      optimizers = Optimizers(tree), reference = Optimizers(by_hand);
+    if (step.summons != Step::Summons::never) summon(tree, by_hand, step);
     for (Node* node : {&tree, &by_hand}) freeze(*node, step);
     shard::set_reshard_after_backward(tree, !step.keeps_gathered);
     if (step.frees) shard::reshard(tree);
@@ -320,13 +408,13 @@ void play(World& world, std::uint64_t seed) {
       for (Node* node : {&tree, &by_hand}) node->zero_grad();
     Event call{.at = step.at, .act = [&](const Tensor& y) { return with_call(y, step, world, some); }};
     tree.event = &call;
-    run_sharded(tree, step, world.rank());
+    run_sharded(tree, step, optimizers, world.rank());
     tree.event = nullptr;
-    run_by_hand(by_hand, tree, step, world.size());
+    run_by_hand(by_hand, tree, step, reference, world.size());
     const std::string found = difference(whole_gradients(tree, world.group()), gradients(by_hand));
     expect(found.empty(), "seed {}, {} ranks, step {}: {}", seed, world.size(), i, found);
     if (!step.optimizes) continue;
-    adam.step();
+    optimizers.step();
     reference.step();
   }
   const nn::StateDict whole = shard::full_state_dict(tree), expected = by_hand.state_dict();
