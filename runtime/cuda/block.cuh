@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "runtime/cuda/types.cuh"
 #include "runtime/element.h"
 #include "runtime/math.h"
 
@@ -26,6 +27,52 @@ template <int V, class T>
 __device__ void store_pack(T* to, const Packed<V, T>& pack) {
   *reinterpret_cast<Packed<V, T>*>(to) = pack;
 }
+/// Neighbouring elements as words of memory, for kernels that are bound by instructions: 16-bit elements
+/// taken apart one by one cost more of them than the arithmetic does.
+template <int V, class T>
+struct alignas(sizeof(T) * V) Raw {
+  static constexpr bool pairs = V % 2 == 0 && sizeof(T) == 2;
+  using Word = std::conditional_t<pairs, std::uint32_t, T>;
+  Word at[pairs ? V / 2 : V];
+
+  __device__ static Raw load(const T* from) { return *reinterpret_cast<const Raw*>(from); }
+  __device__ void store(T* to) const { *reinterpret_cast<Raw*>(to) = *this; }
+  template <class C>
+  __device__ void widen_to(C (&wide)[V]) const {
+    if constexpr (pairs && std::is_same_v<T, BFloat16>) {
+#pragma unroll
+      for (int j = 0; j < V; j += 2) {
+        wide[j] = __uint_as_float(at[j / 2] << 16);
+        wide[j + 1] = __uint_as_float(at[j / 2] & 0xffff0000u);
+      }
+    } else if constexpr (pairs) {
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        wide[j] = widen(T::from_bits(static_cast<std::uint16_t>(at[j / 2] >> (j % 2 * 16))));
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) wide[j] = widen(at[j]);
+    }
+  }
+  /// Values rounded as `narrow` rounds one; two 16-bit floats in one instruction.
+  template <class C>
+  __device__ static Raw of(const C (&wide)[V]) {
+    Raw made;
+    if constexpr (pairs) {
+#pragma unroll
+      for (int j = 0; j < V; j += 2)
+        if constexpr (std::is_same_v<T, BFloat16>)
+          asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made.at[j / 2]) : "f"(wide[j + 1]), "f"(wide[j]));
+        else
+          asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made.at[j / 2]) : "f"(wide[j + 1]), "f"(wide[j]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) made.at[j] = narrow<T>(wide[j]);
+    }
+    return made;
+  }
+};
+
 /// Elements of 16 bytes.
 template <class T>
 inline constexpr int wide_count = 16 / static_cast<int>(sizeof(T));
