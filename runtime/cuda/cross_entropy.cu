@@ -1,5 +1,8 @@
 #include "runtime/cuda/cross_entropy.h"
 
+#include <algorithm>
+
+#include "runtime/cuda/async_copy.cuh"
 #include "runtime/cuda/rows.cuh"
 #include "runtime/cuda/types.cuh"
 
@@ -136,7 +139,7 @@ template <class T, class C, int V>
 __device__ void add_pack(LogSum<T>& sum, const C (&x)[V]) {
   C larger = sum.top;
 #pragma unroll
-  for (int j = 0; j < V; ++j) larger = x[j] > larger ? x[j] : larger;
+  for (int j = 0; j < V; ++j) larger = std::fmax(larger, x[j]);  // which is not NaN
   const C by = LogSum<T>::shift(larger), by_of_two = by * C(log2_of_e);
   if (larger != sum.top) {
     sum.total *= shifted_exponential<T>(sum.top, by, by_of_two);
@@ -206,6 +209,93 @@ __global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const Cr
   }
 }
 
+constexpr int turn_warps = 32, turn_threads = turn_warps * warp_size;
+
+/// The logarithm of the sum of a block's exponentials, in every thread; two exponentials a thread. `shared`
+/// is free again after the next barrier but one.
+template <class T, class C>
+__device__ C log_sum_of_block(LogSum<T> sum, C (&shared)[2][turn_warps]) {
+  const auto merge = [](C& top, C& total) {
+    C largest = top;
+    for (int step = warp_size / 2; step > 0; step /= 2)
+      largest = std::fmax(largest, __shfl_xor_sync(whole_warp, largest, step));
+    const C by = LogSum<T>::shift(largest);
+    total = warp_sum(total * shifted_exponential<T>(top, by, by * C(log2_of_e)));
+    top = largest;
+  };
+  merge(sum.top, sum.total);
+  const int warp = static_cast<int>(threadIdx.x) / warp_size,
+            lane = static_cast<int>(threadIdx.x) % warp_size;
+  if (lane == 0) {
+    shared[0][warp] = sum.top;
+    shared[1][warp] = sum.total;
+  }
+  __syncthreads();
+  C top = shared[0][lane], total = shared[1][lane];
+  merge(top, total);
+  return std::isinf(top) ? std::numeric_limits<C>::quiet_NaN() : top + math::log(total);
+}
+
+/// The same for long rows: a block a multiprocessor, which takes one row after another and has the next one
+/// on its way. Each thread computes what it brought into shared memory itself.
+template <class T, int V>
+__global__ void __launch_bounds__(turn_threads, 1) losses_and_gradients_in_turn(const CrossEntropyCall c) {
+  using C = compute_t<T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ C shared[2][2][turn_warps];
+  const int packs = static_cast<int>(c.columns / V);
+  T* kept = reinterpret_cast<T*>(memory);
+  const auto fetch = [&](std::int64_t row, int half, int i) {
+    if (row < c.rows)
+      copy_async(kept + (half * packs + i) * V, static_cast<const T*>(c.logits) + row * c.columns + i * V);
+  };
+  const auto first = static_cast<std::int64_t>(blockIdx.x), step = static_cast<std::int64_t>(gridDim.x);
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += turn_threads) fetch(first, 0, i);
+  close_copies();
+  const C each = c.form == RowLosses::mean ? C(1) / *static_cast<const C*>(c.count) : C(1);
+  std::int64_t next_target = first < c.rows ? c.targets[first] : 0;
+  int half = 0;
+  for (std::int64_t row = first; row < c.rows; row += step, half ^= 1) {
+    const std::int64_t target = next_target;
+    if (row + step < c.rows) next_target = c.targets[row + step];
+    wait_copies<0>();
+    LogSum<T> sum;
+    // Rows come while sums are taken, and go while gradients are made: blocks keep step with one another.
+    for (int i = static_cast<int>(threadIdx.x); i < packs; i += turn_threads) {
+      fetch(row + step, half ^ 1, i);
+      C x[V];
+      Raw<V, T>::load(kept + (half * packs + i) * V).widen_to(x);
+      add_pack(sum, x);
+    }
+    close_copies();
+    const C shift = log_sum_of_block(sum, shared[half]), shift_of_two = shift * C(log2_of_e);
+    const Target kind = target_kind(target, c.ignore_index, c.columns);
+    const C factor = kind == Target::bad ? std::numeric_limits<C>::quiet_NaN() : each;
+    const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
+    if (threadIdx.x == 0 && kind != Target::counted) {
+      if (kind == Target::bad)
+        c.faults(FaultKind::cross_entropy_target, static_cast<double>(target), row, c.columns);
+      static_cast<C*>(c.row_loss)[row] = kind == Target::bad ? std::numeric_limits<C>::quiet_NaN() : C(0);
+    }
+    T* logits = static_cast<T*>(c.logits) + row * c.columns;
+    for (int i = static_cast<int>(threadIdx.x); i < packs; i += turn_threads) {
+      C x[V] = {};
+      if (kind != Target::ignored) {
+        Raw<V, T>::load(kept + (half * packs + i) * V).widen_to(x);
+        if (i == chosen)
+          static_cast<C*>(c.row_loss)[row] = shift - widen(kept[half * packs * V + static_cast<int>(target)]);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const C share = shifted_exponential<T>(x[j], shift, shift_of_two);
+          x[j] = share * factor;
+          if (i == chosen && i * V + j == target) x[j] = (share - C(1)) * factor;
+        }
+      }
+      Raw<V, T>::of(x).store(logits + i * V);
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
     scale_unless_one(T* x, const void* factor, bool wide_factor, std::int64_t n) {
@@ -235,12 +325,39 @@ bool packed_rows(std::int64_t columns, const P*... pointers) {
   return columns % wide_count<L> == 0 && ((reinterpret_cast<std::uintptr_t>(pointers) % bytes == 0) && ...);
 }
 
+std::int64_t attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, which, device);
+  return value;
+}
+/// Of a block's own memory, what it may ask for at its launch.
+std::int64_t most_shared_bytes() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (1 << 10); }
+
 std::int64_t bytes_of_row(const CrossEntropyCall& c) { return c.columns * size_of(c.dtype); }
 constexpr std::int64_t most_bytes_of_row = 112 << 10;  // so that two blocks share a multiprocessor of Hopper
 
+constexpr std::int64_t least_bytes_in_turn = 24 << 10;  // so that each thread has packs of a row
+
+bool in_turn(const CrossEntropyCall& c) {
+  return bytes_of_row(c) >= least_bytes_in_turn && 2 * bytes_of_row(c) <= most_shared_bytes();
+}
+
+template <class T>
+void launch_in_turn(const CrossEntropyCall& c) {
+  constexpr auto kernel = losses_and_gradients_in_turn<T, wide_count<T>>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(2 * bytes_of_row(c)));
+  const std::int64_t blocks = std::min(c.rows, attribute(cudaDevAttrMultiProcessorCount));
+  kernel<<<static_cast<unsigned>(blocks), turn_threads, static_cast<unsigned>(2 * bytes_of_row(c)),
+           c.stream>>>(c);
+}
+
 }  // namespace
 
-bool one_pass(const CrossEntropyCall& c) { return bytes_of_row(c) <= most_bytes_of_row; }
+bool one_pass(const CrossEntropyCall& c) {
+  return bytes_of_row(c) <= std::min(most_bytes_of_row, most_shared_bytes());
+}
 
 void launch_cross_entropy_over(const CrossEntropyCall& c) {
   for_logits_and_loss(c, [&]<class T, class L>() {
@@ -248,12 +365,14 @@ void launch_cross_entropy_over(const CrossEntropyCall& c) {
     const auto launch = [&]<int V>() {
       constexpr auto kernel = losses_and_gradients<T, L, V>;
       const auto bytes = static_cast<unsigned>(bytes_of_row(c));
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(most_bytes_of_row));
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
       kernel<<<static_cast<unsigned>(c.rows), over_threads, bytes, c.stream>>>(c);
     };
     if (c.rows > 0) {
-      if (wide_rows<T>(c.columns, static_cast<const T*>(c.logits)))
+      const bool wide = wide_rows<T>(c.columns, static_cast<const T*>(c.logits));
+      if (wide && in_turn(c))
+        launch_in_turn<T>(c);
+      else if (wide)
         launch.template operator()<wide_count<T>>();
       else
         launch.template operator()<1>();
