@@ -406,13 +406,19 @@ void BackwardPass::visit(Place& place) {
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
                                  [](const Tensor& gradient) { return gradient.defined(); });
-    const Tensors sums = any ? sums_so_far(node) : Tensors();
+    const Tensors so_far = any ? sums_so_far(node) : Tensors();
+    std::size_t summed = 0;  // the input whose gradient somebody takes sums of
+    while (any && summed < node.edges.size() &&
+           !(node.op->gives_sums(summed) && takes_sums(node.edges[summed])))
+      ++summed;
     Tensors gradients;
-    if (any) gradients = gradients_of(place, sums);
+    Tensor sums;
+    if (any) gradients = gradients_of(place, so_far, summed < node.edges.size() ? &sums : nullptr);
     place.gradients.clear();
     for (std::size_t i = 0; i < gradients.size() && i < node.edges.size(); ++i)
       if (gradients[i].defined() && node.edges[i])
-        deliver(node.edges[i], std::move(gradients[i]), node, i, i < sums.size() && sums[i].defined());
+        deliver(node.edges[i], std::move(gradients[i]), node, i, i < so_far.size() && so_far[i].defined(),
+                i == summed ? std::move(sums) : Tensor());
     reads_over(node);
   }
   place.gradients.clear();
@@ -424,8 +430,10 @@ void BackwardPass::visit(Place& place) {
 void BackwardPass::pass_hooks(Place& place) {
   Node& node = *place.node;
   for (std::size_t i = 0; i < place.gradients.size() && i < node.hooks.size(); ++i)
-    if (place.gradients[i].defined() && !node.hooks[i].empty())
+    if (place.gradients[i].defined() && !node.hooks[i].empty()) {
       place.gradients[i] = through_hooks(node.hooks[i], std::move(place.gradients[i]), node.op->name());
+      place.sums = {};  // a hook may give another gradient
+    }
   if (!place.asked_for) return;
   for (Target& target : targets_)
     if (target.edge.node == place.node) target.gradient = place.gradients[target.edge.index];
@@ -446,7 +454,16 @@ Tensors BackwardPass::sums_so_far(const Node& node) {
   return sums;
 }
 
-Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
+/// Whether the rule at the end of an edge reads sums of its gradient.
+bool BackwardPass::takes_sums(const Edge& edge) {
+  if (options_.create_graph || !edge.node || edge.index != 0 || !wanted(edge) || stops_at(edge)) return false;
+  Mask needs = 0;
+  for (std::size_t i = 0; i < edge.node->edges.size() && i < 64; ++i)
+    if (wanted(edge.node->edges[i])) needs |= bit(i);
+  return edge.node->op->takes_sums(needs);
+}
+
+Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
   Node& node = *place.node;
   Tensors inputs(node.saved_inputs.size()), outputs(node.saved_outputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -476,8 +493,9 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
-  Tensors gradients = node.op->grad(
-      {place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far, spare});
+  Tensors gradients =
+      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far,
+                     spare, std::exchange(place.sums, {}), sums});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "
@@ -486,14 +504,17 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far) {
   return gradients;
 }
 
-/// `whole`: the gradient includes what was there before.
-void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input,
-                           bool whole) {
+/// `whole`: the gradient includes what was there before. `sums`: of the gradient, or empty.
+void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
+                           Tensor sums) {
   Tensor* sum = sum_at(edge, gradient.dtype());
   if (sum == nullptr) return;
   if (!fits(gradient, from.specs[input]))
     refuse(fmt::format("backward of {}", from.op->name()), fmt::format("gradient of input {}", input),
            gradient, "the input", from.specs[input]);
+  const bool alone = whole || !sum->defined();
+  if (edge.node && edge.index == 0 && !stops_at(edge))
+    places_[edge.node->slot].sums = alone ? std::move(sums) : Tensor();
   if (whole)
     *sum = std::move(gradient);
   else

@@ -67,6 +67,7 @@ class BackwardPass {
   struct Place {  // a node in this pass
     Ref<Node> node;
     InlineVec<Tensor, 1> gradients;  // by output
+    Tensor sums{};                   // of the first one over all axes but the last, if its maker gave them
     bool useful = true;              // a gradient that is asked for depends on its rule
     bool asked_for = false;          // the gradient of one of its outputs is asked for
   };
@@ -91,10 +92,12 @@ class BackwardPass {
   void visit(Place& place);
   void pass_hooks(Place& place);
   Tensors sums_so_far(const Node& node);
-  Tensors gradients_of(Place& place, Inputs so_far);
+  bool takes_sums(const Edge& edge);
+  Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);
   Tensor whole(LeafPlace& place);
-  void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole);
+  void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
+               Tensor sums);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);
   void call_back();

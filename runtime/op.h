@@ -37,6 +37,12 @@ struct GradArgs {
   /// Of the kept values that the op names in `overwrites`, those whose memory nobody else will read: the rule
   /// may write its result there.
   Reads spare{};
+  /// Of the first output's gradient, its sums over all axes but the last, where its maker gave them; else
+  /// empty.
+  Tensor gy_sums{};
+  /// Where the same sums of the gradient of the input that the op names in `gives_sums` may go; null where
+  /// nobody takes them.
+  Tensor* gx_sums = nullptr;
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -57,7 +63,9 @@ struct Arity {
 ///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in;
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
-///  values for which it uses `spare`.
+///  values for which it uses `spare`;
+///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
+///  reads `gy_sums`.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -159,6 +167,11 @@ class SHERD_API AnyOp : public RefCounted {
   virtual Reads reads(Mask needs) const = 0;
   /// Whether `grad` adds `so_far` to the gradient of input `i`.
   virtual bool adds_gradients(std::size_t) const { return false; }
+  /// Whether `grad` can give sums of the gradient of input `i` (`gx_sums`).
+  virtual bool gives_sums(std::size_t) const { return false; }
+  /// Whether `grad` reads sums of its output's gradient when the gradients of the inputs in `needs` are
+  /// wanted.
+  virtual bool takes_sums(Mask) const { return false; }
   /// Kept values that `grad` may overwrite.
   virtual Reads overwrites() const { return {}; }
   /// One gradient an input, empty where it is not needed.
@@ -257,6 +270,18 @@ class OpModelBase : public AnyOp {
   bool adds_gradients([[maybe_unused]] std::size_t i) const override {
     if constexpr (requires { O::adds_gradients; })
       return has(O::adds_gradients, i);
+    else
+      return false;
+  }
+  bool gives_sums([[maybe_unused]] std::size_t i) const override {
+    if constexpr (requires { O::gives_sums; })
+      return has(O::gives_sums, i);
+    else
+      return false;
+  }
+  bool takes_sums([[maybe_unused]] Mask needs) const override {
+    if constexpr (requires { op_.takes_sums(needs); })
+      return op_.takes_sums(needs);
     else
       return false;
   }

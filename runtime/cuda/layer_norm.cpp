@@ -20,7 +20,7 @@ void layer_norm(const ops::LayerNorm& op, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
-void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
+void launch_grad(std::string_view op, Inputs in, Outputs out) {
   const Tensor gy = dense(in[0]), x = dense(in[1]), weight = dense(in[2]);
   LayerNormGradCall call;
   call.dtype = x.dtype();
@@ -38,11 +38,17 @@ void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
   call.gx = out[0].raw();
   call.gweight = out[1].raw();
   call.gbias = out[2].raw();
+  if (out.size() > 3) call.sums = out[3].raw();
   call.stream = stream_of(x.device());
-  const Tensor partial = empty(Shape{call.parts(), 2, call.columns}, {mean.dtype(), x.device()});
+  const Tensor partial = empty(Shape{call.parts(), call.kinds(), call.columns}, {mean.dtype(), x.device()});
   call.partial = partial.raw();
   launch_layer_norm_grad(call);
-  check_launch(op.name);
+  check_launch(op);
+}
+
+void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) { launch_grad(op.name, in, out); }
+void layer_norm_grad_sums(const ops::LayerNormGradSums& op, Inputs in, Outputs out) {
+  launch_grad(op.name, in, out);
 }
 
 }  // namespace
@@ -50,6 +56,7 @@ void layer_norm_grad(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
 void add_layer_norm() {
   add_kernel<layer_norm>(DeviceType::cuda);
   add_kernel<layer_norm_grad>(DeviceType::cuda);
+  add_kernel<layer_norm_grad_sums>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

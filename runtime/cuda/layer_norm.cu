@@ -1,5 +1,8 @@
 #include "runtime/cuda/layer_norm.h"
 
+#include <algorithm>
+
+#include "runtime/cuda/async_copy.cuh"
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/types.cuh"
 
@@ -37,67 +40,137 @@ struct Held {
   __device__ int pack(int p) const { return p * threads + lane; }
 };
 
+/// Sums values over groups of `Warps` warps. `shared` is free again after the next barrier but one.
+template <int Warps, class C, class... More>
+__device__ void group_sums(C (&shared)[2 * Warps], C& value, More&... more) {
+#pragma unroll
+  for (int step = warp_size / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(whole_warp, value, step);
+    ((more += __shfl_xor_sync(whole_warp, more, step)), ...);
+  }
+  if constexpr (Warps > 1) {
+    const auto add_up = [&](C& sum, int at) {
+      sum = shared[at];
+      for (int w = 1; w < Warps; ++w) sum += shared[2 * w + at];
+    };
+    if (threadIdx.x % warp_size == 0) {
+      int at = 2 * (static_cast<int>(threadIdx.x) / warp_size);
+      shared[at] = value;
+      ((shared[++at] = more), ...);
+    }
+    __syncthreads();
+    int at = 0;
+    add_up(value, at);
+    (add_up(more, ++at), ...);
+  }
+}
+
+constexpr int stages = 2;  // rows of a group in shared memory: one on its way while one is computed
+
+/// Rows of `Arrays` arrays in a block's shared memory. Each thread computes what it brought there itself.
+template <class T, int Packs, int Arrays>
+struct Staged {
+  static constexpr int V = wide_count<T>, bytes = stages * Arrays * Packs * block * 16;
+  T* memory;
+  __device__ T* at(int stage, int array, int p) const {
+    return memory + (((stage * Arrays + array) * Packs + p) * block + static_cast<int>(threadIdx.x)) * V;
+  }
+};
+
+/// A thread's part of a weight or a bias, in registers where there is room for it.
+template <class T, int Packs>
+class OfColumns {
+ public:
+  __device__ explicit OfColumns(const T* from) : from_(from) {}
+  __device__ void keep(int p, int at) {
+    if constexpr (kept)
+      if (from_) packs_[p] = Pack::load(from_ + at);
+  }
+  template <class C, int V>
+  __device__ void widen_to(C (&wide)[V], int p, int at) const {
+    if constexpr (kept)
+      packs_[p].widen_to(wide);
+    else
+      Pack::load(from_ + at).widen_to(wide);
+  }
+
+ private:
+  using Pack = Raw<wide_count<T>, T>;
+  static constexpr bool kept = Packs <= 3;
+  const T* from_;
+  Pack packs_[kept ? Packs : 1];
+};
+
+/// Each group takes every so manyth row.
 template <class T, int Warps, int Packs>
 __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
   using Row = Held<Warps, Packs>;
-  __shared__ C shared[Warps];
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ C shared[2][2 * Warps];
+  const Staged<T, Packs, 1> staged{reinterpret_cast<T*>(memory)};
   const Row held;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * Row::groups + held.group;
-  if (row >= r.rows) return;  // a whole group at once
   const int count = static_cast<int>(r.columns) / V;
-  const T* from = r.x + row * r.columns;
-  Packed<V, T> x[Packs];
-  C total = 0;
-#pragma unroll
-  for (int p = 0; p < Packs; ++p)
-    if (held.pack(p) < count) x[p] = load_pack<V>(from + held.pack(p) * V);
-#pragma unroll
-  for (int p = 0; p < Packs; ++p)
-    if (held.pack(p) < count)
-#pragma unroll
-      for (int j = 0; j < V; ++j) total += static_cast<C>(x[p].at[j]);
   const C n = static_cast<C>(r.columns);
-  C mean = r.mean ? group_sum<Warps>(total, shared) / n : C(0);
-  const auto each = [&](const auto& f) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * Row::groups,
+                     first = static_cast<std::int64_t>(blockIdx.x) * Row::groups + held.group;
+  const auto each_pack = [&](const auto& f) {
 #pragma unroll
     for (int p = 0; p < Packs; ++p)
-      if (held.pack(p) < count)
-#pragma unroll
-        for (int j = 0; j < V; ++j) f(static_cast<C>(x[p].at[j]) - mean);
+      if (held.pack(p) < count) f(p, held.pack(p) * V);
   };
-  const auto variance_of = [&] {
-    C squares = 0;
-    each([&](C d) { squares = std::fma(d, d, squares); });
-    return group_sum<Warps>(squares, shared) / n;
+  const auto fetch = [&](std::int64_t row, int stage) {
+    if (row < r.rows)
+      each_pack([&](int p, int at) { copy_async(staged.at(stage, 0, p), r.x + row * r.columns + at); });
+    close_copies();
   };
-  C variance = variance_of();
-  if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
-    C deviations = 0;
-    each([&](C d) { deviations += d; });
-    mean += group_sum<Warps>(deviations, shared) / n;
-    variance = variance_of();
-  }
-  const C rstd = C(1) / std::sqrt(variance + r.eps);
-  if (held.lane == 0) {
-    if (r.mean) r.mean[row] = mean;
-    r.rstd[row] = rstd;
-  }
+  OfColumns<T, Packs> weights(r.weight), biases(r.bias);
+  each_pack([&](int p, int at) {
+    weights.keep(p, at);
+    biases.keep(p, at);
+  });
+  int stage = 0;
+  fetch(first, 0);
+  for (std::int64_t row = first; row < r.rows; row += step, stage ^= 1) {
+    fetch(row + step, stage ^ 1);
+    wait_copies<stages - 1>();
+    C x[Packs][V];
+    each_pack([&](int p, int) { Raw<V, T>::load(staged.at(stage, 0, p)).widen_to(x[p]); });
+    const auto sum_of = [&](int slot, const auto& f) {
+      C total = 0;
+      each_pack([&](int p, int) {
 #pragma unroll
-  for (int p = 0; p < Packs; ++p) {
-    if (held.pack(p) >= count) continue;
-    const int at = held.pack(p) * V;
-    Packed<V, T> weight, bias, y;
-    if (r.weight) weight = load_pack<V>(r.weight + at);
-    if (r.bias) bias = load_pack<V>(r.bias + at);
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd;
-      const C shift = r.bias ? static_cast<C>(bias.at[j]) : C(0);
-      y.at[j] = narrow<T>(r.weight ? std::fma(normal, static_cast<C>(weight.at[j]), shift) : normal + shift);
+        for (int j = 0; j < V; ++j) total = f(x[p][j], total);
+      });
+      group_sums<Warps>(shared[slot], total);
+      return total / n;
+    };
+    C mean = r.mean ? sum_of(0, [](C v, C total) { return total + v; }) : C(0);
+    const auto variance_of = [&] {
+      return sum_of(1, [&](C v, C total) { return std::fma(v - mean, v - mean, total); });
+    };
+    C variance = variance_of();
+    if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
+      mean += sum_of(0, [&](C v, C total) { return total + (v - mean); });
+      variance = variance_of();
     }
-    store_pack<V>(r.y + row * r.columns + at, y);
+    const C rstd = C(1) / std::sqrt(variance + r.eps);
+    if (held.lane == 0) {
+      if (r.mean) r.mean[row] = mean;
+      r.rstd[row] = rstd;
+    }
+    each_pack([&](int p, int at) {
+      C weight[V], bias[V] = {};
+      if (r.weight) weights.widen_to(weight, p, at);
+      if (r.bias) biases.widen_to(bias, p, at);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const C normal = (x[p][j] - mean) * rstd;
+        x[p][j] = r.weight ? std::fma(normal, weight[j], bias[j]) : normal + bias[j];
+      }
+      Raw<V, T>::of(x[p]).store(r.y + row * r.columns + at);
+    });
   }
 }
 
@@ -137,69 +210,105 @@ __global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
   }
 }
 
-/// Each group takes every `parts`th row and keeps its share of the column sums in registers.
-template <class T, int Warps, int Packs>
-__global__ void __launch_bounds__(block) backward_held(const GradRows<T> r, std::int64_t parts) {
+/// Each group takes every so manyth row and keeps its share of the column sums in registers; a block adds up
+/// those of its groups.
+template <class T, int Warps, int Packs, bool Sums>
+__global__ void __launch_bounds__(block) backward_held(const GradRows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
   using Row = Held<Warps, Packs>;
-  __shared__ C shared[Warps];
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ C shared[stages][2 * Warps];
+  enum Array { x_array, gy_array, more_array, arrays };
+  const Staged<T, Packs, arrays> staged{reinterpret_cast<T*>(memory)};
   const Row held;
-  const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * Row::groups + held.group;
   const int count = static_cast<int>(r.columns) / V;
   const C n = static_cast<C>(r.columns);
-  C gweight[Packs][V] = {}, gbias[Packs][V] = {};
-  for (std::int64_t row = part; row < r.rows; row += parts) {
-    const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row];
-    Packed<V, T> x[Packs], gy[Packs];
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * Row::groups,
+                     first = static_cast<std::int64_t>(blockIdx.x) * Row::groups + held.group;
+  const auto each_pack = [&](const auto& f) {
 #pragma unroll
     for (int p = 0; p < Packs; ++p)
-      if (held.pack(p) < count) {
-        x[p] = load_pack<V>(r.x + row * r.columns + held.pack(p) * V);
-        gy[p] = load_pack<V>(r.gy + row * r.columns + held.pack(p) * V);
+      if (held.pack(p) < count) f(p, held.pack(p) * V);
+  };
+  C next_mean = 0, next_rstd = 0;
+  const auto fetch = [&](std::int64_t row, int stage) {
+    if (row < r.rows) {
+      each_pack([&](int p, int at) {
+        copy_async(staged.at(stage, x_array, p), r.x + row * r.columns + at);
+        copy_async(staged.at(stage, gy_array, p), r.gy + row * r.columns + at);
+        if (r.more) copy_async(staged.at(stage, more_array, p), r.more + row * r.columns + at);
+      });
+      next_mean = r.mean ? r.mean[row] : C(0);
+      next_rstd = r.rstd[row];
+    }
+    close_copies();
+  };
+  OfColumns<T, Packs> weights(r.weight);
+  each_pack([&](int p, int at) { weights.keep(p, at); });
+  constexpr int kinds = Sums ? 3 : 2;
+  C sums[kinds][Packs][V] = {};
+  int stage = 0;
+  fetch(first, 0);
+  for (std::int64_t row = first; row < r.rows; row += step, stage ^= 1) {
+    const C mean = next_mean, rstd = next_rstd;
+    fetch(row + step, stage ^ 1);
+    wait_copies<stages - 1>();
+    const auto load = [&](int p, int at, C(&normal)[V], C(&g)[V], C(&scaled)[V]) {
+      Raw<V, T>::load(staged.at(stage, x_array, p)).widen_to(normal);
+      Raw<V, T>::load(staged.at(stage, gy_array, p)).widen_to(g);
+      if (r.weight) weights.widen_to(scaled, p, at);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        normal[j] = (normal[j] - mean) * rstd;
+        scaled[j] = r.weight ? g[j] * scaled[j] : g[j];
       }
+    };
     C ones = 0, along = 0;
-#pragma unroll
-    for (int p = 0; p < Packs; ++p) {
-      if (held.pack(p) >= count) continue;
-      Packed<V, T> weight;
-      if (r.weight) weight = load_pack<V>(r.weight + held.pack(p) * V);
+    each_pack([&](int p, int at) {
+      C normal[V], g[V], scaled[V];
+      load(p, at, normal, g, scaled);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd, g = static_cast<C>(gy[p].at[j]);
-        gweight[p][j] = std::fma(g, normal, gweight[p][j]);
-        gbias[p][j] += g;
-        const C scaled = r.weight ? g * static_cast<C>(weight.at[j]) : g;
-        ones += scaled;
-        along = std::fma(scaled, normal, along);
+        sums[0][p][j] = std::fma(g[j], normal[j], sums[0][p][j]);
+        sums[1][p][j] += g[j];
+        ones += scaled[j];
+        along = std::fma(scaled[j], normal[j], along);
       }
-    }
-    ones = r.mean ? group_sum<Warps>(ones, shared) / n : C(0);
-    along = group_sum<Warps>(along, shared) / n;
-#pragma unroll
-    for (int p = 0; p < Packs; ++p) {
-      if (held.pack(p) >= count) continue;
-      Packed<V, T> weight, more, gx;
-      if (r.weight) weight = load_pack<V>(r.weight + held.pack(p) * V);
-      if (r.more) more = load_pack<V>(r.more + row * r.columns + held.pack(p) * V);
+    });
+    group_sums<Warps>(shared[stage], ones, along);
+    ones = r.mean ? ones / n : C(0);
+    along /= n;
+    each_pack([&](int p, int at) {
+      C normal[V], g[V], scaled[V], more[V] = {};
+      load(p, at, normal, g, scaled);
+      if (r.more) Raw<V, T>::load(staged.at(stage, more_array, p)).widen_to(more);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const C normal = (static_cast<C>(x[p].at[j]) - mean) * rstd, g = static_cast<C>(gy[p].at[j]);
-        const C scaled = r.weight ? g * static_cast<C>(weight.at[j]) : g;
-        const C own = (std::fma(normal, -along, scaled) - ones) * rstd;
-        gx.at[j] = narrow<T>(r.more ? own + static_cast<C>(more.at[j]) : own);
+        g[j] = std::fma(std::fma(normal[j], -along, scaled[j]) - ones, rstd, more[j]);
+        if constexpr (Sums) sums[2][p][j] += g[j];
       }
-      store_pack<V>(r.gx + row * r.columns + held.pack(p) * V, gx);
-    }
+      Raw<V, T>::of(g).store(r.gx + row * r.columns + at);
+    });
   }
-  C* out = r.partial + part * 2 * r.columns;
+  wait_copies<0>();
+  C* out = r.partial + blockIdx.x * kinds * r.columns;
+  C* of_groups = reinterpret_cast<C*>(memory);
 #pragma unroll
-  for (int p = 0; p < Packs; ++p) {
-    if (held.pack(p) >= count) continue;
+  for (int kind = 0; kind < kinds; ++kind) {
+    C* to = Row::groups == 1 ? out + kind * r.columns : of_groups + held.group * r.columns;
+    if constexpr (Row::groups > 1) __syncthreads();  // the memory has been read
+    each_pack([&](int p, int at) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      out[held.pack(p) * V + j] = gweight[p][j];
-      out[r.columns + held.pack(p) * V + j] = gbias[p][j];
+      for (int j = 0; j < V; ++j) to[at + j] = sums[kind][p][j];
+    });
+    if constexpr (Row::groups > 1) {
+      __syncthreads();
+      for (int j = static_cast<int>(threadIdx.x); j < r.columns; j += block) {
+        C total = of_groups[j];
+        for (int group = 1; group < Row::groups; ++group) total += of_groups[group * r.columns + j];
+        out[kind * r.columns + j] = total;
+      }
     }
   }
 }
@@ -234,41 +343,51 @@ constexpr int tile_columns = 32, tile_rows = 32;
 
 /// Column sums of every `gridDim.y`th row.
 template <class T>
-__global__ void __launch_bounds__(block) backward_columns_any(const GradRows<T> r) {
+__global__ void __launch_bounds__(block) backward_columns_any(const GradRows<T> r, int kinds) {
   using C = compute_t<T>;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
   if (column >= r.columns) return;
-  C gweight = 0, gbias = 0;
+  C gweight = 0, gbias = 0, gx = 0;
   for (std::int64_t row = blockIdx.y; row < r.rows; row += gridDim.y) {
     const C g = static_cast<C>(r.gy[row * r.columns + column]);
+    if (kinds == 3) gx += static_cast<C>(r.gx[row * r.columns + column]);
     const C mean = r.mean ? r.mean[row] : C(0);
     const C normal = (static_cast<C>(r.x[row * r.columns + column]) - mean) * r.rstd[row];
     gweight = std::fma(g, normal, gweight);
     gbias += g;
   }
-  r.partial[blockIdx.y * 2 * r.columns + column] = gweight;
-  r.partial[(blockIdx.y * 2 + 1) * r.columns + column] = gbias;
+  C* out = r.partial + blockIdx.y * kinds * r.columns + column;
+  out[0] = gweight;
+  out[r.columns] = gbias;
+  if (kinds == 3) out[2 * r.columns] = gx;
 }
 
-/// Sums the parts: `tile_rows` threads a column, then a tree. Without `gbias` its columns are left out.
+/// Where column sums go: gradients of weight and bias, and the sums of gx; the last two may be null.
+template <class T>
+struct ColumnSums {
+  T *gweight, *gbias, *sums;
+};
+
+/// Sums the parts: `tile_rows` threads a column, then a tree.
 template <class T>
 __global__ void __launch_bounds__(tile_columns* tile_rows)
-    sum_parts(const compute_t<T>* partial, std::int64_t parts, std::int64_t columns, T* gweight, T* gbias) {
+    sum_parts(const compute_t<T>* partial, std::int64_t parts, std::int64_t columns, ColumnSums<T> to) {
   using C = compute_t<T>;
   __shared__ C sums[tile_rows][tile_columns];
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * tile_columns + threadIdx.x;
-  const std::int64_t wanted = gbias ? 2 * columns : columns;
+  const std::int64_t all = (to.sums ? 3 : 2) * columns;
   C total = 0;
-  if (column < wanted)
+  if (column < all)
     for (std::int64_t part = threadIdx.y; part < parts; part += tile_rows)
-      total += partial[part * 2 * columns + column];
+      total += partial[part * all + column];
   sums[threadIdx.y][threadIdx.x] = total;
   for (unsigned half = tile_rows / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
   }
-  if (threadIdx.y != 0 || column >= wanted) return;
-  (column < columns ? gweight : gbias - columns)[column] = narrow<T>(sums[0][threadIdx.x]);
+  if (threadIdx.y != 0 || column >= all) return;
+  T* out = column < columns ? to.gweight : column < 2 * columns ? to.gbias : to.sums;
+  if (out != nullptr) out[column % columns] = narrow<T>(sums[0][threadIdx.x]);
 }
 
 /// How a row of `columns` is held in registers, as a number of (warps, packs); 0: it is not.
@@ -293,6 +412,17 @@ void with_form(int form, F&& f) {
   }
 }
 
+/// Blocks of a form that a multiprocessor was measured to be fastest with.
+constexpr std::int64_t held_at_once[] = {0, 8, 4, 6, 8};
+
+/// As many blocks as the device has multiprocessors, `each` times.
+std::int64_t blocks_of_device(std::int64_t each) {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return each * count;
+}
+
 template <class T>
 void forward(const LayerNormCall& c) {
   using C = compute_t<T>;
@@ -312,8 +442,10 @@ void forward(const LayerNormCall& c) {
   }
   with_form(form, [&]<int Warps, int Packs>() {
     constexpr std::int64_t groups = Held<Warps, Packs>::groups;
-    const auto blocks = static_cast<unsigned>((c.rows + groups - 1) / groups);
-    forward_held<T, Warps, Packs><<<blocks, block, 0, c.stream>>>(r);
+    constexpr int bytes = Staged<T, Packs, 1>::bytes;
+    const std::int64_t wanted = (c.rows + groups - 1) / groups, most = blocks_of_device(held_at_once[form]);
+    forward_held<T, Warps, Packs>
+        <<<static_cast<unsigned>(std::min(wanted, most)), block, bytes, c.stream>>>(r);
   });
 }
 
@@ -343,16 +475,21 @@ void backward(const LayerNormGradCall& c) {
   if (form == 0) {
     if (c.rows > 0) backward_rows_any<T><<<static_cast<unsigned>(c.rows), block, 0, c.stream>>>(r);
     const dim3 grid(static_cast<unsigned>((c.columns + block - 1) / block), static_cast<unsigned>(parts));
-    backward_columns_any<T><<<grid, block, 0, c.stream>>>(r);
+    backward_columns_any<T><<<grid, block, 0, c.stream>>>(r, c.kinds());
   } else {
     with_form(form, [&]<int Warps, int Packs>() {
-      const auto blocks = static_cast<unsigned>(parts / Held<Warps, Packs>::groups);
-      backward_held<T, Warps, Packs><<<blocks, block, 0, c.stream>>>(r, parts);
+      const auto launch = [&](auto kernel) {
+        constexpr int bytes = Staged<T, Packs, 3>::bytes;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        kernel<<<static_cast<unsigned>(parts), block, bytes, c.stream>>>(r);
+      };
+      c.sums ? launch(backward_held<T, Warps, Packs, true>) : launch(backward_held<T, Warps, Packs, false>);
     });
   }
-  const auto blocks = static_cast<unsigned>((2 * c.columns + tile_columns - 1) / tile_columns);
+  const auto blocks = static_cast<unsigned>((c.kinds() * c.columns + tile_columns - 1) / tile_columns);
   sum_parts<T><<<blocks, dim3(tile_columns, tile_rows), 0, c.stream>>>(
-      r.partial, parts, c.columns, static_cast<T*>(c.gweight), static_cast<T*>(c.gbias));
+      r.partial, parts, c.columns,
+      {static_cast<T*>(c.gweight), static_cast<T*>(c.gbias), static_cast<T*>(c.sums)});
 }
 
 }  // namespace
@@ -360,12 +497,14 @@ void backward(const LayerNormGradCall& c) {
 std::int64_t LayerNormGradCall::parts() const {
   int form = 0;
   for_floating(dtype, [&]<class T>() { form = grad_form<T>(*this); });
-  // As many blocks as a Hopper GPU holds at once, by the registers that a form takes: more wait for a second
-  // round.
-  const std::int64_t most = form == 0 ? 256 : form <= 2 ? 2112 : form == 3 ? 660 : 396;
-  const std::int64_t wanted = form == 0 ? rows / 16 : rows / 4;
-  const std::int64_t whole = wanted / 4 * 4;  // of the groups of a block
-  return whole < 4 ? 4 : whole < most ? whole : most;
+  // By form, what was fastest on a Hopper GPU of 132 multiprocessors, which holds that many blocks at once.
+  constexpr std::int64_t without[] = {256, 792, 396, 528, 528}, with[] = {256, 792, 396, 396, 396};
+  const std::int64_t most = (sums != nullptr ? with : without)[form],
+                     rows_of_block = form == 0   ? 16
+                                     : form == 4 ? 2
+                                                 : 8,
+                     wanted = (rows + rows_of_block - 1) / rows_of_block;
+  return wanted < 1 ? 1 : wanted < most ? wanted : most;
 }
 
 void launch_layer_norm(const LayerNormCall& call) {

@@ -24,11 +24,13 @@ struct LayerNormGradCall {
   const void* more = nullptr;  ///< is added to gx; may be null
   void *gx = nullptr, *gweight = nullptr;
   void* gbias = nullptr;  ///< may be null
+  void* sums = nullptr;   ///< of gx over rows; may be null
   cudaStream_t stream = nullptr;
-  /// Groups of rows whose shares of the weight's and bias's gradients are summed apart, then in order.
+  /// Groups of rows whose shares of the column sums are summed apart, then in order.
   /// Depends on the sizes and the addresses' alignment alone.
   std::int64_t parts() const;
-  /// Room for parts() 2 columns elements of the compute type.
+  int kinds() const { return sums != nullptr ? 3 : 2; }  ///< of column sums
+  /// Room for parts() kinds() columns elements of the compute type.
   void* partial = nullptr;
 };
 void launch_layer_norm_grad(const LayerNormGradCall& call);

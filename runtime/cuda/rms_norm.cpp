@@ -42,7 +42,7 @@ void rms_norm_grad(const ops::RmsNormGrad& op, Inputs in, Outputs out) {
   call.gx = out[0].raw();
   call.gweight = out[1].raw();
   call.stream = stream_of(x.device());
-  const Tensor partial = empty(Shape{call.parts(), 2, call.columns}, {in[3].dtype(), x.device()});
+  const Tensor partial = empty(Shape{call.parts(), call.kinds(), call.columns}, {in[3].dtype(), x.device()});
   call.partial = partial.raw();
   launch_layer_norm_grad(call);
   check_launch(op.name);

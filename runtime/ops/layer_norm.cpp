@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/sum.h"
 
 namespace sherd {
 namespace ops {
@@ -28,7 +29,14 @@ Tensors LayerNorm::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
                        args.outputs[1], args.outputs[2], args.so_far.empty() ? Tensor() : args.so_far[0]};
-  Tensors grads = apply_many(LayerNormGrad{}, in);
+  Tensors grads;
+  if (args.gx_sums != nullptr && args.inputs[0].rank() > 1) {
+    grads = apply_many(LayerNormGradSums{}, in);
+    *args.gx_sums = grads[3];
+    grads.resize(3);
+  } else {
+    grads = apply_many(LayerNormGrad{}, in);
+  }
   for (std::size_t i = 0; i < 3; ++i)
     if (!args.need(i)) grads[i] = {};
   return grads;
@@ -63,6 +71,18 @@ Tensors LayerNormGrad::reference(Inputs in) const {
   const std::int64_t columns = in[1].shape().back(), rows = columns == 0 ? 0 : in[1].numel() / columns;
   const auto down = [&](const Tensor& t) { return to(sum(reshape(t, {rows, columns}), {0}), narrow); };
   return {to(gx, narrow), down(mul(gy, normal)), down(gy)};
+}
+
+Specs LayerNormGradSums::infer(SpecSpan in) const {
+  Specs specs = LayerNormGrad{}.infer(in);
+  specs.push_back(specs[1]);
+  return specs;
+}
+
+void LayerNormGradSums::run(Inputs in, Outputs out) const {
+  run_again(OpModel<LayerNormGrad>(LayerNormGrad{}), in, out.first(3));
+  const Mask all_but_last = bit(static_cast<std::size_t>(in[1].rank() - 1)) - 1;
+  run_again(OpModel<Sum>(Sum{.axes = all_but_last}), Inputs(&out[0], 1), out.subspan(3));
 }
 
 }  // namespace ops

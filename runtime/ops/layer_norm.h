@@ -14,6 +14,7 @@ struct LayerNorm {
   static constexpr Mask dense = 0b111;
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};
   static constexpr Mask adds_gradients = 0b1;  // of a residual stream, which goes round the layer
+  static constexpr Mask gives_sums = 0b1;      // for the bias of the layer that made the stream
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const;
@@ -35,6 +36,19 @@ struct LayerNormGrad {
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   bool operator==(const LayerNormGrad&) const = default;
+};
+
+/// The same of x (..., n) with two axes or more, and the sums of its gradient over all but the last.
+struct LayerNormGradSums {
+  static constexpr std::string_view name = "layer_norm_grad_sums";
+  static constexpr Arity arity = LayerNormGrad::arity;
+  static constexpr Mask optional = LayerNormGrad::optional;
+  static constexpr Mask dense = LayerNormGrad::dense;
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  void run(Inputs in, Outputs out) const;
+  bool operator==(const LayerNormGradSums&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -39,9 +39,9 @@ using MovingOps =
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
-                        LayerNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad, CrossEntropy,
-                        CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne,
-                        Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+                        LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
+                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
+                        ScaleUnlessOne, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs

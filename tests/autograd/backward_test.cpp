@@ -621,6 +621,34 @@ TEST_CASE("cross_entropy's gradient takes the memory of logits that nobody else 
   }
 }
 
+TEST_CASE("a bias's gradient is the sums of its layer's, whatever happens to that on its way") {
+  enum class On { nothing, an_early_use, a_late_use, a_hook, a_target };
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const On on : {On::nothing, On::an_early_use, On::a_late_use, On::a_hook, On::a_target}) {
+      manual_seed(11);
+      const TensorOptions options{dtype};
+      const Tensor h = randn({3, 4, 8}, options), w = randn({8, 8}, options),
+                   stream = randn({3, 4, 8}, options);
+      const Tensor b = randn({8}, options).requires_grad_(), scale = randn({8}, options);
+      const Tensor made = linear(h, w, b, stream);
+      const Subscription hook =
+          on == On::a_hook ? register_hook(made, [](const Tensor& g) { return mul(g, -2); }) : Subscription{};
+      const Tensor early = on == On::an_early_use ? square(made) : Tensor{};
+      Tensor end = linear(layer_norm(made, scale, {}), w, {}, made);
+      if (early.defined()) end = add(end, early);
+      if (on == On::a_late_use) end = add(end, square(made));
+      const Tensor inputs[] = {b, made};
+      const std::size_t count = on == On::a_target ? 2 : 1;
+      const Tensor loss = sum(square(end));
+      const std::vector<Tensor> exact = grad(loss, inputs, {}, {.retain_graph = true});
+      const Tensor bias = grad(loss, std::span(inputs, count))[0], sums = sum(exact[1], {0, 1});
+      INFO(name_of(dtype) << ", " << static_cast<int>(on));
+      const double bound = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-4 : 0.02;
+      CHECK(amax(abs(sub(to(bias, DType::f64), to(sums, DType::f64)))).item() <=
+            bound * (1 + amax(abs(to(sums, DType::f64))).item()));
+    }
+}
+
 TEST_CASE("a residual stream's gradient is the sum, whoever comes first") {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     manual_seed(10);

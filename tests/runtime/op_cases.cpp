@@ -256,6 +256,13 @@ const std::vector<Case>& cases() {
          .layouts = Bits::rounded,
          .sixteen = Bits::rounded,
          .more = {{{7}, {5, 7}, {5}}, {{0, 7}, {5, 7}, {0, 5}}, {{4, 0}, {5, 0}, {4, 5}}}});
+    put("linear into a stream that is normalised",
+        {{{2, 6, 7}, {3, 41, 257}}, {{5, 7}, {136, 257}}, {{5}, {136}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+          const Tensor y = linear(x, w, b);
+          return add(y, layer_norm(y, {}, {}));
+        }),
+        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
     put("linear without bias", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}},
         two([](const Tensor& x, const Tensor& w) { return linear(x, w); }),
         {.dtypes = floating_dtypes,
