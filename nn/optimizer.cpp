@@ -109,11 +109,10 @@ bool can_replace(const Tensor& given, const Tensor& wanted) {
 
 Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay) {
   const MemoryScope held(MemoryUse::optimizer);
-  std::unordered_map<const void*, std::size_t> group_of;
   for (ParamGroup& group : groups) {
     for (const Parameter& p : group.params) {
       check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
-      const auto [first, fresh] = group_of.emplace(p.id(), groups_.size());
+      const auto [first, fresh] = group_of_.emplace(p.id(), groups_.size());
       check<ValueError>(fresh,
                         "optimizer: a parameter of shape {} is in group {} and again in {}; list it once",
                         p.shape(), first->second, groups_.size());
@@ -165,7 +164,25 @@ void Optimizer::step_unless(const Tensor& skip) {
 
 void Optimizer::step() { step_all(); }
 
+void Optimizer::step(std::span<const Parameter> params) {
+  std::vector<std::vector<Parameter>> of_groups(groups_.size());
+  for (const Parameter& p : params) {
+    const auto group = group_of_.find(p.id());
+    check<ValueError>(group != group_of_.end(),
+                      "optimizer: step of a parameter of shape {} that is not among its own; pass those",
+                      p.defined() ? p.shape() : Shape{});
+    of_groups[group->second].push_back(p);
+  }
+  step_those(of_groups);
+}
+
 void Optimizer::step_all() {
+  std::vector<std::vector<Parameter>> of_groups;
+  for (const Group& group : groups_) of_groups.push_back(group.params);
+  step_those(of_groups);
+}
+
+void Optimizer::step_those(std::span<const std::vector<Parameter>> of_groups) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
   const TimelineSlice slice("optimizer", "step");
@@ -176,7 +193,7 @@ void Optimizer::step_all() {
   };
   std::vector<Part> parts(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g)
-    for (const Parameter& p : groups_[g].params) {
+    for (const Parameter& p : of_groups[g]) {
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
       const Tensor gradient = p.grad();
       if (!gradient.defined()) continue;
@@ -186,8 +203,8 @@ void Optimizer::step_all() {
       parts[g].params.push_back(p);
       parts[g].slots.push_back(state == state_.end() ? nullptr : &state->second);
     }
-  for (const Group& group : groups_)
-    for (const Parameter& p : group.params)
+  for (const std::vector<Parameter>& params : of_groups)
+    for (const Parameter& p : params)
       if (p.owner() != nullptr) p.owner()->before_write();
   for (auto& [params, slots] : parts)
     for (std::size_t i = 0; i < params.size(); ++i)

@@ -35,9 +35,13 @@ class SHERD_API Optimizer {
   /// does not have the shape of `Parameter::local()`, DeviceError for one on `meta`, StateError for state of
   /// another dtype or device and for a parameter whose elements share memory.
   void step();
-  /// The same, unless `skip` (one element, else ShapeError) holds anything but 0: then no parameter, state or
-  /// count of steps changes, though state that was not there is made. With sharded parameters it is the same
-  /// on all ranks. The optimizers here look at it on the device, so it can be captured; for others
+  /// The same for `params` alone, which are this optimizer's (ValueError): each has state and a count of
+  /// steps of its own, so steps of all parameters, in parts, come to the bits of one of them together.
+  void step(std::span<const Parameter> params);
+  /// The same as for all, unless `skip` (one element, else ShapeError) holds anything but 0: then no
+  /// parameter, state or count of steps changes, though state that was not there is made. With sharded
+  /// parameters it is the same on all ranks. The optimizers here look at it on the device, so it can be
+  /// captured; for others
   /// (`skips_on_device`) the host reads it.
   void step_unless(const Tensor& skip);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
@@ -92,7 +96,9 @@ class SHERD_API Optimizer {
   Slots first_state(const Parameter& p) const;
   const Group& group_at(std::size_t group) const;
   void step_all();
+  void step_those(std::span<const std::vector<Parameter>> of_groups);
   std::vector<Group> groups_;
+  std::unordered_map<const void*, std::size_t> group_of_;
   std::unordered_map<const void*, Slots> state_;
   Tensor skip_;
 };

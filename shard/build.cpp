@@ -193,6 +193,20 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   return members;
 }
 
+/// Says by devices what `cpu_offload` says.
+Options with_devices(Options options) {
+  if (!options.cpu_offload) return options;
+  check<ValueError>(
+      options.device.has_value(),
+      "fully_shard: cpu_offload keeps shards on cpu:0 and computes on `device`, which is not given");
+  check<ValueError>(!options.compute_device,
+                    "fully_shard: cpu_offload computes on `device`, {}, and compute_device is given too, {}; "
+                    "leave one out",
+                    to_string(*options.device), to_string(options.compute_device.value_or(*options.device)));
+  options.compute_device = std::exchange(options.device, Device::cpu());
+  return options;
+}
+
 /// Numbers all parameters of a module in the order of its members, also those of units within, and says which
 /// members have them.
 void number(std::span<const FoundParameter> parameters) {
@@ -261,9 +275,10 @@ std::vector<FoundParameter> to_shard(nn::Module& module, const Options& options)
   return found;
 }
 
-void build_unit(nn::Module& module, const Options& options, const UnitForm& form) {
+void build_unit(nn::Module& module, const Options& given, const UnitForm& form) {
   check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
                     module.type_name());
+  const Options options = with_devices(given);
   Found found = find_members(module);
   const std::vector<FoundParameter> all = found.parameters;
   Ignored ignored = ignored_in(module, options);

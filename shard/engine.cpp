@@ -13,6 +13,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/early_steps.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -388,6 +389,8 @@ void Engine::begun(std::uint64_t run) {
   if (plan_.run != run || plan_.made()) return;
   plan_.make(all_);
   tell_units();
+  for (const auto& group : plan_.groups())
+    if (group->trainable() && group->reduces()) group->gradients().check_average();
   for (const auto& gathered : plan_.gathereds()) {
     gathered->lease(Lease::backward);
     gathered->end(Lease::cache);
@@ -458,8 +461,14 @@ void Engine::finish(std::uint64_t run) {
   reduce_in_turn(When::now);
   const auto groups = plan_.groups();
   for (const auto& group : groups) group->gradients().pass_on();
-  for (const auto& group : groups) group->gradients().wait();
-  for (const auto& group : groups) group->gradients().commit();
+  EarlySteps& early = EarlySteps::current();
+  const bool stepping = early.begin();
+  for (const auto& group : groups) {
+    group->gradients().wait();
+    if (stepping && group->gradients().commit()) early.step(*group);
+  }
+  if (!stepping)
+    for (const auto& group : groups) group->gradients().commit();
   const Plan done = std::exchange(plan_, {});
   for (const auto& gathered : done.gathereds()) gathered->end(Lease::backward);
   std::vector<Gradients::Added> added;  // of all groups before the first hook, which may throw

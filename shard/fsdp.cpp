@@ -70,6 +70,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
                      .mixed_precision = precision,
                      .writeback_check = options.writeback_check,
                      .device = options.device,
+                     .cpu_offload = options.cpu_offload,
+                     .compute_device = options.compute_device,
                      .forward_prefetch = options.forward_prefetch,
                      .backward_prefetch = options.backward_prefetch,
                      .sync_module_states = options.sync_module_states,

@@ -46,6 +46,8 @@ struct FsdpOptions {
   MixedPrecisionPolicy mixed_precision{};
   WritebackCheck writeback_check = WritebackCheck::on;
   std::optional<Device> device{};
+  bool cpu_offload = false;
+  std::optional<Device> compute_device{};
   /// Whether parameters stay visible by their own names, as slices of the shard; else a unit lists one
   /// `_flat_param`, and needs parameters that are trainable alike.
   bool use_orig_params = false;

@@ -40,6 +40,7 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot &slot = slots_[i], &before = old.slots_[i];
     slot.unsynced = before.unsynced;
+    slot.zeroed = before.zeroed;
     if (before.averaged.defined()) slot.averaged = change(before.averaged);
     if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.shown = grad.storage().id();
   }
@@ -86,8 +87,10 @@ void Gradients::drop() noexcept {
   for (Member& m : members_) m = {};
   due_ = 0;
   turn_ = Turn::dropped;
-  reduced_ = {};
+  reduced_ = average_ = {};
   reduction_ = {};
+  totals_.clear();
+  for (Slot& slot : slots_) slot.added = false;
 }
 
 void Gradients::keep(DType computed_in) {
@@ -107,16 +110,23 @@ void Gradients::reduce(DType computed_in) {
   divide_by_ = group_.switches.divide_by;
   const Ranks& ranks = group_.spec().ranks;
   const Group& group = ranks.shard.defined() ? ranks.shard : ranks.replicas;
-  if (!group.defined()) return;
   const NoGrad guard;
+  if (!group.defined()) {
+    if (!offloaded()) return;
+    totals_ = totals();
+    for (Tensor& t : totals_)
+      if (t.defined()) t = to(t, group_.shard().device());
+    return;
+  }
   const Engine::OwnCalls own_calls;
   reduction_ = group.enqueue(reduction(totals()), WhenFull::queue);
 }
 
 void Gradients::pass_on() {
   if (!reduced_.defined() || !in_two_calls()) return;
-  wait();
   const NoGrad guard;
+  reduction_.wait();
+  reduction_ = {};
   if (summed_.defined()) add_(reduced_, to(summed_, reduced_.dtype()));
   if (turn_ == Turn::reduced_over_shards) return;
   const Engine::OwnCalls own_calls;
@@ -134,15 +144,49 @@ void Gradients::wait() {
   const NoGrad guard;
   reduction_.wait();
   reduction_ = {};
+  if (turn_ == Turn::reduced) bring_down();
 }
 
-void Gradients::commit() {
+bool Gradients::offloaded() const { return group_.compute_device() != group_.shard().device(); }
+
+/// The average, to where it is stepped; what it was on the computing device is freed.
+void Gradients::bring_down() {
+  const GroupSpec& spec = group_.spec();
+  const Tensor reduced = std::exchange(reduced_, {});
+  const std::int64_t numel = spec.partition.shard_numel();
+  present_ =
+      to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
+          .to_vector<float>();
+  average_ = flat_view(reduced, 0, numel);
+  if (divided_here()) average_ = divided(average_);
+  average_ = to(to(average_, group_.shard().dtype()), group_.shard().device());
+}
+
+/// In the flat layout on two devices an average takes the place of the one before in PyTorch, and is added to
+/// it elsewhere: a program that keeps it means one or the other.
+void Gradients::check_average() const {
+  if (group_.spec().layout != GroupLayout::flat || !offloaded()) return;
+  for (const Slot& slot : slots_) {
+    if (!slot.leaf.requires_grad()) continue;
+    const Tensor held = slot.leaf.grad();
+    const bool own = slot.unsynced && held.defined() && held.storage().id() == slot.shown;
+    const Tensor& average = own ? slot.averaged : held;
+    check<StateError>(
+        !average.defined() || slot.zeroed || (!own && slot.unsynced && held.shape() == slot.shape),
+        "backward: '{}' has an average that was not cleared, and with shards on {} the flat layout does not "
+        "add another one; zero_grad() before, accumulate under no_sync, or use the per-parameter layout",
+        group_.spec().names[slot.first], to_string(group_.shard().device()));
+  }
+}
+
+bool Gradients::commit() {
   const NoGrad guard;
   const Turn turn = std::exchange(turn_, Turn::to_come);
   if (turn != Turn::dropped) unreduced_ = turn == Turn::kept;
   if (turn == Turn::kept) commit_own();
-  if (turn == Turn::reduced) reduced_.defined() ? commit_average() : commit_alone();
+  if (turn == Turn::reduced) average_.defined() ? commit_average() : commit_alone();
   if (turn == Turn::reduced_over_shards) commit_over_shards();
+  return turn == Turn::reduced;
 }
 
 std::vector<Gradients::Added> Gradients::take_added() {
@@ -182,7 +226,7 @@ void Gradients::end_own_sum(Slot& slot) const {
 
 void Gradients::zeroed(std::size_t member) {
   for (Slot& slot : slots_)
-    if (slot.first <= member && member < slot.last) slot.averaged = {};
+    if (slot.first <= member && member < slot.last) slot.averaged = {}, slot.zeroed = true;
 }
 
 bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
@@ -336,6 +380,7 @@ void Gradients::add_to(Slot& slot, const Tensor& part) {
   const Tensor held = slot.leaf.grad();
   slot.leaf.set_grad(held.defined() ? add_(held, part) : part);
   slot.added = true;
+  slot.zeroed = false;
 }
 
 /// One division, one rounding, as `ReduceOp` makes an average.
@@ -354,7 +399,7 @@ void Gradients::commit_over_shards() {
 
 /// A rank without peers: its gradients are the sum.
 void Gradients::commit_alone() {
-  std::vector<Tensor> parts = totals();
+  std::vector<Tensor> parts = offloaded() ? std::exchange(totals_, {}) : totals();
   if (divide_by_)
     for (Tensor& t : parts)
       if (t.defined()) t = divided(to(t, reduce_dtype()));
@@ -371,20 +416,13 @@ void Gradients::commit_alone() {
 
 void Gradients::commit_average() {
   const GroupSpec& spec = group_.spec();
-  const Tensor reduced = std::exchange(reduced_, {});
-  const std::int64_t numel = spec.partition.shard_numel();
-  const std::vector<float> present =
-      to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
-          .to_vector<float>();
   summed_ = {};
-  Tensor average = flat_view(reduced, 0, numel);
-  if (divided_here()) average = divided(average);
-  const Tensor result = to(to(average, group_.shard().dtype()), group_.shard().device());
-  const bool used = std::ranges::any_of(present, [](float p) { return p != 0; });
+  const Tensor result = std::exchange(average_, {});
+  const bool used = std::ranges::any_of(present_, [](float p) { return p != 0; });
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     end_own_sum(slot);
-    if (present[s] == 0 && !(used && has_zeros(slot))) continue;
+    if (present_[s] == 0 && !(used && has_zeros(slot))) continue;
     sherd::Layout layout = slot.leaf.layout();
     // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
     // one.

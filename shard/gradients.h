@@ -60,10 +60,12 @@ class Gradients final : public EngineSink {
   /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them, unless the
   /// program put that off.
   void pass_on();
-  /// Until the averages are here.
+  /// Until the averages are here, where the shard is.
   void wait();
-  /// Adds to `.grad`.
-  void commit();
+  /// StateError where an average would be added to one that is there, and cannot be.
+  void check_average() const;
+  /// Adds to `.grad`; says whether that were averages.
+  bool commit();
   /// Hooks after accumulation that are due: those of `of`, for what `commit` added to `shown`.
   struct Added {
     Ref<Leaf> of, shown;
@@ -88,6 +90,7 @@ class Gradients final : public EngineSink {
     std::uint64_t shown = 0;  ///< the storage that it was left in
     Tensor averaged{};        ///< what it showed before
     bool added = false;       ///< by this commit
+    bool zeroed = false;      ///< since then
   };
   struct Member {
     Ref<Leaf> leaf{};   ///< of the backward under way
@@ -115,6 +118,8 @@ class Gradients final : public EngineSink {
   void commit_alone();
   void commit_over_shards();
   void commit_average();
+  bool offloaded() const;
+  void bring_down();
   static void add_to(Slot& slot, const Tensor& part);
 
   ParameterGroup& group_;
@@ -130,6 +135,9 @@ class Gradients final : public EngineSink {
   Tensor reduced_;          // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
   std::optional<double> divide_by_;  // of this reduction
+  Tensor average_;                   // where the shard is
+  std::vector<float> present_;       // the flags
+  std::vector<Tensor> totals_;       // there too, of a rank without peers that computes elsewhere
 };
 
 }  // namespace sherd::shard

@@ -90,6 +90,9 @@ struct Options {
   WritebackCheck writeback_check = WritebackCheck::on;
   /// Where parameters, buffers and the outermost module's inputs are moved; none: they stay where they are.
   std::optional<Device> device{};
+  /// Keeps and steps this rank's part on `cpu:0` and computes on `device` (ValueError without one, and beside
+  /// a `compute_device`, which says the same with other words).
+  bool cpu_offload = false;
   /// Where parameters are gathered and the module computes, if not where this rank's part is kept and
   /// stepped: buffers and inputs are moved there, averages go back. Without averaging, `.grad()` is there.
   std::optional<Device> compute_device{};

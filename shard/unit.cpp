@@ -7,6 +7,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/build.h"
+#include "shard/early_steps.h"
 
 namespace sherd::shard {
 namespace {
@@ -442,6 +443,11 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
       !hides(parameter),
       "fully_shard: a parameter of shape {} is part of a flat parameter, which has its gradient; make "
       "the optimizer after FullyShardedDataParallel, or pass use_orig_params",
+      parameter.shape());
+  check<StateError>(
+      !EarlySteps::current().claims(parameter),
+      "fully_shard: a parameter of shape {} is stepped within backwards (StepInBackward), so its "
+      "gradient cannot be stepped, clipped or unscaled after them; end that scope",
       parameter.shape());
   const Tensor gradient = parameter.grad();
   const Members* flat = flattened(parameter);

@@ -66,7 +66,8 @@ Batch batch_of(int rank, int step, std::int64_t width) {
 }
 
 Tensor loss_of(Net& net, const Batch& batch) {
-  return mean(square(sub(to(net(batch.x), DType::f32), batch.target)));
+  const Tensor y = to(net(batch.x), DType::f32);
+  return mean(square(sub(y, to(batch.target, y.device()))));
 }
 
 }  // namespace sherd::test

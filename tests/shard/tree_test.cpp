@@ -129,6 +129,7 @@ Tensor loss_of(Node& tree, std::uint64_t seed, int rank, int forwards) {
 /// What happens between two optimizer steps; the same on every rank.
 struct Step {
   std::uint64_t seed;
+  bool sums = true;  ///< averages that are not cleared add up
   bool keeps_gradients, looks_first, abandons, optimizes, freezes;
   int unsynchronised, forwards;
   bool keeps_gathered;  ///< after backward
@@ -205,6 +206,7 @@ bool fail(Node& tree, const nn::Linear& other, const Step& step, World& world) {
   tree.event = &event;
   bool thrown = false;
   const auto attempt = [&] {
+    if (!step.sums) tree.zero_grad();
     try {
       loss_of(tree, step.seed + 20, world.rank(), 1).backward();
     } catch (const Boom&) {
@@ -395,7 +397,9 @@ void play(World& world, std::uint64_t seed) {
   Optimizers optimizers(tree), reference(by_hand);
 
   for (int i = 0; i < 6; ++i) {
-    const Step step = draw(random);
+    Step step = draw(random);
+    step.sums = layout == shard::GroupLayout::per_parameter || !common.compute_device;
+    if (!step.sums) step.keeps_gradients = step.zeroes_one = false;
     if (step.replaced != Step::Replaced::nothing && replace_one(tree, by_hand, step))
       optimizers = Optimizers(tree), reference = Optimizers(by_hand);
     if (step.summons != Step::Summons::never) summon(tree, by_hand, step);
