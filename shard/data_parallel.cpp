@@ -1,6 +1,9 @@
 #include "shard/data_parallel.h"
 
 #include <algorithm>
+#include <exception>
+#include <numeric>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -33,7 +36,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       : frozen_(std::move(frozen)),
         buffers_(std::move(buffers)),
         group_(std::move(group)),
-        channel_(options.channel) {
+        channel_(options.channel),
+        static_graph_(options.static_graph) {
     std::ranges::reverse(parameters);
     for (auto& [name, p] : parameters) {
       if (buckets_.empty() || !takes(buckets_.back(), p, options.bucket_bytes)) buckets_.emplace_back();
@@ -64,12 +68,12 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     for (const Entry& entry : entries_)
       if (sink_of(entry.parameter.local()) == this) set_sink(entry.parameter.local(), nullptr);
   }
-  void check_in_charge() const {
+  void check_in_charge(std::string_view call) const {
     for (const Entry& entry : entries_)
       check<StateError>(sink_of(entry.parameter.local()) == this,
-                        "data parallel: no_sync of an object from which another one, made later, took '{}'; "
-                        "call no_sync of that one, or make this one anew",
-                        entry.name);
+                        "data parallel: {} of an object from which another one, made later, took '{}'; "
+                        "call {} of that one, or make this one anew",
+                        call, entry.name, call);
   }
   bool set_synchronising(bool synchronising) { return std::exchange(synchronising_, synchronising); }
 
@@ -88,6 +92,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
         "backward that does (in a hook); start it after that one, or use grad()");
     run_ = pass.number;
     ++reached_;
+    entry(leaf).reached = true;
     ++buckets_[entry(leaf).bucket].due;
   }
   void begun(PassInfo) override {
@@ -99,6 +104,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     next_ = 0;
     if (!run_synchronises_) return;
     const NoGrad guard;
+    if (graph_known_) check_graph();
+    if (join_) meet(true);
     for (Bucket& bucket : buckets_) fill(bucket);
   }
   void accept(PassInfo, Leaf& leaf, Tensor gradient) override {
@@ -118,7 +125,10 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       reduce_what_is_complete();
       for (Bucket& bucket : buckets_) wait(bucket);
       share_buffers();
+      if (!graph_known_)
+        for (Entry& entry : entries_) entry.uses = entry.reached || entry.placed;
       for (Bucket& bucket : buckets_) hand_out(bucket);
+      graph_known_ = static_graph_;
     }
     const std::vector<Leaf*> arrived = end_run();
     for (Leaf* leaf : arrived)
@@ -130,6 +140,30 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     if (pass.number == run_) end_run();
   }
 
+  // ---- unlike numbers of inputs ----
+
+  void begin_join(const JoinOptions& options) {
+    check<StateError>(!join_, "data parallel: join within a join of the same model; one scope is enough");
+    join_ = options;
+    in_.clear();
+  }
+  void end_join() noexcept { join_.reset(); }
+  /// Takes part in what the others make of their inputs, until nobody has any.
+  void shadow() {
+    if (alone()) return;
+    const NoGrad guard;
+    for (;;) {
+      const std::vector<int> before = in_;
+      meet(false);
+      if (left() == 0) return take_last(before);
+      for (Bucket& bucket : buckets_) {
+        const Tensor nothing = zeros({bucket.numel + std::ssize(bucket.entries)}, like(bucket));
+        group_.call(average(bucket, nothing));
+      }
+      share_buffers();
+    }
+  }
+
  private:
   struct Entry {
     std::string name;
@@ -137,8 +171,11 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     Spec spec;
     std::size_t bucket;
     std::int64_t offset;    ///< in the bucket, in elements
+    bool reached = false;   ///< by the backward under way
     bool placed = false;    ///< the bucket has something of it in this backward
     bool unsynced = false;  ///< `.grad` is this rank's own, from backwards without communication
+    bool uses = false;      ///< this rank did in its last average, where the graph is static always
+    bool used = false;      ///< so by any rank
   };
   struct Bucket {
     std::vector<std::size_t> entries;
@@ -203,11 +240,54 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
                         name);
   }
 
+  void check_graph() const {
+    for (const Entry& entry : entries_) {
+      const bool uses = entry.reached || (entry.unsynced && entry.parameter.grad().defined());
+      check<StateError>(uses == entry.uses,
+                        "data parallel: '{}' {} used in this backward and {} in the first one, and the graph "
+                        "was said to be static; leave static_graph out",
+                        entry.name, uses ? "is" : "is not", entry.uses ? "was" : "was not");
+    }
+  }
+  /// Tells all ranks which of them still have inputs.
+  void meet(bool has_inputs) {
+    if (alone()) return;
+    in_.assign(static_cast<std::size_t>(group_.size()), 0);
+    in_[static_cast<std::size_t>(group_.rank())] = has_inputs ? 1 : 0;
+    const Tensor in = Tensor::from(in_, {std::ssize(in_)});
+    group_.all_reduce(in, ReduceOp::sum(), {.label = "join", .channel = channel_});
+    in_ = in.to_vector<int>();
+    const auto out = std::ranges::find(in_, 0);
+    check<StateError>(
+        !join_->throw_on_early_termination || left() == 0 || out == in_.end(),
+        "Detected at least one rank that exhausted inputs. Throwing across all ranks. The first "
+        "is rank {} of {}; give all ranks as many inputs, or leave throw_on_early_termination out",
+        out - in_.begin(), in_.size());
+  }
+  /// How many have.
+  int left() const { return std::accumulate(in_.begin(), in_.end(), 0); }
+  /// Whose values are the model's: the first rank's of those that have inputs.
+  static int first_of(const std::vector<int>& in) {
+    return in.empty() ? 0 : static_cast<int>(std::ranges::find(in, 1) - in.begin());
+  }
+  /// The values of a rank that was in the last average, `in` that one's; none: all are alike.
+  void take_last(const std::vector<int>& in) const {
+    if (in.empty()) return;
+    std::vector<Tensor> all = shared_buffers();
+    for (const Entry& entry : entries_) all.push_back(entry.parameter.data());
+    for (const auto& [name, p] : frozen_) all.push_back(p.data());
+    share(std::move(all), group_, {.label = "replicas", .channel = channel_}, first_of(in));
+  }
+  bool divides_by_left() const { return join_ && !join_->divide_by_initial_world_size && !alone(); }
+  /// What is divided here is not rounded before.
+  TensorOptions like(const Bucket& bucket) const {
+    const Tensor& first = entries_[bucket.entries[0]].parameter.local();
+    return {divides_by_left() ? compute_dtype(first.dtype()) : first.dtype(), first.device()};
+  }
+
   /// Zeros, and what earlier backwards left without communication.
   void fill(Bucket& bucket) {
-    const Tensor& first = entries_[bucket.entries[0]].parameter.local();
-    const std::int64_t numel = bucket.numel + static_cast<std::int64_t>(bucket.entries.size());
-    bucket.values = zeros({numel}, {first.dtype(), first.device()});
+    bucket.values = zeros({bucket.numel + std::ssize(bucket.entries)}, like(bucket));
     for (std::size_t i : bucket.entries) {
       Entry& entry = entries_[i];
       entry.placed = false;
@@ -225,8 +305,11 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     const Bucket& bucket = buckets_[entry.bucket];
     const Shape& shape = gradient.shape();
     const Tensor slice = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
-    if (std::exchange(entry.placed, true))
+    const bool more = std::exchange(entry.placed, true);
+    if (more && slice.dtype() == gradient.dtype())
       add_(slice, gradient);
+    else if (more)
+      copy_(slice, add(to(slice, gradient.dtype()), gradient));  // rounded as this rank's sums are
     else
       copy_(slice, gradient);
     const std::int64_t flag = bucket.numel + (&entry - &entries_[bucket.entries[0]]);
@@ -239,14 +322,16 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     for (; next_ < buckets_.size() && buckets_[next_].due == 0; ++next_) {
       if (alone()) continue;  // its gradients are the average
       Bucket& bucket = buckets_[next_];
-      bucket.work = group_.enqueue({.kind = CollectiveKind::all_reduce,
-                                    .inputs = {bucket.values},
-                                    .outputs = {bucket.values},
-                                    .reduction = ReduceOp::average(),
-                                    .channel = channel_,
-                                    .label = bucket.label},
-                                   WhenFull::queue);
+      bucket.work = group_.enqueue(average(bucket, bucket.values), WhenFull::queue);
     }
+  }
+  Collective average(const Bucket& bucket, const Tensor& values) const {
+    return {.kind = CollectiveKind::all_reduce,
+            .inputs = {values},
+            .outputs = {values},
+            .reduction = divides_by_left() ? ReduceOp::sum() : ReduceOp::average(),
+            .channel = channel_,
+            .label = bucket.label};
   }
   bool alone() const { return group_.size() == 1; }
   static void wait(Bucket& bucket) {
@@ -254,19 +339,23 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     bucket.work.wait_inputs();
     bucket.work = {};
   }
+  std::vector<Tensor> shared_buffers() const {
+    return buffers_.empty() || module_ == nullptr ? buffers_ : buffers_of(*module_);
+  }
   void share_buffers() const {
     if (buffers_.empty() || alone()) return;
-    share(module_ == nullptr ? buffers_ : buffers_of(*module_), group_,
-          {.label = "buffers", .channel = channel_});
+    share(shared_buffers(), group_, {.label = "buffers", .channel = channel_}, join_ ? first_of(in_) : 0);
   }
   void hand_out(Bucket& bucket) {
     const std::vector<bool> used = used_by_any(bucket);
     for (std::size_t k = 0; k < used.size(); ++k) {
       Entry& entry = entries_[bucket.entries[k]];
       if (std::exchange(entry.unsynced, false)) entry.parameter.set_grad({});  // the average has it
+      entry.used = used[k];
       if (!used[k]) continue;
       const Shape& shape = entry.parameter.shape();
-      const Tensor average = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
+      Tensor average = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
+      if (divides_by_left()) average = to(div(average, left()), entry.spec.dtype);
       const Tensor held = entry.parameter.grad();
       if (held.defined())
         add_(held, average);
@@ -278,6 +367,10 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   /// all and others might: a step in which the host reads nothing can be captured.
   std::vector<bool> used_by_any(const Bucket& bucket) const {
     std::vector<bool> used;
+    if (graph_known_) {
+      for (std::size_t i : bucket.entries) used.push_back(entries_[i].used);
+      return used;
+    }
     for (std::size_t i : bucket.entries) used.push_back(entries_[i].placed);
     if (alone() || std::ranges::find(used, false) == used.end()) return used;
     const auto flags = static_cast<std::int64_t>(used.size());
@@ -290,6 +383,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   std::vector<Leaf*> end_run() noexcept {
     run_ = 0;
     reached_ = 0;
+    for (Entry& entry : entries_) entry.reached = false;
     for (Bucket& bucket : buckets_) {
       bucket.work = {};
       bucket.values = {};
@@ -315,6 +409,12 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   std::uint64_t run_ = 0;  ///< the backward under way; 0: none
   bool run_synchronises_ = true;
   std::size_t next_ = 0;  ///< bucket to reduce next
+
+  bool static_graph_;
+  bool graph_known_ = false;  ///< it is, and there was an average
+  std::optional<JoinOptions> join_;
+  std::vector<int>
+      in_;  ///< for each rank 1 if it had inputs at the last average of the join; none: there was none
 };
 
 namespace {
@@ -379,9 +479,22 @@ nn::Module& DataParallel::module() const {
 }
 
 DataParallel::NoSync::NoSync(DataParallel& model) : buckets_(model.buckets_), outer_(false) {
-  model.buckets().check_in_charge();
+  model.buckets().check_in_charge("no_sync");
   outer_ = buckets_->set_synchronising(false);
 }
 DataParallel::NoSync::~NoSync() { buckets_->set_synchronising(outer_); }
+
+DataParallel::Join::Join(DataParallel& model, JoinOptions options)
+    : buckets_(model.buckets_), exceptions_(std::uncaught_exceptions()) {
+  model.buckets().check_in_charge("join");
+  buckets_->begin_join(options);
+}
+DataParallel::Join::~Join() noexcept(false) {
+  struct End {
+    GradientBuckets& buckets;
+    ~End() { buckets.end_join(); }
+  } end{*buckets_};
+  if (std::uncaught_exceptions() == exceptions_) buckets_->shadow();
+}
 
 }  // namespace sherd::shard

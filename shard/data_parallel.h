@@ -23,6 +23,18 @@ struct DataParallelOptions {
   /// Rank 0's go to all at the end of every backward that averages. They are written then, so another graph
   /// that keeps one for its gradient (a mask that is multiplied) is refused from then on.
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::yes;
+  /// Every backward that averages uses the same parameters on this rank as the first one did; StateError
+  /// names one that does not. From the second one on the host reads nothing of which parameters ranks use, so
+  /// that such steps can be captured.
+  bool static_graph = false;
+};
+
+/// For `DataParallel::join`, alike on all ranks.
+struct JoinOptions {
+  /// Averages are sums over the number of ranks; else over those that still have inputs.
+  bool divide_by_initial_world_size = true;
+  /// Whether all ranks throw StateError at the first average for which one has no inputs left.
+  bool throw_on_early_termination = false;
 };
 
 /// Makes `module` a replica among the ranks of `group`. On construction rank 0's parameters and buffers go to
@@ -58,6 +70,24 @@ class SHERD_API DataParallel {
     bool outer_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+  /// A scope, on every rank, for training on unlike numbers of inputs. A rank whose inputs are at their end
+  /// leaves the scope, and there takes part in the others' averages, with zeros, until all have come to their
+  /// ends; buffers come from the first rank that still has inputs. Then parameters and buffers are those of
+  /// the first of the ranks that went on for longest, on all. Each average tells ranks who is left.
+  /// StateError within another such scope of the model. One that an exception leaves takes part in nothing.
+  class SHERD_API Join {
+   public:
+    explicit Join(DataParallel& model, JoinOptions options = {});
+    ~Join() noexcept(false);
+    Join(const Join&) = delete;
+    Join& operator=(const Join&) = delete;
+
+   private:
+    std::shared_ptr<GradientBuckets> buckets_;
+    int exceptions_;
+  };
+  [[nodiscard]] Join join(JoinOptions options = {}) { return Join(*this, options); }
 
  private:
   GradientBuckets& buckets() const;

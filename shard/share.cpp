@@ -10,7 +10,7 @@
 
 namespace sherd::shard {
 
-void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options) {
+void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& options, int source) {
   const NoGrad guard;
   std::set<std::tuple<std::uint64_t, std::int64_t, std::int64_t>> given;
   while (!tensors.empty()) {
@@ -18,11 +18,13 @@ void share(std::vector<Tensor> tensors, const Group& group, const CallOptions& o
     const auto alike = [&](const Tensor& t) {
       return t.dtype() == first.dtype() && t.device() == first.device();
     };
-    Collective call{
-        .kind = CollectiveKind::broadcast, .peer = 0, .channel = options.channel, .label = options.label};
+    Collective call{.kind = CollectiveKind::broadcast,
+                    .peer = source,
+                    .channel = options.channel,
+                    .label = options.label};
     for (const Tensor& t : tensors) {
       if (!alike(t) || !given.emplace(t.storage().id(), t.layout().offset, t.numel()).second) continue;
-      if (group.rank() == 0) call.inputs.push_back(t);
+      if (group.rank() == source) call.inputs.push_back(t);
       call.outputs.push_back(t);
     }
     group.call(std::move(call));

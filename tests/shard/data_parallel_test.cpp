@@ -629,3 +629,168 @@ TEST_CASE("a module that was cast is refused, also where its own forward does no
     expect_refusal([&] { loss.backward(); }, {"'extra.bias'", "make it anew"});
   }));
 }
+
+// ---- unlike numbers of inputs ----
+
+namespace {
+
+/// One model that goes through the averages of ranks with `counts` inputs each: what all have in the end.
+struct Joined {
+  Normed net;
+  Joined(Normed&& first, const std::vector<int>& counts, bool by_initial) : net(std::move(first)) {
+    const int most = *std::ranges::max_element(counts);
+    nn::Sgd sgd(net.parameters(), {.lr = 0.1});
+    for (int step = 0; step < most; ++step) {
+      const nn::StateDict before = net.clone().state_dict();
+      nn::StateDict of_first;  // its buffers
+      std::vector<Tensor> sums;
+      int in = 0;
+      for (int rank = 0; rank < std::ssize(counts); ++rank) {
+        if (step >= counts[static_cast<std::size_t>(rank)]) continue;
+        net.load_state_dict(before);
+        net.zero_grad();
+        mean(square(to(net(to(data_of(rank, step), net.first.weight.local().dtype())), f32))).backward();
+        if (in++ == 0) of_first = net.clone().state_dict();
+        const NoGrad guard;
+        const std::vector<nn::Parameter> parameters = net.parameters();
+        sums.resize(parameters.size());
+        for (std::size_t p = 0; p < sums.size(); ++p) {
+          const Tensor wide = to(parameters[p].grad(), f32);
+          sums[p] = sums[p].defined() ? add(sums[p], wide) : clone(wide);
+        }
+      }
+      net.load_state_dict(of_first);
+      const auto by = static_cast<double>(by_initial ? std::ssize(counts) : in);
+      std::vector<nn::Parameter> parameters = net.parameters();
+      for (std::size_t p = 0; p < sums.size(); ++p)
+        parameters[p].set_grad(to(div(sums[p], by), parameters[p].local().dtype()));
+      sgd.step();
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks with unlike numbers of inputs train like one model, and end alike") {
+  const std::vector<std::vector<int>> cases = {{3},    {2, 2},    {1, 3},    {3, 1},
+                                               {0, 2}, {2, 4, 1}, {0, 0, 3}, {1, 3, 3, 2}};
+  for (const std::vector<int>& counts : cases)
+    for (const bool by_initial : {true, false})
+      for (const DType dtype : {f32, bf16})
+        for (const std::int64_t bucket_bytes : {1, 1 << 20})
+          CHECK_NOTHROW(run_ranks(static_cast<int>(counts.size()), [&](World& world) {
+            manual_seed(3);
+            Normed net;
+            net.to(dtype);
+            const Joined expected(net.clone(), counts, by_initial);
+            shard::DataParallel replicas(net, world.group(), {.bucket_bytes = bucket_bytes});
+            nn::Sgd sgd(net.parameters(), {.lr = 0.1});
+            {
+              const auto scope = replicas.join({.divide_by_initial_world_size = by_initial});
+              for (int step = 0; step < counts[static_cast<std::size_t>(world.rank())]; ++step) {
+                mean(square(to(net(to(data_of(world.rank(), step), dtype)), f32))).backward();
+                sgd.step();
+                sgd.zero_grad();
+              }
+            }
+            expect(parameters(net) == parameters(expected.net), "parameters");
+            expect(buffers(net) == buffers(expected.net), "buffers");
+            const std::uint64_t calls = collective_calls();
+            mean(square(to(net(to(data_of(world.rank(), 9), dtype)), f32))).backward();
+            expect(world.size() == 1 || collective_calls() > calls, "no average after the scope");
+          }));
+}
+
+TEST_CASE("a join may end for all ranks when it ends for one, and the model goes on") {
+  for (const int ranks : {2, 3, 4})
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net net = net_of(0);
+      shard::DataParallel replicas(net, world.group());
+      int steps = 0;
+      expect_refusal(
+          [&] {
+            const auto scope = replicas.join({.throw_on_early_termination = true});
+            expect_refusal([&] { const auto inner = replicas.join(); }, {"join within a join"});
+            for (; steps < 2 + world.rank(); ++steps)
+              sum(net(data_of(world.rank(), steps), false)).backward();
+          },
+          {"Detected at least one rank that exhausted inputs. Throwing across all ranks. The first is rank "
+           "0"});
+      expect(steps == 2, "{} steps", steps);
+      net.zero_grad();
+      Net by_hand = net_of(0);
+      sum(net(data_of(world.rank(), 5), false)).backward();
+      expect(gradients(net) == average_by_hand(by_hand, ranks, 5, [](int) { return false; }), "afterwards");
+      {
+        const auto scope = replicas.join({.throw_on_early_termination = true});
+        net.zero_grad();
+        sum(net(data_of(world.rank(), 6), false)).backward();
+      }
+    }));
+}
+
+TEST_CASE("an exception leaves a join alone, and the other ranks hear of it") {
+  CHECK_THROWS_WITH(run_ranks(3,
+                              [&](World& world) {
+                                Net net = net_of(0);
+                                shard::DataParallel replicas(net, world.group());
+                                const auto scope = replicas.join();
+                                sum(net(data_of(world.rank(), 0), false)).backward();
+                                if (world.rank() == 1) throw std::runtime_error("no more of this");
+                              }),
+                    "no more of this");
+}
+
+TEST_CASE("in a static graph each backward uses what the first one used, or names what it does not") {
+  for (int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      Net net = net_of(0), by_hand = net_of(0);
+      shard::DataParallel replicas(net, world.group(), {.static_graph = true});
+      const auto uses_extra = [&](int rank) { return rank == ranks - 1; };
+      const bool mine = uses_extra(world.rank());
+      {
+        const auto guard = replicas.no_sync();  // says nothing yet
+        sum(net(data_of(world.rank(), 0), !mine)).backward();
+        net.zero_grad();
+      }
+      for (int step = 0; step < 3; ++step) {
+        net.zero_grad();
+        sum(net(data_of(world.rank(), step), mine)).backward();
+        expect(gradients(net) == average_by_hand(by_hand, ranks, step, uses_extra), "step {}", step);
+      }
+      const Gradients before = gradients(net);
+      expect_refusal([&] { sum(net(data_of(world.rank(), 3), !mine)).backward(); },
+                     {"'extra.", mine ? "is not used in this backward and was in the first one"
+                                      : "is used in this backward and was not in the first one"});
+      expect(gradients(net) == before, "a refusal changed gradients");
+      net.zero_grad();
+      sum(net(data_of(world.rank(), 4), mine)).backward();
+      expect(gradients(net) == average_by_hand(by_hand, ranks, 4, uses_extra), "after a refusal");
+    }));
+}
+
+TEST_CASE("a step of a static graph is captured from the second one on, whatever it leaves out") {
+  for (int ranks : worlds)
+    for (const bool some_use_it : {false, true})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), by_hand = net_of(0);
+        const auto uses_extra = [&](int rank) { return some_use_it && rank == 0; };
+        const shard::DataParallel replicas(net, world.group(), {.static_graph = true});
+        const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+          sum(net(in[0], uses_extra(world.rank()))).backward();
+          std::vector<Tensor> found;
+          for (const nn::Parameter& p : net.parameters())
+            if (p.grad().defined()) found.push_back(clone(p.grad()));
+          net.zero_grad();
+          return found;
+        };
+        step(std::vector{data_of(world.rank(), 0)});
+        Program program = capture(step, {data_of(world.rank(), 1)});
+        const std::vector<Tensor> found = program.replay({data_of(world.rank(), 2)});
+        Gradients of_all;
+        for (const Tensor& g : found) of_all.push_back(g.to_vector<float>());
+        Gradients expected = average_by_hand(by_hand, ranks, 2, uses_extra);
+        std::erase_if(expected, [](const auto& g) { return g.empty(); });
+        expect(of_all == expected, "what was replayed");
+      }));
+}
