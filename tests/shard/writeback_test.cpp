@@ -129,6 +129,37 @@ TEST_CASE("the object that was replaced goes on alone, and the new one's gradien
   });
 }
 
+TEST_CASE("what the object before kept does not come to the new one") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    for (const bool frozen : {false, true}) {
+      Pair pair = seeded_pair(), by_hand = seeded_pair();
+      shard_pair(pair, form, strategy, inner);
+      const auto backward = [&](Pair& p, int rank, int step) {
+        sum(square(p(input_of(rank, step)))).backward();
+      };
+      {
+        const auto guard = shard::no_sync(pair);
+        backward(pair, world.rank(), 0);
+      }
+      for (Pair* p : {&pair, &by_hand})
+        p->second.weight = nn::Parameter(full(p->second.weight.local().shape(), 2.0), !frozen);
+      backward(pair, world.rank(), 1);
+      const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+        // This rank's own gradient of the first step, with the values of then, by all but the one that is
+        // new.
+        Pair before = seeded_pair();
+        backward(before, rank, 0);
+        backward(by_hand, rank, 1);
+        for (std::size_t i = 0; i < 4; ++i) {
+          nn::Parameter p = by_hand.parameters()[i];
+          if (i != 2) add_(p.grad(), before.parameters()[i].grad());
+        }
+      });
+      expect_gradients(pair, world, expected, frozen ? "beside a frozen one" : "beside a new one");
+    }
+  });
+}
+
 TEST_CASE("a gradient that is replaced counts in place of the average, one that is dropped begins anew") {
   on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
     for (const bool none : {false, true}) {
