@@ -16,10 +16,12 @@ struct Wrapped {
   FullyShardedDataParallel handle;
   nn::Adam optim;
 
-  Wrapped(const Rank& rank, ShardingStrategy strategy, bool use_orig_params)
+  Wrapped(const Rank& rank, ShardingStrategy strategy, bool offload, bool use_orig_params)
       : handle(model, {.mesh = rank.mesh,
                        .strategy = strategy,
                        .auto_wrap = wrap_layers(),
+                       .device = offload ? std::optional(compute) : std::nullopt,
+                       .cpu_offload = offload,
                        .use_orig_params = use_orig_params}),
         optim(model.parameters(), {.lr = 1e-2, .foreach = false}) {}
   Tensor operator()(const Tokens& tokens) const { return model(tokens.src, tokens.tgt); }
@@ -28,8 +30,8 @@ struct Wrapped {
 /// One flat parameter a unit, and the original ones.
 struct FlatAndOriginal {
   Wrapped flat, original;
-  FlatAndOriginal(Rank& rank, ShardingStrategy strategy)
-      : flat(rank, strategy, false), original(rank, strategy, true) {
+  FlatAndOriginal(Rank& rank, ShardingStrategy strategy, bool offload)
+      : flat(rank, strategy, offload, false), original(rank, strategy, offload, true) {
     rank.check.eq(flat.model.parameters().size(), 5u, "flat parameters");
     const bool sharded = strategy != ShardingStrategy::no_shard;
     rank.check.eq(flat.handle.flat_param().local().numel(), sharded ? 230 : 459,
@@ -37,46 +39,50 @@ struct FlatAndOriginal {
     check_layout(rank, original.model, strategy, transformer_units());
     for (const Wrapped* w : {&flat, &original})
       for (const nn::Parameter& p : w->model.parameters())
-        rank.check.eq(p.local().device(), compute, "device of a parameter");
+        rank.check.eq(p.local().device(), offload ? host : compute, "device of a parameter");
   }
 };
 
-void multiple_forward(Rank& rank, ShardingStrategy strategy) {
-  FlatAndOriginal both(rank, strategy);
-  for (int i = 0; i < 3; ++i) {
-    const Tokens first;
-    const Tokens second{first.src + 1, first.tgt + 1};
-    std::vector<std::array<Tensor, 3>> results;
-    for (Wrapped* w : {&both.flat, &both.original}) {
-      w->optim.zero_grad();
-      const Tensor one = (*w)(first), two = (*w)(second), loss = sum(one + two);
-      loss.backward();
-      w->optim.step();
-      results.push_back({one, two, loss});
+auto multiple_forward(bool offload) {
+  return [offload](Rank& rank, ShardingStrategy strategy) {
+    FlatAndOriginal both(rank, strategy, offload);
+    for (int i = 0; i < 3; ++i) {
+      const Tokens first;
+      const Tokens second{first.src + 1, first.tgt + 1};
+      std::vector<std::array<Tensor, 3>> results;
+      for (Wrapped* w : {&both.flat, &both.original}) {
+        w->optim.zero_grad();
+        const Tensor one = (*w)(first), two = (*w)(second), loss = sum(one + two);
+        loss.backward();
+        w->optim.step();
+        results.push_back({one, two, loss});
+      }
+      for (const std::size_t k : {0, 1, 2}) rank.check.same(results[1][k], results[0][k], "result");
     }
-    for (const std::size_t k : {0, 1, 2}) rank.check.same(results[1][k], results[0][k], "result");
-  }
-  check_parameters(rank, both.flat.model, both.original.model);
+    check_parameters(rank, both.flat.model, both.original.model);
+  };
 }
 
-void summon_between_two_forwards(Rank& rank, ShardingStrategy strategy) {
-  FlatAndOriginal both(rank, strategy);
-  Wrapped &flat = both.flat, &original = both.original;
-  for (int i = 0; i < 3; ++i) {
-    flat.optim.zero_grad();
-    original.optim.zero_grad();
-    const Tokens tokens;
-    const Tensor flat1 = flat(tokens), original1 = original(tokens);
-    rank.check.same(original1, flat1, "first output");
+auto summon_between_two_forwards(bool offload) {
+  return [offload](Rank& rank, ShardingStrategy strategy) {
+    FlatAndOriginal both(rank, strategy, offload);
+    Wrapped &flat = both.flat, &original = both.original;
+    for (int i = 0; i < 3; ++i) {
+      flat.optim.zero_grad();
+      original.optim.zero_grad();
+      const Tokens tokens;
+      const Tensor flat1 = flat(tokens), original1 = original(tokens);
+      rank.check.same(original1, flat1, "first output");
+      check_parameters(rank, flat.model, original.model);
+      const Tensor flat2 = flat(tokens), original2 = original(tokens);
+      rank.check.same(original2, flat2, "second output");
+      sum(flat1 + flat2).backward();
+      sum(original1 + original2).backward();
+      flat.optim.step();
+      original.optim.step();
+    }
     check_parameters(rank, flat.model, original.model);
-    const Tensor flat2 = flat(tokens), original2 = original(tokens);
-    rank.check.same(original2, flat2, "second output");
-    sum(flat1 + flat2).backward();
-    sum(original1 + original2).backward();
-    flat.optim.step();
-    original.optim.step();
-  }
-  check_parameters(rank, flat.model, original.model);
+  };
 }
 
 // ---- S5.14 ----
@@ -134,8 +140,11 @@ std::vector<Scenario> s5_forwards() {
   const auto add = [&](std::string id, std::string test, auto grid, auto body) {
     list.push_back(scenario(std::move(id), std::move(test), Harness::processes, {2}, grid, body));
   };
-  add("S5.10", "test_multiple_forward [offload false]", parity, multiple_forward);
-  add("S5.12", "test_summon_between_two_forwards [offload false]", parity, summon_between_two_forwards);
+  add("S5.10", "test_multiple_forward [offload false]", parity, multiple_forward(false));
+  add("S5.11", "test_multiple_forward [offload true]", parity, multiple_forward(true));
+  add("S5.12", "test_summon_between_two_forwards [offload false]", parity,
+      summon_between_two_forwards(false));
+  add("S5.13", "test_summon_between_two_forwards [offload true]", parity, summon_between_two_forwards(true));
   add("S5.14", "test_access_params_after_forward", strategies({no_shard, full_shard, shard_grad_op}),
       access_params_after_forward);
   return list;

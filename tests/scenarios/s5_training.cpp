@@ -43,6 +43,7 @@ struct Setup {
   OptimClass optim_class = OptimClass::adam;
   bool multi_tensor = false;
   Prefetch prefetch = Prefetch::pre;
+  bool offload = false;
   bool skip_writeback_check = false;
 };
 
@@ -52,20 +53,25 @@ struct Both {
   Optim replicas_optim;
   TransformerWithSharedParams model;
   Optim optim;
+  bool offload;
 
   Both(Rank& rank, const Setup& setup)
       : replicas(rank, make_transformer(compute)),
         replicas_optim(make_optim(replicas.model, setup.optim_class, setup.multi_tensor)),
-        model(make_transformer(setup.moved == Moved::before ? compute : host)) {
+        model(make_transformer(setup.moved == Moved::before ? compute : host)),
+        offload(setup.offload) {
     const auto make = [&] { optim = make_optim(model, setup.optim_class, setup.multi_tensor); };
     if (setup.optim_before_wrap) make();
-    shard::FsdpOptions options{.mesh = rank.mesh,
-                               .strategy = setup.strategy,
-                               .auto_wrap = wrap_layers(),
-                               .writeback_check = setup.skip_writeback_check ? shard::WritebackCheck::off
-                                                                             : shard::WritebackCheck::on,
-                               .use_orig_params = true,
-                               .backward_prefetch = setup.prefetch == Prefetch::pre ? 1 : 0};
+    const shard::FsdpOptions options{.mesh = rank.mesh,
+                                     .strategy = setup.strategy,
+                                     .auto_wrap = wrap_layers(),
+                                     .writeback_check = setup.skip_writeback_check
+                                                            ? shard::WritebackCheck::off
+                                                            : shard::WritebackCheck::on,
+                                     .device = offload ? std::optional(compute) : std::nullopt,
+                                     .cpu_offload = offload,
+                                     .use_orig_params = true,
+                                     .backward_prefetch = setup.prefetch == Prefetch::pre ? 1 : 0};
     const shard::FullyShardedDataParallel wrapped(model, options);
     if (!setup.optim_before_wrap) make();
     if (setup.moved == Moved::after) model.to(compute);
@@ -79,18 +85,20 @@ struct Both {
 
 /// Ten steps of both. Even ones clear gradients before the forward, odd ones between it and the backward.
 void check_training(Rank& rank, Both& both, nn::ZeroGrad zero) {
-  const auto step = [&](const TransformerWithSharedParams& model, nn::Optimizer& optim, int i) {
+  const auto step = [&](const TransformerWithSharedParams& model, nn::Optimizer& optim, int i, bool moves) {
     if (i % 2 == 0) optim.zero_grad(zero);
     const Tokens tokens;
     const Tensor loss = loss_of(tokens, model(tokens.src, tokens.tgt));
     if (i % 2 == 1) optim.zero_grad(zero);
     loss.backward();
+    if (moves) both.replicas.model.to(host);
     optim.step();
+    if (moves) both.replicas.model.to(compute);
     return loss;
   };
   for (int i = 0; i < 10; ++i) {
-    const Tensor expected = step(both.replicas.model, *both.replicas_optim, i);
-    rank.check.same(step(both.model, *both.optim, i), expected, fmt::format("loss {}", i));
+    const Tensor expected = step(both.replicas.model, *both.replicas_optim, i, both.offload);
+    rank.check.same(step(both.model, *both.optim, i, false), expected, fmt::format("loss {}", i));
   }
   check_parameters(rank, both.replicas.model, both.model);
 }
@@ -110,6 +118,17 @@ auto diff_hyperparams(ShardingStrategy strategy) {
                      .prefetch = prefetch,
                      .skip_writeback_check = skip_writeback_check});
     check_training(rank, both, zero_mode(set_to_none));
+  };
+}
+
+auto diff_hyperparams_cpu_offload(ShardingStrategy strategy) {
+  return [strategy](Rank& rank, bool skip_writeback_check) {
+    Both both(rank, {.strategy = strategy, .offload = true, .skip_writeback_check = skip_writeback_check});
+    for (const nn::Parameter& p : both.model.parameters())
+      rank.check.eq(p.local().device(), host, "device of a parameter");
+    check_training(rank, both, nn::ZeroGrad::to_zero);
+    for (const nn::Parameter& p : both.model.parameters())
+      if (p.grad().defined()) rank.check.eq(p.grad().device(), host, "device of a gradient");
   };
 }
 
@@ -224,6 +243,7 @@ std::vector<Scenario> s5_training() {
                          Axis<bool>{"multi_tensor", {false, true}}, Axis<bool>{"set_to_none", {false, true}},
                          Axis<Prefetch>{"backward_prefetch", {Prefetch::none, Prefetch::pre, Prefetch::post}},
                          Axis<bool>{"skip_writeback_check", {false, true}});
+  const Grid skip(Axis<bool>{"skip_writeback_check", {false, true}});
   const Grid trainability(Axis<bool>{"multi_tensor", {false, true}},
                           Axis<ShardingStrategy>{"sharding_strategy", {full_shard, shard_grad_op, no_shard}});
   const Grid kept(Axis<ShardingStrategy>{"sharding_strategy", {full_shard, shard_grad_op}});
@@ -234,6 +254,11 @@ std::vector<Scenario> s5_training() {
   add("S5.2", "test_diff_hyperparams [no_shard]", hyperparams, diff_hyperparams(no_shard));
   add("S5.3", "test_diff_hyperparams [shard_grad_op]", hyperparams, diff_hyperparams(shard_grad_op));
   add("S5.4", "test_diff_hyperparams [full_shard]", hyperparams, diff_hyperparams(full_shard));
+  add("S5.5", "test_diff_hyperparams_cpu_offload [no_shard]", skip, diff_hyperparams_cpu_offload(no_shard));
+  add("S5.6", "test_diff_hyperparams_cpu_offload [shard_grad_op]", skip,
+      diff_hyperparams_cpu_offload(shard_grad_op));
+  add("S5.7", "test_diff_hyperparams_cpu_offload [full_shard]", skip,
+      diff_hyperparams_cpu_offload(full_shard));
   add("S5.8", "test_diff_trainability", trainability, diff_trainability);
   add("S5.9", "test_multiple_optimizers", kept, multiple_optimizers);
   return list;
