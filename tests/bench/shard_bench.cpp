@@ -1,7 +1,7 @@
 // Training steps of sharded models on ranks that are threads, one JSON line each, medians; beside them the
 // same steps of unsharded models on the same ranks in the same run, in turn.
 //
-//   shard_bench [--ranks 2] [--only mlp,transformer,groups,one_group,memory]
+//   shard_bench [--ranks 2] [--only mlp,transformer,groups,one_group,memory,offload]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "sherd.h"
@@ -294,11 +295,71 @@ void bench_memory(World& world) {
   }
 }
 
+// ---- offloading
+
+struct Offloaded {
+  const char* how;
+  bool offload, early;
+};
+constexpr Offloaded offloaded_ways[] = {
+    {"kept", false, false}, {"offloaded", true, false}, {"offloaded_stepped_in_backward", true, true}};
+
+void shard_wide(Wide& model, GroupLayout layout, bool offload) {
+  shard::Options options{.layout = layout};
+  if (offload) options.compute_device = Device::cpu(1);
+  for (nn::Linear& layer : model.layers) shard::fully_shard(layer, options);
+  shard::fully_shard(model, options);
+}
+
+/// Steps of both ways in turn; and the most that lay where is computed: of all that the rank held at once,
+/// what is neither a shard nor an optimizer's state, if these are elsewhere. (Averages are elsewhere too, and
+/// count.)
+void bench_offload(World& world) {
+  const Tensor x = rand({32, 512});
+  for (const GroupLayout layout : {GroupLayout::per_parameter, GroupLayout::flat}) {
+    std::vector<Job> jobs;
+    double kept_peak = 0;
+    for (const Offloaded& way : offloaded_ways) {
+      manual_seed(0);
+      MemoryLedger& memory = Context::current().memory();
+      const HeldMemory before = memory.held(DeviceType::cpu);
+      auto model = std::make_shared<Wide>();
+      shard_wide(*model, layout, way.offload);
+      auto adam = std::make_shared<nn::Adam>(model->parameters());
+      std::shared_ptr<shard::StepInBackward> scope;
+      if (way.early) scope = std::make_shared<shard::StepInBackward>(*adam);
+      jobs.push_back({way.how, [=] {
+                        sum((*model)(x)).backward();
+                        if (!scope) adam->step();
+                        adam->zero_grad();
+                      }});
+      steps(jobs.back(), 2);
+      memory.reset_peak(DeviceType::cpu);
+      steps(jobs.back(), 2);
+      const HeldMemory held = memory.held(DeviceType::cpu);
+      double peak =
+          static_cast<double>(memory.peak(DeviceType::cpu) -
+                              std::accumulate(before.bytes.begin(), before.bytes.end(), std::int64_t{0}));
+      for (const MemoryUse use : {MemoryUse::parameters, MemoryUse::optimizer})
+        if (way.offload) peak -= static_cast<double>(held[use] - before[use]);
+      if (!way.offload) kept_peak = peak;
+      report(world, {{"what", "peak memory of a rank where it computes"},
+                     {"layout", layout == GroupLayout::flat ? "flat" : "per_parameter"},
+                     {"how", way.how},
+                     {"mb", peak / 1e6},
+                     {"of_kept", peak / kept_peak}});
+    }
+    report(world,
+           layout == GroupLayout::flat ? "16 Linear(512), flat, Adam" : "16 Linear(512), per parameter, Adam",
+           jobs, 10, 5);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   int ranks = 2;
-  std::vector<std::string> only{"mlp", "transformer", "groups", "one_group", "memory"};
+  std::vector<std::string> only{"mlp", "transformer", "groups", "one_group", "memory", "offload"};
   CLI::App app("Training steps of sharded models");
   app.add_option("--ranks", ranks, "how many")->check(CLI::PositiveNumber);
   app.add_option("--only", only, "what to run")->delimiter(',')->check(CLI::IsMember(only));
@@ -313,5 +374,6 @@ int main(int argc, char** argv) {
     if (parts.contains("groups")) bench_groups(world);
     if (parts.contains("one_group")) bench_one_group(world);
     if (parts.contains("memory")) bench_memory(world);
+    if (parts.contains("offload")) bench_offload(world);
   });
 }
