@@ -105,7 +105,8 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
     if (optimizer == nullptr) return;
     const SavedState saved_optimizer(folder, optimizer_name, files);
     moments_file = saved_optimizer.path();
-    naming(moments_file, [&] { moments = staged_optimizer_state(*optimizer, SavedSource(saved_optimizer)); });
+    naming(moments_file,
+           [&] { moments = staged_optimizer_state(*optimizer, SavedSource(saved_optimizer), &model); });
   });
   // What it refuses it refuses on all ranks: they read the same names, shapes, rates and counts.
   together(ranks, [&] {
@@ -120,7 +121,7 @@ void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Pa
                      const Group& ranks, const CheckpointOptions& options) {
   const NoGrad guard;
   const Named states[] = {{model_name, sharded_state_dict(model)},
-                          {optimizer_name, sharded_optimizer_state(optimizer)}};
+                          {optimizer_name, sharded_optimizer_state(model, optimizer)}};
   save(states, folder, ranks, options);
 }
 

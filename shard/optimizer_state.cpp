@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/build.h"
 #include "shard/fully_shard.h"
 #include "shard/state_source.h"
 #include "shard/unit.h"
@@ -23,6 +26,9 @@ bool counts_steps(std::string_view name) { return name == "step"; }
 
 std::string entry(std::size_t index, std::string_view name) {
   return fmt::format("state.{}.{}", index, name);
+}
+std::string entry(const std::string& key, std::string_view name) {
+  return fmt::format("state.{}.{}", key, name);
 }
 
 std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer) {
@@ -100,6 +106,37 @@ std::vector<std::vector<Listed>> listed(const nn::Optimizer& optimizer) {
   return groups;
 }
 
+/// What names parameters in a state, in its order: the name that `model` has for one, or else its number.
+std::vector<std::string> keys_of(std::span<const nn::Parameter> parameters, nn::Module* model) {
+  std::unordered_map<const void*, std::string> names;
+  if (model != nullptr) {
+    for (const nn::NamedParameter& p : model->named_parameters()) names.emplace(p.parameter.id(), p.name);
+    for (const FoundParameter& p : find_members(*model).parameters)  // those in flat ones too
+      names.emplace(p.member->object().id(), p.name);
+  }
+  std::vector<std::string> keys;
+  for (const nn::Parameter& p : parameters) {
+    const auto found = names.find(p.id());
+    keys.push_back(found != names.end() ? found->second : std::to_string(keys.size()));
+  }
+  return keys;
+}
+
+std::vector<std::string> keys_of(std::span<const std::vector<Listed>> groups, nn::Module* model) {
+  std::vector<nn::Parameter> all;
+  for (const std::vector<Listed>& list : groups)
+    for (const Listed& l : list) all.push_back(l.parameter);
+  return keys_of(all, model);
+}
+
+/// Whether `has` an entry under one of the keys. A state that has none is by numbers, or empty.
+template <class F>
+bool any_under(std::span<const std::string> keys, std::span<const std::string> names, F&& has) {
+  return std::ranges::any_of(keys, [&](const std::string& key) {
+    return std::ranges::any_of(names, [&](const std::string& name) { return has(entry(key, name)); });
+  });
+}
+
 /// This rank's part of one state tensor; a rank without state has zeros, where others have some.
 Tensor part_of_entry(const std::vector<nn::Parameter>& params, const Listed& listed, const Entries& own,
                      std::string_view name) {
@@ -112,7 +149,7 @@ Tensor part_of_entry(const std::vector<nn::Parameter>& params, const Listed& lis
 
 /// All of an optimizer's state in the order of the unsharded optimizer's: `on_number(name, tensor)` for rates
 /// and counts of steps, `on_part(name, parameter, part)` for this rank's parts of tensors.
-void each_entry(const nn::Optimizer& optimizer,
+void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
                 const std::function<void(const std::string&, const Tensor&)>& on_number,
                 const std::function<void(const std::string&, const nn::Parameter&, const Tensor&)>& on_part) {
   const nn::StateDict state = optimizer.state_dict();
@@ -121,6 +158,7 @@ void each_entry(const nn::Optimizer& optimizer,
   const std::vector<std::string> names = optimizer.state_names();
   const std::vector<double> steps = steps_taken(params, own, names.empty() ? "" : names[0]);
   const auto groups = listed(optimizer);
+  const std::vector<std::string> keys = keys_of(groups, model);
   std::size_t index = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::string rate = fmt::format("group.{}.lr", g);
@@ -129,9 +167,9 @@ void each_entry(const nn::Optimizer& optimizer,
       for (const std::string& name : names) {
         if (steps[l.index] < 0) continue;
         if (counts_steps(name))
-          on_number(entry(index, name), Tensor::scalar(steps[l.index], {DType::f64}));
+          on_number(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64}));
         else
-          on_part(entry(index, name), l.parameter, part_of_entry(params, l, own, name));
+          on_part(entry(keys[index], name), l.parameter, part_of_entry(params, l, own, name));
       }
       ++index;
     }
@@ -140,22 +178,25 @@ void each_entry(const nn::Optimizer& optimizer,
 
 }  // namespace
 
-nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer) {
+namespace {
+
+nn::StateDict full_state(nn::Module* model, const nn::Optimizer& optimizer) {
   const NoGrad guard;
   nn::StateDict full;
   each_entry(
-      optimizer, [&](const std::string& name, const Tensor& number) { full.emplace_back(name, number); },
+      model, optimizer,
+      [&](const std::string& name, const Tensor& number) { full.emplace_back(name, number); },
       [&](const std::string& name, const nn::Parameter& p, const Tensor& part) {
         full.emplace_back(name, gather_whole(p, part));
       });
   return full;
 }
 
-ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimizer) {
+ShardedStateDict sharded_state(nn::Module* model, const nn::Optimizer& optimizer) {
   const NoGrad guard;
   ShardedStateDict state;
   each_entry(
-      optimizer,
+      model, optimizer,
       [&](const std::string& name, const Tensor& number) {
         state.push_back({name, {}, 0, reshape(number, {1}), 0, 0});
       },
@@ -167,13 +208,30 @@ ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimizer) {
   return state;
 }
 
+}  // namespace
+
+nn::StateDict full_optimizer_state(const nn::Optimizer& optimizer) { return full_state(nullptr, optimizer); }
+nn::StateDict full_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer) {
+  return full_state(&model, optimizer);
+}
+ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimizer) {
+  return sharded_state(nullptr, optimizer);
+}
+ShardedStateDict sharded_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer) {
+  return sharded_state(&model, optimizer);
+}
+
 namespace {
 
 /// Takes whole state apart, entry by entry.
 class StateCutter {
  public:
-  StateCutter(const nn::Optimizer& optimizer, const StateSource& from)
-      : names_(optimizer.state_names()), params_(all_parameters(optimizer)), from_(from) {}
+  /// `keys`: what names the parameters in the state.
+  StateCutter(const nn::Optimizer& optimizer, const StateSource& from, std::vector<std::string> keys)
+      : names_(optimizer.state_names()),
+        params_(all_parameters(optimizer)),
+        keys_(std::move(keys)),
+        from_(from) {}
 
   /// The rate of a group, unless the state has none: the optimizer complains of that.
   void take_rate(std::size_t group) {
@@ -182,9 +240,9 @@ class StateCutter {
   }
 
   void take(const Listed& l, std::size_t index) {
-    if (names_.empty() || !from_.shape(entry(index, names_[0]))) return;
+    if (names_.empty() || !from_.shape(entry(keys_[index], names_[0]))) return;
     for (std::size_t k = 0; k < names_.size(); ++k) {
-      const std::string name = entry(index, names_[k]);
+      const std::string name = entry(keys_[index], names_[k]);
       const std::optional<Shape> shape = from_.shape(name);
       check<ValueError>(shape.has_value(), "optimizer: the state lacks '{}'", name);
       if (counts_steps(names_[k])) {
@@ -250,6 +308,7 @@ class StateCutter {
 
   std::vector<std::string> names_;
   std::vector<nn::Parameter> params_;
+  std::vector<std::string> keys_;
   const StateSource& from_;
   std::size_t used_ = 0;
   nn::StateDict parts_;
@@ -258,11 +317,16 @@ class StateCutter {
 
 }  // namespace
 
-nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from) {
+nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
+                                     nn::Module* model) {
   const NoGrad guard;
-  StateCutter cutter(optimizer, from);
+  const auto groups = listed(optimizer);
+  std::vector<std::string> keys = keys_of(groups, model);
+  const auto has = [&](const std::string& name) { return from.shape(name).has_value(); };
+  if (!any_under(keys, optimizer.state_names(), has)) keys = keys_of(groups, nullptr);
+  StateCutter cutter(optimizer, from, std::move(keys));
   std::size_t group = 0, index = 0;
-  for (const std::vector<Listed>& list : listed(optimizer)) {
+  for (const std::vector<Listed>& list : groups) {
     cutter.take_rate(group++);
     for (const Listed& l : list) cutter.take(l, index++);
   }
@@ -272,6 +336,37 @@ nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const State
 void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state) {
   const NoGrad guard;
   optimizer.load_state_dict(staged_optimizer_state(optimizer, WholeSource("optimizer", state)));
+}
+void load_full_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, const nn::StateDict& state) {
+  const NoGrad guard;
+  optimizer.load_state_dict(staged_optimizer_state(optimizer, WholeSource("optimizer", state), &model));
+}
+
+namespace {
+
+/// The entries of `state` with other names where `names` has them.
+nn::StateDict renamed(nn::StateDict state, const std::unordered_map<std::string, std::string>& names) {
+  for (auto& [name, tensor] : state)
+    if (const auto found = names.find(name); found != names.end()) name = found->second;
+  return state;
+}
+
+}  // namespace
+
+nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer) {
+  const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
+  std::unordered_map<std::string, std::string> names;
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    for (const std::string& what : optimizer.state_names()) names[entry(i, what)] = entry(keys[i], what);
+  return renamed(optimizer.state_dict(), names);
+}
+
+void load_local_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, nn::StateDict state) {
+  const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
+  std::unordered_map<std::string, std::string> numbers;
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    for (const std::string& what : optimizer.state_names()) numbers[entry(keys[i], what)] = entry(i, what);
+  optimizer.load_state_dict(renamed(std::move(state), numbers));
 }
 
 }  // namespace sherd::shard

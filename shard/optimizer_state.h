@@ -6,6 +6,21 @@
 
 namespace sherd::shard {
 
+// ---- by name: "state.<name of the parameter in `model`>.<what>" ----
+// Whatever order and groups the optimizer has its parameters in, there and where it is loaded. A parameter
+// that `model` does not have keeps its number. What loads takes states by name and by number.
+
+/// All of it with whole tensors, on every rank, as below.
+SHERD_API nn::StateDict full_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer);
+SHERD_API void load_full_optimizer_state(nn::Module& model, nn::Optimizer& optimizer,
+                                         const nn::StateDict& state);
+/// `optimizer.state_dict()`, this rank's parts as they lie; a flat parameter has the name that the module
+/// lists it by. Errors are those of `Optimizer::load_state_dict`.
+SHERD_API nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer);
+SHERD_API void load_local_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, nn::StateDict state);
+
+// ---- by number, as `Optimizer::state_dict` has it ----
+
 /// `optimizer.state_dict()` with whole tensors, on every rank; collective over the parameters' groups. Values
 /// are copies. A flat parameter counts as the parameters in it, and an optimizer group that has one lists
 /// them in the order of the outermost sharded module's members.

@@ -107,13 +107,26 @@ void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, 
   staged->commit();
 }
 
-void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
-                                  const Group& ranks) {
+namespace {
+
+void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& state, const Group& ranks) {
   const NoGrad guard;
   nn::StateDict staged;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  together(ranks, [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks)); });
+  together(ranks,
+           [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks), model); });
   optimizer.load_state_dict(std::move(staged));
+}
+
+}  // namespace
+
+void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
+                                  const Group& ranks) {
+  load(nullptr, optimizer, state, ranks);
+}
+void load_sharded_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, const ShardedStateDict& state,
+                                  const Group& ranks) {
+  load(&model, optimizer, state, ranks);
 }
 
 }  // namespace sherd::shard

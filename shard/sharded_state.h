@@ -27,6 +27,8 @@ SHERD_API ShardedStateDict sharded_state_dict(nn::Module& module);
 /// The same of an optimizer's state, under the names of `full_optimizer_state`; collective over the
 /// parameters' groups, which agree on counts of steps.
 SHERD_API ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimizer);
+/// By the names of the parameters in `model` (`optimizer_state.h`).
+SHERD_API ShardedStateDict sharded_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer);
 
 /// Takes this rank's part of what the ranks of `ranks` hold together: of as many ranks as `state` was made
 /// on, in any layout and strategy. Collective over `ranks`; one tensor at a time is whole on every rank.
@@ -35,5 +37,7 @@ SHERD_API ShardedStateDict sharded_optimizer_state(const nn::Optimizer& optimize
 SHERD_API void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks);
 SHERD_API void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
                                             const Group& ranks);
+SHERD_API void load_sharded_optimizer_state(nn::Module& model, nn::Optimizer& optimizer,
+                                            const ShardedStateDict& state, const Group& ranks);
 
 }  // namespace sherd::shard

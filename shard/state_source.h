@@ -61,7 +61,9 @@ class StagedModel {
   std::vector<nn::ParameterOwner*> owners_;
 };
 
-/// This rank's part of an optimizer's whole state, in memory of its own, for `load_state_dict`.
-nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from);
+/// This rank's part of an optimizer's whole state, in memory of its own, for `load_state_dict`. With a
+/// `model` the state may be by its names.
+nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
+                                     nn::Module* model = nullptr);
 
 }  // namespace sherd::shard

@@ -135,7 +135,7 @@ void add_values(Values& all, const nn::StateDict& state) {
 Values values(Trainee& t) {
   Values all;
   add_values(all, shard::full_state_dict(t.net));
-  add_values(all, shard::full_optimizer_state(*t.optimizer));
+  add_values(all, shard::full_optimizer_state(t.net, *t.optimizer));
   return all;
 }
 
@@ -332,7 +332,7 @@ TEST_CASE("states of ranks are views: nothing is copied, and every element of a 
         MemoryLedger& memory = Context::current().memory();
         const std::int64_t before = memory.held(DeviceType::cpu).total();
         const shard::ShardedStateDict model = shard::sharded_state_dict(t.net),
-                                      moments = shard::sharded_optimizer_state(*t.optimizer);
+                                      moments = shard::sharded_optimizer_state(t.net, *t.optimizer);
         expect(memory.held(DeviceType::cpu).total() - before < 2000, "{} bytes were made",
                memory.held(DeviceType::cpu).total() - before);  // counts of steps and rates
         for (const auto* state : {&model, &moments})
@@ -413,6 +413,26 @@ TEST_CASE("one rank saves whole tensors that other programs read, several a part
     }
     for (const auto& [name, tensor] : Net().state_dict()) CHECK(numels.at(name) == tensor.numel());
   }
+}
+
+TEST_CASE("an optimizer's state by number, as earlier checkpoints have it, loads as ever") {
+  const TempDirectory folder;
+  std::filesystem::create_directory(folder / "earlier");
+  run_ranks(1, [&](World& world) {
+    Trainee plain(world, Way::plain);
+    for (int i = 0; i < 2; ++i) plain.step(world, i);
+    nn::save_state(folder / "earlier" / "model.safetensors", shard::full_state_dict(plain.net));
+    nn::save_state(folder / "earlier" / "optimizer.safetensors",
+                   shard::full_optimizer_state(*plain.optimizer));
+  });
+  const Values saved = plain_values(2);
+  for (const int ranks : {1, 3})
+    for (const Way way : ways)
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Trainee t(world, way, 7);
+        shard::load_checkpoint(t.net, *t.optimizer, folder / "earlier", world.group());
+        expect(values(t) == saved, "other values");
+      }));
 }
 
 TEST_CASE("a file of whole tensors that was made elsewhere loads into a sharded model, and dtypes are cast") {

@@ -1,7 +1,9 @@
 // The state of an optimizer over shards, gathered and taken apart again.
 #include "shard/optimizer_state.h"
 
+#include <algorithm>
 #include <map>
+#include <set>
 
 #include "collectives/world.h"
 #include "nn/layers.h"
@@ -9,6 +11,7 @@
 #include "runtime/ops.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "shard/sharded_state.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
 
@@ -360,4 +363,122 @@ TEST_CASE("flat parameters: they are no single parameter to gather or to cut") {
       expect(message.find("flat parameter") != std::string::npos, "it said '{}'", message);
     }
   }));
+}
+
+// ---- by name ----
+
+namespace {
+
+/// The same parameters in one group, the last ones first.
+std::unique_ptr<nn::Optimizer> turned_round(const Net& net) {
+  std::vector<nn::Parameter> params = net.parameters();
+  std::ranges::reverse(params);
+  return std::make_unique<nn::AdamW>(params, nn::AdamWOptions{});
+}
+
+Values without_rates(Values all) {
+  std::erase_if(all, [](const auto& entry) { return entry.first.starts_with("group."); });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a state by name is that by number, under the names of the unsharded model") {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
+    Plain plain(kind, 3);
+    Net net = seeded_net();
+    shard_net(net, world, layout);
+    const auto optimizer = optimizer_of(kind, net);
+    for (int step = 0; step < 3; ++step) train(net, *optimizer, step, weight_of(world));
+    const nn::StateDict named = shard::full_optimizer_state(net, *optimizer),
+                        of_plain = shard::full_optimizer_state(plain.net, *plain.optimizer),
+                        numbered = shard::full_optimizer_state(*optimizer);
+    expect(values(named) == values(of_plain), "sharded or not");
+    expect(named.size() == numbered.size(), "{} entries of {}", named.size(), numbered.size());
+    for (std::size_t i = 0; i < named.size(); ++i)
+      expect(to(named[i].second, f64).to_vector<double>() == to(numbered[i].second, f64).to_vector<double>(),
+             "'{}' is not '{}'", named[i].first, numbered[i].first);
+    if (kind == Kind::adamw)
+      expect(values(named).contains("state.spare.bias.exp_avg_sq"), "names are {}", named.back().first);
+    const shard::ShardedStateDict parts = shard::sharded_optimizer_state(net, *optimizer);
+    expect(parts.size() == named.size(), "{} parts", parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      expect(parts[i].name == named[i].first, "part '{}'", parts[i].name);
+  });
+}
+
+TEST_CASE("states by name load whatever order, groups and layout they come from, and those by number still") {
+  for (const int ranks : {1, 2, 4})
+    for (const shard::GroupLayout from : layouts)
+      for (const shard::GroupLayout into : layouts)
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Net net = seeded_net();
+          shard_net(net, world, from);
+          const auto optimizer = turned_round(net);
+          for (int step = 0; step < 3; ++step) train(net, *optimizer, step, weight_of(world));
+          const nn::StateDict named = shard::full_optimizer_state(net, *optimizer);
+          const Values expected = without_rates(values(named));
+          const auto expect_loaded = [&](const char* what, const auto& make, const auto& load) {
+            Net other = seeded_net();
+            shard_net(other, world, into);
+            const auto its = make(other);
+            load(other, *its);
+            const Values found = values(shard::full_optimizer_state(other, *its));
+            expect(without_rates(found) == expected, "{}", what);
+          };
+          const auto in_order = [](const Net& n) {
+            return std::make_unique<nn::AdamW>(n.parameters(), nn::AdamWOptions{});
+          };
+          expect_loaded("whole", in_order,
+                        [&](Net& n, nn::Optimizer& o) { shard::load_full_optimizer_state(n, o, named); });
+          const shard::ShardedStateDict parts = shard::sharded_optimizer_state(net, *optimizer);
+          expect_loaded("in parts", in_order, [&](Net& n, nn::Optimizer& o) {
+            shard::load_sharded_optimizer_state(n, o, parts, world.group());
+          });
+          const nn::StateDict numbered = shard::full_optimizer_state(*optimizer);
+          expect_loaded("whole, by number", turned_round,
+                        [&](Net& n, nn::Optimizer& o) { shard::load_full_optimizer_state(n, o, numbered); });
+          const shard::ShardedStateDict numbered_parts = shard::sharded_optimizer_state(*optimizer);
+          expect_loaded("in parts, by number", turned_round, [&](Net& n, nn::Optimizer& o) {
+            shard::load_sharded_optimizer_state(n, o, numbered_parts, world.group());
+          });
+          if (from != into) return;
+          const nn::StateDict local = shard::local_optimizer_state(net, *optimizer);
+          expect_loaded("as it lies", in_order,
+                        [&](Net& n, nn::Optimizer& o) { shard::load_local_optimizer_state(n, o, local); });
+          expect_loaded("as it lies, by number", turned_round, [&](Net& n, nn::Optimizer& o) {
+            shard::load_local_optimizer_state(n, o, optimizer->state_dict());
+          });
+        }));
+}
+
+TEST_CASE("parameters in a flat one have their names in whole states, and it has its own in this rank's") {
+  for (const int ranks : {1, 3})
+    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+      const auto wrapped = [&](Net& net) {
+        const shard::FullyShardedDataParallel handle(
+            net, {.mesh = world.mesh(), .auto_wrap = shard::wrap_classes({"Linear"})});
+        return std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{});
+      };
+      Net net = seeded_net(), plain = seeded_net();
+      const auto optimizer = wrapped(net);
+      const auto of_plain = turned_round(plain);
+      for (int step = 0; step < 3; ++step) {
+        train(net, *optimizer, step);
+        train(plain, *of_plain, step);
+      }
+      const nn::StateDict named = shard::full_optimizer_state(net, *optimizer);
+      const auto names = [](const nn::StateDict& state) {
+        std::set<std::string> all;
+        for (const auto& [name, tensor] : state) all.insert(name);
+        return all;
+      };
+      expect(names(named) == names(shard::full_optimizer_state(plain, *of_plain)), "names");
+      const nn::StateDict local = shard::local_optimizer_state(net, *optimizer);
+      expect(names(local).contains("state.first._flat_param.exp_avg"), "{}", local.back().first);
+      Net other = seeded_net();
+      const auto its = wrapped(other);
+      shard::load_local_optimizer_state(other, *its, local);
+      expect(values(shard::full_optimizer_state(other, *its)) == values(named), "loaded");
+    }));
 }
