@@ -83,6 +83,11 @@ TEST_CASE("a parameter shows this rank's part, and the whole while its module ha
     nn::Adam of_net(net.parameters()), of_by_hand(by_hand.parameters());
     check(false, "when it was sharded");
     for (const int step : {0, 1}) {
+      {
+        const NoGrad guard;
+        loss_at(net, world.rank(), step);
+        check(false, "after a forward without gradients");
+      }
       const Tensor loss = loss_at(net, world.rank(), step);
       check(way.keeps(), "after a forward");
       check_summoned("summoned between forward and backward");
@@ -118,7 +123,7 @@ TEST_CASE("a parameter shows this rank's part, and the whole while its module ha
                   "after a backward without averaging");
       expect_same(actual[i].grad(), reference.grad(), name, "this rank's own gradient");
     }
-    for (const auto& l : looks) expect(l->count == 3, "{} looks at '{}'", l->count, l->prefix);
+    for (const auto& l : looks) expect(l->count == 5, "{} looks at '{}'", l->count, l->prefix);
   });
 }
 
