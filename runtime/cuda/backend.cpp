@@ -118,6 +118,7 @@ class CudaBackend final : public Backend {
     DeviceState& state = state_of(to_device.is_cpu() ? from_device : to_device);
     check<StateError>(!state.recording() || to_device == from_device,
                       "copy: a recording would read or write the host's memory when it runs");
+    if (from_device.is_cpu() && Staging::serves(bytes)) return state.staging().copy(to, from, bytes);
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
     // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
     // before.

@@ -32,7 +32,8 @@ cudaStream_t make_stream(int index) {
 }
 }  // namespace
 
-DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {}
+DeviceState::DeviceState(int index)
+    : index_(index), stream_(make_stream(index)), blocks_(stream_), staging_(stream_) {}
 
 DeviceState::~DeviceState() {
   cudaSetDevice(index_);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "runtime/cuda/block_cache.h"
+#include "runtime/cuda/staging.h"
 #include "runtime/device.h"
 
 namespace sherd::cuda {
@@ -43,6 +44,7 @@ class DeviceState {
 
   cudaStream_t stream() const { return stream_; }
   BlockCache& blocks() { return blocks_; }
+  Staging& staging() { return staging_; }
   /// A stream for reads by the host that do not wait for the other one; made on first use.
   cudaStream_t reader();
   MatMulPlans& matmul_plans();
@@ -62,6 +64,7 @@ class DeviceState {
   bool recording_ = false;
   cudaStream_t stream_ = nullptr, reader_ = nullptr;
   BlockCache blocks_;
+  Staging staging_;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;
   std::unique_ptr<FaultBoard> faults_;

@@ -1,6 +1,9 @@
 // Memory, streams and errors of the CUDA backend.
 #include <cuda_runtime_api.h>
 
+#include <chrono>
+#include <functional>
+#include <future>
 #include <thread>
 
 #include "runtime/context.h"
@@ -128,6 +131,27 @@ TEST_CASE("cuda: the host's values may change as soon as a copy returns") {
   CHECK(sum(y).item() == n);
   copy_(host, y * 3.0);
   CHECK(pinned[n - 1] == 3.f);
+}
+
+TEST_CASE("cuda: values of the host go to the GPU while it works on what came before") {
+  if (no_gpu()) return;
+  for (const std::int64_t n : {16, 1 << 18, 3 << 20}) {
+    const Tensor host = arange(0, static_cast<double>(n), 1, {f32});
+    sum(to(host, gpu)).item();  // what is made at the first use is there
+    std::promise<void> returned;
+    std::future<void> gate = returned.get_future();
+    bool in_time = false;
+    const auto hold = [&] { in_time = gate.wait_for(std::chrono::seconds(20)) == std::future_status::ready; };
+    std::function<void()> held = hold;
+    REQUIRE(cudaLaunchHostFunc(
+                sherd::cuda::stream_of(gpu), [](void* f) { (*static_cast<std::function<void()>*>(f))(); },
+                &held) == cudaSuccess);
+    const Tensor x = to(host, gpu);
+    returned.set_value();
+    CHECK(x.to_vector<float>() == host.to_vector<float>());
+    INFO(n);
+    CHECK(in_time);
+  }
 }
 
 TEST_CASE("cuda: tensors between two GPUs") {
