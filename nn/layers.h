@@ -18,8 +18,8 @@ SHERD_API void check_member(const Module& list, std::size_t i, std::size_t size)
 enum class Bias { yes, no };
 
 /// Of which numbers a layer's products are taken: of those it is given, or of these rounded to 8 bits
-/// (`linear_fp8`).
-enum class Products { as_given, fp8 };
+/// (`linear_fp8`), which one number scales, or one a row.
+enum class Products { as_given, fp8, fp8_rows };
 
 /// For `Linear`; `tensor` is the dtype and device of its parameters, as in all options of layers.
 struct LinearOptions {
@@ -36,15 +36,17 @@ struct SHERD_API Linear final : Layer<Linear> {
   Products products;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
   Tensor forward(const Tensor& x) const {
-    return products == Products::fp8 ? linear_fp8(x, weight, bias) : linear(x, weight, bias);
+    if (products == Products::as_given) return linear(x, weight, bias);
+    return linear_fp8(x, weight, bias,
+                      products == Products::fp8 ? EightScales::of_tensors : EightScales::of_rows);
   }
   Tensor forward(const Tensor& x, Activation activation) const {
     if (activation == Activation::none) return forward(x);
-    return products == Products::fp8 ? gelu(forward(x)) : linear_gelu(x, weight, bias);
+    return products == Products::as_given ? linear_gelu(x, weight, bias) : gelu(forward(x));
   }
   /// The same plus `residual` (..., out), in one kernel.
   Tensor forward(const Tensor& x, const Tensor& residual) const {
-    return products == Products::fp8 ? add(residual, forward(x)) : linear(x, weight, bias, residual);
+    return products == Products::as_given ? linear(x, weight, bias, residual) : add(residual, forward(x));
   }
   void visit(auto&& on) {
     on("weight", weight);

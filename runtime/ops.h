@@ -217,11 +217,15 @@ SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bia
                         const Tensor& residual = {});
 /// gelu(linear(x, weight, bias)) as one op, which is faster; 16-bit results may be a rounding apart.
 SHERD_API Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+/// What 8-bit factors are scaled by: one number a tensor, or one for each row of x, of the weight and of the
+/// gradient, and for each of their columns where a product of the gradient turns them.
+enum class EightScales { of_tensors, of_rows };
 /// linear(x, weight, bias) whose products, those of its gradient too, are taken of 8-bit numbers: x and
-/// weight rounded to e4m3 and gradients to e5m2, each scaled by one number, with sums in f32. As precise as
-/// such numbers are (about 4 and 3 bits), and fast where a GPU multiplies them: bf16 or f16 with sizes that
-/// 16 divides. No second derivative.
-SHERD_API Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+/// weight rounded to e4m3 and gradients to e5m2 (with scales of rows: to e4m3), with sums in f32. As precise
+/// as such numbers are (about 4 and 3 bits); of rows, an outlier costs its own row bits and no other. Fast
+/// where a GPU multiplies them: bf16 or f16 with sizes that 16 divides. No second derivative.
+SHERD_API Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                            EightScales scales = EightScales::of_tensors);
 struct Conv2dOptions {
   std::int64_t stride = 1, padding = 0;  ///< zeros around the image
 };

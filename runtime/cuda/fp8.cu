@@ -15,9 +15,9 @@ using Eights = Packed<pack, unsigned char>;
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) round_to_eight(const RoundToEight c) {
   __shared__ unsigned char turned[tile][tile + 4];  // [column][row]
-  const double largest = *c.largest;
-  const float scale = static_cast<float>(largest == 0 ? 1 : c.top / largest);
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+  const double largest = c.largest ? *c.largest : 0;
+  const float whole_scale = static_cast<float>(largest == 0 ? 1 : c.top / largest);
+  if (c.largest && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
     *c.unscale = static_cast<float>(largest == 0 ? 1 : largest / c.top);
   const __nv_fp8_interpretation_t format = c.fine ? __NV_E4M3 : __NV_E5M2;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * tile,
@@ -27,9 +27,11 @@ __global__ void __launch_bounds__(threads_per_block) round_to_eight(const RoundT
     const std::int64_t row = first_row + r, column = first_column + k;
     if (row >= c.rows || column >= c.columns) continue;
     const Packed<pack, T> x = load_pack<pack>(static_cast<const T*>(c.x) + row * c.columns + column);
+    const float row_scale = c.row_scale ? c.row_scale[row] : whole_scale;
     Eights out;
 #pragma unroll
     for (int j = 0; j < pack; ++j) {
+      const float scale = c.column_scale ? c.column_scale[column + j] : row_scale;
       out.at[j] = __nv_cvt_float_to_fp8(widen(x.at[j]) * scale, __NV_SATFINITE, format);
       turned[k + j][r] = out.at[j];
     }
@@ -48,6 +50,79 @@ __global__ void __launch_bounds__(threads_per_block) round_to_eight(const RoundT
   }
 }
 
+__device__ void store_scales(const ScalesCall& c, std::int64_t i, float magnitude) {
+  const double largest = magnitude;
+  c.scale[i] = static_cast<float>(largest == 0 ? 1 : c.top / largest);
+  c.unscale[i] = static_cast<float>(largest == 0 ? 1 : largest / c.top);
+}
+/// Magnitudes order like integers, NaN above all.
+__device__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
+
+/// A warp a row.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) scales_of_rows(const ScalesCall c) {
+  const std::int64_t row =
+      static_cast<std::int64_t>(blockIdx.x) * (threads_per_block / warp_size) + threadIdx.x / warp_size;
+  if (row >= c.rows) return;
+  int top = 0;
+  for (std::int64_t i = threadIdx.x % warp_size * pack; i < c.columns; i += warp_size * pack) {
+    float x[pack];
+    Raw<pack, T>::load(static_cast<const T*>(c.x) + row * c.columns + i).widen_to(x);
+#pragma unroll
+    for (int j = 0; j < pack; ++j) top = max(top, magnitude_bits(x[j]));
+  }
+  top = __reduce_max_sync(whole_warp, top);
+  if (threadIdx.x % warp_size == 0) store_scales(c, row, __int_as_float(top));
+}
+
+constexpr int column_packs = 32, column_rows = 8;
+constexpr std::int64_t rows_of_column_block = 256;
+
+/// The bits of the largest magnitudes of columns, into `scale`, which is 0 before.
+template <class T>
+__global__ void __launch_bounds__(column_packs* column_rows) largest_of_columns(const ScalesCall c) {
+  __shared__ int shared[column_rows][column_packs][pack];
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * column_packs + threadIdx.x) * pack;
+  const std::int64_t begin = blockIdx.y * rows_of_column_block,
+                     end = min(begin + rows_of_column_block, c.rows);
+  int top[pack] = {};
+  if (column < c.columns)
+    for (std::int64_t row = begin + threadIdx.y; row < end; row += column_rows) {
+      float x[pack];
+      Raw<pack, T>::load(static_cast<const T*>(c.x) + row * c.columns + column).widen_to(x);
+#pragma unroll
+      for (int j = 0; j < pack; ++j) top[j] = max(top[j], magnitude_bits(x[j]));
+    }
+#pragma unroll
+  for (int j = 0; j < pack; ++j) shared[threadIdx.y][threadIdx.x][j] = top[j];
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= c.columns) return;
+#pragma unroll
+  for (int j = 0; j < pack; ++j) {
+    for (int other = 1; other < column_rows; ++other) top[j] = max(top[j], shared[other][threadIdx.x][j]);
+    atomicMax(reinterpret_cast<int*>(c.scale) + column + j, top[j]);
+  }
+}
+__global__ void __launch_bounds__(threads_per_block) scales_of_columns(const ScalesCall c) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+  if (i < c.columns) store_scales(c, i, c.scale[i]);
+}
+
+template <class T>
+void launch_scales_of(const ScalesCall& c) {
+  const auto blocks = [](std::int64_t n, std::int64_t each) {
+    return static_cast<unsigned>((n + each - 1) / each);
+  };
+  if (!c.of_columns) {
+    scales_of_rows<T><<<blocks(c.rows, threads_per_block / warp_size), threads_per_block, 0, c.stream>>>(c);
+    return;
+  }
+  cudaMemsetAsync(c.scale, 0, static_cast<std::size_t>(c.columns) * sizeof(float), c.stream);
+  const dim3 grid(blocks(c.columns, column_packs * pack), blocks(c.rows, rows_of_column_block));
+  largest_of_columns<T><<<grid, dim3(column_packs, column_rows), 0, c.stream>>>(c);
+  scales_of_columns<<<blocks(c.columns, threads_per_block), threads_per_block, 0, c.stream>>>(c);
+}
+
 unsigned tiles(std::int64_t n) { return static_cast<unsigned>((n + tile - 1) / tile); }
 
 }  // namespace
@@ -58,6 +133,10 @@ void launch_round_to_eight(const RoundToEight& c) {
     round_to_eight<BFloat16><<<grid, threads_per_block, 0, c.stream>>>(c);
   else
     round_to_eight<Half><<<grid, threads_per_block, 0, c.stream>>>(c);
+}
+
+void launch_scales(const ScalesCall& c) {
+  c.dtype == DType::bf16 ? launch_scales_of<BFloat16>(c) : launch_scales_of<Half>(c);
 }
 
 }  // namespace sherd::cuda

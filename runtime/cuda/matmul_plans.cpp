@@ -78,7 +78,12 @@ Operation operation(const ProductShape& s) {
                           second = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
   check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
-  if (s.eight_a == EightBits::e4m3 && s.eight_b == EightBits::e4m3) {  // activations bear what it rounds away
+  if (s.row_scales) {
+    const std::int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      check_blas(cublaslt().desc_set(made, attribute, &mode, sizeof mode), "operation");
+  } else if (s.eight_a == EightBits::e4m3 &&
+             s.eight_b == EightBits::e4m3) {  // activations bear what it rounds away
     const std::int8_t fast = 1;
     check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "operation");
   }
@@ -198,8 +203,8 @@ MatMulPlans::~MatMulPlans() {
   cublaslt().destroy(handle_);
 }
 
-MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
-  if (const auto found = products_.find(s); found != products_.end()) return *found->second;
+MatMulPlans::Product* MatMulPlans::find(const ProductShape& s) {
+  if (const auto found = products_.find(s); found != products_.end()) return found->second.get();
   const cudaDataType_t a = data_type(s.eight_a, s.dtype), b = data_type(s.eight_b, s.dtype);
   auto made = std::make_unique<Product>(
       Product{operation(s),
@@ -208,20 +213,24 @@ MatMulPlans::Product& MatMulPlans::product(const ProductShape& s) {
               s.transpose_a ? layout(a, s.m, s.k, s.lda, s.batch, s.stride_a)
                             : layout(a, s.k, s.m, s.lda, s.batch, s.stride_a),
               layout(data_type(s.dtype), s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
+  if (s.row_scales)  // an algorithm is chosen for vectors that are there
+    for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
+      check_blas(cublaslt().desc_set(made->operation.get(), attribute, &workspace_, sizeof workspace_),
+                 "scale");
   cublasLtMatmulHeuristicResult_t choices[most_choices]{};
   int found = 0;
   const cublasStatus_t status = cublaslt().heuristic(
       handle_, made->operation.get(), made->first.get(), made->second.get(), made->result.get(),
       made->result.get(), preference(s).get(), most_choices, choices, &found);
-  check<NotImplementedError>(
-      status == CUBLAS_STATUS_SUCCESS && found > 0,
-      "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
-      name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
-  made->algorithm = choices[0].algo;
-  if (worth_a_search(s))
-    for (int i = 1; i < found; ++i) made->others.push_back(choices[i].algo);
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+    made.reset();
+  } else {
+    made->algorithm = choices[0].algo;
+    if (worth_a_search(s))
+      for (int i = 1; i < found; ++i) made->others.push_back(choices[i].algo);
+  }
   if (products_.size() >= most_products) products_.clear();
-  return *products_.emplace(s, std::move(made)).first->second;
+  return products_.emplace(s, std::move(made)).first->second.get();
 }
 
 cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& algorithm,
@@ -270,7 +279,12 @@ void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream)
 }
 
 void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
-  Product& p = product(s);
+  Product* const found = find(s);
+  check<NotImplementedError>(
+      found != nullptr,
+      "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
+      name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
+  Product& p = *found;
   if (s.bias)
     check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
                                    sizeof data.bias),

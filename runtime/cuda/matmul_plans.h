@@ -21,6 +21,7 @@ enum class EightBits : std::uint8_t { no, e4m3, e5m2 };
 struct ProductShape {
   DType dtype = DType::f32;  ///< of C, and of factors that are not 8 bits wide
   EightBits eight_a = EightBits::no, eight_b = EightBits::no;  ///< both or none; A as it lies, B transposed
+  bool row_scales = false;  ///< of 8-bit factors: one for each row of C and one for each column, not one each
   bool transpose_a = false, transpose_b = false, bias = false;
   bool residual = false;  ///< a matrix that lies as C does
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -34,7 +35,8 @@ struct ProductShape {
 struct ProductData {
   const void *a, *b, *bias, *residual;
   void* c;
-  const float *unscale_a = nullptr, *unscale_b = nullptr;  ///< on the device, of 8-bit factors
+  const float *unscale_a = nullptr,
+              *unscale_b = nullptr;  ///< on the device, of 8-bit factors; vectors for `row_scales`
 };
 
 class MatMulPlans {
@@ -48,10 +50,12 @@ class MatMulPlans {
   /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, never in
   /// TF32; halves accumulate in f32.
   void run(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
+  /// Whether the library has an algorithm for it; `run` throws NotImplementedError where it has none.
+  bool has(const ProductShape& shape) { return find(shape) != nullptr; }
 
  private:
   struct Product;
-  Product& product(const ProductShape& shape);
+  Product* find(const ProductShape& shape);
   cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm, const ProductData& data,
                        cudaStream_t stream);
   /// Takes the fastest of the library's choices that give the bits of its first on noise, so that bits do not
@@ -60,7 +64,7 @@ class MatMulPlans {
 
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
-  std::map<ProductShape, std::unique_ptr<Product>> products_;
+  std::map<ProductShape, std::unique_ptr<Product>> products_;  // null where the library has none
 };
 
 }  // namespace sherd::cuda

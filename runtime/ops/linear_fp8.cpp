@@ -10,7 +10,7 @@ namespace sherd {
 namespace ops {
 namespace {
 
-/// x as the 8-bit numbers say it, in f32, for the largest magnitude of x.
+/// x as the 8-bit numbers say it, in f32, for the largest magnitude of x or of its rows or columns.
 Tensor rounded(const Tensor& x, const Tensor& largest, Eight format) {
   const bool fine = format == Eight::e4m3;
   const double top = largest_of(format);
@@ -27,12 +27,23 @@ Tensor rounded(const Tensor& x, const Tensor& largest, Eight format) {
 
 Tensor largest_magnitude(const Tensor& x) { return apply_many(LargestMagnitude{}, std::span(&x, 1))[0]; }
 
+/// Those along `axis`, which stays with size 1.
+Tensor largest_along(const Tensor& x, int axis) {
+  if (x.numel() > 0) return to(amax(abs(x), {axis}, Keep::dims), DType::f64);
+  Shape shape = x.shape();
+  shape[axis < 0 ? x.rank() + axis : axis] = 1;
+  return zeros(shape, {DType::f64, x.device()});
+}
+/// `rounded` by the rows or by the columns of a matrix.
+Tensor by_its_rows(const Tensor& x) { return rounded(x, largest_along(x, -1), Eight::e4m3); }
+Tensor by_its_columns(const Tensor& x) { return rounded(x, largest_along(x, 0), Eight::e4m3); }
+
 }  // namespace
 
 Specs LinearFp8::infer(SpecSpan in) const {
   const Spec all[] = {in[0], in[1], in[2], Spec::none()};
-  const Spec number{{}, DType::f64, in[0].device};
-  return {Linear{}.infer(all)[0], number, number};
+  const Spec number{{}, DType::f64, in[0].device}, out = Linear{}.infer(all)[0];
+  return by_rows ? Specs{out} : Specs{out, number, number};
 }
 
 Tensors LinearFp8::grad(const GradArgs& args) const {
@@ -43,9 +54,9 @@ Tensors LinearFp8::grad(const GradArgs& args) const {
   const Tensor gy = reshape(args.gy[0], {rows, w_shape[0]});
   Tensors grads(3);
   if (args.need(0) || args.need(1)) {
-    const Tensor in[] = {gy, reshape(args.inputs[0], {rows, w_shape[1]}), args.inputs[1], args.outputs[1],
-                         args.outputs[2]};
-    Tensors both = apply_many(LinearFp8Grad{}, in);
+    const Tensor in[] = {gy, reshape(args.inputs[0], {rows, w_shape[1]}), args.inputs[1],
+                         by_rows ? Tensor() : args.outputs[1], by_rows ? Tensor() : args.outputs[2]};
+    Tensors both = apply_many(LinearFp8Grad{by_rows}, in);
     if (args.need(0)) grads[0] = reshape(both[0], x_shape);
     if (args.need(1)) grads[1] = both[1];
   }
@@ -54,13 +65,17 @@ Tensors LinearFp8::grad(const GradArgs& args) const {
 }
 
 Tensors LinearFp8::reference(Inputs in) const {
-  const Tensor x = largest_magnitude(in[0]), weight = largest_magnitude(in[1]);
   const Tensor bias = in[2].defined() ? to(in[2], DType::f32) : Tensor{};
+  if (by_rows) return {to(linear(by_its_rows(in[0]), by_its_rows(in[1]), bias), in[0].dtype())};
+  const Tensor x = largest_magnitude(in[0]), weight = largest_magnitude(in[1]);
   const Tensor y = linear(rounded(in[0], x, Eight::e4m3), rounded(in[1], weight, Eight::e4m3), bias);
   return {to(y, in[0].dtype()), x, weight};
 }
 
 Tensors LinearFp8Grad::reference(Inputs in) const {
+  if (by_rows)
+    return {to(matmul(by_its_rows(in[0]), by_its_columns(in[2])), in[1].dtype()),
+            to(matmul(transpose(by_its_columns(in[0]), 0, 1), by_its_columns(in[1])), in[2].dtype())};
   const Tensor gy = rounded(in[0], largest_magnitude(in[0]), Eight::e5m2);
   const Tensor gx = matmul(gy, rounded(in[2], in[4], Eight::e4m3)),
                gw = matmul(transpose(gy, 0, 1), rounded(in[1], in[3], Eight::e4m3));
@@ -69,9 +84,9 @@ Tensors LinearFp8Grad::reference(Inputs in) const {
 
 }  // namespace ops
 
-Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, EightScales scales) {
   const Tensor in[] = {x, weight, bias};
-  return apply_many(ops::LinearFp8{}, in)[0];
+  return apply_many(ops::LinearFp8{scales == EightScales::of_rows}, in)[0];
 }
 
 }  // namespace sherd

@@ -1,5 +1,6 @@
 // Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
-//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [d48 BATCH] [d48fp8 BATCH] [profile BATCH]
+//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [d48 BATCH] [d48fp8 BATCH] [d48fp8rows BATCH]
+//   [profile BATCH]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -96,6 +97,9 @@ void kernels() {
     report("layer_norm forward" + size, 2 * gb, [&] { apply_many(ops::LayerNorm{}, in); });
     const Tensor back[] = {gy, x, w, out[1], out[2], {}};
     report("layer_norm backward" + size, 3 * gb, [&] { apply_many(ops::LayerNormGrad{}, back); });
+    const Tensor round[] = {gy, x, w, out[1], out[2], randn({rows, d}, half)};
+    report("layer_norm backward, stream and sums" + size, 4 * gb,
+           [&] { apply_many(ops::LayerNormGradSums{}, round); });
     report("gelu forward" + size, 2 * gb, [&] { gelu(x); });
     const Tensor both[] = {gy, x};
     report("gelu backward, summed" + size, 3 * gb, [&] { apply_many(ops::GeluGradSums{}, both); });
@@ -164,7 +168,8 @@ struct Size {
   nn::Products products = nn::Products::as_given;
 };
 constexpr Size d12{"d12", 12, 768, 12}, d48{"d48", 48, 1600, 25},
-    d48_fp8{"d48 in fp8", 48, 1600, 25, nn::Products::fp8};
+    d48_fp8{"d48 in fp8", 48, 1600, 25, nn::Products::fp8},
+    d48_fp8_rows{"d48 in fp8, rows scaled", 48, 1600, 25, nn::Products::fp8_rows};
 
 /// A Gpt in bf16 whose optimizer keeps f32 masters.
 class GptStep {
@@ -345,6 +350,7 @@ int main(int count, char** arguments) {
     if (std::strcmp(arguments[i], "step") == 0) step_bench(d12, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "d48") == 0) step_bench(d48, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "d48fp8") == 0) step_bench(d48_fp8, std::atoll(arguments[++i]));
+    if (std::strcmp(arguments[i], "d48fp8rows") == 0) step_bench(d48_fp8_rows, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "small") == 0) small();
     if (std::strcmp(arguments[i], "parity") == 0) parity(arguments[++i]);
     if (std::strcmp(arguments[i], "profile") == 0) profile(std::atoll(arguments[++i]));

@@ -81,6 +81,26 @@ TEST_CASE("gpt: the embedding is tied to the head, and parameters are counted on
   CHECK(same_bits(copy(tokens({2, 5})), model(tokens({2, 5}))));
 }
 
+TEST_CASE(
+    "gpt: a layer in 8 bits is linear_fp8, whatever it is followed by, and the model is near the exact one") {
+  const Gpt exact = make();
+  const Tensor tokens = randint(0, 20, {2, 8}, {i64}), x = randn({3, 16}), residual = randn({3, 8});
+  for (const auto [products, scales] : {std::pair{Products::fp8, EightScales::of_tensors},
+                                        std::pair{Products::fp8_rows, EightScales::of_rows}}) {
+    const Linear layer(16, 8, {.products = products});
+    const Tensor y = linear_fp8(x, layer.weight, layer.bias, scales);
+    CHECK(same_bits(layer(x), y));
+    CHECK(same_bits(layer(x, Activation::gelu), gelu(y)));
+    CHECK(same_bits(layer(x, residual), add(residual, y)));
+    GptOptions options = tiny;
+    options.products = products;
+    const Tensor off = sub(make(options)(tokens), exact(tokens)).detach(), size = exact(tokens).detach();
+    const double distance = order_free_norm(std::span(&off, 1)).item();
+    CHECK(distance > 0);
+    CHECK(distance < 0.1 * order_free_norm(std::span(&size, 1)).item());
+  }
+}
+
 TEST_CASE("gpt: dropout acts in training alone and follows the seed") {
   GptOptions options = tiny;
   options.dropout = 0.3;

@@ -442,6 +442,36 @@ TEST_CASE("ops: linear_fp8 multiplies the nearest numbers of 8 bits, in its grad
     }
 }
 
+TEST_CASE("ops: linear_fp8 scales by rows what its products have as rows") {
+  // All numbers of a row, or of a column, are of a size; its neighbours' are so far apart that one scale for
+  // all would round the small ones to 0.
+  const auto apart = [](Shape shape, DType dtype, std::uint64_t seed, int axis) {
+    std::vector<double> sizes;
+    for (std::int64_t i = 0; i < shape[axis]; ++i)
+      sizes.push_back(std::ldexp(1, static_cast<int>(i % 3) * -9));
+    const Shape down = axis == 0 ? Shape{shape[0], 1} : Shape{1, shape[1]};
+    return mul(clamp(numbers(shape, dtype, seed), 0.5, 2), to(Tensor::from(sizes, down), dtype));
+  };
+  const auto near = [](const Tensor& got, const Tensor& expected) {
+    const Tensor off = abs(sub(to(got, f64), to(expected, f64))), size = abs(to(expected, f64));
+    CHECK(amax(sub(off, mul(size, 0.15))).item() <= 0);  // 4 bits of either factor
+  };
+  for (const DType dtype : {f32, bf16, f64}) {
+    INFO(name_of(dtype));
+    const Tensor up = apart({10, 3}, dtype, 1, 0), turned_up = apart({10, 3}, dtype, 2, 1);
+    Tensor x = apart({10, 7}, dtype, 3, 0), w = apart({3, 7}, dtype, 4, 0);
+    near(linear_fp8(x, w, {}, EightScales::of_rows), linear(x, w));
+    x = apart({10, 7}, dtype, 5, 1).requires_grad_();
+    w = apart({3, 7}, dtype, 6, 1).requires_grad_();
+    const Tensor in[] = {x, w};
+    const auto gradients = [&](const Tensor& gy) {
+      return grad(linear_fp8(x, w, {}, EightScales::of_rows), in, gy);
+    };
+    near(gradients(up)[0], matmul(up, w.detach()));
+    near(gradients(turned_up)[1], matmul(transpose(turned_up, 0, 1), x.detach()));
+  }
+}
+
 TEST_CASE("ops: a causal query sees its past alone") {
   Tensor x = numbers({1, 6, 12}, f32);
   const Tensor before = self_attention(x, 2, {.causal = true});
