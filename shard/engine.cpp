@@ -318,6 +318,28 @@ void Engine::fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> g
       group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
+void Engine::unshard(ParameterGroup& group) {
+  Gathered& gathered = group.in_use();
+  if (gathered.is_shard_itself()) return;
+  if (plan_.made() &&
+      plan_.concerns(gathered)) {  // once a backward: whether it was read is this rank's alone
+    gather_up_to(plan_.turn_of(gathered), &gathered);
+    gathered.show();
+    return;
+  }
+  const Root& root = *group.root();
+  if (const auto place = pass_state().place; plan_.made() && place)
+    gather_up_to(plan_.turn_at(*place));
+  else if (root.now)
+    root.now->add(gathered, Record::Moment::read);
+  else
+    drop_stale(root);
+  gathered.lease(Lease::policy);
+  gathered.end(Lease::cache);
+  gathered.start();
+  gathered.show();
+}
+
 void Engine::demand(Gathered& gathered) {
   if (plan_.made() && plan_.concerns(gathered)) {
     gather_up_to(plan_.turn_of(gathered), &gathered);

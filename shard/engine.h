@@ -162,6 +162,8 @@ class Engine {
   /// In place of `end_use` and `leave`.
   void fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> groups) noexcept;
 
+  /// The program asks for a group: begins to gather it, for its module's next forward or until `reshard`.
+  void unshard(ParameterGroup& group);
   /// An op needs what is not here.
   void demand(Gathered& gathered);
   /// The last read that a backward announced is over.

@@ -64,6 +64,21 @@ void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor
   for (const Members& m : sharded(module, "set_gradient_divide_factor").members())
     m.group->switches.divide_by = factor;
 }
+void UnshardHandle::wait() const {
+  for (const auto& gathered : gathered_) gathered->finish();
+}
+UnshardHandle unshard_async(nn::Module& module) {
+  Unit& unit = sharded(module, "unshard");
+  unit.write_back();
+  std::vector<std::shared_ptr<Gathered>> begun;
+  for (const Members& m : unit.members()) {
+    Engine::current().unshard(*m.group);
+    begun.push_back(m.group->in_use().shared());
+  }
+  return UnshardHandle(std::move(begun));
+}
+void unshard(nn::Module& module) { unshard_async(module).wait(); }
+
 void reshard(nn::Module& module) {
   each_group(module, [](ParameterGroup& group) {
     group.each_gathered([](Gathered& gathered) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/module.h"
@@ -13,6 +14,7 @@
 
 namespace sherd::shard {
 
+class Gathered;
 class Unit;
 
 /// Shards the parameters of `module` that no inner sharded module has: call it for inner modules first, then
@@ -46,6 +48,25 @@ SHERD_API void set_gradient_divide_factor(nn::Module& module, std::optional<doub
 /// were stepped or loaded in between. For this module and those below.
 SHERD_API void set_reshard_after_backward(nn::Module& module, bool reshard);
 
+/// A gather that `unshard_async` began. May outlive the module.
+class SHERD_API UnshardHandle {
+ public:
+  explicit UnshardHandle(std::vector<std::shared_ptr<Gathered>> gathered) : gathered_(std::move(gathered)) {}
+  /// Returns when the parameters are whole; at once where they were freed meanwhile.
+  void wait() const;
+
+ private:
+  std::vector<std::shared_ptr<Gathered>> gathered_;
+};
+
+/// Gathers this module's own parameters, not those of sharded modules below, on every rank alike; legal at
+/// any time. `Param::data()` is the whole parameter, in `param_dtype`, until the module's next forward frees
+/// it, `reshard`, or a write; within a backward that comes to the module, as long as that reads it.
+/// StateError for a module that is not sharded.
+SHERD_API void unshard(nn::Module& module);
+/// The same without waiting. Who needs the parameters waits: the module's forward, an op that reads them, or
+/// the handle.
+SHERD_API UnshardHandle unshard_async(nn::Module& module);
 /// Frees what this module and those below have gathered.
 SHERD_API void reshard(nn::Module& module);
 

@@ -83,6 +83,7 @@ void Gathered::end_all() noexcept {
 /// What an op is reading at this moment stays until the next lease ends.
 void Gathered::free() noexcept {
   if (is_shard_itself_) return;
+  unsharded_ = false;
   if (here() && storage_ != nullptr && storage_->device().type != DeviceType::meta) {
     if (pinned()) return;
     storage_->release();

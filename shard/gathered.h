@@ -64,6 +64,10 @@ class Gathered final : public StorageOwner {
   /// Reads that backwards announced and have not made yet.
   int reads() const { return reads_; }
 
+  /// The program asked for it (`unshard`): parameters show it until it is freed.
+  bool unsharded() const { return unsharded_ && here(); }
+  void show() { unsharded_ = true; }
+
   void lease(Lease owner);
   bool leased(Lease owner) const { return leases_[static_cast<std::size_t>(owner)] > 0; }
   bool leased() const;
@@ -113,6 +117,7 @@ class Gathered final : public StorageOwner {
   Storage* storage_ = nullptr;  // held by the parameters and by graphs
   std::variant<Sharded, Sliced, Gathering, Full> residency_;
   std::array<int, 4> leases_{};
+  bool unsharded_ = false;
   std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
   Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;

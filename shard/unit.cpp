@@ -393,8 +393,8 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
   if (!found->second.members->summoned.empty()) return parameter.tensor().detach();
   ParameterGroup& group = *found->second.members->group;
   const Gathered& gathered = group.in_use();
-  const bool shown =
-      gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) || shows_whole(group);
+  const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
+                     gathered.unsharded() || shows_whole(group);
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
