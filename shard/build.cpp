@@ -141,15 +141,25 @@ void fill_shard(const ParameterGroup& group, std::span<const Tensor> whole) {
   for (std::size_t i = 0; i < whole.size(); ++i) copy_(group.local(i).detach(), group.part_of(i, whole[i]));
 }
 
+/// None: as it is stored.
+std::optional<DType> computed_in(const FoundParameter& p, const Options& options) {
+  const MixedPrecisionPolicy& precision = options.mixed_precision;
+  if (!precision.param_dtype_override) return precision.param_dtype;
+  const auto own = precision.param_dtype_override(p.name, p.member->object());
+  check<DTypeError>(!own || is_floating(*own),
+                    "fully_shard: param_dtype_override gives {} for '{}'; parameters compute in floats",
+                    own ? name_of(*own) : "", p.name);
+  return own ? own : precision.param_dtype;
+}
+
 /// The flat layout's, over all parameters of a unit, which are of one dtype then.
 Partition flat_partition(std::span<const FoundParameter> found, const nn::Module& module,
-                         const Options& options, const UnitForm& form, int ranks) {
+                         std::optional<DType> param_dtype, const UnitForm& form, int ranks) {
   std::vector<nn::Parameter> parameters;
   for (const FoundParameter& p : found) parameters.push_back(p.member->object());
-  return FlatParamHandle(parameters, module,
-                         {.ranks = ranks,
-                          .param_dtype = options.mixed_precision.param_dtype,
-                          .use_orig_params = !form.one_flat_param})
+  return FlatParamHandle(
+             parameters, module,
+             {.ranks = ranks, .param_dtype = param_dtype, .use_orig_params = !form.one_flat_param})
       .partition();
 }
 
@@ -165,13 +175,15 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
         p.name);
   }
   const int shards = RankOfGroup(ranks.shard).ranks;
+  const std::optional<DType> param_dtype = computed_in(parameters[0], options);
   GroupSpec spec{.layout = options.layout,
                  .partition = options.layout == GroupLayout::flat
-                                  ? flat_partition(parameters, module, options, form, shards)
+                                  ? flat_partition(parameters, module, param_dtype, form, shards)
                                   : Partition::per_parameter(shapes, shards),
                  .ranks = ranks,
-                 .param_dtype = options.mixed_precision.param_dtype,
+                 .param_dtype = param_dtype,
                  .reduce_dtype = options.mixed_precision.reduce_dtype,
+                 .keep_low_precision_grads = options.mixed_precision.keep_low_precision_grads,
                  .compute_device = options.compute_device,
                  .reduce_at_end = options.strategy == ShardingStrategy::zero1,
                  .one_flat_param = form.one_flat_param,
@@ -293,15 +305,22 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
 
   if (options.sync_module_states && mesh.dimensions() > 0) synchronise(found, ignored, mesh.all(), options);
 
-  // One group a stored dtype, in order of appearance; the flat layout takes one dtype.
+  // One group a stored dtype and one of computation, in order of appearance; the flat layout takes one stored
+  // dtype.
   std::vector<std::vector<FoundParameter>> by_dtype;
   for (const FoundParameter& p : found.parameters) {
     const auto same = std::ranges::find_if(by_dtype, [&](const auto& list) {
-      return options.layout == GroupLayout::flat ||
-             list[0].member->local().dtype() == p.member->local().dtype();
+      return computed_in(list[0], options) == computed_in(p, options) &&
+             (options.layout == GroupLayout::flat ||
+              list[0].member->local().dtype() == p.member->local().dtype());
     });
     (same == by_dtype.end() ? by_dtype.emplace_back() : *same).push_back(p);
   }
+  check<ValueError>(
+      !form.one_flat_param || by_dtype.size() < 2,
+      "fully_shard: param_dtype_override gives parameters of {} two dtypes, and a flat parameter has "
+      "one; pass use_orig_params",
+      module.type_name());
   std::vector<Members> members;
   for (const auto& list : by_dtype) members.push_back(make_group(list, module, options, form, ranks));
 

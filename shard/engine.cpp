@@ -41,6 +41,15 @@ void anchor(Tensor& output, std::shared_ptr<GradSink> sink) {
 
 bool is(const std::weak_ptr<Gathered>& a, const Gathered& b) { return a.lock().get() == &b; }
 
+/// What modules that the program named have, those that are gone left out.
+std::vector<std::shared_ptr<ParameterGroup>> groups_in(std::span<const std::weak_ptr<Unit>> units) {
+  std::vector<std::shared_ptr<ParameterGroup>> groups;
+  for (const auto& weak : units)
+    if (const auto unit = weak.lock())
+      for (const Members& m : unit->members()) groups.push_back(m.group);
+  return groups;
+}
+
 }  // namespace
 
 // ---- records ----
@@ -140,19 +149,34 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
       reduce(group->in_use().shared(), 0);
   }
 
-  // A gather brings those ahead of it.
+  // A gather, or a reduction, brings those ahead of it.
   std::vector<std::shared_ptr<Gathered>> gathers;
   for (const Event& event : events)
     if (event.kind == Step::Kind::gather) gathers.push_back(event.gathered);
-  std::size_t listed = 0, due = 0;
+  std::unordered_set<const Gathered*> listed;
+  const auto list = [&](const std::shared_ptr<Gathered>& gathered, bool early) {
+    if (listed.insert(gathered.get()).second) steps_.push_back({Step::Kind::gather, gathered, early});
+  };
+  std::size_t due = 0;
   for (const Event& event : events) {
-    if (event.kind == Step::Kind::reduce) {
+    const ParameterGroup& group = event.gathered->group();
+    const BackwardPrefetch ahead = group.root()->policy.backward_prefetch;
+    const bool reduces = event.kind == Step::Kind::reduce;
+    if (reduces) {
       steps_.push_back({Step::Kind::reduce, event.gathered});
-      continue;
+    } else {
+      list(event.gathered, false);
+      ++due;
     }
-    const auto ahead = static_cast<std::size_t>(event.gathered->group().root()->policy.backward_prefetch);
-    for (++due; listed < std::min(gathers.size(), due + ahead); ++listed)
-      steps_.push_back({Step::Kind::gather, gathers[listed]});
+    if (group.switches.backward_prefetch) {
+      for (const auto& next : groups_in(*group.switches.backward_prefetch))
+        for (const auto& gathered : gathers)
+          if (!reduces && &gathered->group() == next.get()) list(gathered, false);
+    } else if (reduces == ahead.after_reduction()) {
+      for (std::size_t i = due; i < gathers.size() && i < due + static_cast<std::size_t>(ahead.groups()); ++i)
+        list(gathers[i], reduces);
+    }
+    if (reduces) continue;
     turn_of_[event.gathered.get()] = steps_.size();
     turns_.push_back({event.place, steps_.size()});
   }
@@ -169,7 +193,10 @@ std::string Plan::text() const {
   std::string text;
   for (const Step& step : steps_)
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
-                        step.kind == Step::Kind::gather ? "gather" : "reduce", step.group().label());
+                        step.kind == Step::Kind::reduce ? "reduce"
+                        : step.early                    ? "gather early"
+                                                        : "gather",
+                        step.group().label());
   return text;
 }
 
@@ -277,8 +304,18 @@ void Engine::end_use(ParameterGroup& group, AfterForward after) {
   gathered.end(Lease::module);
 }
 
-/// The last forward says what may come next.
+void Engine::prefetch(Gathered& next) {
+  if (next.leased(Lease::policy) || next.here() || next.on_its_way()) return;
+  next.lease(Lease::cache);
+  next.start();
+}
+
+/// The program says what comes next, or the last forward does.
 void Engine::gather_ahead(const Gathered& gathered) {
+  if (const auto& named = gathered.group().switches.forward_prefetch) {
+    for (const auto& group : groups_in(*named)) prefetch(group->in_use());
+    return;
+  }
   const Root& root = *gathered.group().root();
   if (!root.last) return;
   const auto& guess = root.last->uses();
@@ -288,10 +325,7 @@ void Engine::gather_ahead(const Gathered& gathered) {
   for (std::size_t i = now + 1; i < guess.size() && ahead < root.policy.forward_prefetch; ++i) {
     if (guess[i].moment == Record::Moment::end) continue;
     ++ahead;
-    const auto next = guess[i].gathered.lock();
-    if (!next || next->leased(Lease::policy) || next->here() || next->on_its_way()) continue;
-    next->lease(Lease::cache);
-    next->start();
+    if (const auto next = guess[i].gathered.lock()) prefetch(*next);
   }
 }
 
@@ -464,7 +498,16 @@ void Engine::reduce_in_turn(When when) {
       gradients.reduce(step.gathered->dtype());
     else
       gradients.keep(step.gathered->dtype());
+    gather_early(plan_.reduced + 1);
   }
+}
+
+/// The early gathers that follow from `begin` on, all before which is done.
+void Engine::gather_early(std::size_t begin) {
+  const auto& steps = plan_.steps();
+  std::size_t end = begin;
+  while (end < steps.size() && steps[end].early) ++end;
+  gather_up_to(end);
 }
 
 /// The program's own call. Within a backward peers may wait for gathers that stand before it; a region does

@@ -24,7 +24,8 @@ enum class AfterForward : std::uint8_t { free, keep, slice };
 
 /// How far ahead a root's groups are gathered, and how much is left lying.
 struct SchedulePolicy {
-  int forward_prefetch = 1, backward_prefetch = 1;
+  int forward_prefetch = 1;
+  BackwardPrefetch backward_prefetch = 1;
   /// Gathered groups that nobody is using, beyond which the one that is needed last is freed.
   int cached_gathers = 2;
 };
@@ -89,6 +90,7 @@ class Plan {
   struct Step {
     enum class Kind : std::uint8_t { gather, reduce } kind;
     std::shared_ptr<Gathered> gathered;  ///< whose gradients the group's are, of a reduction
+    bool early = false;                  ///< a gather as soon as all before it is done, needed or not
     ParameterGroup& group() const { return gathered->group(); }
   };
   /// Up to `end` steps a rank must have gathered before it does what was recorded before `place`.
@@ -184,6 +186,8 @@ class Engine {
   Gathereds leased(const Root& root, Lease owner) const;
   void drop_stale(const Root& root) const;
   void gather_ahead(const Gathered& gathered);
+  static void prefetch(Gathered& next);
+  void gather_early(std::size_t begin);
   void make_room(const Gathered& wanted);
   void begin_run(std::uint64_t run);
   void tell_units() const;

@@ -41,7 +41,15 @@ std::string_view class_of(const nn::Module& module) {
   return module.type_name().substr(0, module.type_name().find('<'));
 }
 
+/// Batches are normalised in full precision.
+bool is_kept_full(const nn::Module& module) { return class_of(module).starts_with("BatchNorm"); }
+
 }  // namespace
+
+void AutoWrap::also_wrap(const std::function<bool(const nn::Module&)>& more) {
+  if (!wraps) return;
+  wraps = [more, rule = wraps](const nn::Module& m, std::int64_t numel) { return more(m) || rule(m, numel); };
+}
 
 AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names) {
   return [names = std::move(type_names)](const nn::Module& m) {
@@ -84,9 +92,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
       precision.cast_forward_inputs.value_or(false) ? InputCast::with_parameters : form.without_parameters;
   std::vector<Unit*> made;
   const auto wrap = [&](nn::Module& m) {
-    build_unit(m, each, form);
+    Options its = each;
+    if (is_kept_full(m)) its.mixed_precision = {};
+    build_unit(m, its, form);
     made.push_back(unit_of(m));
   };
+  if (precision.param_dtype || precision.reduce_dtype || precision.buffer_dtype)
+    options.auto_wrap.also_wrap(is_kept_full);
   try {
     if (options.auto_wrap) wrap_below(module, options.auto_wrap, each, wrap);
     wrap(module);

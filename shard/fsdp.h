@@ -29,6 +29,8 @@ struct AutoWrap {
   AutoWrap(F rule)  // NOLINT
       : wraps([rule = std::move(rule)](const nn::Module& m, std::int64_t) { return rule(m); }) {}
   explicit operator bool() const { return static_cast<bool>(wraps); }
+  /// Modules for which `more` says so become units too, if there is a rule.
+  SHERD_API void also_wrap(const std::function<bool(const nn::Module&)>& more);
 };
 /// Modules of these classes, by `Module::type_name`, of a template with or without its arguments.
 SHERD_API AutoWrap wrap_classes(std::set<std::string, std::less<>> type_names);
@@ -38,6 +40,8 @@ SHERD_API AutoWrap wrap_by_size(std::int64_t min_numel);
 /// Every module.
 SHERD_API AutoWrap wrap_always();
 
+/// With `auto_wrap` and a mixed precision, batch normalisations become units of their own that compute in the
+/// dtype in which they are stored.
 struct FsdpOptions {
   /// As for `Options`; with two dimensions full_shard is PyTorch's HYBRID_SHARD.
   DeviceMesh mesh{};
@@ -51,7 +55,8 @@ struct FsdpOptions {
   /// Whether parameters stay visible by their own names, as slices of the shard; else a unit lists one
   /// `_flat_param`, and needs parameters that are trainable alike.
   bool use_orig_params = false;
-  int forward_prefetch = 0, backward_prefetch = 1;
+  int forward_prefetch = 0;
+  BackwardPrefetch backward_prefetch = 1;
   /// As for `Options`.
   bool sync_module_states = false;
   /// As for `Options`, of all units; ignored modules become no units, nor what is within them.
@@ -68,6 +73,7 @@ class SHERD_API FullyShardedDataParallel {
   nn::Module& module() const { return *module_; }
   /// The unit's flat parameter; undefined without one (no parameters, or use_orig_params).
   nn::Parameter flat_param() const;
+  void register_comm_hook(CommHook hook) { shard::register_comm_hook(*module_, std::move(hook)); }
   [[nodiscard]] NoSync no_sync() { return NoSync(*module_); }
   [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
     return SummonFullParams(*module_, options);

@@ -64,6 +64,44 @@ void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor
   for (const Members& m : sharded(module, "set_gradient_divide_factor").members())
     m.group->switches.divide_by = factor;
 }
+void register_comm_hook(nn::Module& module, CommHook hook) {
+  each_group(module, [](ParameterGroup& group) {
+    const Ranks& ranks = group.spec().ranks;
+    check<StateError>(
+        !ranks.shard.defined() || !ranks.replicas.defined(),
+        "register_comm_hook: '{}' has shards with replicas, whose reduction is two calls; give a mesh "
+        "of one dimension",
+        group.spec().names[0]);
+    check<StateError>(!group.switches.comm_hook, "register_comm_hook: '{}' has a communication hook already",
+                      group.spec().names[0]);
+  });
+  each_group(module, [&](ParameterGroup& group) { group.switches.comm_hook = hook; });
+}
+
+namespace {
+
+std::vector<std::weak_ptr<Unit>> units_in(const std::vector<nn::Module*>& modules, std::string_view call) {
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const nn::Module* m : modules) {
+    sharded(*m, call);
+    units.push_back(std::dynamic_pointer_cast<Unit>(m->extension()));
+  }
+  return units;
+}
+
+}  // namespace
+
+void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules) {
+  constexpr std::string_view call = "set_modules_to_forward_prefetch";
+  const auto units = units_in(modules, call);
+  for (const Members& m : sharded(module, call).members()) m.group->switches.forward_prefetch = units;
+}
+void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules) {
+  constexpr std::string_view call = "set_modules_to_backward_prefetch";
+  const auto units = units_in(modules, call);
+  for (const Members& m : sharded(module, call).members()) m.group->switches.backward_prefetch = units;
+}
+
 void UnshardHandle::wait() const {
   for (const auto& gathered : gathered_) gathered->finish();
 }

@@ -44,6 +44,18 @@ SHERD_API void set_requires_all_reduce(nn::Module& module, bool all_reduce);
 /// above 0.
 SHERD_API void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor);
 
+/// `hook` takes the place of the reductions of this module and those below, one call a parameter (flat
+/// layout: a unit), at the end of each backward that averages, in the order of reductions; division is its
+/// own. Not called where there is one rank. StateError for shards with replicas, and where there is a hook
+/// already.
+SHERD_API void register_comm_hook(nn::Module& module, CommHook hook);
+
+/// Which modules' parameters are gathered ahead when `module`'s forward begins, or when a backward comes to
+/// its parameters, in place of `forward_prefetch` and `backward_prefetch` groups. What is not gathered in
+/// that forward or backward is left out. StateError for a module that is not sharded.
+SHERD_API void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
+SHERD_API void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
+
 /// Whether backward frees gathered parameters. Off, the next forward need not gather them again unless they
 /// were stepped or loaded in between. For this module and those below.
 SHERD_API void set_reshard_after_backward(nn::Module& module, bool reshard);

@@ -91,6 +91,7 @@ void Gradients::drop() noexcept {
   reduction_ = {};
   totals_.clear();
   for (Slot& slot : slots_) slot.added = false;
+  hooked_.clear();
 }
 
 void Gradients::keep(DType computed_in) {
@@ -100,6 +101,10 @@ void Gradients::keep(DType computed_in) {
   for (Slot& slot : slots_) own_sum(slot);  // refuses before any group commits
 }
 
+DType Gradients::grad_dtype() const {
+  return group_.spec().keep_low_precision_grads ? reduce_dtype() : group_.shard().dtype();
+}
+
 DType Gradients::reduce_dtype() const { return group_.spec().reduce_dtype.value_or(own_); }
 
 void Gradients::reduce(DType computed_in) {
@@ -107,7 +112,7 @@ void Gradients::reduce(DType computed_in) {
   own_ = computed_in;
   const bool over_all = !in_two_calls() || group_.switches.all_reducing;
   turn_ = over_all ? Turn::reduced : Turn::reduced_over_shards;
-  divide_by_ = group_.switches.divide_by;
+  divide_by_ = group_.switches.comm_hook ? std::nullopt : group_.switches.divide_by;
   const Ranks& ranks = group_.spec().ranks;
   const Group& group = ranks.shard.defined() ? ranks.shard : ranks.replicas;
   const NoGrad guard;
@@ -119,10 +124,39 @@ void Gradients::reduce(DType computed_in) {
     return;
   }
   const Engine::OwnCalls own_calls;
-  reduction_ = group.enqueue(reduction(totals()), WhenFull::queue);
+  Collective call = reduction(totals());
+  if (group_.switches.comm_hook) leave_to_hook(call);
+  reduction_ = group.enqueue(std::move(call), WhenFull::queue);
+}
+
+/// All but the flags of presence, which tell what has a gradient.
+void Gradients::leave_to_hook(Collective& reduction) {
+  for (std::size_t i = 0; i + 1 < reduction.inputs.size(); ++i) {
+    hooked_.push_back(reduction.inputs[i]);
+    hooked_.push_back(reduction.outputs[i]);
+  }
+  reduction.inputs = {reduction.inputs.back()};
+  reduction.outputs = {reduction.outputs.back()};
+}
+
+/// At the end of the walk: before, a peer might come to its own only after a gather that this rank has not
+/// posted.
+void Gradients::run_hook() {
+  const NoGrad guard;
+  const Ranks& ranks = group_.spec().ranks;
+  const Tensors list = std::exchange(hooked_, {});
+  for (std::size_t i = 0; i < list.size(); i += 2) {
+    if (ranks.shard.defined()) {
+      group_.switches.comm_hook(list[i], list[i + 1], ranks.shard);
+    } else {
+      copy_(list[i + 1], list[i]);
+      group_.switches.comm_hook(list[i + 1], list[i + 1], ranks.replicas);
+    }
+  }
 }
 
 void Gradients::pass_on() {
+  if (!hooked_.empty()) run_hook();
   if (!reduced_.defined() || !in_two_calls()) return;
   const NoGrad guard;
   reduction_.wait();
@@ -159,7 +193,7 @@ void Gradients::bring_down() {
           .to_vector<float>();
   average_ = flat_view(reduced, 0, numel);
   if (divided_here()) average_ = divided(average_);
-  average_ = to(to(average_, group_.shard().dtype()), group_.shard().device());
+  average_ = to(to(average_, grad_dtype()), group_.shard().device());
 }
 
 /// In the flat layout on two devices an average takes the place of the one before in PyTorch, and is added to
@@ -403,7 +437,7 @@ void Gradients::commit_alone() {
   if (divide_by_)
     for (Tensor& t : parts)
       if (t.defined()) t = divided(to(t, reduce_dtype()));
-  const TensorOptions as{group_.shard().dtype(), group_.shard().device()};
+  const TensorOptions as{grad_dtype(), group_.shard().device()};
   const bool used = std::ranges::any_of(parts, &Tensor::defined);
   for (Slot& slot : slots_) {
     end_own_sum(slot);

@@ -113,7 +113,10 @@ class Gradients final : public EngineSink {
   bool divided_here() const { return in_two_calls() || divide_by_; }
   Tensor divided(const Tensor& sum) const;
   DType reduce_dtype() const;
+  DType grad_dtype() const;  ///< of averages in `.grad`
   Collective reduction(std::vector<Tensor> totals);
+  void leave_to_hook(Collective& reduction);
+  void run_hook();
   void commit_own();
   void commit_alone();
   void commit_over_shards();
@@ -138,6 +141,7 @@ class Gradients final : public EngineSink {
   Tensor average_;                   // where the shard is
   std::vector<float> present_;       // the flags
   std::vector<Tensor> totals_;       // there too, of a rank without peers that computes elsewhere
+  Tensors hooked_;                   // inputs and outputs that a communication hook reduces, side by side
 };
 
 }  // namespace sherd::shard

@@ -15,6 +15,7 @@
 namespace sherd::shard {
 
 struct Root;
+class Unit;
 
 /// The ranks that share `p`; null when this rank has it whole.
 SHERD_API const Group* shard_group_of(const nn::Parameter& p);
@@ -51,6 +52,7 @@ struct GroupSpec {
   std::vector<std::string> names{};  ///< of the parameters, within the module
   std::vector<Shape> shapes{};
   std::optional<DType> param_dtype{}, reduce_dtype{};
+  bool keep_low_precision_grads = false;
   std::optional<Device> compute_device{};  ///< where parameters are gathered and read; none: the shard's
   bool reduce_at_end = false;              ///< gradients stay whole until the backward is over
   bool one_flat_param = false;             ///< parameters are listed and stepped as one
@@ -62,6 +64,9 @@ struct Switches {
   bool synchronising = true, reshard_after_backward = true;
   bool all_reducing = true;           ///< of shards with replicas: reductions go on to the replicas
   std::optional<double> divide_by{};  ///< in place of the number of ranks
+  CommHook comm_hook{};               ///< in place of reductions
+  /// Whose groups are gathered ahead of the group's own forward, or backward, where the program named them.
+  std::optional<std::vector<std::weak_ptr<Unit>>> forward_prefetch{}, backward_prefetch{};
 };
 
 /// A run of elements of a dense tensor.

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "collectives/mesh.h"
@@ -42,6 +44,13 @@ enum class Precision : std::uint8_t {
 struct MixedPrecisionPolicy {
   std::optional<DType> param_dtype{};   ///< of gathered parameters, and of computation
   std::optional<DType> reduce_dtype{};  ///< in which gradients are averaged; else the gradient's own
+  /// Whether averages stay in the dtype in which they were reduced, in place of the parameter's.
+  bool keep_low_precision_grads = false;
+  /// In place of `param_dtype` for single parameters: asked once for each, by its name below the module, when
+  /// that is sharded; none is `param_dtype`. Inputs are cast to `param_dtype` whatever it says. ValueError
+  /// where a unit has one flat parameter, which has one dtype.
+  std::function<std::optional<DType>(const std::string& name, const nn::Parameter& parameter)>
+      param_dtype_override{};
   std::optional<DType> output_dtype{};  ///< floating outputs of the module are cast to it
   /// Of floating buffers while they compute: they are cast at the next forward. States hold them in the dtype
   /// that they had before, with the values of before; what a forward writes in them since is cast back.
@@ -77,6 +86,33 @@ class ReshardAfterForward {
 /// from them; off, they are refused.
 enum class WritebackCheck : std::uint8_t { on, off };
 
+/// When a backward gathers the groups that come after the one that it computes with: before that one's
+/// gradients are computed (PyTorch's BACKWARD_PRE), or once its reduction is posted (BACKWARD_POST), which
+/// holds less memory and overlaps less.
+class BackwardPrefetch {
+ public:
+  /// `pre(groups)`.
+  BackwardPrefetch(int groups) : groups_(groups) {}  // NOLINT: a number is how it is written
+  static BackwardPrefetch none() { return {0}; }
+  static BackwardPrefetch pre(int groups = 1) { return {groups}; }
+  static BackwardPrefetch post(int groups = 1) {
+    BackwardPrefetch prefetch(groups);
+    prefetch.after_reduction_ = true;
+    return prefetch;
+  }
+  int groups() const { return groups_; }
+  bool after_reduction() const { return after_reduction_; }
+
+ private:
+  int groups_;
+  bool after_reduction_ = false;
+};
+
+/// The program's own reduction of one gradient: from all of `unsharded`, padded to equal slices, this rank's
+/// slice in `shard`, both of one dimension and in the reduce dtype. Of replicas without shards the two are
+/// the same tensor. It may call `ranks`, which all run it in the same order.
+using CommHook = std::function<void(const Tensor& unsharded, const Tensor& shard, const Group& ranks)>;
+
 /// For `fully_shard`.
 struct Options {
   /// One dimension: its ranks share the parameters. Two: ranks along the second share them, those along the
@@ -97,7 +133,8 @@ struct Options {
   /// stepped: buffers and inputs are moved there, averages go back. Without averaging, `.grad()` is there.
   std::optional<Device> compute_device{};
   /// Groups that are gathered ahead, in forward (guessed from the step before) and in backward.
-  int forward_prefetch = 1, backward_prefetch = 1;
+  int forward_prefetch = 1;
+  BackwardPrefetch backward_prefetch = 1;
   /// Groups that may stay gathered in forward though no module needs them (used outside their own).
   int cached_gathers = 2;
   /// Whether all ranks of the mesh get the parameters and buffers of its first one, each where it lies. On

@@ -511,6 +511,7 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
         std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
     copy.group->set_root(nullptr, m.group->label());
     copy.group->switches = m.group->switches;
+    copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
     members.push_back(std::move(copy));
   }

@@ -24,7 +24,7 @@ constexpr std::array ties = {Named{"not tied", Tied::no}, Named{"tied within a g
 constexpr std::array rows = {Named{"even", false}, Named{"uneven", true}};
 constexpr std::array frozen = {Named{"all trained", Frozen::no}, Named{"biases frozen", Frozen::biases},
                                Named{"a group frozen", Frozen::whole_group}};
-constexpr std::array dtypes = {
+const std::array dtypes = {
     Named{"f32", MixedPrecisionPolicy{}},
     Named{"bf16", MixedPrecisionPolicy{.param_dtype = bf16, .reduce_dtype = f32}},
     Named{"bf16 reduced in bf16", MixedPrecisionPolicy{.param_dtype = bf16, .reduce_dtype = bf16}}};

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "collectives/observe.h"
+#include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "tests/shard/twins.h"
 
@@ -276,4 +277,96 @@ TEST_CASE("a shard on one device computes on another, to the same bits") {
           if (ranks < 4) return;
           expect_same(world, {.layout = layout, .reshard_after_forward = 2, .mixed_precision = mixed});
         }));
+}
+
+namespace {
+
+/// A normalisation in f32 before a layer in what its weight computes in, or by hand in bf16.
+struct Normed final : nn::Layer<Normed> {
+  nn::LayerNorm norm{5};
+  nn::Linear layer{5, 5};
+  nn::BatchNorm1d batch{5};
+  bool by_hand = false;
+  Tensor forward(const Tensor& x) {
+    const auto weight = [&](const nn::Param& p) {
+      return by_hand ? sherd::to(p.tensor(), bf16) : p.tensor();
+    };
+    const Tensor y =
+        sherd::to(norm(sherd::to(x, norm.weight.tensor().dtype())), weight(layer.weight).dtype());
+    return batch(
+        sherd::to(linear(y, weight(layer.weight), weight(layer.bias)), batch.weight.tensor().dtype()));
+  }
+  void visit(auto&& on) {
+    on("norm", norm);
+    on("layer", layer);
+    on("batch", batch);
+  }
+};
+Normed seeded() {
+  manual_seed(3);
+  return {};
+}
+Tensor normed_loss(Normed& m, int rank) { return sum(square(to(m(batch_of(rank, 0, 5).x), f32))); }
+
+}  // namespace
+
+TEST_CASE("single parameters compute in a dtype of their own") {
+  for (const int ranks : {1, 2, 3})
+    for (const int way : {0, 1, 2}) {
+      INFO(ranks << " ranks, way " << way);
+      CHECK_NOTHROW(run_ranks(ranks, [way](World& world) {
+        Normed m = seeded(), by_hand = seeded();
+        by_hand.by_hand = true;
+        const shard::MixedPrecisionPolicy mixed{
+            .param_dtype = bf16,
+            .reduce_dtype = f32,
+            .param_dtype_override =
+                [](const std::string& name, const nn::Parameter& p) {
+                  expect(p.numel() > 0, "the parameter");
+                  return name.starts_with("layer") ? std::optional<DType>() : f32;
+                },
+            .cast_forward_inputs = false,
+            .cast_root_forward_inputs = false};
+        if (way == 2)
+          shard::FullyShardedDataParallel(m, {.mixed_precision = mixed, .use_orig_params = true});
+        else
+          shard::fully_shard(
+              m, {.layout = way == 0 ? shard::GroupLayout::per_parameter : shard::GroupLayout::flat,
+                  .mixed_precision = mixed});
+        expect(m.layer.weight.tensor().dtype() == bf16 && m.norm.weight.tensor().dtype() == f32, "as told");
+        normed_loss(m, world.rank()).backward();
+        const Gradients expected =
+            average_by_hand(by_hand, world.size(), [&](int rank) { normed_loss(by_hand, rank).backward(); });
+        expect_gradients(m, world, expected, "of two dtypes");
+        Normed copy = m.clone();
+        expect(copy.layer.weight.tensor().dtype() == bf16 && copy.norm.weight.tensor().dtype() == f32,
+               "a clone");
+        Normed one = seeded();
+        const std::string message =
+            message_of<ValueError>([&] { shard::FullyShardedDataParallel(one, {.mixed_precision = mixed}); });
+        expect(message.find("use_orig_params") != std::string::npos, "{}", message);
+      }));
+    }
+}
+
+TEST_CASE("wrapping by a rule leaves batch normalisations in the dtype in which they are stored") {
+  for (const int ranks : {1, 2})
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      for (const bool wraps : {true, false})
+        for (const bool mixed : {true, false}) {
+          Normed m = seeded();
+          const auto none = [](const nn::Module&) { return false; };
+          const shard::MixedPrecisionPolicy low{.param_dtype = bf16, .buffer_dtype = bf16};
+          shard::FullyShardedDataParallel(m,
+                                          {.auto_wrap = wraps ? shard::AutoWrap(none) : shard::AutoWrap(),
+                                           .mixed_precision = mixed ? low : shard::MixedPrecisionPolicy{}});
+          normed_loss(m, world.rank()).backward();
+          const DType expected = mixed && !wraps ? bf16 : f32;
+          expect(m.batch.weight.tensor().dtype() == expected, "wraps {}, mixed {}", wraps, mixed);
+          expect(m.batch.running_mean.tensor().dtype() == expected, "buffers: wraps {}, mixed {}", wraps,
+                 mixed);
+          expect(m.layer.weight.tensor().dtype() == (mixed ? bf16 : f32), "others");
+          expect(shard::groups_of(m).size() == (mixed && wraps ? 2u : 1u), "a unit of its own");
+        }
+    }));
 }

@@ -25,8 +25,8 @@ struct Scale final : nn::Layer<Scale> {
 /// Two groups, of which one may be left out.
 struct Two final : nn::Layer<Two> {
   Scale first, second;
-  Tensor forward(const Tensor& x, bool both) {
-    const Tensor y = first(x, true);
+  Tensor forward(const Tensor& x, bool both, bool all = true) {
+    const Tensor y = first(x, all);
     return both ? add(y, second(x, true)) : y;
   }
   void visit(auto&& on) {
@@ -229,4 +229,90 @@ TEST_CASE("a factor is a number above 0, of a module that is sharded") {
        {0.0, -1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
     CHECK_THROWS_AS(shard::set_gradient_divide_factor(sharded, factor), ValueError);
   CHECK_THROWS_AS(shard::set_gradient_divide_factor(plain, 2), StateError);
+}
+
+TEST_CASE("averages that stay in the reduce dtype are those that are cast from it") {
+  on_grids([](World& world, const shard::Options& options, Grid) {
+    const auto gradients_of = [&](bool keep) {
+      shard::Options its = options;
+      its.mixed_precision.keep_low_precision_grads = keep;
+      Net net;
+      shard_blocks_and_rest(net, its);
+      nn::Sgd sgd(net.parameters(), {.lr = 0.1});
+      std::vector<std::vector<float>> seen;
+      for (const int step : {0, 1}) {  // the second adds to the first
+        loss_at(net, world.rank(), step).backward();
+        for (const nn::Parameter& p : net.parameters()) {
+          if (!p.grad().defined()) continue;
+          expect(p.grad().dtype() == (keep ? *options.mixed_precision.reduce_dtype : f32), "a gradient is {}",
+                 name_of(p.grad().dtype()));
+          if (step == 0) seen.push_back(to(p.grad(), f32).to_vector<float>());
+        }
+      }
+      sgd.step();
+      return seen;
+    };
+    expect(gradients_of(true) == gradients_of(false), "the same values");
+  });
+}
+
+TEST_CASE(
+    "a communication hook reduces in place of the engine, in one order on ranks with different graphs") {
+  using enum shard::ShardingStrategy;
+  for (const int ranks : {1, 2, 3})
+    for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+      for (const int way : {0, 1, 2})
+        for (const DType reduce : {f32, bf16}) {
+          INFO(ranks << " ranks, strategy " << static_cast<int>(strategy) << ", way " << way);
+          CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+            const auto run = [&](bool hooked, int& calls) {
+              Two net;
+              if (way == 2) {
+                shard::FullyShardedDataParallel handle(net, {.strategy = strategy,
+                                                             .auto_wrap = shard::wrap_classes({"Scale"}),
+                                                             .mixed_precision = {.reduce_dtype = reduce},
+                                                             .use_orig_params = true});
+              } else {
+                const shard::Options options{
+                    .layout = way == 0 ? shard::GroupLayout::per_parameter : shard::GroupLayout::flat,
+                    .strategy = strategy,
+                    .mixed_precision = {.reduce_dtype = reduce}};
+                for (Scale* s : {&net.first, &net.second}) shard::fully_shard(*s, options);
+                shard::fully_shard(net, options);
+              }
+              if (hooked) {
+                shard::register_comm_hook(
+                    net, [&](const Tensor& all, const Tensor& mine, const Group& group) {
+                      ++calls;
+                      expect(all.dtype() == reduce &&
+                                 all.numel() == mine.numel() * (strategy == no_shard ? 1 : ranks),
+                             "{} elements for {}", all.numel(), mine.numel());
+                      if (strategy == no_shard)
+                        group.all_reduce(mine, ReduceOp::average());
+                      else
+                        group.reduce_scatter(mine, all, ReduceOp::average());
+                    });
+                expect(!message_of<StateError>([&] { shard::register_comm_hook(net, {}); }).empty(), "twice");
+              }
+              for (const int step : {0, 1, 2}) {
+                std::optional<shard::NoSync> guard;
+                if (step == 1) guard.emplace(net);
+                manual_seed(static_cast<std::uint64_t>(10 * step + world.rank()));
+                net(randn({7}), true, world.rank() == step % ranks).backward();
+              }
+              return whole_gradients(net, world.group());
+            };
+            int calls = 0;
+            const Gradients expected = run(false, calls), found = run(true, calls);
+            const std::string differs = difference(found, expected);
+            expect(differs.empty(), "{}", differs);
+            expect(calls == (ranks == 1 ? 0 : way == 0 ? 8 : 4), "{} calls", calls);
+          }));
+        }
+  CHECK_NOTHROW(run_ranks(4, [](World& world) {
+    Scale net;
+    shard::fully_shard(net, {.mesh = world.mesh({2, 2}, {"replica", "shard"})});
+    const std::string message = message_of<StateError>([&] { shard::register_comm_hook(net, {}); });
+    expect(message.find("two calls") != std::string::npos, "{}", message);
+  }));
 }

@@ -128,6 +128,80 @@ TEST_CASE("prefetch changes when, never what", "[schedule]") {
   CHECK(step_of(world, {.forward_prefetch = 2, .backward_prefetch = 2}) == "Ga Gb Gc | Gc Gb Ga Rc Rb Ra");
 }
 
+TEST_CASE("a prefetch after reductions comes before what it is for is needed", "[schedule]") {
+  using shard::BackwardPrefetch;
+  const DryRunOptions world{.size = 4};
+  struct Case {
+    BackwardPrefetch prefetch;
+    std::string posts, plan, at_b;  ///< the last: when the gradient comes to b
+  };
+  for (const Case& c :
+       {Case{BackwardPrefetch::none(), "Gc Rc Gb Rb Ga Ra",
+             "gather c, reduce c, gather b, reduce b, gather a, reduce a", "Gc Rc"},
+        Case{BackwardPrefetch::post(), "Gc Rc Gb Rb Ga Ra",
+             "gather c, reduce c, gather early b, reduce b, gather early a, reduce a", "Gc Rc Gb"},
+        Case{BackwardPrefetch::post(2), "Gc Rc Gb Ga Rb Ra",
+             "gather c, reduce c, gather early b, gather early a, reduce b, reduce a", "Gc Rc Gb Ga"},
+        Case{BackwardPrefetch::pre(), "Gc Gb Rc Ga Rb Ra",
+             "gather c, gather b, reduce c, gather a, reduce b, reduce a", "Gc Gb Rc"}}) {
+    CHECK(step_of(world, {.backward_prefetch = c.prefetch}) == "Ga Gb Gc | " + c.posts);
+    DryRun run(world);
+    Stack model = sharded(run, {.backward_prefetch = c.prefetch});
+    std::string plan, at_b;
+    std::size_t from = 0;
+    struct Watch final : nn::ModuleObserver {
+      std::function<void()> act;
+      void after_forward(nn::Module&, std::span<Tensor* const> outputs) override {
+        register_hook(*outputs[0], [this](const Tensor&) {
+          act();
+          return Tensor{};
+        }).keep();
+      }
+    } watch;
+    watch.act = [&] {
+      plan = shard::Engine::current().plan().text();
+      at_b = posts(run, from);
+    };
+    const Subscription watching = model.b.observe(watch);
+    const Tensor loss = sum(model(ones({2, 4})));
+    from = run.steps().size();
+    loss.backward();
+    CHECK(plan == c.plan);
+    CHECK(at_b == c.at_b);
+  }
+}
+
+TEST_CASE("what the program names is gathered ahead, in place of what comes next", "[schedule]") {
+  DryRun run({.size = 4});
+  Stack model = sharded(run, {});
+  const auto step = [&](Stack& m) {
+    const std::size_t from = run.steps().size();
+    const Tensor loss = sum(m(ones({2, 4})));
+    run.world().group().barrier();
+    loss.backward();
+    return posts(run, from);
+  };
+  step(model);
+  shard::set_modules_to_forward_prefetch(model.a, {&model.c});
+  shard::set_modules_to_forward_prefetch(model.b, {});
+  shard::set_modules_to_backward_prefetch(model.c, {&model.a});
+  CHECK(step(model) == "Ga Gc Gb | Gc Ga Rc Gb Rb Ra");
+  Stack copy = model.clone();
+  step(copy);
+  CHECK(step(copy) == "Ga Gb Gc | Gc Gb Rc Ga Rb Ra");
+  model.to(f64);
+  model.to(f32);
+  CHECK(step(model) == "Ga Gc Gb | Gc Ga Rc Gb Rb Ra");
+  shard::set_modules_to_forward_prefetch(model.a, {});
+  for (Mlp* m : {&model.a, &model.b, &model.c}) shard::set_modules_to_backward_prefetch(*m, {});
+  CHECK(step(model) == "Ga Gb Gc | Gc Rc Gb Rb Ga Ra");
+  shard::set_modules_to_forward_prefetch(model.a, {&model.b, &model.c});
+  shard::set_modules_to_backward_prefetch(model.c, {&model.b, &model.a});
+  CHECK(step(model) == "Ga Gb Gc | Gc Gb Ga Rc Rb Ra");
+  CHECK_THROWS_AS(shard::set_modules_to_forward_prefetch(model.a.in, {}), StateError);
+  CHECK_THROWS_AS(shard::set_modules_to_backward_prefetch(model.a, {&model.b.in}), StateError);
+}
+
 TEST_CASE("what was summed over shards goes on to replicas in the end, whatever is here before",
           "[schedule]") {
   for (const auto done : {DryRunOptions::Done::always, DryRunOptions::Done::when_waited})

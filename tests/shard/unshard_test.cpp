@@ -203,6 +203,36 @@ TEST_CASE("unshard in a backward keeps the order of gathers, whatever layers ran
   });
 }
 
+TEST_CASE("prefetches after reductions, and by names, keep the order of gathers, whatever layers ranks use") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool named : {false, true}) {
+      manual_seed(1);
+      Chain by_hand;
+      Chain chain = by_hand.clone();
+      const shard::Options options{.layout = layout, .backward_prefetch = shard::BackwardPrefetch::post(2)};
+      for (Link& link : chain.links) shard::fully_shard(link, options);
+      shard::fully_shard(chain, options);
+      if (named)
+        for (const std::size_t i : {2, 4}) {
+          shard::set_modules_to_backward_prefetch(chain.links[i], {&chain.links[0], &chain.links[1]});
+          shard::set_modules_to_forward_prefetch(chain.links[i - 2], {&chain.links[4], &chain.links[i]});
+        }
+      const auto loss = [](Chain& c, int rank, unsigned mask) {
+        for (std::size_t i = 0; i < 5; ++i) c.links[i].used = ((rank == 0 ? mask : ~mask) >> i & 1) != 0;
+        return sum(square(c(batch_of(rank, 0, 5).x)));
+      };
+      for (unsigned mask = 0; mask < 32; ++mask) {
+        chain.zero_grad();
+        loss(chain, world.rank(), mask).backward();
+        expect_gradients(
+            chain, world,
+            average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank, mask).backward(); }),
+            "of any mixture");
+      }
+    }
+  });
+}
+
 TEST_CASE("only a sharded module is unsharded") {
   nn::Linear plain(3, 3);
   CHECK_THROWS_AS(shard::unshard(plain), StateError);

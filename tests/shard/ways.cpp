@@ -60,6 +60,14 @@ void add_layouts(std::vector<Way>& ways) {
     for (int depth : {0, 2, 3})
       ways.push_back(grouped(fmt::format("{}, prefetch {}", name, depth),
                              {.layout = layout, .forward_prefetch = depth, .backward_prefetch = depth}));
+    for (const int groups : {1, 2})
+      ways.push_back(grouped(fmt::format("{}, prefetch {} after reductions", name, groups),
+                             {.layout = layout, .backward_prefetch = shard::BackwardPrefetch::post(groups)}));
+    ways.push_back(sharded(name + ", prefetch by names", [layout](Net& n, World&) {
+      shard_blocks_and_rest(n, {.layout = layout});
+      shard::set_modules_to_forward_prefetch(n, {&n.blocks[1], &n.blocks[0]});
+      shard::set_modules_to_backward_prefetch(n.blocks[2], {&n.blocks[0], &n});
+    }));
     for (const int ring : {1, 4})
       ways.push_back(
           grouped(fmt::format("{}, ring {}", name, ring), {.layout = layout, .cached_gathers = ring}));
