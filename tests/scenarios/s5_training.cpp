@@ -8,8 +8,7 @@ namespace {
 /// Whether the model is moved to the compute device before it is sharded, or after.
 enum class Moved { before, after };
 enum class OptimClass { adam, adam_w };
-/// When the next unit is gathered in a backward: with others' gathers, before the gradients of this one, or
-/// after them.
+/// When a backward gathers the next unit: when it is needed, before the gradients of this one, or after them.
 enum class Prefetch { none, pre, post };
 
 std::string show(Moved moved) { return moved == Moved::before ? "before" : "after"; }
@@ -25,6 +24,11 @@ std::vector<nn::ParamGroup> groups_of(const nn::Module& module) {
     groups[has("weight") ? 0 : has("bias") ? 1 : 2].params.push_back(p.parameter);
   }
   return groups;
+}
+
+shard::BackwardPrefetch option_of(Prefetch p) {
+  if (p == Prefetch::none) return shard::BackwardPrefetch::none();
+  return p == Prefetch::pre ? shard::BackwardPrefetch::pre() : shard::BackwardPrefetch::post();
 }
 
 using Optim = std::unique_ptr<nn::Optimizer>;
@@ -71,7 +75,7 @@ struct Both {
                                      .device = offload ? std::optional(compute) : std::nullopt,
                                      .cpu_offload = offload,
                                      .use_orig_params = true,
-                                     .backward_prefetch = setup.prefetch == Prefetch::pre ? 1 : 0};
+                                     .backward_prefetch = option_of(setup.prefetch)};
     const shard::FullyShardedDataParallel wrapped(model, options);
     if (!setup.optim_before_wrap) make();
     if (setup.moved == Moved::after) model.to(compute);
