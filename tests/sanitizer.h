@@ -1,6 +1,8 @@
 // Which sanitizer this build has, for tests whose cost or memory it changes.
 #pragma once
 
+#include <vector>
+
 namespace sherd::test {
 
 #ifdef __SANITIZE_THREAD__
@@ -14,5 +16,12 @@ inline constexpr bool address_sanitizer = true;
 inline constexpr bool address_sanitizer = false;
 #endif
 inline constexpr bool sanitized = thread_sanitizer || address_sanitizer;
+
+/// Numbers of ranks for wide sweeps. A sanitizer takes long, and sees with a few of them what it would with all.
+inline std::vector<int> worlds() {
+  if (thread_sanitizer) return {2};
+  if (address_sanitizer) return {1, 3};
+  return {1, 2, 3, 4};
+}
 
 }  // namespace sherd::test

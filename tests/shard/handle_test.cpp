@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -123,7 +124,7 @@ TEST_CASE("a flat parameter is trained as a whole or not at all") {
 }
 
 TEST_CASE("what a flat parameter requires holds for the parameters in it at once, and for a clone") {
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
       Net net;
       const std::vector<nn::Parameter> within = net.parameters();

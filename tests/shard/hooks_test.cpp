@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "shard/fsdp.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -58,7 +59,7 @@ using Shard = std::function<void(Net&)>;
 template <class F>
 void on_all_ways(F&& body) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : worlds()) {
     for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard}) {
       for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat}) {
         INFO(ranks << " ranks, strategy " << static_cast<int>(strategy) << ", layout "

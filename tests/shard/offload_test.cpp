@@ -6,6 +6,7 @@
 #include "nn/grad_scaler.h"
 #include "shard/fsdp.h"
 #include "shard/step_in_backward.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -23,7 +24,7 @@ constexpr std::array strategies = {full_shard, shard_grad_op, zero1, no_shard};
 /// Runs `body(world, options)` on worlds of 1 to 4, in both layouts and all strategies.
 template <class F>
 void on_all(F&& body) {
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const GroupLayout layout : layouts)
       for (const ShardingStrategy strategy : strategies) {
         INFO(ranks << " ranks, layout " << int(layout) << ", strategy " << int(strategy));

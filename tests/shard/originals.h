@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shard/fsdp.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 namespace sherd::test {
@@ -33,7 +34,7 @@ struct Way {
 template <class F>
 void on_ways(F&& body) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard}) {
         const Way way{layout, strategy, ranks};

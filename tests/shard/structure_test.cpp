@@ -3,6 +3,7 @@
 
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -40,7 +41,7 @@ using Shard = std::function<void(Growing&)>;
 template <class F>
 void on_all_ways(F&& body) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
       for (const int way : {0, 1, 2, 3})
         for (const bool inner : {false, true}) {

@@ -4,6 +4,7 @@
 #include "nn/init.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -41,7 +42,7 @@ Net seeded_net() {
 template <class F>
 void on_all(F&& body, std::vector<shard::MixedPrecisionPolicy> mixed = {{}, {.param_dtype = DType::bf16}}) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const Form form : forms)
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
         for (const shard::MixedPrecisionPolicy& policy : mixed) {

@@ -2,6 +2,7 @@
 #include "collectives/observe.h"
 #include "runtime/memory.h"
 #include "shard/fsdp.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -34,7 +35,7 @@ void disturb(nn::Module& module, int rank) {
 /// Every layout, both forms of the handle, and on 4 ranks replicas of shards.
 template <class F>
 void on_all_ways(F&& body) {
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const int way : {0, 1, 2, 3})
       for (const bool hybrid : {false, true}) {
         if (hybrid && ranks < 4) continue;

@@ -2,6 +2,7 @@
 #include "autograd/autograd.h"
 #include "collectives/observe.h"
 #include "shard/fsdp.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -18,7 +19,7 @@ std::int64_t gathers(const OrderLog& log) {
 template <class F>
 void on_all_ways(F&& body) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, no_shard})
         for (const int kept : {1, 2, ranks}) {

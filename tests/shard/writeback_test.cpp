@@ -4,6 +4,7 @@
 
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -49,7 +50,7 @@ void shard_pair(Pair& pair, Form form, shard::ShardingStrategy strategy, bool in
 template <class F>
 void on_all(F&& body) {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : worlds())
     for (const Form form : {Form::per_parameter, Form::flat, Form::fsdp})
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
         for (const bool inner : {false, true}) {
