@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "runtime/ops.h"
+#include "tests/sanitizer.h"
 
 namespace sherd::scenarios {
 namespace {
@@ -31,6 +32,11 @@ Outcome run_one(const Scenario& scenario, int combination, const World& ranks, R
   const std::int64_t comparisons = total_over(ranks.group(), rank.check.count());  // and a barrier
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   return {comparisons, took.count()};
+}
+
+/// Of a wide grid a sanitizer sees every eleventh combination, in which each axis still has all its values.
+bool left_to_other_builds(std::size_t combination, std::size_t combinations) {
+  return test::sanitized && combinations > 24 && combination % 11 != 0;
 }
 
 /// The separators of a line do not occur in its fields.
@@ -81,6 +87,10 @@ std::vector<Outcome> run(const Scenario& scenario, const Place& place) {
       run_ranks(place.ranks, [&, first = outcomes.size()](World& ranks) {
         Rank rank{mesh_of(ranks, place.world)};
         for (std::size_t i = first; i < combinations; ++i) {
+          if (left_to_other_builds(i, combinations)) {
+            if (place.harness == Harness::processes || ranks.rank() == 0) outcomes.push_back({});
+            continue;
+          }
           const Outcome outcome = run_one(scenario, static_cast<int>(i), ranks, rank);
           if (place.harness == Harness::threads && ranks.rank() != 0) continue;
           print(scenario, place, i, outcome);
