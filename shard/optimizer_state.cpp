@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -68,6 +69,7 @@ struct Listed {
   const Members* flat = nullptr;  ///< the group of the flat one
   std::size_t member = 0;         ///< the place there
   MemberOrder order{};            ///< the outermost module's number by its first appearance in the list
+  std::size_t clone = 0;          ///< how many with this order are before it in the list: clones share it
 };
 
 /// All parameters of an optimizer, by groups. A flat parameter lists its unit's own before those of units
@@ -95,13 +97,15 @@ std::vector<std::vector<Listed>> listed(const nn::Optimizer& optimizer) {
       ++index;
     }
     if (!any_flat) continue;
+    std::map<std::pair<std::uint64_t, std::size_t>, std::size_t> clones;
     for (Listed& l : list) {
+      l.clone = clones[{l.order.root, l.order.index}]++;
       auto root = std::ranges::find(roots, l.order.root);
       if (root == roots.end()) root = roots.insert(root, l.order.root);
       l.order.root = static_cast<std::uint64_t>(root - roots.begin());
     }
-    std::ranges::stable_sort(list, {},
-                             [](const Listed& l) { return std::pair(l.order.root, l.order.index); });
+    std::ranges::stable_sort(
+        list, {}, [](const Listed& l) { return std::tuple(l.order.root, l.clone, l.order.index); });
   }
   return groups;
 }

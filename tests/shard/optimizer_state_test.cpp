@@ -482,3 +482,35 @@ TEST_CASE("parameters in a flat one have their names in whole states, and it has
       expect(values(shard::full_optimizer_state(other, *its)) == values(named), "loaded");
     }));
 }
+
+TEST_CASE("flat parameters: an optimizer over a module and its clone lists one after the other") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Net by_hand = seeded_net(), net = seeded_net();
+    const shard::FullyShardedDataParallel handle(net, {.auto_wrap = shard::wrap_classes({"Linear"})});
+    Net hand_copy = by_hand.clone(), copy = net.clone();
+    const auto of_both = [](const Net& a, const Net& b) {
+      std::vector<nn::Parameter> all = a.parameters();
+      std::ranges::copy(b.parameters(), std::back_inserter(all));
+      return std::make_unique<nn::Sgd>(all, nn::SgdOptions{.momentum = 0.9});
+    };
+    const auto optimizer = of_both(net, copy), reference = of_both(by_hand, hand_copy);
+    for (auto [a, b, o] :
+         {std::tuple(&net, &copy, optimizer.get()), std::tuple(&by_hand, &hand_copy, reference.get())}) {
+      manual_seed(5);
+      const Tensor x = rand({4, 5});
+      a->use_spare = b->use_spare = true;
+      (*a)(x).backward();
+      mul((*b)(x), 10.0).backward();
+      o->step();
+    }
+    const nn::StateDict full = shard::full_optimizer_state(*optimizer), expected = reference->state_dict();
+    expect(full.size() == expected.size(), "{} entries", full.size());
+    for (const auto& [name, tensor] : expected) {
+      const auto found = std::ranges::find(full, name, &std::pair<std::string, Tensor>::first);
+      expect(
+          found != full.end() && found->second.shape() == tensor.shape() &&
+              to(found->second, DType::f64).to_vector<double>() == to(tensor, DType::f64).to_vector<double>(),
+          "'{}'", name);
+    }
+  }));
+}
