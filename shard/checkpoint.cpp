@@ -38,6 +38,13 @@ struct Named {
   ShardedStateDict state;
 };
 
+/// What one rank's module refuses, all refuse.
+Named state_of(nn::Module& model, const Group& ranks) {
+  Named named{model_name, {}};
+  together(ranks, [&] { named.state = sharded_state_dict(model); });
+  return named;
+}
+
 /// All parts lie on the disk and are complete, as the first rank sees them.
 void finish(PendingDirectory& pending, const Path& partial, std::span<const Named> states, int ranks,
             const CheckpointOptions& options) {
@@ -120,7 +127,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
   const NoGrad guard;
-  const Named states[] = {{model_name, sharded_state_dict(model)},
+  const Named states[] = {state_of(model, ranks),
                           {optimizer_name, sharded_optimizer_state(model, optimizer)}};
   save(states, folder, ranks, options);
 }
@@ -128,7 +135,7 @@ void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Pa
 void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
                      const CheckpointOptions& options) {
   const NoGrad guard;
-  const Named states[] = {{model_name, sharded_state_dict(model)}};
+  const Named states[] = {state_of(model, ranks)};
   save(states, folder, ranks, options);
 }
 
