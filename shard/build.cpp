@@ -1,6 +1,8 @@
 #include "shard/build.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -98,13 +100,17 @@ void check_untouched(std::span<const FoundParameter> parameters) {
 /// The first rank's values for all: unit by unit, so that a rank on `meta` never has the whole model.
 void synchronise(const Found& found, const Ignored& ignored, const Group& ranks, const Options& options) {
   const auto receive = [&](const Tensor& t, const std::string& name) {
+  // What is one tensor on `meta` stays one: `share` sends it once.
+  std::map<std::tuple<std::uint64_t, std::int64_t, std::int64_t>, Tensor> received;
     if (t.device().type != DeviceType::meta) return t;
     check<DeviceError>(
         ranks.rank() != 0,
         "fully_shard: sync_module_states would give all ranks this one's '{}', which is on meta "
         "and has no values; materialize() the module first, or on all ranks after sharding",
         name);
-    return empty({t.shape(), t.dtype(), options.device.value_or(Device::cpu())});
+    Tensor& given = received[{t.storage().id(), t.layout().offset, t.numel()}];
+    if (!given.defined()) given = empty({t.shape(), t.dtype(), options.device.value_or(Device::cpu())});
+    return reshape(given, t.shape());
   };
   const NoGrad guard;
   std::vector<Tensor> values;

@@ -139,3 +139,18 @@ TEST_CASE("the first rank of a mesh needs values for sync_module_states") {
     CHECK(message.find("'weight', which is on meta") != std::string::npos);
   }
 }
+
+TEST_CASE("a tensor that several buffers are is sent once, and is one tensor on ranks that were on meta") {
+  CHECK_NOTHROW(run_ranks(3, [](World& world) {
+    WithBuffers m;
+    if (world.rank() > 0) m.to(Device::meta());
+    const auto share = [&](const Tensor& t) {
+      m.norm.running_mean.set(t);
+      m.left.running_mean.set(t);
+    };
+    share(world.rank() > 0 ? to(zeros({5}), Device::meta()) : full({5}, 3.0));
+    shard::fully_shard(m, {.sync_module_states = true});
+    expect(m.left.running_mean.tensor().to_vector<float>() == std::vector<float>(5, 3.0F), "the values");
+    expect(&m.norm.running_mean.tensor().storage() == &m.left.running_mean.tensor().storage(), "one");
+  }));
+}
