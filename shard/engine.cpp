@@ -427,9 +427,6 @@ void Engine::begin_run(std::uint64_t run) {
 }
 
 void Engine::begin(std::uint64_t run, ParameterGroup& group) {
-  check<StateError>(!group.summoned,
-                    "backward: it reaches '{}', which summon_full_params shows whole; end that scope first",
-                    group.spec().names[0]);
   begin_run(run);
   if (std::ranges::find(plan_.begun, group.shared_from_this()) == plan_.begun.end())
     plan_.begun.push_back(group.shared_from_this());
@@ -444,6 +441,10 @@ void Engine::begin(std::uint64_t run, Record& record) {
 void Engine::begun(std::uint64_t run) {
   if (plan_.run != run || plan_.made()) return;
   plan_.make(all_);
+  for (const auto& gathered : plan_.gathereds())
+    check<StateError>(!gathered->group().summoned,
+                      "backward: it reaches '{}', which summon_full_params shows whole; end that scope first",
+                      gathered->group().spec().names[0]);
   tell_units();
   for (const auto& group : plan_.groups())
     if (group->trainable() && group->reduces()) group->gradients().check_average();

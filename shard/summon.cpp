@@ -84,11 +84,10 @@ struct SummonFullParams::Summoned {
   }
 
   void keep_gradient(std::size_t i, bool writeback) {
-    if (!gradients.of[i].defined()) return;
     nn::Parameter& p = parameters[i];
     const Tensor now = p.grad();
-    const bool untouched =
-        now.defined() && &now.storage() == &gradients.all.storage() && !gradients.written();
+    const bool untouched = now.defined() ? &now.storage() == &gradients.all.storage() && !gradients.written()
+                                         : !gradients.of[i].defined();
     p.set_grad(held[i]);
     if (untouched || !writeback) return;
     if (now.defined()) check_writeback("gradient", group->spec().names[i], p.shape(), now.shape());
@@ -131,8 +130,9 @@ SummonFullParams::SummonFullParams(nn::Module& module, SummonOptions options)
         const std::vector<bool> present = with_gradient(m);
         const Tensor parts = zeros({group.shard().numel()}, {group.shard().dtype(), group.shard().device()});
         for (std::size_t i = 0; i < m.parameters.size(); ++i)
-          if (const Tensor g = m.parameters[i].grad(); g.defined() && g.numel() > 0)
-            copy_(group.part_in(parts, i), g);
+          if (const Tensor g = m.parameters[i].grad(), part = group.part_in(parts, i);
+              g.defined() && part.numel() > 0)
+            copy_(part, g);
         Wholes gradients(group, parts, options.offload_to_cpu);
         for (std::size_t i = 0; i < present.size(); ++i)
           if (!present[i]) gradients.of[i] = {};

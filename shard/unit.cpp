@@ -510,6 +510,7 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
     Members copy{
         std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
     copy.group->set_root(nullptr, m.group->label());
+  refuse_summoned("a module is cloned");
     copy.group->switches = m.group->switches;
     copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));

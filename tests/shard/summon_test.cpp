@@ -277,6 +277,7 @@ TEST_CASE("gradients are whole too where that is asked for, and kept as values a
           for (const nn::Parameter& p : net.parameters())
             if (p.grad().defined()) mul_(p.grad(), 3.0);
           net.parameters()[0].set_grad({});
+          net.parameters()[1].set_grad(zeros(net.parameters()[1].shape()));
         }
         expect(difference(gradients(net), parts).empty(), "lost without writeback");
         {
@@ -286,6 +287,7 @@ TEST_CASE("gradients are whole too where that is asked for, and kept as values a
               if (p.grad().defined()) mul_(p.grad(), 3.0);
             n->parameters()[0].set_grad({});
             n->parameters()[2].set_grad(full(n->parameters()[2].shape(), 0.125));
+            n->parameters()[1].set_grad(full(n->parameters()[1].shape(), 0.25));  // where none was
           }
         }
         expect_gradients(net, world, gradients(by_hand), "kept with it");
@@ -296,6 +298,9 @@ TEST_CASE("gradients are whole too where that is asked for, and kept as values a
         expect(message_of<ShapeError>(wrong).find("Cannot writeback when the gradient shape changes") !=
                    std::string::npos,
                "another shape");
+        for (nn::Parameter p : net.parameters())
+          if (way.form != Form::per_parameter && p.local().numel() == 0) p.set_grad(zeros({4}));
+        summoned(false);  // what a rank without a part has counts for nothing
       },
       {{}});
 }
@@ -359,6 +364,12 @@ TEST_CASE("scopes are refused within forwards, backwards and each other, and all
         });
         sum(y).backward();
         expect(hooked, "the hook ran");
+        // Reaches no parameter, but a backward gathers for it.
+        net.set_requires_grad(false);
+        Tensor input = ones({2, 4});
+        input.requires_grad_();
+        const Tensor through = sum(net(input));
+        net.set_requires_grad(true);
         {
           const auto scope = shard::summon_full_params(net);
           refused(summons, "summoned already");
@@ -366,6 +377,8 @@ TEST_CASE("scopes are refused within forwards, backwards and each other, and all
           refused([&] { sgd.step(); }, "parameters are written");
           refused([&] { shard::full_state_dict(net); }, "end that scope first");
           refused([&] { net.to(DType::f64); }, "moved or cast");
+          refused([&] { const Summoner copy = net.clone(); }, "is cloned");
+          refused([&] { through.backward(); }, "shows whole");
           const NoGrad guard;
           refused([&] { mul_(net.inner.weight.local(), 2.0); }, "write data()");
         }
