@@ -52,6 +52,10 @@ bool Gradients::pending() const { return unreduced_ || (summed_.defined() && gro
 void Gradients::renew_slot(std::size_t i, Tensor leaf) {
   Slot& slot = slots_[i];
   slot = {std::move(leaf), slot.first, slot.last, slot.shape};
+  if (!summed_.defined()) return;
+  const NoGrad guard;
+  zero_(group_.part_in(summed_, i));
+  fill_(flat_view(summed_, group_.spec().partition.shard_numel() + static_cast<std::int64_t>(i), 1), 0);
 }
 
 void Gradients::check_replaced() const {
@@ -241,11 +245,12 @@ std::vector<Gradients::Added> Gradients::take_added() {
 /// What backwards without communication left in `.grad`; empty if the user cleared it. What the user put
 /// there in its place is this rank's own gradient in the whole's shape, and an average in that of the part.
 Tensor Gradients::own_sum(Slot& slot) const {
-  if (!slot.unsynced) return {};
   const Tensor held = slot.leaf.grad();
-  if (held.defined() && held.storage().id() == slot.shown) return held;
+  const bool whole = held.defined() && held.shape() == slot.shape;
+  if (!slot.unsynced && !(whole && unreduced_ && held.shape() != slot.leaf.shape())) return {};
+  if (slot.unsynced && held.defined() && held.storage().id() == slot.shown) return held;
   slot.averaged = {};
-  slot.unsynced = held.defined() && held.shape() == slot.shape;
+  slot.unsynced = whole;
   if (slot.unsynced) return contiguous(to(to(held, reduce_dtype()), group_.compute_device()));
   if (!held.defined()) return {};
   check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), held.shape());
@@ -256,6 +261,14 @@ Tensor Gradients::own_sum(Slot& slot) const {
 void Gradients::end_own_sum(Slot& slot) const {
   own_sum(slot);
   if (std::exchange(slot.unsynced, false)) slot.leaf.set_grad(std::exchange(slot.averaged, {}));
+}
+
+bool Gradients::own(std::size_t member) const {
+  const auto slot = std::ranges::find_if(slots_, [&](const Slot& s) { return member < s.last; });
+  const Tensor held = slot->leaf.grad();
+  if (!held.defined()) return false;
+  if (slot->unsynced && held.storage().id() == slot->shown) return true;
+  return held.shape() == slot->shape && (slot->unsynced || held.shape() != slot->leaf.shape());
 }
 
 void Gradients::zeroed(std::size_t member) {
@@ -411,8 +424,8 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
 }
 
 void Gradients::add_to(Slot& slot, const Tensor& part) {
-  const Tensor held = slot.leaf.grad();
-  slot.leaf.set_grad(held.defined() ? add_(held, part) : part);
+  const Tensor held = slot.leaf.grad();  // the user's may be of any dtype and lie anywhere
+  slot.leaf.set_grad(held.defined() ? add_(to(to(held, part.dtype()), part.device()), part) : part);
   slot.added = true;
   slot.zeroed = false;
 }

@@ -40,6 +40,9 @@ class Gradients final : public EngineSink {
   /// this rank's own.
   void check_replaced() const;
 
+  /// Whether `.grad` of a member, or of the flat parameter that it is in, is this rank's own; also where this
+  /// rank has all of it, and an average would look the same.
+  bool own(std::size_t member) const;
   /// There was a backward without communication since the last reduction.
   bool unreduced() const { return unreduced_; }
   /// The next reduction has something to take along, whatever its backward brings.

@@ -453,11 +453,8 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
   const Members* flat = flattened(parameter);
   ParameterGroup& group = *(flat != nullptr ? flat : place(parameter).members)->group;
   if (!gradient.defined() || !group.spec().ranks.shard.defined()) return;
-  // Where one rank has all of a parameter, its own gradient would pass for an average.
-  const bool part = gradient.shape() == parameter.local().shape();
-  const bool own = flat != nullptr
-                       ? !part && group.gradients().unreduced()
-                       : gradient.shape() == parameter.shape() && (!part || group.gradients().unreduced());
+  const bool own = group.gradients().own(flat != nullptr ? 0 : place(parameter).index);
+  if (own) refuse_summoned("whole gradients are stepped or clipped");
   check<StateError>(!own, "fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
 

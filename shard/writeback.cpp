@@ -81,6 +81,7 @@ void Unit::fail_changed(const std::string& name) const {
 /// The object in its members' slots takes the place of parameter `i`, whose own goes on alone.
 void Unit::take_in(Members& m, std::size_t i) {
   const NoGrad guard;
+    m.group->gradients().check_replaced();
   const std::string& name = m.group->spec().names[i];
   nn::Parameter fresh = *m.slots[i][0];
   check<NotImplementedError>(

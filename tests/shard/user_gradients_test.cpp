@@ -210,6 +210,88 @@ TEST_CASE("an own gradient may be replaced by any layout and dtype of its values
   });
 }
 
+TEST_CASE("a whole gradient where no backward left one is this rank's own as well") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool used : {false, true}) {
+      Pair by_hand(5), net(5);
+      shard_both(net, {.layout = layout});
+      const auto given = [&](int rank) { return full({5, 5}, 1.0 + rank); };
+      net.use_b = by_hand.use_b = false;
+      {
+        const auto guard = shard::no_sync(net);
+        loss_of(net, world.rank(), 0, 5).backward();
+      }
+      net.b.weight.set_grad(given(world.rank()));
+      net.use_b = used;
+      loss_of(net, world.rank(), 1, 5).backward();
+      expect_gradients(net, world,
+                       as_sharded(average_by_hand(by_hand, world.size(),
+                                                  [&](int rank) {
+                                                    by_hand.use_b = false;
+                                                    loss_of(by_hand, rank, 0, 5).backward();
+                                                    by_hand.b.weight.set_grad(given(rank));
+                                                    by_hand.use_b = used;
+                                                    loss_of(by_hand, rank, 1, 5).backward();
+                                                  }),
+                                  net),
+                       used ? "used" : "not used");
+    }
+  });
+}
+
+TEST_CASE("an average is added to what the user put there, of any dtype and wherever it lies") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair by_hand(5), net(5);
+    shard_both(net, {.layout = layout});
+    const nn::Parameter p = net.b.weight.object();
+    net.b.weight.set_grad(to(full(p.local().shape(), 1.0, {DType::f64}), Device::cpu(1)));
+    by_hand.b.weight.set_grad(full({5, 5}, 1.0));
+    const Gradients before = gradients(by_hand);
+    loss_of(net, world.rank(), 0, 5).backward();
+    expect_gradients(
+        net, world,
+        plus(before, average_by_hand(by_hand, world.size(),
+                                     [&](int rank) { loss_of(by_hand, rank, 0, 5).backward(); })),
+        "added");
+  });
+}
+
+TEST_CASE("averages from before a fault are stepped after it, also where a rank has all of a parameter") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair by_hand(5), net(5);
+    shard_both(net, {.layout = layout});
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+    loss_of(net, world.rank(), 0, 5).backward();
+    set_gradients(by_hand, average_by_hand(by_hand, world.size(),
+                                           [&](int rank) { loss_of(by_hand, rank, 0, 5).backward(); }));
+    const std::string fault = message_of<CollectiveError>([&] {
+      world.group().barrier();  // in which a rank may hear of it
+      if (world.rank() == 1) return world.group().barrier();
+      loss_of(net, world.rank(), 1, 5).backward();
+    });
+    expect(!fault.empty(), "ranks wait for each other");
+    world.group().renew();
+    optimizer.step();
+    reference.step();
+    expect_values(net, by_hand, "after the step");
+  });
+}
+
+TEST_CASE("a gradient of another shape is refused before a backward computes") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair net(5);
+    shard_both(net, {.layout = layout});
+    const Tensor loss = loss_of(net, world.rank(), 0, 5);
+    for (nn::Parameter p : net.parameters()) p.set_grad(zeros({2, 2, 2}));
+    const std::string message = message_of<ShapeError>([&] { loss.backward(); });
+    expect(message.find("Cannot writeback when the gradient shape changes") != std::string::npos, "{}",
+           message);
+    world.group().barrier();
+    net.zero_grad();
+    loss_of(net, world.rank(), 0, 5).backward();
+  });
+}
+
 TEST_CASE("what is frozen after a backward without communication is averaged with the next one") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     for (const bool whole_group : {false, true}) {
