@@ -30,6 +30,7 @@ class Finder final : public nn::MemberVisitor {
     const auto [place, first] = seen_.emplace(member.object().id(), found_.parameters.size());
     if (first) found_.parameters.push_back({prefix_ + std::string(name), &member});
     found_.parameters[place->second].slots.push_back(member.shared_slot());
+    found_.parameters[place->second].names.push_back(prefix_ + std::string(name));
   }
   void buffer(std::string_view name, nn::Buffer& member) override {
     if (member.tensor().defined()) found_.buffers.push_back({prefix_ + std::string(name), &member});
@@ -99,9 +100,9 @@ void check_untouched(std::span<const FoundParameter> parameters) {
 
 /// The first rank's values for all: unit by unit, so that a rank on `meta` never has the whole model.
 void synchronise(const Found& found, const Ignored& ignored, const Group& ranks, const Options& options) {
-  const auto receive = [&](const Tensor& t, const std::string& name) {
   // What is one tensor on `meta` stays one: `share` sends it once.
   std::map<std::tuple<std::uint64_t, std::int64_t, std::int64_t>, Tensor> received;
+  const auto receive = [&](const Tensor& t, const std::string& name) {
     if (t.device().type != DeviceType::meta) return t;
     check<DeviceError>(
         ranks.rank() != 0,
@@ -288,6 +289,7 @@ Found find_members(nn::Module& module) {
 }
 
 std::vector<FoundParameter> to_shard(nn::Module& module, const Options& options) {
+  write_back(module);
   std::vector<FoundParameter> found = find_members(module).parameters;
   keep_to_shard(found, ignored_in(module, options));
   return found;
@@ -297,6 +299,7 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
   check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
                     module.type_name());
   const Options options = with_devices(given);
+  write_back(module);  // else what was put in the place of an inner unit's would be taken for a whole one
   Found found = find_members(module);
   const std::vector<FoundParameter> all = found.parameters;
   Ignored ignored = ignored_in(module, options);

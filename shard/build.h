@@ -21,7 +21,8 @@ void build_unit(nn::Module& module, const Options& options, const UnitForm& form
 struct FoundParameter {
   std::string name;
   nn::Param* member;
-  std::vector<Slot> slots{};  ///< of this member and of those tied to it
+  std::vector<Slot> slots{};         ///< of this member and of those tied to it
+  std::vector<std::string> names{};  ///< of each
 };
 struct FoundBuffer {
   std::string name;

@@ -154,6 +154,18 @@ void Unit::set_slots(const nn::Parameter& parameter, std::vector<Slot> slots) {
       if (m.parameters[i] == parameter) m.slots[i] = std::move(slots);
 }
 
+void Unit::find_slots(const std::function<std::vector<Slot>(const std::string&)>& named) {
+  for (Members& m : members_)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.slots[i].empty()) m.slots[i] = named(m.group->spec().names[i]);
+}
+
+bool Unit::lacks_slots() const {
+  return std::ranges::any_of(members_, [](const Members& m) {
+    return std::ranges::any_of(m.slots, [](const std::vector<Slot>& slots) { return slots.empty(); });
+  });
+}
+
 const Members* Unit::flattened(const nn::Parameter& parameter) const {
   for (const Members& m : members_)
     if (m.flat.defined() && m.flat == parameter) return &m;
@@ -242,15 +254,11 @@ void Unit::take_over(nn::Module& root) {
   }
   shard::write_back(root);
   for (const FoundParameter& p : find_members(root).parameters) {
-    Unit* unit = unit_of(p.member->object());
+    const Unit* unit = unit_of(p.member->object());
     check<StateError>(unit != nullptr || ignored_below_.covers(p.name),
                       "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
                       "would train it alone; shard a module when it is complete",
                       p.name, p.member->shape(), root.type_name());
-    if (unit == nullptr) continue;
-    const Place place = unit->place(p.member->object());
-    if (place.members->slots[place.index].empty())
-      unit->set_slots(p.member->object(), p.slots);  // of a clone
   }
   took_over_ = true;
   ids.all.clear();
@@ -502,12 +510,12 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
 
 std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {
   const NoGrad guard;
+  refuse_summoned("a module is cloned");
   std::vector<Members> members;
   for (const Members& m : members_) {
     Members copy{
         std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
     copy.group->set_root(nullptr, m.group->label());
-  refuse_summoned("a module is cloned");
     copy.group->switches = m.group->switches;
     copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));

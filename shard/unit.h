@@ -87,6 +87,9 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void set_order(const nn::Parameter& parameter, MemberOrder order);
   /// The members that have it, also by ties.
   void set_slots(const nn::Parameter& parameter, std::vector<Slot> slots);
+  /// The same where they are not known yet, as of a clone, by the parameters' names in the module.
+  void find_slots(const std::function<std::vector<Slot>(const std::string&)>& named);
+  bool lacks_slots() const;
   /// The group for which `parameter` is the flat one, or null.
   const Members* flattened(const nn::Parameter& parameter) const;
   /// What forwards read from now on.

@@ -1,10 +1,13 @@
 // What the user put in the place of parameters, taken into the shard before the next gather; and what cannot
 // be taken, in the words of FSDP1.
 #include <algorithm>
+#include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/build.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -36,7 +39,7 @@ void check_writeback(std::string_view what, const std::string& name, const Shape
 }
 
 void Unit::write_back() {
-  refuse_summoned("a forward begins, or a state is read or loaded,");
+  refuse_summoned("a forward begins, a module is sharded, or a state is read or loaded,");
   if (policy_.writeback_check == WritebackCheck::off) return;
   for (Members& m : members_) {
     check_unchanged(m, shows_whole(*m.group));
@@ -45,8 +48,27 @@ void Unit::write_back() {
   }
 }
 
+namespace {
+
+/// Members of a clone are known by their names, whatever object was put into them since.
+void find_slots(nn::Module& module, std::span<const NamedUnit> units) {
+  if (std::ranges::none_of(units, [](const NamedUnit& u) { return u.unit->lacks_slots(); })) return;
+  std::unordered_map<std::string, std::vector<Slot>> by_name;
+  for (const FoundParameter& p : find_members(module).parameters)
+    for (const std::string& name : p.names) by_name[name] = p.slots;
+  for (const NamedUnit& u : units)
+    u.unit->find_slots([&](const std::string& name) {
+      const auto found = by_name.find(u.name.empty() ? name : fmt::format("{}.{}", u.name, name));
+      return found == by_name.end() ? std::vector<Slot>{} : found->second;
+    });
+}
+
+}  // namespace
+
 void write_back(nn::Module& module) {
-  for (const NamedUnit& u : units_of(module)) u.unit->write_back();
+  const std::vector<NamedUnit> units = units_of(module);
+  find_slots(module, units);
+  for (const NamedUnit& u : units) u.unit->write_back();
 }
 
 void Unit::check_gradients() const {
@@ -59,6 +81,7 @@ void Unit::begin_backward(const Plan& plan) {
     m.group->each_gathered([&](const Gathered& gathered) { concerned |= plan.concerns(gathered); });
     if (!concerned) continue;
     check_unchanged(m, true);
+    m.group->gradients().check_replaced();
     backward_to_come_ = false;
   }
 }
@@ -68,20 +91,21 @@ void Unit::check_unchanged(const Members& m, bool in_graph) {
   if (policy_.writeback_check == WritebackCheck::off) return;
   if (const std::string changed = std::exchange(changed_, {}); !changed.empty()) fail_changed(changed);
   for (std::size_t i = 0; in_graph && i < m.parameters.size(); ++i)
-    if (m.replaced(i) && m.slots[i][0]->owner() == nullptr) fail_changed(m.group->spec().names[i]);
+    if (m.replaced(i) && m.slots[i][0]->defined() && m.slots[i][0]->owner() == nullptr)
+      fail_changed(m.group->spec().names[i]);
 }
 
 void Unit::fail_changed(const std::string& name) const {
   fail<StateError>(
       "FSDP does not support changing the parameters between forward and backward for "
-      "HandleShardingStrategy.{}: '{}' was replaced; replace it before the forward, or after the backward",
+      "HandleShardingStrategy.{}: '{}' was replaced; replace it before the forward, or after the "
+      "backward, or reshard() the module if there will be none",
       name_of(policy_.strategy), name);
 }
 
 /// The object in its members' slots takes the place of parameter `i`, whose own goes on alone.
 void Unit::take_in(Members& m, std::size_t i) {
   const NoGrad guard;
-    m.group->gradients().check_replaced();
   const std::string& name = m.group->spec().names[i];
   nn::Parameter fresh = *m.slots[i][0];
   check<NotImplementedError>(
@@ -89,8 +113,19 @@ void Unit::take_in(Members& m, std::size_t i) {
       "Changing shared parameters is not supported yet: '{}' is tied, and not all of its members have the "
       "same object now; tie them again",
       name);
-  if (!fresh.defined() || fresh.owner() != nullptr || m.flat.defined()) return;
+  if (!fresh.defined() || fresh.owner() != nullptr) return;
+  check<StateError>(
+      !m.flat.defined(),
+      "fully_shard: '{}' is part of a flat parameter and was replaced after it was sharded, so every "
+      "rank would train it alone; set_data() the old one's values, or pass use_orig_params",
+      name);
   const Tensor values = fresh.local().detach();
+  const bool has_values = values.device().type != DeviceType::meta;
+  const bool has_memory = m.group->shard().device().type != DeviceType::meta;
+  if (has_values && !has_memory) return;  // until materialize() gave it some
+  check<DeviceError>(
+      has_values || !has_memory,
+      "fully_shard: '{}' was replaced by a parameter on meta, which has no values; give it some", name);
   const Shape part = m.group->local(i).shape();
   const bool elsewhere = part.numel() == 0 && m.group->spec().layout == GroupLayout::flat;
   const bool whole = m.group->spec().partition.ranks() == 1 && values.numel() == part.numel();

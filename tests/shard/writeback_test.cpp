@@ -279,3 +279,111 @@ TEST_CASE("without the check what was replaced is refused, not taken") {
     expect_values(pair, by_hand, "as before");
   });
 }
+
+TEST_CASE("what is put in the place of a part of a flat parameter is refused by name, also by states") {
+  for (const int ranks : {1, 2})
+    CHECK_NOTHROW(run_ranks(ranks, [](World&) {
+      Pair pair = seeded_pair(), by_hand = seeded_pair();
+      const shard::FullyShardedDataParallel handle(pair);
+      const nn::Parameter own = pair.first.weight.object();
+      pair.first.weight = nn::Parameter(zeros(own.local().shape()));
+      const std::function<void()> calls[] = {[&] { pair(input_of(0, 0)); },
+                                             [&] { shard::full_state_dict(pair); },
+                                             [&] { const auto scope = shard::summon_full_params(pair); }};
+      for (const auto& call : calls)
+        expect(message_of<StateError>(call).find("'first.weight'") != std::string::npos, "refused");
+      pair.first.weight = own;
+      expect_values(pair, by_hand, "as before");
+    }));
+}
+
+TEST_CASE("a clone takes what was put into it, or into what it is of, before its first forward") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    for (const bool before : {true, false})
+      for (const bool by_state : {true, false}) {
+        Pair pair = seeded_pair(), by_hand = seeded_pair();
+        shard_pair(pair, form, strategy, inner);
+        const auto put = [](Pair& p) {
+          p.first.weight = nn::Parameter(full(p.first.weight.local().shape(), 2.0));
+        };
+        if (before) put(pair);
+        Pair copy = pair.clone();
+        if (!before) put(copy);
+        put(by_hand);
+        if (by_state) expect_values(copy, by_hand, "of the clone");
+        nn::Sgd optimizer(copy.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+        step_both(world, copy, by_hand, optimizer, reference, 0);
+        expect_values(copy, by_hand, "after a step");
+      }
+  });
+}
+
+TEST_CASE("what was put in the place of an inner unit's parameter stays that unit's in an outer one") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    if (!inner) return;
+    Pair pair = seeded_pair(), by_hand = seeded_pair();
+    const shard::Options options{
+        .layout = form == Form::per_parameter ? shard::GroupLayout::per_parameter : shard::GroupLayout::flat,
+        .strategy = strategy};
+    shard::fully_shard(pair.first, options);
+    for (Pair* p : {&pair, &by_hand})
+      p->first.weight = nn::Parameter(full(p->first.weight.local().shape(), 2.0));
+    if (form == Form::fsdp)
+      const shard::FullyShardedDataParallel handle(pair, {.strategy = strategy, .use_orig_params = true});
+    else
+      shard::fully_shard(pair, options);
+    nn::Sgd optimizer(pair.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+    step_both(world, pair, by_hand, optimizer, reference, 0);
+    expect_values(pair, by_hand, "after a step");
+  });
+}
+
+TEST_CASE("a member that is set to none leaves the others to be trained") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    Pair pair = seeded_pair(), by_hand = seeded_pair();
+    shard_pair(pair, form, strategy, inner);
+    for (Pair* p : {&pair, &by_hand}) p->first.bias = nn::Parameter();
+    nn::Sgd optimizer(pair.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+    step_both(world, pair, by_hand, optimizer, reference, 0);
+    expect_values(pair, by_hand, "after a step");
+  });
+}
+
+TEST_CASE("what is put into a module on meta is kept until that has memory") {
+  on_all([](World&, Form form, shard::ShardingStrategy strategy, bool inner) {
+    Pair pair = seeded_pair();
+    pair.to(Device::meta());
+    shard_pair(pair, form, strategy, inner);
+    pair.first.weight = nn::Parameter(full(pair.first.weight.local().shape(), 2.0));
+    expect(!message_of<DeviceError>([&] { shard::full_state_dict(pair); }).empty(), "no values yet");
+    pair.materialize(Device::cpu(), [](const std::string&, const Tensor& t) { fill_(t, 1.0); });
+    const nn::StateDict state = shard::full_state_dict(pair);
+    expect(state[0].second.to_vector<float>() == std::vector<float>(25, 2.0F), "it is kept");
+    expect(state[1].second.to_vector<float>() == std::vector<float>(5, 1.0F), "beside others");
+    pair.second.bias = nn::Parameter(to(pair.second.bias.local().detach(), Device::meta()));
+    const std::string message = message_of<DeviceError>([&] { pair(input_of(0, 0)); });
+    expect(message.find("bias'") != std::string::npos, "{}", message);
+  });
+}
+
+TEST_CASE("sums over shards that wait for the replicas are of the object that was there") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      Pair pair = seeded_pair(), by_hand = seeded_pair();
+      shard::fully_shard(pair, {.mesh = world.mesh({2, 2}, {"replica", "shard"}), .layout = layout});
+      const auto backward = [](Pair& p) { sum(p(ones({2, 5}))).backward(); };
+      shard::set_requires_all_reduce(pair, false);
+      backward(pair);
+      shard::set_requires_all_reduce(pair, true);
+      pair.second.bias = nn::Parameter(clone(pair.second.bias.local().detach()));
+      backward(pair);
+      backward(by_hand);
+      by_hand.second.bias.set_grad(mul(by_hand.second.bias.grad(), 0.5));
+      Gradients expected = gradients(by_hand);
+      for (std::vector<float>& g : expected)
+        for (float& x : g) x *= 2;
+      const auto scope = shard::summon_full_params(pair, {.with_grads = true});
+      expect(difference(gradients(pair), expected).empty(), "twice, but for the new one: {}",
+             difference(gradients(pair), expected));
+    }));
+}
