@@ -255,6 +255,8 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
   const bool want_grad =
       std::ranges::any_of(inputs, [](const Tensor* t) { return t->defined() && t->requires_grad(); });
   root.now = std::make_shared<Record>(++last_record_, want_grad);
+  // What was read since the last forward is here on every rank, but for one that wrote its part.
+  for (const auto& gathered : leased(root, Lease::cache)) gathered->end(Lease::cache);
   drop_stale(root);
 }
 

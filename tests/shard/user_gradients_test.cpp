@@ -458,3 +458,17 @@ TEST_CASE("a parameter without a dimension is cut in the flat layout only") {
            message);
   });
 }
+
+TEST_CASE("what was read between forwards is gathered anew where any one rank wrote its part since") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair by_hand(5), net(5);
+    shard_both(net, {.layout = layout});
+    const NoGrad guard;
+    mul(net.a.weight.tensor(), 1.0);
+    if (world.rank() == 0) fill_(net.a.weight.local(), 0.5);
+    const Tensor of_all = clone(shard::full_state_dict(net)[0].second);
+    by_hand.a.weight.set_data(of_all);
+    const Tensor x = batch_of(0, 0, 5).x;
+    expect(net(x).to_vector<float>() == by_hand(x).to_vector<float>(), "as written");
+  });
+}
