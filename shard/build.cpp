@@ -98,6 +98,28 @@ void check_untouched(std::span<const FoundParameter> parameters) {
   }
 }
 
+/// A module that was sharded after one around it would have no parameters left, and nothing would say so.
+/// Members that a unit elsewhere knows are known from a module around, if not from a unit below.
+void check_inner_first(nn::Module& module, std::span<const FoundParameter> parameters) {
+  const std::vector<NamedUnit> below = units_of(module);
+  std::unordered_set<Slot> of_units;
+  for (const NamedUnit& u : below)
+    for (const FoundParameter& p : find_members(*u.module).parameters)
+      of_units.insert(p.slots.begin(), p.slots.end());
+  for (const FoundParameter& p : parameters) {
+    const nn::Parameter& object = p.member->object();
+    Unit* const keeper = unit_of(object);
+    if (keeper == nullptr || std::ranges::find(below, keeper, &NamedUnit::unit) != below.end()) continue;
+    const Unit::Place place = keeper->place(object);
+    const std::vector<Slot>& known = place.members->slots[place.index];
+    for (const Slot& slot : p.slots)
+      check<StateError>(of_units.contains(slot) || std::ranges::find(known, slot) == known.end(),
+                        "fully_shard: '{}' of {} was sharded with a module that holds this one; call it for "
+                        "inner modules first",
+                        p.name, module.type_name());
+  }
+}
+
 /// The first rank's values for all: unit by unit, so that a rank on `meta` never has the whole model.
 void synchronise(const Found& found, const Ignored& ignored, const Group& ranks, const Options& options) {
   // What is one tensor on `meta` stays one: `share` sends it once.
@@ -208,6 +230,7 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   spec.shapes = std::move(shapes);
   const Tensor shard = empty({spec.partition.shard_numel()}, {whole[0].dtype(), whole[0].device()});
   members.group = std::make_shared<ParameterGroup>(std::move(spec), shard);
+  members.group->set_root(nullptr, std::string(module.type_name()));  // its name follows with a root
   fill_shard(*members.group, whole);
   return members;
 }
@@ -304,6 +327,7 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
   const std::vector<FoundParameter> all = found.parameters;
   Ignored ignored = ignored_in(module, options);
   keep_to_shard(found.parameters, ignored);
+  check_inner_first(module, all);
   check_untouched(found.parameters);
   const DeviceMesh mesh = mesh_of(options);
   Ranks ranks = ranks_of(mesh, options);

@@ -49,7 +49,7 @@ struct JoinOptions {
 /// them over.
 class SHERD_API DataParallel {
  public:
-  DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
+  [[nodiscard]] DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 

@@ -20,8 +20,8 @@ class Unit;
 /// Shards the parameters of `module` that no inner sharded module has: call it for inner modules first, then
 /// for the outermost, on every rank alike. From then on `forward` sees whole parameters, in `param_dtype`;
 /// `Param::local()` and `.grad()` are this rank's part. Every rank keeps its part of its own values, unless
-/// `sync_module_states` is set. A module without parameters left becomes a unit that only casts. The module
-/// owns the shards; a loss may outlive it.
+/// `sync_module_states` is set. A module without parameters left becomes a unit that only casts; StateError
+/// if a module that holds it was sharded before. The module owns the shards; a loss may outlive it.
 SHERD_API void fully_shard(nn::Module& module, const Options& options = {});
 
 /// Whether `fully_shard` was called with this module.

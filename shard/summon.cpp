@@ -6,15 +6,30 @@
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/build.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
 namespace {
 
+/// Nothing would show a part whole that a unit around the module keeps.
+void check_all_below(nn::Module& module, std::span<const NamedUnit> below) {
+  for (const FoundParameter& p : find_members(module).parameters) {
+    const Unit* keeper = unit_of(p.member->object());
+    check<StateError>(
+        keeper == nullptr || std::ranges::find(below, keeper, &NamedUnit::unit) != below.end(),
+        "summon_full_params of {}: '{}' was sharded with a module that is not in this one; summon a module "
+        "that holds both",
+        module.type_name(), p.name);
+  }
+}
+
 std::vector<NamedUnit> units_to_summon(nn::Module& module, bool recurse) {
-  if (recurse) return units_of(module);
-  if (Unit* unit = unit_of(module)) return {{"", &module, unit}};
-  return {};
+  Unit* const own = unit_of(module);
+  if (own != nullptr && !recurse) return {{"", &module, own}};
+  std::vector<NamedUnit> units = units_of(module);
+  check_all_below(module, units);
+  return recurse ? units : std::vector<NamedUnit>{};
 }
 
 void check_options(const SummonOptions& options) {

@@ -22,9 +22,9 @@ struct SummonOptions {
 /// are stored and in memory of their own; lists name the parameters in a flat one. Values are written through
 /// `data()`, `set_data` or `nn::init`, not through `local()`; forwards, backwards, optimizers, loading,
 /// moving and cloning wait until the scope ends (StateError). Collective over the parameters' groups when it
-/// begins; its end makes no call. StateError in a forward or backward and within another such scope;
-/// ValueError for `rank0_only` with `writeback`, and for `with_grads` of one flat parameter; what replaced
-/// parameters may not be, as at a forward.
+/// begins; its end makes no call. StateError in a forward or backward, within another such scope, and for
+/// parameters that were sharded with a module around this one; ValueError for `rank0_only` with `writeback`,
+/// and for `with_grads` of one flat parameter; what replaced parameters may not be, as at a forward.
 class SHERD_API SummonFullParams {
  public:
   explicit SummonFullParams(nn::Module& module, SummonOptions options = {});

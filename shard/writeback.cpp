@@ -34,7 +34,7 @@ void check_writeback(std::string_view what, const std::string& name, const Shape
   check<ShapeError>(
       given == expected,
       "Cannot writeback when the {} shape changes: Expects {} but got {} for '{}': give this rank's "
-      "part, or load whole values with load_full_state_dict",
+      "part, or write the whole one within summon_full_params",
       what, expected, given, name);
 }
 

@@ -167,6 +167,26 @@ TEST_CASE("a clone of a module whose parameters a module above keeps is refused 
   });
 }
 
+TEST_CASE("a module is not sharded after one that holds it") {
+  on_all_ways([](World& world, const Shard& shard) {
+    Growing m = seeded_growing();
+    shard(m);
+    const std::string message = message_of<StateError>([&] { shard::fully_shard(m.first); });
+    expect(message.find("'weight' of Linear was sharded") != std::string::npos &&
+               message.find("inner modules first") != std::string::npos,
+           "'{}'", message);
+    loss_of(m, world.rank()).backward();
+
+    Growing tied = seeded_growing();
+    nn::tie(tied.first.weight, tied.second.weight);
+    nn::tie(tied.first.bias, tied.second.bias);
+    shard::fully_shard(tied.first);
+    shard::fully_shard(tied.second);  // has nothing of its own, and holds nothing that is not sharded
+    shard::fully_shard(tied);
+    loss_of(tied, world.rank()).backward();
+  });
+}
+
 TEST_CASE("a wrapping that throws leaves nothing that a second one takes for its own, or that runs") {
   for (const int ranks : {1, 2})
     CHECK_NOTHROW(run_ranks(ranks, [](World& world) {

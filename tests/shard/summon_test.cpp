@@ -387,6 +387,24 @@ TEST_CASE("scopes are refused within forwards, backwards and each other, and all
       }));
 }
 
+TEST_CASE("parameters that a module around keeps are not summoned from within") {
+  on_all(
+      [](World&, const Way& way) {
+        Net net = seeded_net();
+        wrap(net, way);
+        for (const bool recurse : {true, false})
+          for (nn::Linear* inner : {&net.blocks[0].in, &net.head}) {
+            const std::string message = message_of<StateError>(
+                [&] { const auto scope = shard::summon_full_params(*inner, {.recurse = recurse}); });
+            expect(message.find("Linear: 'weight' was sharded") != std::string::npos, "'{}'", message);
+          }
+        const auto scope = shard::summon_full_params(net.blocks);  // no unit, and nothing but units in it
+        const nn::Param& weight = net.blocks[0].in.weight;
+        expect(weight.data().shape() == weight.shape(), "whole");
+      },
+      {{}});
+}
+
 TEST_CASE("an exception in a scope leaves every rank able to go on") {
   on_all(
       [](World& world, const Way& way) {
