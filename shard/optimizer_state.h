@@ -7,8 +7,9 @@
 namespace sherd::shard {
 
 // ---- by name: "state.<name of the parameter in `model`>.<what>" ----
-// Whatever order and groups the optimizer has its parameters in, there and where it is loaded. A parameter
-// that `model` does not have keeps its number. What loads takes states by name and by number.
+// Whatever order the optimizer has its parameters in, there and where it is loaded, in as many groups, whose
+// rates go by number. A parameter that `model` does not have keeps its number. What loads takes states by
+// name and by number.
 
 /// All of it with whole tensors, on every rank, as below.
 SHERD_API nn::StateDict full_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer);
