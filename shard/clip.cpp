@@ -26,6 +26,11 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
     auto share = std::ranges::find_if(
         shares, [&](const Share& s) { return ranks && s.ranks ? *s.ranks == *ranks : s.ranks == ranks; });
     if (share == shares.end()) share = shares.insert(share, {ranks, {}});
+    check<StateError>(
+        p.owner() != nullptr || p.local().shape() == p.shape(),
+        "clip_grad_norm_: a parameter of shape {} was sharded with a module that is gone, and its part "
+        "of shape {} counts on no other rank; clip the parameters of a module",
+        p.shape(), p.local().shape());
     if (p.owner() != nullptr) p.owner()->check_steppable(p);
     if (const Tensor g = p.grad(); g.defined()) share->gradients.push_back(g);
   }

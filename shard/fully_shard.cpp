@@ -83,6 +83,7 @@ namespace {
 std::vector<std::weak_ptr<Unit>> units_in(const std::vector<nn::Module*>& modules, std::string_view call) {
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::Module* m : modules) {
+    check<ValueError>(m != nullptr, "{}: a module of the list is null", call);
     sharded(*m, call);
     units.push_back(std::dynamic_pointer_cast<Unit>(m->extension()));
   }

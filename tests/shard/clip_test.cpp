@@ -379,3 +379,21 @@ TEST_CASE("the norm of a rank's own gradients is refused where parameters are sh
     expect(text.find("shard::clip_grad_norm_") != std::string::npos, "it said '{}'", text);
   }));
 }
+
+TEST_CASE("parts whose module is gone are refused: their norm would be each rank's own") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    std::vector<nn::Parameter> parameters;
+    {
+      Net net = net_of();
+      shard::fully_shard(net);
+      parameters = net.parameters();
+    }
+    std::string text;
+    try {
+      shard::clip_grad_norm_(parameters, 1);
+    } catch (const StateError& error) {
+      text = error.what();
+    }
+    expect(text.find("a module that is gone") != std::string::npos, "it said '{}'", text);
+  }));
+}
