@@ -160,6 +160,16 @@ void Unit::find_slots(const std::function<std::vector<Slot>(const std::string&)>
       if (m.slots[i].empty()) m.slots[i] = named(m.group->spec().names[i]);
 }
 
+void Unit::leave_slots(const std::unordered_set<const nn::Parameter*>& held) {
+  for (Members& m : members_)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i) {
+      std::erase_if(m.slots[i], [&](const Slot& slot) {
+        return held.contains(slot.get()) && slot->id() != m.parameters[i].id();
+      });
+      if (m.slots[i].empty()) m.slots[i] = {std::make_shared<const nn::Parameter>(m.parameters[i])};
+    }
+}
+
 bool Unit::lacks_slots() const {
   return std::ranges::any_of(members_, [](const Members& m) {
     return std::ranges::any_of(m.slots, [](const std::vector<Slot>& slots) { return slots.empty(); });
@@ -253,13 +263,18 @@ void Unit::take_over(nn::Module& root) {
     casts_buffers_ = casts_buffers_ || below.unit->policy_.buffer_dtype;
   }
   shard::write_back(root);
+  std::unordered_set<const nn::Parameter*> held;
   for (const FoundParameter& p : find_members(root).parameters) {
-    const Unit* unit = unit_of(p.member->object());
+    Unit* unit = unit_of(p.member->object());
     check<StateError>(unit != nullptr || ignored_below_.covers(p.name),
                       "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
                       "would train it alone; shard a module when it is complete",
                       p.name, p.member->shape(), root.type_name());
+    if (unit == nullptr) continue;
+    unit->set_slots(p.member->object(), p.slots);
+    for (const Slot& slot : p.slots) held.insert(slot.get());
   }
+  for (const NamedUnit& below : units) below.unit->leave_slots(held);
   took_over_ = true;
   ids.all.clear();
   root.visit_all_members(ids);

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "nn/module.h"
@@ -90,6 +91,9 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// The same where they are not known yet, as of a clone, by the parameters' names in the module.
   void find_slots(const std::function<std::vector<Slot>(const std::string&)>& named);
   bool lacks_slots() const;
+  /// Members that have parameters of others now (`held`) are theirs. A parameter without a member keeps a
+  /// slot that nobody else has.
+  void leave_slots(const std::unordered_set<const nn::Parameter*>& held);
   /// The group for which `parameter` is the flat one, or null.
   const Members* flattened(const nn::Parameter& parameter) const;
   /// What forwards read from now on.

@@ -116,6 +116,45 @@ TEST_CASE("a layer that was sharded before it is put in trains with the others")
       }));
 }
 
+TEST_CASE("a sharded layer takes another's place, and a parameter is taken away") {
+  on_all_ways([](World& world, const Shard& shard) {
+    Growing m = seeded_growing(), by_hand = seeded_growing();
+    shard(m);
+    const bool flat_param = m.named_parameters()[0].name.ends_with("_flat_param");
+    const auto train = [&] {
+      nn::Sgd sgd(m.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+      sgd.zero_grad();
+      loss_of(m, world.rank()).backward();
+      set_gradients(by_hand, average_by_hand(by_hand, world.size(),
+                                             [&](int rank) { loss_of(by_hand, rank).backward(); }));
+      sgd.step();
+      reference.step();
+      const nn::StateDict whole = shard::full_state_dict(m), expected = by_hand.state_dict();
+      expect(whole.size() == expected.size(), "{} entries", whole.size());
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        expect(whole[i].second.to_vector<float>() == expected[i].second.to_vector<float>(), "'{}' differs",
+               whole[i].first);
+    };
+    train();
+    for (Growing* g : {&m, &by_hand}) {
+      manual_seed(7);
+      nn::Linear layer(4, 4);
+      if (g == &m) shard::fully_shard(layer, {.layout = shard::GroupLayout::flat});
+      g->second = std::move(layer);
+      g->first.bias = nn::Parameter();
+    }
+    train();
+    for (Growing* g : {&m, &by_hand})
+      g->second.weight = nn::Parameter(mul(g->second.weight.local().detach(), 2.0));
+    train();
+    if (!flat_param) {
+      m.first.weight = nn::Parameter(mul(m.first.weight.local().detach(), 2.0));
+      by_hand.first.weight = nn::Parameter(mul(by_hand.first.weight.local().detach(), 2.0));
+      train();
+    }
+  });
+}
+
 TEST_CASE("parameters that are tied after they were sharded train as one, in a clone too") {
   on_all_ways([](World& world, const Shard& shard) {
     Growing m = seeded_growing(), by_hand = seeded_growing();
