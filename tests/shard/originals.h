@@ -61,6 +61,7 @@ std::vector<nn::Parameter> parameters_of(const nn::Module& module, F&& fits) {
 class Parts {
  public:
   Parts(Net& net, const Way& way, int rank) : way_(way) {
+    if (way_.whole()) return;
     for (const shard::GroupReport& group : shard::groups_of(net))
       for (const shard::ParameterReport& p : group.parameters) {
         const std::string name = group.label.empty() ? p.name : group.label + "." + p.name;
