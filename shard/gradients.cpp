@@ -58,13 +58,16 @@ void Gradients::renew_slot(std::size_t i, Tensor leaf) {
   fill_(flat_view(summed_, group_.spec().partition.shard_numel() + static_cast<std::int64_t>(i), 1), 0);
 }
 
+bool Gradients::elsewhere(const Slot& slot) const {
+  return !group_.spec().one_flat_param && group_.elsewhere(slot.first);
+}
+
 void Gradients::check_replaced() const {
   for (const Slot& slot : slots_) {
     const Tensor held = slot.leaf.grad();
     if (!held.defined() || held.shape() == slot.leaf.shape()) continue;
     if (held.shape() == slot.shape && (slot.unsynced || unreduced_)) continue;
-    // What a rank without a part has there counts for nothing.
-    if (group_.spec().layout == GroupLayout::flat && slot.leaf.numel() == 0) continue;
+    if (elsewhere(slot)) continue;  // what is there counts for nothing
     check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), held.shape());
   }
 }
@@ -462,7 +465,6 @@ void Gradients::commit_alone() {
 }
 
 void Gradients::commit_average() {
-  const GroupSpec& spec = group_.spec();
   summed_ = {};
   const Tensor result = std::exchange(average_, {});
   const bool used = std::ranges::any_of(present_, [](float p) { return p != 0; });
@@ -470,10 +472,8 @@ void Gradients::commit_average() {
     Slot& slot = slots_[s];
     end_own_sum(slot);
     if (present_[s] == 0 && !(used && has_zeros(slot))) continue;
+    if (elsewhere(slot)) continue;
     sherd::Layout layout = slot.leaf.layout();
-    // In the flat layout a rank without a part has no gradient either; without dim 0 rows it has an empty
-    // one.
-    if (spec.layout == GroupLayout::flat && layout.shape.numel() == 0 && slot.shape.numel() > 0) continue;
     layout.offset += result.layout().offset - group_.shard().layout().offset;
     add_to(slot, alias(result, layout));
   }

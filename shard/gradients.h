@@ -107,6 +107,7 @@ class Gradients final : public EngineSink {
   std::vector<Tensor> totals();
   static bool any(const Slot& slot, std::span<const Tensor> parts);
   bool has_zeros(const Slot& slot) const;
+  bool elsewhere(const Slot& slot) const;
   Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
   void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;

@@ -93,6 +93,11 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
 
   /// Parameter `i`'s part of the shard, a leaf.
   const Tensor& local(std::size_t i) const { return locals_[i]; }
+  /// Whether other ranks have all elements of parameter `i`. In the flat layout it has no gradient here then;
+  /// in the per-parameter layout an empty one, of no rows.
+  bool elsewhere(std::size_t i) const {
+    return spec_.layout == GroupLayout::flat && locals_[i].numel() == 0 && spec_.shapes[i].numel() > 0;
+  }
   /// Another leaf in the place of `local(i)`, in the same memory and without a gradient.
   void renew_local(std::size_t i);
   /// Of a tensor that lies as the shard does, the elements of parameter `i`: shaped as `local(i)`, a view.

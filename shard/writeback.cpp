@@ -127,7 +127,7 @@ void Unit::take_in(Members& m, std::size_t i) {
       has_values || !has_memory,
       "fully_shard: '{}' was replaced by a parameter on meta, which has no values; give it some", name);
   const Shape part = m.group->local(i).shape();
-  const bool elsewhere = part.numel() == 0 && m.group->spec().layout == GroupLayout::flat;
+  const bool elsewhere = m.group->elsewhere(i);
   const bool whole = m.group->spec().partition.ranks() == 1 && values.numel() == part.numel();
   if (!elsewhere && !whole) check_writeback("parameter", name, part, values.shape());
   const Tensor own = sherd::clone(m.parameters[i].local().detach());

@@ -387,3 +387,16 @@ TEST_CASE("sums over shards that wait for the replicas are of the object that wa
              difference(gradients(pair), expected));
     }));
 }
+
+TEST_CASE("a parameter without elements is replaced by none with some, in any layout") {
+  for (const int ranks : worlds())
+    for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+        Pair pair = seeded_pair();
+        pair.first.bias = nn::Parameter(zeros({0}));
+        shard::fully_shard(pair, {.layout = layout});
+        pair.first.bias = nn::Parameter(zeros({3}));
+        const std::string message = message_of<ShapeError>([&] { shard::full_state_dict(pair); });
+        expect(message.starts_with("Cannot writeback when the parameter shape changes"), "{}", message);
+      }));
+}
