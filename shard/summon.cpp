@@ -80,6 +80,32 @@ struct Wholes {
   bool written() const { return all.defined() && all.storage().version() != version; }
 };
 
+/// Averages, zeros where a rank that shares them has none; empty where all have none. Collective.
+Wholes whole_gradients(const Members& m, bool on_cpu) {
+  ParameterGroup& group = *m.group;
+  const std::vector<bool> present = with_gradient(m);
+  const Tensor parts = zeros({group.shard().numel()}, {group.shard().dtype(), group.shard().device()});
+  for (std::size_t i = 0; i < m.parameters.size(); ++i)
+    if (const Tensor g = m.parameters[i].grad(), part = group.part_in(parts, i);
+        g.defined() && part.numel() > 0)
+      copy_(part, g);
+  Wholes gradients(group, parts, on_cpu);
+  for (std::size_t i = 0; i < present.size(); ++i)
+    if (!present[i]) gradients.of[i] = {};
+  return gradients;
+}
+
+void check_group(const Members& m, const SummonOptions& options) {
+  const std::string& name = m.group->spec().names[0];
+  check<DeviceError>(m.group->shard().device().type != DeviceType::meta,
+                     "summon_full_params: '{}' is on meta and has no values; call materialize() first", name);
+  check<ValueError>(
+      !options.with_grads || !m.flat.defined(),
+      "summon_full_params: with_grads needs parameters with gradients of their own, and '{}' is "
+      "part of one flat parameter; pass use_orig_params",
+      name);
+}
+
 }  // namespace
 
 /// A unit's group in the scope.
@@ -106,10 +132,9 @@ struct SummonFullParams::Summoned {
     p.set_grad(held[i]);
     if (untouched || !writeback) return;
     if (now.defined()) check_writeback("gradient", group->spec().names[i], p.shape(), now.shape());
-    const bool elsewhere =
-        group->spec().layout == GroupLayout::flat && p.local().numel() == 0 && p.numel() > 0;
-    p.set_grad(now.defined() && !elsewhere ? to(clone(group->part_of(i, now)), group->shard().device())
-                                           : Tensor{});
+    p.set_grad(now.defined() && !group->elsewhere(i)
+                   ? to(clone(group->part_of(i, now)), group->shard().device())
+                   : Tensor{});
   }
 };
 
@@ -126,34 +151,15 @@ SummonFullParams::SummonFullParams(nn::Module& module, SummonOptions options)
   for (const NamedUnit& u : units)
     for (const Members& m : u.unit->members()) {
       ParameterGroup& group = *m.group;
-      check<DeviceError>(group.shard().device().type != DeviceType::meta,
-                         "summon_full_params: '{}' is on meta and has no values; call materialize() first",
-                         group.spec().names[0]);
-      check<ValueError>(
-          !options.with_grads || !m.flat.defined(),
-          "summon_full_params: with_grads needs parameters with gradients of their own, and '{}' is "
-          "part of one flat parameter; pass use_orig_params",
-          group.spec().names[0]);
+      check_group(m, options);
+      Wholes values(group, group.shard(), options.offload_to_cpu), gradients;
+      if (options.with_grads && !group.gradients().unreduced())
+        gradients = whole_gradients(m, options.offload_to_cpu);
       const bool shown = !options.rank0_only || is_first(group.spec().ranks);
-      auto summoned = std::make_unique<Summoned>();
-      summoned->unit = std::dynamic_pointer_cast<Unit>(u.module->extension());
-      summoned->group = m.group;
-      summoned->parameters = m.parameters;
-      Wholes values(group, group.shard(), options.offload_to_cpu);
-      if (shown) summoned->values = std::move(values);
-      if (options.with_grads && !group.gradients().unreduced()) {
-        const std::vector<bool> present = with_gradient(m);
-        const Tensor parts = zeros({group.shard().numel()}, {group.shard().dtype(), group.shard().device()});
-        for (std::size_t i = 0; i < m.parameters.size(); ++i)
-          if (const Tensor g = m.parameters[i].grad(), part = group.part_in(parts, i);
-              g.defined() && part.numel() > 0)
-            copy_(part, g);
-        Wholes gradients(group, parts, options.offload_to_cpu);
-        for (std::size_t i = 0; i < present.size(); ++i)
-          if (!present[i]) gradients.of[i] = {};
-        if (shown) summoned->gradients = std::move(gradients);
-      }
-      summoned_.push_back(std::move(summoned));
+      auto unit = std::dynamic_pointer_cast<Unit>(u.module->extension());
+      summoned_.push_back(std::make_unique<Summoned>(Summoned{std::move(unit), m.group, m.parameters,
+                                                              shown ? std::move(values) : Wholes(),
+                                                              shown ? std::move(gradients) : Wholes()}));
     }
   for (const auto& s : summoned_) {
     s->unit->summon(*s->group, s->values.of);
