@@ -10,16 +10,12 @@
 #include "shard/summon.h"
 #include "tests/sanitizer.h"
 #include "tests/shard/originals.h"
+#include "tests/shard/random.h"
 
 using namespace sherd;
 using namespace sherd::test;
 
 namespace {
-
-using Random = std::mt19937_64;
-
-int below(Random& random, int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); }
-bool once_in(Random& random, int n) { return below(random, n) == 0; }
 
 /// One optimizer of weights and another of the rest, of which some hold a momentum of their own.
 struct Optimizers {

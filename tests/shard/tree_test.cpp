@@ -11,17 +11,13 @@
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
+#include "tests/shard/random.h"
 #include "tests/shard/whole.h"
 
 using namespace sherd;
 using namespace sherd::test;
 
 namespace {
-
-using Random = std::mt19937_64;
-
-int below(Random& random, int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); }
-bool once_in(Random& random, int n) { return below(random, n) == 0; }
 
 constexpr std::int64_t width = 5;
 

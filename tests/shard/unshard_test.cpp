@@ -78,6 +78,22 @@ struct Chain final : nn::Layer<Chain> {
   }
 };
 
+/// Rank 0 uses the links whose bit is set in a mask, the others the rest of them.
+void expect_any_mixture(World& world, Chain& chain, Chain& by_hand) {
+  const auto loss = [](Chain& c, int rank, unsigned mask) {
+    for (std::size_t i = 0; i < 5; ++i) c.links[i].used = ((rank == 0 ? mask : ~mask) >> i & 1) != 0;
+    return sum(square(c(batch_of(rank, 0, 5).x)));
+  };
+  for (unsigned mask = 0; mask < 32; ++mask) {
+    chain.zero_grad();
+    loss(chain, world.rank(), mask).backward();
+    expect_gradients(
+        chain, world,
+        average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank, mask).backward(); }),
+        "of any mixture");
+  }
+}
+
 }  // namespace
 
 TEST_CASE("unshard gathers a module's own parameters once, for its next forward") {
@@ -187,20 +203,10 @@ TEST_CASE("unshard in a backward keeps the order of gathers, whatever layers ran
     Chain chain = by_hand.clone();
     for (Link& link : chain.links) shard::fully_shard(link, {.layout = layout});
     shard::fully_shard(chain, {.layout = layout});
-    const auto loss = [](Chain& c, int rank, unsigned mask) {
-      for (std::size_t i = 0; i < 5; ++i) c.links[i].used = ((rank == 0 ? mask : ~mask) >> i & 1) != 0;
-      return sum(square(c(batch_of(rank, 0, 5).x)));
-    };
-    for (const std::size_t wanted : {0, 2, 4})
-      for (unsigned mask = 0; mask < 32; ++mask) {
-        chain.before_last = [&] { shard::unshard(chain.links[wanted]); };
-        chain.zero_grad();
-        loss(chain, world.rank(), mask).backward();
-        expect_gradients(
-            chain, world,
-            average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank, mask).backward(); }),
-            "of any mixture");
-      }
+    for (const std::size_t wanted : {0, 2, 4}) {
+      chain.before_last = [&] { shard::unshard(chain.links[wanted]); };
+      expect_any_mixture(world, chain, by_hand);
+    }
   });
 }
 
@@ -218,18 +224,7 @@ TEST_CASE("prefetches after reductions, and by names, keep the order of gathers,
           shard::set_modules_to_backward_prefetch(chain.links[i], {&chain.links[0], &chain.links[1]});
           shard::set_modules_to_forward_prefetch(chain.links[i - 2], {&chain.links[4], &chain.links[i]});
         }
-      const auto loss = [](Chain& c, int rank, unsigned mask) {
-        for (std::size_t i = 0; i < 5; ++i) c.links[i].used = ((rank == 0 ? mask : ~mask) >> i & 1) != 0;
-        return sum(square(c(batch_of(rank, 0, 5).x)));
-      };
-      for (unsigned mask = 0; mask < 32; ++mask) {
-        chain.zero_grad();
-        loss(chain, world.rank(), mask).backward();
-        expect_gradients(
-            chain, world,
-            average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank, mask).backward(); }),
-            "of any mixture");
-      }
+      expect_any_mixture(world, chain, by_hand);
     }
   });
 }
