@@ -41,8 +41,7 @@ class SHERD_API Optimizer {
   /// The same as for all, unless `skip` (one element, else ShapeError) holds anything but 0: then no
   /// parameter, state or count of steps changes, though state that was not there is made. With sharded
   /// parameters it is the same on all ranks. The optimizers here look at it on the device, so it can be
-  /// captured; for others
-  /// (`skips_on_device`) the host reads it.
+  /// captured; for others (`skips_on_device`) the host reads it.
   void step_unless(const Tensor& skip);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
