@@ -27,7 +27,8 @@ class SHERD_API ParameterOwner {
   virtual ~ParameterOwner();
   /// The value of `Parameter::data()`: this rank's part, or the whole parameter while it is gathered.
   virtual Tensor data(const Parameter& parameter) const = 0;
-  /// Takes over the values of `data`, in place of this rank's part; ShapeError for another shape.
+  /// Takes over the values of `data`, this rank's part or the whole, of which it keeps its part; ShapeError
+  /// for another shape.
   virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
   /// Keeps this rank's part of `whole`, which has the whole parameter's shape (ShapeError).
   virtual void set_whole(const Parameter& parameter, const Tensor& whole) = 0;
@@ -71,7 +72,7 @@ class SHERD_API Parameter {
   /// gathered.
   Tensor data() const;
   /// Uses the memory of `data` as the values from now on; shape and dtype may change with it. Of a sharded
-  /// parameter `local()` takes the values (ShapeError for another shape). Gradient and hooks stay. StateError
+  /// parameter `local()` takes the values, or this rank's part of a whole (ShapeError for another shape). Gradient and hooks stay. StateError
   /// for an empty handle.
   void set_data(Tensor data);
   /// The gradient of `local()`; `set_grad` takes any shape, dtype and device, an empty handle is none.

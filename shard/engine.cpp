@@ -131,7 +131,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
     for (auto use = record->uses().rbegin(); use != record->uses().rend(); ++use) {
       const auto gathered = use->gathered.lock();
       if (!gathered || !use->planned) continue;
-      if (!concerns(*gathered) && read.contains(gathered.get()) && !gathered->here())
+      if (!concerns(*gathered) && read.contains(gathered.get()) && !gathered->kept_whole())
         events.push_back({gathered, use->last_read(), Step::Kind::gather});
       concern(gathered);
       if (first[&gathered->group()] == &*use) reduce(widest[&gathered->group()], use->place);
@@ -139,7 +139,7 @@ void Plan::make(std::span<const std::weak_ptr<ParameterGroup>> all) {
   for (const auto& group : begun) {  // used outside every record
     if (reduced.contains(group.get())) continue;
     const auto gathered = group->in_use().shared();
-    if (!gathered->here()) events.push_back({gathered, 0, Step::Kind::gather});
+    if (!gathered->kept_whole()) events.push_back({gathered, 0, Step::Kind::gather});
     reduce(gathered, 0);
   }
   for (const auto& weak : all) {
@@ -257,15 +257,14 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
   root.now = std::make_shared<Record>(++last_record_, want_grad);
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   for (const auto& gathered : leased(root, Lease::cache)) gathered->end(Lease::cache);
-  drop_stale(root);
+  drop_stale(leased(root, Lease::policy));
 }
 
-/// What policy kept from an earlier forward goes on all ranks if any one of them wrote its part since: also
-/// what this forward reads outside its module. One call for all that the same ranks share.
-void Engine::drop_stale(const Root& root) const {
+/// What is kept goes on all ranks if any one of them wrote its part since: also what a forward that begins
+/// reads outside its module. One call for all that the same ranks share.
+void Engine::drop_stale(Gathereds kept) const {
   const Housekeeping guard;
   const OwnCalls own_calls;
-  Gathereds kept = leased(root, Lease::policy);
   while (!kept.empty()) {
     const Group ranks = kept[0]->group().spec().ranks.shard;
     const auto others = std::ranges::stable_partition(
@@ -368,8 +367,8 @@ void Engine::unshard(ParameterGroup& group) {
     gather_up_to(plan_.turn_at(*place));
   else if (root.now)
     root.now->add(gathered, Record::Moment::read);
-  else
-    drop_stale(root);
+  else if (gathered.leased(Lease::policy) || gathered.leased(Lease::cache))
+    drop_stale({gathered.shared()});
   gathered.lease(Lease::policy);
   gathered.end(Lease::cache);
   gathered.start();
@@ -377,6 +376,7 @@ void Engine::unshard(ParameterGroup& group) {
 }
 
 void Engine::demand(Gathered& gathered) {
+  if (plan_.made() || !gathered.group().root()->now) gathered.check_unwritten();
   if (plan_.made() && plan_.concerns(gathered)) {
     gather_up_to(plan_.turn_of(gathered), &gathered);
     gathered.lease(Lease::backward);

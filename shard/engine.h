@@ -184,7 +184,7 @@ class Engine {
   using Gathereds = std::vector<std::shared_ptr<Gathered>>;
   /// Of the root's, those with a lease of `owner`.
   Gathereds leased(const Root& root, Lease owner) const;
-  void drop_stale(const Root& root) const;
+  void drop_stale(Gathereds kept) const;
   void gather_ahead(const Gathered& gathered);
   static void prefetch(Gathered& next);
   void gather_early(std::size_t begin);

@@ -119,11 +119,7 @@ UnshardHandle unshard_async(nn::Module& module) {
 void unshard(nn::Module& module) { unshard_async(module).wait(); }
 
 void reshard(nn::Module& module) {
-  each_group(module, [](ParameterGroup& group) {
-    group.each_gathered([](Gathered& gathered) {
-      for (const Lease owner : {Lease::policy, Lease::cache}) gathered.end(owner);
-    });
-  });
+  for (const NamedUnit& u : units_of(module)) u.unit->let_go();
 }
 
 NoSync::NoSync(nn::Module& module) {

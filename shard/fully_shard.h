@@ -79,7 +79,8 @@ SHERD_API void unshard(nn::Module& module);
 /// The same without waiting. Who needs the parameters waits: the module's forward, an op that reads them, or
 /// the handle.
 SHERD_API UnshardHandle unshard_async(nn::Module& module);
-/// Frees what this module and those below have gathered.
+/// Frees what this module and those below have gathered, also what was kept for a backward: parameters that
+/// were replaced or written since its forward count from here on.
 SHERD_API void reshard(nn::Module& module);
 
 /// A scope in which backwards of this module do not average gradients, whatever

@@ -83,7 +83,7 @@ void Gathered::end_all() noexcept {
 /// What an op is reading at this moment stays until the next lease ends.
 void Gathered::free() noexcept {
   if (is_shard_itself_) return;
-  unsharded_ = false;
+  unsharded_ = written_ = false;
   if (here() && storage_ != nullptr && storage_->device().type != DeviceType::meta) {
     if (pinned()) return;
     storage_->release();
@@ -118,6 +118,7 @@ void Gathered::start() {
     if (!in_place && sliced == nullptr) reading_ = work.without_outputs();
   }
   if (sliced == nullptr) epoch_gathered_ = epoch();
+  written_ = false;
   residency_ = Gathering{std::move(work), all.storage_ref()};
 }
 
@@ -154,7 +155,7 @@ void Gathered::slice() {
 
 void Gathered::shard_written() {
   shard_written_here();
-  end(Lease::policy);
+  for (const Lease owner : {Lease::policy, Lease::cache}) end(owner);
 }
 
 void Gathered::shard_written_here() {
@@ -165,9 +166,21 @@ void Gathered::shard_written_here() {
   reading_ = {};
   ++epoch_;
   if (storage_ != nullptr) storage_->bump_version();
-  // What is gathered is old from now on, also to a module that only shares one of the parameters.
-  end(Lease::cache);
-  if (!leased(Lease::module) && !leased(Lease::backward)) free();
+  // What is gathered is old from now on, also to a module that only shares one of the parameters. A slice
+  // stays for the call to which the block's other ranks bring theirs.
+  if (leased(Lease::module) || leased(Lease::backward) || !(here() || on_its_way())) return;
+  free();
+  written_ = leased();
+}
+
+void Gathered::check_unwritten() const {
+  check<StateError>(
+      !written_,
+      "fully_shard: parameters of '{}' ({}) are read where no forward runs, and this rank wrote its part "
+      "since "
+      "they were gathered: ranks that did not have them still and would gather nothing; reshard() the module "
+      "on every rank after the write",
+      group_.label(), fmt::join(group_.spec().names, ", "));
 }
 
 // ---- StorageOwner ----

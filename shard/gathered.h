@@ -83,6 +83,13 @@ class Gathered final : public StorageOwner {
   void start();
   /// Waits for a gather that was started.
   void finish();
+  /// Whether this rank wrote its part of what ranks keep, so that it alone does not have it any more. A
+  /// gather here would be one that those that wrote nothing do not make.
+  bool written() const { return written_; }
+  /// Whether it is here, or is on the ranks that did not write their parts.
+  bool kept_whole() const { return here() || written_; }
+  /// StateError where this rank wrote.
+  void check_unwritten() const;
   /// Whether the shard was written since, or nothing is kept.
   bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
   /// What is old goes, unless a module reads it.
@@ -93,7 +100,7 @@ class Gathered final : public StorageOwner {
   void slice();
   /// The shard is about to be written on every rank: peers have read it, and graphs from before know.
   void shard_written();
-  /// The same by an op on this rank, which others need not apply: what policy keeps stays theirs to keep.
+  /// The same by an op on this rank, which others need not apply: what is kept stays theirs to keep.
   void shard_written_here();
 
   // ---- StorageOwner ----
@@ -117,7 +124,7 @@ class Gathered final : public StorageOwner {
   Storage* storage_ = nullptr;  // held by the parameters and by graphs
   std::variant<Sharded, Sliced, Gathering, Full> residency_;
   std::array<int, 4> leases_{};
-  bool unsharded_ = false;
+  bool unsharded_ = false, written_ = false;
   std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
   Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;

@@ -417,15 +417,23 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
   ParameterGroup& group = *found->second.members->group;
   const Gathered& gathered = group.in_use();
   const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
-                     gathered.unsharded() || shows_whole(group);
+                     gathered.unsharded() || (gathered.here() && kept_for_backward(group));
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
-/// Between a forward that keeps what it gathered and its backward.
-bool Unit::shows_whole(ParameterGroup& group) const {
-  const Gathered& gathered = group.in_use();
+/// Between a forward that keeps what it gathered and its backward, by policy: also where this rank wrote.
+bool Unit::kept_for_backward(ParameterGroup& group) const {
   return backward_to_come_ && policy_.after_forward == AfterForward::keep &&
-         group.spec().partition.ranks() > 1 && gathered.here() && gathered.leased(Lease::policy);
+         group.spec().partition.ranks() > 1 && group.in_use().leased(Lease::policy);
+}
+
+void Unit::let_go() {
+  backward_to_come_ = false;
+  changed_.clear();
+  for (const auto& group : groups_)
+    group->each_gathered([](Gathered& gathered) {
+      for (const Lease owner : {Lease::policy, Lease::cache}) gathered.end(owner);
+    });
 }
 
 void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {

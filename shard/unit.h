@@ -106,6 +106,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void check_complete(const nn::Module& module) const;
   /// Whether backwards average gradients, where no scope says that they do not.
   void set_synchronising(bool synchronising);
+  /// Frees what is gathered: no backward of an earlier forward is to come.
+  void let_go();
   void begin_no_sync();
   void end_no_sync();
 
@@ -151,7 +153,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
  private:
   void bind(Members& members);
   void bind_one(Members& members, std::size_t i);
-  bool shows_whole(ParameterGroup& group) const;
+  bool kept_for_backward(ParameterGroup& group) const;
   Members& members_of(const ParameterGroup& group);
   void refuse_summoned(std::string_view call) const;
   void check_unchanged(const Members& members, bool in_graph);

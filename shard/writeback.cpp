@@ -34,15 +34,15 @@ void check_writeback(std::string_view what, const std::string& name, const Shape
   check<ShapeError>(
       given == expected,
       "Cannot writeback when the {} shape changes: Expects {} but got {} for '{}': give this rank's "
-      "part, or write the whole one within summon_full_params",
+      "part, also within summon_full_params; whole values of a parameter are taken by set_data()",
       what, expected, given, name);
 }
 
 void Unit::write_back() {
   refuse_summoned("a forward begins, a module is sharded, or a state is read or loaded,");
-  if (policy_.writeback_check == WritebackCheck::off) return;
   for (Members& m : members_) {
-    check_unchanged(m, shows_whole(*m.group));
+    check_unchanged(m, kept_for_backward(*m.group));
+    if (policy_.writeback_check == WritebackCheck::off) continue;
     for (std::size_t i = 0; i < m.parameters.size(); ++i)
       if (m.replaced(i)) take_in(m, i);
   }
@@ -88,8 +88,8 @@ void Unit::begin_backward(const Plan& plan) {
 
 /// A graph that holds gathered values cannot be told that others are to count.
 void Unit::check_unchanged(const Members& m, bool in_graph) {
-  if (policy_.writeback_check == WritebackCheck::off) return;
   if (const std::string changed = std::exchange(changed_, {}); !changed.empty()) fail_changed(changed);
+  if (policy_.writeback_check == WritebackCheck::off) return;
   for (std::size_t i = 0; in_graph && i < m.parameters.size(); ++i)
     if (m.replaced(i) && m.slots[i][0]->defined() && m.slots[i][0]->owner() == nullptr)
       fail_changed(m.group->spec().names[i]);
@@ -155,15 +155,11 @@ void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
     copy_(members->summoned[index].detach(), data);
     return;
   }
-  if (shows_whole(*members->group)) {
-    check_writeback("parameter", name, parameter.shape(), data.shape());
-    if (policy_.writeback_check == WritebackCheck::off) fail_changed(name);
-    changed_ = name;
-    return;
-  }
   const Tensor local = parameter.local().detach();
-  check_writeback("parameter", name, local.shape(), data.shape());
-  copy_(local, data);
+  const bool whole = data.shape() == parameter.shape();
+  if (!whole) check_writeback("parameter", name, local.shape(), data.shape());
+  if (kept_for_backward(*members->group)) changed_ = name;
+  copy_(local, whole ? members->group->part_of(index, data) : data);
 }
 
 }  // namespace sherd::shard

@@ -243,6 +243,38 @@ TEST_CASE("what is replaced between a forward and its backward is refused by the
   });
 }
 
+TEST_CASE(
+    "set_data takes a part or the whole whatever is gathered, and is kept also where no backward follows") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    for (const bool whole : {true, false})
+      for (const int when : {0, 1, 2, 3})
+        for (const int times : {1, 2}) {
+          Pair pair = seeded_pair(), by_hand = seeded_pair();
+          shard_pair(pair, form, strategy, inner);
+          Tensor abandoned;
+          if (when == 1) abandoned = sum(pair(input_of(world.rank(), 0)));
+          if (when == 2) shard::unshard(pair);
+          if (when == 3) {
+            const NoGrad guard;
+            pair(input_of(world.rank(), 0));
+          }
+          manual_seed(7);
+          for (int i = 0; i < times; ++i)
+            for (const bool first : {true, false}) {
+              const Tensor values = randn({first ? 5 : 7, 5});
+              nn::Param& target = first ? pair.first.weight : pair.second.weight;
+              (first ? by_hand.first : by_hand.second).weight.set_data(values);
+              target.set_data(whole ? values : shard::part_of(target.object(), values));
+            }
+          shard::reshard(pair);
+          expect_values(pair, by_hand, "set");
+          nn::Sgd optimizer(pair.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+          step_both(world, pair, by_hand, optimizer, reference, 1);
+          expect_values(pair, by_hand, "after a step");
+        }
+  });
+}
+
 TEST_CASE("tied parameters are replaced together or not at all") {
   on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool) {
     for (const bool both : {true, false}) {
