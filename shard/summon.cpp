@@ -144,10 +144,8 @@ SummonFullParams::SummonFullParams(nn::Module& module, SummonOptions options)
   check_options(options);
   const std::vector<NamedUnit> units = units_to_summon(module, options.recurse);
   for (const NamedUnit& u : units) check_idle(u);
-  for (const NamedUnit& u : units) {
-    u.unit->write_back();
-    u.unit->check_gradients();
-  }
+  write_back(module, units);
+  for (const NamedUnit& u : units) u.unit->check_gradients();
   for (const NamedUnit& u : units)
     for (const Members& m : u.unit->members()) {
       ParameterGroup& group = *m.group;

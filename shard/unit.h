@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -203,5 +204,7 @@ struct NamedUnit {
 std::vector<NamedUnit> units_of(nn::Module& module);
 /// `Unit::write_back` of all of them.
 void write_back(nn::Module& module);
+/// Of some of them, which have their names below `module`.
+void write_back(nn::Module& module, std::span<const NamedUnit> units);
 
 }  // namespace sherd::shard

@@ -65,8 +65,9 @@ void find_slots(nn::Module& module, std::span<const NamedUnit> units) {
 
 }  // namespace
 
-void write_back(nn::Module& module) {
-  const std::vector<NamedUnit> units = units_of(module);
+void write_back(nn::Module& module) { write_back(module, units_of(module)); }
+
+void write_back(nn::Module& module, std::span<const NamedUnit> units) {
   find_slots(module, units);
   for (const NamedUnit& u : units) u.unit->write_back();
 }

@@ -329,10 +329,11 @@ TEST_CASE("what is put in the place of a part of a flat parameter is refused by 
     }));
 }
 
-TEST_CASE("a clone takes what was put into it, or into what it is of, before its first forward") {
+TEST_CASE("a clone takes what was put into it, or into what it is of, before anything is gathered") {
   on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    enum class First { step, state, summon, unshard };
     for (const bool before : {true, false})
-      for (const bool by_state : {true, false}) {
+      for (const First use : {First::step, First::state, First::summon, First::unshard}) {
         Pair pair = seeded_pair(), by_hand = seeded_pair();
         shard_pair(pair, form, strategy, inner);
         const auto put = [](Pair& p) {
@@ -342,7 +343,19 @@ TEST_CASE("a clone takes what was put into it, or into what it is of, before its
         Pair copy = pair.clone();
         if (!before) put(copy);
         put(by_hand);
-        if (by_state) expect_values(copy, by_hand, "of the clone");
+        const auto expect_put = [&] {
+          expect(copy.first.weight.data().to_vector<float>() == std::vector<float>(25, 2.f), "whole");
+        };
+        if (use == First::state) expect_values(copy, by_hand, "of the clone");
+        if (use == First::summon) {
+          const auto scope = shard::summon_full_params(copy);
+          expect_put();
+        }
+        if (use == First::unshard) {
+          inner ? shard::unshard(copy.first) : shard::unshard(copy);
+          expect_put();
+          shard::reshard(copy);
+        }
         nn::Sgd optimizer(copy.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
         step_both(world, copy, by_hand, optimizer, reference, 0);
         expect_values(copy, by_hand, "after a step");
