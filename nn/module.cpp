@@ -218,10 +218,11 @@ class Traversal final : public MemberVisitor {
 /// from the others.
 void check_all_below(const Module& module) {
   std::unordered_set<const ParameterOwner*> below;
-  Traversal all(Hidden::show);
-  all.on_module = [&](const std::string&, Module& m) {
+  Traversal modules(Hidden::show), all(Hidden::show);
+  modules.on_module = [&](const std::string&, Module& m) {
     if (const auto* owner = dynamic_cast<const ParameterOwner*>(m.extension().get())) below.insert(owner);
   };
+  modules.run(module);  // a tied parameter's keeper may come after its first name
   all.on_param = [&](const std::string& name, const Parameter& p) {
     check<StateError>(
         p.owner() == nullptr || below.contains(p.owner()),

@@ -181,6 +181,20 @@ TEST_CASE("parameters that are tied after they were sharded train as one, in a c
   });
 }
 
+TEST_CASE("a module is moved and cast whose tied parameter belongs to the unit of a later name") {
+  on_all_ways([](World& world, const Shard& shard) {
+    Growing m = seeded_growing(), by_hand = seeded_growing();
+    for (Growing* g : {&m, &by_hand}) nn::tie(g->first.weight, g->second.weight);
+    shard(m);
+    m.to(DType::f64);
+    m.to(Device::cpu(1));
+    m.to(Device::cpu());
+    m.to(DType::f32);
+    const Tensor x = batch_of(world.rank(), 0, 4).x;
+    expect(m(x).to_vector<float>() == by_hand(x).to_vector<float>(), "outputs");
+  });
+}
+
 TEST_CASE("a clone of a module whose parameters a module above keeps is refused and says what to clone") {
   on_all_ways([](World& world, const Shard& shard) {
     Growing m = seeded_growing();
