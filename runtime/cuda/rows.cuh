@@ -14,6 +14,8 @@ struct RowOfThread {
   std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / threads;
 };
 
+constexpr int most_columns_of_warp = 1024;  // longer rows have a block each
+
 /// Calls `f.operator()<warps, V>(blocks, threads)` with the form that suits rows of `columns`.
 template <class T, class F>
 void with_rows(std::int64_t rows, std::int64_t columns, bool wide, F&& f) {
@@ -23,7 +25,7 @@ void with_rows(std::int64_t rows, std::int64_t columns, bool wide, F&& f) {
                                     static_cast<unsigned>(Row::block));
   };
   constexpr int V = wide_count<T>;
-  if (columns <= 1024)
+  if (columns <= most_columns_of_warp)
     wide ? call.template operator()<1, V>() : call.template operator()<1, 1>();
   else
     wide ? call.template operator()<8, V>() : call.template operator()<8, 1>();
