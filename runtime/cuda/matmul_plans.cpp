@@ -95,6 +95,15 @@ Operation operation(const ProductShape& s) {
   return owned;
 }
 
+/// What 8-bit factors are multiplied by. The library's A is our B.
+void set_scales(cublasLtMatmulDesc_t operation, const float* of_a, const float* of_b) {
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scale) {
+    check_blas(cublaslt().desc_set(operation, attribute, &scale, sizeof scale), "scale");
+  };
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b);
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a);
+}
+
 Preference preference(const ProductShape& s) {
   cublasLtMatmulPreference_t made = nullptr;
   check_blas(cublaslt().preference_create(&made), "preference");
@@ -115,7 +124,6 @@ Preference preference(const ProductShape& s) {
 
 /// Products of at least 2^32 multiplications, which take longer than what else a step does around them.
 bool worth_a_search(const ProductShape& s) {
-  if (s.eight_a != EightBits::no) return false;
   const auto of = [](std::int64_t n) { return static_cast<double>(n); };
   const double m = of(s.m), n = of(s.n), k = of(s.k), batch = of(s.batch);
   return m * n * k * batch >= 0x1p32 &&
@@ -248,17 +256,24 @@ cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& 
 void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream) {
   const std::vector<cublasLtMatmulAlgo_t> others = std::move(p.others);
   p.others.clear();
-  const std::int64_t size = size_of(s.dtype),
+  const DType factors = s.eight_a == EightBits::no ? s.dtype : DType::u8;
+  const std::int64_t size = size_of(factors),
                      elements_a = (s.batch - 1) * s.stride_a + (s.transpose_a ? s.k : s.m) * s.lda,
                      elements_b = (s.batch - 1) * s.stride_b + (s.transpose_b ? s.n : s.k) * s.ldb;
-  const auto c_bytes = static_cast<std::size_t>(s.batch * s.m * s.n * size);
+  const auto c_bytes = static_cast<std::size_t>(s.batch * s.m * s.n * size_of(s.dtype));
+  const std::size_t scale_bytes = static_cast<std::size_t>(std::max(s.m, s.n)) * sizeof(float);
   const StreamMemory a(static_cast<std::size_t>(elements_a * size), stream),
       b(static_cast<std::size_t>(elements_b * size), stream), first(c_bytes, stream), trial(c_bytes, stream),
-      residual(s.residual ? c_bytes : 1, stream);
-  if (!a.get() || !b.get() || !first.get() || !trial.get() || !residual.get())
+      residual(s.residual ? c_bytes : 1, stream), scales(scale_bytes, stream);
+  if (!a.get() || !b.get() || !first.get() || !trial.get() || !residual.get() || !scales.get())
     return;  // the first choice will do
-  launch_noise(s.dtype, a.get(), elements_a, stream);
-  launch_noise(s.dtype, b.get(), elements_b, stream);
+  launch_noise(factors, a.get(), elements_a, stream);
+  launch_noise(factors, b.get(), elements_b, stream);
+  check_cuda(cudaMemsetAsync(scales.get(), 0x3f, scale_bytes, stream), "matmul: search");  // 0.747 each
+  if (s.eight_a != EightBits::no) {
+    const auto* const scale = static_cast<const float*>(scales.get());
+    set_scales(p.operation.get(), scale, scale);
+  }
   if (s.residual) launch_noise(s.dtype, residual.get(), s.batch * s.m * s.n, stream);
   const Stopwatch watch(stream);
   const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, void* c) {
@@ -289,14 +304,8 @@ void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream
     check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
                                    sizeof data.bias),
                "bias");
-  if (s.eight_a != EightBits::no) {  // the library's A is our B
-    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& unscale) {
-      check_blas(cublaslt().desc_set(p.operation.get(), attribute, &unscale, sizeof unscale), "scale");
-    };
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, data.unscale_b);
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, data.unscale_a);
-  }
   if (!p.others.empty()) search(s, p, stream);
+  if (s.eight_a != EightBits::no) set_scales(p.operation.get(), data.unscale_a, data.unscale_b);
   check_blas(queue(p, p.algorithm, data, stream), "product");
 }
 

@@ -10,15 +10,20 @@ __device__ std::int64_t first_index() {
 }
 __device__ std::int64_t all_threads() { return static_cast<std::int64_t>(gridDim.x) * threads_per_block; }
 
-/// The indices through the finaliser of MurmurHash3 (Appleby, 2011).
+/// The indices through the finaliser of MurmurHash3 (Appleby, 2011). Bytes are 8-bit floats of either format
+/// below 2, so never NaN.
 template <class T>
 __global__ void noise_kernel(T* out, std::int64_t n) {
   for (std::int64_t i = first_index(); i < n; i += all_threads()) {
     auto h = static_cast<std::uint32_t>(i);
     h = (h ^ h >> 16) * 0x85ebca6bu;
     h = (h ^ h >> 13) * 0xc2b2ae35u;
-    out[i] = static_cast<T>(static_cast<compute_t<T>>(static_cast<std::int32_t>(h ^ h >> 16)) *
-                            static_cast<compute_t<T>>(0x1p-31));
+    h ^= h >> 16;
+    if constexpr (std::is_integral_v<T>)
+      out[i] = static_cast<T>(h & 0xbf);
+    else
+      out[i] = static_cast<T>(static_cast<compute_t<T>>(static_cast<std::int32_t>(h)) *
+                              static_cast<compute_t<T>>(0x1p-31));
   }
 }
 
@@ -30,7 +35,8 @@ __global__ void compare_kernel(const std::uint16_t* a, const std::uint16_t* b, s
 }  // namespace
 
 void launch_noise(DType dtype, void* out, std::int64_t n, cudaStream_t stream) {
-  for_floating(dtype, [&]<class T>() {
+  constexpr DTypeSet dtypes = floating_dtypes | DTypeSet{1 << static_cast<int>(DType::u8)};
+  with_element<dtypes>(dtype, [&]<class T>() {
     noise_kernel<<<blocks_for(n), threads_per_block, 0, stream>>>(static_cast<T*>(out), n);
   });
 }
