@@ -76,10 +76,10 @@ class CudaBackend final : public Backend {
   }
 
   void* allocate(Device device, std::size_t bytes) override {
+    if (DeviceState* known = known_state(device); known != nullptr && !known->recording())
+      if (void* kept = known->blocks().take(bytes)) return kept;
     DeviceState& state = state_of(device);
     const cudaStream_t stream = state.stream();
-    if (!state.recording())
-      if (void* kept = state.blocks().take(bytes)) return kept;
     void* data = nullptr;
     bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
     cudaError_t status = cudaMallocAsync(&data, bytes, stream);
@@ -100,9 +100,9 @@ class CudaBackend final : public Backend {
       // A thread that is ending has waited for its stream already.
       cudaStream_t stream = nullptr;
       if (Context::current_or_null() != nullptr) {
-        DeviceState& state = state_of(device);
-        if (!state.recording() && state.blocks().keep(data, bytes)) return;
-        stream = state.stream();
+        if (DeviceState* known = known_state(device); known != nullptr && !known->recording())
+          if (known->blocks().keep(data, bytes)) return;
+        stream = stream_of(device);
       } else {
         check_cuda(cudaSetDevice(device.index), "cuda device");
       }

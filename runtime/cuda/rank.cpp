@@ -77,6 +77,13 @@ void DeviceState::hear_faults() {
   if (faults_) faults_->raise(stream_);
 }
 
+DeviceState* known_state(Device device) {
+  const auto& all = Context::current().slot<Devices>().state;
+  return static_cast<std::size_t>(device.index) < all.size()
+             ? all[static_cast<std::size_t>(device.index)].get()
+             : nullptr;
+}
+
 DeviceState& state_of(Device device) {
   const int count = cuda_device_count();
   check<DeviceError>(device.index < count, "{}: this machine has {} GPU{}; use cuda:0{}", to_string(device),
@@ -84,8 +91,8 @@ DeviceState& state_of(Device device) {
   auto& state = Context::current().slot<Devices>().state[static_cast<std::size_t>(device.index)];
   if (!state)
     state = std::make_unique<DeviceState>(device.index);
-  else
-    check_cuda(cudaSetDevice(device.index), "cuda device");
+  else if (int current = -1; cudaGetDevice(&current) != cudaSuccess || current != device.index)
+    check_cuda(cudaSetDevice(device.index), "cuda device");  // twice the time of asking
   return *state;
 }
 

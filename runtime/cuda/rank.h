@@ -72,6 +72,8 @@ class DeviceState {
 
 /// This rank's state of `device`, made on first use; makes the device current for the calling thread.
 DeviceState& state_of(Device device);
+/// The same where it was made before, else null; leaves the thread's current device as it is.
+DeviceState* known_state(Device device);
 inline cudaStream_t stream_of(Device device) { return state_of(device).stream(); }
 
 }  // namespace sherd::cuda
