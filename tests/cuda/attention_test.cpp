@@ -21,8 +21,11 @@ TEST_CASE("cuda: attention agrees with the CPU's at every head size, gradients i
   };
   for (DType dtype : floats) {
     for (std::int64_t width : {1, 20, 32, 33, 64, 96, 128, 160, 256}) {
+      // Each form of halves is a plan that cuDNN makes for long, so most widths take few lengths.
+      const bool all = width == 33 || width == 64;
       for (const Lengths& n :
            {Lengths{1, 3}, {31, 31}, {33, 33}, {64, 64}, {130, 130}, {5, 200}, {200, 150}}) {
+        if (!all && n.queries != 130 && n.queries != 5) continue;
         for (bool causal : {false, true}) {
           for (double dropout : {0.0, 0.3}) {
             if (dropout > 0 && n.queries < 64) continue;
