@@ -60,24 +60,46 @@ __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
   return out;
 }
 
+/// How dense rows lie: `step` elements from one to the next, 0 where one is for all.
+template <int count>
+struct Rows {
+  std::int64_t columns;
+  std::int64_t step[count];
+};
+
+/// `n` elements in rows; one operand, or operands that are all dense, are one row.
 template <int V, class F, class TO, class... TI>
 __global__ void __launch_bounds__(threads_per_block)
-    dense_kernel(F f, std::int64_t n, TO* out, const TI*... in) {
+    dense_kernel(F f, std::int64_t n, Rows<sizeof...(TI) + 1> rows, TO* out, const TI*... in) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = first; i < n / V; i += step)
-    reinterpret_cast<Pack<TO, V>*>(out)[i] =
-        map_packs<TO, V>(f, reinterpret_cast<const Pack<TI, V>*>(in)[i]...);
+  for (std::int64_t i = first; i < n / V; i += step) {
+    std::int64_t row = 0, column = i * V;
+    if constexpr (sizeof...(TI) > 1) {
+      if (rows.columns != n) {
+        row = n <= 0x7fffffff ? static_cast<std::uint32_t>(column) / static_cast<std::uint32_t>(rows.columns)
+                              : column / rows.columns;  // division in 64 bits is slow
+        column -= row * rows.columns;
+      }
+    }
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      *reinterpret_cast<Pack<TO, V>*>(out + row * rows.step[0] + column) =
+          map_packs<TO, V>(f, *reinterpret_cast<const Pack<TI, V>*>(in + row * rows.step[I + 1] + column)...);
+    }(std::index_sequence_for<TI...>{});
+  }
   for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = narrow<TO>(f(widen(in[i])...));
 }
 
 template <class F, class TO, class... TI>
 void launch(const F& f, const Operands& p) {
   constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
-  if (p.dense) {
+  if (p.dense || (p.dense_rows && sizeof...(TI) > 1)) {
+    Rows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[1], {}};
+    if (!p.dense)
+      for (std::size_t k = 0; k <= sizeof...(TI); ++k) rows.step[k] = p.strides[k][0];
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       dense_kernel<pack, F, TO, TI...><<<blocks_for(p.numel / pack), threads_per_block, 0, p.stream>>>(
-          f, p.numel, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
+          f, p.numel, rows, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
     }(std::index_sequence_for<TI...>{});
   } else {
     strided_kernel<F, TO, TI...><<<blocks_for(p.numel), threads_per_block, 0, p.stream>>>(f, p);
