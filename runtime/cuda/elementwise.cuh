@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/types.cuh"
 #include "runtime/functor.h"
 
@@ -46,6 +47,7 @@ __device__ void strided_element(const F& f, const Operands& p, std::int64_t i, s
 
 template <class F, class TO, class... TI>
 __global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Operands p) {
+  wait_for_earlier();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel;
        i += step)
@@ -71,6 +73,7 @@ struct Rows {
 template <int V, class F, class TO, class... TI>
 __global__ void __launch_bounds__(threads_per_block)
     dense_kernel(F f, std::int64_t n, Rows<sizeof...(TI) + 1> rows, TO* out, const TI*... in) {
+  wait_for_earlier();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = first; i < n / V; i += step) {
@@ -98,11 +101,11 @@ void launch(const F& f, const Operands& p) {
     if (!p.dense)
       for (std::size_t k = 0; k <= sizeof...(TI); ++k) rows.step[k] = p.strides[k][0];
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      dense_kernel<pack, F, TO, TI...><<<blocks_for(p.numel / pack), threads_per_block, 0, p.stream>>>(
-          f, p.numel, rows, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
+      launch_early(dense_kernel<pack, F, TO, TI...>, blocks_for(p.numel / pack), threads_per_block, p.stream,
+                   f, p.numel, rows, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
     }(std::index_sequence_for<TI...>{});
   } else {
-    strided_kernel<F, TO, TI...><<<blocks_for(p.numel), threads_per_block, 0, p.stream>>>(f, p);
+    launch_early(strided_kernel<F, TO, TI...>, blocks_for(p.numel), threads_per_block, p.stream, f, p);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/cpu/operands.h"
+#include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/tensor.h"
@@ -32,6 +33,20 @@ Operands operands_of(Inputs in, Outputs out) {
     p.dense_rows = p.dense_rows && aligned && o.strides[k][1] == 1 && o.strides[k][0] % whole == 0;
   }
   return p;
+}
+
+bool launches_early() {
+  static const bool all = [] {
+    const int count = cuda_device_count();
+    int lowest = count > 0 ? 9 : 0;
+    for (int i = 0; i < count; ++i) {
+      int major = 0;
+      check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "cuda device");
+      lowest = std::min(lowest, major);
+    }
+    return lowest >= 9;
+  }();
+  return all;
 }
 
 void check_launch(std::string_view op) { check_cuda(cudaGetLastError(), op); }

@@ -36,6 +36,9 @@ inline unsigned blocks_for(std::int64_t work) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096);
 }
 
+/// Whether every GPU here can make a kernel ready before the one before it has ended (launch.cuh).
+bool launches_early();
+
 /// Adds the kernels of every file of this folder that has some; its build file lists them.
 void add_kernels();
 

@@ -5,6 +5,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/matmul_plans.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/cuda/small_product.h"
 #include "runtime/ops.h"
 #include "runtime/ops/add.h"
 #include "runtime/ops/linear.h"
@@ -36,6 +37,13 @@ struct Addends {
 void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Addends& add,
               const Tensor& c) {
   DeviceState& state = state_of(c.device());
+  if (s.k > 0 && SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
+    const auto given = [](const Tensor& t) { return t.defined() ? t.raw() : nullptr; };
+    launch_small_product({c.dtype(), s.m, s.n, s.k, s.batch, a.transposed, b.transposed, a.ld, b.ld,
+                          a.batch_step, b.batch_step, a.data, b.data, given(add.bias), given(add.residual),
+                          c.raw(), state.stream()});
+    return check_launch("matmul");
+  }
   if (s.k == 0) {
     check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.spec().bytes()), state.stream()),
                "matmul");

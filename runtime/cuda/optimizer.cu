@@ -1,4 +1,5 @@
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/types.cuh"
 #include "runtime/math.h"
@@ -9,6 +10,7 @@ namespace {
 __device__ bool skipped(const float* skip) { return skip != nullptr && *skip != 0; }
 
 __global__ void count_steps(const __grid_constant__ OptimizerSlots slots, const float* skip) {
+  wait_for_earlier();
   if (skipped(skip)) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < slots.count && slots.slot[i].steps != nullptr) *slots.slot[i].steps += 1;
@@ -76,7 +78,8 @@ __device__ void store_narrow(void* to, std::int64_t i, const Packed<V, float>& w
 /// Scalars of a step, rounded to float where the CPU's kernel rounds them.
 struct AdamFactors {
   float keep, decay, share1, share2, beta1, beta2, eps, root2, rate;
-  __device__ AdamFactors(const AdamCall& c, double lr, double step)
+  /// `power1`, `power2`: the betas to the number of the step.
+  __device__ AdamFactors(const AdamCall& c, double lr, double power1, double power2)
       : keep(c.decoupled ? static_cast<float>(1 - lr * c.weight_decay) : 1.f),
         decay(c.decoupled ? 0.f : static_cast<float>(c.weight_decay)),
         share1(static_cast<float>(1 - c.beta1)),
@@ -84,18 +87,24 @@ struct AdamFactors {
         beta1(static_cast<float>(c.beta1)),
         beta2(static_cast<float>(c.beta2)),
         eps(static_cast<float>(c.eps)),
-        root2(static_cast<float>(std::sqrt(1 - std::pow(c.beta2, step)))),
-        rate(static_cast<float>(-(lr / (1 - std::pow(c.beta1, step))))) {}
+        root2(static_cast<float>(std::sqrt(1 - power2))),
+        rate(static_cast<float>(-(lr / (1 - power1)))) {}
 };
 
 __global__ void __launch_bounds__(threads_per_block)
     adam_kernel(const __grid_constant__ OptimizerSlots slots, const __grid_constant__ AdamCall call) {
   __shared__ alignas(AdamFactors) unsigned char memory[sizeof(AdamFactors)];
+  wait_for_earlier();
   if (skipped(call.skip)) return;
   const Chunk chunk(slots);
   const OptimizerSlot& s = slots.slot[chunk.slot];
   auto& shared = *reinterpret_cast<AdamFactors*>(memory);
-  if (threadIdx.x == 0) shared = AdamFactors(call, *call.lr, *s.steps);  // powers in f64 are slow
+  __shared__ double powers[2];
+  // Powers in f64 are slow: each once, in warps of their own.
+  if (threadIdx.x == 0) powers[0] = std::pow(call.beta1, *s.steps);
+  if (threadIdx.x == warp_size) powers[1] = std::pow(call.beta2, *s.steps);
+  __syncthreads();
+  if (threadIdx.x == 0) shared = AdamFactors(call, *call.lr, powers[0], powers[1]);
   __syncthreads();
   const AdamFactors f = shared;
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
@@ -151,16 +160,16 @@ unsigned blocks_of(const OptimizerSlots& slots) {
 }  // namespace
 
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream) {
-  count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots, call.skip);
+  launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
-    adam_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
+    launch_early(adam_kernel, blocks, threads_per_block, stream, slots, call);
 }
 
 void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream) {
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
     sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(
         slots, call.lr, call.skip, static_cast<float>(call.momentum), static_cast<float>(call.weight_decay));
-  if (call.momentum != 0) count_steps<<<1, OptimizerSlots::most, 0, stream>>>(slots, call.skip);
+  if (call.momentum != 0) launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
 }
 
 }  // namespace sherd::cuda

@@ -1,15 +1,19 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
 
-constexpr int block_rows = 8, block_columns = 32;
-constexpr std::int64_t piece_length = 4096,
-                       column_length = 512;  // elements of a piece, along and across rows
+constexpr int block_columns = 32;
+constexpr int block_rows = 8, join_rows = 32;  // of a block that sums the array, and of one that joins pieces
+constexpr std::int64_t piece_length = 4096;    // elements of a piece along rows
+constexpr std::int64_t enough_blocks = 1056;   // across rows: what the largest GPU has room for, twice
+constexpr std::int64_t least_length = 128;
 
 template <class T>
 using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
@@ -32,6 +36,7 @@ __device__ TO finished(Acc total, double divisor) {
 template <class T, class TO, class Acc>
 __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double divisor, const T* x, TO* out) {
   __shared__ Acc partial[threads_per_block];
+  wait_for_earlier();
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
     const T* row = x + o * p.reduce;
@@ -48,12 +53,13 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double d
   }
 }
 
-/// Sums across rows: neighbouring threads take neighbouring packs of `V` columns, `block_rows` of them share
-/// a pack. The tree of a column is the same for every `V`.
-template <int V, class T, class TO, class Acc>
-__global__ void __launch_bounds__(threads_per_block)
+/// Sums across rows: neighbouring threads take neighbouring packs of `V` columns, `Rows` of them share a
+/// pack. The tree of a column is the same for every `V`.
+template <int Rows, int V, class T, class TO, class Acc>
+__global__ void __launch_bounds__(block_columns* Rows, 1024 / (block_columns * Rows))
     sum_columns(Pieces p, double divisor, const T* x, TO* out) {
-  __shared__ Acc partial[block_rows][block_columns][V];
+  __shared__ Acc partial[Rows][block_columns][V];
+  wait_for_earlier();
   auto& mine = partial[threadIdx.y][threadIdx.x];
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   const std::int64_t across = (p.inner + block_columns * V - 1) / (block_columns * V);
@@ -62,16 +68,21 @@ __global__ void __launch_bounds__(threads_per_block)
     Acc total[V] = {};
     if (column < p.inner) {
       const T* from = x + o * p.reduce * p.inner + column;
-#pragma unroll 4
-      for (std::int64_t i = begin + threadIdx.y; i < end; i += block_rows) {
-        const Packed<V, T> pack = load_pack<V>(from + i * p.inner);
+#pragma unroll 8
+      for (std::int64_t i = begin + threadIdx.y; i < end; i += Rows) {
+        if constexpr (V > 1) {
+          Acc wide[V];
+          Raw<V, T>::load(from + i * p.inner).widen_to(wide);
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[j] += static_cast<Acc>(pack.at[j]);
+          for (int j = 0; j < V; ++j) total[j] += wide[j];
+        } else {
+          total[0] += static_cast<Acc>(from[i * p.inner]);
+        }
       }
     }
 #pragma unroll
     for (int j = 0; j < V; ++j) mine[j] = total[j];
-    for (unsigned half = block_rows / 2; half > 0; half /= 2) {
+    for (unsigned half = Rows / 2; half > 0; half /= 2) {
       __syncthreads();
       if (threadIdx.y < half)
 #pragma unroll
@@ -85,7 +96,7 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
-template <class T, class TO, class Acc>
+template <bool joins, class T, class TO, class Acc>
 void sum_pieces(Pieces p, std::int64_t pieces, double divisor, const void* x, void* out,
                 cudaStream_t stream) {
   const T* from = static_cast<const T*>(x);
@@ -94,19 +105,20 @@ void sum_pieces(Pieces p, std::int64_t pieces, double divisor, const void* x, vo
     return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   };
   if (p.inner == 1) {
-    sum_rows<T, TO, Acc><<<grid(1), threads_per_block, 0, stream>>>(p, divisor, from, to);
+    launch_early(sum_rows<T, TO, Acc>, grid(1), threads_per_block, stream, p, divisor, from, to);
     return;
   }
-  const auto columns = [&]<int V>() {
+  const auto columns = [&]<int Rows, int V>() {
     constexpr int width = block_columns * V;
-    sum_columns<V, T, TO, Acc>
-        <<<grid((p.inner + width - 1) / width), dim3(block_columns, block_rows), 0, stream>>>(p, divisor,
-                                                                                              from, to);
+    launch_early(sum_columns<Rows, V, T, TO, Acc>, grid((p.inner + width - 1) / width),
+                 dim3(block_columns, Rows), stream, p, divisor, from, to);
   };
-  if (std::is_floating_point_v<Acc> && wide_rows<T>(p.inner, from))
-    columns.template operator()<std::is_floating_point_v<Acc> ? wide_count<T> : 1>();
+  if constexpr (joins)
+    columns.template operator()<join_rows, 1>();
+  else if (std::is_floating_point_v<Acc> && wide_rows<T>(p.inner, from))
+    columns.template operator()<block_rows, std::is_floating_point_v<Acc> ? wide_count<T> : 1>();
   else
-    columns.template operator()<1>();
+    columns.template operator()<block_rows, 1>();
 }
 
 template <class T>
@@ -115,20 +127,24 @@ void sum(const SumCall& c) {
   using TO = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
   const std::int64_t pieces = c.pieces();
   const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces};
-  if (pieces == 1) return sum_pieces<T, TO, Acc>(all, 1, c.divisor, c.x, c.out, c.stream);
-  sum_pieces<T, Acc, Acc>(all, pieces, 1, c.x, c.partial, c.stream);
-  sum_pieces<Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.divisor, c.partial, c.out, c.stream);
+  if (pieces == 1) return sum_pieces<false, T, TO, Acc>(all, 1, c.divisor, c.x, c.out, c.stream);
+  sum_pieces<false, T, Acc, Acc>(all, pieces, 1, c.x, c.partial, c.stream);
+  sum_pieces<true, Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.divisor, c.partial, c.out,
+                                 c.stream);
 }
 
 }  // namespace
 
 std::int64_t SumCall::pieces() const {
-  const std::int64_t results = outer * inner, length = inner == 1 ? piece_length : column_length;
-  const std::int64_t wanted = (reduce + length - 1) / length;
-  if (results >= 1 << 16 || wanted <= 1) return 1;
-  // Partial sums beyond these cost more than they bring.
-  const std::int64_t most = results < 512 ? 1024 : (1 << 19) / results;
-  return wanted < most ? wanted : most;
+  const std::int64_t results = outer * inner;
+  if (inner == 1) {
+    const std::int64_t wanted = (reduce + piece_length - 1) / piece_length;
+    return results >= 1 << 16 ? 1 : std::clamp<std::int64_t>(wanted, 1, 1024);
+  }
+  if (results == 0 || reduce <= 4 * least_length) return 1;
+  const std::int64_t width = block_columns * 16 / size_of(dtype),  // of a block whose loads are wide
+      blocks = outer * ((inner + width - 1) / width);
+  return std::clamp<std::int64_t>(enough_blocks / blocks, 1, (reduce + least_length - 1) / least_length);
 }
 
 void launch_sum(const SumCall& c) {
