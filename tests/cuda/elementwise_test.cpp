@@ -44,6 +44,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
                      [&](int i) { return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12}); }));
   if (arity > 1) {
     list.push_back(all("rows", [&](int i) { return i == 0 ? make({40, 30}) : make({30}); }));
+    list.push_back(all("dense rows", [&](int i) { return i == 0 ? make({5, 3, 32}) : make({3, 32}); }));
+    list.push_back(all("dense rows apart", [&](int) { return slice(make({9, 64}), 1, 16, 48); }));
     list.push_back(all("columns", [&](int i) { return i == 0 ? make({40, 1}) : make({40, 30}); }));
     list.push_back(all("both", [&](int i) { return i == 0 ? make({5, 1, 7}) : make({6, 1}); }));
     list.push_back(all("with 0-d", [&](int i) { return i == 0 ? make({50, 3}) : make({}); }));

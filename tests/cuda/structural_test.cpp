@@ -134,6 +134,11 @@ TEST_CASE("cuda: sums and means over any axes agree with the CPU's") {
     CHECK(relative_distance(sum(y, {-1}), sum(x, {-1})) <= 1e-6);
     CHECK(distance_in_ulps(sum(y, {0}), sum(y, {0})) == 0);  // run to run
   }
+  for (DType dtype : all_dtypes) {  // in pieces that are joined
+    const Tensor x = Values(7)({3000, 40}, dtype, 0, is_floating(dtype) ? 2 : 20);
+    INFO(name_of(dtype));
+    CHECK(relative_distance(sum(on_gpu(x), {0}), sum(x, {0})) <= 4 * rounding(dtype));
+  }
   for (const Tensor& x : {zeros({0, 4}), zeros({4, 0}), zeros({})}) {
     CHECK(distance_in_ulps(sum(on_gpu(x)), sum(x)) == 0);
     CHECK(distance_in_ulps(mean(on_gpu(x)), mean(x)) == 0);
@@ -169,6 +174,9 @@ TEST_CASE("cuda: products of matrices agree with the CPU's, transposed, strided 
                            {3, 5, 7},
                            {64, 48, 128},
                            {129, 257, 65},
+                           {5, 33, 150},  // small, but in more than one part along k
+                           {17, 9, 256},
+                           {1, 400, 300},
                            {1, 40, 30},
                            {40, 1, 30},
                            {5, 6, 0},
