@@ -109,6 +109,7 @@ void Parameter::set_owner(Owned owned) {
   owned.local.requires_grad_(s.requires_grad);
   owned.used.requires_grad_(s.requires_grad);
   s.owner = owned.owner;
+  s.replaced_as.clear();
   s.local = std::move(owned.local);
   s.used = std::move(owned.used);
   s.local.storage().set_use(MemoryUse::parameters);
@@ -125,6 +126,11 @@ void Parameter::set_data(Tensor data) {
   s.shape = fresh.shape();
   s.local = s.used = fresh;
   fresh.storage().set_use(MemoryUse::parameters);
+}
+
+void Parameter::leave_owner_to_another(std::string name) {
+  leave_owner();
+  state_->replaced_as = std::move(name);
 }
 
 void Parameter::set_requires_grad(bool requires_grad) {

@@ -72,8 +72,8 @@ class SHERD_API Parameter {
   /// gathered.
   Tensor data() const;
   /// Uses the memory of `data` as the values from now on; shape and dtype may change with it. Of a sharded
-  /// parameter `local()` takes the values, or this rank's part of a whole (ShapeError for another shape). Gradient and hooks stay. StateError
-  /// for an empty handle.
+  /// parameter `local()` takes the values, or this rank's part of a whole (ShapeError for another shape).
+  /// Gradient and hooks stay. StateError for an empty handle.
   void set_data(Tensor data);
   /// The gradient of `local()`; `set_grad` takes any shape, dtype and device, an empty handle is none.
   Tensor grad() const { return state("grad").local.grad(); }
@@ -98,10 +98,14 @@ class SHERD_API Parameter {
   /// Who keeps the values, or null. The owner calls `leave_owner` before it is destroyed.
   ParameterOwner* owner() const { return state("owner").owner; }
   void leave_owner() { state("leave_owner").owner = nullptr; }
+  /// The name of the member for which the owner has another object now, and left this one; else empty.
+  const std::string& replaced_as() const { return state("replaced_as").replaced_as; }
+  void leave_owner_to_another(std::string name);
 
  private:
   struct State : RefCounted {
     ParameterOwner* owner = nullptr;
+    std::string replaced_as;
     Tensor local, used;
     Shape shape;
     bool requires_grad = true;

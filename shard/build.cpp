@@ -379,7 +379,7 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
                     .writeback_check = options.writeback_check,
                     .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
                     .ignored = std::move(ignored)};
-  module.extend(std::make_shared<Unit>(std::move(policy), std::move(members)));
+  module.extend(Unit::make(std::move(policy), std::move(members)));
   number(all);
 }
 

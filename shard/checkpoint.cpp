@@ -19,7 +19,11 @@ constexpr std::string_view model_name = "model", optimizer_name = "optimizer";
 class SavedSource final : public StateSource {
  public:
   explicit SavedSource(const SavedState& state) : state_(state) {}
-  std::size_t size() const override { return state_.tensors().size(); }
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const SavedTensor& t : state_.tensors()) names.emplace_back(t.name);
+    return names;
+  }
   std::optional<Shape> shape(const std::string& name) const override {
     const SavedTensor* found = state_.find(name);
     return found == nullptr ? std::nullopt : std::optional<Shape>(found->shape);
@@ -127,6 +131,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
   const NoGrad guard;
+  together(ranks, [&] { check_optimizer(optimizer); });
   const Named states[] = {state_of(model, ranks),
                           {optimizer_name, sharded_optimizer_state(model, optimizer)}};
   save(states, folder, ranks, options);

@@ -7,6 +7,7 @@
 #include "runtime/ops/optimizer_steps.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
+#include "shard/unit.h"
 
 namespace sherd::shard {
 namespace {
@@ -26,11 +27,6 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
     auto share = std::ranges::find_if(
         shares, [&](const Share& s) { return ranks && s.ranks ? *s.ranks == *ranks : s.ranks == ranks; });
     if (share == shares.end()) share = shares.insert(share, {ranks, {}});
-    check<StateError>(
-        p.owner() != nullptr || p.local().shape() == p.shape(),
-        "clip_grad_norm_: a parameter of shape {} was sharded with a module that is gone, and its part "
-        "of shape {} counts on no other rank; clip the parameters of a module",
-        p.shape(), p.local().shape());
     if (p.owner() != nullptr) p.owner()->check_steppable(p);
     if (const Tensor g = p.grad(); g.defined()) share->gradients.push_back(g);
   }
@@ -65,6 +61,7 @@ Tensor norm_of(std::span<const Share> shares, Device device) {
 Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
   const NoGrad guard;
+  write_back("clip_grad_norm_", params);
   const std::vector<Share> shares = shares_of(params);
   std::vector<Tensor> scaled{norm_of(shares, params.empty() ? Device::cpu() : params[0].local().device())};
   for (const Share& s : shares) scaled.insert(scaled.end(), s.gradients.begin(), s.gradients.end());

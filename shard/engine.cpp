@@ -216,6 +216,18 @@ void Engine::add(const std::shared_ptr<ParameterGroup>& group) {
   all_.push_back(group);
 }
 
+void Engine::add(const std::shared_ptr<Unit>& unit) {
+  std::erase_if(units_, [](const auto& weak) { return weak.expired(); });
+  units_.push_back(unit);
+}
+
+std::vector<std::shared_ptr<Unit>> Engine::units() const {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto& weak : units_)
+    if (auto unit = weak.lock()) units.push_back(std::move(unit));
+  return units;
+}
+
 Engine::Gathereds Engine::leased(const Root& root, Lease owner) const {
   Gathereds leased;
   for (const auto& weak : all_)

@@ -148,6 +148,9 @@ class Engine {
   };
 
   void add(const std::shared_ptr<ParameterGroup>& group);
+  void add(const std::shared_ptr<Unit>& unit);
+  /// Those of the rank's sharded modules.
+  std::vector<std::shared_ptr<Unit>> units() const;
 
   /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
   /// `shard`.
@@ -202,6 +205,7 @@ class Engine {
     int ranks;
   };
   std::vector<std::weak_ptr<ParameterGroup>> all_;
+  std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
   std::uint64_t last_record_ = 0;
   Plan plan_;

@@ -39,6 +39,12 @@ std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer) {
   return all;
 }
 
+}  // namespace
+
+void check_optimizer(const nn::Optimizer& optimizer) { write_back("optimizer", all_parameters(optimizer)); }
+
+namespace {
+
 /// Steps that each parameter has taken on any rank, -1 for one without state. A rank that owns nothing of a
 /// parameter has no gradient of it either, and so no state.
 std::vector<double> steps_taken(const std::vector<nn::Parameter>& params, const Entries& own,
@@ -156,6 +162,7 @@ Tensor part_of_entry(const std::vector<nn::Parameter>& params, const Listed& lis
 void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
                 const std::function<void(const std::string&, const Tensor&)>& on_number,
                 const std::function<void(const std::string&, const nn::Parameter&, const Tensor&)>& on_part) {
+  check_optimizer(optimizer);
   const nn::StateDict state = optimizer.state_dict();
   const Entries own(state.begin(), state.end());
   const std::vector<nn::Parameter> params = all_parameters(optimizer);
@@ -257,7 +264,7 @@ class StateCutter {
                         name, *shape, l.parameter.shape());
       const Run run = run_of(l.parameter);
       const Tensor part = from_.read(name, run.begin, run.numel);
-      ++used_;
+      used_.add(name);
       const Tensor& local = l.parameter.local();
       if (l.flat == nullptr)
         parts_.emplace_back(entry(l.index, names_[k]),
@@ -269,9 +276,7 @@ class StateCutter {
 
   /// The optimizer's own state, when all was taken.
   nn::StateDict parts() {
-    check<ValueError>(used_ == from_.size(),
-                      "optimizer: {} of the state's {} entries belong to no parameter here",
-                      from_.size() - used_, from_.size());
+    used_.check_all("optimizer", from_, "parameter");
     for (auto& [index, state] : flats_)
       for (std::size_t k = 0; k < names_.size(); ++k)
         parts_.emplace_back(entry(index, names_[k]), std::move(state.slots[k]));
@@ -285,7 +290,7 @@ class StateCutter {
   };
   /// In the shape that it has, so that the optimizer refuses a wrong one.
   Tensor number(const std::string& name, const Shape& shape) {
-    ++used_;
+    used_.add(name);
     return reshape(from_.read(name, 0, shape.numel()), shape);
   }
   FlatState& flat(const Listed& l) {
@@ -314,7 +319,7 @@ class StateCutter {
   std::vector<nn::Parameter> params_;
   std::vector<std::string> keys_;
   const StateSource& from_;
-  std::size_t used_ = 0;
+  UsedNames used_;
   nn::StateDict parts_;
   std::map<std::size_t, FlatState> flats_;
 };
@@ -324,6 +329,7 @@ class StateCutter {
 nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
                                      nn::Module* model) {
   const NoGrad guard;
+  check_optimizer(optimizer);
   const auto groups = listed(optimizer);
   std::vector<std::string> keys = keys_of(groups, model);
   const auto has = [&](const std::string& name) { return from.shape(name).has_value(); };
@@ -358,6 +364,7 @@ nn::StateDict renamed(nn::StateDict state, const std::unordered_map<std::string,
 }  // namespace
 
 nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& optimizer) {
+  check_optimizer(optimizer);
   const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
   std::unordered_map<std::string, std::string> names;
   for (std::size_t i = 0; i < keys.size(); ++i)
@@ -366,6 +373,7 @@ nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& opti
 }
 
 void load_local_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, nn::StateDict state) {
+  check_optimizer(optimizer);
   const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
   std::unordered_map<std::string, std::string> numbers;
   for (std::size_t i = 0; i < keys.size(); ++i)

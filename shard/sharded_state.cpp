@@ -4,6 +4,7 @@
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/shown.h"
 #include "shard/agree.h"
 #include "shard/group.h"
 #include "shard/state_source.h"
@@ -19,7 +20,11 @@ class RanksSource final : public StateSource {
     for (const ShardedTensor& t : state)
       check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
   }
-  std::size_t size() const override { return tensors_.size(); }
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
   std::optional<Shape> shape(const std::string& name) const override {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? std::nullopt : std::optional(found->second->shape);
@@ -88,6 +93,21 @@ ShardedTensor share_of(const ShardedTensor& t, int rank) {
 WholeSource::WholeSource(std::string_view call, const nn::StateDict& state) {
   for (const auto& [name, tensor] : state)
     check<ValueError>(tensors_.emplace(name, tensor).second, "{}: the state has '{}' twice", call, name);
+}
+
+std::vector<std::string> WholeSource::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
+}
+
+void UsedNames::check_all(std::string_view call, const StateSource& from, std::string_view what) const {
+  std::vector<std::string> names = from.names();
+  const std::size_t all = names.size();
+  std::erase_if(names, [&](const std::string& name) { return used_.contains(name); });
+  check<ValueError>(names.empty(), "{}: {} of the state's {} entries belong to no {} here, among them '{}'",
+                    call, names.size(), all, what,
+                    shown(names.empty() ? "" : *std::ranges::min_element(names)));
 }
 
 std::optional<Shape> WholeSource::shape(const std::string& name) const {

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "nn/optimizer.h"
@@ -16,8 +17,8 @@ namespace sherd::shard {
 class StateSource {
  public:
   virtual ~StateSource() = default;
-  /// How many tensors there are.
-  virtual std::size_t size() const = 0;
+  /// Of all tensors, in any order.
+  virtual std::vector<std::string> names() const = 0;
   /// The shape of one; none where it is not there.
   virtual std::optional<Shape> shape(const std::string& name) const = 0;
   /// `numel` elements from `begin` on of one that is there: in one dimension, in memory of their own.
@@ -29,12 +30,23 @@ class WholeSource final : public StateSource {
  public:
   /// ValueError, under the name of `call`, for a name that comes twice.
   WholeSource(std::string_view call, const nn::StateDict& state);
-  std::size_t size() const override { return tensors_.size(); }
+  std::vector<std::string> names() const override;
   std::optional<Shape> shape(const std::string& name) const override;
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override;
 
  private:
   std::unordered_map<std::string, Tensor> tensors_;
+};
+
+/// Those of a source that were read.
+class UsedNames {
+ public:
+  void add(const std::string& name) { used_.insert(name); }
+  /// ValueError, under the name of `call`, where there are others, which belong to no `what`.
+  void check_all(std::string_view call, const StateSource& from, std::string_view what) const;
+
+ private:
+  std::unordered_set<std::string> used_;
 };
 
 /// The elements of a parameter that this rank has.
@@ -61,6 +73,9 @@ class StagedModel {
   std::vector<nn::ParameterOwner*> owners_;
 };
 
+/// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no
+/// parameter; takes in what it has been replaced by.
+void check_optimizer(const nn::Optimizer& optimizer);
 /// This rank's part of an optimizer's whole state, in memory of its own, for `load_state_dict`. With a
 /// `model` the state may be by its names.
 nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,

@@ -56,6 +56,12 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
   }
 }
 
+std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members) {
+  auto unit = std::make_shared<Unit>(std::move(policy), std::move(members));
+  Engine::current().add(unit);
+  return unit;
+}
+
 Unit::~Unit() {
   for (Members& m : members_) {
     for (nn::Parameter& p : m.parameters)
@@ -544,7 +550,7 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
     for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
     members.push_back(std::move(copy));
   }
-  auto unit = std::make_shared<Unit>(policy_, std::move(members));
+  auto unit = make(policy_, std::move(members));
   unit->set_synchronising(synchronising_);  // scopes stay with the original
   return unit;
 }

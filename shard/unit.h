@@ -72,6 +72,8 @@ struct Members {
 
 class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
  public:
+  /// Known to the rank's engine.
+  static std::shared_ptr<Unit> make(UnitPolicy policy, std::vector<Members> members);
   Unit(UnitPolicy policy, std::vector<Members> members);
   ~Unit() override;
   Unit(const Unit&) = delete;
@@ -127,6 +129,9 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// rank's part has, StateError while a backward is to come that needs what was gathered,
   /// NotImplementedError for ties that were changed.
   void write_back();
+  /// Whether a member that had one of these, by id, has another object, or has one of these in another's
+  /// place.
+  bool replaced(const std::unordered_set<const void*>& ids) const;
   /// ShapeError for a gradient that is neither an average nor this rank's own.
   void check_gradients() const;
   /// A backward begins. StateError if something of what `plan` concerns was replaced since its forward.
@@ -206,5 +211,9 @@ std::vector<NamedUnit> units_of(nn::Module& module);
 void write_back(nn::Module& module);
 /// Of some of them, which have their names below `module`.
 void write_back(nn::Module& module, std::span<const NamedUnit> units);
+/// The same of the units that have, or had, one of `parameters` and find another in its member. StateError,
+/// under the name of `call`, for one that is in the module no longer: what ranks have of it is no part of
+/// anything.
+void write_back(std::string_view call, std::span<const nn::Parameter> parameters);
 
 }  // namespace sherd::shard

@@ -125,7 +125,7 @@ ShardedStateDict sharded_state_dict(nn::Module& module) {
 
 StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from) {
   const NoGrad guard;
-  std::size_t used = 0;
+  UsedNames used;
   const auto take = [&](const std::string& name, const Tensor& into, const Shape& shape, const Run& run) {
     check_values(call, name, into);
     check<StateError>(!shows_twice(into.layout()),
@@ -136,7 +136,7 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
     check<ValueError>(given.has_value(), "{}: the state lacks '{}'", call, name);
     check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state", call, name,
                       shape, *given);
-    ++used;
+    used.add(name);
     const Tensor values = from.read(name, run.begin, run.numel);
     check<DeviceError>(values.device().type != DeviceType::meta,
                        "{}: '{}' is on meta in the state and has no values", call, name);
@@ -154,8 +154,7 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
     const Tensor own = b.member->values();
     buffers_.emplace_back(b.member, take(b.name, own, own.shape(), {0, own.numel()}));
   }
-  check<ValueError>(used == from.size(), "{}: {} of the state's {} entries belong to nothing here", call,
-                    from.size() - used, from.size());
+  used.check_all(call, from, "parameter or buffer");
 }
 
 void StagedModel::commit() {

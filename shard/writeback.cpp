@@ -72,6 +72,34 @@ void write_back(nn::Module& module, std::span<const NamedUnit> units) {
   for (const NamedUnit& u : units) u.unit->write_back();
 }
 
+bool Unit::replaced(const std::unordered_set<const void*>& ids) const {
+  for (const Members& m : members_)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+      if (m.replaced(i) &&
+          (ids.contains(m.parameters[i].id()) ||
+           std::ranges::any_of(m.slots[i], [&](const Slot& s) { return ids.contains(s->id()); })))
+        return true;
+  return false;
+}
+
+void write_back(std::string_view call, std::span<const nn::Parameter> parameters) {
+  std::unordered_set<const void*> ids;
+  for (const nn::Parameter& p : parameters) ids.insert(p.id());
+  for (const auto& unit : Engine::current().units())
+    if (unit->replaced(ids)) unit->write_back();
+  for (const nn::Parameter& p : parameters) {
+    check<StateError>(
+        p.replaced_as().empty(),
+        "{}: a parameter of shape {} is in its module no longer: '{}' was replaced by another object; "
+        "take the parameters of the module anew, for the optimizer too",
+        call, p.shape(), p.replaced_as());
+    check<StateError>(p.owner() != nullptr || p.local().shape() == p.shape(),
+                      "{}: a parameter of shape {} was sharded with a module that is gone, and its part "
+                      "of shape {} counts on no other rank; take the parameters of a module",
+                      call, p.shape(), p.local().shape());
+  }
+}
+
 void Unit::check_gradients() const {
   for (const Members& m : members_) m.group->gradients().check_replaced();
 }
@@ -136,7 +164,7 @@ void Unit::take_in(Members& m, std::size_t i) {
 
   nn::Parameter old = std::exchange(m.parameters[i], fresh);
   places_.erase(old.id());
-  old.leave_owner();
+  old.leave_owner_to_another(name);
   old.set_data(own);
   m.group->renew_local(i);
   bind_one(m, i);

@@ -11,14 +11,17 @@
 #include "collectives/observe.h"
 #include "runtime/apply.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "shard/build.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
 #include "tests/catch.h"
+#include "tests/message_of.h"
 #include "tests/ranks.h"
 
 using namespace sherd;
 using sherd::test::expect;
+using sherd::test::message_of;
 
 namespace {
 
@@ -378,6 +381,36 @@ TEST_CASE("the norm of a rank's own gradients is refused where parameters are sh
     }
     expect(text.find("shard::clip_grad_norm_") != std::string::npos, "it said '{}'", text);
   }));
+}
+
+TEST_CASE(
+    "what was put in the place of parameters is clipped as the parts that it is, and what was there is "
+    "refused") {
+  for (int ranks : worlds)
+    for (shard::GroupLayout layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+      for (const bool ran : {false, true})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+          Net net = net_of();
+          shard::fully_shard(net, {.layout = layout});
+          const std::vector<nn::Parameter> before = net.parameters();
+          if (ran) shard::full_state_dict(net);
+          std::vector<Tensor> gradients = whole_gradients(net_of());
+          set_parts(net, gradients, everywhere);
+          const double expected = order_free_norm(gradients).item();
+          std::vector<nn::Param*> members;
+          for (const shard::FoundParameter& p : shard::find_members(net).parameters)
+            members.push_back(p.member);
+          for (nn::Param* member : members) {
+            nn::Parameter fresh(clone(member->local().detach()));
+            fresh.set_grad(member->grad());
+            *member = fresh;
+          }
+          const double norm = shard::clip_grad_norm_(net.parameters(), 1).item();
+          expect(same_bits(norm, expected), "norm {}, whole {}", norm, expected);
+          const std::string text = message_of<StateError>([&] { shard::clip_grad_norm_(before, 1); });
+          expect(text.find("was replaced") != std::string::npos && text.find("weight'") != std::string::npos,
+                 "it said '{}'", text);
+        }));
 }
 
 TEST_CASE("parts whose module is gone are refused: their norm would be each rank's own") {

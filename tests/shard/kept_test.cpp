@@ -79,7 +79,7 @@ void write_part(Net& net, bool writes) {
 }
 
 /// Values of `net` on all ranks for `by_hand`.
-void follow(Net& by_hand, Net& net) {
+void follow(nn::Module& by_hand, nn::Module& net) {
   const NoGrad guard;
   const nn::StateDict whole = shard::full_state_dict(net);
   std::size_t i = 0;
@@ -146,5 +146,12 @@ TEST_CASE("a backward that does not read what one rank wrote makes the same call
         pair, world,
         average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); }),
         "of the values before the write");
+    follow(by_hand, pair);
+    pair.zero_grad();
+    loss(pair, world.rank()).backward();
+    expect_gradients(
+        pair, world,
+        average_by_hand(by_hand, world.size(), [&](int rank) { loss(by_hand, rank).backward(); }),
+        "afterwards");
   });
 }

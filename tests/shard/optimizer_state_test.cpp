@@ -9,10 +9,12 @@
 #include "nn/layers.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/checkpoint.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "shard/sharded_state.h"
 #include "tests/catch.h"
+#include "tests/message_of.h"
 #include "tests/ranks.h"
 
 using namespace sherd;
@@ -164,8 +166,11 @@ TEST_CASE("state that does not fit is refused on every rank, and nothing changes
     };
     refused([](nn::StateDict& state) { state[1].second = zeros({2, 5}); }, "has shape (2, 5)");
     refused([](nn::StateDict& state) { state.erase(state.begin() + 2); }, "lacks 'state.0.");
-    refused([](nn::StateDict& state) { state.emplace_back("state.77.step", zeros({})); },
-            "belong to no parameter");
+    refused(
+        [](nn::StateDict& state) {
+          for (const int i : {77, 76}) state.emplace_back(fmt::format("state.{}.step", i), zeros({}));
+        },
+        "belong to no parameter here, among them 'state.76.step'");
     refused([](nn::StateDict& state) { state.erase(state.begin()); }, "no rate for group 0");
     expect(values(shard::full_optimizer_state(*optimizer)) == before, "the state changed");
   });
@@ -257,6 +262,40 @@ void expect_state(const nn::Optimizer& optimizer, const nn::Optimizer& plain, co
 }
 
 }  // namespace
+
+TEST_CASE("the state of an optimizer with a parameter that was replaced is refused by its name") {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
+    for (const bool taken_in : {false, true}) {
+      Net net = seeded_net();
+      shard_net(net, world, layout);
+      const auto optimizer = optimizer_of(kind, net);
+      train(net, *optimizer, 0, weight_of(world));
+      const nn::StateDict whole = shard::full_optimizer_state(net, *optimizer),
+                          local = shard::local_optimizer_state(net, *optimizer);
+      const shard::ShardedStateDict parts = shard::sharded_optimizer_state(*optimizer);
+      net.last.weight = nn::Parameter(clone(net.last.weight.local().detach()));
+      if (taken_in) shard::full_state_dict(net);
+      const std::function<void()> calls[] = {
+          [&] { shard::full_optimizer_state(*optimizer); },
+          [&] { shard::full_optimizer_state(net, *optimizer); },
+          [&] { shard::sharded_optimizer_state(*optimizer); },
+          [&] { shard::sharded_optimizer_state(net, *optimizer); },
+          [&] { shard::local_optimizer_state(net, *optimizer); },
+          [&] { shard::load_full_optimizer_state(*optimizer, whole); },
+          [&] { shard::load_full_optimizer_state(net, *optimizer, whole); },
+          [&] { shard::load_sharded_optimizer_state(*optimizer, parts, world.group()); },
+          [&] { shard::load_local_optimizer_state(net, *optimizer, local); },
+          [&] { shard::save_checkpoint(net, *optimizer, "never", world.group()); }};
+      for (const auto& call : calls) {
+        const std::string message = message_of<StateError>(call);
+        expect(message.find("'last.weight' was replaced") != std::string::npos, "it said '{}'", message);
+      }
+      const auto anew = optimizer_of(kind, net);
+      shard::load_full_optimizer_state(net, *anew, whole);
+      expect(values(shard::full_optimizer_state(net, *anew)) == values(whole), "by an optimizer made anew");
+    }
+  });
+}
 
 TEST_CASE("flat parameters: the gathered state of an optimizer is that of the unsharded run") {
   on_flat_ranks([](const World& world, bool wrap, Kind kind) {
