@@ -215,11 +215,12 @@ class Traversal final : public MemberVisitor {
 };
 
 /// StateError for a parameter that was sharded together with a module above: its values cannot change apart
-/// from the others.
-void check_all_below(const Module& module) {
+/// from the others. And where those of any module below may not change now: some would, the others not.
+void check_changeable(const Module& module) {
   std::unordered_set<const ParameterOwner*> below;
   Traversal modules(Hidden::show), all(Hidden::show);
   modules.on_module = [&](const std::string&, Module& m) {
+    if (m.extension()) m.extension()->check_changeable();
     if (const auto* owner = dynamic_cast<const ParameterOwner*>(m.extension().get())) below.insert(owner);
   };
   modules.run(module);  // a tied parameter's keeper may come after its first name
@@ -235,7 +236,7 @@ void check_all_below(const Module& module) {
 
 /// Applies `change` to each parameter's values and gradient, and to each buffer.
 void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& change) {
-  check_all_below(module);
+  check_changeable(module);
   const NoGrad guard;
   std::unordered_set<const void*> seen;
   Traversal all;
@@ -410,7 +411,8 @@ StateDict Module::state_dict() const {
   std::unordered_set<const void*> seen;
   Traversal all;
   all.on_param = [&](const std::string& name, const Parameter& p) {
-    if (seen.insert(p.id()).second) state.emplace_back(name, p.local().detach());
+    if (!seen.insert(p.id()).second) return;
+    state.emplace_back(name, p.owner() != nullptr ? p.owner()->state(p) : p.local().detach());
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() != Persistence::saved) return;

@@ -55,6 +55,8 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   /// Whether lists leave out this parameter of the module or of one below, because one of `own_parameters`
   /// stands for it.
   virtual bool hides(const Parameter& parameter) const;
+  /// StateError if values may not be replaced now. Asked of a module and all below before `change` of any.
+  virtual void check_changeable() const {}
   /// Replaces all values that the extension keeps, gradients included, by what `change` returns for them.
   /// `Module::to` changes the others itself.
   virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
@@ -131,7 +133,8 @@ class SHERD_API Module {
   void eval() { train(false); }
   /// Moves parameters, gradients and buffers; parameter objects stay the same. DeviceError where values are
   /// on `meta`, since there are none to move: see `materialize`. StateError, also from `to(DType)` and
-  /// `materialize`, for a parameter that was sharded together with a module above this one.
+  /// `materialize`, for a parameter that was sharded together with a module above this one, and within a
+  /// forward, a backward or a scope of what is sharded; then nothing has moved.
   void to(Device device);
   /// Casts floating parameters, gradients and buffers.
   void to(DType dtype);
@@ -147,8 +150,8 @@ class SHERD_API Module {
   void zero_grad();
 
   /// Parameters and saved buffers by name, a tied parameter under its first; of sharded parameters this
-  /// rank's parts. Tensors share memory with the module; a buffer that computes in another dtype than its own
-  /// is a copy in its own.
+  /// rank's parts, or in a scope that shows them whole the wholes. Tensors share memory with the module; a
+  /// buffer that computes in another dtype than its own is a copy in its own.
   StateDict state_dict() const;
   /// Copies values in. ValueError for missing or unknown names (unless not strict) and for a name that comes
   /// twice, ShapeError for other shapes, DeviceError where one side is on `meta` and the other is not; dtypes

@@ -30,6 +30,8 @@ class SHERD_API ParameterOwner {
   /// Takes over the values of `data`, this rank's part or the whole, of which it keeps its part; ShapeError
   /// for another shape.
   virtual void set_data(const Parameter& parameter, const Tensor& data) = 0;
+  /// What a module's own state has: this rank's part, or the whole in a scope of the program's that shows it.
+  virtual Tensor state(const Parameter& parameter) const = 0;
   /// Keeps this rank's part of `whole`, which has the whole parameter's shape (ShapeError).
   virtual void set_whole(const Parameter& parameter, const Tensor& whole) = 0;
   /// Called before `local()` of its parameters is written on all ranks: an optimizer steps, a state is

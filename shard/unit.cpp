@@ -188,8 +188,21 @@ const Members* Unit::flattened(const nn::Parameter& parameter) const {
   return nullptr;
 }
 
-void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
+void Unit::check_changeable() const {
   refuse_summoned("a module is moved or cast");
+  const Plan& plan = Engine::current().plan();
+  for (const auto& group : groups_) {
+    bool used = running();
+    group->each_gathered([&](const Gathered& gathered) { used |= plan.run != 0 && plan.concerns(gathered); });
+    check<StateError>(
+        !used,
+        "fully_shard: a module with '{}' is moved or cast within a forward or backward that uses "
+        "it; do that between them",
+        group->spec().names[0]);
+  }
+}
+
+void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
   const NoGrad guard;
   struct Fresh {
     std::shared_ptr<ParameterGroup> group;  // the old one, if `change` leaves its shard
@@ -425,6 +438,12 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
   const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
                      gathered.unsharded() || (gathered.here() && kept_for_backward(group));
   return shown ? parameter.tensor().detach() : parameter.local().detach();
+}
+
+Tensor Unit::state(const nn::Parameter& parameter) const {
+  const auto found = places_.find(parameter.id());
+  const bool whole = found != places_.end() && !found->second.members->summoned.empty();
+  return (whole ? parameter.tensor() : parameter.local()).detach();
 }
 
 /// Between a forward that keeps what it gathered and its backward, by policy: also where this rank wrote.

@@ -143,10 +143,12 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void forward_failed(nn::Module& module) noexcept override;
   std::vector<nn::NamedParameter> own_parameters() const override;
   bool hides(const nn::Parameter& parameter) const override;
+  void check_changeable() const override;
   void change(const std::function<Tensor(const Tensor&)>& change) override { replace(change); }
   std::shared_ptr<nn::ModuleExtension> clone(const nn::ClonedParameters& copy_of) const override;
   // ---- ParameterOwner ----
   Tensor data(const nn::Parameter& parameter) const override;
+  Tensor state(const nn::Parameter& parameter) const override;
   void set_data(const nn::Parameter& parameter, const Tensor& data) override;
   void set_whole(const nn::Parameter& parameter, const Tensor& whole) override;
   void before_write() override;

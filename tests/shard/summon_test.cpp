@@ -405,6 +405,83 @@ TEST_CASE("parameters that a module around keeps are not summoned from within") 
       {{}});
 }
 
+TEST_CASE("a module with a summoned one in it moves as a whole or not at all") {
+  on_all(
+      [](World&, const Way& way) {
+        Net net = seeded_net();
+        wrap(net, way);
+        const auto scope = shard::summon_full_params(net.blocks[1]);
+        const auto before = net.state_dict();
+        for (const bool cast : {true, false}) {
+          const std::string message = message_of<StateError>([&] {
+            if (cast)
+              net.to(f64);
+            else
+              net.materialize(Device::cpu(1), [](const std::string&, const Tensor&) {});
+          });
+          expect(message.find("moved or cast") != std::string::npos, "'{}'", message);
+        }
+        const auto after = net.state_dict();
+        for (std::size_t i = 0; i < before.size(); ++i)
+          expect(after[i].second.dtype() == f32 && after[i].second.device() == Device::cpu(),
+                 "'{}' has moved", after[i].first);
+      },
+      {{}});
+}
+
+TEST_CASE("a module's own state in a scope has the wholes that it shows, and the parts beside them") {
+  on_all(
+      [](World& world, const Way& way) {
+        Net by_hand = seeded_net(), net = seeded_net();
+        wrap(net, way);
+        const nn::StateDict own = net.state_dict();
+        {
+          const auto scope = shard::summon_full_params(net);
+          for (const nn::NamedParameter& p : net.named_parameters()) fill_(p.parameter.data(), 2);
+          const nn::StateDict found = net.state_dict(), expected = by_hand.state_dict();
+          expect(found.size() == expected.size(), "{} entries", found.size());
+          for (std::size_t i = 0; i < found.size(); ++i)
+            expect(found[i].first == expected[i].first &&
+                       found[i].second.to_vector<float>() ==
+                           full(expected[i].second.shape(), 2.0).to_vector<float>(),
+                   "'{}' of shape {}", found[i].first, found[i].second.shape());
+        }
+        const auto scope = shard::summon_full_params(net, {.writeback = false, .rank0_only = true});
+        if (world.rank() == 0 || way.form == Form::flat_param) return;
+        const nn::StateDict parts = net.state_dict();
+        for (std::size_t i = 0; i < parts.size(); ++i)
+          if (way.strategy != shard::ShardingStrategy::no_shard)
+            expect(parts[i].second.shape() == own[i].second.shape(), "'{}' is a part", parts[i].first);
+      },
+      {{}});
+}
+
+TEST_CASE("a module is not moved within a forward or backward that uses it") {
+  for (const int ranks : {1, 2, 3})
+    CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+      Summoner net;
+      shard::fully_shard(net.inner);
+      shard::fully_shard(net);
+      int refusals = 0;
+      const auto refused = [&] {
+        const std::string message = message_of<StateError>([&] { net.to(f64); });
+        expect(message.find("within a forward or backward") != std::string::npos, "'{}'", message);
+        ++refusals;
+      };
+      net.act = refused;
+      const Tensor y = net(ones({2, 4}));
+      net.act = {};
+      const auto hook = register_hook(y, [&](const Tensor&) -> Tensor {
+        refused();
+        return {};
+      });
+      sum(y).backward();
+      expect(refusals == 2, "{} refusals", refusals);
+      net.to(f64);
+      sum(net(ones({2, 4}, {f64}))).backward();
+    }));
+}
+
 TEST_CASE("an exception in a scope leaves every rank able to go on") {
   on_all(
       [](World& world, const Way& way) {
