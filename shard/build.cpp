@@ -267,6 +267,8 @@ Ignored ignored_in(nn::Module& module, const Options& options) {
   Ignored ignored;
   std::unordered_set<const void*> ids;
   for (const nn::Parameter& p : options.ignored_parameters) ids.insert(p.id());
+  check<ValueError>(std::ranges::find(options.ignored_modules, nullptr) == options.ignored_modules.end(),
+                    "fully_shard: a module of ignored_modules is null");
   for (const nn::NamedModule& m : module.named_modules()) {
     if (const Unit* unit = unit_of(*m.module)) {
       const Ignored& of_inner = unit->policy().ignored;

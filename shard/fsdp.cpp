@@ -1,6 +1,7 @@
 #include "shard/fsdp.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "shard/build.h"
@@ -44,6 +45,24 @@ std::string_view class_of(const nn::Module& module) {
 /// Batches are normalised in full precision.
 bool is_kept_full(const nn::Module& module) { return class_of(module).starts_with("BatchNorm"); }
 
+/// What names nothing here was meant for another module, and would be sharded in silence.
+void check_ignored(nn::Module& module, const FsdpOptions& options) {
+  std::unordered_set<const nn::Module*> modules;
+  for (const nn::NamedModule& m : module.named_modules()) modules.insert(m.module);
+  for (const nn::Module* m : options.ignored_modules)
+    check<ValueError>(modules.contains(m),
+                      "FullyShardedDataParallel: {} of ignored_modules is not in {}; leave it out",
+                      m != nullptr ? m->type_name() : "a null module", module.type_name());
+  std::unordered_set<const void*> parameters;
+  for (const FoundParameter& p : find_members(module).parameters) parameters.insert(p.member->object().id());
+  for (const nn::Parameter& p : options.ignored_parameters)
+    check<ValueError>(
+        parameters.contains(p.id()),
+        "FullyShardedDataParallel: a parameter of shape {} of ignored_parameters is not in {}; leave "
+        "it out",
+        p.defined() ? p.shape() : Shape{}, module.type_name());
+}
+
 }  // namespace
 
 void AutoWrap::also_wrap(const std::function<bool(const nn::Module&)>& more) {
@@ -71,6 +90,7 @@ AutoWrap wrap_always() {
 
 FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptions options)
     : module_(&module) {
+  check_ignored(module, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const Options each{.mesh = options.mesh,
                      .layout = GroupLayout::flat,

@@ -59,7 +59,8 @@ struct FsdpOptions {
   BackwardPrefetch backward_prefetch = 1;
   /// As for `Options`.
   bool sync_module_states = false;
-  /// As for `Options`, of all units; ignored modules become no units, nor what is within them.
+  /// As for `Options`, of all units; ignored modules become no units, nor what is within them. ValueError for
+  /// what is not in the module.
   std::vector<nn::Parameter> ignored_parameters{};
   std::vector<const nn::Module*> ignored_modules{};
 };

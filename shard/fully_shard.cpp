@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "autograd/node.h"
 #include "collectives/world.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -30,9 +31,29 @@ bool is_sharded(const nn::Module& module) { return unit_of(module) != nullptr; }
 
 namespace {
 
+/// Whom a call about a module and those below is about. StateError where it would do nothing because
+/// something else has the module's parameters, or their gradients.
+std::vector<NamedUnit> units_for(nn::Module& module, std::string_view call) {
+  std::vector<NamedUnit> units = units_of(module);
+  if (!units.empty()) return units;
+  for (const FoundParameter& p : find_members(module).parameters) {
+    check<StateError>(
+        p.member->object().owner() == nullptr,
+        "{}: '{}' of {} was sharded with a module around it, and the call would do nothing; call it "
+        "of that one",
+        call, p.name, module.type_name());
+    check<StateError>(
+        sink_of(p.member->local()) == nullptr,
+        "{}: {} is not sharded, the gradient of '{}' goes elsewhere (DataParallel), and the call would "
+        "do nothing; use what that has",
+        call, module.type_name(), p.name);
+  }
+  return units;
+}
+
 template <class F>
-void each_group(nn::Module& module, F&& visit) {
-  for (const NamedUnit& u : units_of(module))
+void each_group(std::span<const NamedUnit> units, F&& visit) {
+  for (const NamedUnit& u : units)
     for (const Members& m : u.unit->members()) visit(*m.group);
 }
 
@@ -47,13 +68,15 @@ Unit& sharded(const nn::Module& module, std::string_view call) {
 }  // namespace
 
 void set_requires_gradient_sync(nn::Module& module, bool sync) {
-  for (const NamedUnit& u : units_of(module)) u.unit->set_synchronising(sync);
+  for (const NamedUnit& u : units_for(module, "set_requires_gradient_sync")) u.unit->set_synchronising(sync);
 }
 void set_reshard_after_backward(nn::Module& module, bool reshard) {
-  each_group(module, [&](ParameterGroup& group) { group.switches.reshard_after_backward = reshard; });
+  each_group(units_for(module, "set_reshard_after_backward"),
+             [&](ParameterGroup& group) { group.switches.reshard_after_backward = reshard; });
 }
 void set_requires_all_reduce(nn::Module& module, bool all_reduce) {
-  each_group(module, [&](ParameterGroup& group) { group.switches.all_reducing = all_reduce; });
+  each_group(units_for(module, "set_requires_all_reduce"),
+             [&](ParameterGroup& group) { group.switches.all_reducing = all_reduce; });
 }
 void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor) {
   check<ValueError>(
@@ -65,7 +88,8 @@ void set_gradient_divide_factor(nn::Module& module, std::optional<double> factor
     m.group->switches.divide_by = factor;
 }
 void register_comm_hook(nn::Module& module, CommHook hook) {
-  each_group(module, [](ParameterGroup& group) {
+  const std::vector<NamedUnit> units = units_for(module, "register_comm_hook");
+  each_group(units, [](ParameterGroup& group) {
     const Ranks& ranks = group.spec().ranks;
     check<StateError>(
         !ranks.shard.defined() || !ranks.replicas.defined(),
@@ -75,7 +99,7 @@ void register_comm_hook(nn::Module& module, CommHook hook) {
     check<StateError>(!group.switches.comm_hook, "register_comm_hook: '{}' has a communication hook already",
                       group.spec().names[0]);
   });
-  each_group(module, [&](ParameterGroup& group) { group.switches.comm_hook = hook; });
+  each_group(units, [&](ParameterGroup& group) { group.switches.comm_hook = hook; });
 }
 
 namespace {
@@ -120,11 +144,11 @@ UnshardHandle unshard_async(nn::Module& module) {
 void unshard(nn::Module& module) { unshard_async(module).wait(); }
 
 void reshard(nn::Module& module) {
-  for (const NamedUnit& u : units_of(module)) u.unit->let_go();
+  for (const NamedUnit& u : units_for(module, "reshard")) u.unit->let_go();
 }
 
 NoSync::NoSync(nn::Module& module) {
-  for (const NamedUnit& u : units_of(module)) {
+  for (const NamedUnit& u : units_for(module, "no_sync")) {
     u.unit->begin_no_sync();
     units_.push_back(std::dynamic_pointer_cast<Unit>(u.module->extension()));
   }

@@ -143,8 +143,9 @@ struct Options {
   bool sync_module_states = false;
   /// What stays the program's own: these parameters, and all of these modules. They are whole on every rank,
   /// their gradients are not averaged, and neither they nor the modules' buffers are moved or cast; states
-  /// have them, as this rank has them. Outer modules that are sharded later leave them alone too. ValueError
-  /// for what is sharded already, and for the module itself.
+  /// have them, as this rank has them. Outer modules that are sharded later leave them alone too. What is not
+  /// in the module says nothing, so that one list may serve all calls. ValueError for what is sharded
+  /// already, for the module itself and for null.
   std::vector<nn::Parameter> ignored_parameters{};
   std::vector<const nn::Module*> ignored_modules{};
 };

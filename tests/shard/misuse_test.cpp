@@ -278,3 +278,59 @@ TEST_CASE("a step with gradients that were not averaged is refused on every rank
             sgd.step();
           }));
 }
+
+TEST_CASE("what is asked of a module that another one's sharding has is refused, not ignored") {
+  const auto hook = [](const Tensor&, const Tensor&, const Group&) {};
+  const auto calls_of = [&](nn::Module& m) {
+    return std::map<std::string, std::function<void()>>{
+        {"no_sync", [&] { const auto scope = shard::no_sync(m); }},
+        {"set_requires_gradient_sync", [&] { shard::set_requires_gradient_sync(m, false); }},
+        {"set_requires_all_reduce", [&] { shard::set_requires_all_reduce(m, false); }},
+        {"set_reshard_after_backward", [&] { shard::set_reshard_after_backward(m, false); }},
+        {"register_comm_hook", [&] { shard::register_comm_hook(m, hook); }},
+        {"reshard", [&] { shard::reshard(m); }}};
+  };
+  const auto calls_of_one = [&](nn::Module& m, nn::Module& sharded) {
+    return std::map<std::string, std::function<void()>>{
+        {"unshard", [&] { shard::unshard(m); }},
+        {"set_gradient_divide_factor", [&] { shard::set_gradient_divide_factor(m, 2); }},
+        {"set_modules_to_forward_prefetch", [&] { shard::set_modules_to_forward_prefetch(sharded, {&m}); }},
+        {"set_modules_to_backward_prefetch",
+         [&] { shard::set_modules_to_backward_prefetch(sharded, {&m}); }}};
+  };
+  for (const int ranks : {1, 2})
+    for (shard::GroupLayout layout : layouts)
+      for (bool handle : {false, true})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Normed net, replica, plain;
+          if (handle)
+            const shard::FullyShardedDataParallel wrapped(net);
+          else
+            shard::fully_shard(net, {.layout = layout});
+          expect_refusals<StateError>(calls_of(net.linear),
+                                      "'weight' of Linear was sharded with a module around");
+          expect_refusals<StateError>(calls_of_one(net.linear, net), "Linear is not sharded");
+          const shard::DataParallel parallel(replica, world.group());
+          expect_refusals<StateError>(calls_of(replica), "(DataParallel)");
+          for (const auto& [name, call] : calls_of(plain)) call();
+        }));
+}
+
+TEST_CASE("what is ignored is in the module that is wrapped") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Normed net, other;
+    const auto wrap = [&](shard::FsdpOptions options) {
+      const shard::FullyShardedDataParallel handle(net, std::move(options));
+    };
+    expect_refusals<ValueError>({{"module", [&] { wrap({.ignored_modules = {&other.norm}}); }}},
+                                "BatchNorm1d of ignored_modules is not in Normed");
+    expect_refusals<ValueError>({{"null", [&] { wrap({.ignored_modules = {nullptr}}); }},
+                                 {"null", [&] { shard::fully_shard(net, {.ignored_modules = {nullptr}}); }}},
+                                "null");
+    expect_refusals<ValueError>(
+        {{"parameter", [&] { wrap({.ignored_parameters = {other.linear.weight.object()}}); }}},
+        "shape (6, 4) of ignored_parameters is not in Normed");
+    expect(!shard::is_sharded(net), "it was sharded all the same");
+    wrap({.ignored_parameters = {net.linear.weight.object()}, .ignored_modules = {&net.norm}});
+  }));
+}
