@@ -24,6 +24,7 @@ struct Module::State {
   std::atomic<bool> complete = false;  // the check of `visit` against a copy has passed
   std::shared_ptr<ModuleExtension> extension;
   Subscribers<ModuleObserver*> observers;
+  std::shared_ptr<Module*> self = std::make_shared<Module*>(nullptr);  // of its own: does not hold the rest
 
   /// Calls `tell` with the extension, then with each observer.
   template <class F>
@@ -33,10 +34,20 @@ struct Module::State {
   }
 };
 
-Module::Module() : state_(std::make_shared<State>()) {}
-Module::~Module() = default;
-Module::Module(Module&&) noexcept = default;
-Module& Module::operator=(Module&&) noexcept = default;
+Module::Module() : state_(std::make_shared<State>()) { *state_->self = this; }
+Module::~Module() {
+  if (state_) *state_->self = nullptr;
+}
+Module::Module(Module&& other) noexcept : state_(std::move(other.state_)) {
+  if (state_) *state_->self = this;
+}
+Module& Module::operator=(Module&& other) noexcept {
+  if (this == &other) return *this;
+  if (state_) *state_->self = nullptr;
+  state_ = std::move(other.state_);
+  if (state_) *state_->self = this;
+  return *this;
+}
 Module::Module(const Module& other) : Module() {
   const State& from = other.state();
   state_->training = from.training;
@@ -492,6 +503,8 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
 }
 
 Subscription Module::observe(ModuleObserver& observer) { return state().observers.add(&observer); }
+
+std::shared_ptr<Module* const> Module::whereabouts() const { return state().self; }
 
 bool Module::observed() const { return state().extension != nullptr || !state().observers.empty(); }
 

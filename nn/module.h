@@ -162,6 +162,8 @@ class SHERD_API Module {
   /// subscribed, and as often. `observer` must live as long. When the module is moved, the module that it was
   /// moved into is observed.
   Subscription observe(ModuleObserver& observer);
+  /// Where this module is, for who asks later: the module that it was moved into, null once it is gone.
+  std::shared_ptr<Module* const> whereabouts() const;
 
   /// Attaches an extension; a module has one at most (StateError).
   void extend(std::shared_ptr<ModuleExtension> extension);

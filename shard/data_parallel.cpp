@@ -31,9 +31,11 @@ std::vector<Tensor> buffers_of(const nn::Module& module) {
 class GradientBuckets final : public GradSink, public nn::ModuleObserver {
  public:
   /// `buffers`: those to share.
-  GradientBuckets(std::vector<nn::NamedParameter> parameters, std::vector<nn::NamedParameter> frozen,
-                  std::vector<Tensor> buffers, Group group, const DataParallelOptions& options)
-      : frozen_(std::move(frozen)),
+  GradientBuckets(const nn::Module& module, std::vector<nn::NamedParameter> parameters,
+                  std::vector<nn::NamedParameter> frozen, std::vector<Tensor> buffers, Group group,
+                  const DataParallelOptions& options)
+      : module_(module.whereabouts()),
+        frozen_(std::move(frozen)),
         buffers_(std::move(buffers)),
         group_(std::move(group)),
         channel_(options.channel),
@@ -75,10 +77,14 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
                         "call {} of that one, or make this one anew",
                         call, entry.name, call);
   }
+  void set_hook(CommHook hook) {
+    check<StateError>(!hook_,
+                      "register_comm_hook: this data parallel object has a communication hook already");
+    hook_ = std::move(hook);
+  }
   bool set_synchronising(bool synchronising) { return std::exchange(synchronising_, synchronising); }
 
-  void before_forward(nn::Module& module, std::span<Tensor* const>) override {
-    module_ = &module;
+  void before_forward(nn::Module&, std::span<Tensor* const>) override {
     check_parameters();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
@@ -124,6 +130,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
       reduce_what_is_complete();
       for (Bucket& bucket : buckets_) wait(bucket);
+      for (const Bucket& bucket : buckets_) run_hook(bucket, bucket.values);
       share_buffers();
       if (!graph_known_)
         for (Entry& entry : entries_) entry.uses = entry.reached || entry.placed;
@@ -156,10 +163,12 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       const std::vector<int> before = in_;
       meet(false);
       if (left() == 0) return take_last(before);
-      for (Bucket& bucket : buckets_) {
-        const Tensor nothing = zeros({bucket.numel + std::ssize(bucket.entries)}, like(bucket));
-        group_.call(average(bucket, nothing));
+      std::vector<Tensor> nothing;
+      for (const Bucket& bucket : buckets_) {
+        nothing.push_back(zeros({bucket.numel + std::ssize(bucket.entries)}, like(bucket)));
+        group_.call(average(bucket, nothing.back()));
       }
+      for (std::size_t b = 0; b < buckets_.size(); ++b) run_hook(buckets_[b], nothing[b]);
       share_buffers();
     }
   }
@@ -232,8 +241,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   }
   /// A parameter that no backward reaches may have been replaced.
   void look_for_others() const {
-    if (module_ == nullptr) return;
-    for (const auto& [name, p] : module_->named_parameters())
+    if (*module_ == nullptr) return;
+    for (const auto& [name, p] : (*module_)->named_parameters())
       check<StateError>(known_.contains(p.id()) || !p.requires_grad(),
                         "data parallel: '{}' took another parameter's place after this object was made, and "
                         "its gradient would not be averaged; make it anew",
@@ -278,7 +287,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     for (const auto& [name, p] : frozen_) all.push_back(p.data());
     share(std::move(all), group_, {.label = "replicas", .channel = channel_}, first_of(in));
   }
-  bool divides_by_left() const { return join_ && !join_->divide_by_initial_world_size && !alone(); }
+  bool divides_by_left() const { return join_ && !join_->divide_by_initial_world_size && !alone() && !hook_; }
   /// What is divided here is not rounded before.
   TensorOptions like(const Bucket& bucket) const {
     const Tensor& first = entries_[bucket.entries[0]].parameter.local();
@@ -325,13 +334,20 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       bucket.work = group_.enqueue(average(bucket, bucket.values), WhenFull::queue);
     }
   }
+  /// With a hook, of the flags alone.
   Collective average(const Bucket& bucket, const Tensor& values) const {
+    const Tensor reduced = hook_ ? narrow(values, 0, bucket.numel, values.numel() - bucket.numel) : values;
     return {.kind = CollectiveKind::all_reduce,
-            .inputs = {values},
-            .outputs = {values},
+            .inputs = {reduced},
+            .outputs = {reduced},
             .reduction = divides_by_left() ? ReduceOp::sum() : ReduceOp::average(),
             .channel = channel_,
             .label = bucket.label};
+  }
+  void run_hook(const Bucket& bucket, const Tensor& values) const {
+    if (!hook_ || alone()) return;
+    const Tensor gradients = narrow(values, 0, 0, bucket.numel);
+    hook_(gradients, gradients, group_);
   }
   bool alone() const { return group_.size() == 1; }
   static void wait(Bucket& bucket) {
@@ -340,7 +356,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     bucket.work = {};
   }
   std::vector<Tensor> shared_buffers() const {
-    return buffers_.empty() || module_ == nullptr ? buffers_ : buffers_of(*module_);
+    return buffers_.empty() || *module_ == nullptr ? buffers_ : buffers_of(**module_);
   }
   void share_buffers() const {
     if (buffers_.empty() || alone()) return;
@@ -392,15 +408,15 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     return std::exchange(arrived_, {});
   }
 
+  std::shared_ptr<nn::Module* const> module_;
   std::vector<nn::NamedParameter> frozen_;
-  std::vector<Tensor> buffers_;  ///< to share, until `module_` is known; none: nothing is shared
+  std::vector<Tensor> buffers_;  ///< to share, should the module be gone; none: nothing is shared
   Group group_;
   int channel_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
   std::unordered_map<const Leaf*, std::size_t> entry_of_;
   std::unordered_set<const void*> known_;  ///< the entries' parameters
-  nn::Module* module_ = nullptr;           ///< that ran last
   bool awaited_ = false;                   ///< a backward, of a forward that was recorded
   std::size_t reached_ = 0;                ///< entries that the backward under way reaches
   bool synchronising_ = true;
@@ -410,6 +426,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   bool run_synchronises_ = true;
   std::size_t next_ = 0;  ///< bucket to reduce next
 
+  CommHook hook_;
   bool static_graph_;
   bool graph_known_ = false;  ///< it is, and there was an average
   std::optional<JoinOptions> join_;
@@ -441,7 +458,7 @@ void check_whole(const std::string& name, const nn::Parameter& p) {
 }  // namespace
 
 DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelOptions options)
-    : module_(&module) {
+    : module_(module.whereabouts()) {
   check<ValueError>(options.bucket_bytes > 0, "data parallel: buckets of {} bytes; a bucket has at least one",
                     options.bucket_bytes);
   std::vector<Tensor> all;
@@ -456,8 +473,8 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
   all.insert(all.end(), buffers.begin(), buffers.end());
   share(std::move(all), group, {.label = "replicas", .channel = options.channel});
   if (options.broadcast_buffers == BroadcastBuffers::no) buffers.clear();
-  buckets_ = std::make_shared<GradientBuckets>(std::move(trainable), std::move(frozen), std::move(buffers),
-                                               group, options);
+  buckets_ = std::make_shared<GradientBuckets>(module, std::move(trainable), std::move(frozen),
+                                               std::move(buffers), group, options);
   buckets_->take(buckets_);
   watching_ = module.observe(*buckets_);
 }
@@ -475,7 +492,15 @@ GradientBuckets& DataParallel::buckets() const {
 
 nn::Module& DataParallel::module() const {
   buckets();
-  return *module_;
+  check<StateError>(*module_ != nullptr,
+                    "data parallel: the module of this object is gone; make one of a module "
+                    "that lives as long");
+  return **module_;
+}
+
+void DataParallel::register_comm_hook(CommHook hook) {
+  buckets().check_in_charge("register_comm_hook");
+  buckets_->set_hook(std::move(hook));
 }
 
 DataParallel::NoSync::NoSync(DataParallel& model) : buckets_(model.buckets_), outer_(false) {

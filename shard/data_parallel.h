@@ -7,6 +7,7 @@
 
 #include "collectives/group.h"
 #include "nn/module.h"
+#include "shard/options.h"
 
 namespace sherd::shard {
 
@@ -45,16 +46,25 @@ struct JoinOptions {
 /// The same parameters are trainable on all ranks; where one was replaced, sharded, or became trainable,
 /// since, the next forward or backward throws StateError. So does construction for a parameter that is
 /// sharded, or whose gradient goes to a sink of another kind.
-/// Ends with this object; the module lives longer. An object that is made later for the same parameters takes
-/// them over.
+/// Ends with this object; the module may be moved, and be gone first. An object that is made later for the
+/// same parameters takes them over.
 class SHERD_API DataParallel {
  public:
   [[nodiscard]] DataParallel(nn::Module& module, const Group& group, DataParallelOptions options = {});
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 
-  /// StateError after a move from this object, as for `no_sync`.
+  /// Also where it was moved since. StateError when it is gone, and after a move from this object, as for
+  /// `no_sync`.
   nn::Module& module() const;
+  /// The forward of a module that maps one tensor to one (else StateError: call the module itself, which is
+  /// the same).
+  Tensor operator()(const Tensor& x) const { return module().call(x); }
+
+  /// `hook` takes the place of the averages, one call a bucket in the order of buckets, at the end of each
+  /// backward that averages: its two tensors are the bucket, of one dimension. Division is its own. Not
+  /// called where there is one rank. StateError where there is one already, and as for `no_sync`.
+  void register_comm_hook(CommHook hook);
 
   /// A scope in which backwards add to `.grad` without communication. What they leave is averaged together
   /// with the next backward outside. StateError where another object took parameters over.
@@ -91,7 +101,7 @@ class SHERD_API DataParallel {
 
  private:
   GradientBuckets& buckets() const;
-  nn::Module* module_;
+  std::shared_ptr<nn::Module* const> module_;
   std::shared_ptr<GradientBuckets> buckets_;
   Subscription watching_;
 };

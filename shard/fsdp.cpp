@@ -89,7 +89,7 @@ AutoWrap wrap_always() {
 }
 
 FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptions options)
-    : module_(&module) {
+    : module_(module.whereabouts()) {
   check_ignored(module, options);
   const MixedPrecisionPolicy& precision = options.mixed_precision;
   const Options each{.mesh = options.mesh,
@@ -128,8 +128,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
   }
 }
 
+nn::Module& FullyShardedDataParallel::module() const {
+  check<StateError>(*module_ != nullptr, "FullyShardedDataParallel: the module of this handle is gone");
+  return **module_;
+}
+
 nn::Parameter FullyShardedDataParallel::flat_param() const {
-  for (const Members& m : unit_of(*module_)->members())
+  for (const Members& m : unit_of(module())->members())
     if (m.flat.defined()) return m.flat;
   return {};
 }

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -65,24 +66,27 @@ struct FsdpOptions {
   std::vector<const nn::Module*> ignored_modules{};
 };
 
-/// Shards a module in place, so its type, attributes and names stay; the object is a handle to it, which may
-/// not outlive the module.
+/// Shards a module in place, so its type, attributes and names stay; the object is a handle to it, wherever
+/// it is moved. StateError from every function when the module is gone.
 class SHERD_API FullyShardedDataParallel {
  public:
   explicit FullyShardedDataParallel(nn::Module& module, FsdpOptions options = {});
 
-  nn::Module& module() const { return *module_; }
+  nn::Module& module() const;
+  /// The forward of a module that maps one tensor to one (else StateError: call the module itself, which is
+  /// the same).
+  Tensor operator()(const Tensor& x) const { return module().call(x); }
   /// The unit's flat parameter; undefined without one (no parameters, or use_orig_params).
   nn::Parameter flat_param() const;
-  void register_comm_hook(CommHook hook) { shard::register_comm_hook(*module_, std::move(hook)); }
-  [[nodiscard]] NoSync no_sync() { return NoSync(*module_); }
+  void register_comm_hook(CommHook hook) { shard::register_comm_hook(module(), std::move(hook)); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(module()); }
   [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
-    return SummonFullParams(*module_, options);
+    return SummonFullParams(module(), options);
   }
-  Tensor clip_grad_norm_(double max_norm) { return shard::clip_grad_norm_(module_->parameters(), max_norm); }
+  Tensor clip_grad_norm_(double max_norm) { return shard::clip_grad_norm_(module().parameters(), max_norm); }
 
  private:
-  nn::Module* module_;
+  std::shared_ptr<nn::Module* const> module_;
 };
 
 }  // namespace sherd::shard

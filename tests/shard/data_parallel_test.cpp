@@ -794,3 +794,151 @@ TEST_CASE("a step of a static graph is captured from the second one on, whatever
         expect(of_all == expected, "what was replayed");
       }));
 }
+
+// ---- the module that it is of; communication hooks ----
+
+TEST_CASE("a data parallel object goes with its module, and names one that is gone") {
+  for (const int ranks : worlds)
+    CHECK_NOTHROW(run_ranks(ranks, [](World& world) {
+      auto first = std::make_unique<Normed>();
+      shard::DataParallel parallel(*first, world.group(), {.bucket_bytes = 40});
+      const auto step = [&](nn::Module& module) {
+        const Tensor loss = sum(square(parallel(data_of(world.rank(), 1))));
+        module.zero_grad();
+        loss.backward();
+        const Tensor mean = clone(module.named_buffers()[0].tensor);
+        world.group().broadcast(mean, 0);
+        expect(mean.to_vector<float>() == module.named_buffers()[0].tensor.to_vector<float>(),
+               "rank 0's buffers");
+      };
+      step(*first);
+      const Tensor before = sum(square(parallel(data_of(world.rank(), 2))));
+      Normed second = std::move(*first);
+      first.reset();
+      expect(&parallel.module() == &second, "moved once");
+      before.backward();
+      step(second);
+      Normed third;
+      third = std::move(second);
+      expect(&parallel.module() == &third, "moved into another");
+      step(third);
+      Tensor later;
+      {
+        const Normed last = std::move(third);
+        later = sum(square(parallel(data_of(world.rank(), 3))));
+      }
+      later.backward();
+      expect(message_of<StateError>([&] { parallel.module(); }).find("is gone") != std::string::npos, "gone");
+      const std::string called = message_of<StateError>([&] { parallel(data_of(0, 0)); });
+      expect(called.find("is gone") != std::string::npos, "'{}'", called);
+    }));
+}
+
+TEST_CASE("a call of the object is a forward, and of several tensors the module's") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    Net net;
+    const shard::DataParallel parallel(net, world.group());
+    const std::string text = message_of<StateError>([&] { parallel(data_of(0, 0)); });
+    expect(text.find("does not map one tensor to one tensor") != std::string::npos, "'{}'", text);
+  }));
+}
+
+namespace {
+
+/// Sums in `dtype`, which travels in place of the gradients, as PyTorch's fp16_compress_hook and
+/// bf16_compress_hook do.
+shard::CommHook compressed(DType dtype) {
+  return [dtype](const Tensor& bucket, const Tensor&, const Group& ranks) {
+    const Tensor small = to(bucket, dtype);
+    ranks.all_reduce(small, ReduceOp::average());
+    copy_(bucket, small);
+  };
+}
+
+Tensor loss_at(Net& net, int rank, int step, bool with_extra) {
+  return sum(square(net(data_of(rank, step), with_extra)));
+}
+
+}  // namespace
+
+TEST_CASE("a communication hook takes the place of the averages, in buckets of any size") {
+  for (const int ranks : worlds)
+    for (const std::int64_t bytes : {40, 200, 1 << 20})
+      for (const DType dtype : {f32, f16, bf16})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Net net = net_of(0);
+          shard::DataParallel parallel(net, world.group(), {.bucket_bytes = bytes});
+          int calls = 0;
+          parallel.register_comm_hook([&](const Tensor& bucket, const Tensor& out, const Group& group) {
+            ++calls;
+            compressed(dtype)(bucket, out, group);
+          });
+          for (const bool with_extra : {false, true}) {
+            net.zero_grad();
+            {
+              const auto scope = parallel.no_sync();
+              loss_at(net, world.rank(), 0, with_extra).backward();
+            }
+            expect(calls == 0, "{} calls without averaging", calls);
+            loss_at(net, world.rank(), 1, with_extra).backward();
+            const bool any = world.size() > 1;
+            expect((calls > 0) == any, "{} calls", calls);
+            calls = 0;
+            // Each rank's sum in the dtype that travels; the average is rounded to it once.
+            Net by_hand = net_of(0);
+            std::vector<Tensor> sums;
+            for (int rank = 0; rank < world.size(); ++rank) {
+              by_hand.zero_grad();
+              for (const int step : {0, 1}) loss_at(by_hand, rank, step, with_extra).backward();
+              std::size_t i = 0;
+              for (const nn::Parameter& p : by_hand.parameters()) {
+                const Tensor g = p.grad().defined() ? p.grad() : zeros(p.shape());
+                const Tensor part = to(any ? to(g, dtype) : g, f32);
+                if (rank == 0)
+                  sums.push_back(clone(part));
+                else
+                  add_(sums[i], part);
+                ++i;
+              }
+            }
+            std::size_t i = 0;
+            for (const nn::NamedParameter& p : net.named_parameters()) {
+              const Tensor mean = div(sums[i++], double(world.size()));
+              const Tensor expected = any ? to(to(mean, dtype), f32) : mean;
+              const bool used = with_extra || !p.name.starts_with("extra");
+              expect(p.parameter.grad().defined() == used, "'{}' has a gradient", p.name);
+              if (used)
+                expect(p.parameter.grad().to_vector<float>() == expected.to_vector<float>(), "'{}' in {}",
+                       p.name, name_of(dtype));
+            }
+          }
+          const std::string twice =
+              message_of<StateError>([&] { parallel.register_comm_hook(compressed(f16)); });
+          expect(twice.find("already") != std::string::npos, "'{}'", twice);
+        }));
+}
+
+TEST_CASE("with a communication hook ranks with unlike numbers of inputs make the same calls") {
+  for (const int ranks : worlds)
+    for (const bool by_all : {true, false})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        Net net = net_of(0), plain = net_of(0);
+        shard::DataParallel hooked(net, world.group()), averaged(plain, world.group());
+        hooked.register_comm_hook(compressed(f32));
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1}), reference(plain.parameters(), {.lr = 0.1});
+        const auto run = [&](Net& n, shard::DataParallel& parallel, nn::Optimizer& sgd, bool divides_by_all) {
+          const auto scope = parallel.join({.divide_by_initial_world_size = divides_by_all});
+          for (int step = 0; step <= world.rank(); ++step) {
+            sgd.zero_grad();
+            loss_at(n, world.rank(), step, true).backward();
+            sgd.step();
+          }
+        };
+        run(net, hooked, optimizer, by_all);
+        run(plain, averaged, reference, true);
+        const auto found = net.parameters(), expected = plain.parameters();
+        for (std::size_t i = 0; i < found.size(); ++i)
+          expect(found[i].data().to_vector<float>() == expected[i].data().to_vector<float>(), "parameter {}",
+                 i);
+      }));
+}
