@@ -281,6 +281,7 @@ void Unit::take_over(nn::Module& root) {
     ignored_below_.add(below.name, below.unit->policy_.ignored);
     casts_buffers_ = casts_buffers_ || below.unit->policy_.buffer_dtype;
   }
+  if (casts_buffers_) find_buffers(root);
   shard::write_back(root);
   std::unordered_set<const nn::Parameter*> held;
   for (const FoundParameter& p : find_members(root).parameters) {
@@ -325,18 +326,16 @@ void Unit::begin_root(nn::Module& root) {
   if (casts_buffers_) cast_buffers(root);
 }
 
-/// Each as the unit that it is in says.
-void Unit::cast_buffers(nn::Module& root) const {
-  struct Caster final : nn::MemberVisitor {
-    const Unit& root;
+/// Each as the unit that it is in says: once, since members and names change seldom.
+void Unit::find_buffers(nn::Module& root) {
+  struct Finder final : nn::MemberVisitor {
+    Unit& root;
     const UnitPolicy* policy;
     std::string prefix{};
-    explicit Caster(const Unit& root) : root(root), policy(&root.policy_) {}
-    void buffer(std::string_view name, nn::Buffer& b) override {
-      if (!b.tensor().defined() || !is_floating(b.tensor().dtype())) return;
-      if (root.ignored_below_.covers(prefix + std::string(name))) return;
-      const bool reduced = root.root_->precision == Precision::reduced;
-      b.compute_in(reduced ? policy->buffer_dtype.value_or(b.own_dtype()) : b.own_dtype());
+    explicit Finder(Unit& root) : root(root), policy(&root.policy_) {}
+    void buffer(std::string_view name, nn::Buffer&) override {
+      root.buffer_casts_.push_back(
+          {root.ignored_below_.covers(prefix + std::string(name)), policy->buffer_dtype});
     }
     void child(std::string_view name, nn::Module& module) override {
       const std::string outer = std::exchange(prefix, prefix + std::string(name) + ".");
@@ -347,8 +346,29 @@ void Unit::cast_buffers(nn::Module& root) const {
       prefix = outer;
     }
   };
+  buffer_casts_.clear();
+  Finder finder(*this);
+  root.visit_members(finder);
+}
+
+void Unit::cast_buffers(nn::Module& root) {
+  struct Caster final : nn::MemberVisitor {
+    const Unit& root;
+    std::size_t at = 0;
+    explicit Caster(const Unit& root) : root(root) {}
+    void buffer(std::string_view, nn::Buffer& b) override {
+      const std::size_t i = at++;
+      if (i >= root.buffer_casts_.size() || root.buffer_casts_[i].left_alone) return;
+      if (!b.tensor().defined() || !is_floating(b.tensor().dtype())) return;
+      const bool reduced = root.root_->precision == Precision::reduced;
+      b.compute_in(reduced ? root.buffer_casts_[i].dtype.value_or(b.own_dtype()) : b.own_dtype());
+    }
+  };
   Caster caster(*this);
-  root.visit_members(caster);
+  root.visit_all_members(caster);
+  if (caster.at == buffer_casts_.size()) return;
+  find_buffers(root);  // there are others now
+  cast_buffers(root);
 }
 
 /// What is on `meta` computes shapes alone, from inputs on `meta`.

@@ -170,7 +170,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void use(Members& members);
   void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
-  void cast_buffers(nn::Module& root) const;
+  void find_buffers(nn::Module& root);
+  void cast_buffers(nn::Module& root);
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
@@ -183,6 +184,12 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
   std::vector<const void*> below_;
   Ignored ignored_below_;
+  /// How a root's forward casts buffers, in the order of members.
+  struct BufferCast {
+    bool left_alone;
+    std::optional<DType> dtype;
+  };
+  std::vector<BufferCast> buffer_casts_;
   bool casts_buffers_ = false;  ///< of this unit or one below, as a root
   bool took_over_ = false, abandoned_ = false;
   int running_ = 0;                ///< forwards under way

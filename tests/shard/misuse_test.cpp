@@ -40,6 +40,26 @@ struct Shifted final : nn::Layer<Shifted> {
   }
 };
 
+/// Layers without parameters, which may become more.
+struct Offset final : nn::Layer<Offset> {
+  nn::Buffer by{full({4}, 0.1)};
+  Tensor forward(const Tensor& x) const { return add(x, sherd::to(by, f32)); }
+  void visit(auto&& on) { on("by", by); }
+};
+struct Growing final : nn::Layer<Growing> {
+  nn::Linear linear{4, 4};
+  nn::ModuleList<Offset> offsets;
+  Tensor forward(const Tensor& x) const {
+    Tensor y = linear(x);
+    for (const Offset& offset : offsets) y = offset(y);
+    return y;
+  }
+  void visit(auto&& on) {
+    on("linear", linear);
+    on("offsets", offsets);
+  }
+};
+
 /// The message of the `E` that `call` throws.
 template <class E>
 std::string refusal(const std::function<void()>& call) {
@@ -230,6 +250,24 @@ TEST_CASE("buffers that compute in another dtype are saved in their own, before 
         check_saved(computes, "after moving");
         for (const auto& [name, t] : shard::full_state_dict(net)) expect(name != "scratch", "transient");
       }));
+}
+
+TEST_CASE("buffers of layers that are put in later are cast too, and go with a module that is moved") {
+  for (shard::GroupLayout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World&) {
+      auto first = std::make_unique<Growing>();
+      shard::fully_shard(*first, {.layout = layout, .mixed_precision = {.buffer_dtype = bf16}});
+      const Tensor x = ones({2, 4});
+      (*first)(x);
+      Growing net = std::move(*first);
+      first.reset();
+      for (const int count : {1, 2, 3}) {
+        net.offsets.emplace_back();
+        net(x);
+        for (const nn::NamedBuffer& b : net.named_buffers())
+          expect(b.tensor.dtype() == bf16, "{} of {} is in {}", b.name, count, name_of(b.tensor.dtype()));
+      }
+    }));
 }
 
 TEST_CASE("whole values where parts go name the call that takes them") {
