@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "collectives/world.h"
@@ -16,6 +17,7 @@
 #include "runtime/timeline.h"
 #include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
+#include "shard/summon.h"
 #include "tools/among_ranks.h"
 #include "tools/evaluate.h"
 #include "tools/generate.h"
@@ -314,12 +316,15 @@ class Run {
 
   /// What `sherd sample` would make of the last checkpoint.
   std::string sample() {
-    const nn::StateDict weights = shard::full_state_dict(model_);
-    if (!leads()) return {};
-    nn::Gpt whole(model_options(options()));
-    whole.load_state_dict(weights);
-    whole.eval();
-    return generate(whole, "\n", {.tokens = options().sample, .seed = options().seed});
+    std::optional<nn::Gpt> whole;
+    {  // other ranks hold one unit's parameters at a time
+      const auto scope = shard::summon_full_params(model_, {.writeback = false, .rank0_only = true});
+      if (!leads()) return {};
+      whole.emplace(model_options(options()));
+      whole->load_state_dict(model_.state_dict());
+    }
+    whole->eval();
+    return generate(*whole, "\n", {.tokens = options().sample, .seed = options().seed});
   }
 
   double tokens_per_s() const {
