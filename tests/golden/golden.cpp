@@ -6,7 +6,9 @@
 #include <limits>
 
 #include "nn/state_file.h"
+#include "runtime/backend.h"
 #include "runtime/dtype.h"
+#include "runtime/ops.h"
 #include "tests/tolerance.h"
 
 namespace sherd::test {
@@ -122,6 +124,11 @@ Tensor with_holes(const Tensor& tensor) {
   Layout layout{tensor.shape(), contiguous_strides(tensor.shape()), 1};
   for (std::int64_t& stride : layout.strides) stride *= 2;
   const Tensor memory = empty(Shape{2 * tensor.numel() + 2}, {tensor.dtype(), tensor.device()});
+  if (!tensor.device().is_cpu()) {
+    const Tensor holes = alias(memory, layout);
+    copy_(holes, tensor);
+    return holes;
+  }
   const std::int64_t element = size_of(tensor.dtype());
   std::memset(memory.raw(), 0, static_cast<std::size_t>(memory.numel() * element));
   for (std::int64_t i = 0; i < tensor.numel(); ++i) {
@@ -129,6 +136,14 @@ Tensor with_holes(const Tensor& tensor) {
                 static_cast<std::size_t>(element));
   }
   return alias(memory, layout);
+}
+
+bool has_gpu() {
+  try {
+    return backend(DeviceType::cuda).mark(Device::cuda(0)) != nullptr;
+  } catch (const DeviceError&) {
+    return false;
+  }
 }
 
 }  // namespace sherd::test

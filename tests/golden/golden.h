@@ -51,4 +51,7 @@ std::string difference(const Tensor& actual, const Tensor& expected, double tole
 /// The same values behind a layout with holes: every stride doubled, and an offset.
 Tensor with_holes(const Tensor& tensor);
 
+/// Whether cases can run on cuda:0 here.
+bool has_gpu();
+
 }  // namespace sherd::test

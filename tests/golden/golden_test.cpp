@@ -21,7 +21,9 @@ using Runs = std::map<std::string, Run>;
 std::int64_t integer(const json& args, const char* key) { return args.at(key).get<std::int64_t>(); }
 double number(const json& args, const char* key) { return to_number(args.at(key)); }
 Keep keep(const json& args) { return args.value("keepdim", false) ? Keep::dims : Keep::drop; }
-TensorOptions options_of(const json& args) { return {to_dtype(args.at("dtype")), Device::cpu()}; }
+/// Where cases run.
+Device place = Device::cpu();
+TensorOptions options_of(const json& args) { return {to_dtype(args.at("dtype")), place}; }
 
 Shape shape_of(const json& args, const char* key) {
   Shape shape;
@@ -258,7 +260,8 @@ Runs nn_runs() {
 Tensors run_batch_norm(const json& args, const TensorList& in) {
   const auto statistics = [&](const char* key) {
     const auto values = args.at(key).get<std::vector<double>>();
-    return to(Tensor::from<double>(values, {static_cast<std::int64_t>(values.size())}), in.at(0).dtype());
+    return to(to(Tensor::from<double>(values, {static_cast<std::int64_t>(values.size())}), in.at(0).dtype()),
+              in.at(0).device());
   };
   const Tensor mean = statistics("mean"), var = statistics("var");
   const Tensor y =
@@ -309,7 +312,7 @@ std::string numbered(const char* prefix, std::size_t i) { return prefix + std::t
 void backward(const GoldenCase& golden, const Tensors& out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const Tensor upstream = golden.find(numbered("gy", i));
-    if (upstream.defined()) out[i].backward(upstream, /*retain_graph=*/true);
+    if (upstream.defined()) out[i].backward(to(upstream, place), /*retain_graph=*/true);
   }
 }
 
@@ -331,7 +334,10 @@ std::string check_case(const GoldenCase& golden, const Run& run, bool holes) {
   Findings findings(golden);
   TensorList in = golden.list("in");
   // Each pass needs leaves of its own: a gradient stays with the tensor.
-  for (Tensor& tensor : in) tensor = holes ? with_holes(tensor) : alias(tensor, tensor.layout());
+  for (Tensor& tensor : in) {
+    const Tensor there = to(tensor, place);
+    tensor = holes ? with_holes(there) : alias(there, there.layout());
+  }
   try {
     run_case(golden, run, std::move(in), findings);
   } catch (const Error& error) {
@@ -359,21 +365,39 @@ void check_area(std::string_view area, const Runs& runs, const std::set<std::str
   for (const std::string& op : unused) FAIL_CHECK(area << ": no case for op " << op);
 }
 
+void check_nn() {
+  check_area("nn", nn_runs(),
+             {"initialisation", "nn.Linear", "nn.Embedding", "nn.LayerNorm", "nn.GELU", "nn.Dropout",
+              "nn.Sequential"});
+}
+void check_layers() {
+  check_area("layers", layers_runs(),
+             {"initialisation", "nn.BatchNorm1d", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention",
+              "nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.Transformer"});
+}
+
 }  // namespace
 
 TEST_CASE("elementwise ops agree with PyTorch") { check_area("elementwise", elementwise_runs()); }
 TEST_CASE("creation, casts, views and joins agree with PyTorch") { check_area("views", views_runs()); }
 TEST_CASE("reductions agree with PyTorch") { check_area("reduce", reduce_runs()); }
 TEST_CASE("products agree with PyTorch") { check_area("linalg", linalg_runs()); }
-TEST_CASE("what networks are made of agrees with PyTorch") {
-  check_area("nn", nn_runs(),
-             {"initialisation", "nn.Linear", "nn.Embedding", "nn.LayerNorm", "nn.GELU", "nn.Dropout",
-              "nn.Sequential"});
-}
-TEST_CASE("what other networks are made of agrees with PyTorch") {
-  check_area("layers", layers_runs(),
-             {"initialisation", "nn.BatchNorm1d", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention",
-              "nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.Transformer"});
+TEST_CASE("what networks are made of agrees with PyTorch") { check_nn(); }
+TEST_CASE("what other networks are made of agrees with PyTorch") { check_layers(); }
+
+TEST_CASE("cuda: every op agrees with PyTorch") {
+  if (skip_if(!has_gpu(), "no GPU here")) return;
+  struct There {
+    There() { place = Device::cuda(0); }
+    ~There() { place = Device::cpu(); }
+  };
+  const There there;
+  check_area("elementwise", elementwise_runs());
+  check_area("views", views_runs());
+  check_area("reduce", reduce_runs());
+  check_area("linalg", linalg_runs());
+  check_nn();
+  check_layers();
 }
 
 }  // namespace sherd::test

@@ -67,7 +67,7 @@ const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
                                             {"nn.BatchNorm2d", build_batch_norm<nn::BatchNorm2d>}};
 
 /// The layer of a case, in its dtype and with its parameters.
-std::unique_ptr<Module> load_layer(const GoldenCase& golden) {
+std::unique_ptr<Module> load_layer(const GoldenCase& golden, Device device) {
   const auto layer = builders.at(golden.op)(golden.args.at("options"));
   layer->to(golden.find("out0").dtype());
   nn::StateDict state;
@@ -75,16 +75,17 @@ std::unique_ptr<Module> load_layer(const GoldenCase& golden) {
     state.emplace_back(name, golden.find("in" + std::to_string(state.size() + 1)));
   for (const auto& [name, buffer] : layer->named_buffers()) state.emplace_back(name, buffer);
   layer->load_state_dict(state);
+  layer->to(device);
   return layer->clone_module();  // the copy must be as good as the layer
 }
 
-void check_layer(const GoldenCase& golden) {
-  const auto layer = load_layer(golden);
-  Tensor x = golden.find("in0");
+void check_layer(const GoldenCase& golden, Device device) {
+  const auto layer = load_layer(golden, device);
+  Tensor x = to(golden.find("in0"), device);
   if (golden.has("gin0")) x.requires_grad_();
   const Tensor y = layer->call(x);
   CHECK(difference(y.detach(), golden.find("out0"), golden.tolerance) == "");
-  y.backward(golden.find("gy0"));
+  y.backward(to(golden.find("gy0"), device));
   const auto buffers = layer->named_buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     INFO(buffers[i].name);
@@ -101,6 +102,19 @@ void check_layer(const GoldenCase& golden) {
     const Tensor expected = golden.find("gin" + std::to_string(i + 1));
     CHECK(difference(params[i].parameter.grad(), expected, golden.tolerance, scale) == "");
   }
+}
+
+void check_layers(Device device) {
+  std::set<std::string> layers;
+  for (const char* area : {"nn", "layers"})
+    for (const GoldenCase& golden : load_goldens(area)) {
+      if (!golden.op.starts_with("nn.") || golden.args.contains("roles")) continue;
+      INFO(golden.name);
+      REQUIRE(builders.contains(golden.op));
+      check_layer(golden, device);
+      layers.insert(golden.op);
+    }
+  CHECK(layers.size() == builders.size());
 }
 
 struct Moments {
@@ -153,17 +167,10 @@ void check_initialisation(const json& args) {
 
 }  // namespace
 
-TEST_CASE("layers with PyTorch's parameters agree with PyTorch") {
-  std::set<std::string> layers;
-  for (const char* area : {"nn", "layers"})
-    for (const GoldenCase& golden : load_goldens(area)) {
-      if (!golden.op.starts_with("nn.") || golden.args.contains("roles")) continue;
-      INFO(golden.name);
-      REQUIRE(builders.contains(golden.op));
-      check_layer(golden);
-      layers.insert(golden.op);
-    }
-  CHECK(layers.size() == builders.size());
+TEST_CASE("layers with PyTorch's parameters agree with PyTorch") { check_layers(Device::cpu()); }
+TEST_CASE("cuda: layers with PyTorch's parameters agree with PyTorch") {
+  if (skip_if(!has_gpu(), "no GPU here")) return;
+  check_layers(Device::cuda(0));
 }
 
 TEST_CASE("fresh parameters are spread as PyTorch's") {

@@ -118,7 +118,7 @@ void check_schedule(const GoldenCase& golden) {
 
 // ---- the small Gpt ----
 
-nn::Gpt load_gpt(const json& o, DType dtype) {
+nn::Gpt load_gpt(const json& o, DType dtype, Device device = Device::cpu()) {
   nn::GptOptions options;
   options.layers = o.at("layers");
   options.heads = o.at("heads");
@@ -128,6 +128,7 @@ nn::Gpt load_gpt(const json& o, DType dtype) {
   nn::Gpt model(options);
   model.to(dtype);
   model.load_state_dict(nn::load_state(golden_path("gpt_weights")));
+  model.to(device);
   return model;
 }
 
@@ -148,8 +149,8 @@ struct Batch {
   Tensor inputs, targets;
 };
 
-Batch batch_of(const GoldenCase& golden, std::int64_t step) {
-  const Tensor window = select(golden.find("windows"), 0, step);
+Batch batch_of(const GoldenCase& golden, std::int64_t step, Device device = Device::cpu()) {
+  const Tensor window = select(to(golden.find("windows"), device), 0, step);
   const std::int64_t length = window.size(1) - 1;
   return {contiguous(narrow(window, 1, 0, length)), flatten(narrow(window, 1, 1, length))};
 }
@@ -159,15 +160,16 @@ Tensor loss_of(const nn::Gpt& model, const Batch& batch) {
 }
 
 /// Losses and gradient norms of every step lie within `allowed` (relative) of the stored ones.
-void check_training(const GoldenCase& golden, DType dtype, const std::string& suffix, double allowed) {
+void check_training(const GoldenCase& golden, DType dtype, const std::string& suffix, double allowed,
+                    Device device = Device::cpu()) {
   const json& training = golden.args.at("training");
-  const nn::Gpt model = load_gpt(golden.args.at("model"), dtype);
+  const nn::Gpt model = load_gpt(golden.args.at("model"), dtype, device);
   nn::AdamW optimizer = adamw_for(model, training);
   const Tensor losses = to(golden.find("losses" + suffix), f64),
                norms = to(golden.find("norms" + suffix), f64);
   for (std::int64_t step = 0; step < losses.size(0); ++step) {
     INFO("step " << step);
-    const Tensor loss = loss_of(model, batch_of(golden, step));
+    const Tensor loss = loss_of(model, batch_of(golden, step, device));
     loss.backward();
     const Tensor norm = nn::clip_grad_norm_(model.parameters(), training.at("clip"));
     optimizer.step();
@@ -211,6 +213,12 @@ TEST_CASE("twenty training steps of a Gpt agree with PyTorch") {
   const GoldenCase golden = gpt_golden();
   check_training(golden, f32, "", 1e-5);
   check_training(golden, f64, "_f64", 1e-9);
+}
+
+TEST_CASE("cuda: twenty training steps of a Gpt agree with PyTorch") {
+  if (skip_if(!has_gpu(), "no GPU here")) return;
+  const GoldenCase golden = gpt_golden();
+  check_training(golden, f32, "", 1e-4, Device::cuda(0));  // training magnifies the rounding of other orders
 }
 
 }  // namespace sherd::test
