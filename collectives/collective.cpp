@@ -209,6 +209,7 @@ Signature signature_of(const Collective& c) {
   if (!tensors.empty()) {
     s.dtype = tensors[0].dtype();
     s.first = tensors[0].numel();
+    s.device = tensors[0].device().type;
   }
   if (c.kind == Kind::broadcast) s.root = c.peer;
   if (reduces(c.kind)) {
@@ -216,12 +217,11 @@ Signature signature_of(const Collective& c) {
     s.scale = c.reduction.scale;
   }
   const auto kind = c.kind == Kind::recv ? Kind::send : c.kind;  // send and recv are the two ends of one call
-  std::uint64_t digest = mix(
-      static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
-          static_cast<std::uint64_t>(s.op) << 16 |
-          static_cast<std::uint64_t>(!tensors.empty() && tensors[0].device().type == DeviceType::meta) << 24 |
-          static_cast<std::uint64_t>(s.segments) << 32,
-      std::bit_cast<std::uint32_t>(s.scale) | static_cast<std::uint64_t>(s.root) << 32);
+  std::uint64_t digest =
+      mix(static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
+              static_cast<std::uint64_t>(s.op) << 16 | static_cast<std::uint64_t>(s.device) << 24 |
+              static_cast<std::uint64_t>(s.segments) << 32,
+          std::bit_cast<std::uint32_t>(s.scale) | static_cast<std::uint64_t>(s.root) << 32);
   for (const Tensor& t : tensors) {
     s.total += t.numel();
     digest = mix(digest, static_cast<std::uint64_t>(t.numel()));
@@ -232,12 +232,20 @@ Signature signature_of(const Collective& c) {
   return s;
 }
 
+namespace {
+std::string type_name(DeviceType type) {
+  const std::string text = to_string(Device{type, 0});
+  return text.substr(0, text.find(':'));
+}
+}  // namespace
+
 std::string Signature::text() const {
   std::string text(to_string(kind));
   if (kind != Kind::barrier) {
     text += fmt::format("({}, ", name_of(dtype));
     if (segments > 1) text += fmt::format("{} segments beginning with {}, ", segments, first);
     text += fmt::format("{} elements", total);
+    if (device != DeviceType::cpu && device != DeviceType::meta) text += " on " + type_name(device);
     if (reduces(kind)) text += ", " + to_string(ReduceOp{op, scale});
     if (kind == Kind::broadcast) text += fmt::format(", root {}", root);
     text += ')';

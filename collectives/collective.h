@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/reduce_op.h"
 #include "runtime/tensor.h"
 
 namespace sherd {
@@ -23,23 +24,6 @@ enum class CollectiveKind : std::uint8_t {
 /// "all_gather", "reduce_scatter", ...
 SHERD_API std::string_view to_string(CollectiveKind kind);
 
-/// How inputs of several ranks become one value. One rule on every transport: in rank order, in f32 for
-/// floats of up to 32 bits, in f64 for f64, in the own type (wrapping) for integers; then, for an average,
-/// one division by the number of ranks; then one rounding to the dtype.
-struct ReduceOp {
-  enum class Kind : std::uint8_t { sum, average, max, prescaled_sum };
-  Kind kind = Kind::sum;
-  float scale = 1;  ///< every input is multiplied by it first (`prescaled_sum` only)
-
-  static ReduceOp sum() { return {}; }
-  /// Floats only (DTypeError).
-  static ReduceOp average() { return {Kind::average, 1}; }
-  /// The largest; NaN where any rank has a NaN.
-  static ReduceOp max() { return {Kind::max, 1}; }
-  /// Floats only (DTypeError): the sum of `scale` times each input.
-  static ReduceOp prescaled_sum(float scale) { return {Kind::prescaled_sum, scale}; }
-  friend bool operator==(const ReduceOp&, const ReduceOp&) = default;
-};
 /// "sum", "average", ... as messages print it.
 SHERD_API std::string to_string(const ReduceOp& reduction);
 
@@ -74,7 +58,8 @@ struct Signature {
   DType dtype = DType::u8;
   ReduceOp::Kind op = ReduceOp::Kind::sum;
   std::uint8_t label_length = 0;
-  std::int32_t root = -1;  ///< of a broadcast
+  DeviceType device = DeviceType::cpu;  ///< of the tensors, whatever its index
+  std::int32_t root = -1;               ///< of a broadcast
   float scale = 1;
   std::uint32_t segments = 0;
   std::int64_t first = 0, total = 0;  ///< elements of segment 0 and of all, see `counted`

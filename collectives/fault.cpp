@@ -138,6 +138,13 @@ Fault not_moved(const CallPlace& place, RankCall call, int peer, std::string_vie
           to_world(place, std::array{call.rank, peer}), place.sequence};
 }
 
+Fault device_failed(const CallPlace& place, RankCall call, std::string_view failure) {
+  return {
+      one_line(fmt::format("{}: the device of rank {}, which is in {}, failed: {}",
+                           opening(place, call.signature->kind), call.rank, call.signature->text(), failure)),
+      to_world(place, std::array{call.rank}), place.sequence};
+}
+
 Fault renewing(std::string_view group, std::span<const int> world_ranks, int rank, const Fault* heard) {
   const bool blames = heard != nullptr && !heard->ranks.empty();
   std::string why = blames ? heard_text(*heard) : "";

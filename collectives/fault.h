@@ -73,6 +73,9 @@ Fault departed(const CallPlace& place, const Leaver& leaver, RankCall waiting, s
 /// gives no hint which of them is at fault. `failure`: what failed and why.
 Fault not_moved(const CallPlace& place, RankCall call, int peer, std::string_view failure);
 
+/// The fault of a group in which `call.rank`'s device could not move its part. `failure`: what it says.
+Fault device_failed(const CallPlace& place, RankCall call, std::string_view failure);
+
 /// The fault of a group that `rank` renews. `heard`: the fault that made it do so; null if it had heard none.
 Fault renewing(std::string_view group, std::span<const int> world_ranks, int rank, const Fault* heard);
 

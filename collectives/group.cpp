@@ -102,10 +102,10 @@ const Tensor* some_tensor(const Collective& c) {
   return !c.outputs.empty() ? &c.outputs[0] : !c.inputs.empty() ? &c.inputs[0] : nullptr;
 }
 
-/// Whether the tensors lie where transports, which read memory of the host, do not reach.
-bool beyond_transports(const Collective& c) {
+/// Where the tensors lie.
+Device device_of(const Collective& c) {
   const Tensor* t = some_tensor(c);
-  return t != nullptr && !t->device().is_cpu() && t->device().type != DeviceType::meta;
+  return t != nullptr ? t->device() : Device::cpu();
 }
 
 /// A call in a world of one, on the tensors' own device: every output becomes its input.
@@ -118,8 +118,9 @@ void move_alone(const Collective& c) {
     if (in.raw() != out.raw())
       backend(device.type)
           .copy(out.raw(), device, in.raw(), device, static_cast<std::size_t>(out.spec().bytes()));
-    if (c.reduction.kind == ReduceOp::Kind::prescaled_sum && c.reduction.scale != 1)
-      mul_(alias(out, out.layout()), c.reduction.scale);
+    const bool reduces = c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_reduce;
+    if (reduces && c.reduction.kind == ReduceOp::Kind::prescaled_sum && c.reduction.scale != 1)
+      copy_(alias(out, out.layout()), mul(to(out.detach(), compute_dtype(out.dtype())), c.reduction.scale));
   }
 }
 
@@ -130,14 +131,17 @@ PostedCall GroupEnd::post(const Collective& c, Completion completion) {
   ++state_.calls;
   state_.log(*this, c);
   std::optional<Collective> moved;  // for the transport a call like any other, with nothing left to move
-  if (beyond_transports(c)) {
-    check<NotImplementedError>(size_ == 1,
-                               "{}: tensors on {} do not travel between ranks yet; move them to cpu",
-                               to_string(c.kind), to_string(some_tensor(c)->device()));
+  if (const Device device = device_of(c); size_ == 1 && !device.is_cpu() && device.type != DeviceType::meta) {
     moved = c;
     moved->inputs.clear();
     moved->outputs.clear();
   }
+  if (!moved && !transport_->reaches(device_of(c)))
+    fail<NotImplementedError>(
+        "{}: tensors on {} do not travel between these ranks; move them to cpu, or let the ranks be threads "
+        "of "
+        "one process",
+        to_string(c.kind), to_string(device_of(c)));
   Line& line = line_of(c.kind, c.channel, c.peer);
   const std::uint64_t sequence =
       line.post(moved ? *moved : c, signature_of(c),

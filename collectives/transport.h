@@ -41,6 +41,8 @@ class SHERD_API Transport {
   /// False in a dry run, which has no other ranks: then making a group exchanges nothing.
   virtual bool has_peers() const { return true; }
   virtual const GroupKey& key() const = 0;
+  /// Whether it moves tensors on `device`: those of the host, and on meta, of which nothing moves.
+  virtual bool reaches(Device device) const { return device.is_cpu() || device.type == DeviceType::meta; }
 
   /// The collectives of a channel.
   virtual Line& channel(int index) = 0;

@@ -79,6 +79,10 @@ struct Registered {
 
 Backend::~Backend() = default;
 DeviceMark::~DeviceMark() = default;
+DeviceEvent::~DeviceEvent() = default;
+PeerQueue::~PeerQueue() = default;
+DeviceAside::~DeviceAside() = default;
+MemoryLoan::~MemoryLoan() = default;
 
 std::unique_ptr<DeviceMark> Backend::mark(Device device) {
   synchronize(device);
@@ -90,13 +94,21 @@ std::string Backend::product(Device) { return {}; }
 Backend& backend(DeviceType type) {
   static CpuBackend host;  // stateless
   if (type == DeviceType::cpu) return host;
-#ifdef SHERD_CUDA  // the one place that asks whether this build has the back end
+#ifdef SHERD_CUDA  // whether this build has the back end is asked in this file alone
   if (type == DeviceType::cuda) return cuda_backend();
 #endif
   if (type > DeviceType::meta)
     if (const Registered::Entry* entry = Registered::all().find(type)) return *entry->instance;
   fail<DeviceError>("{}: this build has no such back end; build with -Dcuda=enabled, or use cpu",
                     type == DeviceType::cuda ? "cuda" : "meta");
+}
+
+int gpu_count() noexcept {
+#ifdef SHERD_CUDA
+  return cuda_device_count();
+#else
+  return 0;
+#endif
 }
 
 DeviceType register_backend(std::string name, Backend& instance) {

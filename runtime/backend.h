@@ -9,8 +9,9 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/kernel.h"
 #include "runtime/device_recording.h"
+#include "runtime/kernel.h"
+#include "runtime/peer_queue.h"
 
 namespace sherd {
 
@@ -49,12 +50,20 @@ class SHERD_API Backend {
   /// A mark after all work of this rank so far. A back end that says nothing of its own has none that is
   /// under way after `synchronize`, which this calls.
   virtual std::unique_ptr<DeviceMark> mark(Device device);
+  /// A scope on the calling thread, one at a time. Null where nothing runs beside anything else.
+  virtual std::unique_ptr<DeviceAside> aside(Device) { return nullptr; }
+  /// The calling rank's queue for moving data between ranks on `device`, which the back end keeps as long as
+  /// the rank lives. Null where tensors of this type of device do not travel between ranks.
+  virtual PeerQueue* peer_queue(Device) { return nullptr; }
   /// What the device's maker calls it ("NVIDIA H200"); empty where nobody says.
   virtual std::string product(Device device);
 };
 
 /// The back end of a type of device. DeviceError for `meta`, and when this build or machine has none.
 SHERD_API Backend& backend(DeviceType type);
+
+/// GPUs that this process can use: `cuda:0` and up. 0 without a driver, and in a build without CUDA.
+SHERD_API int gpu_count() noexcept;
 
 /// Adds a back end of the application's own and returns the type that its devices have: `Device{type, 0}`.
 /// Add its kernels with `add_kernel`; an op without one runs its reference. `instance` must outlive every

@@ -92,7 +92,16 @@ void Storage::set_use(MemoryUse use) noexcept {
   if (counted) count(static_cast<std::int64_t>(capacity_));
 }
 
+void Storage::lend(const std::shared_ptr<MemoryLoan>& loan) {
+  if (!loans_) loans_ = std::make_unique<std::vector<std::shared_ptr<MemoryLoan>>>();
+  if (std::ranges::find(*loans_, loan) == loans_->end()) loans_->push_back(loan);
+}
+
 void Storage::free_memory() noexcept {
+  if (loans_) [[unlikely]] {
+    for (const std::shared_ptr<MemoryLoan>& loan : *loans_) loan->before_free(device_);
+    loans_.reset();
+  }
   void* data = data_.exchange(nullptr);
   if (foreign_) {
     foreign_.reset();

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/memory.h"
+#include "runtime/peer_queue.h"
 #include "runtime/ref.h"
 
 namespace sherd {
@@ -84,6 +86,10 @@ class SHERD_API Storage final : public RefCounted {
   void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
   int pins() const { return pins_.load(std::memory_order_relaxed); }
 
+  /// Peers read or write this memory on its device, as `loan` knows, also after this: whoever frees it asks.
+  /// On the thread of the rank that lends; the same loan counts once.
+  void lend(const std::shared_ptr<MemoryLoan>& loan);
+
   /// Number of writes so far: ops and `mutable_data` count, bringing memory back does not. A backward
   /// compares it with what it was when a value was kept.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
@@ -123,6 +129,7 @@ class SHERD_API Storage final : public RefCounted {
   mutable std::atomic<std::uint64_t> id_{0};
   std::shared_ptr<StorageOwner> owner_;
   std::unique_ptr<Foreign> foreign_;
+  std::unique_ptr<std::vector<std::shared_ptr<MemoryLoan>>> loans_;
 };
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/backend.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/engine.h"
@@ -88,6 +89,10 @@ void Gathered::free() noexcept {
     if (pinned()) return;
     storage_->release();
   }
+  try {
+    if (on_its_way()) follow_copies();
+  } catch (const std::exception&) {  // the device has failed
+  }
   residency_ = Sharded{};
   if (const auto& root = group_.root(); root && root->now) root->now->freed(*this);
 }
@@ -107,11 +112,15 @@ void Gathered::start() {
   const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
   const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
   const Device device = group_.compute_device();
+  // What is copied up for the next module overlaps with what this one computes.
+  const bool comes_up = source.device() != device && device.type != DeviceType::meta;
+  const std::unique_ptr<DeviceAside> aside = comes_up ? backend(device.type).aside(device) : nullptr;
   const bool in_place = source.dtype() != dtype_ || source.device() != device || !group.defined();
   const Tensor all = empty({partition.gathered_numel()}, {dtype_, device});
   Collective c =
       gather_call(all, source, partition, RankOfGroup(group).rank, in_place ? InPlace::yes : InPlace::no);
   c.label = group_.label();
+  if (aside) mark_copies();
   Work work;
   if (group.defined()) {
     work = group.enqueue(std::move(c));
@@ -130,9 +139,22 @@ void Gathered::finish() {
     const Housekeeping guard;
     gathering.work.wait();
   }
+  follow_copies();
   if (storage_ != nullptr && storage_->device().type != DeviceType::meta)
     storage_->provide(std::move(gathering.memory));
   residency_ = Full{};
+}
+
+void Gathered::mark_copies() {
+  PeerQueue& queue = *backend(group_.compute_device().type).peer_queue(group_.compute_device());
+  if (!copied_) copied_ = queue.make_event();
+  queue.mark_work(*copied_);
+}
+
+void Gathered::follow_copies() const {
+  if (!copied_) return;
+  const Device device = group_.compute_device();
+  backend(device.type).peer_queue(device)->work_follows(*copied_);
 }
 
 void Gathered::slice() {

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "collectives/group.h"
+#include "runtime/peer_queue.h"
 #include "runtime/storage.h"
 #include "runtime/tensor.h"
 #include "shard/partition.h"
@@ -114,6 +115,9 @@ class Gathered final : public StorageOwner {
 
  private:
   void free() noexcept;
+  /// Marks what was copied to this device beside the rank's own work; `follow_copies` lets that follow.
+  void mark_copies();
+  void follow_copies() const;
   /// Advances with every write of the shard, through ops or past them.
   std::uint64_t epoch() const;
 
@@ -126,6 +130,7 @@ class Gathered final : public StorageOwner {
   std::array<int, 4> leases_{};
   bool unsharded_ = false, written_ = false;
   std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
+  std::unique_ptr<DeviceEvent> copied_;  // of a shard that lies on another device
   Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "collectives/world.h"
+#include "runtime/backend.h"
 #include "runtime/error.h"
 #include "runtime/shown.h"
 #include "tools/number.h"
@@ -42,9 +44,6 @@ void check_ranks(const TrainOptions& o) {
   check<ValueError>(o.strategy == "full_shard" || o.reshard == "true",
                     "--reshard {}: is of --strategy full_shard; {} has its own rule", o.reshard, o.strategy);
   if (o.ranks == 0) return;  // not known yet
-  check<ValueError>(o.device == "cpu" || o.ranks == 1,
-                    "--ranks {}: --device {} trains on one rank so far; leave one of the flags out", o.ranks,
-                    o.device);
   check<ValueError>(o.batch % o.ranks == 0, "--ranks {}: does not divide --batch {}", o.ranks, o.batch);
   check<ValueError>(!kept || o.ranks % *kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
                     o.ranks);
@@ -113,7 +112,12 @@ shard::ReshardAfterForward reshard_of(const TrainOptions& o) {
   return ranks;
 }
 
-Device device_named(std::string_view name) { return name == "cuda" ? Device::cuda(0) : Device::cpu(); }
+Device device_named(std::string_view name) {
+  if (name != "cuda") return Device::cpu();
+  const World* world = World::current_or_null();
+  const int rank = world != nullptr ? world->local_rank() : 0;
+  return Device::cuda(rank % std::max(1, gpu_count()));
+}
 
 DType dtype_named(std::string_view name) { return name == "bf16" ? bf16 : name == "f16" ? f16 : f32; }
 

@@ -12,11 +12,10 @@
 #include "collectives/movement.h"
 #include "collectives/offer.h"
 #include "collectives/threads/crew.h"
+#include "collectives/threads/on_device.h"
 
 namespace sherd::threads {
 
-/// Calls that a rank can have under way in one order.
-inline constexpr std::uint64_t depth = 8;
 /// Inputs of up to so many bytes are copied into the slot, so that the poster need not wait until its peers
 /// have read them.
 inline constexpr std::int64_t eager_bytes = 1024;
@@ -36,6 +35,7 @@ struct Slot {
   Movement movement;
   ReduceOp reduction;
   bool eager = false;
+  DeviceLane* on_device = nullptr;  ///< where the tensors are; null where the host reads them
   /// Keep memory alive while it is used: peers read inputs, and in calls of two rounds outputs too.
   InlineVec<Ref<Storage>, 4> inputs, outputs;
   alignas(64) std::array<std::byte, eager_bytes> inline_bytes;
@@ -54,7 +54,12 @@ struct alignas(128) Lane {
 
 /// All ranks' sides of one sequence of calls.
 struct Exchange {
-  explicit Exchange(std::size_t size) : lanes(size) {}
+  explicit Exchange(std::size_t size) : moments(std::make_shared<Moments>(size)), lanes(size) {}
+  /// After a fault slots may still hold memory that devices read.
+  ~Exchange() { moments->wait_for_all(); }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  const std::shared_ptr<Moments> moments;
   std::vector<Lane> lanes;
 };
 

@@ -8,6 +8,7 @@
 
 #include "collectives/combine.h"
 #include "collectives/threads/exchange.h"
+#include "runtime/backend.h"
 #include "runtime/context.h"
 #include "runtime/pause.h"
 
@@ -54,6 +55,7 @@ class ThreadLine final : public Line {
     lines_.all.push_back(this);
   }
   ~ThreadLine() override {
+    if (uses_devices_ && core_.fault() != nullptr) forget();
     std::erase(lines_.all, this);
     std::erase(lines_.holding, this);
   }
@@ -72,10 +74,12 @@ class ThreadLine final : public Line {
   }
   void wait(std::uint64_t sequence) override {
     until([&] { return complete(sequence); }, sequence);
+    follow(sequence, is_over(sequence) || mine_.slot(sequence).movement.rounds == 2);
     lines_.let_go();
   }
   void wait_inputs(std::uint64_t sequence) override {
     until([&] { return inputs_free(sequence); }, sequence);
+    follow(sequence, true);
     lines_.let_go();
   }
   bool done(std::uint64_t sequence) override {
@@ -106,7 +110,7 @@ class ThreadLine final : public Line {
   /// Frees the memory of calls that neither this rank nor a peer needs; says whether none is held any more.
   bool let_go() {
     released_ = std::max(released_, posted_ - std::min(posted_, depth));  // slots before are others' by now
-    for (; released_ < finished_ && inputs_free(released_); ++released_) clear(mine_.slot(released_));
+    for (; released_ < finished_ && inputs_free(released_); ++released_) release(mine_.slot(released_));
     holds_ = released_ < finished_;
     return !holds_;
   }
@@ -134,20 +138,57 @@ class ThreadLine final : public Line {
     ring();
   }
   void fill(Slot& slot, const Collective& c, const Signature& signature) {
+    release(slot);
     slot.signature = signature;
     slot.reduction = c.reduction;
-    clear(slot);
     slot.parts.clear();
-    slot.eager = input_bytes(c) <= eager_bytes;
+    slot.on_device = lane_of(c);
+    slot.eager = slot.on_device == nullptr && input_bytes(c) <= eager_bytes;
     const std::size_t segments = std::max(c.inputs.size(), c.outputs.size());
     for (std::size_t i = 0; i < segments; ++i) slot.parts.push_back(part_of(c, i, slot));
     if (slot.eager) take_along(slot, c);
     const bool slices = c.kind == CollectiveKind::all_reduce && !slot.eager;
     slot.movement = Movement::of(c, static_cast<int>(bells_.size()), slices ? 2 : 1);
+    if (slot.on_device) slot.on_device->queue.mark_work(*slot.on_device->of(posted_).ready);
   }
   static void clear(Slot& slot) {
     slot.inputs.clear();
     slot.outputs.clear();
+  }
+  /// The memory of a call that is over for the hosts. Devices may still move it: whoever frees it later
+  /// knows, and what only the slot holds goes in their order.
+  void release(Slot& slot) {
+    if (slot.on_device == nullptr || slot.inputs.empty() + slot.outputs.empty() == 2) return clear(slot);
+    bool last = false;
+    const auto lend = [&](const Ref<Storage>& storage) {
+      storage->lend(exchange_.moments);
+      last = last || storage->use_count() == 1;
+    };
+    std::ranges::for_each(slot.inputs, lend);
+    std::ranges::for_each(slot.outputs, lend);
+    if (!last) return clear(slot);
+    InlineVec<DeviceEvent*, 8> moved;
+    exchange_.moments->each_latest([&](DeviceEvent& latest) { moved.push_back(&latest); });
+    // Not by the lane's queue, which may be gone when a rank that ends comes to this.
+    const Device device = slot.on_device->device;
+    backend(device.type).peer_queue(device)->free_after({moved.begin(), moved.size()}, [&] { clear(slot); });
+  }
+  /// After a fault peers begin to read nothing more: what slots hold is given back on this rank's own thread,
+  /// which knows what its devices still do with it.
+  void forget() noexcept {
+    try {
+      drain_own();
+      for (Slot& slot : mine_.slots) release(slot);
+    } catch (const std::exception&) {  // a device has failed too; what is left goes with the group
+    }
+  }
+  /// Null for what the host moves, or has nothing to move of.
+  DeviceLane* lane_of(const Collective& c) {
+    if (c.inputs.empty() && c.outputs.empty()) return nullptr;
+    const Device device = (c.inputs.empty() ? c.outputs : c.inputs)[0].device();
+    if (device.is_cpu() || device.type == DeviceType::meta) return nullptr;
+    uses_devices_ = true;
+    return &exchange_.moments->lane(self_).on(device, *backend(device.type).peer_queue(device));
   }
   static Part part_of(const Collective& c, std::size_t i, Slot& slot) {
     Part part;
@@ -211,15 +252,13 @@ class ThreadLine final : public Line {
     if (!own.parts.empty()) {
       mine_.reading.store(true, std::memory_order_seq_cst);
       // Read after `reading` is set; `drain` reads `reading` after the fault is set. So one sees the other.
-      const bool failed = core_.fault() != nullptr;
-      if (!failed)
-        for (std::size_t i = 0; i < own.parts.size(); ++i) move_part(own, i);
+      const bool failed = core_.fault() != nullptr || !move_parts(own);
       mine_.reading.store(false, std::memory_order_seq_cst);
       if (failed) return false;
     }
     mine_.moved.store(2 * finished_ + static_cast<std::uint64_t>(++round_), std::memory_order_seq_cst);
     if (round_ == own.movement.rounds) {
-      if (round_ == 1) own.outputs.clear();
+      if (round_ == 1 && own.on_device == nullptr) own.outputs.clear();
       round_ = 0;
       mine_.finished.store(++finished_, std::memory_order_seq_cst);
       if (!own.eager && !std::exchange(holds_, true)) lines_.holding.push_back(this);
@@ -227,26 +266,96 @@ class ThreadLine final : public Line {
     ring();
     return true;
   }
-  void move_part(const Slot& own, std::size_t i) {
-    const Part& part = own.parts[i];
-    if (part.out == nullptr) return;
+  /// What this rank takes in this round, by the host or by its device; false when the device has failed.
+  bool move_parts(const Slot& own) {
+    if (own.on_device != nullptr) return move_on_device(own);
+    const DType dtype = own.signature.dtype;
+    each_piece(
+        own,
+        [&](std::span<const std::byte* const> sources, std::byte* out, std::int64_t count) {
+          combine(dtype, own.reduction, sources, out, count);
+        },
+        [](std::size_t, std::byte* out, const std::byte* from, std::int64_t bytes) {
+          copy_bytes(out, from, bytes);
+        });
+    return true;
+  }
+  /// `combine(sources, out, count)` where this round reduces, else `copy(lane, out, from, bytes)`.
+  template <class Combine, class Copy>
+  void each_piece(const Slot& own, const Combine& combine, const Copy& copy) {
     const Movement& movement = own.movement;
-    const std::int64_t element = size_of(own.signature.dtype), n = part.count;
+    const std::int64_t element = size_of(own.signature.dtype);
     const int self = static_cast<int>(self_), size = static_cast<int>(exchange_.lanes.size());
-    if (movement.combines(round_)) {
-      const Piece piece = movement.piece(round_, self, self, n);
-      for (int from = 0; from < size; ++from)
-        sources_[static_cast<std::size_t>(from)] = source(from, i) + piece.source * element;
-      return combine(own.signature.dtype, own.reduction, sources_, part.out + piece.destination * element,
-                     piece.count);
+    for (std::size_t i = 0; i < own.parts.size(); ++i) {
+      const auto& [in, out, n] = own.parts[i];
+      if (out == nullptr) continue;
+      if (movement.combines(round_)) {
+        const Piece piece = movement.piece(round_, self, self, n);
+        for (int from = 0; from < size; ++from)
+          sources_[static_cast<std::size_t>(from)] = source(from, i) + piece.source * element;
+        combine(std::span<const std::byte* const>(sources_), out + piece.destination * element, piece.count);
+        continue;
+      }
+      for (int from = 0; from < size; ++from) {
+        const Piece piece = movement.piece(round_, from, self, n);
+        if (piece.count == 0) continue;
+        const auto lane = static_cast<std::size_t>(from);
+        const std::byte* begin = round_ == 0 ? source(from, i) : slot(lane, finished_).parts[i].out;
+        copy(lane, out + piece.destination * element, begin + piece.source * element, piece.count * element);
+      }
     }
-    for (int from = 0; from < size; ++from) {
-      const Piece piece = movement.piece(round_, from, self, n);
-      if (piece.count == 0) continue;
-      const std::byte* begin =
-          round_ == 0 ? source(from, i) : slot(static_cast<std::size_t>(from), finished_).parts[i].out;
-      copy_bytes(part.out + piece.destination * element, begin + piece.source * element,
-                 piece.count * element);
+  }
+  /// After the moments until which the tensors of all ranks are other work's.
+  bool move_on_device(const Slot& own) try {
+    PeerQueue& queue = own.on_device->queue;
+    CallMoments& moments = own.on_device->of(finished_);
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
+      CallMoments& theirs = slot(lane, finished_).on_device->of(finished_);
+      queue.follow(round_ == 0 ? *theirs.ready : *theirs.moved[0]);
+    }
+    std::vector<PeerCopy> copies;
+    std::vector<std::vector<const std::byte*>> sources;
+    std::vector<PeerCombination> combinations;
+    sources.reserve(own.parts.size());
+    each_piece(
+        own,
+        [&](std::span<const std::byte* const> from, std::byte* out, std::int64_t count) {
+          sources.emplace_back(from.begin(), from.end());
+          combinations.push_back({sources.back(), out, count});
+        },
+        [&](std::size_t lane, std::byte* out, const std::byte* from, std::int64_t bytes) {
+          if (out != from)
+            copies.push_back(
+                {out, from, slot(lane, finished_).on_device->device, static_cast<std::size_t>(bytes)});
+        });
+    if (!copies.empty()) queue.copy(copies);
+    if (!combinations.empty()) queue.combine(own.signature.dtype, own.reduction, combinations);
+    DeviceEvent& moved = *moments.moved[static_cast<std::size_t>(round_)];
+    queue.mark(moved);
+    own.on_device->latest.store(&moved, std::memory_order_seq_cst);
+    return true;
+  } catch (const std::exception& e) {
+    core_.fail(device_failed(place(finished_), {rank_, &own.signature}, e.what()));
+    return false;
+  }
+  /// Whether the slot of call `sequence` may be another call's by now.
+  bool is_over(std::uint64_t sequence) const { return sequence + depth < posted_; }
+  /// What this rank computes from now on follows what it moved of call `sequence`, and `all`: what peers did.
+  void follow(std::uint64_t sequence, bool all) {
+    if (!uses_devices_) return;
+    if (is_over(sequence)) {
+      exchange_.moments->lane(self_).each([&](DeviceLane& mine) {
+        exchange_.moments->each_latest([&](DeviceEvent& latest) { mine.queue.work_follows(latest); });
+      });
+      return;
+    }
+    const Slot& own = mine_.slot(sequence);
+    if (own.on_device == nullptr) return;
+    const auto last = static_cast<std::size_t>(own.movement.rounds - 1);
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
+      if (lane != self_ && !all) continue;
+      exchange_.moments->lane(lane).each(
+          [&](DeviceLane& theirs) { own.on_device->queue.work_follows(*theirs.of(sequence).moved[last]); });
     }
   }
   const std::byte* source(int lane, std::size_t i) {
@@ -270,12 +379,12 @@ class ThreadLine final : public Line {
   bool slot_is_free(std::uint64_t sequence) { return finished_ > sequence && peers_finished(sequence); }
   bool inputs_free(std::uint64_t sequence) {
     return sequence < posted_ &&
-           (sequence + depth < posted_ || mine_.slot(sequence).eager || peers_finished(sequence));
+           (is_over(sequence) || mine_.slot(sequence).eager || peers_finished(sequence));
   }
   /// Whether outputs hold their values and are free: in two rounds peers read them too.
   bool complete(std::uint64_t sequence) {
     if (finished_ <= sequence) return false;
-    const bool shared = sequence + depth >= posted_ && mine_.slot(sequence).movement.rounds == 2;
+    const bool shared = !is_over(sequence) && mine_.slot(sequence).movement.rounds == 2;
     return !shared || peers_finished(sequence);
   }
 
@@ -290,9 +399,12 @@ class ThreadLine final : public Line {
   /// long as a copy.
   void drain() {
     for (ThreadLine* line : lines_.all)
-      if (&line->core_ == &core_)
-        for (Lane& lane : line->exchange_.lanes)
-          while (&lane != &line->mine_ && lane.reading.load(std::memory_order_seq_cst)) pause_briefly();
+      if (&line->core_ == &core_) line->drain_own();
+  }
+  void drain_own() {
+    for (Lane& lane : exchange_.lanes)
+      while (&lane != &mine_ && lane.reading.load(std::memory_order_seq_cst)) pause_briefly();
+    if (uses_devices_) exchange_.moments->wait();
   }
 
   /// Waits for `ready`, which depends on call `sequence` of this line. Spins briefly, then sleeps.
@@ -398,6 +510,7 @@ class ThreadLine final : public Line {
   std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: calls whose memory is freed
   bool holds_ = false;                                      // it is one of `Lines::holding`
   int round_ = 0;
+  bool uses_devices_ = false;
   std::deque<std::pair<Collective, Signature>> queue_;  // numbered on from `posted_`
 };
 
@@ -438,6 +551,9 @@ class ThreadTransport final : public Transport {
   int size() const override { return core_->size(); }
   const GroupKey& key() const override { return core_->key(); }
 
+  bool reaches(Device device) const override {
+    return Transport::reaches(device) || backend(device.type).peer_queue(device) != nullptr;
+  }
   Line& channel(int index) override {
     std::unique_ptr<ThreadLine>& line = channels_[static_cast<std::size_t>(index)];
     if (!line) line = make_line({index, -1, -1});

@@ -7,6 +7,7 @@
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/graph.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/peer_queue.h"
 #include "runtime/cuda/rank.h"
 
 namespace sherd {
@@ -19,6 +20,21 @@ void keep_freed_memory(int index) {
   check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda memory pool");
   std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
   check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "cuda memory pool");
+}
+
+/// Lets kernels of the other GPUs read the pool's memory, where the hardware can.
+void share_memory(int index, int count) {
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda memory pool");
+  for (int other = 0; other < count; ++other) {
+    int reaches = 0;
+    check_cuda(cudaDeviceCanAccessPeer(&reaches, other, index), "cuda peers");
+    if (other == index || reaches == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location = {cudaMemLocationTypeDevice, other};
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
+  }
 }
 
 bool is_pinned(const void* host) {
@@ -64,6 +80,15 @@ class StreamMark final : public DeviceMark {
   cudaEvent_t event_ = nullptr;
 };
 
+class Aside final : public DeviceAside {
+ public:
+  explicit Aside(Device device) : device_(device) { state_of(device).begin_aside(); }
+  ~Aside() override { known_state(device_)->end_aside(); }
+
+ private:
+  Device device_;
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend() {
@@ -71,7 +96,10 @@ class CudaBackend final : public Backend {
     const cudaError_t status = cudaGetDeviceCount(&count);
     check<DeviceError>(status == cudaSuccess && count > 0, "cuda: no GPU can be used here ({}); use cpu",
                        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
-    for (int i = 0; i < count; ++i) keep_freed_memory(i);
+    for (int i = 0; i < count; ++i) {
+      keep_freed_memory(i);
+      share_memory(i, count);
+    }
     add_kernels();
   }
 
@@ -97,14 +125,16 @@ class CudaBackend final : public Backend {
 
   void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
     try {
-      // A thread that is ending has waited for its stream already.
       cudaStream_t stream = nullptr;
       if (Context::current_or_null() != nullptr) {
-        if (DeviceState* known = known_state(device); known != nullptr && !known->recording())
+        if (DeviceState* known = known_state(device);
+            known != nullptr && !known->recording() && known->frees() == nullptr)
           if (known->blocks().keep(data, bytes)) return;
-        stream = stream_of(device);
-      } else {
+        DeviceState& state = state_of(device);
+        stream = state.frees() != nullptr ? state.frees() : state.stream();
+      } else {  // of a thread that is ending, whose streams may be at work still
         check_cuda(cudaSetDevice(device.index), "cuda device");
+        check_cuda(cudaDeviceSynchronize(), "cuda memory");
       }
       cudaFreeAsync(data, stream);
     } catch (const std::exception&) {  // the device has failed, and its memory cannot be freed
@@ -118,7 +148,8 @@ class CudaBackend final : public Backend {
     DeviceState& state = state_of(to_device.is_cpu() ? from_device : to_device);
     check<StateError>(!state.recording() || to_device == from_device,
                       "copy: a recording would read or write the host's memory when it runs");
-    if (from_device.is_cpu() && Staging::serves(bytes)) return state.staging().copy(to, from, bytes);
+    if (from_device.is_cpu() && Staging::serves(bytes))
+      return state.staging().copy(to, from, bytes, state.stream());
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
     // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
     // before.
@@ -129,6 +160,8 @@ class CudaBackend final : public Backend {
     state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
   }
   std::unique_ptr<DeviceMark> mark(Device device) override { return std::make_unique<StreamMark>(device); }
+  std::unique_ptr<DeviceAside> aside(Device device) override { return std::make_unique<Aside>(device); }
+  PeerQueue* peer_queue(Device device) override { return &state_of(device).peers(); }
   std::string product(Device device) override {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, device.index), "cuda device");

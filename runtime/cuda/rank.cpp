@@ -6,6 +6,7 @@
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/fault_board.h"
 #include "runtime/cuda/matmul_plans.h"
+#include "runtime/cuda/peer_queue.h"
 
 namespace sherd::cuda {
 namespace {
@@ -32,17 +33,19 @@ cudaStream_t make_stream(int index) {
 }
 }  // namespace
 
-DeviceState::DeviceState(int index)
-    : index_(index), stream_(make_stream(index)), blocks_(stream_), staging_(stream_) {}
+DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {}
 
 DeviceState::~DeviceState() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_);
+  if (aside_ != nullptr) cudaStreamSynchronize(aside_);
+  peers_.reset();
   blocks_.trim();
   matmul_plans_.reset();
   cudnn_attention_.reset();
   faults_.reset();
   if (reader_ != nullptr) cudaStreamDestroy(reader_);
+  if (aside_ != nullptr) cudaStreamDestroy(aside_);
   cudaStreamDestroy(stream_);
 }
 
@@ -50,6 +53,33 @@ cudaStream_t DeviceState::reader() {
   if (reader_ == nullptr)
     check_cuda(cudaStreamCreateWithFlags(&reader_, cudaStreamNonBlocking), "cuda stream");
   return reader_;
+}
+
+CudaPeerQueue& DeviceState::peers() {
+  if (!peers_) peers_ = std::make_unique<CudaPeerQueue>(*this, Device::cuda(index_));
+  return *peers_;
+}
+
+void DeviceState::begin_aside() {
+  check<StateError>(!is_aside_, "aside: a scope in which {} works beside the rank's work is open already",
+                    to_string(Device::cuda(index_)));
+  if (aside_ == nullptr) aside_ = make_stream(index_);
+  before_aside_.order(stream_, aside_);
+  std::swap(stream_, aside_);
+  is_aside_ = true;
+}
+
+void DeviceState::end_aside() noexcept {
+  std::swap(stream_, aside_);
+  is_aside_ = false;
+}
+
+void DeviceState::free_on(cudaStream_t stream, const std::function<void()>& drop) {
+  struct Scope {
+    cudaStream_t& frees;
+    ~Scope() { frees = nullptr; }
+  } scope{frees_ = stream};
+  drop();
 }
 
 MatMulPlans& DeviceState::matmul_plans() {

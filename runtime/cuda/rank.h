@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -13,6 +14,7 @@
 
 namespace sherd::cuda {
 
+class CudaPeerQueue;
 class CudnnAttention;
 class FaultBoard;
 class MatMulPlans;
@@ -47,6 +49,8 @@ class DeviceState {
   Staging& staging() { return staging_; }
   /// A stream for reads by the host that do not wait for the other one; made on first use.
   cudaStream_t reader();
+  /// What moves between ranks, on streams of its own; made on first use.
+  CudaPeerQueue& peers();
   MatMulPlans& matmul_plans();
   CudnnAttention& cudnn_attention();
   /// Where kernels of this stream report bad values.
@@ -55,6 +59,13 @@ class DeviceState {
   void wait(std::string_view what);
   /// Throws ValueError for what kernels have reported so far; does not wait.
   void hear_faults();
+  /// From here to `end_aside`, `stream()` is another one, which follows it; and what is freed is freed there.
+  void begin_aside();
+  void end_aside() noexcept;
+  /// Runs `drop`; what it frees is freed on `stream` in place of the rank's own.
+  void free_on(cudaStream_t stream, const std::function<void()>& drop);
+  /// The stream of `free_on` while it runs, or that of a scope aside; else null.
+  cudaStream_t frees() const { return frees_ != nullptr ? frees_ : is_aside_ ? stream_ : nullptr; }
   /// Whether the stream's work is being recorded (graph.h) instead of done.
   bool recording() const { return recording_; }
   void set_recording(bool recording) { recording_ = recording; }
@@ -62,9 +73,12 @@ class DeviceState {
  private:
   int index_;
   bool recording_ = false;
-  cudaStream_t stream_ = nullptr, reader_ = nullptr;
+  cudaStream_t stream_ = nullptr, reader_ = nullptr, frees_ = nullptr, aside_ = nullptr;
+  bool is_aside_ = false;
+  Event before_aside_;
   BlockCache blocks_;
   Staging staging_;
+  std::unique_ptr<CudaPeerQueue> peers_;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;
   std::unique_ptr<FaultBoard> faults_;

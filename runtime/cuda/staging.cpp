@@ -14,7 +14,7 @@ Staging::~Staging() {
   }
 }
 
-void Staging::copy(void* to, const void* from, std::size_t bytes) {
+void Staging::copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
   for (std::size_t at = 0; at < bytes; at += slot_bytes) {
     Slot& slot = slots_[next_];
     next_ = (next_ + 1) % slots_.size();
@@ -25,9 +25,9 @@ void Staging::copy(void* to, const void* from, std::size_t bytes) {
     const std::size_t size = std::min(slot_bytes, bytes - at);
     std::memcpy(slot.memory, static_cast<const std::byte*>(from) + at, size);
     check_cuda(
-        cudaMemcpyAsync(static_cast<std::byte*>(to) + at, slot.memory, size, cudaMemcpyHostToDevice, stream_),
+        cudaMemcpyAsync(static_cast<std::byte*>(to) + at, slot.memory, size, cudaMemcpyHostToDevice, stream),
         "cuda copy");
-    check_cuda(cudaEventRecord(slot.read, stream_), "cuda copy");
+    check_cuda(cudaEventRecord(slot.read, stream), "cuda copy");
   }
 }
 

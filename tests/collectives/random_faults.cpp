@@ -173,7 +173,7 @@ struct Seen {
 };
 
 /// The tensors of a rank's part in a call.
-Collective part_of(const Group& group, const Call& call) {
+Collective part_of(const Group& group, const Call& call, Device device) {
   const int size = group.size(), rank = group.rank();
   const bool receives = call.kind == Kind::send && rank == call.destination;
   Collective c{.kind = receives ? Kind::recv : call.kind, .channel = call.channel, .label = call.label};
@@ -182,8 +182,8 @@ Collective part_of(const Group& group, const Call& call) {
   const bool brings = !receives && (call.kind != Kind::broadcast || rank == call.root);
   for (std::int64_t n : call.sizes) {
     const std::int64_t gets = call.kind == Kind::all_gather ? n * size : n;
-    if (brings) c.inputs.push_back(zeros({n}, {call.dtype}));
-    if (c.kind != Kind::send) c.outputs.push_back(zeros({gets}, {call.dtype}));
+    if (brings) c.inputs.push_back(zeros({n}, {call.dtype, device}));
+    if (c.kind != Kind::send) c.outputs.push_back(zeros({gets}, {call.dtype, device}));
   }
   return c;
 }
@@ -228,7 +228,7 @@ class Walk {
   }
   void make(const Step& step) {
     enter(groups_[step.group]);
-    pending_.emplace_back(in_, in_.enqueue(part_of(in_, step.call)));
+    pending_.emplace_back(in_, in_.enqueue(part_of(in_, step.call, fate_.device)));
     if (step.blocks)
       while (!pending_.empty()) finish_one();
     else if (below(own_, 3) == 0)
@@ -313,6 +313,24 @@ void random_fault(World& world, std::uint64_t seed, std::string& complaint, cons
     if (then == Then::renews_it) walk.in().renew();
     if (then == Then::renews_the_world) world.group().renew();
   }
+}
+
+std::vector<std::string> complaints_of_random_faults(std::uint64_t first, std::uint64_t count,
+                                                     const Fate& fate) {
+  std::vector<std::string> all;
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    std::vector<std::string> complaints(static_cast<std::size_t>(random_fault_ranks(seed)));
+    try {
+      run_ranks(static_cast<int>(complaints.size()), [&](World& world) {
+        random_fault(world, seed, complaints[static_cast<std::size_t>(world.rank())], fate);
+      });
+    } catch (const CollectiveError&) {
+    } catch (const Boom&) {
+    }
+    std::ranges::copy_if(complaints, std::back_inserter(all),
+                         [](const std::string& complaint) { return !complaint.empty(); });
+  }
+  return all;
 }
 
 }  // namespace sherd::test

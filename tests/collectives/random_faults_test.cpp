@@ -12,17 +12,7 @@ using namespace sherd;
 namespace {
 
 void check_seeds(std::uint64_t first, std::uint64_t count, const test::Fate& fate = {}) {
-  for (std::uint64_t seed = first; seed < first + count; ++seed) {
-    std::vector<std::string> complaints(static_cast<std::size_t>(test::random_fault_ranks(seed)));
-    try {
-      run_ranks(static_cast<int>(complaints.size()), [&](World& world) {
-        test::random_fault(world, seed, complaints[static_cast<std::size_t>(world.rank())], fate);
-      });
-    } catch (const CollectiveError&) {
-    } catch (const test::Boom&) {
-    }
-    for (const std::string& complaint : complaints) CHECK(complaint == "");
-  }
+  CHECK(test::complaints_of_random_faults(first, count, fate) == std::vector<std::string>());
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ void dropped_works(const Group& group) {
     for (const Case& c : some_cases(group.size(), 40)) Part(group, c).post();
     // Whoever allocates now must not find memory that a call still writes.
     std::vector<Tensor> fresh;
-    for (int i = 0; i < 40; ++i) fresh.push_back(full({i % 4 == 0 ? 6 : 903}, 5.0));
+    for (int i = 0; i < 40; ++i)
+      fresh.push_back(full({i % 4 == 0 ? 6 : 903}, 5.0, {f32, CasesOn::current()}));
     for (int channel : {0, 1, 2}) {
       Part last(group, {.kind = Kind::all_reduce, .sizes = {900}, .channel = channel});
       last.call();
@@ -102,10 +103,11 @@ void polling(const Group& group) {
 
 void inputs_are_free_after_wait_inputs(const Group& group) {
   for (std::int64_t n : {3, 5000}) {
-    const Tensor x = full({n}, group.rank() + 1.0), sum = empty({n});
+    const TensorOptions as{f32, CasesOn::current()};
+    const Tensor x = full({n}, group.rank() + 1.0, as), sum = empty({n}, as);
     Work work = group.enqueue({.kind = Kind::all_reduce, .inputs = {x}, .outputs = {sum}});
     work.wait_inputs();
-    std::fill_n(x.mutable_data<float>(), n, 1e6f);
+    fill_(x, 1e6);
     work.wait();
     const auto expected = static_cast<float>(group.size() * (group.size() + 1) / 2);
     for (float s : sum.to_vector<float>()) expect(s == expected, "{} is not {}", s, expected);
@@ -134,7 +136,7 @@ void expect_members(const Group& group, const std::vector<int>& ranks) {
 }
 
 void run_one(const Group& group, std::int64_t n) {
-  const Tensor x = full({n}, group.rank() + 1.0);
+  const Tensor x = full({n}, group.rank() + 1.0, {f32, CasesOn::current()});
   group.all_reduce(x);
 }
 
@@ -210,8 +212,10 @@ void dropped_groups(const Group& group) {
   for (std::int64_t n : {3, 5000}) {
     {
       const Group all = group.blocks(group.size());
+      const TensorOptions as{f32, CasesOn::current()};
       if (group.rank() == 0)
-        (void)all.enqueue({.kind = Kind::all_reduce, .inputs = {full({n}, 1.0)}, .outputs = {empty({n})}});
+        (void)all.enqueue(
+            {.kind = Kind::all_reduce, .inputs = {full({n}, 1.0, as)}, .outputs = {empty({n}, as)}});
       else
         run_one(all, n);
     }
@@ -519,6 +523,20 @@ std::span<const Section> sections() {
       {"a call that cannot be right is refused here, and harms nothing", refusals},
       {"a group that cannot be is refused here", refused_groups},
       {"another thread is refused", wrong_thread},
+      {"random programs", random_programs},
+  };
+  return all;
+}
+
+std::span<const Section> device_sections() {
+  static constexpr Section all[] = {
+      {"every call gives the bits of the reference", every_case},
+      {"calls may be waited for in any order, on every rank in another", any_order_of_waits},
+      {"works may be dropped", dropped_works},
+      {"handles of groups may be dropped with calls under way", dropped_groups},
+      {"a call may be polled", polling},
+      {"inputs may be written after wait_inputs", inputs_are_free_after_wait_inputs},
+      {"groups are cut from groups", sub_groups},
       {"random programs", random_programs},
   };
   return all;

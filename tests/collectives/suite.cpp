@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/backend.h"
+#include "runtime/context.h"
 #include "runtime/dtype.h"
 #include "runtime/ops.h"
 #include "tests/ranks.h"
@@ -84,21 +86,33 @@ A reduce(ReduceOp op, std::span<const A> terms) {
   return result;
 }
 
+void set_bytes(const Tensor& t, const Bytes& bytes) {
+  if (!bytes.empty())
+    backend(t.device().type).copy(t.raw(), t.device(), bytes.data(), Device::cpu(), bytes.size());
+}
 Tensor tensor_of(DType dtype, const Bytes& bytes) {
   const std::int64_t n = static_cast<std::int64_t>(bytes.size()) / size_of(dtype);
   // Not where the storage begins: calls take views.
-  const Tensor t = narrow(empty({n + 3}, {dtype}), 0, 3, n);
-  if (n > 0) std::memcpy(t.raw(), bytes.data(), bytes.size());
+  const Tensor t = narrow(empty({n + 3}, {dtype, CasesOn::current()}), 0, 3, n);
+  set_bytes(t, bytes);
   return t;
 }
 Bytes bytes_of(const Tensor& t) {
   Bytes bytes(static_cast<std::size_t>(t.numel() * size_of(t.dtype())));
-  if (!bytes.empty()) std::memcpy(bytes.data(), t.raw(), bytes.size());
+  if (!bytes.empty())
+    backend(t.device().type).copy(bytes.data(), Device::cpu(), t.raw(), t.device(), bytes.size());
   return bytes;
 }
 Bytes garbage(std::int64_t bytes) { return Bytes(static_cast<std::size_t>(bytes), std::byte{0xA5}); }
 
 }  // namespace
+
+struct CaseDevice {
+  Device device;
+};
+CasesOn::CasesOn(Device device) { Context::current().slot<CaseDevice>().device = device; }
+CasesOn::~CasesOn() { Context::current().slot<CaseDevice>().device = Device::cpu(); }
+Device CasesOn::current() { return Context::current().slot<CaseDevice>().device; }
 
 std::string Case::text() const {
   return fmt::format("{}({}, {} segments of {}, {}, {}, root {}, to {}, channel {}, seed {})",
@@ -197,7 +211,7 @@ Part::Part(const Group& group, Case what) : group_(group), case_(std::move(what)
     } else if (c.kind == Kind::all_gather) {
       c.outputs.push_back(tensor_of(case_.dtype, blank));
       c.inputs.push_back(narrow(c.outputs[s], 0, rank * n, n));
-      if (n > 0) std::memcpy(c.inputs[s].raw(), in.data(), in.size());
+      set_bytes(c.inputs[s], in);
     } else {
       c.inputs.push_back(tensor_of(case_.dtype, in));
       c.outputs.push_back(c.kind == Kind::reduce_scatter ? narrow(c.inputs[s], 0, rank * n, n) : c.inputs[s]);

@@ -41,6 +41,16 @@ Bytes values_of(DType dtype, std::int64_t count, std::uint64_t seed, bool raw);
 /// The same bits; with `numbers`, one NaN is as good as another.
 bool same_values(DType dtype, const Bytes& a, const Bytes& b, bool numbers);
 
+/// A scope in which this rank's cases lie on `device`.
+class CasesOn {
+ public:
+  explicit CasesOn(Device device);
+  ~CasesOn();
+  CasesOn(const CasesOn&) = delete;
+  CasesOn& operator=(const CasesOn&) = delete;
+  static Device current();
+};
+
 /// One rank's part of a case: its tensors, the call, and what must come out.
 class Part {
  public:
@@ -85,5 +95,7 @@ struct Section {
 };
 /// The first is `all_cases`.
 std::span<const Section> sections();
+/// Those that hold for tensors of any device, where `CasesOn` says they lie.
+std::span<const Section> device_sections();
 
 }  // namespace sherd::test

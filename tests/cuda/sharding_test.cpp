@@ -1,7 +1,10 @@
 // A world of one on a GPU: the engine's groups, gathers, reductions and mixed precision, without peers.
+#include <map>
+
 #include "collectives/world.h"
 #include "nn/gpt.h"
 #include "nn/optimizer.h"
+#include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "tests/cuda/agree.h"
 #include "tests/runtime/harness.h"
@@ -74,12 +77,86 @@ TEST_CASE("cuda: a world of one computes in halves over f32 masters") {
   });
 }
 
-TEST_CASE("cuda: tensors on a GPU do not travel between ranks, and are refused by name") {
+namespace {
+
+/// How ranks that share the GPU divide a model among them.
+struct Way {
+  std::string name;
+  std::optional<shard::Options> options;  ///< none: DataParallel
+};
+
+std::vector<Way> ways() {
+  std::vector<Way> all{{"data parallel", {}}};
+  for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+    for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op,
+                                shard::ShardingStrategy::zero1, shard::ShardingStrategy::no_shard})
+      all.push_back(
+          {fmt::format("layout {} strategy {}", static_cast<int>(layout), static_cast<int>(strategy)),
+           shard::Options{.layout = layout, .strategy = strategy}});
+  all.push_back({"offload", shard::Options{.device = gpu, .cpu_offload = true}});
+  return all;
+}
+
+/// Losses of this rank in five steps, each rank with tokens of its own.
+std::vector<double> losses_among(const World& world, const Way& way, DType param_dtype) {
+  manual_seed(3);
+  nn::Gpt model(small);
+  if (!way.options || !way.options->cpu_offload) model.to(gpu);
+  std::optional<shard::DataParallel> replicas;
+  if (way.options) {
+    shard::Options options = *way.options;
+    options.mesh = world.mesh();
+    options.mixed_precision.param_dtype = param_dtype;
+    if (param_dtype == bf16) options.mixed_precision.reduce_dtype = f32;
+    for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
+    shard::fully_shard(model, options);
+  } else {
+    replicas.emplace(model, world.group());
+  }
+  nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  manual_seed(100 + static_cast<std::uint64_t>(world.rank()));
+  const Tensor tokens = to(randint(0, 256, {4, 32}, {i64}), gpu),
+               targets = to(randint(0, 256, {128}, {i64}), gpu);
+  std::vector<double> all;
+  for (int i = 0; i < 5; ++i) {
+    const Tensor loss =
+        cross_entropy(flatten(model(tokens), 0, 1), targets, {.precision = LossPrecision::wide});
+    loss.backward();
+    shard::clip_grad_norm_(model.parameters(), 1);
+    optimizer.step();
+    optimizer.zero_grad();
+    all.push_back(loss.item());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the same bits on a shared GPU") {
   if (no_gpu()) return;
-  run_ranks(2, [](World& world) {
-    const Tensor x = ones({4}, {f32, gpu});
-    CHECK(one_line_about(
-        message_of<NotImplementedError>([&] { world.group().all_reduce(x, ReduceOp::average(), {}); }),
-        "cuda:0"));
-  });
+  for (const int ranks : {2, 3, 4})
+    for (const DType dtype : {f32, bf16}) {
+      std::map<std::string, std::vector<std::vector<double>>> by_way;
+      for (const Way& way : ways()) {
+        if (!way.options && dtype != f32) continue;  // replicas compute in their parameters' dtype
+        INFO(way.name << " on " << ranks << " ranks in " << name_of(dtype));
+        std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks));
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          all[static_cast<std::size_t>(world.rank())] = losses_among(world, way, dtype);
+        }));
+        CHECK(all[0].back() < all[0].front());
+        by_way[way.name] = all;
+      }
+      const std::vector<std::vector<double>>& first = by_way.begin()->second;
+      for (const auto& [name, all] : by_way) {
+        INFO(name << " on " << ranks << " ranks in " << name_of(dtype));
+        if (name != "offload") {
+          CHECK(all == first);
+        } else {  // steps are the host's, which round otherwise
+          for (std::size_t r = 0; r < all.size(); ++r)
+            for (std::size_t i = 0; i < all[r].size(); ++i)
+              CHECK(std::abs(all[r][i] - first[r][i]) < 1e-3 * first[r][i]);
+        }
+      }
+    }
 }

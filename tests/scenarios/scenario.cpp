@@ -2,15 +2,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 
 #include "runtime/ops.h"
+#include "tests/late_device.h"
 #include "tests/sanitizer.h"
 
 namespace sherd::scenarios {
 namespace {
 
 const char* name_of(Harness harness) { return harness == Harness::threads ? "threads" : "processes"; }
+
+Device asked_for() {
+  const char* name = std::getenv("SHERD_TEST_DEVICE");
+  if (name == nullptr) return Device::cpu(1);
+  if (std::string_view(name).starts_with("late")) test::late_device();
+  return Device::parse(name);
+}
 
 /// The world of a scenario among the ranks that were started.
 DeviceMesh mesh_of(const World& ranks, int world) {
@@ -34,9 +43,11 @@ Outcome run_one(const Scenario& scenario, int combination, const World& ranks, R
   return {comparisons, took.count()};
 }
 
-/// Of a wide grid a sanitizer sees every eleventh combination, in which each axis still has all its values.
-bool left_to_other_builds(std::size_t combination, std::size_t combinations) {
-  return test::sanitized && combinations > 24 && combination % 11 != 0;
+/// Of a wide grid a sanitizer, and a device that dawdles, see every eleventh combination, in which each axis
+/// still has all its values.
+bool left_to_other_runs(std::size_t combination, std::size_t combinations) {
+  const bool slow = test::sanitized || Device(compute).type > DeviceType::meta;
+  return slow && combinations > 24 && combination % 11 != 0;
 }
 
 /// The separators of a line do not occur in its fields.
@@ -54,6 +65,11 @@ void print(const Scenario& s, const Place& place, std::size_t combination, const
 }
 
 }  // namespace
+
+ComputeDevice::operator Device() const {
+  static const Device device = asked_for();
+  return device;
+}
 
 std::string Place::text() const { return fmt::format("{} x {}", name_of(harness), world); }
 
@@ -87,7 +103,7 @@ std::vector<Outcome> run(const Scenario& scenario, const Place& place) {
       run_ranks(place.ranks, [&, first = outcomes.size()](World& ranks) {
         Rank rank{mesh_of(ranks, place.world)};
         for (std::size_t i = first; i < combinations; ++i) {
-          if (left_to_other_builds(i, combinations)) {
+          if (left_to_other_runs(i, combinations)) {
             if (place.harness == Harness::processes || ranks.rank() == 0) outcomes.push_back({});
             continue;
           }

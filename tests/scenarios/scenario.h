@@ -12,8 +12,14 @@
 
 namespace sherd::scenarios {
 
-/// Where models are built, and where they compute: two devices, so that every move shows.
-inline constexpr Device host = Device::cpu(0), compute = Device::cpu(1);
+/// Where models are built.
+inline constexpr Device host = Device::cpu(0);
+/// Where they compute: another device, so that every move shows. cpu:1, or what the environment variable
+/// SHERD_TEST_DEVICE says: "cuda:0", or "late:0" of tests/late_device.h.
+struct ComputeDevice {
+  operator Device() const;
+};
+inline constexpr ComputeDevice compute;
 
 /// A rank of a scenario's world, and what it found.
 struct Rank {

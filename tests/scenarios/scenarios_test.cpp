@@ -1,6 +1,7 @@
 // Every scenario on ranks that are threads, one test case each.
 #include <map>
 
+#include "runtime/backend.h"
 #include "tests/catch.h"
 #include "tests/scenarios/scenario.h"
 
@@ -25,6 +26,14 @@ void run_on_threads(const std::string& id) {
 }
 
 }  // namespace
+
+TEST_CASE("every scenario computes on the device that SHERD_TEST_DEVICE names", "[.device]") {
+  if (sherd::test::skip_if(sherd::Device(compute).type == sherd::DeviceType::cuda && sherd::gpu_count() == 0,
+                           "no GPU here"))
+    return;
+  for (const Scenario& s : all_scenarios())
+    if (s.not_here.empty()) run_on_threads(s.id);
+}
 
 TEST_CASE("the grids are the catalogue's") {
   std::map<std::string, int> combinations;  // by the catalogue's first number

@@ -1,0 +1,38 @@
+// What a rank moves between ranks on its GPU: on a stream of its own beside the rank's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "runtime/cuda/rank.h"
+#include "runtime/peer_queue.h"
+
+namespace sherd::cuda {
+
+class CudaPeerQueue final : public PeerQueue {
+ public:
+  /// `state`: the rank's of the device, which owns this.
+  CudaPeerQueue(DeviceState& state, Device device);
+  /// Waits first, because peers' memory may be under way.
+  ~CudaPeerQueue() override;
+  CudaPeerQueue(const CudaPeerQueue&) = delete;
+  CudaPeerQueue& operator=(const CudaPeerQueue&) = delete;
+
+  std::unique_ptr<DeviceEvent> make_event() override;
+  void mark_work(DeviceEvent& event) override;
+  void mark(DeviceEvent& event) override;
+  void follow(DeviceEvent& event) override;
+  void work_follows(DeviceEvent& event) override;
+  void copy(std::span<const PeerCopy> copies) override;
+  void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) override;
+  void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) override;
+
+ private:
+  /// Makes the device current, to which streams and events belong.
+  void use() const;
+  DeviceState& state_;
+  Device device_;
+  cudaStream_t moves_ = nullptr, frees_ = nullptr;
+  Event work_so_far_;
+};
+
+}  // namespace sherd::cuda

@@ -1,0 +1,82 @@
+// Moving data between ranks on a device, beside what the rank computes there: what a transport needs of a
+// back end whose work is given to it and done later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "runtime/device.h"
+#include "runtime/dtype.h"
+#include "runtime/export.h"
+#include "runtime/reduce_op.h"
+
+namespace sherd {
+
+/// A moment in one rank's work on a device, which that rank sets, again and again, and which the work of any
+/// rank can follow. Until it is set for the first time it lies in the past.
+class SHERD_API DeviceEvent {
+ public:
+  virtual ~DeviceEvent();
+  /// Returns when the moment last set is past.
+  virtual void wait() = 0;
+};
+
+/// `bytes` from a peer's memory, which may be on another device of the same type.
+struct PeerCopy {
+  void* to;
+  const void* from;
+  Device from_device;
+  std::size_t bytes;
+};
+
+/// `count` elements of each source, in the order of the ranks, become one; `out` may be one of them.
+struct PeerCombination {
+  std::span<const std::byte* const> sources;
+  std::byte* out;
+  std::int64_t count;
+};
+
+/// What one rank moves on one device, in an order of its own beside the rank's own work there. Neither waits
+/// for the other but where it is said here, and the host waits for none. Used on the rank's thread. Peers'
+/// addresses are read as they are, so ranks are threads of one process.
+class SHERD_API PeerQueue {
+ public:
+  virtual ~PeerQueue();
+  virtual std::unique_ptr<DeviceEvent> make_event() = 0;
+  /// Sets `event` after the rank's own work so far. StateError while that is being recorded: peers would not
+  /// follow when the recording runs.
+  virtual void mark_work(DeviceEvent& event) = 0;
+  /// Sets `event` after all that is in this queue.
+  virtual void mark(DeviceEvent& event) = 0;
+  /// What this queue is given from now on runs after `event`, of any rank.
+  virtual void follow(DeviceEvent& event) = 0;
+  /// So does what the rank computes from now on.
+  virtual void work_follows(DeviceEvent& event) = 0;
+  virtual void copy(std::span<const PeerCopy> copies) = 0;
+  /// By the rule of `ReduceOp`: the bits are those of the host.
+  virtual void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) = 0;
+  /// Runs `drop`. Memory of this device that it frees is used again after the rank's own work so far and
+  /// after `events`, for which that work does not wait.
+  virtual void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) = 0;
+};
+
+/// A scope in which what a rank gives to a device runs beside the rank's own work there: after all of that so
+/// far, while what comes after the scope does not follow it but by an event (`PeerQueue::mark_work` within).
+class SHERD_API DeviceAside {
+ public:
+  virtual ~DeviceAside();
+};
+
+/// What peers still do with a storage's memory after the call is over for its rank's host.
+class SHERD_API MemoryLoan {
+ public:
+  virtual ~MemoryLoan();
+  /// The memory is about to be freed: what the calling rank computes on `device` from now on, which may use
+  /// it again, follows the peers' work with it.
+  virtual void before_free(Device device) noexcept = 0;
+};
+
+}  // namespace sherd
