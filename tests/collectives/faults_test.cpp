@@ -15,7 +15,7 @@
 
 using namespace sherd;
 using Catch::Matchers::ContainsSubstring;
-using test::Case;
+using test::CallCase;
 using test::expect;
 using test::message_of;
 using test::Part;
@@ -135,7 +135,7 @@ void for_each_culprit(F&& check) {
     }
 }
 
-Act call_of(const Case& c) {
+Act call_of(const CallCase& c) {
   return [c](const Group& group, Seen& seen) {
     const Part part(group, c);
     if (part.takes_part()) seen.posted = signature_of(part.collective()).text();
@@ -155,46 +155,46 @@ void throw_boom(const Group&, Seen&) { throw Boom(); }
 
 struct Mismatch {
   std::string field;
-  Case right, wrong;
+  CallCase right, wrong;
 };
 
 std::vector<Mismatch> mismatches(std::int64_t n) {
-  const Case base{.kind = Kind::all_reduce,
-                  .reduction = ReduceOp::prescaled_sum(0.5f),
-                  .sizes = {n, 30},
-                  .label = "layers.3"};
+  const CallCase base{.kind = Kind::all_reduce,
+                      .reduction = ReduceOp::prescaled_sum(0.5f),
+                      .sizes = {n, 30},
+                      .label = "layers.3"};
   std::vector<Mismatch> all;
-  const auto add = [&](std::string field, Case right, auto change) {
-    Case wrong = right;
+  const auto add = [&](std::string field, CallCase right, auto change) {
+    CallCase wrong = right;
     change(wrong);
     all.push_back({std::move(field), std::move(right), std::move(wrong)});
   };
   for (Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::broadcast, Kind::all_to_all, Kind::barrier})
-    add(fmt::format("kind {}", to_string(kind)), base, [&](Case& c) {
+    add(fmt::format("kind {}", to_string(kind)), base, [&](CallCase& c) {
       c.kind = kind;
       if (kind == Kind::barrier) c.sizes.clear();
     });
   for (DType dtype : {f64, f16, bf16})
-    add(fmt::format("dtype {}", name_of(dtype)), base, [&](Case& c) { c.dtype = dtype; });
-  add("first size", base, [](Case& c) { ++c.sizes[0]; });
-  add("second size", base, [](Case& c) { ++c.sizes[1]; });
-  add("sizes swapped", base, [](Case& c) { std::swap(c.sizes[0], c.sizes[1]); });
-  add("a segment more", base, [](Case& c) { c.sizes.push_back(0); });
-  add("a segment less", base, [](Case& c) { c.sizes.pop_back(); });
-  add("reduction", base, [](Case& c) { c.reduction = ReduceOp::max(); });
-  add("scale", base, [](Case& c) { c.reduction.scale = 0.25f; });
-  add("label", base, [](Case& c) { c.label = "layers.4"; });
-  add("a label that differs late", base, [](Case& c) { c.label = "layers.3" + std::string(200, '+'); });
-  Case broadcast = base;
+    add(fmt::format("dtype {}", name_of(dtype)), base, [&](CallCase& c) { c.dtype = dtype; });
+  add("first size", base, [](CallCase& c) { ++c.sizes[0]; });
+  add("second size", base, [](CallCase& c) { ++c.sizes[1]; });
+  add("sizes swapped", base, [](CallCase& c) { std::swap(c.sizes[0], c.sizes[1]); });
+  add("a segment more", base, [](CallCase& c) { c.sizes.push_back(0); });
+  add("a segment less", base, [](CallCase& c) { c.sizes.pop_back(); });
+  add("reduction", base, [](CallCase& c) { c.reduction = ReduceOp::max(); });
+  add("scale", base, [](CallCase& c) { c.reduction.scale = 0.25f; });
+  add("label", base, [](CallCase& c) { c.label = "layers.4"; });
+  add("a label that differs late", base, [](CallCase& c) { c.label = "layers.3" + std::string(200, '+'); });
+  CallCase broadcast = base;
   broadcast.kind = Kind::broadcast;
-  add("root", broadcast, [](Case& c) { c.root = 1; });
-  Case message = base;
+  add("root", broadcast, [](CallCase& c) { c.root = 1; });
+  CallCase message = base;
   message.kind = Kind::send;
   message.destination = 1;
-  add("dtype of a message", message, [](Case& c) { c.dtype = f64; });
-  add("size of a message", message, [](Case& c) { ++c.sizes[1]; });
-  add("segments of a message", message, [](Case& c) { c.sizes.pop_back(); });
-  add("label of a message", message, [](Case& c) { c.label = "layers.4"; });
+  add("dtype of a message", message, [](CallCase& c) { c.dtype = f64; });
+  add("size of a message", message, [](CallCase& c) { ++c.sizes[1]; });
+  add("segments of a message", message, [](CallCase& c) { c.sizes.pop_back(); });
+  add("label of a message", message, [](CallCase& c) { c.label = "layers.4"; });
   return all;
 }
 

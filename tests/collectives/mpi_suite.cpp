@@ -17,10 +17,10 @@ namespace {
 
 /// All of them for two ranks; processes that share cores take long, so larger worlds take every third, each
 /// its own.
-std::vector<test::Case> cases_for(int world) {
-  const std::vector<test::Case> all = test::all_cases(world);
+std::vector<test::CallCase> cases_for(int world) {
+  const std::vector<test::CallCase> all = test::all_cases(world);
   if (world <= 2) return all;
-  std::vector<test::Case> some;
+  std::vector<test::CallCase> some;
   for (std::size_t i = static_cast<std::size_t>(world % 3); i < all.size(); i += 3) some.push_back(all[i]);
   return some;
 }
@@ -28,7 +28,7 @@ std::vector<test::Case> cases_for(int world) {
 /// What every case leaves behind on this rank.
 std::vector<std::int64_t> digests(const Group& group) {
   std::vector<std::int64_t> digests;
-  for (const test::Case& c : cases_for(group.size())) {
+  for (const test::CallCase& c : cases_for(group.size())) {
     const test::Part part(group, c);
     part.call();
     part.check();

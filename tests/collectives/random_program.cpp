@@ -49,12 +49,12 @@ std::vector<Cut> random_cuts(const Group& world, Random& random) {
   return cuts;
 }
 
-Case random_case(Random& random, int ranks) {
+CallCase random_case(Random& random, int ranks) {
   constexpr Kind kinds[] = {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::broadcast,
                             Kind::all_to_all, Kind::send,           Kind::barrier};
   constexpr DType dtypes[] = {f32, f64, f16, bf16, i32, i64, u8};
   constexpr int limits[] = {4, 200, 2000, 20000};
-  Case c{.kind = kinds[below(random, ranks > 1 ? 7 : 5)], .dtype = dtypes[below(random, 7)]};
+  CallCase c{.kind = kinds[below(random, ranks > 1 ? 7 : 5)], .dtype = dtypes[below(random, 7)]};
   const int reduction = below(random, 4);
   c.reduction = reduction == 0 || (reduction > 1 && !is_floating(c.dtype)) ? ReduceOp::sum()
                 : reduction == 1                                           ? ReduceOp::max()
@@ -105,7 +105,7 @@ void random_program(const Group& world, std::uint64_t seed) {
   Pending pending(Random(seed * 1000 + static_cast<std::uint64_t>(world.rank())));
   for (int i = 0; i < 200; ++i) {
     const Cut& cut = cuts[static_cast<std::size_t>(below(random, static_cast<int>(cuts.size())))];
-    Case c = random_case(random, cut.smallest);
+    CallCase c = random_case(random, cut.smallest);
     c.label = fmt::format("seed {} call {}", seed, i);
     const bool blocking = below(random, 3) == 0;
     if (!cut.mine.defined()) continue;

@@ -21,7 +21,7 @@ using Kind = CollectiveKind;
 
 void every_case(const Group& group) {
   bool blocking = false;
-  for (const Case& c : all_cases(group.size())) {
+  for (const CallCase& c : all_cases(group.size())) {
     Part part(group, c);
     if ((blocking = !blocking)) {
       part.call();
@@ -35,14 +35,14 @@ void every_case(const Group& group) {
 }
 
 /// Short and long calls of all kinds on three channels.
-std::vector<Case> some_cases(int world, int count) {
+std::vector<CallCase> some_cases(int world, int count) {
   constexpr Kind kinds[] = {Kind::all_gather, Kind::all_reduce, Kind::send,          Kind::all_to_all,
                             Kind::broadcast,  Kind::barrier,    Kind::reduce_scatter};
-  std::vector<Case> cases;
+  std::vector<CallCase> cases;
   for (int i = 0; i < count; ++i) {
     const Kind kind = kinds[i % 7];
     if (kind == Kind::send && world == 1) continue;
-    Case c{.kind = kind, .sizes = {i % 4 == 0 ? 3 : 900, i}, .seed = static_cast<std::uint64_t>(i)};
+    CallCase c{.kind = kind, .sizes = {i % 4 == 0 ? 3 : 900, i}, .seed = static_cast<std::uint64_t>(i)};
     if (kind == Kind::barrier) c.sizes.clear();
     c.root = i % world;
     c.destination = (i + 1) % world;
@@ -56,7 +56,7 @@ void any_order_of_waits(const Group& group) {
   const int rank = group.rank();
   for (std::uint64_t round = 0; round < 4; ++round) {
     std::vector<Part> parts;
-    for (const Case& c : some_cases(group.size(), 60)) {  // 20 a channel: more than a line holds
+    for (const CallCase& c : some_cases(group.size(), 60)) {  // 20 a channel: more than a line holds
       parts.emplace_back(group, c);
       parts.back().post();
     }
@@ -77,7 +77,7 @@ void any_order_of_waits(const Group& group) {
 
 void dropped_works(const Group& group) {
   for (int round = 0; round < 3; ++round) {
-    for (const Case& c : some_cases(group.size(), 40)) Part(group, c).post();
+    for (const CallCase& c : some_cases(group.size(), 40)) Part(group, c).post();
     // Whoever allocates now must not find memory that a call still writes.
     std::vector<Tensor> fresh;
     for (int i = 0; i < 40; ++i)
@@ -141,7 +141,7 @@ void run_one(const Group& group, std::int64_t n) {
 }
 
 void run_some(const Group& group) {
-  for (const Case& c : some_cases(group.size(), 21)) {
+  for (const CallCase& c : some_cases(group.size(), 21)) {
     Part part(group, c);
     part.call();
     part.check();

@@ -114,7 +114,7 @@ CasesOn::CasesOn(Device device) { Context::current().slot<CaseDevice>().device =
 CasesOn::~CasesOn() { Context::current().slot<CaseDevice>().device = Device::cpu(); }
 Device CasesOn::current() { return Context::current().slot<CaseDevice>().device; }
 
-std::string Case::text() const {
+std::string CallCase::text() const {
   return fmt::format("{}({}, {} segments of {}, {}, {}, root {}, to {}, channel {}, seed {})",
                      to_string(kind), name_of(dtype), sizes.size(),
                      fmt::join(std::span(sizes).first(std::min<std::size_t>(sizes.size(), 6)), " "),
@@ -179,7 +179,7 @@ Bytes Part::input(int rank, std::size_t segment, std::int64_t first, std::int64_
   return values_of(case_.dtype, count, seed + static_cast<std::uint64_t>(first), !reduces(case_.kind));
 }
 
-Part::Part(const Group& group, Case what) : group_(group), case_(std::move(what)) {
+Part::Part(const Group& group, CallCase what) : group_(group), case_(std::move(what)) {
   const int rank = group_.rank(), size = group_.size();
   const bool message = case_.kind == Kind::send;
   takes_part_ = !message || rank == case_.root || rank == case_.destination;
@@ -288,8 +288,8 @@ std::vector<ReduceOp> reductions_for(Kind kind, DType dtype) {
 
 }  // namespace
 
-std::vector<Case> all_cases(int world) {
-  std::vector<Case> cases{{.kind = Kind::barrier, .sizes = {}}};
+std::vector<CallCase> all_cases(int world) {
+  std::vector<CallCase> cases{{.kind = Kind::barrier, .sizes = {}}};
   for (Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::broadcast,
                     Kind::all_to_all, Kind::send})
     for (DType dtype : {f32, f64, f16, bf16, i32, i64, u8})

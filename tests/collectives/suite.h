@@ -17,7 +17,7 @@ namespace sherd::test {
 using Bytes = std::vector<std::byte>;
 
 /// One call, the same value on every rank. Its inputs follow from the seed.
-struct Case {
+struct CallCase {
   CollectiveKind kind =
       CollectiveKind::all_reduce;  ///< `send` is a message: one rank sends, another receives
   DType dtype = f32;
@@ -54,7 +54,7 @@ class CasesOn {
 /// One rank's part of a case: its tensors, the call, and what must come out.
 class Part {
  public:
-  Part(const Group& group, Case what);
+  Part(const Group& group, CallCase what);
   /// False for a rank that a message passes by.
   bool takes_part() const { return takes_part_; }
   const Collective& collective() const { return collective_; }
@@ -75,14 +75,14 @@ class Part {
   Bytes input(int rank, std::size_t segment, std::int64_t first, std::int64_t count) const;
 
   Group group_;
-  Case case_;
+  CallCase case_;
   Collective collective_;
   Work work_;
   bool takes_part_ = true;
 };
 
 /// Every kind, dtype, reduction and placement, with every size in `sizes_for`.
-std::vector<Case> all_cases(int world);
+std::vector<CallCase> all_cases(int world);
 
 /// 200 random calls on random sub-groups and channels: a program that is the same on every rank, except that
 /// each waits for what is under way as it likes. Every result is checked.
