@@ -19,9 +19,10 @@ Partition::Partition(int ranks) : ranks_(ranks) {
   check<ValueError>(ranks > 0, "partition: {} ranks; there is at least one", ranks);
 }
 
-void Partition::add_segment(std::int64_t shard_numel) {
+void Partition::add_segment(std::int64_t begin, std::int64_t shard_numel) {
   shard_numels_.push_back(shard_numel);
-  starts_.push_back(starts_.back() + shard_numel);
+  starts_.push_back(begin);
+  end_ = begin + shard_numel;
 }
 
 Partition Partition::flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
@@ -41,7 +42,7 @@ Partition Partition::flat(std::span<const Shape> parameters, int ranks, FlatPadd
     at += shape.numel();
   }
   pad_to(round_up(at, ranks));
-  partition.add_segment(at / ranks);
+  partition.add_segment(0, at / ranks);
   return partition;
 }
 
@@ -56,7 +57,7 @@ Partition Partition::per_parameter(std::span<const Shape> parameters, int ranks)
     const std::int64_t rows = shape[0], numel = shape.numel();
     const std::int64_t row = rows == 0 ? 0 : numel / rows;
     const int segment = partition.segments();
-    partition.add_segment(ceil_div(rows, ranks) * row);
+    partition.add_segment(round_up(partition.end_, segment_alignment), ceil_div(rows, ranks) * row);
     partition.spans_.push_back({segment, 0, numel});
     if (partition.gathered_numel(segment) > numel)
       partition.padding_.push_back({segment, numel, partition.gathered_numel(segment) - numel, 0});
@@ -81,7 +82,8 @@ Partition Partition::over(int ranks) const {
                     "If passing reshard_after_forward as an int, it should be a factor of {}, not {}", ranks_,
                     ranks);
   Partition partition(ranks);
-  for (std::int64_t numel : shard_numels_) partition.add_segment(numel * (ranks_ / ranks));
+  for (std::size_t s = 0; s < starts_.size(); ++s)
+    partition.add_segment(starts_[s] * (ranks_ / ranks), shard_numels_[s] * (ranks_ / ranks));
   partition.spans_ = spans_;
   partition.padding_ = padding_;
   return partition;

@@ -44,12 +44,16 @@ enum class FlatPadding : std::uint8_t {
 /// the elements from r * shard_numel to (r + 1) * shard_numel. A value; the same on every rank.
 class SHERD_API Partition {
  public:
+  /// 16 bytes of the smallest dtype that parameters compute in.
+  static constexpr std::int64_t segment_alignment = 8;
   /// One segment for all parameters, one after another. `alignment` in elements, for FlatPadding::aligned (16
   /// bytes of the compute dtype). Throws ValueError without parameters.
   static Partition flat(std::span<const Shape> parameters, int ranks, FlatPadding padding,
                         std::int64_t alignment = 1);
   /// One segment a parameter, cut along dim 0 in ceil(n / ranks) rows a rank: all padding (zeros) is at the
-  /// very end, so a gathered segment begins with the parameter as it is. Throws ShapeError for a scalar.
+  /// very end, so a gathered segment begins with the parameter as it is. Segments begin at multiples of
+  /// `segment_alignment` elements, in the shard and gathered: kernels, and the algorithms that libraries
+  /// choose, depend on how addresses are aligned. Throws ShapeError for a scalar.
   static Partition per_parameter(std::span<const Shape> parameters, int ranks);
 
   int ranks() const { return ranks_; }
@@ -58,10 +62,10 @@ class SHERD_API Partition {
   /// Elements of a segment that one rank owns, and all together.
   std::int64_t shard_numel(int segment) const { return shard_numels_[static_cast<std::size_t>(segment)]; }
   std::int64_t gathered_numel(int segment) const { return shard_numel(segment) * ranks_; }
-  /// Of all segments.
-  std::int64_t shard_numel() const { return starts_.back(); }
+  /// Of all segments, with the gaps between them.
+  std::int64_t shard_numel() const { return end_; }
   std::int64_t gathered_numel() const { return shard_numel() * ranks_; }
-  /// Where a segment's slice begins in a rank's shard, in which the slices of all segments lie side by side.
+  /// Where a segment's slice begins in a rank's shard; a gathered segment begins at so many times `ranks()`.
   std::int64_t shard_offset(int segment) const { return starts_[static_cast<std::size_t>(segment)]; }
 
   const ParameterSpan& span(int parameter) const { return spans_[static_cast<std::size_t>(parameter)]; }
@@ -79,10 +83,11 @@ class SHERD_API Partition {
 
  private:
   explicit Partition(int ranks);
-  void add_segment(std::int64_t shard_numel);
+  void add_segment(std::int64_t begin, std::int64_t shard_numel);
 
   int ranks_ = 1;
-  std::vector<std::int64_t> shard_numels_, starts_{0};
+  std::vector<std::int64_t> shard_numels_, starts_;
+  std::int64_t end_ = 0;
   std::vector<ParameterSpan> spans_;
   std::vector<Padding> padding_;
 };

@@ -94,8 +94,8 @@ TEST_CASE("a shard's padding between aligned parameters is 42, behind the last r
     expect(shard_of(flat) ==
                (world.rank() == 0 ? Values{1, 1, 1, 1, 1, 1, 1, 1} : Values{1, 42, 42, 42, 1, 1, 1, 42}),
            "flat, rank {}", world.rank());
-    expect(shard_of(rows) ==
-               (world.rank() == 0 ? Values{1, 1, 1, 1, 1, 1, 1, 1} : Values{1, 1, 1, 0, 0, 0, 1, 0}),
+    expect(shard_of(rows) == (world.rank() == 0 ? Values{1, 1, 1, 1, 1, 1, 0, 0, 1, 1}
+                                                : Values{1, 1, 1, 0, 0, 0, 0, 0, 1, 0}),
            "rows, rank {}", world.rank());
   }));
 }

@@ -68,6 +68,21 @@ TEST_CASE("parameters and padding cover every segment once") {
   }
 }
 
+TEST_CASE("segments follow each other, each where addresses are aligned, in the shard and gathered") {
+  for (const Case& c : cases())
+    for (const Partition& layout : {c.layout, c.layout.over(1)}) {
+      INFO(c.name << " on " << layout.ranks());
+      std::int64_t end = 0;
+      for (int s = 0; s < layout.segments(); ++s) {
+        CHECK(layout.shard_offset(s) % Partition::segment_alignment == 0);
+        CHECK(layout.shard_offset(s) >= end);
+        CHECK(layout.shard_offset(s) - end < Partition::segment_alignment * c.layout.ranks());
+        end = layout.shard_offset(s) + layout.shard_numel(s);
+      }
+      CHECK(layout.shard_numel() == end);
+    }
+}
+
 TEST_CASE("the ranks' parts of a parameter follow each other and are all of it") {
   for (const Case& c : cases()) {
     INFO(c.name);
