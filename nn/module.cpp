@@ -56,8 +56,8 @@ Module::Module(const Module& other) : Module() {
     return;
   }
   if (const auto& extension = from.extension)
-    CloneScope::afterwards([extension, state = state_](const ClonedParameters& copy_of) {
-      state->extension = extension->clone(copy_of);
+    CloneScope::afterwards([extension, state = state_](const ClonedParameters& cloned) {
+      state->extension = extension->clone(cloned);
     });
 }
 

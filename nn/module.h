@@ -60,9 +60,9 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   /// Replaces all values that the extension keeps, gradients included, by what `change` returns for them.
   /// `Module::to` changes the others itself.
   virtual void change(const std::function<Tensor(const Tensor&)>& change) = 0;
-  /// The extension for the module's clone. Called when all parameters are copied; `copy_of` gives the clone's
+  /// The extension for the module's clone. Called when all parameters are copied; `cloned` gives the clone's
   /// parameter for one of this module.
-  virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& copy_of) const = 0;
+  virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& cloned) const = 0;
 };
 
 /// Whether a list has a tied parameter under its first name only, or under all of its names.

@@ -26,6 +26,7 @@ struct Cloning {
     Parameter from, to;
   };
   std::unordered_map<const void*, Copied> copies;  // by id
+  std::unordered_map<const Parameter*, std::shared_ptr<const Parameter>> slots;
   std::vector<std::function<void(const ClonedParameters&)>> afterwards;
 
   /// Of a parameter that an owner keeps, the owner's clone takes the copy over at the end.
@@ -52,7 +53,12 @@ CloneScope::~CloneScope() noexcept(false) {
   if (!outermost_) return;
   Cloning done = std::exchange(cloning(), {});
   if (std::uncaught_exceptions() > exceptions_) return;
-  for (const auto& act : done.afterwards) act([&](const Parameter& p) { return done.copy(p); });
+  const ClonedParameters cloned{[&](const Parameter& p) { return done.copy(p); },
+                                [&](const Parameter* slot) {
+                                  const auto found = done.slots.find(slot);
+                                  return found != done.slots.end() ? found->second : nullptr;
+                                }};
+  for (const auto& act : done.afterwards) act(cloned);
   for (const auto& [id, copied] : done.copies) {
     const ParameterOwner* owner = copied.from.owner();
     check<StateError>(owner == nullptr || copied.to.owner() != nullptr, "clone: {}",
@@ -148,8 +154,8 @@ Param::Param(const Param& other) : Param() {
     *slot_ = other.object();
     return;
   }
-  if (!other.defined()) return;
-  *slot_ = cloning().copy(other.object());
+  cloning().slots[other.slot_.get()] = slot_;
+  if (other.defined()) *slot_ = cloning().copy(other.object());
 }
 
 Param& Param::operator=(Param&& other) noexcept {

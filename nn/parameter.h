@@ -214,9 +214,13 @@ class SHERD_API Buffer {
 /// and step as one. StateError for empty ones.
 SHERD_API void tie(Param& a, Param& b);
 
-/// Gives the copy of a parameter that the module which is being cloned has, or had before another was tied in
-/// its place.
-using ClonedParameters = std::function<Parameter(const Parameter&)>;
+/// What `clone()` of a module made.
+struct ClonedParameters {
+  /// Of a parameter that the module has, or had before another was tied in its place, the copy.
+  std::function<Parameter(const Parameter&)> object;
+  /// Of a member's slot that of the clone's member; null where the module has no such member any more.
+  std::function<std::shared_ptr<const Parameter>(const Parameter* slot)> slot;
+};
 
 /// A scope in which a module's `clone()` runs, and copying members is allowed. Remembers which parameters
 /// were copied, so that members that share one share its copy too.

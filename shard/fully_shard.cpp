@@ -133,7 +133,7 @@ void UnshardHandle::wait() const {
 UnshardHandle unshard_async(nn::Module& module) {
   Unit& unit = sharded(module, "unshard");
   const NamedUnit own{"", &module, &unit};
-  write_back(module, std::span(&own, 1));
+  write_back(std::span(&own, 1));
   std::vector<std::shared_ptr<Gathered>> begun;
   for (const Members& m : unit.members()) {
     Engine::current().unshard(*m.group);

@@ -160,12 +160,6 @@ void Unit::set_slots(const nn::Parameter& parameter, std::vector<Slot> slots) {
       if (m.parameters[i] == parameter) m.slots[i] = std::move(slots);
 }
 
-void Unit::find_slots(const std::function<std::vector<Slot>(const std::string&)>& named) {
-  for (Members& m : members_)
-    for (std::size_t i = 0; i < m.parameters.size(); ++i)
-      if (m.slots[i].empty()) m.slots[i] = named(m.group->spec().names[i]);
-}
-
 void Unit::leave_slots(const std::unordered_set<const nn::Parameter*>& held) {
   for (Members& m : members_)
     for (std::size_t i = 0; i < m.parameters.size(); ++i) {
@@ -174,12 +168,6 @@ void Unit::leave_slots(const std::unordered_set<const nn::Parameter*>& held) {
       });
       if (m.slots[i].empty()) m.slots[i] = {std::make_shared<const nn::Parameter>(m.parameters[i])};
     }
-}
-
-bool Unit::lacks_slots() const {
-  return std::ranges::any_of(members_, [](const Members& m) {
-    return std::ranges::any_of(m.slots, [](const std::vector<Slot>& slots) { return slots.empty(); });
-  });
 }
 
 const Members* Unit::flattened(const nn::Parameter& parameter) const {
@@ -576,7 +564,7 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
       members->group->spec().names[index]);
 }
 
-std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& copy_of) const {
+std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cloned) const {
   const NoGrad guard;
   refuse_summoned("a module is cloned");
   std::vector<Members> members;
@@ -586,7 +574,12 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cop
     copy.group->set_root(nullptr, m.group->label());
     copy.group->switches = m.group->switches;
     copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
-    for (const nn::Parameter& p : m.parameters) copy.parameters.push_back(copy_of(p));
+    for (std::size_t i = 0; i < m.parameters.size(); ++i) {
+      copy.parameters.push_back(cloned.object(m.parameters[i]));
+      copy.slots.emplace_back();
+      for (const Slot& slot : m.slots[i])
+        if (const Slot its = cloned.slot(slot.get())) copy.slots.back().push_back(its);
+    }
     members.push_back(std::move(copy));
   }
   auto unit = make(policy_, std::move(members));

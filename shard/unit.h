@@ -92,8 +92,6 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// The members that have it, also by ties.
   void set_slots(const nn::Parameter& parameter, std::vector<Slot> slots);
   /// The same where they are not known yet, as of a clone, by the parameters' names in the module.
-  void find_slots(const std::function<std::vector<Slot>(const std::string&)>& named);
-  bool lacks_slots() const;
   /// Members that have parameters of others now (`held`) are theirs. A parameter without a member keeps a
   /// slot that nobody else has.
   void leave_slots(const std::unordered_set<const nn::Parameter*>& held);
@@ -145,7 +143,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   bool hides(const nn::Parameter& parameter) const override;
   void check_changeable() const override;
   void change(const std::function<Tensor(const Tensor&)>& change) override { replace(change); }
-  std::shared_ptr<nn::ModuleExtension> clone(const nn::ClonedParameters& copy_of) const override;
+  std::shared_ptr<nn::ModuleExtension> clone(const nn::ClonedParameters& cloned) const override;
   // ---- ParameterOwner ----
   Tensor data(const nn::Parameter& parameter) const override;
   Tensor state(const nn::Parameter& parameter) const override;
@@ -218,8 +216,8 @@ struct NamedUnit {
 std::vector<NamedUnit> units_of(nn::Module& module);
 /// `Unit::write_back` of all of them.
 void write_back(nn::Module& module);
-/// Of some of them, which have their names below `module`.
-void write_back(nn::Module& module, std::span<const NamedUnit> units);
+/// Of some of them.
+void write_back(std::span<const NamedUnit> units);
 /// The same of the units that have, or had, one of `parameters` and find another in its member. StateError,
 /// under the name of `call`, for one that is in the module no longer: what ranks have of it is no part of
 /// anything.

@@ -2,7 +2,7 @@
 // be taken, in the words of FSDP1.
 #include <algorithm>
 #include <span>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "runtime/context.h"
@@ -32,10 +32,13 @@ constexpr std::string_view name_of(ShardingStrategy strategy) {
 void check_writeback(std::string_view what, const std::string& name, const Shape& expected,
                      const Shape& given) {
   check<ShapeError>(
-      given == expected,
-      "Cannot writeback when the {} shape changes: Expects {} but got {} for '{}': give this rank's "
-      "part, also within summon_full_params; whole values of a parameter are taken by set_data()",
-      what, expected, given, name);
+      given == expected, "Cannot writeback when the {} shape changes: Expects {} but got {} for '{}': {}",
+      what, expected, given, name,
+      what == "gradient"
+          ? "give it the expected shape, which is this rank's part, or the whole in a scope of "
+            "summon_full_params with_grads"
+          : "give this rank's part, also within summon_full_params; whole values of a parameter "
+            "are taken by set_data()");
 }
 
 void Unit::write_back() {
@@ -48,27 +51,9 @@ void Unit::write_back() {
   }
 }
 
-namespace {
+void write_back(nn::Module& module) { write_back(units_of(module)); }
 
-/// Members of a clone are known by their names, whatever object was put into them since.
-void find_slots(nn::Module& module, std::span<const NamedUnit> units) {
-  if (std::ranges::none_of(units, [](const NamedUnit& u) { return u.unit->lacks_slots(); })) return;
-  std::unordered_map<std::string, std::vector<Slot>> by_name;
-  for (const FoundParameter& p : find_members(module).parameters)
-    for (const std::string& name : p.names) by_name[name] = p.slots;
-  for (const NamedUnit& u : units)
-    u.unit->find_slots([&](const std::string& name) {
-      const auto found = by_name.find(u.name.empty() ? name : fmt::format("{}.{}", u.name, name));
-      return found == by_name.end() ? std::vector<Slot>{} : found->second;
-    });
-}
-
-}  // namespace
-
-void write_back(nn::Module& module) { write_back(module, units_of(module)); }
-
-void write_back(nn::Module& module, std::span<const NamedUnit> units) {
-  find_slots(module, units);
+void write_back(std::span<const NamedUnit> units) {
   for (const NamedUnit& u : units) u.unit->write_back();
 }
 

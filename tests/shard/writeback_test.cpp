@@ -331,9 +331,9 @@ TEST_CASE("what is put in the place of a part of a flat parameter is refused by 
 
 TEST_CASE("a clone takes what was put into it, or into what it is of, before anything is gathered") {
   on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
-    enum class First { step, state, summon, unshard };
+    enum class First { step, state, summon, unshard, clip };
     for (const bool before : {true, false})
-      for (const First use : {First::step, First::state, First::summon, First::unshard}) {
+      for (const First use : {First::step, First::state, First::summon, First::unshard, First::clip}) {
         Pair pair = seeded_pair(), by_hand = seeded_pair();
         shard_pair(pair, form, strategy, inner);
         const auto put = [](Pair& p) {
@@ -355,6 +355,17 @@ TEST_CASE("a clone takes what was put into it, or into what it is of, before any
           inner ? shard::unshard(copy.first) : shard::unshard(copy);
           expect_put();
           shard::reshard(copy);
+        }
+        if (use == First::clip) {
+          const auto norm_of_ones = [](Pair& p) {
+            for (nn::Parameter parameter : p.parameters())
+              parameter.set_grad(ones(parameter.local().shape()));
+            const double norm = shard::clip_grad_norm_(p.parameters(), 1e9).item();
+            for (nn::Parameter parameter : p.parameters()) parameter.set_grad({});
+            return norm;
+          };
+          const double norm = norm_of_ones(copy), expected = norm_of_ones(by_hand);
+          expect(norm == expected, "a norm of {} in place of {}", norm, expected);
         }
         nn::Sgd optimizer(copy.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
         step_both(world, copy, by_hand, optimizer, reference, 0);
