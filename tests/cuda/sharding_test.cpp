@@ -16,15 +16,8 @@ namespace {
 
 constexpr nn::GptOptions small{.layers = 2, .heads = 4, .width = 128, .context = 32, .vocab = 256};
 
-/// Losses of five steps, and how the model was cut.
-std::vector<double> losses(const std::optional<shard::Options>& options) {
-  manual_seed(3);
-  nn::Gpt model(small);
-  model.to(gpu);
-  if (options) {
-    for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, *options);
-    shard::fully_shard(model, *options);
-  }
+/// Losses of five steps on tokens that are drawn now.
+std::vector<double> train(nn::Gpt& model) {
   nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
   const Tensor tokens = to(randint(0, 256, {4, 32}, {i64}), gpu),
                targets = to(randint(0, 256, {128}, {i64}), gpu);
@@ -33,14 +26,27 @@ std::vector<double> losses(const std::optional<shard::Options>& options) {
     const Tensor loss =
         cross_entropy(flatten(model(tokens), 0, 1), targets, {.precision = LossPrecision::wide});
     loss.backward();
-    for (const nn::Parameter& p : model.parameters()) {
-      CHECK(p.local().device() == gpu);
-      CHECK(p.local().dtype() == f32);
-    }
     shard::clip_grad_norm_(model.parameters(), 1);
     optimizer.step();
     optimizer.zero_grad();
     all.push_back(loss.item());
+  }
+  return all;
+}
+
+/// Losses of a model that is cut as `options` say, if there are any.
+std::vector<double> losses(const std::optional<shard::Options>& options) {
+  manual_seed(3);
+  nn::Gpt model(small);
+  model.to(gpu);
+  if (options) {
+    for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, *options);
+    shard::fully_shard(model, *options);
+  }
+  const std::vector<double> all = train(model);
+  for (const nn::Parameter& p : model.parameters()) {
+    CHECK(p.local().device() == gpu);
+    CHECK(p.local().dtype() == f32);
   }
   return all;
 }
@@ -113,21 +119,8 @@ std::vector<double> losses_among(const World& world, const Way& way, DType param
   } else {
     replicas.emplace(model, world.group());
   }
-  nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
   manual_seed(100 + static_cast<std::uint64_t>(world.rank()));
-  const Tensor tokens = to(randint(0, 256, {4, 32}, {i64}), gpu),
-               targets = to(randint(0, 256, {128}, {i64}), gpu);
-  std::vector<double> all;
-  for (int i = 0; i < 5; ++i) {
-    const Tensor loss =
-        cross_entropy(flatten(model(tokens), 0, 1), targets, {.precision = LossPrecision::wide});
-    loss.backward();
-    shard::clip_grad_norm_(model.parameters(), 1);
-    optimizer.step();
-    optimizer.zero_grad();
-    all.push_back(loss.item());
-  }
-  return all;
+  return train(model);
 }
 
 }  // namespace
