@@ -1,6 +1,7 @@
 #include "shard/partition.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "runtime/error.h"
 
@@ -63,6 +64,10 @@ Partition Partition::per_parameter(std::span<const Shape> parameters, int ranks)
       partition.padding_.push_back({segment, numel, partition.gathered_numel(segment) - numel, 0});
   }
   return partition;
+}
+
+std::int64_t Partition::segments_numel() const {
+  return std::accumulate(shard_numels_.begin(), shard_numels_.end(), std::int64_t{0});
 }
 
 OwnedPart Partition::part(int parameter, int rank) const {

@@ -65,6 +65,8 @@ class SHERD_API Partition {
   /// Of all segments, with the gaps between them.
   std::int64_t shard_numel() const { return end_; }
   std::int64_t gathered_numel() const { return shard_numel() * ranks_; }
+  /// What of them lies in segments, without the gaps.
+  std::int64_t segments_numel() const;
   /// Where a segment's slice begins in a rank's shard; a gathered segment begins at so many times `ranks()`.
   std::int64_t shard_offset(int segment) const { return starts_[static_cast<std::size_t>(segment)]; }
 

@@ -109,10 +109,10 @@ class Picture {
     for (const shard::Padding& p : group.layout.padding()) padding += p.numel;
     svg_.text(margin, middle - 16, group.name, {.size = 13, .bold = true});
     svg_.text(margin, middle + 2, fmt::format("{} parameters", group.parameters.size()), {.colour = faint});
-    svg_.text(margin, middle + 17, fmt::format("{} a rank", bytes_text(group.layout.shard_numel() * size_)),
-              {.colour = faint});
+    svg_.text(margin, middle + 17,
+              fmt::format("{} a rank", bytes_text(group.layout.segments_numel() * size_)), {.colour = faint});
     const double x = left + bar_width + 14;
-    svg_.text(x, middle - 8, bytes_text(group.layout.gathered_numel() * size_));
+    svg_.text(x, middle - 8, bytes_text(group.layout.segments_numel() * group.layout.ranks() * size_));
     svg_.text(x, middle + 8, fmt::format("padding {}", bytes_text(padding * size_)), {.colour = faint});
   }
 
@@ -203,7 +203,7 @@ class Picture {
     y_ += 22;
     svg_.text(margin, y_, group.name, {.size = 13, .bold = true});
     svg_.text(left + bar_width + 14, y_,
-              fmt::format("{} a rank", bytes_text(group.layout.shard_numel() * size_)), {.colour = faint});
+              fmt::format("{} a rank", bytes_text(group.layout.segments_numel() * size_)), {.colour = faint});
     rank_marks(group, y_);
     y_ += 12;
     for (int segment = 0; segment < group.layout.segments(); ++segment) {

@@ -75,8 +75,9 @@ std::int64_t padding_of(const PlacedGroup& group) {
 
 std::string group_lines(const PlacedGroup& group, std::int64_t size) {
   std::string lines = fmt::format("\n{}: {} bytes{}, {} a rank, padding {}\n", group.name,
-                                  group.layout.gathered_numel() * size, group.modules > 1 ? " each" : "",
-                                  group.layout.shard_numel() * size, padding_of(group) * size);
+                                  group.layout.segments_numel() * group.layout.ranks() * size,
+                                  group.modules > 1 ? " each" : "", group.layout.segments_numel() * size,
+                                  padding_of(group) * size);
   for (const Piece& piece : group.pieces)
     lines += fmt::format("  rank {:<4} {:<24} {:>12} bytes  {}\n", piece.rank,
                          fmt::format("[{}, {})", piece.begin, piece.end), piece.numel() * size,

@@ -85,11 +85,6 @@ const BadOptions bad_options[] = {
        o.reduce_dtype = "bf16";
      }},
     {"--device gpu: takes cpu|cuda", [](TrainOptions& o) { o.device = "gpu"; }},
-    {"--ranks 2: --device cuda trains on one rank",
-     [](TrainOptions& o) {
-       o.ranks = 2;
-       o.device = "cuda";
-     }},
     {"no-such-file", [](TrainOptions& o) { o.data = {"no-such-file"}; }},
     {"is empty", [](TrainOptions& o) { write_file(o.data[0], ""); }},
     {"--context 8", [](TrainOptions& o) { write_file(o.data[0], "some bytes"); }},

@@ -117,7 +117,7 @@ TEST_CASE("a placement is the model's: every parameter in one group, and equal s
     std::set<std::string> names;
     std::int64_t shard = 0;
     for (const PlacedGroup& group : placement.groups) {
-      shard += group.layout.shard_numel() * group.modules;
+      shard += group.layout.segments_numel() * group.modules;
       for (std::int64_t i = 0; i < group.modules; ++i)
         for (const std::string& name : group.parameters)
           CHECK(names.insert(group.name == placement.model ? name : fmt::format("blocks.{}.{}", i, name))
