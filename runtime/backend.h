@@ -50,7 +50,8 @@ class SHERD_API Backend {
   /// A mark after all work of this rank so far. A back end that says nothing of its own has none that is
   /// under way after `synchronize`, which this calls.
   virtual std::unique_ptr<DeviceMark> mark(Device device);
-  /// A scope on the calling thread, one at a time. Null where nothing runs beside anything else.
+  /// A scope on the calling thread, one at a time, for back ends that have a `peer_queue`. Null where nothing
+  /// runs beside anything else.
   virtual std::unique_ptr<DeviceAside> aside(Device) { return nullptr; }
   /// The calling rank's queue for moving data between ranks on `device`, which the back end keeps as long as
   /// the rank lives. Null where tensors of this type of device do not travel between ranks.

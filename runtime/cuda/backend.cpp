@@ -22,21 +22,6 @@ void keep_freed_memory(int index) {
   check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "cuda memory pool");
 }
 
-/// Lets kernels of the other GPUs read the pool's memory, where the hardware can.
-void share_memory(int index, int count) {
-  cudaMemPool_t pool = nullptr;
-  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda memory pool");
-  for (int other = 0; other < count; ++other) {
-    int reaches = 0;
-    check_cuda(cudaDeviceCanAccessPeer(&reaches, other, index), "cuda peers");
-    if (other == index || reaches == 0) continue;
-    cudaMemAccessDesc access{};
-    access.location = {cudaMemLocationTypeDevice, other};
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
-  }
-}
-
 bool is_pinned(const void* host) {
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, host), "cuda copy");
@@ -96,10 +81,7 @@ class CudaBackend final : public Backend {
     const cudaError_t status = cudaGetDeviceCount(&count);
     check<DeviceError>(status == cudaSuccess && count > 0, "cuda: no GPU can be used here ({}); use cpu",
                        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
-    for (int i = 0; i < count; ++i) {
-      keep_freed_memory(i);
-      share_memory(i, count);
-    }
+    for (int i = 0; i < count; ++i) keep_freed_memory(i);
     add_kernels();
   }
 

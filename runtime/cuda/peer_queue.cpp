@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/peer_moves.h"
@@ -33,11 +34,28 @@ cudaStream_t urgent_stream() {
   return stream;
 }
 
+/// Lets kernels of the other GPUs read this one's pool, where the hardware can: only once ranks move tensors,
+/// since it wakes every GPU.
+void share_memory(int index) {
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda peers");
+  for (int other = 0; other < gpu_count(); ++other) {
+    int reaches = 0;
+    if (other != index) check_cuda(cudaDeviceCanAccessPeer(&reaches, other, index), "cuda peers");
+    if (reaches == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location = {cudaMemLocationTypeDevice, other};
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
+  }
+}
+
 }  // namespace
 
 CudaPeerQueue::CudaPeerQueue(DeviceState& state, Device device)
     : state_(state), device_(device), moves_(urgent_stream()) {
   check_cuda(cudaStreamCreateWithFlags(&frees_, cudaStreamNonBlocking), "cuda peers");
+  share_memory(device_.index);
 }
 
 CudaPeerQueue::~CudaPeerQueue() {
