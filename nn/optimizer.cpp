@@ -20,16 +20,30 @@ bool takes_list(const Tensor& p, const Tensor& g) {
   return p.dtype() == DType::f32 && g.dtype() == DType::f32 && g.device() == p.device() && p.is_contiguous();
 }
 
+/// The inputs of a step before its parameters: the rate, and if there are such, the flag to skip and the
+/// factor.
+struct FirstInputs {
+  const Tensor &lr, &skip, &factor;
+
+  std::vector<Tensor> on(Device device) const {
+    std::vector<Tensor> list{to(lr, device)};
+    if (skip.defined()) list.push_back(to(skip, device));
+    if (factor.defined()) list.push_back(to(factor, device));
+    return list;
+  }
+  ops::Skippable skippable() const { return skip.defined() ? ops::Skippable::yes : ops::Skippable::no; }
+  ops::Clipped clipped() const { return factor.defined() ? ops::Clipped::yes : ops::Clipped::no; }
+};
+
 /// Steps one parameter by the op's formula, composed of other ops: in f64, or else in f32 and rounded once.
 /// The last of the state is the count of steps.
 template <class Op>
-void step_alone(const Op& op, const Tensor& lr, const Tensor& skip, const Tensor& p, const Tensor& g,
+void step_alone(const Op& op, const FirstInputs& first, const Tensor& p, const Tensor& g,
                 std::span<const Tensor> state) {
   const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  Tensors in{to(lr, p.device())};
-  if (skip.defined()) in.push_back(to(skip, p.device()));
+  std::vector<Tensor> in = first.on(p.device());
   in.push_back(to(p, wide));
-  in.push_back(to(to(g, wide), p.device()));
+  in.push_back(to(g, p.device()));
   for (std::size_t k = 0; k < state.size(); ++k)
     in.push_back(k + 1 < state.size() ? to(state[k], wide) : state[k]);
   const Tensors stepped = op.reference(in);
@@ -37,21 +51,14 @@ void step_alone(const Op& op, const Tensor& lr, const Tensor& skip, const Tensor
   for (std::size_t k = 0; k < state.size(); ++k) copy_(state[k], stepped[k + 1]);
 }
 
-ops::Skippable skippable(const Tensor& skip) {
-  return skip.defined() ? ops::Skippable::yes : ops::Skippable::no;
-}
-
-/// For each device the inputs of one list op; the first is the rate, and the second the flag to skip if there
-/// is one.
+/// For each device the inputs of one list op.
 class DeviceLists {
  public:
-  DeviceLists(const Tensor& lr, const Tensor& skip) : lr_(lr), skip_(skip) {}
+  explicit DeviceLists(const FirstInputs& first) : first_(first) {}
   std::vector<Tensor>& on(Device device) {
     for (std::vector<Tensor>& list : lists_)
       if (list[0].device() == device) return list;
-    std::vector<Tensor>& list = lists_.emplace_back(1, to(lr_, device));
-    if (skip_.defined()) list.push_back(to(skip_, device));
-    return list;
+    return lists_.emplace_back(first_.on(device));
   }
   /// Steps what stands in the lists, and empties them.
   template <class Op>
@@ -63,7 +70,7 @@ class DeviceLists {
   }
 
  private:
-  const Tensor &lr_, &skip_;
+  FirstInputs first_;
   std::vector<std::vector<Tensor>> lists_;
 };
 
@@ -152,14 +159,34 @@ void Optimizer::step_unless(const Tensor& skip) {
     return;
   }
   const NoGrad guard;
-  skip_ = to(not_equal(reshape(skip.detach(), {}), 0), DType::f32);
+  step_with(skip_, to(not_equal(reshape(skip.detach(), {}), 0), DType::f32));
+}
+
+void Optimizer::step_clipped(const Tensor& norm, double max_norm) {
+  check<ShapeError>(norm.numel() == 1, "step_clipped: takes the norm in one element, got shape {}",
+                    norm.shape());
+  check<ValueError>(max_norm >= 0, "step_clipped: limit {} must be at least 0", max_norm);
+  const NoGrad guard;
+  const Tensor one = reshape(to(norm.detach(), DType::f64), {});
+  if (clips_on_device()) {
+    step_with(factor_, ops::clip_factor(one, max_norm));
+    return;
+  }
+  std::vector<Parameter> params;
+  for (const Group& group : groups_) params.insert(params.end(), group.params.begin(), group.params.end());
+  clip_grads_with_norm_(params, max_norm, one);
+  step_all();
+}
+
+void Optimizer::step_with(Tensor& input, Tensor value) {
+  input = std::move(value);
   try {
     step_all();
   } catch (...) {
-    skip_ = {};
+    input = {};
     throw;
   }
-  skip_ = {};
+  input = {};
 }
 
 void Optimizer::step() { step_all(); }
@@ -381,9 +408,11 @@ Optimizer::Slots Adam::fresh(const Tensor& p) const {
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const AdamOptions& o = options_;
-  ops::AdamStep op{o.beta1, o.beta2, o.eps, group.weight_decay, decoupled_, skippable(skip())};
+  const FirstInputs first{group.lr, skip(), factor()};
+  ops::AdamStep op{o.beta1,    o.beta2,           o.eps,          group.weight_decay,
+                   decoupled_, first.skippable(), first.clipped()};
   if (o.masters == Masters::in_f32) op.twins = ops::Twins::yes;
-  DeviceLists lists(group.lr, skip());
+  DeviceLists lists(first);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const Slots& s = *slots[i];
@@ -395,7 +424,7 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
         list.insert(list.end(), {p, g, s[0], s[1], s[2]});
       if (!o.foreach) lists.step(op);
     } else {
-      step_alone(op, group.lr, skip(), p, g, s);
+      step_alone(op, first, p, g, s);
     }
   }
   lists.step(op);
@@ -419,8 +448,9 @@ Optimizer::Slots Sgd::fresh(const Tensor& p) const {
 }
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
-  const ops::SgdStep op{options_.momentum, group.weight_decay, skippable(skip())};
-  DeviceLists lists(group.lr, skip());
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::SgdStep op{options_.momentum, group.weight_decay, first.skippable(), first.clipped()};
+  DeviceLists lists(first);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const Slots& s = *slots[i];
@@ -430,32 +460,54 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
       list.insert(list.end(), s.begin(), s.end());
       if (!options_.foreach) lists.step(op);
     } else {
-      step_alone(op, group.lr, skip(), p, g, s);
+      step_alone(op, first, p, g, s);
     }
   }
   lists.step(op);
 }
 
+namespace {
+
+std::vector<Tensor> gradients_of(std::span<const Parameter> params) {
+  std::vector<Tensor> gradients;
+  for (const Parameter& p : params)
+    if (const Tensor g = p.grad(); g.defined()) gradients.push_back(g);
+  return gradients;
+}
+
+Tensor norm_of(std::string_view what, std::span<const Parameter> params) {
+  for (const Parameter& p : params)
+    check<StateError>(p.owner() == nullptr,
+                      "{}: a parameter of shape {} is sharded, so its norm is not this rank's to take; use "
+                      "shard::{}",
+                      what, p.shape(), what);
+  const NoGrad guard;
+  return order_free_norm(gradients_of(params));
+}
+
+}  // namespace
+
+Tensor grad_norm(std::span<const Parameter> params) { return norm_of("grad_norm", params); }
+
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
-  for (const Parameter& p : params)
-    check<StateError>(
-        p.owner() == nullptr,
-        "clip_grad_norm_: a parameter of shape {} is sharded, so its norm is not this rank's to "
-        "take; use shard::clip_grad_norm_",
-        p.shape());
+  const Tensor norm = norm_of("clip_grad_norm_", params);
+  clip_grads_with_norm_(params, max_norm, norm);
+  return norm;
+}
+
+void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, const Tensor& norm) {
+  check<ValueError>(max_norm >= 0, "clip_grads_with_norm_: limit {} must be at least 0", max_norm);
+  check<ShapeError>(norm.numel() == 1, "clip_grads_with_norm_: takes the norm in one element, got shape {}",
+                    norm.shape());
   const NoGrad guard;
-  std::vector<Tensor> grads{Tensor{}};
-  for (const Parameter& p : params)
-    if (const Tensor g = p.grad(); g.defined()) grads.push_back(g);
-  if (grads.size() == 1) return Tensor::scalar(0, {DType::f64});
-  grads[0] = order_free_norm(std::span(grads).subspan(1));
-  std::vector<Tensor> dense;
-  for (const Tensor& g : grads) dense.push_back(contiguous(g));
+  const std::vector<Tensor> gradients = gradients_of(params);
+  if (gradients.empty()) return;
+  std::vector<Tensor> dense{reshape(to(to(norm.detach(), DType::f64), gradients[0].device()), {})};
+  for (const Tensor& g : gradients) dense.push_back(contiguous(g));
   apply_many(ops::ClipScale{max_norm}, dense);
-  for (std::size_t i = 1; i < grads.size(); ++i)
-    if (!grads[i].is_contiguous()) copy_(grads[i], dense[i]);
-  return grads[0];
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    if (!gradients[i].is_contiguous()) copy_(gradients[i], dense[i + 1]);
 }
 
 double CosineSchedule::operator()(std::int64_t step) const {

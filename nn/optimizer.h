@@ -43,6 +43,12 @@ class SHERD_API Optimizer {
   /// parameters it is the same on all ranks. The optimizers here look at it on the device, so it can be
   /// captured; for others (`skips_on_device`) the host reads it.
   void step_unless(const Tensor& skip);
+  /// The bits of clipping the gradients by their `norm` (one element; `grad_norm` or `shard::grad_norm` makes
+  /// it) to `max_norm` and then `step()`, but in one pass over them where the optimizer can
+  /// (`clips_on_device`; the optimizers here can, other ones have their gradients scaled). Whether gradients
+  /// are clipped or as they were afterwards is left open. ShapeError for another norm, ValueError for a limit
+  /// below 0.
+  void step_clipped(const Tensor& norm, double max_norm);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
   /// new value.
@@ -82,6 +88,10 @@ class SHERD_API Optimizer {
   virtual bool skips_on_device() const { return false; }
   /// During a `step_unless` of an optimizer that skips on the device: 0-d f32; else an empty handle.
   const Tensor& skip() const { return skip_; }
+  /// Whether `step_group` takes gradients as multiplied by `factor()` and rounded to their dtype.
+  virtual bool clips_on_device() const { return false; }
+  /// During a `step_clipped` of an optimizer that clips on the device: 0-d f64; else an empty handle.
+  const Tensor& factor() const { return factor_; }
   /// The dtype of state for a parameter of `dtype`; "step" is f64.
   virtual DType state_dtype(DType dtype) const { return dtype; }
   /// First state for a parameter whose `local()` is `p`.
@@ -99,7 +109,9 @@ class SHERD_API Optimizer {
   std::vector<Group> groups_;
   std::unordered_map<const void*, std::size_t> group_of_;
   std::unordered_map<const void*, Slots> state_;
-  Tensor skip_;
+  /// A step of all with `value` in `input`, which is one of the next two.
+  void step_with(Tensor& input, Tensor value);
+  Tensor skip_, factor_;
 };
 
 /// Whether an optimizer keeps f32 masters of its parameters, which then have 16 bits: each step reads 16-bit
@@ -130,6 +142,7 @@ class SHERD_API Adam : public Optimizer {
   Adam(std::vector<ParamGroup> groups, AdamOptions options, bool decoupled);
   std::vector<std::string> state_names() const override;
   bool skips_on_device() const override { return true; }
+  bool clips_on_device() const override { return true; }
   DType state_dtype(DType dtype) const override;
   Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
@@ -175,6 +188,7 @@ class SHERD_API Sgd final : public Optimizer {
  protected:
   std::vector<std::string> state_names() const override;
   bool skips_on_device() const override { return true; }
+  bool clips_on_device() const override { return true; }
   Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;
@@ -188,6 +202,11 @@ class SHERD_API Sgd final : public Optimizer {
 /// gradients makes all of them NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a negative or NaN
 /// `max_norm`; StateError for sharded parameters, whose norm needs all ranks: `shard::clip_grad_norm_`.
 SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
+/// Its two halves. The norm alone; StateError for sharded parameters, which `shard::grad_norm` takes.
+SHERD_API Tensor grad_norm(std::span<const Parameter> params);
+/// The scaling alone, by a norm of one element; of sharded parameters this rank's parts. ShapeError for
+/// another.
+SHERD_API void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, const Tensor& norm);
 
 /// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
 /// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on. ValueError for a

@@ -1,6 +1,7 @@
 // The norm of gradients whose parts lie on several ranks.
 #include <algorithm>
 
+#include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -33,17 +34,19 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
   return shares;
 }
 
-void combine(std::span<const Share> shares, std::span<const Tensor> parts, ReduceOp reduction) {
+void combine(std::string_view what, std::span<const Share> shares, std::span<const Tensor> parts,
+             ReduceOp reduction) {
   for (std::size_t i = 0; i < shares.size(); ++i)
-    if (shares[i].ranks) shares[i].ranks->all_reduce(parts[i], reduction, {"clip_grad_norm_"});
+    if (shares[i].ranks) shares[i].ranks->all_reduce(parts[i], reduction, {.label = std::string(what)});
 }
 
-Tensor norm_of(std::span<const Share> shares, Device device) {
+/// `what` asks, of parameters on `device`.
+Tensor norm_of(std::string_view what, std::span<const Share> shares, Device device) {
   std::vector<Tensor> largest, sums;
   for (const Share& s : shares)
     largest.push_back(s.gradients.empty() ? zeros({}, {DType::f64, device})
                                           : apply_many(ops::LargestMagnitude{}, s.gradients)[0]);
-  combine(shares, largest, ReduceOp::max());
+  combine(what, shares, largest, ReduceOp::max());
   const Tensor of_all = apply_many(ops::LargestMagnitude{}, largest)[0];
 
   for (const Share& s : shares) {
@@ -51,22 +54,26 @@ Tensor norm_of(std::span<const Share> shares, Device device) {
     list.insert(list.end(), s.gradients.begin(), s.gradients.end());
     sums.push_back(apply_many(ops::SquareSums{}, list)[0]);
   }
-  combine(shares, sums, ReduceOp::sum());
+  combine(what, shares, sums, ReduceOp::sum());
   for (std::size_t i = 1; i < sums.size(); ++i) sums[0] = add(sums[0], sums[i]);
   return apply(ops::NormOfSums{}, sums[0], of_all);
 }
 
+Tensor norm_of(std::string_view what, std::span<const nn::Parameter> params) {
+  const NoGrad guard;
+  write_back(what, params);
+  return norm_of(what, shares_of(params), params.empty() ? Device::cpu() : params[0].local().device());
+}
+
 }  // namespace
+
+Tensor grad_norm(std::span<const nn::Parameter> params) { return norm_of("grad_norm", params); }
 
 Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
-  const NoGrad guard;
-  write_back("clip_grad_norm_", params);
-  const std::vector<Share> shares = shares_of(params);
-  std::vector<Tensor> scaled{norm_of(shares, params.empty() ? Device::cpu() : params[0].local().device())};
-  for (const Share& s : shares) scaled.insert(scaled.end(), s.gradients.begin(), s.gradients.end());
-  apply_many(ops::ClipScale{max_norm}, scaled);
-  return scaled[0];
+  const Tensor norm = norm_of("clip_grad_norm_", params);
+  nn::clip_grads_with_norm_(params, max_norm, norm);
+  return norm;
 }
 
 }  // namespace sherd::shard

@@ -104,6 +104,8 @@ class SHERD_API NoSync {
 /// count once. A NaN and a `max_norm` of 0 do what they do in `nn::clip_grad_norm_`; ValueError for a
 /// negative or NaN `max_norm`.
 SHERD_API Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm);
+/// The norm alone, as collective: for `Optimizer::step_clipped`, which clips in the pass that steps.
+SHERD_API Tensor grad_norm(std::span<const nn::Parameter> params);
 
 /// The whole parameters and saved buffers on every rank, by name, each in its own dtype; collective. Values
 /// are copies. DeviceError on `meta`, where `Module::materialize` gives values first.

@@ -80,8 +80,7 @@ class Trained {
       const Tensor loss = training_loss(std::exchange(logits, {}), flatten(part.targets), part.share);
       (part.share < 1 ? mul(loss, part.share) : loss).backward();
     }
-    shard::clip_grad_norm_(model_.parameters(), 1.0);
-    optimizer_.step();
+    optimizer_.step_clipped(shard::grad_norm(model_.parameters()), 1.0);
     optimizer_.zero_grad();
   }
   nn::Gpt& model() { return model_; }

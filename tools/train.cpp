@@ -231,11 +231,16 @@ class Run {
     std::vector<Step::Part> losses = forward_backward();
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
     scaler_.unscale_(optimizer_);
-    LateValue norm(shard::clip_grad_norm_(model_.parameters(), limit));
+    const Tensor whole = shard::grad_norm(model_.parameters());
+    LateValue norm(whole);
     optimizer_.set_lr(lr);
-    const Tensor found = scaler_.step(optimizer_);
     std::optional<LateValue> skipped;
-    if (scaler_.enabled()) skipped.emplace(found);
+    if (scaler_.enabled()) {
+      nn::clip_grads_with_norm_(model_.parameters(), limit, whole);
+      skipped.emplace(scaler_.step(optimizer_));
+    } else {
+      optimizer_.step_clipped(whole, limit);
+    }
     scaler_.update();
     optimizer_.zero_grad();
     ++config_.step;

@@ -50,13 +50,30 @@ bool skipped(ops::Skippable skippable, Inputs in) {
   return skippable == ops::Skippable::yes && *in[1].data<float>() != 0;
 }
 
+/// Input `i`, a gradient, as the step takes it: f32, dense, and clipped in its own dtype if that is asked
+/// for.
+template <class Op>
+Tensor gradient(const Op& op, Inputs in, std::size_t i) {
+  const double factor = op.clipped == ops::Clipped::yes ? scalar(in[op.first() - 1]) : 1.0;
+  Tensor g = contiguous(in[i]);
+  if (factor != 1.0) {
+    g = clone(g);
+    dispatch_floating(op.name, g.dtype(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const MutableValues<T> values{dense_data<T>(op.name, g), g.numel()};
+      scale<T>(std::span(&values, 1), factor);
+    });
+  }
+  return to(g, DType::f32);
+}
+
 void adam_step(const ops::AdamStep& op, Inputs in, Outputs) {
   if (skipped(op.skippable, in)) return;
   std::vector<AdamSlot> slots;
   slots.reserve(in.size() / op.stride());
   std::vector<Tensor> dense;  // gradients may be views, and of 16 bits
   for (std::size_t i = op.first(); i < in.size(); i += op.stride()) {
-    dense.push_back(contiguous(to(in[i + 1], DType::f32)));
+    dense.push_back(gradient(op, in, i + 1));
     double& step = *reinterpret_cast<double*>(in[i + 4].raw());
     step += 1;
     slots.push_back({dense_data(op.name, in[i]), dense.back().data<float>(), dense_data(op.name, in[i + 2]),
@@ -73,7 +90,7 @@ void sgd_step(const ops::SgdStep& op, Inputs in, Outputs) {
   std::vector<SgdSlot> slots;
   std::vector<Tensor> dense;
   for (std::size_t i = op.first(); i < in.size(); i += op.stride()) {
-    dense.push_back(contiguous(in[i + 1]));
+    dense.push_back(gradient(op, in, i + 1));
     SgdSlot slot{dense_data(op.name, in[i]), dense.back().data<float>(), nullptr, in[i].numel(), false};
     if (op.momentum != 0) {
       double& steps = *reinterpret_cast<double*>(in[i + 3].raw());

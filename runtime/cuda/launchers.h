@@ -73,7 +73,8 @@ struct OptimizerSlots {
 };
 struct AdamCall {
   const double* lr;
-  const float* skip;  ///< nothing is done where it is not 0; may be null
+  const float* skip;     ///< nothing is done where it is not 0; may be null
+  const double* factor;  ///< by which gradients count as multiplied, rounded to their dtype; may be null
   double beta1, beta2, eps, weight_decay;
   bool decoupled;
 };
@@ -82,6 +83,7 @@ void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t
 struct SgdCall {
   const double* lr;
   const float* skip;
+  const double* factor;
   double momentum, weight_decay;
 };
 /// `m` is the momentum; where it is null, `steps` is too. Gradients are f32, and there are no twins.

@@ -34,6 +34,11 @@ const float* skip_of(const Op& op, Inputs in) {
   return op.skippable == ops::Skippable::yes ? in[1].data<float>() : nullptr;
 }
 
+template <class Op>
+const double* factor_of(const Op& op, Inputs in) {
+  return op.clipped == ops::Clipped::yes ? in[op.first() - 1].data<double>() : nullptr;
+}
+
 void adam_kernel(const void* erased, Inputs in, Outputs) {
   const auto& op = *static_cast<const ops::AdamStep*>(erased);
   const cudaStream_t stream = stream_of(in[0].device());
@@ -57,8 +62,8 @@ void adam_kernel(const void* erased, Inputs in, Outputs) {
       },
       [&](const OptimizerSlots& slots) {
         launch_adam(slots,
-                    {in[0].data<double>(), skip_of(op, in), op.beta1, op.beta2, op.eps, op.weight_decay,
-                     op.decoupled},
+                    {in[0].data<double>(), skip_of(op, in), factor_of(op, in), op.beta1, op.beta2, op.eps,
+                     op.weight_decay, op.decoupled},
                     stream);
       });
   check_launch(op.name);
@@ -81,7 +86,9 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
                              in[i].numel()};
       },
       [&](const OptimizerSlots& slots) {
-        launch_sgd(slots, {in[0].data<double>(), skip_of(op, in), op.momentum, op.weight_decay}, stream);
+        launch_sgd(slots,
+                   {in[0].data<double>(), skip_of(op, in), factor_of(op, in), op.momentum, op.weight_decay},
+                   stream);
       });
   check_launch(op.name);
 }

@@ -51,20 +51,27 @@ __device__ bool aligned(const OptimizerSlot& s) {
   return bits % 16 == 0;
 }
 
+/// By which gradients count as multiplied.
+__device__ double factor_of(const double* factor) { return factor == nullptr ? 1.0 : *factor; }
+
 template <int V, class T>
-__device__ Packed<V, float> widened(const void* from, std::int64_t i) {
-  const Packed<V, T> pack = load_pack<V>(static_cast<const T*>(from) + i);
+__device__ Packed<V, float> widened(const void* from, std::int64_t i, double factor) {
+  Packed<V, T> pack = load_pack<V>(static_cast<const T*>(from) + i);
   Packed<V, float> wide;
 #pragma unroll
-  for (int j = 0; j < V; ++j) wide.at[j] = widen(pack.at[j]);
+  for (int j = 0; j < V; ++j) {
+    wide.at[j] = widen(pack.at[j]);
+    if (factor != 1.0)
+      wide.at[j] = widen(narrow<T>(static_cast<float>(static_cast<double>(wide.at[j]) * factor)));
+  }
   return wide;
 }
 
 template <int V>
-__device__ Packed<V, float> gradient(const OptimizerSlot& s, std::int64_t i) {
-  return s.g_dtype == DType::bf16  ? widened<V, BFloat16>(s.g, i)
-         : s.g_dtype == DType::f16 ? widened<V, Half>(s.g, i)
-                                   : widened<V, float>(s.g, i);
+__device__ Packed<V, float> gradient(const OptimizerSlot& s, std::int64_t i, double factor) {
+  return s.g_dtype == DType::bf16  ? widened<V, BFloat16>(s.g, i, factor)
+         : s.g_dtype == DType::f16 ? widened<V, Half>(s.g, i, factor)
+                                   : widened<V, float>(s.g, i, factor);
 }
 
 template <class T, int V>
@@ -107,9 +114,10 @@ __global__ void __launch_bounds__(threads_per_block)
   if (threadIdx.x == 0) shared = AdamFactors(call, *call.lr, powers[0], powers[1]);
   __syncthreads();
   const AdamFactors f = shared;
+  const double factor = factor_of(call.factor);
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m = load_pack<V>(s.m + i), v = load_pack<V>(s.v + i);
-    const Packed<V, float> g = gradient<V>(s, i);
+    const Packed<V, float> g = gradient<V>(s, i, factor);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       const float kept = p.at[j] * f.keep;
@@ -130,16 +138,17 @@ __global__ void __launch_bounds__(threads_per_block)
 }
 
 __global__ void __launch_bounds__(threads_per_block)
-    sgd_kernel(const __grid_constant__ OptimizerSlots slots, const double* lr, const float* skip,
-               float momentum, float decay) {
-  if (skipped(skip)) return;
+    sgd_kernel(const __grid_constant__ OptimizerSlots slots, const __grid_constant__ SgdCall call) {
+  if (skipped(call.skip)) return;
   const Chunk chunk(slots);
   const OptimizerSlot& s = slots.slot[chunk.slot];
-  const float rate = static_cast<float>(-*lr);
+  const float rate = static_cast<float>(-*call.lr), momentum = static_cast<float>(call.momentum),
+              decay = static_cast<float>(call.weight_decay);
+  const double factor = factor_of(call.factor);
   const bool first = s.m != nullptr && *s.steps == 0;
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m{};
-    const Packed<V, float> g = gradient<V>(s, i);
+    const Packed<V, float> g = gradient<V>(s, i, factor);
     if (s.m != nullptr) m = load_pack<V>(s.m + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -167,8 +176,7 @@ void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t
 
 void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream) {
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
-    sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(
-        slots, call.lr, call.skip, static_cast<float>(call.momentum), static_cast<float>(call.weight_decay));
+    sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
   if (call.momentum != 0) launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
 }
 

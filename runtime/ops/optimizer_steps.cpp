@@ -39,12 +39,27 @@ void check_skip(std::string_view op, Skippable skippable, SpecSpan in) {
                     in[1].shape);
 }
 
+/// Of a step that takes one: it comes last before the parameters.
+void check_factor(std::string_view op, Clipped clipped, std::size_t first, SpecSpan in) {
+  if (clipped == Clipped::no) return;
+  check<ValueError>(in.size() >= first,
+                    "{}: a clipped step takes a factor before the parameters, got {} inputs", op, in.size());
+  check_scalar(op, "the factor", in[first - 1]);
+}
+
 /// A 16-bit tensor of the parameter's shape.
 void check_narrow(std::string_view op, const Spec& p, const Spec& other, std::string_view what) {
   check<DTypeError>(is_floating(other.dtype) && size_of(other.dtype) == 2,
                     "{}: a parameter's {} must be bf16 or f16, got {}", op, what, name_of(other.dtype));
   check<ShapeError>(p.shape == other.shape, "{}: a parameter of shape {} has a {} of shape {}", op, p.shape,
                     what, other.shape);
+}
+
+/// Input `i`, a gradient, as the step takes it.
+template <class Op>
+Tensor gradient(const Op& op, Inputs in, std::size_t i) {
+  if (op.clipped == Clipped::no) return in[i];
+  return to(mul(to(in[i], DType::f64), in[op.first() - 1]), in[i].dtype());
 }
 
 /// What is written unless the step is skipped.
@@ -66,6 +81,7 @@ void check_whole(std::string_view op, std::size_t tensors, std::size_t each) {
 Specs AdamStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
   check_skip(name, skippable, in);
+  check_factor(name, clipped, first(), in);
   check_whole(name, in.size() - first(), stride());
   for (std::size_t i = first(); i < in.size(); i += stride()) {
     if (is_floating(in[i + 1].dtype) && size_of(in[i + 1].dtype) == 2)
@@ -83,6 +99,7 @@ Specs AdamStep::infer(SpecSpan in) const {
 Specs SgdStep::infer(SpecSpan in) const {
   check_scalar(name, "the rate", in[0]);
   check_skip(name, skippable, in);
+  check_factor(name, clipped, first(), in);
   check_whole(name, in.size() - first(), stride());
   for (std::size_t i = first(); i < in.size(); i += stride()) {
     check_parameter(name, in[i], in[i + 1], "gradient");
@@ -126,7 +143,7 @@ Tensors AdamStep::reference(Inputs in) const {
     const Tensor step = add(in[i + 4], 1);
     const Tensor correction1 = sub(1, pow(full({}, beta1, {DType::f64, lr.device()}), step));
     const Tensor correction2 = sub(1, pow(full({}, beta2, {DType::f64, lr.device()}), step));
-    Tensor p = in[i], g = like_p(in[i + 1]);
+    Tensor p = in[i], g = like_p(gradient(*this, in, i + 1));
     if (weight_decay != 0 && decoupled) p = mul(p, like_p(sub(1, mul(lr, weight_decay))));
     if (weight_decay != 0 && !decoupled) g = add(g, mul(p, weight_decay));
     const Tensor m = add(mul(in[i + 2], beta1), mul(g, 1 - beta1));
@@ -148,7 +165,7 @@ Tensors SgdStep::reference(Inputs in) const {
     const Tensor& p = in[i];
     before.push_back(p);
     const Tensor lr = to(in[0], p.dtype());
-    Tensor g = in[i + 1];
+    Tensor g = to(gradient(*this, in, i + 1), p.dtype());
     if (weight_decay != 0) g = add(g, mul(p, weight_decay));
     if (momentum == 0) {
       out.push_back(sub(p, mul(g, lr)));
@@ -171,8 +188,10 @@ Tensors LargestMagnitude::reference(Inputs in) const {
   return {largest};
 }
 
+Tensor clip_factor(const Tensor& norm, double limit) { return minimum(div(limit, add(norm, 1e-6)), 1); }
+
 Tensors ClipScale::reference(Inputs in) const {
-  const Tensor factor = minimum(div(limit, add(in[0], 1e-6)), 1);
+  const Tensor factor = clip_factor(in[0], limit);
   Tensors out;
   for (const Tensor& x : in.subspan(1)) out.push_back(to(mul(to(x, DType::f64), factor), x.dtype()));
   return out;

@@ -8,12 +8,21 @@ namespace sherd::ops {
 
 /// Whether a step takes a second input, skip (0-d, f32): where that is not 0, nothing is changed.
 enum class Skippable : std::uint8_t { no, yes };
+/// Whether a step takes one more input after those, a factor (0-d, f64): gradients count as multiplied by it
+/// and rounded to their dtype, the bits that `ClipScale` leaves; they themselves stay.
+enum class Clipped : std::uint8_t { no, yes };
 /// Whether each parameter brings one more tensor, of 16 bits, which gets the new values rounded.
 enum class Twins : std::uint8_t { no, yes };
 
+/// Which input begins the first parameter: before it are the rate, skip and factor, the last two if there.
+constexpr std::size_t first_parameter(Skippable skippable, Clipped clipped) {
+  return 1u + (skippable == Skippable::yes) + (clipped == Clipped::yes);
+}
+
 /// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64),
-/// skip if the step is skippable, then for each parameter p, g (f32 or of 16 bits), m, v, step (0-d, f64),
-/// which counts one up, and its twin if it has one. All but lr, skip and g are written.
+/// skip if the step is skippable, the factor if it is clipped, then for each parameter p, g (f32 or of 16
+/// bits), m, v, step (0-d, f64), which counts one up, and its twin if it has one. The first ones and g are
+/// not written.
 struct AdamStep {
   static constexpr std::string_view name = "adam_step_";
   static constexpr Arity arity = Arity::at_least(1);
@@ -21,9 +30,10 @@ struct AdamStep {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
   Skippable skippable = Skippable::no;
+  Clipped clipped = Clipped::no;
   Twins twins = Twins::no;
 
-  std::size_t first() const { return skippable == Skippable::yes ? 2 : 1; }
+  std::size_t first() const { return first_parameter(skippable, clipped); }
   std::size_t stride() const { return twins == Twins::yes ? 6 : 5; }
   bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
   Specs infer(SpecSpan in) const;
@@ -35,22 +45,24 @@ struct AdamStep {
     on("weight_decay", weight_decay);
     on("decoupled", decoupled);
     on("skippable", skippable == Skippable::yes);
+    on("clipped", clipped == Clipped::yes);
     on("twins", twins == Twins::yes);
   }
   bool operator==(const AdamStep&) const = default;
 };
 
-/// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, then for each parameter p and
-/// g, and with momentum also the buffer and a 0-d f64 count of steps taken (0: the buffer starts as the
-/// gradient). All but lr, skip and g are written.
+/// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped,
+/// then for each parameter p and g, and with momentum also the buffer and a 0-d f64 count of steps taken (0:
+/// the buffer starts as the gradient). The first ones and g are not written.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
   double momentum = 0, weight_decay = 0;
   Skippable skippable = Skippable::no;
+  Clipped clipped = Clipped::no;
 
-  std::size_t first() const { return skippable == Skippable::yes ? 2 : 1; }
+  std::size_t first() const { return first_parameter(skippable, clipped); }
   std::size_t stride() const { return momentum != 0 ? 4 : 2; }
   bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
   Specs infer(SpecSpan in) const;
@@ -59,6 +71,7 @@ struct SgdStep {
     on("momentum", momentum);
     on("weight_decay", weight_decay);
     on("skippable", skippable == Skippable::yes);
+    on("clipped", clipped == Clipped::yes);
   }
   bool operator==(const SgdStep&) const = default;
 };
@@ -101,6 +114,9 @@ struct NormOfSums {
   Specs infer(SpecSpan in) const;
   bool operator==(const NormOfSums&) const = default;
 };
+
+/// min(1, limit / (norm + 1e-6)), 0-d f64 as `norm` is.
+SHERD_API Tensor clip_factor(const Tensor& norm, double limit);
 
 /// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64); by NaN
 /// when that is one.

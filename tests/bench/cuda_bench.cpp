@@ -197,8 +197,7 @@ class GptStep {
     const LossPrecision precision = exact ? LossPrecision::wide : LossPrecision::of_logits;
     const Tensor loss = cross_entropy_(std::exchange(logits, {}), targets, {.precision = precision});
     loss.backward();
-    nn::clip_grad_norm_(parameters_, 1.0);
-    optimizer_.step();
+    optimizer_.step_clipped(nn::grad_norm(parameters_), 1.0);
     optimizer_.zero_grad();
     return loss;
   }

@@ -76,11 +76,16 @@ TEST_CASE(
     for (ops::Twins twins : {ops::Twins::no, ops::Twins::yes})
       for (double skip : {0.0, 1.0, std::nan("")})
         for (std::int64_t count : {1, 47, 48, 49}) {  // around what one launch takes
+          const ops::Clipped clipped = count % 2 == 1 ? ops::Clipped::yes : ops::Clipped::no;
           INFO(name_of(dtype) << " skip " << skip << ", " << count << " parameters");
-          const ops::AdamStep op{
-              .weight_decay = 0.1, .decoupled = true, .skippable = ops::Skippable::yes, .twins = twins};
+          const ops::AdamStep op{.weight_decay = 0.1,
+                                 .decoupled = true,
+                                 .skippable = ops::Skippable::yes,
+                                 .clipped = clipped,
+                                 .twins = twins};
           Values values(5);
           std::vector<Tensor> host{Tensor::scalar(0.1, {f64}), Tensor::scalar(skip)};
+          if (clipped == ops::Clipped::yes) host.push_back(Tensor::scalar(0.3, {f64}));
           for (std::int64_t i = 0; i < count; ++i) {
             const Shape shape{i % 5 == 0 ? 20000 + i : i % 7};
             host.push_back(values(shape, f32));

@@ -389,6 +389,56 @@ TEST_CASE("optimizers: step_unless steps for 0, and for anything else it is as i
   CHECK_THROWS_AS(optimizer.step_unless(zeros({2})), ShapeError);
 }
 
+TEST_CASE("optimizers: step_clipped has the bits of clipping and then stepping, in every dtype") {
+  for (const std::string_view name : {"sgd", "adam", "adamw", "masters", "plain"})
+    for (const DType dtype : {f32, f64, bf16, f16})
+      for (const double limit : {0.0, 1e-3, 0.5, 1e9}) {
+        if (name == "masters" && size_of(dtype) != 2) continue;
+        INFO(name << " in " << name_of(dtype) << ", limit " << limit);
+        Net net = net_of(8), expected = net_of(8);
+        for (Net* one : {&net, &expected}) one->to(dtype);
+        const auto make = [&](const Net& of) -> std::unique_ptr<Optimizer> {
+          if (name == "plain") return std::make_unique<Plain>(of.parameters());
+          if (name == "masters")
+            return std::make_unique<AdamW>(of.parameters(),
+                                           AdamWOptions{.lr = 0.1, .masters = Masters::in_f32});
+          return optimizer_of(name, of.parameters());
+        };
+        const auto one = make(net), other = make(expected);
+        for (unsigned step = 0; step < 3; ++step) {
+          for (Net* of : {&net, &expected}) mean(square((*of)(numbers({6, 5}, dtype, 10 + step)))).backward();
+          const Tensor norm = clip_grad_norm_(expected.parameters(), limit);
+          other->step();
+          const Tensor mine = grad_norm(net.parameters());
+          CHECK(same_bits(mine, norm));
+          one->step_clipped(mine, limit);
+          one->zero_grad();
+          other->zero_grad();
+          CHECK(same_values(net, expected));
+        }
+      }
+  Net net = net_of(8);
+  AdamW optimizer(net.parameters());
+  const Tensor norm = Tensor::scalar(1, {f64});
+  CHECK(
+      one_line_about(message_of<ShapeError>([&] { optimizer.step_clipped(zeros({2}), 1); }), "step_clipped"));
+  for (const double limit : {-1.0, not_a_number})
+    CHECK(
+        one_line_about(message_of<ValueError>([&] { optimizer.step_clipped(norm, limit); }), "step_clipped"));
+}
+
+TEST_CASE("optimizers: a NaN norm makes a clipped step one of NaN, as clipping does") {
+  for (const std::string_view name : {"sgd", "adam", "plain"}) {
+    Net net = net_of(8);
+    const std::unique_ptr<Optimizer> optimizer =
+        name == "plain" ? std::make_unique<Plain>(net.parameters()) : optimizer_of(name, net.parameters());
+    mean(square(net(numbers({6, 5}, f32, 10)))).backward();
+    optimizer->step_clipped(Tensor::scalar(not_a_number), 1);
+    for (const Parameter& p : net.parameters())
+      for (const double v : doubles(p.data())) CHECK(std::isnan(v));
+  }
+}
+
 TEST_CASE("GradScaler: a captured step skips and scales as the step itself, and reads nothing on the host") {
   for (const std::string_view name : {"sgd", "adam", "adamw"}) {
     const auto run = [&](bool captured) {

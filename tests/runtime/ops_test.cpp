@@ -656,6 +656,10 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   CHECK(refused(ops::SgdStep{.skippable = ops::Skippable::yes}, {lr}));
   CHECK(refused(skippable, {lr, zeros({}, {f64}), p, g, m, v, step}));
   CHECK(refused(skippable, {lr, zeros({1}), p, g, m, v, step}));
+  const ops::AdamStep clipped{.clipped = ops::Clipped::yes};
+  CHECK(refused(clipped, {lr}));
+  CHECK(refused(clipped, {lr, flag, p, g, m, v, step}));
+  CHECK(refused(ops::SgdStep{.clipped = ops::Clipped::yes}, {lr, zeros({1}, {f64}), p, g}));
   CHECK(refused(ops::AdamStep{}, {lr, p, numbers({4}, bf16), m, v, step}));
   CHECK(refused(twins, {lr, p, g, m, v, step}));
   CHECK(refused(twins, {lr, p, g, m, v, step, zeros({5})}));

@@ -108,7 +108,8 @@ TEST_CASE("plain: gradients of elementwise ops, their forms with a number and in
 TEST_CASE("plain: optimizer steps and clipping") {
   const auto step = [](Device device, const auto& op, std::size_t stride, double skip = 0) {
     std::vector<Tensor> in{to(Tensor::scalar(0.1, {f64}), device)};
-    if (op.first() == 2) in.push_back(to(Tensor::scalar(skip, {f32}), device));
+    if (op.skippable == ops::Skippable::yes) in.push_back(to(Tensor::scalar(skip, {f32}), device));
+    if (op.clipped == ops::Clipped::yes) in.push_back(to(Tensor::scalar(0.3, {f64}), device));
     const bool twins = stride == 6;
     if (twins) --stride;
     for (unsigned i = 0; i < 3; ++i) {
@@ -130,7 +131,7 @@ TEST_CASE("plain: optimizer steps and clipping") {
   };
   const auto agree = [&](const auto& op, std::size_t stride) {
     for (const double skip : {0.0, 1.0}) {
-      if (skip != 0 && op.first() != 2) continue;
+      if (skip != 0 && op.skippable == ops::Skippable::no) continue;
       const std::vector<Tensor> got = step(plain(), op, stride, skip),
                                 expected = step(Device::cpu(), op, stride, skip);
       for (std::size_t i = 0; i < got.size(); ++i) {
@@ -148,6 +149,12 @@ TEST_CASE("plain: optimizer steps and clipping") {
     agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .skippable = ops::Skippable::yes}, 4);
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes}, 5);
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes, .twins = ops::Twins::yes},
+          6);
+    agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .clipped = ops::Clipped::yes}, 4);
+    agree(ops::AdamStep{.weight_decay = decay,
+                        .skippable = ops::Skippable::yes,
+                        .clipped = ops::Clipped::yes,
+                        .twins = ops::Twins::yes},
           6);
   }
   const auto clipped = [](Device device) {

@@ -351,6 +351,33 @@ TEST_CASE("a limit of 0 makes every gradient 0") {
     }));
 }
 
+TEST_CASE("a clipped step of sharded parameters has the bits of clipping and then stepping") {
+  for (int ranks : worlds)
+    for (shard::GroupLayout layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+      for (const double limit : {0.25, 1e9})
+        CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
+          const auto stepped = [&](bool at_once) {
+            Net net = net_of();
+            shard::fully_shard(net, {.layout = layout});
+            nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
+            std::vector<Tensor> gradients = whole_gradients(net_of());
+            set_parts(net, gradients, everywhere);
+            if (at_once) {
+              optimizer.step_clipped(shard::grad_norm(net.parameters()), limit);
+            } else {
+              shard::clip_grad_norm_(net.parameters(), limit);
+              optimizer.step();
+            }
+            return shard::full_state_dict(net);
+          };
+          const nn::StateDict one = stepped(true), two = stepped(false);
+          expect(one.size() == two.size() && !one.empty(), "{} and {} entries", one.size(), two.size());
+          for (std::size_t i = 0; i < one.size(); ++i)
+            expect(one[i].second.to_vector<float>() == two[i].second.to_vector<float>(), "{} differs",
+                   one[i].first);
+        }));
+}
+
 TEST_CASE("a limit that is negative or NaN is refused before anything is sent") {
   CHECK_NOTHROW(run_ranks(2, [](World&) {
     Net net = net_of();
@@ -373,13 +400,10 @@ TEST_CASE("the norm of a rank's own gradients is refused where parameters are sh
   CHECK_NOTHROW(run_ranks(2, [](World&) {
     Net net = net_of();
     shard::fully_shard(net);
-    std::string text;
-    try {
-      nn::clip_grad_norm_(net.parameters(), 1);
-    } catch (const StateError& error) {
-      text = error.what();
-    }
-    expect(text.find("shard::clip_grad_norm_") != std::string::npos, "it said '{}'", text);
+    const std::string clips = message_of<StateError>([&] { nn::clip_grad_norm_(net.parameters(), 1); }),
+                      asks = message_of<StateError>([&] { nn::grad_norm(net.parameters()); });
+    expect(clips.find("shard::clip_grad_norm_") != std::string::npos, "it said '{}'", clips);
+    expect(asks.find("shard::grad_norm") != std::string::npos, "it said '{}'", asks);
   }));
 }
 
