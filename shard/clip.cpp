@@ -34,29 +34,17 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
   return shares;
 }
 
-void combine(std::string_view what, std::span<const Share> shares, std::span<const Tensor> parts,
-             ReduceOp reduction) {
-  for (std::size_t i = 0; i < shares.size(); ++i)
-    if (shares[i].ranks) shares[i].ranks->all_reduce(parts[i], reduction, {.label = std::string(what)});
-}
-
 /// `what` asks, of parameters on `device`.
 Tensor norm_of(std::string_view what, std::span<const Share> shares, Device device) {
-  std::vector<Tensor> largest, sums;
-  for (const Share& s : shares)
-    largest.push_back(s.gradients.empty() ? zeros({}, {DType::f64, device})
-                                          : apply_many(ops::LargestMagnitude{}, s.gradients)[0]);
-  combine(what, shares, largest, ReduceOp::max());
-  const Tensor of_all = apply_many(ops::LargestMagnitude{}, largest)[0];
-
+  Tensor sum;
   for (const Share& s : shares) {
-    std::vector<Tensor> list{of_all};
-    list.insert(list.end(), s.gradients.begin(), s.gradients.end());
-    sums.push_back(apply_many(ops::SquareSums{}, list)[0]);
+    const Tensor none = zeros({0}, {DType::f32, device});
+    const Tensor here =
+        apply_many(ops::SquareSums{}, s.gradients.empty() ? std::span(&none, 1) : std::span(s.gradients))[0];
+    if (s.ranks) s.ranks->all_reduce(here, ReduceOp::sum(), {.label = std::string(what)});
+    sum = sum.defined() ? add(sum, here) : here;
   }
-  combine(what, shares, sums, ReduceOp::sum());
-  for (std::size_t i = 1; i < sums.size(); ++i) sums[0] = add(sums[0], sums[i]);
-  return apply(ops::NormOfSums{}, sums[0], of_all);
+  return apply(ops::NormOfSums{}, sum);
 }
 
 Tensor norm_of(std::string_view what, std::span<const nn::Parameter> params) {

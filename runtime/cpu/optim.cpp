@@ -1,9 +1,13 @@
 #include "runtime/cpu/optim.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <vector>
 
+#include "runtime/exact_squares.h"
 #include "runtime/instances.h"
 #include "runtime/math.h"
 #include "runtime/parallel.h"
@@ -108,38 +112,67 @@ double max_abs(std::span<const Values<T>> list) {
   return best;
 }
 
-int square_exponent(double max_abs) {
-  return max_abs > 0 && std::isfinite(max_abs) ? std::ilogb(max_abs) + 1 : 0;
+namespace {
+
+constexpr std::int64_t piece = 1024;  // elements that are summed in f64 before they go to the limbs
+
+/// Those of a piece, `n` of them.
+template <class T, class Add>
+void add_piece(const T* data, std::int64_t n, const Add& add) {
+  using C = compute_t<T>;
+  if constexpr (std::is_same_v<C, double>) {
+    for (std::int64_t i = 0; i < n; ++i) add_square(data[i], add);
+  } else {
+    constexpr std::int64_t lanes = 16;
+    using Grid = SquaresGrid<mantissa_bits<T>>;
+    C x[piece] = {};
+    std::int32_t top = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      x[i] = std::fabs(static_cast<C>(data[i]));
+      top = std::max(top, std::bit_cast<std::int32_t>(x[i]));
+    }
+    const C largest = std::bit_cast<C>(top);
+    if (largest == 0) return;
+    if (!std::isfinite(largest)) {
+      for (std::int64_t i = 0; i < n; ++i) add_square(static_cast<double>(x[i]), add);
+      return;
+    }
+    const Grid grid = Grid::of(static_cast<double>(largest));
+    const auto least = static_cast<C>(grid.least);
+    double above[lanes] = {}, below[lanes] = {};
+    std::int32_t small = 0;
+    for (std::int64_t i = 0; i < piece; i += lanes)
+      for (std::int64_t j = 0; j < lanes; ++j) {
+        const bool sums = x[i + j] >= least;
+        small += !sums && x[i + j] != 0;
+        const double value = sums ? static_cast<double>(x[i + j]) : 0.0, square = value * value;
+        const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
+        above[j] += on_grid;
+        if (Grid::split) below[j] += square - on_grid;
+      }
+    std::int64_t high = 0, low = 0;
+    for (std::int64_t j = 0; j < lanes; ++j) {
+      high += static_cast<std::int64_t>(above[j] * grid.to_high);
+      low += static_cast<std::int64_t>(below[j] * grid.to_low);
+    }
+    grid.finish(high, low, add);
+    for (std::int64_t i = 0; small > 0 && i < n; ++i)
+      if (x[i] < least) add_square(static_cast<double>(x[i]), add);
+  }
 }
 
-// A square, scaled below 1, becomes an integer of 60 bits, cut into two halves of 30: both sums have room for
-// 2^32 elements.
+}  // namespace
 
 template <class T>
-SquareSum square_sum(std::span<const Values<T>> list, int exponent) {
-  // Two factors, because 2^-exponent may leave the range of double.
-  const double down1 = std::ldexp(1.0, -exponent / 2), down2 = std::ldexp(1.0, -exponent - (-exponent / 2));
-  std::vector<SquareSum> sums(static_cast<std::size_t>(tile_count(list)));
-  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
-    std::int64_t high = 0, low = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-      const double x = static_cast<double>(static_cast<compute_t<T>>(values.data[i])) * down1 * down2;
-      const auto square = static_cast<std::int64_t>(x * x * 0x1p60);
-      high += square >> 30;
-      low += square & ((std::int64_t{1} << 30) - 1);
-    }
-    sums[tile] += {high, low};
+void add_squares(std::span<const Values<T>> list, std::int64_t* limbs) {
+  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+    std::array<std::uint64_t, ExactSquares::limbs> sums{};
+    const auto add = [&](int limb, std::uint64_t value) { sums[static_cast<std::size_t>(limb)] += value; };
+    for (; begin < end; begin += piece) add_piece(values.data + begin, std::min(piece, end - begin), add);
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      if (sums[i] != 0)
+        std::atomic_ref(limbs[i]).fetch_add(static_cast<std::int64_t>(sums[i]), std::memory_order_relaxed);
   });
-  SquareSum total;
-  for (const SquareSum& s : sums) total += s;
-  return total;
-}
-
-double norm_from(const SquareSum& sum, double max_abs) {
-  if (!std::isfinite(max_abs)) return max_abs;
-  const double square =
-      std::fma(static_cast<double>(sum.high), 0x1p-30, static_cast<double>(sum.low) * 0x1p-60);
-  return std::ldexp(std::sqrt(square), square_exponent(max_abs));
 }
 
 template <class T>
@@ -152,6 +185,6 @@ void scale(std::span<const MutableValues<T>> list, double factor) {
 }
 
 [[gnu::used]] const auto instances = instances_for<floating_dtypes>(
-    []<class T>() { return std::tuple(&max_abs<T>, &square_sum<T>, &scale<T>); });
+    []<class T>() { return std::tuple(&max_abs<T>, &add_squares<T>, &scale<T>); });
 
 }  // namespace sherd::cpu

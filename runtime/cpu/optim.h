@@ -47,28 +47,12 @@ struct Values {
   std::int64_t n = 0;
 };
 
-/// A sum of squares as an integer: exact to add, so neither the order nor the split of the elements (over
-/// threads, tensors or ranks) changes a bit. Sums with the same exponent are added field by field.
-struct SquareSum {
-  std::int64_t high = 0, low = 0;
-  SquareSum& operator+=(const SquareSum& o) {
-    high += o.high;
-    low += o.low;
-    return *this;
-  }
-};
-
 /// Largest absolute value; 0 for none, NaN when there is one.
 template <class T>
 double max_abs(std::span<const Values<T>> list);
-/// The power of two that a `square_sum` must share, from the `max_abs` over everything that is summed (all
-/// ranks).
-int square_exponent(double max_abs);
-/// Sum of squares of values below 2^exponent in magnitude; fewer than 2^32 elements.
+/// Adds the squares to `limbs`, as `ExactSquares` has them.
 template <class T>
-SquareSum square_sum(std::span<const Values<T>> list, int exponent);
-/// The 2-norm from both; an infinite or NaN maximum is the answer itself.
-double norm_from(const SquareSum& sum, double max_abs);
+void add_squares(std::span<const Values<T>> list, std::int64_t* limbs);
 
 /// x *= factor over a list (the clipping of gradients), in one pass.
 template <class T>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/cpu/optim.h"
+#include "runtime/exact_squares.h"
 #include "runtime/ops.h"
 
 namespace sherd::cpu {
@@ -114,19 +115,13 @@ void largest_magnitude(const ops::LargestMagnitude& op, Inputs in, Outputs out) 
 }
 
 void square_sums(const ops::SquareSums& op, Inputs in, Outputs out) {
-  const double largest = scalar(in[0]);
-  SquareSum total;
-  if (std::isfinite(largest))
-    values_by_dtype(op.name, in.subspan(1),
-                    [&](auto values) { total += square_sum(values, square_exponent(largest)); });
-  auto* sums = reinterpret_cast<std::int64_t*>(out[0].raw());
-  sums[0] = total.high;
-  sums[1] = total.low;
+  auto* limbs = reinterpret_cast<std::int64_t*>(out[0].raw());
+  std::fill_n(limbs, static_cast<int>(ExactSquares::limbs), 0);
+  values_by_dtype(op.name, in, [&](auto values) { add_squares(values, limbs); });
 }
 
 void norm_of_sums(const ops::NormOfSums&, Inputs in, Outputs out) {
-  const std::int64_t* parts = in[0].data<std::int64_t>();
-  scalar(out[0]) = norm_from({parts[0], parts[1]}, scalar(in[1]));
+  scalar(out[0]) = root_of(in[0].data<std::int64_t>());
 }
 
 void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {

@@ -45,15 +45,14 @@ void largest_magnitude(const ops::LargestMagnitude& op, Inputs in, Outputs out) 
 void square_sums(const ops::SquareSums& op, Inputs in, Outputs out) {
   zero_(alias(out[0], out[0].layout()));
   const cudaStream_t stream = stream_of(out[0].device());
-  auto* sums = reinterpret_cast<std::int64_t*>(out[0].raw());
-  in_lists(dense(in.subspan(1)),
-           [&](const ValueList& list) { launch_square_sums(list, scalar(in[0]), sums, stream); });
+  auto* limbs = reinterpret_cast<std::int64_t*>(out[0].raw());
+  in_lists(dense(in), [&](const ValueList& list) { launch_square_sums(list, limbs, stream); });
   check_launch(op.name);
 }
 
 void norm_of_sums(const ops::NormOfSums& op, Inputs in, Outputs out) {
   const Tensor sums = contiguous(in[0]);
-  launch_norm_of_sums(reinterpret_cast<const std::int64_t*>(sums.raw()), scalar(in[1]), scalar(out[0]),
+  launch_norm_of_sums(reinterpret_cast<const std::int64_t*>(sums.raw()), scalar(out[0]),
                       stream_of(out[0].device()));
   check_launch(op.name);
 }

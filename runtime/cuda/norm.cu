@@ -2,6 +2,7 @@
 
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/types.cuh"
+#include "runtime/exact_squares.h"
 
 namespace sherd::cuda {
 namespace {
@@ -10,11 +11,7 @@ namespace {
 /// `Store`.
 template <class T, class F>
 __device__ void for_chunk(const ValueList& list, const F& body) {
-  int low = 0, high = list.count;  // the last stretch that begins at or before this chunk
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (list.first_chunk[middle] <= blockIdx.x ? low : high) = middle;
-  }
+  const int low = list.of_chunk(blockIdx.x);
   T* data = static_cast<T*>(list.data[low]);
   const std::int64_t begin = (blockIdx.x - list.first_chunk[low]) * ValueList::chunk;
   const std::int64_t end = min(begin + ValueList::chunk, list.n[low]);
@@ -45,40 +42,92 @@ __global__ void __launch_bounds__(threads_per_block)
   atomicMax(reinterpret_cast<unsigned long long*>(largest), std::bit_cast<unsigned long long>(value));
 }
 
-__device__ int square_exponent(double largest) { return largest > 0 ? std::ilogb(largest) + 1 : 0; }
+constexpr int per_lane = 32;  // elements of a piece that a lane holds
+constexpr std::int64_t piece = per_lane * warp_size;
+
+/// Elements [i, i + V) of `data`, those from `end` on as 0.
+template <int V, class T>
+__device__ Packed<V, T> load_until(const T* data, std::int64_t i, std::int64_t end, bool aligned) {
+  if (aligned && i + V <= end) return load_pack<V>(data + i);
+  Packed<V, T> pack{};
+  for (int j = 0; j < V; ++j)
+    if (i + j < end) pack.at[j] = data[i + j];
+  return pack;
+}
+
+/// A warp's sum of the squares of [begin, end), a piece at most.
+template <class T, class Add>
+__device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, bool aligned, const Add& add) {
+  using C = compute_t<T>;
+  using Grid = SquaresGrid<mantissa_bits<T>>;
+  constexpr int V = wide_count<T>;
+  const int lane = static_cast<int>(threadIdx.x % warp_size);
+  Packed<V, T> packs[per_lane / V];
+#pragma unroll
+  for (int k = 0; k < per_lane / V; ++k)
+    packs[k] = load_until<V>(data, begin + (k * warp_size + lane) * V, end, aligned);
+  unsigned top = 0;
+  const auto each = [&](const auto& body) {
+#pragma unroll
+    for (int k = 0; k < per_lane / V; ++k)
+#pragma unroll
+      for (int j = 0; j < V; ++j) body(std::fabs(static_cast<C>(packs[k].at[j])));
+  };
+  each([&](C x) { top = max(top, std::bit_cast<unsigned>(x)); });
+  for (int step = warp_size / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(whole_warp, top, step));
+  const C largest = std::bit_cast<C>(top);
+  if (largest == 0) return;
+  if (!std::isfinite(largest)) {
+    each([&](C x) { add_square(static_cast<double>(x), add); });
+    return;
+  }
+  const Grid grid = Grid::of(static_cast<double>(largest));
+  const auto least = static_cast<C>(grid.least);
+  double above = 0, below = 0;
+  each([&](C x) {
+    if (x < least) {
+      add_square(static_cast<double>(x), add);
+      return;
+    }
+    const double square = static_cast<double>(x) * static_cast<double>(x);
+    const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
+    above += on_grid;
+    if (Grid::split) below += square - on_grid;
+  });
+  const long long high = warp_sum(static_cast<long long>(above * grid.to_high)),
+                  low = Grid::split ? warp_sum(static_cast<long long>(below * grid.to_low)) : 0;
+  if (lane == 0) grid.finish(high, low, add);
+}
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
-    square_sums(const __grid_constant__ ValueList list, const double* largest, std::int64_t* sums) {
-  if (!std::isfinite(*largest)) return;
-  const int exponent = square_exponent(*largest);
-  const double down1 = std::ldexp(1.0, -exponent / 2), down2 = std::ldexp(1.0, -exponent - (-exponent / 2));
-  long long high = 0, low = 0;
-  for_chunk<T>(list, [&](T*, const auto& pack) {
-    for (const T& value : pack.at) {
-      const double x = static_cast<double>(static_cast<compute_t<T>>(value)) * down1 * down2;
-      const auto square = static_cast<long long>(x * x * 0x1p60);
-      high += square >> 30;
-      low += square & ((1ll << 30) - 1);
+    square_sums(const __grid_constant__ ValueList list, unsigned long long* limbs) {
+  __shared__ unsigned long long sums[ExactSquares::limbs];
+  for (int i = threadIdx.x; i < ExactSquares::limbs; i += threads_per_block) sums[i] = 0;
+  __syncthreads();
+  const auto add = [&](int limb, std::uint64_t value) {
+    atomicAdd(sums + limb, static_cast<unsigned long long>(value));
+  };
+  for (std::int64_t chunk = blockIdx.x; chunk < list.first_chunk[list.count]; chunk += gridDim.x) {
+    const int which = list.of_chunk(chunk);
+    const T* data = static_cast<const T*>(list.data[which]);
+    const std::int64_t begin = (chunk - list.first_chunk[which]) * ValueList::chunk;
+    const std::int64_t end = min(begin + ValueList::chunk, list.n[which]);
+    if constexpr (std::is_same_v<T, double>) {
+      for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block) add_square(data[i], add);
+    } else {
+      const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+      for (std::int64_t i = begin + threadIdx.x / warp_size * piece; i < end;
+           i += threads_per_block / warp_size * piece)
+        add_piece(data, i, min(i + piece, end), aligned, add);
     }
-  });
-  high = warp_sum(high);
-  low = warp_sum(low);
-  if (threadIdx.x % warp_size != 0) return;
-  auto* to = reinterpret_cast<unsigned long long*>(sums);
-  atomicAdd(to, static_cast<unsigned long long>(high));
-  atomicAdd(to + 1, static_cast<unsigned long long>(low));
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < ExactSquares::limbs; i += threads_per_block)
+    if (sums[i] != 0) atomicAdd(limbs + i, sums[i]);
 }
 
-__global__ void norm_of_sums(const std::int64_t* sums, const double* largest, double* norm) {
-  if (!std::isfinite(*largest)) {
-    *norm = *largest;
-    return;
-  }
-  const double square =
-      std::fma(static_cast<double>(sums[0]), 0x1p-30, static_cast<double>(sums[1]) * 0x1p-60);
-  *norm = std::ldexp(std::sqrt(square), square_exponent(*largest));
-}
+__global__ void norm_of_sums(const std::int64_t* limbs, double* norm) { *norm = root_of(limbs); }
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
@@ -107,15 +156,16 @@ void launch_largest_magnitude(const ValueList& list, double* largest, cudaStream
   });
 }
 
-void launch_square_sums(const ValueList& list, const double* largest, std::int64_t* sums,
-                        cudaStream_t stream) {
+void launch_square_sums(const ValueList& list, std::int64_t* limbs, cudaStream_t stream) {
+  constexpr unsigned most_blocks = 1056;  // each adds its limbs once; 8 on each of 132 processors
   launch(list, [&]<class T>(unsigned blocks) {
-    square_sums<T><<<blocks, threads_per_block, 0, stream>>>(list, largest, sums);
+    square_sums<T><<<std::min(blocks, most_blocks), threads_per_block, 0, stream>>>(
+        list, reinterpret_cast<unsigned long long*>(limbs));
   });
 }
 
-void launch_norm_of_sums(const std::int64_t* sums, const double* largest, double* norm, cudaStream_t stream) {
-  norm_of_sums<<<1, 1, 0, stream>>>(sums, largest, norm);
+void launch_norm_of_sums(const std::int64_t* limbs, double* norm, cudaStream_t stream) {
+  norm_of_sums<<<1, 1, 0, stream>>>(limbs, norm);
 }
 
 void launch_clip_scale(const ValueList& list, double limit, const double* norm, cudaStream_t stream) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "runtime/apply.h"
+#include "runtime/exact_squares.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -117,16 +118,16 @@ Specs LargestMagnitude::infer(SpecSpan in) const {
 }
 
 Specs SquareSums::infer(SpecSpan in) const {
-  check_scalar(name, "the largest magnitude", in[0]);
-  for (const Spec& s : in.subspan(1)) check_floating(name, s);
-  return {{{2}, DType::i64, in[0].device}};
+  check<ValueError>(!in.empty(), "{}: needs a tensor, got none", name);
+  for (const Spec& s : in) check_floating(name, s);
+  return {{{ExactSquares::limbs}, DType::i64, in[0].device}};
 }
 
 Specs NormOfSums::infer(SpecSpan in) const {
   check<DTypeError>(in[0].dtype == DType::i64, "{}: sums must be i64, got {}", name, name_of(in[0].dtype));
-  check<ShapeError>(in[0].shape == Shape{2}, "{}: sums must be of shape (2), got {}", name, in[0].shape);
-  check_scalar(name, "the largest magnitude", in[1]);
-  return {in[1]};
+  check<ShapeError>(in[0].shape == Shape{ExactSquares::limbs}, "{}: sums must be of shape ({}), got {}", name,
+                    static_cast<int>(ExactSquares::limbs), in[0].shape);
+  return {{{}, DType::f64, in[0].device}};
 }
 
 Specs ClipScale::infer(SpecSpan in) const {
@@ -201,9 +202,7 @@ Tensors ClipScale::reference(Inputs in) const {
 
 Tensor order_free_norm(std::span<const Tensor> tensors) {
   if (tensors.empty()) return Tensor::scalar(0, {DType::f64});
-  std::vector<Tensor> list{apply_many(ops::LargestMagnitude{}, tensors)[0]};
-  list.insert(list.end(), tensors.begin(), tensors.end());
-  return apply(ops::NormOfSums{}, apply_many(ops::SquareSums{}, list)[0], list[0]);
+  return apply(ops::NormOfSums{}, apply_many(ops::SquareSums{}, tensors)[0]);
 }
 
 }  // namespace sherd

@@ -76,10 +76,6 @@ struct SgdStep {
   bool operator==(const SgdStep&) const = default;
 };
 
-// The Euclidean norm of any number of tensors in three steps. Its bits do not depend on how elements are
-// ordered or cut into tensors, of one floating dtype or several, and not on ranks either: between the steps,
-// largest values meet by a maximum and sums by a sum. Fewer than 2^32 elements in all.
-
 /// Largest absolute value of all inputs, f64 0-d: 0 for no elements, NaN when there is one.
 struct LargestMagnitude {
   static constexpr std::string_view name = "largest_magnitude";
@@ -91,9 +87,12 @@ struct LargestMagnitude {
   bool operator==(const LargestMagnitude&) const = default;
 };
 
-/// Sum of the squares of inputs 1.., i64 (2): fixed point relative to input 0, the largest magnitude of all
-/// that belongs to the norm. Sums add element by element, exactly; beside a largest magnitude that is not
-/// finite they are 0.
+// The Euclidean norm of any number of tensors in two steps. Its bits do not depend on how elements are
+// ordered or cut into tensors, of one floating dtype or several, and not on ranks either: between the steps
+// sums meet by a sum.
+
+/// Sum of the squares of all inputs without rounding, i64 (134), as `ExactSquares` lays it out. Sums add
+/// element by element. Fewer than 2^32 elements in all.
 struct SquareSums {
   static constexpr std::string_view name = "square_sums";
   static constexpr Arity arity = Arity::at_least(1);
@@ -103,11 +102,10 @@ struct SquareSums {
   bool operator==(const SquareSums&) const = default;
 };
 
-/// The norm, f64 0-d, of the whole sum (i64 (2)) and the largest magnitude, which is the norm itself when it
-/// is not finite.
+/// The norm, f64 0-d, of the whole sum (i64 (134)): infinite or NaN if an element was.
 struct NormOfSums {
   static constexpr std::string_view name = "norm_of_sums";
-  static constexpr Arity arity = 2;
+  static constexpr Arity arity = 1;
   static constexpr Mask dense = 1;
   static constexpr bool differentiable = false;
 

@@ -4,6 +4,7 @@
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/exact_squares.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "tests/cuda/agree.h"
 
@@ -114,6 +115,15 @@ TEST_CASE("cuda: the order-free norm and its clipping have the CPU's bits") {
   std::vector<Tensor> moved;
   for (const Tensor& t : host) moved.push_back(on_gpu(t));
   CHECK(distance_in_ulps(order_free_norm(moved), order_free_norm(host)) == 0);
+  for (DType dtype : floats)
+    for (double exponents : {1., 8., 14., 30., 100.}) {  // magnitudes of 2^-exponents to 1
+      const Tensor x = to(values({5000}, f64) * exp(values({5000}, f64, -0.7 * exponents, 0.)), dtype);
+      INFO(name_of(dtype) << " " << exponents);
+      const auto sums = [](const Tensor& t) {
+        return apply_many(ops::SquareSums{}, std::span(&t, 1))[0].to_vector<std::int64_t>();
+      };
+      CHECK(SquareDigits(sums(on_gpu(x)).data()) == SquareDigits(sums(x).data()));
+    }
   for (double scale : {1e-300, 1e-30, 1e30, 1e300}) {
     const Tensor x = values({5000}, f64) * scale;
     INFO(scale);

@@ -5,6 +5,7 @@
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
 #include "runtime/ops/list.h"
+#include "runtime/ops/optimizer_steps.h"
 
 namespace sherd::test {
 
@@ -111,6 +112,9 @@ const std::vector<Case>& cases() {
     put("argmax", {block}, one([](const Tensor& x) { return argmax(x, 1, Keep::dims); }),
         {.gradients = false, .more = {{{1, 1, 1}}, {{0, 2, 2}}}});
     put("order_free_norm", {block}, one([](const Tensor& x) { return order_free_norm(std::span(&x, 1)); }),
+        {.dtypes = floating_dtypes, .gradients = false, .more = any});
+    put("largest_magnitude", {block},
+        one([](const Tensor& x) { return apply_many(ops::LargestMagnitude{}, std::span(&x, 1))[0]; }),
         {.dtypes = floating_dtypes, .gradients = false, .more = any});
     put("multinomial", {{{4, 5}, {300, 40}, Kind::number, 0, 0.1, 2}},
         one([](const Tensor& x) { return multinomial(x); }),

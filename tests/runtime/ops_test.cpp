@@ -2,10 +2,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <random>
 #include <regex>
 
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
+#include "runtime/exact_squares.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
 #include "tests/runtime/op_cases.h"
@@ -295,6 +298,57 @@ TEST_CASE("ops: the norm is the same however tensors are ordered and cut") {
   const Tensor mixed[] = {numbers({301}, f32, 1, -30, 30), numbers({77}, bf16, 2, -30, 30)};
   const Tensor cast[] = {mixed[0], to(mixed[1], f32)};
   CHECK(order_free_norm(mixed).item() == order_free_norm(cast).item());
+}
+
+TEST_CASE("ops: squares are summed without rounding, whatever their magnitudes") {
+  std::mt19937 random(3);
+  const auto sums_of = [](const Tensor& x) {
+    return apply_many(ops::SquareSums{}, std::span(&x, 1))[0].to_vector<std::int64_t>();
+  };
+  // Each element by itself, in limbs that are added up here, is a sum without pieces and their grids.
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (int exponents : {0, 2, 14, 23, 24, 40, 120, 1000})
+      for (std::int64_t n : {1, 2, 16, 1023, 1025, 3000}) {
+        INFO(name_of(dtype) << ", " << n << " of 2^" << exponents);
+        std::vector<double> values(static_cast<std::size_t>(n));
+        for (double& v : values)
+          v = std::ldexp(static_cast<double>(random()) / 0x1p31 - 1,
+                         static_cast<int>(random() % (2 * static_cast<unsigned>(exponents) + 1)) - exponents);
+        const Tensor x = to(Tensor::from(values, {n}), dtype);
+        std::vector<std::int64_t> one_by_one(ExactSquares::limbs);
+        for (double v : doubles(x))
+          add_square(v, [&](int limb, std::uint64_t value) {
+            one_by_one[static_cast<std::size_t>(limb)] += static_cast<std::int64_t>(value);
+          });
+        CHECK(SquareDigits(sums_of(x).data()) == SquareDigits(one_by_one.data()));
+      }
+}
+
+TEST_CASE("ops: the norm is the root of the rounded sum") {
+  const auto norm = [](const std::vector<double>& values) {
+    const Tensor x = Tensor::from(values, {static_cast<std::int64_t>(values.size())});
+    return order_free_norm(std::span(&x, 1)).item();
+  };
+  for (int exponent = -1074; exponent < 1024; ++exponent) {
+    const double x = std::ldexp(1, exponent);
+    INFO(exponent);
+    CHECK(norm({x}) == x);
+    if (exponent > -1070 && exponent < 1020) CHECK(norm({3 * x, -4 * x}) == 5 * x);
+  }
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 1000; ++i) {  // integers, whose squares and their sum an integer of 128 bits holds
+    std::vector<double> values;
+    unsigned __int128 sum = 0;
+    for (int k = 0; k < 9; ++k) {
+      const std::uint64_t value = random() >> (11 + random() % 40);
+      values.push_back(static_cast<double>(value));
+      sum += static_cast<unsigned __int128>(value) * value;
+    }
+    CHECK(norm(values) == std::sqrt(static_cast<double>(sum)));
+  }
+  CHECK(norm({1, 0x1p-500}) == 1);
+  CHECK(norm({0x1p1023, 0x1p1023, 0x1p1023, 0x1p1023}) == std::numeric_limits<double>::infinity());
+  CHECK(norm({0, -0.0}) == 0);
 }
 
 TEST_CASE("ops: draws follow the weights") {
@@ -595,11 +649,11 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
       {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
       {"-1", [] { zeros({2, -1}); }, Bad::shape},
-      {"largest_magnitude", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
+      {"square_sums", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
       {"largest_magnitude", [] { apply_many(ops::LargestMagnitude{}, {}); }, Bad::value},
-      {"square_sums", [&] { apply_many(ops::SquareSums{}, std::vector{x, x}); }, Bad::dtype},
-      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x, x); }, Bad::dtype},
-      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64}), x); }, Bad::shape},
+      {"square_sums", [] { apply_many(ops::SquareSums{}, {}); }, Bad::value},
+      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x); }, Bad::dtype},
+      {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64})); }, Bad::shape},
       {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
   };
   for (const Bad& bad : list) {

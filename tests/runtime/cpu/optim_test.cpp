@@ -8,6 +8,7 @@
 
 #include "runtime/context.h"
 #include "runtime/cpu/random.h"
+#include "runtime/exact_squares.h"
 #include "tests/catch.h"
 
 using namespace sherd;
@@ -31,8 +32,9 @@ struct Parameter {
 
 template <class T>
 double norm(std::span<const cpu::Values<T>> list) {
-  const double top = cpu::max_abs(list);
-  return cpu::norm_from(cpu::square_sum(list, cpu::square_exponent(top)), top);
+  std::vector<std::int64_t> limbs(ExactSquares::limbs);
+  cpu::add_squares(list, limbs.data());
+  return root_of(limbs.data());
 }
 
 }  // namespace
