@@ -160,10 +160,13 @@ Param::Param(const Param& other) : Param() {
 
 Param& Param::operator=(Param&& other) noexcept {
   // The object moves into this slot; code that keeps this member's address goes on with the new object.
-  if (slot_ && other.slot_)
-    *slot_ = std::move(*other.slot_);
-  else
+  if (!slot_ || !other.slot_) {
     slot_ = std::move(other.slot_);
+    return *this;
+  }
+  *slot_ = std::move(*other.slot_);
+  if (slot_->defined() && slot_->owner() != nullptr)
+    slot_->owner()->member_moved(*slot_, other.slot_.get(), slot_);
   return *this;
 }
 

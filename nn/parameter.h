@@ -49,6 +49,10 @@ class SHERD_API ParameterOwner {
   virtual std::string explain(const Parameter& parameter, WholeOf whole) const = 0;
   /// Called after `set_requires_grad` of `parameter`.
   virtual void requires_grad_changed(const Parameter& parameter) = 0;
+  /// Called when a module is moved over another one: the member that held `parameter` in slot `from` holds it
+  /// in slot `to` now.
+  virtual void member_moved(const Parameter& parameter, const Parameter* from,
+                            const std::shared_ptr<const Parameter>& to) noexcept = 0;
 };
 
 /// A handle on a parameter object. Copies name the same object, which is what `==` compares. A handle made

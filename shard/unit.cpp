@@ -564,6 +564,13 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
       members->group->spec().names[index]);
 }
 
+void Unit::member_moved(const nn::Parameter& parameter, const nn::Parameter* from, const Slot& to) noexcept {
+  const auto found = places_.find(parameter.id());
+  if (found == places_.end()) return;  // a flat parameter is no member's
+  auto& slots = members_of(*found->second.members->group).slots[found->second.index];
+  std::ranges::replace_if(slots, [&](const Slot& slot) { return slot.get() == from; }, to);
+}
+
 std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& cloned) const {
   const NoGrad guard;
   refuse_summoned("a module is cloned");

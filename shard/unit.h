@@ -155,6 +155,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void check_steppable(const nn::Parameter& parameter) const override;
   std::string explain(const nn::Parameter& parameter, nn::WholeOf whole) const override;
   void requires_grad_changed(const nn::Parameter& parameter) override;
+  void member_moved(const nn::Parameter& parameter, const nn::Parameter* from,
+                    const Slot& to) noexcept override;
 
  private:
   void bind(Members& members);

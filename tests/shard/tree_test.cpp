@@ -7,120 +7,22 @@
 #include "shard/build.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
+#include "shard/step_in_backward.h"
 #include "shard/summon.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
-#include "tests/shard/random.h"
-#include "tests/shard/whole.h"
+#include "tests/shard/averaging.h"
+#include "tests/shard/random_tree.h"
 
 using namespace sherd;
 using namespace sherd::test;
 
 namespace {
 
-constexpr std::int64_t width = 5;
-
 struct Boom : std::runtime_error {
   Boom() : std::runtime_error("boom") {}
 };
-
-/// What happens at one node of a forward, on all ranks at the same one: nodes run on all or on none.
-struct Event {
-  int at = 0;
-  std::function<Tensor(const Tensor&)> act;
-  int left = 0;
-  Tensor pass(const Tensor& y) {
-    if (!Context::current().grad_enabled() || left-- != 0) return y;
-    // A rank that used no parameter so far goes on with a history all the same.
-    return act(y.requires_grad() ? y : add(y, zeros({width}, {f32, y.device()}).requires_grad_()));
-  }
-};
-
-/// Adds tanh(own(x)) to x, hands that to its children, in an order and as often as the plan says, and adds it
-/// once more.
-struct Node final : nn::Layer<Node> {
-  nn::Linear own;
-  nn::Param scale;  // of two rows
-  nn::ModuleList<Node> children;
-  // The plan of the next forward.
-  bool uses_own = true, again = false;
-  bool blind = false;  // one child's runs record nothing
-  bool alike = false;  // used on all ranks or on none
-  bool sees = false;   // nothing is blind: a gradient comes to every node on all ranks
-  std::vector<std::size_t> order;
-  Event* event = nullptr;
-
-  explicit Node(nn::Bias bias) : own(width, width, {bias}), scale(rand({2}, {}, 0.5, 1.5)) {}
-  Tensor forward(const Tensor& x) {
-    const Tensor mine = uses_own ? mul(tanh(own(x)), sum(scale)) : Tensor{};
-    Tensor y = mine.defined() ? add(x, mine) : x;
-    if (event != nullptr) y = event->pass(y);
-    for (const std::size_t child : order) {
-      const GradMode mode(!(blind && child == order[0]) && Context::current().grad_enabled());
-      const auto region = [&] { return children[child](y); };
-      y = again ? recompute(region) : region();
-    }
-    return mine.defined() ? add(y, mine) : y;
-  }
-  void visit(auto&& on) {
-    on("own", own);
-    on("scale", scale);
-    on("children", children);
-  }
-};
-
-void grow(Node& node, Random& random, int depth) {
-  const int children = depth == 0 ? 0 : 1 + below(random, 3);
-  for (int i = 0; i < children; ++i)
-    grow(node.children.emplace_back(once_in(random, 3) ? nn::Bias::no : nn::Bias::yes), random,
-         below(random, depth));
-}
-
-/// Ties the weights of nodes to those of nodes anywhere else.
-void tie_some(Node& root, Random& random) {
-  std::vector<Node*> nodes;
-  for (const nn::NamedModule& m : root.named_modules())
-    if (auto* node = dynamic_cast<Node*>(m.module)) nodes.push_back(node);
-  const auto any = [&]() -> Node& { return *nodes[random() % nodes.size()]; };
-  for (int i = 0; i < 2; ++i) nn::tie(any().own.weight, any().own.weight);
-  root.alike = true;
-}
-
-/// Which modules a forward of `rank` uses, and how. Children run on all ranks or on none; a node's own
-/// parameters may be used on some, unless others share them: their group may be another one, whose module
-/// does not run.
-void plan(Node& node, Random& random, int rank, bool outermost = true) {
-  std::uint64_t users = once_in(random, 3) ? random() : ~std::uint64_t{0};
-  if (node.alike) users = (users & 1) != 0 ? ~std::uint64_t{0} : 0;
-  node.uses_own = outermost || (users >> rank & 1) != 0;
-  node.again = once_in(random, 4);
-  node.blind = once_in(random, 8) && !node.sees;
-  node.order.clear();
-  const int runs = node.children.size() == 0 ? 0 : below(random, static_cast<int>(node.children.size()) + 2);
-  for (int i = 0; i < runs; ++i)
-    node.order.push_back(static_cast<std::size_t>(below(random, static_cast<int>(node.children.size()))));
-  for (Node& child : node.children) {
-    child.alike = node.alike;
-    child.sees = node.sees;
-    child.event = node.event;
-    plan(child, random, rank, false);
-  }
-}
-
-Tensor output_of(Node& tree, std::uint64_t seed, int rank) {
-  Random random(seed);
-  plan(tree, random, rank);
-  if (tree.event != nullptr) tree.event->left = tree.event->at;
-  manual_seed(seed + static_cast<std::uint64_t>(rank));
-  return tree(randn({3, width}));
-}
-
-Tensor loss_of(Node& tree, std::uint64_t seed, int rank, int forwards) {
-  Tensor loss = mean(square(output_of(tree, seed, rank)));
-  for (int i = 1; i < forwards; ++i) loss = add(loss, mean(square(output_of(tree, seed + 1000, rank))));
-  return loss;
-}
 
 /// What happens between two optimizer steps; the same on every rank.
 struct Step {
@@ -138,7 +40,11 @@ struct Step {
   int slow;                                                            ///< rank
   enum class Replaced { nothing, object, values, gradient } replaced;  ///< one parameter's, before it
   enum class Summons { never, to_look, to_write } summons;
-  bool zeroes_one;  ///< one optimizer leaves zeros, the other no gradients
+  bool zeroes_one;        ///< one optimizer leaves zeros, the other no gradients
+  Unaveraged unaveraged;  ///< what the unsynchronised ones leave
+  int unshards;           ///< modules, at each of several moments
+  bool in_backward;       ///< optimizers step there
+  enum class Change { none, cast, clone, load, move } change;  ///< before it, to what it was
 };
 
 Step draw(Random& random) {
@@ -160,16 +66,36 @@ Step draw(Random& random) {
           .replaced =
               once_in(random, 2) ? static_cast<Step::Replaced>(below(random, 4)) : Step::Replaced::nothing,
           .summons = once_in(random, 3) ? static_cast<Step::Summons>(below(random, 3)) : Step::Summons::never,
-          .zeroes_one = once_in(random, 3)};
+          .zeroes_one = once_in(random, 3),
+          .unaveraged = once_in(random, 2) ? Unaveraged::over_shards : Unaveraged::own,
+          .unshards = below(random, 4),
+          .in_backward = once_in(random, 3),
+          .change = once_in(random, 3) ? static_cast<Step::Change>(below(random, 5)) : Step::Change::none};
 }
 
-/// Every other parameter, at random; the root's own stay trained.
-void freeze(Node& tree, const Step& step) {
+/// What is the same for all groups of a tree.
+struct Common {
+  shard::GroupLayout layout;
+  std::optional<Device> compute_device{};
+  std::vector<DeviceMesh> meshes{};  ///< to draw from
+  bool mixes_layouts = false;        ///< a flat tree has groups in the other one too
+  std::vector<nn::Parameter> ignored_parameters{};
+  std::vector<const nn::Module*> ignored_modules{};
+  std::set<std::string> ignored{};  ///< the names of all that is ignored
+};
+
+/// Every other parameter, at random, and what is ignored, which nobody averages; the root's own stay trained.
+void freeze(TreeNode& tree, const Step& step, const std::set<std::string>& ignored) {
   Random random(step.seed);
   tree.set_requires_grad(true);
-  if (!step.freezes) return;
-  for (nn::NamedParameter& p : tree.named_parameters())
-    if (once_in(random, 2) && !p.name.starts_with("own")) p.parameter.set_requires_grad(false);
+  for (nn::NamedParameter& p : tree.named_parameters()) {
+    const bool odd =
+        p.name.ends_with("odd");  // without elements it would be trained, and nobody could see it
+    const bool frozen = step.freezes && once_in(random, 2) && !p.name.starts_with("own") && !odd;
+    if (frozen || ignored.contains(p.name)) p.parameter.set_requires_grad(false);
+  }
+  for (TreeNode* node : nodes_of(tree))
+    if (!node->scale.object().requires_grad()) nn::Parameter(node->odd.object()).set_requires_grad(false);
 }
 
 /// Its summand is zeros, so the numbers are those of a model that makes no call.
@@ -186,20 +112,25 @@ Tensor with_call(const Tensor& y, const Step& step, const World& world, const Gr
 
 /// Backwards that fail, and leave all as it was but, after a rank's fault, gradients. Says whether gradients
 /// are to be dropped.
-bool fail(Node& tree, const nn::Linear& other, const Step& step, World& world) {
+bool fail(TreeNode& tree, const nn::Linear& other, const Step& step, World& world,
+          const std::vector<DeviceMesh>& meshes) {
   const bool culprit = world.rank() == world.size() - 1;
-  Event event{.at = step.at, .act = [&](const Tensor& y) {
-                if (step.trouble == Step::Trouble::one_rank && !culprit) return y;
-                if (step.trouble == Step::Trouble::one_rank && step.frees) throw Boom();
-                register_hook(y, [&](const Tensor&) -> Tensor {
-                  if (step.trouble != Step::Trouble::nested) throw Boom();
-                  const GradMode on(true);
-                  sum(other(ones({1, width}))).backward();
-                  return {};
-                }).keep();
-                return y;
-              }};
+  TreeEvent event{.at = step.at, .act = [&](const Tensor& y) {
+                    if (step.trouble == Step::Trouble::one_rank && !culprit) return y;
+                    if (step.trouble == Step::Trouble::one_rank && step.frees) throw Boom();
+                    register_hook(y, [&](const Tensor&) -> Tensor {
+                      if (step.trouble != Step::Trouble::nested) throw Boom();
+                      const GradMode on(true);
+                      sum(other(ones({1, tree_width}))).backward();
+                      return {};
+                    }).keep();
+                    return y;
+                  }};
   tree.event = &event;
+  const auto renew = [&] {
+    for (const DeviceMesh& mesh : meshes) mesh.renew();
+    world.group().renew();
+  };
   bool thrown = false;
   const auto attempt = [&] {
     if (!step.sums) tree.zero_grad();
@@ -220,7 +151,7 @@ bool fail(Node& tree, const nn::Linear& other, const Step& step, World& world) {
       thrown = true;
     }
     tree.event = nullptr;
-    if (thrown) world.group().renew();  // of other graphs each rank had posted another part of the plan
+    if (thrown) renew();  // of other graphs each rank had posted another part of the plan
     return !thrown;
   }
   try {
@@ -230,16 +161,19 @@ bool fail(Node& tree, const nn::Linear& other, const Step& step, World& world) {
   } catch (const CollectiveError&) {
   }
   tree.event = nullptr;
-  world.group().renew();
+  renew();
   return true;
 }
 
 /// Parts of some ranks; the model by hand takes over what comes out.
-void write_parts(Node& tree, Node& by_hand, const Step& step, const World& world) {
+void write_parts(TreeNode& tree, TreeNode& by_hand, const Step& step) {
   const NoGrad guard;
-  const bool writes = step.writers < 0 ? world.rank() == world.size() - 1 : world.rank() < step.writers;
-  for (const nn::Parameter& p : tree.parameters())
-    if (writes || shard::shard_group_of(p) == nullptr) mul_(p.local(), 0.75);  // replicas stay alike
+  for (const nn::Parameter& p : tree.parameters()) {
+    const Group* ranks = shard::shard_group_of(p);  // replicas stay alike
+    const bool writes = ranks == nullptr || (step.writers < 0 ? ranks->rank() == ranks->size() - 1
+                                                              : ranks->rank() < step.writers);
+    if (writes) mul_(p.local(), 0.75);
+  }
   by_hand.load_state_dict(shard::full_state_dict(tree));
 }
 
@@ -266,7 +200,7 @@ struct Optimizers {
 
 /// Puts something else in the place of one parameter or its gradient, in both trees. Returns whether it is
 /// another object.
-bool replace_one(Node& tree, Node& by_hand, const Step& step) {
+bool replace_one(TreeNode& tree, TreeNode& by_hand, const Step& step) {
   const auto members = shard::find_members(tree).parameters, others = shard::find_members(by_hand).parameters;
   Random random(step.seed + 7);
   const std::size_t i = random() % members.size();
@@ -298,7 +232,7 @@ bool replace_one(Node& tree, Node& by_hand, const Step& step) {
 }
 
 /// Looks at whole values, and may write them.
-void summon(Node& tree, Node& by_hand, const Step& step) {
+void summon(TreeNode& tree, TreeNode& by_hand, const Step& step) {
   const bool grads = (step.seed & 1) != 0;
   const auto scope = shard::summon_full_params(tree, {.with_grads = grads});
   const std::vector<nn::Parameter> seen = tree.parameters(), expected = by_hand.parameters();
@@ -312,8 +246,32 @@ void summon(Node& tree, Node& by_hand, const Step& step) {
   }
 }
 
-void run_sharded(Node& tree, const Step& step, const Optimizers& optimizers, int rank) {
+/// Gathers and frees some modules, as `salt` says.
+void unshard_some(TreeNode& tree, const Step& step, std::uint64_t salt) {
+  Random random(step.seed + salt);
+  std::vector<TreeNode*> nodes = nodes_of(tree);
+  std::erase_if(nodes, [](const TreeNode* node) { return !shard::is_sharded(*node); });
+  for (int i = 0; i < step.unshards; ++i) {
+    TreeNode& node = *nodes[random() % nodes.size()];
+    switch (below(random, 4)) {
+      case 0:
+        shard::unshard(node);
+        break;
+      case 1:
+        shard::unshard_async(node);
+        break;
+      case 2:
+        shard::reshard(node);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void run_sharded(TreeNode& tree, const Step& step, const Optimizers& optimizers, int rank) {
   if (!step.keeps_gradients) optimizers.zero_grad(step.zeroes_one);
+  unshard_some(tree, step, 31);
   if (step.looks_first) {
     const NoGrad guard;
     output_of(tree, step.seed + 1, rank);
@@ -323,90 +281,204 @@ void run_sharded(Node& tree, const Step& step, const Optimizers& optimizers, int
     if (step.summons != Step::Summons::never) const auto scope = shard::summon_full_params(tree);
   };
   look();
+  unshard_some(tree, step, 32);
   for (int i = 0; i < step.unsynchronised; ++i) {
-    const auto guard = shard::no_sync(tree);
+    const bool own = step.unaveraged == Unaveraged::own;
+    std::optional<shard::NoSync> guard;
+    if (own) guard.emplace(tree);
+    shard::set_requires_all_reduce(tree, own);
     loss_of(tree, step.seed + 10 + static_cast<std::uint64_t>(i), rank, 1).backward();
+    shard::set_requires_all_reduce(tree, true);
+    unshard_some(tree, step, 33 + static_cast<std::uint64_t>(i));
   }
   look();
   const Tensor loss = loss_of(tree, step.seed, rank, step.forwards);
   look();
+  unshard_some(tree, step, 40);
+  std::vector<std::unique_ptr<shard::StepInBackward>> scopes;
+  if (step.in_backward)
+    for (nn::Optimizer* o : {optimizers.first.get(), optimizers.second.get()})
+      scopes.push_back(std::make_unique<shard::StepInBackward>(*o));
   loss.backward();
+  unshard_some(tree, step, 41);
 }
 
-void run_by_hand(Node& tree, Node& sharded, const Step& step, const Optimizers& optimizers, int ranks) {
+void run_by_hand(TreeNode& tree, TreeNode& sharded, const Step& step, const Optimizers& optimizers,
+                 int ranks) {
   if (!step.keeps_gradients) optimizers.zero_grad(step.zeroes_one);
   const Gradients before = gradients(tree);
-  const Gradients by_hand = average_by_hand(tree, ranks, [&](int rank) {
-    for (int i = 0; i < step.unsynchronised; ++i)
-      loss_of(tree, step.seed + 10 + static_cast<std::uint64_t>(i), rank, 1).backward();
-    loss_of(tree, step.seed, rank, step.forwards).backward();
-  });
-  const Gradients averages = as_sharded(by_hand, sharded);
-  set_gradients(tree, plus(before, averages));
+  std::vector<std::vector<Gradients>> brought(static_cast<std::size_t>(step.unsynchronised) + 1);
+  for (std::size_t b = 0; b < brought.size(); ++b)
+    for (int rank = 0; rank < ranks; ++rank) {
+      tree.zero_grad();
+      const bool last = b + 1 == brought.size();
+      loss_of(tree, last ? step.seed : step.seed + 10 + b, rank, last ? step.forwards : 1).backward();
+      brought[b].push_back(gradients(tree));
+    }
+  set_gradients(tree, with_averages(before, brought, step.unaveraged, sharded));
 }
 
-/// What is the same for all groups of a tree.
-struct Common {
-  shard::GroupLayout layout;
-  std::optional<Device> compute_device;
-};
+/// To something else and back; what is lost with it, in both trees.
+void change(TreeNode& tree, TreeNode& by_hand, const Step& step, Optimizers& optimizers,
+            Optimizers& reference) {
+  switch (step.change) {
+    case Step::Change::none:
+      break;
+    case Step::Change::cast:
+      tree.to(f64);
+      tree.to(f32);
+      break;
+    case Step::Change::clone: {
+      TreeNode copy = tree.clone();
+      tree = std::move(copy);
+      by_hand.zero_grad();
+      optimizers = Optimizers(tree), reference = Optimizers(by_hand);
+      break;
+    }
+    case Step::Change::load: {
+      const nn::StateDict model = shard::full_state_dict(tree),
+                          first = shard::full_optimizer_state(tree, *optimizers.first),
+                          second = shard::full_optimizer_state(tree, *optimizers.second);
+      optimizers = Optimizers(tree);
+      const NoGrad guard;
+      for (const nn::Parameter& p : tree.parameters()) mul_(p.local(), 0.5);
+      shard::load_full_state_dict(tree, model);
+      shard::load_full_optimizer_state(tree, *optimizers.first, first);
+      shard::load_full_optimizer_state(tree, *optimizers.second, second);
+      break;
+    }
+    case Step::Change::move:
+      tree.to(Device::cpu(1));
+      tree.to(Device::cpu(0));
+      break;
+  }
+}
 
-shard::Options draw_options(Random& random, const Common& common, int ranks) {
+shard::Options draw_options(Random& random, const Common& common) {
   constexpr shard::ShardingStrategy strategies[] = {
       shard::ShardingStrategy::full_shard, shard::ShardingStrategy::full_shard,
       shard::ShardingStrategy::shard_grad_op, shard::ShardingStrategy::zero1,
       shard::ShardingStrategy::no_shard};
   const shard::ReshardAfterForward reshard[] = {true, false, 2};
-  return {.layout = common.layout,
+  const DeviceMesh& mesh = common.meshes[random() % common.meshes.size()];
+  const bool other_layout = common.mixes_layouts && once_in(random, 2);
+  return {.mesh = mesh,
+          .layout = other_layout ? shard::GroupLayout::per_parameter : common.layout,
           .strategy = strategies[below(random, 5)],
-          .reshard_after_forward = reshard[below(random, ranks == 4 ? 3 : 2)],
+          .reshard_after_forward = reshard[below(random, mesh.sizes().back() % 2 == 0 ? 3 : 2)],
           .compute_device = common.compute_device,
           .forward_prefetch = below(random, 4),
-          .backward_prefetch = below(random, 4)};
+          .backward_prefetch = once_in(random, 3) ? shard::BackwardPrefetch::post(below(random, 4))
+                                                  : shard::BackwardPrefetch::pre(below(random, 4)),
+          .cached_gathers = below(random, 3),
+          .ignored_parameters = common.ignored_parameters,
+          .ignored_modules = common.ignored_modules};
 }
 
-void shard_below(Node& node, Random& random, const Common& common, int ranks) {
-  for (Node& child : node.children) {
-    shard_below(child, random, common, ranks);
-    const shard::Options options = draw_options(random, common, ranks);
+void shard_below(TreeNode& node, Random& random, const Common& common) {
+  for (TreeNode& child : node.children) {
+    if (std::ranges::find(common.ignored_modules, &child) != common.ignored_modules.end()) continue;
+    shard_below(child, random, common);
+    const shard::Options options = draw_options(random, common);
     if (once_in(random, 2)) shard::fully_shard(child, options);
   }
+}
+
+/// The world as shards alone, as shards with replicas, or both beside each other.
+std::vector<DeviceMesh> draw_meshes(Random& random, World& world) {
+  std::vector<DeviceMesh> meshes;
+  if (!once_in(random, 3)) meshes.push_back(world.mesh());
+  if (!meshes.empty() && once_in(random, 2)) return meshes;
+  for (int replicas = 1; replicas <= world.size(); ++replicas)
+    if (world.size() % replicas == 0 && once_in(random, 2))
+      meshes.push_back(world.mesh({replicas, world.size() / replicas}, {"replicas", "shards"}));
+  if (meshes.empty()) meshes.push_back(world.mesh());
+  return meshes;
+}
+
+void ignore_some(TreeNode& tree, Random& random, Common& common) {
+  for (TreeNode* node : nodes_of(tree)) {
+    if (once_in(random, 4)) common.ignored_parameters.push_back(node->odd.object());
+    if (once_in(random, 6)) common.ignored_parameters.push_back(node->own.weight.object());
+    if (node != &tree && once_in(random, 6)) common.ignored_modules.push_back(node);
+  }
+}
+
+/// What a program may say of sharded modules before they train.
+void draw_switches(TreeNode& tree, Random& random) {
+  std::vector<TreeNode*> nodes = nodes_of(tree);
+  std::erase_if(nodes, [](const TreeNode* node) { return !shard::is_sharded(*node); });
+  const auto some = [&] {
+    std::vector<nn::Module*> list;
+    for (int i = below(random, 4); i > 0; --i) list.push_back(nodes[random() % nodes.size()]);
+    return list;
+  };
+  for (TreeNode* node : nodes) {
+    const double factors[] = {1, 2, 3, 0.5, 7};
+    if (once_in(random, 3)) shard::set_gradient_divide_factor(*node, factors[below(random, 5)]);
+    if (once_in(random, 4)) shard::set_modules_to_forward_prefetch(*node, some());
+    if (once_in(random, 4)) shard::set_modules_to_backward_prefetch(*node, some());
+  }
+}
+
+/// What does not go together with what was drawn is left out.
+Step draw(Random& random, const Common& common) {
+  Step step = draw(random);
+  const bool offloaded = common.compute_device.has_value();
+  step.sums = common.layout == shard::GroupLayout::per_parameter || !offloaded;
+  if (!step.sums) {
+    step.keeps_gradients = step.zeroes_one = false;
+    step.unaveraged = Unaveraged::own;
+  }
+  if (offloaded && step.change == Step::Change::move) step.change = Step::Change::none;
+  // Steps within a backward are those of what it averages, and all gradients must be of this one.
+  step.in_backward = step.in_backward && step.optimizes && !step.keeps_gradients && !step.zeroes_one &&
+                     common.ignored.empty() &&
+                     (step.unsynchronised == 0 || step.unaveraged == Unaveraged::own);
+  return step;
 }
 
 void play(World& world, std::uint64_t seed) {
   Random random(seed);
   manual_seed(seed);
-  Node by_hand(nn::Bias::yes);
-  grow(by_hand, random, 3);
-  if (once_in(random, 3)) tie_some(by_hand, random);
-  Node tree = by_hand.clone();
   const auto layout = once_in(random, 2) ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter;
-  Common common{.layout = layout, .compute_device = {}};
+  const bool flat = layout == shard::GroupLayout::flat;
+  const Scalars scalars = flat && once_in(random, 2) ? Scalars::yes : Scalars::no;
+  TreeNode by_hand = random_tree(random, scalars);
+  if (once_in(random, 3)) tie_some(by_hand, random);
+  TreeNode tree = by_hand.clone();
+  Common common{.layout = layout};
   if (once_in(random, 4)) common.compute_device = Device::cpu(1);
-  shard_below(tree, random, common, world.size());
-  shard::fully_shard(tree, draw_options(random, common, world.size()));
-  nn::Linear other(width, width);
-  shard::fully_shard(other, draw_options(random, common, world.size()));
+  common.meshes = draw_meshes(random, world);
+  common.mixes_layouts = flat && scalars == Scalars::no && once_in(random, 3);
+  if (once_in(random, 3) && !common.compute_device) ignore_some(tree, random, common);
+  shard_below(tree, random, common);
+  shard::fully_shard(tree, draw_options(random, common));
+  for (const nn::NamedParameter& p : tree.named_parameters())
+    if (p.parameter.owner() == nullptr) common.ignored.insert(p.name);
+  draw_switches(tree, random);
+  nn::Linear other(tree_width, tree_width);
+  shard::fully_shard(other, draw_options(random, common));
   std::vector<int> ends{0};
   if (world.size() > 1) ends.push_back(world.size() - 1);
   const Group some = world.group().subgroup(ends);
   Optimizers optimizers(tree), reference(by_hand);
 
   for (int i = 0; i < 6; ++i) {
-    Step step = draw(random);
-    step.sums = layout == shard::GroupLayout::per_parameter || !common.compute_device;
-    if (!step.sums) step.keeps_gradients = step.zeroes_one = false;
+    const Step step = draw(random, common);
+    unshard_some(tree, step, 30);
+    change(tree, by_hand, step, optimizers, reference);
     if (step.replaced != Step::Replaced::nothing && replace_one(tree, by_hand, step))
       optimizers = Optimizers(tree), reference = Optimizers(by_hand);
     if (step.summons != Step::Summons::never) summon(tree, by_hand, step);
-    for (Node* node : {&tree, &by_hand}) freeze(*node, step);
+    for (TreeNode* node : {&tree, &by_hand}) freeze(*node, step, common.ignored);
     shard::set_reshard_after_backward(tree, !step.keeps_gathered);
     if (step.frees) shard::reshard(tree);
-    if (step.writers != 0) write_parts(tree, by_hand, step, world);
+    if (step.writers != 0) write_parts(tree, by_hand, step);
     tree.sees = by_hand.sees = step.trouble != Step::Trouble::none || step.call != Step::Call::none;
-    if (step.trouble != Step::Trouble::none && fail(tree, other, step, world))
-      for (Node* node : {&tree, &by_hand}) node->zero_grad();
-    Event call{.at = step.at, .act = [&](const Tensor& y) { return with_call(y, step, world, some); }};
+    if (step.trouble != Step::Trouble::none && fail(tree, other, step, world, common.meshes))
+      for (TreeNode* node : {&tree, &by_hand}) node->zero_grad();
+    TreeEvent call{.at = step.at, .act = [&](const Tensor& y) { return with_call(y, step, world, some); }};
     tree.event = &call;
     run_sharded(tree, step, optimizers, world.rank());
     tree.event = nullptr;
@@ -414,7 +486,7 @@ void play(World& world, std::uint64_t seed) {
     const std::string found = difference(whole_gradients(tree, world.group()), gradients(by_hand));
     expect(found.empty(), "seed {}, {} ranks, step {}: {}", seed, world.size(), i, found);
     if (!step.optimizes) continue;
-    optimizers.step();
+    if (!step.in_backward) optimizers.step();
     reference.step();
   }
   const nn::StateDict whole = shard::full_state_dict(tree), expected = by_hand.state_dict();

@@ -43,7 +43,10 @@ Gradients gradients(const nn::Module& module) {
 Gradients whole_gradients(const nn::Module& module, const Group& group) {
   const NoGrad guard;
   Gradients all;
-  for (const nn::Parameter& p : module.parameters()) all.push_back(whole_of(p.grad(), p.numel(), group));
+  for (const nn::Parameter& p : module.parameters()) {
+    const Group* const shards = shard::unit_of(p) != nullptr ? shard::shard_group_of(p) : &group;
+    all.push_back(shards != nullptr ? whole_of(p.grad(), p.numel(), *shards) : floats(p.grad()));
+  }
   return all;
 }
 

@@ -13,7 +13,8 @@ using Gradients = std::vector<std::vector<float>>;  // empty: none
 
 /// `.grad()` of every parameter, in walk order.
 Gradients gradients(const nn::Module& module);
-/// The same of whole parameters, from what the ranks hold; collective. A part that is whole already stays.
+/// The same of whole parameters, from what the ranks hold (of what is not sharded, those of `group`);
+/// collective. A part that is whole already stays.
 Gradients whole_gradients(const nn::Module& module, const Group& group);
 
 /// What each rank's `backward(rank)` leaves in an unsharded `module`, averaged; the module's own gradients

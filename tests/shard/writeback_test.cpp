@@ -329,6 +329,21 @@ TEST_CASE("what is put in the place of a part of a flat parameter is refused by 
     }));
 }
 
+TEST_CASE("a module that was moved over another one takes what is put into it") {
+  on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
+    Pair pair = seeded_pair(), by_hand = seeded_pair(), over = seeded_pair();
+    shard_pair(pair, form, strategy, inner);
+    over = std::move(pair);
+    for (const double value : {2.0, 3.0}) {  // before its first forward, and after it
+      over.first.weight = nn::Parameter(full(over.first.weight.local().shape(), value));
+      by_hand.first.weight = nn::Parameter(full({5, 5}, value));
+      nn::Sgd optimizer(over.parameters(), {.lr = 0.1}), reference(by_hand.parameters(), {.lr = 0.1});
+      step_both(world, over, by_hand, optimizer, reference, 0);
+      expect_values(over, by_hand, "after a step");
+    }
+  });
+}
+
 TEST_CASE("a clone takes what was put into it, or into what it is of, before anything is gathered") {
   on_all([](World& world, Form form, shard::ShardingStrategy strategy, bool inner) {
     enum class First { step, state, summon, unshard, clip };
