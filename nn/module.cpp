@@ -174,14 +174,14 @@ class Traversal final : public MemberVisitor {
 
   void run(const Module& root) {
     auto& module = const_cast<Module&>(root);  // `visit` is not const; what only reads uses it too
-    if (hidden_ == Hidden::skip) find_extensions(module);
+    if (hidden_ == Hidden::skip && on_param) find_extensions(module);
     go(module);
   }
   void param(std::string_view name, Param& member) override {
-    if (!member.defined()) return;
-    for (const ModuleExtension* extension : extensions_)
-      if (extension->hides(member.object())) return;
-    report(path(name), member.object());
+    if (!on_param || !member.defined()) return;
+    const auto* keeper = dynamic_cast<const ModuleExtension*>(member.object().owner());
+    if (extensions_.contains(keeper) && keeper->hides(member.object())) return;
+    on_param(path(name), member.object());
   }
   void buffer(std::string_view name, Buffer& member) override {
     if (on_buffer && member.tensor().defined()) on_buffer(path(name), member);
@@ -197,10 +197,10 @@ class Traversal final : public MemberVisitor {
   /// may be hidden by a module that comes later.
   void find_extensions(Module& root) {
     struct Finder final : MemberVisitor {
-      std::vector<const ModuleExtension*>& found;
-      explicit Finder(std::vector<const ModuleExtension*>& found) : found(found) {}
+      std::unordered_set<const ModuleExtension*>& found;
+      explicit Finder(std::unordered_set<const ModuleExtension*>& found) : found(found) {}
       void look(Module& module) {
-        if (module.extension()) found.push_back(module.extension().get());
+        if (module.extension()) found.insert(module.extension().get());
         module.visit_members(*this);
       }
       void child(std::string_view, Module& member) override { look(member); }
@@ -209,20 +209,17 @@ class Traversal final : public MemberVisitor {
   }
   void go(Module& module) {
     if (on_module) on_module(prefix_, module);
-    if (hidden_ == Hidden::skip && module.extension())
+    if (hidden_ == Hidden::skip && on_param && module.extension())
       for (const NamedParameter& own : module.extension()->own_parameters())
-        report(path(own.name), own.parameter);
+        on_param(path(own.name), own.parameter);
     module.visit_members(*this);
   }
   std::string path(std::string_view name) const {
     return prefix_.empty() ? std::string(name) : fmt::format("{}.{}", prefix_, name);
   }
-  void report(const std::string& name, const Parameter& parameter) const {
-    if (on_param) on_param(name, parameter);
-  }
   Hidden hidden_;
   std::string prefix_;
-  std::vector<const ModuleExtension*> extensions_;  // that may hide parameters
+  std::unordered_set<const ModuleExtension*> extensions_;  // that may hide parameters
 };
 
 /// StateError for a parameter that was sharded together with a module above: its values cannot change apart

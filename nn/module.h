@@ -52,8 +52,8 @@ class SHERD_API ModuleExtension : public ModuleObserver {
  public:
   /// Parameters that lists name for this module, before those of its members: a flat one in place of many.
   virtual std::vector<NamedParameter> own_parameters() const;
-  /// Whether lists leave out this parameter of the module or of one below, because one of `own_parameters`
-  /// stands for it.
+  /// Whether lists leave out this parameter, whose owner it is too, because one of `own_parameters` stands
+  /// for it.
   virtual bool hides(const Parameter& parameter) const;
   /// StateError if values may not be replaced now. Asked of a module and all below before `change` of any.
   virtual void check_changeable() const {}

@@ -101,19 +101,22 @@ void check_untouched(std::span<const FoundParameter> parameters) {
 /// A module that was sharded after one around it would have no parameters left, and nothing would say so.
 /// Members that a unit elsewhere knows are known from a module around, if not from a unit below.
 void check_inner_first(nn::Module& module, std::span<const FoundParameter> parameters) {
-  const std::vector<NamedUnit> below = units_of(module);
-  std::unordered_set<Slot> of_units;
-  for (const NamedUnit& u : below)
-    for (const FoundParameter& p : find_members(*u.module).parameters)
-      of_units.insert(p.slots.begin(), p.slots.end());
+  std::unordered_set<const Unit*> below;
+  std::unordered_set<std::string> modules;  // theirs
+  for (const NamedUnit& u : units_of(module)) below.insert(u.unit), modules.insert(u.name);
+  const auto within_one = [&](const std::string& name) {
+    for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
+      if (modules.contains(name.substr(0, dot))) return true;
+    return false;
+  };
   for (const FoundParameter& p : parameters) {
     const nn::Parameter& object = p.member->object();
     Unit* const keeper = unit_of(object);
-    if (keeper == nullptr || std::ranges::find(below, keeper, &NamedUnit::unit) != below.end()) continue;
+    if (keeper == nullptr || below.contains(keeper)) continue;
     const Unit::Place place = keeper->place(object);
     const std::vector<Slot>& known = place.members->slots[place.index];
-    for (const Slot& slot : p.slots)
-      check<StateError>(of_units.contains(slot) || std::ranges::find(known, slot) == known.end(),
+    for (std::size_t i = 0; i < p.slots.size(); ++i)
+      check<StateError>(within_one(p.names[i]) || std::ranges::find(known, p.slots[i]) == known.end(),
                         "fully_shard: '{}' of {} was sharded with a module that holds this one; call it for "
                         "inner modules first",
                         p.name, module.type_name());
@@ -265,35 +268,30 @@ void number(std::span<const FoundParameter> parameters) {
 /// What `options` and the units below leave to the program, by names.
 Ignored ignored_in(nn::Module& module, const Options& options) {
   Ignored ignored;
-  std::unordered_set<const void*> ids;
-  for (const nn::Parameter& p : options.ignored_parameters) ids.insert(p.id());
+  std::unordered_set<const void*> listed;
+  for (const nn::Parameter& p : options.ignored_parameters) listed.insert(p.id());
   check<ValueError>(std::ranges::find(options.ignored_modules, nullptr) == options.ignored_modules.end(),
                     "fully_shard: a module of ignored_modules is null");
   for (const nn::NamedModule& m : module.named_modules()) {
-    if (const Unit* unit = unit_of(*m.module)) {
-      const Ignored& of_inner = unit->policy().ignored;
-      ignored.add(m.name, of_inner);
-      for (const FoundParameter& p : find_members(*m.module).parameters)
-        if (of_inner.covers(p.name)) ids.insert(p.member->object().id());  // whatever it is called here
-    }
+    const Unit* const unit = unit_of(*m.module);
+    if (unit != nullptr) ignored.add(m.name, unit->policy().ignored);
     if (std::ranges::find(options.ignored_modules, m.module) == options.ignored_modules.end()) continue;
-    check<ValueError>(!m.name.empty() && unit_of(*m.module) == nullptr,
+    check<ValueError>(!m.name.empty() && unit == nullptr,
                       "fully_shard: the ignored module '{}' ({}) is {}; leave it out of ignored_modules",
                       m.name, m.module->type_name(),
                       m.name.empty() ? "the one that is sharded" : "sharded already");
-    ignored.modules.push_back(m.name);
-    for (const FoundParameter& p : find_members(*m.module).parameters) ids.insert(p.member->object().id());
+    ignored.modules.insert(m.name);
   }
   for (const FoundParameter& p : find_members(module).parameters) {
     const nn::Parameter& object = p.member->object();
-    const bool listed =
-        std::ranges::find(options.ignored_parameters, object) != options.ignored_parameters.end();
-    check<ValueError>(!listed || object.owner() == nullptr,
+    check<ValueError>(!listed.contains(object.id()) || object.owner() == nullptr,
                       "fully_shard: the ignored parameter '{}' is sharded already; leave it out of "
                       "ignored_parameters",
                       p.name);
-    if (ids.contains(object.id()) && object.owner() == nullptr && !ignored.covers(p.name))
-      ignored.parameters.push_back(p.name);
+    const bool is_ignored =
+        listed.contains(object.id()) ||
+        std::ranges::any_of(p.names, [&](const std::string& name) { return ignored.covers(name); });
+    if (is_ignored && object.owner() == nullptr && !ignored.covers(p.name)) ignored.parameters.insert(p.name);
   }
   return ignored;
 }

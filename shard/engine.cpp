@@ -41,6 +41,16 @@ void anchor(Tensor& output, std::shared_ptr<GradSink> sink) {
 
 bool is(const std::weak_ptr<Gathered>& a, const Gathered& b) { return a.lock().get() == &b; }
 
+/// Those that are gone are looked for when as many were added as were there: a few steps for each.
+template <class T>
+void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& one) {
+  if (list.size() == list.capacity()) {
+    std::erase_if(list, [](const auto& weak) { return weak.expired(); });
+    list.reserve(2 * list.size() + 1);
+  }
+  list.push_back(one);
+}
+
 /// What modules that the program named have, those that are gone left out.
 std::vector<std::shared_ptr<ParameterGroup>> groups_in(std::span<const std::weak_ptr<Unit>> units) {
   std::vector<std::shared_ptr<ParameterGroup>> groups;
@@ -211,15 +221,9 @@ Engine::Engine()
 Engine::OwnCalls::OwnCalls() : engine_(current()), outer_(std::exchange(engine_.own_calls_, true)) {}
 Engine::OwnCalls::~OwnCalls() { engine_.own_calls_ = outer_; }
 
-void Engine::add(const std::shared_ptr<ParameterGroup>& group) {
-  std::erase_if(all_, [](const auto& weak) { return weak.expired(); });
-  all_.push_back(group);
-}
+void Engine::add(const std::shared_ptr<ParameterGroup>& group) { remember(all_, group); }
 
-void Engine::add(const std::shared_ptr<Unit>& unit) {
-  std::erase_if(units_, [](const auto& weak) { return weak.expired(); });
-  units_.push_back(unit);
-}
+void Engine::add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
 
 std::vector<std::shared_ptr<Unit>> Engine::units() const {
   std::vector<std::shared_ptr<Unit>> units;
@@ -442,8 +446,7 @@ void Engine::begin_run(std::uint64_t run) {
 
 void Engine::begin(std::uint64_t run, ParameterGroup& group) {
   begin_run(run);
-  if (std::ranges::find(plan_.begun, group.shared_from_this()) == plan_.begun.end())
-    plan_.begun.push_back(group.shared_from_this());
+  if (plan_.knows_begun.insert(&group).second) plan_.begun.push_back(group.shared_from_this());
 }
 
 void Engine::begin(std::uint64_t run, Record& record) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "autograd/recompute.h"
@@ -102,6 +103,7 @@ class Plan {
   std::uint64_t run = 0;  ///< of the backward; 0: none is under way
   std::vector<Record*> records{};
   std::vector<std::shared_ptr<ParameterGroup>> begun{};  ///< whose leaves the graph reaches
+  std::unordered_set<const ParameterGroup*> knows_begun{};
 
   void make(std::span<const std::weak_ptr<ParameterGroup>> all);
   bool made() const { return made_; }

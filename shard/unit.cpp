@@ -33,16 +33,17 @@ std::vector<NamedUnit> units_of(nn::Module& module) {
 }
 
 bool Ignored::covers(std::string_view name) const {
-  const auto within = [&](const std::string& module) {
-    return name.starts_with(module) && name.size() > module.size() && name[module.size()] == '.';
-  };
-  return std::ranges::find(parameters, name) != parameters.end() || std::ranges::any_of(modules, within);
+  if (parameters.contains(name)) return true;
+  if (modules.empty()) return false;
+  for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1))
+    if (modules.contains(name.substr(0, dot))) return true;
+  return false;
 }
 
 void Ignored::add(std::string_view name, const Ignored& of_inner) {
   const auto full = [&](const std::string& n) { return name.empty() ? n : fmt::format("{}.{}", name, n); };
-  std::ranges::transform(of_inner.parameters, std::back_inserter(parameters), full);
-  std::ranges::transform(of_inner.modules, std::back_inserter(modules), full);
+  for (const std::string& n : of_inner.parameters) parameters.insert(full(n));
+  for (const std::string& n : of_inner.modules) modules.insert(full(n));
 }
 
 Unit::Unit(UnitPolicy policy, std::vector<Members> members)
@@ -149,15 +150,13 @@ Unit::Place Unit::place(const nn::Parameter& parameter) const {
 }
 
 void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
-  for (Members& m : members_)
-    for (std::size_t i = 0; i < m.parameters.size(); ++i)
-      if (m.parameters[i] == parameter) m.order[i] = order;
+  if (const auto found = places_.find(parameter.id()); found != places_.end())
+    members_of(*found->second.members->group).order[found->second.index] = order;
 }
 
 void Unit::set_slots(const nn::Parameter& parameter, std::vector<Slot> slots) {
-  for (Members& m : members_)
-    for (std::size_t i = 0; i < m.parameters.size(); ++i)
-      if (m.parameters[i] == parameter) m.slots[i] = std::move(slots);
+  if (const auto found = places_.find(parameter.id()); found != places_.end())
+    members_of(*found->second.members->group).slots[found->second.index] = std::move(slots);
 }
 
 void Unit::leave_slots(const std::unordered_set<const nn::Parameter*>& held) {
@@ -287,13 +286,15 @@ void Unit::take_over(nn::Module& root) {
   ids.all.clear();
   root.visit_all_members(ids);
   below_ = std::move(ids.all);
+  std::erase_if(root_->units, [](const auto& weak) { return weak.expired(); });
+  std::unordered_set<const Unit*> known;
+  for (const auto& weak : root_->units) known.insert(weak.lock().get());
   for (const NamedUnit& below : units) {
     Unit& unit = *below.unit;
     unit.root_ = root_;
     unit.compute_in(root_->precision);
-    const auto shared = std::dynamic_pointer_cast<Unit>(below.module->extension());
-    const auto known = [&](const std::weak_ptr<Unit>& u) { return u.lock() == shared; };
-    if (std::ranges::none_of(root_->units, known)) root_->units.push_back(shared);
+    if (known.insert(&unit).second)
+      root_->units.push_back(std::dynamic_pointer_cast<Unit>(below.module->extension()));
     for (const auto& group : unit.groups_)
       group->set_root(root_, below.name.empty() ? std::string("root") : below.name);
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,7 +24,8 @@ enum class InputCast : std::uint8_t { never, when_root, with_parameters, always 
 
 /// What a unit leaves to the program, by names below its module.
 struct Ignored {
-  std::vector<std::string> parameters, modules;
+  std::set<std::string, std::less<>> parameters, modules;
+  bool empty() const { return parameters.empty() && modules.empty(); }
   /// Whether it names a member, or a module that holds it.
   bool covers(std::string_view name) const;
   /// Takes over what a module named `name` ignores.

@@ -1,7 +1,7 @@
 // Training steps of sharded models on ranks that are threads, one JSON line each, medians; beside them the
 // same steps of unsharded models on the same ranks in the same run, in turn.
 //
-//   shard_bench [--ranks 2] [--only mlp,transformer,groups,one_group,memory,offload]
+//   shard_bench [--ranks 2] [--only mlp,transformer,groups,wrapping,one_group,memory,offload]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "sherd.h"
 #include "tests/bench/mlp.h"
@@ -204,6 +205,23 @@ struct Scales final : nn::Layer<Scales> {
   void visit(auto&& on) { on("layers", layers); }
 };
 
+/// One within the other.
+struct Nested final : nn::Layer<Nested> {
+  nn::Param weight;
+  nn::ModuleList<Nested> within;
+  explicit Nested(int depth) : weight(ones({4})) {
+    if (depth > 1) within.emplace_back(depth - 1);
+  }
+  Tensor forward(const Tensor& x) const {
+    const Tensor y = mul(x, weight);
+    return within.size() > 0 ? within[0](y) : y;
+  }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("within", within);
+  }
+};
+
 std::vector<nn::Module*> each_layer(Scales& model) {
   std::vector<nn::Module*> layers;
   for (Scale& layer : model.layers) layers.push_back(&layer);
@@ -222,6 +240,41 @@ void bench_groups(World& world) {
                    {"how", job.how},
                    {"us", (median(job.times) - median(jobs[0].times)) * 1e6 / groups},
                    {"undisturbed_us", (undisturbed(job.times) - undisturbed(jobs[0].times)) * 1e6 / groups}});
+}
+
+/// What sharding takes, and what the first forward and backward take over a later one; by units, and by
+/// modules within one another.
+void bench_wrapping(World& world) {
+  const auto time = [](const auto& act) {
+    const double start = now();
+    act();
+    return now() - start;
+  };
+  const auto measure = [&](const char* what, int count, auto& model, std::span<nn::Module* const> inner) {
+    const Tensor x = rand({4});
+    const double wrapping = time([&] {
+      for (nn::Module* m : inner) shard::fully_shard(*m);
+      shard::fully_shard(model);
+    });
+    const auto step = [&] { sum(model(x)).backward(); };
+    const double first = time(step), later = time(step);
+    report(world, {{"what", what},
+                   {"units", count},
+                   {"wrapping_ms", wrapping * 1e3},
+                   {"first_step_ms", first * 1e3},
+                   {"later_step_ms", later * 1e3}});
+  };
+  for (const int count : {1000, 2000, 4000}) {
+    Scales model(count, 4);
+    measure("units beside each other", count, model, each_layer(model));
+  }
+  for (const int depth : {40, 80, 160}) {
+    Nested model(depth);
+    std::vector<nn::Module*> inner;  // the innermost first
+    for (Nested* m = &model; m->within.size() > 0; m = &m->within[0])
+      inner.insert(inner.begin(), &m->within[0]);
+    measure("units within each other", depth, model, inner);
+  }
 }
 
 void bench_one_group(World& world) {
@@ -359,7 +412,7 @@ void bench_offload(World& world) {
 
 int main(int argc, char** argv) {
   int ranks = 2;
-  std::vector<std::string> only{"mlp", "transformer", "groups", "one_group", "memory", "offload"};
+  std::vector<std::string> only{"mlp", "transformer", "groups", "wrapping", "one_group", "memory", "offload"};
   CLI::App app("Training steps of sharded models");
   app.add_option("--ranks", ranks, "how many")->check(CLI::PositiveNumber);
   app.add_option("--only", only, "what to run")->delimiter(',')->check(CLI::IsMember(only));
@@ -372,6 +425,7 @@ int main(int argc, char** argv) {
       bench_gpt(world);
     }
     if (parts.contains("groups")) bench_groups(world);
+    if (parts.contains("wrapping")) bench_wrapping(world);
     if (parts.contains("one_group")) bench_one_group(world);
     if (parts.contains("memory")) bench_memory(world);
     if (parts.contains("offload")) bench_offload(world);

@@ -276,3 +276,65 @@ TEST_CASE("a part of a flat parameter is not frozen alone") {
       for (const nn::Parameter& p : m.first.parameters()) expect(!p.requires_grad(), "all are frozen");
     }));
 }
+
+// ---- what sharding looks at ----
+
+namespace {
+
+/// Counts how often members are asked for.
+struct Counting final : nn::Layer<Counting> {
+  nn::Param weight;
+  nn::ModuleList<Counting> children;
+  int* visits;
+  explicit Counting(int& visits) : weight(ones({2})), visits(&visits) {}
+  Tensor forward(const Tensor& x) {
+    Tensor y = mul(x, weight);
+    for (Counting& child : children) y = child(y);
+    return y;
+  }
+  void visit(auto&& on) {
+    ++*visits;
+    on("weight", weight);
+    on("children", children);
+  }
+};
+
+enum class Units { beside_each_other, within_each_other };
+
+void nest(Counting& module, int depth, int& visits) {
+  if (depth > 0) nest(module.children.emplace_back(visits), depth - 1, visits);
+}
+
+void shard_below(Counting& module, const shard::Options& options) {
+  for (Counting& child : module.children) {
+    shard_below(child, options);
+    shard::fully_shard(child, options);
+  }
+}
+
+/// How often members are asked for when a module is sharded that has `count` units below, which leave one
+/// parameter alone, and when it runs.
+int visits_of(Units units, int count, shard::GroupLayout layout) {
+  int visits = 0;
+  Counting root(visits);
+  if (units == Units::within_each_other) nest(root, count, visits);
+  for (int i = 0; units == Units::beside_each_other && i < count; ++i) root.children.emplace_back(visits);
+  const shard::Options options{.layout = layout, .ignored_parameters = {root.parameters().back()}};
+  shard_below(root, options);
+  visits = 0;
+  shard::fully_shard(root, options);
+  sum(root(ones({2}))).backward();
+  return visits;
+}
+
+}  // namespace
+
+TEST_CASE("sharding a module asks for each member as often, however many units are below it") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    for (const Units units : {Units::beside_each_other, Units::within_each_other}) {
+      INFO("units " << int(units) << ", layout " << int(layout));
+      const int few = visits_of(units, 20, layout), more = visits_of(units, 40, layout),
+                most = visits_of(units, 60, layout);
+      CHECK(most - more == more - few);
+    }
+}
