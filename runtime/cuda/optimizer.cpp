@@ -36,7 +36,7 @@ const float* skip_of(const Op& op, Inputs in) {
 
 template <class Op>
 const double* factor_of(const Op& op, Inputs in) {
-  return op.clipped == ops::Clipped::yes ? in[op.first() - 1].data<double>() : nullptr;
+  return op.clipped == ops::Clipped::yes ? in[op.first() - 1].template data<double>() : nullptr;
 }
 
 void adam_kernel(const void* erased, Inputs in, Outputs) {
