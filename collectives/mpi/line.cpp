@@ -5,6 +5,7 @@
 
 #include "collectives/combine.h"
 #include "collectives/mpi/codes.h"
+#include "runtime/backend.h"
 
 namespace sherd::mpi {
 namespace {
@@ -97,7 +98,31 @@ void MpiLine::publish(const Collective& c, const Signature& signature) {
   ++posted_;
 }
 
+/// The host's memory for `tensor`, which `keep` keeps: the tensor's own, or new for one on another device.
+std::byte* MpiLine::lend(const Tensor& tensor, std::vector<Ref<Storage>>& keep) const {
+  if (tensor.device().is_cpu()) {
+    keep.push_back(tensor.storage_ref());
+    return tensor.raw();
+  }
+  keep.push_back(Storage::allocate(Device::cpu(), static_cast<std::size_t>(tensor.spec().bytes())));
+  return static_cast<std::byte*>(keep.back()->data());
+}
+
+/// Moves to their devices what finished calls before `end` have put on the host, in the order of the calls.
+/// Not when they finish, which is found at any time: after it the rank's work so far follows no more.
+void MpiLine::land(std::uint64_t end) {
+  for (; landed_ < end; ++landed_) {
+    Call& own = call(landed_);
+    for (const Landing& l : own.landings)
+      backend(l.tensor.device().type)
+          .copy(l.tensor.raw(), l.tensor.device(), l.host->data(), Device::cpu(),
+                static_cast<std::size_t>(l.tensor.spec().bytes()));
+    own.landings.clear();
+  }
+}
+
 void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
+  if (posted_ >= depth) land(posted_ - depth + 1);
   call.sequence = posted_;
   call.signature = signature;
   call.reduction = c.reduction;
@@ -108,15 +133,22 @@ void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) 
   call.outputs.clear();
   call.sends.clear();
   call.tags.assign(lanes(), 0);
-  const auto address = [&](const Tensor& t, std::vector<Ref<Storage>>& keep) -> std::byte* {
-    if (!call.moves || t.numel() == 0) return nullptr;
-    keep.push_back(t.storage_ref());
-    return t.raw();
+  const auto here = [&](const Tensors& tensors, std::size_t i) {
+    return call.moves && i < tensors.size() && tensors[i].numel() > 0 ? &tensors[i] : nullptr;
   };
   for (std::size_t i = 0; i < std::max(c.inputs.size(), c.outputs.size()); ++i) {
     Part part{nullptr, nullptr, counted(c)[i].numel()};
-    if (!c.inputs.empty()) part.in = address(c.inputs[i], call.inputs);
-    if (!c.outputs.empty()) part.out = address(c.outputs[i], call.outputs);
+    if (const Tensor* in = here(c.inputs, i)) {
+      std::byte* host = lend(*in, call.inputs);
+      if (!in->device().is_cpu())
+        backend(in->device().type)
+            .copy(host, Device::cpu(), in->raw(), in->device(), static_cast<std::size_t>(in->spec().bytes()));
+      part.in = host;
+    }
+    if (const Tensor* out = here(c.outputs, i)) {
+      part.out = lend(*out, call.outputs);
+      if (!out->device().is_cpu()) call.landings.push_back({*out, call.outputs.back()});
+    }
     call.parts.push_back(part);
   }
   const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
@@ -416,6 +448,7 @@ void MpiLine::wait(std::uint64_t sequence) {
                (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
       },
       [&] { return sequence; });
+  land(sequence + 1);
   process_->let_go();
 }
 
@@ -430,8 +463,10 @@ bool MpiLine::done(std::uint64_t sequence) {
   throw_if_failed();
   process_->progress();
   step();
-  return finished_ > sequence &&
-         (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
+  const bool over = finished_ > sequence && (sequence + depth < posted_ ||
+                                             call(sequence).movement.rounds == 1 || sent(call(sequence)));
+  if (over) land(sequence + 1);
+  return over;
 }
 
 void MpiLine::throw_if_failed() {

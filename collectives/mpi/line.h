@@ -44,6 +44,11 @@ class MpiLine final : public Line {
     std::byte* out;
     std::int64_t count;  ///< elements, as `Signature::total` counts them
   };
+  /// What a call puts into the host's memory for a tensor on a device that MPI does not reach.
+  struct Landing {
+    Tensor tensor;
+    Ref<Storage> host;
+  };
   struct Message {
     MPI_Request request;
     std::size_t lane;
@@ -57,6 +62,7 @@ class MpiLine final : public Line {
     bool moves = false;  ///< there are bytes to move: not on meta
     std::vector<Part> parts;
     std::vector<Ref<Storage>> inputs, outputs;  ///< as long as they are needed
+    std::vector<Landing> landings;              ///< until the rank waits for the call, or one after it
     std::vector<Message> sends;
     std::vector<int> tags;  ///< of this rank's long payloads, a lane
   };
@@ -72,6 +78,8 @@ class MpiLine final : public Line {
   bool room();
   void publish(const Collective& c, const Signature& signature);
   void fill(Call& call, const Collective& c, const Signature& signature);
+  std::byte* lend(const Tensor& tensor, std::vector<Ref<Storage>>& keep) const;
+  void land(std::uint64_t end);
   void send_to(std::size_t lane, Call& call);
   std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
   template <class Visit>
@@ -110,8 +118,9 @@ class MpiLine final : public Line {
   std::vector<std::optional<Signature>> last_;  ///< each lane's last call that is finished here
   std::vector<Call> calls_;
   std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is freed
-  bool holds_ = false;                                      // the process knows that some is not
-  std::deque<std::pair<Collective, Signature>> queue_;      // numbered on from `posted_`
+  std::uint64_t landed_ = 0;                            // what calls before it put on the host lies in place
+  bool holds_ = false;                                  // the process knows that some is not
+  std::deque<std::pair<Collective, Signature>> queue_;  // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;
   bool broken_ = false;  ///< MPI failed to move a message of this line

@@ -21,6 +21,8 @@ class MpiTransport final : public Transport {
   int rank() const override { return core_->rank; }
   int size() const override { return static_cast<int>(core_->members.size()); }
   const GroupKey& key() const override { return core_->key; }
+  /// MPI's own way is the host's memory, through which the tensors of all devices go.
+  bool reaches(Device) const override { return true; }
 
   Line& channel(int index) override { return line({core_->id, index, -1, -1}); }
   Line& messages(int index, int source, int destination) override {

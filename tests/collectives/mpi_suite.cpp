@@ -1,5 +1,5 @@
 // The suite on ranks that are processes, started by a launcher; each runs this program:
-//   mpirun -n 4 mpi_suite
+//   mpirun -n 4 mpi_suite [late]       late: on tests/late_device.h
 #include <sherd.h>
 
 #include <chrono>
@@ -8,6 +8,7 @@
 
 #include "runtime/ops.h"
 #include "tests/collectives/suite.h"
+#include "tests/late_device.h"
 #include "tests/ranks.h"
 
 using namespace sherd;
@@ -73,11 +74,12 @@ void slow_rank(const Group& group) {
 
 class Tally {
  public:
-  void run(const test::Section& section) {
+  void run(const test::Section& section, Device device = Device::cpu()) {
     const auto begin = std::chrono::steady_clock::now();
     try {
       run_ranks(0, [&](World& world) {
         rank_ = world.rank();
+        const test::CasesOn cases(device);
         section.run(world.group());
       });
       ++passed_;
@@ -104,6 +106,10 @@ int main(int argc, char** argv) {
   Tally tally;
   if (argc == 2 && std::string_view(argv[1]) == "slow") {
     tally.run({"a stopped and then busy rank is waited for", slow_rank});
+    return tally.report();
+  }
+  if (argc == 2 && std::string_view(argv[1]) == "late") {
+    for (const test::Section& section : test::device_sections()) tally.run(section, test::late_device());
     return tally.report();
   }
   tally.run({"processes give the bits of the reference, and those of threads", same_bits_as_threads});
