@@ -171,6 +171,14 @@ constexpr T log(T x) {
   return where(x < T(0), Limits::quiet_NaN(), with_zero);
 }
 
+/// log(1 + x), within 2 ulp: what rounding took from 1 + x stands in the quotient too (Kahan).
+template <class T>
+constexpr T log1p(T x) {
+  const T u = T(1) + x, moved = u - T(1);
+  const T y = where(moved == x, log(u), log(u) * (x / where(moved == T(0), T(1), moved)));
+  return where(moved == T(0), x, y);
+}
+
 /// 1 / (1 + e^-x).
 template <class T>
 constexpr T sigmoid(T x) {

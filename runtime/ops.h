@@ -4,9 +4,12 @@
 
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "runtime/generator.h"
+#include "runtime/indexing.h"
+#include "runtime/losses.h"
 #include "runtime/number.h"
 #include "runtime/tensor.h"
 
@@ -22,6 +25,10 @@ SHERD_API Tensor zeros_like(const Tensor& x);
 SHERD_API Tensor ones_like(const Tensor& x);
 /// start, start + step, ... below end (above it for a negative step).
 SHERD_API Tensor arange(Number start, Number end, Number step = 1, TensorOptions options = {DType::i64});
+/// `count` numbers from start to end, evenly spaced, computed in f64.
+SHERD_API Tensor linspace(double start, double end, std::int64_t count, TensorOptions options = {});
+/// Ones on the diagonal of (rows, columns), zeros elsewhere; as many columns as rows unless they are given.
+SHERD_API Tensor eye(std::int64_t rows, std::int64_t columns = -1, TensorOptions options = {});
 /// Uniform in [low, high), from the rank's generator.
 SHERD_API Tensor rand(Shape shape, TensorOptions options = {}, double low = 0, double high = 1);
 /// Normal with the given mean and standard deviation, from the rank's generator.
@@ -29,6 +36,10 @@ SHERD_API Tensor randn(Shape shape, TensorOptions options = {}, double mean = 0,
 /// Integers in [low, high), from the rank's generator.
 SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape,
                          TensorOptions options = {DType::i64});
+/// 0 to count - 1 in random order, from the rank's generator.
+SHERD_API Tensor randperm(std::int64_t count, TensorOptions options = {DType::i64});
+/// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient.
+SHERD_API Tensor bernoulli(const Tensor& p);
 
 // ---- elementwise
 // ------------------------------------------------------------------------------------------------------------
@@ -37,6 +48,8 @@ SHERD_API Tensor neg(const Tensor& x);
 SHERD_API Tensor abs(const Tensor& x);
 SHERD_API Tensor exp(const Tensor& x);
 SHERD_API Tensor log(const Tensor& x);
+/// log(1 + x), exact to rounding for small x too.
+SHERD_API Tensor log1p(const Tensor& x);
 SHERD_API Tensor sqrt(const Tensor& x);
 SHERD_API Tensor rsqrt(const Tensor& x);
 SHERD_API Tensor sin(const Tensor& x);
@@ -104,10 +117,35 @@ SHERD_API Tensor greater(const Tensor& a, Number b);
 SHERD_API Tensor greater_equal(const Tensor& a, Number b);
 SHERD_API Tensor logical_and(const Tensor& a, const Tensor& b);
 SHERD_API Tensor logical_or(const Tensor& a, const Tensor& b);
-/// `a` where the bool `condition` holds, `b` elsewhere.
+/// bool, element by element: a loop's condition asks `.item<bool>()` of `all` or `any` of them.
+inline Tensor operator==(const Tensor& a, const Tensor& b) { return equal(a, b); }
+inline Tensor operator!=(const Tensor& a, const Tensor& b) { return not_equal(a, b); }
+inline Tensor operator<(const Tensor& a, const Tensor& b) { return less(a, b); }
+inline Tensor operator<=(const Tensor& a, const Tensor& b) { return less_equal(a, b); }
+inline Tensor operator>(const Tensor& a, const Tensor& b) { return greater(a, b); }
+inline Tensor operator>=(const Tensor& a, const Tensor& b) { return greater_equal(a, b); }
+inline Tensor operator==(const Tensor& a, Number b) { return equal(a, b); }
+inline Tensor operator!=(const Tensor& a, Number b) { return not_equal(a, b); }
+inline Tensor operator<(const Tensor& a, Number b) { return less(a, b); }
+inline Tensor operator<=(const Tensor& a, Number b) { return less_equal(a, b); }
+inline Tensor operator>(const Tensor& a, Number b) { return greater(a, b); }
+inline Tensor operator>=(const Tensor& a, Number b) { return greater_equal(a, b); }
+inline Tensor operator<(Number a, const Tensor& b) { return greater(b, a); }
+inline Tensor operator<=(Number a, const Tensor& b) { return greater_equal(b, a); }
+inline Tensor operator>(Number a, const Tensor& b) { return less(b, a); }
+inline Tensor operator>=(Number a, const Tensor& b) { return less_equal(b, a); }
+/// Of bool tensors.
+inline Tensor operator&(const Tensor& a, const Tensor& b) { return logical_and(a, b); }
+inline Tensor operator|(const Tensor& a, const Tensor& b) { return logical_or(a, b); }
+inline Tensor operator~(const Tensor& a) { return logical_not(a); }
+
+/// `a` where the bool `condition` holds, `b` elsewhere. A number has the dtype of the tensor beside it.
 SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+SHERD_API Tensor where(const Tensor& condition, const Tensor& a, Number b);
+SHERD_API Tensor where(const Tensor& condition, Number a, const Tensor& b);
 /// `x` with `value` where the bool `mask` holds.
 SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value);
+SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value);
 
 // In-place forms write their first argument and return it. `b` may be of a lower floating precision (f32 +=
 // bf16).
@@ -123,6 +161,15 @@ SHERD_API Tensor relu_(const Tensor& x);
 SHERD_API Tensor exp_(const Tensor& x);
 SHERD_API Tensor fill_(const Tensor& x, Number value);
 SHERD_API Tensor zero_(const Tensor& x);
+SHERD_API Tensor masked_fill_(const Tensor& x, const Tensor& mask, Number value);
+inline Tensor& operator+=(Tensor& a, const Tensor& b) { return a = add_(a, b); }
+inline Tensor& operator-=(Tensor& a, const Tensor& b) { return a = sub_(a, b); }
+inline Tensor& operator*=(Tensor& a, const Tensor& b) { return a = mul_(a, b); }
+inline Tensor& operator/=(Tensor& a, const Tensor& b) { return a = div_(a, b); }
+inline Tensor& operator+=(Tensor& a, Number b) { return a = add_(a, b); }
+inline Tensor& operator-=(Tensor& a, Number b) { return a = sub_(a, b); }
+inline Tensor& operator*=(Tensor& a, Number b) { return a = mul_(a, b); }
+inline Tensor& operator/=(Tensor& a, Number b) { return a = div_(a, b); }
 /// Writes `from`'s values into `to`, broadcast and cast, across devices.
 SHERD_API Tensor copy_(const Tensor& to, const Tensor& from);
 /// Writes random values: uniform in [low, high), or normal.
@@ -166,25 +213,58 @@ SHERD_API Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, 
 SHERD_API Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index);
 /// Pieces of `size` along `axis`, the last one shorter where it does not divide.
 SHERD_API std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
+/// At most `count` pieces along `axis`, all of one size but the last, which may be shorter.
+SHERD_API std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, std::int64_t axis = 0);
+/// `select` of every position along `axis`.
+SHERD_API std::vector<Tensor> unbind(const Tensor& x, std::int64_t axis = 0);
+/// The diagonal of the matrices in axes `a` and `b`, as the last axis; with an offset one above (positive) or
+/// below.
+SHERD_API Tensor diagonal(const Tensor& x, std::int64_t offset = 0, std::int64_t a = 0, std::int64_t b = 1);
 
 // ---- joining and picking
 // ----------------------------------------------------------------------------------------------------
 
 SHERD_API Tensor cat(std::span<const Tensor> parts, std::int64_t axis = 0);
 SHERD_API Tensor stack(std::span<const Tensor> parts, std::int64_t axis = 0);
-/// Rows `index` (i64, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up in the
-/// gradient.
+inline Tensor cat(std::initializer_list<Tensor> parts, std::int64_t axis = 0) {
+  return cat(std::span(parts.begin(), parts.size()), axis);
+}
+inline Tensor stack(std::initializer_list<Tensor> parts, std::int64_t axis = 0) {
+  return stack(std::span(parts.begin(), parts.size()), axis);
+}
+/// `x` many times along each axis; more counts than axes add axes in front.
+SHERD_API Tensor repeat(const Tensor& x, Shape counts);
+/// The order of the elements along these axes turned round.
+SHERD_API Tensor flip(const Tensor& x, Shape axes);
+/// Elements moved on by `shift` along `axis`; what leaves the end comes in at the beginning.
+SHERD_API Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis);
+/// What stands around a padded tensor: a number, its elements mirrored at the edge, the edge's own, or those
+/// of the other side.
+enum class Padding { constant, reflect, replicate, circular };
+/// `x` with so many elements more before and after, as PyTorch lists them: {before, after} of the last axis,
+/// then of the one before it, and so on. Negative counts take elements away.
+SHERD_API Tensor pad(const Tensor& x, Shape counts, Padding padding = Padding::constant, Number value = 0);
+/// Rows `index` (integers, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up
+/// in the gradient.
 SHERD_API Tensor embedding(const Tensor& table, const Tensor& index);
-/// Slices of `x` at `index` (i64, 1-D) along `axis`.
+/// Slices of `x` at `index` (integers, 1-D) along `axis`.
 SHERD_API Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index);
-/// Along the last axis: x[..., index[..., j]] at j, for an i64 index of x's other sizes. Repeated positions
-/// add up in the gradient.
+/// Along the last axis: x[..., index[..., j]] at j, for an index (integers) of x's other sizes. Repeated
+/// positions add up in the gradient. See runtime/indexing.h for any axis, and for `x[...]`.
 SHERD_API Tensor gather(const Tensor& x, const Tensor& index);
-struct TopK {
+/// Elements and where they were; i64.
+struct Picked {
   Tensor values, indices;
 };
+using TopK = Picked;
 /// The k largest along the last axis, largest first; equal values by position.
 SHERD_API TopK topk(const Tensor& x, std::int64_t k);
+enum class Order { ascending, descending };
+/// Values in order along `axis`, and where each was; equal ones by position, NaN as the largest.
+SHERD_API Picked sort(const Tensor& x, std::int64_t axis = -1, Order order = Order::ascending);
+SHERD_API Tensor argsort(const Tensor& x, std::int64_t axis = -1, Order order = Order::ascending);
+/// i64 (shape of index + classes): 1 at the class that `index` (integers in [0, classes)) names, 0 elsewhere.
+SHERD_API Tensor one_hot(const Tensor& index, std::int64_t classes);
 /// One index drawn along the last axis with probability proportional to `weights`, from the rank's generator;
 /// i64.
 SHERD_API Tensor multinomial(const Tensor& weights);
@@ -200,8 +280,29 @@ SHERD_API Tensor mean(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 /// Largest and smallest values; NaN wins; equal ones share the gradient. An empty axis is an error.
 SHERD_API Tensor amax(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 SHERD_API Tensor amin(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
-/// Position of the first largest value along `axis`; i64.
+/// Position of the first largest, or smallest, value along `axis`; i64. NaN wins.
 SHERD_API Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
+SHERD_API Tensor argmin(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
+/// The largest, or smallest, values along `axis` and their first positions, which alone have a gradient.
+SHERD_API Picked max(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
+SHERD_API Picked min(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop);
+/// Whether any element, or every one, is not zero; bool. Of none: false and true.
+SHERD_API Tensor any(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+SHERD_API Tensor all(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// The product; integers and bools multiply in i64.
+SHERD_API Tensor prod(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// Mean of the squared deviations from the mean times n / (n - correction), and its square root, whose
+/// gradient is 0 where all elements are equal. NaN for n <= correction.
+SHERD_API Tensor var(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop, double correction = 1);
+SHERD_API Tensor stddev(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop, double correction = 1);
+/// (sum of |x|^p)^(1/p); infinite p: the largest |x|, or the smallest; p = 0: how many are not 0. The
+/// gradient of a Euclidean norm of 0 is 0.
+SHERD_API Tensor norm(const Tensor& x, double p = 2, Shape axes = {}, Keep keep = Keep::drop);
+/// log of the sum of e^x, without overflow.
+SHERD_API Tensor logsumexp(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// Sums and products of the elements up to each, along `axis`; integers and bools in i64.
+SHERD_API Tensor cumsum(const Tensor& x, std::int64_t axis);
+SHERD_API Tensor cumprod(const Tensor& x, std::int64_t axis);
 /// Euclidean norm of all elements of all tensors, the same to the bit however they are ordered or cut; f64,
 /// 0-d, no gradient.
 SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
@@ -211,6 +312,21 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
+/// Products summed as the equation says: "ik,kj->ij" is a matrix product, "bij,bj->bi" one a batch, "ii->i" a
+/// diagonal. Letters name axes, `...` any further ones, spaces mean nothing; without "->" the letters that
+/// occur once stay, in the order of the alphabet. Operands are multiplied from left to right.
+SHERD_API Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
+inline Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
+  return einsum(equation, std::span(operands.begin(), operands.size()));
+}
+/// a (n) times b (m): (n, m).
+SHERD_API Tensor outer(const Tensor& a, const Tensor& b);
+/// The matrices in the last two axes with zeros above, or below, the diagonal `offset` places above
+/// (positive) or below the main one.
+SHERD_API Tensor tril(const Tensor& x, std::int64_t offset = 0);
+SHERD_API Tensor triu(const Tensor& x, std::int64_t offset = 0);
+/// A matrix with `x` (n) on that diagonal; or the diagonal of a matrix.
+SHERD_API Tensor diag(const Tensor& x, std::int64_t offset = 0);
 /// x (..., in) times weight (out, in) transposed, plus bias (out) and residual (..., out) unless they are
 /// none.
 SHERD_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
@@ -239,23 +355,6 @@ SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 
 SHERD_API Tensor softmax(const Tensor& x, std::int64_t axis = -1);
 SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
-enum class Reduction { mean, sum, none };
-/// What the loss of 16-bit logits is in: their dtype, or f32, with the bits that casting the logits first
-/// gives.
-enum class LossPrecision { of_logits, wide };
-struct CrossEntropyOptions {
-  Reduction reduction = Reduction::mean;  ///< mean over targets that are not ignored
-  std::int64_t ignore_index = -100;
-  LossPrecision precision = LossPrecision::of_logits;
-};
-/// -log softmax(logits)[target] over rows: logits (n, classes), targets (n) i64. The mean of no targets is
-/// NaN.
-SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
-/// The same of a mean or sum (ValueError else), writing the gradient over the logits: the fastest where
-/// nobody else needs them, as in `cross_entropy_(std::exchange(logits, {}), targets)`. Where the loss's own
-/// gradient is not 1 (a scaled loss) it is rounded twice. No second derivative. GPUs may give other bits.
-SHERD_API Tensor cross_entropy_(const Tensor& logits, const Tensor& targets,
-                                CrossEntropyOptions options = {});
 /// (x - mean) / sqrt(var + eps) over the last axis, times weight, plus bias (Ba, Kiros and Hinton, 2016);
 /// either may be none.
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ostream>
 
 #include "runtime/context.h"
 #include "runtime/instances.h"
@@ -30,6 +31,12 @@ void tell_made(const Tensor& t) {
 }
 
 }  // namespace
+
+Tensor Tensor::from(const std::vector<bool>& values, Shape shape, Device device) {
+  const auto flat = std::make_unique<bool[]>(values.size());
+  std::copy(values.begin(), values.end(), flat.get());
+  return from(std::span<const bool>(flat.get(), values.size()), std::move(shape), device);
+}
 
 Tensor empty(const Spec& spec) {
   check<ValueError>(!spec.is_none(),
@@ -207,42 +214,92 @@ Tensor Tensor::scalar(Number value, TensorOptions options) {
   });
 }
 
+namespace {
+
+/// The values of a tensor as text: rows on lines of their own, their numbers under each other.
+class Printing {
+ public:
+  Printing(const Tensor& tensor, const HostBytes& host)
+      : host_(host), layout_(tensor.layout()), dtype_(tensor.dtype()), shorten_(tensor.numel() > most) {
+    if (layout_.shape.rank() < 2) return;
+    for_each(0, layout_.offset, [&](std::int64_t at) { width_ = std::max(width_, element(at).size()); });
+  }
+  std::string text() {
+    print(0, layout_.offset);
+    return std::move(text_);
+  }
+
+ private:
+  static constexpr std::int64_t most = 1000, edge = 3;
+  static constexpr std::size_t line = 96, indent = 7;  // of "tensor("
+
+  /// The element after number `i` of an axis of `n` that is shown, and whether some are left out between.
+  std::pair<std::int64_t, bool> next(std::int64_t i, std::int64_t n) const {
+    const bool gap = shorten_ && n > 2 * edge && i + 1 == edge;
+    return {gap ? n - edge : i + 1, gap};
+  }
+  template <class F>
+  void for_each(int axis, std::int64_t at, const F& body) const {
+    if (axis == layout_.shape.rank()) return body(at);
+    const std::int64_t n = layout_.shape[axis];
+    for (std::int64_t i = 0; i < n; i = next(i, n).first)
+      for_each(axis + 1, at + i * layout_.strides[axis], body);
+  }
+  std::string element(std::int64_t at) const {
+    if (is_floating(dtype_)) return fmt::format("{:.6g}", value_at<double>(host_.at(at), dtype_));
+    const auto value = value_at<std::int64_t>(host_.at(at), dtype_);
+    return dtype_ != DType::boolean ? fmt::format("{}", value) : value != 0 ? "true" : "false";
+  }
+  void add(const std::string& piece, int depth) {
+    if (text_.size() - line_ + piece.size() > line) new_line(1, depth);
+    text_ += piece;
+  }
+  void new_line(int count, int depth) {
+    while (!text_.empty() && text_.back() == ' ') text_.pop_back();
+    text_.append(static_cast<std::size_t>(count), '\n');
+    line_ = text_.size();
+    text_.append(indent + static_cast<std::size_t>(depth), ' ');
+  }
+  void print(int axis, std::int64_t at) {
+    const int rank = layout_.shape.rank();
+    if (axis == rank) return add(fmt::format("{:>{}}", element(at), width_), axis);
+    text_ += '[';
+    const std::int64_t n = layout_.shape[axis];
+    for (std::int64_t i = 0; i < n;) {
+      print(axis + 1, at + i * layout_.strides[axis]);
+      const auto [after, gap] = next(i, n);
+      i = after;
+      if (i >= n) break;
+      for (const char* piece : {",", gap ? "...," : ""}) {
+        if (*piece == '\0') continue;
+        text_ += piece;
+        axis + 1 == rank ? void(text_ += ' ')
+                         : new_line(*piece == '.' ? 1 : std::max(1, rank - axis - 1), axis + 1);
+      }
+    }
+    text_ += ']';
+  }
+
+  const HostBytes& host_;
+  const Layout& layout_;
+  DType dtype_;
+  bool shorten_;
+  std::size_t width_ = 0, line_ = 0;  // of the widest number; where the last line begins
+  std::string text_;
+};
+
+}  // namespace
+
 std::string to_string(const Tensor& tensor) {
   if (!tensor.defined()) return "tensor(none)";
   const std::string tail = fmt::format("shape={}, dtype={}, device={}", tensor.shape(),
                                        name_of(tensor.dtype()), to_string(tensor.device()));
   if (tensor.device().type == DeviceType::meta) return fmt::format("tensor(..., {})", tail);
   if (tensor.numel() == 0) return fmt::format("tensor([], {})", tail);
-  constexpr std::int64_t most = 1000, edge = 3;
   const HostBytes host(tensor);
-  const Layout& layout = tensor.layout();
-  const bool shorten = tensor.numel() > most;
-  std::string text;
-  const auto print = [&](auto&& self, int axis, std::int64_t at) -> void {
-    if (axis == layout.shape.rank()) {
-      const std::byte* element = host.at(at);
-      if (is_floating(tensor.dtype())) {
-        text += fmt::format("{:.6g}", value_at<double>(element, tensor.dtype()));
-      } else {
-        const auto value = value_at<std::int64_t>(element, tensor.dtype());
-        text += tensor.dtype() != DType::boolean ? fmt::format("{}", value) : value != 0 ? "true" : "false";
-      }
-      return;
-    }
-    text += '[';
-    const std::int64_t n = layout.shape[axis];
-    for (std::int64_t i = 0; i < n; ++i) {
-      if (i > 0) text += ", ";
-      if (shorten && n > 2 * edge && i == edge) {
-        text += "..., ";
-        i = n - edge;
-      }
-      self(self, axis + 1, at + i * layout.strides[axis]);
-    }
-    text += ']';
-  };
-  print(print, 0, layout.offset);
-  return fmt::format("tensor({}, {})", text, tail);
+  return fmt::format("tensor({}, {})", Printing(tensor, host).text(), tail);
 }
+
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor) { return out << to_string(tensor); }
 
 }  // namespace sherd

@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
+#include <limits>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -68,6 +71,9 @@ struct TensorOptions {
   Device device{};
 };
 
+class At;
+class Indexed;
+
 /// A strided array of one dtype on one device. A handle of one pointer; an empty one (`!defined()`) means
 /// "none", and what asks it for a shape, a dtype, a device or values throws ValueError.
 class SHERD_API Tensor {
@@ -77,7 +83,9 @@ class SHERD_API Tensor {
 
   /// A number as a 0-d tensor; throws DTypeError when it does not fit the dtype.
   static Tensor scalar(Number value, TensorOptions options = {});
-  /// A dense copy of host values; their count must be the shape's numel (ShapeError).
+  /// A dense copy of host values; their count must be the shape's numel (ShapeError). Other integers than
+  /// elements become i32, or i64 where they have eight bytes (ValueError beyond its range), `long double`
+  /// f64.
   template <class T>
   static Tensor from(std::span<const T> values, Shape shape, Device device = Device::cpu());
   template <class T>
@@ -87,6 +95,11 @@ class SHERD_API Tensor {
   template <class T>
   static Tensor from(std::initializer_list<T> values, Shape shape, Device device = Device::cpu()) {
     return from(std::span<const T>(values.begin(), values.size()), std::move(shape), device);
+  }
+  static Tensor from(const std::vector<bool>& values, Shape shape, Device device = Device::cpu());
+  template <std::ranges::contiguous_range R>
+  static Tensor from(const R& values, Shape shape, Device device = Device::cpu()) {
+    return from(std::span<const std::ranges::range_value_t<R>>(values), std::move(shape), device);
   }
 
   bool defined() const { return static_cast<bool>(impl_); }
@@ -110,6 +123,9 @@ class SHERD_API Tensor {
   const Ref<Storage>& storage_ref() const { return get().storage; }
   TensorImpl* impl() const { return impl_.get(); }
   bool is_view() const { return get().view; }
+  /// A part of the tensor, to read or to write: see runtime/indexing.h.
+  Indexed operator[](const At& at) const;
+  Indexed operator[](std::initializer_list<At> at) const;
   /// Both handles name one tensor (not merely equal values).
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
 
@@ -204,21 +220,47 @@ SHERD_API Tensor alias(const Tensor& base, Layout layout);
 /// more elements than can be counted, or not as many strides as sizes. The message opens with `call`.
 SHERD_API Layout checked_layout(std::string_view call, const Storage& storage, Layout layout, DType dtype);
 
-/// Values in brackets with shape, dtype and device; more than 1000 are shortened. "tensor(none)" for an empty
-/// handle. Throws StateError while released.
+/// Values in brackets, a row a line, with shape, dtype and device; of more than 1000 each axis shows its
+/// first and last three. "tensor(none)" for an empty handle. Throws StateError while released.
 SHERD_API std::string to_string(const Tensor& tensor);
+/// Writes `to_string(tensor)`.
+SHERD_API std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
+namespace detail {
+/// The type of element that host values of type T become.
+template <class T>
+using element_for = std::conditional_t<
+    dtype_number<T> >= 0, T,
+    std::conditional_t<std::is_floating_point_v<T>, double,
+                       std::conditional_t<(sizeof(T) < 8 && (std::is_signed_v<T> || sizeof(T) < 4)),
+                                          std::int32_t, std::int64_t>>>;
+}  // namespace detail
 
 template <class T>
 Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
-  check<ShapeError>(static_cast<std::int64_t>(values.size()) == shape.numel(), "from: {} values for shape {}",
-                    values.size(), shape);
-  Tensor out = empty(std::move(shape), {dtype_of<T>, device});
-  if (device.is_cpu())
-    std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
-  else if (device.type != DeviceType::meta)
-    backend(device.type)
-        .copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
-  return out;
+  using E = detail::element_for<T>;
+  if constexpr (!std::is_same_v<E, T>) {
+    static_assert(std::is_arithmetic_v<T>, "a tensor's values are numbers");
+    std::vector<E> converted;
+    converted.reserve(values.size());
+    for (const T value : values) {
+      if constexpr (std::is_unsigned_v<T> && sizeof(T) == sizeof(E))
+        check<ValueError>(value <= static_cast<T>(std::numeric_limits<E>::max()),
+                          "from: {} is beyond the integers of {}", value, name_of(dtype_of<E>));
+      converted.push_back(static_cast<E>(value));
+    }
+    return from(std::span<const E>(converted), std::move(shape), device);
+  } else {
+    check<ShapeError>(static_cast<std::int64_t>(values.size()) == shape.numel(),
+                      "from: {} values for shape {}", values.size(), shape);
+    Tensor out = empty(std::move(shape), {dtype_of<T>, device});
+    if (device.is_cpu())
+      std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
+    else if (device.type != DeviceType::meta)
+      backend(device.type)
+          .copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
+    return out;
+  }
 }
 
 }  // namespace sherd

@@ -341,8 +341,8 @@ void argmax_op(const ops::ArgMax& op, Inputs in, Outputs out) {
   const Operand p = operand(in[0], in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(op.axis)));
   dispatch(in[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    maximum<T>(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr,
-               reinterpret_cast<std::int64_t*>(out[0].raw()));
+    const auto find = op.largest ? &maximum<T> : &minimum<T>;
+    find(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr, reinterpret_cast<std::int64_t*>(out[0].raw()));
   });
 }
 

@@ -38,17 +38,23 @@ void topk(const ops::TopK& op, Inputs in, Outputs out) {
     const T* from = x.data<T>();
     auto* values = reinterpret_cast<T*>(out[0].raw());
     auto* indices = reinterpret_cast<std::int64_t*>(out[1].raw());
-    std::vector<std::int64_t> order(static_cast<std::size_t>(columns));
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const T* at = from + row * columns;
-      std::iota(order.begin(), order.end(), std::int64_t{0});
-      std::partial_sort(order.begin(), order.begin() + k, order.end(),
-                        [at](std::int64_t a, std::int64_t b) { return before(at, a, b); });
-      for (std::int64_t j = 0; j < k; ++j) {
-        indices[row * k + j] = order[static_cast<std::size_t>(j)];
-        values[row * k + j] = at[order[static_cast<std::size_t>(j)]];
-      }
-    }
+    parallel_for(rows, std::max<std::int64_t>(1, (1 << 12) / columns),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   std::vector<std::int64_t> order(static_cast<std::size_t>(columns));
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     const T* at = from + row * columns;
+                     const auto less = [at](std::int64_t a, std::int64_t b) { return before(at, a, b); };
+                     std::iota(order.begin(), order.end(), std::int64_t{0});
+                     if (k > columns / 8)  // a heap of most elements costs more than an order of all
+                       std::sort(order.begin(), order.end(), less);
+                     else
+                       std::partial_sort(order.begin(), order.begin() + k, order.end(), less);
+                     for (std::int64_t j = 0; j < k; ++j) {
+                       indices[row * k + j] = order[static_cast<std::size_t>(j)];
+                       values[row * k + j] = at[order[static_cast<std::size_t>(j)]];
+                     }
+                   }
+                 });
   });
 }
 
@@ -77,6 +83,9 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   const Tensor &values = in[0], &index = in[1];
   const std::int64_t picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
+  for (std::int64_t i = 0; i < index.numel(); ++i)
+    check<ValueError>(at[i] >= 0 && at[i] < columns, "scatter: index {} at position {} is outside [0, {})",
+                      at[i], i, columns);
   dispatch(values.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;

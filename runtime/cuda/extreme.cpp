@@ -30,7 +30,7 @@ void extreme(const ops::Extreme& op, Inputs in, Outputs out) {
 void argmax(const ops::ArgMax& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Mask axes = in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(op.axis));
-  find(op.name, in[0], axes, true, nullptr, reinterpret_cast<std::int64_t*>(out[0].raw()));
+  find(op.name, in[0], axes, op.largest, nullptr, reinterpret_cast<std::int64_t*>(out[0].raw()));
 }
 
 }  // namespace

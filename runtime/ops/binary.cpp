@@ -56,8 +56,16 @@ Tensor logical_or(const Tensor& a, const Tensor& b) { return apply(ops::LogicalO
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return apply(ops::Where{}, condition, a, b);
 }
-Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) {
-  return where(mask, Tensor::scalar(value, {x.dtype(), x.device()}), x);
+Tensor where(const Tensor& condition, const Tensor& a, Number b) {
+  return where(condition, a, Tensor::scalar(b, {a.dtype(), a.device()}));
+}
+Tensor where(const Tensor& condition, Number a, const Tensor& b) {
+  return where(condition, Tensor::scalar(a, {b.dtype(), b.device()}), b);
+}
+Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) { return where(mask, value, x); }
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) { return where(mask, value, x); }
+Tensor masked_fill_(const Tensor& x, const Tensor& mask, Number value) {
+  return copy_(x, masked_fill(x, mask, value));
 }
 
 Tensors ops::Where::grad(const GradArgs& args) const {

@@ -119,6 +119,44 @@ Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   return apply(ops::Arange{spec_of({n}, options), start, step});
 }
 
+Tensor linspace(double start, double end, std::int64_t count, TensorOptions options) {
+  check<ValueError>(count >= 0, "linspace: {} numbers", count);
+  check<ValueError>(std::isfinite(start) && std::isfinite(end),
+                    "linspace: from {} to {}; both must be finite", start, end);
+  const TensorOptions wide{DType::f64, options.device};
+  const Tensor i = arange(0, count, 1, wide);
+  const auto last = static_cast<double>(count - 1);
+  // From both ends, so that each is exact.
+  const double step = count > 1 ? end / last - start / last : 0;
+  return to(where(less(i, static_cast<double>(count) / 2), add(mul(i, step), start),
+                  add(mul(sub(i, last), step), end)),
+            options.dtype);
+}
+
+Tensor eye(std::int64_t rows, std::int64_t columns, TensorOptions options) {
+  if (columns == -1) columns = rows;
+  check<ValueError>(rows >= 0 && columns >= 0, "eye: {} rows and {} columns", rows, columns);
+  const TensorOptions places{DType::i64, options.device};
+  return to(equal(reshape(arange(0, rows, 1, places), {rows, 1}), arange(0, columns, 1, places)),
+            options.dtype);
+}
+
+Tensor randperm(std::int64_t count, TensorOptions options) {
+  check<ValueError>(count >= 0, "randperm: {} numbers", count);
+  if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
+  // Keys of 63 bits in their order; on the host, where the list is likely to be read.
+  const Tensor high = randint(0, std::int64_t{1} << 32, {count}),
+               low = randint(0, std::int64_t{1} << 31, {count});
+  return to(to(argsort(add(mul(high, std::int64_t{1} << 31), low)), options.dtype), options.device);
+}
+
+Tensor bernoulli(const Tensor& p) {
+  check<DTypeError>(is_floating(p.dtype()), "bernoulli: takes floating probabilities, got {}",
+                    name_of(p.dtype()));
+  const Tensor wide = to(p.detach(), compute_dtype(p.dtype()));
+  return to(less(rand(p.shape(), {wide.dtype(), p.device()}), wide), p.dtype());
+}
+
 Tensor rand(Shape shape, TensorOptions options, double low, double high) {
   const Spec spec = spec_of(std::move(shape), options);
   return apply(ops::Uniform{spec, reserve(spec), low, high});

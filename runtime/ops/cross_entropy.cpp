@@ -117,14 +117,13 @@ Tensors ScaleUnlessOne::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
+  check<NotImplementedError>(
+      options.label_smoothing == 0 && !options.weight.defined(),
+      "cross_entropy_: takes no label smoothing ({}) and no weights; call cross_entropy",
+      options.label_smoothing);
   const Tensor in[] = {logits, targets};
   return apply_many(ops::CrossEntropyInPlace{{options.reduction, options.ignore_index, options.precision}},
                     in)[1];
-}
-
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
-  const Tensor in[] = {logits, targets};
-  return apply_many(ops::CrossEntropy{options.reduction, options.ignore_index, options.precision}, in)[0];
 }
 
 }  // namespace sherd

@@ -20,6 +20,7 @@
 #include "runtime/ops/less.h"
 #include "runtime/ops/less_equal.h"
 #include "runtime/ops/log.h"
+#include "runtime/ops/log1p.h"
 #include "runtime/ops/logical_and.h"
 #include "runtime/ops/logical_not.h"
 #include "runtime/ops/logical_or.h"
@@ -43,8 +44,8 @@
 
 namespace sherd::ops {
 
-using UnaryOps = OpList<Neg, Abs, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu, GeluTanh,
-                        Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
+using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
+                        GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Binary ops whose second, or first, input may be a number.

@@ -38,13 +38,23 @@ Tensors EmbeddingGrad::grad(const GradArgs& args) const {
 
 }  // namespace ops
 
-Tensor embedding(const Tensor& table, const Tensor& index) { return apply(ops::Embedding{}, table, index); }
+namespace {
+/// Integers of any size as positions; the op refuses what is none.
+Tensor as_positions(const Tensor& index) {
+  return is_integral(index.dtype()) ? to(index, DType::i64) : index;
+}
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& index) {
+  return apply(ops::Embedding{}, table, as_positions(index));
+}
 
 Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index) {
   check<ShapeError>(index.rank() == 1, "index_select: the index must be 1-D, got shape {}", index.shape());
   const int at = normalize_axis("index_select", axis, x.rank());
   const ops::Embedding rows{"index_select"};
-  return at == 0 ? apply(rows, x, index) : transpose(apply(rows, transpose(x, 0, at), index), 0, at);
+  const Tensor places = as_positions(index);
+  return at == 0 ? apply(rows, x, places) : transpose(apply(rows, transpose(x, 0, at), places), 0, at);
 }
 
 }  // namespace sherd

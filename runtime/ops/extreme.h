@@ -23,15 +23,19 @@ struct Extreme {
   bool operator==(const Extreme&) const = default;
 };
 
-/// Position of the first largest value along one axis, i64.
+/// Position of the first largest, or smallest, value along one axis, i64; NaN wins.
 struct ArgMax {
   static constexpr std::string_view name = "argmax";
   static constexpr bool differentiable = false;
   int axis = 0;
   bool keep = false;
+  bool largest = true;
 
   Specs infer(SpecSpan in) const;
-  void fields(auto&& on) const { on("axis", axis); }
+  void fields(auto&& on) const {
+    on("axis", axis);
+    on("largest", largest);
+  }
   bool operator==(const ArgMax&) const = default;
 };
 

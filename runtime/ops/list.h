@@ -13,6 +13,7 @@
 #include "runtime/ops/expand.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/full.h"
+#include "runtime/ops/index.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_fp8.h"
@@ -23,6 +24,7 @@
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
 #include "runtime/ops/random.h"
+#include "runtime/ops/recurrence.h"
 #include "runtime/ops/rms_norm.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
@@ -34,9 +36,9 @@ namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
-using MovingOps =
-    OpList<Cast, Clone, Transfer, CopyInto, Unslice, Cat, Embedding, EmbeddingGrad, Gather, Scatter, TopK>;
-using ReductionOps = OpList<Sum, Extreme, ArgMax, Multinomial>;
+using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
+                         EmbeddingGrad, Gather, Scatter, TopK>;
+using ReductionOps = OpList<Sum, Extreme, ArgMax, Recurrence, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,

@@ -77,10 +77,11 @@ Tensors Extreme::grad(const GradArgs& args) const {
 }
 
 Specs ArgMax::infer(SpecSpan in) const {
-  check<ShapeError>(axis >= 0 && axis < std::max(in[0].shape.rank(), 1), "argmax: axis {} of shape {}", axis,
-                    in[0].shape);
-  check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "argmax: axis {} of shape {} is empty",
+  const std::string_view call = largest ? "argmax" : "argmin";
+  check<ShapeError>(axis >= 0 && axis < std::max(in[0].shape.rank(), 1), "{}: axis {} of shape {}", call,
                     axis, in[0].shape);
+  check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "{}: axis {} of shape {} is empty",
+                    call, axis, in[0].shape);
   return {{reduced_shape(in[0].shape, bit(static_cast<std::size_t>(axis)), keep), DType::i64, in[0].device}};
 }
 
@@ -99,7 +100,10 @@ Tensor amin(const Tensor& x, Shape axes, Keep keep) {
   return apply(ops::Extreme{axes_of("amin", x, axes), keep == Keep::dims, false}, x);
 }
 Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep) {
-  return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims}, x);
+  return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims, true}, x);
+}
+Tensor argmin(const Tensor& x, std::int64_t axis, Keep keep) {
+  return apply(ops::ArgMax{normalize_axis("argmin", axis, x.rank()), keep == Keep::dims, false}, x);
 }
 
 }  // namespace sherd

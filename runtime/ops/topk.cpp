@@ -58,6 +58,31 @@ TopK topk(const Tensor& x, std::int64_t k) {
   return {std::move(both[0]), std::move(both[1])};
 }
 
-Tensor gather(const Tensor& x, const Tensor& index) { return apply(ops::Gather{}, x, index); }
+Tensor gather(const Tensor& x, const Tensor& index) {
+  return apply(ops::Gather{}, x, is_integral(index.dtype()) ? to(index, DType::i64) : index);
+}
+
+Picked sort(const Tensor& x, std::int64_t axis, Order order) {
+  const int at = normalize_axis("sort", axis, x.rank());
+  if (x.rank() == 0) return {clone(x), zeros({}, {DType::i64, x.device()})};
+  const std::int64_t n = x.shape()[at];
+  const bool up = order == Order::ascending, last = at == x.rank() - 1;
+  const auto turned = [&](const Tensor& t) { return last ? t : transpose(t, at, -1); };
+  // Upwards is the list turned round, both before and after, so that equal values keep their order.
+  const Tensor rows = turned(x);
+  const TopK found = topk(up ? flip(rows, {-1}) : rows, n);
+  if (!up) return {turned(found.values), turned(found.indices)};
+  return {turned(flip(found.values, {-1})), turned(sub(n - 1, flip(found.indices, {-1})))};
+}
+
+Tensor argsort(const Tensor& x, std::int64_t axis, Order order) { return sort(x, axis, order).indices; }
+
+Tensor one_hot(const Tensor& index, std::int64_t classes) {
+  check<DTypeError>(is_integral(index.dtype()), "one_hot: the index must be integers, got {}",
+                    name_of(index.dtype()));
+  check<ValueError>(classes > 0, "one_hot: {} classes; at least one", classes);
+  const Tensor at = unsqueeze(to(index, DType::i64), -1);
+  return apply(ops::Scatter{classes}, ones_like(at), at);
+}
 
 }  // namespace sherd

@@ -10,6 +10,7 @@ Tensor neg(const Tensor& x) { return apply(ops::Neg{}, x); }
 Tensor abs(const Tensor& x) { return apply(ops::Abs{}, x); }
 Tensor exp(const Tensor& x) { return apply(ops::Exp{}, x); }
 Tensor log(const Tensor& x) { return apply(ops::Log{}, x); }
+Tensor log1p(const Tensor& x) { return apply(ops::Log1p{}, x); }
 Tensor sqrt(const Tensor& x) { return apply(ops::Sqrt{}, x); }
 Tensor rsqrt(const Tensor& x) { return apply(ops::Rsqrt{}, x); }
 Tensor sin(const Tensor& x) { return apply(ops::Sin{}, x); }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -83,9 +84,123 @@ Shape small(Shape s) {
   return n <= 4096 || n > (std::int64_t{1} << 50) ? s : Shape{3};
 }
 
+/// Picking, writing and arranging, and what is made of other ops.
+Tensor call_of_parts(std::uint8_t which, Script& in, const std::vector<Tensor>& made) {
+  const auto pick = [&]() -> const Tensor& { return made[in.byte() % made.size()]; };
+  const auto few = [&] { return in.integer() % 64; };  // what memory is asked for
+  const auto keep = [&] { return in.byte() % 2 ? Keep::dims : Keep::drop; };
+  const auto entries = [&] {
+    std::vector<At> list;
+    for (int n = in.byte() % 5; n > 0; --n) {
+      const std::uint8_t kind = in.byte() % 6;
+      const auto end = [&] { return in.byte() % 2 ? std::optional(in.integer()) : std::nullopt; };
+      if (kind < 2) {
+        list.emplace_back(in.integer());
+      } else if (kind == 2) {
+        const auto from = end(), to = end();
+        list.emplace_back(Slice{from, to, in.byte() % 4 ? 1 : in.integer()});
+      } else if (kind == 3) {
+        list.emplace_back(pick());
+      } else if (kind == 4) {
+        list.emplace_back(Ellipsis{});
+      } else {
+        list.emplace_back(NewAxis{});
+      }
+    }
+    return list;
+  };
+  const Tensor& x = pick();
+  switch (which) {
+    case 0:
+    case 1:
+    case 2:
+      return index(x, entries());
+    case 3:
+    case 4:
+    case 5: {
+      const std::vector<At> at = entries();
+      return index_put_(x, at, pick(), in.byte() % 2 ? Put::add : Put::replace);
+    }
+    case 6:
+      return gather(x, in.integer(), pick());
+    case 7: {
+      const Tensor& at = pick();
+      return scatter(x, in.integer(), at, pick());
+    }
+    case 8: {
+      const Tensor& at = pick();
+      return scatter_add(x, in.integer(), at, pick());
+    }
+    case 9:
+      return nonzero(x);
+    case 10:
+      return masked_select(x, pick());
+    case 11:
+      return chunk(x, in.integer(), in.integer()).back();
+    case 12: {
+      Shape counts;
+      for (int n = in.byte() % 4; n > 0; --n) counts.push_back(in.integer() % 8);
+      return repeat(x, counts);
+    }
+    case 13:
+      return flip(x, in.shape());
+    case 14: {
+      const std::int64_t shift = in.integer();
+      return roll(x, shift, in.integer());
+    }
+    case 15: {
+      Shape counts;
+      for (int n = in.byte() % 6; n > 0; --n) counts.push_back(few());
+      return pad(x, counts, static_cast<Padding>(in.byte() % 4), in.number());
+    }
+    case 16:
+      return in.byte() % 2 ? tril(x, in.integer()) : triu(x, in.integer());
+    case 17:
+      return diag(x, few());
+    case 18: {
+      const std::int64_t offset = in.integer(), a = in.integer();
+      return diagonal(x, offset, a, in.integer());
+    }
+    case 19:
+      return in.byte() % 2 ? var(x, in.shape(), keep()) : stddev(x, in.shape(), keep());
+    case 20:
+      return norm(x, in.number().as<double>(), in.shape(), keep());
+    case 21:
+      return logsumexp(x, in.shape(), keep());
+    case 22:
+      return prod(x, in.shape(), keep());
+    case 23:
+      return in.byte() % 2 ? cumsum(x, in.integer()) : cumprod(x, in.integer());
+    case 24:
+      return max(x, in.integer(), keep()).values;
+    case 25:
+      return sort(x, in.integer(), in.byte() % 2 ? Order::ascending : Order::descending).values;
+    case 26: {
+      static constexpr const char* equations[] = {"ij,jk->ik", "ii",     "...i,...i->...", "ij->ji",
+                                                  "i,j",       "abc,cd", "i...j->...",     "ij,ij,ij->j"};
+      const char* equation = equations[in.byte() % 8];
+      std::vector<Tensor> list{x};
+      for (int n = in.byte() % 3; n > 0; --n) list.push_back(pick());
+      return einsum(equation, list);
+    }
+    case 27:
+      return one_hot(x, few());
+    case 28:
+      return cross_entropy(x, pick(), {.ignore_index = in.integer(), .label_smoothing = 0.5});
+    case 29:
+      return in.byte() % 2 ? mse_loss(x, pick()) : bce_with_logits(x, pick());
+    case 30:
+      return in.byte() % 2 ? eye(few(), few()) : linspace(-1, in.number().as<double>(), few());
+    default:
+      return any(x, in.shape(), keep());
+  }
+}
+
 Tensor call(Script& in, const std::vector<Tensor>& made) {
   const auto pick = [&]() -> const Tensor& { return made[in.byte() % made.size()]; };
-  switch (in.byte() % 56) {
+  const std::uint8_t which = in.byte();
+  if (which >= 224) return call_of_parts(which - 224, in, made);
+  switch (which % 56) {
     case 0:
       return full(small(in.shape()), in.number(), {in.dtype()});
     case 1:

@@ -7,39 +7,13 @@
 
 #include "runtime/ops.h"
 #include "tests/catch.h"
+#include "tests/golden/runs.h"
 
 namespace sherd::test {
-namespace {
 
-using nlohmann::json;
-using TensorList = std::vector<Tensor>;
-using Run = std::function<Tensors(const json& args, const TensorList& in)>;
-using Runs = std::map<std::string, Run>;
-
-// ---- reading arguments ----
-
-std::int64_t integer(const json& args, const char* key) { return args.at(key).get<std::int64_t>(); }
-double number(const json& args, const char* key) { return to_number(args.at(key)); }
-Keep keep(const json& args) { return args.value("keepdim", false) ? Keep::dims : Keep::drop; }
-/// Where cases run.
 Device place = Device::cpu();
-TensorOptions options_of(const json& args) { return {to_dtype(args.at("dtype")), place}; }
 
-Shape shape_of(const json& args, const char* key) {
-  Shape shape;
-  if (args.contains(key)) {
-    for (const json& size : args.at(key)) shape.push_back(size.get<std::int64_t>());
-  }
-  return shape;
-}
-
-Tensor optional_input(const TensorList& in, std::size_t i) { return i < in.size() ? in[i] : Tensor(); }
-
-Tensors outputs(const std::vector<Tensor>& tensors) {
-  Tensors out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor);
-  return out;
-}
+namespace {
 
 // ---- families of ops ----
 
@@ -112,12 +86,8 @@ Tensors run_topk(const json& args, const TensorList& in) {
 }
 
 Tensors run_cross_entropy(const json& args, const TensorList& in) {
-  const std::string name = args.at("reduction");
-  const Reduction reduction = name == "mean"  ? Reduction::mean
-                              : name == "sum" ? Reduction::sum
-                                              : Reduction::none;
   return {cross_entropy(in.at(0), in.at(1),
-                        {.reduction = reduction, .ignore_index = integer(args, "ignore_index")})};
+                        {.reduction = reduction_of(args), .ignore_index = integer(args, "ignore_index")})};
 }
 
 Tensors run_attention(const json& args, const TensorList& in) {
@@ -134,6 +104,7 @@ Runs elementwise_runs() {
           {"abs", unary(abs)},
           {"exp", unary(exp)},
           {"log", unary(log)},
+          {"log1p", unary(log1p)},
           {"sqrt", unary(sqrt)},
           {"rsqrt", unary(rsqrt)},
           {"sin", unary(sin)},
@@ -385,6 +356,14 @@ TEST_CASE("products agree with PyTorch") { check_area("linalg", linalg_runs()); 
 TEST_CASE("what networks are made of agrees with PyTorch") { check_nn(); }
 TEST_CASE("what other networks are made of agrees with PyTorch") { check_layers(); }
 
+TEST_CASE("indexing and elements in another order agree with PyTorch") {
+  check_area("indexing", indexing_runs());
+}
+TEST_CASE("statistics, order and sums of products agree with PyTorch") {
+  check_area("statistics", statistics_runs());
+}
+TEST_CASE("losses agree with PyTorch") { check_area("losses", losses_runs()); }
+
 TEST_CASE("cuda: every op agrees with PyTorch") {
   if (skip_if(!has_gpu(), "no GPU here")) return;
   struct There {
@@ -398,6 +377,9 @@ TEST_CASE("cuda: every op agrees with PyTorch") {
   check_area("linalg", linalg_runs());
   check_nn();
   check_layers();
+  check_area("indexing", indexing_runs());
+  check_area("statistics", statistics_runs());
+  check_area("losses", losses_runs());
 }
 
 }  // namespace sherd::test

@@ -33,7 +33,7 @@ def save(path, tensors, metadata):
     """A safetensors file with sorted names, so that the same tensors give the same bytes."""
     header, blobs, at = {"__metadata__": dict(sorted(metadata.items()))}, [], 0
     for name, tensor in sorted(tensors.items()):
-        blob = bytes(tensor.detach().contiguous().reshape(-1).view(u8).numpy()) if tensor.numel() else b""
+        blob = bytes(tensor.detach().contiguous().reshape(-1).view(u8).tolist()) if tensor.numel() else b""
         header[name] = {"dtype": STORED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + len(blob)]}
         blobs.append(blob)
         at += len(blob)
@@ -127,6 +127,7 @@ UNARY = {
     "abs": (torch.abs, -2, 2, EDGES),
     "exp": (torch.exp, -4, 4, EDGES + [88.0, -87.0, 100.0, -110.0]),
     "log": (torch.log, 0.1, 4, POSITIVE_EDGES + [-1.0]),
+    "log1p": (torch.log1p, -0.9, 4, EDGES + [1e-9, -1e-9]),
     "sqrt": (torch.sqrt, 0.1, 4, POSITIVE_EDGES + [-1.0]),
     "rsqrt": (torch.rsqrt, 0.1, 4, POSITIVE_EDGES + [-1.0]),
     "sin": (torch.sin, -6, 6, EDGES + [100.0, -1000.0]),
@@ -815,6 +816,330 @@ def make_layers_area():
     return area
 
 
+# ---- indexing, and elements in another order ------------------------------------------------------------------------
+
+INDEX = [  # name, shape, entries; a list is a tensor of positions, a tuple a slice, "..." and None as they are
+    ("position", (4, 3), [1]),
+    ("last", (4, 3), [-1]),
+    ("both", (4, 3), [2, -2]),
+    ("slice", (5, 3), [(1, 4, None)]),
+    ("steps", (7, 3), [(None, None, 3), (-2, None, None)]),
+    ("rest", (2, 3, 4), ["...", 1]),
+    ("rest in the middle", (2, 3, 4), [0, "...", (1, 3, None)]),
+    ("new axes", (2, 3), [None, 1, None, "...", None]),
+    ("nothing", (2, 3), []),
+    ("none left", (4, 2), [(3, 1, None)]),
+    ("rows", (4, 3), [[2, 0, 2, -1]]),
+    ("row table", (4, 3), [[[0, 1], [3, -3]]]),
+    ("columns", (4, 3), [(None, None, None), [2, 0]]),
+    ("pairs", (4, 3), [[0, 3, -1], [2, 0, 1]]),
+    ("broadcast pairs", (4, 3), [[[0], [2]], [1, 0, 2]]),
+    ("neighbours", (2, 3, 4, 2), [(None, None, None), [[0, 2]], [1, 3]]),
+    ("apart", (2, 3, 4, 2), [[1, 0, 1], (None, None, None), [3, 0, 2]]),
+    ("position and tensor", (3, 4, 2), [1, [3, 0]]),
+    ("tensor after new axis", (3, 4), [None, [2, 0]]),
+    ("no rows", (3, 4), [[]]),
+]
+MASKS = [("mask", (4, 3), (4, 3)), ("row mask", (4, 3), (4,)), ("mask behind", (2, 3, 2), (3, 2))]
+
+
+def entry_of(entry):
+    if isinstance(entry, list):
+        return torch.tensor(entry, dtype=i64)
+    if isinstance(entry, tuple):
+        return slice(*entry)
+    return ... if entry == "..." else entry
+
+
+def make_index(area):
+    for (tag, shape, entries), dtype in itertools.product(INDEX, (f32, bf16)):
+        name = join("index", tag, NAMES[dtype])
+        at = tuple(entry_of(e) for e in entries)
+        about = {"at": [{"slice": e} if isinstance(e, tuple) else {"positions": e, "shape": list(torch.tensor(e).shape)}
+                        if isinstance(e, list) else e for e in entries]}
+        for entry in about["at"]:
+            if isinstance(entry, dict) and "positions" in entry:
+                entry["positions"] = torch.tensor(entry["positions"], dtype=i64).flatten().tolist()
+        area.case(name, "index", lambda x: x[at], [Draw(name).normal(*shape, dtype=dtype)], about)
+        picked = Draw(name).normal(*shape, dtype=dtype)[at]
+        for put in (False, True):
+            if not put and tag in ("rows", "row table"):
+                continue  # positions that come twice: PyTorch leaves open which value stays
+            put_name = join("index_put", tag, "add" if put else "write", NAMES[dtype])
+            draw = Draw(put_name)
+
+            def run(x, values):
+                y = x.clone()
+                if put and any(isinstance(e, list) for e in entries):
+                    full = [slice(None) if e is None else e for e in at]
+                    if None in entries or any(not isinstance(e, torch.Tensor) for e in at):
+                        grid = torch.arange(x.numel()).reshape(x.shape)[at].flatten()
+                        return y.flatten().index_add(0, grid, values.expand(picked.shape).flatten()).reshape(x.shape)
+                    return y.index_put(tuple(full), values, accumulate=True)
+                y[at] = y[at] + values if put else values
+                return y
+
+            area.case(put_name, "index_put", run,
+                      [draw.normal(*shape, dtype=dtype), draw.normal(*picked.shape[-1:], dtype=dtype)],
+                      about | {"add": put})
+    for (tag, shape, mask), dtype in itertools.product(MASKS, (f32, f64, bf16, i64)):
+        name = join("index", tag, NAMES[dtype])
+        draw = Draw(name)
+        behind = (slice(None),) if tag == "mask behind" else ()
+        inputs = [draw.any(*shape, dtype=dtype), draw.bits(*mask)]
+        about = {"at": ([{"slice": [None, None, None]}] if behind else []) + [{"input": 1}]}
+        area.case(name, "index", lambda x, m: x[behind + (m,)], inputs, about)
+        if dtype.is_floating_point:
+
+            def run(x, m, v):
+                y = x.clone()
+                y[behind + (m,)] = v
+                return y
+
+            area.case(join("index_put", tag, NAMES[dtype]), "index_put", run, inputs + [draw.normal(dtype=dtype)],
+                      about | {"add": False, "values": 2})
+    for dtype in FLOATS + INTS + (boolean,):
+        name = join("nonzero", NAMES[dtype])
+        area.case(name, "nonzero", torch.nonzero, [Draw(name).integers(3, 4, high=3).to(dtype)])
+    area.case("nonzero.scalar", "nonzero", torch.nonzero, [torch.tensor(2.0)])
+    for (x, mask), dtype in itertools.product((((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((3,), ())), (f32, i64)):
+        name = join("masked_select", shape_name(x, mask), NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "masked_select", torch.masked_select, [draw.any(*x, dtype=dtype), draw.bits(*mask)])
+
+
+def make_along(area):
+    """gather, scatter and scatter_add along every axis, with indices that are shorter than x elsewhere."""
+    for (shape, dim, index), dtype in itertools.product(
+            (((4, 5), 0, (2, 5)), ((4, 5), 1, (4, 7)), ((4, 5), -1, (3, 2)), ((2, 3, 4), 1, (2, 2, 3)), ((6,), 0, (3,))),
+            (f32, f64, bf16)):
+        tag = join(shape_name(shape, index), dim, NAMES[dtype])
+        draw = Draw("along" + tag)
+        x, size = draw.normal(*shape, dtype=dtype), shape[dim]
+        at = draw.integers(*index, high=size)
+        source = draw.normal(*index, dtype=dtype)
+        area.case(join("gather", tag), "gather", lambda x, i: x.gather(dim, i), [x, at], {"dim": dim})
+        area.case(join("scatter_add", tag), "scatter_add", lambda x, i, v: x.scatter_add(dim, i, v), [x, at, source],
+                  {"dim": dim})
+        # Each position once: PyTorch leaves open which of several values stays.
+        if index[dim] > size:
+            continue
+        once = torch.rand([size if d == dim % len(shape) else n for d, n in enumerate(index)],
+                          generator=draw.generator).argsort(dim).narrow(dim, 0, index[dim])
+        area.case(join("scatter", tag), "scatter", lambda x, i, v: x.scatter(dim, i, v), [x, once, source], {"dim": dim})
+        area.case(join("scatter.number", tag), "scatter", lambda x, i: x.scatter(dim, i, 1.5), [x, once],
+                  {"dim": dim, "value": 1.5})
+
+
+ARRANGED = [  # op, arguments, shape, function
+    ("chunk", {"count": 3, "dim": 0}, (7, 2), lambda x: x.chunk(3)),
+    ("chunk", {"count": 2, "dim": -1}, (2, 6), lambda x: x.chunk(2, -1)),
+    ("unbind", {"dim": 1}, (2, 3), lambda x: x.unbind(1)),
+    ("repeat", {"counts": [2, 3]}, (2, 3), lambda x: x.repeat(2, 3)),
+    ("repeat", {"counts": [2, 1, 3]}, (2, 3), lambda x: x.repeat(2, 1, 3)),
+    ("repeat", {"counts": [0, 2]}, (2, 3), lambda x: x.repeat(0, 2)),
+    ("flip", {"dims": [0]}, (3, 2), lambda x: x.flip(0)),
+    ("flip", {"dims": [-1, 0]}, (2, 3, 4), lambda x: x.flip(-1, 0)),
+    ("roll", {"shift": 2, "dim": 1}, (2, 5), lambda x: x.roll(2, 1)),
+    ("roll", {"shift": -7, "dim": 0}, (3, 2), lambda x: x.roll(-7, 0)),
+    ("pad", {"counts": [1, 2], "mode": "constant", "value": 0.5}, (2, 3), lambda x: F.pad(x, (1, 2), value=0.5)),
+    ("pad", {"counts": [-1, 2, 0, 1], "mode": "constant", "value": 0}, (2, 3), lambda x: F.pad(x, (-1, 2, 0, 1))),
+    ("pad", {"counts": [2, 1], "mode": "reflect"}, (2, 4), lambda x: F.pad(x, (2, 1), "reflect")),
+    ("pad", {"counts": [1, 2, 2, 0], "mode": "replicate"}, (2, 3, 3), lambda x: F.pad(x, (1, 2, 2, 0), "replicate")),
+    ("pad", {"counts": [3, 1], "mode": "circular"}, (2, 3), lambda x: F.pad(x, (3, 1), "circular")),
+    ("tril", {"offset": 0}, (3, 4), lambda x: x.tril()),
+    ("tril", {"offset": -1}, (2, 3, 3), lambda x: x.tril(-1)),
+    ("triu", {"offset": 1}, (4, 3), lambda x: x.triu(1)),
+    ("triu", {"offset": -9}, (4, 3), lambda x: x.triu(-9)),
+    ("diag", {"offset": 0}, (3,), lambda x: x.diag()),
+    ("diag", {"offset": -2}, (3,), lambda x: x.diag(-2)),
+    ("diag", {"offset": 1}, (3, 4), lambda x: x.diag(1)),
+    ("diagonal", {"offset": 0, "dim1": 0, "dim2": 2}, (3, 2, 4), lambda x: x.diagonal(0, 0, 2)),
+    ("diagonal", {"offset": -1, "dim1": -1, "dim2": 0}, (3, 2, 4), lambda x: x.diagonal(-1, -1, 0)),
+]
+
+
+def make_indexing():
+    area = Area()
+    make_index(area)
+    make_along(area)
+    for number, (op, args, shape, run) in enumerate(ARRANGED):
+        for dtype in (f32, f64, bf16, i64) if op not in ("pad",) else (f32, f64, bf16):
+            name = join(op, number, NAMES[dtype])
+            area.case(name, op, run, [Draw(name).any(*shape, dtype=dtype)], args)
+    for number, (shape, value, reverse) in enumerate((((2, 3), 0.5, False), ((3,), -1.0, True))):
+        name = join("where.number", number)
+        draw = Draw(name)
+        run = lambda c, x: torch.where(c, value, x) if reverse else torch.where(c, x, value)
+        area.case(name, "where_number", run, [draw.bits(*shape), draw.normal(*shape)], {"value": value, "reverse": reverse})
+    for tag, args in (("eye.square", (3, 3)), ("eye.wide", (2, 4)), ("eye.tall", (3, 1))):
+        for dtype in (f32, i64, boolean):
+            area.note(join(tag, NAMES[dtype]), "eye", {"rows": args[0], "columns": args[1], "dtype": NAMES[dtype]},
+                      {"out0": torch.eye(*args, dtype=dtype)})
+    for start, end, count in ((0, 1, 5), (-2.5, 7, 12), (3, -3, 4), (1, 2, 1), (1, 2, 0)):
+        for dtype in (f32, f64):
+            area.note(join("linspace", start, end, count, NAMES[dtype]), "linspace",
+                      {"start": start, "end": end, "count": count, "dtype": NAMES[dtype]},
+                      {"out0": torch.linspace(start, end, count, dtype=f64).to(dtype)})
+    for shape in ((), (4,), (2, 3)):
+        name = join("one_hot", shape_name(shape))
+        area.case(name, "one_hot", lambda i: F.one_hot(i, 6), [Draw(name).integers(*shape, high=6)], {"classes": 6})
+    return area
+
+
+# ---- statistics, order, sums of products -----------------------------------------------------------------------------
+
+
+def make_statistics():
+    area = Area()
+    spread = lambda f: lambda x, dims, keep: f(x, tuple(range(x.dim())) if dims is None else dims, keepdim=keep)
+    families = {
+        "var": (spread(torch.var), {}), "stddev": (spread(torch.std), {}),
+        "var.population": (spread(lambda x, d, keepdim: torch.var(x, d, correction=0, keepdim=keepdim)), {"correction": 0}),
+        "logsumexp": (spread(torch.logsumexp), {}),
+    }
+    for p in (2, 1, 0, 3, 0.5, inf, -inf):
+        families[join("norm", p)] = (spread(lambda x, d, keepdim, p=p: torch.linalg.vector_norm(x, p, d, keepdim)),
+                                     {"p": p if math.isfinite(p) else str(p)})
+    for name, (run, more) in families.items():
+        op = name.split(".")[0]
+        for (shape, dims), keepdim in itertools.product((((3, 4), [1]), ((2, 3, 4), [0, 2]), ((2, 3, 4), [-2])), (False, True)):
+            case = join(name, shape_name(shape), "over", *dims, *(["keep"] if keepdim else []))
+            area.case(case, op, lambda x: run(x, dims, keepdim), [Draw(case).normal(*shape)],
+                      {"dims": dims, "keepdim": keepdim} | more, grad=name != "norm.0")  # ours has none, PyTorch's is 0
+        for dtype in FLOATS:
+            case = join(name, "all", NAMES[dtype])
+            area.case(case, op, lambda x: run(x, None, False), [Draw(case).normal(3, 5, dtype=dtype)], more,
+                      grad=name != "norm.0")
+    area.case("logsumexp.edges", "logsumexp", lambda x: torch.logsumexp(x, 1),
+              [torch.tensor([[-inf, -inf], [inf, 0.0], [1e4, -1e4], [nan, 0.0], [500.0, 500.0]])], {"dims": [1], "keepdim": False})
+    area.case("norm.of zeros", "norm", lambda x: torch.linalg.vector_norm(x, 2, 1), [torch.tensor([[0.0, 0.0], [3.0, 4.0]])],
+              {"dims": [1], "keepdim": False, "p": 2})
+    for op, run in {"any": torch.any, "all": torch.all}.items():
+        for dtype in FLOATS + INTS + (boolean,):
+            x = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).to(dtype)
+            # PyTorch's u8 has u8 answers here, for a history of its own.
+            area.case(join(op, NAMES[dtype]), op, lambda x: run(x, 1).to(boolean), [x], {"dims": [1], "keepdim": False})
+        area.case(join(op, "of nothing"), op, lambda x: run(x, 1), [torch.zeros(2, 0)], {"dims": [1], "keepdim": False})
+    values = {"plain": (2, 4), "one": (3, 1), "cube": (2, 3, 2)}
+    for tag, dtype in itertools.product(values, FLOATS + (i64, i32)):
+        for op, run in {"cumsum": torch.cumsum, "cumprod": torch.cumprod}.items():
+            for dim in (0, -1):
+                name = join(op, tag, dim, NAMES[dtype])
+                area.case(name, op, lambda x: run(x, dim), [Draw(name).any(*values[tag], dtype=dtype)], {"dim": dim})
+        name = join("prod", tag, NAMES[dtype])
+        area.case(name, "prod", lambda x: x.prod(1), [Draw(name).any(*values[tag], dtype=dtype)], {"dims": [1], "keepdim": False})
+    zeros = torch.tensor([[2.0, 0.0, 3.0, -1.0], [0.0, 0.0, 2.0, 5.0], [1.0, 2.0, 3.0, 0.0]])
+    for op, run in {"cumprod": lambda x: x.cumprod(1), "prod": lambda x: x.prod(1)}.items():
+        area.case(join(op, "with zeros"), op, run, [zeros], {"dim": 1} if op == "cumprod" else {"dims": [1], "keepdim": False})
+    area.case("prod.all", "prod", lambda x: x.prod(), [Draw("prod.all").normal(2, 3)])
+    ties = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [0.0, -1.0, 0.0]])
+    for (op, run), dtype in itertools.product({"max": torch.max, "min": torch.min}.items(), FLOATS + INTS):
+        for dim, keepdim in ((0, False), (1, True)):
+            name = join(op, dim, NAMES[dtype])
+            area.case(name, op, lambda x: tuple(run(x, dim, keepdim)), [Draw(name).uniform(3, 4, low=0, high=9).to(dtype)],
+                      {"dim": dim, "keepdim": keepdim})
+        area.case(join(op, "ties", NAMES[dtype]), op, lambda x: tuple(run(x, 1)), [ties.abs().to(dtype)],
+                  {"dim": 1, "keepdim": False})
+        if op == "min":
+            name = join("argmin", NAMES[dtype])
+            area.case(name, "argmin", lambda x: x.argmin(1), [Draw(name).any(3, 4, dtype=dtype)], {"dim": 1, "keepdim": False})
+    for (dim, descending), dtype in itertools.product(((-1, False), (0, True), (1, False)), FLOATS + (i64, u8)):
+        name = join("sort", dim, "down" if descending else "up", NAMES[dtype])
+        x = Draw(name).integers(4, 6, high=9).to(dtype)
+        area.case(name, "sort", lambda x: tuple(torch.sort(x, dim=dim, descending=descending, stable=True)), [x],
+                  {"dim": dim, "descending": descending})
+    for descending in (False, True):
+        area.case(join("sort.edges", descending), "sort", lambda x: tuple(torch.sort(x, descending=descending, stable=True)),
+                  [torch.tensor([1.0, nan, -inf, inf, 1.0, nan, 0.0])], {"dim": -1, "descending": descending})
+    for dtype in FLOATS:
+        name = join("outer", NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "outer", torch.outer, [draw.normal(3, dtype=dtype), draw.normal(4, dtype=dtype)])
+    for number, (equation, shapes) in enumerate((
+            ("ik,kj->ij", [(2, 3), (3, 4)]), ("bij,bjk->bik", [(2, 2, 3), (2, 3, 4)]), ("ij->ji", [(2, 3)]), ("ij->", [(2, 3)]),
+            ("ii->i", [(3, 3)]), ("ii", [(3, 3)]), ("i,i->", [(4,), (4,)]), ("i,j->ij", [(2,), (3,)]), ("ij,j", [(2, 3), (3,)]),
+            ("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)]), ("...ij,...jk->...ik", [(2, 1, 2, 3), (3, 3, 2)]),
+            ("b...,b...->b", [(2, 3, 2), (2, 3, 2)]), ("ab,bc,cd->ad", [(2, 3), (3, 2), (2, 4)]), ("ij,ij->ij", [(2, 3), (2, 3)]),
+            ("ijk,jil->kl", [(2, 3, 2), (3, 2, 4)]), ("bn,anm,bm->ba", [(2, 3), (4, 3, 5), (2, 5)]), ("iij->j", [(2, 2, 3)]),
+            ("ij, kl -> ik", [(2, 3), (4, 2)]), ("i...->...", [(2, 3, 2)]))):
+        for dtype in (f32, f64, bf16):
+            name = join("einsum", number, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "einsum", lambda *x: torch.einsum(equation, *x), [draw.normal(*s, dtype=dtype) for s in shapes],
+                      {"equation": equation}, tolerance=None if dtype in WIDE or len(shapes) < 3 else 4)
+    return area
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def make_losses():
+    area = Area()
+    pairs = {
+        "mse_loss": (F.mse_loss, {}), "l1_loss": (F.l1_loss, {}),
+        "huber_loss": (lambda x, t, reduction: F.huber_loss(x, t, reduction=reduction, delta=0.7), {"delta": 0.7}),
+        "smooth_l1_loss": (lambda x, t, reduction: F.smooth_l1_loss(x, t, reduction=reduction, beta=0.6), {"beta": 0.6}),
+        "kl_div": (lambda x, t, reduction: F.kl_div(x, t, reduction=reduction), {}),
+        "kl_div.log": (lambda x, t, reduction: F.kl_div(x, t, reduction=reduction, log_target=True), {"log_target": True}),
+        "bce_with_logits": (lambda x, t, reduction: F.binary_cross_entropy_with_logits(x, t, reduction=reduction), {}),
+        "bce_loss": (lambda x, t, reduction: F.binary_cross_entropy(x, t, reduction=reduction), {}),
+    }
+    for (name, (run, more)), reduction, dtype in itertools.product(pairs.items(), ("mean", "sum", "none"), FLOATS):
+        case = join(name, reduction, NAMES[dtype])
+        draw = Draw(case)
+        x, t = draw.normal(3, 4, dtype=dtype), draw.normal(3, 4, dtype=dtype)
+        if name in ("kl_div", "bce_with_logits", "bce_loss"):
+            t = draw.uniform(3, 4, dtype=dtype, low=0.1)
+        if name == "bce_loss":
+            x = draw.uniform(3, 4, dtype=dtype, low=0.05, high=0.95)
+        area.case(case, name.split(".")[0], lambda x, t: run(x, t, reduction=reduction), [x, t],
+                  {"reduction": reduction} | more)
+    area.case("kl_div.zero", "kl_div", lambda x: F.kl_div(x, torch.tensor([0.0, 0.5, 0.5], dtype=x.dtype), reduction="sum"),
+              [torch.tensor([-1.0, -2.0, -0.3])], {"reduction": "sum", "target": [0.0, 0.5, 0.5]})
+    area.case("bce_with_logits.extreme", "bce_with_logits",
+              lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none"),
+              [torch.tensor([100.0, -100.0, 1e4, -1e4, 0.0]), torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5])], {"reduction": "none"})
+    for dtype in WIDE:
+        name = join("bce_with_logits.weights", NAMES[dtype])
+        draw = Draw(name)
+        # PyTorch gives the weights no gradient.
+        run = lambda x, t, w, p: F.binary_cross_entropy_with_logits(x, t, weight=w.detach(), pos_weight=p.detach())
+        area.case(name, "bce_with_logits", run, [draw.normal(3, 4, dtype=dtype), draw.uniform(3, 4, dtype=dtype),
+                                                 draw.uniform(3, 1, dtype=dtype), draw.uniform(4, dtype=dtype, high=3)],
+                  {"reduction": "mean", "weights": True})
+    targets = {"rows": torch.tensor([1, 4, 0, 2]), "images": torch.tensor([[[0, 2], [1, 4], [3, 3]], [[4, 1], [0, 0], [2, 3]]]),
+               "one": torch.tensor(3)}
+    shapes = {"rows": (4, 5), "images": (2, 5, 3, 2), "one": (5,)}
+    for (tag, target), reduction, weighted, dtype in itertools.product(targets.items(), ("mean", "sum", "none"), (False, True),
+                                                                       FLOATS):
+        for smoothing in (0.0, 0.2):
+            name = join("cross_entropy", tag, reduction, "weighted" if weighted else "plain", smoothing, NAMES[dtype])
+            draw = Draw(name)
+            ignore = -100 if tag == "one" else 4
+            inputs = [draw.normal(*shapes[tag], dtype=dtype, scale=2), target]
+            inputs += [draw.uniform(5, dtype=dtype, low=0.3, high=2)] if weighted else []
+            area.case(name, "cross_entropy",
+                      lambda x, t, w=None: F.cross_entropy(x, t, w if w is None else w.detach(), ignore_index=ignore, reduction=reduction,
+                                                           label_smoothing=smoothing), inputs,
+                      {"reduction": reduction, "ignore_index": ignore, "label_smoothing": smoothing})
+        name = join("nll_loss", tag, reduction, "weighted" if weighted else "plain", NAMES[dtype])
+        draw = Draw(name)
+        ignore = -100 if tag == "one" else 4
+        inputs = [draw.normal(*shapes[tag], dtype=dtype), target]
+        inputs += [draw.uniform(5, dtype=dtype, low=0.3, high=2)] if weighted else []
+        area.case(name, "nll_loss", lambda x, t, w=None: F.nll_loss(x, t, w if w is None else w.detach(), ignore_index=ignore, reduction=reduction), inputs,
+                  {"reduction": reduction, "ignore_index": ignore})
+    for reduction, shape, smoothing in itertools.product(("mean", "none"), ((3, 4), (2, 4, 3), (4,)), (0.0, 0.1)):
+        name = join("cross_entropy.probabilities", reduction, shape_name(shape), smoothing)
+        draw = Draw(name)
+        p = draw.uniform(*shape, low=0.1)
+        area.case(name, "cross_entropy", lambda x, t: F.cross_entropy(x, t, reduction=reduction, label_smoothing=smoothing),
+                  [draw.normal(*shape), p / p.sum(0 if len(shape) == 1 else 1, keepdim=True)],
+                  {"reduction": reduction, "ignore_index": -100, "label_smoothing": smoothing})
+    return area
+
+
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 STEPS = 10
@@ -996,6 +1321,7 @@ def make_gpt_weights():
 
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
+         "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

@@ -339,9 +339,9 @@ TEST_CASE("the public functions call the ops of their names") {
   {
     const Listening scope(heard);
     const Tensor x = numbers({3}, f32, 1, 0.3, 0.9), m = greater(x, 0.5);
-    for (auto f : {&neg, &sherd::abs, &sherd::exp, &sherd::log, &sherd::sqrt, &rsqrt, &sherd::sin,
-                   &sherd::cos, &sherd::tanh, &sigmoid, &sherd::erf, &relu, &silu, &square, &reciprocal,
-                   &sherd::floor, &sherd::isfinite, &logical_not})
+    for (auto f : {&neg, &sherd::abs, &sherd::exp, &sherd::log, &sherd::log1p, &sherd::sqrt, &rsqrt,
+                   &sherd::sin, &sherd::cos, &sherd::tanh, &sigmoid, &sherd::erf, &relu, &silu, &square,
+                   &reciprocal, &sherd::floor, &sherd::isfinite, &logical_not})
       f(x);
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
     using Binary = Tensor (*)(const Tensor&, const Tensor&);

@@ -73,6 +73,8 @@ TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last pl
   using T = TestType;
   check_function<T>("exp", 1.1, [](T x) { return math::exp(x); }, [](long double x) { return std::exp(x); });
   check_function<T>("log", 1.1, [](T x) { return math::log(x); }, [](long double x) { return std::log(x); });
+  check_function<T>(
+      "log1p", 3, [](T x) { return math::log1p(x); }, [](long double x) { return std::log1p(x); });
   check_function<T>("tanh", 2, [](T x) { return math::tanh(x); }, [](long double x) { return std::tanh(x); });
   check_function<T>(
       "erf", sizeof(T) == 4 ? 2 : 5, [](T x) { return math::erf(x); },

@@ -399,6 +399,7 @@ const std::vector<Case>& cases() {
         {.more = {{{0, 1}}, {{1, 1}}}});
     put("unsqueeze", {block}, one([](const Tensor& x) { return unsqueeze(x, -1); }), {.more = any});
     put("flatten", {block}, one([](const Tensor& x) { return flatten(x, 1); }), {.more = blocks});
+    for (Case& made : made_cases()) all.push_back(std::move(made));
     return all;
   }();
   return list;

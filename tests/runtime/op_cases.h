@@ -57,6 +57,8 @@ std::vector<Tensor> gradients(const Case& c, std::span<const Tensor> in, Lay ups
 /// Floating tensors in another dtype, the others as they are.
 std::vector<Tensor> as(std::span<const Tensor> in, DType dtype);
 
+/// Those of indexing and of functions made of other ops; part of `cases`.
+std::vector<Case> made_cases();
 /// All cases. The table is complete when every op of the list was heard while it ran.
 const std::vector<Case>& cases();
 

@@ -1,0 +1,178 @@
+// Elements in another order, number or place: functions made of other ops.
+#include <algorithm>
+
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+#include "runtime/ops/slice.h"
+
+namespace sherd {
+namespace {
+
+TensorOptions positions_on(const Tensor& x) { return {DType::i64, x.device()}; }
+
+}  // namespace
+
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, std::int64_t axis) {
+  check<ValueError>(count > 0, "chunk: {} pieces", count);
+  check<ShapeError>(x.rank() > 0, "chunk: a 0-d tensor has no axis");
+  const std::int64_t n = x.shape()[normalize_axis("chunk", axis, x.rank())];
+  return split(x, std::max<std::int64_t>(1, n / count + (n % count != 0)), axis);
+}
+
+std::vector<Tensor> unbind(const Tensor& x, std::int64_t axis) {
+  const int at = normalize_axis("unbind", axis, x.rank());
+  check<ShapeError>(x.rank() > 0, "unbind: a 0-d tensor has no axis");
+  std::vector<Tensor> parts;
+  for (std::int64_t i = 0; i < x.shape()[at]; ++i) parts.push_back(select(x, at, i));
+  return parts;
+}
+
+Tensor repeat(const Tensor& x, Shape counts) {
+  const int extra = counts.rank() - x.rank();
+  check<ShapeError>(extra >= 0, "repeat: {} counts for shape {}; one for each axis at least", counts.rank(),
+                    x.shape());
+  Tensor y = x;
+  for (int i = 0; i < extra; ++i) y = unsqueeze(y, 0);
+  for (int i = 0; i < counts.rank(); ++i) {
+    check<ValueError>(counts[i] >= 0, "repeat: count {} along axis {}", counts[i], i);
+    if (counts[i] == 1) continue;
+    // The axis as one of its copies more, which becomes one with it.
+    Shape grown = y.shape(), joined = y.shape();
+    check<ShapeError>(!__builtin_mul_overflow(joined[i], counts[i], &joined[i]),
+                      "repeat: {} times axis {} of shape {} is more than can be counted", counts[i], i,
+                      y.shape());
+    grown.insert(i, counts[i]);
+    y = reshape(expand(unsqueeze(y, i), grown), joined);
+  }
+  return y.is(x) ? clone(x) : y;
+}
+
+Tensor flip(const Tensor& x, Shape axes) {
+  Tensor y = x;
+  for (std::int64_t axis : axes) {
+    const int at = normalize_axis("flip", axis, x.rank());
+    if (x.rank() > 0) y = index_select(y, at, arange(x.shape()[at] - 1, -1, -1, positions_on(x)));
+  }
+  return y.is(x) ? clone(x) : y;
+}
+
+Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
+  const int at = normalize_axis("roll", axis, x.rank());
+  if (x.numel() == 0 || x.rank() == 0) return clone(x);
+  const std::int64_t n = x.shape()[at], by = (shift % n + n) % n;
+  return cat({narrow(x, at, n - by, by), narrow(x, at, 0, n - by)}, at);
+}
+
+namespace {
+
+/// Which element of an axis of n stands at place i of the padded one.
+std::int64_t source_of(std::int64_t i, std::int64_t n, Padding padding) {
+  if (padding == Padding::replicate) return std::clamp<std::int64_t>(i, 0, n - 1);
+  if (padding == Padding::circular) return (i % n + n) % n;
+  return i < 0 ? -i : i >= n ? 2 * (n - 1) - i : i;
+}
+
+Tensor pad_axis(const Tensor& x, int axis, std::int64_t before, std::int64_t after, Padding padding,
+                Number value) {
+  const std::int64_t n = x.shape()[axis];
+  check<ShapeError>(n + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0) >= 0,
+                    "pad: {} and {} take more than axis {} of shape {} has", before, after, axis, x.shape());
+  if (padding == Padding::constant) {
+    Tensor y = narrow(x, axis, std::max<std::int64_t>(-before, 0),
+                      n + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0));
+    const auto around = [&](std::int64_t count) {
+      Shape shape = x.shape();
+      shape[axis] = std::max<std::int64_t>(count, 0);
+      return full(shape, value, {x.dtype(), x.device()});
+    };
+    return before > 0 || after > 0 ? cat({around(before), y, around(after)}, axis) : y;
+  }
+  const std::int64_t most = padding == Padding::reflect    ? n - 1
+                            : padding == Padding::circular ? n
+                                                           : INT64_MAX;
+  check<ShapeError>(n > 0 && before <= most && after <= most,
+                    "pad: {} before and {} after axis {} of shape {}; this padding has {} at most", before,
+                    after, axis, x.shape(), n > 0 ? most : 0);
+  std::vector<std::int64_t> sources;
+  for (std::int64_t i = -before; i < n + after; ++i) sources.push_back(source_of(i, n, padding));
+  const auto count = static_cast<std::int64_t>(sources.size());
+  return index_select(x, axis, to(Tensor::from(sources, {count}), x.device()));
+}
+
+}  // namespace
+
+Tensor pad(const Tensor& x, Shape counts, Padding padding, Number value) {
+  check<ShapeError>(counts.rank() % 2 == 0 && counts.rank() / 2 <= x.rank(),
+                    "pad: {} counts for shape {}; two for each padded axis, the last axis first",
+                    counts.rank(), x.shape());
+  Tensor y = x;
+  for (int i = 0; i < counts.rank() / 2; ++i) {
+    const std::int64_t before = counts[2 * i], after = counts[2 * i + 1];
+    constexpr std::int64_t limit = std::int64_t{1} << 40;  // so that sums of sizes can be counted
+    check<ShapeError>(before > -limit && before < limit && after > -limit && after < limit,
+                      "pad: {} and {} elements around axis {}", before, after, x.rank() - 1 - i);
+    if (before != 0 || after != 0) y = pad_axis(y, x.rank() - 1 - i, before, after, padding, value);
+  }
+  return y.is(x) ? clone(x) : y;
+}
+
+// ---- matrices
+
+Tensor outer(const Tensor& a, const Tensor& b) {
+  check<ShapeError>(a.rank() == 1 && b.rank() == 1, "outer: takes 1-D tensors, got shapes {} and {}",
+                    a.shape(), b.shape());
+  return mul(unsqueeze(a, 1), b);
+}
+
+namespace {
+
+/// bool (rows, columns): whether column - row is at most, or at least, the offset.
+Tensor triangle(std::string_view call, const Tensor& x, std::int64_t offset, bool lower) {
+  check<ShapeError>(x.rank() >= 2, "{}: takes matrices, got shape {}", call, x.shape());
+  const std::int64_t rows = x.shape()[x.rank() - 2], columns = x.shape().back();
+  const std::int64_t near = std::clamp(offset, -rows - 1, columns + 1);  // beyond these nothing changes
+  const Tensor limit = add(reshape(arange(0, rows, 1, positions_on(x)), {rows, 1}), near);
+  const Tensor column = arange(0, columns, 1, positions_on(x));
+  return lower ? less_equal(column, limit) : greater_equal(column, limit);
+}
+
+/// Where the diagonal of an n by m matrix begins, row by row, and how long it is.
+std::pair<std::int64_t, std::int64_t> diagonal_of(std::int64_t n, std::int64_t m, std::int64_t offset) {
+  if (offset <= -n || offset >= m) return {0, 0};
+  return offset >= 0 ? std::pair(offset, std::min(n, m - offset))
+                     : std::pair(-offset * m, std::min(n + offset, m));
+}
+
+}  // namespace
+
+Tensor tril(const Tensor& x, std::int64_t offset) { return where(triangle("tril", x, offset, true), x, 0); }
+Tensor triu(const Tensor& x, std::int64_t offset) { return where(triangle("triu", x, offset, false), x, 0); }
+
+Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64_t b) {
+  const int first = normalize_axis("diagonal", a, x.rank()), second = normalize_axis("diagonal", b, x.rank());
+  check<ShapeError>(x.rank() >= 2 && first != second, "diagonal: axes {} and {} of shape {}", a, b,
+                    x.shape());
+  Shape order;
+  for (int i = 0; i < x.rank(); ++i)
+    if (i != first && i != second) order.push_back(i);
+  order.push_back(first);
+  order.push_back(second);
+  const std::int64_t n = x.shape()[first], m = x.shape()[second];
+  const auto [start, length] = diagonal_of(n, m, offset);
+  const Tensor rows = flatten(permute(x, order), -2, -1);
+  return apply(ops::Slice{rows.rank() - 1, start, m + 1, length}, rows);
+}
+
+Tensor diag(const Tensor& x, std::int64_t offset) {
+  if (x.rank() == 2) return diagonal(x, offset);
+  check<ShapeError>(x.rank() == 1, "diag: takes a vector or a matrix, got shape {}", x.shape());
+  constexpr std::int64_t limit = std::int64_t{1} << 30;
+  check<ShapeError>(offset > -limit && offset < limit && x.numel() < limit,
+                    "diag: a diagonal of {} at offset {} is of no matrix that can be held", x.numel(),
+                    offset);
+  const std::int64_t n = x.numel() + std::abs(offset);
+  const auto [start, length] = diagonal_of(n, n, offset);
+  return reshape(apply(ops::Unslice{{0, start, n + 1, length}, n * n}, x), {n, n});
+}
+
+}  // namespace sherd

@@ -1,0 +1,500 @@
+#include "runtime/ops/index.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/apply.h"
+#include "runtime/elementwise.h"
+#include "runtime/indexing.h"
+#include "runtime/ops.h"
+#include "runtime/ops/embedding.h"
+#include "runtime/ops/slice.h"
+#include "runtime/ops/topk.h"
+
+namespace sherd {
+namespace {
+
+/// The box as recorded slices.
+Tensor slices_of(const ops::WriteBox& box, Tensor x) {
+  for (int i = 0; i < box.size.rank(); ++i)
+    if (box.size[i] != x.shape()[i]) x = apply(ops::Slice{i, box.start[i], box.step[i], box.size[i]}, x);
+  return x;
+}
+
+}  // namespace
+
+namespace ops {
+
+Specs WriteBox::infer(SpecSpan in) const {
+  const Shape& shape = in[0].shape;
+  check<ShapeError>(start.rank() == shape.rank() && step.rank() == shape.rank() && in[1].shape == size,
+                    "write_box_: values of shape {} for a box of {} in shape {}", in[1].shape, size, shape);
+  check<DTypeError>(in[0].dtype == in[1].dtype, "write_box_: {} values for {}; cast them",
+                    name_of(in[1].dtype), name_of(in[0].dtype));
+  return {};
+}
+
+namespace {
+
+Layout box_of(const WriteBox& op, const Tensor& x) {
+  Layout layout = x.layout();
+  for (int i = 0; i < layout.shape.rank(); ++i) {
+    if (op.size[i] > 0) layout.offset += op.start[i] * layout.strides[i];
+    layout.shape[i] = op.size[i];
+    layout.strides[i] *= op.step[i];
+  }
+  return layout;
+}
+
+}  // namespace
+
+void WriteBox::run(Inputs in, Outputs out) const {
+  if (in[1].numel() > 0) copy_(alias(out[0], box_of(*this, out[0])), in[1]);
+}
+
+Tensors WriteBox::grad(const GradArgs& args) const {
+  const Tensor& gy = args.gy[0];
+  Tensors grads(2);
+  if (args.need(0)) {
+    const Tensor zero = expand(Tensor::scalar(0, {gy.dtype(), gy.device()}), size);
+    grads[0] = apply(*this, clone(gy), zero);
+  }
+  if (args.need(1)) grads[1] = slices_of(*this, gy);
+  return grads;
+}
+
+Specs WriteRows::infer(SpecSpan in) const {
+  const Spec &x = in[0], &index = in[1], &values = in[2];
+  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be i64, got {}", call,
+                    name_of(index.dtype));
+  check<DTypeError>(x.dtype == values.dtype, "{}: {} values for {}; cast them", call, name_of(values.dtype),
+                    name_of(x.dtype));
+  Shape expected = index.shape;
+  for (int i = 1; i < x.shape.rank(); ++i) expected.push_back(x.shape[i]);
+  check<ShapeError>(x.shape.rank() >= 1 && values.shape == expected,
+                    "{}: values of shape {} for rows {} of shape {}", call, values.shape, index.shape,
+                    x.shape);
+  return {};
+}
+
+Tensors WriteRows::reference(Inputs in) const {
+  // Who writes a row last is found on the host; then every row is picked, from the values or from itself.
+  const Tensor &x = in[0], &index = in[1];
+  const std::int64_t rows = x.shape()[0];
+  if (in[2].numel() == 0) return {x};
+  const std::vector<std::int64_t> at = to(index, Device::cpu()).to_vector<std::int64_t>();
+  std::vector<std::int64_t> source(static_cast<std::size_t>(rows));
+  for (std::int64_t i = 0; i < rows; ++i) source[static_cast<std::size_t>(i)] = i;
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    check<ValueError>(at[i] >= 0 && at[i] < rows, "{}: index {} at position {} is outside [0, {})", call,
+                      at[i], i, rows);
+    source[static_cast<std::size_t>(at[i])] = rows + static_cast<std::int64_t>(i);
+  }
+  Shape list = x.shape();
+  list[0] = index.numel();
+  const Tensor both[] = {x, reshape(in[2], list)};
+  return {embedding(cat(both), to(Tensor::from(source, {rows}), x.device()))};
+}
+
+Tensors WriteRows::grad(const GradArgs& args) const {
+  const Tensor &gy = args.gy[0], &index = args.inputs[1];
+  Tensors grads(3);
+  if (args.need(0)) {
+    const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
+    grads[0] = apply(*this, clone(gy), index, expand(zero, args.specs[2].shape));
+  }
+  if (args.need(2)) {
+    // Of equal positions the last one's value is there, and it alone has a gradient.
+    const TensorOptions counts{DType::i64, gy.device()};
+    const Tensor order = reshape(arange(0, index.numel(), 1, counts), index.shape());
+    const Tensor last = embedding(apply(WriteRows{}, zeros({gy.shape()[0]}, counts), index, order), index);
+    Shape along = index.shape();
+    for (int i = 1; i < gy.rank(); ++i) along.push_back(1);
+    const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
+    grads[2] = where(reshape(equal(last, order), along), embedding(gy, index), zero);
+  }
+  return grads;
+}
+
+}  // namespace ops
+
+namespace {
+
+/// A tensor of positions as i64 from 0 on; those that are outside stay as they are, for the error to name.
+Tensor positions_of(std::string_view call, const Tensor& index, std::int64_t size) {
+  check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
+                    name_of(index.dtype()));
+  const Tensor at = to(index, DType::i64);
+  return where(logical_and(less(at, 0), greater_equal(at, -size)), add(at, size), at);
+}
+
+/// An index taken apart. `box` is x after positions, slices and new axes, which are also kept as what
+/// `WriteBox` takes; `picks` are the tensors, by the axis of `box` along which each picks.
+struct Parts {
+  Tensor box;
+  ops::WriteBox write;
+  std::vector<std::pair<int, Tensor>> picks;
+};
+
+/// How many axes of x an entry uses; none for an Ellipsis.
+std::optional<int> axes_used(const At& at) {
+  const At::What& what = at.what();
+  if (std::holds_alternative<Ellipsis>(what)) return std::nullopt;
+  if (std::holds_alternative<NewAxis>(what)) return 0;
+  if (const auto* t = std::get_if<Tensor>(&what)) return t->dtype() == DType::boolean ? t->rank() : 1;
+  return 1;
+}
+
+class Taking {
+ public:
+  Taking(std::string_view call, const Tensor& x, std::span<const At> at) : call_(call), x_(x) {
+    parts_.box = x;
+    int used = 0;
+    bool open = false;
+    for (const At& one : at) {
+      const std::optional<int> axes = axes_used(one);
+      check<ValueError>(axes || !open, "{}: more than one Ellipsis; which of them is meant is not known",
+                        call_);
+      open = open || !axes;
+      used += axes.value_or(0);
+    }
+    check<ShapeError>(used <= x.rank(), "{}: entries for {} axes, but shape {} has {}", call_, used,
+                      x.shape(), x.rank());
+    for (const At& one : at) {
+      if (axes_used(one)) {
+        std::visit([&](const auto& what) { take(what); }, one.what());
+        continue;
+      }
+      for (int i = used; i < x.rank(); ++i) take(Slice{});
+    }
+    while (from_ < x.rank()) take(Slice{});
+  }
+  Parts parts() && { return std::move(parts_); }
+
+ private:
+  void note(std::int64_t start, std::int64_t step, std::int64_t size) {
+    parts_.write.start.push_back(start);
+    parts_.write.step.push_back(step);
+    parts_.write.size.push_back(size);
+    ++from_;
+  }
+  void take(std::int64_t position) {
+    const std::int64_t size = x_.shape()[from_];
+    check<ValueError>(position >= -size && position < size,
+                      "{}: position {} is outside axis {} of shape {}, which has {} to {}", call_, position,
+                      from_, x_.shape(), -size, size - 1);
+    parts_.box = select(parts_.box, to_, position);
+    note(position < 0 ? position + size : position, 1, 1);
+  }
+  void take(const Slice& slice) {
+    const std::int64_t size = x_.shape()[from_];
+    check<ValueError>(slice.step > 0, "{}: step {} along axis {} must be positive; use flip", call_,
+                      slice.step, from_);
+    const auto inside = [size](std::int64_t i) {
+      return std::clamp<std::int64_t>(i < 0 ? i + size : i, 0, size);
+    };
+    const std::int64_t start = inside(slice.start.value_or(0)), end = inside(slice.end.value_or(size));
+    const std::int64_t count = end > start ? (end - start - 1) / slice.step + 1 : 0;
+    if (count != size) parts_.box = sherd::slice(parts_.box, to_, start, std::max(start, end), slice.step);
+    note(start, slice.step, count);
+    ++to_;
+  }
+  void take(Ellipsis) {}
+  void take(NewAxis) { parts_.box = unsqueeze(parts_.box, to_++); }
+  void take(const Tensor& index) {
+    check<DeviceError>(index.device() == x_.device(), "{}: positions on {} for a tensor on {}", call_,
+                       to_string(index.device()), to_string(x_.device()));
+    if (index.dtype() != DType::boolean) {
+      parts_.picks.emplace_back(to_++, index);
+      return note(0, 1, x_.shape()[from_]);
+    }
+    Shape under;
+    for (int i = 0; i < index.rank(); ++i) under.push_back(x_.shape()[from_ + i]);
+    check<ShapeError>(index.shape() == under && index.rank() > 0,
+                      "{}: a mask of shape {} over axes {} to {} of shape {}", call_, index.shape(), from_,
+                      from_ + index.rank() - 1, x_.shape());
+    const Tensor where_true = nonzero(index);
+    for (int i = 0; i < index.rank(); ++i) {
+      parts_.picks.emplace_back(to_++, select(where_true, 1, i));
+      note(0, 1, x_.shape()[from_]);
+    }
+  }
+
+  std::string_view call_;
+  const Tensor& x_;
+  Parts parts_;
+  int from_ = 0, to_ = 0;  // the next axis of x, and of the box
+};
+
+/// The picks of an index as one: `order` brings the axes that are picked along to the front, `rows` are
+/// positions in the product of these.
+struct Rows {
+  Shape order, picked, rest;
+  Tensor rows;
+  int place = 0;  // of the positions' axes among those of the result
+};
+
+Rows rows_of(std::string_view call, const Parts& parts) {
+  const Shape& shape = parts.box.shape();
+  Rows r;
+  bool together = true;
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < parts.picks.size(); ++i) {
+    const int axis = parts.picks[i].first;
+    together = together && axis == parts.picks[0].first + static_cast<int>(i);
+    r.order.push_back(axis);
+    r.picked.push_back(shape[axis]);
+    count *= shape[axis];
+  }
+  for (int i = 0; i < shape.rank(); ++i)
+    if (std::find(r.order.begin(), r.order.end(), i) == r.order.end()) r.rest.push_back(shape[i]);
+  for (int i = 0; i < shape.rank(); ++i)
+    if (std::find(r.order.begin(), r.order.begin() + r.picked.rank(), i) == r.order.begin() + r.picked.rank())
+      r.order.push_back(i);
+  r.place = together ? parts.picks[0].first : 0;
+  std::int64_t step = count;
+  for (const auto& [axis, index] : parts.picks) {
+    const std::int64_t size = shape[axis];
+    Tensor at = positions_of(call, index, size);
+    if (parts.picks.size() > 1) {
+      // Looked up, so that each is compared with its own axis.
+      step /= std::max<std::int64_t>(size, 1);
+      const TensorOptions like{DType::i64, at.device()};
+      at = apply(ops::Embedding{call}, mul(arange(0, size, 1, like), step), at);
+    }
+    r.rows = r.rows.defined() ? add(r.rows, at) : at;
+  }
+  return r;
+}
+
+/// `permute`, but x itself where the order is its own.
+Tensor ordered(const Tensor& x, const Shape& axes) {
+  for (int i = 0; i < axes.rank(); ++i)
+    if (axes[i] != i) return permute(x, axes);
+  return x;
+}
+
+Shape joined(const Shape& a, const Shape& b) {
+  Shape both = a;
+  for (std::int64_t n : b) both.push_back(n);
+  return both;
+}
+
+/// The box with the axes that are picked along as one in front.
+Tensor table_of(const Tensor& box, const Rows& r) {
+  return reshape(ordered(box, r.order), joined({r.picked.numel()}, r.rest));
+}
+
+/// Where axis i of (positions, rest) stands in the result.
+Shape places_of(const Rows& r) {
+  Shape axes;
+  const int n = r.rows.rank();
+  for (int i = 0; i < r.place; ++i) axes.push_back(n + i);
+  for (int i = 0; i < n; ++i) axes.push_back(i);
+  for (int i = r.place; i < r.rest.rank(); ++i) axes.push_back(n + i);
+  return axes;
+}
+
+Shape inverse(const Shape& axes) {
+  Shape back = axes;
+  for (int i = 0; i < axes.rank(); ++i) back[static_cast<int>(axes[i])] = i;
+  return back;
+}
+
+/// `table` with `values` at or added to its rows, as a new tensor.
+Tensor with_rows(std::string_view call, const Tensor& table, const Tensor& rows, const Tensor& values,
+                 Put put) {
+  if (put == Put::replace) return apply(ops::WriteRows{call}, clone(table), rows, values);
+  const DType dtype = table.dtype();
+  if (is_floating(dtype)) {
+    const Tensor wide = to(values, compute_dtype(dtype));
+    return to(add(to(table, wide.dtype()), apply(ops::EmbeddingGrad{table.shape()[0]}, wide, rows)), dtype);
+  }
+  const std::int64_t n = rows.numel(), width = table.numel() / std::max<std::int64_t>(table.shape()[0], 1);
+  const Tensor at = expand(reshape(rows, {1, n}), {width, n});
+  const Tensor sums = apply(ops::Scatter{table.shape()[0]}, transpose(reshape(values, {n, width}), 0, 1), at);
+  return add(table, reshape(transpose(sums, 0, 1), table.shape()));
+}
+
+bool fits_into(const Shape& values, const Shape& place) {
+  const int extra = place.rank() - values.rank();
+  bool fits = extra >= 0;
+  for (int i = 0; fits && i < values.rank(); ++i) fits = values[i] == 1 || values[i] == place[i + extra];
+  return fits;
+}
+
+/// Writes the box of `x`; `values` have its shape, new axes and dropped ones aside.
+void write_box(const Tensor& x, const ops::WriteBox& box, const Tensor& values) {
+  apply(box, x, reshape(values, box.size));
+}
+
+/// For reading and writing along one axis: x and index with that axis last, and x's others cut to index's.
+struct Lines {
+  Tensor x, index;
+  int axis;
+};
+
+Lines lines_of(std::string_view call, const Tensor& x, std::int64_t axis, const Tensor& index) {
+  const int at = normalize_axis(call, axis, x.rank());
+  check<ShapeError>(x.rank() > 0 && index.rank() == x.rank(), "{}: an index of shape {} for shape {}", call,
+                    index.shape(), x.shape());
+  check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
+                    name_of(index.dtype()));
+  Tensor cut = x;
+  for (int i = 0; i < x.rank(); ++i) {
+    check<ShapeError>(i == at || index.shape()[i] <= x.shape()[i],
+                      "{}: axis {} of the index has {} elements, but shape {} has {}", call, i,
+                      index.shape()[i], x.shape(), x.shape()[i]);
+    if (i != at && index.shape()[i] != x.shape()[i]) cut = narrow(cut, i, 0, index.shape()[i]);
+  }
+  return {transpose(cut, at, -1), transpose(to(index, DType::i64), at, -1), at};
+}
+
+/// `part`, which `lines_of` cut from `x`, with x's other elements around it.
+Tensor with_rest(const Tensor& x, const Tensor& part) {
+  if (part.shape() == x.shape()) return part;
+  ops::WriteBox box;
+  for (std::int64_t n : part.shape()) {
+    box.start.push_back(0);
+    box.step.push_back(1);
+    box.size.push_back(n);
+  }
+  return apply(box, clone(x), part);
+}
+
+Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, const Tensor& index,
+                 const Tensor& values, Put put) {
+  check<DTypeError>(values.dtype() == x.dtype(), "{}: {} values for {}; cast them", call,
+                    name_of(values.dtype()), name_of(x.dtype()));
+  Lines lines = lines_of(call, x, axis, index);
+  Tensor given = values;
+  for (int i = 0; i < values.rank() && values.rank() == index.rank(); ++i) {
+    check<ShapeError>(index.shape()[i] <= values.shape()[i],
+                      "{}: axis {} of the index has {} elements, but the values of shape {} have {}", call, i,
+                      index.shape()[i], values.shape(), values.shape()[i]);
+    if (index.shape()[i] != given.shape()[i]) given = narrow(given, i, 0, index.shape()[i]);
+  }
+  check<ShapeError>(given.shape() == index.shape(), "{}: values of shape {} for an index of shape {}", call,
+                    values.shape(), index.shape());
+  given = transpose(given, lines.axis, -1);
+  // Every element a row of one table: its line's first place plus the position in the line.
+  const std::int64_t columns = lines.x.shape().back(), picks = lines.index.shape().back();
+  if (lines.index.numel() == 0) return clone(x);
+  const std::int64_t count = lines.index.numel() / picks;
+  const TensorOptions like{DType::i64, x.device()};
+  const Tensor column = apply(ops::Embedding{call}, arange(0, columns, 1, like), lines.index);
+  const Tensor first = mul(reshape(arange(0, count, 1, like), {count, 1}), columns);
+  const Tensor rows = reshape(add(reshape(column, {count, picks}), first), {-1});
+  const Tensor flat = with_rows(call, reshape(lines.x, {-1}), rows, reshape(given, {-1}), put);
+  return with_rest(x, transpose(reshape(flat, lines.x.shape()), lines.axis, -1));
+}
+
+}  // namespace
+
+Tensor index(const Tensor& x, std::span<const At> at) {
+  const Parts parts = Taking("index", x, at).parts();
+  if (parts.picks.empty()) return parts.box;
+  const Rows r = rows_of("index", parts);
+  return ordered(apply(ops::Embedding{"index"}, table_of(parts.box, r), r.rows), places_of(r));
+}
+
+Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
+  constexpr std::string_view call = "index_put_";
+  // What is looked at here is written through `x` itself, so no history is made of it, and no view stays.
+  Parts parts = Taking(call, x.detach(), at).parts();
+  const Shape box = parts.box.shape();
+  Rows r;
+  if (!parts.picks.empty()) r = rows_of(call, parts);
+  parts.box = {};
+  Tensor given = to(values, x.dtype());
+  if (&given.storage() == &x.storage()) given = clone(given);
+  const auto fit = [&](const Shape& shape) {
+    check<ShapeError>(fits_into(given.shape(), shape), "{}: values of shape {} do not fit into {}", call,
+                      values.shape(), shape);
+    return expand(given, shape);
+  };
+  const auto old = [&] { return reshape(slices_of(parts.write, x), box); };
+  if (parts.picks.empty()) {
+    const Tensor fitted = fit(box);
+    write_box(x, parts.write, put == Put::replace ? fitted : add(old(), fitted));
+    return x;
+  }
+  const Shape places = places_of(r), result = joined(r.rows.shape(), r.rest);
+  Shape shape = result;
+  for (int i = 0; i < places.rank(); ++i) shape[i] = result[static_cast<int>(places[i])];
+  const Tensor fitted = ordered(fit(shape), inverse(places));
+  const bool whole = parts.write.size == x.shape() && box == x.shape();
+  if (put == Put::replace && whole && r.picked.rank() == 1 && r.order[0] == 0) {
+    apply(ops::WriteRows{call}, x, r.rows, fitted);
+    return x;
+  }
+  const Tensor after = with_rows(call, table_of(old(), r), r.rows, fitted, put);
+  write_box(x, parts.write, ordered(reshape(after, joined(r.picked, r.rest)), inverse(r.order)));
+  return x;
+}
+
+Indexed::Indexed(const Tensor& x, std::span<const At> at) : Tensor(index(x, at)), x_(x), at_(at) {}
+void Indexed::write(const Tensor& values) {
+  static_cast<Tensor&>(*this) = {};  // a view less that shares the memory
+  index_put_(x_, at_, values);
+}
+void Indexed::operator=(const Tensor& values) && { write(values); }
+void Indexed::operator=(Number value) && { write(Tensor::scalar(value, {x_.dtype(), x_.device()})); }
+void Indexed::operator+=(const Tensor& values) && { write(add(*this, values)); }
+void Indexed::operator-=(const Tensor& values) && { write(sub(*this, values)); }
+void Indexed::operator*=(const Tensor& values) && { write(mul(*this, values)); }
+void Indexed::operator/=(const Tensor& values) && { write(div(*this, values)); }
+void Indexed::operator+=(Number value) && { write(add(*this, value)); }
+void Indexed::operator-=(Number value) && { write(sub(*this, value)); }
+void Indexed::operator*=(Number value) && { write(mul(*this, value)); }
+void Indexed::operator/=(Number value) && { write(div(*this, value)); }
+
+Indexed Tensor::operator[](const At& at) const { return Indexed(*this, std::span(&at, 1)); }
+Indexed Tensor::operator[](std::initializer_list<At> at) const {
+  return Indexed(*this, std::span(at.begin(), at.size()));
+}
+
+Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
+  const Lines lines = lines_of("gather", x, axis, index);
+  return transpose(apply(ops::Gather{}, lines.x, lines.index), lines.axis, -1);
+}
+Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  return scattered("scatter", x, axis, index, values, Put::replace);
+}
+Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, Number value) {
+  return scatter(x, axis, index, expand(Tensor::scalar(value, {x.dtype(), x.device()}), index.shape()));
+}
+Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  return scattered("scatter_add", x, axis, index, values, Put::add);
+}
+
+Tensor nonzero(const Tensor& x) {
+  check<DeviceError>(x.device().type != DeviceType::meta,
+                     "nonzero: a tensor on meta has no values to look at; move it to a device");
+  const Tensor mask = contiguous(to(to(x.detach(), DType::boolean), Device::cpu()));
+  const bool* holds = mask.data<bool>();
+  std::vector<std::int64_t> found;
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < mask.numel(); ++i) {
+    if (!holds[i]) continue;
+    ++count;
+    const std::size_t row = found.size();
+    found.resize(row + static_cast<std::size_t>(x.rank()));
+    std::int64_t rest = i;
+    for (int axis = x.rank() - 1; axis >= 0; --axis) {
+      found[row + static_cast<std::size_t>(axis)] = rest % x.shape()[axis];
+      rest /= x.shape()[axis];
+    }
+  }
+  return to(Tensor::from(found, {count, x.rank()}), x.device());
+}
+
+Tensor masked_select(const Tensor& x, const Tensor& mask) {
+  check<DTypeError>(mask.dtype() == DType::boolean, "masked_select: the mask must be bool, got {}",
+                    name_of(mask.dtype()));
+  const Shape shape = broadcast_shapes("masked_select", x.shape(), mask.shape());
+  const Shape list{shape.numel()};
+  return index(reshape(expand(x, shape), list), {At(reshape(expand(mask, shape), list))});
+}
+
+}  // namespace sherd

@@ -1,0 +1,44 @@
+// Writing parts of a tensor.
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Writes input 1 into a box of input 0: along axis i its elements start[i], start[i] + step[i], ..., size[i]
+/// of them. Shapes are the box's, and dtypes the same.
+struct WriteBox {
+  static constexpr std::string_view name = "write_box_";
+  static constexpr Arity arity = 2;
+  static constexpr Mask mutates = 1;
+  static constexpr Reads reads{};
+  Shape start, step, size;
+
+  Specs infer(SpecSpan in) const;
+  void run(Inputs in, Outputs out) const;  // a copy into a view
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    on("start", start);
+    on("step", step);
+    on("size", size);
+  }
+  bool operator==(const WriteBox&) const = default;
+};
+
+/// Writes rows of input 0 (rows, ...): those at input 1 (i64, any shape) become those of input 2 (index shape
+/// + rest), of repeated ones the last.
+struct WriteRows {
+  static constexpr std::string_view name = "write_rows_";
+  static constexpr Arity arity = 3;
+  static constexpr Mask mutates = 1;
+  static constexpr Mask dense = 0b110;
+  static constexpr Reads reads{.inputs = 0b010};
+  std::string_view call = "write_rows_";  ///< what messages name
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const WriteRows&) const = default;
+};
+
+}  // namespace sherd::ops

@@ -1,0 +1,202 @@
+// Losses that are made of other ops. `cross_entropy` of rows is one op (cross_entropy.cpp).
+#include "runtime/losses.h"
+
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+#include "runtime/ops/cross_entropy.h"
+
+namespace sherd {
+namespace {
+
+Tensor reduced(const Tensor& loss, Reduction reduction) {
+  return reduction == Reduction::none ? loss : reduction == Reduction::sum ? sum(loss) : mean(loss);
+}
+
+Tensor wide(const Tensor& x) { return x.defined() ? to(x, compute_dtype(x.dtype())) : x; }
+
+/// The loss that `f` makes of both, element by element; 16-bit floats are computed in f32 and rounded once.
+template <class F>
+Tensor loss_of(std::string_view call, const Tensor& input, const Tensor& target, Reduction reduction,
+               const F& f) {
+  const DType dtype = input.dtype();
+  check<DTypeError>(is_floating(dtype) && dtype == target.dtype(),
+                    "{}: takes two of one floating dtype, got {} and {}", call, name_of(dtype),
+                    name_of(target.dtype()));
+  broadcast_shapes(call, input.shape(), target.shape());
+  return to(reduced(f(wide(input), wide(target)), reduction), dtype);
+}
+
+/// d^2 / 2 within `bound`, bound (|d| - bound / 2) outside, both without a jump in the gradient.
+Tensor rounded_off(const Tensor& d, double bound) {
+  const Tensor size = abs(d);
+  return where(less(size, bound), mul(square(d), 0.5), mul(sub(size, bound / 2), bound));
+}
+
+/// Scores and targets of a classification as rows: (n, classes) and (n).
+struct Rows {
+  Tensor scores, targets;
+  Shape shape;  // of the targets
+};
+
+Tensor classes_last(const Tensor& x) {
+  Shape order{0};
+  for (int i = 2; i < x.rank(); ++i) order.push_back(i);
+  order.push_back(1);
+  return x.rank() > 2 ? permute(x, order) : x;
+}
+
+Rows rows_of(std::string_view call, const Tensor& scores, const Tensor& targets) {
+  check<ShapeError>(scores.rank() > 0, "{}: 0-d scores have no classes", call);
+  Shape expected = scores.shape();
+  expected.erase(scores.rank() > 1 ? 1 : 0);
+  check<ShapeError>(targets.shape() == expected, "{}: scores of shape {} and targets of shape {}; {}", call,
+                    scores.shape(), targets.shape(), "axis 1 of the scores is the classes'");
+  const Tensor last = classes_last(scores);
+  return {reshape(last, {targets.numel(), last.shape().back()}), reshape(targets, {-1}), expected};
+}
+
+void check_weight(std::string_view call, const Tensor& weight, const Tensor& scores) {
+  const std::int64_t classes = scores.shape().back();
+  check<ShapeError>(!weight.defined() || weight.shape() == Shape{classes},
+                    "{}: weights of shape {} for {} classes", call,
+                    weight.defined() ? weight.shape() : Shape{}, classes);
+  check<DTypeError>(!weight.defined() || weight.dtype() == scores.dtype(), "{}: {} weights for {}; cast them",
+                    call, name_of(weight.defined() ? weight.dtype() : scores.dtype()),
+                    name_of(scores.dtype()));
+}
+
+/// -log p of the targets of rows, with weights; `counts` are what each row counts in a mean.
+struct Nll {
+  Tensor losses, counts, counted;
+};
+
+Nll nll_rows(const Tensor& log_p, const Tensor& targets, std::int64_t ignore_index, const Tensor& weight) {
+  check<DTypeError>(is_integral(targets.dtype()), "nll_loss: targets must be integers, got {}",
+                    name_of(targets.dtype()));
+  const Tensor counted = not_equal(targets, ignore_index);
+  const Tensor target = where(counted, to(targets, DType::i64), 0);
+  const Tensor ones = expand(Tensor::scalar(1, {log_p.dtype(), log_p.device()}), target.shape());
+  const Tensor counts = where(counted, weight.defined() ? index_select(weight, 0, target) : ones, 0);
+  if (log_p.numel() == 0) return {mul(counts, sum(log_p, {1})), counts, counted};
+  const Tensor at_target = squeeze(gather(log_p, unsqueeze(target, 1)), 1);
+  return {where(counted, neg(mul(at_target, counts)), 0), counts, counted};
+}
+
+Tensor weighted_mean(const Tensor& losses, const Tensor& counts, Reduction reduction, const Shape& shape) {
+  if (reduction == Reduction::none) return reshape(losses, shape);
+  const Tensor total = sum(losses);
+  return reduction == Reduction::sum ? total : div(total, sum(counts));
+}
+
+/// In f32 for 16-bit logits.
+Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
+  const double smoothing = o.label_smoothing;
+  const Tensor weight = wide(o.weight);
+  check<ValueError>(smoothing >= 0 && smoothing <= 1, "cross_entropy: label smoothing {} is outside [0, 1]",
+                    smoothing);
+  if (is_floating(targets.dtype())) {
+    check<ShapeError>(logits.rank() > 0 && targets.shape() == logits.shape(),
+                      "cross_entropy: probabilities of shape {} for logits of shape {}", targets.shape(),
+                      logits.shape());
+    const Tensor last = classes_last(logits);
+    check_weight("cross_entropy", o.weight, last);
+    const Tensor log_p = log_softmax(wide(last)), p = to(classes_last(targets), log_p.dtype());
+    const auto classes = static_cast<double>(log_p.shape().back());
+    const Tensor smooth = smoothing == 0 ? p : add(mul(p, 1 - smoothing), smoothing / classes);
+    const Tensor losses = neg(sum(mul(log_p, weight.defined() ? mul(smooth, weight) : smooth), {-1}));
+    // A mean is over samples, whatever they weigh.
+    return reduced(losses, o.reduction);
+  }
+  const Rows rows = rows_of("cross_entropy", logits, targets);
+  check_weight("cross_entropy", o.weight, rows.scores);
+  const Tensor log_p = log_softmax(wide(rows.scores));
+  const Nll nll = nll_rows(log_p, rows.targets, o.ignore_index, weight);
+  if (smoothing == 0) return weighted_mean(nll.losses, nll.counts, o.reduction, rows.shape);
+  const auto classes = static_cast<double>(log_p.shape().back());
+  const Tensor all = neg(sum(weight.defined() ? mul(log_p, weight) : log_p, {1}));
+  const Tensor even = where(nll.counted, mul(all, smoothing / classes), 0);
+  return weighted_mean(add(mul(nll.losses, 1 - smoothing), even), nll.counts, o.reduction, rows.shape);
+}
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions o) {
+  const bool composed = o.label_smoothing != 0 || o.weight.defined() || is_floating(targets.dtype());
+  if (composed) {
+    check<DTypeError>(is_floating(logits.dtype()), "cross_entropy: takes floating logits, got {}",
+                      name_of(logits.dtype()));
+    const Tensor loss = composed_cross_entropy(logits, targets, o);
+    return o.precision == LossPrecision::wide ? loss : to(loss, logits.dtype());
+  }
+  const ops::CrossEntropy op{o.reduction, o.ignore_index, o.precision};
+  if (logits.rank() == 2) {
+    const Tensor in[] = {logits, targets};
+    return apply_many(op, in)[0];
+  }
+  const Rows rows = rows_of("cross_entropy", logits, targets);
+  const Tensor in[] = {rows.scores, rows.targets};
+  const Tensor loss = apply_many(op, in)[0];
+  return o.reduction == Reduction::none ? reshape(loss, rows.shape) : loss;
+}
+
+Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptions o) {
+  const DType dtype = log_probabilities.dtype();
+  check<DTypeError>(is_floating(dtype), "nll_loss: takes floating dtypes, got {}", name_of(dtype));
+  const Rows rows = rows_of("nll_loss", log_probabilities, targets);
+  check_weight("nll_loss", o.weight, rows.scores);
+  const Nll nll = nll_rows(wide(rows.scores), rows.targets, o.ignore_index, wide(o.weight));
+  return to(weighted_mean(nll.losses, nll.counts, o.reduction, rows.shape), dtype);
+}
+
+Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  return loss_of("mse_loss", input, target, reduction,
+                 [](const Tensor& x, const Tensor& t) { return square(sub(x, t)); });
+}
+
+Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  return loss_of("l1_loss", input, target, reduction,
+                 [](const Tensor& x, const Tensor& t) { return abs(sub(x, t)); });
+}
+
+Tensor huber_loss(const Tensor& input, const Tensor& target, double delta, Reduction reduction) {
+  check<ValueError>(delta > 0, "huber_loss: delta {} must be positive", delta);
+  return loss_of("huber_loss", input, target, reduction,
+                 [&](const Tensor& x, const Tensor& t) { return rounded_off(sub(x, t), delta); });
+}
+
+Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Reduction reduction) {
+  check<ValueError>(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
+  return loss_of("smooth_l1_loss", input, target, reduction, [&](const Tensor& x, const Tensor& t) {
+    return beta == 0 ? abs(sub(x, t)) : div(rounded_off(sub(x, t), beta), beta);
+  });
+}
+
+Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
+  return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
+    // log(1 + e^-x), whichever sign x has.
+    Tensor softplus = add(log1p(exp(neg(abs(x)))), maximum(neg(x), 0));
+    if (o.positive_weight.defined())
+      softplus = mul(softplus, add(mul(sub(wide(o.positive_weight), 1), t), 1));
+    const Tensor loss = add(mul(sub(1, t), x), softplus);
+    return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
+  });
+}
+
+Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions o) {
+  return loss_of("bce_loss", p, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
+    Tensor yes = mul(t, maximum(log(x), -100));
+    if (o.positive_weight.defined()) yes = mul(yes, wide(o.positive_weight));
+    const Tensor loss = neg(add(yes, mul(sub(1, t), maximum(log1p(neg(x)), -100))));
+    return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
+  });
+}
+
+Tensor kl_div(const Tensor& log_input, const Tensor& target, Reduction reduction, KlTarget form) {
+  return loss_of("kl_div", log_input, target, reduction, [&](const Tensor& x, const Tensor& t) {
+    if (form == KlTarget::logarithms) return mul(exp(t), sub(t, x));
+    const Tensor some = greater(t, 0);  // t log t is 0 at 0
+    return sub(where(some, mul(t, log(where(some, t, 1))), 0), mul(t, x));
+  });
+}
+
+}  // namespace sherd

@@ -1,0 +1,100 @@
+// Reductions that are made of other ops.
+#include <cmath>
+#include <limits>
+
+#include "runtime/ops.h"
+
+namespace sherd {
+namespace {
+
+/// How many elements each result is made of.
+std::int64_t count_over(std::string_view call, const Tensor& x, const Shape& axes) {
+  if (axes.empty()) return x.numel();
+  std::int64_t n = 1;
+  for (std::int64_t axis : axes)
+    if (x.rank() > 0) n *= x.shape()[normalize_axis(call, axis, x.rank())];
+  return n;
+}
+
+void check_floating(std::string_view call, const Tensor& x) {
+  check<DTypeError>(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; cast the input first", call,
+                    name_of(x.dtype()));
+}
+
+/// What `f` computes of `x`, 16-bit floats in f32.
+template <class F>
+Tensor in_wide(const Tensor& x, const F& f) {
+  return to(f(to(x, compute_dtype(x.dtype()))), x.dtype());
+}
+
+/// The square root, whose gradient at 0 is 0 and not infinite.
+Tensor root(const Tensor& x) {
+  const Tensor zero = equal(x, 0);
+  return where(zero, x, sqrt(where(zero, 1, x)));
+}
+
+Tensor wide_var(const Tensor& x, const Shape& axes, Keep keep, std::int64_t n, double correction) {
+  const Tensor squares = mean(square(sub(x, mean(x, axes, Keep::dims))), axes, keep);
+  const double left = static_cast<double>(n) - correction;
+  return mul(squares, left > 0 ? static_cast<double>(n) / left : std::numeric_limits<double>::quiet_NaN());
+}
+
+Picked pick(const Tensor& x, const Tensor& at, std::int64_t axis, Keep keep) {
+  if (x.rank() == 0) return {x, at};
+  const Tensor values = gather(x, axis, at);
+  return keep == Keep::dims ? Picked{values, at} : Picked{squeeze(values, axis), squeeze(at, axis)};
+}
+
+}  // namespace
+
+Picked max(const Tensor& x, std::int64_t axis, Keep keep) {
+  return pick(x, argmax(x, axis, Keep::dims), axis, keep);
+}
+Picked min(const Tensor& x, std::int64_t axis, Keep keep) {
+  return pick(x, argmin(x, axis, Keep::dims), axis, keep);
+}
+
+Tensor any(const Tensor& x, Shape axes, Keep keep) {
+  return greater(sum(to(x, DType::boolean), std::move(axes), keep), 0);
+}
+Tensor all(const Tensor& x, Shape axes, Keep keep) {
+  return equal(sum(logical_not(to(x, DType::boolean)), std::move(axes), keep), 0);
+}
+
+Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
+  check_floating("var", x);
+  const std::int64_t n = count_over("var", x, axes);
+  return in_wide(x, [&](const Tensor& y) { return wide_var(y, axes, keep, n, correction); });
+}
+
+Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
+  check_floating("stddev", x);
+  const std::int64_t n = count_over("stddev", x, axes);
+  return in_wide(x, [&](const Tensor& y) { return root(wide_var(y, axes, keep, n, correction)); });
+}
+
+Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
+  check_floating("norm", x);
+  check<ValueError>(!std::isnan(p), "norm: an order that is no number");
+  return in_wide(x, [&](const Tensor& y) {
+    if (p == 2) return root(sum(square(y), axes, keep));
+    const Tensor size = abs(y);
+    if (p == 1) return sum(size, axes, keep);
+    if (p == 0) return to(sum(not_equal(y, 0), axes, keep), y.dtype());
+    if (std::isinf(p)) return p > 0 ? amax(size, axes, keep) : amin(size, axes, keep);
+    return pow(sum(pow(size, p), axes, keep), 1 / p);
+  });
+}
+
+Tensor logsumexp(const Tensor& x, Shape axes, Keep keep) {
+  check_floating("logsumexp", x);
+  return in_wide(x, [&](const Tensor& y) {
+    if (count_over("logsumexp", x, axes) == 0) return log(sum(exp(y), axes, keep));
+    // What is taken away and added is a constant to the gradient: any number would give the same.
+    const Tensor top = amax(y.detach(), axes, Keep::dims), finite = where(isfinite(top), top, 0);
+    const Tensor rest = log(sum(exp(sub(y, finite)), axes, keep));
+    return add(rest, keep == Keep::dims ? finite : reshape(finite, rest.shape()));
+  });
+}
+
+}  // namespace sherd

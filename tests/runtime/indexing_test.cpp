@@ -1,0 +1,277 @@
+// What the table of cases does not say of indexing: writing under recording, masks, operators, printing, and
+// which calls are refused.
+#include <array>
+#include <sstream>
+
+#include "autograd/autograd.h"
+#include "runtime/ops.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+Tensor counted(const Shape& shape) { return reshape(arange(0, shape.numel(), 1, {f32}), shape); }
+std::vector<double> values(const Tensor& x) { return doubles(x); }
+using Doubles = std::vector<double>;
+
+}  // namespace
+
+TEST_CASE("indexing: reads are views where no tensor picks, and share memory") {
+  const Tensor x = counted({3, 4});
+  CHECK(values(x[1]) == Doubles{4, 5, 6, 7});
+  CHECK(x[-1].shape() == Shape{4});
+  CHECK(x[{1, 2}].item() == 6);
+  CHECK(values(x[{Slice{}, 1}]) == Doubles{1, 5, 9});
+  CHECK(values(x[{Slice{.start = -2}, Slice{.end = 3, .step = 2}}]) == Doubles{4, 6, 8, 10});
+  CHECK(x[{Ellipsis{}, NewAxis{}}].shape() == Shape{3, 4, 1});
+  CHECK(x[std::initializer_list<At>{}].shape() == x.shape());
+  const Tensor row = x[0];
+  fill_(row, 9);
+  CHECK(values(x[0]) == Doubles{9, 9, 9, 9});
+}
+
+TEST_CASE("indexing: a mask and tensors of any integers pick, and 32-bit positions are as good") {
+  const Tensor x = counted({4, 2});
+  for (DType dtype : {i64, i32, u8})
+    CHECK(values(x[to(Tensor::from({3, 0}, {2}), dtype)]) == Doubles{6, 7, 0, 1});
+  CHECK(values(x[Tensor::from({3, -4}, {2})]) == Doubles{6, 7, 0, 1});
+  CHECK(values(x[x > 5]) == Doubles{6, 7});
+  CHECK(values(x[Tensor::from({true, false, true, false}, {4})]) == Doubles{0, 1, 4, 5});
+  CHECK(x[x > 100].shape() == Shape{0});
+  CHECK(values(embedding(x, Tensor::from({2}, {1}))) == Doubles{4, 5});
+  CHECK(values(gather(x, Tensor::from({1, 0, 1, 0}, {4, 1}))) == Doubles{1, 2, 5, 6});
+  CHECK(nonzero(x > 5).to_vector<std::int64_t>() == std::vector<std::int64_t>{3, 0, 3, 1});
+  CHECK(values(masked_select(x, Tensor::from({true, false}, {2}))) == Doubles{0, 2, 4, 6});
+}
+
+TEST_CASE("indexing: writes reach the tensor, of every dtype and layout") {
+  for (DType dtype : all_dtypes)
+    for (Lay lay : all_lays) {
+      INFO(name_of(dtype) << " " << to_string(lay));
+      const auto fresh = [&] { return laid(zeros({3, 4}, {dtype}), lay); };
+      const Tensor one = ones({}, {dtype});
+      Tensor x = fresh();
+      x[{1, Slice{1, 3}}] = one;
+      CHECK(values(x) == Doubles{0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0});
+      x = fresh();
+      x[Tensor::from({2, 0, -1}, {3})] = one;
+      CHECK(values(x) == Doubles{1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1});
+      x = fresh();
+      x[{Slice{}, Tensor::from({3, 0}, {2})}] = 1;
+      CHECK(values(x) == Doubles{1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1});
+      x[x == 0] = 1;
+      CHECK(all(x).item<bool>());
+      if (dtype == boolean) continue;
+      x[0] += one;
+      x[{0, 0}] *= 3;
+      CHECK(values(x[0]) == Doubles{6, 2, 2, 2});
+      x[0] -= 1;
+      if (is_floating(dtype)) x[0] /= 2;
+      CHECK(values(x[0])[0] == (is_floating(dtype) ? 2.5 : 5));
+    }
+}
+
+TEST_CASE("indexing: of repeated positions the last is written, all are added, and gradients follow") {
+  const Tensor at = Tensor::from({1, 1, 0}, {3});
+  for (DType dtype : {f64, f32, bf16, i64}) {
+    const Tensor v = to(Tensor::from({1.0, 2.0, 3.0}, {3}), dtype);
+    Tensor x = zeros({2}, {dtype});
+    x[at] = v;
+    CHECK(values(x) == Doubles{3, 2});
+    index_put_(x, {at}, v, Put::add);
+    CHECK(values(x) == Doubles{6, 5});
+  }
+  Tensor v = Tensor::from({1.0, 2.0, 3.0}, {3}).requires_grad_(), w = ones({2}, {f64}).requires_grad_();
+  const Tensor y = mul(w, 1);
+  y[at] = v;
+  const Tensor both[] = {v, w};
+  const std::vector<Tensor> g = grad(sum(mul(y, Tensor::from({10.0, 20.0}, {2}))), both);
+  CHECK(values(g[0]) == Doubles{0, 20, 10});
+  CHECK(values(g[1]) == Doubles{0, 0});
+}
+
+TEST_CASE("indexing: what is written under recording has its history, and a leaf is not written") {
+  Tensor w = numbers({3, 4}, f64).requires_grad_(), v = numbers({4}, f64, 2).requires_grad_();
+  const Tensor x = mul(w, 2);
+  x[1] = v;
+  x[{Slice{}, 0}] += 1;
+  const Tensor leaves[] = {w, v};
+  const std::vector<Tensor> g = grad(sum(square(x)), leaves);
+  Tensor expected = mul(w.detach(), 8);
+  expected[{Slice{}, 0}] += 4;
+  expected[1] = 0;
+  CHECK(distance(g[0], expected) < 1e-12);
+  Tensor of_row = mul(v.detach(), 2);
+  of_row[0] += 2;
+  CHECK(distance(g[1], of_row) < 1e-12);
+  const std::string text = message_of<StateError>([&] { w[0] = 1; });
+  CHECK(one_line_about(text, "leaf"));
+  const NoGrad guard;
+  w[0] = 1;
+  CHECK(values(w[0]) == Doubles{1, 1, 1, 1});
+}
+
+TEST_CASE("indexing: a tensor may be written with a part of itself") {
+  Tensor x = counted({5});
+  x[Slice{1}] = x[Slice{0, -1}];
+  CHECK(values(x) == Doubles{0, 0, 1, 2, 3});
+  x[0] = x[-1];
+  CHECK(x[0].item() == 3);
+}
+
+TEST_CASE("indexing: calls that mean nothing are refused in one line") {
+  const Tensor x = counted({3, 4}), s = Tensor::scalar(1), at = Tensor::from({0}, {1});
+  const auto refused = [](auto call, const char* word) {
+    const std::string text = message_of<Error>(call);
+    INFO(text);
+    CHECK(one_line_about(text, word));
+  };
+  refused([&] { (void)x[3]; }, "index: position 3 is outside axis 0 of shape (3, 4), which has -3 to 2");
+  refused([&] { (void)x[-4]; }, "position -4");
+  refused([&] { (void)x[{0, 0, 0}]; }, "index: entries for 3 axes, but shape (3, 4) has 2");
+  refused([&] { (void)s[0]; }, "axes");
+  refused([&] { (void)x[{Ellipsis{}, Ellipsis{}}]; }, "Ellipsis");
+  refused([&] { (void)x[Slice{.step = 0}]; }, "step 0");
+  refused([&] { (void)x[Slice{.step = -1}]; }, "flip");
+  refused([&] { (void)x[Tensor::from({3}, {1})]; }, "index: index 3 at position 0 is outside [0, 3)");
+  refused([&] { (void)x[Tensor::from({0, -4}, {2})]; }, "-4");
+  refused([&] { (void)x[{at, Tensor::from({4}, {1})}]; }, "index 4 at position 0 is outside [0, 4)");
+  refused([&] { (void)x[{Tensor::from({0, 1}, {2}), Tensor::from({0, 1, 2}, {3})}]; }, "(2)");
+  refused([&] { (void)x[s]; }, "integers");
+  refused([&] { (void)x[ones({4}, {boolean})]; }, "mask of shape (4)");
+  refused([&] { (void)x[to(at, Device::cpu(1))]; }, "cpu:1");
+  refused([&] { x[0] = ones({3}); }, "values of shape (3) do not fit into (4)");
+  refused([&] { x[{at}] = ones({2, 4}); }, "(2, 4)");
+  refused([&] { x[Tensor::from({7}, {1})] = 1; }, "index 7");
+  refused([&] { index_put_(clone(x), {Tensor::from({7}, {1})}, s); }, "index_put_: index 7");
+  refused([&] { to(x, i64)[0] = 0.5; }, "0.5");
+  refused([&] { gather(x, 2, at); }, "gather");
+  refused([&] { gather(x, 0, at); }, "gather: an index of shape (1) for shape (3, 4)");
+  refused([&] { gather(x, 0, ones({1, 5}, {i64})); }, "axis 1 of the index has 5");
+  refused([&] { scatter(x, 0, zeros({1, 2}, {i64}), ones({1, 1})); }, "scatter");
+  refused([&] { scatter(x, 0, full({1, 1}, 3, {i64}), 1); }, "scatter: index 3");
+  refused([&] { scatter_add(x, 0, zeros({1, 1}, {i64}), ones({1, 1}, {f64})); },
+          "scatter_add: f64 values for f32");
+  refused([&] { nonzero(empty({2}, {f32, Device::meta()})); }, "nonzero");
+  refused([&] { masked_select(x, x); }, "masked_select");
+  refused([&] { one_hot(at, 0); }, "one_hot");
+  refused([&] { one_hot(Tensor::from({5}, {1}), 5); }, "index 5");
+  refused([&] { chunk(x, 0); }, "chunk");
+  refused([&] { repeat(x, {2}); }, "repeat");
+  refused([&] { repeat(x, {2, -1}); }, "repeat");
+  refused([&] { flip(x, {2}); }, "flip");
+  refused([&] { pad(x, {1}); }, "pad");
+  refused([&] { pad(x, {-3, -2}); }, "pad");
+  refused([&] { pad(x, {4, 0}, Padding::reflect); }, "pad: 4 before and 0 after axis 1 of shape (3, 4)");
+  refused([&] { tril(at); }, "tril");
+  refused([&] { diag(s); }, "diag");
+  refused([&] { diagonal(x, 0, 0, -2); }, "diagonal");
+  refused([&] { outer(x, x); }, "outer");
+  refused([&] { einsum("ij,jk", {x}); }, "einsum");
+  refused([&] { einsum("ij,kj->ik", {x, counted({2, 3})}); }, "einsum: axis j");
+  refused([&] { einsum("ij->k", {x}); }, "names axis k");
+  refused([&] { einsum("ij->ii", {x}); }, "twice");
+  refused([&] { einsum("ijk", {x}); }, "3 axes");
+  refused([&] { einsum("i1", {x}); }, "'1'");
+  refused([&] { einsum("ii", {x}); }, "3 and 4");
+  refused([&] { var(at); }, "var");
+  refused([&] { norm(x, NAN); }, "norm");
+  refused([&] { prod(x, {0, 0}); }, "prod");
+  refused([&] { cumsum(x, 2); }, "cumsum");
+  refused([&] { argmin(zeros({2, 0}), 1); }, "argmin");
+  refused([&] { mse_loss(x, to(x, f64)); }, "mse_loss");
+  refused([&] { mse_loss(x, ones({3})); }, "mse_loss");
+  refused([&] { huber_loss(x, x, 0); }, "huber_loss: delta 0");
+  refused([&] { cross_entropy(x, zeros({3}, {i64}), {.label_smoothing = 2}); }, "smoothing 2");
+  refused([&] { cross_entropy(x, zeros({3}, {i64}), {.weight = ones({3})}); }, "weights of shape (3) for 4");
+  refused([&] { cross_entropy(x, zeros({3}, {i64}), {.weight = ones({4}, {f64})}); }, "f64 weights");
+  refused([&] { cross_entropy(counted({2, 3, 4}), zeros({2, 3}, {i64})); }, "cross_entropy");
+  refused([&] { cross_entropy_(clone(x), zeros({3}, {i64}), {.label_smoothing = 0.1}); }, "cross_entropy_");
+  refused([&] { nll_loss(x, full({3}, 4, {i64})); }, "4");
+  refused([&] { linspace(0, HUGE_VAL, 2); }, "linspace");
+  refused([&] { eye(-2); }, "eye");
+  refused([&] { randperm(-1); }, "randperm");
+  refused([&] { bernoulli(at); }, "bernoulli");
+}
+
+TEST_CASE("indexing: operators are the ops by their names") {
+  const Tensor a = counted({2, 3}), b = full({3}, 2);
+  CHECK(same_bits(a == b, equal(a, b)));
+  CHECK(same_bits(a != b, not_equal(a, b)));
+  CHECK(same_bits(a < b, less(a, b)));
+  CHECK(same_bits(a <= 2, less_equal(a, 2)));
+  CHECK(same_bits(a > 2, greater(a, 2)));
+  CHECK(same_bits(a >= b, greater_equal(a, b)));
+  CHECK(same_bits(2 < a, greater(a, 2)));
+  CHECK(same_bits(2 >= a, less_equal(a, 2)));
+  CHECK(same_bits(a == 2, equal(a, 2)));
+  CHECK(same_bits(~(a < 2) & (a < 4), logical_and(greater_equal(a, 2), less(a, 4))));
+  CHECK(same_bits((a < 1) | (a > 4), logical_or(less(a, 1), greater(a, 4))));
+  Tensor c = clone(a);
+  const Tensor same = c;
+  c += b;
+  c *= 2;
+  c -= 1;
+  c /= b;
+  CHECK(c.is(same));
+  CHECK(distance(c, div(sub(mul(add(a, b), 2), 1), b)) == 0);
+  CHECK(same_bits(where(a > 2, a, 0), where(a > 2, a, zeros({2, 3}))));
+  CHECK(same_bits(where(a > 2, 0, a), where(a > 2, zeros({2, 3}), a)));
+  CHECK(same_bits(masked_fill_(clone(a), a > 2, 7), where(a > 2, 7, a)));
+  CHECK(same_bits(cat({a, a}, 1), cat(std::vector{a, a}, 1)));
+  CHECK(same_bits(stack({a, a}), stack(std::vector{a, a})));
+}
+
+TEST_CASE("indexing: tensors print in rows, and large ones as a summary") {
+  std::ostringstream out;
+  out << Tensor::from<float>({1, -20, 0.5, 3}, {2, 2});
+  CHECK(out.str() == "tensor([[  1, -20],\n        [0.5,   3]], shape=(2, 2), dtype=f32, device=cpu:0)");
+  CHECK(to_string(counted({2, 1, 2})) ==
+        "tensor([[[0, 1]],\n\n        [[2, 3]]], shape=(2, 1, 2), dtype=f32, device=cpu:0)");
+  const std::string large = to_string(counted({40, 50}));
+  CHECK(std::count(large.begin(), large.end(), '\n') == 6);
+  CHECK(large.starts_with("tensor([[   0,    1,    2, ...,   47,   48,   49],\n"));
+  CHECK(large.find("        ...,\n        [1850, 1851") != std::string::npos);
+  for (const std::string& text : {large, to_string(counted({900}))}) {
+    std::istringstream lines(text.substr(0, text.find(", shape")));
+    for (std::string line; std::getline(lines, line);) CHECK(line.size() < 110);
+  }
+}
+
+TEST_CASE("indexing: values come from what C++ programs have") {
+  CHECK(Tensor::from({3, 0}, {2}).dtype() == i32);
+  CHECK(Tensor::from(std::vector<bool>{true, false}, {2}).to_vector<bool>() ==
+        std::vector<bool>{true, false});
+  CHECK(Tensor::from(std::vector<std::size_t>{1, 2}, {2}).dtype() == i64);
+  CHECK(Tensor::from(std::vector<long long>{-1, 2}, {2}).dtype() == i64);
+  CHECK(Tensor::from(std::vector<std::int16_t>{-1, 2}, {2}).dtype() == i32);
+  CHECK(values(Tensor::from(std::vector<unsigned>{1, 4000000000u}, {2})) == Doubles{1, 4000000000.0});
+  CHECK(values(Tensor::from(std::array{1.5, 2.5}, {2})) == Doubles{1.5, 2.5});
+  std::vector<float> list{1, 2, 3};
+  CHECK(values(Tensor::from(std::span(list), {3})) == Doubles{1, 2, 3});
+  CHECK(values(Tensor::from(std::span(list).first<2>(), {2})) == Doubles{1, 2});
+  CHECK(one_line_about(
+      message_of<ValueError>([] { Tensor::from(std::vector<std::size_t>{~std::size_t{0}}, {1}); }), "from"));
+}
+
+TEST_CASE("indexing: random orders hold every number once, and draws follow their probability") {
+  manual_seed(1);
+  for (std::int64_t n : {0, 1, 1000}) {
+    const Tensor order = randperm(n);
+    CHECK(same_bits(sort(order).values, arange(0, n)));
+    if (n == 1000) CHECK_FALSE(same_bits(order, randperm(n)));
+  }
+  manual_seed(2);
+  const Tensor first = randperm(50, {i32});
+  manual_seed(2);
+  CHECK(same_bits(randperm(50, {i32}), first));
+  CHECK(randperm(5, {i64, Device::meta()}).shape() == Shape{5});
+  const Tensor p = expand(Tensor::from<float>({0, 0.25, 1}, {3}), {20000, 3}), drawn = bernoulli(p);
+  CHECK(drawn.dtype() == f32);
+  const std::vector<double> shares = values(mean(drawn, {0}));
+  CHECK(shares[0] == 0);
+  CHECK(std::abs(shares[1] - 0.25) < 0.02);
+  CHECK(shares[2] == 1);
+}

@@ -1,0 +1,213 @@
+// Cases of indexing, and of functions that are made of other ops.
+#include "runtime/apply.h"
+#include "runtime/ops/recurrence.h"
+#include "tests/runtime/op_cases.h"
+
+namespace sherd::test {
+namespace {
+
+template <class F>
+Call one(F f) {
+  return [f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0])}; };
+}
+template <class F>
+Call two(F f) {
+  return [f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1])}; };
+}
+template <class F>
+Call three(F f) {
+  return [f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1], in[2])}; };
+}
+
+using Add = std::function<void(std::string, std::vector<Input>, Call, Rules)>;
+const Input block{{3, 4, 5}, {7, 300, 41}}, matrix{{6, 7}, {301, 57}}, line{{7}, {57}};
+
+Input index_input(Shape s, Shape large, std::int64_t bound) { return {s, large, Kind::index, bound}; }
+
+void indexing_cases(const Add& put) {
+  put("index by positions and slices", {block},
+      one([](const Tensor& x) { return x[{-1, Slice{1, {}, 2}, NewAxis{}}]; }),
+      {.more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("index from behind", {block}, one([](const Tensor& x) { return x[{Ellipsis{}, 0}]; }),
+      {.more = {{{1, 1, 1}}, {{0, 4, 5}}}});
+  put("index by rows", {matrix, index_input({2, 3}, {20, 30}, 6)},
+      two([](const Tensor& x, const Tensor& i) { return x[i]; }),
+      {.dtypes = floating_dtypes | integral_dtypes | bool_dtype,
+       .more = {{{6, 1}, {1}}, {{6, 7}, {0}}, {{6}, {}}}});
+  put("index by neighbours", {block, index_input({2, 1}, {30, 1}, 3), index_input({3}, {20}, 4)},
+      three([](const Tensor& x, const Tensor& i, const Tensor& j) { return x[{i, sub(j, 4)}]; }), {});
+  put("index by two that are apart", {block, index_input({6}, {30}, 3), index_input({6}, {30}, 5)},
+      three([](const Tensor& x, const Tensor& i, const Tensor& j) { return x[{i, Slice{1, 3}, j}]; }), {});
+  put("index_put_ into a box", {block, {{2, 1}, {2, 1}}}, two([](const Tensor& x, const Tensor& v) {
+        return index_put_(clone(x), {1, Slice{0, 4, 2}, Slice{1}}, v);
+      }),
+      {});
+  put("index_put_ that adds to a box", {block, {{5}, {41}}},
+      two([](const Tensor& x, const Tensor& v) { return index_put_(clone(x), {Slice{1}, -1}, v, Put::add); }),
+      {.dtypes = number_dtypes});
+  put("index_put_ of rows", {matrix, index_input({9}, {400}, 6), {{9, 7}, {400, 57}}},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) { return index_put_(clone(x), {i}, v); }),
+      {});
+  put("index_put_ of elements", {matrix, index_input({5}, {400}, 6), {{2, 5}, {2, 400}}},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) {
+        return index_put_(clone(x), {Slice{0, 2}, i}, v);
+      }),
+      {});
+  put("index_put_ that adds rows", {matrix, index_input({2, 4}, {20, 30}, 6), line},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) {
+        return index_put_(clone(x), {i}, v, Put::add);
+      }),
+      {.dtypes = number_dtypes, .sixteen = Bits::rounded});
+  put("gather along the first axis", {block, index_input({9, 2, 5}, {40, 200, 41}, 3)},
+      two([](const Tensor& x, const Tensor& i) { return gather(x, 0, i); }), {});
+  put("scatter", {block, index_input({3, 6, 4}, {7, 30, 40}, 4), {{3, 7, 4}, {7, 30, 41}}},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) { return scatter(x, 1, i, v); }), {});
+  put("scatter_add", {block, index_input({3, 6, 4}, {7, 30, 40}, 4), {{3, 6, 4}, {7, 30, 40}}},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) { return scatter_add(x, 1, i, v); }),
+      {.dtypes = number_dtypes, .sixteen = Bits::rounded});
+  put("one_hot", {index_input({2, 3}, {30, 40}, 6)}, one([](const Tensor& i) { return one_hot(i, 6); }),
+      {.gradients = false});
+}
+
+void arranging_cases(const Add& put) {
+  const auto all_of = [](const std::vector<Tensor>& parts) {
+    std::vector<Tensor> flat;
+    for (const Tensor& part : parts) flat.push_back(reshape(part, {-1}));
+    return cat(flat);
+  };
+  put("chunk", {block}, one([all_of](const Tensor& x) { return all_of(chunk(x, 3, -1)); }), {});
+  put("unbind", {block}, one([all_of](const Tensor& x) { return all_of(unbind(x, 1)); }), {});
+  put("repeat", {block}, one([](const Tensor& x) { return repeat(x, {2, 1, 3, 2}); }),
+      {.more = {{{1, 1, 1}}, {{0, 4, 5}}}});
+  put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }), {.more = {{{0, 4, 5}}}});
+  put("roll", {block}, one([](const Tensor& x) { return roll(x, 3, -1); }),
+      {.more = {{{3, 1, 1}}, {{0, 1, 0}}}});
+  for (const Padding how : {Padding::constant, Padding::reflect, Padding::replicate, Padding::circular})
+    put("pad " + std::to_string(static_cast<int>(how)), {block},
+        one([how](const Tensor& x) { return pad(x, {1, 2, 0, -1}, how, 1); }), {});
+  put("tril", {block}, one([](const Tensor& x) { return tril(x, 1); }), {.more = {{{0, 4, 5}}, {{2, 1, 1}}}});
+  put("triu", {block}, one([](const Tensor& x) { return triu(x, -1); }), {.more = {{{2, 0, 5}}}});
+  put("diagonal", {block}, one([](const Tensor& x) { return diagonal(x, 1, 2, 0); }),
+      {.more = {{{1, 1, 1}}}});
+  put("diag", {line}, one([](const Tensor& x) { return diag(x, -1); }), {.more = {{{1}}, {{0}}}});
+  put("outer", {line, {{4}, {30}}}, two([](const Tensor& a, const Tensor& b) { return outer(a, b); }),
+      {.dtypes = number_dtypes});
+}
+
+void statistics_cases(const Add& put) {
+  const auto over_axes = [&](const std::string& name, auto f, Rules rules) {
+    rules.dtypes = floating_dtypes;
+    put(name, {block}, one([f](const Tensor& x) { return f(x, Shape{}, Keep::drop); }), rules);
+    put(name + " over an axis", {block}, one([f](const Tensor& x) { return f(x, Shape{1}, Keep::dims); }),
+        rules);
+  };
+  over_axes("var", [](const Tensor& x, Shape a, Keep k) { return var(x, a, k); }, {});
+  over_axes("stddev", [](const Tensor& x, Shape a, Keep k) { return stddev(x, a, k, 0); }, {});
+  over_axes("norm", [](const Tensor& x, Shape a, Keep k) { return norm(x, 2, a, k); }, {});
+  over_axes("norm 1", [](const Tensor& x, Shape a, Keep k) { return norm(x, 1, a, k); }, {});
+  over_axes("norm 3", [](const Tensor& x, Shape a, Keep k) { return norm(x, 3, a, k); }, {});
+  over_axes("norm inf", [](const Tensor& x, Shape a, Keep k) { return norm(x, HUGE_VAL, a, k); }, {});
+  over_axes("logsumexp", [](const Tensor& x, Shape a, Keep k) { return logsumexp(x, a, k); }, {});
+  put("any", {block}, one([](const Tensor& x) { return any(x, {0}); }), {.gradients = false});
+  put("all", {block}, one([](const Tensor& x) { return all(x, {-1}, Keep::dims); }), {.gradients = false});
+  const Input short_rows{{2, 5, 3}, {20, 9, 30}};
+  put("prod", {short_rows}, one([](const Tensor& x) { return prod(x, {1}); }),
+      {.layouts = Bits::rounded, .sixteen = Bits::rounded, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("cumsum", {block}, one([](const Tensor& x) { return cumsum(x, 1); }),
+      {.more = {{{1, 1, 1}}, {{2, 0, 3}}, {{3, 4, 1}}}});
+  put("cumsum along the last axis", {block}, one([](const Tensor& x) { return cumsum(x, -1); }), {});
+  put("cumprod", {short_rows}, one([](const Tensor& x) { return cumprod(x, 1); }),
+      {.sixteen = Bits::rounded, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  for (bool reverse : {false, true}) {
+    const ops::Recurrence op{reverse};
+    put(reverse ? "recurrence backwards" : "recurrence", {short_rows, short_rows},
+        Call([op](std::span<const Tensor> in) { return std::vector<Tensor>{apply_many(op, in)[0]}; }),
+        {.dtypes = number_dtypes,
+         .sixteen = Bits::rounded,
+         .reference =
+             Call([op](std::span<const Tensor> in) { return std::vector<Tensor>{op.reference(in)[0]}; })});
+  }
+  put("max", {block}, one([](const Tensor& x) { return max(x, 1).values; }), {});
+  put("min, its positions", {block}, one([](const Tensor& x) { return min(x, -1, Keep::dims).indices; }),
+      {.gradients = false});
+  put("argmin", {block}, one([](const Tensor& x) { return argmin(x, 0); }), {.gradients = false});
+  put("sort", {block}, one([](const Tensor& x) { return sort(x, 1).values; }),
+      {.more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("sort downwards", {block}, one([](const Tensor& x) { return sort(x, -1, Order::descending).values; }),
+      {});
+  put("argsort", {block}, one([](const Tensor& x) { return argsort(x, 0); }), {.gradients = false});
+  put("einsum of two", {{{3, 4, 5}, {7, 30, 41}}, {{3, 5, 2}, {7, 41, 20}}},
+      two([](const Tensor& a, const Tensor& b) { return einsum("bij,bjk->bki", {a, b}); }),
+      {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+  put("einsum of three", {{{3, 4}, {30, 40}}, {{4, 2}, {40, 20}}, {{3, 2}, {30, 20}}},
+      three(
+          [](const Tensor& a, const Tensor& b, const Tensor& c) { return einsum("ij,jk,ik->k", {a, b, c}); }),
+      {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+  put("einsum of a diagonal", {{{3, 3, 4}, {30, 30, 20}}},
+      one([](const Tensor& a) { return einsum("iij->ji", {a}); }), {});
+}
+
+void loss_cases(const Add& put) {
+  const Input probabilities{{3, 4, 5}, {7, 30, 41}, Kind::number, 0, 0.1, 0.9};
+  const auto pair = [&](const std::string& name, auto f, Input input, Input target) {
+    for (const Reduction r : {Reduction::mean, Reduction::none})
+      put(name + " " + std::to_string(static_cast<int>(r)), {input, target},
+          two([f, r](const Tensor& x, const Tensor& t) { return f(x, t, r); }), {.dtypes = floating_dtypes});
+  };
+  pair(
+      "mse_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return mse_loss(x, t, r); }, block,
+      block);
+  pair(
+      "l1_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return l1_loss(x, t, r); }, block,
+      block);
+  pair(
+      "huber_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return huber_loss(x, t, 0.7, r); },
+      block, block);
+  pair(
+      "smooth_l1_loss",
+      [](const Tensor& x, const Tensor& t, Reduction r) { return smooth_l1_loss(x, t, 0.7, r); }, block,
+      block);
+  pair(
+      "bce_with_logits",
+      [](const Tensor& x, const Tensor& t, Reduction r) { return bce_with_logits(x, t, {r}); },
+      {{3, 4, 5}, {7, 30, 41}}, probabilities);
+  pair(
+      "bce_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return bce_loss(x, t, {r}); },
+      probabilities, probabilities);
+  pair(
+      "kl_div", [](const Tensor& x, const Tensor& t, Reduction r) { return kl_div(x, t, r); },
+      {{3, 4, 5}, {7, 30, 41}}, probabilities);
+  const Input images{{2, 5, 3}, {7, 41, 30}}, targets{{2, 3}, {7, 30}, Kind::index, 5},
+      weight{{5}, {41}, Kind::number, 0, 0.3, 2};
+  for (const Reduction r : {Reduction::mean, Reduction::none}) {
+    const std::string form = " " + std::to_string(static_cast<int>(r));
+    put("cross_entropy of images" + form, {images, targets},
+        two([r](const Tensor& x, const Tensor& t) { return cross_entropy(x, t, {r, 3}); }),
+        {.dtypes = floating_dtypes});
+    put("cross_entropy, smoothed" + form, {images, targets, weight},
+        three([r](const Tensor& x, const Tensor& t, const Tensor& w) {
+          return cross_entropy(x, t,
+                               {.reduction = r, .ignore_index = 3, .label_smoothing = 0.1, .weight = w});
+        }),
+        {.dtypes = floating_dtypes});
+    put("nll_loss" + form, {images, targets, weight},
+        three([r](const Tensor& x, const Tensor& t, const Tensor& w) { return nll_loss(x, t, {r, 3, w}); }),
+        {.dtypes = floating_dtypes});
+  }
+}
+
+}  // namespace
+
+std::vector<Case> made_cases() {
+  std::vector<Case> all;
+  const Add put = [&](std::string name, std::vector<Input> inputs, Call call, Rules rules) {
+    all.push_back({std::move(rules), std::move(name), std::move(inputs), std::move(call)});
+  };
+  indexing_cases(put);
+  arranging_cases(put);
+  statistics_cases(put);
+  loss_cases(put);
+  return all;
+}
+
+}  // namespace sherd::test
