@@ -10,6 +10,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/reach.h"
+#include "runtime/shown.h"
 
 namespace sherd::nn {
 
@@ -431,7 +432,17 @@ StateDict Module::state_dict() const {
   return state;
 }
 
-void Module::load_state_dict(const StateDict& state, Strict strict) {
+StateDict::const_iterator StateDict::find(std::string_view name) const {
+  return std::ranges::find_if(*this, [&](const auto& entry) { return entry.first == name; });
+}
+const Tensor& StateDict::at(std::string_view name) const {
+  const auto found = find(name);
+  check<ValueError>(found != end(), "state: has no '{}' among its {} names", shown(name, 200), size());
+  return found->second;
+}
+bool StateDict::contains(std::string_view name) const { return find(name) != end(); }
+
+Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   std::unordered_map<std::string, Tensor> given;
   for (const auto& [name, tensor] : state)
     check<ValueError>(given.emplace(name, tensor).second, "load_state_dict: the state has '{}' twice", name);
@@ -497,6 +508,12 @@ void Module::load_state_dict(const StateDict& state, Strict strict) {
   for (ParameterOwner* owner : owners) owner->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
   for (const auto& [buffer, from] : loads) buffer->load(from);
+  Mismatch left;
+  for (auto& [id, name] : missing) left.missing.push_back(std::move(name));
+  std::ranges::sort(left.missing);
+  for (const auto& [name, tensor] : state)
+    if (given.contains(name)) left.unknown.push_back(name);
+  return left;
 }
 
 Subscription Module::observe(ModuleObserver& observer) { return state().observers.add(&observer); }

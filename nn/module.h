@@ -83,10 +83,24 @@ struct NamedModule {
   Module* module;
 };
 /// Names and tensors, in the order of members. Tensors are detached but share memory with the module.
-using StateDict = std::vector<std::pair<std::string, Tensor>>;
+class SHERD_API StateDict : public std::vector<std::pair<std::string, Tensor>> {
+ public:
+  using std::vector<std::pair<std::string, Tensor>>::vector;
+  /// The tensor of that name; ValueError if there is none.
+  const Tensor& at(std::string_view name) const;
+  bool contains(std::string_view name) const;
+
+ private:
+  const_iterator find(std::string_view name) const;
+};
 
 /// Whether `load_state_dict` insists that both sides have the same names.
 enum class Strict { yes, no };
+/// What a state and a module do not have in common.
+struct Mismatch {
+  std::vector<std::string> missing;  ///< names of the module that the state lacks, sorted
+  std::vector<std::string> unknown;  ///< names of the state that the module lacks, in the state's order
+};
 
 /// Fills a tensor with a parameter's or buffer's first values; `name` is its full name in the module.
 using Initialise = std::function<void(const std::string& name, const Tensor& whole)>;
@@ -155,8 +169,9 @@ class SHERD_API Module {
   StateDict state_dict() const;
   /// Copies values in. ValueError for missing or unknown names (unless not strict) and for a name that comes
   /// twice, ShapeError for other shapes, DeviceError where one side is on `meta` and the other is not; dtypes
-  /// are cast. A tied parameter may come under any of its names. Nothing is changed when it throws.
-  void load_state_dict(const StateDict& state, Strict strict = Strict::yes);
+  /// are cast. A tied parameter may come under any of its names. Nothing is changed when it throws. What one
+  /// side alone has is returned; nothing, if strict.
+  Mismatch load_state_dict(const StateDict& state, Strict strict = Strict::yes);
 
   /// Calls `observer` around each forward until the subscription ends; several in the order in which they
   /// subscribed, and as often. `observer` must live as long. When the module is moved, the module that it was

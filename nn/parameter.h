@@ -147,6 +147,8 @@ class SHERD_API Param {
   bool defined() const { return slot_ && slot_->defined(); }
   explicit operator bool() const { return defined(); }
   operator const Tensor&() const { return tensor(); }
+  /// The object, for optimizers and `init`: `init::normal_(layer.weight)`.
+  operator const Parameter&() const { return object(); }
   /// What forward uses; an undefined tensor for "none".
   const Tensor& tensor() const;
   /// The object in the slot.
@@ -161,6 +163,8 @@ class SHERD_API Param {
   Tensor grad() const { return slot("grad").grad(); }
   void set_grad(Tensor grad) { slot("set_grad").set_grad(std::move(grad)); }
   const Shape& shape() const { return slot("shape").shape(); }
+  bool requires_grad() const { return slot("requires_grad").requires_grad(); }
+  void set_requires_grad(bool requires_grad) { slot("set_requires_grad").set_requires_grad(requires_grad); }
 
  private:
   Parameter& slot(std::string_view call) const {
