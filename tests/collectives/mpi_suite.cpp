@@ -1,11 +1,12 @@
 // The suite on ranks that are processes, started by a launcher; each runs this program:
-//   mpirun -n 4 mpi_suite [late]       late: on tests/late_device.h
+//   mpirun -n 4 mpi_suite [DEVICE]      cuda:0, or late:0 of tests/late_device.h
 #include <sherd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 
+#include "runtime/backend.h"
 #include "runtime/ops.h"
 #include "tests/collectives/suite.h"
 #include "tests/late_device.h"
@@ -90,6 +91,13 @@ class Tally {
       std::cerr << "failed on rank " << rank_ << ": " << section.name << ": " << error.what() << std::endl;
     }
   }
+  int skip(const char* reason) {
+    run_ranks(0, [&](World& world) {
+      if (world.rank() == 0)
+        std::cout << "skipped: " << reason << "\nsherd-tests: 0 passed, 0 failed, 1 skipped\n";
+    });
+    return 0;
+  }
   int report() const {
     if (rank_ == 0)
       std::cout << "sherd-tests: " << passed_ << " passed, " << failed_ << " failed, 0 skipped" << std::endl;
@@ -108,8 +116,11 @@ int main(int argc, char** argv) {
     tally.run({"a stopped and then busy rank is waited for", slow_rank});
     return tally.report();
   }
-  if (argc == 2 && std::string_view(argv[1]) == "late") {
-    for (const test::Section& section : test::device_sections()) tally.run(section, test::late_device());
+  if (argc == 2) {
+    test::late_device();  // its name is known from now on
+    const Device device = Device::parse(argv[1]);
+    if (device.type == DeviceType::cuda && gpu_count() == 0) return tally.skip("no GPU here");
+    for (const test::Section& section : test::device_sections()) tally.run(section, device);
     return tally.report();
   }
   tally.run({"processes give the bits of the reference, and those of threads", same_bits_as_threads});
