@@ -482,11 +482,12 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   Traversal all;
   all.on_param = [&](const std::string& name, const Parameter& p) {
     std::string of_owner;
-    if (p.owner() != nullptr) {
+    const Tensor into = p.owner() != nullptr ? p.owner()->state(p) : p.local().detach();
+    if (p.owner() != nullptr &&
+        &into.storage() == &p.local().storage()) {  // not the whole that a scope shows
       owners.push_back(p.owner());
       of_owners = of_owner = "; " + p.owner()->explain(p, WholeOf::values);
     }
-    const Tensor into = p.local().detach();
     if (const auto from = take(name, p.id(), into, of_owner)) copies.emplace_back(into, *from);
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {

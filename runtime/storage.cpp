@@ -12,6 +12,7 @@ void StorageOwner::before_write(Storage&) {}
 void StorageOwner::expect_reads(Storage&, int) {}
 void StorageOwner::read_done(Storage&) {}
 void StorageOwner::forget_reads(Storage&) noexcept {}
+std::string StorageOwner::explain_released() const { return {}; }
 void StorageOwner::storage_gone(Storage&) noexcept {}
 
 void* RefCounted::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
@@ -155,9 +156,11 @@ void Storage::refuse_data() const {
     fail<DeviceError>(
         "tensor: a tensor on meta has a shape but no values; make it on another device, or give its "
         "module values with materialize()");
+  const std::string of_owner = owner_ != nullptr ? owner_->explain_released() : "";
+  check<StateError>(of_owner.empty(), "tensor: {}", of_owner);
   fail<StateError>(
       "tensor: its {} bytes are released and a host read never brings them back; use it in an op, which "
-      "does (of a sharded model, full_state_dict gives all values)",
+      "does",
       bytes_);
 }
 

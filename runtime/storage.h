@@ -36,6 +36,9 @@ class SHERD_API StorageOwner {
   virtual void forget_reads(Storage& storage) noexcept;
   /// An op is about to write `storage`. May throw to refuse; nothing is written then.
   virtual void before_write(Storage& storage);
+  /// For messages about host reads while it is released: what it holds, and how to see that. Empty: the
+  /// message speaks of bytes.
+  virtual std::string explain_released() const;
   /// `storage` is being destroyed; the owner must forget its address.
   virtual void storage_gone(Storage& storage) noexcept;
 };

@@ -209,6 +209,16 @@ void Gathered::check_unwritten() const {
 
 void Gathered::need(Storage&) { Engine::current().demand(*this); }
 
+std::string Gathered::explain_released() const {
+  const std::vector<std::string>& names = group_.spec().names;
+  const std::span few = std::span(names).first(std::min<std::size_t>(names.size(), 4));
+  return fmt::format(
+      "it shows gathered values of '{}' ({}{}), which are released outside forward, and a host read does not "
+      "gather; read local() for this rank's part, or the whole in a scope of summon_full_params, in "
+      "full_state_dict, or through an op on every rank",
+      group_.label(), fmt::join(few, ", "), names.size() > few.size() ? ", ..." : "");
+}
+
 void Gathered::read_done(Storage&) {
   if (reads_ > 0 && --reads_ == 0) Engine::current().read_over(*this);
 }

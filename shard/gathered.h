@@ -109,6 +109,7 @@ class Gathered final : public StorageOwner {
   void expect_reads(Storage&, int reads) override { reads_ += reads; }
   void read_done(Storage&) override;
   void forget_reads(Storage&) noexcept override { reads_ = 0; }
+  std::string explain_released() const override;
   /// StateError: the next gather would undo the write.
   void before_write(Storage&) override;
   void storage_gone(Storage&) noexcept override { storage_ = nullptr; }

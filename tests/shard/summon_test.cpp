@@ -337,6 +337,36 @@ struct Summoner final : nn::Layer<Summoner> {
 
 }  // namespace
 
+TEST_CASE(
+    "a module's state that is loaded in a scope is of whole parameters, and kept as what is written there") {
+  on_all([](World&, const Way& way) {
+    Net net = seeded_net(), by_hand = seeded_net(), other{NetOptions{.uneven = true}};
+    wrap(net, way);
+    const nn::StateDict state = other.state_dict();
+    for (const bool writeback : {false, true}) {
+      {
+        const auto scope = shard::summon_full_params(net, {.writeback = writeback});
+        net.load_state_dict(state);
+        expect_whole(net, other, "in the scope");
+      }
+      const auto scope = shard::summon_full_params(net);
+      expect_whole(net, writeback ? other : by_hand, writeback ? "kept" : "not kept");
+    }
+  });
+}
+
+TEST_CASE("a host read of what is not gathered says which parameter, and where to see it") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Net net = seeded_net();
+    shard_blocks_and_rest(net, {.layout = layout});
+    loss_at(net, world.rank(), 0).backward();
+    const Tensor weight = net.blocks[1].in.weight.tensor();
+    const std::string message = message_of<StateError>([&] { weight.to_vector<float>(); });
+    for (const char* words : {"'blocks.1' (", "in.weight", "local()", "summon_full_params"})
+      expect(message.find(words) != std::string::npos, "'{}' is not in '{}'", words, message);
+  });
+}
+
 TEST_CASE("scopes are refused within forwards, backwards and each other, and all else waits until they end") {
   for (const int ranks : {1, 2, 3})
     for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
