@@ -498,6 +498,7 @@ void Engine::gather_up_to(std::size_t end, const Gathered* needed) {
 void Engine::arrived(std::uint64_t run) {
   if (plan_.run != run) return;
   reduce_in_turn(When::complete);
+  bring_down();
 }
 
 /// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
@@ -517,6 +518,19 @@ void Engine::reduce_in_turn(When when) {
     else
       gradients.keep(step.gathered->dtype());
     gather_early(plan_.reduced + 1);
+  }
+}
+
+/// Averages come down in the order of the plan, each while the device is at work on what follows it: one is
+/// waited for when the next one is given. When that is depends on the peers, so nothing but this rank's own
+/// copies does.
+void Engine::bring_down() {
+  for (; plan_.down < plan_.reduced; ++plan_.down) {
+    const Plan::Step& step = plan_.steps()[plan_.down];
+    if (step.kind != Plan::Step::Kind::reduce) continue;
+    Gradients& gradients = step.group().gradients();
+    if (!gradients.set_out()) return;
+    if (Gradients* before = std::exchange(plan_.coming, &gradients)) before->land();
   }
 }
 

@@ -119,6 +119,9 @@ class Plan {
 
   /// The cursor: steps before it, of either kind, are done.
   std::size_t gathered = 0, reduced = 0;
+  /// The same of averages that were given to come down, and the last of those.
+  std::size_t down = 0;
+  Gradients* coming = nullptr;
 
  private:
   void concern(const std::shared_ptr<Gathered>& gathered) {
@@ -199,6 +202,7 @@ class Engine {
   void gather_up_to(std::size_t end, const Gathered* needed = nullptr);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
+  void bring_down();
   void before_call();
   void renewed(const Group& ranks);
 

@@ -94,7 +94,11 @@ void Gradients::drop() noexcept {
   for (Member& m : members_) m = {};
   due_ = 0;
   turn_ = Turn::dropped;
-  reduced_ = average_ = {};
+  if (const auto down = std::exchange(down_, nullptr)) try {
+      down->wait();                    // else its memory would be another tensor's while the device writes it
+    } catch (const std::exception&) {  // the device has failed
+    }
+  reduced_ = average_ = flags_ = {};
   reduction_ = {};
   totals_.clear();
   for (Slot& slot : slots_) slot.added = false;
@@ -126,8 +130,10 @@ void Gradients::reduce(DType computed_in) {
   if (!group.defined()) {
     if (!offloaded()) return;
     totals_ = totals();
+    if (!comes_down()) return;
     for (Tensor& t : totals_)
-      if (t.defined()) t = to(t, group_.shard().device());
+      if (t.defined() && !alone(t)) t = clone(t);  // others may write it before it is down
+    down_ = backend(group_.compute_device().type).mark(group_.compute_device());
     return;
   }
   const Engine::OwnCalls own_calls;
@@ -181,26 +187,72 @@ void Gradients::pass_on() {
 }
 
 void Gradients::wait() {
-  if (!reduced_.defined()) return;
   const NoGrad guard;
-  reduction_.wait();
-  reduction_ = {};
-  if (turn_ == Turn::reduced) bring_down();
+  if (turn_ == Turn::reduced_over_shards) {
+    reduction_.wait();
+    reduction_ = {};
+    return;
+  }
+  if (reduced_.defined() && !down_) make_average();
+  if (down_) return land();
+  for (Tensor& t : totals_) t = brought_down(t);
+  if (!reduced_.defined()) return;
+  reduced_ = {};
+  average_ = brought_down(average_);
+  present_ = to(std::exchange(flags_, {}), Device::cpu()).to_vector<float>();
 }
 
 bool Gradients::offloaded() const { return group_.compute_device() != group_.shard().device(); }
 
-/// The average, to where it is stepped; what it was on the computing device is freed.
-void Gradients::bring_down() {
+/// From a device that may be at work to the host.
+bool Gradients::comes_down() const {
+  return offloaded() && group_.shard().device().is_cpu() && group_.compute_device().type != DeviceType::meta;
+}
+
+bool Gradients::set_out() {
+  const bool later = in_two_calls() || !hooked_.empty();  // calls follow, at the end of the walk
+  if (turn_ != Turn::reduced || !reduced_.defined() || down_ || !comes_down() || later) return true;
+  if (!reduction_.done()) return false;
+  make_average();
+  return true;
+}
+
+/// On the computing device. What comes down is made beside what the rank computes there: that follows none of
+/// it.
+void Gradients::make_average() {
+  const NoGrad guard;
+  const Device device = group_.compute_device();
+  const std::unique_ptr<DeviceAside> aside = comes_down() ? backend(device.type).aside(device) : nullptr;
   const GroupSpec& spec = group_.spec();
-  const Tensor reduced = std::exchange(reduced_, {});
+  reduction_.wait();
+  reduction_ = {};
   const std::int64_t numel = spec.partition.shard_numel();
-  present_ =
-      to(to(flat_view(reduced, numel, static_cast<std::int64_t>(slots_.size())), DType::f32), Device::cpu())
-          .to_vector<float>();
-  average_ = flat_view(reduced, 0, numel);
+  flags_ = to(flat_view(reduced_, numel, static_cast<std::int64_t>(slots_.size())), DType::f32);
+  average_ = flat_view(reduced_, 0, numel);
   if (divided_here()) average_ = divided(average_);
-  average_ = to(to(average_, grad_dtype()), group_.shard().device());
+  average_ = to(average_, grad_dtype());
+  if (comes_down()) down_ = backend(device.type).mark(device);
+}
+
+/// To the shard's device. After `down_`, where there is one, and after nothing that came later.
+Tensor Gradients::brought_down(const Tensor& t) const {
+  if (!t.defined()) return t;
+  if (!down_) return to(t, group_.shard().device());
+  const Tensor host = empty(t.shape(), {t.dtype(), group_.shard().device()});
+  down_->read(host.raw(), t.raw(), static_cast<std::size_t>(t.numel() * size_of(t.dtype())));
+  return host;
+}
+
+void Gradients::land() {
+  if (!down_) return;
+  const NoGrad guard;
+  for (Tensor& t : totals_) t = brought_down(t);
+  if (reduced_.defined()) {
+    average_ = brought_down(average_);
+    present_ = brought_down(std::exchange(flags_, {})).to_vector<float>();
+  }
+  reduced_ = {};
+  down_ = nullptr;
 }
 
 /// In the flat layout on two devices an average takes the place of the one before in PyTorch, and is added to

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 
 #include "autograd/sink.h"
 #include "collectives/group.h"
+#include "runtime/backend.h"
 #include "runtime/tensor.h"
 
 namespace sherd::shard {
@@ -63,6 +65,11 @@ class Gradients final : public EngineSink {
   /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them, unless the
   /// program put that off.
   void pass_on();
+  /// Of an average that is stepped on the host and reduced elsewhere: gives the computing device what brings
+  /// it down, once all ranks have posted; says whether there is nothing more to give.
+  bool set_out();
+  /// Until what `set_out` began has come down.
+  void land();
   /// Until the averages are here, where the shard is.
   void wait();
   /// StateError where an average would be added to one that is there, and cannot be.
@@ -126,7 +133,9 @@ class Gradients final : public EngineSink {
   void commit_over_shards();
   void commit_average();
   bool offloaded() const;
-  void bring_down();
+  bool comes_down() const;
+  void make_average();
+  Tensor brought_down(const Tensor& t) const;
   static void add_to(Slot& slot, const Tensor& part);
 
   ParameterGroup& group_;
@@ -142,10 +151,11 @@ class Gradients final : public EngineSink {
   Tensor reduced_;          // average, or sum in two calls: shard gradient, then a presence flag a slot
   Work reduction_;
   std::optional<double> divide_by_;  // of this reduction
-  Tensor average_;                   // where the shard is
+  Tensor average_, flags_;           // made of it; in the end where the shard is
   std::vector<float> present_;       // the flags
-  std::vector<Tensor> totals_;       // there too, of a rank without peers that computes elsewhere
-  Tensors hooked_;                   // inputs and outputs that a communication hook reduces, side by side
+  std::vector<Tensor> totals_;  // in place of an average, of a rank without peers that computes elsewhere
+  std::unique_ptr<DeviceMark> down_;  // after what is to come down; until then all that it is made of is kept
+  Tensors hooked_;                    // inputs and outputs that a communication hook reduces, side by side
 };
 
 }  // namespace sherd::shard

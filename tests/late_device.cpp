@@ -138,6 +138,24 @@ const std::shared_ptr<Moment>& moment_of(DeviceEvent& event) {
   return dynamic_cast<LateEvent&>(event).moment;
 }
 
+class LateMark final : public DeviceMark {
+ public:
+  explicit LateMark(Queue& queue) : moment_(std::make_shared<Moment>()) { Moment::mark(moment_, queue); }
+  bool reached() override {
+    const std::scoped_lock lock(moment_->mutex);
+    return moment_->reached > 0;
+  }
+  void wait() override { moment_->wait_for(1); }
+  double seconds_since(const DeviceMark&) const override { return 0; }
+  void read(void* to, const void* from, std::size_t bytes) override {
+    wait();
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  std::shared_ptr<Moment> moment_;
+};
+
 class LatePeerQueue final : public PeerQueue {
  public:
   LatePeerQueue(Queue*& work, Queue*& frees) : work_(work), frees_in_(frees) {}
@@ -241,6 +259,9 @@ class LateBackend final : public Backend {
     if (to_device.is_cpu() || to_device != from_device) rank.work->synchronize();
   }
   void synchronize(Device device) override { rank_of(device).synchronize(); }
+  std::unique_ptr<DeviceMark> mark(Device device) override {
+    return std::make_unique<LateMark>(*rank_of(device).work);
+  }
   std::unique_ptr<DeviceAside> aside(Device device) override {
     return std::make_unique<LateAside>(rank_of(device));
   }

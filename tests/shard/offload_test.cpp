@@ -6,6 +6,7 @@
 #include "nn/grad_scaler.h"
 #include "shard/fsdp.h"
 #include "shard/step_in_backward.h"
+#include "tests/late_device.h"
 #include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
@@ -60,8 +61,9 @@ void note(std::vector<std::pair<std::string, std::vector<double>>>& values, cons
 enum class When { after_backward, in_backward };
 
 /// Four steps: a plain one, one after a backward without synchronisation, one of two averages if `twice`, and
-/// a plain one. Gradients, parts and state are at home.
-Outcome train(World& world, const Wrap& wrap, const MakeOptimizers& make, When when, bool twice) {
+/// a plain one. Gradients, parts and state are at `home`.
+Outcome train(World& world, const Wrap& wrap, const MakeOptimizers& make, When when, bool twice,
+              Device home = ::home) {
   Outcome outcome;
   Net net(NetOptions{.uneven = true});
   wrap(net);
@@ -94,7 +96,8 @@ Outcome train(World& world, const Wrap& wrap, const MakeOptimizers& make, When w
   note(outcome.values, shard::full_state_dict(net));
   for (const auto& optimizer : optimizers) {
     for (const auto& [name, tensor] : optimizer->state_dict())
-      expect(tensor.device() == home, "'{}' is on {}", name, to_string(tensor.device()));
+      expect(tensor.device() == home || name.starts_with("group."), "'{}' is on {}", name,
+             to_string(tensor.device()));
     note(outcome.values, optimizer->state_dict());
   }
   return outcome;
@@ -140,6 +143,24 @@ TEST_CASE("offloaded shards train to the bits of those that are where they compu
                   train(world, in_blocks(options), adam, When::after_backward, twice), "hybrid");
     }
   });
+}
+
+TEST_CASE("an offloaded average comes down while the backward goes on") {
+  for (const GroupLayout layout : layouts) {
+    DryRun run({.size = 3, .done = DryRunOptions::Done::always});
+    Net net;
+    shard_blocks_and_rest(net, {.mesh = run.world().mesh(), .layout = layout, .compute_device = away});
+    const Tensor loss = loss_at(net, 0, 0);
+    const std::size_t from = run.steps().size();
+    loss.backward();
+    std::string order;
+    for (std::size_t i = from; i < run.steps().size(); ++i)
+      if (const DryStep& step = run.steps()[i]; step.call == CollectiveKind::reduce_scatter)
+        order += fmt::format("{} {}, ", step.kind == DryStep::Kind::post ? "reduce" : "wait", step.label);
+    CHECK(order ==
+          "reduce blocks.2, wait blocks.2, reduce blocks.1, wait blocks.1, reduce blocks.0, wait blocks.0, "
+          "reduce root, wait root, ");
+  }
 }
 
 TEST_CASE("FullyShardedDataParallel offloads, whether it shows one flat parameter or the originals") {
@@ -413,5 +434,31 @@ TEST_CASE("an optimizer that throws within a backward leaves the next one as it 
     loss_at(net, world.rank(), 1).backward();
     expect_gradients(net, world, plain(by_hand, world, 1), "after it");
     noting.step();
+  });
+}
+
+TEST_CASE("averages of a device that works late come down as they are") {
+  // Of ops that have kernels there: elementwise ones.
+  const MakeOptimizers make = [](nn::Module& net) {
+    std::vector<std::unique_ptr<nn::Optimizer>> made;
+    made.push_back(std::make_unique<Noting>(net.parameters()));
+    return made;
+  };
+  on_all([&](World& world, shard::Options options) {
+    for (const auto& mixed : {shard::MixedPrecisionPolicy{},
+                              shard::MixedPrecisionPolicy{.param_dtype = bf16, .reduce_dtype = f32}}) {
+      options.mixed_precision = mixed;
+      shard::Options kept = options, offloaded = options;
+      kept.device = offloaded.compute_device = late_device();
+      const bool twice = options.layout == GroupLayout::per_parameter;
+      const auto compare = [&](When when) {
+        expect_same(train(world, in_blocks(offloaded), make, when, twice),
+                    train(world, in_blocks(kept), make, when, twice, late_device()), "late");
+      };
+      for (const When when : {When::after_backward, When::in_backward}) compare(when);
+      if (options.strategy != full_shard || world.size() != 4) continue;
+      for (shard::Options* o : {&kept, &offloaded}) o->mesh = world.mesh({2, 2}, {"replica", "shard"});
+      compare(When::in_backward);
+    }
   });
 }
