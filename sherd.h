@@ -19,6 +19,7 @@
 #include "nn/multihead_attention.h"
 #include "nn/optimizer.h"
 #include "nn/parameter.h"
+#include "nn/recurrent.h"
 #include "nn/state_file.h"
 #include "nn/transformer.h"
 #include "runtime/apply.h"

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "runtime/context.h"
+
 namespace sherd::nn {
 
 void detail::check_member(const Module& list, std::size_t i, std::size_t size) {
@@ -15,17 +17,59 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : produ
   if (options.bias == Bias::yes) bias = Parameter(rand({out}, options.tensor, -bound, bound));
 }
 
-Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv2dLayerOptions options)
-    : stride(options.stride), padding(options.padding) {
-  check<ValueError>(in > 0 && out > 0 && kernel > 0, "Conv2d: {} inputs, {} outputs and a kernel of {}", in,
-                    out, kernel);
-  const double bound = 1 / std::sqrt(static_cast<double>(in * kernel * kernel));
-  weight = Parameter(rand({out, in, kernel, kernel}, options.tensor, -bound, bound));
-  if (options.bias == Bias::yes) bias = Parameter(rand({out}, options.tensor, -bound, bound));
+namespace {
+
+/// Checks a convolution's sizes and gives the bound of its first values.
+double conv_bound(std::string_view layer, std::int64_t in, std::int64_t out, PerAxis kernel,
+                  std::int64_t groups) {
+  check<ValueError>(in > 0 && out > 0 && kernel.down > 0 && kernel.across > 0,
+                    "{}: {} inputs, {} outputs and a kernel of {} x {}", layer, in, out, kernel.down,
+                    kernel.across);
+  check<ValueError>(groups > 0 && in % groups == 0 && out % groups == 0,
+                    "{}: {} groups do not divide {} inputs and {} outputs", layer, groups, in, out);
+  return 1 / std::sqrt(static_cast<double>(in / groups * kernel.down * kernel.across));
+}
+
+}  // namespace
+
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, Conv2dLayerOptions o)
+    : options{o.stride, o.padding, o.dilation, o.groups} {
+  const double bound = conv_bound("Conv2d", in, out, kernel, o.groups);
+  weight = Parameter(rand({out, in / o.groups, kernel.down, kernel.across}, o.tensor, -bound, bound));
+  if (o.bias == Bias::yes) bias = Parameter(rand({out}, o.tensor, -bound, bound));
+}
+
+Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv1dLayerOptions o)
+    : options{o.stride, o.padding, o.dilation, o.groups} {
+  const double bound = conv_bound("Conv1d", in, out, {1, kernel}, o.groups);
+  weight = Parameter(rand({out, in / o.groups, kernel}, o.tensor, -bound, bound));
+  if (o.bias == Bias::yes) bias = Parameter(rand({out}, o.tensor, -bound, bound));
 }
 
 Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions options)
     : weight(randn({count, width}, options)) {}
+
+Embedding::Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions options)
+    : Embedding(count, width, options.tensor) {
+  padding = options.padding;
+  if (!padding) return;
+  check<ValueError>(*padding >= 0 && *padding < count, "Embedding: padding {} is outside [0, {})", *padding,
+                    count);
+  const NoGrad guard;
+  fill_(select(weight.data(), 0, *padding), 0);
+}
+
+Tensor Embedding::forward(const Tensor& index) const {
+  const Tensor rows = embedding(weight, index);
+  if (!padding) return rows;
+  return where(unsqueeze(equal(index, *padding), -1), rows.detach(), rows);
+}
+
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, double eps, TensorOptions options)
+    : weight(ones({channels}, options)), bias(zeros({channels}, options)), groups(groups), eps(eps) {
+  check<ValueError>(groups > 0 && channels % groups == 0, "GroupNorm: {} groups do not divide {} channels",
+                    groups, channels);
+}
 
 LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), bias(zeros({width}, options)), eps(eps) {}

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "nn/activations.h"
 #include "nn/module.h"
 #include "runtime/ops.h"
 
@@ -54,32 +56,83 @@ struct SHERD_API Linear final : Layer<Linear> {
   }
 };
 
-/// For `Conv2d`; stride and zero padding in pixels, along both axes.
+/// For `Conv2d`; see `Conv2dOptions`.
 struct Conv2dLayerOptions {
-  std::int64_t stride = 1, padding = 0;
+  PerAxis stride = 1, padding = 0;
   Bias bias = Bias::yes;
   TensorOptions tensor{};
+  PerAxis dilation = 1;
+  std::int64_t groups = 1;
 };
-/// Convolution of x (N, in, H, W) with `out` kernels of kernel x kernel pixels. weight (out, in, kernel,
-/// kernel) and bias (out) start uniform in +-1/sqrt(in kernel^2), as in PyTorch. ValueError for sizes below
-/// 1.
+/// Convolution of x (N, in, H, W) with `out` kernels: weight (out, in / groups, kernel) and bias (out) start
+/// uniform in +-1/sqrt(in / groups times the kernel's pixels), as in PyTorch. ValueError for sizes below 1,
+/// and for groups that divide not both sides.
 struct SHERD_API Conv2d final : Layer<Conv2d> {
   Param weight, bias;
-  std::int64_t stride, padding;
-  Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv2dLayerOptions options = {});
-  Tensor forward(const Tensor& x) const { return conv2d(x, weight, bias, {stride, padding}); }
+  Conv2dOptions options;
+  Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, Conv2dLayerOptions options = {});
+  Tensor forward(const Tensor& x) const { return conv2d(x, weight, bias, options); }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
   }
 };
 
-/// Rows of weight (count, width), selected by an i64 index of any shape (...), to (..., width). Starts
-/// standard normal.
+/// For `Conv1d`; see `Conv1dOptions`.
+struct Conv1dLayerOptions {
+  std::int64_t stride = 1, padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+  std::int64_t dilation = 1, groups = 1;
+};
+/// The same of x (N, in, L), with weight (out, in / groups, kernel).
+struct SHERD_API Conv1d final : Layer<Conv1d> {
+  Param weight, bias;
+  Conv1dOptions options;
+  Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv1dLayerOptions options = {});
+  Tensor forward(const Tensor& x) const { return conv1d(x, weight, bias, options); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// Largest values, or means, of windows of an image (N, C, H, W).
+struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
+  std::int64_t kernel;
+  PoolOptions options;
+  explicit MaxPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return max_pool2d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+struct SHERD_API AvgPool2d final : Layer<AvgPool2d> {
+  std::int64_t kernel;
+  PoolOptions options;
+  explicit AvgPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return avg_pool2d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+/// Means of down x across windows, whatever the image's size.
+struct SHERD_API AdaptiveAvgPool2d final : Layer<AdaptiveAvgPool2d> {
+  PerAxis size;
+  explicit AdaptiveAvgPool2d(PerAxis size) : size(size) {}
+  Tensor forward(const Tensor& x) const { return adaptive_avg_pool2d(x, size.down, size.across); }
+  void visit(auto&&) {}
+};
+
+/// For `Embedding`; the row `padding`, if given, starts at 0 and has no gradient.
+struct EmbeddingOptions {
+  std::optional<std::int64_t> padding{};
+  TensorOptions tensor{};
+};
+/// Rows of weight (count, width), selected by an index (integers) of any shape (...), to (..., width). Starts
+/// standard normal. ValueError for a padding outside [0, count).
 struct SHERD_API Embedding final : Layer<Embedding> {
   Param weight;
+  std::optional<std::int64_t> padding;
   Embedding(std::int64_t count, std::int64_t width, TensorOptions options = {});
-  Tensor forward(const Tensor& index) const { return embedding(weight, index); }
+  Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions options);
+  Tensor forward(const Tensor& index) const;
   void visit(auto&& on) { on("weight", weight); }
 };
 
@@ -90,6 +143,21 @@ struct SHERD_API LayerNorm final : Layer<LayerNorm> {
   double eps;
   explicit LayerNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {});
   Tensor forward(const Tensor& x) const { return layer_norm(x, weight, bias, eps); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// Normalisation of each of `groups` groups of the channels of x (N, channels, ...), with `eps` added to the
+/// variance; weight (channels) starts at 1, bias (channels) at 0. ValueError where groups do not divide
+/// channels.
+struct SHERD_API GroupNorm final : Layer<GroupNorm> {
+  Param weight, bias;
+  std::int64_t groups;
+  double eps;
+  GroupNorm(std::int64_t groups, std::int64_t channels, double eps = 1e-5, TensorOptions options = {});
+  Tensor forward(const Tensor& x) const { return group_norm(x, groups, weight, bias, eps); }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
@@ -168,34 +236,27 @@ struct SHERD_API Dropout final : Layer<Dropout> {
   void visit(auto&&) {}
 };
 
-/// x Phi(x), or its approximation by tanh (Hendrycks and Gimpel, 2016).
-struct SHERD_API Gelu final : Layer<Gelu> {
-  GeluForm form;
-  explicit Gelu(GeluForm form = GeluForm::erf) : form(form) {}
-  Tensor forward(const Tensor& x) const { return gelu(x, form); }
-  void visit(auto&&) {}
-};
-
-/// max(x, 0).
-struct SHERD_API Relu final : Layer<Relu> {
-  Tensor forward(const Tensor& x) const { return relu(x); }
-  void visit(auto&&) {}
-};
-
 /// A layer that is passed by value or moved: write `std::move(layer)`, or `layer.clone()` to keep it. An
 /// lvalue does not satisfy it, because `M` is a reference then.
 template <class M>
 concept MovedOrCloned = std::derived_from<M, Module> && !std::is_const_v<M>;
 
-/// Layers one after the other, named "0", "1", ...
+/// A function of one tensor that is no layer: a lambda.
+template <class F>
+concept TensorFunction = !std::derived_from<std::remove_cvref_t<F>, Module> &&
+                         std::is_invocable_r_v<Tensor, std::remove_cvref_t<F>&, const Tensor&>;
+
+/// Layers one after the other, named "0", "1", ...; among them functions of a tensor, as `Function`.
 class SHERD_API Sequential final : public Layer<Sequential> {
  public:
   Sequential() = default;
   /// Moves the layers in, in order; an lvalue does not compile (see `MovedOrCloned`).
-  template <MovedOrCloned... M>
-    requires(sizeof...(M) > 0 && !(sizeof...(M) == 1 && (std::same_as<M, Sequential> && ...)))
+  template <class... M>
+    requires((MovedOrCloned<M> || TensorFunction<M>) && ...) &&
+            (sizeof...(M) > 0 &&
+             !(sizeof...(M) == 1 && (std::same_as<std::remove_cvref_t<M>, Sequential> && ...)))
   explicit Sequential(M&&... modules) {
-    (append(std::move(modules)), ...);
+    (append(std::forward<M>(modules)), ...);
   }
   /// For `clone()` alone (StateError).
   Sequential(const Sequential& other);
@@ -210,6 +271,10 @@ class SHERD_API Sequential final : public Layer<Sequential> {
     M& ref = *owned;
     modules_.push_back(std::move(owned));
     return ref;
+  }
+  template <TensorFunction F>
+  Function& append(F&& function) {
+    return append(Function(std::forward<F>(function)));
   }
   std::size_t size() const {
     check_alive();

@@ -129,6 +129,8 @@ class SHERD_API Module {
   virtual Tensor call(const Tensor& x) = 0;
   /// `clone()` for code that does not know the class.
   virtual std::unique_ptr<Module> clone_module() const = 0;
+  /// Whether the class has a copy constructor; without one `clone_module` throws StateError.
+  virtual bool can_be_cloned() const = 0;
 
   /// Parameters of this module and below, depth first, named "child.weight"; a tied one once.
   std::vector<NamedParameter> named_parameters(Ties ties = Ties::once) const;
@@ -221,6 +223,10 @@ struct MemberSorter {
   void operator()(std::string_view name, Param& member) const { visitor.param(name, member); }
   void operator()(std::string_view name, Buffer& member) const { visitor.buffer(name, member); }
   void operator()(std::string_view name, Module& member) const { visitor.child(name, member); }
+  template <std::derived_from<Module> M>
+  void operator()(std::string_view name, const std::unique_ptr<M>& member) const {
+    if (member) visitor.child(name, *member);
+  }
 };
 
 }  // namespace detail
@@ -257,9 +263,17 @@ class Layer : public Module {
     return D(static_cast<const D&>(*this));
   }
   std::unique_ptr<Module> clone_module() const override {
-    const CloneScope scope;
-    return std::make_unique<D>(static_cast<const D&>(*this));
+    if constexpr (std::is_copy_constructible_v<D>) {
+      const CloneScope scope;
+      return std::make_unique<D>(static_cast<const D&>(*this));
+    } else {
+      fail<StateError>(
+          "{}: has a member that cannot be copied (a unique_ptr), so it cannot be cloned; give it a copy "
+          "constructor that clones what the member points to",
+          type_name());
+    }
   }
+  bool can_be_cloned() const override { return std::is_copy_constructible_v<D>; }
 
  protected:
   void each_member(MemberVisitor& visitor) override {

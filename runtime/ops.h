@@ -342,13 +342,38 @@ enum class EightScales { of_tensors, of_rows };
 /// where a GPU multiplies them: bf16 or f16 with sizes that 16 divides. No second derivative.
 SHERD_API Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                             EightScales scales = EightScales::of_tensors);
-struct Conv2dOptions {
-  std::int64_t stride = 1, padding = 0;  ///< zeros around the image
+/// A number of pixels along the height of an image, and one along its width.
+struct PerAxis {
+  std::int64_t down, across;
+  constexpr PerAxis(std::int64_t both) : down(both), across(both) {}
+  constexpr PerAxis(std::int64_t down, std::int64_t across) : down(down), across(across) {}
+  friend bool operator==(const PerAxis&, const PerAxis&) = default;
 };
-/// Cross-correlation of x (N, C, H, W) with weight (out, C, height, width), plus bias (out) unless it is
-/// none.
+struct Conv2dOptions {
+  PerAxis stride = 1, padding = 0;  ///< zeros around the image
+  PerAxis dilation = 1;             ///< pixels between those that a kernel sees
+  std::int64_t groups = 1;          ///< each sees its own C / groups channels and gives out / groups
+};
+/// Cross-correlation of x (N, C, H, W) with weight (out, C / groups, height, width), plus bias (out) unless
+/// it is none.
 SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         Conv2dOptions options = {});
+struct Conv1dOptions {
+  std::int64_t stride = 1, padding = 0, dilation = 1, groups = 1;  ///< as in Conv2dOptions
+};
+/// The same along one axis: x (N, C, L), weight (out, C / groups, length).
+SHERD_API Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        Conv1dOptions options = {});
+struct PoolOptions {
+  std::int64_t stride = 0;   ///< the kernel's size if 0
+  std::int64_t padding = 0;  ///< at most half the kernel
+};
+/// The largest, or the mean, of each window of kernel x kernel pixels of x (N, C, H, W). The first of equal
+/// values has the gradient; padding counts as zeros in a mean.
+SHERD_API Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
+SHERD_API Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
+/// Means of down x across windows that cover the image, whatever its size.
+SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 
 // ---- layers
 // -----------------------------------------------------------------------------------------------------------------
@@ -360,6 +385,10 @@ SHERD_API Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
 SHERD_API Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 /// x / sqrt(mean of x^2 + eps) over the last axis, times weight unless it is none (Zhang and Sennrich, 2019).
 SHERD_API Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-5);
+/// (x - mean) / sqrt(var + eps) over each of `groups` groups of channels of x (N, C, ...), times weight (C),
+/// plus bias (C), either of which may be none (Wu and He, 2018).
+SHERD_API Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {},
+                            const Tensor& bias = {}, double eps = 1e-5);
 struct BatchNormOptions {
   bool training = false;  ///< by the batch's statistics, which the running ones then follow
   double momentum = 0.1;  ///< share of the batch in the new running statistics
@@ -374,14 +403,28 @@ SHERD_API Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const T
 /// Zeroes each element with probability p and scales the others by 1 / (1 - p).
 SHERD_API Tensor dropout(const Tensor& x, double p);
 struct AttentionOptions {
-  bool causal = false;          ///< position i of the query sees keys up to i + Tk - Tq
-  double dropout = 0;           ///< on the weights
-  std::optional<double> scale;  ///< 1 / sqrt(D) by default
+  bool causal = false;            ///< position i of the query sees keys up to i + Tk - Tq
+  double dropout = 0;             ///< on the weights
+  std::optional<double> scale{};  ///< 1 / sqrt(D) by default
+  /// Broadcasts to (B, H, Tq, Tk): bool, true where a query sees a key (one that sees none gives zeros); or
+  /// added to the scores, in q's dtype.
+  Tensor mask{};
 };
-/// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk.
+/// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk, but
+/// with a mask it does. k and v may have fewer heads, which groups of q's then share (Ainslie et al., 2023).
 SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
 /// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out;
 /// gives (B, T, heads * D).
 SHERD_API Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+/// Which features turn together: i and i + D / 2 (Llama as Hugging Face has it), or 2 i and 2 i + 1.
+enum class RotaryPairs { halves, neighbours };
+struct RotaryOptions {
+  std::int64_t first = 0;  ///< position of the first step
+  double base = 10000;
+  RotaryPairs pairs = RotaryPairs::halves;
+};
+/// Rotary position embedding of x (..., T, D), D even: pair i of step t is turned by (first + t) base^(-2 i /
+/// D) (Su et al., 2021).
+SHERD_API Tensor rotary(const Tensor& x, RotaryOptions options = {});
 
 }  // namespace sherd

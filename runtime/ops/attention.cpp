@@ -166,9 +166,55 @@ ops::AttentionRule rule_of(const AttentionOptions& options, std::int64_t rows, s
 
 }  // namespace
 
+namespace {
+
+/// k or v with each head as often as q's heads share it.
+Tensor with_heads(const Tensor& x, std::int64_t heads) {
+  const Shape& s = x.shape();
+  const std::int64_t times = heads / s[1];
+  return reshape(expand(unsqueeze(x, 2), {s[0], s[1], times, s[2], s[3]}), {s[0], heads, s[2], s[3]});
+}
+
+/// With scores that are stored, in f32 for 16-bit floats.
+Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  const bool adds = is_floating(o.mask.dtype());
+  check<DTypeError>(o.mask.dtype() == DType::boolean || o.mask.dtype() == q.dtype(),
+                    "attention: a mask is bool or added in q's dtype, got {} for {}", name_of(o.mask.dtype()),
+                    name_of(q.dtype()));
+  check<DTypeError>(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+                    "attention: q, k and v are of one floating dtype, got {}, {} and {}", name_of(q.dtype()),
+                    name_of(k.dtype()), name_of(v.dtype()));
+  const Shape &sq = q.shape(), &sk = k.shape();
+  check<ShapeError>(sk == v.shape() && sq[0] == sk[0] && sq[1] == sk[1] && sq[3] == sk[3],
+                    "attention: q {}, k {} and v {} do not fit", sq, sk, v.shape());
+  const Shape shape{sq[0], sq[1], sq[2], sk[2]};
+  check<ShapeError>(broadcast_shapes("attention", o.mask.shape(), shape) == shape,
+                    "attention: a mask of shape {} for scores {}", o.mask.shape(), shape);
+  const DType wide = compute_dtype(q.dtype());
+  const double scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(sq[3])));
+  Tensor scores = matmul(mul(to(q, wide), scale), transpose(to(k, wide), 2, 3)), seen;
+  if (adds) scores = add(scores, to(o.mask, wide));
+  if (!adds) seen = o.mask;
+  if (o.causal) {
+    const Tensor past = tril(ones({sq[2], sk[2]}, {DType::boolean, q.device()}), sk[2] - sq[2]);
+    seen = seen.defined() ? logical_and(seen, past) : past;
+  }
+  if (seen.defined()) scores = where(seen, scores, -std::numeric_limits<double>::infinity());
+  Tensor weights = softmax(scores);
+  if (seen.defined()) weights = where(seen, weights, 0);  // rows that see nothing are NaN before
+  if (o.dropout > 0) weights = dropout(weights, o.dropout);
+  return to(matmul(weights, to(v, wide)), q.dtype());
+}
+
+}  // namespace
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
   check<ShapeError>(q.rank() == 4 && k.rank() == 4,
                     "attention: q (B, H, Tq, D), k and v (B, H, Tk, D), got {} and {}", q.shape(), k.shape());
+  const std::int64_t heads = q.shape()[1], shared = k.shape()[1];
+  if (heads != shared && v.rank() == 4 && v.shape()[1] == shared && shared > 0 && heads % shared == 0)
+    return attention(q, with_heads(k, heads), with_heads(v, heads), std::move(options));
+  if (options.mask.defined()) return masked_attention(q, k, v, options);
   const Tensor in[] = {q, k, v};
   return apply_many(ops::Attention{rule_of(options, q.numel() / std::max<std::int64_t>(q.shape()[3], 1),
                                            k.shape()[2], q.shape()[3])},
@@ -180,8 +226,40 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions op
                     "self_attention: a projection (B, T, 3 * heads * D) and heads > 0, got {} and {}",
                     qkv.shape(), heads);
   const std::int64_t t = qkv.shape()[1], width = qkv.shape()[2] / 3 / heads;
+  if (options.mask.defined()) {
+    check<ShapeError>(qkv.shape()[2] == 3 * heads * width, "self_attention: {} heads do not divide shape {}",
+                      heads, qkv.shape());
+    const Tensor all = permute(reshape(qkv, {qkv.shape()[0], t, 3, heads, width}), {2, 0, 3, 1, 4});
+    const Tensor y = attention(select(all, 0, 0), select(all, 0, 1), select(all, 0, 2), std::move(options));
+    return reshape(permute(y, {0, 2, 1, 3}), {qkv.shape()[0], t, heads * width});
+  }
   const std::int64_t rows = width > 0 ? qkv.numel() / 3 / width : 0;
   return apply_many(ops::SelfAttention{heads, rule_of(options, rows, t, width)}, std::span(&qkv, 1))[0];
+}
+
+Tensor rotary(const Tensor& x, RotaryOptions o) {
+  check<DTypeError>(is_floating(x.dtype()), "rotary: takes floating dtypes, got {}", name_of(x.dtype()));
+  check<ShapeError>(x.rank() >= 2 && x.shape().back() % 2 == 0,
+                    "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
+  check<ValueError>(o.base > 0 && o.first >= 0,
+                    "rotary: base {} must be positive and position {} not negative", o.base, o.first);
+  const std::int64_t steps = x.shape()[x.rank() - 2], half = x.shape().back() / 2;
+  // Angles in f64: large positions times small rates keep their fractions.
+  const TensorOptions exact{DType::f64, x.device()};
+  const Tensor rates = exp(mul(arange(0, half, 1, exact),
+                               -std::log(o.base) / static_cast<double>(std::max<std::int64_t>(half, 1))));
+  const Tensor angles = mul(unsqueeze(arange(o.first, o.first + steps, 1, exact), 1), rates);
+  const DType wide = compute_dtype(x.dtype());
+  const Tensor c = to(cos(angles), wide), s = to(sin(angles), wide), all = to(x, wide);
+  const bool halves = o.pairs == RotaryPairs::halves;
+  Shape pairs = x.shape();
+  pairs[pairs.rank() - 1] = halves ? 2 : half;
+  pairs.push_back(halves ? half : 2);
+  const Tensor paired = reshape(all, pairs);
+  const int axis = halves ? -2 : -1;
+  const Tensor a = select(paired, axis, 0), b = select(paired, axis, 1);
+  const Tensor turned = stack({sub(mul(a, c), mul(b, s)), add(mul(a, s), mul(b, c))}, axis);
+  return to(reshape(turned, x.shape()), x.dtype());
 }
 
 }  // namespace sherd

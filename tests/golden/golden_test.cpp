@@ -341,6 +341,11 @@ void check_nn() {
              {"initialisation", "nn.Linear", "nn.Embedding", "nn.LayerNorm", "nn.GELU", "nn.Dropout",
               "nn.Sequential"});
 }
+void check_networks() {
+  check_area("networks", networks_runs(),
+             {"initialisation", "nn.RNN", "nn.LSTM", "nn.GRU", "nn.GroupNorm", "nn.Conv1d",
+              "nn.Embedding.padding", "ConvNet"});
+}
 void check_layers() {
   check_area("layers", layers_runs(),
              {"initialisation", "nn.BatchNorm1d", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention",
@@ -362,6 +367,7 @@ TEST_CASE("indexing and elements in another order agree with PyTorch") {
 TEST_CASE("statistics, order and sums of products agree with PyTorch") {
   check_area("statistics", statistics_runs());
 }
+TEST_CASE("pooling, convolutions and attention with options agree with PyTorch") { check_networks(); }
 TEST_CASE("losses agree with PyTorch") { check_area("losses", losses_runs()); }
 
 TEST_CASE("cuda: every op agrees with PyTorch") {
@@ -380,6 +386,7 @@ TEST_CASE("cuda: every op agrees with PyTorch") {
   check_area("indexing", indexing_runs());
   check_area("statistics", statistics_runs());
   check_area("losses", losses_runs());
+  check_networks();
 }
 
 }  // namespace sherd::test

@@ -7,6 +7,7 @@
 
 #include "nn/module.h"
 #include "nn/multihead_attention.h"
+#include "nn/recurrent.h"
 #include "runtime/context.h"
 #include "tests/catch.h"
 #include "tests/golden/golden.h"
@@ -55,6 +56,43 @@ std::unique_ptr<Module> build_batch_norm(const json& o) {
   return norm;
 }
 
+std::unique_ptr<Module> build_conv1d(const json& o) {
+  return std::make_unique<nn::Conv1d>(o.at("in").get<int>(), o.at("out").get<int>(),
+                                      o.at("kernel").get<int>(),
+                                      nn::Conv1dLayerOptions{.stride = o.at("stride").get<int>(),
+                                                             .padding = o.at("padding").get<int>(),
+                                                             .dilation = o.at("dilation").get<int>(),
+                                                             .groups = o.at("groups").get<int>()});
+}
+std::unique_ptr<Module> build_group_norm(const json& o) {
+  return std::make_unique<nn::GroupNorm>(o.at("groups").get<int>(), o.at("channels").get<int>());
+}
+std::unique_ptr<Module> build_padded_embedding(const json& o) {
+  return std::make_unique<nn::Embedding>(o.at("count").get<int>(), o.at("width").get<int>(),
+                                         nn::EmbeddingOptions{.padding = o.at("padding").get<int>()});
+}
+std::unique_ptr<Module> build_conv_net(const json&) {
+  return std::make_unique<nn::Sequential>(
+      nn::Conv2d(1, 4, 3), nn::Silu(), nn::MaxPool2d(2), nn::Conv2d(4, 4, 2, {.groups = 2}), nn::Tanh(),
+      nn::AdaptiveAvgPool2d(1), nn::Flatten(), nn::Linear(4, 3),
+      [](const Tensor& x) { return leaky_relu(x, 0.1); }, nn::Sigmoid(), nn::Softmax());
+}
+
+/// A recurrent layer that gives its outputs alone.
+template <class R>
+struct Outputs final : nn::Layer<Outputs<R>> {
+  R inner;
+  Outputs(std::int64_t in, std::int64_t hidden, nn::RecurrentOptions options) : inner(in, hidden, options) {}
+  Tensor forward(const Tensor& x) const { return inner(x).y; }
+  void visit(auto&& on) { on("inner", inner); }
+};
+template <class R>
+std::unique_ptr<Module> build_recurrent(const json& o) {
+  return std::make_unique<Outputs<R>>(o.at("in").get<int>(), o.at("hidden").get<int>(),
+                                      nn::RecurrentOptions{.layers = o.at("layers").get<int>(),
+                                                           .batch_first = o.at("batch_first").get<bool>()});
+}
+
 /// Layers of one tensor.
 const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
                                             {"nn.Embedding", build_embedding},
@@ -63,6 +101,13 @@ const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
                                             {"nn.Dropout", build_dropout},
                                             {"nn.Sequential", build_sequential},
                                             {"nn.Conv2d", build_conv2d},
+                                            {"nn.Conv1d", build_conv1d},
+                                            {"nn.GroupNorm", build_group_norm},
+                                            {"nn.Embedding.padding", build_padded_embedding},
+                                            {"ConvNet", build_conv_net},
+                                            {"nn.RNN", build_recurrent<nn::Rnn>},
+                                            {"nn.LSTM", build_recurrent<nn::Lstm>},
+                                            {"nn.GRU", build_recurrent<nn::Gru>},
                                             {"nn.BatchNorm1d", build_batch_norm<nn::BatchNorm1d>},
                                             {"nn.BatchNorm2d", build_batch_norm<nn::BatchNorm2d>}};
 
@@ -106,9 +151,9 @@ void check_layer(const GoldenCase& golden, Device device) {
 
 void check_layers(Device device) {
   std::set<std::string> layers;
-  for (const char* area : {"nn", "layers"})
+  for (const char* area : {"nn", "layers", "networks"})
     for (const GoldenCase& golden : load_goldens(area)) {
-      if (!golden.op.starts_with("nn.") || golden.args.contains("roles")) continue;
+      if (!golden.args.contains("params") || golden.args.contains("roles")) continue;
       INFO(golden.name);
       REQUIRE(builders.contains(golden.op));
       check_layer(golden, device);
@@ -175,7 +220,7 @@ TEST_CASE("cuda: layers with PyTorch's parameters agree with PyTorch") {
 
 TEST_CASE("fresh parameters are spread as PyTorch's") {
   manual_seed(5);
-  for (const char* area : {"nn", "layers"})
+  for (const char* area : {"nn", "layers", "networks"})
     for (const GoldenCase& golden : load_goldens(area)) {
       if (golden.op != "initialisation") continue;
       INFO(golden.name);

@@ -1140,6 +1140,110 @@ def make_losses():
     return area
 
 
+# ---- further layers --------------------------------------------------------------------------------------------------
+
+
+class Outputs(nn.Module):
+    """A recurrent layer that gives its outputs alone."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+def turned(x, first, base, neighbours):
+    """Rotary position embedding, by complex numbers."""
+    steps, half = x.shape[-2], x.shape[-1] // 2
+    angles = torch.arange(first, first + steps, dtype=f64)[:, None] * base ** (-torch.arange(half, dtype=f64) / half)
+    a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
+    y = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
+    return torch.stack([y.real, y.imag], -1).flatten(-2) if neighbours else torch.cat([y.real, y.imag], -1)
+
+
+def make_networks():
+    area = Area()
+    torch.manual_seed(7)
+    for (shape, groups, affine), dtype in itertools.product((((2, 6, 3, 2), 3, True), ((3, 8), 2, True), ((2, 4, 5), 4, False)), FLOATS):
+        name = join("group_norm", shape_name(shape), groups, NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(*shape, dtype=dtype, scale=2)]
+        inputs += [draw.uniform(shape[1], dtype=dtype, low=0.5, high=1.5), draw.normal(shape[1], dtype=dtype)] if affine else []
+        area.case(name, "group_norm", lambda x, w=None, b=None: F.group_norm(x, groups, w, b), inputs, {"groups": groups})
+    for (kernel, stride, padding), dtype in itertools.product(((2, 2, 0), (3, 2, 1), (2, 1, 0), (3, 3, 1)), FLOATS):
+        tag, args = join(kernel, stride, padding, NAMES[dtype]), {"kernel": kernel, "stride": stride, "padding": padding}
+        for op, run in {"max_pool2d": F.max_pool2d, "avg_pool2d": F.avg_pool2d}.items():
+            name = join(op, tag)
+            area.case(name, op, lambda x: run(x, kernel, stride, padding), [Draw(name).normal(2, 3, 7, 6, dtype=dtype)], args)
+    area.case("max_pool2d.ties", "max_pool2d", lambda x: F.max_pool2d(x, 2), [torch.zeros(1, 1, 4, 4)],
+              {"kernel": 2, "stride": 2, "padding": 0})
+    for size, dtype in itertools.product(((1, 1), (3, 2), (5, 4), (7, 9)), FLOATS):
+        name = join("adaptive_avg_pool2d", shape_name(size), NAMES[dtype])
+        area.case(name, "adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, size), [Draw(name).normal(2, 3, 7, 5, dtype=dtype)],
+                  {"size": list(size)})
+    for (weight, stride, padding, dilation, groups), dtype in itertools.product(
+            (((4, 4, 3, 2), (2, 1), (1, 0), (1, 1), 1), ((4, 4, 2, 3), (1, 1), (0, 2), (1, 1), 1), ((6, 2, 3, 3), (1, 1), (1, 1), (1, 1), 2),
+             ((4, 4, 3, 3), (1, 1), (2, 2), (2, 2), 1), ((4, 1, 2, 2), (2, 2), (0, 0), (1, 3), 4)), (f32, f64, bf16)):
+        name = join("conv2d", shape_name(weight, stride, padding, dilation), groups, NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "conv2d_options", lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups),
+                  [draw.normal(2, 4, 7, 8, dtype=dtype), draw.normal(*weight, dtype=dtype), draw.normal(weight[0], dtype=dtype)],
+                  {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups})
+    for (weight, stride, padding, dilation, groups), dtype in itertools.product(
+            (((5, 4, 3), 1, 0, 1, 1), ((4, 2, 3), 2, 1, 1, 2), ((3, 4, 2), 1, 2, 3, 1)), (f32, f64, bf16)):
+        name = join("conv1d", shape_name(weight), stride, padding, dilation, groups, NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "conv1d", lambda x, w, b: F.conv1d(x, w, b, stride, padding, dilation, groups),
+                  [draw.normal(2, 4, 9, dtype=dtype), draw.normal(*weight, dtype=dtype), draw.normal(weight[0], dtype=dtype)],
+                  {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups})
+    for (mask, heads, causal), dtype in itertools.product(
+            (("bool", 2, False), ("added", 2, False), ("row", 2, False), ("bool", 1, False), (None, 1, False), (None, 2, True), ("bool", 2, True)),
+            FLOATS):
+        name = join("attention", mask, heads, "causal" if causal else "full", NAMES[dtype])
+        draw = Draw(name)
+        q, k, v = draw.normal(2, 4, 3, 6, dtype=dtype), draw.normal(2, heads, 5, 6, dtype=dtype), draw.normal(2, heads, 5, 6, dtype=dtype)
+        seen = draw.bits(3, 5)
+        seen[:, 0] = True  # PyTorch's softmax of a row that sees nothing depends on its version
+        inputs = [q, k, v] + {"bool": [seen], "row": [seen[:1].expand(2, 1, 1, 5).clone()], "added": [draw.normal(4, 3, 5, dtype=dtype)], None: []}[mask]
+
+        def run(q, k, v, m=None):
+            past = torch.ones(3, 5, dtype=boolean).tril(2)
+            if causal:
+                m = past if m is None else m & past
+            k, v = k.repeat_interleave(4 // heads, 1), v.repeat_interleave(4 // heads, 1)
+            return F.scaled_dot_product_attention(q, k, v, m)
+
+        area.case(name, "attention", run, inputs, {"causal": causal}, tolerance=None if dtype in WIDE else 2)
+    for (first, base, neighbours), dtype in itertools.product(((0, 10000.0, False), (7, 500.0, True), (100, 10000.0, False)), FLOATS):
+        name = join("rotary", first, "neighbours" if neighbours else "halves", NAMES[dtype])
+        area.case(name, "rotary", lambda x: turned(x.double(), first, base, neighbours), [Draw(name).normal(2, 3, 4, 6, dtype=dtype)],
+                  {"first": first, "base": base, "neighbours": neighbours})
+    for kind, layers, dtype in itertools.product((nn.RNN, nn.LSTM, nn.GRU), (1, 2), WIDE):
+        name = join(kind.__name__, layers, NAMES[dtype])
+        module_case(area, name, f"nn.{kind.__name__}", {"in": 3, "hidden": 4, "layers": layers, "batch_first": layers == 2},
+                    Outputs(kind(3, 4, layers, batch_first=layers == 2, dtype=dtype)), Draw(name).normal(5, 2, 3, dtype=dtype))
+    for dtype in WIDE:
+        name = join("GroupNorm", NAMES[dtype])
+        module_case(area, name, "nn.GroupNorm", {"groups": 2, "channels": 6}, shake(nn.GroupNorm(2, 6, dtype=dtype)),
+                    Draw(name).normal(2, 6, 3, dtype=dtype))
+        name = join("Conv1d", NAMES[dtype])
+        module_case(area, name, "nn.Conv1d", {"in": 4, "out": 6, "kernel": 3, "stride": 2, "padding": 1, "dilation": 2, "groups": 2},
+                    nn.Conv1d(4, 6, 3, 2, 1, 2, 2, dtype=dtype), Draw(name).normal(2, 4, 9, dtype=dtype))
+        name = join("Embedding.padding", NAMES[dtype])
+        module_case(area, name, "nn.Embedding.padding", {"count": 5, "width": 3, "padding": 1}, nn.Embedding(5, 3, 1, dtype=dtype),
+                    torch.tensor([[1, 4], [1, 0]]))
+        name = join("ConvNet", NAMES[dtype])
+        network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.SiLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2, groups=2), nn.Tanh(), nn.AdaptiveAvgPool2d(1),
+                                nn.Flatten(), nn.Linear(4, 3), nn.LeakyReLU(0.1), nn.Sigmoid(), nn.Softmax(-1)).to(dtype)
+        module_case(area, name, "ConvNet", {}, network, Draw(name).normal(2, 1, 8, 8, dtype=dtype))
+    note_initialisation(area, {"nn.LSTM": (Outputs(nn.LSTM(64, 32)), {"in": 64, "hidden": 32, "layers": 1, "batch_first": False}),
+                               "nn.Conv1d": (nn.Conv1d(64, 64, 5, groups=2), {"in": 64, "out": 64, "kernel": 5, "stride": 1, "padding": 0,
+                                                                              "dilation": 1, "groups": 2})})
+    return area
+
+
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 STEPS = 10
@@ -1321,7 +1425,7 @@ def make_gpt_weights():
 
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
-         "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses,
+         "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

@@ -198,6 +198,59 @@ Runs statistics_runs() {
            }}};
 }
 
+namespace {
+
+PerAxis per_axis(const json& args, const char* key) {
+  return {args.at(key)[0].get<std::int64_t>(), args.at(key)[1].get<std::int64_t>()};
+}
+
+Run pooling(Tensor (*op)(const Tensor&, std::int64_t, PoolOptions)) {
+  return [op](const json& args, const TensorList& in) {
+    return Tensors{
+        op(in.at(0), integer(args, "kernel"), {integer(args, "stride"), integer(args, "padding")})};
+  };
+}
+
+}  // namespace
+
+Runs networks_runs() {
+  return {
+      {"group_norm",
+       [](const json& args, const TensorList& in) {
+         return Tensors{
+             group_norm(in.at(0), integer(args, "groups"), optional_input(in, 1), optional_input(in, 2))};
+       }},
+      {"max_pool2d", pooling(max_pool2d)},
+      {"avg_pool2d", pooling(avg_pool2d)},
+      {"adaptive_avg_pool2d",
+       [](const json& args, const TensorList& in) {
+         const PerAxis size = per_axis(args, "size");
+         return Tensors{adaptive_avg_pool2d(in.at(0), size.down, size.across)};
+       }},
+      {"conv2d_options",
+       [](const json& args, const TensorList& in) {
+         return Tensors{conv2d(in.at(0), in.at(1), in.at(2),
+                               {per_axis(args, "stride"), per_axis(args, "padding"),
+                                per_axis(args, "dilation"), integer(args, "groups")})};
+       }},
+      {"conv1d",
+       [](const json& args, const TensorList& in) {
+         return Tensors{conv1d(in.at(0), in.at(1), in.at(2),
+                               {integer(args, "stride"), integer(args, "padding"), integer(args, "dilation"),
+                                integer(args, "groups")})};
+       }},
+      {"attention",
+       [](const json& args, const TensorList& in) {
+         return Tensors{attention(in.at(0), in.at(1), in.at(2),
+                                  {.causal = args.at("causal").get<bool>(), .mask = optional_input(in, 3)})};
+       }},
+      {"rotary", [](const json& args, const TensorList& in) {
+         return Tensors{rotary(
+             in.at(0), {integer(args, "first"), number(args, "base"),
+                        args.at("neighbours").get<bool>() ? RotaryPairs::neighbours : RotaryPairs::halves})};
+       }}};
+}
+
 Runs losses_runs() {
   return {
       {"mse_loss", loss(mse_loss)},

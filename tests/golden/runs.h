@@ -48,5 +48,6 @@ inline Reduction reduction_of(const json& args) {
 Runs indexing_runs();
 Runs statistics_runs();
 Runs losses_runs();
+Runs networks_runs();
 
 }  // namespace sherd::test

@@ -13,6 +13,7 @@
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
+#include "nn/recurrent.h"
 #include "runtime/ops.h"
 #include "tests/catch.h"
 
@@ -64,4 +65,66 @@ TEST_CASE("newcomer: members of layers go to initialisers and optimizers, and st
   const nn::Mismatch none = layer.load_state_dict(layer.state_dict());
   CHECK(none.missing.empty());
   CHECK(none.unknown.empty());
+}
+
+namespace {
+
+/// A module that holds another one behind a pointer, which may be null.
+struct Held final : nn::Layer<Held> {
+  unique_ptr<nn::Linear> inner = make_unique<nn::Linear>(2, 2), none;
+  Tensor forward(const Tensor& x) const { return (*inner)(x); }
+  void visit(auto&& on) {
+    on("inner", inner);
+    on("none", none);
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "newcomer: a member behind a pointer is listed, moved and loaded, and the module says why it has no "
+    "clone") {
+  Held held;
+  CHECK(held.state_dict().contains("inner.weight"));
+  CHECK(held.parameter_count() == 6);
+  held.to(f64);
+  CHECK(held(ones({1, 2}, {f64})).dtype() == f64);
+  const string text = test::message_of<StateError>([&] { (void)held.clone_module(); });
+  CHECK(text.find("Held") != string::npos);
+}
+
+TEST_CASE("newcomer: functions stand among the layers of a Sequential, and go with its clones") {
+  const auto twice = [](const Tensor& x) { return x * 2; };
+  nn::Sequential net(nn::Linear(3, 3), twice, nn::Tanh(), nn::Flatten(0));
+  CHECK(net.size() == 4);
+  nn::Sequential copy = net.clone();
+  const Tensor x = randn({2, 3});
+  const Tensor y = net(x);
+  CHECK(y.shape() == Shape{6});
+  CHECK(all(y == copy(x)).item<bool>());
+  net.append([](const Tensor& t) { return sum(t); });
+  CHECK(net(x).shape() == Shape{});
+}
+
+TEST_CASE("newcomer: a recurrent layer goes on from its state, and a batch may come first") {
+  const Tensor x = randn({6, 2, 3});
+  const auto check = [&](const auto& layer, const auto& batch_first) {
+    const nn::RecurrentResult whole = layer(x), begin = layer(x[Slice{0, 4}]),
+                              end = layer(x[Slice{4}], begin.state);
+    CHECK(amax(abs(cat({begin.y, end.y}) - whole.y)).item() < 1e-5);
+    CHECK(amax(abs(end.state.hidden - whole.state.hidden)).item() < 1e-5);
+    CHECK(all(whole.state.hidden[-1] == whole.y[-1]).template item<bool>());
+    CHECK(batch_first(transpose(x, 0, 1)).y.shape() == Shape{2, 6, 4});
+    CHECK_THROWS_AS(layer(x[0]), ShapeError);
+    CHECK_THROWS_AS(layer(x, nn::RecurrentState{zeros({2, 2, 4}), {}}), ShapeError);
+  };
+  const nn::RecurrentOptions first{.batch_first = true};
+  check(nn::Rnn(3, 4), nn::Rnn(3, 4, first));
+  check(nn::Lstm(3, 4), nn::Lstm(3, 4, first));
+  check(nn::Gru(3, 4), nn::Gru(3, 4, first));
+  CHECK_THROWS_AS(nn::Gru(0, 4), ValueError);
+  nn::Lstm deep(3, 4, {.layers = 2, .dropout = 0.5});
+  CHECK(deep(x).state.cell.shape() == Shape{2, 2, 4});
+  deep.eval();
+  CHECK(all(deep(x).y == deep.clone()(x).y).item<bool>());
 }

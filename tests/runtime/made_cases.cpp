@@ -196,6 +196,51 @@ void loss_cases(const Add& put) {
   }
 }
 
+void network_cases(const Add& put) {
+  const Input images{{2, 4, 5, 6}, {3, 6, 20, 17}};
+  put("group_norm", {images, {{4}, {6}}, {{4}, {6}}},
+      three([](const Tensor& x, const Tensor& w, const Tensor& b) { return group_norm(x, 2, w, b); }),
+      {.dtypes = floating_dtypes,
+       .sixteen = Bits::rounded,
+       .more = {{{2, 4}, {4}, {4}}, {{0, 4, 3}, {4}, {4}}}});
+  put("max_pool2d", {images}, one([](const Tensor& x) { return max_pool2d(x, 3, {2, 1}); }),
+      {.dtypes = floating_dtypes});
+  put("avg_pool2d", {images}, one([](const Tensor& x) { return avg_pool2d(x, 2, {1, 1}); }),
+      {.dtypes = floating_dtypes});
+  put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
+      {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+  const auto conv = [](Conv2dOptions o) {
+    return three([o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv2d(x, w, b, o); });
+  };
+  const Rules product{.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded};
+  put("conv2d in groups", {images, {{6, 2, 3, 2}, {8, 3, 3, 2}}, {{6}, {8}}},
+      conv({.padding = {1, 0}, .groups = 2}), product);
+  put("conv2d, dilated", {images, {{3, 4, 2, 3}, {8, 6, 2, 3}}, {{3}, {8}}},
+      conv({.stride = {1, 2}, .padding = 1, .dilation = {2, 1}}), product);
+  put("conv1d", {{{2, 4, 9}, {3, 6, 50}}, {{3, 4, 3}, {8, 6, 3}}}, two([](const Tensor& x, const Tensor& w) {
+        return conv1d(x, w, {}, {.stride = 2, .padding = 2, .dilation = 2});
+      }),
+      product);
+  const Input q{{2, 4, 3, 4}, {2, 6, 40, 8}}, kv{{2, 2, 5, 4}, {2, 3, 50, 8}};
+  put("attention of shared heads", {q, kv, kv}, three([](const Tensor& q, const Tensor& k, const Tensor& v) {
+        return attention(q, k, v, {.causal = true});
+      }),
+      {.dtypes = floating_dtypes, .f64_by_reference = true, .sixteen = Bits::rounded});
+  put("attention with a mask", {q, kv, {{3, 5}, {40, 50}, Kind::mask}},
+      three(
+          [](const Tensor& q, const Tensor& k, const Tensor& m) { return attention(q, k, k, {.mask = m}); }),
+      product);
+  put("attention with an added mask", {q, kv, {{4, 1, 5}, {6, 1, 50}}},
+      three([](const Tensor& q, const Tensor& k, const Tensor& m) {
+        return attention(q, k, k, {.causal = true, .scale = 0.4, .mask = m});
+      }),
+      product);
+  for (const RotaryPairs pairs : {RotaryPairs::halves, RotaryPairs::neighbours})
+    put("rotary " + std::to_string(static_cast<int>(pairs)), {{{2, 4, 5, 6}, {3, 6, 20, 18}}},
+        one([pairs](const Tensor& x) { return rotary(x, {.first = 3, .pairs = pairs}); }),
+        {.dtypes = floating_dtypes});
+}
+
 }  // namespace
 
 std::vector<Case> made_cases() {
@@ -207,6 +252,7 @@ std::vector<Case> made_cases() {
   arranging_cases(put);
   statistics_cases(put);
   loss_cases(put);
+  network_cases(put);
   return all;
 }
 

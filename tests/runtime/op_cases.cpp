@@ -277,7 +277,7 @@ const std::vector<Case>& cases() {
     // ---- convolution
     for (const Conv2dOptions o : {Conv2dOptions{}, Conv2dOptions{2, 1}, Conv2dOptions{3, 0}}) {
       const Call direct = three([o](const Tensor& x, const Tensor& w, const Tensor& b) {  // a product a tap
-        const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), p = o.padding;
+        const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), p = o.padding.down;
         const TensorOptions like{x.dtype(), x.device()};
         const Tensor sides[] = {zeros({n, c, h, p}, like), x, zeros({n, c, h, p}, like)};
         const Tensor wide = cat(sides, 3), edge = zeros({n, c, p, v + 2 * p}, like);
@@ -286,12 +286,13 @@ const std::vector<Case>& cases() {
         Tensor y = b;
         for (std::int64_t i = 0; i < w.size(2); ++i)
           for (std::int64_t j = 0; j < w.size(3); ++j) {
-            const Tensor seen = slice(padded, 1, i, i + down + 1, o.stride);
-            y = add(y, linear(slice(seen, 2, j, j + across + 1, o.stride), select(select(w, 3, j), 2, i)));
+            const Tensor seen = slice(padded, 1, i, i + down + 1, o.stride.down);
+            y = add(y,
+                    linear(slice(seen, 2, j, j + across + 1, o.stride.down), select(select(w, 3, j), 2, i)));
           }
         return permute(y, {0, 3, 1, 2});
       });
-      put(fmt::format("conv2d, stride {}, padding {}", o.stride, o.padding),
+      put(fmt::format("conv2d, stride {}, padding {}", o.stride.down, o.padding.down),
           {{{2, 3, 5, 4}, {3, 5, 40, 31}}, {{4, 3, 3, 2}, {40, 5, 5, 4}}, {{4}, {40}}},
           three([o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv2d(x, w, b, o); }),
           {.dtypes = floating_dtypes,

@@ -1,0 +1,88 @@
+#include "nn/recurrent.h"
+
+#include <cmath>
+
+namespace sherd::nn::detail {
+
+std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int64_t in, std::int64_t hidden,
+                                                std::int64_t gates, const RecurrentOptions& o) {
+  check<ValueError>(in > 0 && hidden > 0 && o.layers > 0,
+                    "{}: {} inputs, {} hidden features and {} layers must be at least 1", layer, in, hidden,
+                    o.layers);
+  check<ValueError>(o.dropout >= 0 && o.dropout <= 1, "{}: probability {} is outside [0, 1]", layer,
+                    o.dropout);
+  const double bound = 1 / std::sqrt(static_cast<double>(hidden));
+  const auto drawn = [&](Shape shape) { return Param(rand(std::move(shape), o.tensor, -bound, bound)); };
+  std::vector<RecurrentWeights> weights(static_cast<std::size_t>(o.layers));
+  for (std::int64_t i = 0; i < o.layers; ++i) {
+    RecurrentWeights& w = weights[static_cast<std::size_t>(i)];
+    w.weight_ih = drawn({gates * hidden, i == 0 ? in : hidden});
+    w.weight_hh = drawn({gates * hidden, hidden});
+    w.bias_ih = drawn({gates * hidden});
+    w.bias_hh = drawn({gates * hidden});
+  }
+  return weights;
+}
+
+namespace {
+
+Tensor start_of(std::string_view layer, const Tensor& given, const Shape& expected, const Tensor& like) {
+  if (!given.defined()) return zeros(expected, {like.dtype(), like.device()});
+  check<ShapeError>(given.shape() == expected, "{}: a state of shape {} where {} is expected", layer,
+                    given.shape(), expected);
+  return given;
+}
+
+}  // namespace
+
+RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
+                              const Tensor& x, const RecurrentState& state, double p, bool batch_first,
+                              bool has_cell, RecurrentStep step) {
+  const std::int64_t in = weights[0].weight_ih.shape()[1], hidden = weights[0].weight_hh.shape()[1];
+  check<ShapeError>(x.rank() == 3 && x.shape().back() == in && x.size(batch_first ? 1 : 0) > 0,
+                    "{}: input ({}, {}) of at least one step, got shape {}", layer,
+                    batch_first ? "B, T" : "T, B", in, x.shape());
+  check<ValueError>(has_cell || !state.cell.defined(), "{}: has no cell, but its state has one", layer);
+  Tensor rows = batch_first ? transpose(x, 0, 1) : x;  // (T, B, ...)
+  const Shape expected{static_cast<std::int64_t>(weights.size()), rows.size(1), hidden};
+  const Tensor hidden_before = start_of(layer, state.hidden, expected, x);
+  const Tensor cell_before = has_cell ? start_of(layer, state.cell, expected, x) : Tensor();
+  std::vector<Tensor> last_hidden, last_cell;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const auto number = static_cast<std::int64_t>(i);
+    if (i > 0 && p > 0) rows = dropout(rows, p);
+    // What comes from the input is one product for all steps.
+    const Tensor from_input = linear(rows, weights[i].weight_ih, weights[i].bias_ih);
+    RecurrentState now{select(hidden_before, 0, number),
+                       has_cell ? select(cell_before, 0, number) : Tensor()};
+    std::vector<Tensor> steps;
+    for (std::int64_t t = 0; t < rows.size(0); ++t) {
+      now = step(select(from_input, 0, t), linear(now.hidden, weights[i].weight_hh, weights[i].bias_hh), now);
+      steps.push_back(now.hidden);
+    }
+    rows = stack(steps);
+    last_hidden.push_back(now.hidden);
+    if (has_cell) last_cell.push_back(now.cell);
+  }
+  return {batch_first ? transpose(rows, 0, 1) : rows,
+          {stack(last_hidden), has_cell ? stack(last_cell) : Tensor()}};
+}
+
+RecurrentState rnn_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState&) {
+  return {tanh(add(from_input, from_hidden)), {}};
+}
+
+RecurrentState lstm_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState& before) {
+  const std::vector<Tensor> gate = chunk(add(from_input, from_hidden), 4, -1);
+  const Tensor cell = add(mul(sigmoid(gate[1]), before.cell), mul(sigmoid(gate[0]), tanh(gate[2])));
+  return {mul(sigmoid(gate[3]), tanh(cell)), cell};
+}
+
+RecurrentState gru_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState& before) {
+  const std::vector<Tensor> x = chunk(from_input, 3, -1), h = chunk(from_hidden, 3, -1);
+  const Tensor update = sigmoid(add(x[1], h[1])),
+               fresh = tanh(add(x[2], mul(sigmoid(add(x[0], h[0])), h[2])));
+  return {add(fresh, mul(update, sub(before.hidden, fresh))), {}};
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,114 @@
+// Layers that go along a sequence: RNN, LSTM, GRU, with PyTorch's names, equations and first values.
+#pragma once
+
+#include <vector>
+
+#include "nn/module.h"
+#include "runtime/ops.h"
+
+namespace sherd::nn {
+
+/// For the recurrent layers; `tensor` is the dtype and device of their parameters.
+struct RecurrentOptions {
+  std::int64_t layers = 1;   ///< one above the other
+  bool batch_first = false;  ///< x (B, T, in) and y (B, T, hidden), not (T, B, ...)
+  double dropout = 0;        ///< of what each layer but the last gives, while training; in [0, 1]
+  TensorOptions tensor{};
+};
+
+/// What a sequence left in each layer: (layers, B, hidden). Empty handles are zeros.
+struct RecurrentState {
+  Tensor hidden, cell;  ///< the cell is an LSTM's alone
+};
+struct RecurrentResult {
+  Tensor y;  ///< what the last layer gave at each step
+  RecurrentState state;
+};
+
+/// The tensors that are there, for observers of modules.
+template <class F>
+void tensors_in(RecurrentState& state, F&& visit) {
+  for (Tensor* t : {&state.hidden, &state.cell})
+    if (t->defined()) visit(*t);
+}
+template <class F>
+void tensors_in(RecurrentResult& result, F&& visit) {
+  visit(result.y);
+  tensors_in(result.state, visit);
+}
+
+namespace detail {
+
+/// The weights of one layer: gates x hidden rows, in PyTorch's order of gates.
+struct RecurrentWeights {
+  Param weight_ih, weight_hh, bias_ih, bias_hh;
+};
+/// One step of a layer: what the input and the state before come to (gates x hidden each) and that state, to
+/// the state after.
+using RecurrentStep = RecurrentState (*)(const Tensor& from_input, const Tensor& from_hidden,
+                                         const RecurrentState& before);
+
+SHERD_API std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int64_t in,
+                                                          std::int64_t hidden, std::int64_t gates,
+                                                          const RecurrentOptions& options);
+SHERD_API RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
+                                        const Tensor& x, const RecurrentState& state, double dropout,
+                                        bool batch_first, bool has_cell, RecurrentStep step);
+SHERD_API RecurrentState rnn_step(const Tensor&, const Tensor&, const RecurrentState&);
+SHERD_API RecurrentState lstm_step(const Tensor&, const Tensor&, const RecurrentState&);
+SHERD_API RecurrentState gru_step(const Tensor&, const Tensor&, const RecurrentState&);
+
+}  // namespace detail
+
+/// What the three share. Parameters are weight_ih_l0 (gates hidden, in), weight_hh_l0 (gates hidden, hidden),
+/// bias_ih_l0, bias_hh_l0, then those of layer 1, and start uniform in +-1/sqrt(hidden). ShapeError for x or
+/// a state of another shape, ValueError for sizes below 1 and a dropout outside [0, 1].
+template <class D>
+struct Recurrent : Layer<D> {
+  std::vector<detail::RecurrentWeights> weights;
+  double dropout;
+  bool batch_first;
+
+  Recurrent(std::int64_t in, std::int64_t hidden, RecurrentOptions options = {})
+      : weights(detail::recurrent_weights(nn::detail::short_type_name<D>(), in, hidden, D::gates, options)),
+        dropout(options.dropout),
+        batch_first(options.batch_first) {}
+  RecurrentResult forward(const Tensor& x, const RecurrentState& state = {}) const {
+    return detail::run_recurrent(this->type_name(), weights, x, state, this->training() ? dropout : 0,
+                                 batch_first, D::has_cell, D::step);
+  }
+  void visit(auto&& on) {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const std::string end = "_l" + std::to_string(i);
+      on("weight_ih" + end, weights[i].weight_ih);
+      on("weight_hh" + end, weights[i].weight_hh);
+      on("bias_ih" + end, weights[i].bias_ih);
+      on("bias_hh" + end, weights[i].bias_hh);
+    }
+  }
+};
+
+/// h = tanh(W x + b + U h + c).
+struct SHERD_API Rnn final : Recurrent<Rnn> {
+  static constexpr std::int64_t gates = 1;
+  static constexpr bool has_cell = false;
+  static constexpr detail::RecurrentStep step = detail::rnn_step;
+  using Recurrent::Recurrent;
+};
+/// Gates i, f, g, o: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c) (Hochreiter and
+/// Schmidhuber, 1997).
+struct SHERD_API Lstm final : Recurrent<Lstm> {
+  static constexpr std::int64_t gates = 4;
+  static constexpr bool has_cell = true;
+  static constexpr detail::RecurrentStep step = detail::lstm_step;
+  using Recurrent::Recurrent;
+};
+/// Gates r, z, n: h = (1 - sigmoid(z)) tanh(n_x + sigmoid(r) n_h) + sigmoid(z) h (Cho et al., 2014).
+struct SHERD_API Gru final : Recurrent<Gru> {
+  static constexpr std::int64_t gates = 3;
+  static constexpr bool has_cell = false;
+  static constexpr detail::RecurrentStep step = detail::gru_step;
+  using Recurrent::Recurrent;
+};
+
+}  // namespace sherd::nn
