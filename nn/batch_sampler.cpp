@@ -1,6 +1,7 @@
 #include "nn/batch_sampler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/random.h"
@@ -42,6 +43,48 @@ std::vector<std::int64_t> BatchSampler::at(std::int64_t step) const {
 
 void BatchSampler::set_step(std::int64_t step) {
   check<ValueError>(step >= 0, "BatchSampler: step {} is negative", step);
+  step_ = step;
+}
+
+EpochSampler::EpochSampler(std::int64_t items, EpochSamplerOptions options)
+    : items_(items), options_(options) {
+  const auto& o = options_;
+  check<ValueError>(items > 0, "EpochSampler: {} items to go through, at least 1 is needed", items);
+  check<ValueError>(o.world > 0 && o.rank >= 0 && o.rank < o.world, "EpochSampler: rank {} of {}", o.rank,
+                    o.world);
+  check<ValueError>(o.batch > 0 && o.batch % o.world == 0,
+                    "EpochSampler: a batch of {} does not divide over {} ranks", o.batch, o.world);
+  check<ValueError>(o.last == LastBatch::keep || items >= o.batch,
+                    "EpochSampler: {} items do not fill one batch of {}; keep the last batch", items,
+                    o.batch);
+}
+
+std::int64_t EpochSampler::steps_per_epoch() const {
+  return items_ / options_.batch + (options_.last == LastBatch::keep && items_ % options_.batch != 0);
+}
+
+std::vector<std::int64_t> EpochSampler::at(std::int64_t step) const {
+  check<ValueError>(step >= 0, "EpochSampler: step {} is negative", step);
+  const std::int64_t steps = steps_per_epoch(), epoch = step / steps;
+  if (ordered_ != epoch && (options_.shuffle || order_.empty())) {
+    order_.resize(static_cast<std::size_t>(items_));
+    for (std::int64_t i = 0; i < items_; ++i) order_[static_cast<std::size_t>(i)] = i;
+    // Fisher and Yates, with numbers of this epoch alone.
+    for (std::int64_t i = items_ - 1; options_.shuffle && i > 0; --i) {
+      const PhiloxWords words = philox(options_.seed, static_cast<std::uint64_t>(i),
+                                       stream + 1 + static_cast<std::uint64_t>(epoch));
+      std::swap(order_[static_cast<std::size_t>(i)], order_[static_cast<std::size_t>(below(words, i + 1))]);
+    }
+    ordered_ = epoch;
+  }
+  const std::int64_t first = step % steps * options_.batch, size = std::min(options_.batch, items_ - first);
+  const std::int64_t begin = first + size * options_.rank / options_.world,
+                     end = first + size * (options_.rank + 1) / options_.world;
+  return {order_.begin() + begin, order_.begin() + end};
+}
+
+void EpochSampler::set_step(std::int64_t step) {
+  check<ValueError>(step >= 0, "EpochSampler: step {} is negative", step);
   step_ = step;
 }
 

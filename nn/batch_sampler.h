@@ -37,6 +37,40 @@ class SHERD_API BatchSampler {
   BatchSamplerOptions options_;
 };
 
+/// What an epoch does with samples that do not fill a batch.
+enum class LastBatch { drop, keep };
+/// For `EpochSampler`.
+struct EpochSamplerOptions {
+  std::int64_t batch = 1;  ///< samples a step, over all ranks
+  std::uint64_t seed = 0;
+  bool shuffle = true;  ///< each epoch in an order of its own, else 0, 1, ...
+  LastBatch last = LastBatch::drop;
+  int rank = 0, world = 1;  ///< this rank's part of each batch: the parts in rank order are the batch
+};
+
+/// Goes through all samples once an epoch. A batch depends on the options and its step alone, as with
+/// `BatchSampler`: a run goes on from a saved step to the bit, in the middle of an epoch too.
+class SHERD_API EpochSampler {
+ public:
+  /// ValueError as for `BatchSampler`, and for fewer items than a batch where the last one is dropped. A last
+  /// batch that is kept is cut into parts as equal as can be.
+  explicit EpochSampler(std::int64_t items, EpochSamplerOptions options = {});
+
+  std::int64_t steps_per_epoch() const;
+  std::int64_t epoch() const { return step_ / steps_per_epoch(); }
+  /// This rank's samples of step `step`, counted through all epochs. ValueError for a negative step.
+  std::vector<std::int64_t> at(std::int64_t step) const;
+  std::vector<std::int64_t> next() { return at(step_++); }
+  std::int64_t step() const { return step_; }
+  void set_step(std::int64_t step);
+
+ private:
+  std::int64_t items_, step_ = 0;
+  EpochSamplerOptions options_;
+  mutable std::int64_t ordered_ = -1;  // the epoch whose order this is
+  mutable std::vector<std::int64_t> order_;
+};
+
 /// Tokens and, at the same place, the token that follows each: (B, T) i64.
 struct Batch {
   Tensor tokens, targets;

@@ -1,0 +1,42 @@
+#include "nn/schedules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace sherd::nn {
+namespace {
+
+void check_step(std::string_view schedule, std::int64_t step) {
+  check<ValueError>(step >= 0, "{}: step {} is negative", schedule, step);
+}
+
+/// Half a cosine from `first` to `last`, at `part` of the way.
+double along_cosine(double first, double last, double part) {
+  return last + (first - last) / 2 * (1 + std::cos(std::numbers::pi * part));
+}
+
+}  // namespace
+
+double StepSchedule::operator()(std::int64_t step) const {
+  check_step("StepSchedule", step);
+  check<ValueError>(every > 0, "StepSchedule: every {} steps; at least 1", every);
+  return lr * std::pow(factor, static_cast<double>(step / every));
+}
+
+double LinearSchedule::operator()(std::int64_t step) const {
+  check_step("LinearSchedule", step);
+  const double part = steps > 0 ? std::min(1.0, static_cast<double>(step) / static_cast<double>(steps)) : 1;
+  return lr * (first_factor + (last_factor - first_factor) * part);
+}
+
+double OneCycleSchedule::operator()(std::int64_t step) const {
+  check_step("OneCycleSchedule", step);
+  check<ValueError>(step < steps, "OneCycleSchedule: step {} of {}", step, steps);
+  const double first = lr / first_divisor, at = static_cast<double>(step);
+  const double top = rise * static_cast<double>(steps) - 1, end = static_cast<double>(steps) - 1;
+  if (at <= top) return top > 0 ? along_cosine(first, lr, at / top) : lr;
+  return along_cosine(lr, first / last_divisor, (at - top) / (end - top));
+}
+
+}  // namespace sherd::nn
