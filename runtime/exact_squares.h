@@ -128,7 +128,8 @@ constexpr double root_of(const std::int64_t* limbs) {
   const auto at = [&](int i) { return i < 0 ? std::uint32_t{0} : digits.at[i]; };
   // The first 64 bits, the last of them 1 if anything follows: rounding to 53 needs to know no more.
   std::uint64_t bits = std::uint64_t{at(top)} << 32 | at(top - 1);
-  const int zeros = std::countl_zero(bits);
+  int zeros = 0;  // std::countl_zero is 64 of anything in nvcc's device code
+  while (bits << zeros >> 63 == 0) ++zeros;
   const std::uint64_t next = std::uint64_t{at(top - 2)} << zeros;
   bits = bits << zeros | next >> 32;
   bool more = static_cast<std::uint32_t>(next) != 0;
