@@ -23,7 +23,7 @@ SHERD_API std::string_view to_string(MemoryUse use);
 struct HeldMemory {
   std::array<std::int64_t, memory_uses> bytes{};
   std::int64_t operator[](MemoryUse use) const { return bytes[static_cast<std::size_t>(use)]; }
-  std::int64_t total() const;
+  SHERD_API std::int64_t total() const;
   /// "3.0 MB: parameters 1.0 MB, gradients 2.0 MB"; what holds nothing is left out.
   SHERD_API std::string text() const;
 };

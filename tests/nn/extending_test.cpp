@@ -42,7 +42,7 @@ class Lion final : public nn::Optimizer {
       const Tensor p = params[i].local().detach(), g = params[i].grad(), m = (*slots[i])[0];
       const Tensor ahead = add(mul(m, 0.9), mul(g, 0.1));
       const Tensor sign = sub(to(greater(ahead, 0), p.dtype()), to(less(ahead, 0), p.dtype()));
-      sub_(p, mul(sign, to(group.lr, p.dtype())));
+      sub_(p, mul(sign, to(to(group.lr, p.dtype()), p.device())));
       add_(mul_(m, 0.99), mul(g, 0.01));
     }
   }
@@ -106,4 +106,11 @@ TEST_CASE("extending: a module and an optimizer of one's own train, save, copy, 
   Lion other(copy.parameters(), 1);
   other.load_state_dict(eager.optimizer.state_dict());
   CHECK(other.lr() == 0.01);
+
+  copy.to(Device::cpu(1));  // the rate stays where it is
+  Lion elsewhere(copy.parameters(), 0.01);
+  mean(square(copy(to(to(x, f64), Device::cpu(1))))).backward();
+  const Tensor before = clone(copy.parameters()[0].data());
+  elsewhere.step();
+  CHECK_FALSE(same_bits(copy.parameters()[0].data(), before));
 }
