@@ -190,9 +190,9 @@ template <class T>
 constexpr T tanh(T x) {
   const T a = std::fabs(x);
   const T z = x * x;
-  const T small = std::fma(x * z, detail::tanh_tail(z), x);
-  const T large = std::copysign(T(1) - T(2) / (exp(a + a) + T(1)), x);
-  return where(a < T(0.6), small, large);
+  const T small = std::fma(a * z, detail::tanh_tail(z), a);
+  const T large = T(1) - T(2) / (exp(a + a) + T(1));
+  return std::copysign(where(a < T(0.6), small, large), x);  // of -0 too
 }
 
 /// Error function, within 2 ulp in float and 4 in double.

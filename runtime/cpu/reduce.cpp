@@ -210,10 +210,12 @@ void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
     for (int l = 1; l < lanes<C>; ++l) best = better<largest>(top[l], best) ? top[l] : best;
   }
   if (out) *out = T(best);
-  if (!index) return;
+  const bool zero = std::is_floating_point_v<C> && best == 0;  // whose signs are equal too: the first's
+  if (!index && !zero) return;
   std::int64_t at = 0;
   while (!(C(x[at]) == best || (is_nan(best) && is_nan(C(x[at]))))) ++at;
-  *index = at;
+  if (out && zero) *out = x[at];
+  if (index) *index = at;
 }
 
 /// Side by side over contiguous columns of one piece.

@@ -15,7 +15,7 @@ struct Abs {
   template <class T>
   constexpr T operator()(T x) const {
     using math::where;
-    return where(x < T(0), math::negated(x), x);
+    return where(x < T(0), math::negated(x), T(x + T(0)));  // -0 + 0 is +0
   }
   template <class T>
   constexpr T grad_a(T gy, T x, T) const {

@@ -14,9 +14,9 @@ namespace {
 Tensor rounded(const Tensor& x, const Tensor& largest, Eight format) {
   const bool fine = format == Eight::e4m3;
   const double top = largest_of(format);
-  const Tensor nothing = equal(largest, 0), one = ones({}, {DType::f64, x.device()});
-  const Tensor scale = to(where(nothing, one, div(top, largest)), DType::f32),
-               unscale = to(where(nothing, one, div(largest, top)), DType::f32);
+  const double least = scalable(0, top);
+  const Tensor from = where(less(largest, least), full({}, least, {DType::f64, x.device()}), largest);
+  const Tensor scale = to(div(top, from), DType::f32), unscale = to(div(from, top), DType::f32);
   const Tensor scaled = clamp(mul(to(x, DType::f32), scale), -top, top);
   // Dekker's way to cut a number to some of its bits; below the normal numbers, steps of one size.
   const Tensor apart = mul(scaled, fine ? 0x1p20 + 1 : 0x1p21 + 1), normal = sub(apart, sub(apart, scaled));

@@ -2,12 +2,9 @@
 #pragma once
 
 #include "runtime/op.h"
+#include "runtime/ops/eight.h"
 
 namespace sherd::ops {
-
-/// Formats of 8 bits; named by their bits of exponent and mantissa.
-enum class Eight { e4m3, e5m2 };
-constexpr double largest_of(Eight format) { return format == Eight::e4m3 ? 448 : 57344; }
 
 /// Inputs: x (..., in), weight (out, in), bias (out) or none. x and weight are rounded to e4m3, each after
 /// scaling its largest magnitude, or that of each of its rows, to the format's; sums are in f32. Outputs: the

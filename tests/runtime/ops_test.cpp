@@ -496,6 +496,54 @@ TEST_CASE("ops: linear_fp8 multiplies the nearest numbers of 8 bits, in its grad
     }
 }
 
+TEST_CASE("ops: linear_fp8 keeps zeros among the tiniest numbers, in its gradient too") {
+  for (const EightScales scales : {EightScales::of_tensors, EightScales::of_rows})
+    for (const double size : {1e-30, 1e-35, 1e-37, 1e-40}) {
+      INFO("size " << size);
+      const auto matrix = [](Shape shape, std::uint64_t seed, double by) {
+        const Tensor t = mul(numbers(shape, bf16, seed), by);
+        fill_(slice(t, 1, 0, shape[1], 3), 0);
+        fill_(select(t, 0, 1), 0);
+        return t;
+      };
+      const Tensor x = matrix({6, 16}, 1, size).requires_grad_(), w = matrix({5, 16}, 2, 1).requires_grad_(),
+                   in[] = {x, w};
+      const Tensor y = linear_fp8(x, w, {}, scales), gy = matrix({6, 5}, 3, size);
+      std::vector<Tensor> made = grad(y, in, gy);
+      made.push_back(y.detach());
+      for (const Tensor& t : made) {
+        CHECK(all(isfinite(t)).item() == 1);
+        CHECK(amax(abs(select(t, 0, 1))).item() == 0);
+      }
+      if (size < 1e-37) continue;  // below, bf16 itself has few digits
+      const Tensor exact = linear(to(x.detach(), f64), to(w.detach(), f64));
+      CHECK(amax(abs(sub(to(y.detach(), f64), exact))).item() <= 0.1 * amax(abs(exact)).item());
+    }
+}
+
+TEST_CASE("ops: the sign of zero: abs, tanh, and the first zero that amax and amin meet") {
+  for (const DType dtype : {f32, f64, bf16, f16}) {
+    INFO(name_of(dtype));
+    for (const std::int64_t n : {1, 5, 16, 31, 1025}) {
+      const Tensor minus = full({n}, -0.0, {dtype}), plus = zeros({n}, {dtype});
+      CHECK(same_bits(abs(minus), plus));
+      CHECK(same_bits(tanh(minus), minus));
+      CHECK(same_bits(tanh(plus), plus));
+      CHECK(same_bits(abs(reciprocal(minus)), reciprocal(plus)));
+      for (const bool first_is_minus : {false, true}) {
+        const Tensor mixed = clone(first_is_minus ? plus : minus);
+        fill_(slice(mixed, 0, 0, 1), first_is_minus ? -0.0 : 0.0);
+        const Tensor first = select(mixed, 0, 0);
+        CHECK(same_bits(amax(mixed), first));
+        CHECK(same_bits(amin(mixed), first));
+        const Tensor columns = contiguous(expand(unsqueeze(mixed, 1), {n, 20}));
+        CHECK(same_bits(amax(columns, {0}), clone(expand(first, {20}))));
+        CHECK(same_bits(amin(columns, {0}), clone(expand(first, {20}))));
+      }
+    }
+  }
+}
+
 TEST_CASE("ops: linear_fp8 scales by rows what its products have as rows") {
   // All numbers of a row, or of a column, are of a size; its neighbours' are so far apart that one scale for
   // all would round the small ones to 0.
