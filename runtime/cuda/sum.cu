@@ -17,6 +17,10 @@ constexpr std::int64_t least_length = 128;
 
 template <class T>
 using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
+/// What a thread adds runs of `run_length` numbers up in: a sum of f32 loses with every number added to it.
+template <class Acc>
+using total_t = std::conditional_t<std::is_floating_point_v<Acc>, double, Acc>;
+constexpr std::int64_t run_length = 32;
 
 /// One piece of the reduced axis a `blockIdx.y`; results lie at [piece][outer][inner]. An empty piece gives
 /// 0.
@@ -25,30 +29,36 @@ struct Pieces {
 };
 
 template <class TO, class Acc>
-__device__ TO finished(Acc total, double divisor) {
+__device__ TO finished(total_t<Acc> total, double divisor) {
   if constexpr (std::is_integral_v<Acc>)
     return static_cast<TO>(total);
   else
-    return static_cast<TO>(total / static_cast<Acc>(divisor));
+    return static_cast<TO>(static_cast<Acc>(total) / static_cast<Acc>(divisor));
 }
 
 /// Sums along contiguous elements: a block a sum, its threads side by side, then a tree.
 template <class T, class TO, class Acc>
 __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double divisor, const T* x, TO* out) {
-  __shared__ Acc partial[threads_per_block];
+  __shared__ total_t<Acc> partial[threads_per_block];
   wait_for_earlier();
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
     const T* row = x + o * p.reduce;
-    Acc total = 0;
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block)
-      total += static_cast<Acc>(row[i]);
+    total_t<Acc> total = 0;
+    for (std::int64_t first = begin; first < end; first += run_length * threads_per_block) {
+      const std::int64_t last = min(first + run_length * threads_per_block, end);
+      Acc run = 0;
+#pragma unroll 8
+      for (std::int64_t i = first + threadIdx.x; i < last; i += threads_per_block)
+        run += static_cast<Acc>(row[i]);
+      total += run;
+    }
     partial[threadIdx.x] = total;
     for (unsigned half = threads_per_block / 2; half > 0; half /= 2) {
       __syncthreads();
       if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) out[blockIdx.y * p.outer + o] = finished<TO>(partial[0], divisor);
+    if (threadIdx.x == 0) out[blockIdx.y * p.outer + o] = finished<TO, Acc>(partial[0], divisor);
     __syncthreads();
   }
 }
@@ -58,40 +68,43 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double d
 template <int Rows, int V, class T, class TO, class Acc>
 __global__ void __launch_bounds__(block_columns* Rows, 1024 / (block_columns * Rows))
     sum_columns(Pieces p, double divisor, const T* x, TO* out) {
-  __shared__ Acc partial[Rows][block_columns][V];
+  __shared__ total_t<Acc> partial[Rows][V][block_columns];
   wait_for_earlier();
-  auto& mine = partial[threadIdx.y][threadIdx.x];
+  const auto mine = [](int j) -> total_t<Acc>& { return partial[threadIdx.y][j][threadIdx.x]; };
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   const std::int64_t across = (p.inner + block_columns * V - 1) / (block_columns * V);
   for (std::int64_t b = blockIdx.x; b < p.outer * across; b += gridDim.x) {
     const std::int64_t o = b / across, column = (b % across * block_columns + threadIdx.x) * V;
-    Acc total[V] = {};
-    if (column < p.inner) {
-      const T* from = x + o * p.reduce * p.inner + column;
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine(j) = 0;
+    const T* from = x + o * p.reduce * p.inner + column;
+    for (std::int64_t first = begin; column < p.inner && first < end; first += run_length * Rows) {
+      const std::int64_t last = min(first + run_length * Rows, end);
+      Acc run[V] = {};
 #pragma unroll 8
-      for (std::int64_t i = begin + threadIdx.y; i < end; i += Rows) {
+      for (std::int64_t i = first + threadIdx.y; i < last; i += Rows) {
         if constexpr (V > 1) {
           Acc wide[V];
           Raw<V, T>::load(from + i * p.inner).widen_to(wide);
 #pragma unroll
-          for (int j = 0; j < V; ++j) total[j] += wide[j];
+          for (int j = 0; j < V; ++j) run[j] += wide[j];
         } else {
-          total[0] += static_cast<Acc>(from[i * p.inner]);
+          run[0] += static_cast<Acc>(from[i * p.inner]);
         }
       }
-    }
 #pragma unroll
-    for (int j = 0; j < V; ++j) mine[j] = total[j];
+      for (int j = 0; j < V; ++j) mine(j) += run[j];
+    }
     for (unsigned half = Rows / 2; half > 0; half /= 2) {
       __syncthreads();
       if (threadIdx.y < half)
 #pragma unroll
-        for (int j = 0; j < V; ++j) mine[j] += partial[threadIdx.y + half][threadIdx.x][j];
+        for (int j = 0; j < V; ++j) mine(j) += partial[threadIdx.y + half][j][threadIdx.x];
     }
     if (threadIdx.y == 0 && column < p.inner)
 #pragma unroll
       for (int j = 0; j < V; ++j)
-        out[(blockIdx.y * p.outer + o) * p.inner + column + j] = finished<TO>(mine[j], divisor);
+        out[(blockIdx.y * p.outer + o) * p.inner + column + j] = finished<TO, Acc>(mine(j), divisor);
     __syncthreads();
   }
 }

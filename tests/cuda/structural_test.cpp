@@ -139,6 +139,16 @@ TEST_CASE("cuda: sums and means over any axes agree with the CPU's") {
     INFO(name_of(dtype));
     CHECK(relative_distance(sum(on_gpu(x), {0}), sum(x, {0})) <= 4 * rounding(dtype));
   }
+  const std::int64_t many = std::int64_t{1} << 24;
+  for (const Shape& shape : {Shape{8 * many}, Shape{many, 2}, Shape{2, many, 3}, Shape{many / 16, 64}}) {
+    const int axis = shape.rank() == 3 ? 1 : 0;  // a sum of f32 alone loses 1e-5 and more on the way
+    const Tensor x = full(shape, 0.1, {f32, gpu}), total = sum(x, {axis});
+    const double value = 0.1f * static_cast<double>(shape[axis]);
+    INFO(to_string(shape));
+    CHECK(amax(abs(sub(to(total, f64), value))).item() <= 1e-6 * value);
+    CHECK(amax(abs(sub(to(mean(x, {axis}), f64), static_cast<double>(0.1f)))).item() <= 1e-7);
+    CHECK(distance_in_ulps(sum(x, {axis}), total) == 0);
+  }
   for (const Tensor& x : {zeros({0, 4}), zeros({4, 0}), zeros({})}) {
     CHECK(distance_in_ulps(sum(on_gpu(x)), sum(x)) == 0);
     CHECK(distance_in_ulps(mean(on_gpu(x)), mean(x)) == 0);
