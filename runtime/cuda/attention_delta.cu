@@ -35,8 +35,7 @@ template <class T, int V>
 void launch(const AttentionGradCall& g) {
   const std::int64_t rows = g.forward.batch * g.forward.heads * g.forward.queries;
   constexpr int of_block = block / row_threads;
-  row_deltas<T, V>
-      <<<static_cast<unsigned>((rows + of_block - 1) / of_block), block, 0, g.forward.stream>>>(g);
+  row_deltas<T, V><<<grid_of(blocks_of(rows, of_block)), block, 0, g.forward.stream>>>(g);
 }
 
 }  // namespace

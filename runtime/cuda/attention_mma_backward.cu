@@ -283,10 +283,10 @@ void launch_attention_grad_mma(const AttentionGradCall& call) {
                          rows);
     if (key_tiles > 0)
       backward_keys<T, Width, dropout>
-          <<<static_cast<unsigned>(c.batch * c.heads * key_tiles), attention_threads, bytes, c.stream>>>(
+          <<<grid_of(c.batch * c.heads * key_tiles), attention_threads, bytes, c.stream>>>(
               call, static_cast<int>(key_tiles));
     backward_queries<T, Width, dropout>
-        <<<static_cast<unsigned>(c.batch * c.heads * row_tiles), attention_threads, rows, c.stream>>>(
+        <<<grid_of(c.batch * c.heads * row_tiles), attention_threads, rows, c.stream>>>(
             call, static_cast<int>(row_tiles));
   });
 }

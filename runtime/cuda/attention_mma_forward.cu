@@ -201,7 +201,7 @@ void launch_attention_mma(const AttentionCall& c) {
     const std::int64_t row_tiles = tiles(c.queries, query_tile);
     cudaFuncSetAttribute(forward<T, Width, dropout>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     forward<T, Width, dropout>
-        <<<static_cast<unsigned>(c.batch * c.heads * row_tiles), attention_threads, bytes, c.stream>>>(
+        <<<grid_of(c.batch * c.heads * row_tiles), attention_threads, bytes, c.stream>>>(
             c, static_cast<int>(row_tiles));
   });
 }

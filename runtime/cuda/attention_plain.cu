@@ -284,8 +284,8 @@ void launch_attention_plain(const AttentionCall& c) {
     constexpr int bytes = memory_of<Width, Tile>(3, 1);
     const std::int64_t row_tiles = tiles(c.queries, Tile);
     allow_memory(forward<Width, Tile>, bytes);
-    forward<Width, Tile><<<static_cast<unsigned>(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(
-        c, static_cast<int>(row_tiles));
+    forward<Width, Tile>
+        <<<grid_of(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(c, static_cast<int>(row_tiles));
   });
 }
 
@@ -297,12 +297,10 @@ void launch_attention_grad_plain(const AttentionGradCall& g) {
     allow_memory(backward_keys<Width, Tile>, bytes);
     allow_memory(backward_queries<Width, Tile>, bytes);
     if (key_tiles > 0)
-      backward_keys<Width, Tile>
-          <<<static_cast<unsigned>(c.batch * c.heads * key_tiles), block, bytes, c.stream>>>(
-              g, static_cast<int>(key_tiles));
+      backward_keys<Width, Tile><<<grid_of(c.batch * c.heads * key_tiles), block, bytes, c.stream>>>(
+          g, static_cast<int>(key_tiles));
     backward_queries<Width, Tile>
-        <<<static_cast<unsigned>(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(
-            g, static_cast<int>(row_tiles));
+        <<<grid_of(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(g, static_cast<int>(row_tiles));
   });
 }
 

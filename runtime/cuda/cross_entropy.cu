@@ -334,6 +334,14 @@ std::int64_t attribute(cudaDeviceAttr which) {
 /// Of a block's own memory, what it may ask for at its launch.
 std::int64_t most_shared_bytes() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (1 << 10); }
 
+/// The bound belongs to the process, so it is the same in all calls: one of this call's size would refuse the
+/// launch of another thread that asked for more.
+template <class K>
+void allow_most_shared(K* kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(most_shared_bytes()));
+}
+
 std::int64_t bytes_of_row(const CrossEntropyCall& c) { return c.columns * size_of(c.dtype); }
 constexpr std::int64_t most_bytes_of_row = 112 << 10;  // so that two blocks share a multiprocessor of Hopper
 
@@ -346,8 +354,7 @@ bool in_turn(const CrossEntropyCall& c) {
 template <class T>
 void launch_in_turn(const CrossEntropyCall& c) {
   constexpr auto kernel = losses_and_gradients_in_turn<T, wide_count<T>>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(2 * bytes_of_row(c)));
+  allow_most_shared(kernel);
   const std::int64_t blocks = std::min(c.rows, attribute(cudaDevAttrMultiProcessorCount));
   kernel<<<static_cast<unsigned>(blocks), turn_threads, static_cast<unsigned>(2 * bytes_of_row(c)),
            c.stream>>>(c);
@@ -361,12 +368,13 @@ bool one_pass(const CrossEntropyCall& c) {
 
 void launch_cross_entropy_over(const CrossEntropyCall& c) {
   for_logits_and_loss(c, [&]<class T, class L>() {
+    const unsigned rows = grid_of(c.rows);
     count_targets<compute_t<T>><<<1, total_warps * warp_size, 0, c.stream>>>(c);
     const auto launch = [&]<int V>() {
       constexpr auto kernel = losses_and_gradients<T, L, V>;
       const auto bytes = static_cast<unsigned>(bytes_of_row(c));
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-      kernel<<<static_cast<unsigned>(c.rows), over_threads, bytes, c.stream>>>(c);
+      allow_most_shared(kernel);
+      kernel<<<rows, over_threads, bytes, c.stream>>>(c);
     };
     if (c.rows > 0) {
       const bool wide = wide_rows<T>(c.columns, static_cast<const T*>(c.logits));

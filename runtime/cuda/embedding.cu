@@ -91,9 +91,10 @@ __global__ void __launch_bounds__(threads_per_block)
 template <int V, class T>
 __global__ void __launch_bounds__(warp_size* warps) sum_pieces(const EmbeddingGradCall c, const Scratch s) {
   using C = compute_t<T>;
-  const std::int64_t number = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.y,
+  const auto across = static_cast<unsigned>(blocks_of(c.width, warp_size * V));
+  const std::int64_t number = static_cast<std::int64_t>(blockIdx.x / across) * warps + threadIdx.y,
                      begin = number * piece,
-                     column = (static_cast<std::int64_t>(blockIdx.y) * warp_size + threadIdx.x) * V;
+                     column = (static_cast<std::int64_t>(blockIdx.x % across) * warp_size + threadIdx.x) * V;
   if (begin >= c.count) return;
   const std::int64_t mine = begin + threadIdx.x;
   const unsigned row = s.row_at(mine, c.count), position = mine < c.count ? s.sorted_position[mine] : 0;
@@ -144,15 +145,16 @@ __global__ void __launch_bounds__(warp_size* warps) sum_pieces(const EmbeddingGr
 template <int V, class T>
 __global__ void __launch_bounds__(warp_size* warps) join_pieces(const EmbeddingGradCall c, const Scratch s) {
   using C = compute_t<T>;
-  const std::int64_t number = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.y,
+  const auto across = static_cast<unsigned>(blocks_of(c.width, warp_size * V));
+  const std::int64_t number = static_cast<std::int64_t>(blockIdx.x / across) * warps + threadIdx.y,
                      begin = number * piece, end = begin + piece,
-                     column = (static_cast<std::int64_t>(blockIdx.y) * warp_size + threadIdx.x) * V;
+                     column = (static_cast<std::int64_t>(blockIdx.x % across) * warp_size + threadIdx.x) * V;
   if (end >= c.count) return;
   const unsigned row = s.sorted_row[end - 1];
   if (row >= c.rows || s.sorted_row[end] != row) return;                          // ends here
   if (s.sorted_row[begin] == row && s.row_at(begin - 1, c.count) == row) return;  // starts before
   const bool inside = column < c.width;
-  C total[V] = {};
+  double total[V] = {};  // a run may have any number of pieces
   const auto add = [&](std::int64_t part) {
     const auto pack = load_pack<V>(static_cast<const C*>(s.partial) + part * c.width + column);
 #pragma unroll
@@ -168,15 +170,17 @@ __global__ void __launch_bounds__(warp_size* warps) join_pieces(const EmbeddingG
       for (int i = 0; i < count; ++i) add(2 * (first + i));
     if (count < warp_size) break;
   }
-  if (inside) Raw<V, T>::of(total).store(static_cast<T*>(c.table) + row * c.width + column);
+  if (!inside) return;
+  C narrow[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) narrow[j] = static_cast<C>(total[j]);
+  Raw<V, T>::of(narrow).store(static_cast<T*>(c.table) + row * c.width + column);
 }
 
 template <int V, class T>
 void sum_runs(const EmbeddingGradCall& c, const Scratch& s) {
-  const auto parts = [](std::int64_t n, std::int64_t each) {
-    return static_cast<unsigned>((n + each - 1) / each);
-  };
-  const dim3 grid(parts(c.count, piece * warps), parts(c.width, warp_size * V)), block(warp_size, warps);
+  const unsigned grid = grid_of(blocks_of(c.count, piece * warps) * blocks_of(c.width, warp_size * V));
+  const dim3 block(warp_size, warps);
   sum_pieces<V, T><<<grid, block, 0, c.stream>>>(c, s);
   join_pieces<V, T><<<grid, block, 0, c.stream>>>(c, s);
 }

@@ -25,6 +25,11 @@ namespace {
       fail<ValueError>(
           "multinomial: weight {} of row {} is not a finite number >= 0; the device found it earlier",
           r.value, r.position);
+    case FaultKind::multinomial_total:
+      fail<ValueError>(
+          "multinomial: the weights of row {} add up to more than f64 holds; scale them; the device found it "
+          "earlier",
+          r.position);
     default:
       fail<ValueError>("multinomial: the weights of row {} are all zero; the device found it earlier",
                        r.position);

@@ -14,7 +14,8 @@ enum class FaultKind : std::int64_t {
   gather_index,
   cross_entropy_target,
   multinomial_weight,
-  multinomial_zero
+  multinomial_zero,
+  multinomial_total
 };
 
 /// Where a kernel leaves the first bad value that it meets: `value` at `position`, bounded by `bound`.

@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/types.cuh"
+#include "runtime/ops/eight.h"
 
 namespace sherd::cuda {
 namespace {
@@ -15,13 +16,13 @@ using Eights = Packed<pack, unsigned char>;
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) round_to_eight(const RoundToEight c) {
   __shared__ unsigned char turned[tile][tile + 4];  // [column][row]
-  const double largest = c.largest ? *c.largest : 0;
-  const float whole_scale = static_cast<float>(largest == 0 ? 1 : c.top / largest);
-  if (c.largest && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    *c.unscale = static_cast<float>(largest == 0 ? 1 : largest / c.top);
+  const double largest = ops::scalable(c.largest ? *c.largest : 0, c.top);
+  const float whole_scale = static_cast<float>(c.top / largest);
+  if (c.largest && blockIdx.x == 0 && threadIdx.x == 0) *c.unscale = static_cast<float>(largest / c.top);
   const __nv_fp8_interpretation_t format = c.fine ? __NV_E4M3 : __NV_E5M2;
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * tile,
-                     first_column = static_cast<std::int64_t>(blockIdx.x) * tile;
+  const auto across = static_cast<unsigned>(blocks_of(c.columns, tile));
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / across) * tile,
+                     first_column = static_cast<std::int64_t>(blockIdx.x % across) * tile;
   for (int i = static_cast<int>(threadIdx.x); i < tile * packs; i += threads_per_block) {
     const int r = i / packs, k = i % packs * pack;
     const std::int64_t row = first_row + r, column = first_column + k;
@@ -51,9 +52,9 @@ __global__ void __launch_bounds__(threads_per_block) round_to_eight(const RoundT
 }
 
 __device__ void store_scales(const ScalesCall& c, std::int64_t i, float magnitude) {
-  const double largest = magnitude;
-  c.scale[i] = static_cast<float>(largest == 0 ? 1 : c.top / largest);
-  c.unscale[i] = static_cast<float>(largest == 0 ? 1 : largest / c.top);
+  const double largest = ops::scalable(magnitude, c.top);
+  c.scale[i] = static_cast<float>(c.top / largest);
+  c.unscale[i] = static_cast<float>(largest / c.top);
 }
 /// Magnitudes order like integers, NaN above all.
 __device__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
@@ -82,8 +83,10 @@ constexpr std::int64_t rows_of_column_block = 256;
 template <class T>
 __global__ void __launch_bounds__(column_packs* column_rows) largest_of_columns(const ScalesCall c) {
   __shared__ int shared[column_rows][column_packs][pack];
-  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * column_packs + threadIdx.x) * pack;
-  const std::int64_t begin = blockIdx.y * rows_of_column_block,
+  const auto across = static_cast<unsigned>(blocks_of(c.columns, column_packs * pack));
+  const std::int64_t column =
+                         (static_cast<std::int64_t>(blockIdx.x % across) * column_packs + threadIdx.x) * pack,
+                     begin = static_cast<std::int64_t>(blockIdx.x / across) * rows_of_column_block,
                      end = min(begin + rows_of_column_block, c.rows);
   int top[pack] = {};
   if (column < c.columns)
@@ -110,25 +113,22 @@ __global__ void __launch_bounds__(threads_per_block) scales_of_columns(const Sca
 
 template <class T>
 void launch_scales_of(const ScalesCall& c) {
-  const auto blocks = [](std::int64_t n, std::int64_t each) {
-    return static_cast<unsigned>((n + each - 1) / each);
-  };
   if (!c.of_columns) {
-    scales_of_rows<T><<<blocks(c.rows, threads_per_block / warp_size), threads_per_block, 0, c.stream>>>(c);
+    const unsigned blocks = grid_of(blocks_of(c.rows, threads_per_block / warp_size));
+    scales_of_rows<T><<<blocks, threads_per_block, 0, c.stream>>>(c);
     return;
   }
   cudaMemsetAsync(c.scale, 0, static_cast<std::size_t>(c.columns) * sizeof(float), c.stream);
-  const dim3 grid(blocks(c.columns, column_packs * pack), blocks(c.rows, rows_of_column_block));
-  largest_of_columns<T><<<grid, dim3(column_packs, column_rows), 0, c.stream>>>(c);
-  scales_of_columns<<<blocks(c.columns, threads_per_block), threads_per_block, 0, c.stream>>>(c);
+  const unsigned tiles =
+      grid_of(blocks_of(c.columns, column_packs * pack) * blocks_of(c.rows, rows_of_column_block));
+  largest_of_columns<T><<<tiles, dim3(column_packs, column_rows), 0, c.stream>>>(c);
+  scales_of_columns<<<grid_of(blocks_of(c.columns, threads_per_block)), threads_per_block, 0, c.stream>>>(c);
 }
-
-unsigned tiles(std::int64_t n) { return static_cast<unsigned>((n + tile - 1) / tile); }
 
 }  // namespace
 
 void launch_round_to_eight(const RoundToEight& c) {
-  const dim3 grid(tiles(c.columns), tiles(c.rows));
+  const unsigned grid = grid_of(blocks_of(c.columns, tile) * blocks_of(c.rows, tile));
   if (c.dtype == DType::bf16)
     round_to_eight<BFloat16><<<grid, threads_per_block, 0, c.stream>>>(c);
   else

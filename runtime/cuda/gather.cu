@@ -71,7 +71,7 @@ void launch_gather(const PickCall& c) {
 
 void launch_scatter(const PickCall& c) {
   constexpr int groups = threads_per_block / warp_size;
-  const auto blocks = static_cast<unsigned>((c.rows + groups - 1) / groups);
+  const auto blocks = grid_of(blocks_of(c.rows, groups));
   for_any(c.dtype, [&]<class T>() { scatter<T><<<blocks, threads_per_block, 0, c.stream>>>(c); });
 }
 

@@ -12,7 +12,7 @@ namespace {
 // Threads side by side take neighbouring packs of columns; `tall` of them share a pack and take every
 // `tall`th row.
 constexpr int wide = 32, tall = 8;
-constexpr std::int64_t rows_of_part = 256;
+constexpr std::int64_t least_rows_of_part = 256, most_parts = 65535;  // along a grid's second axis
 
 constexpr float half_log2_of_e = 0.72134752044448170f;
 
@@ -87,7 +87,8 @@ __device__ void add_down(C (&shared)[tall][wide][V], C (&mine)[V]) {
 
 template <int V, class T>
 __global__ void __launch_bounds__(wide* tall)
-    gradient(std::int64_t rows, std::int64_t columns, const T* gy, const T* x, T* gx, compute_t<T>* partial) {
+    gradient(std::int64_t rows, std::int64_t rows_of_part, std::int64_t columns, const T* gy, const T* x,
+             T* gx, compute_t<T>* partial) {
   using C = compute_t<T>;
   __shared__ C shared[tall][wide][V];
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * wide + threadIdx.x) * V;
@@ -143,8 +144,11 @@ unsigned blocks_across(std::int64_t columns) { return static_cast<unsigned>((col
 
 }  // namespace
 
+std::int64_t GeluSumsCall::rows_of_part() const {
+  return std::max(least_rows_of_part, blocks_of(rows, most_parts));
+}
 std::int64_t GeluSumsCall::parts() const {
-  return std::max<std::int64_t>((rows + rows_of_part - 1) / rows_of_part, 1);
+  return std::max<std::int64_t>(blocks_of(rows, rows_of_part()), 1);
 }
 
 void launch_narrow_gelu(DType dtype, const void* x, void* y, std::int64_t n, cudaStream_t stream) {
@@ -162,7 +166,8 @@ void launch_gelu_sums(const GeluSumsCall& c) {
     auto* partial = static_cast<compute_t<T>*>(c.partial);
     const auto launch = [&]<int V>() {
       const dim3 grid(blocks_across(c.columns / V), static_cast<unsigned>(c.parts()));
-      gradient<V, T><<<grid, dim3(wide, tall), 0, c.stream>>>(c.rows, c.columns, gy, x, gx, partial);
+      gradient<V, T>
+          <<<grid, dim3(wide, tall), 0, c.stream>>>(c.rows, c.rows_of_part(), c.columns, gy, x, gx, partial);
     };
     if (wide_rows<T>(c.columns, gy, x, static_cast<const T*>(gx)))
       launch.template operator()<wide_count<T>>();

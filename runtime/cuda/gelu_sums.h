@@ -17,8 +17,9 @@ struct GeluSumsCall {
   const void *gy = nullptr, *x = nullptr;
   void *gx = nullptr, *sums = nullptr;
   cudaStream_t stream = nullptr;
-  /// Groups of rows that are summed apart, then in order. Depends on the sizes alone.
+  /// Groups of rows that are summed apart, then in order, and the rows of one. Depends on the sizes alone.
   std::int64_t parts() const;
+  std::int64_t rows_of_part() const;
   /// Room for parts() columns elements of the compute type.
   void* partial = nullptr;
 };

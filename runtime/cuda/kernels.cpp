@@ -49,6 +49,14 @@ bool launches_early() {
   return all;
 }
 
+unsigned grid_of(std::int64_t blocks) {
+  check<NotImplementedError>(blocks <= most_blocks_of_grid,
+                             "cuda: this size takes {} blocks of threads, and a launch has room for {}; take "
+                             "it in parts",
+                             blocks, most_blocks_of_grid);
+  return static_cast<unsigned>(blocks);
+}
+
 void check_launch(std::string_view op) { check_cuda(cudaGetLastError(), op); }
 
 }  // namespace sherd::cuda

@@ -29,11 +29,22 @@ Operands operands_of(Inputs in, Outputs out);
 void check_launch(std::string_view op);
 
 inline constexpr int threads_per_block = 256;
+inline constexpr std::int64_t most_blocks_of_grid = (std::int64_t{1} << 31) - 1;  // of its first axis
 /// Number of blocks for `work` threads, at most several times what fills the largest GPU: kernels loop over
 /// the rest.
 inline unsigned blocks_for(std::int64_t work) {
   const std::int64_t blocks = (work + threads_per_block - 1) / threads_per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096);
+}
+
+/// Blocks for `n` of something, `each` of which are a block's.
+constexpr std::int64_t blocks_of(std::int64_t n, std::int64_t each) { return (n + each - 1) / each; }
+/// `blocks` as the grid of a kernel that does not loop over the rest; NotImplementedError, and nothing is
+/// launched, where a launch has no room for as many.
+unsigned grid_of(std::int64_t blocks);
+/// The same for a kernel that loops with the grid's stride.
+inline unsigned looping_grid_of(std::int64_t blocks) {
+  return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);
 }
 
 /// Whether every GPU here can make a kernel ready before the one before it has ended (launch.cuh).

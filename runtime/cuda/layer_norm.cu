@@ -130,29 +130,29 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
     weights.keep(p, at);
     biases.keep(p, at);
   });
-  int stage = 0;
+  int stage = 0, slot = 0;
   fetch(first, 0);
   for (std::int64_t row = first; row < r.rows; row += step, stage ^= 1) {
     fetch(row + step, stage ^ 1);
     wait_copies<stages - 1>();
     C x[Packs][V];
     each_pack([&](int p, int) { Raw<V, T>::load(staged.at(stage, 0, p)).widen_to(x[p]); });
-    const auto sum_of = [&](int slot, const auto& f) {
+    const auto sum_of = [&](const auto& f) {
       C total = 0;
       each_pack([&](int p, int) {
 #pragma unroll
         for (int j = 0; j < V; ++j) total = f(x[p][j], total);
       });
-      group_sums<Warps>(shared[slot], total);
+      group_sums<Warps>(shared[slot ^= 1], total);  // in turn: a warp may be one sum ahead of another
       return total / n;
     };
-    C mean = r.mean ? sum_of(0, [](C v, C total) { return total + v; }) : C(0);
+    C mean = r.mean ? sum_of([](C v, C total) { return total + v; }) : C(0);
     const auto variance_of = [&] {
-      return sum_of(1, [&](C v, C total) { return std::fma(v - mean, v - mean, total); });
+      return sum_of([&](C v, C total) { return std::fma(v - mean, v - mean, total); });
     };
     C variance = variance_of();
     if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
-      mean += sum_of(0, [&](C v, C total) { return total + (v - mean); });
+      mean += sum_of([&](C v, C total) { return total + (v - mean); });
       variance = variance_of();
     }
     const C rstd = C(1) / std::sqrt(variance + r.eps);
@@ -180,33 +180,34 @@ __global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
   using C = compute_t<T>;
   constexpr int warps = block / warp_size;
   __shared__ C shared[warps];
-  const std::int64_t row = blockIdx.x;
-  const T* x = r.x + row * r.columns;
-  const C n = static_cast<C>(r.columns);
-  C mean = 0;
-  const auto average = [&](const auto& of) {
-    C total = 0;
-    for (std::int64_t j = threadIdx.x; j < r.columns; j += block) total += of(static_cast<C>(x[j]) - mean);
-    return group_sum<warps>(total, shared) / n;
-  };
-  const auto itself = [](C d) { return d; };
-  const auto squared = [](C d) { return d * d; };
-  if (r.mean) mean = average(itself);
-  C variance = average(squared);
-  if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
-    mean += average(itself);
-    variance = average(squared);
-  }
-  const C rstd = C(1) / std::sqrt(variance + r.eps);
-  if (threadIdx.x == 0) {
-    if (r.mean) r.mean[row] = mean;
-    r.rstd[row] = rstd;
-  }
-  for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-    const C normal = (static_cast<C>(x[j]) - mean) * rstd;
-    const C shift = r.bias ? static_cast<C>(r.bias[j]) : C(0);
-    r.y[row * r.columns + j] =
-        narrow<T>(r.weight ? std::fma(normal, static_cast<C>(r.weight[j]), shift) : normal + shift);
+  for (std::int64_t row = blockIdx.x; row < r.rows; row += gridDim.x) {
+    const T* x = r.x + row * r.columns;
+    const C n = static_cast<C>(r.columns);
+    C mean = 0;
+    const auto average = [&](const auto& of) {
+      C total = 0;
+      for (std::int64_t j = threadIdx.x; j < r.columns; j += block) total += of(static_cast<C>(x[j]) - mean);
+      return group_sum<warps>(total, shared) / n;
+    };
+    const auto itself = [](C d) { return d; };
+    const auto squared = [](C d) { return d * d; };
+    if (r.mean) mean = average(itself);
+    C variance = average(squared);
+    if (variance < mean * mean * static_cast<C>(math::nearly_constant)) {
+      mean += average(itself);
+      variance = average(squared);
+    }
+    const C rstd = C(1) / std::sqrt(variance + r.eps);
+    if (threadIdx.x == 0) {
+      if (r.mean) r.mean[row] = mean;
+      r.rstd[row] = rstd;
+    }
+    for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
+      const C normal = (static_cast<C>(x[j]) - mean) * rstd;
+      const C shift = r.bias ? static_cast<C>(r.bias[j]) : C(0);
+      r.y[row * r.columns + j] =
+          narrow<T>(r.weight ? std::fma(normal, static_cast<C>(r.weight[j]), shift) : normal + shift);
+    }
   }
 }
 
@@ -318,24 +319,25 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
   using C = compute_t<T>;
   constexpr int warps = block / warp_size;
   __shared__ C shared[warps];
-  const std::int64_t row = blockIdx.x;
-  const T *x = r.x + row * r.columns, *gy = r.gy + row * r.columns;
-  const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row], n = static_cast<C>(r.columns);
-  const auto scaled = [&](std::int64_t j) {
-    return r.weight ? static_cast<C>(gy[j]) * static_cast<C>(r.weight[j]) : static_cast<C>(gy[j]);
-  };
-  C ones = 0, along = 0;
-  for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-    ones += scaled(j);
-    along = std::fma(scaled(j), (static_cast<C>(x[j]) - mean) * rstd, along);
-  }
-  ones = r.mean ? group_sum<warps>(ones, shared) / n : C(0);
-  along = group_sum<warps>(along, shared) / n;
-  for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-    const C normal = (static_cast<C>(x[j]) - mean) * rstd;
-    const C own = (std::fma(normal, -along, scaled(j)) - ones) * rstd;
-    const std::int64_t at = row * r.columns + j;
-    r.gx[at] = narrow<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
+  for (std::int64_t row = blockIdx.x; row < r.rows; row += gridDim.x) {
+    const T *x = r.x + row * r.columns, *gy = r.gy + row * r.columns;
+    const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row], n = static_cast<C>(r.columns);
+    const auto scaled = [&](std::int64_t j) {
+      return r.weight ? static_cast<C>(gy[j]) * static_cast<C>(r.weight[j]) : static_cast<C>(gy[j]);
+    };
+    C ones = 0, along = 0;
+    for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
+      ones += scaled(j);
+      along = std::fma(scaled(j), (static_cast<C>(x[j]) - mean) * rstd, along);
+    }
+    ones = r.mean ? group_sum<warps>(ones, shared) / n : C(0);
+    along = group_sum<warps>(along, shared) / n;
+    for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
+      const C normal = (static_cast<C>(x[j]) - mean) * rstd;
+      const C own = (std::fma(normal, -along, scaled(j)) - ones) * rstd;
+      const std::int64_t at = row * r.columns + j;
+      r.gx[at] = narrow<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
+    }
   }
 }
 
@@ -437,7 +439,7 @@ void forward(const LayerNormCall& c) {
                   static_cast<C*>(c.rstd)};
   const int form = form_of<T>(wide_rows<T>(c.columns, r.x, r.weight, r.bias, r.y), c.columns);
   if (form == 0) {
-    forward_any<T><<<static_cast<unsigned>(c.rows), block, 0, c.stream>>>(r);
+    forward_any<T><<<looping_grid_of(c.rows), block, 0, c.stream>>>(r);
     return;
   }
   with_form(form, [&]<int Warps, int Packs>() {
@@ -473,7 +475,7 @@ void backward(const LayerNormGradCall& c) {
   const std::int64_t parts = c.parts();
   const int form = grad_form<T>(c);
   if (form == 0) {
-    if (c.rows > 0) backward_rows_any<T><<<static_cast<unsigned>(c.rows), block, 0, c.stream>>>(r);
+    if (c.rows > 0) backward_rows_any<T><<<looping_grid_of(c.rows), block, 0, c.stream>>>(r);
     const dim3 grid(static_cast<unsigned>((c.columns + block - 1) / block), static_cast<unsigned>(parts));
     backward_columns_any<T><<<grid, block, 0, c.stream>>>(r, c.kinds());
   } else {

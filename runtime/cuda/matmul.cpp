@@ -1,4 +1,5 @@
 // Products of matrices and linear layers.
+#include <algorithm>
 #include <bit>
 
 #include "runtime/cuda/check.h"
@@ -22,6 +23,9 @@ std::uint32_t alignment_of(const void* address) {
   return std::uint32_t{1} << std::countr_zero(bits);
 }
 
+const std::byte* bytes(const void* at) { return static_cast<const std::byte*>(at); }
+std::byte* bytes(void* at) { return static_cast<std::byte*>(at); }
+
 /// What is added, as the library reads it: dense, and aligned for wide loads.
 Tensor dense_addend(const Tensor& t) {
   if (!t.defined()) return {};
@@ -32,6 +36,10 @@ Tensor dense_addend(const Tensor& t) {
 struct Addends {
   Tensor bias, residual;
 };
+
+/// The library counts the matrices of a batch in 32 bits, and a grid's last axis in 16: more are taken in
+/// portions of this many, which leaves every portion's addresses as aligned as the whole's.
+constexpr std::int64_t most_matrices = std::int64_t{1} << 15;
 
 /// C = A B of m, n, k and batch as given, into dense `c`.
 void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Addends& add,
@@ -61,10 +69,20 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
     // The library adds no bias to f64.
     s.bias = add.bias.defined() && s.dtype != DType::f64;
     s.residual = add.residual.defined() && alignment_of(add.residual.raw()) >= s.align_c;
-    state.matmul_plans().run(s,
-                             {a.data, b.data, s.bias ? add.bias.raw() : nullptr,
-                              s.residual ? add.residual.raw() : nullptr, c.raw()},
-                             state.stream());
+    const std::int64_t batch = s.batch, size = size_of(s.dtype);
+    for (std::int64_t first = 0; first < batch; first += most_matrices) {
+      s.batch = std::min(batch - first, most_matrices);
+      const auto from = [&](auto* data, std::int64_t step) {
+        return data != nullptr ? data + first * step * size : nullptr;
+      };
+      const std::int64_t step = s.m * s.n;
+      state.matmul_plans().run(
+          s,
+          {from(bytes(a.data), s.stride_a), from(bytes(b.data), s.stride_b),
+           s.bias ? add.bias.raw() : nullptr, s.residual ? from(bytes(add.residual.raw()), step) : nullptr,
+           from(bytes(c.raw()), step)},
+          state.stream());
+    }
   }
   if (add.bias.defined() && !s.bias) add_(alias(c, c.layout()), add.bias);
   if (add.residual.defined() && !s.residual) add_(alias(c, c.layout()), add.residual);

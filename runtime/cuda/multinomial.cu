@@ -6,28 +6,33 @@
 namespace sherd::cuda {
 namespace {
 
-/// A block a row: each thread sums a run of columns, one adds the runs up and walks the one that it wants.
+/// Each thread sums a run of columns, one adds the runs up and walks the one that it wants.
 template <class T>
-__global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall c) {
-  __shared__ double sums[threads_per_block];
-  const std::int64_t row = blockIdx.x;
+__device__ void draw_row(const MultinomialCall& c, std::int64_t row, double (&sums)[threads_per_block]) {
   const T* w = static_cast<const T*>(c.weights) + row * c.columns;
   const auto weight = [&](std::int64_t j) { return static_cast<double>(static_cast<compute_t<T>>(w[j])); };
   const std::int64_t length = (c.columns + threads_per_block - 1) / threads_per_block;
   const std::int64_t begin = threadIdx.x * length, end = min(begin + length, c.columns);
   double mine = 0;
+  bool bad = false;
   for (std::int64_t j = begin; j < end; ++j) {
     const double x = weight(j);
-    if (!(x >= 0 && x <= std::numeric_limits<double>::max()))
+    if (!(x >= 0 && x <= std::numeric_limits<double>::max())) {
       c.faults(FaultKind::multinomial_weight, x, row, c.columns);
+      bad = true;
+    }
     mine += x;
   }
   sums[threadIdx.x] = mine;
-  __syncthreads();
+  bad = __syncthreads_or(bad);
   if (threadIdx.x != 0) return;
+  c.places[row] = 0;
+  if (bad) return;
   double total = 0;
   for (int i = 0; i < threads_per_block; ++i) total += sums[i];
-  if (!(total > 0)) c.faults(FaultKind::multinomial_zero, total, row, c.columns);
+  if (!(total > 0)) return c.faults(FaultKind::multinomial_zero, total, row, c.columns);
+  if (total > std::numeric_limits<double>::max())
+    return c.faults(FaultKind::multinomial_total, total, row, c.columns);
   const RandomKey key = c.key.read();
   const std::uint64_t counter = key.offset + static_cast<std::uint64_t>(row / 4);
   const double share = uniform_from(philox(key.seed, counter)[static_cast<int>(row % 4)]) * total;
@@ -56,12 +61,21 @@ __global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall 
   c.places[row] = last;
 }
 
+/// A block a row.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall c) {
+  __shared__ double sums[threads_per_block];
+  for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
+    draw_row<T>(c, row, sums);
+    __syncthreads();  // the sums have been read
+  }
+}
+
 }  // namespace
 
 void launch_multinomial(const MultinomialCall& c) {
-  for_floating(c.dtype, [&]<class T>() {
-    draw<T><<<static_cast<unsigned>(c.rows), threads_per_block, 0, c.stream>>>(c);
-  });
+  for_floating(c.dtype,
+               [&]<class T>() { draw<T><<<looping_grid_of(c.rows), threads_per_block, 0, c.stream>>>(c); });
 }
 
 }  // namespace sherd::cuda

@@ -8,8 +8,8 @@
 namespace sherd::cuda {
 
 /// One place of each dense row of weights, as on the CPU; sums are in f64, so only a share that falls on the
-/// last bit of one may differ. Weights below zero, infinite or NaN, and rows of zeros, are reported and give
-/// place 0.
+/// last bit of one may differ. Weights below zero, infinite or NaN, rows of zeros, and rows that add up
+/// to infinity are reported and give place 0.
 struct MultinomialCall {
   DType dtype = DType::f32;
   DeviceKey key;

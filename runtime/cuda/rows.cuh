@@ -21,8 +21,7 @@ template <class T, class F>
 void with_rows(std::int64_t rows, std::int64_t columns, bool wide, F&& f) {
   const auto call = [&]<int Warps, int V>() {
     using Row = RowOfThread<Warps>;
-    f.template operator()<Warps, V>(static_cast<unsigned>((rows + Row::groups - 1) / Row::groups),
-                                    static_cast<unsigned>(Row::block));
+    f.template operator()<Warps, V>(grid_of(blocks_of(rows, Row::groups)), static_cast<unsigned>(Row::block));
   };
   constexpr int V = wide_count<T>;
   if (columns <= most_columns_of_warp)

@@ -1,4 +1,5 @@
 // Fused layers, CPU against CUDA: normalisations, softmax, cross entropy, embedding, convolution.
+#include <future>
 #include <limits>
 
 #include "tests/cuda/agree.h"
@@ -77,9 +78,10 @@ TEST_CASE("cuda: linear_fp8 agrees with its form in other ops, and repeats to th
   for (DType dtype : floats)
     for (const Shape& shape :
          {Shape{16, 16, 16}, Shape{48, 80, 112}, Shape{256, 1600, 64}, Shape{128, 768, 3072},
-          Shape{33, 20, 17}})  // rows, in, out; the last by other ops
-      for (double size : {1.0, 1e-3})
+          Shape{33, 20, 17}})                 // rows, in, out; the last by other ops
+      for (double size : {1.0, 1e-3, 1e-37})  // of the last, 448 times the inverse is above f32
         for (std::int64_t from : {0, 1}) {
+          if (size < 1e-9 && dtype == f16) continue;
           INFO(name_of(dtype) << " " << to_string(shape) << " size " << size << " from " << from);
           Values values(17);
           const auto matrix = [&](std::int64_t m, std::int64_t n, double bound) {
@@ -92,6 +94,88 @@ TEST_CASE("cuda: linear_fp8 agrees with its form in other ops, and repeats to th
                 std::max(row_tolerance(dtype), 2e-3),
                 [&](std::span<const Tensor> t) { return linear_fp8(t[0], t[1], t[2], scales); });
         }
+}
+
+TEST_CASE("cuda: linear_fp8 keeps zeros among the tiniest numbers, in its gradient too") {
+  if (no_gpu()) return;
+  for (const EightScales scales : {EightScales::of_tensors, EightScales::of_rows})
+    for (double size : {1e-35, 1e-37, 1e-40}) {
+      INFO("size " << size);
+      const auto sides = [&](Device device) {
+        const auto matrix = [&](unsigned seed, std::int64_t m, double bound) {
+          Tensor t = Values(seed)({m, 32}, bf16, -bound, bound);
+          fill_(slice(t, 1, 0, 32, 3), 0);
+          fill_(select(t, 0, 1), 0);
+          return to(t, device);
+        };
+        const Tensor x = matrix(1, 64, size).requires_grad_(), w = matrix(2, 32, 1).requires_grad_();
+        const Tensor y = linear_fp8(x, w, {}, scales), in[] = {x, w};
+        std::vector<Tensor> all = grad(y, in, matrix(3, 64, size));
+        all.push_back(y.detach());
+        return all;
+      };
+      const std::vector<Tensor> host = sides(Device::cpu()), moved = sides(gpu);
+      for (std::size_t i = 0; i < host.size(); ++i) {
+        CHECK(all(isfinite(host[i])).item() == 1);
+        CHECK(all(isfinite(moved[i])).item() == 1);
+        CHECK(amax(abs(select(host[i], 0, 1))).item() == 0);
+        CHECK(amax(abs(select(moved[i], 0, 1))).item() == 0);
+      }
+    }
+}
+
+TEST_CASE("cuda: more rows or columns than a grid's second axis has blocks") {
+  if (no_gpu()) return;
+  const std::int64_t width = 32 * 65535 + 65, rows = 64 * 65536 + 16;
+  const Tensor table = zeros({3, width}, {f32, gpu}).requires_grad_();
+  const Tensor picked = embedding(table, Tensor::from<std::int64_t>({1, 1}, {2}, gpu));
+  const Tensor by_column = grad(sum(picked), std::span(&table, 1))[0];
+  CHECK(amin(select(by_column, 0, 1)).item() == 2);
+  CHECK(amax(by_column).item() == 2);
+  const Tensor weight = ones({16, 16}, {bf16, gpu}).requires_grad_();
+  for (const EightScales scales : {EightScales::of_tensors, EightScales::of_rows}) {
+    const Tensor x = ones({rows, 16}, {bf16, gpu}).requires_grad_(), y = linear_fp8(x, weight, {}, scales);
+    CHECK(amin(y.detach()).item() == 16);
+    CHECK(amax(y.detach()).item() == 16);
+    CHECK(amin(grad(sum(y), std::span(&x, 1))[0]).item() == 16);
+  }
+  const std::int64_t more = 256 * 65535 + 300;
+  const Tensor thin = ones({8, 8}, {bf16, gpu}), bias = zeros({8}, {bf16, gpu}).requires_grad_();
+  const Tensor z = linear_gelu(zeros({more, 8}, {bf16, gpu}).requires_grad_(), thin, bias);
+  const Tensor of_bias = to(grad(sum(z), std::span(&bias, 1))[0], f64);
+  CHECK(std::abs(amin(of_bias).item() / (0.5 * static_cast<double>(more)) - 1) <= 4e-3);
+  CHECK(std::abs(amax(of_bias).item() / (0.5 * static_cast<double>(more)) - 1) <= 4e-3);
+}
+
+TEST_CASE("cuda: cross_entropy_ on two threads with rows of other lengths") {
+  if (no_gpu()) return;
+  struct Form {
+    DType dtype;
+    std::int64_t classes[2];
+  };
+  for (const Form& form : {Form{bf16, {50304, 16000}}, {f32, {25000, 8000}}, {bf16, {50303, 1001}}}) {
+    const auto losses = [&](std::int64_t classes) {
+      const NoGrad guard;
+      const Tensor logits = zeros({4, classes}, {form.dtype, gpu}), targets = zeros({4}, {i64, gpu});
+      Tensor loss;
+      for (int i = 0; i < 3000; ++i) loss = cross_entropy_(clone(logits), targets);
+      return std::abs(loss.item() / std::log(static_cast<double>(classes)) - 1);
+    };
+    INFO(name_of(form.dtype) << " " << form.classes[0] << " and " << form.classes[1]);
+    std::future<double> other = std::async(std::launch::async, losses, form.classes[1]);
+    CHECK(losses(form.classes[0]) <= 0.01);
+    CHECK(other.get() <= 0.01);
+  }
+}
+
+TEST_CASE("cuda: a row of an embedding's gradient that many positions share is summed in full") {
+  if (no_gpu()) return;
+  const std::int64_t positions = std::int64_t{1} << 22;
+  const Tensor table = zeros({2, 4}, {f32, gpu}).requires_grad_();
+  const Tensor y = embedding(table, ones({positions}, {i64, gpu}));
+  const Tensor sums = grad(y, std::span(&table, 1), full({positions, 4}, 0.1, {f32, gpu}))[0];
+  const double value = 0.1f * static_cast<double>(positions);
+  CHECK(amax(abs(sub(to(select(sums, 0, 1), f64), value))).item() <= 1e-6 * value);
 }
 
 TEST_CASE("cuda: softmax and log_softmax agree with the CPU's, gradients included") {

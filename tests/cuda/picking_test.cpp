@@ -59,6 +59,17 @@ TEST_CASE("cuda: amax, amin and argmax equal the CPU's over any axes") {
     equal_bits(x, [](const Tensor& t) { return amax(t, {1}); });
     equal_bits(x, [](const Tensor& t) { return amin(t, {1}); });
     equal_bits(x, [](const Tensor& t) { return argmax(t, 1); });
+    for (std::int64_t n : {1, 5, 31, 33, 1025, 9000}) {  // the first zero's sign
+      Tensor signs = zeros({2, n}, {dtype});
+      fill_(slice(signs, 1, 0, n, 2), -0.0);
+      fill_(slice(signs, 1, 0, std::min<std::int64_t>(n, 3)), 0.0);
+      fill_(slice(select(signs, 0, 1), 0, 0, 1), -0.0);
+      for (const Tensor& t : {signs, contiguous(transpose(signs, 0, 1))}) {
+        const int axis = t.is(signs) ? 1 : 0;
+        equal_bits(t, [&](const Tensor& v) { return reciprocal(amax(v, {axis})); });
+        equal_bits(t, [&](const Tensor& v) { return reciprocal(amin(v, {axis})); });
+      }
+    }
     agree({Values(5)({6, 40}, dtype)}, row_tolerance(dtype),
           [](std::span<const Tensor> t) { return amax(t[0], {1}); });
   }
@@ -100,6 +111,20 @@ TEST_CASE("cuda: multinomial draws what the CPU draws") {
       INFO(name_of(dtype) << " " << columns);
       CHECK(distance_in_ulps(moved, host) == 0);
     }
+  }
+}
+
+TEST_CASE("cuda: a row that multinomial cannot draw from is reported and gives place 0") {
+  if (no_gpu()) return;
+  for (const std::vector<double>& row : {std::vector<double>{0, 1, 1, -1, 1},
+                                         {0, 1, NAN, 1},
+                                         {0, 1e308, 1e308},
+                                         {0, 1, std::numeric_limits<double>::infinity()}}) {
+    const Tensor weights = Tensor::from(row, {static_cast<std::int64_t>(row.size())});
+    CHECK_THROWS_AS(multinomial(weights), ValueError);
+    const Tensor drawn = multinomial(on_gpu(weights));
+    CHECK_THROWS_AS(drawn.item(), ValueError);
+    CHECK(drawn.item() == 0);  // reported once
   }
 }
 
