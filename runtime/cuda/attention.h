@@ -38,7 +38,7 @@ struct AttentionGradCall {
   float* delta = nullptr;  ///< room for (batch, heads, queries): the sums of o times its gradient
 };
 
-/// Widths up to this have kernels.
+/// Widths up to this have kernels; wider heads are computed by the op's own formula.
 inline constexpr int widest_head = 256;
 /// On tensor cores: f16 and bf16, heads of 32, 64, 96 or 128, all data aligned to 16 bytes and strides too.
 constexpr bool on_tensor_cores(DType dtype, std::int64_t width) {

@@ -22,6 +22,11 @@ cudnnDataType_t data_type(DType dtype) {
   return dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
 }
 
+// Pairs of a query and a key in all heads. A plan takes some 40 ms, once for each new length; below this
+// many, which our own kernels do in a fraction of a millisecond, a program whose lengths grow (sampling, a
+// ragged batch) would build plans and compute next to nothing. By sizes alone, which all ranks share.
+constexpr std::int64_t least_pairs = std::int64_t{1} << 24;
+
 /// What decides which kernel is right.
 struct AttentionForm {
   bool gradient = false, causal = false;
@@ -32,11 +37,12 @@ struct AttentionForm {
   friend auto operator<=>(const AttentionForm&, const AttentionForm&) = default;
 };
 
-/// Without dropout, whose masks are the CPU's and not cuDNN's; every query sees a key, and there are two
-/// queries at least.
+/// With enough work to pay for a plan. Without dropout, whose masks are the CPU's and not cuDNN's; every
+/// query sees a key, and there are two queries at least.
 bool fits(const AttentionCall& c) {
   return size_of(c.dtype) == 2 && c.width % 8 == 0 && c.width <= 128 && !c.dropout && c.scale > 0 &&
-         c.queries > 1 && c.keys > 0 && (!c.causal || c.queries == c.keys);
+         c.queries > 1 && c.batch * c.heads * c.queries * c.keys >= least_pairs &&
+         (!c.causal || c.queries == c.keys);
 }
 
 AttentionForm form_of(const AttentionCall& c) {

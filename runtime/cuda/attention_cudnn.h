@@ -9,7 +9,7 @@
 namespace sherd::cuda {
 
 /// The plans of one rank on one GPU. A form of call is planned when it is first met, which takes
-/// milliseconds.
+/// tens of milliseconds; calls with too little work to pay for that are left to our own kernels.
 class CudnnAttention {
  public:
   CudnnAttention(Device device, cudaStream_t stream);

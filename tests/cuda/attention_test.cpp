@@ -20,8 +20,8 @@ TEST_CASE("cuda: attention agrees with the CPU's at every head size, gradients i
     std::int64_t queries, keys;
   };
   for (DType dtype : floats) {
-    for (std::int64_t width : {1, 20, 32, 33, 64, 96, 128, 160, 256}) {
-      // Each form of halves is a plan that cuDNN makes for long, so most widths take few lengths.
+    for (std::int64_t width : {1, 20, 32, 33, 64, 96, 128, 160, 256, 257, 300}) {
+      // Most widths take few lengths, for time.
       const bool all = width == 33 || width == 64;
       for (const Lengths& n :
            {Lengths{1, 3}, {31, 31}, {33, 33}, {64, 64}, {130, 130}, {5, 200}, {200, 150}}) {
@@ -84,10 +84,23 @@ TEST_CASE("cuda: attention takes any strides, any scale and empty sides") {
   }
 }
 
+TEST_CASE("cuda: attention of so many pairs that cuDNN is asked agrees with the CPU's") {
+  if (no_gpu()) return;
+  for (DType dtype : {f16, bf16}) {
+    for (bool causal : {false, true}) {
+      INFO(name_of(dtype) << (causal ? " causal" : ""));
+      Values values(4);
+      const Shape shape{1, 4, 2100, 64};  // more than 2^24 pairs of a query and a key
+      agree({values(shape, dtype), values(shape, dtype), values(shape, dtype)}, tolerance(dtype),
+            [&](std::span<const Tensor> t) { return attention(t[0], t[1], t[2], {.causal = causal}); });
+    }
+  }
+}
+
 TEST_CASE("cuda: self_attention agrees with the CPU's, masks included") {
   if (no_gpu()) return;
   for (DType dtype : floats) {
-    for (std::int64_t width : {20, 32, 64, 96, 128}) {
+    for (std::int64_t width : {20, 32, 64, 96, 128, 260}) {
       for (std::int64_t length : {2, 31, 65, 257}) {
         for (double dropout : {0.0, 0.2}) {
           INFO(name_of(dtype) << " width " << width << " length " << length << " dropout " << dropout);
