@@ -12,6 +12,7 @@
 #include "collectives/group_end.h"
 #include "collectives/processes.h"
 #include "collectives/threads/transport.h"
+#include "runtime/backend.h"
 #include "runtime/context.h"
 
 namespace sherd {
@@ -85,6 +86,7 @@ class ThreadRun {
         errors_(static_cast<std::size_t>(ranks)) {}
 
   void operator()(const Body& body) {
+    synchronize();  // what this thread gave to its devices is there for the ranks
     const Inheritance inheritance = Inheritance::from(Context::current(), crew_->size());
     std::vector<std::thread> threads;
     threads.reserve(errors_.size());

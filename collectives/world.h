@@ -52,7 +52,9 @@ inline constexpr int max_thread_ranks = 512;
 ///
 /// A rank's thread starts with its parent's random generator (seed and position, the same on every rank), its
 /// grad mode, and an equal share of its threads, at least one. Nothing else is inherited: no listeners,
-/// interceptions or logs.
+/// interceptions or logs. Tensors pass between it and its parent without further ado: `run_ranks` first waits
+/// for what the calling thread gave to its devices (`synchronize`, which may throw), and each rank at its end
+/// for its own.
 ///
 /// Throws what a rank threw: of several, the lowest rank's that is not a CollectiveError, since those tell of
 /// others' failures; else the lowest rank's.

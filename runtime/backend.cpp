@@ -103,6 +103,17 @@ Backend& backend(DeviceType type) {
                     type == DeviceType::cuda ? "cuda" : "meta");
 }
 
+void synchronize(Device device) { backend(device.type).synchronize(device); }
+
+void synchronize() {
+#ifdef SHERD_CUDA
+  cuda_synchronize();
+#endif
+  const Registered& all = Registered::all();
+  for (std::size_t i = 0; i < all.count.load(std::memory_order_acquire); ++i)
+    all.entries[i].instance->synchronize_all();
+}
+
 int gpu_count() noexcept {
 #ifdef SHERD_CUDA
   return cuda_device_count();

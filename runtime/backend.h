@@ -43,6 +43,9 @@ class SHERD_API Backend {
   virtual void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) = 0;
   /// Waits until all work of this rank on the device is done.
   virtual void synchronize(Device device) = 0;
+  /// The same on all devices of this type that the rank used. Nothing to wait for where a back end says
+  /// nothing of its own: its work is done when it is asked for.
+  virtual void synchronize_all() {}
   /// Records the work that `work` gives to the device on this rank, instead of doing it. Null where the
   /// device cannot, or where `work` does what a recording cannot hold (it waits, or copies from the host);
   /// nothing has been done then either.
@@ -62,6 +65,14 @@ class SHERD_API Backend {
 
 /// The back end of a type of device. DeviceError for `meta`, and when this build or machine has none.
 SHERD_API Backend& backend(DeviceType type);
+
+/// Waits until all work that the calling thread gave to `device` is done. A device does each thread's work in
+/// order, and knows no order among threads: a tensor or a `Program` of one thread is another one's to use, to
+/// write and to drop after this, on the thread that has used it. (`run_ranks` does it for its ranks, before
+/// and after.) ValueError for a bad value that a kernel of the thread met, DeviceError as `backend`.
+SHERD_API void synchronize(Device device);
+/// The same for every device that the calling thread used.
+SHERD_API void synchronize();
 
 /// GPUs that this process can use: `cuda:0` and up. 0 without a driver, and in a build without CUDA.
 SHERD_API int gpu_count() noexcept;

@@ -262,6 +262,9 @@ class LateBackend final : public Backend {
   std::unique_ptr<DeviceMark> mark(Device device) override {
     return std::make_unique<LateMark>(*rank_of(device).work);
   }
+  void synchronize_all() override {
+    for (auto& [index, rank] : Context::current().slot<Ranks>().of) rank.synchronize();
+  }
   std::unique_ptr<DeviceAside> aside(Device device) override {
     return std::make_unique<LateAside>(rank_of(device));
   }

@@ -141,6 +141,7 @@ class CudaBackend final : public Backend {
   void synchronize(Device device) override {
     state_of(device).wait(fmt::format("synchronize {}", to_string(device)));
   }
+  void synchronize_all() override { cuda_synchronize(); }
   std::unique_ptr<DeviceMark> mark(Device device) override { return std::make_unique<StreamMark>(device); }
   std::unique_ptr<DeviceAside> aside(Device device) override { return std::make_unique<Aside>(device); }
   PeerQueue* peer_queue(Device device) override { return &state_of(device).peers(); }
@@ -191,6 +192,11 @@ class CudaBackend final : public Backend {
 Backend& cuda_backend() {
   static cuda::CudaBackend instance;  // no state; made again at the next call when it throws
   return instance;
+}
+
+void cuda_synchronize() {
+  for (int i = 0; i < cuda::most_devices; ++i)
+    if (cuda::known_state(Device::cuda(i)) != nullptr) cuda_backend().synchronize(Device::cuda(i));
 }
 
 int cuda_device_count() noexcept {

@@ -12,7 +12,7 @@ namespace sherd::cuda {
 namespace {
 
 struct Devices {
-  std::array<std::unique_ptr<DeviceState>, 128> state;
+  std::array<std::unique_ptr<DeviceState>, most_devices> state;
 };
 
 }  // namespace

@@ -84,6 +84,8 @@ class DeviceState {
   std::unique_ptr<FaultBoard> faults_;
 };
 
+/// As many as a Device can name.
+inline constexpr int most_devices = 128;
 /// This rank's state of `device`, made on first use; makes the device current for the calling thread.
 DeviceState& state_of(Device device);
 /// The same where it was made before, else null; leaves the thread's current device as it is.
