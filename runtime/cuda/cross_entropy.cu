@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const Cr
       break;
     case Target::bad:
       loss = std::numeric_limits<C>::quiet_NaN();
-      c.faults(FaultKind::cross_entropy_target, static_cast<double>(target), at.row, c.columns);
+      c.faults(FaultKind::cross_entropy_target, target, at.row, c.columns);
       break;
     case Target::ignored:
       break;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const Cr
     C loss = kind == Target::ignored ? C(0) : std::numeric_limits<C>::quiet_NaN();
     if (kind == Target::counted) loss = shift - widen(kept[target]);
     if (kind == Target::bad)
-      c.faults(FaultKind::cross_entropy_target, static_cast<double>(target), row, c.columns);
+      c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
     static_cast<C*>(c.row_loss)[row] = loss;
   }
   const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(turn_threads, 1) losses_and_gradients_in_turn(
     const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
     if (threadIdx.x == 0 && kind != Target::counted) {
       if (kind == Target::bad)
-        c.faults(FaultKind::cross_entropy_target, static_cast<double>(target), row, c.columns);
+        c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
       static_cast<C*>(c.row_loss)[row] = kind == Target::bad ? std::numeric_limits<C>::quiet_NaN() : C(0);
     }
     T* logits = static_cast<T*>(c.logits) + row * c.columns;

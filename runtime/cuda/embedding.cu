@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(threads_per_block) gather(const EmbeddingCall 
       value = static_cast<const Word*>(c.table)[row * words + word];
     } else {
       memset(&value, 0xff, sizeof value);
-      if (word == 0) c.faults(FaultKind::embedding_index, static_cast<double>(row), position, c.rows);
+      if (word == 0) c.faults(FaultKind::embedding_index, row, position, c.rows);
     }
     static_cast<Word*>(c.out)[i] = value;
   }

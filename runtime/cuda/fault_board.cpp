@@ -8,23 +8,22 @@ namespace sherd::cuda {
 namespace {
 
 [[noreturn]] void refuse(const FaultReport& r) {
-  const auto whole = static_cast<std::int64_t>(r.value);
   switch (r.kind) {
     case FaultKind::embedding_index:
       fail<ValueError>("embedding: index {} at position {} is outside [0, {}); the device found it earlier",
-                       whole, r.position, r.bound);
+                       r.index, r.position, r.bound);
     case FaultKind::gather_index:
       fail<ValueError>("gather: index {} at position {} is outside [0, {}); the device found it earlier",
-                       whole, r.position, r.bound);
+                       r.index, r.position, r.bound);
     case FaultKind::cross_entropy_target:
       fail<ValueError>(
           "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index; the device found "
           "it earlier",
-          whole, r.position, r.bound);
+          r.index, r.position, r.bound);
     case FaultKind::multinomial_weight:
       fail<ValueError>(
           "multinomial: weight {} of row {} is not a finite number >= 0; the device found it earlier",
-          r.value, r.position);
+          r.weight, r.position);
     case FaultKind::multinomial_total:
       fail<ValueError>(
           "multinomial: the weights of row {} add up to more than f64 holds; scale them; the device found it "

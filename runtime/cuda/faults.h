@@ -18,11 +18,13 @@ enum class FaultKind : std::int64_t {
   multinomial_total
 };
 
-/// Where a kernel leaves the first bad value that it meets: `value` at `position`, bounded by `bound`.
+/// Where a kernel leaves the first bad value that it meets, an index or a weight, at `position`, bounded by
+/// `bound`.
 struct FaultReport {
   FaultKind kind;
   std::int64_t position, bound;
-  double value;
+  std::int64_t index;
+  double weight;
 };
 
 /// A kernel's way to report. The report lies in host memory that the device sees.
@@ -31,14 +33,22 @@ struct FaultSlot {
   FaultReport* report;
 
 #ifdef __CUDACC__
-  __device__ void operator()(FaultKind kind, double value, std::int64_t position, std::int64_t bound) const {
+  __device__ void operator()(FaultKind kind, std::int64_t index, std::int64_t position,
+                             std::int64_t bound) const {
+    write({kind, position, bound, index, 0});
+  }
+  __device__ void operator()(FaultKind kind, double weight, std::int64_t position, std::int64_t bound) const {
+    write({kind, position, bound, 0, weight});
+  }
+  __device__ void write(const FaultReport& found) const {
     if (atomicCAS(taken, 0u, 1u) != 0) return;
     volatile FaultReport* to = report;
-    to->position = position;
-    to->bound = bound;
-    to->value = value;
+    to->position = found.position;
+    to->bound = found.bound;
+    to->index = found.index;
+    to->weight = found.weight;
     __threadfence_system();
-    to->kind = kind;
+    to->kind = found.kind;
   }
 #endif
 };

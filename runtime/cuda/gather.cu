@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(threads_per_block) gather(const PickCall c) {
     if (at >= 0 && at < c.columns)
       value = static_cast<const Bits*>(c.x)[row * c.columns + at];
     else
-      c.faults(FaultKind::gather_index, static_cast<double>(at), i, c.columns);
+      c.faults(FaultKind::gather_index, at, i, c.columns);
     static_cast<Bits*>(c.y)[i] = value;
   }
 }
