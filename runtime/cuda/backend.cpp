@@ -7,6 +7,7 @@
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/graph.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/memory.h"
 #include "runtime/cuda/peer_queue.h"
 #include "runtime/cuda/rank.h"
 
@@ -85,42 +86,9 @@ class CudaBackend final : public Backend {
     add_kernels();
   }
 
-  void* allocate(Device device, std::size_t bytes) override {
-    if (DeviceState* known = known_state(device); known != nullptr && !known->recording())
-      if (void* kept = known->blocks().take(bytes)) return kept;
-    DeviceState& state = state_of(device);
-    const cudaStream_t stream = state.stream();
-    void* data = nullptr;
-    bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
-    cudaError_t status = cudaMallocAsync(&data, bytes, stream);
-    if (status == cudaErrorMemoryAllocation) {
-      // Memory that other ranks freed may become available after a wait.
-      cudaGetLastError();
-      state.blocks().trim();
-      check_cuda(cudaDeviceSynchronize(), "cuda memory");
-      status = cudaMallocAsync(&data, bytes, stream);
-    }
-    if (status == cudaErrorMemoryAllocation) refuse_memory(device, bytes);
-    check_cuda(status, "cuda memory");
-    return data;
-  }
-
+  void* allocate(Device device, std::size_t bytes) override { return cuda::allocate(device, bytes); }
   void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
-    try {
-      cudaStream_t stream = nullptr;
-      if (Context::current_or_null() != nullptr) {
-        if (DeviceState* known = known_state(device);
-            known != nullptr && !known->recording() && known->frees() == nullptr)
-          if (known->blocks().keep(data, bytes)) return;
-        DeviceState& state = state_of(device);
-        stream = state.frees() != nullptr ? state.frees() : state.stream();
-      } else {  // of a thread that is ending, whose streams may be at work still
-        check_cuda(cudaSetDevice(device.index), "cuda device");
-        check_cuda(cudaDeviceSynchronize(), "cuda memory");
-      }
-      cudaFreeAsync(data, stream);
-    } catch (const std::exception&) {  // the device has failed, and its memory cannot be freed
-    }
+    cuda::deallocate(device, data, bytes);
   }
 
   void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) override {
@@ -166,23 +134,6 @@ class CudaBackend final : public Backend {
     written.order(source, target);
     check_cuda(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, target), "cuda copy");
     read.order(target, source);
-  }
-
-  [[noreturn]] static void refuse_memory(Device device, std::size_t bytes) {
-    cudaGetLastError();
-    std::size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    cudaMemPool_t pool = nullptr;
-    std::uint64_t reserved = 0, used = 0;
-    if (cudaDeviceGetDefaultMemPool(&pool, device.index) == cudaSuccess) {
-      cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
-      cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
-    }
-    fail<OutOfMemoryError>(
-        "{}: no memory for {} bytes; {} of {} are free, and the driver's pool keeps {} for later; use "
-        "smaller "
-        "batches or free tensors",
-        to_string(device), bytes, free, total, reserved - used);
   }
 };
 

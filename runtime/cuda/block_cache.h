@@ -9,11 +9,14 @@
 #include <cstddef>
 #include <vector>
 
+#include "runtime/cuda/memory.h"
+
 namespace sherd::cuda {
 
 /// Freed blocks of one stream, by size. Whoever frees has waited for what other streams do with a block, and
 /// work of this stream comes in order, so a block is used again at once. Not for blocks of a recording, which
-/// are the recording's own.
+/// are the recording's own, nor for those that another rank took from the driver: they would pile up here.
+/// Other ranks cannot get what is kept, so it is bounded.
 class BlockCache {
  public:
   explicit BlockCache(cudaStream_t stream) : stream_(stream) {}
@@ -31,21 +34,27 @@ class BlockCache {
     std::vector<void*>& list = blocks_[index_of(bytes)];
     void* block = list.back();
     list.pop_back();
+    kept_ -= rounded(bytes);
     return block;
   }
   /// False where the block is not kept.
   bool keep(void* block, std::size_t bytes) {
-    if (bytes > largest) return false;
+    if (bytes > largest || kept_ + rounded(bytes) > most) return false;
+    kept_ += rounded(bytes);
     blocks_[index_of(bytes)].push_back(block);
     return true;
   }
   /// Gives all back to the driver.
   void trim() noexcept {
     for (std::vector<void*>& list : blocks_) {
-      for (void* block : list) cudaFreeAsync(block, stream_);
+      for (void* block : list) free_block(block, stream_);
       list.clear();
     }
+    kept_ = 0;
   }
+
+  /// The most bytes that are kept.
+  static constexpr std::size_t most = std::size_t{256} << 20;
 
  private:
   static constexpr std::size_t smallest = 512, largest = std::size_t{1} << 20;
@@ -53,6 +62,7 @@ class BlockCache {
     return static_cast<std::size_t>(std::countr_zero(rounded(bytes)) - std::countr_zero(smallest));
   }
   cudaStream_t stream_;
+  std::size_t kept_ = 0;
   std::array<std::vector<void*>, 12> blocks_;  // 512 bytes to 1 MiB
 };
 

@@ -7,11 +7,15 @@
 
 namespace sherd::cuda {
 
-/// DeviceError, whose message opens with `what`, unless `status` is success.
+/// DeviceError, whose message opens with `what`, unless `status` is success; OutOfMemoryError where it is
+/// that.
 inline void check_cuda(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) [[likely]]
     return;
   cudaGetLastError();  // clears the error, which the next launch would report again
+  if (status == cudaErrorMemoryAllocation)
+    fail<OutOfMemoryError>(
+        "{}: the GPU or its driver has no memory left; use smaller batches or free tensors", what);
   fail<DeviceError>(
       "{}: CUDA says {} ({}); an error inside a kernel shows at a later call, CUDA_LAUNCH_BLOCKING=1 finds "
       "it",

@@ -2,11 +2,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
+#include <type_traits>
 #include <utility>
 
+#include "runtime/context.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/device_key.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/memory.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/log.h"
 #include "runtime/replay.h"
@@ -30,12 +34,15 @@ class StartKey {
 class Graph final : public DeviceRecording {
  public:
   explicit Graph(Device device) : device_(device) {}
-  /// Waits first, because the stream may be at work on the graph.
+  /// Waits first, because the stream may be at work on the graph. What its ops made on their way lies in the
+  /// driver's memory for graphs, which no tensor gets before it is trimmed.
   ~Graph() override {
     if (graph_ == nullptr) return;
     cudaSetDevice(device_.index);
     cudaDeviceSynchronize();
     cudaGraphExecDestroy(graph_);
+    cudaDeviceGraphMemTrim(device_.index);
+    cudaGetLastError();
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -44,10 +51,27 @@ class Graph final : public DeviceRecording {
   void run(RandomKey start) override {
     const cudaStream_t stream = stream_of(device_);
     if (draws_) launch_set_key(start, start_.get(), stream);
-    check_cuda(cudaGraphLaunch(graph_, stream), "cuda graph");
+    check_memory([&] { return cudaGraphLaunch(graph_, stream); });
   }
 
  private:
+  /// The status of `call` must be success; where it found no memory, it is called once more after all that
+  /// can be has been given back.
+  template <class F>
+  void check_memory(const F& call) const {
+    cudaError_t status = call();
+    if (status == cudaErrorMemoryAllocation) [[unlikely]] {
+      cudaGetLastError();
+      give_back_to_graphs(state_of(device_));
+      status = call();
+    }
+    if (status == cudaErrorMemoryAllocation)
+      refuse_memory(device_,
+                    fmt::format("what a captured step makes on its way, beside this rank's tensors of {}",
+                                Context::current().memory().held(device_.type).text()));
+    check_cuda(status, "cuda graph");
+  }
+
   Device device_;
   StartKey start_;
   bool draws_ = false;
@@ -58,8 +82,10 @@ class Graph final : public DeviceRecording {
 class Capturing {
  public:
   explicit Capturing(DeviceState& state) : state_(state) {
-    check_cuda(cudaStreamBeginCapture(state_.stream(), cudaStreamCaptureModeThreadLocal), "cuda graph");
-    state_.set_recording(true);
+    state_.begin_recording();
+    const cudaError_t begun = cudaStreamBeginCapture(state_.stream(), cudaStreamCaptureModeThreadLocal);
+    if (begun != cudaSuccess) state_.end_recording();
+    check_cuda(begun, "cuda graph");
   }
   ~Capturing() {
     if (state_.recording()) cudaGraphDestroy(end());
@@ -69,9 +95,9 @@ class Capturing {
   Capturing& operator=(const Capturing&) = delete;
   /// What was recorded; null when that failed.
   cudaGraph_t end() {
-    state_.set_recording(false);
     cudaGraph_t graph = nullptr;
     cudaStreamEndCapture(state_.stream(), &graph);
+    state_.end_recording();
     return graph;
   }
 
@@ -90,9 +116,9 @@ void Graph::record(const std::function<void()>& work) {
   }
   const cudaGraph_t graph = capturing.end();
   check<StateError>(graph != nullptr, "cuda graph: {}", cudaGetErrorString(cudaGetLastError()));
-  const cudaError_t made = cudaGraphInstantiate(&graph_, graph, 0);
-  cudaGraphDestroy(graph);
-  check_cuda(made, "cuda graph");
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)> recorded(
+      graph, &cudaGraphDestroy);
+  check_memory([&] { return cudaGraphInstantiate(&graph_, recorded.get(), 0); });
 }
 
 }  // namespace

@@ -33,7 +33,9 @@ cudaStream_t make_stream(int index) {
 }
 }  // namespace
 
-DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {}
+DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {
+  maker_->add(stream_);
+}
 
 DeviceState::~DeviceState() {
   cudaSetDevice(index_);
@@ -41,11 +43,13 @@ DeviceState::~DeviceState() {
   if (aside_ != nullptr) cudaStreamSynchronize(aside_);
   peers_.reset();
   blocks_.trim();
+  maker_->end();
   matmul_plans_.reset();
   cudnn_attention_.reset();
   faults_.reset();
   if (reader_ != nullptr) cudaStreamDestroy(reader_);
   if (aside_ != nullptr) cudaStreamDestroy(aside_);
+  if (returns_ != nullptr) cudaStreamDestroy(returns_);
   cudaStreamDestroy(stream_);
 }
 
@@ -63,7 +67,10 @@ CudaPeerQueue& DeviceState::peers() {
 void DeviceState::begin_aside() {
   check<StateError>(!is_aside_, "aside: a scope in which {} works beside the rank's work is open already",
                     to_string(Device::cuda(index_)));
-  if (aside_ == nullptr) aside_ = make_stream(index_);
+  if (aside_ == nullptr) {
+    aside_ = make_stream(index_);
+    maker_->add(aside_);
+  }
   before_aside_.order(stream_, aside_);
   std::swap(stream_, aside_);
   is_aside_ = true;
@@ -80,6 +87,28 @@ void DeviceState::free_on(cudaStream_t stream, const std::function<void()>& drop
     ~Scope() { frees = nullptr; }
   } scope{frees_ = stream};
   drop();
+}
+
+cudaStream_t DeviceState::returns_after(cudaStream_t stream) {
+  if (returns_ == nullptr) returns_ = make_stream(index_);
+  before_return_.order(stream, returns_);
+  return returns_;
+}
+
+void DeviceState::begin_recording() {
+  maker_->begin_recording();
+  recording_ = true;
+}
+
+void DeviceState::end_recording() {
+  recording_ = false;
+  for (const Maker::LeftBlock& block : maker_->end_recording()) {
+    if (block.after != nullptr) {
+      cudaStreamWaitEvent(stream_, block.after);
+      cudaEventDestroy(block.after);
+    }
+    deallocate(Device::cuda(index_), block.data, block.bytes);
+  }
 }
 
 MatMulPlans& DeviceState::matmul_plans() {

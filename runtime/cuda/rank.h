@@ -44,7 +44,13 @@ class DeviceState {
   DeviceState(const DeviceState&) = delete;
   DeviceState& operator=(const DeviceState&) = delete;
 
+  int index() const { return index_; }
   cudaStream_t stream() const { return stream_; }
+  /// Stands for this state where others free the blocks that it took from the driver.
+  const std::shared_ptr<Maker>& maker() const { return maker_; }
+  /// A stream on which other ranks' blocks are freed after the work that `stream` holds now: what this rank
+  /// computes does not wait for those ranks.
+  cudaStream_t returns_after(cudaStream_t stream);
   BlockCache& blocks() { return blocks_; }
   Staging& staging() { return staging_; }
   /// A stream for reads by the host that do not wait for the other one; made on first use.
@@ -68,14 +74,17 @@ class DeviceState {
   cudaStream_t frees() const { return frees_ != nullptr ? frees_ : is_aside_ ? stream_ : nullptr; }
   /// Whether the stream's work is being recorded (graph.h) instead of done.
   bool recording() const { return recording_; }
-  void set_recording(bool recording) { recording_ = recording; }
+  void begin_recording();
+  /// After the end of the stream's capture: frees what came back meanwhile.
+  void end_recording();
 
  private:
   int index_;
   bool recording_ = false;
-  cudaStream_t stream_ = nullptr, reader_ = nullptr, frees_ = nullptr, aside_ = nullptr;
+  cudaStream_t stream_ = nullptr, reader_ = nullptr, frees_ = nullptr, aside_ = nullptr, returns_ = nullptr;
   bool is_aside_ = false;
-  Event before_aside_;
+  Event before_aside_, before_return_;
+  std::shared_ptr<Maker> maker_ = std::make_shared<Maker>();
   BlockCache blocks_;
   Staging staging_;
   std::unique_ptr<CudaPeerQueue> peers_;

@@ -17,13 +17,16 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-std::uint64_t reserved_bytes() {
+std::uint64_t pool_bytes(cudaMemPoolAttr which) {
   cudaMemPool_t pool = nullptr;
   std::uint64_t bytes = 0;
+  cudaDeviceSynchronize();
   cudaDeviceGetDefaultMemPool(&pool, 0);
-  cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &bytes);
+  cudaMemPoolGetAttribute(pool, which, &bytes);
   return bytes;
 }
+std::uint64_t reserved_bytes() { return pool_bytes(cudaMemPoolAttrReservedMemCurrent); }
+std::uint64_t used_bytes() { return pool_bytes(cudaMemPoolAttrUsedMemCurrent); }
 
 }  // namespace
 
@@ -63,6 +66,80 @@ TEST_CASE("cuda: a small block that was freed is the next of its size, on its ow
     CHECK(again.storage().data() == block);
     CHECK(other.storage().data() != block);
   }
+}
+
+namespace {
+
+/// Holds what is given to a rank's stream from now on until `let_go`, or 20 seconds.
+class Gate {
+ public:
+  explicit Gate(cudaStream_t stream) {
+    REQUIRE(cudaLaunchHostFunc(
+                stream,
+                [](void* gate) { static_cast<Gate*>(gate)->held_.wait_for(std::chrono::seconds(20)); },
+                this) == cudaSuccess);
+  }
+  void let_go() { open_.set_value(); }
+
+ private:
+  std::promise<void> open_;
+  std::future<void> held_ = open_.get_future();
+};
+
+}  // namespace
+
+TEST_CASE("cuda: a block that another thread frees is used again after its maker's work") {
+  if (no_gpu()) return;
+  const NoGrad guard;
+  for (const std::int64_t numel : {100, 1 << 18, 1 << 22})
+    for (const bool while_recording : {false, true}) {
+      INFO(numel << " elements, maker records: " << while_recording);
+      Tensor x = full({numel}, 1, {f32, gpu});
+      add_(x, 0);
+      x + 1.0;  // what is loaded at the first use is there
+      synchronize(gpu);
+      Gate gate(sherd::cuda::stream_of(gpu));
+      const Tensor seen = x + 1.0;
+      add_(x, 5);
+      Tensor elsewhere;
+      const auto free_elsewhere = [&] {
+        std::thread([&] {
+          const NoGrad here;
+          x = {};
+          elsewhere = full({numel}, 7, {f32, gpu});
+          gate.let_go();
+          synchronize(gpu);
+        }).join();
+        ones({3}, {f32, gpu});
+      };
+      if (while_recording)
+        CHECK(backend(DeviceType::cuda).record(gpu, free_elsewhere) != nullptr);
+      else
+        free_elsewhere();
+      synchronize(gpu);
+      CHECK(amin(seen).item() == 2);
+      CHECK(amax(seen).item() == 2);
+      CHECK(amin(elsewhere).item() == 7);
+      CHECK(amax(elsewhere).item() == 7);
+    }
+}
+
+TEST_CASE("cuda: blocks that others free go back to whoever asks, and a rank keeps no more than its bound") {
+  if (no_gpu()) return;
+  const std::uint64_t used_before = used_bytes();
+  std::thread([&] {
+    const std::int64_t many = 3 * static_cast<std::int64_t>(sherd::cuda::BlockCache::most >> 20);
+    std::vector<Tensor> blocks;
+    for (std::int64_t i = 0; i < many; ++i) blocks.push_back(empty({1 << 20}, {u8, gpu}));
+    std::thread([&] {
+      blocks.resize(static_cast<std::size_t>(many / 2));  // the other half goes here
+      synchronize(gpu);
+    }).join();
+    blocks.clear();
+    synchronize(gpu);
+    CHECK(used_bytes() <= used_before + sherd::cuda::BlockCache::most);
+  }).join();
+  CHECK(used_bytes() <= used_before);
 }
 
 TEST_CASE("cuda: memory that was freed is used again") {
