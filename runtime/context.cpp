@@ -34,9 +34,13 @@ int usable_cores() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
 }
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> next{1};  // a counter that only makes ids unique; it decides nothing
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
 }  // namespace
 
-Context::Context() : threads_(usable_cores()) { install_listeners(*this); }
+Context::Context() : id_(next_id()), threads_(usable_cores()) { install_listeners(*this); }
 Context::~Context() = default;
 
 Context& Context::create() {

@@ -26,6 +26,9 @@ class SHERD_API Context {
   /// The same, or null where there is none.
   static Context* current_or_null() { return current_; }
 
+  /// Unique in the process and never used again, also when the address is.
+  std::uint64_t id() const { return id_; }
+
   /// The random generator. The main thread draws from the stream of the last seed that it gave to
   /// `manual_seed`, any other thread from a stream derived from that seed and from its place in the order in
   /// which such threads first draw. That order is undefined for threads that start at the same time: seed
@@ -92,7 +95,8 @@ class SHERD_API Context {
 
   // Read several times an op: with this model at a fixed offset from the thread pointer, without a call.
   [[gnu::tls_model("initial-exec")]] static constinit thread_local Context* current_;
-  CpuPool cpu_pool_;                    // first, so destroyed last: what slots hold is freed into it
+  CpuPool cpu_pool_;  // first, so destroyed last: what slots hold is freed into it
+  std::uint64_t id_;
   std::optional<Generator> generator_;  // empty until it is seeded or first used
   bool grad_enabled_ = true;
   bool inside_op_ = false;

@@ -16,6 +16,7 @@ LateValue::LateValue(const Tensor& value) {
 
 double LateValue::read() const {
   check<StateError>(mark_ != nullptr, "late value: it was made without a tensor; assign one that was not");
+  for (Listener* listener : Context::current().listeners()) listener->host_read(copy_);
   double value = 0;
   mark_->read(&value, copy_.storage().data(), sizeof value);
   return value;

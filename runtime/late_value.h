@@ -14,7 +14,8 @@ class SHERD_API LateValue {
  public:
   LateValue() = default;
   explicit LateValue(const Tensor& value);
-  /// The value as a double. StateError for one that was made without a tensor.
+  /// The value as a double. StateError for one that was made without a tensor, and inside `capture`, as
+  /// `item`.
   double read() const;
 
  private:

@@ -16,7 +16,7 @@ using Step = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
 
 /// The ops of a captured step, in order. Tensors that the step used but neither got as inputs nor made
 /// (parameters, optimizer state, constants) are held, and read and written in place. One thread uses it at a
-/// time.
+/// time, and hands it to another one after `synchronize`, like a tensor.
 class SHERD_API Program {
  public:
   Program(Program&&) noexcept;
@@ -34,7 +34,8 @@ class SHERD_API Program {
   const std::vector<Tensor>& outputs() const;
   /// Whether replays run as one recording of the device (a CUDA graph): from the first replay on, where all
   /// of the step is on one GPU, but for values that it brings there from outside (rates, a batch), in memory
-  /// without owners, and waits for nothing. Results are the same to the bit.
+  /// without owners, and waits for nothing. Results are the same to the bit. A recording is one thread's: the
+  /// first replay on another one makes it anew, so give threads that take turns a program each.
   bool is_device_graph() const;
   /// Number of ops, views among them.
   std::size_t size() const;

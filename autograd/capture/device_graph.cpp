@@ -5,6 +5,7 @@
 #include "autograd/capture/program.h"
 #include "runtime/apply.h"
 #include "runtime/backend.h"
+#include "runtime/context.h"
 #include "runtime/reach.h"
 
 namespace sherd {
@@ -57,7 +58,7 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
   const auto elsewhere = std::ranges::find_if(
       trace.storages, [](const TracedStorage& storage) { return !storage.device.is_cpu(); });
   if (elsewhere == trace.storages.end() || elsewhere->device.type == DeviceType::meta) return {};
-  DeviceGraph planned{elsewhere->device, {}};
+  DeviceGraph planned{elsewhere->device, Context::current().id(), {}};
   for (const TracedStorage& storage : trace.storages)
     if (storage.outside && storage.outside->owned()) return {};
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
@@ -73,8 +74,12 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
   return planned;
 }
 
-/// Whether this replay goes by the graph, which is made at the first one.
+/// Whether this replay goes by the graph, which is made at the first one on a thread.
 bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
+  if (graph && graph->rank != Context::current().id()) {
+    graph.reset();
+    graph_attempts_ = attempts;
+  }
   if (!graph && graph_attempts_ > 0) {
     --graph_attempts_;
     if (std::optional<DeviceGraph> planned = plan_graph())

@@ -40,9 +40,11 @@ struct Program::Impl {
     Ref<Storage> memory;
   };
   /// The ops as one recording of a device (device_graph.cpp). It has its own memory for inputs, outputs and
-  /// what is brought, because a recording keeps to its addresses.
+  /// what is brought, because a recording keeps to its addresses. It also keeps to what the rank that
+  /// recorded it has for its kernels (workspaces, reports of bad values), so no other rank runs it.
   struct DeviceGraph {
     Device device;
+    std::uint64_t rank;                    // its Context's id
     std::vector<std::uint32_t> bringing;   // steps that bring values from the host, before the recording runs
     std::vector<Ref<Storage>> memory{};    // by storage of the trace
     std::vector<std::size_t> alignment{};  // by input: of its first byte, which kernels may follow
@@ -85,7 +87,9 @@ struct Program::Impl {
   void run_graph(const std::vector<Tensor>& given);
 
   struct Bound;
-  int graph_attempts_ = 2;  // the first may meet work that is done once, such as a search for the best kernel
+  // The first may meet work that is done once, such as a search for the best kernel.
+  static constexpr int attempts = 2;
+  int graph_attempts_ = attempts;
 };
 
 }  // namespace sherd

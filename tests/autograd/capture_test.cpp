@@ -3,13 +3,18 @@
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "autograd/autograd.h"
 #include "autograd/recompute.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
+#include "runtime/backend.h"
+#include "runtime/kernel.h"
+#include "runtime/late_value.h"
 #include "runtime/ops.h"
+#include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "tests/catch.h"
 
@@ -462,6 +467,12 @@ TEST_CASE("what could not change on replay is refused by name") {
       ContainsSubstring("the host reads"));
   CHECK_THAT(test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, *t.data<float>()); })),
              ContainsSubstring("the host reads"));
+  const LateValue earlier(sum(x));
+  CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) { return mul(t, earlier.read()); })),
+             ContainsSubstring("the host reads"));
+  CHECK_THAT(
+      test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, LateValue(sum(t)).read()); })),
+      ContainsSubstring("the host reads"));
   for (const bool before : {true, false})  // or after what an op draws
     CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) {
                  Generator& generator = Context::current().generator();
@@ -573,4 +584,119 @@ TEST_CASE("strides that no element uses do not matter to a replay") {
                             {transpose(zeros({3, 1}), 0, 1)});
   const Tensor x = zeros({1, 3});
   CHECK(same_bits(program.replay({x})[0], exp(x)));
+}
+
+namespace {
+
+/// The host's memory as a device that records: what its ops do is noted, and done when the recording runs.
+class Recorder final : public Backend {
+ public:
+  using Work = std::vector<std::function<void()>>;
+  class Recording final : public DeviceRecording {
+   public:
+    Recording(Work work) : work_(std::move(work)) {}
+    void run(RandomKey) override {
+      CHECK(std::this_thread::get_id() == thread_);
+      for (const auto& task : work_) task();
+    }
+
+   private:
+    Work work_;
+    std::thread::id thread_ = std::this_thread::get_id();
+  };
+
+  void* allocate(Device, std::size_t bytes) override { return std::aligned_alloc(64, (bytes / 64 + 1) * 64); }
+  void deallocate(Device, void* data, std::size_t) noexcept override { std::free(data); }
+  void copy(void* to, Device, const void* from, Device, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void synchronize(Device) override {}
+  std::unique_ptr<DeviceRecording> record(Device, const std::function<void()>& work) override {
+    Work noted;
+    noting_ = &noted;
+    work();
+    noting_ = nullptr;
+    ++made;
+    return std::make_unique<Recording>(std::move(noted));
+  }
+  template <class O>
+  static void kernel(const void* op, Inputs in, Outputs out) {
+    const auto task = [op = *static_cast<const O*>(op), addresses = addresses_of(in, out), in = copies(in),
+                       out = copies(out)]() mutable {
+      std::size_t i = 0;
+      for (auto* list : {&in, &out})
+        for (Tensor& t : *list) t = from_address(addresses[i++], t);
+      kernel_row<O>().on(DeviceType::cpu)(&op, in, out);
+    };
+    auto now = task;
+    if (noting_ != nullptr)
+      noting_->push_back(task);
+    else
+      now();
+  }
+
+  int made = 0;
+
+ private:
+  static std::vector<void*> addresses_of(Inputs in, Outputs out) {
+    std::vector<void*> all;
+    for (const Tensor& t : in) all.push_back(t.storage().data());
+    for (const Tensor& t : out) all.push_back(t.storage().data());
+    return all;
+  }
+  /// Handles of their own: a replay puts other memory behind those of the program.
+  template <class List>
+  static std::vector<Tensor> copies(const List& list) {
+    std::vector<Tensor> all;
+    for (const Tensor& t : list)
+      all.push_back(Tensor(make_ref<TensorImpl>(t.storage_ref(), sherd::Layout(t.layout()), t.dtype())));
+    return all;
+  }
+  static Tensor from_address(void* address, const Tensor& t) {
+    return Tensor(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), address, t.storage().bytes()),
+                                       sherd::Layout(t.layout()), t.dtype()));
+  }
+  static inline thread_local Work* noting_ = nullptr;
+};
+
+Recorder& recorder() {
+  static Recorder instance;
+  return instance;
+}
+
+Device recording_device() {
+  static const DeviceType type = [] {
+    const DeviceType made = register_backend("recorder", recorder());
+    ops::ArithmeticOps::for_each([&]<class O>() { kernel_row<O>().set(made, &Recorder::kernel<O>); });
+    return made;
+  }();
+  return {type, 0};
+}
+
+}  // namespace
+
+TEST_CASE("a recording runs on the thread that made it alone: another one makes its own") {
+  const NoGrad guard;
+  const auto on_device = [](double value) { return to(full({5}, value), recording_device()); };
+  const Tensor factor = on_device(3);
+  Program program = capture([&](std::span<const Tensor> in) { return std::vector{in[0] * factor + in[0]}; },
+                            {on_device(1)});
+  int value = 1;
+  const auto replay = [&] {
+    ++value;
+    CHECK(program.replay({on_device(value)})[0].to_vector<float>() == std::vector<float>(5, 4.f * value));
+    CHECK(program.is_device_graph());
+  };
+  const int before = recorder().made;
+  for (int i = 0; i < 3; ++i) replay();
+  CHECK(recorder().made == before + 1);
+  for (int thread = 2; thread < 5; ++thread) {  // one after another: the system may give each the same id
+    std::thread([&] {
+      const NoGrad also_here;
+      for (int i = 0; i < 3; ++i) replay();
+    }).join();
+    CHECK(recorder().made == before + thread);
+  }
+  replay();
+  CHECK(recorder().made == before + 5);
 }

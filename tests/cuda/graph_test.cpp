@@ -1,6 +1,10 @@
 // Captured steps as CUDA graphs: the same bits as the step itself, wherever the inputs lie.
+#include <cuda_runtime_api.h>
+
 #include <cstring>
+#include <limits>
 #include <optional>
+#include <thread>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
@@ -226,4 +230,108 @@ TEST_CASE("cuda: bad values that a graph meets are told at the next wait") {
              ContainsSubstring("index 5"));
   CHECK(same_bits(program.replay({index(2)})[0], embedding(table, index(2))));
   CHECK(program.is_device_graph());
+}
+
+TEST_CASE("cuda: bad values are told with all digits") {
+  if (no_gpu()) return;
+  const Tensor table = randn({5, 3}, {f32, gpu});
+  for (const std::int64_t bad : {std::numeric_limits<std::int64_t>::max(),
+                                 std::numeric_limits<std::int64_t>::min(), (std::int64_t{1} << 53) + 1}) {
+    const Tensor index = to(Tensor::from(std::vector<std::int64_t>{1, bad}, {2}), gpu);
+    CHECK_THAT(message_of<ValueError>([&] { embedding(table, index).to_vector<float>(); }),
+               ContainsSubstring(fmt::format("index {} at position 1", bad)));
+  }
+}
+
+TEST_CASE("cuda: a program replayed on another thread uses nothing of the one that recorded its graph") {
+  if (no_gpu()) return;
+  const NoGrad guard;
+  const Tensor table = randn({5, 3}, {f32, gpu}), a = randn({48, 1 << 15}, {bf16, gpu}),
+               b = randn({1 << 15, 40}, {bf16, gpu});
+  const auto index = [](std::int64_t i) {
+    return to(Tensor::from(std::vector<std::int64_t>{i, 1}, {2}), gpu);
+  };
+  const auto body = [&](std::span<const Tensor> in) {
+    return std::vector{embedding(table, in[0]), matmul(a, b)};
+  };
+  const auto make = [&] {
+    std::optional<Program> program = capture(body, {index(0)});
+    for (int i = 0; i < 2; ++i) program->replay({index(1)});
+    CHECK(program->is_device_graph());
+    return program;
+  };
+  const std::vector<Tensor> wanted = body(std::vector{index(2)});
+  synchronize(gpu);
+  for (const bool ended : {false, true}) {
+    INFO("the thread that recorded has ended: " << ended);
+    std::optional<Program> program;
+    if (ended)
+      std::thread([&] {
+        const NoGrad here;
+        program = make();
+      }).join();
+    else
+      program = make();
+    synchronize(gpu);
+    std::thread([&] {
+      const NoGrad here;
+      for (int i = 0; i < 3; ++i) {
+        const std::vector<Tensor> got = program->replay({index(2)});
+        for (std::size_t k = 0; k < 2; ++k) CHECK(same_bits(got[k], wanted[k]));
+      }
+      CHECK(program->is_device_graph());
+      CHECK_THAT(message_of<ValueError>([&] { program->replay({index(99)})[0].to_vector<float>(); }),
+                 ContainsSubstring("index 99"));
+      synchronize(gpu);
+    }).join();
+    CHECK_NOTHROW(synchronize(gpu));
+  }
+}
+
+TEST_CASE("cuda: a dropped graph gives back what its ops made on their way") {
+  if (no_gpu()) return;
+  const NoGrad guard;
+  const auto graph_bytes = [] {
+    std::uint64_t bytes = 0;
+    cudaDeviceSynchronize();
+    cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrReservedMemCurrent, &bytes);
+    return bytes;
+  };
+  const std::uint64_t before = graph_bytes();
+  {
+    // bf16 heads of 40 go through f32 copies, which are made on the way.
+    const Tensor x = ones({2, 8, 512, 40}, {bf16, gpu});
+    Program program =
+        capture([&](std::span<const Tensor> in) { return std::vector{mul(amax(attention(x, x, x)), in[0])}; },
+                {ones({}, {bf16, gpu})});
+    for (int i = 0; i < 2; ++i) CHECK(program.replay({full({}, 2, {bf16, gpu})})[0].item() == 2);
+    CHECK(program.is_device_graph());
+    CHECK(graph_bytes() > before);
+  }
+  CHECK(graph_bytes() <= before);
+}
+
+TEST_CASE("cuda: a graph without memory is an OutOfMemoryError, and what the pools keep is there for it") {
+  if (no_gpu()) return;
+  const NoGrad guard;
+  std::size_t free = 0, total = 0;
+  cudaDeviceSynchronize();
+  cudaMemGetInfo(&free, &total);
+  // x is a part in 32 of the memory, and some eight times as much is made on the way.
+  const auto rows = static_cast<std::int64_t>(free / 32 / (64 * 16 * 40 * 2));
+  const Tensor x = ones({rows, 64, 16, 40}, {bf16, gpu});
+  Program program =
+      capture([&](std::span<const Tensor> in) { return std::vector{mul(amax(attention(x, x, x)), in[0])}; },
+              {ones({}, {bf16, gpu})});
+  const auto replay = [&] { return program.replay({full({}, 2, {bf16, gpu})})[0].item(); };
+  std::vector<Tensor> ballast;
+  try {
+    for (;;) ballast.push_back(empty({std::int64_t{1} << 30}, {u8, gpu}));
+  } catch (const OutOfMemoryError&) {
+  }
+  CHECK_THAT(message_of<OutOfMemoryError>(replay), ContainsSubstring("cuda:0: no memory for"));
+  CHECK(sum(ones({1000}, {f32, gpu})).item() == 1000);
+  ballast.clear();  // into the driver's pool, whose memory no graph gets before it is trimmed
+  CHECK(replay() == 2);
+  CHECK(sum(ones({1000}, {f32, gpu})).item() == 1000);
 }
