@@ -32,14 +32,14 @@ double conv_bound(std::string_view layer, std::int64_t in, std::int64_t out, Per
 
 }  // namespace
 
-Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, Conv2dLayerOptions o)
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups} {
   const double bound = conv_bound("Conv2d", in, out, kernel, o.groups);
   weight = Parameter(rand({out, in / o.groups, kernel.down, kernel.across}, o.tensor, -bound, bound));
   if (o.bias == Bias::yes) bias = Parameter(rand({out}, o.tensor, -bound, bound));
 }
 
-Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv1dLayerOptions o)
+Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups} {
   const double bound = conv_bound("Conv1d", in, out, {1, kernel}, o.groups);
   weight = Parameter(rand({out, in / o.groups, kernel}, o.tensor, -bound, bound));

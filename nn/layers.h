@@ -70,7 +70,7 @@ struct Conv2dLayerOptions {
 struct SHERD_API Conv2d final : Layer<Conv2d> {
   Param weight, bias;
   Conv2dOptions options;
-  Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, Conv2dLayerOptions options = {});
+  Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& options = {});
   Tensor forward(const Tensor& x) const { return conv2d(x, weight, bias, options); }
   void visit(auto&& on) {
     on("weight", weight);
@@ -89,7 +89,7 @@ struct Conv1dLayerOptions {
 struct SHERD_API Conv1d final : Layer<Conv1d> {
   Param weight, bias;
   Conv1dOptions options;
-  Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, Conv1dLayerOptions options = {});
+  Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& options = {});
   Tensor forward(const Tensor& x) const { return conv1d(x, weight, bias, options); }
   void visit(auto&& on) {
     on("weight", weight);

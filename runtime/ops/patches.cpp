@@ -102,7 +102,7 @@ void check_conv(std::string_view call, std::int64_t stride, std::int64_t padding
 
 }  // namespace
 
-Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dOptions& o) {
   const Shape &in = x.shape(), &w = weight.shape();
   check<DTypeError>(is_floating(x.dtype()), "conv2d: takes floating dtypes, got {}; cast the input first",
                     name_of(x.dtype()));
@@ -149,7 +149,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
   return contiguous(permute(sum, {0, 3, 1, 2}));
 }
 
-Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv1dOptions o) {
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dOptions& o) {
   check<ShapeError>(x.rank() == 3 && weight.rank() == 3,
                     "conv1d: input (N, C, L) and weight (out, C / groups, length), got {} and {}", x.shape(),
                     weight.shape());
