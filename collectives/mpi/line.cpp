@@ -24,6 +24,16 @@ std::int64_t message_bytes(std::int64_t piece) {
   return piece <= packets_up_to ? static_cast<std::int64_t>(frame_bytes) : longest_message;
 }
 
+/// The host's memory for `tensor`, which `keep` keeps: the tensor's own, or new for one on another device.
+std::byte* host_memory(const Tensor& tensor, std::vector<Ref<Storage>>& keep) {
+  if (tensor.device().is_cpu()) {
+    keep.push_back(tensor.storage_ref());
+    return tensor.raw();
+  }
+  keep.push_back(Storage::allocate(Device::cpu(), static_cast<std::size_t>(tensor.spec().bytes())));
+  return static_cast<std::byte*>(keep.back()->data());
+}
+
 }  // namespace
 
 MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id)
@@ -98,16 +108,6 @@ void MpiLine::publish(const Collective& c, const Signature& signature) {
   ++posted_;
 }
 
-/// The host's memory for `tensor`, which `keep` keeps: the tensor's own, or new for one on another device.
-std::byte* MpiLine::lend(const Tensor& tensor, std::vector<Ref<Storage>>& keep) const {
-  if (tensor.device().is_cpu()) {
-    keep.push_back(tensor.storage_ref());
-    return tensor.raw();
-  }
-  keep.push_back(Storage::allocate(Device::cpu(), static_cast<std::size_t>(tensor.spec().bytes())));
-  return static_cast<std::byte*>(keep.back()->data());
-}
-
 /// Moves to their devices what finished calls before `end` have put on the host, in the order of the calls.
 /// Not when they finish, which is found at any time: after it the rank's work so far follows no more.
 void MpiLine::land(std::uint64_t end) {
@@ -139,14 +139,14 @@ void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) 
   for (std::size_t i = 0; i < std::max(c.inputs.size(), c.outputs.size()); ++i) {
     Part part{nullptr, nullptr, counted(c)[i].numel()};
     if (const Tensor* in = here(c.inputs, i)) {
-      std::byte* host = lend(*in, call.inputs);
+      std::byte* host = host_memory(*in, call.inputs);
       if (!in->device().is_cpu())
         backend(in->device().type)
             .copy(host, Device::cpu(), in->raw(), in->device(), static_cast<std::size_t>(in->spec().bytes()));
       part.in = host;
     }
     if (const Tensor* out = here(c.outputs, i)) {
-      part.out = lend(*out, call.outputs);
+      part.out = host_memory(*out, call.outputs);
       if (!out->device().is_cpu()) call.landings.push_back({*out, call.outputs.back()});
     }
     call.parts.push_back(part);

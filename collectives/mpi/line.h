@@ -78,7 +78,6 @@ class MpiLine final : public Line {
   bool room();
   void publish(const Collective& c, const Signature& signature);
   void fill(Call& call, const Collective& c, const Signature& signature);
-  std::byte* lend(const Tensor& tensor, std::vector<Ref<Storage>>& keep) const;
   void land(std::uint64_t end);
   void send_to(std::size_t lane, Call& call);
   std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
