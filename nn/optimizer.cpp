@@ -36,7 +36,7 @@ struct FirstInputs {
 };
 
 /// Steps one parameter by the op's formula, composed of other ops: in f64, or else in f32 and rounded once.
-/// The last of the state is the count of steps.
+/// Counts of steps are f64 anyway.
 template <class Op>
 void step_alone(const Op& op, const FirstInputs& first, const Tensor& p, const Tensor& g,
                 std::span<const Tensor> state) {
@@ -44,8 +44,7 @@ void step_alone(const Op& op, const FirstInputs& first, const Tensor& p, const T
   std::vector<Tensor> in = first.on(p.device());
   in.push_back(to(p, wide));
   in.push_back(to(g, p.device()));
-  for (std::size_t k = 0; k < state.size(); ++k)
-    in.push_back(k + 1 < state.size() ? to(state[k], wide) : state[k]);
+  for (const Tensor& s : state) in.push_back(s.dtype() == DType::f64 ? s : to(s, wide));
   const Tensors stepped = op.reference(in);
   copy_(p, stepped[0]);
   for (std::size_t k = 0; k < state.size(); ++k) copy_(state[k], stepped[k + 1]);
@@ -74,10 +73,22 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
-/// ValueError for a rate or decay that is negative or not finite.
-void check_rate(double value, std::string_view what) {
-  check<ValueError>(value >= 0 && std::isfinite(value), "optimizer: {} {} must be at least 0 and finite",
-                    what, value);
+/// ValueError for a value that an option does not take.
+void check_option(const Option& rule, double value, std::string_view what) {
+  switch (rule.range) {
+    case OptionRange::at_least_0:
+      return check<ValueError>(value >= 0 && std::isfinite(value),
+                               "optimizer: {} {} must be at least 0 and finite", what, value);
+    case OptionRange::below_1:
+      return check<ValueError>(value >= 0 && value < 1, "optimizer: {} {} must be at least 0 and below 1",
+                               what, value);
+    case OptionRange::yes_or_no:
+      return check<ValueError>(value == 0 || value == 1, "optimizer: {} {} must be 0 or 1", what, value);
+  }
+}
+
+std::string entry_of(std::size_t group, std::string_view option) {
+  return fmt::format("group.{}.{}", group, option);
 }
 
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
@@ -114,24 +125,43 @@ bool can_replace(const Tensor& given, const Tensor& wanted) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay) {
-  const MemoryScope held(MemoryUse::optimizer);
-  for (ParamGroup& group : groups) {
-    for (const Parameter& p : group.params) {
-      check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
-      const auto [first, fresh] = group_of_.emplace(p.id(), groups_.size());
-      check<ValueError>(fresh,
-                        "optimizer: a parameter of shape {} is in group {} and again in {}; list it once",
-                        p.shape(), first->second, groups_.size());
-    }
-    const double rate = group.lr.value_or(lr), decay = group.weight_decay.value_or(weight_decay);
-    check_rate(rate, "rate");
-    check_rate(decay, "weight decay");
-    groups_.push_back({std::move(group.params), Tensor::scalar(rate, {DType::f64}), decay});
-  }
+Optimizer::Optimizer(std::vector<ParamGroup> groups, std::vector<Option> options)
+    : options_(std::move(options)) {
+  for (const Option& option : options_) check_option(option, option.value, option.name);
+  for (ParamGroup& group : groups) Optimizer::add_param_group(std::move(group));
 }
 
 Optimizer::~Optimizer() = default;
+
+void Optimizer::add_param_group(ParamGroup given) {
+  const MemoryScope held(MemoryUse::optimizer);
+  if (given.lr) given.options["lr"] = *given.lr;
+  if (given.weight_decay) given.options["weight_decay"] = *given.weight_decay;
+  for (const auto& [name, value] : given.options) check_option(rule(name), value, name);
+  std::unordered_map<const void*, std::size_t> added;
+  for (const Parameter& p : given.params) {
+    check<ValueError>(p.defined(), "optimizer: group {} holds an empty parameter", groups_.size());
+    const auto before = group_of_.find(p.id());
+    check<ValueError>(before == group_of_.end() && added.emplace(p.id(), groups_.size()).second,
+                      "optimizer: a parameter of shape {} is in group {} and again in {}; list it once",
+                      p.shape(), before == group_of_.end() ? groups_.size() : before->second, groups_.size());
+  }
+  Group group{std::move(given.params), {}, {}};
+  for (const Option& option : options_) {
+    const auto own = given.options.find(option.name);
+    const double value = own == given.options.end() ? option.value : own->second;
+    group.options.emplace_back(option.name, Tensor::scalar(value, {DType::f64}));
+  }
+  group.lr = group.options.at("lr");
+  const auto add = [&] {
+    groups_.push_back(std::move(group));
+    group_of_.merge(added);
+  };
+  if (state_.empty())  // in the constructor too, where the names of state are not to be asked for
+    add();
+  else
+    change_options(add);
+}
 
 /// A step writes one tensor after another, so what does not fit is refused before the first.
 void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const {
@@ -272,15 +302,90 @@ void Optimizer::zero_grad(ZeroGrad mode) {
     }
 }
 
-void Optimizer::set_lr(double lr) {
-  for (std::size_t i = 0; i < groups_.size(); ++i) set_lr(i, lr);
-}
-void Optimizer::set_lr(std::size_t group, double lr) {
-  check_rate(lr, "rate");
-  Tensor rate = group_at(group).lr;
-  *rate.mutable_data<double>() = lr;
-}
+void Optimizer::set_lr(double lr) { set_option("lr", lr); }
+void Optimizer::set_lr(std::size_t group, double lr) { set_option(group, "lr", lr); }
 double Optimizer::lr(std::size_t group) const { return group_at(group).lr.item(); }
+
+const Option& Optimizer::rule(std::string_view name) const {
+  const auto found = std::ranges::find(options_, name, &Option::name);
+  check<ValueError>(found != options_.end(), "optimizer: groups have no option '{}'; they have {}", name,
+                    fmt::join(option_names(), ", "));
+  return *found;
+}
+
+std::vector<std::string> Optimizer::option_names() const {
+  std::vector<std::string> names;
+  for (const Option& option : options_) names.push_back(option.name);
+  return names;
+}
+
+double Optimizer::option(std::string_view name, std::size_t group) const {
+  rule(name);
+  return group_at(group).option(name);
+}
+
+double Optimizer::Group::option(std::string_view name) const {
+  const Tensor& value = options.at(name);
+  return name == "lr" ? value.item() : *reinterpret_cast<const double*>(value.raw());
+}
+
+Optimizer::States Optimizer::arranged(std::span<const std::string> from,
+                                      std::span<const std::string> to) const {
+  States states;
+  for (const Group& group : groups_)
+    for (const Parameter& p : group.params) {
+      const auto found = state_.find(p.id());
+      if (found == state_.end()) continue;
+      Slots slots = first_state(p);
+      for (std::size_t k = 0; k < to.size(); ++k)
+        if (const auto old = std::ranges::find(from, to[k]); old != from.end())
+          slots[k] = found->second[static_cast<std::size_t>(old - from.begin())];
+      states.emplace(p.id(), std::move(slots));
+    }
+  return states;
+}
+
+/// Runs `change`, which may change what is kept for parameters.
+template <class Change>
+void Optimizer::change_options(const Change& change) {
+  const MemoryScope held(MemoryUse::optimizer);
+  const NoGrad guard;
+  const std::vector<std::string> before = state_names();
+  change();
+  if (const std::vector<std::string> now = state_names(); now != before) state_ = arranged(before, now);
+}
+
+namespace {
+
+void write_number(Tensor to, double value) { *to.mutable_data<double>() = value; }
+
+}  // namespace
+
+void Optimizer::set_option(std::string_view name, double value) {
+  check_option(rule(name), value, name);
+  change_options([&] {
+    for (const Group& group : groups_) write_number(group.options.at(name), value);
+  });
+}
+void Optimizer::set_option(std::size_t group, std::string_view name, double value) {
+  check_option(rule(name), value, name);
+  const Tensor& option = group_at(group).options.at(name);
+  change_options([&] { write_number(option, value); });
+}
+
+std::vector<std::string> Optimizer::state_names_with(
+    const std::function<std::optional<double>(const std::string&)>& number) const {
+  std::vector<std::pair<Tensor, double>> before;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const auto& [name, value] : groups_[g].options)
+      if (const auto other = number(entry_of(g, name))) {
+        before.emplace_back(value, value.item());
+        write_number(value, *other);
+      }
+  std::vector<std::string> names = state_names();
+  for (const auto& [tensor, value] : before) write_number(tensor, value);
+  return names;
+}
 
 const Optimizer::Group& Optimizer::group_at(std::size_t group) const {
   check<ValueError>(group < groups_.size(), "optimizer: there is no group {}; it has {}", group,
@@ -293,7 +398,7 @@ StateDict Optimizer::state_dict() const {
   const std::vector<std::string> names = state_names();
   std::size_t index = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    dict.emplace_back(fmt::format("group.{}.lr", g), groups_[g].lr);
+    for (const auto& [name, value] : groups_[g].options) dict.emplace_back(entry_of(g, name), value);
     for (const Parameter& p : groups_[g].params) {
       if (const auto found = state_.find(p.id()); found != state_.end())
         for (std::size_t k = 0; k < names.size(); ++k)
@@ -308,9 +413,7 @@ void Optimizer::load_state_dict(StateDict given) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
   std::unordered_map<std::string, Tensor> from = by_name(std::move(given));
-  const std::vector<std::string> names = state_names();
   std::unordered_map<const void*, Slots> state;
-  std::vector<double> rates;
   std::size_t index = 0, used = 0;
   const auto take = [&](const std::string& name, Tensor& into, const Parameter* p = nullptr) {
     const auto found = from.find(name);
@@ -336,32 +439,59 @@ void Optimizer::load_state_dict(StateDict given) {
     check<ValueError>(steps >= 0 && steps == std::floor(steps) && std::isfinite(steps),
                       "optimizer: '{}' is {}; a count of steps is a whole number from 0 on", name, steps);
   };
+  std::vector<std::pair<Tensor, double>> numbers;  // the options and what they become
+  std::unordered_map<std::string, double> by_entry;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const std::string rate = fmt::format("group.{}.lr", g);
-    check<ValueError>(from.contains(rate), "optimizer: the state has no rate for group {} of {}", g,
-                      groups_.size());
-    Tensor value = zeros({}, {DType::f64});
-    take(rate, value);
-    rates.push_back(value.item());
-    check_rate(rates.back(), rate);
-    for (const Parameter& p : groups_[g].params) {
-      if (!names.empty() && from.contains(fmt::format("state.{}.{}", index, names[0]))) {
-        Slots slots = first_state(p);
-        for (std::size_t k = 0; k < names.size(); ++k) {
-          const std::string name = fmt::format("state.{}.{}", index, names[k]);
-          take(name, slots[k], &p);
-          if (names[k] == "step") check_count(name, slots[k]);
-        }
-        state.emplace(p.id(), std::move(slots));
-      } else if (state_.contains(p.id()))
-        state.emplace(p.id(), first_state(p));
-      ++index;
+    check<ValueError>(from.contains(entry_of(g, "lr")), "optimizer: the state has no rate for group {} of {}",
+                      g, groups_.size());
+    for (const auto& [option, tensor] : groups_[g].options) {
+      const std::string name = entry_of(g, option);
+      if (!from.contains(name)) continue;
+      Tensor value = zeros({}, {DType::f64});
+      take(name, value);
+      check_option(rule(option), value.item(), name);
+      numbers.emplace_back(tensor, value.item());
+      by_entry[name] = value.item();
     }
   }
-  check<ValueError>(used == from.size(),
-                    "optimizer: {} of the state's {} entries belong to no parameter here", from.size() - used,
-                    from.size());
-  for (std::size_t g = 0; g < groups_.size(); ++g) set_lr(g, rates[g]);
+  const std::vector<std::string> before = state_names(), names = state_names_with([&](const auto& name) {
+                                                           const auto found = by_entry.find(name);
+                                                           return found == by_entry.end()
+                                                                      ? std::nullopt
+                                                                      : std::optional(found->second);
+                                                         });
+  // What is kept depends on the options: they are the new ones until it is known whether all fits.
+  const auto swap_numbers = [&numbers] {
+    for (auto& [tensor, value] : numbers) {
+      const double other = tensor.item();
+      write_number(tensor, value);
+      value = other;
+    }
+  };
+  swap_numbers();
+  try {
+    for (const Group& group : groups_)
+      for (const Parameter& p : group.params) {
+        if (!names.empty() && from.contains(fmt::format("state.{}.{}", index, names[0]))) {
+          Slots slots = first_state(p);
+          for (std::size_t k = 0; k < names.size(); ++k) {
+            const std::string name = fmt::format("state.{}.{}", index, names[k]);
+            take(name, slots[k], &p);
+            if (names[k] == "step") check_count(name, slots[k]);
+          }
+          state.emplace(p.id(), std::move(slots));
+        } else if (state_.contains(p.id()))
+          state.emplace(p.id(), first_state(p));
+        ++index;
+      }
+    check<ValueError>(used == from.size(),
+                      "optimizer: {} of the state's {} entries belong to no parameter here",
+                      from.size() - used, from.size());
+    if (names != before) state_ = arranged(before, names);
+  } catch (...) {
+    swap_numbers();
+    throw;
+  }
   // Into the memory that is there, which captured steps know.
   for (auto& [id, slots] : state) {
     const auto found = state_.find(id);
@@ -372,29 +502,52 @@ void Optimizer::load_state_dict(StateDict given) {
   state_ = std::move(state);
 }
 
-Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
-    : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o), decoupled_(decoupled) {
-  check_rate(o.lr, "rate");
-  check_rate(o.weight_decay, "weight decay");
-  check<ValueError>(
-      o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1 && o.eps >= 0 && std::isfinite(o.eps),
-      "Adam: betas ({}, {}) must be at least 0 and below 1, eps {} at least 0 and finite", o.beta1, o.beta2,
-      o.eps);
+namespace {
+
+/// Steps the parameters of a group by the op: those that it takes as a list on each device, the others alone.
+/// `kept(i)` is what it takes of the state of the i-th.
+template <class Op, class Kept>
+void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<const Parameter> params,
+               const Kept& kept) {
+  DeviceLists lists(first);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Tensor p = params[i].local().detach(), g = params[i].grad();
+    const std::vector<Tensor> state = kept(i);
+    if (takes_list(p, g)) {
+      std::vector<Tensor>& list = lists.on(p.device());
+      list.insert(list.end(), {p, g});
+      list.insert(list.end(), state.begin(), state.end());
+      if (!foreach) lists.step(op);
+    } else {
+      step_alone(op, first, p, g, state);
+    }
+  }
+  lists.step(op);
 }
 
+}  // namespace
+
+Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"beta1", o.beta1, OptionRange::below_1},
+                                    {"beta2", o.beta2, OptionRange::below_1},
+                                    {"eps", o.eps},
+                                    {"weight_decay", o.weight_decay}}),
+      foreach_(o.foreach),
+      masters_(o.masters),
+      decoupled_(decoupled) {}
+
 std::vector<std::string> Adam::state_names() const {
-  if (options_.masters == Masters::in_f32) return {"exp_avg", "exp_avg_sq", "master", "step"};
+  if (masters_ == Masters::in_f32) return {"exp_avg", "exp_avg_sq", "master", "step"};
   return {"exp_avg", "exp_avg_sq", "step"};
 }
 
-DType Adam::state_dtype(DType dtype) const {
-  return options_.masters == Masters::in_f32 ? DType::f32 : dtype;
-}
+DType Adam::state_dtype(DType dtype) const { return masters_ == Masters::in_f32 ? DType::f32 : dtype; }
 
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
   const TensorOptions like{state_dtype(p.dtype()), p.device()};
   Slots slots{zeros(p.shape(), like), zeros(p.shape(), like)};
-  if (options_.masters == Masters::in_f32) {
+  if (masters_ == Masters::in_f32) {
     check<DTypeError>(
         is_floating(p.dtype()) && size_of(p.dtype()) == 2,
         "Adam: keeps masters of 16-bit parameters, got one of shape {} in {}; cast the model, or "
@@ -407,63 +560,95 @@ Optimizer::Slots Adam::fresh(const Tensor& p) const {
 }
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
-  const AdamOptions& o = options_;
   const FirstInputs first{group.lr, skip(), factor()};
-  ops::AdamStep op{o.beta1,    o.beta2,           o.eps,          group.weight_decay,
-                   decoupled_, first.skippable(), first.clipped()};
-  if (o.masters == Masters::in_f32) op.twins = ops::Twins::yes;
+  ops::AdamStep op{group.option("beta1"),
+                   group.option("beta2"),
+                   group.option("eps"),
+                   group.option("weight_decay"),
+                   decoupled_,
+                   first.skippable(),
+                   first.clipped()};
+  if (masters_ != Masters::in_f32)
+    return step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
+  op.twins = ops::Twins::yes;
   DeviceLists lists(first);
   for (std::size_t i = 0; i < params.size(); ++i) {
-    const Tensor p = params[i].local().detach(), g = params[i].grad();
+    const Tensor p = params[i].local().detach();
     const Slots& s = *slots[i];
-    if (op.twins == ops::Twins::yes || takes_list(p, g)) {
-      std::vector<Tensor>& list = lists.on(p.device());
-      if (op.twins == ops::Twins::yes)
-        list.insert(list.end(), {s[2], to(g, p.device()), s[0], s[1], s[3], p});
-      else
-        list.insert(list.end(), {p, g, s[0], s[1], s[2]});
-      if (!o.foreach) lists.step(op);
-    } else {
-      step_alone(op, first, p, g, s);
-    }
+    std::vector<Tensor>& list = lists.on(p.device());
+    list.insert(list.end(), {s[2], to(params[i].grad(), p.device()), s[0], s[1], s[3], p});
+    if (!foreach_) lists.step(op);
   }
   lists.step(op);
 }
 
 Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
-    : Optimizer(std::move(groups), o.lr, o.weight_decay), options_(o) {
-  check_rate(o.lr, "rate");
-  check_rate(o.weight_decay, "weight decay");
-  check<ValueError>(o.momentum >= 0 && std::isfinite(o.momentum),
-                    "Sgd: momentum {} must be at least 0 and finite", o.momentum);
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"momentum", o.momentum},
+                                    {"weight_decay", o.weight_decay},
+                                    {"dampening", o.dampening},
+                                    {"nesterov", o.nesterov ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+      foreach_(o.foreach) {}
+
+bool Optimizer::any(std::string_view option) const {
+  return std::ranges::any_of(groups_, [&](const Group& group) { return group.option(option) != 0; });
 }
 
 std::vector<std::string> Sgd::state_names() const {
-  return options_.momentum != 0 ? std::vector<std::string>{"momentum", "step"} : std::vector<std::string>{};
+  return any("momentum") ? std::vector<std::string>{"momentum", "step"} : std::vector<std::string>{};
 }
 
 Optimizer::Slots Sgd::fresh(const Tensor& p) const {
-  if (options_.momentum == 0) return {};
+  if (!any("momentum")) return {};
   return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64, p.device()})};
 }
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};
-  const ops::SgdStep op{options_.momentum, group.weight_decay, first.skippable(), first.clipped()};
-  DeviceLists lists(first);
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const Tensor p = params[i].local().detach(), g = params[i].grad();
+  const ops::SgdStep op{group.option("momentum"),  group.option("weight_decay"),
+                        group.option("dampening"), group.option("nesterov") != 0,
+                        first.skippable(),         first.clipped()};
+  step_list(op, first, foreach_, params,
+            [&](std::size_t i) { return op.momentum != 0 ? *slots[i] : Slots(); });
+}
+
+Rmsprop::Rmsprop(std::vector<ParamGroup> groups, RmspropOptions o)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"alpha", o.alpha, OptionRange::below_1},
+                                    {"eps", o.eps},
+                                    {"weight_decay", o.weight_decay},
+                                    {"momentum", o.momentum},
+                                    {"centered", o.centered ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+      foreach_(o.foreach) {}
+
+std::vector<std::string> Rmsprop::state_names() const {
+  std::vector<std::string> names{"square_avg"};
+  if (any("centered")) names.emplace_back("grad_avg");
+  if (any("momentum")) names.emplace_back("momentum");
+  return names;
+}
+
+Optimizer::Slots Rmsprop::fresh(const Tensor& p) const {
+  Slots slots;
+  for (std::size_t k = 0; k < state_names().size(); ++k)
+    slots.push_back(zeros(p.shape(), {p.dtype(), p.device()}));
+  return slots;
+}
+
+void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
+                         std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::RmspropStep op{
+      group.option("alpha"),    group.option("eps"),           group.option("weight_decay"),
+      group.option("momentum"), group.option("centered") != 0, first.skippable(),
+      first.clipped()};
+  step_list(op, first, foreach_, params, [&](std::size_t i) {
     const Slots& s = *slots[i];
-    if (takes_list(p, g)) {
-      std::vector<Tensor>& list = lists.on(p.device());
-      list.insert(list.end(), {p, g});
-      list.insert(list.end(), s.begin(), s.end());
-      if (!options_.foreach) lists.step(op);
-    } else {
-      step_alone(op, first, p, g, s);
-    }
-  }
-  lists.step(op);
+    Slots kept{s.front()};
+    if (op.centered) kept.push_back(s[1]);
+    if (op.momentum != 0) kept.push_back(s.back());
+    return kept;
+  });
 }
 
 namespace {

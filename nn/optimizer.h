@@ -1,6 +1,8 @@
 // Optimizers: whole parameter lists in one op, parameter groups, step counts and rates as tensors.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,12 +13,23 @@
 
 namespace sherd::nn {
 
-/// Parameters with a learning rate and a weight decay of their own; what is not given comes from the
-/// optimizer's options. May be empty. ValueError for a rate or decay that is negative or not finite, here and
-/// wherever one is set.
+/// Parameters with options of their own; what is not given comes from the optimizer's options. May be empty.
+/// ValueError for an option that the optimizer does not have and for a value out of its range (a rate or
+/// decay that is negative or not finite), here and wherever one is set.
 struct ParamGroup {
   std::vector<Parameter> params;
   std::optional<double> lr{}, weight_decay{};
+  std::map<std::string, double> options{};  ///< others by name: {"momentum", 0.5}
+};
+
+/// Which values an option takes.
+enum class OptionRange { at_least_0, below_1, yes_or_no };
+/// What each group of an optimizer has a number of: its name, what groups have that give none, and which
+/// values it takes; finite ones from 0 on, those of them below 1, or 0 and 1.
+struct Option {
+  std::string name;
+  double value = 0;
+  OptionRange range = OptionRange::at_least_0;
 };
 
 /// What `zero_grad` leaves: no gradient, or zeros in place.
@@ -55,6 +68,18 @@ class SHERD_API Optimizer {
   void set_lr(double lr);
   void set_lr(std::size_t group, double lr);
   double lr(std::size_t group = 0) const;
+  /// The options that each group has, "lr" among them, and the number of one; those that are yes or no are 1
+  /// or 0. ValueError for one that is not there.
+  std::vector<std::string> option_names() const;
+  double option(std::string_view name, std::size_t group = 0) const;
+  /// Sets an option of every group, or of one. A captured step uses the new rate, and the other options as
+  /// they were when it was captured. State that an option calls for (a momentum) begins anew; what none calls
+  /// for any more is freed.
+  void set_option(std::string_view name, double value);
+  void set_option(std::size_t group, std::string_view name, double value);
+  /// One more group; the state of the others stays. The errors of the constructor, and nothing is changed
+  /// then.
+  void add_param_group(ParamGroup group);
   std::size_t group_count() const { return groups_.size(); }
   /// The parameters of one group. The numbers in `state_dict` count through all groups in this order.
   const std::vector<Parameter>& parameters(std::size_t group) const { return group_at(group).params; }
@@ -62,28 +87,38 @@ class SHERD_API Optimizer {
   /// What the optimizer keeps for a parameter, by name; "step" is a number (0-d f64), the others are tensors
   /// of the parameter's shape and dtype. Empty when it keeps nothing.
   virtual std::vector<std::string> state_names() const = 0;
-  /// State tensors, named "state.<index of the parameter>.<what>", and the groups' rates, "group.<index>.lr"
-  /// (0-d f64). They share memory with the optimizer, so the next step changes them.
+  /// State tensors, named "state.<index of the parameter>.<what>", and the groups' options,
+  /// "group.<index>.<name>" (0-d f64). They share memory with the optimizer, so the next step changes them.
   StateDict state_dict() const;
-  /// Replaces state and rates; dtypes are cast. ValueError for names that do not fit these parameters, a name
-  /// that comes twice and rates that no group may have, ShapeError for other shapes, DeviceError where one
-  /// side is on `meta` and the other is not. Nothing is changed when it throws. A parameter that `state` has
-  /// nothing for begins anew. State that is there already keeps its memory, so a captured step goes on from
-  /// what was loaded. Tensors that are given away with `state` (moved, and held by nobody else) become the
-  /// state of parameters that have none, without a copy.
+  /// Replaces state and options; dtypes are cast. ValueError for names that do not fit these parameters, a
+  /// name that comes twice and options that no group may have, ShapeError for other shapes, DeviceError where
+  /// one side is on `meta` and the other is not. Nothing is changed when it throws. A parameter that `state`
+  /// has nothing for begins anew; an option but the rate that it does not have stays. State that is there
+  /// already keeps its memory, so a captured step goes on from what was loaded. Tensors that are given away
+  /// with `state` (moved, and held by nobody else) become the state of parameters that have none, without a
+  /// copy.
   void load_state_dict(StateDict state);
+  /// `state_names()` as it is with the groups' options that `number` gives by the names in a state dict.
+  std::vector<std::string> state_names_with(
+      const std::function<std::optional<double>(const std::string& name)>& number) const;
 
  protected:
   struct Group {
     std::vector<Parameter> params;
-    Tensor lr;  // 0-d f64 on cpu
-    double weight_decay;
+    Tensor lr;          // 0-d f64 on cpu
+    StateDict options;  // as many such tensors, by name, the same "lr" among them
+
+    /// The number of an option; a captured step keeps it, but for the rate, which it may not read on the
+    /// host.
+    double option(std::string_view name) const;
   };
+  /// Whether an option is not 0 in any group.
+  bool any(std::string_view option) const;
   /// State of one parameter, in the order of `state_names`.
   using Slots = std::vector<Tensor>;
 
-  /// Groups that give no rate or decay of their own take these.
-  Optimizer(std::vector<ParamGroup> groups, double lr, double weight_decay);
+  /// `options`, "lr" among them, are what each group has a number of, and what groups have that give none.
+  Optimizer(std::vector<ParamGroup> groups, std::vector<Option> options);
   /// Whether `step_group` changes nothing where `skip()` is not 0.
   virtual bool skips_on_device() const { return false; }
   /// During a `step_unless` of an optimizer that skips on the device: 0-d f32; else an empty handle.
@@ -103,12 +138,21 @@ class SHERD_API Optimizer {
  private:
   void check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const;
   Slots first_state(const Parameter& p) const;
+  using States = std::unordered_map<const void*, Slots>;
+
   const Group& group_at(std::size_t group) const;
+  /// The rule of an option; ValueError for one that no group has.
+  const Option& rule(std::string_view name) const;
+  /// The state with a slot for each name of `to`: those that `from` has too, and new ones.
+  States arranged(std::span<const std::string> from, std::span<const std::string> to) const;
+  template <class Change>
+  void change_options(const Change& change);
   void step_all();
   void step_those(std::span<const std::vector<Parameter>> of_groups);
   std::vector<Group> groups_;
   std::unordered_map<const void*, std::size_t> group_of_;
-  std::unordered_map<const void*, Slots> state_;
+  States state_;
+  std::vector<Option> options_;
   /// A step of all with `value` in `input`, which is one of the next two.
   void step_with(Tensor& input, Tensor value);
   Tensor skip_, factor_;
@@ -129,9 +173,10 @@ struct AdamOptions {
 };
 
 /// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
-/// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. In f16
-/// squares of gradients below 1e-3 vanish from v, so keep such parameters, or masters of them, in f32.
-/// DTypeError, with masters, for a parameter that does not have 16 bits.
+/// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. Options
+/// of groups: "lr", "beta1", "beta2", "eps", "weight_decay". In f16 squares of gradients below 1e-3 vanish
+/// from v, so keep such parameters, or masters of them, in f32. DTypeError, with masters, for a parameter
+/// that does not have 16 bits.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
@@ -149,7 +194,8 @@ class SHERD_API Adam : public Optimizer {
                   std::span<Slots* const> slots) override;
 
  private:
-  AdamOptions options_;
+  bool foreach_;
+  Masters masters_;
   bool decoupled_;
 };
 
@@ -174,11 +220,14 @@ class SHERD_API AdamW final : public Adam {
 /// For `Sgd`. ValueError for a momentum that is negative or not finite.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0, weight_decay = 0;
-  bool foreach = true;  ///< as in AdamOptions
+  bool foreach = true;   ///< as in AdamOptions
+  double dampening = 0;  ///< what gradients lose on their way into the momentum
+  bool nesterov = false;
 };
 
-/// p -= lr v with v = momentum v + g, where g is the gradient plus weight_decay p, and v starts as g; without
-/// momentum v is g.
+/// p -= lr v with v = momentum v + (1 - dampening) g, where g is the gradient plus weight_decay p, and v
+/// starts as g; without momentum v is g. Nesterov's form moves by g + momentum v. Options of groups: "lr",
+/// "momentum", "weight_decay", "dampening", "nesterov".
 class SHERD_API Sgd final : public Optimizer {
  public:
   Sgd(std::vector<ParamGroup> groups, SgdOptions options = {});
@@ -194,7 +243,36 @@ class SHERD_API Sgd final : public Optimizer {
                   std::span<Slots* const> slots) override;
 
  private:
-  SgdOptions options_;
+  bool foreach_;
+};
+
+/// For `Rmsprop`.
+struct RmspropOptions {
+  double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false;
+  bool foreach = true;  ///< as in AdamOptions
+};
+
+/// RMSprop (Tieleman and Hinton, 2012; centred: Graves, 2013): s = alpha s + (1 - alpha) g^2, and p moves by
+/// -lr g / (sqrt(s) + eps), where g is the gradient plus weight_decay p. With `centered` the squared average
+/// of gradients is taken off s before the root; with momentum p moves by -lr v, v = momentum v + g / (sqrt(s)
+/// + eps). Options of groups: "lr", "alpha", "eps", "weight_decay", "momentum", "centered".
+class SHERD_API Rmsprop final : public Optimizer {
+ public:
+  Rmsprop(std::vector<ParamGroup> groups, RmspropOptions options = {});
+  Rmsprop(std::vector<Parameter> params, RmspropOptions options = {})
+      : Rmsprop(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+
+ protected:
+  std::vector<std::string> state_names() const override;
+  bool skips_on_device() const override { return true; }
+  bool clips_on_device() const override { return true; }
+  Slots fresh(const Tensor& p) const override;
+  void step_group(const Group& group, std::span<const Parameter> params,
+                  std::span<Slots* const> slots) override;
+
+ private:
+  bool foreach_;
 };
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d

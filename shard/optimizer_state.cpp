@@ -32,6 +32,10 @@ std::string entry(const std::string& key, std::string_view name) {
   return fmt::format("state.{}.{}", key, name);
 }
 
+std::string group_entry(std::size_t group, std::string_view option) {
+  return fmt::format("group.{}.{}", group, option);
+}
+
 std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer) {
   std::vector<nn::Parameter> all;
   for (std::size_t g = 0; g < optimizer.group_count(); ++g)
@@ -172,8 +176,10 @@ void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
   const std::vector<std::string> keys = keys_of(groups, model);
   std::size_t index = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const std::string rate = fmt::format("group.{}.lr", g);
-    on_number(rate, clone(own.at(rate)));
+    for (const std::string& option : optimizer.option_names()) {
+      const std::string name = group_entry(g, option);
+      on_number(name, clone(own.at(name)));
+    }
     for (const Listed& l : groups[g]) {
       for (const std::string& name : names) {
         if (steps[l.index] < 0) continue;
@@ -237,16 +243,17 @@ namespace {
 /// Takes whole state apart, entry by entry.
 class StateCutter {
  public:
-  /// `keys`: what names the parameters in the state.
-  StateCutter(const nn::Optimizer& optimizer, const StateSource& from, std::vector<std::string> keys)
-      : names_(optimizer.state_names()),
+  /// `keys`: what names the parameters in the state, `names`: what it has for each.
+  StateCutter(const nn::Optimizer& optimizer, const StateSource& from, std::vector<std::string> keys,
+              std::vector<std::string> names)
+      : names_(std::move(names)),
         params_(all_parameters(optimizer)),
         keys_(std::move(keys)),
         from_(from) {}
 
-  /// The rate of a group, unless the state has none: the optimizer complains of that.
-  void take_rate(std::size_t group) {
-    const std::string name = fmt::format("group.{}.lr", group);
+  /// An option of a group, unless the state has none: the optimizer knows which it needs.
+  void take_option(std::size_t group, const std::string& option) {
+    const std::string name = group_entry(group, option);
     if (const auto shape = from_.shape(name)) parts_.emplace_back(name, number(name, *shape));
   }
 
@@ -333,11 +340,19 @@ nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const State
   const auto groups = listed(optimizer);
   std::vector<std::string> keys = keys_of(groups, model);
   const auto has = [&](const std::string& name) { return from.shape(name).has_value(); };
-  if (!any_under(keys, optimizer.state_names(), has)) keys = keys_of(groups, nullptr);
-  StateCutter cutter(optimizer, from, std::move(keys));
+  // What is kept for a parameter depends on the options that the state has.
+  std::vector<std::string> names =
+      optimizer.state_names_with([&](const std::string& name) -> std::optional<double> {
+        const std::optional<Shape> shape = from.shape(name);
+        if (!shape || shape->numel() != 1) return std::nullopt;
+        return to(from.read(name, 0, 1), DType::f64).item();
+      });
+  if (!any_under(keys, names, has)) keys = keys_of(groups, nullptr);
+  StateCutter cutter(optimizer, from, std::move(keys), std::move(names));
   std::size_t group = 0, index = 0;
   for (const std::vector<Listed>& list : groups) {
-    cutter.take_rate(group++);
+    for (const std::string& option : optimizer.option_names()) cutter.take_option(group, option);
+    ++group;
     for (const Listed& l : list) cutter.take(l, index++);
   }
   return cutter.parts();

@@ -80,14 +80,56 @@ void adam(std::span<const AdamSlot> slots, const AdamCall& call) {
 
 void sgd(std::span<const SgdSlot> slots, const SgdCall& call) {
   const float rate = static_cast<float>(-call.lr), momentum = static_cast<float>(call.momentum);
-  const float decay = static_cast<float>(call.weight_decay);
+  const float decay = static_cast<float>(call.weight_decay), share = static_cast<float>(1 - call.dampening);
+  const bool nesterov = call.nesterov;
   for_elements(slots, [&](const SgdSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
     const float carried = s.first ? 0.f : momentum;
     for (std::int64_t i = begin; i < end; ++i) {
       float step = std::fma(s.p[i], decay, s.g[i]);
-      if (s.momentum) step = s.momentum[i] = s.first ? step : std::fma(s.momentum[i], carried, step);
+      if (s.momentum) {
+        s.momentum[i] = s.first ? step : std::fma(s.momentum[i], carried, share * step);
+        step = nesterov ? std::fma(s.momentum[i], momentum, step) : s.momentum[i];
+      }
       s.p[i] = std::fma(rate, step, s.p[i]);
     }
+  });
+}
+
+namespace {
+
+template <bool centered, bool carries>
+void rmsprop_piece(const RmspropCall& call, const RmspropSlot& s, std::int64_t begin, std::int64_t end) {
+  const float rate = static_cast<float>(-call.lr), alpha = static_cast<float>(call.alpha),
+              share = static_cast<float>(1 - call.alpha), eps = static_cast<float>(call.eps),
+              decay = static_cast<float>(call.weight_decay), momentum = static_cast<float>(call.momentum);
+  float* __restrict p = s.p;
+  const float* __restrict g = s.g;
+  float* __restrict squares = s.squares;
+  float* __restrict average = s.average;
+  float* __restrict carried = s.momentum;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float grad = std::fma(p[i], decay, g[i]);
+    squares[i] = std::fma(share * grad, grad, squares[i] * alpha);
+    float variance = squares[i];
+    if constexpr (centered) {
+      average[i] = std::fma(share, grad, average[i] * alpha);
+      variance = std::fma(-average[i], average[i], variance);
+      variance = variance < 0 ? 0.f : variance;  // by rounding; NaN stays
+    }
+    float move = grad / (math::sqrt(variance) + eps);
+    if constexpr (carries) move = carried[i] = std::fma(carried[i], momentum, move);
+    p[i] = std::fma(rate, move, p[i]);
+  }
+}
+
+}  // namespace
+
+void rmsprop(std::span<const RmspropSlot> slots, const RmspropCall& call) {
+  for_elements(slots, [&](const RmspropSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
+    const bool centered = s.average != nullptr, carries = s.momentum != nullptr;
+    (centered  ? carries ? rmsprop_piece<true, true> : rmsprop_piece<true, false>
+      : carries ? rmsprop_piece<false, true>
+               : rmsprop_piece<false, false>)(call, s, begin, end);
   });
 }
 

@@ -36,9 +36,23 @@ struct SgdSlot {
 };
 /// The numbers of one call, for all its slots.
 struct SgdCall {
-  double lr = 1e-3, momentum = 0, weight_decay = 0;
+  double lr = 1e-3, momentum = 0, weight_decay = 0, dampening = 0;
+  bool nesterov = false;
 };
 void sgd(std::span<const SgdSlot> slots, const SgdCall& call);
+
+struct RmspropSlot {
+  float* p = nullptr;
+  const float* g = nullptr;
+  float* squares = nullptr;
+  float* average = nullptr;   ///< of gradients; null unless centred, alike in all slots
+  float* momentum = nullptr;  ///< null without momentum, alike in all slots
+  std::int64_t n = 0;
+};
+struct RmspropCall {
+  double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+};
+void rmsprop(std::span<const RmspropSlot> slots, const RmspropCall& call);
 
 /// A stretch of `n` values for the norm; T is double, float, Half or BFloat16.
 template <class T>

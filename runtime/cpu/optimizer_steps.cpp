@@ -101,7 +101,21 @@ void sgd_step(const ops::SgdStep& op, Inputs in, Outputs) {
     }
     slots.push_back(slot);
   }
-  sgd(slots, {*in[0].data<double>(), op.momentum, op.weight_decay});
+  sgd(slots, {*in[0].data<double>(), op.momentum, op.weight_decay, op.dampening, op.nesterov});
+}
+
+void rmsprop_step(const ops::RmspropStep& op, Inputs in, Outputs) {
+  if (skipped(op.skippable, in)) return;
+  std::vector<RmspropSlot> slots;
+  std::vector<Tensor> dense;
+  for (std::size_t i = op.first(); i < in.size(); i += op.stride()) {
+    dense.push_back(gradient(op, in, i + 1));
+    slots.push_back({dense_data(op.name, in[i]), dense.back().data<float>(), dense_data(op.name, in[i + 2]),
+                     op.centered ? dense_data(op.name, in[i + 3]) : nullptr,
+                     op.momentum != 0 ? dense_data(op.name, in[i + op.stride() - 1]) : nullptr,
+                     in[i].numel()});
+  }
+  rmsprop(slots, {*in[0].data<double>(), op.alpha, op.eps, op.weight_decay, op.momentum});
 }
 
 void largest_magnitude(const ops::LargestMagnitude& op, Inputs in, Outputs out) {
@@ -141,6 +155,7 @@ void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
 void add_optimizer_steps() {
   add_kernel<adam_step>(DeviceType::cpu);
   add_kernel<sgd_step>(DeviceType::cpu);
+  add_kernel<rmsprop_step>(DeviceType::cpu);
   add_kernel<largest_magnitude>(DeviceType::cpu);
   add_kernel<square_sums>(DeviceType::cpu);
   add_kernel<norm_of_sums>(DeviceType::cpu);

@@ -87,8 +87,35 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
       },
       [&](const OptimizerSlots& slots) {
         launch_sgd(slots,
-                   {in[0].data<double>(), skip_of(op, in), factor_of(op, in), op.momentum, op.weight_decay},
+                   {in[0].data<double>(), skip_of(op, in), factor_of(op, in), op.momentum, op.weight_decay,
+                    op.dampening, op.nesterov},
                    stream);
+      });
+  check_launch(op.name);
+}
+
+void rmsprop_kernel(const void* erased, Inputs in, Outputs) {
+  const auto& op = *static_cast<const ops::RmspropStep*>(erased);
+  const cudaStream_t stream = stream_of(in[0].device());
+  std::vector<Tensor> dense;
+  in_portions(
+      op.first(), op.stride(), in.size(),
+      [&](std::size_t i) {
+        dense.push_back(contiguous(in[i + 1]));
+        OptimizerSlot slot{dense_data(op.name, in[i]),
+                           dense.back().raw(),
+                           op.momentum != 0 ? dense_data(op.name, in[i + op.stride() - 1]) : nullptr,
+                           dense_data(op.name, in[i + 2]),
+                           nullptr,
+                           in[i].numel()};
+        if (op.centered) slot.twin = dense_data(op.name, in[i + 3]);
+        return slot;
+      },
+      [&](const OptimizerSlots& slots) {
+        launch_rmsprop(slots,
+                       {in[0].data<double>(), skip_of(op, in), factor_of(op, in), op.alpha, op.eps,
+                        op.weight_decay, op.momentum},
+                       stream);
       });
   check_launch(op.name);
 }
@@ -98,6 +125,7 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
 void add_optimizer() {
   kernel_row<ops::AdamStep>().set(DeviceType::cuda, adam_kernel);
   kernel_row<ops::SgdStep>().set(DeviceType::cuda, sgd_kernel);
+  kernel_row<ops::RmspropStep>().set(DeviceType::cuda, rmsprop_kernel);
 }
 
 }  // namespace sherd::cuda

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(threads_per_block)
   const Chunk chunk(slots);
   const OptimizerSlot& s = slots.slot[chunk.slot];
   const float rate = static_cast<float>(-*call.lr), momentum = static_cast<float>(call.momentum),
-              decay = static_cast<float>(call.weight_decay);
+              decay = static_cast<float>(call.weight_decay), share = static_cast<float>(1 - call.dampening);
   const double factor = factor_of(call.factor);
   const bool first = s.m != nullptr && *s.steps == 0;
   chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
@@ -153,10 +153,48 @@ __global__ void __launch_bounds__(threads_per_block)
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       float step = std::fma(p.at[j], decay, g.at[j]);
-      if (s.m != nullptr && !first) step = std::fma(m.at[j], momentum, step);
-      m.at[j] = step;
+      if (s.m != nullptr) {
+        m.at[j] = first ? step : std::fma(m.at[j], momentum, share * step);
+        step = call.nesterov ? std::fma(m.at[j], momentum, step) : m.at[j];
+      }
       p.at[j] = std::fma(rate, step, p.at[j]);
     }
+    if (s.m != nullptr) store_pack(s.m + i, m);
+    store_pack(s.p + i, p);
+  });
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    rmsprop_kernel(const __grid_constant__ OptimizerSlots slots, const __grid_constant__ RmspropCall call) {
+  if (skipped(call.skip)) return;
+  const Chunk chunk(slots);
+  const OptimizerSlot& s = slots.slot[chunk.slot];
+  const float rate = static_cast<float>(-*call.lr), alpha = static_cast<float>(call.alpha),
+              share = static_cast<float>(1 - call.alpha), eps = static_cast<float>(call.eps),
+              decay = static_cast<float>(call.weight_decay), momentum = static_cast<float>(call.momentum);
+  const double factor = factor_of(call.factor);
+  float* const average = static_cast<float*>(s.twin);
+  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+    Packed<V, float> p = load_pack<V>(s.p + i), v = load_pack<V>(s.v + i), a{}, m{};
+    const Packed<V, float> g = gradient<V>(s, i, factor);
+    if (average != nullptr) a = load_pack<V>(average + i);
+    if (s.m != nullptr) m = load_pack<V>(s.m + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const float grad = std::fma(p.at[j], decay, g.at[j]);
+      v.at[j] = std::fma(share * grad, grad, v.at[j] * alpha);
+      float variance = v.at[j];
+      if (average != nullptr) {
+        a.at[j] = std::fma(share, grad, a.at[j] * alpha);
+        variance = std::fma(-a.at[j], a.at[j], variance);
+        variance = variance < 0 ? 0.f : variance;
+      }
+      float move = grad / (math::sqrt(variance) + eps);
+      if (s.m != nullptr) move = m.at[j] = std::fma(m.at[j], momentum, move);
+      p.at[j] = std::fma(rate, move, p.at[j]);
+    }
+    store_pack(s.v + i, v);
+    if (average != nullptr) store_pack(average + i, a);
     if (s.m != nullptr) store_pack(s.m + i, m);
     store_pack(s.p + i, p);
   });
@@ -178,6 +216,11 @@ void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t s
   if (const unsigned blocks = blocks_of(slots); blocks > 0)
     sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
   if (call.momentum != 0) launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
+}
+
+void launch_rmsprop(const OptimizerSlots& slots, const RmspropCall& call, cudaStream_t stream) {
+  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+    rmsprop_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
 }
 
 }  // namespace sherd::cuda

@@ -111,6 +111,20 @@ Specs SgdStep::infer(SpecSpan in) const {
   return {};
 }
 
+Specs RmspropStep::infer(SpecSpan in) const {
+  check_scalar(name, "the rate", in[0]);
+  check_skip(name, skippable, in);
+  check_factor(name, clipped, first(), in);
+  check_whole(name, in.size() - first(), stride());
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
+    check_parameter(name, in[i], in[i + 1], "gradient");
+    check_parameter(name, in[i], in[i + 2], "average of squares");
+    if (centered) check_parameter(name, in[i], in[i + 3], "average of gradients");
+    if (momentum != 0) check_parameter(name, in[i], in[i + stride() - 1], "momentum buffer");
+  }
+  return {};
+}
+
 Specs LargestMagnitude::infer(SpecSpan in) const {
   check<ValueError>(!in.empty(), "{}: needs a tensor, got none", name);
   for (const Spec& s : in) check_floating(name, s);
@@ -172,12 +186,38 @@ Tensors SgdStep::reference(Inputs in) const {
       out.push_back(sub(p, mul(g, lr)));
       continue;
     }
-    const Tensor carried = where(equal(in[i + 3], 0), g, add(mul(in[i + 2], momentum), g));
-    out.push_back(sub(p, mul(carried, lr)));
+    const Tensor carried =
+        where(equal(in[i + 3], 0), g, add(mul(in[i + 2], momentum), mul(g, 1 - dampening)));
+    out.push_back(sub(p, mul(nesterov ? add(g, mul(carried, momentum)) : carried, lr)));
     out.push_back(carried);
     out.push_back(add(in[i + 3], 1));
     before.push_back(in[i + 2]);
     before.push_back(in[i + 3]);
+  }
+  return unless_skipped(skippable, in, {before.begin(), before.size()}, out);
+}
+
+Tensors RmspropStep::reference(Inputs in) const {
+  Tensors before, out;
+  for (std::size_t i = first(); i < in.size(); i += stride()) {
+    const Tensor& p = in[i];
+    const Tensor lr = to(in[0], p.dtype());
+    Tensor g = to(gradient(*this, in, i + 1), p.dtype());
+    if (weight_decay != 0) g = add(g, mul(p, weight_decay));
+    const Tensor squares = add(mul(in[i + 2], alpha), mul(mul(g, g), 1 - alpha));
+    Tensors state{squares};
+    Tensor variance = squares;
+    if (centered) {
+      state.push_back(add(mul(in[i + 3], alpha), mul(g, 1 - alpha)));
+      variance = sub(squares, mul(state[1], state[1]));
+      variance = where(less(variance, 0), zeros_like(variance), variance);  // by rounding; NaN stays
+    }
+    Tensor move = div(g, add(sqrt(variance), eps));
+    if (momentum != 0) state.push_back(move = add(mul(in[i + stride() - 1], momentum), move));
+    out.push_back(sub(p, mul(move, lr)));
+    for (const Tensor& written : state) out.push_back(written);
+    before.push_back(p);
+    for (std::size_t k = 2; k < stride(); ++k) before.push_back(in[i + k]);
   }
   return unless_skipped(skippable, in, {before.begin(), before.size()}, out);
 }

@@ -53,12 +53,14 @@ struct AdamStep {
 
 /// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped,
 /// then for each parameter p and g, and with momentum also the buffer and a 0-d f64 count of steps taken (0:
-/// the buffer starts as the gradient). The first ones and g are not written.
+/// the buffer starts as the gradient). The first ones and g are not written. Without momentum dampening and
+/// nesterov say nothing.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr Arity arity = Arity::at_least(1);
   static constexpr bool differentiable = false;
-  double momentum = 0, weight_decay = 0;
+  double momentum = 0, weight_decay = 0, dampening = 0;
+  bool nesterov = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
 
@@ -70,10 +72,41 @@ struct SgdStep {
   void fields(auto&& on) const {
     on("momentum", momentum);
     on("weight_decay", weight_decay);
+    on("dampening", dampening);
+    on("nesterov", nesterov);
     on("skippable", skippable == Skippable::yes);
     on("clipped", clipped == Clipped::yes);
   }
   bool operator==(const SgdStep&) const = default;
+};
+
+/// One step of RMSprop, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is
+/// clipped, then for each parameter p, g, the average of squares, that of gradients if it is centred, and
+/// the buffer with momentum. The first ones and g are not written.
+struct RmspropStep {
+  static constexpr std::string_view name = "rmsprop_step_";
+  static constexpr Arity arity = Arity::at_least(1);
+  static constexpr bool differentiable = false;
+  double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false;
+  Skippable skippable = Skippable::no;
+  Clipped clipped = Clipped::no;
+
+  std::size_t first() const { return first_parameter(skippable, clipped); }
+  std::size_t stride() const { return 3u + centered + (momentum != 0); }
+  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    on("alpha", alpha);
+    on("eps", eps);
+    on("weight_decay", weight_decay);
+    on("momentum", momentum);
+    on("centered", centered);
+    on("skippable", skippable == Skippable::yes);
+    on("clipped", clipped == Clipped::yes);
+  }
+  bool operator==(const RmspropStep&) const = default;
 };
 
 /// Largest absolute value of all inputs, f64 0-d: 0 for no elements, NaN when there is one.

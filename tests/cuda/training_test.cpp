@@ -107,6 +107,43 @@ TEST_CASE(
         }
 }
 
+namespace {
+
+/// A step of `count` parameters whose state is `kept` tensors of their shape, and a count of steps if that is
+/// asked for, on both devices.
+template <class Op>
+void check_step(const Op& op, std::int64_t count, std::size_t kept, bool counts) {
+  Values values(6);
+  std::vector<Tensor> host{Tensor::scalar(0.1, {f64})};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Shape shape{i % 5 == 0 ? 20000 + i : i % 7};
+    for (std::size_t k = 0; k < 2 + kept; ++k) host.push_back(values(shape, f32, k == 2 ? 0 : -2, 2));
+    if (counts) host.push_back(Tensor::scalar(static_cast<double>(i), {f64}));
+  }
+  std::vector<Tensor> moved;
+  for (const Tensor& t : host) moved.push_back(on_gpu(t));
+  apply_many(op, host);
+  apply_many(op, moved);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    INFO("input " << i);
+    if (host[i].numel() > 0) CHECK(relative_distance(moved[i], host[i]) <= 2 * rounding(host[i].dtype()));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: steps of SGD's and RMSprop's forms have the CPU's bits") {
+  if (no_gpu()) return;
+  for (std::int64_t count : {1, 48, 49})
+    for (bool form : {false, true}) {
+      check_step(ops::SgdStep{.momentum = 0.9, .weight_decay = 0.1, .dampening = 0.2, .nesterov = form},
+                 count, 1, true);
+      for (double momentum : {0.0, 0.9})
+        check_step(ops::RmspropStep{.weight_decay = 0.1, .momentum = momentum, .centered = form}, count,
+                   1u + form + (momentum != 0), false);
+    }
+}
+
 TEST_CASE("cuda: a two-layer perceptron trains as on the CPU") {
   if (no_gpu()) return;
   for (Optimizer kind : {Optimizer::in_place, Optimizer::sgd, Optimizer::adamw}) {

@@ -1252,18 +1252,25 @@ GROUPS = [[0, 1, 2], [3, 4, 5]]
 ABSENT = {1: [0, 3, 4], 4: [9], 5: list(range(STEPS))}  # parameter: steps without a gradient
 
 
-def optimizer_case(area, name, kind, make, dtype, groups, rates=None):
-    """Parameters after each of ten steps; `rates` multiplies every group's rate at that step."""
+def optimizer_case(area, name, kind, make, dtype, groups, rates=None, late=None, changes=()):
+    """Parameters after each of ten steps; `rates` multiplies every group's rate at that step. The second group comes
+    at step `late`; `changes` lists (step, group, option, value)."""
     draw = Draw(name)
     params = [nn.Parameter(draw.normal(*shape, dtype=dtype)) for shape in PARAM_SHAPES]
     grads = [draw.normal(STEPS, *shape, dtype=dtype) for shape in PARAM_SHAPES]
     tensors = {f"in{i}": p.detach().clone() for i, p in enumerate(params)} | {f"grads{i}": g for i, g in enumerate(grads)}
-    optimizer = make([{"params": [params[i] for i in members], **options} for members, options in zip(GROUPS, groups)])
+    lists = [{"params": [params[i] for i in members], **options} for members, options in zip(GROUPS, groups)]
+    optimizer = make(lists[:1] if late is not None else lists)
     base = [group["lr"] for group in optimizer.param_groups]
     history = [[] for _ in params]
     for step in range(STEPS):
         for group, lr in zip(optimizer.param_groups, base):
             group["lr"] = lr * (rates[step] if rates else 1.0)
+        if step == late:
+            optimizer.add_param_group(lists[1])
+        for at, group, option, value in changes:
+            if at == step:
+                optimizer.param_groups[group][option] = value
         for i, (p, g) in enumerate(zip(params, grads)):
             p.grad = None if step in ABSENT.get(i, ()) else g[step].clone()
         optimizer.step()
@@ -1273,7 +1280,10 @@ def optimizer_case(area, name, kind, make, dtype, groups, rates=None):
     defaults = {k: v for k, v in optimizer.defaults.items() if isinstance(v, (int, float, tuple)) and v is not None}
     args = {"defaults": defaults, "groups": [{"members": m, **o} for m, o in zip(GROUPS, groups)],
             "absent": {str(i): steps for i, steps in ABSENT.items()}}
-    area.note(name, kind, args | ({"rates": rates} if rates else {}), tensors)
+    args |= {"rates": rates} if rates else {}
+    args |= {"late": late} if late is not None else {}
+    args |= {"changes": [{"step": s, "group": g, "option": o, "value": v} for s, g, o, v in changes]} if changes else {}
+    area.note(name, kind, args, tensors)
 
 
 def make_clipping(area):
@@ -1319,6 +1329,25 @@ def make_optim():
         optimizer_case(area, join("sgd", tag), "SGD", lambda g: torch.optim.SGD(g, lr=0.1), dtype, [{}, {"lr": 0.02}])
         optimizer_case(area, join("sgd.momentum", tag), "SGD", lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9), dtype,
                        [{"weight_decay": 0.01}, {"lr": 0.02}])
+        sgd = lambda **options: lambda groups: torch.optim.SGD(groups, lr=0.1, **options)
+        optimizer_case(area, join("sgd.dampening", tag), "SGD", sgd(momentum=0.9, dampening=0.3, weight_decay=0.02), dtype,
+                       [{}, {"dampening": 0.0}])
+        optimizer_case(area, join("sgd.nesterov", tag), "SGD", sgd(momentum=0.9, nesterov=True, weight_decay=0.02), dtype,
+                       [{}, {"nesterov": False, "momentum": 0.5}])
+        optimizer_case(area, join("sgd.changes", tag), "SGD", sgd(), dtype, [{}, {"lr": 0.02}],
+                       changes=[(3, 0, "momentum", 0.9), (5, 0, "nesterov", True), (7, 1, "weight_decay", 0.1),
+                                (8, 0, "momentum", 0.5)])
+        optimizer_case(area, join("sgd.late", tag), "SGD", sgd(momentum=0.9), dtype, [{}, {"lr": 0.02, "momentum": 0.5}], late=4)
+        optimizer_case(area, join("adamw.late", tag), "AdamW", adamw, dtype, two_rates, late=4,
+                       changes=[(6, 1, "weight_decay", 0.2), (6, 0, "eps", 1e-3)])
+        rms = lambda **options: lambda groups: torch.optim.RMSprop(groups, **options)
+        optimizer_case(area, join("rmsprop.defaults", tag), "RMSprop", rms(), dtype, [{}, {}])
+        optimizer_case(area, join("rmsprop.momentum", tag), "RMSprop", rms(momentum=0.9, weight_decay=0.05), dtype,
+                       [{}, {"lr": 3e-3, "alpha": 0.9}])
+        optimizer_case(area, join("rmsprop.centered", tag), "RMSprop", rms(centered=True, alpha=0.95, eps=1e-4), dtype,
+                       [{"weight_decay": 0.1}, {}])
+        optimizer_case(area, join("rmsprop.both", tag), "RMSprop", rms(centered=True, momentum=0.8), dtype,
+                       [{}, {"centered": False, "momentum": 0.0}], late=3, changes=[(5, 0, "alpha", 0.9), (6, 1, "lr", 1e-3)])
     make_clipping(area)
     make_schedule(area)
     return area

@@ -25,13 +25,15 @@ std::vector<Parameter> copies(const std::vector<Tensor>& tensors) {
   return params;
 }
 
+double number_of(const json& value) { return value.is_boolean() ? value.get<bool>() : value.get<double>(); }
+
 std::vector<ParamGroup> groups_of(const GoldenCase& golden, const std::vector<Parameter>& params) {
   std::vector<ParamGroup> groups;
   for (const json& about : golden.args.at("groups")) {
     ParamGroup& group = groups.emplace_back();
     for (const std::size_t member : about.at("members")) group.params.push_back(params.at(member));
-    if (about.contains("lr")) group.lr = about.at("lr").get<double>();
-    if (about.contains("weight_decay")) group.weight_decay = about.at("weight_decay").get<double>();
+    for (const auto& [name, value] : about.items())
+      if (name != "members") group.options[name] = number_of(value);
   }
   return groups;
 }
@@ -52,13 +54,26 @@ std::unique_ptr<Optimizer> make_sgd(std::vector<ParamGroup> groups, const json& 
   options.lr = d.at("lr");
   options.momentum = d.at("momentum");
   options.weight_decay = d.at("weight_decay");
+  options.dampening = d.at("dampening");
+  options.nesterov = d.at("nesterov");
   return std::make_unique<nn::Sgd>(std::move(groups), options);
+}
+
+std::unique_ptr<Optimizer> make_rmsprop(std::vector<ParamGroup> groups, const json& d) {
+  return std::make_unique<nn::Rmsprop>(std::move(groups),
+                                       nn::RmspropOptions{.lr = d.at("lr"),
+                                                          .alpha = d.at("alpha"),
+                                                          .eps = d.at("eps"),
+                                                          .weight_decay = d.at("weight_decay"),
+                                                          .momentum = d.at("momentum"),
+                                                          .centered = d.at("centered")});
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<ParamGroup>, const json& defaults)>;
 const std::map<std::string, Make> optimizers{{"Adam", make_adam<nn::Adam, nn::AdamOptions>},
                                              {"AdamW", make_adam<nn::AdamW, nn::AdamWOptions>},
-                                             {"SGD", make_sgd}};
+                                             {"SGD", make_sgd},
+                                             {"RMSprop", make_rmsprop}};
 
 /// Sets the gradients of `step`; none where the case says so.
 void set_grads(const GoldenCase& golden, std::vector<Parameter>& params, std::int64_t step) {
@@ -71,13 +86,21 @@ void set_grads(const GoldenCase& golden, std::vector<Parameter>& params, std::in
 
 void check_optimizer(const GoldenCase& golden) {
   std::vector<Parameter> params = copies(golden.list("in"));
-  const auto optimizer = optimizers.at(golden.op)(groups_of(golden, params), golden.args.at("defaults"));
+  std::vector<ParamGroup> groups = groups_of(golden, params);
+  const std::int64_t late = golden.args.value("late", -1);
+  const auto optimizer =
+      optimizers.at(golden.op)(late < 0 ? groups : std::vector{groups[0]}, golden.args.at("defaults"));
   std::vector<double> rates;
   for (std::size_t g = 0; g < optimizer->group_count(); ++g) rates.push_back(optimizer->lr(g));
   for (std::int64_t step = 0; step < golden.find("out0").size(0); ++step) {
     for (std::size_t g = 0; g < rates.size() && golden.args.contains("rates"); ++g)
       optimizer->set_lr(g,
                         rates[g] * golden.args.at("rates").at(static_cast<std::size_t>(step)).get<double>());
+    if (step == late) optimizer->add_param_group(groups[1]);
+    for (const json& change : golden.args.value("changes", json::array()))
+      if (change.at("step") == step)
+        optimizer->set_option(change.at("group").get<std::size_t>(), change.at("option").get<std::string>(),
+                              number_of(change.at("value")));
     set_grads(golden, params, step);
     optimizer->step();
     for (std::size_t i = 0; i < params.size(); ++i) {

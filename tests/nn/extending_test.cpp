@@ -31,7 +31,7 @@ struct Residual final : nn::Layer<Residual> {
 // page: begin
 class Lion final : public nn::Optimizer {
  public:
-  Lion(std::vector<nn::Parameter> params, double lr) : Optimizer({{std::move(params)}}, lr, 0) {}
+  Lion(std::vector<nn::Parameter> params, double lr) : Optimizer({{std::move(params)}}, {{"lr", lr}}) {}
   std::vector<std::string> state_names() const override { return {"momentum"}; }
 
  protected:

@@ -344,7 +344,7 @@ TEST_CASE("GradScaler: switched off it only steps") {
 /// Steps by its own rule, and knows nothing of flags on a device.
 class Plain final : public Optimizer {
  public:
-  explicit Plain(std::vector<Parameter> params) : Optimizer({{std::move(params)}}, 0.1, 0) {}
+  explicit Plain(std::vector<Parameter> params) : Optimizer({{std::move(params)}}, {{"lr", 0.1}}) {}
   std::vector<std::string> state_names() const override { return {}; }
 
  protected:

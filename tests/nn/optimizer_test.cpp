@@ -223,11 +223,14 @@ TEST_CASE("optimizers: masters step in f32, and 16-bit parameters are them round
 
 TEST_CASE("optimizers: a saved one goes on to the same bits") {
   const TempDirectory folder;
-  for (int kind = 0; kind < 3; ++kind) {
+  for (int kind = 0; kind < 5; ++kind) {
     INFO(kind);
     const auto make = [kind](const std::vector<Parameter>& p) -> std::unique_ptr<Optimizer> {
       std::vector<ParamGroup> groups{{{p[0]}}, {{p[1], p[2]}, 0.05}};
       if (kind == 0) return std::make_unique<AdamW>(groups);
+      if (kind == 3) return std::make_unique<Rmsprop>(groups);
+      if (kind == 4)
+        return std::make_unique<Rmsprop>(groups, RmspropOptions{.momentum = 0.9, .centered = true});
       return std::make_unique<Sgd>(groups, SgdOptions{.lr = 0.1, .momentum = kind == 1 ? 0.9 : 0.0});
     };
     const std::vector<Parameter> a = {parameter({3}, 1), parameter({2, 2}, 2), parameter({1}, 3)};
@@ -290,7 +293,10 @@ TEST_CASE("optimizers: a state that is given away is kept without a copy, and wh
     for (const void* pointer : pointers(holder.state_dict()))
       for (const void* other : pointers(source.state_dict())) CHECK(pointer != other);
     StateDict twice = copied();
-    twice[1].second = twice[2].second;
+    const auto entry = [&](std::string_view name) {
+      return std::ranges::find(twice, name, [](const auto& e) -> std::string_view { return e.first; });
+    };
+    entry("state.0.exp_avg")->second = entry("state.0.exp_avg_sq")->second;
     Adam another({parameter({30}, 1)});
     another.load_state_dict(std::move(twice));
     const auto own = pointers(another.state_dict());
@@ -304,7 +310,7 @@ TEST_CASE("optimizers: a state that is given away is kept without a copy, and wh
     CHECK(pointers(holder.state_dict()) == own);
   }
   for (const auto& [name, t] : source.state_dict())
-    if (name == "state.0.exp_avg_sq") CHECK(same_bits(t, holder.state_dict()[2].second));
+    if (name == "state.0.exp_avg_sq") CHECK(same_bits(t, holder.state_dict().at(name)));
 }
 
 TEST_CASE("optimizers: a state that does not fit changes nothing") {
@@ -328,19 +334,23 @@ TEST_CASE("optimizers: a state that does not fit changes nothing") {
     REQUIRE(now.size() == before.size());
     for (std::size_t i = 0; i < now.size(); ++i) CHECK(same_bits(now[i].second, before[i].second));
   };
-  const auto changed = [&](std::size_t at, const std::string& name, const Tensor& t) {
+  const auto changed = [&](std::string_view at, const std::string& name, const Tensor& t) {
     StateDict state;
-    for (const auto& [n, v] : before) state.emplace_back(n, full(v.shape(), 5, {v.dtype()}));
-    state[at] = {name, t};
+    for (const auto& [n, v] : before) {
+      const bool beta = n.starts_with("group.0.beta");
+      state.emplace_back(n == at ? name : n, n == at ? t : full(v.shape(), beta ? 0.5 : 5, {v.dtype()}));
+    }
     return state;
   };
-  refuses(changed(0, "group.7.lr", Tensor::scalar(1, {f64})), "group");
-  refuses(changed(1, "state.0.exp_avg", zeros({4})), "state.0.exp_avg");
-  refuses(changed(2, "state.0.exp_avg_squared", zeros({3})), "state.0.exp_avg_sq");
-  refuses(changed(1, "state.9.exp_avg", zeros({3})), "no parameter");
-  refuses(changed(1, "group.0.lr", Tensor::scalar(1, {f64})), "twice");
-  refuses(changed(0, "group.0.lr", zeros({2}, {f64})), "group.0.lr");
-  refuses(changed(0, "group.0.lr", Tensor::scalar(-1, {f64})), "group.0.lr -1");
+  refuses(changed("group.0.lr", "group.7.lr", Tensor::scalar(1, {f64})), "group");
+  refuses(changed("state.0.exp_avg", "state.0.exp_avg", zeros({4})), "state.0.exp_avg");
+  refuses(changed("state.0.exp_avg_sq", "state.0.exp_avg_squared", zeros({3})), "state.0.exp_avg_sq");
+  refuses(changed("state.0.exp_avg", "state.9.exp_avg", zeros({3})), "no parameter");
+  refuses(changed("state.0.exp_avg", "group.0.lr", Tensor::scalar(1, {f64})), "twice");
+  refuses(changed("group.0.lr", "group.0.lr", zeros({2}, {f64})), "group.0.lr");
+  refuses(changed("group.0.lr", "group.0.lr", Tensor::scalar(-1, {f64})), "group.0.lr -1");
+  refuses(changed("group.0.beta1", "group.0.beta1", Tensor::scalar(1, {f64})), "group.0.beta1 1");
+  refuses(changed("group.0.eps", "group.0.momentum", Tensor::scalar(1, {f64})), "no parameter");
 }
 
 TEST_CASE("clip_grad_norm_: one norm for every order and cut, and a limit on it") {
@@ -421,8 +431,9 @@ TEST_CASE("optimizers: with a beta of 0 a moment is this step's gradient, whatev
       one->step();
       other->step();
       const StateDict a = one->state_dict(), b = other->state_dict();
-      for (std::size_t i = 1; i < 3; ++i) CHECK(same_bits(a[i].second, b[i].second));
-      CHECK(same_bits(a[1].second, p.grad()));
+      for (const char* name : {"state.0.exp_avg", "state.0.exp_avg_sq"})
+        CHECK(same_bits(a.at(name), b.at(name)));
+      CHECK(same_bits(a.at("state.0.exp_avg"), p.grad()));
     }
 }
 
@@ -438,6 +449,10 @@ TEST_CASE("optimizers: rates, decays and numbers that cannot be are refused wher
     CHECK_THROWS_AS(AdamW({p}, {.weight_decay = bad}), ValueError);
     CHECK_THROWS_AS(Sgd({p}, {.lr = bad}), ValueError);
     CHECK_THROWS_AS(Sgd({p}, {.momentum = bad}), ValueError);
+    CHECK_THROWS_AS(Sgd({p}, {.dampening = bad}), ValueError);
+    CHECK_THROWS_AS(Rmsprop({p}, {.alpha = bad}), ValueError);
+    CHECK_THROWS_AS(Rmsprop({p}, {.eps = bad}), ValueError);
+    CHECK_THROWS_AS(Rmsprop({p}, {.momentum = bad}), ValueError);
     CHECK_THROWS_AS(Sgd({p}, {.weight_decay = bad}), ValueError);
     CHECK_THROWS_AS(Sgd(std::vector<ParamGroup>{{{p}, bad}}), ValueError);
     CHECK_THROWS_AS(Sgd(std::vector<ParamGroup>{{{p}, 0.1, bad}}), ValueError);
@@ -542,6 +557,20 @@ std::vector<std::unique_ptr<Optimizer>> optimizers(const std::vector<Parameter>&
     for (const double momentum : {0.0, 0.9})
       all.push_back(std::make_unique<Sgd>(
           over, SgdOptions{.lr = 0.1, .momentum = momentum, .weight_decay = decay, .foreach = foreach}));
+    for (const bool nesterov : {false, true}) {
+      all.push_back(std::make_unique<Sgd>(over, SgdOptions{.lr = 0.1,
+                                                           .momentum = 0.9,
+                                                           .weight_decay = decay,
+                                                           .foreach = foreach,
+                                                           .dampening = 0.2,
+                                                           .nesterov = nesterov}));
+      for (const double momentum : {0.0, 0.9})
+        all.push_back(std::make_unique<Rmsprop>(over, RmspropOptions{.lr = 0.1,
+                                                                     .weight_decay = decay,
+                                                                     .momentum = momentum,
+                                                                     .centered = nesterov,
+                                                                     .foreach = foreach}));
+    }
   }
   return all;
 }
@@ -600,6 +629,141 @@ TEST_CASE("optimizers: a captured step is the step, in every dtype, for a list a
       }
 }
 
+namespace {
+
+/// Parameters in groups, each optimizer of them made by `make`.
+struct Grouped {
+  std::vector<Parameter> params{parameter({3}, 1), parameter({2, 2}, 2), parameter({1}, 3)};
+  std::unique_ptr<Optimizer> optimizer;
+
+  std::vector<ParamGroup> groups() const { return {{{params[0]}}, {{params[1], params[2]}, 0.05}}; }
+  void step(unsigned k) const {
+    optimizer->zero_grad();
+    for (const Parameter& p : params) give_gradient(p, k);
+    optimizer->step();
+  }
+};
+
+void check_alike(const Grouped& a, const Grouped& b) {
+  for (std::size_t i = 0; i < a.params.size(); ++i) CHECK(same_bits(a.params[i].data(), b.params[i].data()));
+  const StateDict x = a.optimizer->state_dict(), y = b.optimizer->state_dict();
+  REQUIRE(x.size() == y.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    INFO(x[i].first);
+    CHECK((x[i].first == y[i].first && same_bits(x[i].second, y[i].second)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("optimizers: a group that is added is one that was there, before whose time nothing was stepped") {
+  for (int kind = 0; kind < 3; ++kind) {
+    INFO(kind);
+    const auto make = [kind](std::vector<ParamGroup> groups) -> std::unique_ptr<Optimizer> {
+      if (kind == 0) return std::make_unique<AdamW>(groups);
+      if (kind == 1) return std::make_unique<Sgd>(groups, SgdOptions{.momentum = 0.9});
+      return std::make_unique<Rmsprop>(groups);
+    };
+    Grouped late, there;
+    there.optimizer = make(there.groups());
+    late.optimizer = make({late.groups()[0]});
+    for (const Grouped* g : {&there, &late}) {
+      give_gradient(g->params[0], 4);
+      g->optimizer->step();
+    }
+    late.optimizer->add_param_group(late.groups()[1]);
+    CHECK(late.optimizer->lr(1) == 0.05);
+    for (unsigned k = 5; k < 8; ++k)
+      for (const Grouped* g : {&there, &late}) g->step(k);
+    check_alike(late, there);
+  }
+}
+
+TEST_CASE("optimizers: a group or an option that does not fit changes nothing") {
+  Grouped g;
+  g.optimizer = std::make_unique<Sgd>(g.groups(), SgdOptions{.momentum = 0.9});
+  g.step(1);
+  StateDict before;
+  for (const auto& [name, t] : g.optimizer->state_dict()) before.emplace_back(name, clone(t));
+  const Parameter other = parameter({2}, 7);
+  const auto refuses = [&](ParamGroup group, const std::string& word) {
+    CHECK(one_line_about(message_of<ValueError>([&] { g.optimizer->add_param_group(group); }), word));
+  };
+  refuses({{other, g.params[1]}}, "in group 1 and again in 2");
+  refuses({{other, other}}, "in group 2 and again in 2");
+  refuses({{other, Parameter()}}, "empty");
+  refuses({.params = {other}, .lr = -1}, "lr -1");
+  refuses({.params = {other}, .options = {{"beta1", 0.5}}}, "no option 'beta1'");
+  refuses({.params = {other}, .options = {{"nesterov", 0.5}}}, "must be 0 or 1");
+  CHECK_THROWS_AS(g.optimizer->set_option("momentum", NAN), ValueError);
+  CHECK_THROWS_AS(g.optimizer->set_option("alpha", 0.5), ValueError);
+  CHECK_THROWS_AS(g.optimizer->option("alpha"), ValueError);
+  CHECK_THROWS_AS(g.optimizer->set_option(2, "momentum", 0.5), ValueError);
+  CHECK(g.optimizer->group_count() == 2);
+  const StateDict now = g.optimizer->state_dict();
+  REQUIRE(now.size() == before.size());
+  for (std::size_t i = 0; i < now.size(); ++i) CHECK(same_bits(now[i].second, before[i].second));
+  g.optimizer->add_param_group({{other}});
+  CHECK(g.optimizer->option("momentum", 2) == 0.9);
+}
+
+TEST_CASE(
+    "optimizers: every option of a state is restored, and state goes with the options that call for it") {
+  const TempDirectory folder;
+  for (const bool rms : {false, true}) {
+    INFO(rms);
+    Grouped a, b;
+    if (rms) {
+      a.optimizer = std::make_unique<Rmsprop>(a.groups(), RmspropOptions{.alpha = 0.7, .eps = 1e-3});
+      b.optimizer = std::make_unique<Rmsprop>(b.groups(), RmspropOptions{.momentum = 0.5, .centered = true});
+    } else {
+      a.optimizer = std::make_unique<Sgd>(a.groups(), SgdOptions{.dampening = 0.1});
+      b.optimizer = std::make_unique<Sgd>(b.groups(), SgdOptions{.momentum = 0.5, .nesterov = true});
+    }
+    a.step(1);
+    b.step(2);
+    const auto square = [&] { return a.optimizer->state_dict().at("state.0.square_avg").to_vector<float>(); };
+    const std::vector<float> kept = rms ? square() : std::vector<float>();
+    a.optimizer->set_option(1, "momentum", 0.25);
+    if (rms) CHECK(square() == kept);
+    CHECK(a.optimizer->state_dict().contains("state.0.momentum"));
+    for (const std::string& name : a.optimizer->option_names())
+      if (name != "nesterov" && name != "centered") {
+        const double value = a.optimizer->option(name) + 0.125;
+        a.optimizer->set_option(0, name, value);
+        CHECK(a.optimizer->option(name) == value);
+        CHECK(a.optimizer->option(name, 1) != value);
+      }
+    a.optimizer->set_option(rms ? "centered" : "nesterov", 1);
+    for (unsigned k = 2; k < 5; ++k) a.step(k);
+    save_state(folder / "a.safetensors", a.optimizer->state_dict());
+    for (std::size_t i = 0; i < 3; ++i) Parameter(b.params[i]).set_data(clone(a.params[i].data()));
+    b.optimizer->load_state_dict(load_state(folder / "a.safetensors"));
+    check_alike(a, b);
+    for (unsigned k = 5; k < 8; ++k)
+      for (const Grouped* g : {&a, &b}) g->step(k);
+    check_alike(a, b);
+    // An optimizer that keeps nothing of the kind takes a state that has it.
+    Grouped c;
+    if (rms)
+      c.optimizer = std::make_unique<Rmsprop>(c.groups());
+    else
+      c.optimizer = std::make_unique<Sgd>(c.groups());
+    for (std::size_t i = 0; i < 3; ++i) Parameter(c.params[i]).set_data(clone(a.params[i].data()));
+    c.optimizer->load_state_dict(a.optimizer->state_dict());
+    for (const Grouped* g : {&a, &c}) g->step(9);
+    check_alike(a, c);
+    a.optimizer->set_option("momentum", 0);
+    CHECK(!a.optimizer->state_dict().contains("state.0.momentum"));
+    StateDict old = c.optimizer->state_dict();  // one from before there were such entries
+    std::erase_if(old,
+                  [](const auto& e) { return e.first.starts_with("group.") && !e.first.ends_with(".lr"); });
+    c.optimizer->set_option("weight_decay", 0.5);
+    c.optimizer->load_state_dict(old);
+    CHECK(c.optimizer->option("weight_decay", 1) == 0.5);
+  }
+}
+
 TEST_CASE("optimizers: loaded state goes where the state is, so a captured step uses it") {
   nn::Linear model(3, 2);
   nn::Adam optimizer(model.parameters());
@@ -607,7 +771,7 @@ TEST_CASE("optimizers: loaded state goes where the state is, so a captured step 
   optimizer.step();
   const nn::StateDict now = optimizer.state_dict();
   nn::StateDict other;
-  for (const auto& [name, t] : now) other.emplace_back(name, mul(t, 3.0));
+  for (const auto& [name, t] : now) other.emplace_back(name, mul(t, name.starts_with("group.") ? 0.5 : 3.0));
   optimizer.load_state_dict(other);
   for (std::size_t i = 0; i < now.size(); ++i) {
     CHECK(same_bits(now[i].second, other[i].second));
@@ -672,7 +836,7 @@ namespace {
 struct OwnState final : Optimizer {
   std::function<Slots(const Tensor&)> make;
   OwnState(const Parameter& p, std::function<Slots(const Tensor&)> how)
-      : Optimizer({{{p}}}, 0.1, 0), make(std::move(how)) {}
+      : Optimizer({{{p}}}, {{"lr", 0.1}}), make(std::move(how)) {}
   std::vector<std::string> state_names() const override { return {"a", "step"}; }
   Slots fresh(const Tensor& p) const override { return make(p); }
   void step_group(const Group&, std::span<const Parameter> params, std::span<Slots* const>) override {

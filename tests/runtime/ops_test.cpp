@@ -763,6 +763,14 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   CHECK(refused(clipped, {lr, flag, p, g, m, v, step}));
   CHECK(refused(ops::SgdStep{.clipped = ops::Clipped::yes}, {lr, zeros({1}, {f64}), p, g}));
   CHECK(refused(ops::AdamStep{}, {lr, p, numbers({4}, bf16), m, v, step}));
+  const ops::RmspropStep centered{.centered = true}, carries{.momentum = 0.5};
+  CHECK(refused(ops::RmspropStep{}, {lr, p, g}));
+  CHECK(refused(ops::RmspropStep{}, {lr, p, g, zeros({4})}));
+  for (const ops::RmspropStep& op : {centered, carries}) {
+    CHECK(refused(op, {lr, p, g, v}));
+    CHECK(refused(op, {lr, p, g, v, zeros({4})}));
+    CHECK(refused(op, {lr, p, g, v, zeros({5}, {bf16})}));
+  }
   CHECK(refused(twins, {lr, p, g, m, v, step}));
   CHECK(refused(twins, {lr, p, g, m, v, step, zeros({5})}));
   CHECK(refused(twins, {lr, p, g, m, v, step, zeros({4}, {bf16})}));
@@ -808,6 +816,7 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
     const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({2}), norm = zeros({}, {f64});
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
     apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
+    apply_many(ops::RmspropStep{}, std::vector{lr, p, zeros({2}), zeros({2})});
     apply_many(ops::ClipScale{}, std::vector{norm, p});
     Tensor weight = zeros({3, 2});
     grad(sum(linear_fp8(ones({2}), weight.requires_grad_())), std::span(&weight, 1));

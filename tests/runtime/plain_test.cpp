@@ -118,6 +118,12 @@ TEST_CASE("plain: optimizer steps and clipping") {
             numbers({static_cast<std::int64_t>(i), 4}, f32, 1 + 7 * i + static_cast<unsigned>(k));
         in.push_back(to(k == 3 ? square(values) : values, device));
       }
+      if constexpr (requires { op.alpha; }) {  // the first of its state is an average of squares
+        in.push_back(to(numbers({static_cast<std::int64_t>(i), 4}, f32, 60 + i), device));
+        Tensor& squares = in[in.size() - stride + 2];
+        squares = square(squares);
+        continue;
+      }
       in.push_back(to(stride > 2 ? full({}, static_cast<int>(i), {f64})
                                  : numbers({static_cast<std::int64_t>(i), 4}, f32, 50 + i),
                       device));
@@ -147,6 +153,16 @@ TEST_CASE("plain: optimizer steps and clipping") {
     agree(ops::SgdStep{.weight_decay = decay}, 2);
     agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay}, 4);
     agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .skippable = ops::Skippable::yes}, 4);
+    for (const bool nesterov : {false, true})
+      agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .dampening = 0.3, .nesterov = nesterov}, 4);
+    for (const bool centered : {false, true})
+      for (const double momentum : {0.0, 0.9})
+        for (const ops::Skippable skippable : {ops::Skippable::no, ops::Skippable::yes}) {
+          ops::RmspropStep op{.weight_decay = decay, .momentum = momentum, .centered = centered};
+          op.skippable = skippable;
+          op.clipped = centered ? ops::Clipped::yes : ops::Clipped::no;
+          agree(op, op.stride());
+        }
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes}, 5);
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes, .twins = ops::Twins::yes},
           6);

@@ -264,6 +264,7 @@ TEST_CASE("steps within the backward come to the bits of steps after it") {
   const std::vector<std::pair<const char*, MakeOptimizers>> makers = {
       {"AdamW", one<nn::AdamW>(nn::AdamWOptions{.lr = 1e-2})},
       {"SGD", one<nn::Sgd>(nn::SgdOptions{.lr = 1e-2})},
+      {"RMSprop", one<nn::Rmsprop>(nn::RmspropOptions{.lr = 1e-2, .momentum = 0.9, .centered = true})},
       {"SGD with momentum, one by one",
        one<nn::Sgd>(nn::SgdOptions{.lr = 1e-2, .momentum = 0.9, .foreach = false})},
       {"two", several}};
@@ -294,7 +295,7 @@ namespace {
 struct Noting final : nn::Optimizer {
   std::function<void(std::size_t)> stepped;
   explicit Noting(std::vector<nn::Parameter> params)
-      : Optimizer({nn::ParamGroup{std::move(params)}}, 0.5, 0) {}
+      : Optimizer({nn::ParamGroup{std::move(params)}}, {{"lr", 0.5}}) {}
   std::vector<std::string> state_names() const override { return {}; }
   Slots fresh(const Tensor&) const override { return {}; }
   void step_group(const Group&, std::span<const nn::Parameter> params, std::span<Slots* const>) override {

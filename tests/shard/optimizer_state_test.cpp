@@ -37,8 +37,8 @@ struct Net final : nn::Layer<Net> {
   }
 };
 
-enum class Kind { adamw, sgd, momentum };
-constexpr Kind kinds[] = {Kind::adamw, Kind::sgd, Kind::momentum};
+enum class Kind { adamw, sgd, momentum, rmsprop };
+constexpr Kind kinds[] = {Kind::adamw, Kind::sgd, Kind::momentum, Kind::rmsprop};
 
 std::unique_ptr<nn::Optimizer> optimizer_of(Kind kind, const Net& net) {
   nn::ParamGroup matrices{.lr = 0.1}, vectors{.lr = 0.2};
@@ -46,6 +46,11 @@ std::unique_ptr<nn::Optimizer> optimizer_of(Kind kind, const Net& net) {
     (p.shape().rank() == 2 ? matrices : vectors).params.push_back(p);
   if (kind == Kind::adamw)
     return std::make_unique<nn::AdamW>(std::vector{matrices, vectors}, nn::AdamWOptions{});
+  if (kind == Kind::rmsprop) {
+    vectors.options["momentum"] = 0.5;
+    return std::make_unique<nn::Rmsprop>(std::vector{matrices, vectors},
+                                         nn::RmspropOptions{.centered = true});
+  }
   return std::make_unique<nn::Sgd>(std::vector{matrices, vectors},
                                    nn::SgdOptions{.momentum = kind == Kind::momentum ? 0.9 : 0.0});
 }
@@ -85,6 +90,11 @@ void shard_net(Net& net, const World& world, shard::GroupLayout layout) {
   shard::fully_shard(net.first, options);
   shard::fully_shard(net.spare, options);  // left out as a whole: no gradient in either layout
   shard::fully_shard(net, options);
+}
+
+/// That of the first parameter that has state.
+nn::StateDict::iterator first_entry(nn::StateDict& state) {
+  return std::ranges::find_if(state, [](const auto& entry) { return entry.first.starts_with("state."); });
 }
 
 /// The whole loss lies on rank 0, so that an average over a power of two rounds nothing.
@@ -144,6 +154,31 @@ TEST_CASE("a sharded optimizer that takes whole state goes on as the run that it
   });
 }
 
+TEST_CASE("a whole state brings its options along, and what they call for") {
+  on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
+    if (kind != Kind::momentum && kind != Kind::rmsprop) return;
+    Plain plain(kind, 3);
+    Net net = seeded_net();
+    shard_net(net, world, layout);
+    std::vector<nn::ParamGroup> groups;  // without their options
+    for (std::size_t g = 0; g < 2; ++g) groups.push_back({optimizer_of(kind, net)->parameters(g)});
+    std::unique_ptr<nn::Optimizer> optimizer;
+    if (kind == Kind::momentum)
+      optimizer = std::make_unique<nn::Sgd>(groups);
+    else
+      optimizer = std::make_unique<nn::Rmsprop>(groups);
+    train(net, *optimizer, 7, weight_of(world));
+    shard::load_full_state_dict(net, plain.net.state_dict());
+    shard::load_full_optimizer_state(*optimizer, plain.optimizer->state_dict());
+    for (int step = 3; step < 5; ++step) {
+      train(net, *optimizer, step, weight_of(world));
+      train(plain.net, *plain.optimizer, step);
+    }
+    expect(values(shard::full_state_dict(net)) == values(plain.net.state_dict()), "weights");
+    expect(values(shard::full_optimizer_state(*optimizer)) == values(plain.optimizer->state_dict()), "state");
+  });
+}
+
 TEST_CASE("state that does not fit is refused on every rank, and nothing changes") {
   on_ranks([](const World& world, shard::GroupLayout layout, Kind kind) {
     if (kind == Kind::sgd) return;  // has no state
@@ -164,8 +199,8 @@ TEST_CASE("state that does not fit is refused on every rank, and nothing changes
       }
       expect(message.find(part) != std::string::npos, "'{}' in '{}'", part, message);
     };
-    refused([](nn::StateDict& state) { state[1].second = zeros({2, 5}); }, "has shape (2, 5)");
-    refused([](nn::StateDict& state) { state.erase(state.begin() + 2); }, "lacks 'state.0.");
+    refused([](nn::StateDict& state) { first_entry(state)->second = zeros({2, 5}); }, "has shape (2, 5)");
+    refused([](nn::StateDict& state) { state.erase(first_entry(state) + 1); }, "lacks 'state.0.");
     refused(
         [](nn::StateDict& state) {
           for (const int i : {77, 76}) state.emplace_back(fmt::format("state.{}.step", i), zeros({}));
@@ -214,6 +249,8 @@ Mixed seeded_mixed() {
 std::unique_ptr<nn::Optimizer> grouped_optimizer_of(Kind kind, const std::vector<nn::Parameter>& params) {
   nn::ParamGroup group{params, 0.05};
   if (kind == Kind::adamw) return std::make_unique<nn::AdamW>(std::vector{group});
+  if (kind == Kind::rmsprop)
+    return std::make_unique<nn::Rmsprop>(std::vector{group}, nn::RmspropOptions{.centered = true});
   return std::make_unique<nn::Sgd>(std::vector{group},
                                    nn::SgdOptions{.momentum = kind == Kind::momentum ? 0.9 : 0.0});
 }
@@ -363,14 +400,15 @@ TEST_CASE("flat parameters: state that one step count cannot hold is refused, an
       }
       expect(message.find(part) != std::string::npos, "'{}' in '{}'", part, message);
     };
-    refused(
-        [](nn::StateDict& state) {
-          for (auto& [name, t] : state)
-            if (name == "state.0.step") t = Tensor::scalar(9, {f64});
-        },
-        "9 and 2 steps");
-    refused([](nn::StateDict& state) { state[1].second = zeros({2, 5}); }, "has shape (2, 5)");
-    refused([](nn::StateDict& state) { state.erase(state.begin() + 2); }, "lacks 'state.0.");
+    if (kind != Kind::rmsprop)  // which counts none
+      refused(
+          [](nn::StateDict& state) {
+            for (auto& [name, t] : state)
+              if (name == "state.0.step") t = Tensor::scalar(9, {f64});
+          },
+          "9 and 2 steps");
+    refused([](nn::StateDict& state) { first_entry(state)->second = zeros({2, 5}); }, "has shape (2, 5)");
+    refused([](nn::StateDict& state) { state.erase(first_entry(state) + 1); }, "lacks 'state.0.");
     refused([](nn::StateDict& state) { state.emplace_back("state.77.step", zeros({})); },
             "belong to no parameter");
     expect(values(shard::full_optimizer_state(*optimizer)) == before, "the state changed");
