@@ -1,6 +1,7 @@
 // The optimizers of a rank that step within backwards.
 #pragma once
 
+#include <cstdint>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -18,10 +19,24 @@ class EarlySteps {
   void add(nn::Optimizer& optimizer);
   void remove(const nn::Optimizer& optimizer) noexcept;
 
-  /// A backward is about to commit its averages: says whether anything is stepped by them.
-  bool begin();
-  /// Steps the group's parameters, whose averages are in `.grad`.
-  void step(const ParameterGroup& group);
+  /// A backward begins: its groups may be others than in the last one, since a module that is moved or cast
+  /// has new ones.
+  void begin();
+  bool any() const { return !steppers_.empty(); }
+  /// StateError if a scope ended since, when some ranks may have stepped and others not.
+  void check_whole() const;
+  /// Whether one of the group's parameters is stepped here.
+  bool steps(const ParameterGroup& group);
+  /// Steps the group's parameters, whose averages are in `.grad`. Within the walk peers may come to it later:
+  /// what all ranks are to do with the write is left to `written`.
+  enum class When : std::uint8_t { in_walk, at_end };
+  void step(ParameterGroup& group, When when);
+  /// Tells the owners of parameters that were stepped within the walk, at its end.
+  void written(const ParameterGroup& group);
+  /// While a step runs.
+  bool stepping() const { return stepping_ != nullptr; }
+  /// The group of the step that runs within a walk, or null.
+  ParameterGroup* in_walk() const { return when_ == When::in_walk ? stepping_ : nullptr; }
   /// Whether only this may step the parameter now.
   bool claims(const nn::Parameter& parameter) const;
 
@@ -29,10 +44,15 @@ class EarlySteps {
   struct Stepper {
     nn::Optimizer* optimizer;
     std::unordered_set<const void*> ids{};
-    std::unordered_map<const ParameterGroup*, std::vector<nn::Parameter>> parameters{};  ///< by this backward
+    bool known = false;  ///< the next one, in this backward
+    std::unordered_map<const ParameterGroup*, std::vector<nn::Parameter>> parameters{};
   };
+  const std::vector<nn::Parameter>& parameters(Stepper& stepper, const ParameterGroup& group) const;
+
   std::vector<Stepper> steppers_;
-  bool stepping_ = false;
+  bool ended_within_ = false;  ///< a scope, the backward
+  ParameterGroup* stepping_ = nullptr;
+  When when_ = When::at_end;
 };
 
 }  // namespace sherd::shard

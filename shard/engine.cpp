@@ -299,6 +299,7 @@ void Engine::drop_stale(Gathereds kept) const {
 
 void Engine::begin_use(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
+  check_unstepped(group);
   group.root()->now->add(gathered, Record::Moment::begin);
   if (gathered.stale()) gathered.drop();
   gathered.lease(Lease::module);
@@ -458,6 +459,7 @@ void Engine::begin(std::uint64_t run, Record& record) {
 void Engine::begun(std::uint64_t run) {
   if (plan_.run != run || plan_.made()) return;
   plan_.make(all_);
+  EarlySteps::current().begin();
   for (const auto& gathered : plan_.gathereds())
     check<StateError>(!gathered->group().summoned,
                       "backward: it reaches '{}', which summon_full_params shows whole; end that scope first",
@@ -499,6 +501,7 @@ void Engine::arrived(std::uint64_t run) {
   if (plan_.run != run) return;
   reduce_in_turn(When::complete);
   bring_down();
+  step_early();
 }
 
 /// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
@@ -534,6 +537,56 @@ void Engine::bring_down() {
   }
 }
 
+/// Whether it is stepped while the walk goes on: what graphs read of it is a copy, so that the shard may be
+/// written, and its average comes to the host, whose steps the device needs not wait for.
+bool Engine::steps_in_walk(ParameterGroup& group) {
+  if (!EarlySteps::current().any() || !group.reduces() || group.gradients().calls_follow()) return false;
+  bool copied = group.shard().device().is_cpu();
+  group.each_gathered([&](const Gathered& gathered) { copied = copied && !gathered.is_shard_itself(); });
+  return copied && EarlySteps::current().steps(group);
+}
+
+/// Steps groups whose averages are here, in the order of the plan, when this rank's graph has read their
+/// values for the last time: a write makes graphs from before refuse. Peers have posted all their gathers of
+/// a group before its reduction. How far this comes depends on them, so no call may follow from it; what a
+/// step throws waits for the end.
+void Engine::step_early() {
+  if (plan_.step_failed) return;
+  for (; plan_.settled < plan_.reduced; ++plan_.settled) {
+    const Plan::Step& step = plan_.steps()[plan_.settled];
+    if (step.kind != Plan::Step::Kind::reduce) continue;
+    ParameterGroup& group = step.group();
+    Gradients& gradients = group.gradients();
+    if (!gradients.averaging() || !steps_in_walk(group)) continue;
+    int reads = 0;
+    group.each_gathered([&](const Gathered& gathered) { reads += gathered.reads(); });
+    if (reads > 0 || !gradients.here()) return;
+    gradients.wait();
+    gradients.commit();
+    plan_.stepped.push_back(&group);
+    try {
+      EarlySteps::current().step(group, EarlySteps::When::in_walk);
+    } catch (...) {
+      plan_.step_failed = std::current_exception();
+      return;
+    }
+  }
+}
+
+void Engine::check_unstepped(ParameterGroup& group) const {
+  const std::string& name = group.spec().names[0];
+  check<StateError>(!EarlySteps::current().stepping(),
+                    "StepInBackward: an optimizer's step reads the whole '{}', which ranks would gather at "
+                    "different moments of the backward; step after it",
+                    name);
+  const bool stepped = std::ranges::find(plan_.stepped, &group) != plan_.stepped.end();
+  check<StateError>(!stepped && !(group.gradients().averaging() && steps_in_walk(group)),
+                    "backward: the whole '{}' is read again when its gradient is complete, and it is stepped "
+                    "while the backward goes on (StepInBackward), on some ranks before others; read it "
+                    "earlier, or step after the backward",
+                    name);
+}
+
 /// The early gathers that follow from `begin` on, all before which is done.
 void Engine::gather_early(std::size_t begin) {
   const auto& steps = plan_.steps();
@@ -546,6 +599,9 @@ void Engine::gather_early(std::size_t begin) {
 /// not repeat it, since whether and when it would depends on what this rank's graph reads.
 void Engine::before_call() {
   if (own_calls_) return;
+  check<StateError>(!EarlySteps::current().stepping(),
+                    "StepInBackward: an optimizer's step makes a call among ranks, which come to it at "
+                    "different moments of the backward; step after it");
   keep_results_in_region();
   const std::optional<std::uint64_t> place = pass_state().place;
   if (!plan_.made() || !place) return;
@@ -559,10 +615,15 @@ void Engine::finish(std::uint64_t run) {
   const auto groups = plan_.groups();
   for (const auto& group : groups) group->gradients().pass_on();
   EarlySteps& early = EarlySteps::current();
-  const bool stepping = early.begin();
+  const bool stepping = early.any();
+  early.check_whole();
+  if (plan_.step_failed) std::rethrow_exception(plan_.step_failed);
   for (const auto& group : groups) {
     group->gradients().wait();
-    if (stepping && group->gradients().commit()) early.step(*group);
+    if (std::ranges::find(plan_.stepped, group.get()) != plan_.stepped.end())
+      early.written(*group);
+    else if (stepping && group->gradients().commit())
+      early.step(*group, EarlySteps::When::at_end);
   }
   if (!stepping)
     for (const auto& group : groups) group->gradients().commit();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -122,6 +123,10 @@ class Plan {
   /// The same of averages that were given to come down, and the last of those.
   std::size_t down = 0;
   Gradients* coming = nullptr;
+  /// The same of groups that were stepped or are not to be within the walk; those that were.
+  std::size_t settled = 0;
+  std::vector<ParameterGroup*> stepped{};
+  std::exception_ptr step_failed{};  ///< what the last of those threw
 
  private:
   void concern(const std::shared_ptr<Gathered>& gathered) {
@@ -187,6 +192,9 @@ class Engine {
   void finish(std::uint64_t run);
   void abort(std::uint64_t run) noexcept;
   const Plan& plan() const { return plan_; }
+  /// StateError within a backward that may have stepped the group, here or on a peer: what is gathered now
+  /// would be values of two steps.
+  void check_unstepped(ParameterGroup& group) const;
 
  private:
   using Gathereds = std::vector<std::shared_ptr<Gathered>>;
@@ -203,6 +211,8 @@ class Engine {
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
   void bring_down();
+  static bool steps_in_walk(ParameterGroup& group);
+  void step_early();
   void before_call();
   void renewed(const Group& ranks);
 

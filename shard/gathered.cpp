@@ -8,6 +8,7 @@
 #include "runtime/backend.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/early_steps.h"
 #include "shard/engine.h"
 #include "shard/group.h"
 
@@ -103,6 +104,7 @@ std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage()
 
 void Gathered::start() {
   if (here() || on_its_way()) return;
+  Engine::current().check_unstepped(group_);
   const Housekeeping guard;
   const MemoryScope held(MemoryUse::gathered);
   const Engine::OwnCalls own_calls;
@@ -189,7 +191,9 @@ void Gathered::shard_written_here() {
   ++epoch_;
   if (storage_ != nullptr) storage_->bump_version();
   // What is gathered is old from now on, also to a module that only shares one of the parameters. A slice
-  // stays for the call to which the block's other ranks bring theirs.
+  // stays for the call to which the block's other ranks bring theirs, and what is kept while a backward steps
+  // stays to its end, when peers have come to the step.
+  if (EarlySteps::current().in_walk() == &group_) return;
   if (leased(Lease::module) || leased(Lease::backward) || !(here() || on_its_way())) return;
   free();
   written_ = leased();
@@ -217,6 +221,11 @@ std::string Gathered::explain_released() const {
       "gather; read local() for this rank's part, or the whole in a scope of summon_full_params, in "
       "full_state_dict, or through an op on every rank",
       group_.label(), fmt::join(few, ", "), names.size() > few.size() ? ", ..." : "");
+}
+
+void Gathered::expect_reads(Storage&, int reads) {
+  if (reads_ == 0) Engine::current().check_unstepped(group_);
+  reads_ += reads;
 }
 
 void Gathered::read_done(Storage&) {

@@ -106,7 +106,8 @@ class Gathered final : public StorageOwner {
 
   // ---- StorageOwner ----
   void need(Storage& storage) override;
-  void expect_reads(Storage&, int reads) override { reads_ += reads; }
+  /// StateError within a backward that may have stepped the group since its own reads.
+  void expect_reads(Storage&, int reads) override;
   void read_done(Storage&) override;
   void forget_reads(Storage&) noexcept override { reads_ = 0; }
   std::string explain_released() const override;

@@ -209,9 +209,12 @@ bool Gradients::comes_down() const {
   return offloaded() && group_.shard().device().is_cpu() && group_.compute_device().type != DeviceType::meta;
 }
 
+bool Gradients::calls_follow() const { return in_two_calls() || group_.switches.comm_hook; }
+
+bool Gradients::here() const { return offloaded() ? !down_ && !reduced_.defined() : reduction_.done(); }
+
 bool Gradients::set_out() {
-  const bool later = in_two_calls() || !hooked_.empty();  // calls follow, at the end of the walk
-  if (turn_ != Turn::reduced || !reduced_.defined() || down_ || !comes_down() || later) return true;
+  if (turn_ != Turn::reduced || !reduced_.defined() || down_ || !comes_down() || calls_follow()) return true;
   if (!reduction_.done()) return false;
   make_average();
   return true;

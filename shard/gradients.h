@@ -70,6 +70,12 @@ class Gradients final : public EngineSink {
   bool set_out();
   /// Until what `set_out` began has come down.
   void land();
+  /// Calls follow at the end of the walk: sums over replicas, or a communication hook's own.
+  bool calls_follow() const;
+  /// `reduce` was its turn.
+  bool averaging() const { return turn_ == Turn::reduced || turn_ == Turn::reduced_over_shards; }
+  /// Of a reduction into a shard on the host, where no calls follow: whether `wait` would return at once.
+  bool here() const;
   /// Until the averages are here, where the shard is.
   void wait();
   /// StateError where an average would be added to one that is there, and cannot be.

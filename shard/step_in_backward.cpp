@@ -1,6 +1,7 @@
 #include "shard/step_in_backward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/context.h"
 #include "shard/early_steps.h"
@@ -32,6 +33,9 @@ StepInBackward::~StepInBackward() { EarlySteps::current().remove(*optimizer_); }
 EarlySteps& EarlySteps::current() { return Context::current().slot<EarlySteps>(); }
 
 void EarlySteps::add(nn::Optimizer& optimizer) {
+  check<StateError>(Engine::current().plan().run == 0,
+                    "StepInBackward: a scope begins within a backward, of which it would step a part; begin "
+                    "it before");
   check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
                     "StepInBackward: this optimizer steps within backwards already; one scope is enough");
   Stepper stepper{.optimizer = &optimizer};
@@ -51,31 +55,55 @@ void EarlySteps::add(nn::Optimizer& optimizer) {
 }
 
 void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
+  ended_within_ = ended_within_ || Engine::current().plan().run != 0;
   std::erase_if(steppers_, [&](const Stepper& s) { return s.optimizer == &optimizer; });
 }
 
-/// Groups may be others than in the last backward: a module that is moved or cast has new ones.
-bool EarlySteps::begin() {
-  for (Stepper& s : steppers_) {
-    s.parameters.clear();
-    each_parameter(*s.optimizer, [&](const nn::Parameter& p) { s.parameters[group_of(p)].push_back(p); });
-  }
-  return !steppers_.empty();
+void EarlySteps::begin() {
+  ended_within_ = false;
+  for (Stepper& s : steppers_) s.known = false;
 }
 
-void EarlySteps::step(const ParameterGroup& group) {
+void EarlySteps::check_whole() const {
+  check<StateError>(!ended_within_,
+                    "StepInBackward: a scope ended within a backward, which has stepped some groups and not "
+                    "others; end it between backwards");
+}
+
+const std::vector<nn::Parameter>& EarlySteps::parameters(Stepper& stepper,
+                                                         const ParameterGroup& group) const {
+  static const std::vector<nn::Parameter> none;
+  if (!std::exchange(stepper.known, true)) {
+    stepper.parameters.clear();
+    each_parameter(*stepper.optimizer,
+                   [&](const nn::Parameter& p) { stepper.parameters[group_of(p)].push_back(p); });
+  }
+  const auto found = stepper.parameters.find(&group);
+  return found != stepper.parameters.end() ? found->second : none;
+}
+
+bool EarlySteps::steps(const ParameterGroup& group) {
+  return std::ranges::any_of(steppers_, [&](Stepper& s) { return !parameters(s, group).empty(); });
+}
+
+void EarlySteps::step(ParameterGroup& group, When when) {
   struct Stepping {
-    bool& on;
-    explicit Stepping(bool& b) : on(b) { on = true; }
-    ~Stepping() { on = false; }
-  } scope(stepping_);
+    ParameterGroup*& group;
+    ~Stepping() { group = nullptr; }
+  } scope{stepping_};
+  stepping_ = &group;
+  when_ = when;
   for (Stepper& s : steppers_)
-    if (const auto found = s.parameters.find(&group); found != s.parameters.end())
-      s.optimizer->step(found->second);
+    if (const auto& own = parameters(s, group); !own.empty()) s.optimizer->step(own);
+}
+
+void EarlySteps::written(const ParameterGroup& group) {
+  for (Stepper& s : steppers_)
+    for (const nn::Parameter& p : parameters(s, group)) p.owner()->before_write();
 }
 
 bool EarlySteps::claims(const nn::Parameter& parameter) const {
-  return !stepping_ &&
+  return !stepping() &&
          std::ranges::any_of(steppers_, [&](const Stepper& s) { return s.ids.contains(parameter.id()); });
 }
 

@@ -484,6 +484,10 @@ void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
 
 void Unit::before_write() {
   refuse_summoned("parameters are written");
+  if (ParameterGroup* group = EarlySteps::current().in_walk()) {
+    group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
+    return;
+  }
   for (const auto& group : groups_)
     group->each_gathered([](Gathered& gathered) { gathered.shard_written(); });
 }

@@ -258,6 +258,15 @@ std::vector<std::unique_ptr<nn::Optimizer>> several(nn::Module& net) {
   return made;
 }
 
+/// A communication hook: sums, in place where there are replicas, and a division of its own.
+void summed_and_halved(const Tensor& gradient, const Tensor& result, const Group& group) {
+  if (&gradient.storage() == &result.storage())
+    group.all_reduce(result, ReduceOp::sum());
+  else
+    group.reduce_scatter(result, gradient, ReduceOp::sum());
+  mul_(result, 0.5);
+}
+
 }  // namespace
 
 TEST_CASE("steps within the backward come to the bits of steps after it") {
@@ -275,6 +284,31 @@ TEST_CASE("steps within the backward come to the bits of steps after it") {
         const bool twice = !offloaded || options.layout == GroupLayout::per_parameter;
         expect_same(train(world, in_blocks(options), make, When::in_backward, twice),
                     train(world, in_blocks(options), make, When::after_backward, twice), name);
+      }
+      const auto compare = [&](const Wrap& wrap, std::string_view what) {
+        const auto adam = one<nn::AdamW>(nn::AdamWOptions{.lr = 1e-2});
+        expect_same(train(world, wrap, adam, When::in_backward, false),
+                    train(world, wrap, adam, When::after_backward, false), what);
+      };
+      compare(
+          [&](Net& net) {
+            shard_blocks_and_rest(net, options);
+            shard::set_reshard_after_backward(net, false);
+          },
+          "kept after backwards");
+      compare(
+          [&](Net& net) {
+            shard_blocks_and_rest(net, options);
+            shard::register_comm_hook(net, summed_and_halved);
+          },
+          "with a hook in place of reductions");
+      if (world.size() == 4 && options.strategy == full_shard) {
+        shard::Options ways = options;
+        ways.reshard_after_forward = 2;
+        compare(in_blocks(ways), "slices");
+        ways.reshard_after_forward = true;
+        ways.mesh = world.mesh({2, 2}, {"replica", "shard"});
+        compare(in_blocks(ways), "replicas");
       }
       const auto masters = one<nn::Adam>(nn::AdamOptions{.lr = 1e-2, .masters = nn::Masters::in_f32});
       shard::Options computing_in_16 = options;
