@@ -272,6 +272,9 @@ Ignored ignored_in(nn::Module& module, const Options& options) {
   for (const nn::Parameter& p : options.ignored_parameters) listed.insert(p.id());
   check<ValueError>(std::ranges::find(options.ignored_modules, nullptr) == options.ignored_modules.end(),
                     "fully_shard: a module of ignored_modules is null");
+  // Under whatever names: one is tied to a parameter that is used elsewhere.
+  for (const nn::Module* m : options.ignored_modules)
+    for (const nn::Parameter& p : m->parameters()) listed.insert(p.id());
   for (const nn::NamedModule& m : module.named_modules()) {
     const Unit* const unit = unit_of(*m.module);
     if (unit != nullptr) ignored.add(m.name, unit->policy().ignored);
@@ -285,8 +288,8 @@ Ignored ignored_in(nn::Module& module, const Options& options) {
   for (const FoundParameter& p : find_members(module).parameters) {
     const nn::Parameter& object = p.member->object();
     check<ValueError>(!listed.contains(object.id()) || object.owner() == nullptr,
-                      "fully_shard: the ignored parameter '{}' is sharded already; leave it out of "
-                      "ignored_parameters",
+                      "fully_shard: the ignored parameter '{}' is sharded already; ignore it in that call "
+                      "too, or leave it and its module out of ignored_parameters and ignored_modules",
                       p.name);
     const bool is_ignored =
         listed.contains(object.id()) ||

@@ -134,6 +134,69 @@ TEST_CASE("what is ignored stays whole, keeps this rank's own gradient, and is i
   });
 }
 
+TEST_CASE("a tied parameter that is ignored under one of its names is the program's under all") {
+  using shard::GroupLayout;
+  // The head's bias is that of a block's second layer too, which comes before it and is sharded before it.
+  const auto shard = [](Net& net, int way) {
+    const bool by_module = way % 2 == 0;
+    const std::vector<const nn::Module*> modules(by_module ? 1 : 0, &net.head);
+    const std::vector<nn::Parameter> parameters(by_module ? 0 : 1, net.head.bias.object());
+    if (way < 4)
+      shard_blocks_and_rest(net, {.layout = way < 2 ? GroupLayout::per_parameter : GroupLayout::flat,
+                                  .ignored_parameters = parameters,
+                                  .ignored_modules = modules});
+    else
+      shard::FullyShardedDataParallel(net, {.auto_wrap = shard::wrap_classes({"Block"}),
+                                            .use_orig_params = way < 6,
+                                            .ignored_parameters = parameters,
+                                            .ignored_modules = modules});
+  };
+  for (const int ranks : {1, 2, 3})
+    for (const int way : {0, 1, 2, 3, 4, 5, 6, 7}) {
+      INFO(ranks << " ranks, way " << way);
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        const NetOptions options{.tied = Tied::across_groups, .uneven = true};
+        Net net(options), by_hand(options), own(options);
+        shard(net, way);
+        Net copy = net.clone();
+        loss_at(own, world.rank(), 0).backward();
+        const Gradients average = plain(by_hand, world, 0);
+        for (Net* sharded : {&net, &copy}) {
+          const nn::Parameter bias = sharded->head.bias.object();
+          expect(bias == sharded->blocks[1].out.bias.object(), "the tie is gone");
+          expect(bias.owner() == nullptr && bias.local().shape() == bias.shape(), "it is sharded");
+          expect((sharded->head.weight.object().owner() == nullptr) == (way % 2 == 0), "the head's weight");
+          loss_at(*sharded, world.rank(), 0).backward();
+          expect(bias.grad().to_vector<float>() == own.head.bias.object().grad().to_vector<float>(),
+                 "it has not this rank's own gradient");
+          if (way < 6) {
+            const Gradients whole = whole_gradients(*sharded, world.group());
+            const auto list = by_hand.parameters();
+            for (std::size_t i = 0; i < list.size(); ++i)
+              if (list[i] == by_hand.blocks[1].in.weight.object())
+                expect(whole[i] == average[i], "another parameter's average");
+          }
+          bias.local().detach().mutable_data<float>()[0] += 1;  // the program's step
+          expect(sharded->blocks[1].out.bias.tensor().to_vector<float>() == bias.local().to_vector<float>(),
+                 "a step of it is not seen under the other name");
+        }
+        const nn::StateDict full = shard::full_state_dict(net);
+        const auto saved =
+            std::ranges::find_if(full, [](const auto& e) { return e.first == "blocks.1.out.bias"; });
+        expect(saved != full.end() &&
+                   saved->second.to_vector<float>() == net.head.bias.object().local().to_vector<float>(),
+               "it is not in the state");
+      }));
+    }
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Net net({.tied = Tied::across_groups});
+    for (Block& block : net.blocks) shard::fully_shard(block, {});
+    const std::string message =
+        message_of<ValueError>([&] { shard::fully_shard(net, {.ignored_modules = {&net.head}}); });
+    expect(message.find("'blocks.1.out.bias' is sharded already") != std::string::npos, "{}", message);
+  }));
+}
+
 TEST_CASE("ignored modules become no units, and do not count for their size") {
   CHECK_NOTHROW(run_ranks(2, [](World&) {
     const auto labels = [](shard::AutoWrap rule, auto ignored) {
