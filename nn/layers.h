@@ -120,6 +120,14 @@ struct SHERD_API AdaptiveAvgPool2d final : Layer<AdaptiveAvgPool2d> {
   void visit(auto&&) {}
 };
 
+/// Their largest values.
+struct SHERD_API AdaptiveMaxPool2d final : Layer<AdaptiveMaxPool2d> {
+  PerAxis size;
+  explicit AdaptiveMaxPool2d(PerAxis size) : size(size) {}
+  Tensor forward(const Tensor& x) const { return adaptive_max_pool2d(x, size.down, size.across); }
+  void visit(auto&&) {}
+};
+
 /// For `Embedding`; the row `padding`, if given, starts at 0 and has no gradient.
 struct EmbeddingOptions {
   std::optional<std::int64_t> padding{};

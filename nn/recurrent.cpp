@@ -13,10 +13,11 @@ std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int
                     o.dropout);
   const double bound = 1 / std::sqrt(static_cast<double>(hidden));
   const auto drawn = [&](Shape shape) { return Param(rand(std::move(shape), o.tensor, -bound, bound)); };
-  std::vector<RecurrentWeights> weights(static_cast<std::size_t>(o.layers));
-  for (std::int64_t i = 0; i < o.layers; ++i) {
-    RecurrentWeights& w = weights[static_cast<std::size_t>(i)];
-    w.weight_ih = drawn({gates * hidden, i == 0 ? in : hidden});
+  const std::int64_t ways = o.bidirectional ? 2 : 1;
+  std::vector<RecurrentWeights> weights(static_cast<std::size_t>(ways * o.layers));
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    RecurrentWeights& w = weights[i];
+    w.weight_ih = drawn({gates * hidden, static_cast<std::int64_t>(i) < ways ? in : ways * hidden});
     w.weight_hh = drawn({gates * hidden, hidden});
     w.bias_ih = drawn({gates * hidden});
     w.bias_hh = drawn({gates * hidden});
@@ -37,7 +38,7 @@ Tensor start_of(std::string_view layer, const Tensor& given, const Shape& expect
 
 RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
                               const Tensor& x, const RecurrentState& state, double p, bool batch_first,
-                              bool has_cell, RecurrentStep step) {
+                              bool bidirectional, bool has_cell, RecurrentStep step) {
   const std::int64_t in = weights[0].weight_ih.shape()[1], hidden = weights[0].weight_hh.shape()[1];
   check<ShapeError>(x.rank() == 3 && x.shape().back() == in && x.size(batch_first ? 1 : 0) > 0,
                     "{}: input ({}, {}) of at least one step, got shape {}", layer,
@@ -48,21 +49,29 @@ RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentW
   const Tensor hidden_before = start_of(layer, state.hidden, expected, x);
   const Tensor cell_before = has_cell ? start_of(layer, state.cell, expected, x) : Tensor();
   std::vector<Tensor> last_hidden, last_cell;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const auto number = static_cast<std::int64_t>(i);
-    if (i > 0 && p > 0) rows = dropout(rows, p);
-    // What comes from the input is one product for all steps.
-    const Tensor from_input = linear(rows, weights[i].weight_ih, weights[i].bias_ih);
-    RecurrentState now{select(hidden_before, 0, number),
-                       has_cell ? select(cell_before, 0, number) : Tensor()};
-    std::vector<Tensor> steps;
-    for (std::int64_t t = 0; t < rows.size(0); ++t) {
-      now = step(select(from_input, 0, t), linear(now.hidden, weights[i].weight_hh, weights[i].bias_hh), now);
-      steps.push_back(now.hidden);
+  const std::size_t ways = bidirectional ? 2 : 1;
+  for (std::size_t layer_at = 0; layer_at < weights.size(); layer_at += ways) {
+    if (layer_at > 0 && p > 0) rows = dropout(rows, p);
+    std::vector<Tensor> given;
+    for (std::size_t i = layer_at; i < layer_at + ways; ++i) {
+      const auto number = static_cast<std::int64_t>(i);
+      const bool back = i > layer_at;
+      // What comes from the input is one product for all steps.
+      const Tensor from_input = linear(rows, weights[i].weight_ih, weights[i].bias_ih);
+      RecurrentState now{select(hidden_before, 0, number),
+                         has_cell ? select(cell_before, 0, number) : Tensor()};
+      std::vector<Tensor> steps(static_cast<std::size_t>(rows.size(0)));
+      for (std::size_t k = 0; k < steps.size(); ++k) {
+        const std::size_t t = back ? steps.size() - 1 - k : k;
+        now = step(select(from_input, 0, static_cast<std::int64_t>(t)),
+                   linear(now.hidden, weights[i].weight_hh, weights[i].bias_hh), now);
+        steps[t] = now.hidden;
+      }
+      given.push_back(stack(steps));
+      last_hidden.push_back(now.hidden);
+      if (has_cell) last_cell.push_back(now.cell);
     }
-    rows = stack(steps);
-    last_hidden.push_back(now.hidden);
-    if (has_cell) last_cell.push_back(now.cell);
+    rows = ways == 1 ? given[0] : cat(given, -1);
   }
   return {batch_first ? transpose(rows, 0, 1) : rows,
           {stack(last_hidden), has_cell ? stack(last_cell) : Tensor()}};

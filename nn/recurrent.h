@@ -14,9 +14,11 @@ struct RecurrentOptions {
   bool batch_first = false;  ///< x (B, T, in) and y (B, T, hidden), not (T, B, ...)
   double dropout = 0;        ///< of what each layer but the last gives, while training; in [0, 1]
   TensorOptions tensor{};
+  bool bidirectional = false;  ///< each layer goes both ways and gives both outputs, (..., 2 hidden)
 };
 
-/// What a sequence left in each layer: (layers, B, hidden). Empty handles are zeros.
+/// What a sequence left in each layer: (layers, B, hidden), and where layers go both ways (2 layers, B,
+/// hidden), the way back after the way there. Empty handles are zeros.
 struct RecurrentState {
   Tensor hidden, cell;  ///< the cell is an LSTM's alone
 };
@@ -39,7 +41,7 @@ void tensors_in(RecurrentResult& result, F&& visit) {
 
 namespace detail {
 
-/// The weights of one layer: gates x hidden rows, in PyTorch's order of gates.
+/// The weights of one layer, or of one of its ways: gates x hidden rows, in PyTorch's order of gates.
 struct RecurrentWeights {
   Param weight_ih, weight_hh, bias_ih, bias_hh;
 };
@@ -53,7 +55,8 @@ SHERD_API std::vector<RecurrentWeights> recurrent_weights(std::string_view layer
                                                           const RecurrentOptions& options);
 SHERD_API RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
                                         const Tensor& x, const RecurrentState& state, double dropout,
-                                        bool batch_first, bool has_cell, RecurrentStep step);
+                                        bool batch_first, bool bidirectional, bool has_cell,
+                                        RecurrentStep step);
 SHERD_API RecurrentState rnn_step(const Tensor&, const Tensor&, const RecurrentState&);
 SHERD_API RecurrentState lstm_step(const Tensor&, const Tensor&, const RecurrentState&);
 SHERD_API RecurrentState gru_step(const Tensor&, const Tensor&, const RecurrentState&);
@@ -61,25 +64,28 @@ SHERD_API RecurrentState gru_step(const Tensor&, const Tensor&, const RecurrentS
 }  // namespace detail
 
 /// What the three share. Parameters are weight_ih_l0 (gates hidden, in), weight_hh_l0 (gates hidden, hidden),
-/// bias_ih_l0, bias_hh_l0, then those of layer 1, and start uniform in +-1/sqrt(hidden). ShapeError for x or
-/// a state of another shape, ValueError for sizes below 1 and a dropout outside [0, 1].
+/// bias_ih_l0, bias_hh_l0, those of the way back (weight_ih_l0_reverse, ...) if there is one, then those of
+/// layer 1, whose input is what layer 0 gives, and start uniform in +-1/sqrt(hidden). ShapeError for x or a
+/// state of another shape, ValueError for sizes below 1 and a dropout outside [0, 1].
 template <class D>
 struct Recurrent : Layer<D> {
   std::vector<detail::RecurrentWeights> weights;
   double dropout;
-  bool batch_first;
+  bool batch_first, bidirectional;
 
   Recurrent(std::int64_t in, std::int64_t hidden, RecurrentOptions options = {})
       : weights(detail::recurrent_weights(nn::detail::short_type_name<D>(), in, hidden, D::gates, options)),
         dropout(options.dropout),
-        batch_first(options.batch_first) {}
+        batch_first(options.batch_first),
+        bidirectional(options.bidirectional) {}
   RecurrentResult forward(const Tensor& x, const RecurrentState& state = {}) const {
     return detail::run_recurrent(this->type_name(), weights, x, state, this->training() ? dropout : 0,
-                                 batch_first, D::has_cell, D::step);
+                                 batch_first, bidirectional, D::has_cell, D::step);
   }
   void visit(auto&& on) {
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      const std::string end = "_l" + std::to_string(i);
+      const std::size_t ways = bidirectional ? 2 : 1;
+      const std::string end = "_l" + std::to_string(i / ways) + (i % ways == 1 ? "_reverse" : "");
       on("weight_ih" + end, weights[i].weight_ih);
       on("weight_hh" + end, weights[i].weight_hh);
       on("bias_ih" + end, weights[i].bias_ih);

@@ -376,6 +376,8 @@ SHERD_API Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions op
 SHERD_API Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
 /// Means of down x across windows that cover the image, whatever its size.
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
+/// Largest values of the same windows; the first of equal ones has the gradient.
+SHERD_API Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 
 // ---- layers
 // -----------------------------------------------------------------------------------------------------------------
@@ -420,10 +422,18 @@ SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, At
 SHERD_API Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 /// Which features turn together: i and i + D / 2 (Llama as Hugging Face has it), or 2 i and 2 i + 1.
 enum class RotaryPairs { halves, neighbours };
+/// Slower turning for contexts longer than the one a model was trained with, as Llama 3.1 has it: pairs that
+/// turn less than `low` times in `original` positions are slowed by `factor`, those that turn more than
+/// `high` times are not, and between them it is a mixture.
+struct RotaryScaling {
+  double factor = 1, low = 1, high = 4, original = 8192;
+  bool operator==(const RotaryScaling&) const = default;
+};
 struct RotaryOptions {
   std::int64_t first = 0;  ///< position of the first step
   double base = 10000;
   RotaryPairs pairs = RotaryPairs::halves;
+  RotaryScaling scaling{};
 };
 /// Rotary position embedding of x (..., T, D), D even: pair i of step t is turned by (first + t) base^(-2 i /
 /// D) (Su et al., 2021).

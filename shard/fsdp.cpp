@@ -43,7 +43,9 @@ std::string_view class_of(const nn::Module& module) {
 }
 
 /// Batches are normalised in full precision.
-bool is_kept_full(const nn::Module& module) { return class_of(module).starts_with("BatchNorm"); }
+bool is_kept_full(const nn::Module& module) {
+  return class_of(module).starts_with("BatchNorm") || class_of(module) == "SyncBatchNorm";
+}
 
 /// What names nothing here was meant for another module, and would be sharded in silence.
 void check_ignored(nn::Module& module, const FsdpOptions& options) {

@@ -1,7 +1,10 @@
 #include "runtime/ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
+#include <vector>
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -243,12 +246,29 @@ Tensor rotary(const Tensor& x, RotaryOptions o) {
                     "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
   check<ValueError>(o.base > 0 && o.first >= 0,
                     "rotary: base {} must be positive and position {} not negative", o.base, o.first);
+  check<ValueError>(
+      o.scaling.factor > 0 && o.scaling.high > o.scaling.low && o.scaling.original > 0,
+      "rotary: scaling by {} between {} and {} turns in {} positions; all are positive, and the "
+      "second number of turns is the larger one",
+      o.scaling.factor, o.scaling.low, o.scaling.high, o.scaling.original);
   const std::int64_t steps = x.shape()[x.rank() - 2], half = x.shape().back() / 2;
   // Angles in f64: large positions times small rates keep their fractions.
   const TensorOptions exact{DType::f64, x.device()};
   const Tensor rates = exp(mul(arange(0, half, 1, exact),
                                -std::log(o.base) / static_cast<double>(std::max<std::int64_t>(half, 1))));
-  const Tensor angles = mul(unsqueeze(arange(o.first, o.first + steps, 1, exact), 1), rates);
+  Tensor slowed = rates;
+  if (o.scaling.factor != 1) {
+    std::vector<double> share;  // of the full speed, by pair
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double rate = std::pow(o.base, -static_cast<double>(i) / static_cast<double>(half));
+      const double turns = o.scaling.original * rate / (2 * std::numbers::pi);
+      const double full_speed =
+          std::clamp((turns - o.scaling.low) / (o.scaling.high - o.scaling.low), 0.0, 1.0);
+      share.push_back(full_speed + (1 - full_speed) / o.scaling.factor);
+    }
+    slowed = mul(rates, to(Tensor::from(share, {half}), x.device()));
+  }
+  const Tensor angles = mul(unsqueeze(arange(o.first, o.first + steps, 1, exact), 1), slowed);
   const DType wide = compute_dtype(x.dtype());
   const Tensor c = to(cos(angles), wide), s = to(sin(angles), wide), all = to(x, wide);
   const bool halves = o.pairs == RotaryPairs::halves;

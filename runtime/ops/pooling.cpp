@@ -1,4 +1,5 @@
 // Pooling of images, made of other ops.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -29,15 +30,32 @@ Tensor windows_of(std::string_view call, const Tensor& x, std::int64_t kernel, P
   return reshape(rows, {s[0], s[1], s[2], x.shape()[1], kernel * kernel});
 }
 
-/// (n, size): row i is the mean over elements floor(i size / n) to ceil((i + 1) size / n).
+/// A window of adaptive pooling: floor(i size / n) to ceil((i + 1) size / n).
+struct Span {
+  std::int64_t begin, end;
+  Span(std::int64_t i, std::int64_t n, std::int64_t size)
+      : begin(i * size / n), end(((i + 1) * size + n - 1) / n) {}
+};
+
+/// (n, size): row i is the mean over its window.
 Tensor means_of(std::int64_t n, std::int64_t size, const Tensor& like) {
   std::vector<double> weights(static_cast<std::size_t>(n * size), 0.0);
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t begin = i * size / n, end = ((i + 1) * size + n - 1) / n;
-    for (std::int64_t j = begin; j < end; ++j)
-      weights[static_cast<std::size_t>(i * size + j)] = 1.0 / static_cast<double>(end - begin);
+    const Span s(i, n, size);
+    for (std::int64_t j = s.begin; j < s.end; ++j)
+      weights[static_cast<std::size_t>(i * size + j)] = 1.0 / static_cast<double>(s.end - s.begin);
   }
   return to(to(Tensor::from(weights, {n, size}), like.dtype()), like.device());
+}
+
+/// What the adaptive kinds take.
+void check_adaptive(std::string_view call, const Tensor& x, std::int64_t down, std::int64_t across) {
+  check<DTypeError>(is_floating(x.dtype()), "{}: takes floating dtypes, got {}", call, name_of(x.dtype()));
+  check<ShapeError>(x.rank() == 4 && x.shape()[2] > 0 && x.shape()[3] > 0,
+                    "{}: input (N, C, H, W) with pixels, got shape {}", call, x.shape());
+  constexpr std::int64_t most = 1 << 16;
+  check<ValueError>(down > 0 && across > 0 && down <= most && across <= most,
+                    "{}: an output of {} x {}; 1 to {} along each axis", call, down, across, most);
 }
 
 }  // namespace
@@ -53,18 +71,42 @@ Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
-  check<DTypeError>(is_floating(x.dtype()), "adaptive_avg_pool2d: takes floating dtypes, got {}",
-                    name_of(x.dtype()));
-  check<ShapeError>(x.rank() == 4 && x.shape()[2] > 0 && x.shape()[3] > 0,
-                    "adaptive_avg_pool2d: input (N, C, H, W) with pixels, got shape {}", x.shape());
-  constexpr std::int64_t most = 1 << 16;
-  check<ValueError>(down > 0 && across > 0 && down <= most && across <= most,
-                    "adaptive_avg_pool2d: an output of {} x {}; 1 to {} along each axis", down, across, most);
+  check_adaptive("adaptive_avg_pool2d", x, down, across);
   if (down == 1 && across == 1) return mean(x, {2, 3}, Keep::dims);
   // Rows, then columns, as sums of products in f32 at least.
   const Tensor wide = to(x, compute_dtype(x.dtype()));
   const Tensor rows = matmul(means_of(down, x.shape()[2], wide), wide);
   return to(matmul(rows, transpose(means_of(across, x.shape()[3], wide), 0, 1)), x.dtype());
+}
+
+Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
+  check_adaptive("adaptive_max_pool2d", x, down, across);
+  const std::int64_t h = x.shape()[2], w = x.shape()[3];
+  const auto most = [](std::int64_t n, std::int64_t size) {
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Span s(i, n, size);
+      longest = std::max(longest, s.end - s.begin);
+    }
+    return longest;
+  };
+  const auto each = static_cast<std::size_t>(most(down, h) * most(across, w));
+  // The pixels of each window, filled up with its first one: which of equal ones is first stays.
+  std::vector<std::int64_t> pixels;
+  pixels.reserve(each * static_cast<std::size_t>(down * across));
+  for (std::int64_t i = 0; i < down; ++i)
+    for (std::int64_t j = 0; j < across; ++j) {
+      const Span rows(i, down, h), columns(j, across, w);
+      const std::size_t begin = pixels.size();
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        for (std::int64_t c = columns.begin; c < columns.end; ++c) pixels.push_back(r * w + c);
+      pixels.resize(begin + each, pixels[begin]);
+    }
+  const std::int64_t n = x.shape()[0], channels = x.shape()[1];
+  const auto count = static_cast<std::int64_t>(pixels.size());
+  const Tensor index = to(Tensor::from(pixels, {count}), x.device());
+  const Tensor windows = index_select(reshape(x, {n, channels, h * w}), -1, index);
+  return max(reshape(windows, {n, channels, down, across, static_cast<std::int64_t>(each)}), -1).values;
 }
 
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,

@@ -344,7 +344,7 @@ void check_nn() {
 void check_networks() {
   check_area("networks", networks_runs(),
              {"initialisation", "nn.RNN", "nn.LSTM", "nn.GRU", "nn.GroupNorm", "nn.Conv1d",
-              "nn.Embedding.padding", "ConvNet"});
+              "nn.Embedding.padding", "ConvNet", "SwiGlu", "Llama"});
 }
 void check_layers() {
   check_area("layers", layers_runs(),

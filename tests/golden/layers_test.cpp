@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "nn/llama.h"
 #include "nn/module.h"
 #include "nn/multihead_attention.h"
 #include "nn/recurrent.h"
@@ -90,7 +91,24 @@ template <class R>
 std::unique_ptr<Module> build_recurrent(const json& o) {
   return std::make_unique<Outputs<R>>(o.at("in").get<int>(), o.at("hidden").get<int>(),
                                       nn::RecurrentOptions{.layers = o.at("layers").get<int>(),
-                                                           .batch_first = o.at("batch_first").get<bool>()});
+                                                           .batch_first = o.at("batch_first").get<bool>(),
+                                                           .bidirectional = o.value("bidirectional", false)});
+}
+std::unique_ptr<Module> build_swiglu(const json& o) {
+  return std::make_unique<nn::SwiGlu>(o.at("width").get<int>(), o.at("hidden").get<int>());
+}
+std::unique_ptr<Module> build_llama(const json& o) {
+  const json& s = o.at("scaling");
+  return std::make_unique<nn::Llama>(
+      nn::LlamaOptions{.vocab_size = o.at("vocab"),
+                       .hidden_size = o.at("width"),
+                       .intermediate_size = o.at("hidden"),
+                       .num_hidden_layers = o.at("layers"),
+                       .num_attention_heads = o.at("heads"),
+                       .num_key_value_heads = o.at("shared").get<int>(),
+                       .rms_norm_eps = o.at("eps"),
+                       .rope_theta = o.at("base"),
+                       .rope_scaling = {s.at("factor"), s.at("low"), s.at("high"), s.at("original")}});
 }
 
 /// Layers of one tensor.
@@ -105,6 +123,8 @@ const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
                                             {"nn.GroupNorm", build_group_norm},
                                             {"nn.Embedding.padding", build_padded_embedding},
                                             {"ConvNet", build_conv_net},
+                                            {"SwiGlu", build_swiglu},
+                                            {"Llama", build_llama},
                                             {"nn.RNN", build_recurrent<nn::Rnn>},
                                             {"nn.LSTM", build_recurrent<nn::Lstm>},
                                             {"nn.GRU", build_recurrent<nn::Gru>},

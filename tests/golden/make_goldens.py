@@ -1154,13 +1154,84 @@ class Outputs(nn.Module):
         return self.inner(x)[0]
 
 
-def turned(x, first, base, neighbours):
-    """Rotary position embedding, by complex numbers."""
+def turned(x, first, base, neighbours, scaling=None):
+    """Rotary position embedding, by complex numbers; `scaling` as Llama 3.1's."""
     steps, half = x.shape[-2], x.shape[-1] // 2
-    angles = torch.arange(first, first + steps, dtype=f64)[:, None] * base ** (-torch.arange(half, dtype=f64) / half)
+    rates = base ** (-torch.arange(half, dtype=f64) / half)
+    if scaling:
+        for i, rate in enumerate(rates.tolist()):
+            length = 2 * math.pi / rate
+            if length > scaling["original"] / scaling["low"]:
+                rates[i] = rate / scaling["factor"]
+            elif length >= scaling["original"] / scaling["high"]:
+                smooth = (scaling["original"] / length - scaling["low"]) / (scaling["high"] - scaling["low"])
+                rates[i] = (1 - smooth) * rate / scaling["factor"] + smooth * rate
+    angles = torch.arange(first, first + steps, dtype=f64)[:, None] * rates
     a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
     y = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
     return torch.stack([y.real, y.imag], -1).flatten(-2) if neighbours else torch.cat([y.real, y.imag], -1)
+
+
+SCALING = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 16.0}
+LLAMA = {"vocab": 20, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "shared": 2, "eps": 1e-5, "base": 500.0}
+
+
+class SwiGlu(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.shared, self.base = c["heads"], c["shared"], c["base"]
+        d = c["width"] // c["heads"]
+        for name, rows in (("q_proj", c["width"]), ("k_proj", c["shared"] * d), ("v_proj", c["shared"] * d)):
+            setattr(self, name, nn.Linear(c["width"], rows, bias=False))
+        self.o_proj = nn.Linear(c["width"], c["width"], bias=False)
+
+    def forward(self, x):
+        split = lambda y, heads: y.unflatten(-1, (heads, -1)).transpose(1, 2)
+        turn = lambda y: turned(y, 0, self.base, False, SCALING)
+        share = lambda y: y.repeat_interleave(self.heads // self.shared, 1)
+        q, k = turn(split(self.q_proj(x), self.heads)), share(turn(split(self.k_proj(x), self.shared)))
+        y = F.scaled_dot_product_attention(q, k, share(split(self.v_proj(x), self.shared)), is_causal=True)
+        return self.o_proj(y.transpose(1, 2).flatten(-2))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.self_attn, self.mlp = LlamaAttention(c), SwiGlu(c["width"], c["hidden"])
+        self.input_layernorm = nn.RMSNorm(c["width"], c["eps"])
+        self.post_attention_layernorm = nn.RMSNorm(c["width"], c["eps"])
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """With the names, and the numbers, of LlamaForCausalLM in `transformers`."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(c["vocab"], c["width"])
+        self.model.layers = nn.ModuleList(LlamaBlock(c) for _ in range(c["layers"]))
+        self.model.norm = nn.RMSNorm(c["width"], c["eps"])
+        self.lm_head = nn.Linear(c["width"], c["vocab"], bias=False)
+
+    def forward(self, tokens):
+        x = self.model.embed_tokens(tokens)
+        for layer in self.model.layers:
+            x = layer(x)
+        return self.lm_head(self.model.norm(x))
 
 
 def make_networks():
@@ -1183,6 +1254,11 @@ def make_networks():
         name = join("adaptive_avg_pool2d", shape_name(size), NAMES[dtype])
         area.case(name, "adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, size), [Draw(name).normal(2, 3, 7, 5, dtype=dtype)],
                   {"size": list(size)})
+        name = join("adaptive_max_pool2d", shape_name(size), NAMES[dtype])
+        area.case(name, "adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, size), [Draw(name).normal(2, 3, 7, 5, dtype=dtype)],
+                  {"size": list(size)})
+    area.case("adaptive_max_pool2d.ties", "adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, (2, 3)),
+              [torch.tensor([0.0, 1.0, 1.0, 0.0]).repeat(7).view(1, 1, 4, 7)], {"size": [2, 3]})
     for (weight, stride, padding, dilation, groups), dtype in itertools.product(
             (((4, 4, 3, 2), (2, 1), (1, 0), (1, 1), 1), ((4, 4, 2, 3), (1, 1), (0, 2), (1, 1), 1), ((6, 2, 3, 3), (1, 1), (1, 1), (1, 1), 2),
              ((4, 4, 3, 3), (1, 1), (2, 2), (2, 2), 1), ((4, 1, 2, 2), (2, 2), (0, 0), (1, 3), 4)), (f32, f64, bf16)):
@@ -1220,6 +1296,21 @@ def make_networks():
         name = join("rotary", first, "neighbours" if neighbours else "halves", NAMES[dtype])
         area.case(name, "rotary", lambda x: turned(x.double(), first, base, neighbours), [Draw(name).normal(2, 3, 4, 6, dtype=dtype)],
                   {"first": first, "base": base, "neighbours": neighbours})
+    for dtype in FLOATS:
+        name = join("rotary.scaled", NAMES[dtype])
+        area.case(name, "rotary", lambda x: turned(x.double(), 3, 500.0, False, SCALING), [Draw(name).normal(2, 4, 10, dtype=dtype)],
+                  {"first": 3, "base": 500.0, "neighbours": False, "scaling": SCALING})
+    for kind, layers, dtype in itertools.product((nn.RNN, nn.LSTM, nn.GRU), (1, 2), WIDE):
+        name = join(kind.__name__, "bidirectional", layers, NAMES[dtype])
+        options = {"in": 3, "hidden": 4, "layers": layers, "batch_first": layers == 2, "bidirectional": True}
+        module_case(area, name, f"nn.{kind.__name__}", options,
+                    Outputs(kind(3, 4, layers, batch_first=layers == 2, bidirectional=True, dtype=dtype)), Draw(name).normal(5, 2, 3, dtype=dtype))
+    for dtype in WIDE:
+        name = join("SwiGlu", NAMES[dtype])
+        module_case(area, name, "SwiGlu", {"width": 6, "hidden": 10}, SwiGlu(6, 10).to(dtype), Draw(name).normal(2, 3, 6, dtype=dtype))
+        name = join("Llama", NAMES[dtype])
+        module_case(area, name, "Llama", LLAMA | {"scaling": SCALING}, shake(Llama(LLAMA).to(dtype)),
+                    (Draw(name).normal(2, 11).abs() * 1000).long() % LLAMA["vocab"])
     for kind, layers, dtype in itertools.product((nn.RNN, nn.LSTM, nn.GRU), (1, 2), WIDE):
         name = join(kind.__name__, layers, NAMES[dtype])
         module_case(area, name, f"nn.{kind.__name__}", {"in": 3, "hidden": 4, "layers": layers, "batch_first": layers == 2},

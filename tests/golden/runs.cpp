@@ -54,6 +54,12 @@ Tensors run_pad(const json& args, const TensorList& in) {
       pad(in.at(0), shape_of(args, "counts"), padding, args.contains("value") ? number(args, "value") : 0.0)};
 }
 
+RotaryScaling scaling_of(const json& args) {
+  if (!args.contains("scaling")) return {};
+  const json& s = args.at("scaling");
+  return {s.at("factor"), s.at("low"), s.at("high"), s.at("original")};
+}
+
 Tensors run_where_number(const json& args, const TensorList& in) {
   const double value = number(args, "value");
   return {args.at("reverse").get<bool>() ? where(in.at(0), value, in.at(1))
@@ -222,6 +228,11 @@ Runs networks_runs() {
        }},
       {"max_pool2d", pooling(max_pool2d)},
       {"avg_pool2d", pooling(avg_pool2d)},
+      {"adaptive_max_pool2d",
+       [](const json& args, const TensorList& in) {
+         const PerAxis size = per_axis(args, "size");
+         return Tensors{adaptive_max_pool2d(in.at(0), size.down, size.across)};
+       }},
       {"adaptive_avg_pool2d",
        [](const json& args, const TensorList& in) {
          const PerAxis size = per_axis(args, "size");
@@ -247,7 +258,8 @@ Runs networks_runs() {
       {"rotary", [](const json& args, const TensorList& in) {
          return Tensors{rotary(
              in.at(0), {integer(args, "first"), number(args, "base"),
-                        args.at("neighbours").get<bool>() ? RotaryPairs::neighbours : RotaryPairs::halves})};
+                        args.at("neighbours").get<bool>() ? RotaryPairs::neighbours : RotaryPairs::halves,
+                        scaling_of(args)})};
        }}};
 }
 

@@ -127,4 +127,15 @@ TEST_CASE("newcomer: a recurrent layer goes on from its state, and a batch may c
   CHECK(deep(x).state.cell.shape() == Shape{2, 2, 4});
   deep.eval();
   CHECK(all(deep(x).y == deep.clone()(x).y).item<bool>());
+  // The way back is the way there of the reversed sequence, with weights of its own.
+  const nn::Gru both(3, 4, {.bidirectional = true});
+  nn::Gru back(3, 4);
+  nn::StateDict reversed;
+  for (const auto& [name, t] : both.state_dict())
+    if (name.ends_with("_reverse")) reversed.emplace_back(name.substr(0, name.size() - 8), t);
+  back.load_state_dict(reversed);
+  const nn::RecurrentResult given = both(x), alone = back(flip(x, {0}));
+  CHECK(given.y.shape() == Shape{6, 2, 8});
+  CHECK(all(flip(narrow(given.y, -1, 4, 4), {0}) == alone.y).item<bool>());
+  CHECK(all(given.state.hidden[1] == alone.state.hidden[0]).item<bool>());
 }

@@ -201,6 +201,8 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { max_pool2d(image, 6); }, "max_pool2d: windows of 6 x 6");
   refused([&] { avg_pool2d(image, 2, {.padding = 2}); }, "avg_pool2d");
   refused([&] { adaptive_avg_pool2d(image, 0, 1); }, "adaptive_avg_pool2d");
+  refused([&] { adaptive_max_pool2d(image, 1, 0); }, "adaptive_max_pool2d");
+  refused([&] { rotary(ones({2, 4}), {.scaling = {.factor = 0}}); }, "rotary: scaling by 0");
   refused([&] { group_norm(image, 3); }, "group_norm: 3 groups");
   refused([&] { group_norm(image, 2, ones({3})); }, "(3)");
   refused([&] { rotary(ones({2, 3})); }, "rotary");

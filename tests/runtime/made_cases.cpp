@@ -209,6 +209,8 @@ void network_cases(const Add& put) {
       {.dtypes = floating_dtypes});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+  put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),
+      {.dtypes = floating_dtypes});
   const auto conv = [](Conv2dOptions o) {
     return three([o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv2d(x, w, b, o); });
   };
