@@ -37,15 +37,16 @@ std::uint32_t Tracer::add(const Storage& storage) {
 
 void Tracer::before_outside_write(const AnyOp&, const Tensor&) {}
 
-void Tracer::check_version(const AnyOp& op, const Tensor& tensor) const {
-  const std::uint32_t known = find(tensor.storage());
+void Tracer::check_version(const AnyOp& op, const Tensor& tensor) {
+  const Ref<Storage> memory = memory_of(tensor);
+  const std::uint32_t known = find(*memory);
   if (known == TracedTensor::none) return;
   const std::uint32_t version = trace_.storages[known].version;
   check<StateError>(
-      tensor.storage().version() == version,
+      memory->version() == version,
       "{}: an input of {} of shape {} was written past the ops, through a host pointer (version {}, now {}); "
       "write it before the call, or with an op",
-      call_, op.name(), tensor.shape(), version, tensor.storage().version());
+      call_, op.name(), tensor.shape(), version, memory->version());
 }
 
 void Tracer::before_write(const AnyOp& op, Inputs in) {
@@ -53,17 +54,21 @@ void Tracer::before_write(const AnyOp& op, Inputs in) {
     if (!in[i].defined()) continue;
     check_version(op, in[i]);
     if (!op.writes(i) || !in[i].defined()) continue;
-    const std::uint32_t known = find(in[i].storage());
+    const std::uint32_t known = find(*memory_of(in[i]));
     if (known == TracedTensor::none || trace_.storages[known].outside) before_outside_write(op, in[i]);
   }
 }
 
 TracedTensor Tracer::describe(const Tensor& tensor) {
   if (!tensor.defined()) return {};
-  std::uint32_t storage = find(tensor.storage());
+  const Ref<Storage> memory = memory_of(tensor);
+  std::uint32_t storage = find(*memory);
   if (storage == TracedTensor::none) {
-    storage = add(tensor.storage());
-    trace_.storages[storage].outside = tensor.storage_ref();
+    storage = add(*memory);
+    if (blank(*memory))
+      trace_.storages[storage].maker = static_cast<std::uint32_t>(trace_.ops.size());
+    else
+      trace_.storages[storage].outside = memory;
   }
   return {storage, tensor.dtype(), tensor.layout()};
 }
@@ -76,14 +81,15 @@ void Tracer::after(const AnyOp& op, Inputs in, Outputs out) {
     traced.in.push_back(describe(in[i]));
   }
   for (const Tensor& t : out) {
-    if (find(t.storage()) == TracedTensor::none) trace_.storages[add(t.storage())].maker = index;
+    if (const Ref<Storage> memory = memory_of(t); find(*memory) == TracedTensor::none)
+      trace_.storages[add(*memory)].maker = index;
     traced.out.push_back(describe(t));
   }
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!op.writes(i) || !in[i].defined()) continue;
     TracedStorage& storage = trace_.storages[traced.in[i].storage];
     storage.rewritten = true;
-    storage.version = in[i].storage().version();
+    storage.version = memory_of(in[i])->version();
   }
   trace_.ops.push_back(std::move(traced));
 }

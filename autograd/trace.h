@@ -27,8 +27,9 @@ struct TracedStorage {
   std::size_t bytes = 0;
   Ref<Storage> outside;       ///< held if it was made before the trace; null if an op of the trace made it
   std::uint32_t version = 0;  ///< when the trace first met it, or after the last traced write
-  std::uint32_t maker = TracedTensor::none;  ///< index of the op that made it; none if outside
-  bool rewritten = false;                    ///< an op of the trace wrote it in place
+  /// Index of the op that made it, or first met it without values; none if outside.
+  std::uint32_t maker = TracedTensor::none;
+  bool rewritten = false;  ///< an op of the trace wrote it in place
 };
 
 struct TracedOp {
@@ -62,6 +63,10 @@ class Tracer : public Listener {
  protected:
   /// Index of a storage in the trace; `TracedTensor::none` if it is not there.
   std::uint32_t find(const Storage& storage) const;
+  /// The storage that a tensor's bytes count as.
+  virtual Ref<Storage> memory_of(const Tensor& tensor) { return tensor.storage_ref(); }
+  /// Whether memory that the trace has not met, and no op of it made, has no values.
+  virtual bool blank(const Storage&) const { return false; }
   /// Appends a storage and returns its index.
   std::uint32_t add(const Storage& storage);
   /// Called before `op` writes `tensor`, which no op of the trace made; may throw to refuse.
@@ -71,7 +76,7 @@ class Tracer : public Listener {
   Trace trace_;
 
  private:
-  void check_version(const AnyOp& op, const Tensor& tensor) const;
+  void check_version(const AnyOp& op, const Tensor& tensor);
   TracedTensor describe(const Tensor& tensor);
 
   std::unordered_map<std::uint64_t, std::uint32_t> index_;  // by storage id

@@ -198,10 +198,20 @@ void Post::enqueue(Inputs in) const {
   group->enqueue(c, completion);
 }
 
+std::function<void()> Post::peers_done() const {
+  const std::optional<PostedCall> posted = group->posted();
+  if (completion == Completion::complete || !posted) return {};
+  return [end = group, transport = group->transport(), call = *posted] {
+    if (end->transport() == transport)  // else it was renewed, and nobody reads any more
+      end->line_of(call.kind, call.channel, call.peer).wait_inputs(call.sequence);
+  };
+}
+
 void Wait::wait() const {
   const TimelineSlice slice("wait", to_string(kind));
   Line& line = group->line_of(kind, channel, peer);
-  line.wait(line.posted() - 1 - behind);
+  const std::uint64_t sequence = line.posted() - 1 - behind;
+  until == Until::outputs_are_there ? line.wait(sequence) : line.wait_inputs(sequence);
 }
 
 }  // namespace ops
@@ -218,14 +228,13 @@ Line& Work::line() const {
   return group_->line_of(kind_, channel_, peer_);
 }
 
-void Work::wait() {
+void Work::wait() { wait(ops::Until::outputs_are_there, outputs_); }
+void Work::wait_inputs() { wait(ops::Until::inputs_are_free, {}); }
+
+void Work::wait(ops::Until until, const Tensors& written) {
   if (!group_) return;
   const std::uint64_t behind = line().posted() - 1 - sequence_;
-  apply_many(ops::Wait{group_, kind_, peer_, channel_, behind}, outputs_);
-}
-
-void Work::wait_inputs() {
-  if (group_) line().wait_inputs(sequence_);
+  apply_many(ops::Wait{group_, kind_, peer_, channel_, until, behind}, written);
 }
 
 bool Work::done() const { return !group_ || line().done(sequence_); }

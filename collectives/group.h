@@ -15,6 +15,9 @@ namespace sherd {
 class GroupEnd;
 class Line;
 class Transport;
+namespace ops {
+enum class Until : std::uint8_t;
+}
 
 /// A call that was enqueued and may still be under way. Used on its rank's thread (StateError), dropped on
 /// any: the peers get what was posted, and the tensors' memory lives until they have it. Only a long
@@ -46,6 +49,7 @@ class SHERD_API Work {
  private:
   friend class Group;
   Line& line() const;
+  void wait(ops::Until until, const Tensors& written);
 
   std::shared_ptr<GroupEnd> group_;
   std::shared_ptr<Transport> transport_;  // the one it was posted to: `renew` replaces the group's

@@ -15,6 +15,7 @@ struct Post {
   static constexpr bool differentiable = false;
   static constexpr bool crosses_devices = true;  // `validate` refuses it, and names the call
   static constexpr bool orders_overlap = true;   // `validate` allows in place and no other overlap
+  static constexpr bool among_ranks = true;
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   ReduceOp reduction;
@@ -26,6 +27,7 @@ struct Post {
   bool writes(std::size_t i) const { return i >= inputs; }
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs in, Outputs) const { enqueue(in); }
+  std::function<void()> peers_done() const;
   void fields(auto&& on) const {
     on("kind", to_string(kind));
     on("group", group->name());
@@ -41,15 +43,21 @@ struct Post {
   void enqueue(Inputs in) const;
 };
 
-/// Waits for a call posted earlier. Inputs: the outputs of that call, which count as written here.
+/// What is waited for: that the call's outputs hold their values, or that peers have read its inputs.
+enum class Until : std::uint8_t { outputs_are_there, inputs_are_free };
+
+/// Waits for a call posted earlier. Inputs: the outputs of that call if they are waited for, which count as
+/// written here.
 struct Wait {
   static constexpr std::string_view name = "wait";
   static constexpr Arity arity = Arity::at_least(0);
   static constexpr bool differentiable = false;
   static constexpr bool orders_overlap = true;  // the call has checked its outputs
+  static constexpr bool among_ranks = true;
   std::shared_ptr<GroupEnd> group;
   CollectiveKind kind;
   int peer, channel;
+  Until until;
   std::uint64_t behind;  ///< calls posted on the same line after it; relative, so that a replay fits
 
   bool writes(std::size_t) const { return true; }
@@ -60,6 +68,7 @@ struct Wait {
     on("group", group->name());
     on("peer", peer);
     on("channel", channel);
+    on("until", until == Until::outputs_are_there ? "outputs are there" : "inputs are free");
     on("behind", behind);
   }
   bool operator==(const Wait&) const = default;

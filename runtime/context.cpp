@@ -20,7 +20,7 @@ namespace sherd {
 
 Listener::~Listener() = default;
 void Listener::before_write(const AnyOp&, Inputs) {}
-void Listener::made(const Tensor&) {}
+void Listener::made(const Tensor&, Content) {}
 void Listener::host_read(const Tensor&) {}
 void Listener::storage_gone(std::uint64_t) noexcept {}
 

@@ -64,6 +64,8 @@ struct Arity {
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
 ///  values for which it uses `spare`;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, and `peers_done()`, if it may
+///  return before peers have read its inputs;
 ///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
 ///  reads `gy_sums`.
 template <class O>
@@ -145,6 +147,11 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool is_view() const { return false; }
   /// Whether inputs may be on several devices; otherwise `apply` throws DeviceError.
   virtual bool crosses_devices() const { return false; }
+  /// Whether it is a call among ranks, which no device records.
+  virtual bool among_ranks() const { return false; }
+  /// For a call that has just run: returns when peers no longer read or write its inputs. Null if they do
+  /// not.
+  virtual std::function<void()> peers_done() const { return {}; }
   /// Checks the inputs (throws) and appends the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;
 
@@ -324,6 +331,15 @@ class OpModel<O> final : public OpModelBase<O> {
   }
   bool crosses_devices() const override {
     return requires { requires O::crosses_devices; };
+  }
+  bool among_ranks() const override {
+    return requires { requires O::among_ranks; };
+  }
+  std::function<void()> peers_done() const override {
+    if constexpr (requires { this->op_.peers_done(); })
+      return this->op_.peers_done();
+    else
+      return {};
   }
   bool dense([[maybe_unused]] std::size_t i) const override {
     if constexpr (requires {

@@ -13,6 +13,7 @@ void StorageOwner::expect_reads(Storage&, int) {}
 void StorageOwner::read_done(Storage&) {}
 void StorageOwner::forget_reads(Storage&) noexcept {}
 std::string StorageOwner::explain_released() const { return {}; }
+bool StorageOwner::releases() const { return true; }
 void StorageOwner::storage_gone(Storage&) noexcept {}
 
 void* RefCounted::operator new(std::size_t bytes) { return Context::current().cpu_pool().allocate(bytes); }
@@ -97,6 +98,8 @@ void Storage::lend(const std::shared_ptr<MemoryLoan>& loan) {
   if (!loans_) loans_ = std::make_unique<std::vector<std::shared_ptr<MemoryLoan>>>();
   if (std::ranges::find(*loans_, loan) == loans_->end()) loans_->push_back(loan);
 }
+
+Ref<Storage> Storage::provider() const { return foreign_ ? foreign_->memory : Ref<Storage>(); }
 
 void Storage::free_memory() noexcept {
   if (loans_) [[unlikely]] {

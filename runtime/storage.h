@@ -39,6 +39,8 @@ class SHERD_API StorageOwner {
   /// For messages about host reads while it is released: what it holds, and how to see that. Empty: the
   /// message speaks of bytes.
   virtual std::string explain_released() const;
+  /// Whether storages are ever released, and may come back at other addresses.
+  virtual bool releases() const;
   /// `storage` is being destroyed; the owner must forget its address.
   virtual void storage_gone(Storage& storage) noexcept;
 };
@@ -75,6 +77,9 @@ class SHERD_API Storage final : public RefCounted {
   /// The same with the bytes of `memory`, which this storage keeps alive. StateError while resident,
   /// DeviceError for another device, ValueError for too few bytes.
   void provide(Ref<Storage> memory);
+
+  /// The storage whose bytes these are, where an owner provided them so; null for bytes of its own.
+  Ref<Storage> provider() const;
 
   /// What the memory is for; at first what the context said when the storage was made.
   MemoryUse use() const { return use_; }

@@ -1,6 +1,7 @@
 #include "runtime/tensor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <ostream>
 
@@ -26,8 +27,8 @@ std::size_t checked_bytes(std::string_view call, const Shape& shape, DType dtype
   return none ? 0 : static_cast<std::size_t>(bytes);
 }
 
-void tell_made(const Tensor& t) {
-  for (Listener* listener : Context::current().listeners()) listener->made(t);
+void tell_made(const Tensor& t, Content content) {
+  for (Listener* listener : Context::current().listeners()) listener->made(t, content);
 }
 
 }  // namespace
@@ -48,7 +49,20 @@ Tensor empty(const Spec& spec) {
 
 Tensor empty(Shape shape, TensorOptions options) {
   Tensor t = empty(Spec{std::move(shape), options.dtype, options.device});
-  tell_made(t);
+  tell_made(t, Content::none);
+  return t;
+}
+
+Tensor detail::from_host(const void* values, const Spec& spec) {
+  Tensor t = empty(spec);
+  if (const auto bytes = static_cast<std::size_t>(spec.bytes());
+      bytes > 0 && spec.device.type != DeviceType::meta) {
+    if (spec.device.is_cpu())
+      std::memcpy(t.raw(), values, bytes);
+    else
+      backend(spec.device.type).copy(t.raw(), spec.device, values, Device::cpu(), bytes);
+  }
+  tell_made(t, Content::given);
   return t;
 }
 
@@ -58,7 +72,7 @@ Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_
   Shape strides = contiguous_strides(shape);
   Tensor t(make_ref<TensorImpl>(Storage::wrap(Device::cpu(), data, bytes, std::move(on_free)),
                                 Layout{std::move(shape), std::move(strides), 0}, dtype));
-  tell_made(t);
+  tell_made(t, Content::given);
   return t;
 }
 

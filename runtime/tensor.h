@@ -234,6 +234,8 @@ using element_for = std::conditional_t<
     std::conditional_t<std::is_floating_point_v<T>, double,
                        std::conditional_t<(sizeof(T) < 8 && (std::is_signed_v<T> || sizeof(T) < 4)),
                                           std::int32_t, std::int64_t>>>;
+/// A tensor of the host's values, of which there are as many as the shape has elements.
+SHERD_API Tensor from_host(const void* values, const Spec& spec);
 }  // namespace detail
 
 template <class T>
@@ -253,13 +255,7 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
   } else {
     check<ShapeError>(static_cast<std::int64_t>(values.size()) == shape.numel(),
                       "from: {} values for shape {}", values.size(), shape);
-    Tensor out = empty(std::move(shape), {dtype_of<T>, device});
-    if (device.is_cpu())
-      std::copy(values.begin(), values.end(), static_cast<T*>(out.storage().data()));
-    else if (device.type != DeviceType::meta)
-      backend(device.type)
-          .copy(out.storage().data(), device, values.data(), Device::cpu(), values.size_bytes());
-    return out;
+    return detail::from_host(values.data(), {std::move(shape), dtype_of<T>, device});
   }
 }
 

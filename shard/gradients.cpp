@@ -1,6 +1,7 @@
 #include "shard/gradients.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "autograd/node.h"
@@ -16,6 +17,18 @@ namespace {
 /// Nobody else sees its memory.
 bool alone(const Tensor& t) {
   return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
+}
+
+/// Of a dense f32 tensor. Read past the listeners: what had a gradient when a step was captured has one in
+/// every replay, which all ranks make alike.
+std::vector<float> flags_of(const Tensor& t) {
+  std::vector<float> flags(static_cast<std::size_t>(t.numel()));
+  const std::size_t bytes = flags.size() * sizeof(float);
+  if (t.device().is_cpu())
+    std::memcpy(flags.data(), t.raw(), bytes);
+  else
+    backend(t.device().type).copy(flags.data(), Device::cpu(), t.raw(), t.device(), bytes);
+  return flags;
 }
 
 }  // namespace
@@ -199,7 +212,7 @@ void Gradients::wait() {
   if (!reduced_.defined()) return;
   reduced_ = {};
   average_ = brought_down(average_);
-  present_ = to(std::exchange(flags_, {}), Device::cpu()).to_vector<float>();
+  present_ = flags_of(std::exchange(flags_, {}));
 }
 
 bool Gradients::offloaded() const { return group_.compute_device() != group_.shard().device(); }
@@ -252,7 +265,7 @@ void Gradients::land() {
   for (Tensor& t : totals_) t = brought_down(t);
   if (reduced_.defined()) {
     average_ = brought_down(average_);
-    present_ = brought_down(std::exchange(flags_, {})).to_vector<float>();
+    present_ = flags_of(brought_down(std::exchange(flags_, {})));
   }
   reduced_ = {};
   down_ = nullptr;

@@ -17,6 +17,7 @@ class ShardOwner final : public StorageOwner {
  public:
   explicit ShardOwner(std::weak_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   void need(Storage&) override {}
+  bool releases() const override { return false; }
   void before_write(Storage&) override {
     const auto group = group_.lock();
     if (!group) return;

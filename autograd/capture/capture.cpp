@@ -32,6 +32,7 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
     check<ValueError>(t.defined(), "capture: output {} of the step is an empty handle", outputs.size());
     outputs.push_back(t.detach());
   }
+  tracer.wait_for_peers();
   tracer.check_alive(outputs);
   tracer.check_held(outputs);
   tracer.check_untouched(inputs, outputs);

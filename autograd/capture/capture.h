@@ -32,9 +32,10 @@ class SHERD_API Program {
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
   /// What the captured run itself returned, without history.
   const std::vector<Tensor>& outputs() const;
-  /// Whether replays run as one recording of the device (a CUDA graph): from the first replay on, where all
-  /// of the step is on one GPU, but for values that it brings there from outside (rates, a batch), in memory
-  /// without owners, and waits for nothing. Results are the same to the bit. A recording is one thread's: the
+  /// Whether replays run as one recording of the device (a CUDA graph), or as several between which the host
+  /// makes the step's calls among ranks: from the first replay on, where all of the step is on one GPU, but
+  /// for values that it brings there from outside (rates, a batch), in memory that nobody releases, and waits
+  /// for nothing. Results are the same to the bit. A recording is one thread's: the
   /// first replay on another one makes it anew, so give threads that take turns a program each.
   bool is_device_graph() const;
   /// Number of ops, views among them.
@@ -59,11 +60,12 @@ class SHERD_API Program {
 /// through host pointers to memory that ops of the step used before (others it cannot see); inputs that share
 /// memory; a tensor made inside, other than an output, that is still alive afterwards, such as new optimizer
 /// state or a
-/// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`, `Tensor::from`)
-/// or with `empty`, which a replay would not make again (StateError). An input is an input wherever the step
-/// uses its memory. What other threads do during the step is not seen: a tensor that one made is a constant
-/// to the program. ValueError for an empty handle as input or output. What replaces a parameter's memory
-/// later (`set_data`, `Module::to`) replaces it for the step, not for the program: capture again.
+/// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`,
+/// `Tensor::from`), which a replay would not make again, and reads of one made with `empty` that no op wrote
+/// (StateError). An input is an input wherever the step uses its memory. What other threads do during the
+/// step is not seen: a tensor that one made is a constant to the program. ValueError for an empty handle as
+/// input or output. What replaces a parameter's memory later (`set_data`, `Module::to`) replaces it for the
+/// step, not for the program: capture again.
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
 
 /// One line for each input (%x) and tensor from outside (%p), then one for each op: `%7 =

@@ -60,7 +60,7 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
   if (elsewhere == trace.storages.end() || elsewhere->device.type == DeviceType::meta) return {};
   DeviceGraph planned{elsewhere->device, Context::current().id(), {}};
   for (const TracedStorage& storage : trace.storages)
-    if (storage.outside && storage.outside->owned()) return {};
+    if (storage.outside && storage.outside->owned() && storage.outside->owner()->releases()) return {};
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
     const auto there = [&](std::uint32_t v) {
       return v == none || trace.storages[values[v].storage].device == planned.device;
@@ -120,16 +120,34 @@ void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& give
     if (places[i].home == Home::output && trace.storages[i].device == made.device) keep(i);
   for (const std::uint32_t i : made.bringing)
     for (const std::uint32_t v : steps[i].out) keep(values[v].storage);
-  made.recording = backend(made.device.type).record(made.device, [&] {
-    auto brought = made.bringing.begin();
-    for (std::uint32_t i = 0; i < steps.size(); ++i) {
-      if (brought != made.bringing.end() && *brought == i)
-        ++brought;
-      else if (!steps[i].op->is_view())
-        run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
-    }
+  std::uint32_t first = 0;
+  const auto add_part = [&](std::uint32_t end) {
+    for (std::uint32_t i = first; i < end; ++i)
+      if (recorded(i, made)) return made.parts.push_back({first, end});
+  };
+  for (std::uint32_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].op->among_ranks()) continue;
+    add_part(i);
+    made.parts.push_back({i, i + 1});
+    first = i + 1;
+  }
+  add_part(static_cast<std::uint32_t>(steps.size()));
+  for (DeviceGraph::Part& part : made.parts)
+    if (!steps[part.first].op->among_ranks() && !record(part, made)) return;
+  graph = std::move(made);
+}
+
+bool Program::Impl::recorded(std::uint32_t step, const DeviceGraph& made) const {
+  return !steps[step].op->is_view() && !std::ranges::binary_search(made.bringing, step);
+}
+
+/// False where the device cannot.
+bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
+  part.recording = backend(made.device.type).record(made.device, [&] {
+    for (std::uint32_t i = part.first; i < part.end; ++i)
+      if (recorded(i, made)) run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
   });
-  if (made.recording) graph = std::move(made);
+  return part.recording != nullptr;
 }
 
 /// Brings values, copies inputs in, runs, copies outputs and what was written of the inputs out.
@@ -147,6 +165,8 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
              address(graph->memory[storage], graph->alignment[i]), bytes.count);
     }
   };
+  for (const auto& wait : graph->peers_done) wait();
+  graph->peers_done.clear();
   for (const std::uint32_t i : graph->bringing) {
     for (const std::uint32_t v : steps[i].out) bind(values[v].storage, graph->memory[values[v].storage]);
     run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
@@ -154,9 +174,25 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   each_input([&](const TracedStorage&, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     copy(ours, theirs, bytes);
   });
-  for (const Step& step : steps)
-    if (step.op->mutating()) announce_writes(step);
-  graph->recording->run(random.start);
+  for (const DeviceGraph::Part& part : graph->parts) {
+    for (std::uint32_t i = part.first; i < part.end; ++i) {
+      take_buffers(steps[i]);
+      if (steps[i].op->mutating()) announce_writes(steps[i]);
+    }
+    if (part.recording) {
+      part.recording->run(random.start);
+      continue;
+    }
+    Step& call = steps[part.first];
+    run_again(*call.op, call.bound_in, call.bound_out);
+    lend_buffers(call);
+    const auto kept = [&](std::uint32_t v) {
+      const Home home = places[values[v].storage].home;
+      return home == Home::input || home == Home::output;
+    };
+    if (std::ranges::any_of(call.in, kept))
+      if (std::function<void()> done = call.op->peers_done()) graph->peers_done.push_back(std::move(done));
+  }
   each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     if (traced.rewritten) copy(theirs, ours, bytes);
   });

@@ -119,11 +119,19 @@ void Program::Impl::plan() {
         if (t.storage != none) last[t.storage] = i;
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
     const TracedOp& traced = trace.ops[i];
-    for (const TracedTensor& t : traced.out) {
-      Place& place = places[t.storage];
-      if (place.home == Home::workspace && trace.storages[t.storage].maker == i)
+    for (const auto* list : {&traced.in, &traced.out})
+      for (const TracedTensor& t : *list) {
+        if (t.storage == none || last[t.storage] == none || trace.storages[t.storage].maker != i) continue;
+        Place& place = places[t.storage];
+        if (place.home != Home::workspace || place.placed) continue;
+        place.placed = true;
         place.index = take_buffer(trace.storages[t.storage]);
-    }
+        steps[i].takes.push_back(place.index);
+      }
+    if (traced.op->among_ranks())
+      for (const TracedTensor& t : traced.in)
+        if (t.storage != none && places[t.storage].home == Home::workspace)
+          steps[i].lends.push_back(places[t.storage].index);
     // After the outputs have their buffers, so that no op writes where it still reads.
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
@@ -255,11 +263,28 @@ void Program::Impl::announce_writes(const Step& step) {
   }
 }
 
+/// Waits until peers have read what the step's buffers held before.
+void Program::Impl::take_buffers(const Step& step) {
+  for (const std::uint32_t i : step.takes) {
+    for (const auto& wait : workspace[i].peers_done) wait();
+    workspace[i].peers_done.clear();
+  }
+}
+
+void Program::Impl::lend_buffers(const Step& step) {
+  if (step.lends.empty()) return;
+  const std::function<void()> done = step.op->peers_done();
+  if (!done) return;
+  for (const std::uint32_t i : step.lends) workspace[i].peers_done.push_back(done);
+}
+
 void Program::Impl::run_steps() {
   for (Step& step : steps) {
+    take_buffers(step);
     if (step.op->is_view()) continue;
     if (step.op->mutating()) announce_writes(step);
     run_again(*step.op, step.bound_in, step.bound_out);
+    lend_buffers(step);
   }
 }
 

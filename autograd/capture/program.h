@@ -19,6 +19,7 @@ struct Program::Impl {
   struct Place {
     Home home = Home::workspace;
     std::uint32_t index = 0;             // of the input, or of the workspace buffer
+    bool placed = false;                 // it has its buffer
     std::vector<std::uint32_t> tensors;  // values that lie in it
   };
   /// A tensor of the trace. Its handle is made once; each replay puts a storage behind it (`bind`).
@@ -31,6 +32,8 @@ struct Program::Impl {
   struct Step {
     Ref<const AnyOp> op;
     std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
+    std::vector<std::uint32_t> takes{};  // buffers that it is the first to use for a storage
+    std::vector<std::uint32_t> lends{};  // buffers that peers may read after it
     Tensors bound_in, bound_out;         // the same as handles
   };
   struct Buffer {
@@ -38,17 +41,24 @@ struct Program::Impl {
     std::size_t bytes = 0;
     bool free = false;
     Ref<Storage> memory;
+    std::vector<std::function<void()>> peers_done{};  // peers read it until these return
   };
-  /// The ops as one recording of a device (device_graph.cpp). It has its own memory for inputs, outputs and
+  /// The ops as recordings of a device, between which the host makes the calls among ranks
+  /// (device_graph.cpp): one where there are no such calls. It has its own memory for inputs, outputs and
   /// what is brought, because a recording keeps to its addresses. It also keeps to what the rank that
   /// recorded it has for its kernels (workspaces, reports of bad values), so no other rank runs it.
   struct DeviceGraph {
+    struct Part {
+      std::uint32_t first, end;                      // steps
+      std::unique_ptr<DeviceRecording> recording{};  // null for one call
+    };
     Device device;
     std::uint64_t rank;                    // its Context's id
     std::vector<std::uint32_t> bringing;   // steps that bring values from the host, before the recording runs
     std::vector<Ref<Storage>> memory{};    // by storage of the trace
     std::vector<std::size_t> alignment{};  // by input: of its first byte, which kernels may follow
-    std::unique_ptr<DeviceRecording> recording{};
+    std::vector<Part> parts{};
+    std::vector<std::function<void()>> peers_done{};  // as in Buffer, of its own memory
   };
 
   Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
@@ -78,12 +88,16 @@ struct Program::Impl {
   void bind_all(const std::vector<Tensor>& given);
   void unbind() noexcept;
   static void announce_writes(const Step& step);
+  void take_buffers(const Step& step);
+  void lend_buffers(const Step& step);
   void run_steps();
 
   std::optional<DeviceGraph> plan_graph() const;
   bool brings(const Step& step, Device device) const;
   bool graph_takes(const std::vector<Tensor>& given);
   void make_graph(DeviceGraph made, const std::vector<Tensor>& given);
+  bool recorded(std::uint32_t step, const DeviceGraph& made) const;
+  bool record(DeviceGraph::Part& part, const DeviceGraph& made);
   void run_graph(const std::vector<Tensor>& given);
 
   struct Bound;

@@ -17,13 +17,51 @@ CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
   }
 }
 
+Ref<Storage> CaptureTracer::memory_of(const Tensor& tensor) {
+  if (tensor.storage().owned())
+    if (Ref<Storage> provider = tensor.storage().provider(); provider && find(*provider) != none) {
+      provided_.insert(provider->id());
+      return provider;
+    }
+  return tensor.storage_ref();
+}
+
+/// Memory that the host wrote first has values that the program keeps.
+void CaptureTracer::before_write(const AnyOp& op, Inputs in) {
+  for (const Tensor& t : in)
+    if (t.defined() && t.storage().version() > 0 && blank_.erase(t.storage().id()) > 0)
+      born_.insert(t.storage().id());
+  Tracer::before_write(op, in);
+}
+
+/// StateError for reading memory that nothing wrote: the values came there past the ops.
+void CaptureTracer::look_at_content(const AnyOp& op, Inputs in) {
+  for (std::size_t i = 0; i < in.size() && !blank_.empty(); ++i) {
+    if (!in[i].defined() || op.is_view() || op.writes(i) || in[i].numel() == 0) continue;
+    const Storage& storage = in[i].storage();
+    if (!blank_.contains(storage.id())) continue;
+    check<StateError>(storage.version() > 0 && find(storage) == none,
+                      "capture: {} reads a tensor of shape {} that the step made with empty and no op wrote, "
+                      "so a replay could not fill it; fill it with an op, or outside the step",
+                      op.name(), in[i].shape());
+    blank_.erase(storage.id());
+    born_.insert(storage.id());
+  }
+}
+
 void CaptureTracer::after(const AnyOp& op, Inputs in, Outputs out) {
+  look_at_content(op, in);
   look_at_generator();
   if (const RandomKey* key = op.random_key()) std::erase(unclaimed_, *key);
   const std::size_t known = trace_.storages.size();
   Tracer::after(op, in, out);
+  if (op.among_ranks())
+    if (std::function<void()> done = op.peers_done()) peers_done_.push_back(std::move(done));
   for (std::size_t i = known; i < trace_.storages.size(); ++i)
     if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
+  if (!blank_.empty() && op.mutating())
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (op.writes(i) && in[i].defined()) blank_.erase(in[i].storage().id());
 }
 
 void CaptureTracer::host_read(const Tensor& tensor) {
@@ -37,11 +75,18 @@ void CaptureTracer::host_read(const Tensor& tensor) {
 void CaptureTracer::storage_gone(std::uint64_t id) noexcept {
   alive_.erase(id);
   born_.erase(id);
+  blank_.erase(id);
+  provided_.erase(id);
+}
+
+void CaptureTracer::wait_for_peers() {
+  for (const auto& wait : peers_done_) wait();
+  peers_done_.clear();
 }
 
 void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {
   for (const TracedStorage& storage : trace_.storages) {
-    if (!alive_.contains(storage.id)) continue;
+    if (!alive_.contains(storage.id) || provided_.contains(storage.id)) continue;
     const bool output = std::any_of(outputs.begin(), outputs.end(),
                                     [&](const Tensor& t) { return t.storage().id() == storage.id; });
     const TracedOp& maker = trace_.ops[storage.maker];
@@ -59,11 +104,12 @@ void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
   for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
     const TracedStorage& storage = trace_.storages[i];
     if (!storage.outside || !storage.rewritten || std::ranges::count(inputs_, i) > 0) continue;
-    check<StateError>(!born_.contains(storage.id),
-                      "capture: the step writes a tensor of {} bytes that it made of numbers or with empty, "
-                      "and a replay would not make it again; make it with zeros or full, or keep it outside "
-                      "the step",
-                      storage.bytes);
+    check<StateError>(
+        !born_.contains(storage.id),
+        "capture: the step writes a tensor of {} bytes that it made of the host's values, and a "
+        "replay would not make it again; make it with an op such as zeros or full, or keep it "
+        "outside the step",
+        storage.bytes);
     const auto ours = 1 + std::ranges::count_if(
                               outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
     check<StateError>(storage.outside->use_count() > static_cast<std::uint32_t>(ours),

@@ -1,6 +1,7 @@
 // What `capture` hears while the step runs, and what it refuses.
 #pragma once
 
+#include <functional>
 #include <unordered_set>
 #include <vector>
 
@@ -13,10 +14,16 @@ class CaptureTracer final : public Tracer {
   /// ValueError for an empty handle, StateError for inputs that share memory.
   explicit CaptureTracer(const std::vector<Tensor>& inputs);
 
+  void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
-  void made(const Tensor& tensor) override { born_.insert(tensor.storage().id()); }
+  void made(const Tensor& tensor, Content content) override {
+    (content == Content::none ? blank_ : born_).insert(tensor.storage().id());
+  }
   void host_read(const Tensor& tensor) override;
   void storage_gone(std::uint64_t id) noexcept override;
+
+  /// Peers no longer use what the step's calls took, so it is free where the step let go of it.
+  void wait_for_peers();
 
   // ---- after the step: StateError for what a replay could not repeat ----
   /// A tensor made by the step that is still alive and not among `outputs`.
@@ -37,13 +44,20 @@ class CaptureTracer final : public Tracer {
   Trace take() { return std::move(trace_); }
 
  private:
+  /// What an owner provides from memory that the step made is that memory, so a replay makes it again.
+  Ref<Storage> memory_of(const Tensor& tensor) override;
+  bool blank(const Storage& storage) const override { return blank_.contains(storage.id()); }
+  void look_at_content(const AnyOp& op, Inputs in);
   void look_at_generator();
 
   std::vector<std::uint32_t> inputs_;
   RandomKey begin_, seen_;
-  std::vector<RandomKey> unclaimed_;         // where draws began whose op was not heard yet
-  std::unordered_set<std::uint64_t> alive_;  // ids that ops of the trace made
-  std::unordered_set<std::uint64_t> born_;   // ids that no op made, but the step did
+  std::vector<std::function<void()>> peers_done_;
+  std::vector<RandomKey> unclaimed_;            // where draws began whose op was not heard yet
+  std::unordered_set<std::uint64_t> alive_;     // ids that ops of the trace made
+  std::unordered_set<std::uint64_t> born_;      // ids that no op made, but the step did, of the host's values
+  std::unordered_set<std::uint64_t> blank_;     // ids that the step made and nobody has written yet
+  std::unordered_set<std::uint64_t> provided_;  // ids of memory that owners showed, and may keep showing
 };
 
 }  // namespace sherd

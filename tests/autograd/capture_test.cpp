@@ -522,7 +522,7 @@ TEST_CASE("a replay uses the memory that it may, and says so where it may not") 
   // What the step made of numbers it would not make again; read alone, it is a constant.
   const auto refused = [](const std::function<Tensor()>& make) {
     const auto step = [&](std::span<const Tensor>) { return std::vector{add_(make(), 1)}; };
-    CHECK_THROWS_WITH(capture(step, {}), ContainsSubstring("made of numbers"));
+    CHECK_THROWS_WITH(capture(step, {}), ContainsSubstring("of the host's values"));
   };
   refused([] { return Tensor::scalar(0); });
   refused([] { return Tensor::from({1.0F, 2.0F}, {2}); });
@@ -551,6 +551,35 @@ TEST_CASE("a replay uses the memory that it may, and says so where it may not") 
       capture([&](std::span<const Tensor> in) { return std::vector{add_(kept, in[0])}; }, {ones({4})});
   CHECK_THROWS_WITH(writing.replay({view(kept, {4})}), ContainsSubstring("shares memory"));
   CHECK(same_bits(kept, full({4}, 2)));
+}
+
+TEST_CASE("memory without values is the program's own, once an op has written it") {
+  Program program = capture(
+      [](std::span<const Tensor> in) -> std::vector<Tensor> {
+        const Tensor both = empty({4}), given = empty({4}), constant = empty({2});
+        copy_(narrow(both, 0, 0, 2), in[0]);
+        copy_(narrow(both, 0, 2, 2), mul(in[0], 10));
+        copy_(given, both);
+        constant.mutable_data<float>()[0] = 3;
+        constant.mutable_data<float>()[1] = 4;
+        return {mul(both, 2), given, add(in[0], constant)};
+      },
+      {ones({2})});
+  const std::vector<Tensor> two = program.replay({full({2}, 2)}), three = program.replay({full({2}, 3)});
+  CHECK(two[0].to_vector<float>() == std::vector<float>{4, 4, 40, 40});
+  CHECK(two[1].to_vector<float>() == std::vector<float>{2, 2, 20, 20});
+  CHECK(three[1].to_vector<float>() == std::vector<float>{3, 3, 30, 30});
+  CHECK(three[2].to_vector<float>() == std::vector<float>{6, 7});
+
+  const auto unwritten = [](std::span<const Tensor> in) { return std::vector{add(in[0], empty({2}))}; };
+  CHECK_THROWS_WITH(capture(unwritten, {ones({2})}),
+                    ContainsSubstring("capture: add reads") && ContainsSubstring("no op wrote"));
+  Tensor kept;
+  const auto keeping = [&](std::span<const Tensor> in) {
+    kept = empty({2});
+    return std::vector{mul(copy_(kept, in[0]), 2)};
+  };
+  CHECK_THROWS_WITH(capture(keeping, {ones({2})}), ContainsSubstring("still alive"));
 }
 
 TEST_CASE("what the host writes within a step is refused, whenever") {

@@ -359,6 +359,29 @@ TEST_CASE("a captured backward repeats its calls too") {
   }));
 }
 
+TEST_CASE("a replay writes nothing that a peer still reads") {
+  const std::int64_t n = 1 << 16;  // beside the post, not within
+  CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+    const auto step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+      const Tensor mine = mul(in[0], 2), all = empty({3 * n}, {f32});
+      Work work = world.group().enqueue({.kind = CollectiveKind::all_gather,
+                                         .inputs = {mine},
+                                         .outputs = {all},
+                                         .reduction = {},
+                                         .label = {}});
+      work.wait();
+      return {amax(all), amin(all), add(mine, 1)};
+    };
+    Program program = capture(step, {full({n}, 0, {f32})});
+    for (int i = 1; i < 200; ++i) {
+      const std::vector<Tensor> out = program.replay({full({n}, i, {f32})});
+      expect(out[0].item() == 2 * i && out[1].item() == 2 * i, "replay {} sees {} to {}", i, out[1].item(),
+             out[0].item());
+      if (i % 3 == world.rank()) sum(exp(full({n}, i % 7, {f32})));  // peers come later
+    }
+  }));
+}
+
 TEST_CASE("a recomputed region gathers again, alike on every rank") {
   CHECK_NOTHROW(run_ranks(2, [&](World& world) {
     Tensor shard = values(2, 3, world.rank()).requires_grad_(),

@@ -154,3 +154,61 @@ TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the sam
       }
     }
 }
+
+namespace {
+
+/// Losses and whole parameters of steps on one batch a rank, of which all but the first two are replays if
+/// `captured`.
+std::vector<Tensor> results(World& world, const shard::Options& options, bool captured) {
+  manual_seed(3);
+  nn::Gpt model(small);
+  model.to(gpu);
+  for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
+  shard::fully_shard(model, options);
+  nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor loss = cross_entropy(flatten(model(in[0]), 0, 1), in[1], {.precision = LossPrecision::wide});
+    loss.backward();
+    shard::clip_grad_norm_(model.parameters(), 1);
+    optimizer.step();
+    optimizer.zero_grad();
+    return {loss.detach()};
+  };
+  std::vector<Tensor> all;
+  std::optional<Program> program;
+  for (int i = 0; i < 6; ++i) {
+    manual_seed(static_cast<std::uint64_t>(10 * world.rank() + i));
+    const std::vector<Tensor> in{to(randint(0, 256, {4, 32}, {i64}), gpu),
+                                 to(randint(0, 256, {128}, {i64}), gpu)};
+    if (!captured || i < 2)
+      all.push_back(step(in)[0]);
+    else if (!program)
+      all.push_back((program = capture(step, in))->outputs()[0]);
+    else
+      all.push_back(program->replay(in)[0]);
+  }
+  if (captured) expect(program->is_device_graph(), "not a graph");
+  for (const auto& [name, tensor] : shard::full_state_dict(model)) all.push_back(tensor);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: captured sharded steps run as graphs between the calls, with the steps' bits") {
+  if (no_gpu()) return;
+  for (const int ranks : {1, 2, 3})
+    for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+      for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::no_shard})
+        for (const bool narrow : {false, true}) {
+          INFO(ranks << " ranks, layout " << int(layout) << ", strategy " << int(strategy)
+                     << (narrow ? ", bf16" : ""));
+          CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+            shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
+            if (narrow) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
+            const std::vector<Tensor> eager = results(world, options, false),
+                                      graphs = results(world, options, true);
+            for (std::size_t i = 0; i < eager.size(); ++i)
+              expect(same_bits(eager[i], graphs[i]), "result {} differs", i);
+          }));
+        }
+}

@@ -1,0 +1,154 @@
+// Captured steps of sharded modules: the calls among ranks are ops of the program, and a replay gives the
+// step's bits.
+#include <algorithm>
+
+#include "collectives/observe.h"
+#include "shard/fsdp.h"
+#include "tests/catch.h"
+#include "tests/late_device.h"
+#include "tests/message_of.h"
+#include "tests/ranks.h"
+#include "tests/shard/parity_table.h"
+#include "tests/shard/whole.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+enum class Steps { eager, captured };
+constexpr int steps = 7, captured_at = 2;
+
+/// What a step takes and gives: inputs and targets; the loss and the norm of the gradient.
+std::vector<Tensor> inputs_of(World& world, int step, std::int64_t width, Device device = Device::cpu()) {
+  const Batch batch = batch_of(world.rank(), step, width);
+  return {to(batch.x, device), to(batch.target, device)};
+}
+
+/// Runs `step` on each step's inputs, but for the first and the last ones as a program if it is captured.
+template <class Inputs>
+std::vector<std::vector<Tensor>> run(const Step& step, const Inputs& inputs, Steps how) {
+  std::vector<std::vector<Tensor>> outputs;
+  std::optional<Program> program;
+  for (int i = 0; i < steps; ++i) {
+    const std::vector<Tensor> in = inputs(i);
+    if (how == Steps::eager || i < captured_at || i == steps - 1)
+      outputs.push_back(step(in));
+    else if (i == captured_at)
+      outputs.push_back((program = capture(step, in))->outputs());
+    else
+      outputs.push_back(program->replay(in));
+  }
+  return outputs;
+}
+
+Record train(Trainee& trainee, World& world, Steps how) {
+  nn::Adam adam(trainee.net.parameters(), {.lr = 1e-2});
+  const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor loss = loss_of(trainee.net, {in[0], in[1]});
+    trainee.backward(loss);
+    const Tensor norm = trainee.clip(0.25);
+    adam.step();
+    adam.zero_grad();
+    return {loss.detach(), norm.detach()};
+  };
+  Record record;
+  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, trainee.net.width); }, how)) {
+    record.losses.push_back(out[0].item<float>());
+    record.norms.push_back(out[1].item());
+  }
+  for (const auto& [name, tensor] : trainee.whole())
+    record.values.emplace_back(name, to(tensor, DType::f32).to_vector<float>());
+  return record;
+}
+
+/// What a net of each layout on `device` and its ranks gives in mixed precision.
+std::vector<float> narrow_run(World& world, const shard::Options& options, Device device, Steps how) {
+  Net net;
+  net.to(device);
+  shard_blocks_and_rest(net, options);
+  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+  const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    Tensor loss;
+    for (int part = 0; part < 2; ++part) {
+      shard::set_requires_gradient_sync(net, part == 1);
+      loss = mean(square(sub(to(net(in[0]), f32), in[1])));
+      loss.backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+    return {loss.detach()};
+  };
+  std::vector<float> seen;
+  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, net.width, device); }, how))
+    seen.push_back(out[0].item<float>());
+  for (const auto& [name, tensor] : shard::full_state_dict(net))
+    for (const float value : to(to(tensor, Device::cpu()), f32).to_vector<float>()) seen.push_back(value);
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("a captured step is the step, in every way of sharding") {
+  for (const ParityRow& row : parity_table)
+    for (const std::string_view name : row.ways) {
+      const auto way = std::ranges::find(ways(), name, &Way::name);
+      if (name == "average by hand" || name == "data parallel")
+        continue;  // the program makes calls of its own
+      for (const int ranks : row.worlds) {
+        INFO(name << ", world of " << ranks);
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          const Record eager = train(*way->begin(world), world, Steps::eager);
+          const Record captured = train(*way->begin(world), world, Steps::captured);
+          const std::string differs = difference(captured, eager);
+          expect(differs.empty(), "{}", differs);
+        }));
+      }
+    }
+}
+
+TEST_CASE("a captured step accumulates and casts as the step does, on a device that works later too") {
+  using enum shard::ShardingStrategy;
+  for (const int ranks : {1, 2, 3})
+    for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+      for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, no_shard})
+        for (const bool narrow : {false, true})
+          for (const bool late : {false, true}) {
+            INFO(ranks << " ranks, layout " << int(layout) << ", strategy " << int(strategy)
+                       << (narrow ? ", bf16" : "") << (late ? ", late" : ""));
+            shard::Options options{.layout = layout, .strategy = strategy};
+            if (narrow) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
+            const Device device = late ? late_device() : Device::cpu();
+            CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+              const std::vector<float> eager = narrow_run(world, options, device, Steps::eager);
+              expect(narrow_run(world, options, device, Steps::captured) == eager, "not the same bits");
+            }));
+          }
+}
+
+TEST_CASE("a replay makes the calls of the step, in its order") {
+  for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      Net net;
+      shard_blocks_and_rest(net, {.layout = layout});
+      nn::Sgd optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+      const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+        const Tensor loss = loss_of(net, {in[0], in[1]});
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        return {loss.detach()};
+      };
+      std::vector<std::string> eager;
+      const std::vector<Tensor> in = inputs_of(world, 0, net.width);
+      for (int i = 0; i < 2; ++i) {
+        const OrderLog log;
+        step(in);
+        eager = log.lines();
+      }
+      Program program = capture(step, in);
+      const OrderLog log;
+      program.replay(in);
+      expect(log.lines() == eager, "{} calls, the step made {}", log.lines().size(), eager.size());
+    }));
+}
