@@ -202,8 +202,10 @@ std::function<void()> Post::peers_done() const {
   const std::optional<PostedCall> posted = group->posted();
   if (completion == Completion::complete || !posted) return {};
   return [end = group, transport = group->transport(), call = *posted] {
-    if (end->transport() == transport)  // else it was renewed, and nobody reads any more
-      end->line_of(call.kind, call.channel, call.peer).wait_inputs(call.sequence);
+    if (end->transport() != transport) return;  // it was renewed, and nobody reads any more
+    Line& line = end->line_of(call.kind, call.channel, call.peer);
+    line.wait(call.sequence);  // this rank's own part may not be over either
+    line.wait_inputs(call.sequence);
   };
 }
 
