@@ -15,6 +15,12 @@ namespace {
     case FaultKind::gather_index:
       fail<ValueError>("gather: index {} at position {} is outside [0, {}); the device found it earlier",
                        r.index, r.position, r.bound);
+    case FaultKind::scatter_index:
+      fail<ValueError>("scatter: index {} at position {} is outside [0, {}); the device found it earlier",
+                       r.index, r.position, r.bound);
+    case FaultKind::write_index:
+      fail<ValueError>("write_rows_: index {} at position {} is outside [0, {}); the device found it earlier",
+                       r.index, r.position, r.bound);
     case FaultKind::cross_entropy_target:
       fail<ValueError>(
           "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index; the device found "

@@ -12,6 +12,8 @@ enum class FaultKind : std::int64_t {
   none,
   embedding_index,
   gather_index,
+  scatter_index,
+  write_index,
   cross_entropy_target,
   multinomial_weight,
   multinomial_zero,

@@ -25,15 +25,9 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   if (in[0].numel() == 0 || op.columns == 0) return;
   const Tensor values = contiguous(in[0]), index = contiguous(in[1]);
   const std::int64_t picks = index.shape().back();
-  launch_scatter({values.dtype(),
-                  index.numel() / picks,
-                  op.columns,
-                  picks,
-                  values.raw(),
-                  integers(index),
-                  out[0].raw(),
-                  {},
-                  stream_of(values.device())});
+  DeviceState& state = state_of(values.device());
+  launch_scatter({values.dtype(), index.numel() / picks, op.columns, picks, values.raw(), integers(index),
+                  out[0].raw(), state.faults(), state.stream()});
   check_launch(op.name);
 }
 

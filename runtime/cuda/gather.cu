@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(threads_per_block) scatter(const PickCall c) {
     const std::int64_t j = first + lane;
     const std::int64_t at = j < c.picks ? index[j] : -1;
     const bool valid = at >= 0 && at < c.columns;
+    if (!valid && j < c.picks) c.faults(FaultKind::scatter_index, at, row * c.picks + j, c.columns);
     const unsigned same = __match_any_sync(whole_warp, static_cast<long long>(valid ? at : -1));
     if (valid && lane == __ffs(static_cast<int>(same)) - 1) {
       T place = y[at];

@@ -1,10 +1,12 @@
 // Largest values, picks and draws, and the order-free norm: equal to the CPU's to the bit.
 #include <limits>
 
+#include "autograd/capture/capture.h"
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/exact_squares.h"
+#include "runtime/indexing.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "tests/cuda/agree.h"
 
@@ -82,7 +84,6 @@ TEST_CASE("cuda: topk, gather and scatter equal the CPU's, gradients included") 
       INFO(name_of(dtype) << " " << columns);
       const Tensor x = Values(6)({7, columns}, dtype, 0, 20);
       for (std::int64_t k : {std::int64_t{0}, std::int64_t{1}, (columns + 1) / 2, columns}) {
-        if (k > 33 && dtype != f32) continue;  // one dtype for the long ones
         equal_bits(x, [&](const Tensor& t) { return topk(t, k).values; });
         equal_bits(x, [&](const Tensor& t) { return topk(t, k).indices; });
       }
@@ -95,6 +96,77 @@ TEST_CASE("cuda: topk, gather and scatter equal the CPU's, gradients included") 
     equal_bits(Values(9).with_specials({6, 100}, dtype), [](const Tensor& t) { return topk(t, 20).indices; });
     agree({transpose(Values(10)({30, 8}, dtype), 0, 1), Values(11)({8, 9}, i64, 0, 29)}, 0,
           [](std::span<const Tensor> t) { return gather(t[0], t[1]); });
+  }
+}
+
+TEST_CASE("cuda: rows are sorted as the CPU sorts them, whatever their length") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes)
+    for (std::int64_t columns : {33, 2047, 2048, 2049, 5000, 70001}) {
+      INFO(name_of(dtype) << " " << columns);
+      Tensor x = Values(13)({3, columns}, dtype, is_floating(dtype) ? -50 : 0, 50);
+      if (is_floating(dtype)) {
+        fill_(slice(x, 1, 5, columns, 7), -0.0);
+        fill_(slice(x, 1, 6, columns, 11), std::nan(""));
+        fill_(slice(x, 1, 8, columns, 13), -std::numeric_limits<double>::infinity());
+      }
+      for (const Order order : {Order::ascending, Order::descending}) {
+        equal_bits(x, [&](const Tensor& t) { return sort(t, -1, order).indices; });
+        equal_bits(x, [&](const Tensor& t) { return sort(t, -1, order).values; });
+      }
+      if (columns < 3000) equal_bits(x, [](const Tensor& t) { return argsort(transpose(t, 0, 1), 0); });
+    }
+  manual_seed(3);
+  const Tensor places = sort(to(randperm(100000), gpu)).values;
+  CHECK(distance_in_ulps(places, arange(0, 100000, 1, {i64})) == 0);
+}
+
+TEST_CASE("cuda: rows are written as the CPU writes them, and a captured step may do so") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes)
+    for (std::int64_t width : {1, 3, 4, 64}) {
+      INFO(name_of(dtype) << " " << width);
+      const Tensor table = Values(14)({50, width}, dtype, 0, 9), rows = Values(15)({200}, i64, 0, 49.9),
+                   values = Values(16)({200, width}, dtype, 0, 9);
+      const auto written = [](const Tensor& t, const Tensor& at, const Tensor& v) {
+        Tensor copy = clone(t);
+        copy[at] = v;
+        return copy;
+      };
+      CHECK(distance_in_ulps(written(on_gpu(table), on_gpu(rows), on_gpu(values)),
+                             written(table, rows, values)) == 0);
+      const Tensor turned = transpose(table, 0, 1);  // not dense
+      const Tensor few = Values(17)({2}, i64, 0, static_cast<double>(width) - 0.1),
+                   columns = Values(18)({2, 50}, dtype, 0, 9);
+      CHECK(distance_in_ulps(written(on_gpu(turned), on_gpu(few), on_gpu(columns)),
+                             written(turned, few, columns)) == 0);
+    }
+  Program program = capture(
+      [](std::span<const Tensor> in) -> std::vector<Tensor> {
+        Tensor copy = clone(in[0]);
+        copy[in[1]] = in[2];
+        return {copy};
+      },
+      {zeros({9, 2}, {f32, gpu}), zeros({3}, {i64, gpu}), ones({3, 2}, {f32, gpu})});
+  const Tensor at = Tensor::from({7, 2, 7}, {3}, gpu);
+  const Tensor out = program.replay({zeros({9, 2}, {f32, gpu}), to(at, i64), ones({3, 2}, {f32, gpu})})[0];
+  CHECK(sum(out).item() == 4);
+  CHECK(program.is_device_graph());
+}
+
+TEST_CASE("cuda: a bad index of one_hot, of scatter and of rows to write is reported") {
+  if (no_gpu()) return;
+  for (const std::int64_t bad : {-1, 5}) {
+    const Tensor index = to(Tensor::from({0, bad, 2}, {3}), gpu);
+    CHECK_THROWS_AS(one_hot(index, 5).to_vector<std::int64_t>(), ValueError);
+    Tensor table = zeros({5, 2}, {f32, gpu});
+    CHECK_THROWS_AS(
+        [&] {
+          table[index] = ones({3, 2}, {f32, gpu});
+          synchronize();
+        }(),
+        ValueError);
+    CHECK_NOTHROW(one_hot(to(Tensor::from(std::vector<std::int32_t>{0, 4}, {2}), gpu), 5).to_vector<std::int64_t>());
   }
 }
 

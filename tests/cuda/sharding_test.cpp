@@ -1,6 +1,7 @@
 // A world of one on a GPU: the engine's groups, gathers, reductions and mixed precision, without peers.
 #include <map>
 
+#include "autograd/capture/capture.h"
 #include "collectives/world.h"
 #include "nn/gpt.h"
 #include "nn/optimizer.h"
