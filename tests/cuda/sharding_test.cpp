@@ -8,6 +8,7 @@
 #include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "tests/cuda/agree.h"
+#include "tests/ranks.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
