@@ -149,8 +149,8 @@ struct Counts {
 
 /// Weights have every parameter, and what is tied perhaps twice.
 Counts weight_counts(const Shapes& shapes) { return {shapes.size(), shapes.size() + 1}; }
-/// An optimizer's state has up to three tensors a parameter, and the rates of its groups.
-Counts moment_counts(const Shapes& shapes) { return {0, 3 * (shapes.size() + 1)}; }
+/// AdamW's state has up to three tensors a parameter, and five options for each of its two groups.
+Counts moment_counts(const Shapes& shapes) { return {0, 3 * shapes.size() + 2 * 5}; }
 
 /// Every tensor has the shape of a parameter, of its own where it has a parameter's name, or is a number.
 void check_shapes(const shard::SavedState& state, const Shapes& shapes, const Counts& counts) {
