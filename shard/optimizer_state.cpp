@@ -246,10 +246,7 @@ class StateCutter {
   /// `keys`: what names the parameters in the state, `names`: what it has for each.
   StateCutter(const nn::Optimizer& optimizer, const StateSource& from, std::vector<std::string> keys,
               std::vector<std::string> names)
-      : names_(std::move(names)),
-        params_(all_parameters(optimizer)),
-        keys_(std::move(keys)),
-        from_(from) {}
+      : names_(std::move(names)), params_(all_parameters(optimizer)), keys_(std::move(keys)), from_(from) {}
 
   /// An option of a group, unless the state has none: the optimizer knows which it needs.
   void take_option(std::size_t group, const std::string& option) {

@@ -378,8 +378,7 @@ class ThreadLine final : public Line {
   /// Peers may have finished a call before this rank: its own part counts too.
   bool slot_is_free(std::uint64_t sequence) { return finished_ > sequence && peers_finished(sequence); }
   bool inputs_free(std::uint64_t sequence) {
-    return sequence < posted_ &&
-           (is_over(sequence) || mine_.slot(sequence).eager || slot_is_free(sequence));
+    return sequence < posted_ && (is_over(sequence) || mine_.slot(sequence).eager || slot_is_free(sequence));
   }
   /// Whether outputs hold their values and are free: in two rounds peers read them too.
   bool complete(std::uint64_t sequence) {

@@ -44,7 +44,8 @@ using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Soft
                         LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
                         CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
                         ScaleUnlessOne, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
-using OptimizerOps = OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
+using OptimizerOps =
+    OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs
 /// everything, and they are what a program is decomposed to.

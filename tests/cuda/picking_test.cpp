@@ -166,7 +166,8 @@ TEST_CASE("cuda: a bad index of one_hot, of scatter and of rows to write is repo
           synchronize();
         }(),
         ValueError);
-    CHECK_NOTHROW(one_hot(to(Tensor::from(std::vector<std::int32_t>{0, 4}, {2}), gpu), 5).to_vector<std::int64_t>());
+    CHECK_NOTHROW(
+        one_hot(to(Tensor::from(std::vector<std::int32_t>{0, 4}, {2}), gpu), 5).to_vector<std::int64_t>());
   }
 }
 
