@@ -69,8 +69,8 @@ struct Leaver {
 Fault departed(const CallPlace& place, const Leaver& leaver, RankCall waiting, std::size_t made,
                std::size_t missed);
 
-/// The fault of a group in which the call `signature` of `rank` could not be moved to or from `peer`: MPI
-/// gives no hint which of them is at fault. `failure`: what failed and why.
+/// The fault of a group in which the call `signature` of `rank` could not be moved to or from `peer`: nothing
+/// gives a hint which of them is at fault. `failure`: what failed and why.
 Fault not_moved(const CallPlace& place, RankCall call, int peer, std::string_view failure);
 
 /// The fault of a group in which `call.rank`'s device could not move its part. `failure`: what it says.

@@ -1,4 +1,4 @@
-// The interface of what moves calls: implemented for threads, MPI and dry runs.
+// The interface of what moves calls: implemented for threads, processes and dry runs.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,8 @@
 #include <thread>
 
 #include "collectives/group_end.h"
-#include "collectives/processes.h"
+#include "collectives/launch.h"
+#include "collectives/processes/run.h"
 #include "collectives/threads/transport.h"
 #include "runtime/backend.h"
 #include "runtime/context.h"
@@ -172,7 +173,7 @@ void share_cores(const Launch& launch) {
 
 void run_as_process(const Launch& launch, const Body& body) {
   share_cores(launch);
-  const std::unique_ptr<ProcessRun> run = begin_process_run(launch);
+  const std::unique_ptr<ProcessRun> run = processes::begin_run(launch);
   try {
     World world = make_world(run->world(), launch.local_rank, launch.local_size);
     const InWorld in(world);
@@ -243,7 +244,7 @@ World& init() {
   const std::optional<Launch> launch = this_launch();
   if (launch && launch->size > 1) {
     share_cores(*launch);
-    initial.run = begin_process_run(*launch);
+    initial.run = processes::begin_run(*launch);
     initial.world = make_world(initial.run->world(), launch->local_rank, launch->local_size);
   } else {
     auto alone = std::make_shared<threads::Crew>(1, 0);

@@ -2,7 +2,7 @@
 #include <map>
 #include <string>
 
-#include "collectives/processes.h"
+#include "collectives/launch.h"
 #include "tests/catch.h"
 
 using namespace sherd;
@@ -112,5 +112,71 @@ TEST_CASE("values that are no ranks are named with their variable") {
     const std::string text = message_of<ValueError>([&] { read(f.say("8", "8", "0", "1")); });
     CHECK_THAT(text, ContainsSubstring(f.rank + " is 8 and " + f.size + " is 8"));
     CHECK_THROWS_AS(read(f.say("0", "0", "0", "1")), ValueError);
+  }
+}
+
+TEST_CASE("where processes meet is read from MASTER_ADDR and MASTER_PORT, or from Slurm") {
+  const auto place = [](Environment environment, const Environment& more) {
+    environment.insert(more.begin(), more.end());
+    return read_meeting_place(*read(environment), [&](const char* name) -> const char* {
+      const auto found = environment.find(name);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  };
+  const Environment torchrun = flavours[1].say("1", "4", "1", "4"),
+                    slurm = flavours[2].say("1", "4", "1", "4");
+  for (const Flavour& f : flavours) {
+    const MeetingPlace read = place(f.say("1", "4", "1", "4"), {{"MASTER_ADDR", "node7"},
+                                                                {"MASTER_PORT", "29500"},
+                                                                {"SLURM_JOB_ID", "5"},
+                                                                {"SHERD_JOB_TOKEN", "secret"}});
+    CHECK(read.host == "node7");
+    CHECK(read.port == 29500);
+    CHECK(read.token == "secret");
+  }
+  const Environment there = {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "run"}};
+  CHECK(place(torchrun, there).token == "run");
+  CHECK(place(torchrun, there).port == 29500);
+  Environment shared = there;  // torchrun's own store listens there
+  shared["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  CHECK(place(torchrun, shared).port == 29501);
+
+  Environment within = there;  // Slurm's number of a step that is a shell
+  within["SLURM_STEP_ID"] = "4294967290";
+  CHECK(place(torchrun, within).token == "run");
+
+  const std::pair<const char*, const char*> lists[] = {
+      {"a1", "a1"},           {"a1,b2", "a1"},          {"a[01-04]", "a01"},      {"a[3,7-9],b", "a3"},
+      {"a-[2]-ib", "a-2-ib"}, {"a[1-2]-ib,b", "a1-ib"}, {"login,a[1-2]", "login"}};
+  for (const auto& [list, first] : lists) {
+    const Environment job = {{"SLURM_STEP_NODELIST", list}, {"SLURM_JOB_ID", "123"}, {"SLURM_STEP_ID", "4"}};
+    CHECK(place(slurm, job).host == first);
+    CHECK(place(slurm, job).port == 20127);
+    CHECK(place(slurm, job).token == "123.4");
+  }
+  const auto error = [&](const Environment& environment, const Environment& more) {
+    return message_of<ValueError>([&] { place(environment, more); });
+  };
+  CHECK_THAT(error(torchrun, {{"MASTER_PORT", "29500"}}), ContainsSubstring("MASTER_ADDR"));
+  for (const char* bad : {"", "0", "65536", "port", "-1"})
+    CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", bad}}),
+               ContainsSubstring("MASTER_PORT"));
+  CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}}), ContainsSubstring("MASTER_PORT"));
+}
+
+TEST_CASE("what connects processes follows from their launcher, unless SHERD_WIRE says it") {
+  for (const Flavour& f : flavours) {
+    const Launch launch = *read(f.say("1", "4", "1", "4"));
+    for (const bool has_mpi : {false, true}) {
+      const auto wire = [&](const char* said) {
+        return read_wire(launch, [said](const char*) { return said; }, has_mpi);
+      };
+      const bool over_mpi = has_mpi && launch.launcher != Launcher::torchrun;
+      CHECK(wire(nullptr) == (over_mpi ? WireKind::mpi : WireKind::tcp));
+      CHECK(wire("") == wire(nullptr));
+      CHECK(wire("tcp") == WireKind::tcp);
+      CHECK(wire("mpi") == WireKind::mpi);
+      CHECK_THAT(message_of<ValueError>([&] { wire("nccl"); }), ContainsSubstring("SHERD_WIRE is 'nccl'"));
+    }
   }
 }

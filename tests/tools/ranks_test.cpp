@@ -2,6 +2,7 @@
 #include "runtime/error.h"
 #include "tests/catch.h"
 #include "tests/sanitizer.h"
+#include "tests/tools/command.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -136,6 +137,29 @@ TEST_CASE("a run on ranks that drops features is the same when it is not halted,
       CHECK(runs.left(out) == runs.left(way.name()));
     }
   }
+}
+
+TEST_CASE("processes that know of each other by torchrun's variables train to the bits of threads") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments sizes = {"train", "--data",    "text", "--layers",     "1",   "--heads",   "1", "--width",
+                           "10",    "--context", "8",    "--dropout",    "0.1", "--threads", "1", "--batch",
+                           "12",    "--steps",   "8",    "--eval-every", "4"};
+  for (const int ranks : {2, 4})
+    for (const std::string layout : {"flat", "per-parameter"}) {
+      const std::string name = std::to_string(ranks) + layout;
+      INFO(name);
+      const auto train = [&](const std::string& out, const std::string& number, const Arguments& starter) {
+        Command command(folder, with(sizes, {"--layout", layout, "--ranks", number, "--out", out}), {},
+                        starter);
+        const int code = command.wait();
+        INFO(command.out() << command.err());
+        REQUIRE(code == 0);
+      };
+      train(name + "threads", std::to_string(ranks), {});
+      train(name + "processes", "0", {SHERD_STARTER, "-n", std::to_string(ranks)});
+      CHECK(contents(folder / (name + "processes")) == contents(folder / (name + "threads")));
+    }
 }
 
 TEST_CASE("a checkpoint goes on on any other ranks, in any other layout") {

@@ -1,14 +1,22 @@
-// Ranks as processes: starts every scenario of mpi_scenarios with `sherd launch` and reads the verdicts of
-// the ranks that live to the end.
+// Ranks as processes: starts every scenario of mpi_scenarios and reads the verdicts of the ranks that live to
+// the end. SHERD_STARTER, if it is set, starts them; else `sherd launch` does, over MPI.
 #include <sys/wait.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "tests/catch.h"
+
+// What a build without MPI has not.
+#ifndef SHERD_TOOL
+#define SHERD_TOOL ""
+#define SHERD_CODES ""
+#define SHERD_MEMORY ""
+#endif
 
 namespace {
 
@@ -21,7 +29,9 @@ struct Outcome {
 /// One that hangs is ended and so fails by its status. OpenMPI's plugins leak and are unloaded before the
 /// leak checker looks: no suppression can name their frames.
 Outcome launch(int ranks, const std::string& scenario, const std::string& program = SHERD_SCENARIOS) {
-  const std::string command = "LSAN_OPTIONS=detect_leaks=0 timeout -k 5 100 " SHERD_TOOL " launch -n " +
+  const char* const starter = std::getenv("SHERD_STARTER");
+  const std::string command = std::string("LSAN_OPTIONS=detect_leaks=0 timeout -k 5 100 ") +
+                              (starter != nullptr ? starter : SHERD_TOOL " launch") + " -n " +
                               std::to_string(ranks) + " " + program + " " + scenario + " 2>&1";
   Outcome outcome;
   FILE* const pipe = ::popen(command.c_str(), "r");
@@ -149,25 +159,26 @@ TEST_CASE("a chain of processes that wait for one that is slow waits for it") {
   for (int ranks : {2, 4}) expect_all_well(ranks, "slow_chain");
 }
 
-TEST_CASE("an MPI function that fails is named with MPI's own text") {
+TEST_CASE("an MPI function that fails is named with MPI's own text", "[mpi]") {
   for (const char* scenario : {"frames_out", "messages_out", "messages_in", "frames_in", "tests"})
     for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_CODES);
 }
 
-TEST_CASE("memory that MPI may use is neither freed nor used again, whatever MPI_Test says of its request") {
+TEST_CASE("memory that MPI may use is neither freed nor used again, whatever MPI_Test says of its request",
+          "[mpi]") {
   for (const char* scenario : {"frames_out", "frames_in", "messages_out", "messages_in"})
     for (int ranks : {2, 3}) expect_all_well(ranks, scenario, SHERD_MEMORY);
 }
 
-TEST_CASE("a process that cannot start leaves MPI the memory that it was lent") {
+TEST_CASE("a process that cannot start leaves MPI the memory that it was lent", "[mpi]") {
   expect_refused_start(2, "start", SHERD_MEMORY);
 }
 
-TEST_CASE("groups that come and go leave nothing in a process") {
+TEST_CASE("groups that come and go leave nothing in a process", "[mpi]") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "dropped_groups", SHERD_MEMORY);
 }
 
-TEST_CASE("an MPI that does not start, or grants too few threads, is refused by name") {
+TEST_CASE("an MPI that does not start, or grants too few threads, is refused by name", "[mpi]") {
   for (const char* scenario : {"init", "level"}) expect_refused_start(2, scenario);
 }
 

@@ -530,6 +530,7 @@ int main(int argc, char** argv) {
   }
   if (argc > 2) seed = std::strtoull(argv[2], nullptr, 10);
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank == nullptr) rank = std::getenv("RANK");
   std::string verdict = "ok";
   try {
     scenario->second();

@@ -1,5 +1,5 @@
 // The connections between processes, here between threads: who is no process of the job holds up nobody.
-#include "collectives/mpi/watch.h"
+#include "collectives/processes/watch.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -17,7 +17,7 @@
 #include "tests/catch.h"
 
 using namespace sherd;
-using namespace sherd::mpi;
+using namespace sherd::processes;
 
 namespace {
 

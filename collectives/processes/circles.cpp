@@ -1,11 +1,11 @@
-#include "collectives/mpi/circles.h"
+#include "collectives/processes/circles.h"
 
 #include <algorithm>
 #include <set>
 
-#include "collectives/mpi/process.h"
+#include "collectives/processes/process.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 namespace {
 
 /// How long a rank waits before it asks for the first time; calls that go well are over by then.
@@ -80,4 +80,4 @@ void Circles::hear_circle(const std::vector<Waiter>& circle) {
   }
 }
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -1,4 +1,4 @@
-#include "collectives/mpi/process.h"
+#include "collectives/processes/process.h"
 
 #include <sched.h>
 #if defined(__SANITIZE_ADDRESS__)
@@ -12,17 +12,22 @@
 #include <thread>
 
 #include "collectives/launch_report.h"
-#include "collectives/mpi/codes.h"
-#include "collectives/mpi/line.h"
+#include "collectives/processes/line.h"
 #include "runtime/context.h"
 #include "runtime/pause.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 namespace {
 
-static_assert(std::is_trivially_copyable_v<Header> && std::is_trivially_copyable_v<Door>);
+static_assert(std::is_trivially_copyable_v<Header>);
 
-constexpr int frame_tag = 0, first_tag = 1;
+/// What a process gives to all others when they meet.
+struct Card {
+  Door door;
+  GroupKey key;
+};
+static_assert(std::is_trivially_copyable_v<Card>);
+
 constexpr int last_looks = 200;  // for frames of a dead process that are still on their way
 /// How long the process that decides on a fault's text may be stopped before another one does.
 constexpr std::chrono::milliseconds decision_time{500};
@@ -39,7 +44,7 @@ void report(LaunchReport::Kind kind, const Launch& launch) {
 
 }  // namespace
 
-void LeaveToMpi::operator()([[maybe_unused]] Lent* lent) const noexcept {
+void LeaveToWire::operator()([[maybe_unused]] Lent* lent) const noexcept {
 #if defined(__SANITIZE_ADDRESS__)
   __lsan_ignore_object(lent);
 #endif
@@ -65,81 +70,26 @@ std::shared_ptr<Process> Process::current(const Launch& launch) {
 // ---- start and end ----
 
 Process::Process(const Launch& launch) {
-  check<StateError>(
-      launch.launcher != Launcher::torchrun,
-      "launch: torchrun started {} processes, but connects none; start the program with mpirun, srun "
-      "or `sherd launch -n {}`",
-      launch.size, launch.size);
-  int finalized = 0;
-  check_code(MPI_Finalized(&finalized), "MPI_Finalized");
-  check<StateError>(
-      finalized == 0,
-      "launch: MPI has ended in this process and starts only once; run all bodies on one thread");
   report(LaunchReport::Kind::joining, launch);
-  start_mpi();
   start(launch);
   report(LaunchReport::Kind::joined, launch);
 }
 
-/// Starts MPI unless the program has, and checks that it allows what is done here.
-void Process::start_mpi() {
-  int initialized = 0, level = MPI_THREAD_SINGLE;
-  check_code(MPI_Initialized(&initialized), "MPI_Initialized");
-  if (initialized != 0) {
-    check_code(MPI_Query_thread(&level), "MPI_Query_thread");
-    return check_level(level);
-  }
-  ::setenv("OMPI_MCA_mpi_yield_when_idle", "0",
-           0);  // else OpenMPI yields in every look; `Patience` decides when
-  check_code(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
-  owns_mpi_ = true;
-  check_level(level);
-  check_code(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-}
-
-/// The watch is a thread beside the one that calls MPI; who calls MPI on another thread than the one that
-/// initialised it needs one level more.
-void Process::check_level(int level) const {
-  int is_main = 0;
-  check_code(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main");
-  const int needed = is_main != 0 ? MPI_THREAD_FUNNELED : MPI_THREAD_SERIALIZED;
-  check<StateError>(level >= needed,
-                    "run_ranks: MPI grants {} and {} is needed on this thread; initialise it with that, or "
-                    "use an MPI that grants it",
-                    level_name(level), level_name(needed));
-}
-
 void Process::start(const Launch& launch) {
-  int size = 0;
-  check_code(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-  check_code(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-  check<StateError>(
-      size == launch.size && rank_ == launch.rank,
-      "launch: the environment says rank {} of {}, but MPI says rank {} of {}; start the program with "
-      "the mpirun or srun that belongs to this build's MPI, or with `sherd launch -n {}`",
-      launch.rank, launch.size, rank_, size, launch.size);
-  check_code(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
-  // The watch reports what happens to a peer.
-  check_code(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  int* limit = nullptr;
-  int found = 0;
-  check_code(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found),
-             "MPI_Comm_get_attr");
-  tag_limit_ = found != 0 ? *limit : 32767;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  spins_ = launch.local_size <= cores ? 2000 : 20;
-  peers_.resize(static_cast<std::size_t>(size));
-
-  watch_ =
-      std::make_unique<Watch>(rank_, size, launch.local_size == size ? Reach::this_machine : Reach::network);
-  std::vector<Door> doors(static_cast<std::size_t>(size));
-  check_code(
-      MPI_Allgather(&watch_->door(), sizeof(Door), MPI_BYTE, doors.data(), sizeof(Door), MPI_BYTE, comm_),
-      "MPI_Allgather");
-  key_ = draw_group_key();
-  check_code(MPI_Bcast(key_.data(), static_cast<int>(key_.size()), MPI_BYTE, 0, comm_), "MPI_Bcast");
+  wire_ = connect_wire(launch);
+  rank_ = wire_->rank();
+  spins_ = spins_for(launch);
+  peers_.resize(static_cast<std::size_t>(wire_->size()));
+  watch_ = std::make_unique<Watch>(rank_, size(),
+                                   launch.local_size == size() ? Reach::this_machine : Reach::network);
+  const Card own{watch_->door(), draw_group_key()};
+  std::vector<Card> cards(peers_.size());
+  wire_->all_gather(&own, cards.data(), sizeof own);
+  key_ = cards[0].key;
+  std::vector<Door> doors;
+  for (const Card& card : cards) doors.push_back(card.door);
   watch_->connect(doors);
-  for (std::size_t slot = 0; slot < lent_->incoming.size(); ++slot) receive_into(slot);
+  go_deaf(wire_->open([this](int process) { watch_->cut(process); }));
   throw_if_deaf();
 }
 
@@ -155,17 +105,10 @@ Process::~Process() {
     goodbye.flag = clean_;
     announce(std::move(goodbye));
   }
-  if (clean_ && all_said_goodbye() && end_mpi()) std::unique_ptr<Lent>(lent_.release()).reset();
+  if (clean_ && all_said_goodbye() && wire_->end()) std::unique_ptr<Lent>(lent_.release()).reset();
 }
 
-/// Whether MPI has ended, and uses nothing any more.
-bool Process::end_mpi() {
-  for (MPI_Request& request : lent_->receives)
-    if (!succeeded(MPI_Cancel(&request)) || !succeeded(MPI_Wait(&request, MPI_STATUS_IGNORE))) return false;
-  return succeeded(MPI_Comm_free(&comm_)) && owns_mpi_ && succeeded(MPI_Finalize());
-}
-
-/// Waits for the goodbyes of all processes, as MPI_Finalize would; false when one had a fault or died.
+/// Waits for the goodbyes of all processes; false when one had a fault or died.
 bool Process::all_said_goodbye() {
   Patience patience(spins_);
   for (;;) {
@@ -387,7 +330,7 @@ bool Process::deaf(int process, std::uint32_t run) const {
 
 // ---- lines ----
 
-void Process::add(const LineId& id, MpiLine& line) {
+void Process::add(const LineId& id, ProcessLine& line) {
   lines_[id] = &line;
   const auto mail = mail_.find(id);
   if (mail == mail_.end()) return;
@@ -399,33 +342,33 @@ void Process::remove(const LineId& id) {
   std::erase(holding_, found->second);
   lines_.erase(found);
 }
-void Process::adopt(std::unique_ptr<MpiLine> line) {
+void Process::adopt(std::unique_ptr<ProcessLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
 
 void Process::let_go() {
-  std::erase_if(holding_, [](MpiLine* line) { return line->let_go(); });
+  std::erase_if(holding_, [](ProcessLine* line) { return line->let_go(); });
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
 }
 
 void Process::abandon(Abandoned left) {
-  const auto cancelled = [](MPI_Request& request) { return succeeded(MPI_Cancel(&request)); };
+  const auto cancelled = [&](Wire::Ticket& ticket) { return wire_->cancel(ticket).empty(); };
   if (!forked() && !std::ranges::all_of(left.receives, cancelled)) return lose(std::move(left.keep));
   lent_->abandoned.push_back(std::move(left));
   if (!forked()) std::erase_if(lent_->abandoned, [&](Abandoned& a) { return over(a); });
 }
 
-/// Whether MPI is done with it, or nobody will know.
+/// Whether the wire is done with it, or nobody will know.
 bool Process::over(Abandoned& left) {
-  for (std::vector<MPI_Request>* requests : {&left.receives, &left.sends})
-    while (!requests->empty()) {
-      int done = 0;
-      if (!succeeded(MPI_Test(&requests->back(), &done, MPI_STATUS_IGNORE))) {
+  for (std::vector<Wire::Ticket>* tickets : {&left.receives, &left.sends})
+    while (!tickets->empty()) {
+      bool over = false;
+      if (!wire_->test(tickets->back(), over).empty()) {
         lose(std::move(left.keep));
         return true;
       }
-      if (done == 0) return false;
-      requests->pop_back();
+      if (!over) return false;
+      tickets->pop_back();
     }
   return true;
 }
@@ -435,7 +378,7 @@ void Process::lose(std::vector<Ref<Storage>> memory) {
   std::ranges::move(memory, std::back_inserter(lent_->lost));
 }
 
-bool Process::step_others(const MpiLine* line) {
+bool Process::step_others(const ProcessLine* line) {
   bool moved = false;
   for (const auto& [id, other] : lines_)
     if (other != line) moved = other->step() || moved;
@@ -445,7 +388,7 @@ bool Process::step_others(const MpiLine* line) {
 // ---- frames ----
 
 Frame Process::take_frame() {
-  if (spare_.empty()) return {std::make_unique_for_overwrite<std::byte[]>(frame_bytes)};
+  if (spare_.empty()) return Frame::make();
   Frame frame = std::move(spare_.back());
   spare_.pop_back();
   return frame;
@@ -453,70 +396,55 @@ Frame Process::take_frame() {
 
 void Process::send(int to, Frame frame) {
   const Header& header = frame.header();
-  const int bytes = static_cast<int>(sizeof(Header) + header.bytes);
-  MPI_Request request;
-  const int code = MPI_Isend(frame.bytes.get(), bytes, MPI_BYTE, to, frame_tag, comm_, &request);
-  if (!succeeded(code))
-    return fail(header.line, header.sequence, header.signature, to, failure("MPI_Isend", code));
+  Wire::Ticket ticket;
+  const Failure failed = wire_->send(to, frame, ticket);
+  if (!failed.empty()) return fail(header.line, header.sequence, header.signature, to, failed);
   ++peer(to).sent;
-  lent_->sending.push_back({request, to, std::move(frame)});
+  lent_->sending.push_back({ticket, to, std::move(frame)});
   reap();
 }
 
-/// Takes back frames that MPI has sent.
+/// Takes back frames that have been sent.
 void Process::reap() {
   for (; !lent_->sending.empty(); lent_->sending.pop_front()) {
     Sending& oldest = lent_->sending.front();
-    int done = 0;
-    const int code = MPI_Test(&oldest.request, &done, MPI_STATUS_IGNORE);
-    if (succeeded(code) && done == 0) return;
-    if (succeeded(code)) {
+    bool over = false;
+    const Failure failed = wire_->test(oldest.ticket, over);
+    if (failed.empty() && !over) return;
+    if (failed.empty()) {
       give_back(std::move(oldest.frame));
       continue;
     }
     const Header& header = oldest.frame.header();
-    fail(header.line, header.sequence, header.signature, oldest.to, failure("MPI_Test", code));
+    fail(header.line, header.sequence, header.signature, oldest.to, failed);
     lent_->lost_frames.push_back(std::move(oldest.frame));
   }
 }
 
 int Process::next_tags(int to) {
-  const std::uint32_t pairs = static_cast<std::uint32_t>(tag_limit_ - first_tag) / 2;
-  return first_tag + 2 * static_cast<int>(peer(to).tags++ % pairs);
+  const std::uint32_t pairs = static_cast<std::uint32_t>(wire_->last_tag()) / 2;
+  return 2 * static_cast<int>(peer(to).tags++ % pairs);
 }
 
-void Process::receive_into(std::size_t slot) {
-  Frame& frame = lent_->incoming[slot] = take_frame();
-  const int code = MPI_Irecv(frame.bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE, frame_tag, comm_,
-                             &lent_->receives[slot]);
-  if (!succeeded(code)) go_deaf(failure("MPI_Irecv", code));
-}
-
-/// No frame can be received any more: not a fault of one group.
-void Process::go_deaf(std::string why) {
+/// Where `why` says so, no frame can be received any more: not a fault of one group.
+void Process::go_deaf(Failure why) {
+  if (why.empty()) return;
   clean_ = false;
   deafness_ = std::move(why);
 }
 
 void Process::throw_if_deaf() const {
-  check<StateError>(deafness_.empty(), "mpi: {}; this process can receive nothing more", deafness_);
+  check<StateError>(deafness_.empty(), "processes: {}; this process can receive nothing more", deafness_);
 }
 
-/// Takes frames in the order in which their sender sent them: MPI matches receives in the order posted.
+/// Takes frames in the order in which their sender sent them.
 bool Process::receive() {
-  bool any = false;
-  while (deafness_.empty()) {
-    int done = 0;
-    const int code = MPI_Test(&lent_->receives[next_in_], &done, MPI_STATUS_IGNORE);
-    if (!succeeded(code)) go_deaf(failure("MPI_Test", code));
-    if (!succeeded(code) || done == 0) return any;
-    Frame frame = std::move(lent_->incoming[next_in_]);
-    receive_into(next_in_);
-    next_in_ = (next_in_ + 1) % lent_->incoming.size();
-    deliver(std::move(frame));
-    any = true;
+  for (bool any = false;; any = true) {
+    bool came = false;
+    if (deafness_.empty()) go_deaf(wire_->take(incoming_, came));
+    if (!came) return any;
+    deliver(std::exchange(incoming_, take_frame()));
   }
-  return any;
 }
 
 void Process::deliver(Frame frame) {
@@ -582,4 +510,4 @@ void Process::apply(int process, Notice notice) {
     fault = Fault{std::move(notice.text), {notice.ranks.begin(), notice.ranks.end()}, notice.sequence};
 }
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

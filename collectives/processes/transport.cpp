@@ -1,18 +1,18 @@
 #include <array>
 #include <map>
 
-#include "collectives/mpi/line.h"
-#include "collectives/mpi/process.h"
-#include "collectives/mpi/run.h"
+#include "collectives/processes/line.h"
+#include "collectives/processes/process.h"
+#include "collectives/processes/run.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 namespace {
 
-class MpiTransport final : public Transport {
+class ProcessTransport final : public Transport {
  public:
-  MpiTransport(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core)
+  ProcessTransport(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core)
       : process_(std::move(process)), core_(std::move(core)) {}
-  ~MpiTransport() override {
+  ~ProcessTransport() override {
     if (process_->forked()) return;
     for (auto& [id, line] : lines_)
       if (!line->hopeless() && !line->idle()) process_->adopt(std::move(line));
@@ -21,7 +21,7 @@ class MpiTransport final : public Transport {
   int rank() const override { return core_->rank; }
   int size() const override { return static_cast<int>(core_->members.size()); }
   const GroupKey& key() const override { return core_->key; }
-  /// MPI's own way is the host's memory, through which the tensors of all devices go.
+  /// The wire's own way is the host's memory, through which the tensors of all devices go.
   bool reaches(Device) const override { return true; }
 
   Line& channel(int index) override { return line({core_->id, index, -1, -1}); }
@@ -41,7 +41,7 @@ class MpiTransport final : public Transport {
     const std::int64_t number = std::ranges::max_element(offers, {}, &Offer::number)->number;
     std::vector<int> processes;
     for (int rank : members) processes.push_back(core_->members[static_cast<std::size_t>(rank)]);
-    return std::make_unique<MpiTransport>(
+    return std::make_unique<ProcessTransport>(
         process_,
         process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, std::move(processes), name,
                              offers[static_cast<std::size_t>(members[0])].key));
@@ -66,7 +66,7 @@ class MpiTransport final : public Transport {
     }
     std::int64_t number = 0;
     for (const auto& [process, renewal] : core_->renewals) number = std::max(number, renewal.number);
-    auto renewed = std::make_unique<MpiTransport>(
+    auto renewed = std::make_unique<ProcessTransport>(
         process_, process_->make_group({core_->id.run, static_cast<std::uint32_t>(number)}, core_->members,
                                        core_->name, core_->renewals.at(core_->members[0]).key));
     renewed->renewed_ = true;
@@ -79,10 +79,10 @@ class MpiTransport final : public Transport {
 
  private:
   Line& line(const LineId& id) {
-    std::unique_ptr<MpiLine>& line = lines_[id];
+    std::unique_ptr<ProcessLine>& line = lines_[id];
     if (line) return *line;
     if (renewed_) process_->forget();  // this rank goes on
-    line = std::make_unique<MpiLine>(process_, core_, id);
+    line = std::make_unique<ProcessLine>(process_, core_, id);
     return *line;
   }
   std::optional<Need> need_of_renewal() const {
@@ -107,16 +107,16 @@ class MpiTransport final : public Transport {
   std::shared_ptr<Process> process_;
   std::shared_ptr<GroupCore> core_;
   bool renewed_ = false;
-  std::map<LineId, std::unique_ptr<MpiLine>> lines_;
+  std::map<LineId, std::unique_ptr<ProcessLine>> lines_;
 };
 
-class MpiRun final : public ProcessRun {
+class RunOnWire final : public ProcessRun {
  public:
-  explicit MpiRun(std::shared_ptr<Process> process)
+  explicit RunOnWire(std::shared_ptr<Process> process)
       : process_(std::move(process)), run_(process_->begin_run()) {}
 
   std::unique_ptr<Transport> world() override {
-    return std::make_unique<MpiTransport>(process_, process_->make_world());
+    return std::make_unique<ProcessTransport>(process_, process_->make_world());
   }
   void leave(Departure how, const std::string& reason) noexcept override {
     process_->leave(run_, how, reason);
@@ -130,7 +130,7 @@ class MpiRun final : public ProcessRun {
 }  // namespace
 
 std::unique_ptr<ProcessRun> begin_run(const Launch& launch) {
-  return std::make_unique<MpiRun>(Process::current(launch));
+  return std::make_unique<RunOnWire>(Process::current(launch));
 }
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

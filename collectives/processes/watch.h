@@ -4,7 +4,6 @@
 
 #include <sys/types.h>
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -14,38 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/mpi/notice.h"
+#include "collectives/processes/entrance.h"
+#include "collectives/processes/notice.h"
 
-namespace sherd::mpi {
-
-/// The address of a process's listening socket; sent as these bytes.
-struct Door {
-  std::array<char, 64> machine;
-  std::array<std::uint32_t, 4> addresses;  ///< IPv4, network order; 0: none
-  std::uint16_t port;                      ///< network order
-  std::array<char, 16> token;              ///< random; that of process 0 opens every connection
-};
-
-/// Owns a file descriptor; -1 is none.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-  int get() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  void close();
-
- private:
-  int fd_;
-};
-
-/// Whether the socket listens on loopback only, or on all addresses.
-enum class Reach : std::uint8_t { this_machine, network };
+namespace sherd::processes {
 
 /// A connection to every other process, and a thread that reads them. Only a connection that ends without a
 /// goodbye counts as a death: a process that is stopped or busy keeps its connections. StateError where a
@@ -59,12 +30,14 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  const Door& door() const { return door_; }
+  const Door& door() const { return entrance_.door(); }
   /// Connects to all others; every process calls it with the doors of all, in order. Strangers who connect
   /// and send nothing, or a wrong token, delay nobody.
   void connect(std::span<const Door> doors);
 
   void send(int process, const Notice& notice);
+  /// Says nothing more to a process, which then counts as dead here, and this one there.
+  void cut(int process);
   /// Decides on a group's fault: the first report of a group that comes here is the fault its members throw.
   void decide(const Notice& report);
   /// Forgets what was decided on groups of this run and before, to which nobody listens any more.
@@ -84,7 +57,6 @@ class Watch {
     bool said_goodbye = false;
   };
 
-  void welcome_others(const std::array<char, 16>& token);
   void run();
   bool read_from(int process);
   void write_to(int process);
@@ -97,8 +69,8 @@ class Watch {
 
   int process_;
   pid_t owner_;
-  Door door_{};
-  Descriptor listener_, bell_;
+  Entrance entrance_;
+  Descriptor bell_;
   std::vector<Peer> peers_;
   std::mutex mutex_;  // guards peers_[i].out, news_ and decided_
   std::vector<News> news_;
@@ -107,4 +79,4 @@ class Watch {
   std::thread thread_;
 };
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -1,8 +1,8 @@
-#include "collectives/mpi/notice.h"
+#include "collectives/processes/notice.h"
 
 #include <cstring>
 
-namespace sherd::mpi {
+namespace sherd::processes {
 namespace {
 
 constexpr std::uint32_t longest = 1 << 24;
@@ -129,4 +129,4 @@ bool Notice::read(const std::string& in, std::size_t& at, Notice& notice) {
   return true;
 }
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

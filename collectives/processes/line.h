@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "collectives/movement.h"
-#include "collectives/mpi/process.h"
+#include "collectives/processes/process.h"
 #include "collectives/transport.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 
-/// The collectives of one channel, or the messages of one pair of ranks, over MPI.
-class MpiLine final : public Line {
+/// The collectives of one channel, or the messages of one pair of ranks, between processes.
+class ProcessLine final : public Line {
  public:
-  MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id);
-  ~MpiLine() override;
+  ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id);
+  ~ProcessLine() override;
 
   std::uint64_t post(const Collective& collective, const Signature& signature, WhenFull full) override;
   void wait(std::uint64_t sequence) override;
@@ -33,7 +33,7 @@ class MpiLine final : public Line {
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
   bool hopeless() { return core_->fault || !missing().empty(); }
-  /// Frees the memory of calls that are over and that MPI has read; says whether none is held any more.
+  /// Frees the memory of calls that are over and that the wire has read; says whether none is held any more.
   bool let_go();
 
  private:
@@ -44,13 +44,13 @@ class MpiLine final : public Line {
     std::byte* out;
     std::int64_t count;  ///< elements, as `Signature::total` counts them
   };
-  /// What a call puts into the host's memory for a tensor on a device that MPI does not reach.
+  /// What a call puts into the host's memory for a tensor on a device that the wire does not reach.
   struct Landing {
     Tensor tensor;
     Ref<Storage> host;
   };
   struct Message {
-    MPI_Request request;
+    Wire::Ticket ticket;
     std::size_t lane;
   };
   struct Call {
@@ -99,7 +99,7 @@ class MpiLine final : public Line {
   bool completed(Call& call, Message& message);
   std::vector<Ref<Storage>> memory_of(const Call& call) const;
   static void clear(Call& call);
-  void break_off(const Call& call, std::size_t lane, std::string_view function, int code);
+  void break_off(const Call& call, std::size_t lane, const Failure& failed);
 
   template <class Ready, class First>
   void until(const Ready& ready, const First& first);
@@ -122,10 +122,10 @@ class MpiLine final : public Line {
   std::deque<std::pair<Collective, Signature>> queue_;  // numbered on from `posted_`
   Stage stage_ = Stage::calls;
   std::vector<Message> receives_;
-  bool broken_ = false;  ///< MPI failed to move a message of this line
+  bool broken_ = false;  ///< a message of this line could not be moved
   Ref<Storage> staging_;
   std::vector<const std::byte*> from_lane_;  ///< where each lane's pieces lie, side by side
   std::vector<const std::byte*> sources_;
 };
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -1,11 +1,9 @@
-// This process as a rank of MPI's world: sending and receiving frames, the state of the other processes, and
-// the lines with calls under way.
+// This process as a rank: sending and receiving frames, the state of the other processes, and the lines with
+// calls under way.
 #pragma once
 
-#include <mpi.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -14,38 +12,16 @@
 #include <string>
 #include <vector>
 
-#include "collectives/mpi/circles.h"
-#include "collectives/mpi/watch.h"
+#include "collectives/launch.h"
 #include "collectives/offer.h"
-#include "collectives/processes.h"
+#include "collectives/processes/circles.h"
+#include "collectives/processes/watch.h"
+#include "collectives/processes/wire.h"
 #include "runtime/storage.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 
-class MpiLine;
-
-/// Bytes of a frame on the wire. With MPI's own header it stays below what shared memory and TCP carry
-/// without asking the receiver first.
-inline constexpr std::size_t frame_bytes = 4000;
-
-/// Opens a frame: one rank's part in one call, for one peer. Payloads up to a frame's end come with it;
-/// longer ones follow as messages with `tag`, and those of the second round with `tag + 1`.
-struct Header {
-  LineId line;
-  std::int32_t tag = 0;
-  std::uint64_t sequence = 0;
-  std::uint32_t bytes = 0;  ///< of the payload in this frame
-  std::int32_t from = 0;    ///< process
-  Signature signature;
-};
-inline constexpr std::size_t eager_bytes = frame_bytes - sizeof(Header);
-
-/// A frame in memory.
-struct Frame {
-  std::unique_ptr<std::byte[]> bytes;
-  const Header& header() const { return *reinterpret_cast<const Header*>(bytes.get()); }
-  std::byte* payload() const { return bytes.get() + sizeof(Header); }
-};
+class ProcessLine;
 
 /// What the members of a group share, as this process sees it.
 struct GroupCore {
@@ -68,51 +44,48 @@ struct Gone {
   std::vector<int> blames;  ///< ranks of the world at fault in what it had heard
 };
 
-/// MPI requests whose line is gone, and the memory that they use until they complete.
+/// What is under way though its line is gone, and the memory that it uses until it is over.
 struct Abandoned {
-  std::vector<MPI_Request> receives, sends;
+  std::vector<Wire::Ticket> receives, sends;
   std::vector<Ref<Storage>> keep;
 };
 
 /// A frame on its way.
 struct Sending {
-  MPI_Request request;
+  Wire::Ticket ticket;
   int to;
   Frame frame;
 };
 
-/// All memory that MPI may read or write though no line owns it. It goes back when its request is over.
-/// After a failed MPI_Test nobody knows whether that will ever be, so `lost` stays as long as the process.
+/// All memory that the wire may read or write though no line owns it. It goes back when what uses it is over.
+/// After a failed test nobody knows whether that will ever be, so `lost` stays as long as the process.
 struct Lent {
-  std::array<Frame, 16> incoming;
-  std::array<MPI_Request, 16> receives;
   std::deque<Sending> sending;
   std::vector<Abandoned> abandoned;
   std::vector<Ref<Storage>> lost;
   std::vector<Frame> lost_frames;
 };
-/// Leaves it to MPI, which may use it while the process ends.
-struct LeaveToMpi {
+/// Leaves it to the wire, which may use it while the process ends.
+struct LeaveToWire {
   void operator()(Lent* lent) const noexcept;
 };
 
 /// One a thread; everything here is called on that thread.
 class Process : public std::enable_shared_from_this<Process> {
  public:
-  /// The calling thread's; starts MPI on the first call.
+  /// The calling thread's; connects to the others on the first call.
   static std::shared_ptr<Process> current(const Launch& launch);
   explicit Process(const Launch& launch);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  /// True in a child of `fork`: connections and MPI belong to the parent, so nothing may be sent.
+  /// True in a child of `fork`: the connections belong to the parent, so nothing may be sent.
   bool forked() const { return ::getpid() != owner_; }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  MPI_Comm comm() const { return comm_; }
-  /// How often to look for progress of the peers before giving the core to another thread.
+  Wire& wire() { return *wire_; }
   int spins() const { return spins_; }
 
   // ---- runs ----
@@ -128,7 +101,7 @@ class Process : public std::enable_shared_from_this<Process> {
   void number_used(std::uint32_t number) { next_number_ = std::max(next_number_, number + 1); }
   /// Ends the group with a fault, which all members then throw; if another fault came first, that one.
   void fail(GroupCore& core, Fault fault);
-  /// Ends the group of a call with a fault, because an MPI function failed that moves it to or from `peer`.
+  /// Ends the group of a call with a fault, because it could not be moved to or from `peer`.
   void fail(const LineId& line, std::uint64_t sequence, const Signature& signature, int peer,
             const std::string& failure);
   /// Throws a fault of the group, and remembers what this rank has heard.
@@ -146,18 +119,19 @@ class Process : public std::enable_shared_from_this<Process> {
   bool deaf(int process, std::uint32_t run) const;
 
   // ---- lines ----
-  void add(const LineId& id, MpiLine& line);
+  void add(const LineId& id, ProcessLine& line);
   void remove(const LineId& id);
   /// Takes over a line without a handle whose calls are under way, until they are done or never can be.
-  void adopt(std::unique_ptr<MpiLine> line);
-  /// Takes over what a line leaves that is gone; its memory lives until MPI is done with it.
+  void adopt(std::unique_ptr<ProcessLine> line);
+  /// Takes over what a line leaves that is gone; its memory lives until the wire is done with it.
   void abandon(Abandoned left);
-  /// Keeps memory for as long as the process: MPI does not say whether it still uses it.
+  /// Keeps memory for as long as the process: the wire does not say whether it still uses it.
   void lose(std::vector<Ref<Storage>> memory);
-  /// The line has calls that are over and whose memory MPI still reads.
-  void hold(MpiLine& line) { holding_.push_back(&line); }
-  /// Frees the memory of calls that are over, on any line, as far as MPI has read it, and lines without a
-  /// handle that are done. Every call of the rank does, so that what is held does not grow with their number.
+  /// The line has calls that are over and whose memory the wire still reads.
+  void hold(ProcessLine& line) { holding_.push_back(&line); }
+  /// Frees the memory of calls that are over, on any line, as far as the wire has read it, and lines without
+  /// a handle that are done. Every call of the rank does, so that what is held does not grow with their
+  /// number.
   void let_go();
 
   // ---- moving ----
@@ -168,8 +142,8 @@ class Process : public std::enable_shared_from_this<Process> {
   int next_tags(int to);
   /// Receives frames and notices; says whether there were any. Never waits.
   bool progress();
-  bool step_others(const MpiLine* line);
-  /// Throws StateError once MPI has failed to receive for this process.
+  bool step_others(const ProcessLine* line);
+  /// Throws StateError once nothing can be received for this process.
   void throw_if_deaf() const;
 
   // ---- waiting ----
@@ -197,12 +171,8 @@ class Process : public std::enable_shared_from_this<Process> {
   };
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
-  void start_mpi();
-  void check_level(int level) const;
   void start(const Launch& launch);
   void settle(std::uint32_t run);
-  bool end_mpi();
-  void receive_into(std::size_t slot);
   void go_deaf(std::string why);
   bool receive();
   void deliver(Frame frame);
@@ -218,24 +188,23 @@ class Process : public std::enable_shared_from_this<Process> {
   bool all_said_goodbye();
 
   pid_t owner_ = ::getpid();
-  MPI_Comm comm_ = MPI_COMM_NULL;
-  bool owns_mpi_ = false, clean_ = true, in_run_ = false;
+  std::unique_ptr<Wire> wire_;  ///< outlives the watch: it ends when all has been said
+  bool clean_ = true, in_run_ = false;
   int rank_ = 0, spins_ = 0;
-  std::int32_t tag_limit_ = 0;
   std::vector<Peer> peers_;
   GroupKey key_;  ///< of process 0; the world of a run has it with the run's number
   std::uint32_t run_ = 0, next_number_ = 0;
   std::optional<Fault> heard_;  ///< the last fault that this rank was told of, see `forget`
 
-  std::unique_ptr<Lent, LeaveToMpi> lent_{std::make_unique<Lent>().release()};
-  std::size_t next_in_ = 0;
-  std::string deafness_;  ///< why MPI receives nothing more here; empty while it does
+  std::unique_ptr<Lent, LeaveToWire> lent_{std::make_unique<Lent>().release()};
+  Frame incoming_ = Frame::make();
+  std::string deafness_;  ///< why nothing more is received here; empty while it does
   std::vector<Frame> spare_;
 
-  std::map<LineId, MpiLine*> lines_;
-  std::vector<MpiLine*> holding_;
+  std::map<LineId, ProcessLine*> lines_;
+  std::vector<ProcessLine*> holding_;
   std::map<LineId, std::deque<Frame>> mail_;  ///< for lines that this rank has not used yet
-  std::vector<std::unique_ptr<MpiLine>> orphans_;
+  std::vector<std::unique_ptr<ProcessLine>> orphans_;
   std::map<GroupId, std::weak_ptr<GroupCore>> groups_;
   std::map<GroupId, std::vector<Watch::News>> early_;  ///< about groups that are not made here yet
   Circles circles_{*this};
@@ -255,4 +224,4 @@ class Patience {
   int spins_, looks_ = 0;
 };
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/mpi/notice.h"
+#include "collectives/processes/notice.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 
 struct GroupCore;
 class Process;
@@ -81,4 +81,4 @@ class Circles {
   std::chrono::milliseconds until_asking_{};
 };
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -25,6 +25,26 @@ struct Launch {
 /// is not set.
 std::optional<Launch> read_launch(const std::function<const char*(const char*)>& variable);
 
+/// Where the processes of a job meet that connect by themselves: at the first one.
+struct MeetingPlace {
+  std::string host;  ///< a name or an IPv4 address of rank 0's machine
+  int port = 0;
+  std::string token;  ///< who does not know it is no process of the job
+};
+
+/// Reads MASTER_ADDR, MASTER_PORT and SHERD_JOB_TOKEN. Slurm's own variables stand in for the first two; the
+/// job's name, as torchrun and Slurm tell it, for the token. The port after MASTER_PORT, if the latter is the
+/// one of torchrun's store. Throws ValueError for what is missing or no port.
+MeetingPlace read_meeting_place(const Launch& launch,
+                                const std::function<const char*(const char*)>& variable);
+
+enum class WireKind : std::uint8_t { mpi, tcp };
+
+/// What SHERD_WIRE says ("mpi" or "tcp", else ValueError), or: what torchrun starts connects over TCP, as
+/// does everything in a build without MPI; all else over MPI.
+WireKind read_wire(const Launch& launch, const std::function<const char*(const char*)>& variable,
+                   bool has_mpi);
+
 /// This process's part in one run of a body by all processes.
 class ProcessRun {
  public:
@@ -35,9 +55,5 @@ class ProcessRun {
   /// they need of this rank.
   virtual void leave(Departure how, const std::string& reason) noexcept = 0;
 };
-
-/// Takes part in the next run, together with all processes of `launch`. Throws NotImplementedError when this
-/// build has no way to reach them.
-std::unique_ptr<ProcessRun> begin_process_run(const Launch& launch);
 
 }  // namespace sherd

@@ -12,7 +12,7 @@
 #include "collectives/fault.h"
 #include "collectives/offer.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 
 /// A group: which run of a body it belongs to, and its number there. Unique among the groups of any process.
 struct GroupId {
@@ -71,4 +71,4 @@ struct Notice {
   static bool read(const std::string& in, std::size_t& at, Notice& notice);
 };
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -1,11 +1,7 @@
-#include "collectives/processes.h"
+#include "collectives/launch.h"
 
 #include <charconv>
 #include <string_view>
-
-#ifdef SHERD_MPI
-#include "collectives/mpi/run.h"
-#endif
 
 namespace sherd {
 
@@ -92,15 +88,57 @@ std::optional<Launch> read_launch(const Variable& variable) {
   return {};
 }
 
-std::unique_ptr<ProcessRun> begin_process_run(const Launch& launch) {
-#ifdef SHERD_MPI
-  return mpi::begin_run(launch);
-#else
-  fail<NotImplementedError>(
-      "launch: {} processes were started, but this build has no MPI to connect them; build with "
-      "-Dmpi=enabled, or run the ranks as threads of one process",
-      launch.size);
-#endif
+namespace {
+
+/// The first name of a list like Slurm's "node[01-04,07],login".
+std::string first_node(std::string_view list) {
+  const std::size_t bracket = list.find('['), comma = list.find(',');
+  if (bracket == std::string_view::npos || comma < bracket) return std::string(list.substr(0, comma));
+  const std::size_t close = list.find(']', bracket), first = bracket + 1;
+  const std::string_view number = list.substr(first, list.find_first_of("-,]", first) - first);
+  std::string_view rest = close == std::string_view::npos ? std::string_view() : list.substr(close + 1);
+  return fmt::format("{}{}{}", list.substr(0, bracket), number, rest.substr(0, rest.find(',')));
+}
+
+std::string text_or(const Variable& variable, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (const char* text = variable(name); text != nullptr && *text != '\0') return text;
+  return {};
+}
+
+}  // namespace
+
+MeetingPlace read_meeting_place(const Launch& launch, const Variable& variable) {
+  MeetingPlace place;
+  place.host = text_or(variable, {"MASTER_ADDR"});
+  place.port = number(variable, "MASTER_PORT", 0);
+  const char *const job = "SLURM_JOB_ID", *const step = "SLURM_STEP_ID";
+  if (launch.launcher == Launcher::slurm) {
+    if (place.host.empty())
+      place.host = first_node(text_or(variable, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}));
+    // Steps of one job may run side by side.
+    if (place.port == 0)
+      place.port = 20000 + (number(variable, job, 0) % 12000 + number(variable, step, 0) % 12000) % 12000;
+  }
+  if (text_or(variable, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True" && place.port != 0) ++place.port;
+  check<ValueError>(!place.host.empty(),
+                    "launch: MASTER_ADDR is not set; it names the machine of rank 0, where {} processes meet",
+                    launch.size);
+  check<ValueError>(place.port > 0 && place.port < 65536,
+                    "launch: MASTER_PORT gives port {}; set it to a port of {} from 1 to 65534 that is free",
+                    place.port, place.host);
+  place.token = text_or(variable, {"SHERD_JOB_TOKEN", "TORCHELASTIC_RUN_ID"});
+  if (place.token.empty())
+    place.token = fmt::format("{}.{}", text_or(variable, {job}), text_or(variable, {step}));
+  return place;
+}
+
+WireKind read_wire(const Launch& launch, const Variable& variable, bool has_mpi) {
+  const std::string said = text_or(variable, {"SHERD_WIRE"});
+  if (said == "mpi") return WireKind::mpi;
+  if (said == "tcp") return WireKind::tcp;
+  check<ValueError>(said.empty(), "launch: SHERD_WIRE is '{}'; it is mpi or tcp", said);
+  return launch.launcher == Launcher::torchrun || !has_mpi ? WireKind::tcp : WireKind::mpi;
 }
 
 }  // namespace sherd

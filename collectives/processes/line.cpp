@@ -1,27 +1,19 @@
-#include "collectives/mpi/line.h"
+#include "collectives/processes/line.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "collectives/combine.h"
-#include "collectives/mpi/codes.h"
 #include "runtime/backend.h"
 
-namespace sherd::mpi {
+namespace sherd::processes {
 namespace {
 
-constexpr std::int64_t longest_message = 1 << 30;  // MPI counts in int
-constexpr std::int64_t packets_up_to = 32 << 10;   // in packets that MPI sends at once, without asking
-constexpr std::int64_t slices_from = 32 << 10;     // bytes of an all_reduce that are worth two rounds
+constexpr std::int64_t slices_from = 32 << 10;  // bytes of an all_reduce that are worth two rounds
 
 bool on_meta(const Collective& c) {
   const Tensors& some = c.inputs.empty() ? c.outputs : c.inputs;
   return some.empty() || some[0].device().type == DeviceType::meta;
-}
-
-/// Bytes of each message into which a piece is cut; sender and receiver compute the same.
-std::int64_t message_bytes(std::int64_t piece) {
-  return piece <= packets_up_to ? static_cast<std::int64_t>(frame_bytes) : longest_message;
 }
 
 /// The host's memory for `tensor`, which `keep` keeps: the tensor's own, or new for one on another device.
@@ -36,7 +28,7 @@ std::byte* host_memory(const Tensor& tensor, std::vector<Ref<Storage>>& keep) {
 
 }  // namespace
 
-MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id)
+ProcessLine::ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id)
     : process_(std::move(process)), core_(std::move(core)), id_(id), calls_(depth) {
   if (id.source < 0) {
     processes_ = core_->members;
@@ -53,11 +45,11 @@ MpiLine::MpiLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> co
   process_->add(id_, *this);
 }
 
-MpiLine::~MpiLine() {
+ProcessLine::~ProcessLine() {
   process_->remove(id_);
   Abandoned left;
-  const auto leave = [](std::vector<MPI_Request>& to, const std::vector<Message>& messages) {
-    for (const Message& m : messages) to.push_back(m.request);
+  const auto leave = [](std::vector<Wire::Ticket>& to, const std::vector<Message>& messages) {
+    for (const Message& m : messages) to.push_back(m.ticket);
   };
   leave(left.receives, receives_);
   for (const Call& c : calls_) {
@@ -67,25 +59,25 @@ MpiLine::~MpiLine() {
   if (!left.receives.empty() || !left.sends.empty()) process_->abandon(std::move(left));
 }
 
-/// What MPI may read or write for the call.
-std::vector<Ref<Storage>> MpiLine::memory_of(const Call& call) const {
+/// What the wire may read or write for the call.
+std::vector<Ref<Storage>> ProcessLine::memory_of(const Call& call) const {
   std::vector<Ref<Storage>> memory = call.inputs;
   memory.insert(memory.end(), call.outputs.begin(), call.outputs.end());
   if (staging_) memory.push_back(staging_);
   return memory;
 }
 
-int MpiLine::rank_of(std::size_t lane) const {
+int ProcessLine::rank_of(std::size_t lane) const {
   return id_.source < 0 ? static_cast<int>(lane) : lane == 0 ? id_.source : id_.destination;
 }
 
-CallPlace MpiLine::place(std::uint64_t sequence) const {
+CallPlace ProcessLine::place(std::uint64_t sequence) const {
   return {core_->name, core_->members, id_.channel, id_.source, id_.destination, sequence};
 }
 
 // ---- posting ----
 
-std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, WhenFull full) {
+std::uint64_t ProcessLine::post(const Collective& c, const Signature& signature, WhenFull full) {
   throw_if_failed();
   if (full == WhenFull::queue && !(queue_.empty() && room())) {
     queue_.emplace_back(c, signature);
@@ -98,9 +90,9 @@ std::uint64_t MpiLine::post(const Collective& c, const Signature& signature, Whe
   return posted_ - 1;
 }
 
-bool MpiLine::room() { return posted_ < depth || (finished_ > posted_ - depth && sent(call(posted_))); }
+bool ProcessLine::room() { return posted_ < depth || (finished_ > posted_ - depth && sent(call(posted_))); }
 
-void MpiLine::publish(const Collective& c, const Signature& signature) {
+void ProcessLine::publish(const Collective& c, const Signature& signature) {
   Call& own = call(posted_);
   fill(own, c, signature);
   for (std::size_t lane = 0; lane < lanes(); ++lane)
@@ -110,7 +102,7 @@ void MpiLine::publish(const Collective& c, const Signature& signature) {
 
 /// Moves to their devices what finished calls before `end` have put on the host, in the order of the calls.
 /// Not when they finish, which is found at any time: after it the rank's work so far follows no more.
-void MpiLine::land(std::uint64_t end) {
+void ProcessLine::land(std::uint64_t end) {
   for (; landed_ < end; ++landed_) {
     Call& own = call(landed_);
     for (const Landing& l : own.landings)
@@ -121,7 +113,7 @@ void MpiLine::land(std::uint64_t end) {
   }
 }
 
-void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) {
+void ProcessLine::fill(Call& call, const Collective& c, const Signature& signature) {
   if (posted_ >= depth) land(posted_ - depth + 1);
   call.sequence = posted_;
   call.signature = signature;
@@ -157,8 +149,8 @@ void MpiLine::fill(Call& call, const Collective& c, const Signature& signature) 
 
 /// Calls `visit(part, piece)` for what `to` takes from `from`.
 template <class Visit>
-void MpiLine::pieces(const Call& call, int round, std::size_t from, std::size_t to,
-                     const Visit& visit) const {
+void ProcessLine::pieces(const Call& call, int round, std::size_t from, std::size_t to,
+                         const Visit& visit) const {
   if (!call.moves) return;
   for (std::size_t i = 0; i < call.parts.size(); ++i) {
     const Piece piece =
@@ -167,13 +159,13 @@ void MpiLine::pieces(const Call& call, int round, std::size_t from, std::size_t 
   }
 }
 
-std::int64_t MpiLine::bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const {
+std::int64_t ProcessLine::bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const {
   std::int64_t bytes = 0;
   pieces(call, round, from, to, [&](const Part&, Piece piece) { bytes += piece.count * call.element; });
   return bytes;
 }
 
-void MpiLine::send_to(std::size_t lane, Call& call) {
+void ProcessLine::send_to(std::size_t lane, Call& call) {
   const std::int64_t bytes = bytes_between(call, 0, self_, lane);
   const bool eager = bytes <= static_cast<std::int64_t>(eager_bytes);
   const int to = processes_[lane];
@@ -201,48 +193,48 @@ void MpiLine::send_to(std::size_t lane, Call& call) {
     });
 }
 
-void MpiLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte* data, std::int64_t bytes) {
-  const std::int64_t step = message_bytes(bytes);
+void ProcessLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte* data,
+                             std::int64_t bytes) {
+  const std::int64_t step = process_->wire().message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
-    MPI_Request request;
-    const int code = MPI_Isend(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-                               process_->comm(), &request);
-    if (!succeeded(code)) return break_off(call, lane, "MPI_Isend", code);
-    call.sends.push_back({request, lane});
+    Wire::Ticket ticket;
+    const Failure failed = process_->wire().send(processes_[lane], tag, data, std::min(bytes, step), ticket);
+    if (!failed.empty()) return break_off(call, lane, failed);
+    call.sends.push_back({ticket, lane});
   }
 }
 
-void MpiLine::receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes) {
-  const std::int64_t step = message_bytes(bytes);
+void ProcessLine::receive_piece(std::size_t lane, int tag, std::byte* data, std::int64_t bytes) {
+  const std::int64_t step = process_->wire().message_bytes(bytes);
   for (; bytes > 0; data += step, bytes -= step) {
-    MPI_Request request;
-    const int code = MPI_Irecv(data, static_cast<int>(std::min(bytes, step)), MPI_BYTE, processes_[lane], tag,
-                               process_->comm(), &request);
-    if (!succeeded(code)) return break_off(call(finished_), lane, "MPI_Irecv", code);
-    receives_.push_back({request, lane});
+    Wire::Ticket ticket;
+    const Failure failed =
+        process_->wire().receive(processes_[lane], tag, data, std::min(bytes, step), ticket);
+    if (!failed.empty()) return break_off(call(finished_), lane, failed);
+    receives_.push_back({ticket, lane});
   }
 }
 
 // ---- moving ----
 
-void MpiLine::take(Frame frame) {
+void ProcessLine::take(Frame frame) {
   const auto from = std::ranges::find(processes_, frame.header().from);
   inbox_[static_cast<std::size_t>(from - processes_.begin())].push_back(std::move(frame));
 }
 
-bool MpiLine::let_go() {
+bool ProcessLine::let_go() {
   released_ = std::max(released_, posted_ - std::min(posted_, depth));  // places before are others' by now
   for (; released_ < finished_ && sent(call(released_)); ++released_) clear(call(released_));
   holds_ = released_ < finished_;
   return !holds_;
 }
 
-void MpiLine::clear(Call& call) {
+void ProcessLine::clear(Call& call) {
   call.inputs.clear();
   call.outputs.clear();
 }
 
-bool MpiLine::step() {
+bool ProcessLine::step() {
   bool moved = false;
   for (; !queue_.empty() && !core_->fault && !core_->reported && room(); queue_.pop_front(), moved = true)
     publish(queue_.front().first, queue_.front().second);
@@ -281,7 +273,7 @@ bool MpiLine::step() {
 }
 
 /// Whether every peer has posted the oldest unfinished call; a different call is a fault.
-bool MpiLine::all_called() {
+bool ProcessLine::all_called() {
   bool all = true;
   const Signature& own = call(finished_).signature;
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
@@ -297,7 +289,7 @@ bool MpiLine::all_called() {
 }
 
 /// Those of the oldest unfinished call that have come.
-std::vector<RankCall> MpiLine::posts() {
+std::vector<RankCall> ProcessLine::posts() {
   std::vector<RankCall> here;
   for (std::size_t lane = 0; lane < lanes(); ++lane)
     if (lane == self_)
@@ -307,7 +299,7 @@ std::vector<RankCall> MpiLine::posts() {
   return here;
 }
 
-void MpiLine::begin_first_round() {
+void ProcessLine::begin_first_round() {
   Call& own = call(finished_);
   const bool combines = own.movement.combines(0);
   std::int64_t staged = 0;
@@ -343,14 +335,14 @@ void MpiLine::begin_first_round() {
 }
 
 /// Receives into the outputs.
-void MpiLine::receive_placed(std::size_t lane, Call& call, int round, int tag) {
+void ProcessLine::receive_placed(std::size_t lane, Call& call, int round, int tag) {
   pieces(call, round, lane, self_, [&](const Part& part, Piece piece) {
     receive_piece(lane, tag, part.out + piece.destination * call.element, piece.count * call.element);
   });
 }
 
 /// Copies into the outputs what is here already: this rank's own pieces, and those that came within a frame.
-void MpiLine::place_pieces(std::size_t lane, Call& call) {
+void ProcessLine::place_pieces(std::size_t lane, Call& call) {
   const std::byte* at = from_lane_[lane];
   pieces(call, 0, lane, self_, [&](const Part& part, Piece piece) {
     const std::int64_t bytes = piece.count * call.element;
@@ -360,7 +352,7 @@ void MpiLine::place_pieces(std::size_t lane, Call& call) {
   });
 }
 
-void MpiLine::combine_parts(Call& call) {
+void ProcessLine::combine_parts(Call& call) {
   pieces(call, 0, self_, self_, [&](const Part& part, Piece piece) {
     for (std::size_t lane = 0; lane < lanes(); ++lane) {
       if (lane == self_) from_lane_[lane] = part.in + piece.source * call.element;
@@ -372,7 +364,7 @@ void MpiLine::combine_parts(Call& call) {
   });
 }
 
-void MpiLine::begin_second_round() {
+void ProcessLine::begin_second_round() {
   Call& own = call(finished_);
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
     if (lane == self_) continue;
@@ -385,7 +377,7 @@ void MpiLine::begin_second_round() {
   stage_ = Stage::second_round;
 }
 
-void MpiLine::end_call() {
+void ProcessLine::end_call() {
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
     if (lane == self_) continue;
     last_[lane] = header(lane).signature;
@@ -399,39 +391,39 @@ void MpiLine::end_call() {
   if (!holds_ && !let_go()) process_->hold(*this);
 }
 
-/// MPI failed to move a message: nothing of this line is complete any more.
-void MpiLine::break_off(const Call& call, std::size_t lane, std::string_view function, int code) {
+/// A message could not be moved: nothing of this line is complete any more.
+void ProcessLine::break_off(const Call& call, std::size_t lane, const Failure& failed) {
   broken_ = true;
-  process_->fail(id_, call.sequence, call.signature, processes_[lane], failure(function, code));
+  process_->fail(id_, call.sequence, call.signature, processes_[lane], failed);
 }
 
-/// Whether there is no more to hear of a message: MPI is done with it, or does not say.
-bool MpiLine::completed(Call& call, Message& message) {
-  int done = 0;
-  const int code = MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
-  if (succeeded(code)) return done != 0;
+/// Whether there is no more to hear of a message: the wire is done with it, or does not say.
+bool ProcessLine::completed(Call& call, Message& message) {
+  bool over = false;
+  const Failure failed = process_->wire().test(message.ticket, over);
+  if (failed.empty()) return over;
   process_->lose(memory_of(call));
-  break_off(call, message.lane, "MPI_Test", code);
+  break_off(call, message.lane, failed);
   return true;
 }
 
-bool MpiLine::received() {
+bool ProcessLine::received() {
   std::erase_if(receives_, [&](Message& m) { return completed(call(finished_), m); });
   return receives_.empty() && !broken_;
 }
 
 /// Whether the peers have read what this rank sends for `call`; one that has left reads nothing more.
-bool MpiLine::sent(Call& call) {
+bool ProcessLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
     if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
-    process_->abandon({.sends = {m.request}, .keep = memory_of(call)});
+    process_->abandon({.sends = {m.ticket}, .keep = memory_of(call)});
     return true;
   });
   return call.sends.empty() && !broken_;
 }
 
-bool MpiLine::idle() {
+bool ProcessLine::idle() {
   step();
   bool all = finished_ == posted();
   for (Call& c : calls_) all = sent(c) && all;
@@ -440,7 +432,7 @@ bool MpiLine::idle() {
 
 // ---- waiting ----
 
-void MpiLine::wait(std::uint64_t sequence) {
+void ProcessLine::wait(std::uint64_t sequence) {
   // In two rounds peers read the outputs too.
   until(
       [&] {
@@ -452,14 +444,14 @@ void MpiLine::wait(std::uint64_t sequence) {
   process_->let_go();
 }
 
-void MpiLine::wait_inputs(std::uint64_t sequence) {
+void ProcessLine::wait_inputs(std::uint64_t sequence) {
   until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); },
         [&] { return sequence; });
   if (sequence + depth >= posted_) clear(call(sequence));
   process_->let_go();
 }
 
-bool MpiLine::done(std::uint64_t sequence) {
+bool ProcessLine::done(std::uint64_t sequence) {
   throw_if_failed();
   process_->progress();
   step();
@@ -469,7 +461,7 @@ bool MpiLine::done(std::uint64_t sequence) {
   return over;
 }
 
-void MpiLine::throw_if_failed() {
+void ProcessLine::throw_if_failed() {
   if (core_->reported && !core_->fault) process_->press(*core_);
   if (core_->fault) process_->raise(*core_->fault, *core_);
   process_->throw_if_deaf();
@@ -477,7 +469,7 @@ void MpiLine::throw_if_failed() {
 
 /// Waits for `ready`, which depends on the end of call `first()`.
 template <class Ready, class First>
-void MpiLine::until(const Ready& ready, const First& first) {
+void ProcessLine::until(const Ready& ready, const First& first) {
   const Circles::Wait wait(process_->circles(), [&] { return need(first()); });
   Patience patience(process_->spins());
   for (;;) {
@@ -498,7 +490,7 @@ void MpiLine::until(const Ready& ready, const First& first) {
 }
 
 /// The post without which call `sequence` cannot end: the first one that the oldest unfinished call lacks.
-std::optional<Need> MpiLine::need(std::uint64_t sequence) const {
+std::optional<Need> ProcessLine::need(std::uint64_t sequence) const {
   if (core_->fault || core_->reported || stage_ != Stage::calls) return {};
   if (finished_ > sequence || finished_ == posted_) return {};
   for (std::size_t lane = 0; lane < lanes(); ++lane)
@@ -510,7 +502,7 @@ std::optional<Need> MpiLine::need(std::uint64_t sequence) const {
 }
 
 /// The lanes of peers that have left and can no longer give what the oldest unfinished call needs.
-std::vector<std::size_t> MpiLine::missing() {
+std::vector<std::size_t> ProcessLine::missing() {
   std::vector<std::size_t> found;
   if (finished_ == posted_) return found;
   const std::uint32_t run = id_.group.run;
@@ -525,7 +517,7 @@ std::vector<std::size_t> MpiLine::missing() {
   return found;
 }
 
-void MpiLine::look_for_the_missing() {
+void ProcessLine::look_for_the_missing() {
   if (core_->fault || core_->reported) return;
   const std::vector<std::size_t> found = missing();
   if (found.empty()) return;
@@ -543,4 +535,4 @@ void MpiLine::look_for_the_missing() {
                                   static_cast<std::size_t>(missed)));
 }
 
-}  // namespace sherd::mpi
+}  // namespace sherd::processes

@@ -1,0 +1,331 @@
+// Processes that meet and move bytes over TCP, here threads: strangers change nothing, whatever the order of
+// sends and receives.
+#include <arpa/inet.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <sstream>
+#include <thread>
+
+#include "collectives/tcp/meeting.h"
+#include "collectives/tcp/wire.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+using namespace sherd::processes;
+using Catch::Matchers::ContainsSubstring;
+using sherd::test::message_of;
+using namespace std::chrono_literals;
+
+namespace {
+
+Launch launch_of(int rank, int size) { return {Launcher::torchrun, rank, size, rank, size}; }
+
+MeetingPlace new_place() {
+  std::uint16_t port = 0;
+  REQUIRE(listen_on(Reach::this_machine, port).open());
+  return {"127.0.0.1", port, "a token"};
+}
+
+void on_threads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back(body, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// What the library logs while this lives.
+class Logged {
+ public:
+  Logged() {
+    spdlog::register_logger(
+        std::make_shared<spdlog::logger>("sherd", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
+  }
+  ~Logged() { spdlog::drop("sherd"); }
+  std::ptrdiff_t count(const std::string& words) const {
+    const std::string all = text_.str();
+    std::ptrdiff_t found = 0;
+    for (std::size_t at = all.find(words); at != std::string::npos; at = all.find(words, at + 1)) ++found;
+    return found;
+  }
+
+ private:
+  std::ostringstream text_;
+};
+
+/// Comes to the place as soon as somebody listens there.
+Descriptor visit(const MeetingPlace& place) {
+  for (;;)
+    if (Descriptor fd = connect_to(htonl(INADDR_LOOPBACK), htons(static_cast<std::uint16_t>(place.port)));
+        fd.open())
+      return fd;
+}
+
+/// A rank of a world of wires. The check macros are not for threads, so what is wrong is thrown.
+struct Rank {
+  std::unique_ptr<Wire> wire;
+  Frame next = Frame::make();
+
+  Wire::Ticket send(int to, int tag, const std::vector<std::byte>& data) {
+    Wire::Ticket ticket;
+    wire->send(to, tag, data.data(), std::ssize(data), ticket);
+    return ticket;
+  }
+  Wire::Ticket receive(int from, int tag, std::vector<std::byte>& data) {
+    Wire::Ticket ticket;
+    wire->receive(from, tag, data.data(), std::ssize(data), ticket);
+    return ticket;
+  }
+  /// The numbers of frames that have come, by sender.
+  std::vector<std::vector<std::uint64_t>> frames;
+
+  void look() {
+    for (bool came = true; came;) {
+      came = false;
+      wire->take(next, came);
+      if (came) frames[static_cast<std::size_t>(next.header().from)].push_back(next.header().sequence);
+    }
+  }
+  void until_over(std::vector<Wire::Ticket> tickets) {
+    while (!tickets.empty()) {
+      look();
+      std::erase_if(tickets, [&](Wire::Ticket& ticket) {
+        bool over = false;
+        wire->test(ticket, over);
+        return over;
+      });
+    }
+  }
+};
+
+/// `body` on each of `size` ranks, connected.
+void among(int size, const std::function<void(Rank&)>& body) {
+  const MeetingPlace place = new_place();
+  on_threads(size, [&](int rank) {
+    Rank own{tcp::connect(launch_of(rank, size), place)};
+    own.frames.resize(static_cast<std::size_t>(size));
+    body(own);
+  });
+}
+
+std::vector<std::byte> content(int from, int to, int tag, std::size_t bytes) {
+  std::vector<std::byte> data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i)
+    data[i] = static_cast<std::byte>(static_cast<std::size_t>(31 * from + 7 * to + 3 * tag) + i + i / 251);
+  return data;
+}
+
+}  // namespace
+
+TEST_CASE("strangers at the meeting place are refused and logged, and the job comes together") {
+  using Speech = std::function<std::string(const tcp::Claim& right)>;
+  const auto bytes = [](const tcp::Claim& claim) {
+    return std::string(reinterpret_cast<const char*>(&claim), sizeof claim);
+  };
+  const auto changed = [&](auto change) -> Speech {
+    return [=](tcp::Claim claim) {
+      change(claim);
+      return bytes(claim);
+    };
+  };
+  const std::vector<Speech> speeches = {
+      [](const tcp::Claim&) { return std::string(); },
+      [](const tcp::Claim&) { return std::string("GET / HTTP/1.1\r\n\r\n"); },
+      [](const tcp::Claim&) { return std::string(100000, '\xff'); },
+      [&](const tcp::Claim& claim) { return bytes(claim).substr(0, sizeof claim - 1); },
+      changed([](tcp::Claim& c) { c.token.back() ^= 1; }),
+      changed([](tcp::Claim& c) { c.opening[7] = '9'; }),
+      changed([](tcp::Claim& c) { ++c.size; }),
+      changed([](tcp::Claim& c) { c.rank = 0; }),
+      changed([](tcp::Claim& c) { c.rank = -1; }),
+      changed([](tcp::Claim& c) { c.rank = c.size; }),
+  };
+  for (const int size : {2, 4})
+    for (const Speech& speech : speeches) {
+      const Logged logged;
+      const MeetingPlace place = new_place();
+      std::vector<std::vector<Door>> doors(static_cast<std::size_t>(size));
+      const auto come = [&](int rank) {
+        Door own{};
+        own.port = static_cast<std::uint16_t>(rank);
+        doors[static_cast<std::size_t>(rank)] = tcp::meet(launch_of(rank, size), place, own);
+      };
+      std::thread first(come, 0);
+      std::vector<Descriptor> strangers;
+      for (int i = 0; i < 20; ++i) {
+        strangers.push_back(visit(place));
+        const std::string said = speech(tcp::claim_of(launch_of(1, size), place, {}));
+        ::send(strangers.back().get(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
+      on_threads(size - 1, [&](int i) { come(i + 1); });
+      first.join();
+      for (const auto& of_rank : doors) {
+        REQUIRE(of_rank.size() == static_cast<std::size_t>(size));
+        for (int rank = 0; rank < size; ++rank) CHECK(of_rank[static_cast<std::size_t>(rank)].port == rank);
+      }
+      for (const Descriptor& stranger : strangers) {
+        char nothing;
+        CHECK_FALSE(receive_all(stranger.get(), &nothing, 1));  // closed
+      }
+      CHECK(logged.count("a connection from 127.0.0.1:") == std::ssize(strangers));
+    }
+}
+
+TEST_CASE("who does not come to the meeting, or is not let in, is named") {
+  const MeetingPlace place = new_place();
+  CHECK_THAT(message_of<StateError>([&] { tcp::meet(launch_of(0, 4), place, {}, 10ms); }),
+             ContainsSubstring("1, 2, 3"));
+  const std::string unreachable =
+      message_of<StateError>([&] { tcp::meet(launch_of(2, 4), place, {}, 10ms); });
+  CHECK_THAT(unreachable, ContainsSubstring("rank 2") && ContainsSubstring(std::to_string(place.port)));
+
+  std::uint16_t port = 0;
+  const Descriptor taken = listen_on(Reach::this_machine, port);
+  CHECK_THAT(
+      message_of<StateError>([&] { tcp::meet(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
+      ContainsSubstring("cannot listen on MASTER_PORT"));
+
+  // One with another token hears it at once, and the others meet.
+  std::string refused;
+  std::thread host([&] { tcp::meet(launch_of(0, 2), place, {}); });
+  refused = message_of<StateError>(
+      [&] { tcp::meet(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
+  CHECK_THAT(refused, ContainsSubstring("SHERD_JOB_TOKEN"));
+  CHECK(tcp::meet(launch_of(1, 2), place, {}).size() == 2);
+  host.join();
+}
+
+TEST_CASE("a process that ends after the meeting and before it connects is named") {
+  std::deque<Entrance> entrances;
+  std::vector<Door> doors;
+  for (int process = 0; process < 3; ++process)
+    doors.push_back(entrances.emplace_back(Reach::this_machine, "the wire").door());
+  std::array<std::string, 2> told;
+  on_threads(2, [&](int process) {
+    const auto place = static_cast<std::size_t>(process);
+    told[place] = message_of<StateError>([&] { entrances[place].connect(process, doors, 50ms); });
+  });
+  for (const std::string& text : told) CHECK_THAT(text, ContainsSubstring("process 2 has not connected"));
+}
+
+TEST_CASE("messages arrive whatever the order of sends and receives, and frames in theirs") {
+  for (const int size : {2, 3})
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{3} << 20})
+      for (const bool sends_first : {false, true}) {
+        constexpr int tags = 5, frames = 300;
+        std::atomic<int> wrong = 0;
+        std::barrier all(size);
+        among(size, [&](Rank& own) {
+          const int rank = own.wire->rank();
+          std::vector<Wire::Ticket> tickets;
+          std::deque<std::vector<std::byte>> out, in;
+          std::deque<Frame> kept;
+          const auto send = [&](int to) {
+            for (int tag = 0; tag < tags; ++tag) {
+              out.push_back(content(rank, to, tag, bytes));
+              tickets.push_back(own.send(to, tag, out.back()));
+            }
+            for (std::uint64_t number = 0; number < frames; ++number) {
+              kept.push_back(Frame::make());
+              Header header;
+              header.sequence = number;
+              header.from = rank;
+              header.bytes = static_cast<std::uint32_t>(13 * number % eager_bytes);
+              std::memcpy(kept.back().bytes.get(), &header, sizeof header);
+              std::memset(kept.back().payload(), 0, header.bytes);
+              Wire::Ticket ticket;
+              own.wire->send(to, kept.back(), ticket);
+              tickets.push_back(ticket);
+            }
+          };
+          const auto receive = [&](int from) {
+            for (int tag = tags - 1; tag >= 0; --tag) {
+              in.emplace_back(bytes);
+              tickets.push_back(own.receive(from, tag, in.back()));
+            }
+          };
+          const bool sends = sends_first == (rank % 2 == 0);
+          for (const bool now : {sends, !sends}) {
+            for (int peer = 0; peer < size; ++peer) {
+              if (peer == rank) continue;
+              if (now)
+                send(peer);
+              else
+                receive(peer);
+            }
+            own.look();
+          }
+          own.until_over(tickets);
+          const auto complete = [&] {
+            for (int peer = 0; peer < size; ++peer)
+              if (peer != rank && own.frames[static_cast<std::size_t>(peer)].size() < frames) return false;
+            return true;
+          };
+          while (!complete()) own.look();
+          auto got = in.begin();
+          for (int peer = 0; peer < size; ++peer) {
+            if (peer == rank) continue;
+            for (int tag = tags - 1; tag >= 0; --tag) wrong += *got++ != content(peer, rank, tag, bytes);
+            for (std::uint64_t number = 0; number < frames; ++number)
+              wrong += own.frames[static_cast<std::size_t>(peer)][number] != number;
+          }
+          all.arrive_and_wait();  // nobody leaves while another one still reads
+        });
+        CHECK(wrong == 0);
+      }
+}
+
+TEST_CASE("memory of a message that is cancelled is written no more, and what follows comes") {
+  for (const bool asked_first : {false, true})
+    for (const std::size_t bytes : {std::size_t{10}, std::size_t{8} << 20}) {
+      std::atomic<int> wrong = 0;
+      std::barrier both(2);
+      among(2, [&](Rank& own) {
+        const auto first = content(0, 1, 0, bytes), second = content(0, 1, 1, bytes);
+        if (own.wire->rank() == 0) {
+          if (asked_first) both.arrive_and_wait();
+          own.until_over({own.send(1, 7, first), own.send(1, 7, second)});
+          if (!asked_first) both.arrive_and_wait();
+          both.arrive_and_wait();
+          return;
+        }
+        std::vector<std::byte> dropped(bytes), kept(bytes);
+        Wire::Ticket ticket = own.receive(0, 7, dropped);
+        if (!asked_first) own.look();
+        own.wire->cancel(ticket);
+        const std::vector<std::byte> as_cancelled = dropped;
+        own.until_over({ticket});
+        if (asked_first) both.arrive_and_wait();
+        own.until_over({own.receive(0, 7, kept)});
+        wrong += dropped != as_cancelled;
+        wrong += kept != second;
+        if (!asked_first) both.arrive_and_wait();
+        both.arrive_and_wait();
+      });
+      CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("a connection that ends is told once, and what goes there is over") {
+  std::vector<int> told;
+  bool over = true;
+  among(2, [&](Rank& own) {
+    if (own.wire->rank() == 1) return;  // its wire ends
+    own.wire->open([&](int process) { told.push_back(process); });
+    const std::vector<std::byte> data(100);
+    const Wire::Ticket early = own.send(1, 3, data);
+    while (told.empty()) own.look();
+    own.until_over({early, own.send(1, 4, data)});
+    std::vector<std::byte> never(10);
+    Wire::Ticket ticket = own.receive(1, 3, never);
+    own.look();
+    own.wire->test(ticket, over);
+  });
+  CHECK(told == std::vector{1});
+  CHECK_FALSE(over);
+}
