@@ -47,7 +47,8 @@ inline unsigned looping_grid_of(std::int64_t blocks) {
   return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);
 }
 
-/// Whether every GPU here can make a kernel ready before the one before it has ended (launch.cuh).
+/// Whether every GPU here can make a kernel ready before the one before it has ended (launch.cuh), and
+/// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
 bool launches_early();
 
 /// Adds the kernels of every file of this folder that has some; its build file lists them.
