@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
 #include "autograd/pass.h"
 #include "autograd/tape.h"
 #include "collectives/observe.h"
@@ -279,6 +280,11 @@ void Engine::enter(Root& root, std::span<Tensor* const> inputs) {
 /// What is kept goes on all ranks if any one of them wrote its part since: also what a forward that begins
 /// reads outside its module. One call for all that the same ranks share.
 void Engine::drop_stale(Gathereds kept) const {
+  if (capturing()) {  // a program begins with nothing kept, whatever its replays find
+    for (const auto& gathered : kept)
+      for (const Lease owner : {Lease::policy, Lease::cache}) gathered->end(owner);
+    return;
+  }
   const Housekeeping guard;
   const OwnCalls own_calls;
   while (!kept.empty()) {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/build.h"
@@ -16,6 +18,11 @@ namespace {
 constexpr std::string_view flat_hooks =
     "a flat parameter's gradient comes by the parameters in it; register the hook on those, or one after "
     "accumulation on it";
+
+/// The program writes its shard, on every rank.
+void written(ParameterGroup& group) {
+  group.each_gathered([](Gathered& gathered) { gathered.shard_written(); });
+}
 
 bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
@@ -484,12 +491,16 @@ void Unit::set_whole(const nn::Parameter& parameter, const Tensor& whole) {
 
 void Unit::before_write() {
   refuse_summoned("parameters are written");
+  if (capturing())
+    repeat_in_replays([groups = std::vector<std::weak_ptr<ParameterGroup>>(groups_.begin(), groups_.end())] {
+      for (const auto& weak : groups)
+        if (const auto group = weak.lock()) written(*group);
+    });
   if (ParameterGroup* group = EarlySteps::current().in_walk()) {
     group->each_gathered([](Gathered& gathered) { gathered.shard_written_here(); });
     return;
   }
-  for (const auto& group : groups_)
-    group->each_gathered([](Gathered& gathered) { gathered.shard_written(); });
+  for (const auto& group : groups_) written(*group);
 }
 
 std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {

@@ -28,7 +28,9 @@ class SHERD_API Program {
   /// Inputs must have the captured number (ValueError), shapes and strides (ShapeError), dtypes (DTypeError)
   /// and devices (DeviceError). The tape records nothing; so with grad mode on, a program that writes a
   /// tensor which was computed with gradients recorded is refused (StateError). StateError also inside
-  /// `recompute` or `capture`, which could not record the ops.
+  /// `recompute` or `capture`, which could not record the ops. It knows the tensors that the step used and no
+  /// others: a `.grad` that was left behind since the capture is neither added nor cleared. What peers read
+  /// of tensors from outside they have read when it returns.
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
   /// What the captured run itself returned, without history.
   const std::vector<Tensor>& outputs() const;
@@ -60,13 +62,18 @@ class SHERD_API Program {
 /// through host pointers to memory that ops of the step used before (others it cannot see); inputs that share
 /// memory; a tensor made inside, other than an output, that is still alive afterwards, such as new optimizer
 /// state or a
-/// `.grad` left behind; writes into a tensor that the step made of numbers (`Tensor::scalar`,
+/// `.grad` left behind; a tensor from before the step that it reads and lets go of, such as a `.grad` that it
+/// adds to and clears; writes into a tensor that the step made of numbers (`Tensor::scalar`,
 /// `Tensor::from`), which a replay would not make again, and reads of one made with `empty` that no op wrote
 /// (StateError). An input is an input wherever the step uses its memory. What other threads do during the
 /// step is not seen: a tensor that one made is a constant to the program. ValueError for an empty handle as
 /// input or output. What replaces a parameter's memory later (`set_data`, `Module::to`) replaces it for the
 /// step, not for the program: capture again.
 SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
+
+/// Whether this rank is capturing a step: for code that keeps something from step to step, which a program
+/// must not find.
+SHERD_API bool capturing();
 
 /// One line for each input (%x) and tensor from outside (%p), then one for each op: `%7 =
 /// matmul[transpose_b=true](%x0, %p2) : f32 (4, 16)`.

@@ -177,6 +177,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   for (const DeviceGraph::Part& part : graph->parts) {
     for (std::uint32_t i = part.first; i < part.end; ++i) {
       take_buffers(steps[i]);
+      for (const auto& again : steps[i].effects) again();
       if (steps[i].op->mutating()) announce_writes(steps[i]);
     }
     if (part.recording) {
@@ -185,7 +186,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
     }
     Step& call = steps[part.first];
     run_again(*call.op, call.bound_in, call.bound_out);
-    lend_buffers(call);
+    lend(call);
     const auto kept = [&](std::uint32_t v) {
       const Home home = places[values[v].storage].home;
       return home == Home::input || home == Home::output;

@@ -66,6 +66,9 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
     for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
+  for (Effect& effect : tracer.take_effects())
+    (effect.before < steps.size() ? steps[effect.before].effects : last_effects)
+        .push_back(std::move(effect.again));
   for (const TracedTensor& t : outs) results.push_back(value_of(t));
   for (std::size_t i = 0; i < inputs.size(); ++i) check_inside(i);
   for (Step& step : steps) {
@@ -112,11 +115,15 @@ std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
 
 /// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use.
 void Program::Impl::plan() {
-  std::vector<std::uint32_t> last(trace.storages.size(), none);
-  for (std::uint32_t i = 0; i < trace.ops.size(); ++i)
-    for (const auto* list : {&trace.ops[i].in, &trace.ops[i].out})
+  std::vector<std::uint32_t> last(trace.storages.size(), none), last_write(trace.storages.size(), 0);
+  for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
+    const TracedOp& traced = trace.ops[i];
+    for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
         if (t.storage != none) last[t.storage] = i;
+    for (std::size_t k = 0; k < traced.in.size(); ++k)
+      if (traced.op->writes(k) && traced.in[k].storage != none) last_write[traced.in[k].storage] = i;
+  }
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
     const TracedOp& traced = trace.ops[i];
     for (const auto* list : {&traced.in, &traced.out})
@@ -128,10 +135,14 @@ void Program::Impl::plan() {
         place.index = take_buffer(trace.storages[t.storage]);
         steps[i].takes.push_back(place.index);
       }
-    if (traced.op->among_ranks())
-      for (const TracedTensor& t : traced.in)
-        if (t.storage != none && places[t.storage].home == Home::workspace)
-          steps[i].lends.push_back(places[t.storage].index);
+    for (const TracedTensor& t : traced.in) {
+      if (!traced.op->among_ranks() || t.storage == none) continue;
+      const Place& place = places[t.storage];
+      if (place.home == Home::workspace)
+        steps[i].lends.push_back(place.index);
+      else if (place.home != Home::output && last_write[t.storage] <= i)
+        steps[i].lends_given = true;
+    }
     // After the outputs have their buffers, so that no op writes where it still reads.
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
@@ -271,20 +282,28 @@ void Program::Impl::take_buffers(const Step& step) {
   }
 }
 
-void Program::Impl::lend_buffers(const Step& step) {
-  if (step.lends.empty()) return;
+void Program::Impl::lend(const Step& step) {
+  if (step.lends.empty() && !step.lends_given) return;
   const std::function<void()> done = step.op->peers_done();
   if (!done) return;
   for (const std::uint32_t i : step.lends) workspace[i].peers_done.push_back(done);
+  if (step.lends_given) peers_done_.push_back(done);
+}
+
+/// Until they have read what the program does not own: nobody asks it before the next write.
+void Program::Impl::wait_for_peers() {
+  for (const auto& wait : peers_done_) wait();
+  peers_done_.clear();
 }
 
 void Program::Impl::run_steps() {
   for (Step& step : steps) {
     take_buffers(step);
+    for (const auto& again : step.effects) again();
     if (step.op->is_view()) continue;
     if (step.op->mutating()) announce_writes(step);
     run_again(*step.op, step.bound_in, step.bound_out);
-    lend_buffers(step);
+    lend(step);
   }
 }
 
@@ -303,10 +322,13 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   const Bound bound(*this);
   const bool by_graph = graph_takes(given);
   bind_all(given);
+  peers_done_.clear();  // of a replay that threw
   if (by_graph)
     run_graph(given);
   else
     run_steps();
+  for (const auto& again : last_effects) again();
+  wait_for_peers();
   std::vector<Tensor> outputs;
   for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
   return outputs;

@@ -34,7 +34,9 @@ struct Program::Impl {
     std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
     std::vector<std::uint32_t> takes{};  // buffers that it is the first to use for a storage
     std::vector<std::uint32_t> lends{};  // buffers that peers may read after it
-    Tensors bound_in, bound_out;         // the same as handles
+    bool lends_given = false;            // or an input or a tensor from outside that no later step writes
+    std::vector<std::function<void()>> effects{};  // that come before it
+    Tensors bound_in, bound_out;                   // the same as handles
   };
   struct Buffer {
     Device device;
@@ -70,9 +72,10 @@ struct Program::Impl {
   std::vector<Value> values;
   std::vector<Step> steps;
   std::vector<Buffer> workspace;
-  std::vector<std::uint32_t> inputs, results;  // values
-  std::vector<Tensor> first;                   // outputs of the captured run
-  RandomReplay random;                         // what the captured run drew
+  std::vector<std::uint32_t> inputs, results;       // values
+  std::vector<Tensor> first;                        // outputs of the captured run
+  std::vector<std::function<void()>> last_effects;  // after all steps
+  RandomReplay random;                              // what the captured run drew
   std::optional<DeviceGraph> graph;
 
  private:
@@ -89,7 +92,8 @@ struct Program::Impl {
   void unbind() noexcept;
   static void announce_writes(const Step& step);
   void take_buffers(const Step& step);
-  void lend_buffers(const Step& step);
+  void lend(const Step& step);
+  void wait_for_peers();
   void run_steps();
 
   std::optional<DeviceGraph> plan_graph() const;
@@ -104,6 +108,7 @@ struct Program::Impl {
   // The first may meet work that is done once, such as a search for the best kernel.
   static constexpr int attempts = 2;
   int graph_attempts_ = attempts;
+  std::vector<std::function<void()>> peers_done_;  // with what the program does not own
 };
 
 }  // namespace sherd

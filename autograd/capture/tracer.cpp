@@ -2,9 +2,25 @@
 
 #include <algorithm>
 
+#include "autograd/capture/effects.h"
+#include "runtime/context.h"
+
 namespace sherd {
 namespace {
 constexpr std::uint32_t none = TracedTensor::none;
+
+/// The captures of a rank that are under way, one within the other.
+struct Captures {
+  std::vector<CaptureTracer*> tracers;
+};
+
+std::vector<CaptureTracer*>& captures() { return Context::current().slot<Captures>().tracers; }
+}  // namespace
+
+bool capturing() { return !captures().empty(); }
+
+void repeat_in_replays(const std::function<void()>& again) {
+  for (CaptureTracer* tracer : captures()) tracer->repeat(again);
 }
 
 CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
@@ -15,7 +31,10 @@ CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
                       "capture: two inputs share memory; pass the tensor once, or a clone");
     inputs_.push_back(add(t.storage()));
   }
+  captures().push_back(this);
 }
+
+CaptureTracer::~CaptureTracer() { captures().pop_back(); }
 
 Ref<Storage> CaptureTracer::memory_of(const Tensor& tensor) {
   if (tensor.storage().owned())
@@ -103,20 +122,27 @@ void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {
 void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
   for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
     const TracedStorage& storage = trace_.storages[i];
-    if (!storage.outside || !storage.rewritten || std::ranges::count(inputs_, i) > 0) continue;
+    if (!storage.outside || std::ranges::count(inputs_, i) > 0) continue;
     check<StateError>(
-        !born_.contains(storage.id),
+        !storage.rewritten || !born_.contains(storage.id),
         "capture: the step writes a tensor of {} bytes that it made of the host's values, and a "
         "replay would not make it again; make it with an op such as zeros or full, or keep it "
         "outside the step",
         storage.bytes);
     const auto ours = 1 + std::ranges::count_if(
                               outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
-    check<StateError>(storage.outside->use_count() > static_cast<std::uint32_t>(ours),
+    if (storage.outside->use_count() > static_cast<std::uint32_t>(ours)) continue;
+    check<StateError>(!storage.rewritten,
                       "capture: the step writes a tensor of {} bytes and then lets go of it, so a replay "
                       "would go on from what the last one left; clear gradients before the capture, or keep "
                       "the tensor outside the step",
                       storage.bytes);
+    check<StateError>(
+        born_.contains(storage.id),
+        "capture: the step reads a tensor of {} bytes from before it and then lets go of it, so "
+        "every replay would read the same values again; clear gradients before the capture, also "
+        "those that backwards without communication left, or keep the tensor outside the step",
+        storage.bytes);
   }
 }
 

@@ -9,10 +9,17 @@
 
 namespace sherd {
 
+/// What a step did beside its ops.
+struct Effect {
+  std::size_t before;  ///< index of the op that came next, or the number of ops
+  std::function<void()> again;
+};
+
 class CaptureTracer final : public Tracer {
  public:
   /// ValueError for an empty handle, StateError for inputs that share memory.
   explicit CaptureTracer(const std::vector<Tensor>& inputs);
+  ~CaptureTracer() override;
 
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
@@ -22,14 +29,16 @@ class CaptureTracer final : public Tracer {
   void host_read(const Tensor& tensor) override;
   void storage_gone(std::uint64_t id) noexcept override;
 
+  /// A program repeats it before the next op (`repeat_in_replays`).
+  void repeat(const std::function<void()>& again) { effects_.push_back({trace_.ops.size(), again}); }
   /// Peers no longer use what the step's calls took, so it is free where the step let go of it.
   void wait_for_peers();
 
   // ---- after the step: StateError for what a replay could not repeat ----
   /// A tensor made by the step that is still alive and not among `outputs`.
   void check_alive(const std::vector<Tensor>& outputs) const;
-  /// A tensor that the step writes and that a replay would find as the last one left it: one that the step
-  /// made by no op, or that nothing outside holds any longer.
+  /// A tensor that a replay would find as the last one left it, where the step found new values: one that the
+  /// step writes and made by no op, or one that it uses and that nothing outside holds any longer.
   void check_held(const std::vector<Tensor>& outputs) const;
   /// Memory that the host wrote.
   void check_untouched(const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) const;
@@ -42,6 +51,7 @@ class CaptureTracer final : public Tracer {
   RandomKey random_begin() const { return begin_; }
   RandomKey random_end() const { return seen_; }
   Trace take() { return std::move(trace_); }
+  std::vector<Effect> take_effects() { return std::move(effects_); }
 
  private:
   /// What an owner provides from memory that the step made is that memory, so a replay makes it again.
@@ -51,6 +61,7 @@ class CaptureTracer final : public Tracer {
   void look_at_generator();
 
   std::vector<std::uint32_t> inputs_;
+  std::vector<Effect> effects_;
   RandomKey begin_, seen_;
   std::vector<std::function<void()>> peers_done_;
   std::vector<RandomKey> unclaimed_;            // where draws began whose op was not heard yet

@@ -152,3 +152,152 @@ TEST_CASE("a replay makes the calls of the step, in its order") {
       expect(log.lines() == eager, "{} calls, the step made {}", log.lines().size(), eager.size());
     }));
 }
+
+namespace {
+
+constexpr shard::GroupLayout layouts[] = {shard::GroupLayout::per_parameter, shard::GroupLayout::flat};
+
+/// A step of training without clipping.
+Step training(Net& net, nn::Optimizer& optimizer) {
+  return [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+    const Tensor loss = loss_of(net, {in[0], in[1]});
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return {loss.detach()};
+  };
+}
+
+/// What the program does between two steps.
+enum class Between { evaluates, evaluates_and_reads, unshards };
+
+void look(Net& net, const Tensor& x, Between what, std::vector<float>& seen) {
+  const NoGrad no_grad;
+  if (what == Between::unshards) return shard::unshard(net);
+  seen.push_back(sum(net(x)).item<float>());
+  if (what == Between::evaluates) return;
+  for (const nn::Param* p : {&net.scale, &net.blocks[0].in.weight})
+    seen.push_back(sum(square(p->tensor())).item<float>());
+}
+
+std::vector<float> run_with_looks(World& world, const shard::Options& options, Between what, Steps how) {
+  Net net;
+  shard_blocks_and_rest(net, options);
+  nn::Sgd optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  const Step step = training(net, optimizer);
+  std::vector<float> seen;
+  const auto inputs = [&](int i) {
+    const std::vector<Tensor> in = inputs_of(world, i, net.width);
+    if (i >= captured_at) look(net, in[0], what, seen);
+    return in;
+  };
+  for (const auto& out : run(step, inputs, how)) seen.push_back(out[0].item<float>());
+  for (const auto& [name, tensor] : shard::full_state_dict(net))
+    for (const float value : tensor.to_vector<float>()) seen.push_back(value);
+  return seen;
+}
+
+/// Its first layer keeps the rank busy while the second one's parameters are gathered for it.
+struct Busy final : nn::Layer<Busy> {
+  nn::Linear first{8, 8}, second{256, 256};
+  int rounds = 0;
+  Tensor forward(const Tensor& x) {
+    const Tensor y = first(x);
+    Tensor work = ones({192, 192});
+    for (int i = 0; i < rounds; ++i) work = mul(matmul(work, work), 1e-3);
+    return add(second(full({1, 256}, 1.0)), mul(sum(y), 0.0));
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what is gathered before a capture or between replays changes nothing") {
+  using enum shard::ShardingStrategy;
+  for (const int ranks : {1, 2, 3})
+    for (const shard::GroupLayout layout : layouts)
+      for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+        for (const Between what : {Between::evaluates, Between::evaluates_and_reads, Between::unshards}) {
+          INFO(ranks << " ranks, layout " << int(layout) << ", strategy " << int(strategy) << ", "
+                     << int(what));
+          const shard::Options options{.layout = layout, .strategy = strategy};
+          CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+            const std::vector<float> eager = run_with_looks(world, options, what, Steps::eager);
+            expect(run_with_looks(world, options, what, Steps::captured) == eager, "not the same bits");
+          }));
+        }
+}
+
+TEST_CASE("a step that adds to gradients from before it is not captured") {
+  enum class Left { by_no_sync, over_shards, by_data_parallel };
+  for (const Left left : {Left::by_no_sync, Left::over_shards, Left::by_data_parallel})
+    for (const shard::GroupLayout layout : layouts) {
+      INFO(int(left) << ", layout " << int(layout));
+      CHECK_NOTHROW(run_ranks(left == Left::over_shards ? 4 : 2, [&](World& world) {
+        Net net;
+        std::optional<shard::DataParallel> parallel;
+        shard::Options options{.layout = layout};
+        if (left == Left::over_shards) options.mesh = world.mesh({2, 2}, {"replica", "shard"});
+        if (left == Left::by_data_parallel)
+          parallel.emplace(net, world.group(), shard::DataParallelOptions{.static_graph = true});
+        else
+          shard_blocks_and_rest(net, options);
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+        const Step step = training(net, optimizer);
+        const std::vector<Tensor> in = inputs_of(world, 0, net.width);
+        const auto leave = [&] {
+          std::optional<shard::NoSync> own;
+          std::optional<shard::DataParallel::NoSync> own_average;
+          if (left == Left::by_no_sync) own.emplace(net);
+          if (left == Left::by_data_parallel) own_average.emplace(*parallel);
+          if (left == Left::over_shards) shard::set_requires_all_reduce(net, false);
+          loss_of(net, {in[0], in[1]}).backward();
+          if (left == Left::over_shards) shard::set_requires_all_reduce(net, true);
+        };
+        step(in);
+        step(in);
+        leave();
+        const std::string said = message_of<StateError>([&] { capture(step, in); });
+        expect(said.find("from before it") != std::string::npos, "'{}'", said);
+        Program program = capture(step, in);  // which nothing was left to
+        program.replay(in);
+      }));
+    }
+}
+
+TEST_CASE("peers have read a shard when the replay that gathered it returns") {
+  for (const shard::GroupLayout layout : layouts)
+    for (const int busy : {0, 1})
+      CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+        Busy net;
+        for (nn::Linear* l : {&net.first, &net.second}) shard::fully_shard(*l, {.layout = layout});
+        shard::fully_shard(net, {.layout = layout});
+        const auto set = [&](double value) {
+          const NoGrad no_grad;
+          for (const nn::Parameter& p : net.second.parameters()) fill_(p.local().detach(), value);
+        };
+        net.rounds = world.rank() == busy ? 40 : 0;
+        const Step step = [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+          const NoGrad no_grad;
+          Tensor y = net(in[0]);
+          shard::reshard(net);
+          return {y};
+        };
+        const std::vector<Tensor> in{ones({1, 8})};
+        set(0);
+        for (int i = 0; i < 2; ++i) step(in);
+        Program program = capture(step, in);
+        for (int i = 1; i <= 4; ++i) {
+          set(i);
+          world.group().barrier();
+          const Tensor y = program.replay(in)[0];
+          set(-1000);
+          const std::vector<float> wanted(256, float(257 * i));
+          expect(y.to_vector<float>() == wanted, "{} and not {}", y.to_vector<float>()[0], 257 * i);
+          world.group().barrier();
+        }
+      }));
+}
