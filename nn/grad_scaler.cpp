@@ -104,6 +104,9 @@ void GradScaler::divide(const Tensor& gradient) const {
 GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view call) {
   check<StateError>(used_, "GradScaler::{}: no loss was scaled yet; call scale(loss).backward() before",
                     call);
+  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
+    for (const Parameter& p : optimizer.parameters(g))
+      if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
   Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());

@@ -685,6 +685,8 @@ void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, c
   check<ValueError>(max_norm >= 0, "clip_grads_with_norm_: limit {} must be at least 0", max_norm);
   check<ShapeError>(norm.numel() == 1, "clip_grads_with_norm_: takes the norm in one element, got shape {}",
                     norm.shape());
+  for (const Parameter& p : params)
+    if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
   const std::vector<Tensor> gradients = gradients_of(params);
   if (gradients.empty()) return;

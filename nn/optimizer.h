@@ -85,8 +85,10 @@ class SHERD_API Optimizer {
   const std::vector<Parameter>& parameters(std::size_t group) const { return group_at(group).params; }
 
   /// What the optimizer keeps for a parameter, by name; "step" is a number (0-d f64), the others are tensors
-  /// of the parameter's shape and dtype. Empty when it keeps nothing.
+  /// of the parameter's shape and of `state_dtype`. Empty when it keeps nothing.
   virtual std::vector<std::string> state_names() const = 0;
+  /// The dtype of state for a parameter of `dtype`.
+  virtual DType state_dtype(DType dtype) const { return dtype; }
   /// State tensors, named "state.<index of the parameter>.<what>", and the groups' options,
   /// "group.<index>.<name>" (0-d f64). They share memory with the optimizer, so the next step changes them.
   StateDict state_dict() const;
@@ -127,8 +129,6 @@ class SHERD_API Optimizer {
   virtual bool clips_on_device() const { return false; }
   /// During a `step_clipped` of an optimizer that clips on the device: 0-d f64; else an empty handle.
   const Tensor& factor() const { return factor_; }
-  /// The dtype of state for a parameter of `dtype`; "step" is f64.
-  virtual DType state_dtype(DType dtype) const { return dtype; }
   /// First state for a parameter whose `local()` is `p`.
   virtual Slots fresh(const Tensor& p) const = 0;
   /// Updates `params`, those of `group` that have a gradient; `slots` is their state.

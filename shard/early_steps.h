@@ -20,7 +20,7 @@ class EarlySteps {
   void remove(const nn::Optimizer& optimizer) noexcept;
 
   /// A backward begins: its groups may be others than in the last one, since a module that is moved or cast
-  /// has new ones.
+  /// has new ones. The errors of `add` for parameters that an optimizer was given since.
   void begin();
   bool any() const { return !steppers_.empty(); }
   /// StateError if a scope ended since, when some ranks may have stepped and others not.
@@ -38,15 +38,19 @@ class EarlySteps {
   /// The group of the step that runs within a walk, or null.
   ParameterGroup* in_walk() const { return when_ == When::in_walk ? stepping_ : nullptr; }
   /// Whether only this may step the parameter now.
-  bool claims(const nn::Parameter& parameter) const;
+  bool claims(const nn::Parameter& parameter);
 
  private:
   struct Stepper {
     nn::Optimizer* optimizer;
+    std::size_t groups_checked = 0;  ///< of the optimizer's, which gets more
+    std::size_t groups_known = 0;    ///< whose parameters are here:
     std::unordered_set<const void*> ids{};
     bool known = false;  ///< the next one, in this backward
     std::unordered_map<const ParameterGroup*, std::vector<nn::Parameter>> parameters{};
   };
+  static void check_new_groups(Stepper& stepper);
+  static const std::unordered_set<const void*>& ids(Stepper& stepper);
   const std::vector<nn::Parameter>& parameters(Stepper& stepper, const ParameterGroup& group) const;
 
   std::vector<Stepper> steppers_;

@@ -151,13 +151,17 @@ bool any_under(std::span<const std::string> keys, std::span<const std::string> n
   });
 }
 
+/// State of a parameter that has none yet.
+Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p) {
+  const Tensor& local = p.local();
+  return zeros(local.shape(), {optimizer.state_dtype(local.dtype()), local.device()});
+}
+
 /// This rank's part of one state tensor; a rank without state has zeros, where others have some.
-Tensor part_of_entry(const std::vector<nn::Parameter>& params, const Listed& listed, const Entries& own,
-                     std::string_view name) {
+Tensor part_of_entry(const nn::Optimizer& optimizer, const std::vector<nn::Parameter>& params,
+                     const Listed& listed, const Entries& own, std::string_view name) {
   const auto found = own.find(entry(listed.index, name));
-  const Tensor& local = params[listed.index].local();
-  const Tensor part =
-      found != own.end() ? found->second : zeros(local.shape(), {local.dtype(), local.device()});
+  const Tensor part = found != own.end() ? found->second : no_state(optimizer, params[listed.index]);
   return listed.flat != nullptr ? listed.flat->group->part_in(part, listed.member) : part;
 }
 
@@ -186,7 +190,7 @@ void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
         if (counts_steps(name))
           on_number(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64}));
         else
-          on_part(entry(keys[index], name), l.parameter, part_of_entry(params, l, own, name));
+          on_part(entry(keys[index], name), l.parameter, part_of_entry(optimizer, params, l, own, name));
       }
       ++index;
     }
@@ -246,7 +250,11 @@ class StateCutter {
   /// `keys`: what names the parameters in the state, `names`: what it has for each.
   StateCutter(const nn::Optimizer& optimizer, const StateSource& from, std::vector<std::string> keys,
               std::vector<std::string> names)
-      : names_(std::move(names)), params_(all_parameters(optimizer)), keys_(std::move(keys)), from_(from) {}
+      : optimizer_(optimizer),
+        names_(std::move(names)),
+        params_(all_parameters(optimizer)),
+        keys_(std::move(keys)),
+        from_(from) {}
 
   /// An option of a group, unless the state has none: the optimizer knows which it needs.
   void take_option(std::size_t group, const std::string& option) {
@@ -270,9 +278,10 @@ class StateCutter {
       const Tensor part = from_.read(name, run.begin, run.numel);
       used_.add(name);
       const Tensor& local = l.parameter.local();
+      const DType dtype = optimizer_.state_dtype(local.dtype());
       if (l.flat == nullptr)
         parts_.emplace_back(entry(l.index, names_[k]),
-                            reshape(to(to(part, local.dtype()), local.device()), local.shape()));
+                            reshape(to(to(part, dtype), local.device()), local.shape()));
       else
         copy_(l.flat->group->part_in(flat(l).slots[k], l.member), reshape(part, local.shape()));
     }
@@ -299,10 +308,9 @@ class StateCutter {
   }
   FlatState& flat(const Listed& l) {
     FlatState& state = flats_[l.index];
-    const Tensor& local = params_[l.index].local();
     for (std::size_t k = state.slots.size(); k < names_.size(); ++k)
       state.slots.push_back(counts_steps(names_[k]) ? zeros({}, {DType::f64})
-                                                    : zeros(local.shape(), {local.dtype(), local.device()}));
+                                                    : no_state(optimizer_, params_[l.index]));
     return state;
   }
   /// All parameters in a flat one step together.
@@ -319,6 +327,7 @@ class StateCutter {
     copy_(state.slots[k], steps);
   }
 
+  const nn::Optimizer& optimizer_;
   std::vector<std::string> names_;
   std::vector<nn::Parameter> params_;
   std::vector<std::string> keys_;
@@ -387,9 +396,15 @@ nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& opti
 void load_local_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, nn::StateDict state) {
   check_optimizer(optimizer);
   const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
+  const std::vector<std::string> kept =
+      optimizer.state_names_with([&](const std::string& name) -> std::optional<double> {
+        const auto found = std::ranges::find(state, name, &nn::StateDict::value_type::first);
+        if (found == state.end() || found->second.numel() != 1) return std::nullopt;
+        return to(found->second, DType::f64).item();
+      });
   std::unordered_map<std::string, std::string> numbers;
   for (std::size_t i = 0; i < keys.size(); ++i)
-    for (const std::string& what : optimizer.state_names()) numbers[entry(keys[i], what)] = entry(i, what);
+    for (const std::string& what : kept) numbers[entry(keys[i], what)] = entry(i, what);
   optimizer.load_state_dict(renamed(std::move(state), numbers));
 }
 

@@ -10,12 +10,6 @@
 namespace sherd::shard {
 namespace {
 
-template <class F>
-void each_parameter(const nn::Optimizer& optimizer, F&& visit) {
-  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
-    for (const nn::Parameter& p : optimizer.parameters(g)) visit(p);
-}
-
 const ParameterGroup* group_of(const nn::Parameter& p) {
   const Unit* unit = unit_of(p);
   if (unit == nullptr) return nullptr;
@@ -39,19 +33,30 @@ void EarlySteps::add(nn::Optimizer& optimizer) {
   check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
                     "StepInBackward: this optimizer steps within backwards already; one scope is enough");
   Stepper stepper{.optimizer = &optimizer};
-  each_parameter(optimizer, [&](const nn::Parameter& p) {
-    const Unit* unit = unit_of(p);
-    check<ValueError>(unit != nullptr,
-                      "StepInBackward: a parameter of shape {} is not sharded, and no average of it comes in "
-                      "a backward; give it an optimizer of its own",
-                      p.shape());
-    check<ValueError>(!unit->hides(p),
-                      "StepInBackward: a parameter of shape {} is part of a flat parameter, which is stepped "
-                      "in its place; make the optimizer after FullyShardedDataParallel",
-                      p.shape());
-    stepper.ids.insert(p.id());
-  });
+  check_new_groups(stepper);
   steppers_.push_back(std::move(stepper));
+}
+
+void EarlySteps::check_new_groups(Stepper& stepper) {
+  for (; stepper.groups_checked < stepper.optimizer->group_count(); ++stepper.groups_checked)
+    for (const nn::Parameter& p : stepper.optimizer->parameters(stepper.groups_checked)) {
+      const Unit* unit = unit_of(p);
+      check<ValueError>(unit != nullptr,
+                        "StepInBackward: a parameter of shape {} is not sharded, and no average of it comes "
+                        "in a backward; give it an optimizer of its own",
+                        p.shape());
+      check<ValueError>(!unit->hides(p),
+                        "StepInBackward: a parameter of shape {} is part of a flat parameter, which is "
+                        "stepped in its place; make the optimizer after FullyShardedDataParallel",
+                        p.shape());
+    }
+}
+
+const std::unordered_set<const void*>& EarlySteps::ids(Stepper& stepper) {
+  for (; stepper.groups_known < stepper.optimizer->group_count(); ++stepper.groups_known)
+    for (const nn::Parameter& p : stepper.optimizer->parameters(stepper.groups_known))
+      stepper.ids.insert(p.id());
+  return stepper.ids;
 }
 
 void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
@@ -61,7 +66,10 @@ void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
 
 void EarlySteps::begin() {
   ended_within_ = false;
-  for (Stepper& s : steppers_) s.known = false;
+  for (Stepper& s : steppers_) {
+    check_new_groups(s);
+    s.known = false;
+  }
 }
 
 void EarlySteps::check_whole() const {
@@ -75,8 +83,9 @@ const std::vector<nn::Parameter>& EarlySteps::parameters(Stepper& stepper,
   static const std::vector<nn::Parameter> none;
   if (!std::exchange(stepper.known, true)) {
     stepper.parameters.clear();
-    each_parameter(*stepper.optimizer,
-                   [&](const nn::Parameter& p) { stepper.parameters[group_of(p)].push_back(p); });
+    for (std::size_t g = 0; g < stepper.optimizer->group_count(); ++g)
+      for (const nn::Parameter& p : stepper.optimizer->parameters(g))
+        stepper.parameters[group_of(p)].push_back(p);
   }
   const auto found = stepper.parameters.find(&group);
   return found != stepper.parameters.end() ? found->second : none;
@@ -102,9 +111,9 @@ void EarlySteps::written(const ParameterGroup& group) {
     for (const nn::Parameter& p : parameters(s, group)) p.owner()->before_write();
 }
 
-bool EarlySteps::claims(const nn::Parameter& parameter) const {
+bool EarlySteps::claims(const nn::Parameter& parameter) {
   return !stepping() &&
-         std::ranges::any_of(steppers_, [&](const Stepper& s) { return s.ids.contains(parameter.id()); });
+         std::ranges::any_of(steppers_, [&](Stepper& s) { return ids(s).contains(parameter.id()); });
 }
 
 }  // namespace sherd::shard

@@ -14,13 +14,14 @@ namespace sherd::shard {
 /// not stepped.
 ///
 /// What would come between an average and the step is a StateError for these parameters: `step` of any
-/// optimizer, clipping, a GradScaler's step. So is a hook in the backward that has whole parameters gathered
-/// again when their gradient is complete; `local()` and `grad()` may be there from before or after the step.
-/// An optimizer's step that makes a call among ranks is a StateError too, at the end of the backward as
-/// whatever a step throws. When a backward throws, some groups may have been stepped, and on some ranks only:
-/// go on from a checkpoint.
+/// optimizer, clipping, a GradScaler's `unscale_` and step. So is a hook in the backward that has whole
+/// parameters gathered again when their gradient is complete; `local()` and `grad()` may be there from before
+/// or after the step. An optimizer's step that makes a call among ranks is a StateError too, at the end of
+/// the backward as whatever a step throws. When a backward throws, some groups may have been stepped, and on
+/// some ranks only: go on from a checkpoint.
 ///
-/// All parameters of the optimizer are sharded (ValueError), and it outlives the scope, which begins and ends
+/// All parameters of the optimizer are sharded (ValueError; for those of a group that is added, in the next
+/// backward), and it outlives the scope, which begins and ends
 /// between backwards. One scope an optimizer (StateError).
 class SHERD_API StepInBackward {
  public:

@@ -5,6 +5,8 @@
 #include <array>
 
 #include "collectives/dry_run.h"
+#include "nn/grad_scaler.h"
+#include "tests/message_of.h"
 #include "tests/sanitizer.h"
 #include "tests/shard/twins.h"
 
@@ -299,6 +301,43 @@ TEST_CASE("what a backward keeps shows the values from before its steps, until i
       const Tensor after = clone(net.b.linear.weight.tensor());
       expect(to(after, f64).to_vector<double>() != before, "nothing was stepped");
     }
+  });
+}
+
+TEST_CASE("a group that an optimizer is given within the scope is stepped in backwards too") {
+  on_ranks([](World& world, GroupLayout layout) {
+    manual_seed(3);
+    Pair net;
+    shard_all(net, {.layout = layout});
+    nn::Linear plain(5, 5);
+    const std::vector<nn::Parameter> all = net.parameters();
+    nn::Sgd sgd(std::vector<nn::Parameter>{all[0]}, {.lr = 0.1});
+    const shard::StepInBackward scope(sgd);
+    sgd.add_param_group({std::vector<nn::Parameter>(all.begin() + 1, all.end())});
+    const auto parts = [&] {
+      std::vector<std::vector<double>> values;
+      for (const nn::Parameter& p : all) values.push_back(to(p.local().detach(), f64).to_vector<double>());
+      return values;
+    };
+    const auto before = parts();
+    loss_of(net, world.rank(), 0).backward();
+    const auto after = parts();
+    for (std::size_t i = 0; i < all.size(); ++i)
+      expect(all[i].local().numel() == 0 || after[i] != before[i], "parameter {} was not stepped", i);
+    for (const auto& act : std::initializer_list<std::function<void()>>{
+             [&] { nn::Sgd(all).step(); }, [&] { shard::clip_grad_norm_({&all[1], 1}, 1.0); },
+             [&] { nn::clip_grads_with_norm_({&all[1], 1}, 1.0, ones({})); },
+             [&] {
+               nn::GradScaler scaler;
+               scaler.scale(ones({}));
+               scaler.unscale_(sgd);
+             }})
+      expect(has(error_of(act), "stepped within backwards"), "'{}'", error_of(act));
+    expect(parts() == after, "what was refused changed something");
+    sgd.add_param_group({{plain.weight.object()}});
+    const std::string error = message_of<ValueError>([&] { loss_of(net, world.rank(), 1).backward(); });
+    expect(has(error, "is not sharded"), "'{}'", error);
+    expect(parts() == after, "the backward stepped something");
   });
 }
 
