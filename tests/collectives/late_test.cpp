@@ -7,12 +7,13 @@
 #include "tests/collectives/random_faults.h"
 #include "tests/collectives/suite.h"
 #include "tests/late_device.h"
+#include "tests/sanitizer.h"
 
 using namespace sherd;
 
 TEST_CASE("what holds for every group holds for tensors of devices that work later") {
   for (const test::Section& section : test::device_sections())
-    for (int world : {1, 2, 3, 4}) {
+    for (int world : test::worlds()) {
       INFO(section.name << ", world of " << world);
       CHECK_NOTHROW(run_ranks(world, [&](World& w) {
         const test::CasesOn cases(test::late_device(w.rank() % 2));

@@ -8,6 +8,7 @@
 #include "tests/late_device.h"
 #include "tests/message_of.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/parity_table.h"
 #include "tests/shard/whole.h"
 
@@ -109,7 +110,7 @@ TEST_CASE("a captured step is the step, in every way of sharding") {
 
 TEST_CASE("a captured step accumulates and casts as the step does, on a device that works later too") {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3})
+  for (const int ranks : worlds())
     for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, no_shard})
         for (const bool narrow : {false, true})
@@ -201,7 +202,7 @@ std::vector<float> run_with_looks(World& world, const shard::Options& options, B
 
 TEST_CASE("what is gathered before a capture or between replays changes nothing") {
   using enum shard::ShardingStrategy;
-  for (const int ranks : {1, 2, 3})
+  for (const int ranks : worlds())
     for (const shard::GroupLayout layout : layouts)
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
         for (const Between what : {Between::evaluates, Between::evaluates_and_reads, Between::unshards}) {

@@ -5,6 +5,7 @@
 #include "shard/sharded_state.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
+#include "tests/sanitizer.h"
 #include "tests/shard/nets.h"
 #include "tests/temp_directory.h"
 
@@ -45,7 +46,7 @@ std::vector<std::pair<DType, std::vector<double>>> values(const nn::StateDict& s
 
 TEST_CASE("f32 masters of bf16 parameters go through every state and training goes on to the same bits") {
   enum class Way { whole, by_name, local, sharded, checkpoint };
-  for (const int ranks : {1, 2, 3})
+  for (const int ranks : worlds())
     for (const shard::GroupLayout from : layouts)
       for (const shard::GroupLayout into : layouts)
         for (const Way way : {Way::whole, Way::by_name, Way::local, Way::sharded, Way::checkpoint}) {
