@@ -83,10 +83,15 @@ DeviceEvent::~DeviceEvent() = default;
 PeerQueue::~PeerQueue() = default;
 DeviceAside::~DeviceAside() = default;
 MemoryLoan::~MemoryLoan() = default;
+DeviceNetwork::~DeviceNetwork() = default;
 
 std::unique_ptr<DeviceMark> Backend::mark(Device device) {
   synchronize(device);
   return std::make_unique<PastMark>(*this, device);
+}
+
+std::unique_ptr<DeviceNetwork> Backend::connect(Device device, const NetworkCard&, int, int) {
+  fail<NotImplementedError>("{}: its back end connects no devices of several processes", to_string(device));
 }
 
 std::string Backend::product(Device) { return {}; }

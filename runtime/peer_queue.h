@@ -22,6 +22,8 @@ class SHERD_API DeviceEvent {
   virtual ~DeviceEvent();
   /// Returns when the moment last set is past.
   virtual void wait() = 0;
+  /// Whether `wait` would return at once.
+  virtual bool reached() = 0;
 };
 
 /// `bytes` from a peer's memory, which may be on another device of the same type.

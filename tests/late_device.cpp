@@ -1,6 +1,14 @@
 #include "tests/late_device.h"
 
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -17,6 +25,7 @@
 #include "runtime/context.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/list.h"
+#include "runtime/waiting.h"
 
 namespace sherd::test {
 namespace {
@@ -59,6 +68,11 @@ class Queue {
 
  private:
   void wait() {
+    if (works_while_waiting())
+      return wait_for_device([&] {
+        const std::scoped_lock lock(mutex_);
+        return tasks_.empty();
+      });
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return tasks_.empty(); });
   }
@@ -121,7 +135,12 @@ struct Moment {
     const std::scoped_lock lock(mutex);
     return set;
   }
+  bool is_reached(std::uint64_t mark) {
+    const std::scoped_lock lock(mutex);
+    return reached >= mark;
+  }
   void wait_for(std::uint64_t mark) {
+    if (works_while_waiting()) return wait_for_device([&] { return is_reached(mark); });
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return reached >= mark; });
   }
@@ -133,6 +152,7 @@ struct Moment {
 struct LateEvent final : DeviceEvent {
   std::shared_ptr<Moment> moment = std::make_shared<Moment>();
   void wait() override { moment->wait_for(moment->latest()); }
+  bool reached() override { return moment->is_reached(moment->latest()); }
 };
 const std::shared_ptr<Moment>& moment_of(DeviceEvent& event) {
   return dynamic_cast<LateEvent&>(event).moment;
@@ -141,10 +161,7 @@ const std::shared_ptr<Moment>& moment_of(DeviceEvent& event) {
 class LateMark final : public DeviceMark {
  public:
   explicit LateMark(Queue& queue) : moment_(std::make_shared<Moment>()) { Moment::mark(moment_, queue); }
-  bool reached() override {
-    const std::scoped_lock lock(moment_->mutex);
-    return moment_->reached > 0;
-  }
+  bool reached() override { return moment_->is_reached(1); }
   void wait() override { moment_->wait_for(1); }
   double seconds_since(const DeviceMark&) const override { return 0; }
   void read(void* to, const void* from, std::size_t bytes) override {
@@ -159,6 +176,7 @@ class LateMark final : public DeviceMark {
 class LatePeerQueue final : public PeerQueue {
  public:
   LatePeerQueue(Queue*& work, Queue*& frees) : work_(work), frees_in_(frees) {}
+  Queue& moves() { return moves_; }
   std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<LateEvent>(); }
   void mark_work(DeviceEvent& event) override { Moment::mark(moment_of(event), *work_); }
   void mark(DeviceEvent& event) override { Moment::mark(moment_of(event), moves_); }
@@ -206,9 +224,11 @@ struct Rank {
   }
 };
 struct Ranks {
-  std::map<int, Rank> of;
+  std::map<std::pair<DeviceType, int>, Rank> of;
 };
-Rank& rank_of(Device device) { return Context::current().slot<Ranks>().of[device.index]; }
+Rank& rank_of(Device device) {
+  return Context::current().slot<Ranks>().of[{device.type, device.index}];
+}
 
 void overwrite_and_free(void* data, std::size_t bytes) {
   std::memset(data, 0xdb, bytes);
@@ -229,8 +249,160 @@ class LateAside final : public DeviceAside {
   Rank& rank_;
 };
 
+/// Connections among processes of this machine, which the queue's thread uses.
+class LateNetwork final : public DeviceNetwork {
+ public:
+  LateNetwork(Rank& rank, std::string key, int self, int size)
+      : key_(std::move(key)),
+        self_(self),
+        wires_(static_cast<std::size_t>(size)),
+        queue_(rank.work, rank.frees) {
+    listener_ = Wire(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const auto [address, length] = address_of(self);
+    expect(::bind(listener_.fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+           ::listen(listener_.fd, size) == 0);
+  }
+  ~LateNetwork() override { abort(); }
+
+  bool ready() override {
+    const std::scoped_lock lock(shared_->mutex);
+    check<DeviceError>(shared_->failure.empty(), "late network: {}", shared_->failure);
+    if (connected_) return true;
+    connect();
+    return connected_;
+  }
+  PeerQueue& queue() override { return queue_; }
+  void exchange(std::span<const NetworkMessage> messages) override {
+    queue_.moves().give([this, all = std::vector(messages.begin(), messages.end())] { move(all); });
+  }
+  void gather(std::span<const NetworkGather> gathers) override {
+    std::vector<NetworkMessage> all;
+    for (const NetworkGather& g : gathers)
+      for (int rank = 0; rank < static_cast<int>(wires_.size()); ++rank) {
+        std::byte* place = g.out + static_cast<std::size_t>(rank) * g.bytes;
+        if (rank == self_) {
+          if (place != g.in)
+            queue_.moves().give([place, g] { std::memcpy(place, g.in, g.bytes); });
+          continue;
+        }
+        all.push_back({NetworkMessage::Way::send, rank, const_cast<std::byte*>(g.in), g.bytes});
+        all.push_back({NetworkMessage::Way::receive, rank, place, g.bytes});
+      }
+    exchange(all);
+  }
+  void abort() noexcept override {
+    const std::scoped_lock lock(shared_->mutex);
+    shared_->aborted = true;
+    for (const Wire& wire : wires_)
+      if (wire.fd >= 0) ::shutdown(wire.fd, SHUT_RDWR);
+  }
+  bool close() override {
+    if (!closing_) {
+      closing_ = queue_.make_event();
+      queue_.mark(*closing_);
+    }
+    return closing_->reached();
+  }
+
+ private:
+  struct Wire {
+    explicit Wire(int fd = -1) : fd(fd) {}
+    Wire(Wire&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+    Wire& operator=(Wire&& other) noexcept {
+      std::swap(fd, other.fd);
+      return *this;
+    }
+    ~Wire() {
+      if (fd >= 0) ::close(fd);
+    }
+    int fd;
+  };
+  struct Shared {
+    std::mutex mutex;
+    bool aborted = false;
+    std::string failure;
+  };
+  static void expect(bool good) {
+    check<DeviceError>(good, "late network: {}", std::strerror(errno));
+  }
+  std::pair<sockaddr_un, socklen_t> address_of(int rank) const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string name = fmt::format("sherd-late-{}-{}", key_, rank);
+    std::memcpy(address.sun_path + 1, name.data(), name.size());  // after a 0: a name without a file
+    return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+  }
+  /// To ranks below this one, and from those above.
+  void connect() {
+    for (int rank = 0; rank < self_; ++rank) {
+      Wire& wire = wires_[static_cast<std::size_t>(rank)];
+      if (wire.fd >= 0) continue;
+      Wire made(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const auto [address, length] = address_of(rank);
+      if (::connect(made.fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) return;
+      expect(::send(made.fd, &self_, sizeof self_, MSG_NOSIGNAL) == sizeof self_);
+      wire = std::move(made);
+    }
+    for (;;) {
+      Wire made(::accept4(listener_.fd, nullptr, nullptr, SOCK_CLOEXEC));
+      if (made.fd < 0) break;
+      int rank = 0;
+      expect(::recv(made.fd, &rank, sizeof rank, MSG_WAITALL) == sizeof rank);
+      wires_[static_cast<std::size_t>(rank)] = std::move(made);
+    }
+    for (std::size_t rank = 0; rank < wires_.size(); ++rank)
+      if (rank != static_cast<std::size_t>(self_) && wires_[rank].fd < 0) return;
+    connected_ = true;
+  }
+  /// All messages at once, on the queue's thread.
+  void move(std::vector<NetworkMessage> all) {
+    for (;;) {
+      std::vector<pollfd> waits;
+      std::set<std::pair<int, NetworkMessage::Way>> first;
+      std::vector<NetworkMessage*> next;
+      for (NetworkMessage& m : all)
+        if (m.bytes > 0 && first.emplace(m.rank, m.way).second) {
+          next.push_back(&m);
+          waits.push_back({wires_[static_cast<std::size_t>(m.rank)].fd,
+                           static_cast<short>(m.way == NetworkMessage::Way::send ? POLLOUT : POLLIN), 0});
+        }
+      if (next.empty()) return;
+      ::poll(waits.data(), waits.size(), 1000);
+      for (std::size_t i = 0; i < next.size(); ++i) {
+        if (waits[i].revents == 0) continue;
+        NetworkMessage& m = *next[i];
+        const ssize_t n = m.way == NetworkMessage::Way::send
+                              ? ::send(waits[i].fd, m.data, m.bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+                              : ::recv(waits[i].fd, m.data, m.bytes, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (n <= 0) return wait_for_abort();
+        m.data += n;
+        m.bytes -= static_cast<std::size_t>(n);
+      }
+    }
+  }
+  /// As a kernel does whose peer is gone.
+  void wait_for_abort() {
+    for (bool aborted = false; !aborted; std::this_thread::yield()) {
+      const std::scoped_lock lock(shared_->mutex);
+      aborted = shared_->aborted;
+      if (!aborted) shared_->failure = "a peer is gone";
+    }
+  }
+
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::string key_;
+  int self_;
+  bool connected_ = false;
+  Wire listener_;
+  std::vector<Wire> wires_;
+  std::unique_ptr<DeviceEvent> closing_;
+  LatePeerQueue queue_;  // last, so that its thread ends first
+};
+
 class LateBackend final : public Backend {
  public:
+  explicit LateBackend(bool networks) : networks_(networks) {}
   void* allocate(Device device, std::size_t bytes) override {
     (void)rank_of(device);
     return std::aligned_alloc(64, (bytes / 64 + 1) * 64);
@@ -263,12 +435,27 @@ class LateBackend final : public Backend {
     return std::make_unique<LateMark>(*rank_of(device).work);
   }
   void synchronize_all() override {
-    for (auto& [index, rank] : Context::current().slot<Ranks>().of) rank.synchronize();
+    for (auto& [device, rank] : Context::current().slot<Ranks>().of) rank.synchronize();
   }
   std::unique_ptr<DeviceAside> aside(Device device) override {
     return std::make_unique<LateAside>(rank_of(device));
   }
   PeerQueue* peer_queue(Device device) override { return &rank_of(device).peers; }
+  NetworkCard network_card(Device, bool first) override {
+    NetworkCard card;
+    card.reaches = networks_;
+    card.device = static_cast<std::uint64_t>(::getpid());
+    static std::atomic<int> made{0};
+    if (first) fmt::format_to_n(card.key.data(), card.key.size() - 1, "{}-{}", ::getpid(), ++made);
+    return card;
+  }
+  std::unique_ptr<DeviceNetwork> connect(Device device, const NetworkCard& first, int rank,
+                                         int size) override {
+    return std::make_unique<LateNetwork>(rank_of(device), first.key.data(), rank, size);
+  }
+
+ private:
+  const bool networks_;
 };
 
 /// The tensor's memory as it is now, as a tensor of the host that keeps nothing alive.
@@ -299,21 +486,31 @@ void run_later(const void* op, Inputs in, Outputs out) {
 
 }  // namespace
 
+namespace {
+DeviceType add_backend(const char* name, LateBackend& instance) {
+  const DeviceType made = register_backend(name, instance);
+  backend(DeviceType::cpu);
+  const auto share = [&]<class O>() {
+    if (kernel_row<O>().on(DeviceType::cpu) != nullptr) kernel_row<O>().set(made, &run_later<O>);
+  };
+  ops::for_each_structural(share);
+  ops::UnaryOps::for_each(share);
+  ops::ArithmeticOps::for_each(share);
+  ops::ComparisonOps::for_each(share);
+  share.operator()<ops::Where>();
+  return made;
+}
+}  // namespace
+
 Device late_device(int index) {
-  static LateBackend instance;
-  static const DeviceType type = [] {
-    const DeviceType made = register_backend("late", instance);
-    backend(DeviceType::cpu);
-    const auto share = [&]<class O>() {
-      if (kernel_row<O>().on(DeviceType::cpu) != nullptr) kernel_row<O>().set(made, &run_later<O>);
-    };
-    ops::for_each_structural(share);
-    ops::UnaryOps::for_each(share);
-    ops::ArithmeticOps::for_each(share);
-    ops::ComparisonOps::for_each(share);
-    share.operator()<ops::Where>();
-    return made;
-  }();
+  static LateBackend instance(false);
+  static const DeviceType type = add_backend("late", instance);
+  return {type, static_cast<std::int8_t>(index)};
+}
+
+Device late_network_device(int index) {
+  static LateBackend instance(true);
+  static const DeviceType type = add_backend("late-network", instance);
   return {type, static_cast<std::int8_t>(index)};
 }
 

@@ -9,5 +9,7 @@ namespace sherd::test {
 
 /// The device "late:index", registered on first use.
 Device late_device(int index = 0);
+/// The same as "late-network:0" and so on, which is connected with those of other processes of the machine.
+Device late_network_device(int index = 0);
 
 }  // namespace sherd::test

@@ -11,20 +11,23 @@ namespace {
 
 constexpr std::int64_t slices_from = 32 << 10;  // bytes of an all_reduce that are worth two rounds
 
-bool on_meta(const Collective& c) {
+/// The host for a call without tensors.
+Device device_of(const Collective& c) {
   const Tensors& some = c.inputs.empty() ? c.outputs : c.inputs;
-  return some.empty() || some[0].device().type == DeviceType::meta;
+  return some.empty() ? Device::cpu() : some[0].device();
 }
 
-/// The host's memory for `tensor`, which `keep` keeps: the tensor's own, or new for one on another device.
-std::byte* host_memory(const Tensor& tensor, std::vector<Ref<Storage>>& keep) {
-  if (tensor.device().is_cpu()) {
-    keep.push_back(tensor.storage_ref());
-    return tensor.raw();
-  }
-  keep.push_back(Storage::allocate(Device::cpu(), static_cast<std::size_t>(tensor.spec().bytes())));
-  return static_cast<std::byte*>(keep.back()->data());
-}
+/// Set within a scope.
+class Stepping {
+ public:
+  explicit Stepping(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Stepping() { flag_ = false; }
+  Stepping(const Stepping&) = delete;
+  Stepping& operator=(const Stepping&) = delete;
+
+ private:
+  bool& flag_;
+};
 
 }  // namespace
 
@@ -47,6 +50,10 @@ ProcessLine::ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<Group
 
 ProcessLine::~ProcessLine() {
   process_->remove(id_);
+  if (route_ && route_->way() == DeviceRoute::Way::network) {
+    std::unique_ptr<DeviceNetwork> network = route_->leave();
+    if (!core_->fault && stage_ == Stage::calls) process_->retire({std::move(network), processes_, id_.group.run});
+  }
   Abandoned left;
   const auto leave = [](std::vector<Wire::Ticket>& to, const std::vector<Message>& messages) {
     for (const Message& m : messages) to.push_back(m.ticket);
@@ -100,63 +107,48 @@ void ProcessLine::publish(const Collective& c, const Signature& signature) {
   ++posted_;
 }
 
-/// Moves to their devices what finished calls before `end` have put on the host, in the order of the calls.
-/// Not when they finish, which is found at any time: after it the rank's work so far follows no more.
-void ProcessLine::land(std::uint64_t end) {
-  for (; landed_ < end; ++landed_) {
-    Call& own = call(landed_);
-    for (const Landing& l : own.landings)
-      backend(l.tensor.device().type)
-          .copy(l.tensor.raw(), l.tensor.device(), l.host->data(), Device::cpu(),
-                static_cast<std::size_t>(l.tensor.spec().bytes()));
-    own.landings.clear();
-  }
-}
-
 void ProcessLine::fill(Call& call, const Collective& c, const Signature& signature) {
-  if (posted_ >= depth) land(posted_ - depth + 1);
+  if (posted_ >= depth) {
+    land(posted_ - depth + 1);
+    release(call);
+  }
   call.sequence = posted_;
   call.signature = signature;
   call.reduction = c.reduction;
-  call.moves = !on_meta(c);
+  call.moves = (!c.inputs.empty() || !c.outputs.empty()) && device_of(c).type != DeviceType::meta;
   call.element = size_of(signature.dtype);
+  call.sends.clear();
+  call.tags.assign(lanes(), 0);
+  const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
+  call.movement = Movement::of(c, static_cast<int>(lanes()), slices ? 2 : 1);
+  fill_parts(call, c);
+}
+
+void ProcessLine::fill_parts(Call& call, const Collective& c) {
   call.parts.clear();
   call.inputs.clear();
   call.outputs.clear();
-  call.sends.clear();
-  call.tags.assign(lanes(), 0);
-  const auto here = [&](const Tensors& tensors, std::size_t i) {
-    return call.moves && i < tensors.size() && tensors[i].numel() > 0 ? &tensors[i] : nullptr;
-  };
+  call.device = call.moves ? device_of(c) : Device::cpu();
+  if (!call.device.is_cpu()) use_device(call.device);
   for (std::size_t i = 0; i < std::max(c.inputs.size(), c.outputs.size()); ++i) {
     Part part{nullptr, nullptr, counted(c)[i].numel()};
-    if (const Tensor* in = here(c.inputs, i)) {
-      std::byte* host = host_memory(*in, call.inputs);
-      if (!in->device().is_cpu())
-        backend(in->device().type)
-            .copy(host, Device::cpu(), in->raw(), in->device(), static_cast<std::size_t>(in->spec().bytes()));
-      part.in = host;
-    }
-    if (const Tensor* out = here(c.outputs, i)) {
-      part.out = host_memory(*out, call.outputs);
-      if (!out->device().is_cpu()) call.landings.push_back({*out, call.outputs.back()});
-    }
+    const auto take = [&](const Tensors& tensors, std::vector<Ref<Storage>>& keep,
+                          std::vector<OnDevice>& on_device) -> std::byte* {
+      const bool there = call.moves && i < tensors.size() && tensors[i].numel() > 0;
+      if (!call.device.is_cpu()) on_device.emplace_back();
+      if (!there) return nullptr;
+      const Tensor& t = tensors[i];
+      if (!call.device.is_cpu())
+        on_device.back() = {t.storage_ref(), t.raw(), static_cast<std::size_t>(t.spec().bytes())};
+      else
+        keep.push_back(t.storage_ref());
+      return t.raw();
+    };
+    part.in = take(c.inputs, call.inputs, call.device_inputs);
+    part.out = take(c.outputs, call.outputs, call.device_outputs);
     call.parts.push_back(part);
   }
-  const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
-  call.movement = Movement::of(c, static_cast<int>(lanes()), slices ? 2 : 1);
-}
-
-/// Calls `visit(part, piece)` for what `to` takes from `from`.
-template <class Visit>
-void ProcessLine::pieces(const Call& call, int round, std::size_t from, std::size_t to,
-                         const Visit& visit) const {
-  if (!call.moves) return;
-  for (std::size_t i = 0; i < call.parts.size(); ++i) {
-    const Piece piece =
-        call.movement.piece(round, static_cast<int>(from), static_cast<int>(to), call.parts[i].count);
-    if (piece.count > 0) visit(call.parts[i], piece);
-  }
+  if (!call.device.is_cpu()) post_on_device(call);
 }
 
 std::int64_t ProcessLine::bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const {
@@ -167,7 +159,7 @@ std::int64_t ProcessLine::bytes_between(const Call& call, int round, std::size_t
 
 void ProcessLine::send_to(std::size_t lane, Call& call) {
   const std::int64_t bytes = bytes_between(call, 0, self_, lane);
-  const bool eager = bytes <= static_cast<std::int64_t>(eager_bytes);
+  const bool eager = within_frame(call, bytes);
   const int to = processes_[lane];
   if (!eager || call.movement.rounds == 2) call.tags[lane] = process_->next_tags(to);
   Frame frame = process_->take_frame();
@@ -178,19 +170,28 @@ void ProcessLine::send_to(std::size_t lane, Call& call) {
   header.bytes = eager ? static_cast<std::uint32_t>(bytes) : 0;
   header.from = process_->rank();
   header.signature = call.signature;
-  std::memcpy(frame.bytes.get(), &header, sizeof header);
   std::byte* at = frame.payload();
-  if (eager)
+  if (!call.device.is_cpu() && route_->way() == DeviceRoute::Way::unknown) {
+    header.bytes = sizeof(NetworkCard);
+    std::memcpy(at, &route_->card(), sizeof(NetworkCard));
+  } else if (eager) {
     pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
       const std::int64_t n = piece.count * call.element;
       std::memcpy(at, part.in + piece.source * call.element, static_cast<std::size_t>(n));
       at += n;
     });
+  }
+  std::memcpy(frame.bytes.get(), &header, sizeof header);
   process_->send(to, std::move(frame));
-  if (!eager)
-    pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
-      send_piece(call, lane, header.tag, part.in + piece.source * call.element, piece.count * call.element);
-    });
+  if (!eager && call.device.is_cpu()) send_pieces(lane, call);
+}
+
+/// What does not come within a frame.
+void ProcessLine::send_pieces(std::size_t lane, Call& call) {
+  pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
+    send_piece(call, lane, call.tags[lane], part.in + piece.source * call.element,
+               piece.count * call.element);
+  });
 }
 
 void ProcessLine::send_piece(Call& call, std::size_t lane, int tag, const std::byte* data,
@@ -224,18 +225,23 @@ void ProcessLine::take(Frame frame) {
 
 bool ProcessLine::let_go() {
   released_ = std::max(released_, posted_ - std::min(posted_, depth));  // places before are others' by now
-  for (; released_ < finished_ && sent(call(released_)); ++released_) clear(call(released_));
+  for (; released_ < finished_ && sent(call(released_)); ++released_) release(call(released_));
   holds_ = released_ < finished_;
   return !holds_;
 }
 
-void ProcessLine::clear(Call& call) {
+void ProcessLine::release(Call& call) {
   call.inputs.clear();
   call.outputs.clear();
+  if (call.device_inputs.empty() && call.device_outputs.empty()) return;
+  release_on_device(call);
 }
 
 bool ProcessLine::step() {
+  if (stepping_) return false;
+  const Stepping scope(stepping_);
   bool moved = false;
+  if (route_) look_at_device();
   for (; !queue_.empty() && !core_->fault && !core_->reported && room(); queue_.pop_front(), moved = true)
     publish(queue_.front().first, queue_.front().second);
   while (finished_ < posted_ && !core_->fault && !core_->reported) {
@@ -243,7 +249,10 @@ bool ProcessLine::step() {
     switch (stage_) {
       case Stage::calls:
         if (!all_called()) return moved;
-        begin_first_round();
+        if (!own.device.is_cpu())
+          begin_on_device(own);
+        else
+          begin_first_round();
         break;
       case Stage::first_round:
         if (!received()) return moved;
@@ -265,6 +274,11 @@ bool ProcessLine::step() {
       case Stage::second_round:
         if (!received()) return moved;
         end_call();
+        break;
+      case Stage::connecting:
+      case Stage::exchanging:
+      case Stage::spreading:
+        if (!step_on_device(own)) return moved;
         break;
     }
     moved = true;
@@ -304,7 +318,7 @@ void ProcessLine::begin_first_round() {
   const bool combines = own.movement.combines(0);
   std::int64_t staged = 0;
   const auto beside = [&](std::size_t lane, std::int64_t bytes) {
-    return lane != self_ && bytes > static_cast<std::int64_t>(eager_bytes);
+    return lane != self_ && bytes > 0 && !within_frame(own, bytes);
   };
   for (std::size_t lane = 0; lane < lanes(); ++lane) {
     const std::int64_t bytes = bytes_between(own, 0, lane, self_);
@@ -417,7 +431,7 @@ bool ProcessLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
     if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
-    process_->abandon({.sends = {m.ticket}, .keep = memory_of(call)});
+    process_->abandon({.receives = {}, .sends = {m.ticket}, .keep = memory_of(call)});
     return true;
   });
   return call.sends.empty() && !broken_;
@@ -440,14 +454,15 @@ void ProcessLine::wait(std::uint64_t sequence) {
                (sequence + depth < posted_ || call(sequence).movement.rounds == 1 || sent(call(sequence)));
       },
       [&] { return sequence; });
-  land(sequence + 1);
+  reach(sequence);
   process_->let_go();
 }
 
 void ProcessLine::wait_inputs(std::uint64_t sequence) {
   until([&] { return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence))); },
         [&] { return sequence; });
-  if (sequence + depth >= posted_) clear(call(sequence));
+  if (route_ && route_->way() == DeviceRoute::Way::network) route_->follow(sequence);
+  if (sequence + depth >= posted_) release(call(sequence));
   process_->let_go();
 }
 
@@ -457,13 +472,16 @@ bool ProcessLine::done(std::uint64_t sequence) {
   step();
   const bool over = finished_ > sequence && (sequence + depth < posted_ ||
                                              call(sequence).movement.rounds == 1 || sent(call(sequence)));
-  if (over) land(sequence + 1);
+  if (over) reach(sequence);
   return over;
 }
 
 void ProcessLine::throw_if_failed() {
   if (core_->reported && !core_->fault) process_->press(*core_);
-  if (core_->fault) process_->raise(*core_->fault, *core_);
+  if (core_->fault) {
+    if (route_) look_at_device();
+    process_->raise(*core_->fault, *core_);
+  }
   process_->throw_if_deaf();
 }
 
@@ -510,6 +528,12 @@ std::vector<std::size_t> ProcessLine::missing() {
     if (lane != self_ && stage_ == Stage::calls && inbox_[lane].empty() &&
         process_->gone(processes_[lane], run))
       found.push_back(lane);
+  const bool between_devices =
+      stage_ == Stage::connecting || stage_ == Stage::exchanging || stage_ == Stage::spreading;
+  for (std::size_t lane = 0; lane < lanes() && between_devices; ++lane) {
+    const std::optional<Gone> gone = lane != self_ ? process_->gone(processes_[lane], run) : std::nullopt;
+    if (gone && (gone->how != Departure::left || network_failure_)) found.push_back(lane);
+  }
   for (const Message& m : receives_) {
     const std::optional<Gone> gone = process_->gone(processes_[m.lane], run);
     if (gone && gone->how != Departure::left) found.push_back(m.lane);

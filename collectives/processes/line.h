@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "collectives/movement.h"
+#include "collectives/processes/device_route.h"
 #include "collectives/processes/process.h"
 #include "collectives/transport.h"
 
@@ -33,6 +34,11 @@ class ProcessLine final : public Line {
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
   bool hopeless() { return core_->fault || !missing().empty(); }
+  /// Peers' devices wait for what this rank is about to give to its own.
+  bool owes() {
+    return (stage_ == Stage::connecting || stage_ == Stage::exchanging || stage_ == Stage::spreading) &&
+           !hopeless();
+  }
   /// Frees the memory of calls that are over and that the wire has read; says whether none is held any more.
   bool let_go();
 
@@ -44,9 +50,15 @@ class ProcessLine final : public Line {
     std::byte* out;
     std::int64_t count;  ///< elements, as `Signature::total` counts them
   };
-  /// What a call puts into the host's memory for a tensor on a device that the wire does not reach.
+  /// A tensor on a device: of a part the same place of `Call::device_inputs` or `device_outputs`.
+  struct OnDevice {
+    Ref<Storage> storage;  ///< null where the part has none
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// What a call has put into the host's memory for a device.
   struct Landing {
-    Tensor tensor;
+    OnDevice to;
     Ref<Storage> host;
   };
   struct Message {
@@ -59,15 +71,18 @@ class ProcessLine final : public Line {
     Movement movement{CollectiveKind::barrier};
     ReduceOp reduction;
     std::int64_t element = 1;
-    bool moves = false;  ///< there are bytes to move: not on meta
+    bool moves = false;             ///< there are bytes to move: not on meta
+    Device device = Device::cpu();  ///< of the tensors that move
     std::vector<Part> parts;
+    std::vector<OnDevice> device_inputs, device_outputs;
+    Ref<Storage> peers_parts;  ///< on the device, where what peers send is combined
     std::vector<Ref<Storage>> inputs, outputs;  ///< as long as they are needed
     std::vector<Landing> landings;              ///< until the rank waits for the call, or one after it
     std::vector<Message> sends;
     std::vector<int> tags;  ///< of this rank's long payloads, a lane
   };
   /// Of the oldest unfinished call.
-  enum class Stage { calls, first_round, inputs_read, second_round };
+  enum class Stage { calls, first_round, inputs_read, second_round, connecting, exchanging, spreading };
 
   std::size_t lanes() const { return processes_.size(); }
   int rank_of(std::size_t lane) const;
@@ -78,9 +93,11 @@ class ProcessLine final : public Line {
   bool room();
   void publish(const Collective& c, const Signature& signature);
   void fill(Call& call, const Collective& c, const Signature& signature);
-  void land(std::uint64_t end);
+  void fill_parts(Call& call, const Collective& c);
   void send_to(std::size_t lane, Call& call);
+  void send_pieces(std::size_t lane, Call& call);
   std::int64_t bytes_between(const Call& call, int round, std::size_t from, std::size_t to) const;
+  /// Calls `visit(part, piece)` for what `to` takes from `from`.
   template <class Visit>
   void pieces(const Call& call, int round, std::size_t from, std::size_t to, const Visit& visit) const;
   void send_piece(Call& call, std::size_t lane, int tag, const std::byte* data, std::int64_t bytes);
@@ -88,17 +105,37 @@ class ProcessLine final : public Line {
 
   bool all_called();
   std::vector<RankCall> posts();
+  bool within_frame(const Call& call, std::int64_t bytes) const {
+    return call.device.is_cpu() && bytes <= static_cast<std::int64_t>(eager_bytes);
+  }
   void begin_first_round();
   void receive_placed(std::size_t lane, Call& call, int round, int tag);
   void place_pieces(std::size_t lane, Call& call);
   void combine_parts(Call& call);
   void begin_second_round();
   void end_call();
+
+  // ---- on a device: line_on_device.cpp ----
+  void use_device(Device device);
+  void post_on_device(Call& call);
+  void begin_on_device(Call& call);
+  bool step_on_device(Call& call);
+  void exchange(Call& call, int round);
+  void gather(Call& call);
+  void combine_on_device(Call& call);
+  void bring_to_host(Call& call);
+  void land(std::uint64_t end);
+  void reach(std::uint64_t sequence);
+  void look_at_device();
+  void fail_on_device(std::string_view what);
+  void release_on_device(Call& call);
+
+  void release(Call& call);
+
   bool received();
   bool sent(Call& call);
   bool completed(Call& call, Message& message);
   std::vector<Ref<Storage>> memory_of(const Call& call) const;
-  static void clear(Call& call);
   void break_off(const Call& call, std::size_t lane, const Failure& failed);
 
   template <class Ready, class First>
@@ -126,6 +163,21 @@ class ProcessLine final : public Line {
   Ref<Storage> staging_;
   std::vector<const std::byte*> from_lane_;  ///< where each lane's pieces lie, side by side
   std::vector<const std::byte*> sources_;
+  std::optional<DeviceRoute> route_;  ///< once a call had tensors on a device
+  Signature given_;                   ///< the last call that the devices were given
+  bool stepping_ = false;             ///< a wait for the device within a step goes on with other lines only
+  std::optional<std::pair<std::string, std::chrono::steady_clock::time_point>> network_failure_;
 };
+
+template <class Visit>
+void ProcessLine::pieces(const Call& call, int round, std::size_t from, std::size_t to,
+                         const Visit& visit) const {
+  if (!call.moves) return;
+  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+    const Piece piece =
+        call.movement.piece(round, static_cast<int>(from), static_cast<int>(to), call.parts[i].count);
+    if (piece.count > 0) visit(call.parts[i], piece);
+  }
+}
 
 }  // namespace sherd::processes

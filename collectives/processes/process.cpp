@@ -61,6 +61,24 @@ void Patience::pause() {
   }
 }
 
+/// What the rank does for its peers while it waits for a device.
+class Process::Going final : public WaitingWork {
+ public:
+  explicit Going(Process& process) : process_(process) {}
+  void go_on() noexcept override {
+    if (process_.forked()) return;
+    try {
+      process_.progress();
+      process_.step_others(nullptr);
+      process_.close_retired();
+    } catch (const std::exception&) {  // the rank's next call throws it
+    }
+  }
+
+ private:
+  Process& process_;
+};
+
 std::shared_ptr<Process> Process::current(const Launch& launch) {
   Slot& slot = Context::current().slot<Slot>();
   if (!slot.process) slot.process = std::make_shared<Process>(launch);
@@ -95,7 +113,12 @@ void Process::start(const Launch& launch) {
 
 Process::~Process() {
   if (!watch_) return;
+  going_.reset();
   lines_.clear();
+  for (Patience patience(spins_); clean_ && !forked() && !in_run_ && !retired_.empty(); patience.pause()) {
+    progress();
+    close_retired();
+  }
   if (forked()) {
     clean_ = false;
   } else if (in_run_) {  // the program ends inside a body: no goodbye, so the peers see a death
@@ -167,6 +190,7 @@ void Process::settle(std::uint32_t run) {
 bool Process::settled(std::uint32_t run) {
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
   if (!orphans_.empty()) return false;
+  if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second->owes(); })) return false;
   return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
 }
 
@@ -346,7 +370,33 @@ void Process::adopt(std::unique_ptr<ProcessLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
 
+void Process::retire(Retired retired) {
+  if (forked()) return;
+  retired_.push_back(std::move(retired));
+  close_retired();
+}
+
+/// Those of which a process is gone that did not take leave are broken off.
+void Process::close_retired() {
+  std::erase_if(retired_, [&](Retired& r) {
+    const auto broken = [&](int process) {
+      const std::optional<Gone> gone = process != rank_ ? this->gone(process, r.run) : std::nullopt;
+      return gone && gone->how != Departure::left;
+    };
+    try {
+      return std::ranges::any_of(r.processes, broken) || r.network->close();
+    } catch (const std::exception&) {  // the connections broke when nothing was under way any more
+      return true;
+    }
+  });
+}
+
+void Process::go_on_while_waiting() {
+  if (!going_) going_ = std::make_unique<Going>(*this);
+}
+
 void Process::let_go() {
+  close_retired();
   std::erase_if(holding_, [](ProcessLine* line) { return line->let_go(); });
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
 }

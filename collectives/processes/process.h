@@ -17,7 +17,9 @@
 #include "collectives/processes/circles.h"
 #include "collectives/processes/watch.h"
 #include "collectives/processes/wire.h"
+#include "runtime/device_network.h"
 #include "runtime/storage.h"
+#include "runtime/waiting.h"
 
 namespace sherd::processes {
 
@@ -48,6 +50,13 @@ struct Gone {
 struct Abandoned {
   std::vector<Wire::Ticket> receives, sends;
   std::vector<Ref<Storage>> keep;
+};
+
+/// Connections among devices that no line uses any more, and whose ends take leave of each other.
+struct Retired {
+  std::unique_ptr<DeviceNetwork> network;
+  std::vector<int> processes;
+  std::uint32_t run;
 };
 
 /// A frame on its way.
@@ -127,6 +136,11 @@ class Process : public std::enable_shared_from_this<Process> {
   void abandon(Abandoned left);
   /// Keeps memory for as long as the process: the wire does not say whether it still uses it.
   void lose(std::vector<Ref<Storage>> memory);
+  /// Closes connections among devices, whose other ends are closed too.
+  void retire(Retired retired);
+  /// From now on this rank goes on with its calls while its host waits for a device, for which peers' devices
+  /// may wait.
+  void go_on_while_waiting();
   /// The line has calls that are over and whose memory the wire still reads.
   void hold(ProcessLine& line) { holding_.push_back(&line); }
   /// Frees the memory of calls that are over, on any line, as far as the wire has read it, and lines without
@@ -186,6 +200,9 @@ class Process : public std::enable_shared_from_this<Process> {
   void announce(Notice notice);
   bool settled(std::uint32_t run);
   bool all_said_goodbye();
+  void close_retired();
+
+  class Going;
 
   pid_t owner_ = ::getpid();
   std::unique_ptr<Wire> wire_;  ///< outlives the watch: it ends when all has been said
@@ -209,6 +226,8 @@ class Process : public std::enable_shared_from_this<Process> {
   std::map<GroupId, std::vector<Watch::News>> early_;  ///< about groups that are not made here yet
   Circles circles_{*this};
   std::unique_ptr<Watch> watch_;
+  std::vector<Retired> retired_;
+  std::unique_ptr<Going> going_;
 };
 
 /// What to do between two looks for progress: spin, then yield the core, then sleep for microseconds.

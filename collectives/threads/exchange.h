@@ -9,12 +9,15 @@
 #include <mutex>
 #include <vector>
 
+#include "collectives/device_moments.h"
 #include "collectives/movement.h"
 #include "collectives/offer.h"
 #include "collectives/threads/crew.h"
-#include "collectives/threads/on_device.h"
 
 namespace sherd::threads {
+
+/// Calls that a rank can have under way in one order.
+inline constexpr std::uint64_t depth = DeviceLane::depth;
 
 /// Inputs of up to so many bytes are copied into the slot, so that the poster need not wait until its peers
 /// have read them.

@@ -155,23 +155,15 @@ class ThreadLine final : public Line {
     slot.inputs.clear();
     slot.outputs.clear();
   }
-  /// The memory of a call that is over for the hosts. Devices may still move it: whoever frees it later
-  /// knows, and what only the slot holds goes in their order.
+  /// The memory of a call that is over for the hosts.
   void release(Slot& slot) {
     if (slot.on_device == nullptr || slot.inputs.empty() + slot.outputs.empty() == 2) return clear(slot);
-    bool last = false;
-    const auto lend = [&](const Ref<Storage>& storage) {
-      storage->lend(exchange_.moments);
-      last = last || storage->use_count() == 1;
+    const auto lends = [&](const auto& storages) {
+      return lend(exchange_.moments, std::span(storages.begin(), storages.size()));
     };
-    std::ranges::for_each(slot.inputs, lend);
-    std::ranges::for_each(slot.outputs, lend);
-    if (!last) return clear(slot);
-    InlineVec<DeviceEvent*, 8> moved;
-    exchange_.moments->each_latest([&](DeviceEvent& latest) { moved.push_back(&latest); });
-    // Not by the lane's queue, which may be gone when a rank that ends comes to this.
-    const Device device = slot.on_device->device;
-    backend(device.type).peer_queue(device)->free_after({moved.begin(), moved.size()}, [&] { clear(slot); });
+    const bool inputs = lends(slot.inputs), outputs = lends(slot.outputs);
+    if (!inputs && !outputs) return clear(slot);
+    free_after_moves(*exchange_.moments, slot.on_device->device, [&] { clear(slot); });
   }
   /// After a fault peers begin to read nothing more: what slots hold is given back on this rank's own thread,
   /// which knows what its devices still do with it.

@@ -1,5 +1,5 @@
 // The suite on ranks that are processes, started by a launcher; each runs this program:
-//   mpirun -n 4 mpi_suite [DEVICE]      cuda:0, or late:0 of tests/late_device.h
+//   mpirun -n 4 mpi_suite [DEVICE]      cuda:0, or late:0 or late-network:0 of tests/late_device.h
 #include <sherd.h>
 
 #include <chrono>
@@ -117,7 +117,8 @@ int main(int argc, char** argv) {
     return tally.report();
   }
   if (argc == 2) {
-    test::late_device();  // its name is known from now on
+    test::late_device();  // their names are known from now on
+    test::late_network_device();
     const Device device = Device::parse(argv[1]);
     if (device.type == DeviceType::cuda && gpu_count() == 0) return tally.skip("no GPU here");
     for (const test::Section& section : test::device_sections()) tally.run(section, device);

@@ -1,9 +1,10 @@
-#include "collectives/threads/on_device.h"
+#include "collectives/device_moments.h"
 
 #include "runtime/backend.h"
 #include "runtime/context.h"
+#include "runtime/inline_vec.h"
 
-namespace sherd::threads {
+namespace sherd {
 
 DeviceLane::DeviceLane(Device device, PeerQueue& queue) : device(device), queue(queue) {
   for (CallMoments& call : calls) {
@@ -44,4 +45,20 @@ void Moments::before_free(Device device) noexcept {
   }
 }
 
-}  // namespace sherd::threads
+bool lend(const std::shared_ptr<Moments>& moments, std::span<const Ref<Storage>> storages) {
+  bool last = false;
+  for (const Ref<Storage>& storage : storages) {
+    storage->lend(moments);
+    last = last || storage->use_count() == 1;
+  }
+  return last;
+}
+
+void free_after_moves(const Moments& moments, Device device, const std::function<void()>& drop) {
+  InlineVec<DeviceEvent*, 8> moved;
+  moments.each_latest([&](DeviceEvent& latest) { moved.push_back(&latest); });
+  // Not by the queue that moved it, which may be gone when a rank that ends comes to this.
+  backend(device.type).peer_queue(device)->free_after({moved.begin(), moved.size()}, drop);
+}
+
+}  // namespace sherd

@@ -1,18 +1,18 @@
-// Calls among threads whose tensors lie on devices that work by themselves: the hosts agree, the devices
-// move, and what orders the devices are events.
+// Calls whose tensors lie on devices that work by themselves: the hosts agree, the devices move, and what
+// orders the devices are events.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/peer_queue.h"
+#include "runtime/storage.h"
 
-namespace sherd::threads {
-
-/// Calls that a rank can have under way in one order.
-inline constexpr std::uint64_t depth = 8;
+namespace sherd {
 
 /// The moments of one posted call on one rank's device.
 struct CallMoments {
@@ -23,6 +23,8 @@ struct CallMoments {
 /// One rank's moments of one sequence of calls, on one device. Only that rank sets them; all follow them.
 struct DeviceLane {
   DeviceLane(Device device, PeerQueue& queue);
+  /// Calls that a rank can have under way in one order.
+  static constexpr std::uint64_t depth = 8;
   CallMoments& of(std::uint64_t sequence) { return calls[sequence % depth]; }
 
   const Device device;
@@ -73,4 +75,10 @@ class Moments final : public MemoryLoan {
   std::vector<DeviceLanes> lanes_;
 };
 
-}  // namespace sherd::threads
+/// For storages of a call that is over for the hosts, which devices may still move: whoever frees one later
+/// knows. Says whether nobody but the caller holds one of them, which it then drops by `free_after_moves`.
+bool lend(const std::shared_ptr<Moments>& moments, std::span<const Ref<Storage>> storages);
+/// Runs `drop`; what it frees on `device` is used again when all moves so far are done.
+void free_after_moves(const Moments& moments, Device device, const std::function<void()>& drop);
+
+}  // namespace sherd

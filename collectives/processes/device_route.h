@@ -1,0 +1,70 @@
+// How the tensors of one line travel between processes when they lie on devices.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "collectives/device_moments.h"
+#include "runtime/device_network.h"
+
+namespace sherd::processes {
+
+/// From device to device where the devices of all ranks of the line reach each other, which they find out
+/// from the cards that come with their first such call; else through the hosts' memory. What moves from
+/// device to device is given when all ranks have posted the call, and orders itself with the rank's own work
+/// by the moments of `DeviceLane`, as among threads.
+class DeviceRoute {
+ public:
+  enum class Way : std::uint8_t { unknown, network, host };
+
+  /// Of the rank on lane `self`, whose tensors lie on `device`.
+  DeviceRoute(Device device, std::size_t self);
+
+  Device device() const { return device_; }
+  Way way() const { return way_; }
+  /// What this rank brings to the choice.
+  const NetworkCard& card() const { return card_; }
+  /// Chooses by the cards of all lanes, which every rank does with the same ones, and begins to connect.
+  void choose(std::span<const NetworkCard> cards);
+
+  /// The tensors of call `sequence` may be read and written after the rank's work so far.
+  void posted(std::uint64_t sequence) { own().mark_work(*moments().of(sequence).ready); }
+
+  DeviceNetwork& network() { return *network_; }
+  /// What the network is given from now on belongs to call `sequence`.
+  void begin(std::uint64_t sequence);
+  /// The call has been given whole.
+  void end(std::uint64_t sequence);
+  /// What the rank computes from now on follows what was given of call `sequence`.
+  void follow(std::uint64_t sequence) { own().work_follows(*moments().of(sequence).moved[0]); }
+  /// The storages of a call that has been given, which `drop` drops.
+  void release(std::span<const Ref<Storage>> storages, const std::function<void()>& drop) const;
+
+  /// The last call that the device may not be through with.
+  std::optional<std::uint64_t> under_way();
+  /// Whether the device has waited in it for `time` or longer, as far as was looked.
+  bool waits_for(std::chrono::milliseconds time);
+
+  /// The network, to be closed; the route is of no use then.
+  std::unique_ptr<DeviceNetwork> leave() { return std::move(network_); }
+
+ private:
+  PeerQueue& own() const;
+  DeviceLane& moments() const { return moments_->lane(0).on(device_, own()); }
+
+  Device device_;
+  std::size_t self_;
+  Way way_ = Way::unknown;
+  NetworkCard card_;
+  std::shared_ptr<Moments> moments_ = std::make_shared<Moments>(1);
+  std::unique_ptr<DeviceNetwork> network_;
+  std::unique_ptr<DeviceEvent> begun_;  ///< of the last call: the device waits for peers from here
+  std::optional<std::uint64_t> last_;
+  std::optional<std::chrono::steady_clock::time_point> waits_since_;
+};
+
+}  // namespace sherd::processes

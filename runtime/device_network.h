@@ -1,0 +1,61 @@
+// Connections between devices of several processes, through which data moves without the host: what a
+// transport needs of a back end whose devices reach those of other processes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "runtime/export.h"
+#include "runtime/peer_queue.h"
+
+namespace sherd {
+
+/// What a rank tells the others of its device before they connect. Its bytes travel.
+struct NetworkCard {
+  std::array<char, 128> key{};  ///< the first rank's names the connections, and no others
+  std::uint64_t device = 0;     ///< equal for ranks that share one
+  bool reaches = false;         ///< it can be connected with the devices of other processes
+  bool shares = false;          ///< also with itself, where ranks share it
+};
+
+/// Bytes that go to or come from another rank.
+struct NetworkMessage {
+  enum class Way : std::uint8_t { send, receive };
+  Way way;
+  int rank;
+  std::byte* data;  ///< on this rank's device; read only in a send
+  std::size_t bytes;
+};
+
+/// `bytes` of every rank become `size` times as many on all of them, in rank order.
+struct NetworkGather {
+  const std::byte* in;  ///< may be this rank's place within `out`
+  std::byte* out;
+  std::size_t bytes;
+};
+
+/// One rank's end of the connections among the devices of some ranks, one each. What it is given runs in the
+/// order of `queue` and waits there for the other ranks' parts, the host never. Messages from one rank to
+/// another arrive in the order in which they were given. Used on the rank's thread; its end breaks off what
+/// is under way.
+class SHERD_API DeviceNetwork {
+ public:
+  virtual ~DeviceNetwork();
+  /// Whether all that was asked for so far is in the queue, the connecting first; nothing else may be given
+  /// before. DeviceError when it failed.
+  virtual bool ready() = 0;
+  /// In whose order it moves: it is this network's alone.
+  virtual PeerQueue& queue() = 0;
+  /// All of them move together, so their order on different ranks need not fit.
+  virtual void exchange(std::span<const NetworkMessage> messages) = 0;
+  virtual void gather(std::span<const NetworkGather> gathers) = 0;
+  /// Ends what waits for other ranks on the device; what it was to receive is undefined. Any number of times.
+  virtual void abort() noexcept = 0;
+  /// Takes leave of the other ranks, which do so too, when all that was given is done; whether it has. Called
+  /// again until it has, and nothing else is.
+  virtual bool close() = 0;
+};
+
+}  // namespace sherd
