@@ -8,8 +8,11 @@
 #include "runtime/cuda/graph.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/memory.h"
+#include "runtime/cuda/nccl.h"
 #include "runtime/cuda/peer_queue.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/cuda/waiting.h"
+#include "runtime/waiting.h"
 
 namespace sherd {
 namespace cuda {
@@ -44,7 +47,7 @@ class StreamMark final : public DeviceMark {
     if (status != cudaErrorNotReady) check_cuda(status, "cuda mark");
     return status == cudaSuccess;
   }
-  void wait() override { check_cuda(cudaEventSynchronize(event_), "cuda mark"); }
+  void wait() override { wait_for(event_, "cuda mark"); }
   double seconds_since(const DeviceMark& earlier) const override {
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, dynamic_cast<const StreamMark&>(earlier).event_, event_),
@@ -55,7 +58,7 @@ class StreamMark final : public DeviceMark {
   void read(void* to, const void* from, std::size_t bytes) override {
     DeviceState& state = state_of(device_);
     const cudaStream_t reader = state.reader();
-    check_cuda(cudaStreamWaitEvent(reader, event_), "cuda read");
+    wait();  // a copy to pageable memory waits for its stream within the driver
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reader), "cuda read");
     check_cuda(cudaStreamSynchronize(reader), "cuda read");
     state.hear_faults();
@@ -100,6 +103,8 @@ class CudaBackend final : public Backend {
                       "copy: a recording would read or write the host's memory when it runs");
     if (from_device.is_cpu() && Staging::serves(bytes))
       return state.staging().copy(to, from, bytes, state.stream());
+    // Else the driver waits, where the copy is to pageable memory, and the rank does not go on meanwhile.
+    if (to_device.is_cpu() && works_while_waiting()) state.wait("cuda copy");
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
     // Pageable memory was read when the call returned; pinned memory is read later, and the host may write it
     // before.
@@ -113,6 +118,11 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceMark> mark(Device device) override { return std::make_unique<StreamMark>(device); }
   std::unique_ptr<DeviceAside> aside(Device device) override { return std::make_unique<Aside>(device); }
   PeerQueue* peer_queue(Device device) override { return &state_of(device).peers(); }
+  NetworkCard network_card(Device device, bool first) override { return nccl_card(device, first); }
+  std::unique_ptr<DeviceNetwork> connect(Device device, const NetworkCard& first, int rank,
+                                         int size) override {
+    return nccl_connect(state_of(device), device, first, rank, size);
+  }
   std::string product(Device device) override {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, device.index), "cuda device");

@@ -50,7 +50,7 @@ FaultBoard::FaultBoard() {
       cudaHostAlloc(reinterpret_cast<void**>(&slot_.report), sizeof *slot_.report, cudaHostAllocMapped),
       "cuda faults");
   *slot_.report = {};
-  check_cuda(cudaDeviceSynchronize(), "cuda faults");  // our streams do not wait for the default one
+  check_cuda(cudaStreamSynchronize(nullptr), "cuda faults");  // for which our streams do not wait
 }
 
 FaultBoard::~FaultBoard() {

@@ -39,7 +39,10 @@ class Graph final : public DeviceRecording {
   ~Graph() override {
     if (graph_ == nullptr) return;
     cudaSetDevice(device_.index);
-    cudaDeviceSynchronize();
+    if (const DeviceState* state = known_state(device_))
+      cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
+    else
+      cudaDeviceSynchronize();
     cudaGraphExecDestroy(graph_);
     cudaDeviceGraphMemTrim(device_.index);
     cudaGetLastError();

@@ -6,6 +6,7 @@
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/peer_moves.h"
+#include "runtime/cuda/waiting.h"
 
 namespace sherd::cuda {
 namespace {
@@ -17,7 +18,12 @@ class PeerEvent final : public DeviceEvent {
  public:
   PeerEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cuda peers"); }
   ~PeerEvent() override { cudaEventDestroy(event_); }
-  void wait() override { check_cuda(cudaEventSynchronize(event_), "cuda peers"); }
+  void wait() override { wait_for(event_, "cuda peers"); }
+  bool reached() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) check_cuda(status, "cuda peers");
+    return status == cudaSuccess;
+  }
   cudaEvent_t get() const { return event_; }
 
  private:

@@ -7,6 +7,7 @@
 #include "runtime/cuda/fault_board.h"
 #include "runtime/cuda/matmul_plans.h"
 #include "runtime/cuda/peer_queue.h"
+#include "runtime/cuda/waiting.h"
 
 namespace sherd::cuda {
 namespace {
@@ -128,7 +129,7 @@ FaultSlot DeviceState::faults() {
 
 void DeviceState::wait(std::string_view what) {
   check<StateError>(!recording_, "{}: waits, which a recording cannot", what);
-  check_cuda(cudaStreamSynchronize(stream_), what);
+  wait_for(stream_, what);
   hear_faults();
 }
 

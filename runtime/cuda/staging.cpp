@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/waiting.h"
 
 namespace sherd::cuda {
 
@@ -21,7 +22,7 @@ void Staging::copy(void* to, const void* from, std::size_t bytes, cudaStream_t s
     if (slot.memory == nullptr) check_cuda(cudaMallocHost(&slot.memory, slot_bytes), "cuda copy");
     if (slot.read == nullptr)
       check_cuda(cudaEventCreateWithFlags(&slot.read, cudaEventDisableTiming), "cuda copy");
-    check_cuda(cudaEventSynchronize(slot.read), "cuda copy");  // returns at once before the first record
+    wait_for(slot.read, "cuda copy");  // returns at once before the first record
     const std::size_t size = std::min(slot_bytes, bytes - at);
     std::memcpy(slot.memory, static_cast<const std::byte*>(from) + at, size);
     check_cuda(

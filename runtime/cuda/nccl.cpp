@@ -1,0 +1,186 @@
+#include "runtime/cuda/nccl.h"
+
+#include <nccl.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/peer_queue.h"
+#include "runtime/cuda/shared_library.h"
+#include "runtime/log.h"
+
+namespace sherd::cuda {
+namespace {
+
+/// Before it, ranks could not share a GPU.
+constexpr int version_that_shares = 23000;
+
+struct Nccl {
+  decltype(&ncclGetVersion) get_version;
+  decltype(&ncclGetUniqueId) get_unique_id;
+  decltype(&ncclCommInitRankConfig) comm_init_rank_config;
+  decltype(&ncclCommGetAsyncError) comm_get_async_error;
+  decltype(&ncclCommFinalize) comm_finalize;
+  decltype(&ncclCommDestroy) comm_destroy;
+  decltype(&ncclCommAbort) comm_abort;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) recv;
+  decltype(&ncclAllGather) all_gather;
+  decltype(&ncclGetErrorString) get_error_string;
+  decltype(&ncclGetLastError) get_last_error;
+  int version;
+};
+
+std::optional<Nccl> load() {
+  const char* named = std::getenv("SHERD_NCCL");
+  if (named != nullptr && std::string_view(named) == "off") return {};
+  const SharedLibrary library(named != nullptr && *named != '\0' ? named : "libnccl.so.2");
+  if (!library.found()) {
+    write_log(LogLevel::info, "nccl: {} was not found; tensors of GPUs go between processes through the host",
+              library.name());
+    return {};
+  }
+  Nccl all{};
+  library.load("ncclGetVersion", all.get_version);
+  library.load("ncclGetUniqueId", all.get_unique_id);
+  library.load("ncclCommInitRankConfig", all.comm_init_rank_config);
+  library.load("ncclCommGetAsyncError", all.comm_get_async_error);
+  library.load("ncclCommFinalize", all.comm_finalize);
+  library.load("ncclCommDestroy", all.comm_destroy);
+  library.load("ncclCommAbort", all.comm_abort);
+  library.load("ncclGroupStart", all.group_start);
+  library.load("ncclGroupEnd", all.group_end);
+  library.load("ncclSend", all.send);
+  library.load("ncclRecv", all.recv);
+  library.load("ncclAllGather", all.all_gather);
+  library.load("ncclGetErrorString", all.get_error_string);
+  library.load("ncclGetLastError", all.get_last_error);
+  all.get_version(&all.version);
+  return all;
+}
+
+const Nccl* nccl() {
+  static const std::optional<Nccl> functions = load();
+  return functions ? &*functions : nullptr;
+}
+
+/// DeviceError unless it went well or is under way.
+void check_nccl(ncclResult_t result, std::string_view what) {
+  if (result == ncclSuccess || result == ncclInProgress) [[likely]]
+    return;
+  fail<DeviceError>("{}: NCCL says {} ({}); NCCL_DEBUG=WARN tells more", what,
+                    nccl()->get_error_string(result), nccl()->get_last_error(nullptr));
+}
+
+class NcclNetwork final : public DeviceNetwork {
+ public:
+  NcclNetwork(DeviceState& state, Device device, const NetworkCard& first, int rank, int size)
+      : device_(device), queue_(state, device) {
+    ncclUniqueId id;
+    static_assert(sizeof id.internal == sizeof first.key);
+    std::memcpy(id.internal, first.key.data(), sizeof id.internal);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    use();
+    check_nccl(nccl()->comm_init_rank_config(&comm_, size, id, rank, &config), "nccl: connecting");
+  }
+  ~NcclNetwork() override { abort(); }
+
+  bool ready() override {
+    check<DeviceError>(comm_ != nullptr, "nccl: the connections were broken off");
+    ncclResult_t state = ncclSuccess;
+    check_nccl(nccl()->comm_get_async_error(comm_, &state), "nccl");
+    check_nccl(state, "nccl");
+    return state == ncclSuccess;
+  }
+  PeerQueue& queue() override { return queue_; }
+
+  void exchange(std::span<const NetworkMessage> messages) override {
+    group("nccl: send and receive", [&] {
+      for (const NetworkMessage& m : messages)
+        check_nccl(m.way == NetworkMessage::Way::send
+                       ? nccl()->send(m.data, m.bytes, ncclInt8, m.rank, comm_, queue_.stream())
+                       : nccl()->recv(m.data, m.bytes, ncclInt8, m.rank, comm_, queue_.stream()),
+                   "nccl: send and receive");
+    });
+  }
+  void gather(std::span<const NetworkGather> gathers) override {
+    group("nccl: gather", [&] {
+      for (const NetworkGather& g : gathers)
+        check_nccl(nccl()->all_gather(g.in, g.out, g.bytes, ncclInt8, comm_, queue_.stream()),
+                   "nccl: gather");
+    });
+  }
+
+  void abort() noexcept override {
+    if (comm_ == nullptr) return;
+    cudaSetDevice(device_.index);
+    nccl()->comm_abort(std::exchange(comm_, nullptr));
+  }
+  bool close() override {
+    use();
+    if (!std::exchange(closing_, true)) check_nccl(nccl()->comm_finalize(comm_), "nccl: closing");
+    if (!ready()) return false;
+    check_nccl(nccl()->comm_destroy(std::exchange(comm_, nullptr)), "nccl: closing");
+    return true;
+  }
+
+ private:
+  void use() const { check_cuda(cudaSetDevice(device_.index), "nccl"); }
+  /// What `give` gives goes as one.
+  template <class Give>
+  void group(std::string_view what, const Give& give) {
+    use();
+    check_nccl(nccl()->group_start(), what);
+    try {
+      give();
+    } catch (...) {
+      nccl()->group_end();
+      throw;
+    }
+    check_nccl(nccl()->group_end(), what);
+  }
+
+  Device device_;
+  CudaPeerQueue queue_;
+  ncclComm_t comm_ = nullptr;
+  bool closing_ = false;
+};
+
+bool may_share() {
+  const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return nccl()->version >= version_that_shares && enabled != nullptr && std::string_view(enabled) == "1";
+}
+
+}  // namespace
+
+NetworkCard nccl_card(Device device, bool first) {
+  NetworkCard card;
+  if (nccl() == nullptr) return card;
+  if (first) {
+    ncclUniqueId id;
+    check_nccl(nccl()->get_unique_id(&id), "nccl: a name for the connections");
+    std::memcpy(card.key.data(), id.internal, sizeof id.internal);
+  }
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device.index), "nccl");
+  std::array<std::uint64_t, 2> uuid;
+  static_assert(sizeof uuid == sizeof properties.uuid);
+  std::memcpy(uuid.data(), &properties.uuid, sizeof uuid);
+  card.device = uuid[0] ^ uuid[1];
+  card.reaches = true;
+  card.shares = may_share();
+  return card;
+}
+
+std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, const NetworkCard& first,
+                                            int rank, int size) {
+  return std::make_unique<NcclNetwork>(state, device, first, rank, size);
+}
+
+}  // namespace sherd::cuda
