@@ -226,9 +226,7 @@ struct Rank {
 struct Ranks {
   std::map<std::pair<DeviceType, int>, Rank> of;
 };
-Rank& rank_of(Device device) {
-  return Context::current().slot<Ranks>().of[{device.type, device.index}];
-}
+Rank& rank_of(Device device) { return Context::current().slot<Ranks>().of[{device.type, device.index}]; }
 
 void overwrite_and_free(void* data, std::size_t bytes) {
   std::memset(data, 0xdb, bytes);
@@ -281,8 +279,7 @@ class LateNetwork final : public DeviceNetwork {
       for (int rank = 0; rank < static_cast<int>(wires_.size()); ++rank) {
         std::byte* place = g.out + static_cast<std::size_t>(rank) * g.bytes;
         if (rank == self_) {
-          if (place != g.in)
-            queue_.moves().give([place, g] { std::memcpy(place, g.in, g.bytes); });
+          if (place != g.in) queue_.moves().give([place, g] { std::memcpy(place, g.in, g.bytes); });
           continue;
         }
         all.push_back({NetworkMessage::Way::send, rank, const_cast<std::byte*>(g.in), g.bytes});
@@ -296,12 +293,19 @@ class LateNetwork final : public DeviceNetwork {
     for (const Wire& wire : wires_)
       if (wire.fd >= 0) ::shutdown(wire.fd, SHUT_RDWR);
   }
+  /// Waits for a last byte of every peer, so it ends only where all of them close.
   bool close() override {
     if (!closing_) {
+      std::vector<NetworkMessage> last;
+      for (int rank = 0; rank < static_cast<int>(wires_.size()); ++rank)
+        if (rank != self_)
+          for (const auto way : {NetworkMessage::Way::send, NetworkMessage::Way::receive})
+            last.push_back({way, rank, &last_byte_, 1});
+      exchange(last);
       closing_ = queue_.make_event();
       queue_.mark(*closing_);
     }
-    return closing_->reached();
+    return closing_->reached() && ready();
   }
 
  private:
@@ -322,9 +326,7 @@ class LateNetwork final : public DeviceNetwork {
     bool aborted = false;
     std::string failure;
   };
-  static void expect(bool good) {
-    check<DeviceError>(good, "late network: {}", std::strerror(errno));
-  }
+  static void expect(bool good) { check<DeviceError>(good, "late network: {}", std::strerror(errno)); }
   std::pair<sockaddr_un, socklen_t> address_of(int rank) const {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -397,6 +399,7 @@ class LateNetwork final : public DeviceNetwork {
   Wire listener_;
   std::vector<Wire> wires_;
   std::unique_ptr<DeviceEvent> closing_;
+  std::byte last_byte_{};
   LatePeerQueue queue_;  // last, so that its thread ends first
 };
 

@@ -52,7 +52,8 @@ ProcessLine::~ProcessLine() {
   process_->remove(id_);
   if (route_ && route_->way() == DeviceRoute::Way::network) {
     std::unique_ptr<DeviceNetwork> network = route_->leave();
-    if (!core_->fault && stage_ == Stage::calls) process_->retire({std::move(network), processes_, id_.group.run});
+    if (!core_->fault && stage_ == Stage::calls)
+      process_->retire({std::move(network), processes_, id_.group.run});
   }
   Abandoned left;
   const auto leave = [](std::vector<Wire::Ticket>& to, const std::vector<Message>& messages) {

@@ -75,7 +75,7 @@ class ProcessLine final : public Line {
     Device device = Device::cpu();  ///< of the tensors that move
     std::vector<Part> parts;
     std::vector<OnDevice> device_inputs, device_outputs;
-    Ref<Storage> peers_parts;  ///< on the device, where what peers send is combined
+    Ref<Storage> peers_parts;                   ///< on the device, where what peers send is combined
     std::vector<Ref<Storage>> inputs, outputs;  ///< as long as they are needed
     std::vector<Landing> landings;              ///< until the rank waits for the call, or one after it
     std::vector<Message> sends;

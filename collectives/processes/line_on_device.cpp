@@ -16,10 +16,11 @@ constexpr std::chrono::seconds news_time{1};
 
 void ProcessLine::use_device(Device device) {
   if (!route_) route_.emplace(device, self_);
-  check<DeviceError>(route_->way() != DeviceRoute::Way::network || route_->device() == device,
-                     "group {}, channel {}: its processes are connected by {}, and this call's tensors are on "
-                     "{}; use another group for another device",
-                     core_->name, id_.channel, to_string(route_->device()), to_string(device));
+  check<DeviceError>(
+      route_->way() != DeviceRoute::Way::network || route_->device() == device,
+      "group {}, channel {}: its processes are connected by {}, and this call's tensors are on "
+      "{}; use another group for another device",
+      core_->name, id_.channel, to_string(route_->device()), to_string(device));
 }
 
 /// Before the call is known to peers.
@@ -135,8 +136,8 @@ void ProcessLine::exchange(Call& call, int round) {
       pieces(call, round, self_, lane, [&](const Part& part, Piece piece) {
         // Only read; peers' `receive` has the other type.
         auto* from = const_cast<std::byte*>(round == 0 ? part.in : part.out) + piece.source * call.element;
-        messages.push_back({NetworkMessage::Way::send, peer, from,
-                            static_cast<std::size_t>(piece.count * call.element)});
+        messages.push_back(
+            {NetworkMessage::Way::send, peer, from, static_cast<std::size_t>(piece.count * call.element)});
       });
     if (combines) from_lane_[lane] = at;
     if (lane == self_ && (combines || round > 0)) continue;
@@ -199,9 +200,10 @@ void ProcessLine::look_at_device() {
     if (!gone) continue;
     const std::optional<std::uint64_t> under_way = route_->under_way();
     if (!under_way || !route_->waits_for(grace)) continue;
-    return process_->fail(*core_, departed(place(*under_way),
-                                           {rank_of(lane), gone->how, gone->parting, gone->blames, last_[lane]},
-                                           {rank_of(self_), &given_}, lanes(), 1));
+    return process_->fail(
+        *core_,
+        departed(place(*under_way), {rank_of(lane), gone->how, gone->parting, gone->blames, last_[lane]},
+                 {rank_of(self_), &given_}, lanes(), 1));
   }
 }
 

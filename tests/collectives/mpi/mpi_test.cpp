@@ -185,3 +185,16 @@ TEST_CASE("an MPI that does not start, or grants too few threads, is refused by 
 TEST_CASE("a child of a process ends without a word to the peers") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "forks");
 }
+
+TEST_CASE("faults among processes whose devices wait for each other are heard of as among hosts",
+          "[devices]") {
+  const auto on_devices = [](const std::string& scenario, int seed = 0) {
+    return scenario + ' ' + std::to_string(seed) + " late-network:0";
+  };
+  for (const char* scenario : {"bodies", "mismatches", "returns", "throws", "dropped", "stopped"})
+    for (int ranks : {2, 3}) expect_all_well(ranks, on_devices(scenario));
+  for (const char* scenario : {"killed_before", "killed_within", "killed_waiting"})
+    for (int ranks : {2, 3}) expect_survivors_report(ranks, on_devices(scenario));
+  for (int ranks : {2, 3, 4}) expect_all_well(ranks, on_devices("random_faults"));
+  for (int seed = 0; seed < 4; ++seed) expect_others_report(2 + seed % 3, on_devices("random_death", seed));
+}

@@ -1,6 +1,6 @@
 // One rank of a scenario that mpi_test starts as several processes:
 //
-//   mpi_scenarios NAME [SEED]
+//   mpi_scenarios NAME [SEED [DEVICE]]     tensors of faults lie on DEVICE
 //
 // Every rank that lives to the end prints "verdict RANK ok", or what went wrong.
 #include <sys/wait.h>
@@ -19,6 +19,7 @@
 
 #include "sherd.h"
 #include "tests/collectives/random_faults.h"
+#include "tests/late_device.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
 
@@ -29,6 +30,13 @@ using sherd::test::expect;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t large = 1 << 20;  // far beyond what a frame takes along
+
+/// The second argument of the program.
+std::uint64_t seed = 0;
+/// The third.
+Device place = Device::cpu();
+
+Tensor filled(std::int64_t n, double value = 0) { return full({n}, value, {f32, place}); }
 
 constexpr double in_time = sherd::test::sanitized ? 30 : 2;
 
@@ -55,7 +63,7 @@ void expect_blames(const CollectiveError& error, int rank, const std::string& wo
 /// The sums of 1..size arrive everywhere, short and long.
 void expect_works(const Group& group) {
   for (const std::int64_t n : {std::int64_t{3}, large}) {
-    const Tensor x = full({n}, group.rank() + 1.0);
+    const Tensor x = filled(n, group.rank() + 1.0);
     group.all_reduce(x);
     const float sum = static_cast<float>(group.size() * (group.size() + 1) / 2);
     const auto values = x.to_vector<float>();
@@ -180,7 +188,7 @@ void mismatches() {
       group.renew();
       expect_new_key(group, before);
     };
-    const Tensor x = zeros({16}), y = zeros({17}), d = zeros({16}, {f64, Device::cpu()}), l = zeros({large});
+    const Tensor x = filled(16), y = filled(17), d = zeros({16}, {f64, place}), l = filled(large);
     differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
     differ("f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
     differ("17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
@@ -205,8 +213,11 @@ void one_goes(const std::string& words, const Leave& leave) {
     }
     const CollectiveError error = error_of([&] {
       group.barrier();
-      const Tensor x = zeros({large});
-      for (int call = 0; call < 1000; ++call) group.all_reduce(x, {}, {.label = "layers.3"});
+      const Tensor x = filled(large);
+      for (int call = 0; call < 1000; ++call) {
+        group.all_reduce(x, {}, {.label = "layers.3"});
+        if (call % 8 == 0) x.to_vector<float>();  // the host waits for the device, which waits for peers
+      }
     });
     expect_blames(error, last, words);
     expect(std::string(error.what()).find("layers.3") != std::string::npos, "no label: {}", error.what());
@@ -239,7 +250,7 @@ void killed_before() {
 /// The victim's call is known to the others, its data on the way.
 void killed_within() {
   one_goes("died", [](const Group& group) {
-    const Tensor x = zeros({large});
+    const Tensor x = filled(large);
     for (int call = 0; call < 3; ++call) group.all_reduce(x, {}, {.label = "layers.3"});
     Work work = group.enqueue({CollectiveKind::all_reduce, {x}, {x}, {}, -1, 0, "layers.3"});
     std::raise(SIGKILL);
@@ -248,7 +259,7 @@ void killed_within() {
 
 void killed_waiting() {
   one_goes("died", [](const Group& group) {
-    const Tensor x = zeros({large});
+    const Tensor x = filled(large);
     std::thread([] { std::raise(SIGKILL); }).detach();
     for (;;) group.all_reduce(x, {}, {.label = "layers.3"});
   });
@@ -264,7 +275,7 @@ void killed_elsewhere() {
       std::raise(SIGKILL);
     }
     // Rank 0 waits for rank 1, which waits for the dead one.
-    const Tensor x = zeros({4});
+    const Tensor x = filled(4);
     const CollectiveError error = error_of([&] {
       group.barrier();
       if (world.rank() == 1)
@@ -305,7 +316,7 @@ void stopped() {
 void dropped() {
   run_ranks(0, [](World& world) {
     const Group& group = world.group();
-    const Tensor x = full({large}, world.rank() + 1.0);
+    const Tensor x = filled(large, world.rank() + 1.0);
     Work work = group.enqueue({CollectiveKind::all_reduce, {x}, {x}});
     if (world.rank() == 0) return;
     work.wait();
@@ -492,9 +503,6 @@ void random_faults(std::uint64_t first, std::uint64_t count, const test::Fate& f
   }
 }
 
-/// The second argument of the program.
-std::uint64_t seed = 0;
-
 void die() { std::raise(SIGKILL); }
 
 const std::map<std::string, void (*)()> scenarios = {
@@ -509,10 +517,12 @@ const std::map<std::string, void (*)()> scenarios = {
     {"killed_waiting", killed_waiting},
     {"killed_within", killed_within},
     {"mismatches", mismatches},
-    {"random_death", [] { random_faults(seed, 1, {.die = die}); }},
-    {"random_faults", [] { random_faults(seed, 60); }},
-    {"random_faults_stopped", [] { random_faults(seed, 5, {.stop = stop_for<3>, .seconds = 3}); }},
-    {"random_faults_stopped_long", [] { random_faults(seed, 4, {.stop = stop_for<20>, .seconds = 20}); }},
+    {"random_death", [] { random_faults(seed, 1, {.die = die, .device = place}); }},
+    {"random_faults", [] { random_faults(seed, 60, {.device = place}); }},
+    {"random_faults_stopped",
+     [] { random_faults(seed, 5, {.stop = stop_for<3>, .seconds = 3, .device = place}); }},
+    {"random_faults_stopped_long",
+     [] { random_faults(seed, 4, {.stop = stop_for<20>, .seconds = 20, .device = place}); }},
     {"returns", returns},
     {"slow_chain", slow_chain},
     {"stopped", stopped},
@@ -525,10 +535,12 @@ const std::map<std::string, void (*)()> scenarios = {
 int main(int argc, char** argv) {
   const auto scenario = scenarios.find(argc >= 2 ? argv[1] : "");
   if (scenario == scenarios.end()) {
-    std::puts("usage: mpi_scenarios NAME [SEED], under mpirun");
+    std::puts("usage: mpi_scenarios NAME [SEED [DEVICE]], under mpirun");
     return 2;
   }
   if (argc > 2) seed = std::strtoull(argv[2], nullptr, 10);
+  test::late_network_device();  // its name is known from now on
+  if (argc > 3) place = Device::parse(argv[3]);
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr) rank = std::getenv("RANK");
   std::string verdict = "ok";
