@@ -38,8 +38,8 @@ struct NetworkGather {
 
 /// One rank's end of the connections among the devices of some ranks, one each. What it is given runs in the
 /// order of `queue` and waits there for the other ranks' parts, the host never. Messages from one rank to
-/// another arrive in the order in which they were given. Used on the rank's thread; its end breaks off what
-/// is under way.
+/// another arrive in the order in which they were given. Used on the rank's thread. Its end breaks off what
+/// is under way, and waits for the device.
 class SHERD_API DeviceNetwork {
  public:
   virtual ~DeviceNetwork();
@@ -53,8 +53,9 @@ class SHERD_API DeviceNetwork {
   virtual void gather(std::span<const NetworkGather> gathers) = 0;
   /// Ends what waits for other ranks on the device; what it was to receive is undefined. Any number of times.
   virtual void abort() noexcept = 0;
-  /// Takes leave of the other ranks, which do so too, when all that was given is done; whether it has. Called
-  /// again until it has, and nothing else is.
+  /// Whether all that was given is done, and leave is taken of the other ranks, who do so too, unless it was
+  /// aborted. Begins with that and never waits: called again until then, when the network may be destroyed
+  /// without a wait.
   virtual bool close() = 0;
 };
 

@@ -295,17 +295,21 @@ class LateNetwork final : public DeviceNetwork {
   }
   /// Waits for a last byte of every peer, so it ends only where all of them close.
   bool close() override {
+    const bool aborted = [&] {
+      const std::scoped_lock lock(shared_->mutex);
+      return shared_->aborted;
+    }();
     if (!closing_) {
       std::vector<NetworkMessage> last;
       for (int rank = 0; rank < static_cast<int>(wires_.size()); ++rank)
         if (rank != self_)
           for (const auto way : {NetworkMessage::Way::send, NetworkMessage::Way::receive})
             last.push_back({way, rank, &last_byte_, 1});
-      exchange(last);
+      if (!aborted) exchange(last);
       closing_ = queue_.make_event();
       queue_.mark(*closing_);
     }
-    return closing_->reached() && ready();
+    return closing_->reached() && (aborted || ready());
   }
 
  private:

@@ -53,6 +53,12 @@ void DeviceRoute::release(std::span<const Ref<Storage>> storages, const std::fun
     drop();
 }
 
+Retired DeviceRoute::leave() {
+  std::unique_ptr<DeviceEvent> last = network_->queue().make_event();
+  network_->queue().mark(*last);
+  return {std::move(network_), std::move(begun_), std::move(last)};
+}
+
 std::optional<std::uint64_t> DeviceRoute::under_way() {
   if (!last_) return {};
   DeviceEvent* latest = moments().latest.load(std::memory_order_seq_cst);
@@ -60,11 +66,11 @@ std::optional<std::uint64_t> DeviceRoute::under_way() {
   return last_;
 }
 
-bool DeviceRoute::waits_for(std::chrono::milliseconds time) {
+bool DeviceRoute::waits_too_long() {
   if (!begun_->reached()) return false;
   const auto now = std::chrono::steady_clock::now();
   if (!waits_since_) waits_since_ = now;
-  return now - *waits_since_ >= time;
+  return now - *waits_since_ > grace;
 }
 
 }  // namespace sherd::processes

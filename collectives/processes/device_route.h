@@ -7,11 +7,24 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "collectives/device_moments.h"
 #include "runtime/device_network.h"
 
 namespace sherd::processes {
+
+struct GroupCore;
+
+/// Connections among devices that no line uses any more, until they are closed.
+struct Retired {
+  std::unique_ptr<DeviceNetwork> network;
+  std::unique_ptr<DeviceEvent> begun;  ///< the device waits for peers from here
+  std::unique_ptr<DeviceEvent> last;   ///< and is through here
+  std::shared_ptr<GroupCore> core{};   ///< so that its faults are heard of
+  std::vector<int> processes{};
+  std::optional<std::chrono::steady_clock::time_point> waits_since{};
+};
 
 /// From device to device where the devices of all ranks of the line reach each other, which they find out
 /// from the cards that come with their first such call; else through the hosts' memory. What moves from
@@ -46,11 +59,15 @@ class DeviceRoute {
 
   /// The last call that the device may not be through with.
   std::optional<std::uint64_t> under_way();
-  /// Whether the device has waited in it for `time` or longer, as far as was looked.
-  bool waits_for(std::chrono::milliseconds time);
+  /// How long a device may wait for a peer that is gone: what the peer gave before it went is on its way.
+  static constexpr std::chrono::milliseconds grace{500};
+  /// Whether the device has waited in it longer than that, as far as was looked.
+  bool waits_too_long();
 
-  /// The network, to be closed; the route is of no use then.
-  std::unique_ptr<DeviceNetwork> leave() { return std::move(network_); }
+  /// What is left to do when the route is of no use any more.
+  Retired leave();
+  /// In a child of `fork`: what there is belongs to the parent.
+  void forsake() { (void)network_.release(); }
 
  private:
   PeerQueue& own() const;

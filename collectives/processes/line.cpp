@@ -50,11 +50,7 @@ ProcessLine::ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<Group
 
 ProcessLine::~ProcessLine() {
   process_->remove(id_);
-  if (route_ && route_->way() == DeviceRoute::Way::network) {
-    std::unique_ptr<DeviceNetwork> network = route_->leave();
-    if (!core_->fault && stage_ == Stage::calls)
-      process_->retire({std::move(network), processes_, id_.group.run});
-  }
+  if (route_ && route_->way() == DeviceRoute::Way::network) leave_device();
   Abandoned left;
   const auto leave = [](std::vector<Wire::Ticket>& to, const std::vector<Message>& messages) {
     for (const Message& m : messages) to.push_back(m.ticket);

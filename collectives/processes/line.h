@@ -129,6 +129,7 @@ class ProcessLine final : public Line {
   void look_at_device();
   void fail_on_device(std::string_view what);
   void release_on_device(Call& call);
+  void leave_device();
 
   void release(Call& call);
 

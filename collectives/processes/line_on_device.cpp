@@ -7,8 +7,6 @@
 namespace sherd::processes {
 namespace {
 
-/// How long a device may wait for a peer that is gone: what the peer gave before it went is on its way.
-constexpr std::chrono::milliseconds grace{500};
 /// How long the end of a peer, by which the connections among devices end too, may take to be heard of.
 constexpr std::chrono::seconds news_time{1};
 
@@ -199,7 +197,7 @@ void ProcessLine::look_at_device() {
     const std::optional<Gone> gone = process_->gone(processes_[lane], id_.group.run);
     if (!gone) continue;
     const std::optional<std::uint64_t> under_way = route_->under_way();
-    if (!under_way || !route_->waits_for(grace)) continue;
+    if (!under_way || !route_->waits_too_long()) continue;
     return process_->fail(
         *core_,
         departed(place(*under_way), {rank_of(lane), gone->how, gone->parting, gone->blames, last_[lane]},
@@ -217,6 +215,21 @@ void ProcessLine::release_on_device(Call& call) {
   }
   if (call.peers_parts) storages.push_back(std::exchange(call.peers_parts, nullptr));
   route_->release(storages, [&] { storages.clear(); });
+}
+
+/// The device may wait for this rank's other work, so nobody waits for it here: the process keeps the network
+/// until the device is through with it, and memory goes in the device's order.
+void ProcessLine::leave_device() {
+  const bool given = stage_ == Stage::exchanging || stage_ == Stage::spreading;
+  if (process_->forked()) return route_->forsake();
+  if (core_->fault || stage_ != Stage::calls) route_->network().abort();
+  if (given) route_->end(call(finished_).sequence);
+  for (Call& c : calls_)
+    if (!c.device.is_cpu()) release_on_device(c);
+  Retired left = route_->leave();
+  left.core = core_;
+  left.processes = processes_;
+  process_->retire(std::move(left));
 }
 
 }  // namespace sherd::processes

@@ -115,7 +115,9 @@ Process::~Process() {
   if (!watch_) return;
   going_.reset();
   lines_.clear();
-  for (Patience patience(spins_); clean_ && !forked() && !in_run_ && !retired_.empty(); patience.pause()) {
+  for (Patience patience(spins_); !forked() && !retired_.empty(); patience.pause()) {
+    if (!clean_ || in_run_)
+      for (Retired& r : retired_) r.network->abort();
     progress();
     close_retired();
   }
@@ -191,6 +193,8 @@ bool Process::settled(std::uint32_t run) {
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
   if (!orphans_.empty()) return false;
   if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second->owes(); })) return false;
+  close_retired();
+  if (!std::ranges::all_of(retired_, [](const Retired& r) { return r.last->reached(); })) return false;
   return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
 }
 
@@ -371,24 +375,30 @@ void Process::adopt(std::unique_ptr<ProcessLine> line) {
 }
 
 void Process::retire(Retired retired) {
-  if (forked()) return;
   retired_.push_back(std::move(retired));
   close_retired();
 }
 
-/// Those of which a process is gone that did not take leave are broken off.
 void Process::close_retired() {
-  std::erase_if(retired_, [&](Retired& r) {
-    const auto broken = [&](int process) {
-      const std::optional<Gone> gone = process != rank_ ? this->gone(process, r.run) : std::nullopt;
-      return gone && gone->how != Departure::left;
-    };
-    try {
-      return std::ranges::any_of(r.processes, broken) || r.network->close();
-    } catch (const std::exception&) {  // the connections broke when nothing was under way any more
-      return true;
-    }
-  });
+  std::erase_if(retired_, [&](Retired& r) { return close(r); });
+}
+
+/// Whether it is closed. Connections are broken off whose group has failed, or where the device waits though
+/// a peer is gone, which has given what it was to give or never will.
+bool Process::close(Retired& r) {
+  const auto is_gone = [&](int process) { return process != rank_ && gone(process, r.core->id.run); };
+  bool aborted = r.core->fault.has_value();
+  try {
+    const bool waits = std::ranges::any_of(r.processes, is_gone) && r.begun->reached();
+    if (waits && !r.waits_since) r.waits_since = std::chrono::steady_clock::now();
+    aborted = aborted || (waits && std::chrono::steady_clock::now() - *r.waits_since > DeviceRoute::grace);
+    if (aborted) r.network->abort();
+    return r.last->reached() && r.network->close();
+  } catch (const std::exception&) {
+    if (aborted) return true;  // the device has failed
+    r.network->abort();        // its other ends are gone
+    return false;
+  }
 }
 
 void Process::go_on_while_waiting() {

@@ -15,9 +15,9 @@
 #include "collectives/launch.h"
 #include "collectives/offer.h"
 #include "collectives/processes/circles.h"
+#include "collectives/processes/device_route.h"
 #include "collectives/processes/watch.h"
 #include "collectives/processes/wire.h"
-#include "runtime/device_network.h"
 #include "runtime/storage.h"
 #include "runtime/waiting.h"
 
@@ -50,13 +50,6 @@ struct Gone {
 struct Abandoned {
   std::vector<Wire::Ticket> receives, sends;
   std::vector<Ref<Storage>> keep;
-};
-
-/// Connections among devices that no line uses any more, and whose ends take leave of each other.
-struct Retired {
-  std::unique_ptr<DeviceNetwork> network;
-  std::vector<int> processes;
-  std::uint32_t run;
 };
 
 /// A frame on its way.
@@ -201,6 +194,7 @@ class Process : public std::enable_shared_from_this<Process> {
   bool settled(std::uint32_t run);
   bool all_said_goodbye();
   void close_retired();
+  bool close(Retired& retired);
 
   class Going;
 

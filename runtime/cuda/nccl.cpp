@@ -124,7 +124,13 @@ class NcclNetwork final : public DeviceNetwork {
   }
   bool close() override {
     use();
-    if (!std::exchange(closing_, true)) check_nccl(nccl()->comm_finalize(comm_), "nccl: closing");
+    if (!last_) {
+      last_ = queue_.make_event();
+      queue_.mark(*last_);
+    }
+    if (!last_->reached()) return false;
+    if (comm_ == nullptr) return true;
+    if (!std::exchange(finalizes_, true)) check_nccl(nccl()->comm_finalize(comm_), "nccl: closing");
     if (!ready()) return false;
     check_nccl(nccl()->comm_destroy(std::exchange(comm_, nullptr)), "nccl: closing");
     return true;
@@ -149,7 +155,8 @@ class NcclNetwork final : public DeviceNetwork {
   Device device_;
   CudaPeerQueue queue_;
   ncclComm_t comm_ = nullptr;
-  bool closing_ = false;
+  std::unique_ptr<DeviceEvent> last_;  ///< once it is being closed
+  bool finalizes_ = false;
 };
 
 bool may_share() {
