@@ -19,6 +19,32 @@ bool reach_each_other(std::span<const NetworkCard> cards) {
 
 }  // namespace
 
+void GivenCalls::begin(PeerQueue& queue, std::uint64_t sequence) {
+  oldest();  // forgets those that are over
+  Given& given = calls_.emplace_back(sequence, queue.make_event(), queue.make_event());
+  queue.mark(*given.begun);
+}
+
+void GivenCalls::end(PeerQueue& queue) {
+  queue.mark(*calls_.back().moved);
+  calls_.back().ended = true;
+}
+
+std::optional<std::uint64_t> GivenCalls::oldest() {
+  while (!calls_.empty() && calls_.front().ended && calls_.front().moved->reached()) calls_.pop_front();
+  if (calls_.empty()) return {};
+  return calls_.front().sequence;
+}
+
+bool GivenCalls::waits_too_long() {
+  constexpr std::chrono::milliseconds grace{500};
+  if (!oldest() || !calls_.front().begun->reached()) return false;
+  const auto now = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point>& since = calls_.front().waits_since;
+  if (!since) since = now;
+  return now - *since > grace;
+}
+
 DeviceRoute::DeviceRoute(Device device, std::size_t self)
     : device_(device), self_(self), card_(backend(device.type).network_card(device, self == 0)) {}
 
@@ -29,20 +55,18 @@ void DeviceRoute::choose(std::span<const NetworkCard> cards) {
   if (way_ == Way::host) return;
   network_ = backend(device_.type)
                  .connect(device_, cards[0], static_cast<int>(self_), static_cast<int>(cards.size()));
-  begun_ = network_->queue().make_event();
 }
 
 void DeviceRoute::begin(std::uint64_t sequence) {
   network_->queue().follow(*moments().of(sequence).ready);
-  network_->queue().mark(*begun_);
-  last_ = sequence;
-  waits_since_.reset();
+  given_.begin(network_->queue(), sequence);
 }
 
 void DeviceRoute::end(std::uint64_t sequence) {
   DeviceLane& lane = moments();
   DeviceEvent& moved = *lane.of(sequence).moved[0];
   network_->queue().mark(moved);
+  given_.end(network_->queue());
   lane.latest.store(&moved, std::memory_order_seq_cst);
 }
 
@@ -51,26 +75,6 @@ void DeviceRoute::release(std::span<const Ref<Storage>> storages, const std::fun
     free_after_moves(*moments_, device_, drop);
   else
     drop();
-}
-
-Retired DeviceRoute::leave() {
-  std::unique_ptr<DeviceEvent> last = network_->queue().make_event();
-  network_->queue().mark(*last);
-  return {std::move(network_), std::move(begun_), std::move(last)};
-}
-
-std::optional<std::uint64_t> DeviceRoute::under_way() {
-  if (!last_) return {};
-  DeviceEvent* latest = moments().latest.load(std::memory_order_seq_cst);
-  if (latest == moments().of(*last_).moved[0].get() && latest->reached()) last_.reset();
-  return last_;
-}
-
-bool DeviceRoute::waits_too_long() {
-  if (!begun_->reached()) return false;
-  const auto now = std::chrono::steady_clock::now();
-  if (!waits_since_) waits_since_ = now;
-  return now - *waits_since_ > grace;
 }
 
 }  // namespace sherd::processes

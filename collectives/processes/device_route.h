@@ -1,9 +1,9 @@
 // How the tensors of one line travel between processes when they lie on devices.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,14 +16,35 @@ namespace sherd::processes {
 
 struct GroupCore;
 
+/// The calls that a network was given and that the device may not be through with, oldest first.
+class GivenCalls {
+ public:
+  /// What is given from now on belongs to call `sequence`.
+  void begin(PeerQueue& queue, std::uint64_t sequence);
+  /// All of it has been given.
+  void end(PeerQueue& queue);
+  /// The oldest call that the device is not through with.
+  std::optional<std::uint64_t> oldest();
+  /// Whether the device has waited for peers in that call for longer than what a peer gave before it went may
+  /// be on its way, as far as was looked.
+  bool waits_too_long();
+
+ private:
+  struct Given {
+    std::uint64_t sequence;
+    std::unique_ptr<DeviceEvent> begun, moved;
+    bool ended = false;
+    std::optional<std::chrono::steady_clock::time_point> waits_since{};
+  };
+  std::deque<Given> calls_;
+};
+
 /// Connections among devices that no line uses any more, until they are closed.
 struct Retired {
   std::unique_ptr<DeviceNetwork> network;
-  std::unique_ptr<DeviceEvent> begun;  ///< the device waits for peers from here
-  std::unique_ptr<DeviceEvent> last;   ///< and is through here
-  std::shared_ptr<GroupCore> core{};   ///< so that its faults are heard of
-  std::vector<int> processes{};
-  std::optional<std::chrono::steady_clock::time_point> waits_since{};
+  GivenCalls given;
+  std::shared_ptr<GroupCore> core;  ///< so that its faults are heard of
+  std::vector<int> processes;
 };
 
 /// From device to device where the devices of all ranks of the line reach each other, which they find out
@@ -57,15 +78,10 @@ class DeviceRoute {
   /// The storages of a call that has been given, which `drop` drops.
   void release(std::span<const Ref<Storage>> storages, const std::function<void()>& drop) const;
 
-  /// The last call that the device may not be through with.
-  std::optional<std::uint64_t> under_way();
-  /// How long a device may wait for a peer that is gone: what the peer gave before it went is on its way.
-  static constexpr std::chrono::milliseconds grace{500};
-  /// Whether the device has waited in it longer than that, as far as was looked.
-  bool waits_too_long();
+  GivenCalls& given() { return given_; }
 
-  /// What is left to do when the route is of no use any more.
-  Retired leave();
+  /// The network, of which the route makes no use any more.
+  std::unique_ptr<DeviceNetwork> leave() { return std::move(network_); }
   /// In a child of `fork`: what there is belongs to the parent.
   void forsake() { (void)network_.release(); }
 
@@ -79,9 +95,7 @@ class DeviceRoute {
   NetworkCard card_;
   std::shared_ptr<Moments> moments_ = std::make_shared<Moments>(1);
   std::unique_ptr<DeviceNetwork> network_;
-  std::unique_ptr<DeviceEvent> begun_;  ///< of the last call: the device waits for peers from here
-  std::optional<std::uint64_t> last_;
-  std::optional<std::chrono::steady_clock::time_point> waits_since_;
+  GivenCalls given_;
 };
 
 }  // namespace sherd::processes

@@ -196,12 +196,11 @@ void ProcessLine::look_at_device() {
     if (lane == self_) continue;
     const std::optional<Gone> gone = process_->gone(processes_[lane], id_.group.run);
     if (!gone) continue;
-    const std::optional<std::uint64_t> under_way = route_->under_way();
-    if (!under_way || !route_->waits_too_long()) continue;
-    return process_->fail(
-        *core_,
-        departed(place(*under_way), {rank_of(lane), gone->how, gone->parting, gone->blames, last_[lane]},
-                 {rank_of(self_), &given_}, lanes(), 1));
+    if (!route_->given().waits_too_long()) continue;
+    return process_->fail(*core_,
+                          departed(place(*route_->given().oldest()),
+                                   {rank_of(lane), gone->how, gone->parting, gone->blames, last_[lane]},
+                                   {rank_of(self_), &given_}, lanes(), 1));
   }
 }
 
@@ -226,10 +225,7 @@ void ProcessLine::leave_device() {
   if (given) route_->end(call(finished_).sequence);
   for (Call& c : calls_)
     if (!c.device.is_cpu()) release_on_device(c);
-  Retired left = route_->leave();
-  left.core = core_;
-  left.processes = processes_;
-  process_->retire(std::move(left));
+  process_->retire({route_->leave(), std::move(route_->given()), core_, processes_});
 }
 
 }  // namespace sherd::processes

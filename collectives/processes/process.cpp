@@ -194,7 +194,7 @@ bool Process::settled(std::uint32_t run) {
   if (!orphans_.empty()) return false;
   if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second->owes(); })) return false;
   close_retired();
-  if (!std::ranges::all_of(retired_, [](const Retired& r) { return r.last->reached(); })) return false;
+  if (!std::ranges::all_of(retired_, [](Retired& r) { return !r.given.oldest(); })) return false;
   return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
 }
 
@@ -389,11 +389,9 @@ bool Process::close(Retired& r) {
   const auto is_gone = [&](int process) { return process != rank_ && gone(process, r.core->id.run); };
   bool aborted = r.core->fault.has_value();
   try {
-    const bool waits = std::ranges::any_of(r.processes, is_gone) && r.begun->reached();
-    if (waits && !r.waits_since) r.waits_since = std::chrono::steady_clock::now();
-    aborted = aborted || (waits && std::chrono::steady_clock::now() - *r.waits_since > DeviceRoute::grace);
+    aborted = aborted || (std::ranges::any_of(r.processes, is_gone) && r.given.waits_too_long());
     if (aborted) r.network->abort();
-    return r.last->reached() && r.network->close();
+    return !r.given.oldest() && r.network->close();
   } catch (const std::exception&) {
     if (aborted) return true;  // the device has failed
     r.network->abort();        // its other ends are gone
