@@ -70,7 +70,6 @@ class Process::Going final : public WaitingWork {
     try {
       process_.progress();
       process_.step_others(nullptr);
-      process_.close_retired();
     } catch (const std::exception&) {  // the rank's next call throws it
     }
   }
@@ -119,7 +118,6 @@ Process::~Process() {
     if (!clean_ || in_run_)
       for (Retired& r : retired_) r.network->abort();
     progress();
-    close_retired();
   }
   if (forked()) {
     clean_ = false;
@@ -193,7 +191,6 @@ bool Process::settled(std::uint32_t run) {
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
   if (!orphans_.empty()) return false;
   if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second->owes(); })) return false;
-  close_retired();
   if (!std::ranges::all_of(retired_, [](Retired& r) { return !r.given.oldest(); })) return false;
   return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
 }
@@ -374,10 +371,7 @@ void Process::adopt(std::unique_ptr<ProcessLine> line) {
   if (in_run_) orphans_.push_back(std::move(line));
 }
 
-void Process::retire(Retired retired) {
-  retired_.push_back(std::move(retired));
-  close_retired();
-}
+void Process::retire(Retired retired) { retired_.push_back(std::move(retired)); }
 
 void Process::close_retired() {
   std::erase_if(retired_, [&](Retired& r) { return close(r); });
@@ -404,7 +398,6 @@ void Process::go_on_while_waiting() {
 }
 
 void Process::let_go() {
-  close_retired();
   std::erase_if(holding_, [](ProcessLine* line) { return line->let_go(); });
   std::erase_if(orphans_, [](const auto& line) { return line->hopeless() || line->idle(); });
 }
@@ -520,6 +513,7 @@ bool Process::progress() {
   if (news) take_news();
   const bool any = receive();
   reap();
+  close_retired();
   return any || news;
 }
 

@@ -2,10 +2,13 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/peer_queue.h"
@@ -89,7 +92,10 @@ class NcclNetwork final : public DeviceNetwork {
     use();
     check_nccl(nccl()->comm_init_rank_config(&comm_, size, id, rank, &config), "nccl: connecting");
   }
-  ~NcclNetwork() override { abort(); }
+  ~NcclNetwork() override {
+    abort();
+    if (ender_.joinable()) ender_.join();
+  }
 
   bool ready() override {
     check<DeviceError>(comm_ != nullptr, "nccl: the connections were broken off");
@@ -117,11 +123,7 @@ class NcclNetwork final : public DeviceNetwork {
     });
   }
 
-  void abort() noexcept override {
-    if (comm_ == nullptr) return;
-    cudaSetDevice(device_.index);
-    nccl()->comm_abort(std::exchange(comm_, nullptr));
-  }
+  void abort() noexcept override { end(nccl()->comm_abort); }
   bool close() override {
     use();
     if (!last_) {
@@ -129,15 +131,31 @@ class NcclNetwork final : public DeviceNetwork {
       queue_.mark(*last_);
     }
     if (!last_->reached()) return false;
-    if (comm_ == nullptr) return true;
-    if (!std::exchange(finalizes_, true)) check_nccl(nccl()->comm_finalize(comm_), "nccl: closing");
-    if (!ready()) return false;
-    check_nccl(nccl()->comm_destroy(std::exchange(comm_, nullptr)), "nccl: closing");
-    return true;
+    if (comm_ != nullptr) {
+      if (!std::exchange(finalizes_, true)) check_nccl(nccl()->comm_finalize(comm_), "nccl: closing");
+      if (!ready()) return false;
+      end(nccl()->comm_destroy);
+    }
+    return ended_.load();
   }
 
  private:
   void use() const { check_cuda(cudaSetDevice(device_.index), "nccl"); }
+  /// On a thread of its own: it waits until the other ranks come to it too, for which they may wait for this
+  /// rank's host.
+  void end(decltype(&ncclCommAbort) how) noexcept {
+    if (comm_ == nullptr) return;
+    const auto work = [this, how, comm = std::exchange(comm_, nullptr)] {
+      cudaSetDevice(device_.index);
+      how(comm);
+      ended_.store(true);
+    };
+    try {
+      ender_ = std::thread(work);
+    } catch (const std::system_error&) {
+      work();
+    }
+  }
   /// What `give` gives goes as one.
   template <class Give>
   void group(std::string_view what, const Give& give) {
@@ -157,6 +175,8 @@ class NcclNetwork final : public DeviceNetwork {
   ncclComm_t comm_ = nullptr;
   std::unique_ptr<DeviceEvent> last_;  ///< once it is being closed
   bool finalizes_ = false;
+  std::thread ender_;
+  std::atomic<bool> ended_{false};
 };
 
 bool may_share() {
