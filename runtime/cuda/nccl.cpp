@@ -41,10 +41,11 @@ struct Nccl {
 
 std::optional<Nccl> load() {
   const char* named = std::getenv("SHERD_NCCL");
-  if (named != nullptr && std::string_view(named) == "off") return {};
-  const SharedLibrary library(named != nullptr && *named != '\0' ? named : "libnccl.so.2");
+  if (named == nullptr || *named == '\0' || std::string_view(named) == "off") return {};
+  const SharedLibrary library(std::string_view(named) == "on" ? "libnccl.so.2" : named);
   if (!library.found()) {
-    write_log(LogLevel::info, "nccl: {} was not found; tensors of GPUs go between processes through the host",
+    write_log(LogLevel::warning,
+              "nccl: {} was not found; tensors of GPUs go between processes through the host",
               library.name());
     return {};
   }

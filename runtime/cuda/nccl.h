@@ -9,9 +9,8 @@ namespace sherd::cuda {
 
 class DeviceState;
 
-/// What `Backend::network_card` says of a GPU. NCCL is loaded here, for the first time that tensors of a GPU
-/// are to travel between processes: libnccl.so.2, or what SHERD_NCCL names; "off" leaves it to the host's
-/// memory.
+/// What `Backend::network_card` says of a GPU. NCCL is loaded here, when tensors of a GPU are to travel
+/// between processes for the first time, if SHERD_NCCL asks for it: "on", or the library's path.
 NetworkCard nccl_card(Device device, bool first);
 /// Connects without waiting: ncclCommInitRankConfig.
 std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, const NetworkCard& first,
