@@ -115,7 +115,8 @@ Process::~Process() {
   going_.reset();
   lines_.clear();
   for (Patience patience(spins_); !forked() && !retired_.empty(); patience.pause()) {
-    if (!clean_ || in_run_)
+    // Who has gone has closed its ends, or broken them off.
+    if (!clean_ || in_run_ || std::ranges::any_of(peers_, [](const Peer& p) { return p.goodbye || p.died; }))
       for (Retired& r : retired_) r.network->abort();
     progress();
   }
