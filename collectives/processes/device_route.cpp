@@ -57,6 +57,16 @@ void DeviceRoute::choose(std::span<const NetworkCard> cards) {
                  .connect(device_, cards[0], static_cast<int>(self_), static_cast<int>(cards.size()));
 }
 
+void DeviceRoute::posted(std::uint64_t sequence, Device device) {
+  if (PeerQueue* queue = backend(device.type).peer_queue(device))  // else nothing runs beside anything else
+    queue->mark_work(*moments_->lane(0).on(device, *queue).of(sequence).ready);
+}
+
+void DeviceRoute::follow_post(std::uint64_t sequence, Device device) {
+  if (PeerQueue* queue = backend(device.type).peer_queue(device))
+    queue->work_follows(*moments_->lane(0).on(device, *queue).of(sequence).ready);
+}
+
 void DeviceRoute::begin(std::uint64_t sequence) {
   network_->queue().follow(*moments().of(sequence).ready);
   given_.begin(network_->queue(), sequence);

@@ -66,7 +66,9 @@ class DeviceRoute {
   void choose(std::span<const NetworkCard> cards);
 
   /// The tensors of call `sequence` may be read and written after the rank's work so far.
-  void posted(std::uint64_t sequence) { own().mark_work(*moments().of(sequence).ready); }
+  void posted(std::uint64_t sequence, Device device);
+  /// What the rank is to compute from now on finds them so, in whatever scope aside the call was posted.
+  void follow_post(std::uint64_t sequence, Device device);
 
   DeviceNetwork& network() { return *network_; }
   /// What the network is given from now on belongs to call `sequence`.

@@ -23,12 +23,12 @@ void ProcessLine::use_device(Device device) {
 
 /// Before the call is known to peers.
 void ProcessLine::post_on_device(Call& call) {
-  if (route_->way() == DeviceRoute::Way::host || route_->device() != call.device) return;
+  const bool may_combine = route_->way() != DeviceRoute::Way::host && call.movement.combines(0);
   std::int64_t bytes = 0;
-  for (std::size_t lane = 0; lane < lanes() && call.movement.combines(0); ++lane)
+  for (std::size_t lane = 0; lane < lanes() && may_combine; ++lane)
     if (lane != self_) bytes += bytes_between(call, 0, lane, self_);
   if (bytes > 0) call.peers_parts = Storage::allocate(call.device, static_cast<std::size_t>(bytes));
-  route_->posted(call.sequence);
+  route_->posted(call.sequence, call.device);
 }
 
 /// All ranks have posted the call.
@@ -58,6 +58,7 @@ void ProcessLine::begin_on_device(Call& call) try {
 
 /// The host's memory takes the place of the device's.
 void ProcessLine::bring_to_host(Call& call) {
+  route_->follow_post(call.sequence, call.device);
   for (std::size_t i = 0; i < call.parts.size(); ++i) {
     if (const OnDevice& in = call.device_inputs[i]; in.storage) {
       const Ref<Storage> host = Storage::allocate(Device::cpu(), in.bytes);
