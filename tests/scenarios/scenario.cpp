@@ -17,7 +17,10 @@ const char* name_of(Harness harness) { return harness == Harness::threads ? "thr
 Device asked_for() {
   const char* name = std::getenv("SHERD_TEST_DEVICE");
   if (name == nullptr) return Device::cpu(1);
-  if (std::string_view(name).starts_with("late")) test::late_device();
+  if (std::string_view(name).starts_with("late")) {
+    test::late_device();
+    test::late_network_device();
+  }
   return Device::parse(name);
 }
 

@@ -15,7 +15,7 @@ namespace sherd::scenarios {
 /// Where models are built.
 inline constexpr Device host = Device::cpu(0);
 /// Where they compute: another device, so that every move shows. cpu:1, or what the environment variable
-/// SHERD_TEST_DEVICE says: "cuda:0", or "late:0" of tests/late_device.h.
+/// SHERD_TEST_DEVICE says: "cuda:0", or "late:0" or "late-network:0" of tests/late_device.h.
 struct ComputeDevice {
   operator Device() const;
 };
