@@ -52,7 +52,7 @@ std::vector<std::vector<int>> coverage(const Partition& layout) {
     const ParameterSpan& span = layout.span(p);
     mark(span.segment, span.offset, span.numel);
   }
-  for (const Padding& pad : layout.padding()) mark(pad.segment, pad.offset, pad.numel);
+  for (const shard::Padding& pad : layout.padding()) mark(pad.segment, pad.offset, pad.numel);
   return covered;
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("the flat layout pads behind, or aligns and fills with 42") {
     const bool aligned = c.name.starts_with("aligned");
     const std::int64_t alignment = c.name.starts_with("aligned(8)") ? 8 : aligned ? 4 : 1;
     std::int64_t padding = 0;
-    for (const Padding& pad : c.layout.padding()) {
+    for (const shard::Padding& pad : c.layout.padding()) {
       CHECK(pad.value == (aligned ? 42 : 0));
       padding += pad.numel;
     }

@@ -29,7 +29,7 @@ void set_value(DType d, void* data, std::int64_t i, double value) {
   });
 }
 
-struct Layout {
+struct Arrangement {
   std::vector<std::int64_t> sizes, strides;
   std::int64_t span() const {
     std::int64_t last = 1;
@@ -39,8 +39,8 @@ struct Layout {
 };
 
 /// Memory in which the dimensions lie in the order `order`, the last one every `step` elements.
-Layout laid_out(const std::vector<std::int64_t>& sizes, std::vector<int> order, std::int64_t step) {
-  Layout l{sizes, std::vector<std::int64_t>(sizes.size())};
+Arrangement laid_out(const std::vector<std::int64_t>& sizes, std::vector<int> order, std::int64_t step) {
+  Arrangement l{sizes, std::vector<std::int64_t>(sizes.size())};
   for (auto d = order.rbegin(); d != order.rend(); ++d) {
     l.strides[*d] = step;
     step *= sizes[*d];
@@ -58,11 +58,11 @@ void for_indices(const std::vector<std::int64_t>& sizes, const F& body) {
     body(index);
   }
 }
-std::int64_t place(const Layout& l, const std::vector<std::int64_t>& index) {
+std::int64_t place(const Arrangement& l, const std::vector<std::int64_t>& index) {
   return std::inner_product(index.begin(), index.end(), l.strides.begin(), std::int64_t{0});
 }
 
-bool copies_right(DType from_dtype, const Layout& from, DType to_dtype, const Layout& to) {
+bool copies_right(DType from_dtype, const Arrangement& from, DType to_dtype, const Arrangement& to) {
   std::vector<std::byte> source(from.span() * size_of(from_dtype)), target(to.span() * size_of(to_dtype));
   for (std::int64_t i = 0; i < from.span(); ++i) set_value(from_dtype, source.data(), i, (i * 37 + 11) % 101);
   for (std::int64_t i = 0; i < to.span(); ++i) set_value(to_dtype, target.data(), i, 1);
@@ -97,12 +97,12 @@ TEST_CASE("copies are right for every order of dimensions, with gaps and with br
   std::vector<int> order = {0, 1, 2, 3};
   do {
     for (std::int64_t step : {1, 3}) {
-      const Layout plain = laid_out(sizes, {0, 1, 2, 3}, 1), other = laid_out(sizes, order, step);
+      const Arrangement plain = laid_out(sizes, {0, 1, 2, 3}, 1), other = laid_out(sizes, order, step);
       INFO("order " << order[0] << order[1] << order[2] << order[3] << " step " << step);
       CHECK(copies_right(f32, other, f32, plain));
       CHECK(copies_right(f32, plain, f32, other));
       CHECK(copies_right(f32, other, bf16, laid_out(sizes, {2, 3, 0, 1}, 1)));
-      Layout broadcast = other;
+      Arrangement broadcast = other;
       broadcast.strides[2] = 0;
       CHECK(copies_right(f32, broadcast, f64, plain));
     }

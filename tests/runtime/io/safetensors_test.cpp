@@ -35,7 +35,7 @@ SafetensorsFile opened(std::span<const std::byte> bytes) {
 }
 
 /// Owns what the records point to: elements that are a pattern, 0 and 1 for bool.
-struct Tensors {
+struct Contents {
   std::deque<Bytes> storage;
   std::vector<TensorRecord> records;
 
@@ -52,8 +52,8 @@ struct Tensors {
 };
 
 /// All that a file holds.
-Tensors read_all(const SafetensorsFile& file) {
-  Tensors tensors;
+Contents read_all(const SafetensorsFile& file) {
+  Contents tensors;
   for (const TensorEntry& entry : file.entries()) {
     Bytes& bytes = tensors.storage.emplace_back(entry.bytes);
     file.read(entry, bytes);
@@ -67,11 +67,11 @@ std::string refusal(std::span<const std::byte> bytes) {
 }
 
 /// Every dtype in every shape, under names that are hard to quote.
-Tensors many_tensors() {
+Contents many_tensors() {
   const std::vector<std::int64_t> shapes[] = {{},     {0},       {1},       {3},
                                               {7, 1}, {2, 3, 5}, {4, 0, 3}, {1, 1, 1, 1, 1}};
   const char* names[] = {"plain", "a.b.0.weight", "größe", "重み", "🏺", "\"quoted\\\"", "line\nbreak", ""};
-  Tensors tensors;
+  Contents tensors;
   int count = 0;
   for (const DType dtype : all_dtypes) {
     for (const auto& shape : shapes) {
@@ -100,7 +100,7 @@ constexpr std::string_view good_header =
 }  // namespace
 
 TEST_CASE("every dtype, shape and name comes back, in the order given") {
-  const Tensors tensors = many_tensors();
+  const Contents tensors = many_tensors();
   const TensorMetadata metadata = {{"format", "pt"}, {"naïve", "a\"b\\c\n"}, {"", ""}};
   const Bytes bytes = written(tensors.records, metadata);
   const SafetensorsFile file = opened(bytes);
@@ -114,7 +114,7 @@ TEST_CASE("no tensors make a file too") {
 }
 
 TEST_CASE("equal input gives equal bytes, and every tensor is aligned to its element") {
-  const Tensors tensors = many_tensors();
+  const Contents tensors = many_tensors();
   const Bytes bytes = written(tensors.records);
   CHECK((bytes == written(tensors.records)));
   std::uint64_t header = 0;
@@ -139,7 +139,7 @@ TEST_CASE("the header's order and the data's order are free of each other") {
 
 TEST_CASE("a saved file opens, finds by name, and stays valid when moved or replaced on disk") {
   const TempDirectory directory;
-  const Tensors tensors = many_tensors();
+  const Contents tensors = many_tensors();
   save_safetensors(directory / "x.safetensors", tensors.records, {{"k", "v"}});
   SafetensorsFile before(directory / "x.safetensors");
   const SafetensorsFile file = std::move(before);
@@ -349,7 +349,7 @@ TEST_CASE("a broken file on disk is named by its path") {
 
 TEST_CASE("whatever byte of a file changes, it is refused by its name or still holds the same tensors",
           "[one thread]") {
-  const Tensors tensors = many_tensors();
+  const Contents tensors = many_tensors();
   const TensorMetadata metadata = {{"a", "\"sherd.xxh3\":\"0123456789abcdef0123456789abcdef\""}};
   const Bytes whole = written(tensors.records, metadata);
   const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
