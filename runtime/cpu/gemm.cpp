@@ -17,12 +17,18 @@ namespace {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+#if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
+constexpr bool has_onednn = true;
+#else
+constexpr bool has_onednn = false;
+#endif
+
 template <class T>
 bool library_tile(const Gemm<T>& g) noexcept {
-#if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
-  if constexpr (std::is_same_v<T, float>) return gemm_tile_onednn(g);
-#endif
-  return gemm_tile_eigen(g);
+  if constexpr (has_onednn && !std::is_same_v<T, double>)
+    return gemm_tile_onednn(g);
+  else
+    return gemm_tile_eigen(g);
 }
 
 // ---- Small products: no packing, no library. Every element of C is one chain or one fixed tree over k.
@@ -190,7 +196,7 @@ void add_bias(const Gemm<T>& g) {
 }
 
 template <class T>
-bool run_tile(const Gemm<T>& g, bool small) noexcept {
+bool run_tile(const Gemm<T>& g, bool small) noexcept requires std::is_same_v<T, compute_t<T>> {
   bool ok = true;
   if (g.k == 0) {
     for (std::int64_t i = 0; i < g.m && !g.accumulate; ++i) std::fill_n(g.c + i * g.ldc, g.n, T(0));
@@ -203,6 +209,12 @@ bool run_tile(const Gemm<T>& g, bool small) noexcept {
   }
   if (g.bias) add_bias(g);
   return ok;
+}
+
+/// The library alone multiplies bf16, and adds the bias before it rounds.
+template <std::same_as<BFloat16> T>
+bool run_tile(const Gemm<T>& g, bool) noexcept {
+  return library_tile(g);
 }
 
 /// Whether one transposition of B pays for itself: libraries are slower on rows along k, and pack B for every
@@ -244,7 +256,7 @@ void run_tiles(Gemm<T> g) {
                        g.m, g.k, g.k, g.n);
 }
 
-// ---- Halves: through float.
+// ---- Halves: through float, but for bf16 where library and processor multiply it as it is.
 
 /// Elements that a matrix and its batch span, from the first to one past the last.
 std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t ld) {
@@ -300,11 +312,13 @@ void gemm_through_float(const Gemm<T>& g) {
 
 template <class T>
 void gemm(const Gemm<T>& g) {
-  if constexpr (std::is_same_v<T, compute_t<T>>) {
-    run_tiles(g);
-  } else if (g.m > 0 && g.n > 0 && g.batch > 0) {
-    gemm_through_float(g);
+  if constexpr (std::is_same_v<T, compute_t<T>>) return run_tiles(g);
+  if (g.m == 0 || g.n == 0 || g.batch == 0) return;
+  if constexpr (has_onednn && std::is_same_v<T, BFloat16>) {
+    static const bool multiplies_bf16 = onednn_multiplies_bf16();
+    if (multiplies_bf16 && g.k > 0 && !is_small(g)) return run_tiles(g);
   }
+  if constexpr (!std::is_same_v<T, compute_t<T>>) gemm_through_float(g);
 }
 
 [[gnu::used]] const auto instances =

@@ -10,5 +10,9 @@ namespace sherd::cpu {
 bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
 bool gemm_tile_eigen(const Gemm<double>& g) noexcept;
 bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
+/// Sums in f32 and rounds once, `bias` and what C holds included. Only where the processor has products of
+/// bf16, else it would go through slow code.
+bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept;
+bool onednn_multiplies_bf16() noexcept;
 
 }  // namespace sherd::cpu
