@@ -150,7 +150,7 @@ TEST_CASE("bench takes a peak that is given, knows some GPUs, and says why it ha
   CHECK_FALSE(json::parse(tools::json_text(none)).contains("mfu"));
 }
 
-TEST_CASE("bench writes a trace of the timed steps alone") {
+TEST_CASE("bench writes a trace of the timed steps alone", "[threads meet]") {
   const TempDirectory folder;
   BenchOptions options = tiny();
   options.trace = (folder / "trace.json").string();

@@ -127,7 +127,7 @@ TEST_CASE("signals that come together are one request to stop, and a later one e
   CHECK(tools::saved_steps(folder / "slow", posix_file_system()) == std::vector<std::int64_t>{0});
 }
 
-TEST_CASE("the program trains on ranks and shows how the model lies on them") {
+TEST_CASE("the program trains on ranks and shows how the model lies on them", "[threads meet]") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
   Command run(folder, with(train, {"--steps", "5", "--ranks", "2", "--layout", "flat"}));
@@ -142,7 +142,7 @@ TEST_CASE("the program trains on ranks and shows how the model lies on them") {
   CHECK(posix_file_system().read(folder / "shards.svg").starts_with("<svg "));
 }
 
-TEST_CASE("Ctrl-C ends all ranks at one step") {
+TEST_CASE("Ctrl-C ends all ranks at one step", "[threads meet]") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
   const Arguments arguments =

@@ -47,8 +47,7 @@ std::size_t next(const std::string& name, std::size_t at) {
 
 TEST_CASE(
     "whatever byte of a checkpoint changes, it is refused by the file's name or nothing that is taken "
-    "differs",
-    "[one thread]") {
+    "differs") {
   const Trained run;
   const std::string whole = taken(run.checkpoint);
   for (const std::string name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {

@@ -100,8 +100,8 @@ tools::TrainOptions least_options(const TempDirectory& folder) {
 
 }  // namespace
 
-TEST_CASE("whatever change of a run fails, the newest checkpoint loads and the run goes on to the same bits",
-          "[one thread]") {
+TEST_CASE(
+    "whatever change of a run fails, the newest checkpoint loads and the run goes on to the same bits") {
   const TempDirectory folder;
   Breaker run(least_options(folder));
   REQUIRE(run.changes() > 50);

@@ -182,7 +182,7 @@ struct Run : TempDirectory {
 
 }  // namespace
 
-TEST_CASE("what is no file of a checkpoint is refused by its name, at little cost", "[one thread]") {
+TEST_CASE("what is no file of a checkpoint is refused by its name, at little cost") {
   const Run run;
   for (const std::string name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
     for (const Hostile& hostile : anywhere) run.spoil(name, hostile);
@@ -214,8 +214,7 @@ TEST_CASE("metrics and text that are no such files are refused by their names, a
   }
 }
 
-TEST_CASE("a configuration of another size than the weights is refused before a model is made",
-          "[one thread]") {
+TEST_CASE("a configuration of another size than the weights is refused before a model is made") {
   const Run run;
   const Path path = run.checkpoint / "config.json";
   unseal_all(run.checkpoint);  // changed on purpose
@@ -234,7 +233,7 @@ TEST_CASE("a configuration of another size than the weights is refused before a 
   }
 }
 
-TEST_CASE("what cannot fit is forecast, and the forecast is never more than a run takes", "[one thread]") {
+TEST_CASE("what cannot fit is forecast, and the forecast is never more than a run takes") {
   const TempDirectory folder;
   write_file(folder / "text", small_text(8000));
   for (const Arguments& sizes : {Arguments{"--layers", "100000000"}, Arguments{"--width", "1000000"},

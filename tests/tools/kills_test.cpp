@@ -14,7 +14,8 @@ void check_threads(int rounds) {
 
 }  // namespace
 
-TEST_CASE("killed while its threads save, a run goes on from the last good checkpoint to the same bits") {
+TEST_CASE("killed while its threads save, a run goes on from the last good checkpoint to the same bits",
+          "[threads meet]") {
   check_threads(8);
 }
 

@@ -78,7 +78,8 @@ constexpr double rounding = 5e-6;
 
 }  // namespace
 
-TEST_CASE("many steps of every strategy and layout have the bits of data parallel, halted or not") {
+TEST_CASE("many steps of every strategy and layout have the bits of data parallel, halted or not",
+          "[threads meet]") {
   const Runs runs;
   constexpr std::int64_t steps = thread_sanitizer ? 16 : 50;
   const TrainOptions one = options_of(runs, "one", 1, data_parallel, steps);
@@ -123,7 +124,8 @@ TEST_CASE("thousands of steps of every strategy and layout have the bits of data
   }
 }
 
-TEST_CASE("a run on ranks that drops features is the same when it is not halted, stopped or killed") {
+TEST_CASE("a run on ranks that drops features is the same when it is not halted, stopped or killed",
+          "[threads meet]") {
   const Runs runs;
   for (const Way& way : ways(2)) {
     TrainOptions options = options_of(runs, way.name(), 2, way);
@@ -279,7 +281,7 @@ TEST_CASE("one rank in lower precision trains too") {
   CHECK(result.loss < metrics(runs, "run")[0]["loss"].get<double>());
 }
 
-TEST_CASE("ranks drop different features of the same data") {
+TEST_CASE("ranks drop different features of the same data", "[threads meet]") {
   const Runs runs;
   write_file(runs.folder / "text", std::string(2000, 'a'));  // every window is like every other
   for (const double dropout : {0.0, 0.3}) {
@@ -296,7 +298,7 @@ TEST_CASE("ranks drop different features of the same data") {
   }
 }
 
-TEST_CASE("micro-batches on ranks add up to the batch") {
+TEST_CASE("micro-batches on ranks add up to the batch", "[threads meet]") {
   const Runs runs;
   runs.run(options_of(runs, "whole", 2, data_parallel));
   for (const Way& way : ways(2)) {
@@ -312,7 +314,7 @@ TEST_CASE("micro-batches on ranks add up to the batch") {
   }
 }
 
-TEST_CASE("a loss that is not finite ends all ranks with the step's number") {
+TEST_CASE("a loss that is not finite ends all ranks with the step's number", "[threads meet]") {
   const Runs runs;
   TrainOptions options = options_of(runs, "run", 2, {"full_shard", "flat"});
   options.lr = options.min_lr = 1e9;

@@ -114,7 +114,8 @@ Device slow_device(SlowBackend*& backend) {
 
 }  // namespace
 
-TEST_CASE("a trace has each rank as a process, its modules nested under their names, and changes no bit") {
+TEST_CASE("a trace has each rank as a process, its modules nested under their names, and changes no bit",
+          "[threads meet]") {
   for (const std::int64_t ranks : {1, 2}) {
     const Runs runs;
     tools::TrainOptions options = runs.options("plain");

@@ -139,7 +139,7 @@ TEST_CASE("a finished run that is resumed says the same again") {
   CHECK(runs.left("run") == before);
 }
 
-TEST_CASE("the number of threads changes no bit") {
+TEST_CASE("the number of threads changes no bit", "[threads meet]") {
   const Runs runs;
   const int before = Context::current().threads();
   for (const int threads : {1, 2, 3}) {
