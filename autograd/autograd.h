@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,10 @@ SHERD_API std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<co
 inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs,
                                 const Tensor& upstream = {}, BackwardOptions options = {}) {
   return grad(std::span(&output, 1), inputs, std::span(&upstream, 1), options);
+}
+inline std::vector<Tensor> grad(const Tensor& output, std::initializer_list<Tensor> inputs,
+                                const Tensor& upstream = {}, BackwardOptions options = {}) {
+  return grad(output, std::span(inputs.begin(), inputs.size()), upstream, options);
 }
 
 /// `hook` is called with the complete gradient of `tensor` in every backward and may return another to use in
@@ -79,5 +84,9 @@ SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 /// stay as they are.
 SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
                            std::span<const Tensor> inputs, double step = 1e-6);
+inline double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
+                        std::initializer_list<Tensor> inputs, double step = 1e-6) {
+  return gradcheck(fn, std::span(inputs.begin(), inputs.size()), step);
+}
 
 }  // namespace sherd

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <valarray>
 
+#include "autograd/autograd.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
@@ -80,6 +81,14 @@ struct Held final : nn::Layer<Held> {
 };
 
 }  // namespace
+
+TEST_CASE("newcomer: gradients with respect to a list of tensors, and their check") {
+  const Tensor x = randn({3}, {f64}).requires_grad_(), z = randn({3}, {f64}).requires_grad_();
+  const vector<Tensor> slopes = grad(sum(square(x) * z), {x, z}, {}, {.create_graph = true});
+  CHECK(all(slopes[0] == 2 * x * z).item<bool>());
+  CHECK(all(grad(sum(slopes[0]), {z})[0] == 2 * x).item<bool>());
+  CHECK(gradcheck([](span<const Tensor> in) { return square(in[0]) * in[1]; }, {x, z}) < 1e-6);
+}
 
 TEST_CASE(
     "newcomer: a member behind a pointer is listed, moved and loaded, and the module says why it has no "
