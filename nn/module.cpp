@@ -407,6 +407,10 @@ void Module::to(DType dtype) {
                  [dtype](const Tensor& t) { return is_floating(t.dtype()) ? sherd::to(t, dtype) : t; });
 }
 
+Tensor Module::to(const Tensor& x, DType dtype) { return sherd::to(x, dtype); }
+Tensor Module::to(const Tensor& x, Device device) { return sherd::to(x, device); }
+Tensor Module::clone(const Tensor& x) { return sherd::clone(x); }
+
 void Module::set_requires_grad(bool requires_grad) {
   for (Parameter& p : parameters()) p.set_requires_grad(requires_grad);
 }

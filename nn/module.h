@@ -190,6 +190,10 @@ class SHERD_API Module {
   Module(const Module& other);
   /// Calls `visitor` for each direct member, as `visit` names them.
   virtual void each_member(MemberVisitor& visitor) = 0;
+  /// The ops of these names, which the functions above would hide from a `forward`.
+  static Tensor to(const Tensor& x, DType dtype);
+  static Tensor to(const Tensor& x, Device device);
+  static Tensor clone(const Tensor& x);
   /// StateError when this module was moved from.
   void check_alive() const { state(); }
   bool observed() const;
@@ -276,6 +280,7 @@ class Layer : public Module {
   bool can_be_cloned() const override { return std::is_copy_constructible_v<D>; }
 
  protected:
+  using Module::clone;
   void each_member(MemberVisitor& visitor) override {
     static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
   }

@@ -70,6 +70,13 @@ TEST_CASE("newcomer: members of layers go to initialisers and optimizers, and st
 
 namespace {
 
+/// A module whose forward calls ops by names that modules have too.
+struct Casting final : nn::Layer<Casting> {
+  nn::Linear inner{2, 2};
+  Tensor forward(const Tensor& x) const { return clone(to(to(inner(x), f64), Device::cpu(1))); }
+  void visit(auto&& on) { on("inner", inner); }
+};
+
 /// A module that holds another one behind a pointer, which may be null.
 struct Held final : nn::Layer<Held> {
   unique_ptr<nn::Linear> inner = make_unique<nn::Linear>(2, 2), none;
@@ -81,6 +88,16 @@ struct Held final : nn::Layer<Held> {
 };
 
 }  // namespace
+
+TEST_CASE("newcomer: within a forward to and clone are the ops, and outside the module's") {
+  Casting net;
+  const Tensor y = net(ones({1, 2}));
+  CHECK(y.dtype() == f64);
+  CHECK(y.device() == Device::cpu(1));
+  CHECK(all(to(net.inner(ones({1, 2})), f64) == to(y, Device::cpu())).item<bool>());
+  net.to(f64);
+  CHECK(net.clone().inner.weight.tensor().dtype() == f64);
+}
 
 TEST_CASE("newcomer: gradients with respect to a list of tensors, and their check") {
   const Tensor x = randn({3}, {f64}).requires_grad_(), z = randn({3}, {f64}).requires_grad_();
