@@ -254,7 +254,9 @@ template <class F>
 concept TensorFunction = !std::derived_from<std::remove_cvref_t<F>, Module> &&
                          std::is_invocable_r_v<Tensor, std::remove_cvref_t<F>&, const Tensor&>;
 
-/// Layers one after the other, named "0", "1", ...; among them functions of a tensor, as `Function`.
+/// Layers one after the other, named "0", "1", ...; among them functions of a tensor, as `Function`. Braces,
+/// `Sequential{Linear(..), Linear(..)}`, make layers in this order, so that first values depend on the seed
+/// alone; in parentheses the compiler chooses.
 class SHERD_API Sequential final : public Layer<Sequential> {
  public:
   Sequential() = default;
