@@ -1,0 +1,119 @@
+// Parts of one's own: an elementwise op, a structural op with its kernel, a module that owns a part by
+// pointer, and an optimizer.
+#include <sherd.h>
+
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+using namespace sherd;
+
+/// sqrt(1 + x^2) - 1: an elementwise op is a call on one number and the gradient beside it. Loops,
+/// broadcasting, dtypes and the second derivative follow.
+struct PseudoHuber {
+  static constexpr std::string_view name = "pseudo_huber";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{.inputs = 1};
+
+  template <class T>
+  constexpr T operator()(T x) const {
+    using math::sqrt;
+    return sqrt(T(1) + x * x) - T(1);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
+    using math::sqrt;
+    return gy * x / sqrt(T(1) + x * x);
+  }
+  bool operator==(const PseudoHuber&) const = default;
+};
+
+/// The running maximum along the rows of a matrix, and where it stands: a structural op infers its outputs
+/// and names its gradient in ops.
+struct RunningMax {
+  static constexpr std::string_view name = "running_max";
+  static constexpr Reads reads{.outputs = 2};
+  static constexpr Mask dense = 1;
+
+  Specs infer(SpecSpan in) const {
+    check<ShapeError>(in[0].shape.rank() == 2, "running_max: takes a matrix, got shape {}", in[0].shape);
+    check<DTypeError>(in[0].dtype == f32, "running_max: takes f32, got {}; cast it", name_of(in[0].dtype));
+    return {in[0], {in[0].shape, i64, in[0].device}};
+  }
+  /// Each maximum came from one place, to which its gradient goes.
+  Tensors grad(const GradArgs& args) const {
+    const Spec& x = args.specs[0];
+    return {scatter_add(zeros(x.shape, {x.dtype, x.device}), 1, args.outputs[1], args.gy[0])};
+  }
+  bool operator==(const RunningMax&) const = default;
+};
+
+void running_max(const RunningMax&, Inputs in, Outputs out) {
+  const float* x = in[0].data<float>();
+  float* largest = out[0].mutable_data<float>();
+  auto* place = out[1].mutable_data<std::int64_t>();
+  for (std::int64_t i = 0, columns = in[0].size(1); i < in[0].numel(); ++i) {
+    const bool newer = i % columns == 0 || x[i] > largest[i - 1];
+    largest[i] = newer ? x[i] : largest[i - 1];
+    place[i] = newer ? i % columns : place[i - 1];
+  }
+}
+
+/// A module that holds another one by pointer, which may be null.
+struct Net final : nn::Layer<Net> {
+  nn::Linear in{6, 16}, out{16, 6};
+  std::unique_ptr<nn::LayerNorm> norm = std::make_unique<nn::LayerNorm>(16);
+
+  Tensor forward(const Tensor& x) const {
+    const Tensor h = norm ? (*norm)(in(x)) : in(x);
+    return out(apply(RunningMax{}, h));  // the first output; `apply_many` gives both
+  }
+  void visit(auto&& on) {
+    on("in", in);
+    on("norm", norm);
+    on("out", out);
+  }
+};
+
+/// Lion (Chen et al., 2023): the sign of an average of gradients.
+class Lion final : public nn::Optimizer {
+ public:
+  Lion(std::vector<nn::Parameter> params, double lr) : Optimizer({{std::move(params)}}, {{"lr", lr}}) {}
+  std::vector<std::string> state_names() const override { return {"momentum"}; }
+
+ protected:
+  Slots fresh(const Tensor& p) const override { return {zeros_like(p)}; }
+  void step_group(const Group& group, std::span<const nn::Parameter> params,
+                  std::span<Slots* const> slots) override {
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const Tensor p = params[i].local().detach(), g = params[i].grad(), m = (*slots[i])[0];
+      const Tensor ahead = m * 0.9 + g * 0.1;
+      const Tensor sign = to(ahead > 0, p.dtype()) - to(ahead < 0, p.dtype());
+      sub_(p, sign * to(to(group.lr, p.dtype()), p.device()));
+      add_(mul_(m, 0.99), g * 0.01);
+    }
+  }
+};
+
+int main() {
+  cpu::add_elementwise<PseudoHuber>();
+  add_kernel<running_max>(DeviceType::cpu);
+  manual_seed(0);
+  Net net;
+  Lion optimizer(net.parameters(), 3e-3);
+  const Tensor x = randn({64, 6}), y = cumsum(x, 1);
+  double last = 0;
+  for (int step = 0; step < 100; ++step) {
+    const Tensor loss = mean(apply(PseudoHuber{}, net(x) - y));
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    last = loss.item();
+    if (step % 20 == 0) std::printf("loss.%d %.9g\n", step, last);
+  }
+
+  const Tensor points = randn({4, 3}, {f64}).requires_grad_();
+  const double error = gradcheck([](auto in) { return apply(PseudoHuber{}, in[0]); }, {points});
+  return error < 1e-6 && last < 0.5 ? 0 : 1;
+}
