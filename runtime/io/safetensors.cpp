@@ -258,6 +258,12 @@ std::string header_of(InputFile& file, std::string_view source) {
       file.size());
   std::uint64_t length = 0;
   file.read(0, std::as_writable_bytes(std::span(&length, 1)));
+  constexpr std::uint32_t zip = 0x04034b50;  // "PK", 3, 4
+  check<ValueError>(
+      static_cast<std::uint32_t>(length) != zip,
+      "safetensors: '{}': this is a zip archive, as torch.save writes; load it in PyTorch and save "
+      "it as a safetensors file there",
+      source);
   check<ValueError>(
       length <= max_header,
       "safetensors: '{}': the header's length is {} bytes, the limit is {}; is this a safetensors file?",

@@ -43,6 +43,13 @@ TEST_CASE("state files: a tensor that cannot be held is refused by its name, whe
   CHECK_THAT(message_of<ValueError>([&] { nn::load_state(folder / "x"); }), ContainsSubstring("'short'"));
 }
 
+TEST_CASE("state files: what torch.save wrote is told from a damaged file") {
+  const TempDirectory folder;
+  posix_file_system().create(folder / "model.pt")->write("PK\x03\x04 and what else a zip archive has");
+  CHECK_THAT(message_of<ValueError>([&] { nn::load_state(folder / "model.pt"); }),
+             ContainsSubstring("model.pt") && ContainsSubstring("torch.save"));
+}
+
 TEST_CASE("state files: a byte that changed is noticed, and the file and tensor are named") {
   const TempDirectory folder;
   const auto path = folder / "x";
