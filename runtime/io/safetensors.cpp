@@ -284,33 +284,39 @@ std::optional<DType> dtype_named(std::string_view name) {
   return all_dtypes[found - format_names().begin()];
 }
 
-/// ValueError where shape and bytes of an entry do not fit. The size of a dtype that the library lacks is
-/// unknown, and an error only when that tensor is read.
-void check_size(const TensorEntry& entry, std::string_view source) {
+/// Why shape and bytes of an entry do not fit; empty where they do. The size of a dtype that the library
+/// lacks is unknown, and an error only when that tensor is read.
+std::string flaw_of_size(const TensorEntry& entry) {
   const std::optional<DType> dtype = dtype_named(entry.dtype);
-  if (!dtype) return;
+  if (!dtype) return {};
   const auto bytes = bytes_of(*dtype, entry.shape);
-  if (!bytes) {
-    fail<ValueError>(
-        "safetensors: '{}': tensor '{}': the bytes of shape [{}] with dtype {} are above 2^63 - 1", source,
-        shown(entry.name), shown(joined(entry.shape, ", ")), entry.dtype);
-  }
-  if (entry.bytes != static_cast<std::uint64_t>(*bytes)) {
-    fail<ValueError>(
-        "safetensors: '{}': tensor '{}': shape [{}] with dtype {} takes {} bytes, data_offsets [{}, {}] give "
-        "{}",
-        source, shown(entry.name), shown(joined(entry.shape, ", ")), entry.dtype, *bytes, entry.begin,
-        entry.begin + entry.bytes, entry.bytes);
-  }
+  if (!bytes)
+    return fmt::format("the bytes of shape [{}] with dtype {} are above 2^63 - 1",
+                       shown(joined(entry.shape, ", ")), entry.dtype);
+  if (entry.bytes == static_cast<std::uint64_t>(*bytes)) return {};
+  return fmt::format("shape [{}] with dtype {} takes {} bytes, data_offsets [{}, {}] give {}",
+                     shown(joined(entry.shape, ", ")), entry.dtype, *bytes, entry.begin,
+                     entry.begin + entry.bytes, entry.bytes);
+}
+
+/// ValueError for an entry with a flaw.
+void check_sound(const TensorEntry& entry, std::string_view source) {
+  check<ValueError>(entry.flaw.empty(), "safetensors: '{}': tensor '{}': {}", source, shown(entry.name),
+                    entry.flaw);
+}
+
+/// The entries in the order of their bytes.
+std::vector<TensorEntry*> by_place(std::span<TensorEntry> entries) {
+  std::vector<TensorEntry*> placed(entries.size());
+  std::ranges::transform(entries, placed.begin(), [](TensorEntry& e) { return &e; });
+  std::ranges::sort(placed, {}, [](const TensorEntry* e) { return std::pair(e->begin, e->bytes); });
+  return placed;
 }
 
 /// The tensors must lie one behind the other and fill the data, in whatever order the header names them.
-void check_places(std::span<const TensorEntry> entries, std::uint64_t there, std::string_view source) {
-  std::vector<const TensorEntry*> placed(entries.size());
-  std::ranges::transform(entries, placed.begin(), [](const TensorEntry& e) { return &e; });
-  std::ranges::sort(placed, {}, [](const TensorEntry* e) { return std::pair(e->begin, e->bytes); });
+void check_places(std::span<TensorEntry> entries, std::uint64_t there, std::string_view source) {
   std::uint64_t end = 0;
-  for (const TensorEntry* entry : placed) {
+  for (const TensorEntry* entry : by_place(entries)) {
     if (entry->begin != end) {
       fail<ValueError>(
           "safetensors: '{}': tensor '{}': starts at byte {} of the data, the tensor before it ends at {} "
@@ -325,6 +331,25 @@ void check_places(std::span<const TensorEntry> entries, std::uint64_t there, std
   check<ValueError>(end == there,
                     "safetensors: '{}': the tensors take {} bytes, {} are there; the rest belongs to none",
                     source, end, there);
+}
+
+/// Notes why tensors cannot be read whose bytes are not there, or another's too; a hole spoils none.
+void note_places(std::span<TensorEntry> entries, std::uint64_t there) {
+  const auto note = [](TensorEntry& entry, std::string flaw) {
+    if (entry.flaw.empty()) entry.flaw = std::move(flaw);
+  };
+  TensorEntry* before = nullptr;  // of those that begin earlier the one that ends last
+  for (TensorEntry* entry : by_place(entries)) {
+    const std::uint64_t end = entry->begin + entry->bytes;
+    if (end > there)
+      note(*entry, fmt::format("the file is cut short: it takes the bytes {} to {} of the data, {} are there",
+                               entry->begin, end, there));
+    if (before != nullptr && entry->bytes > 0 && entry->begin < before->begin + before->bytes) {
+      note(*entry, fmt::format("its bytes are those of '{}' too", shown(before->name)));
+      note(*before, fmt::format("its bytes are those of '{}' too", shown(entry->name)));
+    }
+    if (before == nullptr || end > before->begin + before->bytes) before = entry;
+  }
 }
 
 /// Indices of the entries, sorted by name. ValueError for a name that is taken twice.
@@ -421,10 +446,10 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const FileSystem::Path& path, FileSystem& files)
-    : SafetensorsFile(files.open(path), path.string()) {}
+SafetensorsFile::SafetensorsFile(const FileSystem::Path& path, FileSystem& files, Damage damage)
+    : SafetensorsFile(files.open(path), path.string(), damage) {}
 
-SafetensorsFile::SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source)
+SafetensorsFile::SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source, Damage damage)
     : file_(std::move(file)), source_(shown(source, 300)) {
   const std::string header = header_of(*file_, source_);
   data_begin_ = length_bytes + header.size();
@@ -432,8 +457,14 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<InputFile> file, std::string_vi
   json::sax_parse(header.begin(), header.end(), &reader);
   checksums_ = taken_checksums(header, reader.metadata, reader.entries.size(), source_);
   by_name_ = sorted_by_name(reader.entries, source_);
-  for (const TensorEntry& entry : reader.entries) check_size(entry, source_);
-  check_places(reader.entries, file_->size() - data_begin_, source_);
+  const std::uint64_t there = file_->size() - data_begin_;
+  for (TensorEntry& entry : reader.entries) entry.flaw = flaw_of_size(entry);
+  if (damage == Damage::refuses_tensor) {
+    note_places(reader.entries, there);
+  } else {
+    for (const TensorEntry& entry : reader.entries) check_sound(entry, source_);
+    check_places(reader.entries, there, source_);
+  }
   entries_ = std::move(reader.entries);
   metadata_ = std::move(reader.metadata);
 }
@@ -449,6 +480,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 DType SafetensorsFile::dtype_of(const TensorEntry& entry) const {
+  check_sound(entry, source_);
   const std::optional<DType> dtype = dtype_named(entry.dtype);
   if (!dtype)
     fail<ValueError>("safetensors: '{}': tensor '{}': dtype '{}' is unknown; the library reads {}", source_,
@@ -457,6 +489,7 @@ DType SafetensorsFile::dtype_of(const TensorEntry& entry) const {
 }
 
 void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> into) const {
+  check_sound(entry, source_);
   check<ValueError>(into.size() == entry.bytes, "safetensors: '{}': tensor '{}' has {} bytes, not {}",
                     source_, shown(entry.name), entry.bytes, into.size());
   file_->read(data_begin_ + entry.begin, into);

@@ -31,7 +31,12 @@ struct TensorEntry {
   std::string dtype;  ///< as written, "F32" for one; see `SafetensorsFile::dtype_of`
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0, bytes = 0;  ///< where it lies in the data behind the header
+  std::string flaw{};                  ///< why it cannot be read, see `Damage`; empty if it can
 };
+
+/// Where an entry does not fit its bytes, or these are not there or another's too: whether the file is
+/// refused, or that tensor alone, when it is asked for.
+enum class Damage { refuses_file, refuses_tensor };
 
 /// Free text that travels with the tensors.
 using TensorMetadata = std::map<std::string, std::string>;
@@ -42,10 +47,13 @@ using TensorMetadata = std::map<std::string, std::string>;
 class SHERD_API SafetensorsFile {
  public:
   /// FileError when the file cannot be read, ValueError for a header that the format forbids, that does not
-  /// fit the file's size, or that was changed after it was written.
-  explicit SafetensorsFile(const FileSystem::Path& path, FileSystem& files = posix_file_system());
+  /// fit the file's size (unless only a tensor is refused for that), or that was changed after it was
+  /// written.
+  explicit SafetensorsFile(const FileSystem::Path& path, FileSystem& files = posix_file_system(),
+                           Damage damage = Damage::refuses_file);
   /// The same for a file that is open already; `source` names it in errors.
-  SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source);
+  SafetensorsFile(std::unique_ptr<InputFile> file, std::string_view source,
+                  Damage damage = Damage::refuses_file);
 
   /// The tensors, in the order of the header.
   std::span<const TensorEntry> entries() const { return entries_; }
@@ -57,10 +65,10 @@ class SHERD_API SafetensorsFile {
   std::string_view header_checksum() const;
   /// The tensor of that name, or null.
   const TensorEntry* find(std::string_view name) const;
-  /// ValueError for a dtype that the library lacks.
+  /// ValueError for a dtype that the library lacks, and for an entry with a flaw.
   DType dtype_of(const TensorEntry& entry) const;
   /// Reads a tensor of this file into `into`, which has `entry.bytes` bytes. ValueError when its checksum
-  /// does not fit, and for bool elements other than 0 and 1.
+  /// does not fit, for an entry with a flaw, and for bool elements other than 0 and 1.
   void read(const TensorEntry& entry, std::span<std::byte> into) const;
 
  private:

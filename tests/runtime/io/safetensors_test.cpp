@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "runtime/error.h"
 #include "tests/catch.h"
@@ -417,4 +418,65 @@ TEST_CASE("a file that is cut short while it is open is an error of the read") {
   Bytes into(zeros.size());
   CHECK_THAT(message_of<FileError>([&] { file.read(file.entries()[0], into); }),
              ContainsSubstring(path.string()) && ContainsSubstring("ends at byte 5000"));
+}
+
+TEST_CASE("where damage refuses a tensor alone, a file cut short anywhere gives all tensors before the cut") {
+  Contents tensors;
+  tensors.add("a", DType::f32, {2, 3});
+  tensors.add("none", DType::f32, {0, 3});
+  tensors.add("b", DType::boolean, {5});
+  tensors.add("c", DType::bf16, {3});
+  const Bytes whole = written(tensors.records);
+  const SafetensorsFile complete = opened(whole);
+  std::size_t data = 0;
+  for (const TensorEntry& entry : complete.entries()) data += entry.bytes;
+  for (std::size_t left = whole.size() - data; left <= whole.size(); ++left) {
+    INFO(left);
+    const Bytes cut(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(left));
+    const SafetensorsFile file(std::make_unique<MemoryInput>(cut), "some.safetensors",
+                               Damage::refuses_tensor);
+    for (const TensorRecord& record : tensors.records) {
+      const TensorEntry& entry = *file.find(record.name);
+      Bytes into(entry.bytes);
+      if (whole.size() - data + entry.begin + entry.bytes <= left) {
+        CHECK(file.dtype_of(entry) == record.dtype);
+        file.read(entry, into);
+        CHECK(std::ranges::equal(into, record.bytes));
+        continue;
+      }
+      for (const auto& message : {message_of<ValueError>([&] { file.read(entry, into); }),
+                                  message_of<ValueError>([&] { file.dtype_of(entry); })}) {
+        CHECK_THAT(message, ContainsSubstring("'some.safetensors': tensor '" + record.name + "'") &&
+                                ContainsSubstring("cut short") && !ContainsSubstring("\n"));
+      }
+    }
+  }
+}
+
+TEST_CASE("where damage refuses a tensor alone, so do bytes that are another's and sizes that do not fit") {
+  const Bytes bytes =
+      raw_file(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+               R"("b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]},)"
+               R"("c":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},)"
+               R"("d":{"dtype":"F32","shape":[2],"data_offsets":[10,14]},)"
+               R"("e":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[14,18]},)"
+               R"("f":{"dtype":"U8","shape":[9],"data_offsets":[9223372036854775798,9223372036854775807]},)"
+               R"("g":{"dtype":"U8","shape":[1],"data_offsets":[18,19]}})",
+               20);
+  const SafetensorsFile file(std::make_unique<MemoryInput>(bytes), "some.safetensors",
+                             Damage::refuses_tensor);
+  const std::map<std::string, std::string> damaged = {{"a", "those of 'b' too"},
+                                                      {"b", "those of 'a' too"},
+                                                      {"d", "takes 8 bytes"},
+                                                      {"e", "above 2^63 - 1"},
+                                                      {"f", "cut short"}};
+  for (const TensorEntry& entry : file.entries()) {
+    if (const auto found = damaged.find(entry.name); found != damaged.end()) {
+      CHECK_THAT(message_of<ValueError>([&] { file.dtype_of(entry); }), ContainsSubstring(found->second));
+      continue;
+    }
+    Bytes into(entry.bytes, std::byte{1});
+    file.read(entry, into);  // a hole before it, or behind it, spoils nothing
+    CHECK(into == Bytes(entry.bytes));
+  }
 }
