@@ -5,21 +5,17 @@
 #include "nn/init.h"
 
 namespace sherd::nn {
-namespace {
-
-constexpr double norm_eps = 1e-5;
-
-}  // namespace
 
 GptBlock::GptBlock(const GptOptions& o)
-    : ln1(o.width, norm_eps, o.tensor),
-      ln2(o.width, norm_eps, o.tensor),
+    : ln1(o.width, o.norm_eps, o.tensor),
+      ln2(o.width, o.norm_eps, o.tensor),
       qkv(o.width, 3 * o.width, {.tensor = o.tensor, .products = o.products}),
       out(o.width, o.width, {.tensor = o.tensor, .products = o.products}),
       up(o.width, 4 * o.width, {.tensor = o.tensor, .products = o.products}),
       down(4 * o.width, o.width, {.tensor = o.tensor, .products = o.products}),
       heads(o.heads),
-      dropout(o.dropout) {}
+      dropout(o.dropout),
+      gelu(o.gelu) {}
 
 Tensor GptBlock::attend(const Tensor& x, KeyValues* cache) const {
   const AttentionOptions options{.causal = true, .dropout = training() ? dropout : 0};
@@ -39,21 +35,22 @@ Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor&
 
 Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
   const Tensor h = add_branch(x, out, attend(ln1(x), cache));
-  return add_branch(h, down, up(ln2(h), Activation::gelu));
+  if (gelu == GeluForm::erf) return add_branch(h, down, up(ln2(h), Activation::gelu));
+  return add_branch(h, down, sherd::gelu(up(ln2(h)), gelu));
 }
 
 Gpt::Gpt(GptOptions o)
     : options(o),
       tok(o.vocab, o.width, o.tensor),
       pos(o.context, o.width, o.tensor),
-      ln(o.width, norm_eps, o.tensor),
+      ln(o.width, o.norm_eps, o.tensor),
       head(o.width, o.vocab, {Bias::no, o.tensor}) {
   check<ValueError>(o.heads > 0 && o.width % o.heads == 0, "Gpt: width {} does not divide into {} heads",
                     o.width, o.heads);
   check<ValueError>(o.layers > 0 && o.context > 0 && o.vocab > 0, "Gpt: {} layers, context {}, vocabulary {}",
                     o.layers, o.context, o.vocab);
   for (std::int64_t i = 0; i < o.layers; ++i) blocks.emplace_back(o);
-  tie(tok.weight, head.weight);
+  if (o.tie_word_embeddings) tie(tok.weight, head.weight);
   // As GPT-2: normal 0.02, the projections back into the residual stream scaled by 1/sqrt(2 layers).
   const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(o.layers));
   for (NamedParameter& p : named_parameters()) {
@@ -69,7 +66,8 @@ Tensor Gpt::embed(const Tensor& tokens, std::int64_t start) const {
   check<ShapeError>(tokens.rank() == 2, "Gpt: tokens (B, T), got shape {}", tokens.shape());
   check<ShapeError>(start + tokens.size(1) <= options.context, "Gpt: position {} is beyond the context of {}",
                     start + tokens.size(1) - 1, options.context);
-  return add(tok(tokens), narrow(pos.weight, 0, start, tokens.size(1)));
+  const Tensor x = add(tok(tokens), narrow(pos.weight, 0, start, tokens.size(1)));
+  return training() && options.embedding_dropout > 0 ? dropout(x, options.embedding_dropout) : x;
 }
 
 Tensor Gpt::forward(const Tensor& tokens) const {

@@ -10,9 +10,13 @@ namespace sherd::nn {
 /// width.
 struct GptOptions {
   std::int64_t layers = 4, heads = 4, width = 128, context = 128, vocab = 256;
-  double dropout = 0;
+  double dropout = 0;                      ///< of attention, and of what a block adds
   TensorOptions tensor{};                  ///< of all parameters; on `meta` they have names and shapes only
   Products products = Products::as_given;  ///< of the blocks' linear layers, not of the head
+  double embedding_dropout = 0;            ///< of the sum of both embeddings
+  double norm_eps = 1e-5;                  ///< of the layer normalisations
+  GeluForm gelu = GeluForm::erf;           ///< GPT-2's own is `tanh`, which has no kernel with the layer
+  bool tie_word_embeddings = true;         ///< whether the head shares the weight of `tok`
 };
 
 /// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each.
@@ -29,6 +33,7 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
   Linear qkv, out, up, down;
   std::int64_t heads;
   double dropout;
+  GeluForm gelu;
 
   explicit GptBlock(const GptOptions& options);
   /// x (B, T, width) to the same shape. With a cache x holds the newest positions only, and their keys and
@@ -50,7 +55,7 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
 };
 
 /// tokens (B, T) i64 -> logits (B, T, vocab). ShapeError unless tokens have two axes and, with the cached
-/// positions, T is at most `context`. The head shares the weight of `tok`; parameters start as GPT-2's.
+/// positions, T is at most `context`. Parameters start as GPT-2's.
 struct SHERD_API Gpt final : Layer<Gpt> {
   GptOptions options;
   Embedding tok, pos;

@@ -102,22 +102,43 @@ TEST_CASE(
 }
 
 TEST_CASE("gpt: dropout acts in training alone and follows the seed") {
+  for (double GptOptions::* which : {&GptOptions::dropout, &GptOptions::embedding_dropout}) {
+    GptOptions options = tiny;
+    options.*which = 0.3;
+    Gpt model = make(options);
+    const NoGrad guard;
+    const Tensor x = tokens({2, 8});
+    const auto with_seed = [&](std::uint64_t seed) {
+      manual_seed(seed);
+      return model(x);
+    };
+    CHECK(same_bits(with_seed(5), with_seed(5)));
+    CHECK_FALSE(same_bits(with_seed(5), with_seed(6)));
+    model.eval();
+    CHECK(same_bits(with_seed(5), with_seed(6)));
+    Gpt plain = make();
+    plain.load_state_dict(model.state_dict());
+    CHECK(same_bits(plain(x), model(x)));
+  }
+}
+
+TEST_CASE("gpt: a head of its own learns apart from the embedding, and GELU's forms are close") {
   GptOptions options = tiny;
-  options.dropout = 0.3;
+  options.tie_word_embeddings = false;
+  options.gelu = GeluForm::tanh;
   Gpt model = make(options);
-  const NoGrad guard;
+  CHECK_FALSE(model.tok.weight.object() == model.head.weight.object());
+  CHECK(model.parameter_count() == make().parameter_count() + 20 * 16);
   const Tensor x = tokens({2, 8});
-  const auto with_seed = [&](std::uint64_t seed) {
-    manual_seed(seed);
-    return model(x);
-  };
-  CHECK(same_bits(with_seed(5), with_seed(5)));
-  CHECK_FALSE(same_bits(with_seed(5), with_seed(6)));
-  model.eval();
-  CHECK(same_bits(with_seed(5), with_seed(6)));
-  Gpt plain = make();
-  plain.load_state_dict(model.state_dict());
-  CHECK(same_bits(plain(x), model(x)));
+  loss_of(model, x, x).backward();
+  CHECK(model.tok.weight.grad().defined());
+  CHECK(model.head.weight.grad().defined());
+  options.gelu = GeluForm::erf;
+  Gpt other = make(options);
+  other.load_state_dict(model.state_dict());
+  const NoGrad guard;
+  CHECK_FALSE(same_bits(other(x), model(x)));
+  CHECK(distance(other(x), model(x)) < 1e-3);
 }
 
 TEST_CASE("gpt: gradients are those of finite differences") {
