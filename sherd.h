@@ -12,6 +12,7 @@
 #include "collectives/world.h"
 #include "nn/batch_sampler.h"
 #include "nn/ema.h"
+#include "nn/generate.h"
 #include "nn/gpt.h"
 #include "nn/grad_scaler.h"
 #include "nn/init.h"

@@ -1,69 +1,11 @@
 #include "tools/generate.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
-#include "runtime/context.h"
-#include "runtime/ops.h"
+#include "nn/generate.h"
 
 namespace sherd::tools {
 namespace {
-
-/// Gives the rank's generator a seed of its own for a while.
-class SeedScope {
- public:
-  explicit SeedScope(std::uint64_t seed) : before_(Context::current().generator().state()) {
-    manual_seed(seed);
-  }
-  ~SeedScope() { Context::current().generator().set_state(before_); }
-  SeedScope(const SeedScope&) = delete;
-  SeedScope& operator=(const SeedScope&) = delete;
-
- private:
-  RandomKey before_;
-};
-
-/// Draws a byte from logits (1, 256).
-std::int64_t draw(const Tensor& logits, const GenerateOptions& o) {
-  const TopK likely = topk(logits, o.top_k > 0 ? std::min(o.top_k, logits.size(-1)) : logits.size(-1));
-  const Tensor best = narrow(likely.values, -1, 0, 1);
-  check<StateError>(std::isfinite(best.item()),
-                    "sample: the model's largest logit is {}; its weights are of no use", best.item());
-  // What is smaller counts as zero in f32, and draws the likeliest byte anyway.
-  if (o.temperature < std::numeric_limits<float>::min()) return argmax(logits, -1).item<std::int64_t>();
-  // Less than zero may divide to minus infinity, and is then never drawn.
-  const Tensor chances = softmax(div(sub(likely.values, best), o.temperature));
-  return gather(likely.indices, unsqueeze(multinomial(chances), -1)).item<std::int64_t>();
-}
-
-/// Reads text and gives the logits of what follows it.
-class Reader {
- public:
-  explicit Reader(const nn::Gpt& model)
-      : model_(model), device_(model.parameters().front().local().device()) {}
-
-  Tensor read(std::string_view newest, const std::string& all) {
-    const auto context = static_cast<std::size_t>(model_.options.context);
-    if (cached_ + newest.size() > context) {
-      cache_.clear();
-      cached_ = 0;
-      newest = all;
-      newest.remove_prefix(all.size() - std::min(all.size(), std::max<std::size_t>(context / 2, 1)));
-    }
-    cached_ += newest.size();
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(newest.data());
-    const std::vector<std::int64_t> tokens(bytes, bytes + newest.size());
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    return select(model_.forward(to(Tensor::from(tokens, {1, count}), device_), cache_), 1, count - 1);
-  }
-
- private:
-  const nn::Gpt& model_;
-  Device device_;
-  nn::KeyValueCache cache_;
-  std::size_t cached_ = 0;
-};
 
 /// Bytes of the UTF-8 character that `text` begins with; 0 where it begins with none.
 std::size_t character_length(std::string_view text) {
@@ -99,18 +41,11 @@ void validate(const GenerateOptions& o) {
 void generate(const nn::Gpt& model, std::string_view prompt, const GenerateOptions& o,
               const std::function<void(char)>& on_byte) {
   validate(o);
-  const NoGrad guard;
-  const SeedScope seeded(o.seed);
-  Reader reader(model);
-  std::string all(prompt);
-  if (all.empty()) all.push_back('\0');
-  std::size_t read = 0;
-  for (std::int64_t i = 0; i < o.tokens; ++i) {
-    const Tensor logits = reader.read(std::string_view(all).substr(read), all);
-    read = all.size();
-    all.push_back(static_cast<char>(draw(logits, o)));
-    on_byte(all.back());
-  }
+  if (prompt.empty()) prompt = std::string_view("\0", 1);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(prompt.data());
+  nn::generate(model, std::vector<std::int64_t>(bytes, bytes + prompt.size()),
+               {.max_new_tokens = o.tokens, .temperature = o.temperature, .top_k = o.top_k, .seed = o.seed},
+               [&](std::int64_t token) { on_byte(static_cast<char>(token)); });
 }
 
 std::string generate(const nn::Gpt& model, std::string_view prompt, const GenerateOptions& options) {

@@ -103,7 +103,7 @@ TEST_CASE("a model that gives no numbers is refused in one line") {
     for (const double temperature : {0.0, 1e-300, 1e-30, 1.0, 1e6}) {
       const std::string message = test::message_of<StateError>(
           [&] { tools::generate(model, "x", {.tokens = 3, .temperature = temperature}); });
-      CHECK(message.starts_with("sample: the model's largest logit is "));
+      CHECK(message.starts_with("generate: the model's largest logit is "));
       CHECK(message.find('\n') == std::string::npos);
     }
   }
