@@ -22,6 +22,7 @@
 #include "nn/multihead_attention.h"
 #include "nn/optimizer.h"
 #include "nn/parameter.h"
+#include "nn/pretrained.h"
 #include "nn/recurrent.h"
 #include "nn/schedules.h"
 #include "nn/state_file.h"
