@@ -293,6 +293,7 @@ LlamaOptions llama_options(const FileSystem::Path& folder, FileSystem& files) {
   c.only("hidden_act", "silu");
   c.only("attention_dropout", 0.0);
   c.only("partial_rotary_factor", 1.0);
+  c.only("rope_interleaved", false);
   o.attention_bias = c.flag("attention_bias", false);
   o.mlp_bias = c.flag("mlp_bias", false);
   o.tie_word_embeddings = c.flag("tie_word_embeddings", false);
