@@ -1,6 +1,6 @@
 // Elementary functions as plain code without branches. A loop over them vectorises, nvcc compiles them for
 // the device, and an element's result is the same in a vector body, in a scalar tail and on every processor
-// with fused multiply-add. Exceptions: sin, cos and pow call the C library.
+// with fused multiply-add. Exceptions: sin, cos and pow of double call the C library.
 #pragma once
 
 #include <bit>
@@ -238,17 +238,63 @@ template <class T>
 constexpr T rsqrt(T x) {
   return T(1) / std::sqrt(x);
 }
-template <class T>
-constexpr T sin(T x) {
-  return std::sin(x);
+namespace detail {
+
+/// The sine of an angle, or its cosine: that of `quarters` more quarters of a turn. For a >= 0.
+constexpr float sine(float a, std::int64_t quarters) {
+  // a is m 2^(24 j) with m below 2^48, and 2/pi 2^(24 j) counts modulo 4 alone. It stands in two parts, so
+  // that what is left of a after whole quarters is right to 2^-55 of one, and floats come no nearer than
+  // 2^-30.
+  const bool one = a >= 0x1p48f, two = a >= 0x1p72f, three = a >= 0x1p96f, four = a >= 0x1p120f;
+  const auto choose = [&](double v0, double v1, double v2, double v3, double v4) {
+    return where(four, v4, where(three, v3, where(two, v2, where(one, v1, v0))));
+  };
+  const double m = static_cast<double>(a) * choose(1, 0x1p-24, 0x1p-48, 0x1p-72, 0x1p-96);
+  const double high = choose(0x1.45f306dc9c883p-1, -0x1.236377d5ac07bp-1, 0x1.529fc2757d1f5p-4,
+                             0x1.3abe8fa9a6eep-3, 0x1.f534ddc0db629p+0);
+  const double low = choose(-0x1.6b01ec5417056p-55, -0x1.505c1596447e5p-57, 0x1.a6ee06db14acdp-59,
+                            0x1.b6c52b3278872p-57, 0x1.664f10e4107f9p-54);
+  const double turned = m * high;
+  const double shifted = turned + Format<double>::round;  // rounds, and leaves the integer in the low bits
+  const double rest =
+      (turned - (shifted - Format<double>::round)) + std::fma(m, low, std::fma(m, high, -turned));
+  const std::int64_t quadrant = std::bit_cast<std::int64_t>(shifted) + quarters;
+  // Taylor's polynomials, within 2^-34 up to 0.6 quarters.
+  const double r = rest * 1.5707963267948966, z = r * r;
+  const double s =
+      std::fma(r * z, horner(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800), r);
+  const double c =
+      horner(z, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600);
+  const double y = where((quadrant & 1) != 0, c, s);
+  return static_cast<float>(where((quadrant & 2) != 0, -y, y));
 }
-template <class T>
-constexpr T cos(T x) {
-  return std::cos(x);
+
+}  // namespace detail
+
+/// Sine and cosine; radians, of any size. In float within 1 ulp, in double the C library's.
+constexpr float sin(float x) {
+  const float y = detail::sine(std::fabs(x), 0);
+  return where(std::signbit(x), -y, y);
 }
-template <class T>
-constexpr T pow(T x, T y) {
-  return std::pow(x, y);
+constexpr float cos(float x) { return detail::sine(std::fabs(x), 1); }
+constexpr double sin(double x) { return std::sin(x); }
+constexpr double cos(double x) { return std::cos(x); }
+
+/// x to the power y, with IEEE 754's values at the edges. In float within 1 ulp: through double.
+constexpr double pow(double x, double y) { return std::pow(x, y); }
+constexpr float pow(float x, float y) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const float a = std::fabs(x), b = std::fabs(y);
+  const float size = static_cast<float>(exp(static_cast<double>(y) * log(static_cast<double>(a))));
+  const float sized = where(a == 1.f, 1.f, size);  // of an infinite y too
+  // From 2^24 on all floats are even.
+  const auto whole = static_cast<std::int32_t>(where(b < 0x1p24f, b, 0.f));
+  const bool integer = b >= 0x1p24f || static_cast<float>(whole) == b;
+  const bool negative = std::signbit(x) && (whole & 1) != 0 && integer;
+  const float with_sign = where(negative, -sized, sized);
+  const bool none = x < 0.f && a < infinity && !integer;
+  const float defined = where(none, std::numeric_limits<float>::quiet_NaN(), with_sign);
+  return where(y == 0.f || x == 1.f, 1.f, defined);
 }
 
 struct SinCos {
