@@ -34,7 +34,10 @@ Tensor sub(Number a, const Tensor& b) { return apply(ScalarWith<ops::Sub>{a}, b)
 Tensor mul(const Tensor& a, Number b) { return apply(WithScalar<ops::Mul>{b}, a); }
 Tensor div(const Tensor& a, Number b) { return apply(WithScalar<ops::Div>{b}, a); }
 Tensor div(Number a, const Tensor& b) { return apply(ScalarWith<ops::Div>{a}, b); }
-Tensor pow(const Tensor& a, Number b) { return apply(WithScalar<ops::Pow>{b}, a); }
+Tensor pow(const Tensor& a, Number b) {
+  if (b.as<double>() == 2 && a.defined() && is_floating(a.dtype())) return apply(ops::Square{}, a);
+  return apply(WithScalar<ops::Pow>{b}, a);
+}
 Tensor maximum(const Tensor& a, Number b) { return apply(WithScalar<ops::Maximum>{b}, a); }
 Tensor minimum(const Tensor& a, Number b) { return apply(WithScalar<ops::Minimum>{b}, a); }
 

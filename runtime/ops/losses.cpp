@@ -28,8 +28,8 @@ Tensor loss_of(std::string_view call, const Tensor& input, const Tensor& target,
 
 /// d^2 / 2 within `bound`, bound (|d| - bound / 2) outside, both without a jump in the gradient.
 Tensor rounded_off(const Tensor& d, double bound) {
-  const Tensor size = abs(d);
-  return where(less(size, bound), mul(square(d), 0.5), mul(sub(size, bound / 2), bound));
+  const Tensor near = clamp(d, -bound, bound);  // d itself within
+  return mul(near, sub(d, mul(near, 0.5)));
 }
 
 /// Scores and targets of a classification as rows: (n, classes) and (n).
