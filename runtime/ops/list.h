@@ -6,6 +6,7 @@
 #include "runtime/ops/attention.h"
 #include "runtime/ops/batch_norm.h"
 #include "runtime/ops/cat.h"
+#include "runtime/ops/conv2d.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/dropout.h"
@@ -39,7 +40,7 @@ using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
                          EmbeddingGrad, Gather, Scatter, TopK>;
 using ReductionOps = OpList<Sum, Extreme, ArgMax, Recurrence, Multinomial>;
-using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad>;
+using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
                         CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
