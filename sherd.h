@@ -11,6 +11,7 @@
 #include "collectives/observe.h"
 #include "collectives/world.h"
 #include "nn/batch_sampler.h"
+#include "nn/data_loader.h"
 #include "nn/ema.h"
 #include "nn/generate.h"
 #include "nn/gpt.h"

@@ -31,6 +31,7 @@ class SHERD_API BatchSampler {
   /// The step that `next` gives: all there is to save, and to set again.
   std::int64_t step() const { return step_; }
   void set_step(std::int64_t step);
+  const BatchSamplerOptions& options() const { return options_; }
 
  private:
   std::int64_t items_, step_ = 0;
@@ -63,6 +64,7 @@ class SHERD_API EpochSampler {
   std::vector<std::int64_t> next() { return at(step_++); }
   std::int64_t step() const { return step_; }
   void set_step(std::int64_t step);
+  const EpochSamplerOptions& options() const { return options_; }
 
  private:
   std::int64_t items_, step_ = 0;
