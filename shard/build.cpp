@@ -116,10 +116,12 @@ void check_inner_first(nn::Module& module, std::span<const FoundParameter> param
     const Unit::Place place = keeper->place(object);
     const std::vector<Slot>& known = place.members->slots[place.index];
     for (std::size_t i = 0; i < p.slots.size(); ++i)
-      check<StateError>(within_one(p.names[i]) || std::ranges::find(known, p.slots[i]) == known.end(),
-                        "fully_shard: '{}' of {} was sharded with a module that holds this one; call it for "
-                        "inner modules first",
-                        p.name, module.type_name());
+      check<StateError>(
+          within_one(p.names[i]) || std::ranges::find(known, p.slots[i]) == known.end(),
+          "fully_shard: '{}' of {} was sharded as '{}' of {}, which holds this module; shard inner "
+          "modules first, {} before {}",
+          p.name, module.type_name(), place.members->group->spec().names[place.index], keeper->policy().type,
+          module.type_name(), keeper->policy().type);
   }
 }
 
@@ -381,7 +383,8 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
                     .after_forward = after,
                     .writeback_check = options.writeback_check,
                     .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
-                    .ignored = std::move(ignored)};
+                    .ignored = std::move(ignored),
+                    .type = std::string(module.type_name())};
   module.extend(Unit::make(std::move(policy), std::move(members)));
   number(all);
 }

@@ -42,6 +42,7 @@ struct UnitPolicy {
   WritebackCheck writeback_check = WritebackCheck::on;
   SchedulePolicy schedule;
   Ignored ignored;
+  std::string type;  ///< name of its module's class
 };
 
 /// A parameter's place among all of the outermost sharded module, in the order of its members.

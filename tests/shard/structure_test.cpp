@@ -224,11 +224,37 @@ TEST_CASE("a module is not sharded after one that holds it") {
   on_all_ways([](World& world, const Shard& shard) {
     Growing m = seeded_growing();
     shard(m);
-    const std::string message = message_of<StateError>([&] { shard::fully_shard(m.first); });
-    expect(message.find("'weight' of Linear was sharded") != std::string::npos &&
-               message.find("inner modules first") != std::string::npos,
-           "'{}'", message);
+    const auto check_refused = [](const auto& shard_inner, const std::string& words) {
+      const std::string message = message_of<StateError>(shard_inner);
+      expect(message.find(words) != std::string::npos && message.find('\n') == std::string::npos, "'{}'",
+             message);
+    };
+    const std::string way_out = "which holds this module; shard inner modules first, ";
+    check_refused(
+        [&] { shard::fully_shard(m.first); },
+        "'weight' of Linear was sharded as 'first.weight' of Growing, " + way_out + "Linear before Growing");
+    check_refused([&] { shard::FullyShardedDataParallel handle(m.first, {.mesh = world.mesh()}); },
+                  "as 'first.weight' of Growing, ");
+    check_refused(
+        [&] {
+          const auto rule = shard::wrap_classes({"Linear"});
+          shard::FullyShardedDataParallel handle(m.rest, {.mesh = world.mesh(), .auto_wrap = rule});
+        },
+        "as 'rest.0.weight' of Growing, ");
+    check_refused([&] { shard::fully_shard(m.list[0]); }, shard::is_sharded(m.list)
+                                                              ? "as '0.weight' of ModuleList"
+                                                              : "as 'list.0.weight' of Growing, ");
     loss_of(m, world.rank()).backward();
+
+    // A tied parameter counts as the outer module's under each of its names.
+    Growing shared = seeded_growing();
+    nn::Linear& last = shared.rest.append(nn::Linear(4, 4));
+    nn::tie(shared.first.weight, last.weight);
+    shard(shared);
+    for (nn::Linear* holder : {&shared.first, &last})
+      check_refused([&] { shard::fully_shard(*holder); },
+                    "'weight' of Linear was sharded as 'first.weight' of ");
+    loss_of(shared, world.rank()).backward();
 
     Growing tied = seeded_growing();
     nn::tie(tied.first.weight, tied.second.weight);
