@@ -238,6 +238,11 @@ void run_ranks(int ranks, const Body& body) {
   ThreadRun(ranks > 0 ? ranks : std::max(1, static_cast<int>(std::thread::hardware_concurrency())))(body);
 }
 
+int launched_ranks() {
+  const std::optional<Launch> launch = this_launch();
+  return launch ? launch->size : 1;
+}
+
 World& init() {
   if (World* world = Worlds::here().current) return *world;
   InitialWorld& initial = Context::current().slot<InitialWorld>();

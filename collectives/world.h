@@ -60,6 +60,10 @@ inline constexpr int max_thread_ranks = 512;
 /// others' failures; else the lowest rank's.
 SHERD_API void run_ranks(int ranks, const std::function<void(World&)>& body);
 
+/// Processes of the job that a launcher started this one in, 1 where none did. ValueError for variables of a
+/// launcher that are no ranks.
+SHERD_API int launched_ranks();
+
 /// The world of a program that a launcher started as one of several ranks, without a `run_ranks` around it:
 /// made on the first call; the rank leaves when the calling thread ends. Without a launcher a world of one
 /// rank.

@@ -270,7 +270,7 @@ std::optional<BenchReport> run_bench(const BenchOptions& asked, FileSystem& file
   check_ranges(options.sizes);
   if (options.sizes.threads > 0) Context::current().set_threads(options.sizes.threads);
   std::optional<BenchReport> result;
-  run_ranks(static_cast<int>(options.sizes.ranks), [&](World& world) {
+  run_ranks(ranks_to_run(options.sizes), [&](World& world) {
     BenchOptions mine = options;
     mine.sizes.ranks = world.size();
     check_options(mine);

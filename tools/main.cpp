@@ -271,6 +271,7 @@ int run(int argc, char** argv) {
   if (sample_command.parsed()) run_sample(sample_options);
   if (inspect_command.parsed()) run_inspect(inspect_options);
   if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
+  if (bench_command.count("--ranks") > 0) bench_options.sizes.given.emplace("ranks");
   if (bench_command.parsed()) run_bench(bench_options);
   return 0;
 }

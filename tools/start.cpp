@@ -91,7 +91,7 @@ const Text& SharedText::get(const TrainOptions& options, FileSystem& files) {
 }
 
 int ranks_to_start(const TrainOptions& asked, FileSystem& files) {
-  if (!asked.resume || asked.given.contains("ranks")) return static_cast<int>(asked.ranks);
+  if (!asked.resume || asked.given.contains("ranks") || launched_ranks() > 1) return ranks_to_run(asked);
   const Path out = resumed_folder(asked, files);
   const std::optional<std::int64_t> newest = newest_checkpoint(out, files);
   if (!newest) return 1;  // the complaint comes when the run starts

@@ -28,7 +28,7 @@ struct Start {
   std::unique_ptr<FileLock> lock{};  ///< of the folder, on rank 0
 };
 
-/// How many ranks to start: as asked, or as many as the run that goes on had. 0: see `run_ranks`.
+/// How many ranks to start: as launched or asked, or as many as the run that goes on had. 0: see `run_ranks`.
 int ranks_to_start(const TrainOptions& asked, FileSystem& files);
 
 /// Rank 0 settles what is asked for, makes the folder of a new run and locks it, every check of options and

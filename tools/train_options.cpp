@@ -89,6 +89,17 @@ TrainOptions settings_from(const json& settings) {
   return options;
 }
 
+int ranks_to_run(const TrainOptions& o) {
+  const int launched = launched_ranks();
+  if (launched == 1) return static_cast<int>(o.ranks);
+  check<ValueError>(
+      !o.given.contains("ranks") || o.ranks == 0 || o.ranks == launched,
+      "--ranks {}: the launcher started {} processes, which are the ranks; leave --ranks out, or "
+      "start {}",
+      o.ranks, launched, o.ranks);
+  return 0;
+}
+
 nn::GptOptions model_options(const TrainOptions& o) {
   return {.layers = o.layers,
           .heads = o.heads,

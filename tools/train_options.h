@@ -33,7 +33,7 @@ struct TrainOptions {
   std::uint64_t seed = 1337;
 
   // How the work lies on ranks. What is computed follows the ranks and the dtypes alone.
-  std::int64_t ranks = 1;  ///< 0: as many as a launcher started; without one, one a core
+  std::int64_t ranks = 1;  ///< of one process; 0: one a core. A launcher's number is what it started
   std::string strategy = "full_shard", layout = "per-parameter";
   std::string param_dtype = "f32", reduce_dtype = "f32";
   std::string reshard = "true";  ///< true, false or a number of ranks
@@ -66,8 +66,8 @@ struct Setting {
 void visit_rank_settings(auto& o, auto&& on) {
   using enum OnResume;
   on(Setting{"ranks",
-             "ranks that share the work: threads, or processes under sherd launch; they divide the batch; 0 "
-             "takes as many as were launched, or one a core",
+             "ranks that share the work, threads of this process; they divide the batch; 0 takes one a core; "
+             "under sherd launch, torchrun or Slurm leave it out: ranks are the processes",
              "2",
              0,
              4096,
@@ -164,6 +164,10 @@ nlohmann::json to_json(const TrainOptions& options);
 /// Options with the settings that `to_json` wrote; throws nlohmann's exceptions for missing and mistyped
 /// entries.
 TrainOptions settings_from(const nlohmann::json& json);
+
+/// Ranks to ask `run_ranks` for: as many as a launcher started, else `options.ranks`. ValueError where
+/// --ranks was given and says another number than the launcher.
+int ranks_to_run(const TrainOptions& options);
 
 nn::GptOptions model_options(const TrainOptions& options);
 

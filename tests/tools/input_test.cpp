@@ -217,3 +217,34 @@ TEST_CASE("sampling finds the best checkpoint of a run, and says where there is 
   CHECK_THAT(run.sample_complaint(run.folder / "nowhere"), ContainsSubstring("no such folder"));
   CHECK_THAT(run.sample_complaint(run.folder.path()), ContainsSubstring("holds no checkpoint"));
 }
+
+TEST_CASE("ranks come from whatever launched the process, and --ranks may only repeat their number") {
+  using Environment = std::vector<std::pair<const char*, const char*>>;
+  const Environment launchers[] = {
+      {{"OMPI_COMM_WORLD_RANK", "1"},
+       {"OMPI_COMM_WORLD_SIZE", "4"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}},
+      {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}},
+      {{"SLURM_PROCID", "1"},
+       {"SLURM_STEP_NUM_TASKS", "4"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_STEP_TASKS_PER_NODE", "4"}}};
+  const auto asking = [](std::optional<std::int64_t> ranks) {
+    TrainOptions options;
+    if (ranks) options.ranks = *ranks, options.given.insert("ranks");
+    return options;
+  };
+  CHECK(tools::ranks_to_run(asking({})) == 1);
+  CHECK(tools::ranks_to_run(asking(3)) == 3);
+  for (const Environment& launcher : launchers) {
+    INFO(launcher[0].first);
+    for (const auto& [name, value] : launcher) REQUIRE(::setenv(name, value, 1) == 0);
+    for (const auto& ranks : {std::optional<std::int64_t>(), std::optional<std::int64_t>(0), {4}})
+      CHECK(tools::ranks_to_run(asking(ranks)) == 0);
+    for (const std::int64_t ranks : {1, 3, 8})
+      CHECK_THAT(message_of<ValueError>([&] { tools::ranks_to_run(asking(ranks)); }),
+                 ContainsSubstring(fmt::format("--ranks {}: the launcher started 4 processes", ranks)));
+    for (const auto& [name, value] : launcher) ::unsetenv(name);
+  }
+}

@@ -54,7 +54,7 @@ class Place {
 const Arguments endless = {"train",   "--data",    "text", "--layers",  "1",       "--heads",
                            "1",       "--width",   "10",   "--context", "8",       "--batch",
                            "12",      "--threads", "1",    "--steps",   "4000000", "--eval-every",
-                           "4000000", "--ranks",   "0",    "--out",     "run"};
+                           "4000000", "--out",     "run"};
 
 Arguments launch(int ranks, const Arguments& command) {
   return with({"launch", "--events", "events", "-n", std::to_string(ranks)}, command);

@@ -10,24 +10,11 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
+/// Of 0 ranks: as many as a launcher starts.
 Arguments train(int ranks, const Arguments& more) {
-  const Arguments sizes = {"train",
-                           "--data",
-                           "text",
-                           "--layers",
-                           "1",
-                           "--heads",
-                           "1",
-                           "--width",
-                           "10",
-                           "--context",
-                           "8",
-                           "--dropout",
-                           "0.1",
-                           "--threads",
-                           "1",
-                           "--ranks",
-                           std::to_string(ranks)};
+  Arguments sizes = {"train", "--data",    "text", "--layers",  "1",   "--heads",   "1", "--width",
+                     "10",    "--context", "8",    "--dropout", "0.1", "--threads", "1"};
+  if (ranks > 0) sizes = with(sizes, {"--ranks", std::to_string(ranks)});
   return with(sizes, more);
 }
 Arguments launched(int processes, const Arguments& command) {
@@ -104,6 +91,26 @@ TEST_CASE("a launched bench reports once") {
   CHECK(first != std::string::npos);
   CHECK(command.out().find("tokens/s", first + 1) == std::string::npos);
   CHECK(posix_file_system().exists(folder / "report.json"));
+}
+
+TEST_CASE("ranks are the processes that were launched, and --ranks may not say another number") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  for (const Arguments& command : {train(3, {"--batch", "6"}),
+                                   Arguments{"bench", "--ranks", "3"},
+                                   {"train", "--resume", "--ranks", "3"}}) {
+    Command refused(folder, launched(2, command));
+    CHECK(refused.wait() == 1);
+    INFO(refused.err());
+    CHECK_THAT(refused.err(), ContainsSubstring("sherd: --ranks 3: the launcher started 2 processes"));
+  }
+  // What goes on does so on the ranks that there are now.
+  REQUIRE(run(folder, launched(3, train(0, {"--steps", "2", "--batch", "6", "--out", "run"}))) == 0);
+  CHECK(tools::read_config(folder / "run/step-2", posix_file_system()).options.ranks == 3);
+  REQUIRE(run(folder, launched(2, {"train", "--resume", "--steps", "3", "--out", "run"})) == 0);
+  CHECK(tools::read_config(folder / "run/step-3", posix_file_system()).options.ranks == 2);
+  REQUIRE(run(folder, {"train", "--resume", "--steps", "4", "--out", "run"}) == 0);
+  CHECK(tools::read_config(folder / "run/step-4", posix_file_system()).options.ranks == 2);
 }
 
 TEST_CASE("one process speaks for all") {
