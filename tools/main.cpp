@@ -17,6 +17,7 @@
 #include "tools/launch.h"
 #include "tools/number.h"
 #include "tools/progress.h"
+#include "tools/report.h"
 #include "tools/sample.h"
 #include "tools/train.h"
 
@@ -125,6 +126,15 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
   add_setting(app, "seed", g.seed, "seed of the draws, a whole number from 0", "42");
 }
 
+void add_report_flags(CLI::App& app, ReportOptions& options) {
+  app.add_option("RUN", options.runs,
+                 "folders of runs, whose curves lie over each other [e.g. runs/1 runs/2]")
+      ->required();
+  app.add_option(
+      "--out", options.out,
+      help("out", "file for the page, which is replaced", "report.html in the first folder", "report.html"));
+}
+
 void add_launch_flags(CLI::App& app, LaunchOptions& options) {
   add_value(app, "-n", options.ranks, "processes, one a rank [it must be given; e.g. -n 4]")->required();
   app.add_option("--hosts", options.hosts,
@@ -200,6 +210,12 @@ void run_inspect(const InspectOptions& options) {
   flush_output();
 }
 
+void run_report(const ReportOptions& options) {
+  const std::string text = report(options, posix_file_system());
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_output();
+}
+
 void run_bench(const BenchOptions& options) {
   const std::string text = bench(options, posix_file_system());
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -238,6 +254,9 @@ int run(int argc, char** argv) {
   BenchOptions bench_options;
   CLI::App& bench_command = *app.add_subcommand(
       "bench", "Time training steps of a GPT: tokens/s, MFU and memory, also against an earlier report.");
+  ReportOptions report_options;
+  CLI::App& report_command = *app.add_subcommand(
+      "report", "Draw a run, or several, as a page: loss, rate, speed, memory, and who owns what.");
   LaunchOptions launch_options;
   CLI::App& launch_command = *app.add_subcommand(
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
@@ -246,6 +265,7 @@ int run(int argc, char** argv) {
   add_sample_flags(sample_command, sample_options);
   add_inspect_flags(inspect_command, inspect_options);
   add_bench_flags(bench_command, bench_options);
+  add_report_flags(report_command, report_options);
   const int dashes = launch_dashes(argc, argv);
   try {
     app.parse(dashes, argv);
@@ -258,7 +278,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
     fail<ValueError>(
-        "{} (sherd --help, and --help after train, sample, inspect, bench or launch, list the flags)",
+        "{} (sherd --help, and --help after train, sample, inspect, bench, report or launch, list the flags)",
         text.substr(0, text.find('\n')));
   }
   if (launch_command.parsed()) {
@@ -271,6 +291,7 @@ int run(int argc, char** argv) {
   if (sample_command.parsed()) run_sample(sample_options);
   if (inspect_command.parsed()) run_inspect(inspect_options);
   if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
+  if (report_command.parsed()) run_report(report_options);
   if (bench_command.count("--ranks") > 0) bench_options.sizes.given.emplace("ranks");
   if (bench_command.parsed()) run_bench(bench_options);
   return 0;

@@ -13,6 +13,8 @@ std::string number(double value) {
   return text == "-0" ? "0" : text;
 }
 
+}  // namespace
+
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -29,8 +31,6 @@ std::string escaped(std::string_view text) {
   }
   return result;
 }
-
-}  // namespace
 
 void Svg::rect(const Box& box, std::string_view fill, std::string_view tip, double radius) {
   body_ += fmt::format(R"(<rect x="{}" y="{}" width="{}" height="{}" fill="{}")", number(box.x),
@@ -51,10 +51,13 @@ void Svg::text(double x, double y, std::string_view text, const TextStyle& style
   body_ += fmt::format(">{}</text>\n", escaped(text));
 }
 
-void Svg::line(const std::vector<std::pair<double, double>>& points, std::string_view colour, double width) {
+void Svg::line(const std::vector<std::pair<double, double>>& points, std::string_view colour, double width,
+               std::string_view dashes) {
   body_ += R"(<polyline points=")";
   for (const auto& [x, y] : points) body_ += fmt::format("{},{} ", number(x), number(y));
-  body_ += fmt::format(R"(" fill="none" stroke="{}" stroke-width="{}"/>)", colour, number(width)) + "\n";
+  body_ += fmt::format(R"(" fill="none" stroke="{}" stroke-width="{}")", colour, number(width));
+  if (!dashes.empty()) body_ += fmt::format(R"( stroke-dasharray="{}")", dashes);
+  body_ += "/>\n";
 }
 
 void Svg::define_hatch(std::string_view name, std::string_view colour) {
@@ -65,14 +68,14 @@ void Svg::define_hatch(std::string_view name, std::string_view colour) {
   definitions_ += "\n";
 }
 
-std::string Svg::document(double width, double height) const {
+std::string Svg::document(double width, double height, std::string_view ground) const {
   return fmt::format(
       R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" )"
       R"(font-family="'DejaVu Sans Mono', Menlo, Consolas, monospace">)"
       "\n<style>.halo {{ paint-order: stroke; stroke: #ffffff; stroke-width: 2.5px; stroke-opacity: 0.75; "
       "}}</style>\n"
-      "<defs>\n{2}</defs>\n<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n{3}</svg>\n",
-      number(width), number(height), definitions_, body_);
+      "<defs>\n{2}</defs>\n<rect width=\"{0}\" height=\"{1}\" fill=\"{4}\"/>\n{3}</svg>\n",
+      number(width), number(height), definitions_, body_, ground);
 }
 
 }  // namespace sherd::tools

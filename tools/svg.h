@@ -12,6 +12,9 @@ struct Box {
   double x = 0, y = 0, width = 0, height = 0;
 };
 
+/// `text` as HTML and SVG take it, between tags and in attributes.
+std::string escaped(std::string_view text);
+
 enum class Anchor { start, middle, end };
 
 struct TextStyle {
@@ -33,12 +36,17 @@ class Svg {
   void rect(const Box& box, std::string_view fill, std::string_view tip = {}, double radius = 0);
   /// `x`, `y`: the middle of the line of text, or its start or end.
   void text(double x, double y, std::string_view text, const TextStyle& style = {});
-  void line(const std::vector<std::pair<double, double>>& points, std::string_view colour, double width = 1);
+  /// `dashes`: lengths of lines and gaps ("4 3"); none: one line.
+  void line(const std::vector<std::pair<double, double>>& points, std::string_view colour, double width = 1,
+            std::string_view dashes = {});
+  void dot(double x, double y, double radius, std::string_view colour, std::string_view tip = {}) {
+    rect({x - radius, y - radius, 2 * radius, 2 * radius}, colour, tip, radius);
+  }
   /// A fill of slanted lines over `colour`, to be used as "url(#name)".
   void define_hatch(std::string_view name, std::string_view colour);
 
-  /// The whole document.
-  std::string document(double width, double height) const;
+  /// The whole document, on `ground`.
+  std::string document(double width, double height, std::string_view ground = "#ffffff") const;
 
  private:
   std::string definitions_, body_;

@@ -70,6 +70,8 @@ struct Step {
   std::vector<Part> losses;
   LateValue norm;
   std::optional<LateValue> skipped;  ///< not 0 where a scaled gradient overflowed
+  double seconds;                    ///< that the host was at it, so far
+  std::int64_t memory;               ///< bytes that this rank's tensors held at most
 };
 
 /// Who hears of the run here, and who may end it.
@@ -112,7 +114,8 @@ class Run {
     sampler_.set_step(config_.step);
     restore_scale();
     if (!leads()) return;
-    cut_metrics(out_ / "metrics.jsonl", config_.step, files_);
+    cut_metrics(out_ / metrics_name, config_.step, files_);
+    cut_metrics(out_ / speed_name, config_.step, files_, "tokens_per_s");
     remove_old(out_, config_, files_);  // which the end may have come before
   }
 
@@ -156,7 +159,8 @@ class Run {
     ears_.reporter.started({out_, config_.step, options().steps, model_.parameter_count(), text_.files,
                             static_cast<std::int64_t>(text_.train.size()),
                             static_cast<std::int64_t>(text_.validation.size()), bigram_});
-    metrics_.emplace(out_ / "metrics.jsonl", files_);
+    metrics_.emplace(out_ / metrics_name, files_);
+    speed_.emplace(out_ / speed_name, files_);
   }
 
   /// False when somebody wanted to stop. A step's numbers are read when the next one is under way, so that a
@@ -194,16 +198,19 @@ class Run {
   struct Numbers {
     double loss, norm;
     bool skipped;
+    double seconds;  ///< of the whole step
   };
   Numbers read(const Step& step) {
     const Stopwatch watch;
     double own = 0;
     for (const Step::Part& part : step.losses) own += part.loss.read() * part.share;
-    const Numbers numbers{mean(group_, own), step.norm.read(), step.skipped && step.skipped->read() != 0};
+    Numbers numbers{mean(group_, own), step.norm.read(), step.skipped && step.skipped->read() != 0, 0};
     check_finite("loss", numbers.loss, step.number);
     if (!numbers.skipped) check_finite("norm of the gradient", numbers.norm, step.number);
     config_.loss = numbers.loss;
-    trained_seconds_ += watch.seconds();
+    const double seconds = watch.seconds();
+    trained_seconds_ += seconds;
+    numbers.seconds = step.seconds + seconds;
     return numbers;
   }
 
@@ -218,6 +225,9 @@ class Run {
     }
     if (val_loss) line["val_loss"] = *val_loss;
     metrics_->add(line);
+    speed_->add({{"step", step.number},
+                 {"tokens_per_s", tokens_a_step() / numbers.seconds},
+                 {"memory", step.memory}});
     const auto left = static_cast<double>(options().steps - step.number);
     ears_.reporter.stepped(
         {step.number, options().steps, numbers.loss, tokens_per_s(), seconds_a_step * left});
@@ -227,6 +237,8 @@ class Run {
   Step take_step() {
     const TimelineSlice slice("step", "step");
     const Stopwatch watch;
+    MemoryLedger& memory = Context::current().memory();
+    memory.reset_peak(device().type);
     const double lr = schedule_(config_.step);
     std::vector<Step::Part> losses = forward_backward();
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
@@ -245,8 +257,10 @@ class Run {
     optimizer_.zero_grad();
     ++config_.step;
     trained_tokens_ += options().batch * options().context;
-    trained_seconds_ += watch.seconds();
-    return {config_.step, lr, std::move(losses), std::move(norm), std::move(skipped)};
+    const double seconds = watch.seconds();
+    trained_seconds_ += seconds;
+    return {config_.step,       lr,      std::move(losses),         std::move(norm),
+            std::move(skipped), seconds, memory.peak(device().type)};
   }
 
   /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives their
@@ -332,6 +346,7 @@ class Run {
     return generate(*whole, "\n", {.tokens = options().sample, .seed = options().seed});
   }
 
+  double tokens_a_step() const { return static_cast<double>(options().batch * options().context); }
   double tokens_per_s() const {
     return trained_seconds_ > 0 ? static_cast<double>(trained_tokens_) / trained_seconds_ : 0;
   }
@@ -350,7 +365,7 @@ class Run {
   nn::CosineSchedule schedule_;
   nn::GradScaler scaler_;
   double bigram_ = 0;
-  std::optional<Metrics> metrics_;
+  std::optional<Metrics> metrics_, speed_;
   std::int64_t trained_tokens_ = 0;
   double trained_seconds_ = 0;
 };
