@@ -65,11 +65,16 @@ Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
 
 namespace {
 
-/// Which element of an axis of n stands at place i of the padded one.
-std::int64_t source_of(std::int64_t i, std::int64_t n, Padding padding) {
-  if (padding == Padding::replicate) return std::clamp<std::int64_t>(i, 0, n - 1);
-  if (padding == Padding::circular) return (i % n + n) % n;
-  return i < 0 ? -i : i >= n ? 2 * (n - 1) - i : i;
+/// Which elements of axis `axis` of x stand at places [begin, end) of the padded one. No list on the host: of
+/// a padding beyond memory it would be one too.
+Tensor sources_of(const Tensor& x, int axis, std::int64_t begin, std::int64_t end, Padding padding) {
+  const std::int64_t n = x.shape()[axis];
+  const Tensor place = arange(begin, end, 1, positions_on(x));
+  if (padding == Padding::replicate) return clamp(place, 0, n - 1);
+  const bool circular = padding == Padding::circular;
+  const Tensor from_below = circular ? add(place, n) : neg(place);
+  const Tensor from_above = circular ? sub(place, n) : sub(2 * (n - 1), place);
+  return where(less(place, 0), from_below, where(greater_equal(place, n), from_above, place));
 }
 
 Tensor pad_axis(const Tensor& x, int axis, std::int64_t before, std::int64_t after, Padding padding,
@@ -93,10 +98,7 @@ Tensor pad_axis(const Tensor& x, int axis, std::int64_t before, std::int64_t aft
   check<ShapeError>(n > 0 && before <= most && after <= most,
                     "pad: {} before and {} after axis {} of shape {}; this padding has {} at most", before,
                     after, axis, x.shape(), n > 0 ? most : 0);
-  std::vector<std::int64_t> sources;
-  for (std::int64_t i = -before; i < n + after; ++i) sources.push_back(source_of(i, n, padding));
-  const auto count = static_cast<std::int64_t>(sources.size());
-  return index_select(x, axis, to(Tensor::from(sources, {count}), x.device()));
+  return index_select(x, axis, sources_of(x, axis, -before, n + after, padding));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "autograd/autograd.h"
+#include "runtime/context.h"
 #include "runtime/ops.h"
 #include "tests/runtime/harness.h"
 
@@ -275,6 +276,16 @@ TEST_CASE("indexing: values come from what C++ programs have") {
   CHECK(values(Tensor::from(std::span(list).first<2>(), {2})) == Doubles{1, 2});
   CHECK(one_line_about(
       message_of<ValueError>([] { Tensor::from(std::vector<std::size_t>{~std::size_t{0}}, {1}); }), "from"));
+}
+
+TEST_CASE(
+    "indexing: what a padding or a repetition would take beyond memory is asked for at once, and refused") {
+  CpuPool& pool = Context::current().cpu_pool();
+  pool.set_limit(pool.system_bytes() + (1 << 20));
+  for (const Padding padding : {Padding::constant, Padding::replicate})
+    CHECK_THROWS_AS(pad(counted({2}), {std::int64_t{1} << 39, 0}, padding), OutOfMemoryError);
+  CHECK_THROWS_AS(repeat(counted({2}), {std::int64_t{1} << 39}), OutOfMemoryError);
+  pool.set_limit(CpuPool::no_limit);
 }
 
 TEST_CASE("indexing: random orders hold every number once, and draws follow their probability") {
