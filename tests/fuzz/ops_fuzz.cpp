@@ -11,8 +11,6 @@
 //   UBSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=allocator_may_return_null=1 fuzzer NEW_CORPUS
 //     tests/fuzz/corpus/ops -max_len=256 -max_total_time=60 -rss_limit_mb=8192
 #include <cstdint>
-#include <cstdlib>
-#include <limits>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -20,58 +18,12 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "tests/fuzz/script.h"
 
 namespace {
 
 using namespace sherd;
-
-// A broken promise must stop the fuzzer, and the replay, where it is.
-void require(bool ok) {
-  if (!ok) std::abort();
-}
-
-class Script {
- public:
-  Script(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
-  bool done() const { return left_ == 0; }
-  std::uint8_t byte() {
-    if (left_ == 0) return 0;
-    --left_;
-    return *data_++;
-  }
-  /// Mostly small, sometimes an edge of its type.
-  std::int64_t integer() {
-    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(),
-                           least = std::numeric_limits<std::int64_t>::min();
-    constexpr std::int64_t edges[] = {most,
-                                      least,
-                                      most - 1,
-                                      least + 1,
-                                      std::int64_t{1} << 62,
-                                      std::int64_t{1} << 32,
-                                      -(std::int64_t{1} << 32),
-                                      1 << 30};
-    const std::uint8_t b = byte();
-    return b < 208 ? static_cast<std::int64_t>(b % 16) - 4 : edges[b % 8];
-  }
-  Number number() {
-    constexpr double values[] = {0.5, -1.5, 1e300, -1e300, 3.0, 1e-300, 255, 256};
-    const std::uint8_t b = byte();
-    if (b % 4 == 0) return b % 8 == 0;
-    if (b % 4 == 1) return values[b / 4 % 8];
-    return integer();
-  }
-  Shape shape() {
-    Shape s;
-    for (int rank = byte() % 5; rank > 0; --rank) s.push_back(integer());
-    return s;
-  }
-  DType dtype() { return all_dtypes[byte() % 8]; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t left_;
-};
+using namespace sherd::test;
 
 /// A shape of a new tensor that does not ask for much memory; what is refused anyway may be as large as it
 /// likes.
