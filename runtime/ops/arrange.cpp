@@ -33,14 +33,22 @@ Tensor repeat(const Tensor& x, Shape counts) {
                     x.shape());
   Tensor y = x;
   for (int i = 0; i < extra; ++i) y = unsqueeze(y, 0);
+  // All of it before the first copy is made.
+  bool fits = true;
+  std::int64_t bytes = size_of(x.dtype());
   for (int i = 0; i < counts.rank(); ++i) {
     check<ValueError>(counts[i] >= 0, "repeat: count {} along axis {}", counts[i], i);
+    std::int64_t size = 0;
+    fits = fits && !__builtin_mul_overflow(y.shape()[i], counts[i], &size) &&
+           !__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes);
+  }
+  check<ShapeError>(fits, "repeat: {} times shape {} has more elements than can be counted", counts,
+                    x.shape());
+  for (int i = 0; i < counts.rank(); ++i) {
     if (counts[i] == 1) continue;
     // The axis as one of its copies more, which becomes one with it.
     Shape grown = y.shape(), joined = y.shape();
-    check<ShapeError>(!__builtin_mul_overflow(joined[i], counts[i], &joined[i]),
-                      "repeat: {} times axis {} of shape {} is more than can be counted", counts[i], i,
-                      y.shape());
+    joined[i] *= counts[i];
     grown.insert(i, counts[i]);
     y = reshape(expand(unsqueeze(y, i), grown), joined);
   }

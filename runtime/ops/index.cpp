@@ -196,7 +196,7 @@ class Taking {
     const std::int64_t start = inside(slice.start.value_or(0)), end = inside(slice.end.value_or(size));
     const std::int64_t count = end > start ? (end - start - 1) / slice.step + 1 : 0;
     if (count != size) parts_.box = sherd::slice(parts_.box, to_, start, std::max(start, end), slice.step);
-    note(start, slice.step, count);
+    note(start, count > 1 ? slice.step : 1, count);  // no stride times a step that leads nowhere
     ++to_;
   }
   void take(Ellipsis) {}

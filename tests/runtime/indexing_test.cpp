@@ -64,6 +64,10 @@ TEST_CASE("indexing: writes reach the tensor, of every dtype and layout") {
       CHECK(values(x) == Doubles{1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1});
       x[x == 0] = 1;
       CHECK(all(x).item<bool>());
+      x = fresh();
+      x[{Slice{.start = 1, .step = INT64_MAX}, Slice{.step = INT64_MAX}}] = one;
+      CHECK(values(x) == Doubles{0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0});
+      x = laid(ones({3, 4}, {dtype}), lay);
       if (dtype == boolean) continue;
       x[0] += one;
       x[{0, 0}] *= 3;
@@ -285,6 +289,9 @@ TEST_CASE(
   for (const Padding padding : {Padding::constant, Padding::replicate})
     CHECK_THROWS_AS(pad(counted({2}), {std::int64_t{1} << 39, 0}, padding), OutOfMemoryError);
   CHECK_THROWS_AS(repeat(counted({2}), {std::int64_t{1} << 39}), OutOfMemoryError);
+  CHECK_THROWS_AS(repeat(counted({2}), {std::int64_t{1} << 39, -1}), ValueError);
+  for (const std::int64_t more : {std::int64_t{1} << 30, INT64_MAX})
+    CHECK_THROWS_AS(repeat(counted({2}), {std::int64_t{1} << 39, more}), ShapeError);
   pool.set_limit(CpuPool::no_limit);
 }
 
