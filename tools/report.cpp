@@ -81,9 +81,8 @@ class Reader {
     read_lines(metrics_name, [&](const json& entry, double step) { return add_metrics(entry, step); });
     for (auto* points : {&record_.loss, &record_.validation, &record_.rate, &record_.norm}) settle(*points);
     check<ValueError>(!record_.loss.empty(), "report: '{}' has no step yet in {}", named, metrics_name);
-    if (const std::size_t n = gaps(record_.loss)) note("{} losses are not finite and are left out", n);
-    if (skipped_ > 0)
-      note("{} steps were skipped, since a gradient that was scaled for f16 overflowed", skipped_);
+    if (const std::size_t n = gaps(record_.loss)) note("losses that are not finite and are left out: {}", n);
+    if (skipped_ > 0) note("steps that were skipped, whose scaled gradient overflowed in f16: {}", skipped_);
     if (files_.exists(path_ / speed_name))
       read_lines(speed_name, [&](const json& entry, double step) { return add_speed(entry, step); });
     settle(record_.speed);
@@ -110,7 +109,7 @@ class Reader {
       const double step = has_step ? entry["step"].get<double>() : -1;
       if (step < 0 || step > 0x1p53 || !add(entry, step)) ++damaged;
     });
-    if (damaged > 0) note("{} lines of {} are damaged and left out", damaged, name);
+    if (damaged > 0) note("damaged lines of {} that are left out: {}", name, damaged);
   }
 
   bool add_metrics(const json& entry, double step) {
