@@ -38,6 +38,7 @@
 #include "runtime/ops.h"
 #include "runtime/processor.h"
 #include "runtime/tensor.h"
+#include "runtime/tensor_options.h"
 #include "runtime/timeline.h"
 #include "shard/checkpoint.h"
 #include "shard/data_parallel.h"

@@ -65,14 +65,17 @@ std::string reason_of(const std::exception_ptr& error) {
 struct Inheritance {
   RandomKey generator;
   bool grad_enabled;
+  TensorOptions default_options;
   int threads;
 
   static Inheritance from(Context& parent, int ranks) {
-    return {parent.generator().state(), parent.grad_enabled(), std::max(1, parent.threads() / ranks)};
+    return {parent.generator().state(), parent.grad_enabled(), parent.default_options(),
+            std::max(1, parent.threads() / ranks)};
   }
   void enter(Context& rank) const {
     rank.set_generator(Generator(generator));
     rank.set_grad_enabled(grad_enabled);
+    rank.set_default_options(default_options);
     rank.set_threads(threads);
   }
 };

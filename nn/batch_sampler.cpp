@@ -92,7 +92,8 @@ Batch text_batch(std::span<const std::uint8_t> text, std::span<const std::int64_
                  std::int64_t context) {
   const auto size = static_cast<std::int64_t>(text.size()), rows = static_cast<std::int64_t>(starts.size());
   check<ValueError>(context > 0, "text_batch: a context of {}, at least 1 is needed", context);
-  const Batch batch{empty({rows, context}, {DType::i64}), empty({rows, context}, {DType::i64})};
+  const TensorOptions there{DType::i64, Device::cpu()};
+  const Batch batch{empty({rows, context}, there), empty({rows, context}, there)};
   auto* tokens = batch.tokens.mutable_data<std::int64_t>();
   auto* targets = batch.targets.mutable_data<std::int64_t>();
   for (const std::int64_t start : starts) {

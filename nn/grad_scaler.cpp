@@ -71,14 +71,14 @@ Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, std::span<cons
   return found;
 }
 
-Tensor scalar_f64(double value) { return Tensor::scalar(value, {DType::f64}); }
-Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64}); }
+Tensor scalar_f64(double value) { return Tensor::scalar(value, {DType::f64, Device::cpu()}); }
+Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64, Device::cpu()}); }
 
 }  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   check_options(options_);
-  scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32});
+  scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
 }
 
@@ -128,7 +128,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
 Tensor GradScaler::step(Optimizer& optimizer) {
   if (!enabled()) {
     optimizer.step();
-    return Tensor::scalar(0, {DType::f32});
+    return Tensor::scalar(0, {DType::f32, Device::cpu()});
   }
   const auto round = rounds_.find(&optimizer);
   check<StateError>(round == rounds_.end() || !round->second.stepped,

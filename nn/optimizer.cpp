@@ -150,7 +150,7 @@ void Optimizer::add_param_group(ParamGroup given) {
   for (const Option& option : options_) {
     const auto own = given.options.find(option.name);
     const double value = own == given.options.end() ? option.value : own->second;
-    group.options.emplace_back(option.name, Tensor::scalar(value, {DType::f64}));
+    group.options.emplace_back(option.name, Tensor::scalar(value, {DType::f64, Device::cpu()}));
   }
   group.lr = group.options.at("lr");
   const auto add = [&] {
@@ -447,7 +447,7 @@ void Optimizer::load_state_dict(StateDict given) {
     for (const auto& [option, tensor] : groups_[g].options) {
       const std::string name = entry_of(g, option);
       if (!from.contains(name)) continue;
-      Tensor value = zeros({}, {DType::f64});
+      Tensor value = zeros({}, {DType::f64, Device::cpu()});
       take(name, value);
       check_option(rule(option), value.item(), name);
       numbers.emplace_back(tensor, value.item());

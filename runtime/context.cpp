@@ -63,6 +63,14 @@ void Context::end(void* context) noexcept {
   current_ = nullptr;  // frees that come later must not find the destroyed pool
 }
 
+void Context::set_default_options(TensorOptions options) {
+  check<DTypeError>(is_floating(options.dtype),
+                    "default options: the dtype must be floating, got {}; give others to the call that makes "
+                    "such a tensor",
+                    name_of(options.dtype));
+  default_options_ = options;
+}
+
 void Context::set_threads(int threads) {
   check<ValueError>(threads >= 1, "threads: {} asked for, at least 1 is needed", threads);
   threads_ = threads;
@@ -97,6 +105,20 @@ void manual_seed(std::uint64_t seed) {
   root.seed = seed;
   root.threads = 0;
 }
+
+DType default_dtype() {
+  const Context* context = Context::current_or_null();
+  return context ? context->default_options().dtype : DType::f32;
+}
+Device default_device() {
+  const Context* context = Context::current_or_null();
+  return context ? context->default_options().device : Device::cpu();
+}
+
+DefaultOptions::DefaultOptions(TensorOptions options) : before_(Context::current().default_options()) {
+  Context::current().set_default_options(options);
+}
+DefaultOptions::~DefaultOptions() { Context::current().set_default_options(before_); }
 
 int intra_op_threads() noexcept {
   const Context* context = Context::current_or_null();

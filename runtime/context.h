@@ -11,6 +11,7 @@
 #include "runtime/export.h"
 #include "runtime/generator.h"
 #include "runtime/listener.h"
+#include "runtime/tensor_options.h"
 
 namespace sherd {
 
@@ -43,6 +44,11 @@ class SHERD_API Context {
 
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
+
+  /// What creation calls take where they are not told (see `DefaultOptions`). DTypeError for a dtype that is
+  /// not floating.
+  const TensorOptions& default_options() const { return default_options_; }
+  void set_default_options(TensorOptions options);
 
   /// Threads an op of this rank may use, at least 1 (ValueError). By default the cores that this process may
   /// run on.
@@ -99,6 +105,7 @@ class SHERD_API Context {
   std::uint64_t id_;
   std::optional<Generator> generator_;  // empty until it is seeded or first used
   bool grad_enabled_ = true;
+  TensorOptions default_options_{DType::f32, Device::cpu()};
   bool inside_op_ = false;
   bool housekeeping_ = false;
   MemoryUse memory_use_ = MemoryUse::activations;

@@ -21,6 +21,7 @@
 #include "runtime/ref.h"
 #include "runtime/shape.h"
 #include "runtime/storage.h"
+#include "runtime/tensor_options.h"
 
 namespace sherd {
 
@@ -65,12 +66,6 @@ class SHERD_API TensorImpl final : public RefCounted {
   Ref<TensorExtension> extension;
 };
 
-/// Default element type and device of a creation call.
-struct TensorOptions {
-  DType dtype = DType::f32;
-  Device device{};
-};
-
 class At;
 class Indexed;
 
@@ -87,18 +82,18 @@ class SHERD_API Tensor {
   /// elements become i32, or i64 where they have eight bytes (ValueError beyond its range), `long double`
   /// f64.
   template <class T>
-  static Tensor from(std::span<const T> values, Shape shape, Device device = Device::cpu());
+  static Tensor from(std::span<const T> values, Shape shape, Device device = default_device());
   template <class T>
-  static Tensor from(const std::vector<T>& values, Shape shape, Device device = Device::cpu()) {
+  static Tensor from(const std::vector<T>& values, Shape shape, Device device = default_device()) {
     return from(std::span<const T>(values), std::move(shape), device);
   }
   template <class T>
-  static Tensor from(std::initializer_list<T> values, Shape shape, Device device = Device::cpu()) {
+  static Tensor from(std::initializer_list<T> values, Shape shape, Device device = default_device()) {
     return from(std::span<const T>(values.begin(), values.size()), std::move(shape), device);
   }
-  static Tensor from(const std::vector<bool>& values, Shape shape, Device device = Device::cpu());
+  static Tensor from(const std::vector<bool>& values, Shape shape, Device device = default_device());
   template <std::ranges::contiguous_range R>
-  static Tensor from(const R& values, Shape shape, Device device = Device::cpu()) {
+  static Tensor from(const R& values, Shape shape, Device device = default_device()) {
     return from(std::span<const std::ranges::range_value_t<R>>(values), std::move(shape), device);
   }
 

@@ -50,10 +50,10 @@ void together(const Group& ranks, const std::function<void()>& act) {
   if (!ranks.defined() || ranks.size() == 1) return act();
   const Outcome mine = outcome_of(act);
   const NoGrad guard;
-  const Tensor all = empty({ranks.size(), 2}, {DType::i64});
+  const Tensor all = empty({ranks.size(), 2}, {DType::i64, Device::cpu()});
   const auto size = static_cast<std::int64_t>(mine.message.size());
   try {
-    ranks.all_gather(all, Tensor::from({static_cast<std::int64_t>(mine.end), size}, {2}),
+    ranks.all_gather(all, Tensor::from({static_cast<std::int64_t>(mine.end), size}, {2}, Device::cpu()),
                      {.label = "how it went"});
   } catch (const CollectiveError&) {
     if (mine.error) std::rethrow_exception(mine.error);  // the others are in the midst of `act`, or gone

@@ -263,7 +263,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     if (alone()) return;
     in_.assign(static_cast<std::size_t>(group_.size()), 0);
     in_[static_cast<std::size_t>(group_.rank())] = has_inputs ? 1 : 0;
-    const Tensor in = Tensor::from(in_, {std::ssize(in_)});
+    const Tensor in = Tensor::from(in_, {std::ssize(in_)}, Device::cpu());
     group_.all_reduce(in, ReduceOp::sum(), {.label = "join", .channel = channel_});
     in_ = in.to_vector<int>();
     const auto out = std::ranges::find(in_, 0);

@@ -293,7 +293,7 @@ void Engine::drop_stale(Gathereds kept) const {
         kept, [&](const auto& g) { return g->group().spec().ranks.shard == ranks; });
     std::vector<int> stale;
     for (auto g = kept.begin(); g != others.begin(); ++g) stale.push_back((*g)->stale());
-    const Tensor any = Tensor::from(stale, {std::ssize(stale)});
+    const Tensor any = Tensor::from(stale, {std::ssize(stale)}, Device::cpu());
     if (ranks.defined())
       ranks.all_reduce(any, ReduceOp::max(), {.label = "kept parameters", .channel = gather_channel});
     stale = any.to_vector<int>();

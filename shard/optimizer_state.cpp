@@ -63,7 +63,7 @@ std::vector<double> steps_taken(const std::vector<nn::Parameter>& params, const 
     if (group != nullptr && std::ranges::find(groups, *group) == groups.end()) groups.push_back(*group);
   }
   for (const Group& group : groups) {
-    const Tensor most = Tensor::from(steps, {static_cast<std::int64_t>(steps.size())});
+    const Tensor most = Tensor::from(steps, {std::ssize(steps)}, Device::cpu());
     group.all_reduce(most, ReduceOp::max(), {.label = "optimizer state"});
     const std::vector<double> of_all = most.to_vector<double>();
     for (std::size_t i = 0; i < params.size(); ++i)
@@ -188,7 +188,7 @@ void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
       for (const std::string& name : names) {
         if (steps[l.index] < 0) continue;
         if (counts_steps(name))
-          on_number(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64}));
+          on_number(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64, Device::cpu()}));
         else
           on_part(entry(keys[index], name), l.parameter, part_of_entry(optimizer, params, l, own, name));
       }
@@ -309,7 +309,7 @@ class StateCutter {
   FlatState& flat(const Listed& l) {
     FlatState& state = flats_[l.index];
     for (std::size_t k = state.slots.size(); k < names_.size(); ++k)
-      state.slots.push_back(counts_steps(names_[k]) ? zeros({}, {DType::f64})
+      state.slots.push_back(counts_steps(names_[k]) ? zeros({}, {DType::f64, Device::cpu()})
                                                     : no_state(optimizer_, params_[l.index]));
     return state;
   }

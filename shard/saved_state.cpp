@@ -211,7 +211,7 @@ Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int6
   };
   for (const Run& run : runs)
     if (run.begin == begin && run.numel == numel) return piece(run);
-  const Tensor all = empty({numel}, {parts_[runs[0].part].dtype_of(*runs[0].entry)});
+  const Tensor all = empty({numel}, {parts_[runs[0].part].dtype_of(*runs[0].entry), Device::cpu()});
   for (const Run& run : runs) {
     const std::int64_t from = std::max(begin, run.begin), to = std::min(begin + numel, run.begin + run.numel);
     if (from < to)

@@ -54,9 +54,9 @@ class RanksSource final : public StateSource {
   };
   /// All runs that have elements, by their begin; the same on every rank.
   std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
-    Tensor bounds = Tensor::from({mine.begin, mine.values.numel()}, {2});
+    Tensor bounds = Tensor::from({mine.begin, mine.values.numel()}, {2}, Device::cpu());
     if (ranks_.defined()) {
-      const Tensor all = empty({2 * ranks_.size()}, {DType::i64});
+      const Tensor all = empty({2 * ranks_.size()}, {DType::i64, Device::cpu()});
       ranks_.all_gather(all, bounds, {.label = mine.name});
       bounds = all;
     }

@@ -58,7 +58,7 @@ std::vector<bool> with_gradient(const Members& m) {
   for (const nn::Parameter& p : m.parameters) present.push_back(p.grad().defined());
   const Group& ranks = m.group->spec().ranks.shard;
   if (ranks.defined()) {
-    const Tensor any = Tensor::from(present, {std::ssize(present)});
+    const Tensor any = Tensor::from(present, {std::ssize(present)}, Device::cpu());
     ranks.all_reduce(any, ReduceOp::max(), {.label = "gradients to summon", .channel = gather_channel});
     present = any.to_vector<int>();
   }

@@ -422,7 +422,7 @@ void forward(const ops::AttentionRule& rule, const Tensor& q, const Tensor& k, c
              const Tensor& o, const Tensor& logsumexp) {
   if (o.numel() == 0) return;
   const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v);
-  const Tensor of = o.dtype() == DType::f32 ? o : empty(o.shape(), {DType::f32});
+  const Tensor of = o.dtype() == DType::f32 ? o : empty(o.shape(), {DType::f32, Device::cpu()});
   attention(describe(rule, qf, kf, vf), heads_of<float>(of), reinterpret_cast<float*>(logsumexp.raw()));
   if (!of.is(o)) copy_(o, of);
 }
@@ -432,7 +432,7 @@ void backward(const ops::AttentionRule& rule, const Tensor& go, const Tensor& q,
               const Tensor& gv) {
   const Tensor qf = as_f32(q), kf = as_f32(k), vf = as_f32(v), of = as_f32(o), gof = as_f32(go);
   const auto target = [](const Tensor& g) {
-    return g.dtype() == DType::f32 ? g : empty(g.shape(), {DType::f32});
+    return g.dtype() == DType::f32 ? g : empty(g.shape(), {DType::f32, Device::cpu()});
   };
   const Tensor gqf = target(gq), gkf = target(gk), gvf = target(gv);
   attention_backward(describe(rule, qf, kf, vf),

@@ -20,7 +20,7 @@ T element_of(Number value) {
 template <class F>
 void fill_f32_then_cast(const Tensor& out, F&& fill) {
   if (out.dtype() == DType::f32) return fill(reinterpret_cast<float*>(out.raw()));
-  const Tensor wide = empty(out.shape(), {DType::f32});
+  const Tensor wide = empty(out.shape(), {DType::f32, Device::cpu()});
   fill(static_cast<float*>(wide.storage().data()));
   copy_(alias(out, out.layout()), wide);
 }
@@ -65,13 +65,15 @@ void uniform(const ops::Uniform& op, Inputs, Outputs out) {
 }
 
 void normal(const ops::Normal& op, Inputs, Outputs out) {
-  fill_f32_then_cast(out[0],
-                     [&](float* y) { fill_normal(key_to_draw(op.key), op.mean, op.stddev, y, out[0].numel()); });
+  fill_f32_then_cast(
+      out[0], [&](float* y) { fill_normal(key_to_draw(op.key), op.mean, op.stddev, y, out[0].numel()); });
 }
 
 void integers(const ops::RandomInteger& op, Inputs, Outputs out) {
-  const Tensor wide = out[0].dtype() == DType::i64 ? out[0] : empty(out[0].shape(), {DType::i64});
-  fill_integers(key_to_draw(op.key), op.low, op.high, reinterpret_cast<std::int64_t*>(wide.raw()), wide.numel());
+  const Tensor wide =
+      out[0].dtype() == DType::i64 ? out[0] : empty(out[0].shape(), {DType::i64, Device::cpu()});
+  fill_integers(key_to_draw(op.key), op.low, op.high, reinterpret_cast<std::int64_t*>(wide.raw()),
+                wide.numel());
   if (!wide.is(out[0])) copy_(alias(out[0], out[0].layout()), wide);
 }
 

@@ -14,7 +14,7 @@ void cross_entropy_op(const ops::CrossEntropy& op, Inputs in, Outputs out) {
   dispatch_floating(op.name, logits.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
-    const Tensor row_loss = empty({rows}, {dtype_of<C>});
+    const Tensor row_loss = empty({rows}, {dtype_of<C>, Device::cpu()});
     auto* loss = static_cast<C*>(row_loss.storage().data());
     const std::int64_t* target = targets.data<std::int64_t>();
     const std::int64_t bad = cross_entropy(logits.data<T>(), target, op.ignore_index, rows, columns, loss,

@@ -266,7 +266,7 @@ Tensor rotary(const Tensor& x, RotaryOptions o) {
           std::clamp((turns - o.scaling.low) / (o.scaling.high - o.scaling.low), 0.0, 1.0);
       share.push_back(full_speed + (1 - full_speed) / o.scaling.factor);
     }
-    slowed = mul(rates, to(Tensor::from(share, {half}), x.device()));
+    slowed = mul(rates, to(Tensor::from(share, {half}, Device::cpu()), x.device()));
   }
   const Tensor angles = mul(unsqueeze(arange(o.first, o.first + steps, 1, exact), 1), slowed);
   const DType wide = compute_dtype(x.dtype());

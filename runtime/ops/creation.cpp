@@ -145,8 +145,9 @@ Tensor randperm(std::int64_t count, TensorOptions options) {
   check<ValueError>(count >= 0, "randperm: {} numbers", count);
   if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
   // Keys of 63 bits in their order; on the host, where the list is likely to be read.
-  const Tensor high = randint(0, std::int64_t{1} << 32, {count}),
-               low = randint(0, std::int64_t{1} << 31, {count});
+  const TensorOptions there{DType::i64, Device::cpu()};
+  const Tensor high = randint(0, std::int64_t{1} << 32, {count}, there),
+               low = randint(0, std::int64_t{1} << 31, {count}, there);
   return to(to(argsort(add(mul(high, std::int64_t{1} << 31), low)), options.dtype), options.device);
 }
 

@@ -93,7 +93,7 @@ Tensors WriteRows::reference(Inputs in) const {
   Shape list = x.shape();
   list[0] = index.numel();
   const Tensor both[] = {x, reshape(in[2], list)};
-  return {embedding(cat(both), to(Tensor::from(source, {rows}), x.device()))};
+  return {embedding(cat(both), to(Tensor::from(source, {rows}, Device::cpu()), x.device()))};
 }
 
 Tensors WriteRows::grad(const GradArgs& args) const {
@@ -486,7 +486,7 @@ Tensor nonzero(const Tensor& x) {
       rest /= x.shape()[axis];
     }
   }
-  return to(Tensor::from(found, {count, x.rank()}), x.device());
+  return to(Tensor::from(found, {count, x.rank()}, Device::cpu()), x.device());
 }
 
 Tensor masked_select(const Tensor& x, const Tensor& mask) {

@@ -45,7 +45,7 @@ Tensor means_of(std::int64_t n, std::int64_t size, const Tensor& like) {
     for (std::int64_t j = s.begin; j < s.end; ++j)
       weights[static_cast<std::size_t>(i * size + j)] = 1.0 / static_cast<double>(s.end - s.begin);
   }
-  return to(to(Tensor::from(weights, {n, size}), like.dtype()), like.device());
+  return to(to(Tensor::from(weights, {n, size}, Device::cpu()), like.dtype()), like.device());
 }
 
 /// What the adaptive kinds take.
@@ -104,7 +104,7 @@ Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
     }
   const std::int64_t n = x.shape()[0], channels = x.shape()[1];
   const auto count = static_cast<std::int64_t>(pixels.size());
-  const Tensor index = to(Tensor::from(pixels, {count}), x.device());
+  const Tensor index = to(Tensor::from(pixels, {count}, Device::cpu()), x.device());
   const Tensor windows = index_select(reshape(x, {n, channels, h * w}), -1, index);
   return max(reshape(windows, {n, channels, down, across, static_cast<std::int64_t>(each)}), -1).values;
 }

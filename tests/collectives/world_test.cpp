@@ -215,8 +215,12 @@ TEST_CASE("nested ranks inherit from the rank that starts them") {
   CHECK_NOTHROW(run_ranks(2, [](World& outer) {
     manual_seed(static_cast<std::uint64_t>(outer.rank()));
     const NoGrad guard;
+    const DefaultOptions defaults({.dtype = outer.rank() == 0 ? f64 : bf16, .device = Device::meta()});
     const RandomKey parent = Context::current().generator().state();
     run_ranks(2, [&](World&) {
+      const Tensor made = zeros({2});
+      expect(made.dtype() == (outer.rank() == 0 ? f64 : bf16), "default dtype");
+      expect(made.device() == Device::meta(), "default device");
       expect(Context::current().generator().state() == parent, "seed");
       expect(!Context::current().grad_enabled(), "grad mode");
       expect(Context::current().threads() == 1, "threads");

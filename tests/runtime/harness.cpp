@@ -13,7 +13,7 @@ namespace {
 Tensor from_doubles(const std::vector<double>& values, const Shape& shape, DType dtype) {
   return dispatch(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Tensor out = empty(shape, {dtype});
+    Tensor out = empty(shape, {dtype, Device::cpu()});
     auto* at = reinterpret_cast<T*>(out.raw());
     for (std::size_t i = 0; i < values.size(); ++i)
       at[i] = static_cast<T>(static_cast<compute_t<T>>(values[i]));

@@ -2,10 +2,15 @@
 #include <array>
 
 #include "nn/init.h"
+#include "shard/checkpoint.h"
+#include "shard/data_parallel.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "shard/optimizer_state.h"
+#include "shard/summon.h"
 #include "shard/unit.h"
 #include "tests/shard/twins.h"
+#include "tests/temp_directory.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -498,5 +503,55 @@ TEST_CASE("a state with something on meta is refused by name, and changes nothin
     net.shift.set(empty({4}, {f32, Device::meta()}));
     const std::string message = message_of<DeviceError>([&] { shard::full_state_dict(net); });
     expect(message.find("shift") != std::string::npos, "'{}'", message);
+  });
+}
+
+namespace {
+
+/// All values of a sharded model and its optimizer after a step, a checkpoint and a load.
+nn::StateDict trained_on(World& world, shard::GroupLayout layout, const std::filesystem::path& folder) {
+  manual_seed(4);
+  const TensorOptions here{f32, Device::cpu()};
+  nn::Sequential net(nn::Linear(4, 4, {.tensor = here}), nn::Linear(4, 3, {.tensor = here}));
+  shard::fully_shard(net[0], {.layout = layout});
+  shard::fully_shard(net, {.layout = layout});
+  nn::Linear replica(4, 2, {.tensor = here});
+  shard::DataParallel parallel(replica, world.group());
+  nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
+  const Tensor x = full({2, 4}, 1 + world.rank(), here);
+  {
+    const auto joined = parallel.join();
+    mean(square(replica(x))).backward();
+  }
+  mean(square(net(x))).backward();
+  shard::clip_grad_norm_(net.parameters(), 1.0);
+  optimizer.step();
+  shard::save_checkpoint(net, optimizer, folder, world.group());
+  {
+    const auto whole = shard::summon_full_params(net, {.with_grads = true});
+  }
+  optimizer.step();
+  shard::load_checkpoint(net, optimizer, folder, world.group());
+  nn::StateDict all = shard::full_state_dict(net);
+  for (const auto& entry : shard::full_optimizer_state(net, optimizer)) all.push_back(entry);
+  all.emplace_back("replica", replica.weight.grad());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("sharded steps and checkpoints are the same under any default options") {
+  const TempDirectory folder;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    const auto path = folder / fmt::format("{}-{}", world.size(), static_cast<int>(layout));
+    const nn::StateDict expected = trained_on(world, layout, path);
+    const DefaultOptions scope({.dtype = bf16, .device = Device::meta()});
+    const nn::StateDict got = trained_on(world, layout, path);
+    expect(got.size() == expected.size(), "{} entries, not {}", got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const Tensor &a = got[i].second, &b = expected[i].second;
+      expect(a.spec() == b.spec(), "'{}' is made otherwise", got[i].first);
+      expect(to(a, f64).to_vector<double>() == to(b, f64).to_vector<double>(), "'{}' differs", got[i].first);
+    }
   });
 }
