@@ -77,6 +77,10 @@ LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
 RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), eps(eps) {}
 
+bool is_batch_norm(const Module& module) {
+  return module.type_name().starts_with("BatchNorm") || module.type_name() == "SyncBatchNorm";
+}
+
 Dropout::Dropout(double p) : p(p) {
   check<ValueError>(p >= 0 && p <= 1, "Dropout: probability {} is outside [0, 1]", p);
 }

@@ -235,6 +235,9 @@ struct SHERD_API BatchNorm2d final : BatchNorm<BatchNorm2d> {
   using BatchNorm::BatchNorm;
 };
 
+/// Whether the module is one of these or a SyncBatchNorm, which computes in f32 beside 16-bit inputs.
+SHERD_API bool is_batch_norm(const Module& module);
+
 /// While training zeroes elements with probability p and scales the others by 1 / (1 - p); the identity in
 /// eval mode. ValueError for p outside [0, 1].
 struct SHERD_API Dropout final : Layer<Dropout> {

@@ -243,11 +243,13 @@ void check_changeable(const Module& module) {
   all.run(module);
 }
 
-/// Applies `change` to each parameter's values and gradient, and to each buffer.
-void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& change) {
+/// Applies `change` to each parameter's values and gradient, and to each buffer; not to the parameters (by
+/// id) and buffers that are left out.
+void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& change,
+                    const std::unordered_set<const void*>& left_out = {}) {
   check_changeable(module);
   const NoGrad guard;
-  std::unordered_set<const void*> seen;
+  std::unordered_set<const void*> seen = left_out;
   Traversal all;
   all.on_module = [&](const std::string&, Module& m) {
     if (m.extension()) m.extension()->change(change);
@@ -259,7 +261,9 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
     object.set_data(change(object.data()));
     if (grad.defined()) object.set_grad(change(grad));
   };
-  all.on_buffer = [&](const std::string&, Buffer& b) { b.change(change); };
+  all.on_buffer = [&](const std::string&, Buffer& b) {
+    if (!left_out.contains(&b)) b.change(change);
+  };
   all.run(module);
 }
 
@@ -403,8 +407,25 @@ void Module::materialize(Device device, const Initialise& initialise) {
 }
 
 void Module::to(DType dtype) {
-  change_tensors(*this,
-                 [dtype](const Tensor& t) { return is_floating(t.dtype()) ? sherd::to(t, dtype) : t; });
+  to(dtype, [](const Module&) { return false; });
+}
+
+void Module::to(DType dtype, const std::function<bool(const Module&)>& leave_out) {
+  std::unordered_set<const void*> left_out;
+  Traversal below;
+  below.on_param = [&](const std::string&, const Parameter& p) { left_out.insert(p.id()); };
+  below.on_buffer = [&](const std::string&, Buffer& b) { left_out.insert(&b); };
+  bool sharded = false;
+  for (const NamedModule& m : named_modules()) {
+    sharded = sharded || m.module->extension();
+    if (leave_out(*m.module)) below.run(*m.module);
+  }
+  check<StateError>(left_out.empty() || !sharded,
+                    "{}: to(dtype, leave_out) of a sharded module, whose shards are cast as a whole; call it "
+                    "before sharding",
+                    type_name());
+  change_tensors(
+      *this, [dtype](const Tensor& t) { return is_floating(t.dtype()) ? sherd::to(t, dtype) : t; }, left_out);
 }
 
 Tensor Module::to(const Tensor& x, DType dtype) { return sherd::to(x, dtype); }

@@ -154,6 +154,10 @@ class SHERD_API Module {
   void to(Device device);
   /// Casts floating parameters, gradients and buffers.
   void to(DType dtype);
+  /// The same but for modules that `leave_out` names and all below them, whose values stay as they are:
+  /// `model.to(DType::bf16, nn::is_batch_norm)`. StateError for what is sharded, since shards are cast as a
+  /// whole.
+  void to(DType dtype, const std::function<bool(const Module&)>& leave_out);
   /// Moves the module to `device`, and gives what is on `meta` its memory there: `initialise` is called once
   /// for each such parameter and buffer, in the order of members, with a tensor of the whole shape that it
   /// must fill. A sharded module keeps this rank's part of that; equal calls on every rank draw the numbers

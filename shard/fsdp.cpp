@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "nn/layers.h"
 #include "shard/build.h"
 #include "shard/unit.h"
 
@@ -40,11 +41,6 @@ void wrap_below(nn::Module& module, const AutoWrap& rule, const Options& options
 /// Of a template, its name alone.
 std::string_view class_of(const nn::Module& module) {
   return module.type_name().substr(0, module.type_name().find('<'));
-}
-
-/// Batches are normalised in full precision.
-bool is_kept_full(const nn::Module& module) {
-  return class_of(module).starts_with("BatchNorm") || class_of(module) == "SyncBatchNorm";
 }
 
 /// What names nothing here was meant for another module, and would be sharded in silence.
@@ -115,12 +111,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(nn::Module& module, FsdpOptio
   std::vector<Unit*> made;
   const auto wrap = [&](nn::Module& m) {
     Options its = each;
-    if (is_kept_full(m)) its.mixed_precision = {};
+    if (nn::is_batch_norm(m)) its.mixed_precision = {};
     build_unit(m, its, form);
     made.push_back(unit_of(m));
   };
   if (precision.param_dtype || precision.reduce_dtype || precision.buffer_dtype)
-    options.auto_wrap.also_wrap(is_kept_full);
+    options.auto_wrap.also_wrap(nn::is_batch_norm);
   try {
     if (options.auto_wrap) wrap_below(module, options.auto_wrap, each, wrap);
     wrap(module);

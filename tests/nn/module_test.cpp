@@ -589,6 +589,40 @@ TEST_CASE("modules: a convolution starts within PyTorch's bounds and maps images
   CHECK(one_line_about(message_of<ValueError>([] { Conv2d(3, 5, 0); }), "Conv2d"));
 }
 
+TEST_CASE("a cast leaves out what it is told to, to the bit, and the model trains", "[one thread]") {
+  for (DType dtype : {f16, bf16}) {
+    INFO(name_of(dtype));
+    manual_seed(1);
+    Sequential model(Conv2d(1, 3, 3), Sequential(BatchNorm2d(3), Relu()), Conv2d(3, 2, 3), SyncBatchNorm(2));
+    for (const nn::NamedParameter& p : model.named_parameters()) nn::init::normal_(p.parameter, 1, 0.3);
+    std::vector<Tensor> before;
+    for (const auto& [name, tensor] : model.state_dict()) before.push_back(clone(tensor));
+    model.to(dtype, nn::is_batch_norm);
+    int kept = 0;
+    std::size_t i = 0;
+    for (const auto& [name, tensor] : model.state_dict()) {
+      INFO(name);
+      const bool norm = name.starts_with("1.") || name.starts_with("3.");
+      kept += norm;
+      CHECK(same_bits(tensor, norm ? before[i] : to(before[i], dtype)));
+      ++i;
+    }
+    CHECK(kept == 10);
+    const Tensor x = randn({4, 1, 6, 6}, {dtype});
+    const Tensor y = model(x);
+    CHECK(y.dtype() == dtype);
+    mean(square(y)).backward();
+    for (const nn::NamedParameter& p : model.named_parameters()) {
+      INFO(p.name);
+      CHECK(p.parameter.grad().dtype() == p.parameter.data().dtype());
+    }
+    model.to(dtype, [](const nn::Module& m) { return m.type_name() == "Sequential"; });  // all of it
+    CHECK(model.state_dict().at("1.0.weight").dtype() == f32);
+    model.to(dtype);
+    CHECK(model.state_dict().at("1.0.weight").dtype() == dtype);
+  }
+}
+
 TEST_CASE("modules: the norms of mixed precision run, or refuse their backward, as the catalogue says") {
   const auto run = [](DType low, bool cast_statistics, bool norm_in_f32) {
     Sequential model(Conv2d(1, 5, 3), BatchNorm2d(5), Conv2d(5, 4, 3));

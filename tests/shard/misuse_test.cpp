@@ -140,6 +140,8 @@ TEST_CASE("what was sharded together moves together, and a group has one device"
          {"materialize", [&] { net.linear.materialize(Device::cpu(), fill_with_ones); }}},
         "'weight' was sharded with a module");
     net.materialize(Device::cpu(), fill_with_ones);
+    expect_refusals<StateError>({{"to", [&] { net.to(f64, nn::is_batch_norm); }}}, "call it before sharding");
+    expect(net.linear.weight.local().dtype() == f32, "nothing was cast");
     net.to(f64);
     expect(net.linear.weight.local().dtype() == f64, "the whole was cast");
   }));
