@@ -549,11 +549,11 @@ Optimizer::Slots Adam::fresh(const Tensor& p) const {
   Slots slots{zeros(p.shape(), like), zeros(p.shape(), like)};
   if (masters_ == Masters::in_f32) {
     check<DTypeError>(
-        is_floating(p.dtype()) && size_of(p.dtype()) == 2,
-        "Adam: keeps masters of 16-bit parameters, got one of shape {} in {}; cast the model, or "
-        "step it without masters",
+        p.dtype() != DType::f64,
+        "Adam: keeps f32 masters of parameters in 16 bits or f32, got one of shape {} in {}; cast the model, "
+        "or step it without masters",
         p.shape(), name_of(p.dtype()));
-    slots.push_back(to(p.detach(), DType::f32));
+    slots.push_back(copy_(empty(p.shape(), {DType::f32, p.device()}), p.detach()));
   }
   slots.push_back(zeros({}, {DType::f64, p.device()}));
   return slots;
@@ -570,16 +570,27 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
                    first.clipped()};
   if (masters_ != Masters::in_f32)
     return step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
-  op.twins = ops::Twins::yes;
-  DeviceLists lists(first);
+  ops::AdamStep with_twins = op;
+  with_twins.twins = ops::Twins::yes;
+  DeviceLists narrow(first), wide(first);
+  std::vector<std::pair<Tensor, Tensor>> copies;  // f32 parameters and what their masters become
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach();
     const Slots& s = *slots[i];
-    std::vector<Tensor>& list = lists.on(p.device());
-    list.insert(list.end(), {s[2], to(params[i].grad(), p.device()), s[0], s[1], s[3], p});
-    if (!foreach_) lists.step(op);
+    const bool twin = size_of(p.dtype()) == 2;
+    std::vector<Tensor>& list = (twin ? narrow : wide).on(p.device());
+    list.insert(list.end(), {s[2], to(params[i].grad(), p.device()), s[0], s[1], s[3]});
+    if (twin)
+      list.push_back(p);
+    else
+      copies.emplace_back(p, s[2]);
+    if (foreach_) continue;
+    narrow.step(with_twins);
+    wide.step(op);
   }
-  lists.step(op);
+  narrow.step(with_twins);
+  wide.step(op);
+  for (const auto& [p, master] : copies) copy_(p, master);
 }
 
 Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)

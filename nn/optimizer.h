@@ -158,10 +158,10 @@ class SHERD_API Optimizer {
   Tensor skip_, factor_;
 };
 
-/// Whether an optimizer keeps f32 masters of its parameters, which then have 16 bits: each step reads 16-bit
-/// gradients, moves the masters in f32 and writes them back rounded. They start as the parameters are at the
-/// first step, and are part of the state ("master"): what is written into such a parameter otherwise is lost
-/// at the next step.
+/// Whether an optimizer keeps f32 masters of its parameters of 16 bits: each step reads 16-bit gradients,
+/// moves the masters in f32 and writes them back rounded. Parameters in f32 beside those (of normalisations)
+/// have masters too, and step as without. Masters start as the parameters are at the first step, and are part
+/// of the state ("master"): what is written into such a parameter otherwise is lost at the next step.
 enum class Masters { none, in_f32 };
 
 /// For `Adam`. ValueError unless the betas lie in [0, 1) and eps is at least 0.
@@ -176,7 +176,7 @@ struct AdamOptions {
 /// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. Options
 /// of groups: "lr", "beta1", "beta2", "eps", "weight_decay". In f16 squares of gradients below 1e-3 vanish
 /// from v, so keep such parameters, or masters of them, in f32. DTypeError, with masters, for a parameter
-/// that does not have 16 bits.
+/// in f64.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
