@@ -20,8 +20,9 @@ bool alone(const Tensor& t) {
 }
 
 /// Of a dense f32 tensor. Read past the listeners: what had a gradient when a step was captured has one in
-/// every replay, which all ranks make alike.
+/// every replay, which all ranks make alike. On `meta`, in a dry run, all count as there.
 std::vector<float> flags_of(const Tensor& t) {
+  if (t.device().type == DeviceType::meta) return std::vector<float>(static_cast<std::size_t>(t.numel()), 1);
   std::vector<float> flags(static_cast<std::size_t>(t.numel()));
   const std::size_t bytes = flags.size() * sizeof(float);
   if (t.device().is_cpu())

@@ -75,7 +75,9 @@ Stack sharded(const DryRun& run, shard::Options options) {
 }
 
 /// The third step's calls, when guesses have settled.
-std::string step_of(const DryRunOptions& world, shard::Options options, const std::vector<int>& grid = {}) {
+std::string step_of(const DryRunOptions& world, shard::Options options, const std::vector<int>& grid = {},
+                    Device device = Device::cpu()) {
+  const DefaultOptions scope({.device = device});
   DryRun run(world);
   if (!grid.empty()) options.mesh = run.world().mesh(grid, {"replica", "shard"});
   Stack model = sharded(run, options);
@@ -90,6 +92,20 @@ std::string step_of(const DryRunOptions& world, shard::Options options, const st
 }
 
 }  // namespace
+
+TEST_CASE("a dry run on meta comes to the end of its backward, and reduces what one with values does",
+          "[schedule]") {
+  using enum shard::ShardingStrategy;
+  const auto backward = [](const std::string& step) { return step.substr(step.find('|')); };
+  for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+    for (const auto strategy : {full_shard, shard_grad_op, zero1, no_shard})
+      for (const std::vector<int>& grid : {std::vector<int>{}, {2, 4}}) {
+        const shard::Options options{.layout = layout, .strategy = strategy};
+        const DryRunOptions world{.rank = 3, .size = 8};
+        CHECK(backward(step_of(world, options, grid, Device::meta())) ==
+              backward(step_of(world, options, grid)));
+      }
+}
 
 TEST_CASE("a step of three groups gathers, regathers and reduces in the order of PyTorch's", "[schedule]") {
   for (int size : {2, 3, 4, 5, 7, 8, 1024})
