@@ -42,17 +42,29 @@ class BorrowedInputs<0> {
   Inputs span() const { return {}; }
 };
 
-}  // namespace detail
-
-/// Applies a typed op with one output.
 template <class O, class... T>
-  requires(std::same_as<T, Tensor> && ...)
-Tensor apply(const O& op, const T&... in) {
-  const detail::BorrowedInputs<sizeof...(T)> inputs(in...);
+Tensor apply_to(const O& op, const T&... in) {
+  const BorrowedInputs<sizeof...(T)> inputs(in...);
   const OpModel<O> model(op);
   Tensors out = apply(static_cast<const AnyOp&>(model), inputs.span());
   check<ValueError>(!out.empty(), "{}: has no output; call apply_many", model.name());
   return std::move(out[0]);
+}
+
+}  // namespace detail
+
+/// Applies a typed op with one output.
+template <class O, class... T>
+  requires((sizeof...(T) != 1 || !OpValue<O>) && (std::same_as<T, Tensor> && ...))
+Tensor apply(const O& op, const T&... in) {
+  return detail::apply_to(op, in...);
+}
+/// With one input it takes anything, as `std::apply` does, which would fit better beside `using namespace
+/// std`.
+template <class O, class T>
+  requires(OpValue<std::remove_cvref_t<O>> && std::same_as<std::remove_cvref_t<T>, Tensor>)
+Tensor apply(O&& op, T&& in) {
+  return detail::apply_to<std::remove_cvref_t<O>>(op, in);
 }
 
 /// Applies a typed op to a list of inputs, with all its outputs.

@@ -40,7 +40,11 @@ constexpr compute_t<T> widen(T x) {
 /// vectorisation.
 template <class F, class TO, class... Operand>
 [[gnu::flatten]] void dense_span(F f, std::int64_t n, TO* out, Operand... in) {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
 template <class F, class TO, class... Operand>

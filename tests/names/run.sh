@@ -1,0 +1,60 @@
+#!/bin/bash
+# Public headers beside `using namespace std`, with every warning an error, for the build's compiler and the newest clang
+# that is here; and which public functions of the headers of ops share a name with the library's std.
+#   run.sh SOURCE_ROOT WORK_FOLDER COMPILER...
+set -u
+export LC_ALL=C  # messages are read
+source=$1 work=$2
+shift 2
+mkdir -p "$work"
+passed=0 failed=0 skipped=0
+pass() { echo "passed: $1"; passed=$((passed + 1)); }
+miss() { echo "FAILED: $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skipped: $1: $2"; skipped=$((skipped + 1)); }
+
+warnings=(-std=c++20 -Wall -Wextra -Wno-missing-field-initializers -Werror -pedantic -I"$source" -fsyntax-only)
+typical() {  # name, compiler...
+  local name=$1 said
+  shift
+  if said=$("$@" "${warnings[@]}" "$source/tests/names/typical.cpp" 2>&1); then pass "$name"; else miss "$name" "$said"; fi
+}
+
+typical "typical use" "$@"
+
+clang=
+for version in $(seq 30 -1 15) ''; do
+  clang=$(command -v "clang++${version:+-$version}") && break
+done
+if [[ -z $clang ]]; then
+  skip "typical use, clang" "clang is not installed"
+elif ! printf '#include <source_location>\nauto here = std::source_location::current();\n' |
+  "$clang" -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; then
+  skip "typical use, clang" "$clang cannot compile this standard library's <source_location>"
+else
+  typical "typical use, $clang" "$clang"
+fi
+
+# Names that mean a class of std too, so that with both namespaces open a program has to say which. The list is in
+# docs/from_pytorch.md; whoever adds a function meets it here.
+page=$source/docs/from_pytorch.md
+known=$(sed -n 's/^Names that `std` has too: //p' "$page" | grep -o '`[a-z_]*`' | tr -d '`' | sort)
+functions=$(sed -nE 's/^(SHERD_API|inline) [A-Za-z_:<>]+ ([a-z_0-9]+)\(.*/\2/p' "$source"/runtime/{ops,indexing,losses}.h | sort -u)
+{
+  grep '^#include' "$source/tests/names/typical.cpp"
+  echo 'using namespace std; using namespace sherd;'
+  for name in $functions; do echo "template <class T> void use_$name(const T& x) { $name(x); }"; done
+} >"$work/names.cpp"
+said=$("$@" -std=c++20 -I"$source" -fsyntax-only -fmax-errors=0 "$work/names.cpp" 2>&1)
+shared=$(sed -nE "s/.*error: reference to .([a-z_0-9]+). is ambiguous.*/\1/p" <<<"$said" | sort -u)
+if (($(wc -w <<<"$functions") < 150)); then
+  miss "names of std" "only $(wc -w <<<"$functions") functions were found in the headers"
+elif grep 'error:' <<<"$said" | grep -qv 'is ambiguous'; then
+  miss "names of std" "$(grep 'error:' <<<"$said" | grep -v 'is ambiguous' | head -3)"
+elif [[ $shared != "$known" ]]; then
+  miss "names of std" "std has $(echo $shared), and docs/from_pytorch.md lists $(echo $known)"
+else
+  pass "names of std"
+fi
+
+echo "sherd-tests: $passed passed, $failed failed, $skipped skipped"
+((failed == 0))
