@@ -11,12 +11,12 @@ namespace {
 
 constexpr std::int64_t most = std::int64_t{1} << 31;  // so that no sum or product of sizes wraps
 
-void check_axis(const ConvRule::Axis& axis) {
+void check_axis(std::string_view call, const ConvRule::Axis& axis) {
   check<ValueError>(axis.stride > 0 && axis.padding >= 0 && axis.padding < most && axis.dilation > 0 &&
                         axis.dilation < most,
-                    "conv2d: stride {} must be at least 1, padding {} at least 0 and dilation {} at least 1, "
-                    "the last two below 2^31",
-                    axis.stride, axis.padding, axis.dilation);
+                    "{}: stride {} must be at least 1, padding {} at least 0 and dilation {} at least 1, the "
+                    "last two below 2^31",
+                    call, axis.stride, axis.padding, axis.dilation);
 }
 
 /// Whether `Patches` can make the windows, padding apart.
@@ -89,7 +89,7 @@ Specs Conv2d::infer(SpecSpan in) const {
     check<DTypeError>(bias.dtype == x.dtype, "conv2d: input is {} and its bias {}; cast one of them",
                       name_of(x.dtype), name_of(bias.dtype));
   }
-  check_axis(rule.down), check_axis(rule.across);
+  check_axis(name, rule.down), check_axis(name, rule.across);
   check<ShapeError>(w[2] < most && w[3] < most && x.shape[2] < most && x.shape[3] < most,
                     "conv2d: images and kernels have below 2^31 pixels a side, got {} and {} x {}", x.shape,
                     w[2], w[3]);
@@ -170,6 +170,7 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
                     weight.shape());
   // An image of one row; the kernel moves along it alone.
   const ops::ConvRule rule{{}, {o.stride, o.padding, o.dilation}, o.groups};
+  ops::check_axis("conv1d", rule.across);
   return squeeze(apply(ops::Conv2d{rule}, unsqueeze(x, 2), unsqueeze(weight, 2), bias), 2);
 }
 
