@@ -364,7 +364,7 @@ class Loader {
     const TensorEntry& entry = *source.place.entry;
     std::vector<std::byte> bytes(entry.bytes);
     source.place.file->read(entry, bytes);
-    Tensor values = empty(Shape(std::span(entry.shape)), {f32});
+    Tensor values = empty(Shape(std::span(entry.shape)), {f32, Device::cpu()});
     std::ranges::transform(bytes, values.mutable_data<float>(),
                            [&](std::byte b) { return numbers[std::to_integer<std::size_t>(b)]; });
     for (const std::string& name : Companions(source.name).scales) {

@@ -241,7 +241,7 @@ Tensors ClipScale::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor order_free_norm(std::span<const Tensor> tensors) {
-  if (tensors.empty()) return Tensor::scalar(0, {DType::f64});
+  if (tensors.empty()) return Tensor::scalar(0, {DType::f64, Device::cpu()});
   return apply(ops::NormOfSums{}, apply_many(ops::SquareSums{}, tensors)[0]);
 }
 
