@@ -66,7 +66,8 @@ class Reader {
     cached_ += newest.size();
     const auto count = static_cast<std::int64_t>(newest.size());
     const std::vector<std::int64_t> tokens(newest.begin(), newest.end());
-    const Tensor logits = model_.forward(to(Tensor::from(tokens, {1, count}, Device::cpu()), device_), cache_);
+    const Tensor logits =
+        model_.forward(to(Tensor::from(tokens, {1, count}, Device::cpu()), device_), cache_);
     return to(select(logits, 1, count - 1), compute_dtype(logits.dtype()));
   }
 
