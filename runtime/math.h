@@ -283,18 +283,15 @@ constexpr double cos(double x) { return std::cos(x); }
 /// x to the power y, with IEEE 754's values at the edges. In float within 1 ulp: through double.
 constexpr double pow(double x, double y) { return std::pow(x, y); }
 constexpr float pow(float x, float y) {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  const float a = std::fabs(x), b = std::fabs(y);
-  const float size = static_cast<float>(exp(static_cast<double>(y) * log(static_cast<double>(a))));
-  const float sized = where(a == 1.f, 1.f, size);  // of an infinite y too
-  // From 2^24 on all floats are even.
-  const auto whole = static_cast<std::int32_t>(where(b < 0x1p24f, b, 0.f));
-  const bool integer = b >= 0x1p24f || static_cast<float>(whole) == b;
-  const bool negative = std::signbit(x) && (whole & 1) != 0 && integer;
-  const float with_sign = where(negative, -sized, sized);
-  const bool none = x < 0.f && a < infinity && !integer;
-  const float defined = where(none, std::numeric_limits<float>::quiet_NaN(), with_sign);
-  return where(y == 0.f || x == 1.f, 1.f, defined);
+  // All of it in double: a loop with one width of lanes is a loop of vectors.
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const double base = x, power = y, size = std::fabs(base), half = 0.5 * power;
+  const double value = where(size == 1, 1.0, exp(power * log(size)));  // of an infinite power too
+  const bool integer = std::trunc(power) == power, odd = integer && std::trunc(half) != half;
+  const double with_sign = where(odd, std::copysign(value, base), value);
+  const bool none = base < 0 && size < infinity && !integer;
+  const double defined = where(none, std::numeric_limits<double>::quiet_NaN(), with_sign);
+  return static_cast<float>(where(power == 0 || base == 1, 1.0, defined));
 }
 
 struct SinCos {

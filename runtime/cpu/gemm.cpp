@@ -316,7 +316,8 @@ void gemm(const Gemm<T>& g) {
   if (g.m == 0 || g.n == 0 || g.batch == 0) return;
   if constexpr (has_onednn && std::is_same_v<T, BFloat16>) {
     static const bool multiplies_bf16 = onednn_multiplies_bf16();
-    if (multiplies_bf16 && g.k > 0 && !is_small(g)) return run_tiles(g);
+    constexpr std::int64_t worth_a_call = 32 * 32 * 32;
+    if (multiplies_bf16 && g.m * g.n * g.k >= worth_a_call) return run_tiles(g);
   }
   if constexpr (!std::is_same_v<T, compute_t<T>>) gemm_through_float(g);
 }

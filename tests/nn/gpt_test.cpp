@@ -85,7 +85,7 @@ TEST_CASE(
     "gpt: a layer in 8 bits is linear_fp8, whatever it is followed by, and the model is near the exact one") {
   const Gpt exact = make();
   const Tensor tokens = randint(0, 20, {2, 8}, {i64}), x = randn({3, 16}), residual = randn({3, 8});
-  for (const auto [products, scales] : {std::pair{Products::fp8, EightScales::of_tensors},
+  for (const auto& [products, scales] : {std::pair{Products::fp8, EightScales::of_tensors},
                                         std::pair{Products::fp8_rows, EightScales::of_rows}}) {
     const Linear layer(16, 8, {.products = products});
     const Tensor y = linear_fp8(x, layer.weight, layer.bias, scales);

@@ -308,7 +308,8 @@ TEST_CASE("a sharded parameter is no replica's, and the refusal changes nothing"
         const std::string_view name = way == Way::handle   ? "'_flat_param'"
                                       : way == Way::a_part ? "'extra.weight'"
                                                            : "'first.weight'";
-        expect_refusal([&] { shard::DataParallel(net, world.group()); }, {name, "sharded", "fully_shard"});
+        expect_refusal([&] { static_cast<void>(shard::DataParallel(net, world.group())); },
+                       {name, "sharded", "fully_shard"});
         std::vector<std::vector<float>> after;
         for (Net* each : {&net, &twin}) {
           if (way != Way::frozen) sum((*each)(data_of(world.rank(), 0), true)).backward();
@@ -336,9 +337,7 @@ TEST_CASE("a module is a replica or sharded, not both at once, but one after the
              "names a parameter: {}", message);
       expect(message.find("make it anew") == std::string::npos, "sends the user in circles: {}", message);
 
-      {
-        const shard::DataParallel ended(net, world.group());
-      }
+      { const shard::DataParallel ended(net, world.group()); }
       shard::fully_shard(net);
       sum(net(data_of(world.rank(), 0), true)).backward();
       for (std::size_t p = 0; p < by_hand.size(); ++p) {
@@ -357,7 +356,8 @@ TEST_CASE("a parameter whose gradient goes to a sink of another kind is no repli
   CHECK_NOTHROW(run_ranks(2, [&](World& world) {
     Net net = net_of(0);
     set_sink(net.second.bias.tensor(), std::make_shared<Other>());
-    expect_refusal([&] { shard::DataParallel(net, world.group()); }, {"'second.bias'", "set_sink"});
+    expect_refusal([&] { static_cast<void>(shard::DataParallel(net, world.group())); },
+                   {"'second.bias'", "set_sink"});
     set_sink(net.second.bias.tensor(), nullptr);
     const shard::DataParallel replicas(net, world.group());
   }));

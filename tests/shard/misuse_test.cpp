@@ -151,8 +151,9 @@ TEST_CASE("replicas need values") {
   CHECK_NOTHROW(run_ranks(2, [](World& world) {
     Normed net;
     net.to(Device::meta());
-    expect_refusals<DeviceError>({{"data parallel", [&] { shard::DataParallel(net, world.group()); }}},
-                                 "materialize()");
+    expect_refusals<DeviceError>(
+        {{"data parallel", [&] { static_cast<void>(shard::DataParallel(net, world.group())); }}},
+        "materialize()");
     Normed real;
     shard::DataParallel first(real, world.group());
     const shard::DataParallel second = std::move(first);
@@ -171,7 +172,7 @@ TEST_CASE("modules that were moved from are not sharded, listed or gathered") {
         {{"fully_shard", [&] { shard::fully_shard(net); }},
          {"is_sharded", [&] { shard::is_sharded(net); }},
          {"handle", [&] { const shard::FullyShardedDataParallel handle(net); }},
-         {"data parallel", [&] { shard::DataParallel(net, world.group()); }},
+         {"data parallel", [&] { static_cast<void>(shard::DataParallel(net, world.group())); }},
          {"no_sync", [&] { const auto guard = shard::no_sync(net); }},
          {"set_requires_gradient_sync", [&] { shard::set_requires_gradient_sync(net, true); }},
          {"set_reshard_after_backward", [&] { shard::set_reshard_after_backward(net, true); }},

@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float,
   using T = TestType;
   using C = compute_t<T>;
   for (std::int64_t n : widths) {
-    for (const auto [affine, residual] :
+    for (const auto& [affine, residual] :
          {std::pair(false, false), std::pair(true, false), std::pair(true, true)}) {
       INFO("width " << n << " affine " << affine << " residual " << residual);
       const auto x = numbers<T>(rows * n, 1), w = numbers<T>(n, 2), b = numbers<T>(n, 3),
