@@ -1,6 +1,5 @@
 // `sherd launch`: however a process of a job ends, the job ends, says so in one line and leaves nothing.
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -16,15 +15,10 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
 /// Seconds from a rank's end to the job's.
 constexpr double in_time = 2;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 /// A folder for a job, with a text to train on and a TMPDIR of its own.
 class Place {
