@@ -27,8 +27,10 @@ struct Gemm {
                stride_c = 0;  ///< elements from one matrix of the batch to the next
 };
 
-/// Computes it for double, float, Half or BFloat16 (halves in float). C must not overlap A or B. k = 0 counts
-/// as a product of zeros. Throws InternalError when the matrix library fails (no memory for its buffers).
+/// Computes it for double, float, Half or BFloat16 (halves in float, large
+/// bf16 as it is where oneDNN and the processor can; both sum in f32 and round once). C must not overlap A or
+/// B. k = 0 counts as a product of zeros. Throws InternalError when the matrix library fails (no memory for
+/// its buffers).
 template <class T>
 void gemm(const Gemm<T>& g);
 

@@ -5,8 +5,8 @@
 
 namespace sherd::cpu {
 
-/// Each uses m to ldc and `accumulate` of its argument only, runs on the calling thread alone, and returns
-/// whether it worked.
+/// Each uses m to ldc and `accumulate` of its argument (in bf16 `bias` too), runs on the calling thread
+/// alone, and returns whether it worked.
 bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
 bool gemm_tile_eigen(const Gemm<double>& g) noexcept;
 bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
