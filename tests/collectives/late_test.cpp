@@ -23,7 +23,7 @@ TEST_CASE("what holds for every group holds for tensors of devices that work lat
 }
 
 TEST_CASE("a random fault in a random program on devices that work later: every rank hears whose it is") {
-  CHECK(test::complaints_of_random_faults(0, 60, {.device = test::late_device()}) ==
+  CHECK(test::complaints_of_random_faults(0, 60, {.device = to_string(test::late_device())}) ==
         std::vector<std::string>());
 }
 

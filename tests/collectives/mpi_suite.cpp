@@ -1,15 +1,15 @@
 // The suite on ranks that are processes, started by a launcher; each runs this program:
-//   mpirun -n 4 mpi_suite [DEVICE]      cuda:0, or late:0 or late-network:0 of tests/late_device.h
+//   mpirun -n 4 mpi_suite [DEVICE]      cuda:0, cuda:each, or late:0 or late-network:0 of tests/late_device.h
 #include <sherd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 
-#include "runtime/backend.h"
 #include "runtime/ops.h"
 #include "tests/collectives/suite.h"
 #include "tests/late_device.h"
+#include "tests/rank_device.h"
 #include "tests/ranks.h"
 
 using namespace sherd;
@@ -75,12 +75,12 @@ void slow_rank(const Group& group) {
 
 class Tally {
  public:
-  void run(const test::Section& section, Device device = Device::cpu()) {
+  void run(const test::Section& section, std::string_view device = "cpu") {
     const auto begin = std::chrono::steady_clock::now();
     try {
       run_ranks(0, [&](World& world) {
         rank_ = world.rank();
-        const test::CasesOn cases(device);
+        const test::CasesOn cases(test::rank_device(device));
         section.run(world.group());
       });
       ++passed_;
@@ -91,7 +91,7 @@ class Tally {
       std::cerr << "failed on rank " << rank_ << ": " << section.name << ": " << error.what() << std::endl;
     }
   }
-  int skip(const char* reason) {
+  int skip(std::string_view reason) {
     run_ranks(0, [&](World& world) {
       if (world.rank() == 0)
         std::cout << "skipped: " << reason << "\nsherd-tests: 0 passed, 0 failed, 1 skipped\n";
@@ -119,9 +119,9 @@ int main(int argc, char** argv) {
   if (argc == 2) {
     test::late_device();  // their names are known from now on
     test::late_network_device();
-    const Device device = Device::parse(argv[1]);
-    if (device.type == DeviceType::cuda && gpu_count() == 0) return tally.skip("no GPU here");
-    for (const test::Section& section : test::device_sections()) tally.run(section, device);
+    if (const std::string reason = test::why_not_here(argv[1], launched_ranks()); !reason.empty())
+      return tally.skip(reason);
+    for (const test::Section& section : test::device_sections()) tally.run(section, argv[1]);
     return tally.report();
   }
   tally.run({"processes give the bits of the reference, and those of threads", same_bits_as_threads});

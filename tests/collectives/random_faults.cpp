@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "tests/rank_device.h"
 #include "tests/sanitizer.h"
 
 namespace sherd::test {
@@ -228,7 +229,7 @@ class Walk {
   }
   void make(const Step& step) {
     enter(groups_[step.group]);
-    pending_.emplace_back(in_, in_.enqueue(part_of(in_, step.call, fate_.device)));
+    pending_.emplace_back(in_, in_.enqueue(part_of(in_, step.call, rank_device(fate_.device))));
     if (step.blocks)
       while (!pending_.empty()) finish_one();
     else if (below(own_, 3) == 0)

@@ -22,7 +22,7 @@ struct Fate {
   std::function<void()> die{};   ///< of the rank at fault, in place of what it would do wrong
   std::function<void()> stop{};  ///< of another one at some moment, for `seconds`; no fault
   double seconds = 0;
-  Device device{};  ///< where the tensors lie
+  std::string device = "cpu";  ///< where the tensors lie, as of `rank_device`
 };
 
 /// How many ranks the program of a seed has, from 2 to 8.

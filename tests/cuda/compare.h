@@ -13,6 +13,10 @@ inline constexpr Device gpu = Device::cuda(0);
 
 /// Counts the running test case as skipped where no GPU is.
 [[nodiscard]] inline bool no_gpu() { return skip_if(cuda_device_count() == 0, "no GPU here"); }
+/// The same where less than two are.
+[[nodiscard]] inline bool one_gpu() {
+  return skip_if(cuda_device_count() < 2, cuda_device_count() == 0 ? "no GPU here" : "one GPU only");
+}
 
 /// Values of any dtype in [low, high] from a fixed stream; integers are whole, u8 starts at 0.
 class Values {

@@ -8,6 +8,7 @@
 #include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "tests/cuda/agree.h"
+#include "tests/rank_device.h"
 #include "tests/ranks.h"
 #include "tests/runtime/harness.h"
 
@@ -19,10 +20,10 @@ namespace {
 constexpr nn::GptOptions small{.layers = 2, .heads = 4, .width = 128, .context = 32, .vocab = 256};
 
 /// Losses of five steps on tokens that are drawn now.
-std::vector<double> train(nn::Gpt& model) {
+std::vector<double> train(nn::Gpt& model, Device device) {
   nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
-  const Tensor tokens = to(randint(0, 256, {4, 32}, {i64}), gpu),
-               targets = to(randint(0, 256, {128}, {i64}), gpu);
+  const Tensor tokens = to(randint(0, 256, {4, 32}, {i64}), device),
+               targets = to(randint(0, 256, {128}, {i64}), device);
   std::vector<double> all;
   for (int i = 0; i < 5; ++i) {
     const Tensor loss =
@@ -45,7 +46,7 @@ std::vector<double> losses(const std::optional<shard::Options>& options) {
     for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, *options);
     shard::fully_shard(model, *options);
   }
-  const std::vector<double> all = train(model);
+  const std::vector<double> all = train(model, gpu);
   for (const nn::Parameter& p : model.parameters()) {
     CHECK(p.local().device() == gpu);
     CHECK(p.local().dtype() == f32);
@@ -87,7 +88,7 @@ TEST_CASE("cuda: a world of one computes in halves over f32 masters") {
 
 namespace {
 
-/// How ranks that share the GPU divide a model among them.
+/// How ranks divide a model among them.
 struct Way {
   std::string name;
   std::optional<shard::Options> options;  ///< none: DataParallel
@@ -101,19 +102,20 @@ std::vector<Way> ways() {
       all.push_back(
           {fmt::format("layout {} strategy {}", static_cast<int>(layout), static_cast<int>(strategy)),
            shard::Options{.layout = layout, .strategy = strategy}});
-  all.push_back({"offload", shard::Options{.device = gpu, .cpu_offload = true}});
+  all.push_back({"offload", shard::Options{.cpu_offload = true}});
   return all;
 }
 
 /// Losses of this rank in five steps, each rank with tokens of its own.
-std::vector<double> losses_among(const World& world, const Way& way, DType param_dtype) {
+std::vector<double> losses_among(const World& world, const Way& way, DType param_dtype, Device device) {
   manual_seed(3);
   nn::Gpt model(small);
-  if (!way.options || !way.options->cpu_offload) model.to(gpu);
+  if (!way.options || !way.options->cpu_offload) model.to(device);
   std::optional<shard::DataParallel> replicas;
   if (way.options) {
     shard::Options options = *way.options;
     options.mesh = world.mesh();
+    if (options.cpu_offload) options.device = device;
     options.mixed_precision.param_dtype = param_dtype;
     if (param_dtype == bf16) options.mixed_precision.reduce_dtype = f32;
     for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
@@ -122,13 +124,10 @@ std::vector<double> losses_among(const World& world, const Way& way, DType param
     replicas.emplace(model, world.group());
   }
   manual_seed(100 + static_cast<std::uint64_t>(world.rank()));
-  return train(model);
+  return train(model, device);
 }
 
-}  // namespace
-
-TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the same bits on a shared GPU") {
-  if (no_gpu()) return;
+void train_alike(std::string_view where) {
   for (const int ranks : {2, 3, 4})
     for (const DType dtype : {f32, bf16}) {
       std::map<std::string, std::vector<std::vector<double>>> by_way;
@@ -137,7 +136,7 @@ TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the sam
         INFO(way.name << " on " << ranks << " ranks in " << name_of(dtype));
         std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks));
         CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
-          all[static_cast<std::size_t>(world.rank())] = losses_among(world, way, dtype);
+          all[static_cast<std::size_t>(world.rank())] = losses_among(world, way, dtype, rank_device(where));
         }));
         CHECK(all[0].back() < all[0].front());
         by_way[way.name] = all;
@@ -157,14 +156,26 @@ TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the sam
     }
 }
 
+}  // namespace
+
+TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the same bits on a shared GPU") {
+  if (no_gpu()) return;
+  train_alike("cuda:0");
+}
+
+TEST_CASE("cuda ranks: every layout, strategy and data parallel train to the same bits on several GPUs") {
+  if (one_gpu()) return;
+  train_alike("cuda:each");
+}
+
 namespace {
 
 /// Losses and whole parameters of steps on one batch a rank, of which all but the first two are replays if
 /// `captured`.
-std::vector<Tensor> results(World& world, const shard::Options& options, bool captured) {
+std::vector<Tensor> results(World& world, const shard::Options& options, bool captured, Device device) {
   manual_seed(3);
   nn::Gpt model(small);
-  model.to(gpu);
+  model.to(device);
   for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
   shard::fully_shard(model, options);
   nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
@@ -180,8 +191,8 @@ std::vector<Tensor> results(World& world, const shard::Options& options, bool ca
   std::optional<Program> program;
   for (int i = 0; i < 6; ++i) {
     manual_seed(static_cast<std::uint64_t>(10 * world.rank() + i));
-    const std::vector<Tensor> in{to(randint(0, 256, {4, 32}, {i64}), gpu),
-                                 to(randint(0, 256, {128}, {i64}), gpu)};
+    const std::vector<Tensor> in{to(randint(0, 256, {4, 32}, {i64}), device),
+                                 to(randint(0, 256, {128}, {i64}), device)};
     if (!captured || i < 2)
       all.push_back(step(in)[0]);
     else if (!program)
@@ -194,10 +205,7 @@ std::vector<Tensor> results(World& world, const shard::Options& options, bool ca
   return all;
 }
 
-}  // namespace
-
-TEST_CASE("cuda: captured sharded steps run as graphs between the calls, with the steps' bits") {
-  if (no_gpu()) return;
+void capture_alike(std::string_view where) {
   for (const int ranks : {1, 2, 3})
     for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
       for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::no_shard})
@@ -207,10 +215,23 @@ TEST_CASE("cuda: captured sharded steps run as graphs between the calls, with th
           CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
             shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
             if (narrow) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
-            const std::vector<Tensor> eager = results(world, options, false),
-                                      graphs = results(world, options, true);
+            const Device device = rank_device(where);
+            const std::vector<Tensor> eager = results(world, options, false, device),
+                                      graphs = results(world, options, true, device);
             for (std::size_t i = 0; i < eager.size(); ++i)
               expect(same_bits(eager[i], graphs[i]), "result {} differs", i);
           }));
         }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: captured sharded steps run as graphs between the calls, with the steps' bits") {
+  if (no_gpu()) return;
+  capture_alike("cuda:0");
+}
+
+TEST_CASE("cuda: captured sharded steps run as graphs on several GPUs") {
+  if (one_gpu()) return;
+  capture_alike("cuda:each");
 }

@@ -2,11 +2,10 @@
 //   mpirun -n 2 scenarios_of_processes
 // Two processes run those of a world of one too, each in a world of its own beside the other.
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <string_view>
 
-#include "runtime/backend.h"
+#include "tests/rank_device.h"
 #include "tests/scenarios/scenario.h"
 
 using namespace sherd;
@@ -34,10 +33,9 @@ bool passes(const Scenario& scenario, const Place& place) {
 
 int main() {
   const Process process = this_process();
-  const char* const device = std::getenv("SHERD_TEST_DEVICE");
-  if (device != nullptr && std::string_view(device).starts_with("cuda") && gpu_count() == 0) {
+  if (const std::string reason = test::why_not_here(compute_name(), process.count); !reason.empty()) {
     if (process.rank == 0)
-      std::cout << "skipped: no GPU here\nsherd-tests: 0 passed, 0 failed, 1 skipped" << std::endl;
+      std::cout << "skipped: " << reason << "\nsherd-tests: 0 passed, 0 failed, 1 skipped" << std::endl;
     return 0;
   }
   int passed = 0, failed = 0;

@@ -7,6 +7,7 @@
 
 #include "runtime/ops.h"
 #include "tests/late_device.h"
+#include "tests/rank_device.h"
 #include "tests/sanitizer.h"
 
 namespace sherd::scenarios {
@@ -14,14 +15,14 @@ namespace {
 
 const char* name_of(Harness harness) { return harness == Harness::threads ? "threads" : "processes"; }
 
-Device asked_for() {
+std::string asked_for() {
   const char* name = std::getenv("SHERD_TEST_DEVICE");
-  if (name == nullptr) return Device::cpu(1);
+  if (name == nullptr) return "cpu:1";
   if (std::string_view(name).starts_with("late")) {
     test::late_device();
     test::late_network_device();
   }
-  return Device::parse(name);
+  return name;
 }
 
 /// The world of a scenario among the ranks that were started.
@@ -55,7 +56,8 @@ bool left_to_other_runs(std::size_t combination, std::size_t combinations) {
 
 /// The separators of a line do not occur in its fields.
 std::string field(std::string text) {
-  std::ranges::replace_if(text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
+  std::ranges::replace_if(
+      text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
   return text;
 }
 
@@ -69,9 +71,11 @@ void print(const Scenario& s, const Place& place, std::size_t combination, const
 
 }  // namespace
 
-ComputeDevice::operator Device() const {
-  static const Device device = asked_for();
-  return device;
+ComputeDevice::operator Device() const { return test::rank_device(compute_name()); }
+
+const std::string& compute_name() {
+  static const std::string name = asked_for();
+  return name;
 }
 
 std::string Place::text() const { return fmt::format("{} x {}", name_of(harness), world); }

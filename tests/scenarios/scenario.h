@@ -15,7 +15,8 @@ namespace sherd::scenarios {
 /// Where models are built.
 inline constexpr Device host = Device::cpu(0);
 /// Where they compute: another device, so that every move shows. cpu:1, or what the environment variable
-/// SHERD_TEST_DEVICE says: "cuda:0", or "late:0" or "late-network:0" of tests/late_device.h.
+/// SHERD_TEST_DEVICE says, as `rank_device` of the rank that asks: "cuda:0", "cuda:each", or "late:0" or
+/// "late-network:0" of tests/late_device.h.
 struct ComputeDevice {
   operator Device() const;
 };
@@ -123,6 +124,8 @@ struct Place {
   bool speaks = true;
   std::string text() const;
 };
+/// What SHERD_TEST_DEVICE says, "cpu:1" where it is not set.
+const std::string& compute_name();
 /// Prints what a scenario's combinations run on, "threads x 2; processes x 2; ...", and why it does not run
 /// here if it does not, for tools/scenarios.
 void print_owed(const Scenario& scenario);

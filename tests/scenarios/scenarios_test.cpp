@@ -1,8 +1,8 @@
 // Every scenario on ranks that are threads, one test case each.
 #include <map>
 
-#include "runtime/backend.h"
 #include "tests/catch.h"
+#include "tests/rank_device.h"
 #include "tests/scenarios/scenario.h"
 
 using namespace sherd::scenarios;
@@ -28,9 +28,8 @@ void run_on_threads(const std::string& id) {
 }  // namespace
 
 TEST_CASE("every scenario computes on the device that SHERD_TEST_DEVICE names", "[.device]") {
-  if (sherd::test::skip_if(sherd::Device(compute).type == sherd::DeviceType::cuda && sherd::gpu_count() == 0,
-                           "no GPU here"))
-    return;
+  const std::string not_here = sherd::test::why_not_here(compute_name(), 2);
+  if (sherd::test::skip_if(!not_here.empty(), not_here)) return;
   for (const Scenario& s : all_scenarios())
     if (s.not_here.empty()) run_on_threads(s.id);
 }

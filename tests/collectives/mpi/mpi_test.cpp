@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/rank_device.h"
 
 // What a build without MPI has not.
 #ifndef SHERD_TOOL
@@ -186,15 +187,29 @@ TEST_CASE("a child of a process ends without a word to the peers") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "forks");
 }
 
-TEST_CASE("faults among processes whose devices wait for each other are heard of as among hosts",
-          "[devices]") {
-  const auto on_devices = [](const std::string& scenario, int seed = 0) {
-    return scenario + ' ' + std::to_string(seed) + " late-network:0";
+/// Faults among `ranks` processes whose tensors lie on devices of that name.
+void expect_faults_heard(const std::string& device, const std::vector<int>& worlds) {
+  const auto on_devices = [&](const std::string& scenario, int seed = 0) {
+    return scenario + ' ' + std::to_string(seed) + ' ' + device;
   };
   for (const char* scenario : {"bodies", "mismatches", "returns", "throws", "dropped", "stopped"})
-    for (int ranks : {2, 3}) expect_all_well(ranks, on_devices(scenario));
+    for (const int ranks : worlds) expect_all_well(ranks, on_devices(scenario));
   for (const char* scenario : {"killed_before", "killed_within", "killed_waiting"})
-    for (int ranks : {2, 3}) expect_survivors_report(ranks, on_devices(scenario));
-  for (int ranks : {2, 3, 4}) expect_all_well(ranks, on_devices("random_faults"));
-  for (int seed = 0; seed < 4; ++seed) expect_others_report(2 + seed % 3, on_devices("random_death", seed));
+    for (const int ranks : worlds) expect_survivors_report(ranks, on_devices(scenario));
+  for (const int ranks : worlds) expect_all_well(ranks, on_devices("random_faults"));
+  for (int seed = 0; seed < 4; ++seed)
+    expect_others_report(worlds[static_cast<std::size_t>(seed) % worlds.size()],
+                         on_devices("random_death", seed));
+}
+
+TEST_CASE("faults among processes whose devices wait for each other are heard of as among hosts",
+          "[devices]") {
+  expect_faults_heard("late-network:0", {2, 3});
+  expect_all_well(4, "random_faults 0 late-network:0");
+}
+
+TEST_CASE("faults among processes with a GPU each are heard of as among hosts", "[.gpus]") {
+  const std::string not_here = sherd::test::why_not_here("cuda:each", 2);
+  if (sherd::test::skip_if(!not_here.empty(), not_here)) return;
+  expect_faults_heard("cuda:each", {2});
 }

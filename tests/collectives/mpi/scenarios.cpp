@@ -20,6 +20,7 @@
 #include "sherd.h"
 #include "tests/collectives/random_faults.h"
 #include "tests/late_device.h"
+#include "tests/rank_device.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
 
@@ -34,9 +35,9 @@ constexpr std::int64_t large = 1 << 20;  // far beyond what a frame takes along
 /// The second argument of the program.
 std::uint64_t seed = 0;
 /// The third.
-Device place = Device::cpu();
+std::string place = "cpu";  ///< where tensors lie, as of `rank_device`
 
-Tensor filled(std::int64_t n, double value = 0) { return full({n}, value, {f32, place}); }
+Tensor filled(std::int64_t n, double value = 0) { return full({n}, value, {f32, test::rank_device(place)}); }
 
 constexpr double in_time = sherd::test::sanitized ? 30 : 2;
 
@@ -188,16 +189,23 @@ void mismatches() {
       group.renew();
       expect_new_key(group, before);
     };
-    const Tensor x = filled(16), y = filled(17), d = zeros({16}, {f64, place}), l = filled(large);
-    differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
-    differ("f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
-    differ("17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
-    differ("1048576", [&] { group.all_reduce(x); }, [&] { group.all_reduce(l); });
-    differ("max", [&] { group.all_reduce(l); }, [&] { group.all_reduce(l, ReduceOp::max()); });
+    const Tensor x = filled(16), y = filled(17), d = zeros({16}, {f64, test::rank_device(place)}),
+                 l = filled(large);
+    differ(
+        "barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
+    differ(
+        "f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
+    differ(
+        "17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
+    differ(
+        "1048576", [&] { group.all_reduce(x); }, [&] { group.all_reduce(l); });
+    differ(
+        "max", [&] { group.all_reduce(l); }, [&] { group.all_reduce(l, ReduceOp::max()); });
     differ(
         "'b'", [&] { group.all_reduce(l, {}, {.label = "a"}); },
         [&] { group.all_reduce(l, {}, {.label = "b"}); });
-    differ("root 1", [&] { group.broadcast(l, 0); }, [&] { group.broadcast(l, 1); });
+    differ(
+        "root 1", [&] { group.broadcast(l, 0); }, [&] { group.broadcast(l, 1); });
     expect_works(group);
   });
 }
@@ -540,7 +548,7 @@ int main(int argc, char** argv) {
   }
   if (argc > 2) seed = std::strtoull(argv[2], nullptr, 10);
   test::late_network_device();  // its name is known from now on
-  if (argc > 3) place = Device::parse(argv[3]);
+  if (argc > 3) place = argv[3];
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr) rank = std::getenv("RANK");
   std::string verdict = "ok";

@@ -1,0 +1,32 @@
+// Where the tensors of a rank lie, from a name that is the same on all of them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "collectives/world.h"
+#include "runtime/backend.h"
+
+namespace sherd::test {
+
+/// "cuda:each" is a GPU of the rank's own as far as there are enough, else shared by the fewest ranks; every
+/// other name is a device's.
+inline Device rank_device(std::string_view name) {
+  if (name != "cuda:each") return Device::parse(name);
+  const World* world = World::current_or_null();
+  return Device::cuda((world != nullptr ? world->local_rank() : 0) % std::max(1, gpu_count()));
+}
+
+/// Why ranks cannot lie on the devices of that name here; empty where they can. `gpus`: how many differ from
+/// what the tests on one GPU see.
+inline std::string why_not_here(std::string_view name, int gpus) {
+  if (!name.starts_with("cuda")) return {};
+  const int here = gpu_count();
+  if (here == 0) return "no GPU here";
+  return name == "cuda:each" && here < gpus ? fmt::format("{} GPUs needed, {} here", gpus, here) : "";
+}
+
+}  // namespace sherd::test
