@@ -23,8 +23,10 @@
 #include "collectives/combine.h"
 #include "runtime/backend.h"
 #include "runtime/context.h"
+#include "runtime/device_recording.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/list.h"
+#include "runtime/replay.h"
 #include "runtime/waiting.h"
 
 namespace sherd::test {
@@ -173,12 +175,24 @@ class LateMark final : public DeviceMark {
   std::shared_ptr<Moment> moment_;
 };
 
+/// What was given to a device to be done again and again.
+struct Recorded {
+  std::vector<std::function<void()>> tasks;
+  std::map<void*, std::size_t> own;                  ///< memory that the work makes on its way
+  std::vector<std::pair<void*, std::size_t>> freed;  ///< memory of before that came back meanwhile
+};
+
 class LatePeerQueue final : public PeerQueue {
  public:
-  LatePeerQueue(Queue*& work, Queue*& frees) : work_(work), frees_in_(frees) {}
+  LatePeerQueue(Queue*& work, Queue*& frees, const Recorded* const& recorded)
+      : work_(work), frees_in_(frees), recorded_(recorded) {}
+  void reach(Device) override {}
   Queue& moves() { return moves_; }
   std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<LateEvent>(); }
-  void mark_work(DeviceEvent& event) override { Moment::mark(moment_of(event), *work_); }
+  void mark_work(DeviceEvent& event) override {
+    check<StateError>(recorded_ == nullptr, "late: a recording cannot hold a call among ranks");
+    Moment::mark(moment_of(event), *work_);
+  }
   void mark(DeviceEvent& event) override { Moment::mark(moment_of(event), moves_); }
   void follow(DeviceEvent& event) override { Moment::follow(moment_of(event), moves_); }
   void work_follows(DeviceEvent& event) override { Moment::follow(moment_of(event), *work_); }
@@ -203,6 +217,7 @@ class LatePeerQueue final : public PeerQueue {
  private:
   Queue*& work_;
   Queue*& frees_in_;
+  const Recorded* const& recorded_;
   Queue moves_, frees_;
 };
 
@@ -211,8 +226,16 @@ struct Rank {
   Queue own, beside;
   Queue* work = &own;      ///< `beside` in a scope aside
   Queue* frees = nullptr;  ///< where memory is freed, if not in `work`
-  LatePeerQueue peers{work, frees};
+  Recorded* recorded = nullptr;
+  LatePeerQueue peers{work, frees, recorded};
+  void give(std::function<void()> task) {
+    if (recorded != nullptr)
+      recorded->tasks.push_back(std::move(task));
+    else
+      work->give(std::move(task));
+  }
   void synchronize() {
+    check<StateError>(recorded == nullptr, "late: waits, which a recording cannot");
     beside.synchronize();
     own.synchronize();
   }
@@ -232,6 +255,39 @@ void overwrite_and_free(void* data, std::size_t bytes) {
   std::memset(data, 0xdb, bytes);
   std::free(data);
 }
+
+/// Its own memory holds nothing when it begins to run.
+class LateRecording final : public DeviceRecording {
+ public:
+  LateRecording(Rank& rank, const std::function<void()>& work) : rank_(rank) {
+    rank_.recorded = &recorded_;
+    try {
+      work();
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
+  }
+  ~LateRecording() override {
+    for (const auto& [data, bytes] : recorded_.own)
+      rank_.work->give([data, bytes] { overwrite_and_free(data, bytes); });
+  }
+  void run(RandomKey) override {
+    for (const auto& [data, bytes] : recorded_.own)
+      rank_.work->give([data, bytes] { std::memset(data, 0xdb, bytes); });
+    for (const auto& task : recorded_.tasks) rank_.work->give(task);
+  }
+
+ private:
+  void end() {
+    rank_.recorded = nullptr;
+    for (const auto& [data, bytes] : std::exchange(recorded_.freed, {}))
+      rank_.work->give([data, bytes] { overwrite_and_free(data, bytes); });
+  }
+  Rank& rank_;
+  Recorded recorded_;
+};
 
 class LateAside final : public DeviceAside {
  public:
@@ -254,7 +310,7 @@ class LateNetwork final : public DeviceNetwork {
       : key_(std::move(key)),
         self_(self),
         wires_(static_cast<std::size_t>(size)),
-        queue_(rank.work, rank.frees) {
+        queue_(rank.work, rank.frees, rank.recorded) {
     listener_ = Wire(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const auto [address, length] = address_of(self);
     expect(::bind(listener_.fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
@@ -411,8 +467,9 @@ class LateBackend final : public Backend {
  public:
   explicit LateBackend(bool networks) : networks_(networks) {}
   void* allocate(Device device, std::size_t bytes) override {
-    (void)rank_of(device);
-    return std::aligned_alloc(64, (bytes / 64 + 1) * 64);
+    void* const data = std::aligned_alloc(64, (bytes / 64 + 1) * 64);
+    if (Recorded* recorded = rank_of(device).recorded) recorded->own.emplace(data, bytes);
+    return data;
   }
   void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
     if (Context::current_or_null() == nullptr) {  // of a thread that is ending
@@ -420,21 +477,27 @@ class LateBackend final : public Backend {
       return overwrite_and_free(data, bytes);
     }
     Rank& rank = rank_of(device);
+    if (rank.recorded != nullptr) {
+      if (!rank.recorded->own.contains(data)) rank.recorded->freed.emplace_back(data, bytes);
+      return;
+    }
     (rank.frees != nullptr ? *rank.frees : *rank.work).give([data, bytes] {
       overwrite_and_free(data, bytes);
     });
   }
   void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) override {
     Rank& rank = rank_of(to_device.is_cpu() ? from_device : to_device);
+    check<StateError>(rank.recorded == nullptr || to_device == from_device || from_device.is_cpu(),
+                      "late: a recording would write the host's memory when it runs");
     if (from_device.is_cpu()) {
       const auto* begin = static_cast<const std::byte*>(from);
-      rank.work->give([to, values = std::vector(begin, begin + bytes)] {
+      rank.give([to, values = std::vector(begin, begin + bytes)] {
         std::memcpy(to, values.data(), values.size());
       });
       return;
     }
     if (!to_device.is_cpu() && to_device != from_device) synchronize(from_device);
-    rank.work->give([to, from, bytes] { std::memcpy(to, from, bytes); });
+    rank.give([to, from, bytes] { std::memcpy(to, from, bytes); });
     if (to_device.is_cpu() || to_device != from_device) rank.work->synchronize();
   }
   void synchronize(Device device) override { rank_of(device).synchronize(); }
@@ -448,6 +511,15 @@ class LateBackend final : public Backend {
     return std::make_unique<LateAside>(rank_of(device));
   }
   PeerQueue* peer_queue(Device device) override { return &rank_of(device).peers; }
+  std::unique_ptr<DeviceRecording> record(Device device, const std::function<void()>& work) override {
+    const RandomReplay& replay = random_replay();
+    if (replay.end > replay.first.offset) return nullptr;  // ops draw with the keys that they hold
+    try {
+      return std::make_unique<LateRecording>(rank_of(device), work);
+    } catch (const Error&) {
+      return nullptr;
+    }
+  }
   NetworkCard network_card(Device, bool first) override {
     NetworkCard card;
     card.reaches = networks_;
@@ -486,7 +558,7 @@ void run_later(const void* op, Inputs in, Outputs out) {
     if (late(t)) device = t.device();
     outputs.push_back(on_host(t));
   }
-  rank_of(*device).work->give([op = *static_cast<const O*>(op), inputs, outputs]() mutable {
+  rank_of(*device).give([op = *static_cast<const O*>(op), inputs, outputs]() mutable {
     kernel_row<O>().on(DeviceType::cpu)(&op, inputs, outputs);
   });
 }

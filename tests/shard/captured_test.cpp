@@ -40,6 +40,9 @@ std::vector<std::vector<Tensor>> run(const Step& step, const Inputs& inputs, Ste
     else
       outputs.push_back(program->replay(in));
   }
+  const bool on_device =
+      std::ranges::any_of(outputs.back(), [](const Tensor& t) { return !t.device().is_cpu(); });
+  if (program && on_device) expect(program->is_device_graph(), "the device did not record the step");
   return outputs;
 }
 
@@ -54,7 +57,8 @@ Record train(Trainee& trainee, World& world, Steps how) {
     return {loss.detach(), norm.detach()};
   };
   Record record;
-  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, trainee.net.width); }, how)) {
+  for (const auto& out : run(
+           step, [&](int i) { return inputs_of(world, i, trainee.net.width); }, how)) {
     record.losses.push_back(out[0].item<float>());
     record.norms.push_back(out[1].item());
   }
@@ -76,13 +80,15 @@ std::vector<float> narrow_run(World& world, const shard::Options& options, Devic
       loss = mean(square(sub(to(net(in[0]), f32), in[1])));
       loss.backward();
     }
+    const Tensor norm = shard::clip_grad_norm_(net.parameters(), 0.25);
     optimizer.step();
     optimizer.zero_grad();
-    return {loss.detach()};
+    return {loss.detach(), norm.detach()};
   };
   std::vector<float> seen;
-  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, net.width, device); }, how))
-    seen.push_back(out[0].item<float>());
+  for (const auto& out : run(
+           step, [&](int i) { return inputs_of(world, i, net.width, device); }, how))
+    for (const Tensor& t : out) seen.push_back(static_cast<float>(t.item()));
   for (const auto& [name, tensor] : shard::full_state_dict(net))
     for (const float value : to(to(tensor, Device::cpu()), f32).to_vector<float>()) seen.push_back(value);
   return seen;
