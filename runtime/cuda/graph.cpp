@@ -9,6 +9,7 @@
 #include "runtime/context.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/device_key.h"
+#include "runtime/cuda/graph_memory.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/rank.h"
@@ -34,8 +35,7 @@ class StartKey {
 class Graph final : public DeviceRecording {
  public:
   explicit Graph(Device device) : device_(device) {}
-  /// Waits first, because the stream may be at work on the graph. What its ops made on their way lies in the
-  /// driver's memory for graphs, which no tensor gets before it is trimmed.
+  /// Waits first, because the stream may be at work on the graph.
   ~Graph() override {
     if (graph_ == nullptr) return;
     cudaSetDevice(device_.index);
@@ -43,8 +43,7 @@ class Graph final : public DeviceRecording {
       cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
     else
       cudaDeviceSynchronize();
-    cudaGraphExecDestroy(graph_);
-    cudaDeviceGraphMemTrim(device_.index);
+    GraphMemory::of(device_.index).end(device_.index, [this] { cudaGraphExecDestroy(graph_); });
     cudaGetLastError();
   }
   Graph(const Graph&) = delete;
@@ -62,11 +61,12 @@ class Graph final : public DeviceRecording {
   /// can be has been given back.
   template <class F>
   void check_memory(const F& call) const {
-    cudaError_t status = call();
+    GraphMemory& memory = GraphMemory::of(device_.index);
+    cudaError_t status = memory.use(call);
     if (status == cudaErrorMemoryAllocation) [[unlikely]] {
       cudaGetLastError();
       give_back_to_graphs(state_of(device_));
-      status = call();
+      status = memory.use(call);
     }
     if (status == cudaErrorMemoryAllocation)
       refuse_memory(device_,
@@ -122,6 +122,7 @@ void Graph::record(const std::function<void()>& work) {
   const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)> recorded(
       graph, &cudaGraphDestroy);
   check_memory([&] { return cudaGraphInstantiate(&graph_, recorded.get(), 0); });
+  GraphMemory::of(device_.index).begin();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "runtime/context.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/graph_memory.h"
 #include "runtime/cuda/rank.h"
 
 namespace sherd::cuda {
@@ -97,7 +98,11 @@ void* allocate(Device device, std::size_t bytes) {
   DeviceState& state = state_of(device);
   void* data = nullptr;
   bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
-  cudaError_t status = cudaMallocAsync(&data, bytes, state.stream());
+  cudaError_t status =
+      state.recording()
+          ? cudaMallocFromPoolAsync(&data, bytes, GraphMemory::of(state.index()).kind(state.index()),
+                                    state.stream())
+          : cudaMallocAsync(&data, bytes, state.stream());
   if (status == cudaErrorMemoryAllocation && !state.recording()) {
     cudaGetLastError();
     give_back_unused(state);
@@ -141,8 +146,9 @@ void free_block(void* data, cudaStream_t stream) noexcept {
 
 void give_back_unused(DeviceState& state) {
   state.blocks().trim();
-  check_cuda(cudaDeviceSynchronize(), "cuda memory");
-  check_cuda(cudaDeviceGraphMemTrim(state.index()), "cuda memory");
+  GraphMemory::of(state.index()).trim(state.index(), [] {
+    check_cuda(cudaDeviceSynchronize(), "cuda memory");
+  });
 }
 
 void give_back_to_graphs(DeviceState& state) {

@@ -1,0 +1,42 @@
+// The driver's memory for what graphs make on their way: one pool a GPU, for the graphs of all ranks there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <mutex>
+#include <shared_mutex>
+
+namespace sherd::cuda {
+
+/// Who uses that pool of one GPU. Trimming it while a graph of another thread runs, or is launched, takes
+/// memory that the graph has: its results were wrong then, or the process crashed.
+class GraphMemory {
+ public:
+  /// Never destroyed: graphs may end after `main`.
+  static GraphMemory& of(int device);
+
+  /// Makes or launches a graph: nothing is trimmed meanwhile.
+  template <class F>
+  auto use(const F& call) {
+    const std::shared_lock lock(mutex_);
+    return call();
+  }
+  /// Says what the blocks are like that a recording asks for: they are the graph's own, so no other GPU reads
+  /// them, as those of the device's default pool may be read.
+  cudaMemPool_t kind(int device);
+  /// A graph that can be launched from now on.
+  void begin();
+  /// One that has run for the last time is destroyed by `destroy`. The last one's end gives the pool back.
+  void end(int device, const std::function<void()>& destroy) noexcept;
+  /// Gives back what no graph has, after `wait`, in which the device comes to its end.
+  void trim(int device, const std::function<void()>& wait);
+
+ private:
+  std::shared_mutex mutex_;
+  int graphs_ = 0;  // guarded by it, held alone
+  std::once_flag kind_made_;
+  cudaMemPool_t kind_ = nullptr;
+};
+
+}  // namespace sherd::cuda
