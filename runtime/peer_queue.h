@@ -57,6 +57,9 @@ class SHERD_API PeerQueue {
   virtual void follow(DeviceEvent& event) = 0;
   /// So does what the rank computes from now on.
   virtual void work_follows(DeviceEvent& event) = 0;
+  /// What lies on `other`, of the same type, may be given to it from now on. NotImplementedError where this
+  /// device cannot read it.
+  virtual void reach(Device other) = 0;
   virtual void copy(std::span<const PeerCopy> copies) = 0;
   /// By the rule of `ReduceOp`: the bits are those of the host.
   virtual void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) = 0;

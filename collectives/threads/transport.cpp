@@ -302,7 +302,9 @@ class ThreadLine final : public Line {
     PeerQueue& queue = own.on_device->queue;
     CallMoments& moments = own.on_device->of(finished_);
     for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane) {
-      CallMoments& theirs = slot(lane, finished_).on_device->of(finished_);
+      DeviceLane& there = *slot(lane, finished_).on_device;
+      CallMoments& theirs = there.of(finished_);
+      queue.reach(there.device);
       queue.follow(round_ == 0 ? *theirs.ready : *theirs.moved[0]);
     }
     std::vector<PeerCopy> copies;

@@ -1,6 +1,8 @@
 #include "runtime/cuda/peer_queue.h"
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 
 #include "runtime/backend.h"
 #include "runtime/cuda/check.h"
@@ -40,20 +42,26 @@ cudaStream_t urgent_stream() {
   return stream;
 }
 
-/// Lets kernels of the other GPUs read this one's pool, where the hardware can: only once ranks move tensors,
-/// since it wakes every GPU.
-void share_memory(int index) {
+/// Lets kernels of GPU `reader` read the pool of `owner`, once for all ranks of the process: it maps all that
+/// the pool has.
+void let_read(int reader, int owner) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> done;
+  const std::scoped_lock lock(mutex);
+  if (done.contains({reader, owner})) return;
+  int reaches = 0;
+  check_cuda(cudaDeviceCanAccessPeer(&reaches, reader, owner), "cuda peers");
+  check<NotImplementedError>(reaches != 0,
+                             "collectives: cuda:{} cannot read the memory of cuda:{}; start the ranks as "
+                             "processes (sherd launch, torchrun), which go through the host or NCCL",
+                             reader, owner);
   cudaMemPool_t pool = nullptr;
-  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda peers");
-  for (int other = 0; other < gpu_count(); ++other) {
-    int reaches = 0;
-    if (other != index) check_cuda(cudaDeviceCanAccessPeer(&reaches, other, index), "cuda peers");
-    if (reaches == 0) continue;
-    cudaMemAccessDesc access{};
-    access.location = {cudaMemLocationTypeDevice, other};
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
-  }
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, owner), "cuda peers");
+  cudaMemAccessDesc access{};
+  access.location = {cudaMemLocationTypeDevice, reader};
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
+  done.insert({reader, owner});
 }
 
 }  // namespace
@@ -61,7 +69,6 @@ void share_memory(int index) {
 CudaPeerQueue::CudaPeerQueue(DeviceState& state, Device device)
     : state_(state), device_(device), moves_(urgent_stream()) {
   check_cuda(cudaStreamCreateWithFlags(&frees_, cudaStreamNonBlocking), "cuda peers");
-  share_memory(device_.index);
 }
 
 CudaPeerQueue::~CudaPeerQueue() {
@@ -96,6 +103,12 @@ void CudaPeerQueue::follow(DeviceEvent& event) {
 
 void CudaPeerQueue::work_follows(DeviceEvent& event) {
   check_cuda(cudaStreamWaitEvent(state_.stream(), event_of(event)), "cuda peers");
+}
+
+void CudaPeerQueue::reach(Device other) {
+  if (other == device_ || reached_.test(static_cast<std::size_t>(other.index))) return;
+  let_read(device_.index, other.index);
+  reached_.set(static_cast<std::size_t>(other.index));
 }
 
 void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bitset>
+
 #include "runtime/cuda/rank.h"
 #include "runtime/peer_queue.h"
 
@@ -22,6 +24,7 @@ class CudaPeerQueue final : public PeerQueue {
   void mark(DeviceEvent& event) override;
   void follow(DeviceEvent& event) override;
   void work_follows(DeviceEvent& event) override;
+  void reach(Device other) override;
   void copy(std::span<const PeerCopy> copies) override;
   void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) override;
   void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) override;
@@ -34,6 +37,7 @@ class CudaPeerQueue final : public PeerQueue {
   Device device_;
   cudaStream_t moves_ = nullptr, frees_ = nullptr;
   Event work_so_far_;
+  std::bitset<most_devices> reached_;
 };
 
 }  // namespace sherd::cuda
