@@ -187,7 +187,7 @@ def parity(path, steps=100, batches=10, batch=8):
         file.writelines(f"{a} {b}\n" for a, b in zip(*columns))
 
 
-arguments = sys.argv[1:]
+arguments = sys.argv[1:] if __name__ == "__main__" else []
 while arguments:
     word = arguments.pop(0)
     if word == "kernels":
