@@ -90,7 +90,7 @@ std::unique_ptr<DeviceMark> Backend::mark(Device device) {
   return std::make_unique<PastMark>(*this, device);
 }
 
-std::unique_ptr<DeviceNetwork> Backend::connect(Device device, const NetworkCard&, int, int) {
+std::unique_ptr<DeviceNetwork> Backend::connect(Device device, NetworkOffer, const NetworkCard&, int, int) {
   fail<NotImplementedError>("{}: its back end connects no devices of several processes", to_string(device));
 }
 

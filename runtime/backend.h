@@ -60,12 +60,14 @@ class SHERD_API Backend {
   /// The calling rank's queue for moving data between ranks on `device`, which the back end keeps as long as
   /// the rank lives. Null where tensors of this type of device do not travel between ranks.
   virtual PeerQueue* peer_queue(Device) { return nullptr; }
-  /// What this rank tells those whose devices its own is to be connected with; `first`: its card names the
-  /// connections. A card that says nothing: what processes move of these tensors goes through the host.
-  virtual NetworkCard network_card(Device, [[maybe_unused]] bool first) { return {}; }
+  /// What this rank tells those whose devices its own is to be connected with, and what it keeps free for
+  /// that; `first`: its card names the connections. A card that says nothing, as where there is no room: what
+  /// processes move of these tensors goes through the host.
+  virtual NetworkOffer network_offer(Device, [[maybe_unused]] bool first) { return {}; }
   /// Begins to connect `device` with those of the other ranks, which all do so with the first one's card and
   /// have cards that reach. Never waits.
-  virtual std::unique_ptr<DeviceNetwork> connect(Device device, const NetworkCard& first, int rank, int size);
+  virtual std::unique_ptr<DeviceNetwork> connect(Device device, NetworkOffer own, const NetworkCard& first,
+                                                 int rank, int size);
   /// What the device's maker calls it ("NVIDIA H200"); empty where nobody says.
   virtual std::string product(Device device);
 };

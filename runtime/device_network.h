@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "runtime/export.h"
@@ -18,6 +19,13 @@ struct NetworkCard {
   std::uint64_t device = 0;     ///< equal for ranks that share one
   bool reaches = false;         ///< it can be connected with the devices of other processes
   bool shares = false;          ///< also with itself, where ranks share it
+};
+
+/// A card, and the room that a device has for one connection more, for as long as it is held: what waits
+/// there for other ranks runs beside whatever else waits, or ranks could wait for each other for ever.
+struct NetworkOffer {
+  NetworkCard card{};
+  std::shared_ptr<const void> room{};
 };
 
 /// Bytes that go to or come from another rank.

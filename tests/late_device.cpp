@@ -306,8 +306,9 @@ class LateAside final : public DeviceAside {
 /// Connections among processes of this machine, which the queue's thread uses.
 class LateNetwork final : public DeviceNetwork {
  public:
-  LateNetwork(Rank& rank, std::string key, int self, int size)
-      : key_(std::move(key)),
+  LateNetwork(Rank& rank, NetworkOffer own, std::string key, int self, int size)
+      : room_(std::move(own.room)),
+        key_(std::move(key)),
         self_(self),
         wires_(static_cast<std::size_t>(size)),
         queue_(rank.work, rank.frees, rank.recorded) {
@@ -453,6 +454,7 @@ class LateNetwork final : public DeviceNetwork {
   }
 
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  const std::shared_ptr<const void> room_;
   std::string key_;
   int self_;
   bool connected_ = false;
@@ -520,17 +522,22 @@ class LateBackend final : public Backend {
       return nullptr;
     }
   }
-  NetworkCard network_card(Device, bool first) override {
-    NetworkCard card;
-    card.reaches = networks_;
+  NetworkOffer network_offer(Device, bool first) override {
+    NetworkOffer offer;
+    NetworkCard& card = offer.card;
+    if (!networks_) return offer;
+    static std::atomic<int> taken{0};  // few, so that some lines of a program find no room
+    std::shared_ptr<std::atomic<int>> room(&taken, [](std::atomic<int>* count) { --*count; });
+    card.reaches = ++taken <= 4;
+    if (card.reaches) offer.room = std::move(room);
     card.device = static_cast<std::uint64_t>(::getpid());
     static std::atomic<int> made{0};
     if (first) fmt::format_to_n(card.key.data(), card.key.size() - 1, "{}-{}", ::getpid(), ++made);
-    return card;
+    return offer;
   }
-  std::unique_ptr<DeviceNetwork> connect(Device device, const NetworkCard& first, int rank,
+  std::unique_ptr<DeviceNetwork> connect(Device device, NetworkOffer own, const NetworkCard& first, int rank,
                                          int size) override {
-    return std::make_unique<LateNetwork>(rank_of(device), first.key.data(), rank, size);
+    return std::make_unique<LateNetwork>(rank_of(device), std::move(own), first.key.data(), rank, size);
   }
 
  private:

@@ -101,9 +101,8 @@ void visit_rank_settings(auto& o, auto&& on) {
              true},
      o.reshard);
   on(Setting{"device",
-             "where it is computed: cpu, or cuda for this machine's first GPU, with --param-dtype bf16 "
-             "unless it "
-             "is given",
+             "where it is computed: cpu, or cuda for a GPU of each rank's own as far as the machine has "
+             "them, with --param-dtype bf16 unless it is given",
              "cuda", 0, 0, recorded, "cpu|cuda", true},
      o.device);
 }

@@ -1,6 +1,7 @@
 #include "collectives/processes/device_route.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/backend.h"
 
@@ -46,15 +47,17 @@ bool GivenCalls::waits_too_long() {
 }
 
 DeviceRoute::DeviceRoute(Device device, std::size_t self)
-    : device_(device), self_(self), card_(backend(device.type).network_card(device, self == 0)) {}
+    : device_(device), self_(self), offer_(backend(device.type).network_offer(device, self == 0)) {}
 
 PeerQueue& DeviceRoute::own() const { return *backend(device_.type).peer_queue(device_); }
 
 void DeviceRoute::choose(std::span<const NetworkCard> cards) {
   way_ = reach_each_other(cards) ? Way::network : Way::host;
+  NetworkOffer own = std::exchange(offer_, {});
   if (way_ == Way::host) return;
   network_ = backend(device_.type)
-                 .connect(device_, cards[0], static_cast<int>(self_), static_cast<int>(cards.size()));
+                 .connect(device_, std::move(own), cards[0], static_cast<int>(self_),
+                          static_cast<int>(cards.size()));
 }
 
 void DeviceRoute::posted(std::uint64_t sequence, Device device) {

@@ -61,7 +61,7 @@ class DeviceRoute {
   Device device() const { return device_; }
   Way way() const { return way_; }
   /// What this rank brings to the choice.
-  const NetworkCard& card() const { return card_; }
+  const NetworkCard& card() const { return offer_.card; }
   /// Chooses by the cards of all lanes, which every rank does with the same ones, and begins to connect.
   void choose(std::span<const NetworkCard> cards);
 
@@ -94,7 +94,7 @@ class DeviceRoute {
   Device device_;
   std::size_t self_;
   Way way_ = Way::unknown;
-  NetworkCard card_;
+  NetworkOffer offer_;
   std::shared_ptr<Moments> moments_ = std::make_shared<Moments>(1);
   std::unique_ptr<DeviceNetwork> network_;
   GivenCalls given_;

@@ -118,10 +118,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceMark> mark(Device device) override { return std::make_unique<StreamMark>(device); }
   std::unique_ptr<DeviceAside> aside(Device device) override { return std::make_unique<Aside>(device); }
   PeerQueue* peer_queue(Device device) override { return &state_of(device).peers(); }
-  NetworkCard network_card(Device device, bool first) override { return nccl_card(device, first); }
-  std::unique_ptr<DeviceNetwork> connect(Device device, const NetworkCard& first, int rank,
+  NetworkOffer network_offer(Device device, bool first) override { return nccl_offer(device, first); }
+  std::unique_ptr<DeviceNetwork> connect(Device device, NetworkOffer own, const NetworkCard& first, int rank,
                                          int size) override {
-    return nccl_connect(state_of(device), device, first, rank, size);
+    return nccl_connect(state_of(device), device, std::move(own), first, rank, size);
   }
   std::string product(Device device) override {
     cudaDeviceProp properties{};

@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/peer_queue.h"
+#include "runtime/cuda/rank.h"
 #include "runtime/cuda/shared_library.h"
 #include "runtime/log.h"
 
@@ -40,11 +42,12 @@ struct Nccl {
 };
 
 std::optional<Nccl> load() {
-  const char* named = std::getenv("SHERD_NCCL");
-  if (named == nullptr || *named == '\0' || std::string_view(named) == "off") return {};
-  const SharedLibrary library(std::string_view(named) == "on" ? "libnccl.so.2" : named);
+  const char* asked = std::getenv("SHERD_NCCL");
+  const std::string_view named = asked != nullptr ? asked : "";
+  if (named == "off") return {};
+  const SharedLibrary library(named.empty() || named == "on" ? "libnccl.so.2" : asked);
   if (!library.found()) {
-    write_log(LogLevel::warning,
+    write_log(named.empty() ? LogLevel::info : LogLevel::warning,
               "nccl: {} was not found; tensors of GPUs go between processes through the host",
               library.name());
     return {};
@@ -81,15 +84,35 @@ void check_nccl(ncclResult_t result, std::string_view what) {
                     nccl()->get_error_string(result), nccl()->get_last_error(nullptr));
 }
 
+/// Connections that one GPU has at a time, at most: so many calls find multiprocessors beside each other,
+/// whatever the order in which ranks give them.
+constexpr int most_connections = 6;
+
+/// Null when a GPU has no room for one more.
+std::shared_ptr<const void> room_on(int device) {
+  static std::array<std::atomic<int>, most_devices> taken{};
+  std::atomic<int>& here = taken[static_cast<std::size_t>(device)];
+  std::shared_ptr<std::atomic<int>> room(&here, [](std::atomic<int>* count) { --*count; });
+  return ++here <= most_connections ? std::move(room) : nullptr;
+}
+
+int multiprocessors(int device) {
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "nccl");
+  return count;
+}
+
 class NcclNetwork final : public DeviceNetwork {
  public:
-  NcclNetwork(DeviceState& state, Device device, const NetworkCard& first, int rank, int size)
-      : device_(device), queue_(state, device) {
+  NcclNetwork(DeviceState& state, Device device, NetworkOffer own, const NetworkCard& first, int rank,
+              int size)
+      : room_(std::move(own.room)), device_(device), queue_(state, device) {
     ncclUniqueId id;
     static_assert(sizeof id.internal == sizeof first.key);
     std::memcpy(id.internal, first.key.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = multiprocessors(device.index) / most_connections;
     use();
     check_nccl(nccl()->comm_init_rank_config(&comm_, size, id, rank, &config), "nccl: connecting");
   }
@@ -171,6 +194,7 @@ class NcclNetwork final : public DeviceNetwork {
     check_nccl(nccl()->group_end(), what);
   }
 
+  const std::shared_ptr<const void> room_;
   Device device_;
   CudaPeerQueue queue_;
   ncclComm_t comm_ = nullptr;
@@ -187,9 +211,10 @@ bool may_share() {
 
 }  // namespace
 
-NetworkCard nccl_card(Device device, bool first) {
-  NetworkCard card;
-  if (nccl() == nullptr) return card;
+NetworkOffer nccl_offer(Device device, bool first) {
+  NetworkOffer offer;
+  NetworkCard& card = offer.card;
+  if (nccl() == nullptr) return offer;
   if (first) {
     ncclUniqueId id;
     check_nccl(nccl()->get_unique_id(&id), "nccl: a name for the connections");
@@ -201,14 +226,15 @@ NetworkCard nccl_card(Device device, bool first) {
   static_assert(sizeof uuid == sizeof properties.uuid);
   std::memcpy(uuid.data(), &properties.uuid, sizeof uuid);
   card.device = uuid[0] ^ uuid[1];
-  card.reaches = true;
+  offer.room = room_on(device.index);
+  card.reaches = offer.room != nullptr;
   card.shares = may_share();
-  return card;
+  return offer;
 }
 
-std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, const NetworkCard& first,
-                                            int rank, int size) {
-  return std::make_unique<NcclNetwork>(state, device, first, rank, size);
+std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, NetworkOffer own,
+                                            const NetworkCard& first, int rank, int size) {
+  return std::make_unique<NcclNetwork>(state, device, std::move(own), first, rank, size);
 }
 
 }  // namespace sherd::cuda

@@ -9,11 +9,11 @@ namespace sherd::cuda {
 
 class DeviceState;
 
-/// What `Backend::network_card` says of a GPU. NCCL is loaded here, when tensors of a GPU are to travel
-/// between processes for the first time, if SHERD_NCCL asks for it: "on", or the library's path.
-NetworkCard nccl_card(Device device, bool first);
+/// As `Backend::network_offer`. NCCL is loaded here, when tensors of a GPU are to travel between processes
+/// for the first time: the library of that path that SHERD_NCCL names, none where it says "off".
+NetworkOffer nccl_offer(Device device, bool first);
 /// Connects without waiting: ncclCommInitRankConfig.
-std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, const NetworkCard& first,
-                                            int rank, int size);
+std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState& state, Device device, NetworkOffer own,
+                                            const NetworkCard& first, int rank, int size);
 
 }  // namespace sherd::cuda

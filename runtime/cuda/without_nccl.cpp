@@ -4,8 +4,9 @@
 
 namespace sherd::cuda {
 
-NetworkCard nccl_card(Device, bool) { return {}; }
-std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState&, Device, const NetworkCard&, int, int) {
+NetworkOffer nccl_offer(Device, bool) { return {}; }
+std::unique_ptr<DeviceNetwork> nccl_connect(DeviceState&, Device, NetworkOffer, const NetworkCard&, int,
+                                            int) {
   fail<NotImplementedError>("nccl: Sherd was built without it");
 }
 
