@@ -17,7 +17,7 @@ class SHERD_API Expr {
  public:
   Expr() : Expr(0.0) {}
   template <class T>
-    requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
   explicit Expr(T value) : value_(value) {}
   explicit Expr(Number value) : value_(value) {}
   explicit Expr(Tensor tensor) : tensor_(std::move(tensor)), dtype_(tensor_.dtype()) {}
@@ -51,6 +51,8 @@ class SHERD_API Expr {
 };
 
 SHERD_API Expr where(const Expr& condition, const Expr& a, const Expr& b);
+/// `x` where the condition holds, else 0.
+inline Expr only_if(const Expr& condition, const Expr& x) { return where(condition, x, Expr(0.0)); }
 SHERD_API Expr exp(const Expr& x);
 SHERD_API Expr log(const Expr& x);
 SHERD_API Expr sqrt(const Expr& x);

@@ -280,18 +280,33 @@ constexpr float cos(float x) { return detail::sine(std::fabs(x), 1); }
 constexpr double sin(double x) { return std::sin(x); }
 constexpr double cos(double x) { return std::cos(x); }
 
+/// `x` where the condition holds, else 0, by bits: for a condition that may be the same for a whole loop, of
+/// which the compiler makes no vector by `where`.
+template <class T>
+constexpr T only_if(bool condition, T x) {
+  using Bits = std::make_unsigned_t<typename detail::Format<T>::Int>;
+  return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
+}
+
 /// x to the power y, with IEEE 754's values at the edges. In float within 1 ulp: through double.
 constexpr double pow(double x, double y) { return std::pow(x, y); }
 constexpr float pow(float x, float y) {
-  // All of it in double: a loop with one width of lanes is a loop of vectors.
+  // All of it in double: a loop with one width of lanes is a loop of vectors. What follows from the power
+  // alone is numbers and bits, since of a truth that is the same in all lanes the compiler makes no vector.
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  const double base = x, power = y, size = std::fabs(base), half = 0.5 * power;
-  const double value = where(size == 1, 1.0, exp(power * log(size)));  // of an infinite power too
+  using Bits = std::uint64_t;
+  const double base = x, power = y, half = 0.5 * power;
   const bool integer = std::trunc(power) == power, odd = integer && std::trunc(half) != half;
-  const double with_sign = where(odd, std::copysign(value, base), value);
-  const bool none = base < 0 && size < infinity && !integer;
+  const Bits sign = odd ? Bits{1} << 63 : 0;
+  const double none_below = integer ? -infinity : 0;
+  // Of a power of 0 the base counts as 1.
+  const double size = only_if(power != 0, std::fabs(base)) + (power != 0 ? 0.0 : 1.0);
+  const double value = where(size == 1, 1.0, exp(power * log(size)));  // of an infinite power too
+  const double with_sign =
+      std::bit_cast<double>(std::bit_cast<Bits>(value) | (std::bit_cast<Bits>(base) & sign));
+  const bool none = base + (base - base) < none_below;  // not of -inf, where the sum is NaN
   const double defined = where(none, std::numeric_limits<double>::quiet_NaN(), with_sign);
-  return static_cast<float>(where(power == 0 || base == 1, 1.0, defined));
+  return static_cast<float>(where(base == 1, 1.0, defined));
 }
 
 struct SinCos {

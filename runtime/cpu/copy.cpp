@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "runtime/cpu/operands.h"
 #include "runtime/error.h"
@@ -80,18 +81,59 @@ void copy_row(const Dim& d, const From* from, To* to) {
   }
 }
 
-/// A plane that is contiguous along `a` in the source and along `b` in the target, in blocks that stay in the
-/// cache.
+/// A square of `edge` rows, each in one register.
+template <class T>
+struct Square {
+  static constexpr int edge = sizeof(T) == 8 ? 8 : 16;
+  typedef T Row [[gnu::vector_size(edge * sizeof(T))]];
+  Row row[edge];
+
+  void transpose() {
+    exchange<1>(std::make_integer_sequence<int, edge>());
+    exchange<2>(std::make_integer_sequence<int, edge>());
+    exchange<4>(std::make_integer_sequence<int, edge>());
+    if constexpr (edge == 16) exchange<8>(std::make_integer_sequence<int, edge>());
+  }
+
+ private:
+  /// Squares of `step` that lie beside each other off the diagonal.
+  template <int step, int... j>
+  [[gnu::always_inline]] void exchange(std::integer_sequence<int, j...>) {
+#pragma GCC unroll 16
+    for (int i = 0; i < edge; ++i) {
+      if ((i & step) != 0) continue;
+      const Row a = row[i], b = row[i + step];
+      row[i] = __builtin_shufflevector(a, b, ((j & step) == 0 ? j : edge + j - step)...);
+      row[i + step] = __builtin_shufflevector(a, b, ((j & step) == 0 ? j + step : edge + j)...);
+    }
+  }
+};
+
+/// A plane that is contiguous along `a` in the source and along `b` in the target, square by square; cast, or
+/// what squares leave over, in blocks that stay in the cache.
 template <class To, class From>
 void copy_transposed(const Dim& a, const Dim& b, const From* from, To* to) {
-  constexpr std::int64_t edge = 32;
-  for (std::int64_t i0 = 0; i0 < a.size; i0 += edge) {
-    const std::int64_t i1 = std::min(i0 + edge, a.size);
-    for (std::int64_t j0 = 0; j0 < b.size; j0 += edge) {
-      const std::int64_t j1 = std::min(j0 + edge, b.size);
-      for (std::int64_t i = i0; i < i1; ++i) {
-        for (std::int64_t j = j0; j < j1; ++j) to[i * a.to + j] = converted<To>(from[i + j * b.from]);
+  const auto block = [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+    for (std::int64_t i = i0; i < i1; ++i)
+      for (std::int64_t j = j0; j < j1; ++j) to[i * a.to + j] = converted<To>(from[i + j * b.from]);
+  };
+  constexpr bool squares = std::is_same_v<To, From> && std::is_integral_v<To>;
+  constexpr std::int64_t edge = squares ? Square<std::conditional_t<squares, To, int>>::edge : 32;
+  for (std::int64_t j0 = 0; j0 < b.size; j0 += edge) {
+    const std::int64_t j1 = std::min(j0 + edge, b.size);
+    for (std::int64_t i0 = 0; i0 < a.size; i0 += edge) {
+      const std::int64_t i1 = std::min(i0 + edge, a.size);
+      if constexpr (squares) {
+        if (i1 - i0 == edge && j1 - j0 == edge) {
+          Square<To> s;
+          for (int j = 0; j < edge; ++j)
+            std::memcpy(&s.row[j], from + i0 + (j0 + j) * b.from, sizeof s.row[j]);
+          s.transpose();
+          for (int i = 0; i < edge; ++i) std::memcpy(to + (i0 + i) * a.to + j0, &s.row[i], sizeof s.row[i]);
+          continue;
+        }
       }
+      block(i0, i1, j0, j1);
     }
   }
 }

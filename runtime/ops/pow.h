@@ -20,9 +20,9 @@ struct Pow {
   }
   template <class T>
   constexpr T grad_a(T gy, T a, T b, T) const {
+    using math::only_if;
     using math::pow;
-    using math::where;
-    return where(b == T(0), T(0), gy * (b * pow(a, b - T(1))));
+    return only_if(b != T(0), gy * (b * pow(a, b - T(1))));
   }
   template <class T>
   constexpr T grad_b(T gy, T a, T b, T y) const {

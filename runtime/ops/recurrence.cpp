@@ -96,9 +96,26 @@ Tensor cumprod(const Tensor& x, std::int64_t axis) {
   });
 }
 
+namespace {
+
+/// The product along `axis`, which has 1 element then: of its halves, again and again, and of what an odd
+/// number of elements has over.
+Tensor product_along(Tensor y, int axis) {
+  Tensor over;
+  for (std::int64_t n = y.shape()[axis]; n > 1; n /= 2) {
+    if (n % 2 != 0) {
+      const Tensor last = narrow(y, axis, n - 1, 1);
+      over = over.defined() ? mul(over, last) : last;
+    }
+    y = mul(narrow(y, axis, 0, n / 2), narrow(y, axis, n / 2, n / 2));
+  }
+  return over.defined() ? mul(y, over) : y;
+}
+
+}  // namespace
+
 Tensor prod(const Tensor& x, Shape axes, Keep keep) {
   check<ShapeError>(axes.rank() <= x.rank(), "prod: axes {} of shape {}", axes, x.shape());
-  Shape order;
   Mask reduced = axes.empty() ? all_of_them : 0;
   for (std::int64_t axis : axes) {
     const Mask added = bit(static_cast<std::size_t>(normalize_axis("prod", axis, x.rank())));
@@ -108,21 +125,21 @@ Tensor prod(const Tensor& x, Shape axes, Keep keep) {
   }
   Shape kept, dropped;
   std::int64_t count = 1;
-  for (int pass = 0; pass < 2; ++pass)
-    for (int i = 0; i < x.rank(); ++i) {
-      const bool gone = has(reduced, static_cast<std::size_t>(i));
-      if (gone == (pass == 1)) order.push_back(i);
-      if (pass == 1) continue;
-      kept.push_back(gone ? 1 : x.shape()[i]);
-      if (!gone) dropped.push_back(x.shape()[i]);
-      if (gone) count *= x.shape()[i];
-    }
+  for (int i = 0; i < x.rank(); ++i) {
+    const bool gone = has(reduced, static_cast<std::size_t>(i));
+    kept.push_back(gone ? 1 : x.shape()[i]);
+    if (!gone) dropped.push_back(x.shape()[i]);
+    if (gone) count *= x.shape()[i];
+  }
   const Shape& shape = keep == Keep::dims ? kept : dropped;
   if (count == 0) return add(sum(x, axes, keep), 1);  // the product of nothing
-  Shape rows = dropped;
-  rows.push_back(count);
-  const Tensor products = cumprod(reshape(permute(x, order), rows), -1);
-  return reshape(select(products, -1, -1), shape);
+  const bool floats = is_floating(x.dtype());
+  const DType dtype = floats ? x.dtype() : DType::i64;
+  Tensor y = to(x, floats ? compute_dtype(dtype) : dtype);  // so that 16-bit floats are rounded once
+  for (int i = 0; i < x.rank(); ++i)
+    if (has(reduced, static_cast<std::size_t>(i))) y = product_along(y, i);
+  y = to(reshape(y, shape), dtype);
+  return count == 1 && y.dtype() == x.dtype() ? clone(y) : y;
 }
 
 }  // namespace sherd
