@@ -265,14 +265,12 @@ class LateRecording final : public DeviceRecording {
       work();
     } catch (...) {
       end();
+      free_all(recorded_.own);
       throw;
     }
     end();
   }
-  ~LateRecording() override {
-    for (const auto& [data, bytes] : recorded_.own)
-      rank_.work->give([data, bytes] { overwrite_and_free(data, bytes); });
-  }
+  ~LateRecording() override { free_all(recorded_.own); }
   void run(RandomKey) override {
     for (const auto& [data, bytes] : recorded_.own)
       rank_.work->give([data, bytes] { std::memset(data, 0xdb, bytes); });
@@ -282,7 +280,10 @@ class LateRecording final : public DeviceRecording {
  private:
   void end() {
     rank_.recorded = nullptr;
-    for (const auto& [data, bytes] : std::exchange(recorded_.freed, {}))
+    free_all(std::exchange(recorded_.freed, {}));
+  }
+  void free_all(const auto& blocks) {
+    for (const auto& [data, bytes] : blocks)
       rank_.work->give([data, bytes] { overwrite_and_free(data, bytes); });
   }
   Rank& rank_;
