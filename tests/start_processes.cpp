@@ -3,10 +3,7 @@
 //   start_processes -n N PROGRAM [ARGUMENT...]
 //
 // Ends with 128 + the signal of a process that was killed, else the highest status.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,22 +16,9 @@
 #include <string>
 #include <vector>
 
-namespace {
+#include "tests/free_port.h"
 
-/// A port on which nobody listens, below those that the system gives to connections.
-int free_port(std::random_device& random) {
-  for (;;) {
-    const int port = 10000 + static_cast<int>(random() % 20000);
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in own{};
-    own.sin_family = AF_INET;
-    own.sin_addr.s_addr = htonl(INADDR_ANY);
-    own.sin_port = htons(static_cast<std::uint16_t>(port));
-    const bool free = ::bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0;
-    ::close(fd);
-    if (free) return port;
-  }
-}
+namespace {
 
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
 
@@ -48,7 +32,7 @@ int main(int argc, char** argv) {
   }
   std::random_device random;
   set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(free_port(random)));
+  set("MASTER_PORT", std::to_string(sherd::test::free_port()));
   set("SHERD_JOB_TOKEN", std::to_string(random()) + std::to_string(random()));
   set("WORLD_SIZE", std::to_string(size));
   set("LOCAL_WORLD_SIZE", std::to_string(size));

@@ -190,9 +190,26 @@ bool move_all(int fd, std::size_t bytes, short events, Deadline end, const Move&
 
 }  // namespace
 
+namespace {
+
+/// Where nobody listens on a port of this machine that the system gives to connections too, a socket may get
+/// that very port and be connected with itself.
+bool meets_itself(int fd) {
+  sockaddr_in own{}, other{};
+  socklen_t own_length = sizeof own, other_length = sizeof other;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &other_length) == 0 &&
+         own.sin_port == other.sin_port && own.sin_addr.s_addr == other.sin_addr.s_addr;
+}
+
+}  // namespace
+
 Descriptor connect_to(std::uint32_t address, std::uint16_t port, std::chrono::milliseconds patience) {
   Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.open()) return fd;
+  // So that who is to listen there can, also while this socket has the port.
+  const int one = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   const sockaddr_in a = address_of(address, port);
   int error = 0;
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a) != 0) error = errno;
@@ -203,6 +220,7 @@ Descriptor connect_to(std::uint32_t address, std::uint16_t port, std::chrono::mi
     else if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0)
       error = errno;
   }
+  if (error == 0 && meets_itself(fd.get())) error = ECONNREFUSED;
   if (error != 0) fd.close();
   errno = error;
   return fd;
@@ -295,7 +313,8 @@ std::vector<Descriptor> Entrance::connect(int process, std::span<const Door> doo
     return std::find_if_not(sockets.begin() + process + 1, sockets.end(),
                             [](const Descriptor& socket) { return socket.open(); });
   };
-  welcome(listener_.get(), sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, end);
+  welcome(
+      listener_.get(), sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, end);
   listener_.close();
   check<StateError>(first_missing() == sockets.end(),
                     "processes: process {} has not connected to {} within {} s; look whether it has ended",

@@ -16,6 +16,7 @@
 #include "collectives/tcp/meeting.h"
 #include "collectives/tcp/wire.h"
 #include "tests/catch.h"
+#include "tests/free_port.h"
 
 using namespace sherd;
 using namespace sherd::processes;
@@ -27,11 +28,7 @@ namespace {
 
 Launch launch_of(int rank, int size) { return {Launcher::torchrun, rank, size, rank, size}; }
 
-MeetingPlace new_place() {
-  std::uint16_t port = 0;
-  REQUIRE(listen_on(Reach::this_machine, port).open());
-  return {"127.0.0.1", port, "a token"};
-}
+MeetingPlace new_place() { return {"127.0.0.1", test::free_port(), "a token"}; }
 
 void on_threads(int count, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
@@ -200,6 +197,20 @@ TEST_CASE("who does not come to the meeting, or is not let in, is named") {
   CHECK_THAT(refused, ContainsSubstring("SHERD_JOB_TOKEN"));
   CHECK(tcp::meet(launch_of(1, 2), place, {}).size() == 2);
   host.join();
+}
+
+TEST_CASE("where nobody listens no connection comes about, however often one is tried") {
+  // Of the ports that are given to connections, and of the half that Linux gives to them first.
+  std::uint16_t port = 0;
+  do {
+    port = 0;
+    REQUIRE(listen_on(Reach::this_machine, port).open());
+    port ^= 1;
+  } while (!listen_on(Reach::this_machine, port).open());
+  int connections = 0;
+  for (int i = 0; i < 40000; ++i) connections += connect_to(htonl(INADDR_LOOPBACK), htons(port)).open();
+  CHECK(connections == 0);
+  CHECK(listen_on(Reach::this_machine, port).open());
 }
 
 TEST_CASE("a process that ends after the meeting and before it connects is named") {
