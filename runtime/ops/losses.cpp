@@ -65,7 +65,8 @@ void check_weight(std::string_view call, const Tensor& weight, const Tensor& sco
                     name_of(scores.dtype()));
 }
 
-/// -log p of the targets of rows, with weights; `counts` are what each row counts in a mean.
+/// -log p of the targets of rows, with weights; `counts` are what each row counts in a mean. In f32 for
+/// 16-bit scores, of which only the targets' are cast.
 struct Nll {
   Tensor losses, counts, counted;
 };
@@ -75,10 +76,11 @@ Nll nll_rows(const Tensor& log_p, const Tensor& targets, std::int64_t ignore_ind
                     name_of(targets.dtype()));
   const Tensor counted = not_equal(targets, ignore_index);
   const Tensor target = where(counted, to(targets, DType::i64), 0);
-  const Tensor ones = expand(Tensor::scalar(1, {log_p.dtype(), log_p.device()}), target.shape());
+  const DType dtype = compute_dtype(log_p.dtype());
+  const Tensor ones = expand(Tensor::scalar(1, {dtype, log_p.device()}), target.shape());
   const Tensor counts = where(counted, weight.defined() ? index_select(weight, 0, target) : ones, 0);
-  if (log_p.numel() == 0) return {mul(counts, sum(log_p, {1})), counts, counted};
-  const Tensor at_target = squeeze(gather(log_p, unsqueeze(target, 1)), 1);
+  if (log_p.numel() == 0) return {mul(counts, sum(to(log_p, dtype), {1})), counts, counted};
+  const Tensor at_target = to(squeeze(gather(log_p, unsqueeze(target, 1)), 1), dtype);
   return {where(counted, neg(mul(at_target, counts)), 0), counts, counted};
 }
 
@@ -144,7 +146,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptio
   check<DTypeError>(is_floating(dtype), "nll_loss: takes floating dtypes, got {}", name_of(dtype));
   const Rows rows = rows_of("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", o.weight, rows.scores);
-  const Nll nll = nll_rows(wide(rows.scores), rows.targets, o.ignore_index, wide(o.weight));
+  const Nll nll = nll_rows(rows.scores, rows.targets, o.ignore_index, wide(o.weight));
   return to(weighted_mean(nll.losses, nll.counts, o.reduction, rows.shape), dtype);
 }
 
