@@ -17,7 +17,7 @@ class SHERD_API Expr {
  public:
   Expr() : Expr(0.0) {}
   template <class T>
-  requires std::is_arithmetic_v<T>
+    requires std::is_arithmetic_v<T>
   explicit Expr(T value) : value_(value) {}
   explicit Expr(Number value) : value_(value) {}
   explicit Expr(Tensor tensor) : tensor_(std::move(tensor)), dtype_(tensor_.dtype()) {}

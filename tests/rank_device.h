@@ -20,8 +20,8 @@ inline Device rank_device(std::string_view name) {
   return Device::cuda((world != nullptr ? world->local_rank() : 0) % std::max(1, gpu_count()));
 }
 
-/// Why ranks cannot lie on the devices of that name here; empty where they can. `gpus`: how many differ from
-/// what the tests on one GPU see.
+/// Why ranks cannot lie on the devices of that name here; empty where they can. `gpus`: how many "cuda:each"
+/// must have to be another case than "cuda:0".
 inline std::string why_not_here(std::string_view name, int gpus) {
   if (!name.starts_with("cuda")) return {};
   const int here = gpu_count();

@@ -188,10 +188,6 @@ bool move_all(int fd, std::size_t bytes, short events, Deadline end, const Move&
   return true;
 }
 
-}  // namespace
-
-namespace {
-
 /// Where nobody listens on a port of this machine that the system gives to connections too, a socket may get
 /// that very port and be connected with itself.
 bool meets_itself(int fd) {
@@ -313,8 +309,7 @@ std::vector<Descriptor> Entrance::connect(int process, std::span<const Door> doo
     return std::find_if_not(sockets.begin() + process + 1, sockets.end(),
                             [](const Descriptor& socket) { return socket.open(); });
   };
-  welcome(
-      listener_.get(), sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, end);
+  welcome(listener_.get(), sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, end);
   listener_.close();
   check<StateError>(first_missing() == sockets.end(),
                     "processes: process {} has not connected to {} within {} s; look whether it has ended",

@@ -43,7 +43,7 @@ class Graph final : public DeviceRecording {
       cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
     else
       cudaDeviceSynchronize();
-    GraphMemory::of(device_.index).end(device_.index, [this] { cudaGraphExecDestroy(graph_); });
+    GraphMemory::of(device_.index).end([this] { cudaGraphExecDestroy(graph_); });
     cudaGetLastError();
   }
   Graph(const Graph&) = delete;

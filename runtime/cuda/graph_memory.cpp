@@ -8,15 +8,19 @@
 namespace sherd::cuda {
 
 GraphMemory& GraphMemory::of(int device) {
-  static std::array<GraphMemory, most_devices>& all = *new std::array<GraphMemory, most_devices>;
+  static std::array<GraphMemory, most_devices>& all = []() -> auto& {
+    auto& made = *new std::array<GraphMemory, most_devices>;
+    for (std::size_t i = 0; i < made.size(); ++i) made[i].device_ = static_cast<int>(i);
+    return made;
+  }();
   return all[static_cast<std::size_t>(device)];
 }
 
-cudaMemPool_t GraphMemory::kind(int device) {
+cudaMemPool_t GraphMemory::kind() {
   std::call_once(kind_made_, [&] {
     cudaMemPoolProps props{};
     props.allocType = cudaMemAllocationTypePinned;
-    props.location = {cudaMemLocationTypeDevice, device};
+    props.location = {cudaMemLocationTypeDevice, device_};
     check_cuda(cudaMemPoolCreate(&kind_, &props), "cuda memory");
   });
   return kind_;
@@ -27,16 +31,16 @@ void GraphMemory::begin() {
   ++graphs_;
 }
 
-void GraphMemory::end(int device, const std::function<void()>& destroy) noexcept {
+void GraphMemory::end(const std::function<void()>& destroy) noexcept {
   const std::scoped_lock lock(mutex_);
   destroy();
-  if (--graphs_ == 0) cudaDeviceGraphMemTrim(device);
+  if (--graphs_ == 0) cudaDeviceGraphMemTrim(device_);
 }
 
-void GraphMemory::trim(int device, const std::function<void()>& wait) {
+void GraphMemory::trim(const std::function<void()>& wait) {
   const std::scoped_lock lock(mutex_);
   wait();
-  check_cuda(cudaDeviceGraphMemTrim(device), "cuda memory");
+  check_cuda(cudaDeviceGraphMemTrim(device_), "cuda memory");
 }
 
 }  // namespace sherd::cuda

@@ -100,7 +100,7 @@ void* allocate(Device device, std::size_t bytes) {
   bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
   cudaError_t status =
       state.recording()
-          ? cudaMallocFromPoolAsync(&data, bytes, GraphMemory::of(state.index()).kind(state.index()),
+          ? cudaMallocFromPoolAsync(&data, bytes, GraphMemory::of(state.index()).kind(),
                                     state.stream())
           : cudaMallocAsync(&data, bytes, state.stream());
   if (status == cudaErrorMemoryAllocation && !state.recording()) {
@@ -146,7 +146,7 @@ void free_block(void* data, cudaStream_t stream) noexcept {
 
 void give_back_unused(DeviceState& state) {
   state.blocks().trim();
-  GraphMemory::of(state.index()).trim(state.index(), [] {
+  GraphMemory::of(state.index()).trim([] {
     check_cuda(cudaDeviceSynchronize(), "cuda memory");
   });
 }

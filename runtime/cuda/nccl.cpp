@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -112,7 +113,7 @@ class NcclNetwork final : public DeviceNetwork {
     std::memcpy(id.internal, first.key.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.maxCTAs = multiprocessors(device.index) / most_connections;
+    config.maxCTAs = std::max(1, multiprocessors(device.index) / most_connections);
     use();
     check_nccl(nccl()->comm_init_rank_config(&comm_, size, id, rank, &config), "nccl: connecting");
   }

@@ -169,8 +169,7 @@ TEST_CASE("what connects processes follows from their launcher, unless SHERD_WIR
     const Launch launch = *read(f.say("1", "4", "1", "4"));
     for (const bool has_mpi : {false, true}) {
       const auto wire = [&](const char* said) {
-        return read_wire(
-            launch, [said](const char*) { return said; }, has_mpi);
+        return read_wire(launch, [said](const char*) { return said; }, has_mpi);
       };
       const bool over_mpi = has_mpi && launch.launcher != Launcher::torchrun;
       CHECK(wire(nullptr) == (over_mpi ? WireKind::mpi : WireKind::tcp));

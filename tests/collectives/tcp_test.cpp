@@ -183,17 +183,15 @@ TEST_CASE("who does not come to the meeting, or is not let in, is named") {
 
   std::uint16_t port = 0;
   const Descriptor taken = listen_on(Reach::this_machine, port);
-  CHECK_THAT(message_of<StateError>([&] {
-               tcp::meet(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms);
-             }),
-             ContainsSubstring("cannot listen on MASTER_PORT"));
+  CHECK_THAT(
+      message_of<StateError>([&] { tcp::meet(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
+      ContainsSubstring("cannot listen on MASTER_PORT"));
 
   // One with another token hears it at once, and the others meet.
   std::string refused;
   std::thread host([&] { tcp::meet(launch_of(0, 2), place, {}); });
-  refused = message_of<StateError>([&] {
-    tcp::meet(launch_of(1, 2), {place.host, place.port, "another token"}, {});
-  });
+  refused = message_of<StateError>(
+      [&] { tcp::meet(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
   CHECK_THAT(refused, ContainsSubstring("SHERD_JOB_TOKEN"));
   CHECK(tcp::meet(launch_of(1, 2), place, {}).size() == 2);
   host.join();

@@ -49,9 +49,7 @@ struct Cube {
 
 TEST_CASE("cuda: without a GPU the first use says so, and everything else works") {
   if (skip_if(cuda_device_count() > 0, "a GPU is here")) return;
-  CHECK_THAT(message_of<DeviceError>([] {
-               zeros({2}, {f32, gpu});
-             }),
+  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, gpu}); }),
              ContainsSubstring("cuda: no GPU can be used here"));
   CHECK_THAT(message_of<DeviceError>([] { to(ones({2}), gpu); }), ContainsSubstring("use cpu"));
   CHECK(sum(ones({3})).item() == 3);
@@ -242,9 +240,7 @@ TEST_CASE("cuda: tensors between two GPUs") {
     CHECK(y.device() == other);
     CHECK(sum(to(y, gpu) - x).item() == (i + 1.0) * (1 << 18));
   }
-  CHECK_THAT(message_of<DeviceError>([&] {
-               ones({2}, {f32, gpu}) + ones({2}, {f32, other});
-             }),
+  CHECK_THAT(message_of<DeviceError>([&] { ones({2}, {f32, gpu}) + ones({2}, {f32, other}); }),
              ContainsSubstring("cuda:0 and cuda:1"));
 }
 
@@ -265,9 +261,7 @@ TEST_CASE("cuda: mistakes are one clear line and leave the device usable") {
              ContainsSubstring("cube: has no kernel for cuda:0"));
   cpu::add_elementwise<Cube>();
   CHECK(apply(Cube{}, full({2}, 2)).to_vector<float>() == std::vector<float>{8, 8});
-  CHECK_THAT(message_of<DeviceError>([] {
-               zeros({2}, {f32, Device::cuda(99)});
-             }),
+  CHECK_THAT(message_of<DeviceError>([] { zeros({2}, {f32, Device::cuda(99)}); }),
              ContainsSubstring("cuda:99: this machine has"));
   const std::string memory = message_of<OutOfMemoryError>([] { empty({std::int64_t{1} << 50}, {f64, gpu}); });
   CHECK_THAT(memory, ContainsSubstring("cuda:0: no memory for 9007199254740992 bytes"));

@@ -40,9 +40,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
   list.push_back(all("offset", [&](int) { return slice(make({37}), 0, 1, 36); }));
   list.push_back(all("transposed", [&](int) { return transpose(make({33, 5, 18}), 0, 2); }));
   list.push_back(all("every second", [&](int) { return slice(make({9, 26}), 1, 0, 26, 2); }));
-  list.push_back(all("different layouts", [&](int i) {
-    return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12});
-  }));
+  list.push_back(all("different layouts",
+                     [&](int i) { return i == 0 ? transpose(make({12, 70}), 0, 1) : make({70, 12}); }));
   if (arity > 1) {
     list.push_back(all("rows", [&](int i) { return i == 0 ? make({40, 30}) : make({30}); }));
     list.push_back(all("dense rows", [&](int i) { return i == 0 ? make({5, 3, 32}) : make({3, 32}); }));
@@ -52,9 +51,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
     list.push_back(all("with 0-d", [&](int i) { return i == 0 ? make({50, 3}) : make({}); }));
   }
   list.push_back(all("expanded", [&](int) { return expand(make({6, 1, 4}), {6, 5, 4}); }));
-  list.push_back(all("many dims", [&](int) {
-    return permute(make({2, 3, 2, 3, 2, 3, 2}), {6, 0, 5, 1, 4, 2, 3});
-  }));
+  list.push_back(
+      all("many dims", [&](int) { return permute(make({2, 3, 2, 3, 2, 3, 2}), {6, 0, 5, 1, 4, 2, 3}); }));
   return list;
 }
 

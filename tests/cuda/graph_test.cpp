@@ -153,12 +153,8 @@ TEST_CASE("cuda: random numbers of a graph are those that the step would draw no
   if (no_gpu()) return;
   const Tensor x = randn({2, 2, 70, 32}, {f32, gpu}).requires_grad_(), weights = ones({4, 6}, {f64, gpu});
   const std::function<Tensor()> bodies[] = {
-      [] {
-        return add(randn({500}, {f32, gpu}), rand({500}, {f32, gpu}));
-      },
-      [] {
-        return randint(-9, 9, {17}, {i64, gpu});
-      },
+      [] { return add(randn({500}, {f32, gpu}), rand({500}, {f32, gpu})); },
+      [] { return randint(-9, 9, {17}, {i64, gpu}); },
       [&] { return multinomial(weights); },
       [&] {
         return grad(sum(attention(dropout(x, 0.5), x, x, {.causal = true, .dropout = 0.3})),

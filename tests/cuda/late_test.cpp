@@ -45,9 +45,8 @@ TEST_CASE("cuda: too little memory is said with what is held, and the rank goes 
   if (no_gpu()) return;
   const Tensor weights = full({1 << 20}, 1, {f32, gpu});
   weights.storage().set_use(MemoryUse::parameters);
-  const std::string message = message_of<OutOfMemoryError>([] {
-    empty({std::int64_t{1} << 44}, {f32, gpu});
-  });
+  const std::string message =
+      message_of<OutOfMemoryError>([] { empty({std::int64_t{1} << 44}, {f32, gpu}); });
   CHECK_THAT(message, ContainsSubstring("cuda:0: no memory for 70368744177664 bytes") &&
                           ContainsSubstring("tensors of this rank hold") &&
                           ContainsSubstring("parameters 4.2 MB") && ContainsSubstring("pool keeps"));

@@ -148,7 +148,9 @@ void no_reshard_and_mixed_precision(Rank& rank, bool use_full_prec_in_eval) {
     return loss;
   };
   const Tensor once = forward(f16);
-  { const shard::SummonFullParams scope(model); }
+  {
+    const shard::SummonFullParams scope(model);
+  }
   rank.check.same(forward(f16), once, "loss after summoning");
 
   model.train();

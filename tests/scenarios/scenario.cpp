@@ -56,8 +56,7 @@ bool left_to_other_runs(std::size_t combination, std::size_t combinations) {
 
 /// The separators of a line do not occur in its fields.
 std::string field(std::string text) {
-  std::ranges::replace_if(
-      text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
+  std::ranges::replace_if(text, [](char c) { return c == '|' || c == '\n' || c == '"'; }, ' ');
   return text;
 }
 

@@ -57,8 +57,7 @@ Record train(Trainee& trainee, World& world, Steps how) {
     return {loss.detach(), norm.detach()};
   };
   Record record;
-  for (const auto& out : run(
-           step, [&](int i) { return inputs_of(world, i, trainee.net.width); }, how)) {
+  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, trainee.net.width); }, how)) {
     record.losses.push_back(out[0].item<float>());
     record.norms.push_back(out[1].item());
   }
@@ -86,8 +85,7 @@ std::vector<float> narrow_run(World& world, const shard::Options& options, Devic
     return {loss.detach(), norm.detach()};
   };
   std::vector<float> seen;
-  for (const auto& out : run(
-           step, [&](int i) { return inputs_of(world, i, net.width, device); }, how))
+  for (const auto& out : run(step, [&](int i) { return inputs_of(world, i, net.width, device); }, how))
     for (const Tensor& t : out) seen.push_back(static_cast<float>(t.item()));
   for (const auto& [name, tensor] : shard::full_state_dict(net))
     for (const float value : to(to(tensor, Device::cpu()), f32).to_vector<float>()) seen.push_back(value);

@@ -191,21 +191,15 @@ void mismatches() {
     };
     const Tensor x = filled(16), y = filled(17), d = zeros({16}, {f64, test::rank_device(place)}),
                  l = filled(large);
-    differ(
-        "barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
-    differ(
-        "f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
-    differ(
-        "17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
-    differ(
-        "1048576", [&] { group.all_reduce(x); }, [&] { group.all_reduce(l); });
-    differ(
-        "max", [&] { group.all_reduce(l); }, [&] { group.all_reduce(l, ReduceOp::max()); });
+    differ("barrier", [&] { group.all_reduce(x); }, [&] { group.barrier(); });
+    differ("f64", [&] { group.all_reduce(x); }, [&] { group.all_reduce(d); });
+    differ("17", [&] { group.all_reduce(x); }, [&] { group.all_reduce(y); });
+    differ("1048576", [&] { group.all_reduce(x); }, [&] { group.all_reduce(l); });
+    differ("max", [&] { group.all_reduce(l); }, [&] { group.all_reduce(l, ReduceOp::max()); });
     differ(
         "'b'", [&] { group.all_reduce(l, {}, {.label = "a"}); },
         [&] { group.all_reduce(l, {}, {.label = "b"}); });
-    differ(
-        "root 1", [&] { group.broadcast(l, 0); }, [&] { group.broadcast(l, 1); });
+    differ("root 1", [&] { group.broadcast(l, 0); }, [&] { group.broadcast(l, 1); });
     expect_works(group);
   });
 }
