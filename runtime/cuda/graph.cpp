@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "runtime/context.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/device_key.h"
 #include "runtime/cuda/graph_memory.h"
@@ -43,7 +42,7 @@ class Graph final : public DeviceRecording {
       cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
     else
       cudaDeviceSynchronize();
-    GraphMemory::of(device_.index).end([this] { cudaGraphExecDestroy(graph_); });
+    cudaGraphExecDestroy(graph_);
     cudaGetLastError();
   }
   Graph(const Graph&) = delete;
@@ -53,31 +52,14 @@ class Graph final : public DeviceRecording {
   void run(RandomKey start) override {
     const cudaStream_t stream = stream_of(device_);
     if (draws_) launch_set_key(start, start_.get(), stream);
-    check_memory([&] { return cudaGraphLaunch(graph_, stream); });
+    check_cuda(cudaGraphLaunch(graph_, stream), "cuda graph");
   }
 
  private:
-  /// The status of `call` must be success; where it found no memory, it is called once more after all that
-  /// can be has been given back.
-  template <class F>
-  void check_memory(const F& call) const {
-    GraphMemory& memory = GraphMemory::of(device_.index);
-    cudaError_t status = memory.use(call);
-    if (status == cudaErrorMemoryAllocation) [[unlikely]] {
-      cudaGetLastError();
-      give_back_to_graphs(state_of(device_));
-      status = memory.use(call);
-    }
-    if (status == cudaErrorMemoryAllocation)
-      refuse_memory(device_,
-                    fmt::format("what a captured step makes on its way, beside this rank's tensors of {}",
-                                Context::current().memory().held(device_.type).text()));
-    check_cuda(status, "cuda graph");
-  }
-
   Device device_;
   StartKey start_;
   bool draws_ = false;
+  std::shared_ptr<GraphMemory> memory_;  // what the ops make on their way
   cudaGraphExec_t graph_ = nullptr;
 };
 
@@ -109,7 +91,9 @@ class Capturing {
 };
 
 void Graph::record(const std::function<void()>& work) {
-  Capturing capturing(state_of(device_));
+  DeviceState& state = state_of(device_);
+  memory_ = state.graph_memory();
+  Capturing capturing(state);
   RandomReplay replay = random_replay();
   replay.on_device = start_.get();
   draws_ = replay.end > replay.first.offset;
@@ -121,8 +105,14 @@ void Graph::record(const std::function<void()>& work) {
   check<StateError>(graph != nullptr, "cuda graph: {}", cudaGetErrorString(cudaGetLastError()));
   const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)> recorded(
       graph, &cudaGraphDestroy);
-  check_memory([&] { return cudaGraphInstantiate(&graph_, recorded.get(), 0); });
-  GraphMemory::of(device_.index).begin();
+  check_cuda(cudaGraphInstantiate(&graph_, recorded.get(), 0), "cuda graph");
+  memory_->before(state.stream());
+}
+
+std::unique_ptr<DeviceRecording> record_once(Device device, const std::function<void()>& work) {
+  auto graph = std::make_unique<Graph>(device);
+  graph->record(work);
+  return graph;
 }
 
 }  // namespace
@@ -135,9 +125,12 @@ DeviceKey device_key(RandomKey key) {
 
 std::unique_ptr<DeviceRecording> record_graph(Device device, const std::function<void()>& work) {
   try {
-    auto graph = std::make_unique<Graph>(device);
-    graph->record(work);
-    return graph;
+    try {
+      return record_once(device, work);
+    } catch (const OutOfMemoryError&) {
+      give_back_to_graphs(state_of(device));
+      return record_once(device, work);
+    }
   } catch (const Error& e) {
     write_log(LogLevel::info, "{}: a captured step runs op by op: {}", to_string(device), e.what());
     return nullptr;

@@ -1,46 +1,74 @@
 #include "runtime/cuda/graph_memory.h"
 
-#include <array>
+#include <algorithm>
 
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/memory.h"
 #include "runtime/cuda/rank.h"
 
 namespace sherd::cuda {
+namespace {
 
-GraphMemory& GraphMemory::of(int device) {
-  static std::array<GraphMemory, most_devices>& all = []() -> auto& {
-    auto& made = *new std::array<GraphMemory, most_devices>;
-    for (std::size_t i = 0; i < made.size(); ++i) made[i].device_ = static_cast<int>(i);
-    return made;
-  }();
-  return all[static_cast<std::size_t>(device)];
+/// A scope in which this thread may ask the driver for what touches no recording, though one is under way.
+class BesideRecording {
+ public:
+  BesideRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideRecording(const BesideRecording&) = delete;
+  BesideRecording& operator=(const BesideRecording&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+GraphMemory::GraphMemory(int device) : device_(device) {
+  const BesideRecording scope;
+  cudaMemPoolProps props{};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location = {cudaMemLocationTypeDevice, device};
+  check_cuda(cudaMemPoolCreate(&pool_, &props), "cuda graph");
+  const cudaError_t made = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+  if (made != cudaSuccess) cudaMemPoolDestroy(pool_);
+  check_cuda(made, "cuda graph");
 }
 
-cudaMemPool_t GraphMemory::kind() {
-  std::call_once(kind_made_, [&] {
-    cudaMemPoolProps props{};
-    props.allocType = cudaMemAllocationTypePinned;
-    props.location = {cudaMemLocationTypeDevice, device_};
-    check_cuda(cudaMemPoolCreate(&kind_, &props), "cuda memory");
-  });
-  return kind_;
+GraphMemory::~GraphMemory() {
+  for (const Block& block : blocks_) cudaFreeAsync(block.data, stream_);
+  cudaStreamDestroy(stream_);  // both go when the driver has the blocks
+  cudaMemPoolDestroy(pool_);
+  cudaGetLastError();
 }
 
-void GraphMemory::begin() {
-  const std::scoped_lock lock(mutex_);
-  ++graphs_;
+void* GraphMemory::take(std::size_t bytes) {
+  Block* best = nullptr;
+  for (Block& block : blocks_)
+    if (!block.taken && block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) best = &block;
+  if (best == nullptr) {
+    const BesideRecording scope;
+    Block made{nullptr, bytes, false};
+    const cudaError_t status = cudaMallocFromPoolAsync(&made.data, bytes, pool_, stream_);
+    if (status == cudaErrorMemoryAllocation)
+      refuse_memory(Device::cuda(device_), fmt::format("{} bytes that a captured step makes on its way", bytes));
+    check_cuda(status, "cuda graph");
+    best = &blocks_.emplace_back(made);
+  }
+  best->taken = true;
+  return best->data;
 }
 
-void GraphMemory::end(const std::function<void()>& destroy) noexcept {
-  const std::scoped_lock lock(mutex_);
-  destroy();
-  if (--graphs_ == 0) cudaDeviceGraphMemTrim(device_);
+void GraphMemory::give(void* data) noexcept {
+  const auto block = std::ranges::find(blocks_, data, &Block::data);
+  if (block != blocks_.end()) block->taken = false;
 }
 
-void GraphMemory::trim(const std::function<void()>& wait) {
-  const std::scoped_lock lock(mutex_);
-  wait();
-  check_cuda(cudaDeviceGraphMemTrim(device_), "cuda memory");
+std::size_t GraphMemory::bytes() const {
+  std::size_t all = 0;
+  for (const Block& block : blocks_) all += block.bytes;
+  return all;
 }
+
+void GraphMemory::before(cudaStream_t stream) { Event().order(stream_, stream); }
 
 }  // namespace sherd::cuda

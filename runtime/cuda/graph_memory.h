@@ -1,43 +1,45 @@
-// The driver's memory for what graphs make on their way: one pool a GPU, for the graphs of all ranks there.
+// What kernels make on their way while a rank records: blocks that stay where they are as long as a graph of the
+// rank may run.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
-#include <mutex>
-#include <shared_mutex>
+#include <cstddef>
+#include <vector>
 
 namespace sherd::cuda {
 
-/// Who uses that pool of one GPU. It is trimmed only while no thread makes, launches or runs a graph there.
-/// Without that replays of ranks that shared a GPU were seen to go wrong; that this is the cause is not proved.
+/// A rank's blocks for recordings on one GPU, held by its graphs. These run one after another on the rank's
+/// stream, so all use the same blocks. They come from the driver as any memory does, not by nodes of a graph:
+/// a launch is shorter without such nodes, and the driver has one pool for those of all ranks of a GPU, whose
+/// graphs were seen to read other values where the pool was mapped for a second GPU.
 class GraphMemory {
  public:
-  /// Never destroyed: graphs may end after `main`.
-  static GraphMemory& of(int device);
+  explicit GraphMemory(int device);
+  /// The graphs have run for the last time.
+  ~GraphMemory();
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
 
-  /// Makes or launches a graph: nothing is trimmed meanwhile.
-  template <class F>
-  auto use(const F& call) {
-    const std::shared_lock lock(mutex_);
-    return call();
-  }
-  /// Says what the blocks are like that a recording asks for: they are the graph's own, so no other GPU reads
-  /// them, as those of the device's default pool may be read.
-  cudaMemPool_t kind();
-  /// A graph that can be launched from now on.
-  void begin();
-  /// One that has run for the last time is destroyed by `destroy`. The last one's end gives the pool back.
-  void end(const std::function<void()>& destroy) noexcept;
-  /// Gives back what no graph has, after `wait`, in which the device comes to its end.
-  void trim(const std::function<void()>& wait);
+  /// A block for the recording under way; OutOfMemoryError where the driver has none.
+  void* take(std::size_t bytes);
+  /// A block that what is recorded from now on may use again. Ignores others.
+  void give(void* block) noexcept;
+  /// Of all blocks.
+  std::size_t bytes() const;
+  /// What `stream` does from now on may use the blocks.
+  void before(cudaStream_t stream);
 
  private:
-  int device_ = 0;
-  std::shared_mutex mutex_;
-  int graphs_ = 0;  // guarded by it, held alone
-  std::once_flag kind_made_;
-  cudaMemPool_t kind_ = nullptr;
+  struct Block {
+    void* data;
+    std::size_t bytes;
+    bool taken;
+  };
+  int device_;
+  cudaStream_t stream_ = nullptr;  // on which the driver gives and gets the blocks
+  cudaMemPool_t pool_ = nullptr;   // of these alone: no order of another stream's work comes into a recording
+  std::vector<Block> blocks_;
 };
 
 }  // namespace sherd::cuda

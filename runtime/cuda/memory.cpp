@@ -15,7 +15,7 @@ namespace sherd::cuda {
 namespace {
 
 /// The makers of all blocks that the driver gave and that were not given back, those that ranks keep for
-/// later among them. Blocks of recordings are the recordings' own and are not here.
+/// later among them. Blocks of recordings are in `GraphMemory` and not here.
 class Makers {
  public:
   /// Never destroyed: tensors may end after `main`.
@@ -98,38 +98,38 @@ void* allocate(Device device, std::size_t bytes) {
   DeviceState& state = state_of(device);
   void* data = nullptr;
   bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
-  cudaError_t status =
-      state.recording()
-          ? cudaMallocFromPoolAsync(&data, bytes, GraphMemory::of(state.index()).kind(),
-                                    state.stream())
-          : cudaMallocAsync(&data, bytes, state.stream());
-  if (status == cudaErrorMemoryAllocation && !state.recording()) {
+  if (state.recording()) return state.graph_memory()->take(bytes);
+  cudaError_t status = cudaMallocAsync(&data, bytes, state.stream());
+  if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     give_back_unused(state);
     status = cudaMallocAsync(&data, bytes, state.stream());
   }
   if (status == cudaErrorMemoryAllocation) refuse_memory(device, fmt::format("{} bytes", bytes));
   check_cuda(status, "cuda memory");
-  if (!state.recording()) Makers::all().add(data, state.maker());
+  Makers::all().add(data, state.maker());
   return data;
 }
 
 void deallocate(Device device, void* data, std::size_t bytes) noexcept {
   try {
+    const std::shared_ptr<Maker> maker = Makers::all().find(data);
+    if (maker == nullptr) {  // the graphs'
+      const DeviceState* known = Context::current_or_null() != nullptr ? known_state(device) : nullptr;
+      if (const auto memory = known != nullptr ? known->known_graph_memory() : nullptr) memory->give(data);
+      return;
+    }
     if (Context::current_or_null() == nullptr) {  // a thread that is ending, whose streams may be at work
       check_cuda(cudaSetDevice(device.index), "cuda device");
       check_cuda(cudaDeviceSynchronize(), "cuda memory");
       return free_block(data, nullptr);
     }
-    const std::shared_ptr<Maker> maker = Makers::all().find(data);
     if (DeviceState* known = known_state(device);
         known != nullptr && maker == known->maker() && !known->recording() && known->frees() == nullptr)
       if (known->blocks().keep(data, bytes)) return;
     DeviceState& state = state_of(device);
     const cudaStream_t stream = state.frees() != nullptr ? state.frees() : state.stream();
-    if (maker == nullptr)
-      free_block(data, stream);
-    else if (state.recording())  // what is freed now would be part of the recording
+    if (state.recording())  // what is freed now would be part of the recording
       state.maker()->leave({data, bytes, nullptr});
     else if (maker == state.maker())
       free_block(data, stream);
@@ -146,9 +146,7 @@ void free_block(void* data, cudaStream_t stream) noexcept {
 
 void give_back_unused(DeviceState& state) {
   state.blocks().trim();
-  GraphMemory::of(state.index()).trim([] {
-    check_cuda(cudaDeviceSynchronize(), "cuda memory");
-  });
+  check_cuda(cudaDeviceSynchronize(), "cuda memory");
 }
 
 void give_back_to_graphs(DeviceState& state) {

@@ -5,6 +5,7 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/fault_board.h"
+#include "runtime/cuda/graph_memory.h"
 #include "runtime/cuda/matmul_plans.h"
 #include "runtime/cuda/peer_queue.h"
 #include "runtime/cuda/waiting.h"
@@ -120,6 +121,12 @@ MatMulPlans& DeviceState::matmul_plans() {
 CudnnAttention& DeviceState::cudnn_attention() {
   if (!cudnn_attention_) cudnn_attention_ = std::make_unique<CudnnAttention>(Device::cuda(index_), stream_);
   return *cudnn_attention_;
+}
+
+std::shared_ptr<GraphMemory> DeviceState::graph_memory() {
+  std::shared_ptr<GraphMemory> memory = graph_memory_.lock();
+  if (!memory) graph_memory_ = memory = std::make_shared<GraphMemory>(index_);
+  return memory;
 }
 
 FaultSlot DeviceState::faults() {

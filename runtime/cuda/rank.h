@@ -17,6 +17,7 @@ namespace sherd::cuda {
 class CudaPeerQueue;
 class CudnnAttention;
 class FaultBoard;
+class GraphMemory;
 class MatMulPlans;
 struct FaultSlot;
 
@@ -59,6 +60,10 @@ class DeviceState {
   CudaPeerQueue& peers();
   MatMulPlans& matmul_plans();
   CudnnAttention& cudnn_attention();
+  /// The blocks that this rank's recordings use, made anew when no graph holds them any more.
+  std::shared_ptr<GraphMemory> graph_memory();
+  /// The same where there are some, else null.
+  std::shared_ptr<GraphMemory> known_graph_memory() const { return graph_memory_.lock(); }
   /// Where kernels of this stream report bad values.
   FaultSlot faults();
   /// Waits for the stream, and throws ValueError for what its kernels reported; StateError while recording.
@@ -91,6 +96,7 @@ class DeviceState {
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;
   std::unique_ptr<FaultBoard> faults_;
+  std::weak_ptr<GraphMemory> graph_memory_;
 };
 
 /// As many as a Device can name.

@@ -13,6 +13,8 @@
 #include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
 #include "runtime/context.h"
+#include "runtime/cuda/graph_memory.h"
+#include "runtime/cuda/rank.h"
 #include "tests/cuda/compare.h"
 
 using namespace sherd;
@@ -288,27 +290,34 @@ TEST_CASE("cuda: a program replayed on another thread uses nothing of the one th
   }
 }
 
-TEST_CASE("cuda: a dropped graph gives back what its ops made on their way") {
+TEST_CASE("cuda: graphs of a rank share what their ops make on their way, and the last one gives it back") {
   if (no_gpu()) return;
   const NoGrad guard;
-  const auto graph_bytes = [] {
-    std::uint64_t bytes = 0;
-    cudaDeviceSynchronize();
-    cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrReservedMemCurrent, &bytes);
-    return bytes;
+  const auto held = [] {
+    const auto memory = cuda::state_of(gpu).known_graph_memory();
+    return memory ? memory->bytes() : 0;
   };
-  const std::uint64_t before = graph_bytes();
-  {
-    // bf16 heads of 40 go through f32 copies, which are made on the way.
-    const Tensor x = ones({2, 8, 512, 40}, {bf16, gpu});
-    Program program =
+  // bf16 heads of 40 go through f32 copies, which are made on the way.
+  const Tensor x = ones({2, 8, 512, 40}, {bf16, gpu});
+  const auto graph = [&] {
+    auto program = std::make_unique<Program>(
         capture([&](std::span<const Tensor> in) { return std::vector{mul(amax(attention(x, x, x)), in[0])}; },
-                {ones({}, {bf16, gpu})});
-    for (int i = 0; i < 2; ++i) CHECK(program.replay({full({}, 2, {bf16, gpu})})[0].item() == 2);
-    CHECK(program.is_device_graph());
-    CHECK(graph_bytes() > before);
-  }
-  CHECK(graph_bytes() <= before);
+                {ones({}, {bf16, gpu})}));
+    for (int i = 0; i < 2; ++i) CHECK(program->replay({full({}, 2, {bf16, gpu})})[0].item() == 2);
+    CHECK(program->is_device_graph());
+    return program;
+  };
+  REQUIRE(held() == 0);
+  auto first = graph();
+  const std::size_t once = held();
+  CHECK(once >= 2 * 8 * 512 * 40 * sizeof(float));
+  auto second = graph();
+  CHECK(held() == once);
+  first.reset();
+  CHECK(held() == once);
+  CHECK(second->replay({full({}, 3, {bf16, gpu})})[0].item() == 3);
+  second.reset();
+  CHECK(held() == 0);
 }
 
 TEST_CASE("cuda: a graph without memory is an OutOfMemoryError, and what the pools keep is there for it") {
@@ -331,7 +340,7 @@ TEST_CASE("cuda: a graph without memory is an OutOfMemoryError, and what the poo
   }
   CHECK_THAT(message_of<OutOfMemoryError>(replay), ContainsSubstring("cuda:0: no memory for"));
   CHECK(sum(ones({1000}, {f32, gpu})).item() == 1000);
-  ballast.clear();  // into the driver's pool, whose memory no graph gets before it is trimmed
+  ballast.clear();  // into the driver's pool, which another pool gets nothing of before it is trimmed
   CHECK(replay() == 2);
   CHECK(sum(ones({1000}, {f32, gpu})).item() == 1000);
 }
