@@ -19,6 +19,7 @@ struct NetworkCard {
   std::uint64_t device = 0;     ///< equal for ranks that share one
   bool reaches = false;         ///< it can be connected with the devices of other processes
   bool shares = false;          ///< also with itself, where ranks share it
+  bool sums = false;            ///< its user asks for the connections' own sums, in an order of their own
 };
 
 /// A card, and the room that a device has for one connection more, for as long as it is held: what waits
@@ -44,6 +45,15 @@ struct NetworkGather {
   std::size_t bytes;
 };
 
+/// `count` elements of the sum over all ranks.
+struct NetworkSum {
+  const std::byte* in;  ///< as many, or, where each rank gets its slice, `size` times as many
+  std::byte* out;       ///< may be `in`, or this rank's slice of it
+  std::int64_t count;
+};
+/// What every rank gets of a sum.
+enum class NetworkShare : std::uint8_t { whole, slice };
+
 /// One rank's end of the connections among the devices of some ranks, one each. What it is given runs in the
 /// order of `queue` and waits there for the other ranks' parts, the host never. Messages from one rank to
 /// another arrive in the order in which they were given. Used on the rank's thread. Its end breaks off what
@@ -59,6 +69,9 @@ class SHERD_API DeviceNetwork {
   /// All of them move together, so their order on different ranks need not fit.
   virtual void exchange(std::span<const NetworkMessage> messages) = 0;
   virtual void gather(std::span<const NetworkGather> gathers) = 0;
+  /// Whether `sum` serves: where it exists, and all ranks' cards ask for it.
+  virtual bool sums(DType, ReduceOp) const { return false; }
+  virtual void sum(DType, ReduceOp, NetworkShare, std::span<const NetworkSum>) {}
   /// Ends what waits for other ranks on the device; what it was to receive is undefined. Any number of times.
   virtual void abort() noexcept = 0;
   /// Whether all that was given is done, and leave is taken of the other ranks, who do so too, unless it was

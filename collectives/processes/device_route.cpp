@@ -55,8 +55,10 @@ void DeviceRoute::choose(std::span<const NetworkCard> cards) {
   way_ = reach_each_other(cards) ? Way::network : Way::host;
   NetworkOffer own = std::exchange(offer_, {});
   if (way_ == Way::host) return;
+  NetworkCard first = cards[0];
+  first.sums = std::ranges::all_of(cards, &NetworkCard::sums);
   network_ = backend(device_.type)
-                 .connect(device_, std::move(own), cards[0], static_cast<int>(self_),
+                 .connect(device_, std::move(own), first, static_cast<int>(self_),
                           static_cast<int>(cards.size()));
 }
 

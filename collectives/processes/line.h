@@ -123,6 +123,8 @@ class ProcessLine final : public Line {
   void exchange(Call& call, int round);
   void gather(Call& call);
   void combine_on_device(Call& call);
+  bool network_sums(const Call& call);
+  void sum(Call& call);
   void bring_to_host(Call& call);
   void land(std::uint64_t end);
   void reach(std::uint64_t sequence);

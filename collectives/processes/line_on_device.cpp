@@ -23,7 +23,8 @@ void ProcessLine::use_device(Device device) {
 
 /// Before the call is known to peers.
 void ProcessLine::post_on_device(Call& call) {
-  const bool may_combine = route_->way() != DeviceRoute::Way::host && call.movement.combines(0);
+  const bool may_combine =
+      route_->way() != DeviceRoute::Way::host && call.movement.combines(0) && !network_sums(call);
   std::int64_t bytes = 0;
   for (std::size_t lane = 0; lane < lanes() && may_combine; ++lane)
     if (lane != self_) bytes += bytes_between(call, 0, lane, self_);
@@ -109,8 +110,9 @@ bool ProcessLine::step_on_device(Call& call) try {
     stage_ = Stage::exchanging;
     return true;
   }
-  if (first && call.movement.combines(0)) combine_on_device(call);
-  if (first && call.movement.rounds == 2) {
+  const bool summed = network_sums(call);
+  if (first && !summed && call.movement.combines(0)) combine_on_device(call);
+  if (first && !summed && call.movement.rounds == 2) {
     exchange(call, 1);
     stage_ = Stage::spreading;
     return true;
@@ -125,6 +127,7 @@ bool ProcessLine::step_on_device(Call& call) try {
 
 void ProcessLine::exchange(Call& call, int round) {
   if (call.signature.kind == CollectiveKind::all_gather) return gather(call);
+  if (round == 0 && network_sums(call)) return sum(call);
   const bool combines = call.movement.combines(round);
   std::vector<NetworkMessage> messages;
   auto* at = call.peers_parts ? static_cast<std::byte*>(call.peers_parts->data()) : nullptr;
@@ -161,6 +164,21 @@ void ProcessLine::gather(Call& call) {
     if (part.count > 0)
       gathers.push_back({part.in, part.out, static_cast<std::size_t>(part.count * call.element)});
   if (!gathers.empty()) route_->network().gather(gathers);
+}
+
+bool ProcessLine::network_sums(const Call& call) {
+  return route_->way() == DeviceRoute::Way::network && call.movement.combines(0) &&
+         route_->network().sums(call.signature.dtype, call.reduction);
+}
+
+void ProcessLine::sum(Call& call) {
+  std::vector<NetworkSum> sums;
+  for (const Part& part : call.parts)
+    if (part.count > 0) sums.push_back({part.in, part.out, part.count});
+  const bool slices = call.signature.kind == CollectiveKind::reduce_scatter;
+  if (!sums.empty())
+    route_->network().sum(call.signature.dtype, call.reduction,
+                          slices ? NetworkShare::slice : NetworkShare::whole, sums);
 }
 
 void ProcessLine::combine_on_device(Call& call) {

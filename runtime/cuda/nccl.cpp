@@ -37,6 +37,8 @@ struct Nccl {
   decltype(&ncclSend) send;
   decltype(&ncclRecv) recv;
   decltype(&ncclAllGather) all_gather;
+  decltype(&ncclReduceScatter) reduce_scatter;
+  decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclGetErrorString) get_error_string;
   decltype(&ncclGetLastError) get_last_error;
   int version;
@@ -66,6 +68,8 @@ std::optional<Nccl> load() {
   library.load("ncclSend", all.send);
   library.load("ncclRecv", all.recv);
   library.load("ncclAllGather", all.all_gather);
+  library.load("ncclReduceScatter", all.reduce_scatter);
+  library.load("ncclAllReduce", all.all_reduce);
   library.load("ncclGetErrorString", all.get_error_string);
   library.load("ncclGetLastError", all.get_last_error);
   all.get_version(&all.version);
@@ -107,7 +111,7 @@ class NcclNetwork final : public DeviceNetwork {
  public:
   NcclNetwork(DeviceState& state, Device device, NetworkOffer own, const NetworkCard& first, int rank,
               int size)
-      : room_(std::move(own.room)), device_(device), queue_(state, device) {
+      : room_(std::move(own.room)), sums_(first.sums), device_(device), queue_(state, device) {
     ncclUniqueId id;
     static_assert(sizeof id.internal == sizeof first.key);
     std::memcpy(id.internal, first.key.data(), sizeof id.internal);
@@ -145,6 +149,19 @@ class NcclNetwork final : public DeviceNetwork {
       for (const NetworkGather& g : gathers)
         check_nccl(nccl()->all_gather(g.in, g.out, g.bytes, ncclInt8, comm_, queue_.stream()),
                    "nccl: gather");
+    });
+  }
+
+  bool sums(DType dtype, ReduceOp reduction) const override {
+    return sums_ && type_of(dtype) && rule_of(reduction);
+  }
+  void sum(DType dtype, ReduceOp reduction, NetworkShare share, std::span<const NetworkSum> all) override {
+    const auto add = share == NetworkShare::slice ? nccl()->reduce_scatter : nccl()->all_reduce;
+    group("nccl: sum", [&] {
+      for (const NetworkSum& s : all)
+        check_nccl(add(s.in, s.out, static_cast<std::size_t>(s.count), *type_of(dtype), *rule_of(reduction),
+                       comm_, queue_.stream()),
+                   "nccl: sum");
     });
   }
 
@@ -195,7 +212,32 @@ class NcclNetwork final : public DeviceNetwork {
     check_nccl(nccl()->group_end(), what);
   }
 
+  static std::optional<ncclDataType_t> type_of(DType dtype) {
+    switch (dtype) {
+      case f64:
+        return ncclFloat64;
+      case f32:
+        return ncclFloat32;
+      case f16:
+        return ncclFloat16;
+      case bf16:
+        return ncclBfloat16;
+      case i64:
+        return ncclInt64;
+      case i32:
+        return ncclInt32;
+      default:
+        return {};
+    }
+  }
+  static std::optional<ncclRedOp_t> rule_of(ReduceOp reduction) {
+    if (reduction.kind == ReduceOp::Kind::sum) return ncclSum;
+    if (reduction.kind == ReduceOp::Kind::average) return ncclAvg;
+    return {};
+  }
+
   const std::shared_ptr<const void> room_;
+  const bool sums_;
   Device device_;
   CudaPeerQueue queue_;
   ncclComm_t comm_ = nullptr;
@@ -230,6 +272,8 @@ NetworkOffer nccl_offer(Device device, bool first) {
   offer.room = room_on(device.index);
   card.reaches = offer.room != nullptr;
   card.shares = may_share();
+  const char* sums = std::getenv("SHERD_NCCL_SUMS");
+  card.sums = sums != nullptr && std::string_view(sums) == "own";
   return offer;
 }
 
