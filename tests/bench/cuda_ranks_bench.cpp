@@ -1,6 +1,6 @@
 // Ranks with a GPU each: calls by size, training steps of sharded GPT-2 shapes and of small models; one line
 // a figure. torch_cuda_ranks.py prints the same lines.
-//   cuda_ranks_bench [--ranks N] [calls] [small] [parity] [d12 BATCH] [d48 BATCH] [g67 BATCH]
+//   cuda_ranks_bench [--ranks N] [calls] [small] [parity] [host] [d12 BATCH] [d48 BATCH] [g67 BATCH] [offload BATCH]
 // parity prints the losses of 100 steps of d12 on a batch of 8, of which each rank has its share.
 // Threads of this process, or processes of a launcher (mpirun -n N cuda_ranks_bench ...).
 #include <cuda_runtime_api.h>
@@ -139,21 +139,31 @@ struct Size {
 };
 constexpr Size sizes[] = {{"d12", 12, 768, 12}, {"d48", 48, 1600, 25}, {"g67", 32, 4096, 32, 2048}};
 
-/// A Gpt whose shards are f32, gathered as bf16 and reduced in f32.
+/// Where a model's parameters are: in shards on the GPU or on the host, or whole.
+enum class Kept { in_shards, in_shards_of_the_host, whole };
+
+/// A Gpt whose shards are f32, gathered as bf16 and reduced in f32; or whole, in bf16 with f32 beside.
 class GptStep {
  public:
-  GptStep(const Place& place, const Size& size, LossPrecision precision)
+  GptStep(const Place& place, const Size& size, LossPrecision precision, Kept kept = Kept::in_shards)
       : precision_(precision),
         model_({.layers = size.layers,
                 .heads = size.heads,
                 .width = size.width,
                 .context = size.length,
                 .vocab = vocab,
-                .tensor = {f32, place.gpu}}) {
-    const shard::Options options{.mesh = place.world.mesh(),
-                                 .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32}};
-    for (nn::GptBlock& block : model_.blocks) shard::fully_shard(block, options);
-    shard::fully_shard(model_, options);
+                .tensor = {kept == Kept::whole ? bf16 : f32,
+                           kept == Kept::in_shards_of_the_host ? Device::cpu() : place.gpu}}) {
+    shard::Options options{.mesh = place.world.mesh(),
+                           .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32}};
+    if (kept == Kept::in_shards_of_the_host) {
+      options.cpu_offload = true;
+      options.device = place.gpu;
+    }
+    if (kept != Kept::whole) {
+      for (nn::GptBlock& block : model_.blocks) shard::fully_shard(block, options);
+      shard::fully_shard(model_, options);
+    }
     parameters_ = model_.parameters();
     optimizer_.emplace(parameters_, nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
   }
@@ -184,6 +194,41 @@ void gpt(const Place& place, const Size& size, std::int64_t batch) {
                targets = randint(0, 50257, {batch * size.length}, {i64, place.gpu});
   time_step(place, std::string(size.name) + " step, batch " + std::to_string(batch),
             place.world.size() * batch * size.length, 4, [&] { return step(tokens, targets); });
+}
+
+/// A step with shards on the GPU and one with shards on the host.
+void offload(const Place& place, std::int64_t batch) {
+  const Size& size = sizes[0];
+  for (const Kept kept : {Kept::in_shards, Kept::in_shards_of_the_host}) {
+    manual_seed(1);
+    GptStep step(place, size, LossPrecision::of_logits, kept);
+    const Tensor tokens = randint(0, 50257, {batch, size.length}, {i64, place.gpu}),
+                 targets = randint(0, 50257, {batch * size.length}, {i64, place.gpu});
+    const Time t = time_of(
+        place, [&] { step(tokens, targets); }, 4);
+    if (place.speaks())
+      std::printf("%s step, batch %lld, %d ranks, shards on the %s: %.1f ms\n", size.name,
+                  static_cast<long long>(batch), place.world.size(), kept == Kept::in_shards ? "GPU" : "host",
+                  t.us / 1e3);
+    std::fflush(stdout);
+  }
+}
+
+/// What the host takes for a step of d48 while the GPU has little to do: with the model whole and in shards.
+void host(const Place& place) {
+  const Size size{"d48", 48, 1600, 25, 16};
+  for (const Kept kept : {Kept::whole, Kept::in_shards}) {
+    manual_seed(1);
+    GptStep step(place, size, LossPrecision::of_logits, kept);
+    const Tensor tokens = randint(0, 50257, {1, size.length}, {i64, place.gpu}),
+                 targets = randint(0, 50257, {size.length}, {i64, place.gpu});
+    const Time t = time_of(
+        place, [&] { step(tokens, targets); }, 4);
+    if (place.speaks())
+      std::printf("%s, 16 tokens, %d ranks, %s: %.3f ms (host %.3f)\n", size.name, place.world.size(),
+                  kept == Kept::whole ? "whole" : "in shards", t.us / 1e3, t.host_us / 1e3);
+    std::fflush(stdout);
+  }
 }
 
 /// `rows` rows of `length` + 1 words that follow one another by a fixed table four times in five, so that
@@ -259,7 +304,9 @@ void run(const Place& place, std::span<char* const> words) {
     const std::string_view word = words[i];
     if (word == "calls") calls(place);
     if (word == "small") small(place);
+    if (word == "host") host(place);
     if (word == "parity") parity(place);
+    if (word == "offload") offload(place, std::atoll(words[++i]));
     for (const Size& size : sizes)
       if (word == size.name) gpt(place, size, std::atoll(words[++i]));
   }
