@@ -179,6 +179,8 @@ void GroupEnd::enqueue(const Collective& collective, Completion completion) {
   posted_ = posted;
 }
 
+bool GroupEnd::observed() const { return !state_.interceptions.empty() || !state_.logs.empty(); }
+
 void GroupEnd::renew() {
   check_thread();
   transport_ = home_->keep(transport_->renew());
@@ -190,12 +192,16 @@ void GroupEnd::renew() {
 
 namespace ops {
 
-void Post::enqueue(Inputs in) const {
-  const TimelineSlice slice(to_string(kind), label);
+Collective Post::collective(Inputs in) const {
   Collective c{.kind = kind, .reduction = reduction, .peer = peer, .channel = channel, .label = label};
   for (const Tensor& t : in.first(inputs)) c.inputs.push_back(t);
   for (const Tensor& t : in.subspan(inputs)) c.outputs.push_back(t);
-  group->enqueue(c, completion);
+  return c;
+}
+
+void Post::enqueue(Inputs in) const {
+  const TimelineSlice slice(to_string(kind), label);
+  group->enqueue(collective(in), completion);
 }
 
 std::function<void()> Post::peers_done() const {

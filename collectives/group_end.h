@@ -47,6 +47,8 @@ class GroupEnd final : public std::enable_shared_from_this<GroupEnd> {
   /// Throws StateError on any thread but the rank's.
   void check_thread() const;
   void renew();
+  /// Whether something of this rank looks at each of its calls.
+  bool observed() const;
 
  private:
   PostedCall post(const Collective& collective, Completion completion);

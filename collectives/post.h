@@ -3,6 +3,7 @@
 
 #include "collectives/group_end.h"
 #include "runtime/op.h"
+#include "runtime/recorded_calls.h"
 
 namespace sherd::ops {
 
@@ -28,6 +29,10 @@ struct Post {
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs in, Outputs) const { enqueue(in); }
   std::function<void()> peers_done() const;
+  /// Where all are calls of this group on devices, whose tensors are small, and waited for in the step.
+  std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const;
+  /// The call with these tensors.
+  Collective collective(Inputs in) const;
   void fields(auto&& on) const {
     on("kind", to_string(kind));
     on("group", group->name());
@@ -63,6 +68,7 @@ struct Wait {
   bool writes(std::size_t) const { return true; }
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs, Outputs) const { wait(); }
+  std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const;
   void fields(auto&& on) const {
     on("kind", to_string(kind));
     on("group", group->name());

@@ -5,12 +5,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collectives/collective.h"
 #include "collectives/offer.h"
 
 namespace sherd {
+
+class MeetingBoard;
 
 /// One rank's end of one sequence of calls: the collectives of a channel, or the messages from one rank to
 /// another. Calls are numbered from 0 and complete in order. Every function may throw CollectiveError. None
@@ -63,6 +66,12 @@ class SHERD_API Transport {
 
   /// Whether a fault has ended this group's use (until `renew`).
   virtual bool failed() const = 0;
+
+  /// Where the ranks find each other's memory for meetings of their devices; null where they are not threads of
+  /// one process.
+  virtual MeetingBoard* meetings() { return nullptr; }
+  /// Ends this group's use, because this rank's device cannot do its part of the last call of a channel.
+  virtual void fail(const Signature&, int /*channel*/, std::string_view /*why*/) noexcept {}
 };
 
 /// The StateError of `join`.

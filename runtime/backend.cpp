@@ -80,6 +80,7 @@ struct Registered {
 Backend::~Backend() = default;
 DeviceMark::~DeviceMark() = default;
 DeviceEvent::~DeviceEvent() = default;
+PeerMeeting::~PeerMeeting() = default;
 PeerQueue::~PeerQueue() = default;
 DeviceAside::~DeviceAside() = default;
 MemoryLoan::~MemoryLoan() = default;

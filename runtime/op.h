@@ -6,6 +6,8 @@
 
 #include <concepts>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -64,8 +66,8 @@ struct Arity {
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
 ///  values for which it uses `spare`;
-///  - `among_ranks = true`, if it is a call among ranks or waits for one, and `peers_done()`, if it may
-///  return before peers have read its inputs;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, `peers_done()`, if it may return
+///  before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
 ///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
 ///  reads `gy_sums`.
 template <class O>
@@ -127,6 +129,9 @@ concept MutatingOp = StructuralOp<O> &&(
       { op.writes(i) } -> std::same_as<bool>;
     });
 
+struct CapturedCall;
+class RecordedCalls;
+
 /// An op value with its type erased. Lives on the caller's stack during a call; code that needs it longer
 /// calls `keep`.
 class SHERD_API AnyOp : public RefCounted {
@@ -147,11 +152,14 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool is_view() const { return false; }
   /// Whether inputs may be on several devices; otherwise `apply` throws DeviceError.
   virtual bool crosses_devices() const { return false; }
-  /// Whether it is a call among ranks, which no device records.
+  /// Whether it is a call among ranks.
   virtual bool among_ranks() const { return false; }
   /// For a call that has just run: returns when peers no longer read or write its inputs. Null if they do
   /// not.
   virtual std::function<void()> peers_done() const { return {}; }
+  /// For a call among ranks, the first of all those of a captured step: what lets a device make them by itself;
+  /// null where one of them needs the hosts. The same on every rank.
+  virtual std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall>) const;
   /// Checks the inputs (throws) and appends the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;
 
@@ -340,6 +348,12 @@ class OpModel<O> final : public OpModelBase<O> {
       return this->op_.peers_done();
     else
       return {};
+  }
+  std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const override {
+    if constexpr (requires { this->op_.recorded_calls(all); })
+      return this->op_.recorded_calls(all);
+    else
+      return OpModelBase<O>::recorded_calls(all);
   }
   bool dense([[maybe_unused]] std::size_t i) const override {
     if constexpr (requires {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/dtype.h"
@@ -41,6 +42,58 @@ struct PeerCombination {
   std::int64_t count;
 };
 
+/// What one rank does in a call that is part of a recording. Offsets are those in the memory where it meets the
+/// others, and the same on all ranks.
+struct MeetingCall {
+  struct Leave {
+    const void* from;
+    std::size_t at, bytes;
+  };
+  struct Take {
+    void* to;
+    int rank;
+    std::size_t at, bytes;
+  };
+  /// Of what all ranks left at one place, `count` elements of each, by the rule of `ReduceOp`.
+  struct Combination {
+    std::byte* out;
+    std::size_t at;
+    std::int64_t count;
+  };
+  /// As many leaves as that, and as many takes or combinations.
+  static constexpr std::size_t most_pieces = 64;
+
+  DType dtype = DType::u8;
+  ReduceOp reduction;
+  std::vector<Leave> leaves;
+  std::vector<Take> takes;  ///< or, in place of them:
+  std::vector<Combination> combinations;
+};
+
+/// One rank's memory on a device where recordings of several ranks meet while they run: each leaves there what
+/// the others take, and waits until all have left theirs. The ranks are threads of one process, each with a
+/// device of its own: on a shared one a rank's wait could stand before the work for which it waits. Kept
+/// until all ranks have dropped their recordings.
+class SHERD_API PeerMeeting {
+ public:
+  virtual ~PeerMeeting();
+  /// Gives the call to the rank's device as part of what it records now. `all`: by rank, this one among them,
+  /// on devices that the rank's queue reaches.
+  /// Every rank records the same calls in the same order, and they run as often on each. On the rank's thread.
+  virtual void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) = 0;
+  /// Returns when the device has done what it has, and says whether it could. On the rank's thread.
+  virtual bool over() noexcept = 0;
+  /// What waits here ends, now and later, and the next wait of the rank's host throws DeviceError. On any
+  /// thread.
+  virtual void give_up() noexcept = 0;
+};
+
+/// Who meets: `rank` of `size`. A run of a recording has `calls` calls, which leave `bytes` in all.
+struct MeetingPlan {
+  int rank, size;
+  std::size_t calls, bytes;
+};
+
 /// What one rank moves on one device, in an order of its own beside the rank's own work there. Neither waits
 /// for the other but where it is said here, and the host waits for none. Used on the rank's thread. Peers'
 /// addresses are read as they are, so ranks are threads of one process.
@@ -66,6 +119,8 @@ class SHERD_API PeerQueue {
   /// Runs `drop`. Memory of this device that it frees is used again after the rank's own work so far and
   /// after `events`, for which that work does not wait.
   virtual void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) = 0;
+  /// Null where recordings of this device hold no calls among ranks.
+  virtual std::shared_ptr<PeerMeeting> meeting(const MeetingPlan&) { return nullptr; }
 };
 
 /// A scope in which what a rank gives to a device runs beside the rank's own work there: after all of that so

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstddef>
@@ -175,6 +176,45 @@ class LateMark final : public DeviceMark {
   std::shared_ptr<Moment> moment_;
 };
 
+/// Work of a recording that waits for the work of other ranks' recordings.
+class LateMeeting final : public PeerMeeting, public std::enable_shared_from_this<LateMeeting> {
+ public:
+  LateMeeting(const MeetingPlan& plan, std::function<void(std::function<void()>)> give)
+      : plan_(plan), give_(std::move(give)), memory_(2 * plan.bytes) {}
+  void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) override {
+    std::vector<std::shared_ptr<LateMeeting>> everyone;
+    for (const auto& one : all) everyone.push_back(std::dynamic_pointer_cast<LateMeeting>(one));
+    give_([mine = shared_from_this(), everyone, call] { mine->run(everyone, call); });
+  }
+  bool over() noexcept override { return true; }
+  void give_up() noexcept override { given_up_ = true; }
+
+ private:
+  void run(const std::vector<std::shared_ptr<LateMeeting>>& all, const MeetingCall& call) {
+    const std::size_t half = calls_ / plan_.calls % 2 * plan_.bytes;
+    for (const auto& [from, at, bytes] : call.leaves) std::memcpy(memory_.data() + half + at, from, bytes);
+    arrived_ = ++calls_;
+    for (const auto& one : all)
+      while (one->arrived_ < calls_) {
+        if (given_up_) throw std::runtime_error("late: gave up a call among ranks");
+        std::this_thread::yield();
+      }
+    for (const auto& [to, rank, at, bytes] : call.takes)
+      std::memcpy(to, all[static_cast<std::size_t>(rank)]->memory_.data() + half + at, bytes);
+    for (const auto& [out, at, count] : call.combinations) {
+      std::vector<const std::byte*> sources;
+      for (const auto& one : all) sources.push_back(one->memory_.data() + half + at);
+      combine(call.dtype, call.reduction, sources, out, count);
+    }
+  }
+  const MeetingPlan plan_;
+  const std::function<void(std::function<void()>)> give_;
+  std::vector<std::byte> memory_;
+  std::uint64_t calls_ = 0;  // the queue's thread alone
+  std::atomic<std::uint64_t> arrived_{0};
+  std::atomic<bool> given_up_{false};
+};
+
 /// What was given to a device to be done again and again.
 struct Recorded {
   std::vector<std::function<void()>> tasks;
@@ -184,8 +224,12 @@ struct Recorded {
 
 class LatePeerQueue final : public PeerQueue {
  public:
-  LatePeerQueue(Queue*& work, Queue*& frees, const Recorded* const& recorded)
+  LatePeerQueue(Queue*& work, Queue*& frees, Recorded* const& recorded)
       : work_(work), frees_in_(frees), recorded_(recorded) {}
+  std::shared_ptr<PeerMeeting> meeting(const MeetingPlan& plan) override {
+    return std::make_shared<LateMeeting>(
+        plan, [this](std::function<void()> task) { recorded_->tasks.push_back(std::move(task)); });
+  }
   void reach(Device) override {}
   Queue& moves() { return moves_; }
   std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<LateEvent>(); }
@@ -217,7 +261,7 @@ class LatePeerQueue final : public PeerQueue {
  private:
   Queue*& work_;
   Queue*& frees_in_;
-  const Recorded* const& recorded_;
+  Recorded* const& recorded_;
   Queue moves_, frees_;
 };
 

@@ -12,12 +12,14 @@
 
 namespace sherd::test {
 
-/// "cuda:each" is a GPU of the rank's own as far as there are enough, else shared by the fewest ranks; every
-/// other name is a device's.
+/// "cuda:each" is a GPU of the rank's own as far as there are enough, else shared by the fewest ranks, and so is
+/// "late:each", of which there are enough; every other name is a device's.
 inline Device rank_device(std::string_view name) {
-  if (name != "cuda:each") return Device::parse(name);
+  if (!name.ends_with(":each")) return Device::parse(name);
   const World* world = World::current_or_null();
-  return Device::cuda((world != nullptr ? world->local_rank() : 0) % std::max(1, gpu_count()));
+  const int rank = world != nullptr ? world->local_rank() : 0;
+  if (name == "cuda:each") return Device::cuda(rank % std::max(1, gpu_count()));
+  return Device::parse(fmt::format("{}{}", name.substr(0, name.size() - 4), rank));
 }
 
 /// Why ranks cannot lie on the devices of that name here; empty where they can. `gpus`: how many "cuda:each"

@@ -78,7 +78,11 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
 bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
   if (graph && graph->rank != Context::current().id()) {
     graph.reset();
-    graph_attempts_ = attempts;
+    graph_attempts_ = attempts_with_calls_ = attempts;
+  }
+  if (!graph && attempts_with_calls_ > 0) {
+    make_graph_with_calls(given);
+    if (!graph && attempts_with_calls_ > 0) return false;
   }
   if (!graph && graph_attempts_ > 0) {
     --graph_attempts_;
@@ -95,9 +99,34 @@ bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
   return true;
 }
 
+/// Null where the hosts must make the calls among ranks. Tensors are bound.
+std::shared_ptr<RecordedCalls> Program::Impl::recorded_calls() const {
+  std::vector<CapturedCall> calls;
+  for (const Step& step : steps)
+    if (step.op->among_ranks()) calls.push_back({step.op.get(), step.bound_in});
+  return calls.front().op->recorded_calls(calls);
+}
+
+/// Every decision is one of all ranks: one that went another way would make other calls.
+void Program::Impl::make_graph_with_calls(const std::vector<Tensor>& given) {
+  const int left = std::exchange(attempts_with_calls_, 0);
+  if (std::ranges::none_of(steps, [](const Step& step) { return step.op->among_ranks(); })) return;
+  bind_all(given);
+  const std::shared_ptr<RecordedCalls> calls = recorded_calls();
+  if (!calls) return;
+  std::optional<DeviceGraph> planned = plan_graph();
+  if (!calls->all(planned.has_value()) || !calls->meet_on(planned->device)) return;
+  planned->calls = calls;
+  make_graph(std::move(*planned), given);
+  if (calls->all(graph.has_value())) return;
+  graph.reset();
+  attempts_with_calls_ = left - 1;
+}
+
 void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& given) {
   made.memory.resize(places.size());
   made.alignment.resize(given.size());
+  made.shift.resize(given.size());
   bind_all(given);  // the workspace
   for (std::size_t i = 0; i < given.size(); ++i) {
     const std::uint32_t storage = values[inputs[i]].storage;
@@ -109,32 +138,38 @@ void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& give
     made.alignment[i] = given[i].numel() > 0 ? alignment_of(given[i]) : 0;
     if (made.alignment[i] % size != 0) return;
     made.memory[storage] = Storage::allocate(made.device, made.alignment[i] + own.count);
-    bind(storage, made.memory[storage],
-         static_cast<std::int64_t>(made.alignment[i] / size) - static_cast<std::int64_t>(own.first / size));
+    made.shift[i] =
+        static_cast<std::int64_t>(made.alignment[i] / size) - static_cast<std::int64_t>(own.first / size);
   }
   const auto keep = [&](std::uint32_t storage) {
     made.memory[storage] = Storage::allocate(made.device, trace.storages[storage].bytes);
-    bind(storage, made.memory[storage]);
   };
   for (std::uint32_t i = 0; i < places.size(); ++i)
     if (places[i].home == Home::output && trace.storages[i].device == made.device) keep(i);
   for (const std::uint32_t i : made.bringing)
     for (const std::uint32_t v : steps[i].out) keep(values[v].storage);
+  bind_memory(made);
   std::uint32_t first = 0;
   const auto add_part = [&](std::uint32_t end) {
     for (std::uint32_t i = first; i < end; ++i)
       if (recorded(i, made)) return made.parts.push_back({first, end});
   };
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
-    if (!steps[i].op->among_ranks()) continue;
+    if (!steps[i].op->among_ranks() || made.calls) continue;
     add_part(i);
     made.parts.push_back({i, i + 1});
     first = i + 1;
   }
   add_part(static_cast<std::uint32_t>(steps.size()));
   for (DeviceGraph::Part& part : made.parts)
-    if (!steps[part.first].op->among_ranks() && !record(part, made)) return;
+    if ((made.calls || !steps[part.first].op->among_ranks()) && !record(part, made)) return;
   graph = std::move(made);
+}
+
+/// Puts the graph's own memory behind the tensors: what the hosts do between its parts, they do there too.
+void Program::Impl::bind_memory(const DeviceGraph& of) {
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (of.memory[i]) bind(i, of.memory[i], places[i].home == Home::input ? of.shift[places[i].index] : 0);
 }
 
 bool Program::Impl::recorded(std::uint32_t step, const DeviceGraph& made) const {
@@ -144,14 +179,26 @@ bool Program::Impl::recorded(std::uint32_t step, const DeviceGraph& made) const 
 /// False where the device cannot.
 bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
   part.recording = backend(made.device.type).record(made.device, [&] {
-    for (std::uint32_t i = part.first; i < part.end; ++i)
-      if (recorded(i, made)) run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+    if (made.calls) made.calls->begin();
+    for (std::uint32_t i = part.first; i < part.end; ++i) {
+      if (!recorded(i, made)) continue;
+      if (steps[i].op->among_ranks())
+        made.calls->record({steps[i].op.get(), steps[i].bound_in});
+      else
+        run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+    }
   });
   return part.recording != nullptr;
 }
 
 /// Brings values, copies inputs in, runs, copies outputs and what was written of the inputs out.
 void Program::Impl::run_graph(const std::vector<Tensor>& given) {
+  struct Promise {  // to the ranks that have agreed to run it
+    RecordedCalls* calls;
+    ~Promise() {
+      if (calls != nullptr) calls->give_up("a replay of the captured step ended before its recording ran");
+    }
+  } promise{graph->calls.get()};
   Backend& here = backend(graph->device.type);
   const auto copy = [&](void* to, const void* from, std::size_t bytes) {
     here.copy(to, graph->device, from, graph->device, bytes);
@@ -167,10 +214,16 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   };
   for (const auto& wait : graph->peers_done) wait();
   graph->peers_done.clear();
-  for (const std::uint32_t i : graph->bringing) {
-    for (const std::uint32_t v : steps[i].out) bind(values[v].storage, graph->memory[values[v].storage]);
+  for (std::size_t i = 0; i < given.size(); ++i)  // the steps write the graph's memory
+    if (trace.storages[values[inputs[i]].storage].rewritten && graph->memory[values[inputs[i]].storage])
+      announce_write(given[i].storage());
+  std::vector<std::pair<std::uint32_t, Ref<Storage>>> outputs;
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (places[i].home == Home::output && graph->memory[i])
+      outputs.emplace_back(i, values[places[i].tensors.front()].tensor.storage_ref());
+  bind_memory(*graph);
+  for (const std::uint32_t i : graph->bringing)
     run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
-  }
   each_input([&](const TracedStorage&, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     copy(ours, theirs, bytes);
   });
@@ -182,6 +235,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
     }
     if (part.recording) {
       part.recording->run(random.start);
+      promise.calls = nullptr;
       continue;
     }
     Step& call = steps[part.first];
@@ -197,10 +251,10 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     if (traced.rewritten) copy(theirs, ours, bytes);
   });
-  for (std::uint32_t i = 0; i < places.size(); ++i) {
-    if (places[i].home != Home::output || trace.storages[i].bytes == 0) continue;
-    const Tensor& output = values[places[i].tensors.front()].tensor;
-    copy(address(output.storage_ref(), 0), address(graph->memory[i], 0), trace.storages[i].bytes);
+  for (auto& [i, output] : outputs) {
+    if (trace.storages[i].bytes > 0)
+      copy(address(output, 0), address(graph->memory[i], 0), trace.storages[i].bytes);
+    bind(i, output);
   }
 }
 

@@ -264,14 +264,15 @@ struct Program::Impl::Bound {
   Impl& impl;
 };
 
+void Program::Impl::announce_write(Storage& storage) {
+  if (storage.owned()) storage.owner()->before_write(storage);
+  storage.bump_version();
+}
+
 /// Counts the writes of an op, before it runs: one that throws halfway has written too.
 void Program::Impl::announce_writes(const Step& step) {
-  for (std::size_t i = 0; i < step.bound_in.size(); ++i) {
-    if (!step.op->writes(i)) continue;
-    Storage& storage = step.bound_in[i].storage();
-    if (storage.owned()) storage.owner()->before_write(storage);
-    storage.bump_version();
-  }
+  for (std::size_t i = 0; i < step.bound_in.size(); ++i)
+    if (step.op->writes(i)) announce_write(step.bound_in[i].storage());
 }
 
 /// Waits until peers have read what the step's buffers held before.
@@ -320,8 +321,9 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   generator.set_state({random.start.seed, random.start.offset + (random.end - random.first.offset)});
   const ReplayingRandom drawing(random);
   const Bound bound(*this);
-  const bool by_graph = graph_takes(given);
+  bool by_graph = graph_takes(given);
   bind_all(given);
+  if (graph && graph->calls) by_graph = graph->calls->all(by_graph);
   peers_done_.clear();  // of a replay that threw
   if (by_graph)
     run_graph(given);

@@ -9,6 +9,7 @@
 #include "autograd/capture/capture.h"
 #include "autograd/capture/tracer.h"
 #include "runtime/device_recording.h"
+#include "runtime/recorded_calls.h"
 #include "runtime/replay.h"
 
 namespace sherd {
@@ -45,8 +46,8 @@ struct Program::Impl {
     Ref<Storage> memory;
     std::vector<std::function<void()>> peers_done{};  // peers read it until these return
   };
-  /// The ops as recordings of a device, between which the host makes the calls among ranks
-  /// (device_graph.cpp): one where there are no such calls. It has its own memory for inputs, outputs and
+  /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
+  /// the devices of all ranks make them; else several, between which the host makes them. It has its own memory for inputs, outputs and
   /// what is brought, because a recording keeps to its addresses. It also keeps to what the rank that
   /// recorded it has for its kernels (workspaces, reports of bad values), so no other rank runs it.
   struct DeviceGraph {
@@ -59,6 +60,8 @@ struct Program::Impl {
     std::vector<std::uint32_t> bringing;   // steps that bring values from the host, before the recording runs
     std::vector<Ref<Storage>> memory{};    // by storage of the trace
     std::vector<std::size_t> alignment{};  // by input: of its first byte, which kernels may follow
+    std::vector<std::int64_t> shift{};     // by input: of its elements there, against the captured offset
+    std::shared_ptr<RecordedCalls> calls{};  // that are in the one recording; null where the host makes them
     std::vector<Part> parts{};
     std::vector<std::function<void()>> peers_done{};  // as in Buffer, of its own memory
   };
@@ -90,6 +93,7 @@ struct Program::Impl {
   void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
   void bind_all(const std::vector<Tensor>& given);
   void unbind() noexcept;
+  static void announce_write(Storage& storage);
   static void announce_writes(const Step& step);
   void take_buffers(const Step& step);
   void lend(const Step& step);
@@ -99,7 +103,10 @@ struct Program::Impl {
   std::optional<DeviceGraph> plan_graph() const;
   bool brings(const Step& step, Device device) const;
   bool graph_takes(const std::vector<Tensor>& given);
+  void make_graph_with_calls(const std::vector<Tensor>& given);
   void make_graph(DeviceGraph made, const std::vector<Tensor>& given);
+  void bind_memory(const DeviceGraph& of);
+  std::shared_ptr<RecordedCalls> recorded_calls() const;
   bool recorded(std::uint32_t step, const DeviceGraph& made) const;
   bool record(DeviceGraph::Part& part, const DeviceGraph& made);
   void run_graph(const std::vector<Tensor>& given);
@@ -107,7 +114,7 @@ struct Program::Impl {
   struct Bound;
   // The first may meet work that is done once, such as a search for the best kernel.
   static constexpr int attempts = 2;
-  int graph_attempts_ = attempts;
+  int graph_attempts_ = attempts, attempts_with_calls_ = attempts;
   std::vector<std::function<void()>> peers_done_;  // with what the program does not own
 };
 

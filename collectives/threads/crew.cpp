@@ -103,6 +103,7 @@ void Core::fail(Fault fault) {
     fault_.store(first_fault_.get(), std::memory_order_seq_cst);
   }
   ring_all();
+  meetings_.give_up();
 }
 
 void Core::fail_renewal(Fault fault) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/device_moments.h"
+#include "collectives/meeting_board.h"
 #include "collectives/movement.h"
 #include "collectives/offer.h"
 #include "collectives/threads/crew.h"
@@ -78,6 +79,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::vector<int>& seats() const { return seats_; }
   const std::string& name() const { return name_; }
   const GroupKey& key() const { return key_; }
+  MeetingBoard& meetings() { return meetings_; }
 
   /// The exchange of a channel (source -1) or of the messages from one rank to another; made on first use.
   Exchange& exchange(int channel, int source, int destination);
@@ -113,6 +115,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<int> seats_;
   std::string name_;
   const GroupKey key_ = draw_group_key();
+  MeetingBoard meetings_{seats_.size()};
   std::mutex exchanges_mutex_;  // taken when a line is used for the first time
   std::map<std::array<int, 3>, std::unique_ptr<Exchange>> exchanges_;
   struct Offer {

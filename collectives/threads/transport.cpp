@@ -537,6 +537,7 @@ class ThreadTransport final : public Transport {
   ThreadTransport(std::shared_ptr<Core> core, int rank)
       : core_(std::move(core)), lines_(Lines::current()), rank_(rank) {}
   ~ThreadTransport() override {
+    core_->meetings().leave(rank_);
     for (auto& line : channels_) leave_behind(std::move(line));
     for (auto& [place, line] : messages_) leave_behind(std::move(line));
   }
@@ -591,6 +592,14 @@ class ThreadTransport final : public Transport {
     return renewed;
   }
   bool failed() const override { return core_->fault() != nullptr; }
+
+  MeetingBoard* meetings() override { return &core_->meetings(); }
+  void fail(const Signature& signature, int channel, std::string_view why) noexcept override {
+    const ThreadLine* line = channels_[static_cast<std::size_t>(channel)].get();
+    const std::uint64_t calls = line != nullptr ? line->posted() : 0;
+    core_->fail(device_failed({core_->name(), core_->seats(), channel, -1, -1, calls > 0 ? calls - 1 : 0},
+                              {rank_, &signature}, why));
+  }
 
  private:
   std::unique_ptr<ThreadLine> make_line(ThreadLine::Place place) {

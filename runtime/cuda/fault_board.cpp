@@ -35,6 +35,10 @@ namespace {
           "multinomial: the weights of row {} add up to more than f64 holds; scale them; the device found it "
           "earlier",
           r.position);
+    case FaultKind::given_up:
+      fail<DeviceError>(
+          "collectives: a captured step gave up a call among ranks, because the group has failed; the group's "
+          "next call says why");
     default:
       fail<ValueError>("multinomial: the weights of row {} are all zero; the device found it earlier",
                        r.position);

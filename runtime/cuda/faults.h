@@ -17,7 +17,8 @@ enum class FaultKind : std::int64_t {
   cross_entropy_target,
   multinomial_weight,
   multinomial_zero,
-  multinomial_total
+  multinomial_total,
+  given_up  ///< no bad value: the ranks of a recorded call do not all come (peer_meeting.h)
 };
 
 /// Where a kernel leaves the first bad value that it meets, an index or a weight, at `position`, bounded by

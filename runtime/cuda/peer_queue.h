@@ -28,6 +28,7 @@ class CudaPeerQueue final : public PeerQueue {
   void copy(std::span<const PeerCopy> copies) override;
   void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) override;
   void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) override;
+  std::shared_ptr<PeerMeeting> meeting(const MeetingPlan& plan) override;
   cudaStream_t stream() const { return moves_; }
 
  private:

@@ -7,6 +7,7 @@
 #include "nn/optimizer.h"
 #include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
+#include "tests/captured_calls.h"
 #include "tests/cuda/agree.h"
 #include "tests/rank_device.h"
 #include "tests/ranks.h"
@@ -92,9 +93,10 @@ namespace {
 struct Way {
   std::string name;
   std::optional<shard::Options> options;  ///< none: DataParallel
+  bool hybrid = false;                    ///< in shards over pairs of ranks, which are replicas of each other
 };
 
-std::vector<Way> ways() {
+std::vector<Way> ways(int ranks) {
   std::vector<Way> all{{"data parallel", {}}};
   for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
     for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op,
@@ -103,6 +105,10 @@ std::vector<Way> ways() {
           {fmt::format("layout {} strategy {}", static_cast<int>(layout), static_cast<int>(strategy)),
            shard::Options{.layout = layout, .strategy = strategy}});
   all.push_back({"offload", shard::Options{.cpu_offload = true}});
+  if (ranks == 4)
+    for (const auto layout : {shard::GroupLayout::flat, shard::GroupLayout::per_parameter})
+      all.push_back({fmt::format("hybrid, layout {}", static_cast<int>(layout)),
+                     shard::Options{.layout = layout}, true});
   return all;
 }
 
@@ -114,7 +120,7 @@ std::vector<double> losses_among(const World& world, const Way& way, DType param
   std::optional<shard::DataParallel> replicas;
   if (way.options) {
     shard::Options options = *way.options;
-    options.mesh = world.mesh();
+    options.mesh = way.hybrid ? world.mesh({2, 2}, {"replica", "shard"}) : world.mesh();
     if (options.cpu_offload) options.device = device;
     options.mixed_precision.param_dtype = param_dtype;
     if (param_dtype == bf16) options.mixed_precision.reduce_dtype = f32;
@@ -131,7 +137,7 @@ void train_alike(std::string_view where) {
   for (const int ranks : {2, 3, 4})
     for (const DType dtype : {f32, bf16}) {
       std::map<std::string, std::vector<std::vector<double>>> by_way;
-      for (const Way& way : ways()) {
+      for (const Way& way : ways(ranks)) {
         if (!way.options && dtype != f32) continue;  // replicas compute in their parameters' dtype
         INFO(way.name << " on " << ranks << " ranks in " << name_of(dtype));
         std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks));
@@ -144,7 +150,10 @@ void train_alike(std::string_view where) {
       const std::vector<std::vector<double>>& first = by_way.begin()->second;
       for (const auto& [name, all] : by_way) {
         INFO(name << " on " << ranks << " ranks in " << name_of(dtype));
-        if (name != "offload") {
+        if (name.starts_with("hybrid")) {  // sums of sums
+          CHECK(all == by_way.at("hybrid, layout 0"));
+          for (std::size_t r = 0; r < all.size(); ++r) CHECK(std::abs(all[r][1] - first[r][1]) < 1e-3 * first[r][1]);
+        } else if (name != "offload") {
           CHECK(all == first);
         } else {  // steps are the host's, which round otherwise; from then on training drifts apart
           for (std::size_t r = 0; r < all.size(); ++r) {
@@ -234,4 +243,15 @@ TEST_CASE("cuda: captured sharded steps run as graphs between the calls, with th
 TEST_CASE("cuda: captured sharded steps run as graphs on several GPUs") {
   if (one_gpu()) return;
   capture_alike("cuda:each");
+}
+
+TEST_CASE("cuda: captured calls of every kind give the step's bits") {
+  if (no_gpu()) return;
+  check_captured_calls("cuda:0", {2, 3}, Makes::hosts);
+}
+
+TEST_CASE("cuda: captured calls of every kind give the step's bits where several GPUs make them") {
+  if (one_gpu()) return;
+  check_captured_calls("cuda:each", {2}, Makes::devices);
+  check_captured_faults("cuda:each");
 }

@@ -7,6 +7,7 @@
 #include "tests/catch.h"
 #include "tests/late_device.h"
 #include "tests/message_of.h"
+#include "tests/rank_device.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
 #include "tests/shard/parity_table.h"
@@ -118,13 +119,14 @@ TEST_CASE("a captured step accumulates and casts as the step does, on a device t
     for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, no_shard})
         for (const bool narrow : {false, true})
-          for (const bool late : {false, true}) {
+          for (const std::string_view where : {"cpu", "late:0", "late:each"}) {
             INFO(ranks << " ranks, layout " << int(layout) << ", strategy " << int(strategy)
-                       << (narrow ? ", bf16" : "") << (late ? ", late" : ""));
+                       << (narrow ? ", bf16, " : ", ") << where);
             shard::Options options{.layout = layout, .strategy = strategy};
             if (narrow) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
-            const Device device = late ? late_device() : Device::cpu();
+            late_device();
             CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+              const Device device = rank_device(where);
               const std::vector<float> eager = narrow_run(world, options, device, Steps::eager);
               expect(narrow_run(world, options, device, Steps::captured) == eager, "not the same bits");
             }));
