@@ -119,6 +119,7 @@ class ThreadRun {
   [[gnu::no_sanitize("null")]] void run(int rank, const Inheritance& inheritance, const Body& body) {
     try {
       inheritance.enter(Context::current());
+      Context::current().slot<PeerThreads>().there = crew_->size() > 1;
       World world = make_world(threads::make_end(core_, rank), rank, crew_->size());
       const InWorld in(world);
       body(world);

@@ -123,6 +123,12 @@ class SHERD_API PeerQueue {
   virtual std::shared_ptr<PeerMeeting> meeting(const MeetingPlan&) { return nullptr; }
 };
 
+/// In the Context of a rank: whether its peers are threads of its process, which may read its devices' memory. A
+/// back end then prepares a device for that when the rank first uses it.
+struct PeerThreads {
+  bool there = false;
+};
+
 /// A scope in which what a rank gives to a device runs beside the rank's own work there: after all of that so
 /// far, while what comes after the scope does not follow it but by an event (`PeerQueue::mark_work` within).
 class SHERD_API DeviceAside {

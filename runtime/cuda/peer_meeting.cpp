@@ -38,14 +38,15 @@ class CudaPeerMeeting final : public PeerMeeting {
       : state_(state),
         plan_(plan),
         device_(Device::cuda(state.index())),
-        memory_(Storage::allocate(device_, meeting_head_bytes + 2 * plan.bytes)) {
+        memory_(Storage::allocate(device_, meeting_head_bytes + 2 * plan.bytes)),
+        faults_(state.faults()) {
     check_cuda(cudaMemsetAsync(place(), 0, meeting_head_bytes, state.stream()), "cuda peers");
     wait_for(state.stream(), "cuda peers");  // before a peer's kernel writes there
   }
 
   void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) override {
     MeetingTable table{.given_up = given_up_.get(),
-                       .faults = state_.faults(),
+                       .faults = faults_,
                        .rank = plan_.rank,
                        .size = plan_.size,
                        .calls_a_run = static_cast<unsigned>(plan_.calls),
@@ -77,6 +78,7 @@ class CudaPeerMeeting final : public PeerMeeting {
   const MeetingPlan plan_;
   const Device device_;
   const Ref<Storage> memory_;
+  const FaultSlot faults_;  // made before a recording, in which nothing can be
   HostWord given_up_;
 };
 

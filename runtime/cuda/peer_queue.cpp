@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <mutex>
-#include <set>
+#include <vector>
 
 #include "runtime/backend.h"
+#include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/peer_moves.h"
@@ -42,29 +43,32 @@ cudaStream_t urgent_stream() {
   return stream;
 }
 
-/// Lets kernels of GPU `reader` read the pool of `owner`, once for all ranks of the process: it maps all that
-/// the pool has.
-void let_read(int reader, int owner) {
-  static std::mutex mutex;
-  static std::set<std::pair<int, int>> done;
-  const std::scoped_lock lock(mutex);
-  if (done.contains({reader, owner})) return;
+bool can_read(int reader, int owner) {
   int reaches = 0;
   check_cuda(cudaDeviceCanAccessPeer(&reaches, reader, owner), "cuda peers");
-  check<NotImplementedError>(reaches != 0,
-                             "collectives: cuda:{} cannot read the memory of cuda:{}; start the ranks as "
-                             "processes (sherd launch, torchrun), which go through the host or NCCL",
-                             reader, owner);
-  cudaMemPool_t pool = nullptr;
-  check_cuda(cudaDeviceGetDefaultMemPool(&pool, owner), "cuda peers");
-  cudaMemAccessDesc access{};
-  access.location = {cudaMemLocationTypeDevice, reader};
-  access.flags = cudaMemAccessFlagsProtReadWrite;
-  check_cuda(cudaMemPoolSetAccess(pool, &access, 1), "cuda peers");
-  done.insert({reader, owner});
+  return reaches != 0;
 }
 
 }  // namespace
+
+void open_to_peers(int device) {
+  static std::mutex mutex;
+  static std::bitset<most_devices> open;
+  const std::scoped_lock lock(mutex);
+  if (open.test(static_cast<std::size_t>(device))) return;
+  std::vector<cudaMemAccessDesc> readers;
+  for (int other = 0; other < cuda_device_count(); ++other)
+    if (other != device && can_read(other, device))
+      readers.push_back({{cudaMemLocationTypeDevice, other}, cudaMemAccessFlagsProtReadWrite});
+  if (!readers.empty()) {
+    cudaMemPool_t pool = nullptr;
+    check_cuda(cudaSetDevice(device), "cuda peers");
+    check_cuda(cudaDeviceSynchronize(), "cuda peers");
+    check_cuda(cudaDeviceGetDefaultMemPool(&pool, device), "cuda peers");
+    check_cuda(cudaMemPoolSetAccess(pool, readers.data(), readers.size()), "cuda peers");
+  }
+  open.set(static_cast<std::size_t>(device));
+}
 
 CudaPeerQueue::CudaPeerQueue(DeviceState& state, Device device)
     : state_(state), device_(device), moves_(urgent_stream()) {
@@ -107,7 +111,12 @@ void CudaPeerQueue::work_follows(DeviceEvent& event) {
 
 void CudaPeerQueue::reach(Device other) {
   if (other == device_ || reached_.test(static_cast<std::size_t>(other.index))) return;
-  let_read(device_.index, other.index);
+  check<NotImplementedError>(can_read(device_.index, other.index),
+                             "collectives: {} cannot read the memory of {}; start the ranks as processes (sherd "
+                             "launch, torchrun), which go through the host or NCCL",
+                             to_string(device_), to_string(other));
+  open_to_peers(other.index);
+  use();
   reached_.set(static_cast<std::size_t>(other.index));
 }
 

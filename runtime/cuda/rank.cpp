@@ -36,6 +36,7 @@ cudaStream_t make_stream(int index) {
 }  // namespace
 
 DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {
+  if (Context::current().slot<PeerThreads>().there) open_to_peers(index);
   maker_->add(stream_);
 }
 
