@@ -7,7 +7,6 @@
 
 #include "collectives/group_end.h"
 #include "collectives/meeting_board.h"
-#include "collectives/movement.h"
 #include "collectives/post.h"
 #include "runtime/backend.h"
 #include "runtime/kernel.h"
@@ -15,51 +14,38 @@
 namespace sherd {
 namespace {
 
-/// Longer calls are better made beside the rank's work, by the copy engines, and so are steps' that have more.
-constexpr std::size_t most_bytes_of_a_call = std::size_t{1} << 20, most_bytes = std::size_t{64} << 20;
+/// Longer calls are better made beside the rank's work, by the copy engines. Of what arrives on a rank.
+constexpr std::int64_t most_bytes_of_a_call = std::int64_t{1} << 20, most_bytes = std::int64_t{64} << 20;
 
 template <class O>
 const O* as(const CapturedCall& call) {
   return &call.op->kernels() == &kernel_row<O>() ? static_cast<const O*>(call.op->value()) : nullptr;
 }
 
-/// Where each segment's input lies among what the ranks leave; the last entry is where all of it ends.
-std::vector<std::size_t> offsets(const Collective& c, int size) {
-  std::vector<std::size_t> at{0};
-  for (const Tensor& t : counted(c)) {
-    const std::int64_t inputs = c.kind == CollectiveKind::reduce_scatter ? size : 1;
-    const auto bytes = static_cast<std::size_t>(inputs * t.numel() * size_of(t.dtype()));
-    at.push_back(at.back() + (bytes + 255) / 256 * 256);
-  }
-  return at;
+/// Bytes that go from one rank to another of a segment.
+std::size_t bytes_between(const Collective& c, std::size_t segment, int size) {
+  const Tensor& t = counted(c)[segment];
+  const std::int64_t count = c.kind == CollectiveKind::all_to_all ? t.numel() / size : t.numel();
+  return static_cast<std::size_t>(count * size_of(t.dtype()));
+}
+std::int64_t arriving_bytes(const Collective& c, int size) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < counted(c).size(); ++i)
+    bytes += static_cast<std::int64_t>(bytes_between(c, i, size)) * size;
+  return bytes;
 }
 
-MeetingCall meeting_call(const Collective& c, int rank, int size, std::size_t begin) {
-  const Movement movement = Movement::of(c, size, 1);
-  const std::vector<std::size_t> at = offsets(c, size);
-  const DType dtype = counted(c)[0].dtype();
-  const std::int64_t element = size_of(dtype);
-  MeetingCall call{.dtype = dtype, .reduction = c.reduction};
+MeetingCall meeting_call(const Collective& c, int size) {
+  const bool slices_in = c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_to_all,
+             side_by_side = c.kind == CollectiveKind::all_gather || c.kind == CollectiveKind::all_to_all;
+  MeetingCall call{.dtype = counted(c)[0].dtype(), .root = c.kind == CollectiveKind::broadcast ? c.peer : -1};
+  if (c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_reduce) call.reduction = c.reduction;
   for (std::size_t i = 0; i < counted(c).size(); ++i) {
-    const std::int64_t n = counted(c)[i].numel();
-    const std::size_t place = begin + at[i];
-    if (!c.inputs.empty() && c.inputs[i].numel() > 0)
-      call.leaves.push_back(
-          {c.inputs[i].raw(), place, static_cast<std::size_t>(c.inputs[i].spec().bytes())});
-    if (c.outputs.empty() || n == 0) continue;
-    const auto there = [&](const Piece& piece) { return place + static_cast<std::size_t>(piece.source * element); };
-    if (movement.combines(0)) {
-      const Piece piece = movement.piece(0, rank, rank, n);
-      call.combinations.push_back({c.outputs[i].raw() + piece.destination * element, there(piece), piece.count});
-      continue;
-    }
-    for (int from = 0; from < size; ++from) {
-      const Piece piece = movement.piece(0, from, rank, n);
-      std::byte* to = c.outputs[i].raw() + piece.destination * element;
-      const bool in_place = from == rank && !c.inputs.empty() && to == c.inputs[i].raw();
-      if (piece.count > 0 && !in_place)
-        call.takes.push_back({to, from, there(piece), static_cast<std::size_t>(piece.count * element)});
-    }
+    const std::size_t bytes = bytes_between(c, i, size);
+    const auto address = [&](const Tensors& tensors) {
+      return tensors.empty() || tensors[i].numel() == 0 ? nullptr : tensors[i].raw();
+    };
+    call.parts.push_back({address(c.inputs), address(c.outputs), bytes, slices_in ? bytes : 0, side_by_side ? bytes : 0});
   }
   return call;
 }
@@ -78,17 +64,17 @@ bool is_small(const Collective& c, int size) {
   }
   const Tensors& tensors = counted(c);
   const Device device = tensors.empty() ? Device::cpu() : tensors[0].device();
-  return !device.is_cpu() && device.type != DeviceType::meta && offsets(c, size).back() <= most_bytes_of_a_call &&
-         tensors.size() * static_cast<std::size_t>(size) <= MeetingCall::most_pieces;
+  return !device.is_cpu() && device.type != DeviceType::meta && arriving_bytes(c, size) <= most_bytes_of_a_call &&
+         tensors.size() <= MeetingCall::most_parts;
 }
 
 class GroupCalls final : public RecordedCalls {
  public:
-  GroupCalls(std::shared_ptr<GroupEnd> group, int channel, std::size_t calls, std::size_t bytes)
+  GroupCalls(std::shared_ptr<GroupEnd> group, int channel, std::vector<MeetingCall> calls)
       : group_(std::move(group)),
         transport_(group_->transport()),
         channel_(channel),
-        plan_{group_->rank(), group_->size(), calls, bytes} {}
+        plan_{group_->rank(), group_->size(), std::move(calls)} {}
 
   bool all(bool yes) override {
     std::int32_t every = yes && !group_->observed() && group_->transport() == transport_ ? 1 : 0;
@@ -110,14 +96,12 @@ class GroupCalls final : public RecordedCalls {
     everyone_ = transport_->meetings()->all(number);
     return all(everyone_.size() == where.size());
   }
-  void begin() override { begin_ = 0; }
+  void begin() override { recorded_ = 0; }
 
   void record(const CapturedCall& captured) override {
     const auto* post = as<ops::Post>(captured);
     if (post == nullptr) return;  // what it waits for has been, in the order of the device's work
-    const Collective c = post->collective(captured.in);
-    mine_->meet(everyone_, meeting_call(c, plan_.rank, plan_.size, begin_));
-    begin_ += offsets(c, plan_.size).back();
+    mine_->meet(everyone_, recorded_++, meeting_call(post->collective(captured.in), plan_.size));
   }
 
   void give_up(std::string_view why) noexcept override { transport_->fail(last_, channel_, why); }
@@ -135,7 +119,7 @@ class GroupCalls final : public RecordedCalls {
                        .outputs = {output},
                        .reduction = ReduceOp::max(),
                        .channel = channel_,
-                       .label = fmt::format("a captured step of {} calls", plan_.calls)};
+                       .label = fmt::format("a captured step of {} calls", plan_.calls.size())};
     group_->enqueue(c, Completion::complete);
     return signature_of(c);
   }
@@ -147,13 +131,14 @@ class GroupCalls final : public RecordedCalls {
   Signature last_;
   std::shared_ptr<PeerMeeting> mine_;
   std::vector<std::shared_ptr<PeerMeeting>> everyone_;
-  std::size_t begin_ = 0;
+  std::size_t recorded_ = 0;
 };
 
 /// Null unless all calls are small ones of one group, and each is waited for within the step, as is no other.
 std::shared_ptr<RecordedCalls> recorded(std::span<const CapturedCall> all) {
   const ops::Post* first = nullptr;
-  std::size_t calls = 0, bytes = 0;
+  std::vector<MeetingCall> calls;
+  std::int64_t bytes = 0;
   std::map<int, std::vector<bool>> waited;  // by channel: for each call
   for (const CapturedCall& captured : all) {
     if (const auto* wait = as<ops::Wait>(captured)) {
@@ -167,15 +152,15 @@ std::shared_ptr<RecordedCalls> recorded(std::span<const CapturedCall> all) {
     if (first == nullptr) first = post;
     const Collective c = post->collective(captured.in);
     if (!is_small(c, post->group->size())) return nullptr;
-    ++calls;
-    bytes += offsets(c, post->group->size()).back();
+    calls.push_back(meeting_call(c, post->group->size()));
+    bytes += arriving_bytes(c, post->group->size());
     waited[post->channel].push_back(post->completion == Completion::complete);
   }
   for (const auto& [channel, line] : waited)
     if (!std::ranges::all_of(line, std::identity{})) return nullptr;
-  if (first == nullptr || first->group->size() == 1 || bytes == 0 || bytes > most_bytes) return nullptr;
+  if (first == nullptr || first->group->size() == 1 || bytes > most_bytes) return nullptr;
   if (first->group->transport()->meetings() == nullptr) return nullptr;
-  return std::make_shared<GroupCalls>(first->group, first->channel, calls, bytes);
+  return std::make_shared<GroupCalls>(first->group, first->channel, std::move(calls));
 }
 
 }  // namespace

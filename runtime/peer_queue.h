@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,45 +43,38 @@ struct PeerCombination {
   std::int64_t count;
 };
 
-/// What one rank does in a call that is part of a recording. Offsets are those in the memory where it meets the
-/// others, and the same on all ranks.
-struct MeetingCall {
-  struct Leave {
-    const void* from;
-    std::size_t at, bytes;
-  };
-  struct Take {
-    void* to;
-    int rank;
-    std::size_t at, bytes;
-  };
-  /// Of what all ranks left at one place, `count` elements of each, by the rule of `ReduceOp`.
-  struct Combination {
-    std::byte* out;
-    std::size_t at;
-    std::int64_t count;
-  };
-  /// As many leaves as that, and as many takes or combinations.
-  static constexpr std::size_t most_pieces = 64;
-
-  DType dtype = DType::u8;
-  ReduceOp reduction;
-  std::vector<Leave> leaves;
-  std::vector<Take> takes;  ///< or, in place of them:
-  std::vector<Combination> combinations;
+/// What one rank does with one segment in a call that is part of a recording: it sends as many bytes to each other
+/// rank as arrive from there.
+struct MeetingPart {
+  const std::byte* in;   ///< null where this rank brings nothing
+  std::byte* out;        ///< null where it takes nothing
+  std::size_t bytes;     ///< that go from one rank to another; may be 0
+  std::size_t in_step;   ///< what goes to rank r begins at `in + r * in_step`
+  std::size_t out_step;  ///< what comes from rank r goes to `out + r * out_step`, unless it is combined
 };
 
-/// One rank's memory on a device where recordings of several ranks meet while they run: each leaves there what
-/// the others take, and waits until all have left theirs. The ranks are threads of one process, each with a
+struct MeetingCall {
+  /// Of parts, in one call.
+  static constexpr std::size_t most_parts = 64;
+
+  DType dtype = DType::u8;
+  std::optional<ReduceOp> reduction{};  ///< all ranks' parts become one, in their order; none: side by side
+  int root = -1;                        ///< whose part is taken; -1: those of all
+  std::vector<MeetingPart> parts{};
+};
+
+/// One rank's memory on a device where recordings of several ranks meet while they run: what the others send
+/// arrives there, and a call waits until all of it has. The ranks are threads of one process, each with a
 /// device of its own: on a shared one a rank's wait could stand before the work for which it waits. Kept
 /// until all ranks have dropped their recordings.
 class SHERD_API PeerMeeting {
  public:
   virtual ~PeerMeeting();
-  /// Gives the call to the rank's device as part of what it records now. `all`: by rank, this one among them,
-  /// on devices that the rank's queue reaches.
-  /// Every rank records the same calls in the same order, and they run as often on each. On the rank's thread.
-  virtual void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) = 0;
+  /// Gives call `index` of the plan, with the addresses of now, to the rank's device as part of what it records.
+  /// `all`: by rank, this one among them, on devices that the rank's queue reaches. Every rank records all calls of
+  /// the plan in their order, and they run as often on each. On the rank's thread.
+  virtual void meet(std::span<const std::shared_ptr<PeerMeeting>> all, std::size_t index,
+                    const MeetingCall& call) = 0;
   /// Returns when the device has done what it has, and says whether it could. On the rank's thread.
   virtual bool over() noexcept = 0;
   /// What waits here ends, now and later, and the next wait of the rank's host throws DeviceError. On any
@@ -88,10 +82,10 @@ class SHERD_API PeerMeeting {
   virtual void give_up() noexcept = 0;
 };
 
-/// Who meets: `rank` of `size`. A run of a recording has `calls` calls, which leave `bytes` in all.
+/// Who meets, and in which calls: the same on all ranks, but for their addresses.
 struct MeetingPlan {
   int rank, size;
-  std::size_t calls, bytes;
+  std::vector<MeetingCall> calls;
 };
 
 /// What one rank moves on one device, in an order of its own beside the rank's own work there. Neither waits

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -180,38 +181,68 @@ class LateMark final : public DeviceMark {
 class LateMeeting final : public PeerMeeting, public std::enable_shared_from_this<LateMeeting> {
  public:
   LateMeeting(const MeetingPlan& plan, std::function<void(std::function<void()>)> give)
-      : plan_(plan), give_(std::move(give)), memory_(2 * plan.bytes) {}
-  void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) override {
+      : rank_(static_cast<std::size_t>(plan.rank)), give_(std::move(give)) {
+    for (std::vector<std::vector<Bytes>>& half : arrived_) half.resize(plan.calls.size());
+  }
+  void meet(std::span<const std::shared_ptr<PeerMeeting>> all, std::size_t index,
+            const MeetingCall& call) override {
     std::vector<std::shared_ptr<LateMeeting>> everyone;
     for (const auto& one : all) everyone.push_back(std::dynamic_pointer_cast<LateMeeting>(one));
-    give_([mine = shared_from_this(), everyone, call] { mine->run(everyone, call); });
+    give_([mine = shared_from_this(), everyone, index, call] { mine->run(everyone, index, call); });
   }
   bool over() noexcept override { return true; }
   void give_up() noexcept override { given_up_ = true; }
 
  private:
-  void run(const std::vector<std::shared_ptr<LateMeeting>>& all, const MeetingCall& call) {
-    const std::size_t half = calls_ / plan_.calls % 2 * plan_.bytes;
-    for (const auto& [from, at, bytes] : call.leaves) std::memcpy(memory_.data() + half + at, from, bytes);
-    arrived_ = ++calls_;
+  using Bytes = std::vector<std::byte>;  // all parts from one rank
+
+  void run(const std::vector<std::shared_ptr<LateMeeting>>& all, std::size_t index, const MeetingCall& call) {
+    const std::uint64_t half = calls_ / arrived_[0].size() % 2;
+    for (std::size_t to = 0; to < all.size(); ++to) {
+      Bytes bytes;
+      for (const MeetingPart& part : call.parts) {
+        if (part.in == nullptr)
+          bytes.resize(bytes.size() + part.bytes);
+        else
+          bytes.insert(bytes.end(), part.in + to * part.in_step, part.in + to * part.in_step + part.bytes);
+      }
+      const std::scoped_lock lock(all[to]->mutex_);
+      std::vector<Bytes>& there = all[to]->arrived_[half][index];
+      there.resize(all.size());
+      there[rank_] = std::move(bytes);
+    }
+    sent_ = ++calls_;
     for (const auto& one : all)
-      while (one->arrived_ < calls_) {
+      while (one->sent_ < calls_) {
         if (given_up_) throw std::runtime_error("late: gave up a call among ranks");
         std::this_thread::yield();
       }
-    for (const auto& [to, rank, at, bytes] : call.takes)
-      std::memcpy(to, all[static_cast<std::size_t>(rank)]->memory_.data() + half + at, bytes);
-    for (const auto& [out, at, count] : call.combinations) {
+    take(arrived_[half][index], call);
+  }
+  static void take(const std::vector<Bytes>& arrived, const MeetingCall& call) {
+    std::size_t at = 0;
+    for (const MeetingPart& part : call.parts) {
       std::vector<const std::byte*> sources;
-      for (const auto& one : all) sources.push_back(one->memory_.data() + half + at);
-      combine(call.dtype, call.reduction, sources, out, count);
+      for (const Bytes& bytes : arrived) sources.push_back(bytes.data() + at);
+      at += part.bytes;
+      if (part.out == nullptr) continue;
+      if (call.reduction) {
+        combine(call.dtype, *call.reduction, sources, part.out,
+                static_cast<std::int64_t>(part.bytes) / size_of(call.dtype));
+        continue;
+      }
+      for (std::size_t from = 0; from < sources.size(); ++from)
+        if (call.root < 0 || call.root == static_cast<int>(from))
+          std::memcpy(part.out + from * part.out_step, sources[from], part.bytes);
     }
   }
-  const MeetingPlan plan_;
+
+  const std::size_t rank_;
   const std::function<void(std::function<void()>)> give_;
-  std::vector<std::byte> memory_;
-  std::uint64_t calls_ = 0;  // the queue's thread alone
-  std::atomic<std::uint64_t> arrived_{0};
+  std::mutex mutex_;                                         // taken by those who send
+  std::array<std::vector<std::vector<Bytes>>, 2> arrived_{};  // by half and call, then by rank
+  std::uint64_t calls_ = 0;                                  // the queue's thread alone
+  std::atomic<std::uint64_t> sent_{0};
   std::atomic<bool> given_up_{false};
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/cuda/peer_meeting.h"
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 
@@ -13,7 +14,7 @@
 namespace sherd::cuda {
 namespace {
 
-static_assert(MeetingCall::most_pieces == MeetingPieces::most);
+static_assert(MeetingCall::most_parts == MeetingParts::most);
 
 /// A word of the host that kernels read.
 class HostWord {
@@ -32,38 +33,61 @@ class HostWord {
   unsigned* at_ = nullptr;
 };
 
+/// What arrives of a part.
+std::size_t arriving_bytes(const MeetingPart& part, int size) {
+  const std::size_t units = std::max<std::size_t>(1, (part.bytes + unit_bytes - 1) / unit_bytes);
+  return units * sent_unit_bytes * static_cast<std::size_t>(size);
+}
+
+/// Where each call's bytes begin to arrive; the last entry is where all of them end.
+std::vector<std::size_t> places_of(const MeetingPlan& plan) {
+  std::vector<std::size_t> at{0};
+  for (const MeetingCall& call : plan.calls) {
+    std::size_t end = at.back();
+    for (const MeetingPart& part : call.parts) end += arriving_bytes(part, plan.size);
+    at.push_back(end);
+  }
+  return at;
+}
+
 class CudaPeerMeeting final : public PeerMeeting {
  public:
-  CudaPeerMeeting(DeviceState& state, const MeetingPlan& plan)
+  /// `at`: as `places_of` the plan.
+  CudaPeerMeeting(DeviceState& state, const MeetingPlan& plan, std::vector<std::size_t> at)
       : state_(state),
-        plan_(plan),
+        rank_(plan.rank),
         device_(Device::cuda(state.index())),
-        memory_(Storage::allocate(device_, meeting_head_bytes + 2 * plan.bytes)),
+        at_(std::move(at)),
+        memory_(Storage::allocate(device_, meeting_head_bytes + 2 * at_.back())),
         faults_(state.faults()) {
-    check_cuda(cudaMemsetAsync(place(), 0, meeting_head_bytes, state.stream()), "cuda peers");
+    // No run has number 0.
+    check_cuda(cudaMemsetAsync(place(), 0, memory_->bytes(), state.stream()), "cuda peers");
     wait_for(state.stream(), "cuda peers");  // before a peer's kernel writes there
   }
 
-  void meet(std::span<const std::shared_ptr<PeerMeeting>> all, const MeetingCall& call) override {
+  void meet(std::span<const std::shared_ptr<PeerMeeting>> all, std::size_t index,
+            const MeetingCall& call) override {
     MeetingTable table{.given_up = given_up_.get(),
                        .faults = faults_,
-                       .rank = plan_.rank,
-                       .size = plan_.size,
-                       .calls_a_run = static_cast<unsigned>(plan_.calls),
-                       .half_bytes = static_cast<std::uint32_t>(plan_.bytes)};
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      const auto& there = dynamic_cast<const CudaPeerMeeting&>(*all[rank]);
-      table.place[rank] = there.place();
+                       .rank = rank_,
+                       .size = static_cast<int>(all.size()),
+                       .root = call.root,
+                       .half_bytes = static_cast<std::uint32_t>(at_.back())};
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      table.place[rank] = dynamic_cast<const CudaPeerMeeting&>(*all[rank]).place();
+    MeetingParts parts;
+    std::size_t at = at_[index];
+    const auto narrow = [](std::size_t n) { return static_cast<std::uint32_t>(n); };
+    for (const MeetingPart& part : call.parts) {
+      parts.part[parts.count++] = {part.in,  part.out, narrow(part.bytes), narrow(part.in_step), narrow(part.out_step),
+                                   narrow(at)};
+      at += arriving_bytes(part, table.size);
     }
-    const auto narrow = [](auto n) { return static_cast<std::uint32_t>(n); };
-    MeetingPieces pieces;
-    for (const auto& [from, at, bytes] : call.leaves)
-      pieces.leave[pieces.leaves++] = {static_cast<const std::byte*>(from), narrow(at), narrow(bytes)};
-    for (const auto& [to, rank, at, bytes] : call.takes)
-      pieces.take[pieces.takes++] = {static_cast<std::byte*>(to), narrow(at), narrow(bytes), rank};
-    for (const auto& [out, at, count] : call.combinations)
-      pieces.combination[pieces.combinations++] = {out, narrow(at), narrow(count)};
-    launch_meeting(table, pieces, call.dtype, call.reduction, state_.stream());
+    if (index == 0) launch_run(table, state_.stream());
+    if (call.reduction)
+      launch_meeting_sums(table, parts, call.dtype, *call.reduction, state_.stream());
+    else
+      launch_meeting_copies(table, parts, state_.stream());
     check_launch("cuda peers");
   }
   bool over() noexcept override {
@@ -75,8 +99,9 @@ class CudaPeerMeeting final : public PeerMeeting {
   std::byte* place() const { return static_cast<std::byte*>(memory_->data()); }
 
   DeviceState& state_;  // the rank's, which is the only one to call `meet`
-  const MeetingPlan plan_;
+  const int rank_;
   const Device device_;
+  const std::vector<std::size_t> at_;
   const Ref<Storage> memory_;
   const FaultSlot faults_;  // made before a recording, in which nothing can be
   HostWord given_up_;
@@ -85,10 +110,10 @@ class CudaPeerMeeting final : public PeerMeeting {
 }  // namespace
 
 std::shared_ptr<PeerMeeting> CudaPeerQueue::meeting(const MeetingPlan& plan) {
-  if (plan.size > MeetingHead::most_ranks || plan.bytes > std::numeric_limits<std::uint32_t>::max() / 2)
-    return nullptr;
+  std::vector<std::size_t> at = places_of(plan);
+  if (plan.size > MeetingTable::most_ranks || at.back() > std::numeric_limits<std::uint32_t>::max()) return nullptr;
   use();
-  return std::make_shared<CudaPeerMeeting>(state_, plan);
+  return std::make_shared<CudaPeerMeeting>(state_, plan, std::move(at));
 }
 
 }  // namespace sherd::cuda

@@ -1,4 +1,5 @@
-// Calls among ranks inside of graphs: kernels that wait for the peers' kernels. Safe to include in device code.
+// Calls among ranks inside of graphs: kernels that wait for what the peers' kernels send. Safe to include in
+// device code.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,49 +12,41 @@
 
 namespace sherd::cuda {
 
-/// What a rank has in its meeting's memory before the bytes that its peers take.
-struct MeetingHead {
-  static constexpr int most_ranks = 16;
-  unsigned arrived[most_ranks];  ///< by rank: the calls for which it has left its bytes; each writes its own
-  unsigned left;                 ///< blocks of the call under way that have left their bytes
-  unsigned long long calls;      ///< of this rank so far
-};
-/// Where the bytes begin: two halves, used in turns by the runs of a graph, so that nobody need wait until the
-/// others have taken what it left.
+/// A rank's memory in a meeting begins with the number of the run; what arrives follows in two halves, which
+/// runs use in turns: when a rank sends for the second time to one half, all have taken what was there.
 inline constexpr std::size_t meeting_head_bytes = 256;
-static_assert(sizeof(MeetingHead) <= meeting_head_bytes);
+
+/// What travels: 8 bytes in halves, each beside the number of the run. A receiver reads until both are there, so
+/// no order of two stores matters, and nothing but the bytes is sent.
+inline constexpr std::size_t unit_bytes = 8, sent_unit_bytes = 16;
 
 struct MeetingTable {
-  std::byte* place[MeetingHead::most_ranks];
-  const unsigned* given_up;  ///< of this rank, in the host's memory: not 0 when its kernels shall not wait
+  static constexpr int most_ranks = 16;
+  std::byte* place[most_ranks];  ///< by rank
+  const unsigned* given_up;      ///< of this rank, in the host's memory: not 0 when its kernels shall not wait
   FaultSlot faults;
   int rank, size;
-  unsigned calls_a_run;
+  int root;  ///< whose bytes are taken; -1: those of all
   std::uint32_t half_bytes;
 };
 
-/// Offsets are those of a half.
-struct MeetingPieces {
+/// `MeetingPart`s of one call.
+struct MeetingParts {
   static constexpr int most = 64;
-  int leaves = 0, takes = 0, combinations = 0;
+  int count = 0;
   struct {
-    const std::byte* from;
-    std::uint32_t at, bytes;
-  } leave[most];
-  union {
-    struct {
-      std::byte* to;
-      std::uint32_t at, bytes;
-      int rank;
-    } take[most];
-    struct {
-      std::byte* out;
-      std::uint32_t at, count;
-    } combination[most];
-  };
+    const std::byte* in;
+    std::byte* out;
+    std::uint32_t bytes, in_step, out_step, at;
+  } part[most];
 };
 
-void launch_meeting(const MeetingTable& table, const MeetingPieces& pieces, DType dtype, ReduceOp reduction,
-                    cudaStream_t stream);
+/// Begins a run: the first that is recorded.
+void launch_run(const MeetingTable& table, cudaStream_t stream);
+/// A call that places what arrives.
+void launch_meeting_copies(const MeetingTable& table, const MeetingParts& parts, cudaStream_t stream);
+/// A call that combines what arrives.
+void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype, ReduceOp reduction,
+                         cudaStream_t stream);
 
 }  // namespace sherd::cuda

@@ -25,6 +25,7 @@
 #include "runtime/ops.h"
 #include "runtime/ops/cross_entropy.h"
 #include "shard/fully_shard.h"
+#include "shard/step_in_backward.h"
 #include "tests/bench/mlp.h"
 #include "tests/rank_device.h"
 
@@ -169,21 +170,34 @@ class GptStep {
   }
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {
-    Tensor logits = reshape(model_(tokens), {targets.numel(), vocab});
-    const Tensor loss = cross_entropy_(std::exchange(logits, {}), targets, {.precision = precision_});
-    loss.backward();
+    const Tensor loss = backward(tokens, targets);
     shard::clip_grad_norm_(parameters_, 1);
     optimizer_->step();
     optimizer_->zero_grad();
-    return loss.detach();
+    return loss;
+  }
+  /// The same without clipping; `within`: the optimizer steps within the backward.
+  void unclipped(const Tensor& tokens, const Tensor& targets, bool within) {
+    if (within && !within_) within_.emplace(*optimizer_);
+    backward(tokens, targets);
+    if (!within) optimizer_->step();
+    optimizer_->zero_grad();
   }
   static constexpr std::int64_t vocab = 50304;
 
  private:
+  Tensor backward(const Tensor& tokens, const Tensor& targets) {
+    Tensor logits = reshape(model_(tokens), {targets.numel(), vocab});
+    const Tensor loss = cross_entropy_(std::exchange(logits, {}), targets, {.precision = precision_});
+    loss.backward();
+    return loss.detach();
+  }
+
   LossPrecision precision_;
   nn::Gpt model_;
   std::vector<nn::Parameter> parameters_;
   std::optional<nn::AdamW> optimizer_;
+  std::optional<shard::StepInBackward> within_;
 };
 
 void gpt(const Place& place, const Size& size, std::int64_t batch) {
@@ -196,20 +210,21 @@ void gpt(const Place& place, const Size& size, std::int64_t batch) {
             place.world.size() * batch * size.length, 4, [&] { return step(tokens, targets); });
 }
 
-/// A step with shards on the GPU and one with shards on the host.
+/// Steps with shards on the GPU, on the host, and on the host stepped within the backward.
 void offload(const Place& place, std::int64_t batch) {
   const Size& size = sizes[0];
-  for (const Kept kept : {Kept::in_shards, Kept::in_shards_of_the_host}) {
+  for (const auto& [kept, within] :
+       {std::pair(Kept::in_shards, false), {Kept::in_shards_of_the_host, false}, {Kept::in_shards_of_the_host, true}}) {
     manual_seed(1);
     GptStep step(place, size, LossPrecision::of_logits, kept);
     const Tensor tokens = randint(0, 50257, {batch, size.length}, {i64, place.gpu}),
                  targets = randint(0, 50257, {batch * size.length}, {i64, place.gpu});
     const Time t = time_of(
-        place, [&] { step(tokens, targets); }, 4);
+        place, [&, within = within] { step.unclipped(tokens, targets, within); }, 4);
     if (place.speaks())
-      std::printf("%s step, batch %lld, %d ranks, shards on the %s: %.1f ms\n", size.name,
+      std::printf("%s step without clipping, batch %lld, %d ranks, shards on the %s%s: %.1f ms\n", size.name,
                   static_cast<long long>(batch), place.world.size(), kept == Kept::in_shards ? "GPU" : "host",
-                  t.us / 1e3);
+                  within ? ", stepped within the backward" : "", t.us / 1e3);
     std::fflush(stdout);
   }
 }
