@@ -24,6 +24,7 @@
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/random.h"
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/rms_norm.h"
@@ -39,7 +40,7 @@ using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
                          EmbeddingGrad, Gather, Scatter, TopK>;
-using ReductionOps = OpList<Sum, Extreme, ArgMax, Recurrence, Multinomial>;
+using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,

@@ -1,5 +1,6 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
 #include "tests/runtime/op_cases.h"
 
@@ -17,6 +18,14 @@ Call two(F f) {
 template <class F>
 Call three(F f) {
   return [f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1], in[2])}; };
+}
+
+/// The op written in other ops.
+Call reference(auto op) {
+  return [op](std::span<const Tensor> in) {
+    const Tensors out = op.reference(in);
+    return std::vector<Tensor>(out.begin(), out.end());
+  };
 }
 
 using Add = std::function<void(std::string, std::vector<Input>, Call, Rules)>;
@@ -112,7 +121,13 @@ void statistics_cases(const Add& put) {
   put("all", {block}, one([](const Tensor& x) { return all(x, {-1}, Keep::dims); }), {.gradients = false});
   const Input short_rows{{2, 5, 3}, {20, 9, 30}};
   put("prod", {short_rows}, one([](const Tensor& x) { return prod(x, {1}); }),
-      {.layouts = Bits::rounded, .sixteen = Bits::rounded, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+      {.layouts = Bits::rounded,
+       .sixteen = Bits::rounded,
+       .reference = reference(ops::Prod{0b10}),
+       .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("prod over outer axes", {{{3, 4, 5}, {7, 300, 41}, Kind::number, 0, 0.9, 1.1}},
+      one([](const Tensor& x) { return prod(x, {0, 2}, Keep::dims); }),
+      {.layouts = Bits::rounded, .reference = reference(ops::Prod{0b101, true})});
   put("cumsum", {block}, one([](const Tensor& x) { return cumsum(x, 1); }),
       {.more = {{{1, 1, 1}}, {{2, 0, 3}}, {{3, 4, 1}}}});
   put("cumsum along the last axis", {block}, one([](const Tensor& x) { return cumsum(x, -1); }), {});

@@ -856,3 +856,20 @@ TEST_CASE("ops: integers drawn as floats stay below their bound") {
     CHECK_THROWS_AS(randint(-counted - 1, 0, {1}, {dtype}), DTypeError);
   }
 }
+
+TEST_CASE("ops: products of every length, along each axis, wrap as integers and are near as floats") {
+  for (const DType dtype : {f32, f64, i32, i64, boolean})
+    for (const Shape& shape : {Shape{1, 1, 3}, Shape{5, 3, 2}, Shape{2, 17, 33}, Shape{2, 4, 1500},
+                               Shape{1, 33, 1100}, Shape{2, 40001, 1}}) {
+      const Tensor x = numbers(shape, dtype, 1, is_floating(dtype) ? 0.99 : 3, is_floating(dtype) ? 1.01 : 7);
+      for (Mask axes = 1; axes < 8; ++axes) {
+        INFO(name_of(dtype) << " " << to_string(shape) << " " << axes);
+        const ops::Prod op{axes};
+        const Tensor got = apply(op, x), expected = op.reference(std::span(&x, 1))[0];
+        if (is_floating(dtype))
+          CHECK(distance(got, expected) < (dtype == f32 ? 1e-5 : 1e-13));
+        else
+          CHECK(same_bits(got, expected));
+      }
+    }
+}
