@@ -3,6 +3,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/flip.h"
 #include "runtime/ops/slice.h"
 
 namespace sherd {
@@ -55,13 +56,21 @@ Tensor repeat(const Tensor& x, Shape counts) {
   return y.is(x) ? clone(x) : y;
 }
 
+Tensors ops::Flip::reference(Inputs in) const {
+  Tensor y = in[0];
+  for (int i = 0; i < y.rank(); ++i)
+    if (has(axes, static_cast<std::size_t>(i)))
+      y = index_select(y, i, arange(y.shape()[i] - 1, -1, -1, positions_on(y)));
+  return {y.is(in[0]) ? clone(y) : y};
+}
+
+Tensors ops::Flip::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
+
 Tensor flip(const Tensor& x, Shape axes) {
-  Tensor y = x;
-  for (std::int64_t axis : axes) {
-    const int at = normalize_axis("flip", axis, x.rank());
-    if (x.rank() > 0) y = index_select(y, at, arange(x.shape()[at] - 1, -1, -1, positions_on(x)));
-  }
-  return y.is(x) ? clone(x) : y;
+  Mask turned = 0;
+  for (std::int64_t axis : axes)  // twice the same is as before
+    turned ^= bit(static_cast<std::size_t>(normalize_axis("flip", axis, x.rank())));
+  return apply(ops::Flip{x.rank() == 0 ? 0 : turned}, x);
 }
 
 Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {

@@ -13,6 +13,7 @@
 #include "runtime/ops/embedding.h"
 #include "runtime/ops/expand.h"
 #include "runtime/ops/extreme.h"
+#include "runtime/ops/flip.h"
 #include "runtime/ops/full.h"
 #include "runtime/ops/index.h"
 #include "runtime/ops/layer_norm.h"
@@ -39,7 +40,7 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
-                         EmbeddingGrad, Gather, Scatter, TopK>;
+                         EmbeddingGrad, Gather, Scatter, TopK, Flip>;
 using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,

@@ -1,5 +1,6 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
+#include "runtime/ops/flip.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
 #include "tests/runtime/op_cases.h"
@@ -88,7 +89,8 @@ void arranging_cases(const Add& put) {
   put("unbind", {block}, one([all_of](const Tensor& x) { return all_of(unbind(x, 1)); }), {});
   put("repeat", {block}, one([](const Tensor& x) { return repeat(x, {2, 1, 3, 2}); }),
       {.more = {{{1, 1, 1}}, {{0, 4, 5}}}});
-  put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }), {.more = {{{0, 4, 5}}}});
+  put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }),
+      {.reference = reference(ops::Flip{0b101}), .more = {{{0, 4, 5}}, {{1, 4, 1}}}});
   put("roll", {block}, one([](const Tensor& x) { return roll(x, 3, -1); }),
       {.more = {{{3, 1, 1}}, {{0, 1, 0}}}});
   for (const Padding how : {Padding::constant, Padding::reflect, Padding::replicate, Padding::circular})
