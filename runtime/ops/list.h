@@ -33,6 +33,7 @@
 #include "runtime/ops/softmax.h"
 #include "runtime/ops/sum.h"
 #include "runtime/ops/topk.h"
+#include "runtime/ops/triangle.h"
 #include "runtime/ops/view_as.h"
 
 namespace sherd::ops {
@@ -40,7 +41,7 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
-                         EmbeddingGrad, Gather, Scatter, TopK, Flip>;
+                         EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
 using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,

@@ -3,6 +3,7 @@
 #include "runtime/ops/flip.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
+#include "runtime/ops/triangle.h"
 #include "tests/runtime/op_cases.h"
 
 namespace sherd::test {
@@ -96,8 +97,10 @@ void arranging_cases(const Add& put) {
   for (const Padding how : {Padding::constant, Padding::reflect, Padding::replicate, Padding::circular})
     put("pad " + std::to_string(static_cast<int>(how)), {block},
         one([how](const Tensor& x) { return pad(x, {1, 2, 0, -1}, how, 1); }), {});
-  put("tril", {block}, one([](const Tensor& x) { return tril(x, 1); }), {.more = {{{0, 4, 5}}, {{2, 1, 1}}}});
-  put("triu", {block}, one([](const Tensor& x) { return triu(x, -1); }), {.more = {{{2, 0, 5}}}});
+  put("tril", {block}, one([](const Tensor& x) { return tril(x, 1); }),
+      {.reference = reference(ops::Triangle{1}), .more = {{{0, 4, 5}}, {{2, 1, 1}}}});
+  put("triu", {block}, one([](const Tensor& x) { return triu(x, -1); }),
+      {.reference = reference(ops::Triangle{-1, false}), .more = {{{2, 0, 5}}}});
   put("diagonal", {block}, one([](const Tensor& x) { return diagonal(x, 1, 2, 0); }),
       {.more = {{{1, 1, 1}}}});
   put("diag", {line}, one([](const Tensor& x) { return diag(x, -1); }), {.more = {{{1}}, {{0}}}});
