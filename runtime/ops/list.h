@@ -25,6 +25,7 @@
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
+#include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/random.h"
 #include "runtime/ops/recurrence.h"
@@ -42,7 +43,8 @@ using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
                          EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
-using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial>;
+using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial, MaxPool2d,
+                            AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,

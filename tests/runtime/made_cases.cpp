@@ -1,6 +1,8 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
 #include "runtime/ops/flip.h"
+#include "runtime/ops/patches.h"
+#include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/triangle.h"
@@ -223,10 +225,22 @@ void network_cases(const Add& put) {
       {.dtypes = floating_dtypes,
        .sixteen = Bits::rounded,
        .more = {{{2, 4}, {4}, {4}}, {{0, 4, 3}, {4}, {4}}}});
+  const ops::Patches windows{{2, 3, 2, 1}};
+  put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
+      {.dtypes = floating_dtypes, .reference = reference(windows)});
   put("max_pool2d", {images}, one([](const Tensor& x) { return max_pool2d(x, 3, {2, 1}); }),
-      {.dtypes = floating_dtypes});
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{3, 2, 1}})});
+  put("max_pool2d of windows that are apart", {images}, one([](const Tensor& x) { return max_pool2d(x, 2); }),
+      {.dtypes = floating_dtypes,
+       .reference = reference(ops::MaxPool2d{{2, 2, 0}}),
+       .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("avg_pool2d", {images}, one([](const Tensor& x) { return avg_pool2d(x, 2, {1, 1}); }),
-      {.dtypes = floating_dtypes});
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{2, 1, 1}})});
+  put("avg_pool2d of windows that are apart", {images},
+      one([](const Tensor& x) { return avg_pool2d(x, 2, {3}); }),
+      {.dtypes = floating_dtypes,
+       .reference = reference(ops::AvgPool2d{{2, 3, 0}}),
+       .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
   put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),
