@@ -185,25 +185,4 @@ Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
   return max(reshape(windows, {n, channels, down, across, static_cast<std::int64_t>(each)}), -1).values;
 }
 
-Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
-                  double eps) {
-  check<DTypeError>(is_floating(x.dtype()), "group_norm: takes floating dtypes, got {}", name_of(x.dtype()));
-  check<ShapeError>(x.rank() >= 2, "group_norm: input (N, C, ...), got shape {}", x.shape());
-  const std::int64_t n = x.shape()[0], channels = x.shape()[1];
-  check<ValueError>(groups > 0 && channels % groups == 0, "group_norm: {} groups do not divide {} channels",
-                    groups, channels);
-  Shape along{channels};
-  for (int i = 2; i < x.rank(); ++i) along.push_back(1);
-  for (const Tensor& t : {weight, bias})
-    check<ShapeError>(!t.defined() || t.shape() == Shape{channels},
-                      "group_norm: weight or bias of shape {} for {} channels",
-                      t.defined() ? t.shape() : Shape{}, channels);
-  if (x.numel() == 0) return clone(x);
-  const DType wide = compute_dtype(x.dtype());  // so that 16-bit floats are rounded once
-  Tensor y = reshape(layer_norm(reshape(to(x, wide), {n * groups, -1}), {}, {}, eps), x.shape());
-  if (weight.defined()) y = mul(y, to(reshape(weight, along), wide));
-  if (bias.defined()) y = add(y, to(reshape(bias, along), wide));
-  return to(y, x.dtype());
-}
-
 }  // namespace sherd

@@ -1,6 +1,7 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
 #include "runtime/ops/flip.h"
+#include "runtime/ops/group_norm.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
@@ -224,7 +225,14 @@ void network_cases(const Add& put) {
       three([](const Tensor& x, const Tensor& w, const Tensor& b) { return group_norm(x, 2, w, b); }),
       {.dtypes = floating_dtypes,
        .sixteen = Bits::rounded,
+       .reference = three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+         const DType wide = compute_dtype(x.dtype());
+         const Tensor in[] = {x, to(w, wide), to(b, wide)};
+         return ops::GroupNorm{2}.reference(in)[0];
+       }),
        .more = {{{2, 4}, {4}, {4}}, {{0, 4, 3}, {4}, {4}}}});
+  put("group_norm, plain", {images}, one([](const Tensor& x) { return group_norm(x, 1); }),
+      {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
   const ops::Patches windows{{2, 3, 2, 1}};
   put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
       {.dtypes = floating_dtypes, .reference = reference(windows)});
