@@ -11,6 +11,7 @@
 #include "runtime/error.h"
 #include "runtime/math.h"
 #include "runtime/ops/copy.h"
+#include "runtime/ops/flip.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -74,6 +75,8 @@ void copy_row(const Dim& d, const From* from, To* to) {
     } else {
       for (std::int64_t i = 0; i < d.size; ++i) to[i] = converted<To>(from[i]);
     }
+  } else if (d.from == -1 && d.to == 1) {  // with the steps known it is made of vectors
+    for (std::int64_t i = 0; i < d.size; ++i) to[i] = converted<To>(from[-i]);
   } else if (d.from == 0 && d.to == 1) {
     std::fill_n(to, d.size, converted<To>(*from));
   } else {
@@ -230,12 +233,28 @@ void cast(const ops::Cast&, Inputs in, Outputs out) { copy_tensor(in[0], out[0])
 void clone(const ops::Clone&, Inputs in, Outputs out) { copy_tensor(in[0], out[0]); }
 void copy_into(const ops::CopyInto&, Inputs in, Outputs) { copy_tensor(in[1], in[0]); }
 
+/// A copy that starts at the end of the axes and walks back.
+void flip(const ops::Flip& op, Inputs in, Outputs out) {
+  const Tensor& x = in[0];
+  if (x.numel() == 0) return;
+  Shape steps = x.strides();
+  std::int64_t first = 0;
+  for (int i = 0; i < x.rank(); ++i) {
+    if (!has(op.axes, static_cast<std::size_t>(i))) continue;
+    first += (x.shape()[i] - 1) * steps[i];
+    steps[i] = -steps[i];
+  }
+  copy(x.shape(), x.dtype(), x.raw() + first * size_of(x.dtype()), steps, x.dtype(), out[0].raw(),
+       out[0].strides());
+}
+
 }  // namespace
 
 void add_copy() {
   add_kernel<cast>(DeviceType::cpu);
   add_kernel<clone>(DeviceType::cpu);
   add_kernel<copy_into>(DeviceType::cpu);
+  add_kernel<flip>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

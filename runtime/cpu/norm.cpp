@@ -1,12 +1,10 @@
 #include "runtime/cpu/norm.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "runtime/cpu/rows.h"
+#include "runtime/cpu/moments.h"
 #include "runtime/instances.h"
-#include "runtime/math.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/parallel.h"
 
@@ -16,12 +14,6 @@ namespace {
 /// Rows of one tile of forward: enough elements to be worth a thread.
 std::int64_t row_grain(std::int64_t columns) {
   return std::max<std::int64_t>(1, (1 << 14) / std::max<std::int64_t>(columns, 1));
-}
-
-/// x - mean with zeros in the lanes beyond `count`, so that sums may use it.
-template <class C, class T, class Count>
-Vec<C> centred(const T* x, Count count, C mean) {
-  return take<C>(x, count, mean) - splat(mean);
 }
 
 template <class T, class C>
@@ -77,25 +69,13 @@ template <class T>
 void layer_norm(const T* x, const T* weight, const T* bias, double eps, std::int64_t rows,
                 std::int64_t columns, T* y, compute_t<T>* mean, compute_t<T>* rstd) {
   using C = compute_t<T>;
-  const C n = static_cast<C>(columns);
   parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* row = x + r * columns;
-      const auto itself = [&](std::int64_t j, auto count) { return take<C>(row + j, count); };
-      C m = mean ? sum_vectors<C>(columns, itself) / n : C(0);
-      const auto squares = [&](std::int64_t j, auto count) {
-        const Vec<C> d = centred(row + j, count, m);
-        return d * d;
-      };
-      C variance = sum_vectors<C>(columns, squares) / n;
-      if (variance < m * m * static_cast<C>(math::nearly_constant)) {
-        m += sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return centred(row + j, count, m); }) /
-             n;
-        variance = sum_vectors<C>(columns, squares) / n;
-      }
-      if (mean) mean[r] = m;
-      rstd[r] = C(1) / std::sqrt(variance + static_cast<C>(eps));
-      normalise_row(row, weight, bias, m, rstd[r], columns, y + r * columns);
+      const Moments<C> m = moments_of(row, columns, eps, mean != nullptr);
+      if (mean) mean[r] = m.mean;
+      rstd[r] = m.rstd;
+      normalise_row(row, weight, bias, m.mean, m.rstd, columns, y + r * columns);
     }
   });
 }

@@ -52,6 +52,7 @@ Vec<C> sum_blocks(std::int64_t first, std::int64_t blocks, const F& term) {
   constexpr std::integral_constant<std::int64_t, step> whole{};
   Vec<C> chain[4] = {};
   for (std::int64_t j = first; j < first + sum_block<C>; j += 4 * step) {
+#pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) chain[c] = chain[c] + term(j + c * step, whole);
   }
   return (chain[0] + chain[1]) + (chain[2] + chain[3]);
@@ -67,6 +68,7 @@ inline C sum_vectors(std::int64_t n, const F& term) {
   const bool has_blocks = j > 0;
   Vec<C> chain[4] = {};
   for (; j + 4 * step <= n; j += 4 * step) {
+#pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) chain[c] = chain[c] + term(j + c * step, whole);
   }
   for (int c = 0; j + step <= n; j += step, ++c) chain[c] = chain[c] + term(j, whole);

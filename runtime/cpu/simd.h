@@ -2,10 +2,13 @@
 // the same bits on every processor; the compiler splits the value where registers are narrower.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "runtime/half.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
@@ -103,13 +106,33 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-/// lanes<C> elements of another type, converted; `store_as` is the way back.
+// BFloat16's own conversions as vectors: of a loop the compiler makes shorter ones, or none.
+typedef std::uint16_t Halves [[gnu::vector_size(32)]];
+
+inline Vec<float> load_bf16(const BFloat16* p) {
+  Halves halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return std::bit_cast<Vec<float>>(__builtin_convertvector(halves, Vec<std::uint32_t>) << 16);
+}
+inline void store_bf16(BFloat16* p, Vec<float> v) {
+  const auto x = std::bit_cast<Vec<std::uint32_t>>(v), high = x >> 16;
+  const Vec<std::uint32_t> rounded = (x + 0x7fffu + (high & 1u)) >> 16;
+  const Vec<std::uint32_t> bits = (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | high : rounded;
+  const Halves halves = __builtin_convertvector(bits, Halves);
+  std::memcpy(p, &halves, sizeof halves);
+}
+
+/// lanes<C> elements of another type, converted; `store_as` is the way back. The loops stay loops until the
+/// compiler makes vectors of them.
 template <class C, class T>
 inline Vec<C> load_as(const T* p) {
   if constexpr (std::is_same_v<C, T>) {
     return load(p);
+  } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
+    return load_bf16(p);
   } else {
     C values[lanes<C>];
+#pragma GCC unroll 1
     for (int l = 0; l < lanes<C>; ++l) values[l] = static_cast<C>(p[l]);
     return load(values);
   }
@@ -118,9 +141,12 @@ template <class C, class T>
 inline void store_as(T* p, Vec<C> v) {
   if constexpr (std::is_same_v<C, T>) {
     store(p, v);
+  } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
+    store_bf16(p, v);
   } else {
     C values[lanes<C>];
     store(values, v);
+#pragma GCC unroll 1
     for (int l = 0; l < lanes<C>; ++l) p[l] = static_cast<T>(values[l]);
   }
 }

@@ -20,12 +20,23 @@ bool before(const T* row, std::int64_t a, std::int64_t b) {
   return x != y ? x > y : a < b;
 }
 
-/// Calls `body(row, begin of the row in x, begin of the row in y)`.
+/// Calls `body(row)` for rows of so many picks each.
 template <class F>
-void for_each_row(std::int64_t rows, const F& body) {
-  parallel_for(rows, 64, [&](std::int64_t begin, std::int64_t end) {
+void for_each_row(std::int64_t rows, std::int64_t picks, const F& body) {
+  const std::int64_t grain = std::clamp<std::int64_t>((1 << 12) / picks, 1, 64);
+  parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) body(row);
   });
+}
+
+void check_positions(std::string_view call, const Tensor& index, std::int64_t columns) {
+  const std::int64_t* at = index.data<std::int64_t>();
+  std::uint64_t most = 0;  // of which negative ones are; found by vectors, where a check of each is a call
+  for (std::int64_t i = 0; i < index.numel(); ++i) most = std::max(most, static_cast<std::uint64_t>(at[i]));
+  if (most < static_cast<std::uint64_t>(columns)) return;
+  for (std::int64_t i = 0; i < index.numel(); ++i)
+    check<ValueError>(at[i] >= 0 && at[i] < columns, "{}: index {} at position {} is outside [0, {})", call,
+                      at[i], i, columns);
 }
 
 void topk(const ops::TopK& op, Inputs in, Outputs out) {
@@ -63,14 +74,12 @@ void gather(const ops::Gather&, Inputs in, Outputs out) {
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t columns = x.shape().back(), picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  for (std::int64_t i = 0; i < index.numel(); ++i)
-    check<ValueError>(at[i] >= 0 && at[i] < columns, "gather: index {} at position {} is outside [0, {})",
-                      at[i], i, columns);
+  check_positions("gather", index, columns);
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* from = x.data<T>();
     auto* y = reinterpret_cast<T*>(out[0].raw());
-    for_each_row(rows, [&](std::int64_t row) {
+    for_each_row(rows, picks, [&](std::int64_t row) {
       for (std::int64_t j = 0; j < picks; ++j) y[row * picks + j] = from[row * columns + at[row * picks + j]];
     });
   });
@@ -83,15 +92,13 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   const Tensor &values = in[0], &index = in[1];
   const std::int64_t picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  for (std::int64_t i = 0; i < index.numel(); ++i)
-    check<ValueError>(at[i] >= 0 && at[i] < columns, "scatter: index {} at position {} is outside [0, {})",
-                      at[i], i, columns);
+  check_positions("scatter", index, columns);
   dispatch(values.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
     const T* from = values.data<T>();
     auto* y = reinterpret_cast<T*>(out[0].raw());
-    for_each_row(rows, [&](std::int64_t row) {
+    for_each_row(rows, picks, [&](std::int64_t row) {
       for (std::int64_t j = 0; j < picks; ++j) {
         T& place = y[row * columns + at[row * picks + j]];
         place = static_cast<T>(static_cast<C>(static_cast<C>(place) + static_cast<C>(from[row * picks + j])));

@@ -3,7 +3,9 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/flip.h"
 #include "runtime/ops/slice.h"
+#include "runtime/ops/triangle.h"
 
 namespace sherd {
 namespace {
@@ -55,13 +57,21 @@ Tensor repeat(const Tensor& x, Shape counts) {
   return y.is(x) ? clone(x) : y;
 }
 
+Tensors ops::Flip::reference(Inputs in) const {
+  Tensor y = in[0];
+  for (int i = 0; i < y.rank(); ++i)
+    if (has(axes, static_cast<std::size_t>(i)))
+      y = index_select(y, i, arange(y.shape()[i] - 1, -1, -1, positions_on(y)));
+  return {y.is(in[0]) ? clone(y) : y};
+}
+
+Tensors ops::Flip::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
+
 Tensor flip(const Tensor& x, Shape axes) {
-  Tensor y = x;
-  for (std::int64_t axis : axes) {
-    const int at = normalize_axis("flip", axis, x.rank());
-    if (x.rank() > 0) y = index_select(y, at, arange(x.shape()[at] - 1, -1, -1, positions_on(x)));
-  }
-  return y.is(x) ? clone(x) : y;
+  Mask turned = 0;
+  for (std::int64_t axis : axes)  // twice the same is as before
+    turned ^= bit(static_cast<std::size_t>(normalize_axis("flip", axis, x.rank())));
+  return apply(ops::Flip{x.rank() == 0 ? 0 : turned}, x);
 }
 
 Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
@@ -136,14 +146,11 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 
 namespace {
 
-/// bool (rows, columns): whether column - row is at most, or at least, the offset.
 Tensor triangle(std::string_view call, const Tensor& x, std::int64_t offset, bool lower) {
   check<ShapeError>(x.rank() >= 2, "{}: takes matrices, got shape {}", call, x.shape());
   const std::int64_t rows = x.shape()[x.rank() - 2], columns = x.shape().back();
-  const std::int64_t near = std::clamp(offset, -rows - 1, columns + 1);  // beyond these nothing changes
-  const Tensor limit = add(reshape(arange(0, rows, 1, positions_on(x)), {rows, 1}), near);
-  const Tensor column = arange(0, columns, 1, positions_on(x));
-  return lower ? less_equal(column, limit) : greater_equal(column, limit);
+  // Beyond these nothing changes.
+  return apply(ops::Triangle{std::clamp(offset, -rows - 1, columns + 1), lower}, x);
 }
 
 /// Where the diagonal of an n by m matrix begins, row by row, and how long it is.
@@ -155,8 +162,23 @@ std::pair<std::int64_t, std::int64_t> diagonal_of(std::int64_t n, std::int64_t m
 
 }  // namespace
 
-Tensor tril(const Tensor& x, std::int64_t offset) { return where(triangle("tril", x, offset, true), x, 0); }
-Tensor triu(const Tensor& x, std::int64_t offset) { return where(triangle("triu", x, offset, false), x, 0); }
+Specs ops::Triangle::infer(SpecSpan in) const {
+  check<ShapeError>(in[0].shape.rank() >= 2, "triangle: takes matrices, got shape {}", in[0].shape);
+  return {in[0]};
+}
+
+Tensors ops::Triangle::reference(Inputs in) const {
+  const Tensor& x = in[0];
+  const std::int64_t rows = x.shape()[x.rank() - 2], columns = x.shape().back();
+  const Tensor limit = add(reshape(arange(0, rows, 1, positions_on(x)), {rows, 1}), offset);
+  const Tensor column = arange(0, columns, 1, positions_on(x));
+  return {where(lower ? less_equal(column, limit) : greater_equal(column, limit), x, 0)};
+}
+
+Tensors ops::Triangle::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
+
+Tensor tril(const Tensor& x, std::int64_t offset) { return triangle("tril", x, offset, true); }
+Tensor triu(const Tensor& x, std::int64_t offset) { return triangle("triu", x, offset, false); }
 
 Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64_t b) {
   const int first = normalize_axis("diagonal", a, x.rank()), second = normalize_axis("diagonal", b, x.rank());

@@ -15,6 +15,7 @@
 #include "runtime/ops/gelu_tanh.h"
 #include "runtime/ops/greater.h"
 #include "runtime/ops/greater_equal.h"
+#include "runtime/ops/huber.h"
 #include "runtime/ops/isfinite.h"
 #include "runtime/ops/leaky_relu.h"
 #include "runtime/ops/less.h"
@@ -46,7 +47,7 @@ namespace sherd::ops {
 
 using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
                         GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
-using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
+using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Binary ops whose second, or first, input may be a number.
 using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,

@@ -13,7 +13,9 @@
 #include "runtime/ops/embedding.h"
 #include "runtime/ops/expand.h"
 #include "runtime/ops/extreme.h"
+#include "runtime/ops/flip.h"
 #include "runtime/ops/full.h"
+#include "runtime/ops/group_norm.h"
 #include "runtime/ops/index.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
@@ -24,6 +26,8 @@
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
+#include "runtime/ops/pool2d.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/random.h"
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/rms_norm.h"
@@ -31,6 +35,7 @@
 #include "runtime/ops/softmax.h"
 #include "runtime/ops/sum.h"
 #include "runtime/ops/topk.h"
+#include "runtime/ops/triangle.h"
 #include "runtime/ops/view_as.h"
 
 namespace sherd::ops {
@@ -38,13 +43,15 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
-                         EmbeddingGrad, Gather, Scatter, TopK>;
-using ReductionOps = OpList<Sum, Extreme, ArgMax, Recurrence, Multinomial>;
+                         EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
+using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial, MaxPool2d,
+                            AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
-using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
-                        LayerNormGrad, LayerNormGradSums, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-                        CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
-                        ScaleUnlessOne, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps =
+    OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
+           LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
+           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne,
+           Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

@@ -2,8 +2,10 @@
 #include "runtime/losses.h"
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/cross_entropy.h"
+#include "runtime/ops/huber.h"
 
 namespace sherd {
 namespace {
@@ -24,12 +26,6 @@ Tensor loss_of(std::string_view call, const Tensor& input, const Tensor& target,
                     name_of(target.dtype()));
   broadcast_shapes(call, input.shape(), target.shape());
   return to(reduced(f(wide(input), wide(target)), reduction), dtype);
-}
-
-/// d^2 / 2 within `bound`, bound (|d| - bound / 2) outside, both without a jump in the gradient.
-Tensor rounded_off(const Tensor& d, double bound) {
-  const Tensor near = clamp(d, -bound, bound);  // d itself within
-  return mul(near, sub(d, mul(near, 0.5)));
 }
 
 /// Scores and targets of a classification as rows: (n, classes) and (n).
@@ -163,13 +159,13 @@ Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
 Tensor huber_loss(const Tensor& input, const Tensor& target, double delta, Reduction reduction) {
   check<ValueError>(delta > 0, "huber_loss: delta {} must be positive", delta);
   return loss_of("huber_loss", input, target, reduction,
-                 [&](const Tensor& x, const Tensor& t) { return rounded_off(sub(x, t), delta); });
+                 [&](const Tensor& x, const Tensor& t) { return apply(ops::Huber{delta}, x, t); });
 }
 
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Reduction reduction) {
   check<ValueError>(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
   return loss_of("smooth_l1_loss", input, target, reduction, [&](const Tensor& x, const Tensor& t) {
-    return beta == 0 ? abs(sub(x, t)) : div(rounded_off(sub(x, t), beta), beta);
+    return beta == 0 ? abs(sub(x, t)) : apply(ops::Huber{beta, beta}, x, t);
   });
 }
 

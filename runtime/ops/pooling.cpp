@@ -1,4 +1,4 @@
-// Pooling of images, made of other ops.
+// Pooling of images. The adaptive kinds are made of other ops.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,27 +7,38 @@
 #include "runtime/apply.h"
 #include "runtime/ops.h"
 #include "runtime/ops/patches.h"
+#include "runtime/ops/pool2d.h"
+#include "runtime/ops/topk.h"
 
 namespace sherd {
 namespace {
 
-/// Windows of each channel in the last axis: (N, down, across, C, kernel^2).
-Tensor windows_of(std::string_view call, const Tensor& x, std::int64_t kernel, PoolOptions o, Number around) {
-  check<DTypeError>(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; cast the input first", call,
-                    name_of(x.dtype()));
-  check<ShapeError>(x.rank() == 4, "{}: input (N, C, H, W), got shape {}", call, x.shape());
-  const std::int64_t stride = o.stride == 0 ? kernel : o.stride;
-  check<ValueError>(kernel > 0 && stride > 0 && o.padding >= 0 && o.padding <= kernel / 2,
+ops::PoolRule rule_of(std::int64_t kernel, PoolOptions o) {
+  return {kernel, o.stride == 0 ? kernel : o.stride, o.padding};
+}
+
+/// The windows' spec: (N, C, down, across).
+Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
+  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
+                    name_of(x.dtype));
+  check<ShapeError>(x.shape.rank() == 4, "{}: input (N, C, H, W), got shape {}", call, x.shape);
+  const auto [kernel, stride, padding] = rule;
+  check<ValueError>(kernel > 0 && stride > 0 && padding >= 0 && padding <= kernel / 2,
                     "{}: kernel {} and stride {} must be positive, and padding {} at most half the kernel",
-                    call, kernel, stride, o.padding);
-  const std::int64_t h = x.shape()[2] + 2 * o.padding, w = x.shape()[3] + 2 * o.padding;
+                    call, kernel, stride, padding);
+  const std::int64_t h = x.shape[2] + 2 * padding, w = x.shape[3] + 2 * padding;
   check<ShapeError>(h >= kernel && w >= kernel, "{}: windows of {} x {} do not fit input {} padded by {}",
-                    call, kernel, kernel, x.shape(), o.padding);
-  const std::int64_t p = o.padding;
+                    call, kernel, kernel, x.shape, padding);
+  return {{x.shape[0], x.shape[1], (h - kernel) / stride + 1, (w - kernel) / stride + 1}, x.dtype, x.device};
+}
+
+/// Windows of each channel in the last axis: (N, C, down, across, kernel^2).
+Tensor windows_of(const Tensor& x, const ops::PoolRule& rule, Number around) {
+  const auto [kernel, stride, p] = rule;
   const Tensor padded = p > 0 ? pad(x, {p, p, p, p}, Padding::constant, around) : x;
   const Tensor rows = apply(ops::Patches{{kernel, kernel, stride, 0}}, padded);
   const Shape& s = rows.shape();
-  return reshape(rows, {s[0], s[1], s[2], x.shape()[1], kernel * kernel});
+  return permute(reshape(rows, {s[0], s[1], s[2], x.shape()[1], kernel * kernel}), {0, 3, 1, 2, 4});
 }
 
 /// A window of adaptive pooling: floor(i size / n) to ceil((i + 1) size / n).
@@ -60,14 +71,79 @@ void check_adaptive(std::string_view call, const Tensor& x, std::int64_t down, s
 
 }  // namespace
 
-Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
+namespace ops {
+
+Specs MaxPool2d::infer(SpecSpan in) const {
+  const Spec values = pooled(name, in[0], rule);
+  return {values, {values.shape, DType::i64, values.device}};
+}
+
+Tensors MaxPool2d::reference(Inputs in) const {
+  const Tensor& x = in[0];
+  const Picked best = max(windows_of(x, rule, -std::numeric_limits<double>::infinity()), -1);
+  // Where the window begins and where in it; of a window of -inf the first is no pixel, but the one beside.
+  const TensorOptions like{DType::i64, x.device()};
+  const Tensor inside = arange(0, rule.kernel, 1, like);
+  const auto place = [&](const Tensor& in_window, int axis, std::int64_t size) {
+    const Tensor first = sub(mul(arange(0, best.values.shape()[axis], 1, like), rule.stride), rule.padding);
+    const Tensor along = axis == 2 ? unsqueeze(first, 1) : first;
+    return clamp(add(embedding(reshape(in_window, {-1}), best.indices), along), 0, size - 1);
+  };
+  const Shape square{rule.kernel, rule.kernel};
+  const Tensor row = place(expand(unsqueeze(inside, 1), square), 2, x.shape()[2]),
+               column = place(expand(inside, square), 3, x.shape()[3]);
+  return {best.values, add(mul(row, x.shape()[3]), column)};
+}
+
+Tensors MaxPool2d::grad(const GradArgs& args) const {
+  const Shape& images = args.specs[0].shape;
+  const DType dtype = args.specs[0].dtype;
+  // A pixel of several windows has a sum, which in 16 bits stops growing.
+  const Tensor gy = rule.stride < rule.kernel ? to(args.gy[0], compute_dtype(dtype)) : args.gy[0];
+  const Shape lines{images[0], images[1], gy.shape()[2] * gy.shape()[3]};
+  const Tensor gx =
+      apply(Scatter{images[2] * images[3]}, reshape(gy, lines), reshape(args.outputs[1], lines));
+  return {to(reshape(gx, images), dtype)};
+}
+
+Specs AvgPool2d::infer(SpecSpan in) const { return {pooled(name, in[0], rule)}; }
+
+Tensors AvgPool2d::reference(Inputs in) const { return {mean(windows_of(in[0], rule, 0), {-1})}; }
+
+Tensors AvgPool2d::grad(const GradArgs& args) const {
+  const Shape& images = args.specs[0].shape;
+  return {apply(AvgPool2dGrad{rule, images[2], images[3]}, args.gy[0])};
+}
+
+Specs AvgPool2dGrad::infer(SpecSpan in) const {
+  const Spec images{{in[0].shape[0], in[0].shape[1], rows, columns}, in[0].dtype, in[0].device};
+  check<ShapeError>(pooled(name, images, rule).shape == in[0].shape,
+                    "avg_pool2d_grad: windows of shape {} are not those of {} x {} pixels", in[0].shape, rows,
+                    columns);
+  return {images};
+}
+
+Tensors AvgPool2dGrad::reference(Inputs in) const {
+  const Tensor& gy = in[0];
+  const Shape& s = gy.shape();
+  const std::int64_t area = rule.kernel * rule.kernel;
+  const Tensor share = div(to(permute(gy, {0, 2, 3, 1}), compute_dtype(gy.dtype())), area);
   const Tensor windows =
-      windows_of("max_pool2d", x, kernel, options, -std::numeric_limits<double>::infinity());
-  return contiguous(permute(max(windows, -1).values, {0, 3, 1, 2}));
+      reshape(expand(unsqueeze(share, -1), {s[0], s[2], s[3], s[1], area}), {s[0], s[2], s[3], s[1] * area});
+  const PatchRule patches{rule.kernel, rule.kernel, rule.stride, rule.padding};
+  return {to(apply(PatchesGrad{patches, rows, columns}, windows), gy.dtype())};
+}
+
+Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2d{rule}, args.gy[0])}; }
+
+}  // namespace ops
+
+Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
+  return apply_many(ops::MaxPool2d{rule_of(kernel, options)}, std::span(&x, 1))[0];
 }
 
 Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
-  return contiguous(permute(mean(windows_of("avg_pool2d", x, kernel, options, 0), {-1}), {0, 3, 1, 2}));
+  return apply(ops::AvgPool2d{rule_of(kernel, options)}, x);
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
@@ -107,27 +183,6 @@ Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
   const Tensor index = to(Tensor::from(pixels, {count}, Device::cpu()), x.device());
   const Tensor windows = index_select(reshape(x, {n, channels, h * w}), -1, index);
   return max(reshape(windows, {n, channels, down, across, static_cast<std::int64_t>(each)}), -1).values;
-}
-
-Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
-                  double eps) {
-  check<DTypeError>(is_floating(x.dtype()), "group_norm: takes floating dtypes, got {}", name_of(x.dtype()));
-  check<ShapeError>(x.rank() >= 2, "group_norm: input (N, C, ...), got shape {}", x.shape());
-  const std::int64_t n = x.shape()[0], channels = x.shape()[1];
-  check<ValueError>(groups > 0 && channels % groups == 0, "group_norm: {} groups do not divide {} channels",
-                    groups, channels);
-  Shape along{channels};
-  for (int i = 2; i < x.rank(); ++i) along.push_back(1);
-  for (const Tensor& t : {weight, bias})
-    check<ShapeError>(!t.defined() || t.shape() == Shape{channels},
-                      "group_norm: weight or bias of shape {} for {} channels",
-                      t.defined() ? t.shape() : Shape{}, channels);
-  if (x.numel() == 0) return clone(x);
-  const DType wide = compute_dtype(x.dtype());  // so that 16-bit floats are rounded once
-  Tensor y = reshape(layer_norm(reshape(to(x, wide), {n * groups, -1}), {}, {}, eps), x.shape());
-  if (weight.defined()) y = mul(y, to(reshape(weight, along), wide));
-  if (bias.defined()) y = add(y, to(reshape(bias, along), wide));
-  return to(y, x.dtype());
 }
 
 }  // namespace sherd

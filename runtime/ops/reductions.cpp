@@ -3,6 +3,7 @@
 #include "runtime/apply.h"
 #include "runtime/ops.h"
 #include "runtime/ops/extreme.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd {
@@ -38,6 +39,30 @@ Tensor with_kept_axes(const Tensor& y, const Shape& input, Mask axes) {
   return reshape(y, reduced_shape(input, axes, true));
 }
 
+/// The product along `axis`, which has 1 element then: of its halves, again and again, and of what an odd
+/// number of elements has over.
+Tensor product_along(Tensor y, int axis) {
+  Tensor over;
+  for (std::int64_t n = y.shape()[axis]; n > 1; n /= 2) {
+    if (n % 2 != 0) {
+      const Tensor last = narrow(y, axis, n - 1, 1);
+      over = over.defined() ? mul(over, last) : last;
+    }
+    y = mul(narrow(y, axis, 0, n / 2), narrow(y, axis, n / 2, n / 2));
+  }
+  return over.defined() ? mul(y, over) : y;
+}
+
+/// The gradient of rows (m, n) whose products' is `gy` (m, 1): through the product of their halves.
+Tensor product_gradient(const Tensor& gy, const Tensor& x) {
+  const std::int64_t n = x.shape()[1], pairs = n / 2, odd = n % 2;
+  if (n == 1) return gy;
+  const Tensor a = narrow(x, 1, 0, pairs), b = narrow(x, 1, pairs + odd, pairs);
+  const Tensor g = product_gradient(gy, cat({mul(a, b), narrow(x, 1, pairs, odd)}, 1));
+  const Tensor of_pairs = narrow(g, 1, 0, pairs);
+  return cat({mul(of_pairs, b), narrow(g, 1, pairs, odd), mul(of_pairs, a)}, 1);
+}
+
 }  // namespace
 
 namespace ops {
@@ -54,6 +79,44 @@ Tensors Sum::grad(const GradArgs& args) const {
   Tensor gy = args.gy[0];
   if (mean) gy = div(gy, static_cast<double>(shape.numel()) / static_cast<double>(gy.numel()));
   return {expand(with_kept_axes(gy, shape, axes), shape)};
+}
+
+Specs Prod::infer(SpecSpan in) const {
+  return {{reduced_shape(in[0].shape, axes, keep), is_floating(in[0].dtype) ? in[0].dtype : DType::i64,
+           in[0].device}};
+}
+
+Tensors Prod::reference(Inputs in) const {
+  const Spec out = infer(Specs{in[0].spec()})[0];
+  // So that 16-bit floats are rounded once.
+  Tensor y = to(in[0], is_floating(out.dtype) ? compute_dtype(out.dtype) : out.dtype);
+  for (int i = 0; i < y.rank(); ++i) {
+    if (!has(axes, static_cast<std::size_t>(i))) continue;
+    y = y.shape()[i] == 0 ? add(sum(y, {i}, Keep::dims), 1) : product_along(y, i);
+  }
+  y = to(reshape(y, out.shape), out.dtype);
+  return {y.is(in[0]) ? clone(y) : y};
+}
+
+Tensors Prod::grad(const GradArgs& args) const {
+  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor& x = args.inputs[0];
+  if (x.numel() == 0) return {zeros_like(x)};
+  // The axes that are multiplied come last, as one.
+  Shape order, back = x.shape();
+  for (const bool multiplied : {false, true})
+    for (int i = 0; i < x.rank(); ++i)
+      if (has(axes, static_cast<std::size_t>(i)) == multiplied) order.push_back(i);
+  for (int i = 0; i < x.rank(); ++i) back[static_cast<int>(order[i])] = i;
+  const Tensor ordered = permute(x, order);
+  const std::int64_t m = args.gy[0].numel();
+  const Tensor gx = apply(ProdGrad{}, reshape(args.gy[0], {m}), reshape(ordered, {m, x.numel() / m}));
+  return {permute(reshape(gx, ordered.shape()), back)};
+}
+
+Tensors ProdGrad::reference(Inputs in) const {
+  const DType wide = compute_dtype(in[1].dtype());
+  return {to(product_gradient(unsqueeze(to(in[0], wide), 1), to(in[1], wide)), in[1].dtype())};
 }
 
 Specs Extreme::infer(SpecSpan in) const {
@@ -92,6 +155,9 @@ Tensor sum(const Tensor& x, Shape axes, Keep keep) {
 }
 Tensor mean(const Tensor& x, Shape axes, Keep keep) {
   return apply(ops::Sum{axes_of("mean", x, axes), keep == Keep::dims, true}, x);
+}
+Tensor prod(const Tensor& x, Shape axes, Keep keep) {
+  return apply(ops::Prod{axes_of("prod", x, axes), keep == Keep::dims}, x);
 }
 Tensor amax(const Tensor& x, Shape axes, Keep keep) {
   return apply(ops::Extreme{axes_of("amax", x, axes), keep == Keep::dims, true}, x);

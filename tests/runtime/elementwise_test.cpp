@@ -344,6 +344,7 @@ TEST_CASE("the public functions call the ops of their names") {
                    &reciprocal, &sherd::floor, &sherd::isfinite, &logical_not})
       f(x);
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
+    huber_loss(x, x);
     using Binary = Tensor (*)(const Tensor&, const Tensor&);
     for (Binary f :
          {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),

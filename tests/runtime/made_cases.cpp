@@ -1,6 +1,12 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
+#include "runtime/ops/flip.h"
+#include "runtime/ops/group_norm.h"
+#include "runtime/ops/patches.h"
+#include "runtime/ops/pool2d.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
+#include "runtime/ops/triangle.h"
 #include "tests/runtime/op_cases.h"
 
 namespace sherd::test {
@@ -17,6 +23,14 @@ Call two(F f) {
 template <class F>
 Call three(F f) {
   return [f](std::span<const Tensor> in) { return std::vector<Tensor>{f(in[0], in[1], in[2])}; };
+}
+
+/// The op written in other ops.
+Call reference(auto op) {
+  return [op](std::span<const Tensor> in) {
+    const Tensors out = op.reference(in);
+    return std::vector<Tensor>(out.begin(), out.end());
+  };
 }
 
 using Add = std::function<void(std::string, std::vector<Input>, Call, Rules)>;
@@ -79,14 +93,17 @@ void arranging_cases(const Add& put) {
   put("unbind", {block}, one([all_of](const Tensor& x) { return all_of(unbind(x, 1)); }), {});
   put("repeat", {block}, one([](const Tensor& x) { return repeat(x, {2, 1, 3, 2}); }),
       {.more = {{{1, 1, 1}}, {{0, 4, 5}}}});
-  put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }), {.more = {{{0, 4, 5}}}});
+  put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }),
+      {.reference = reference(ops::Flip{0b101}), .more = {{{0, 4, 5}}, {{1, 4, 1}}}});
   put("roll", {block}, one([](const Tensor& x) { return roll(x, 3, -1); }),
       {.more = {{{3, 1, 1}}, {{0, 1, 0}}}});
   for (const Padding how : {Padding::constant, Padding::reflect, Padding::replicate, Padding::circular})
     put("pad " + std::to_string(static_cast<int>(how)), {block},
         one([how](const Tensor& x) { return pad(x, {1, 2, 0, -1}, how, 1); }), {});
-  put("tril", {block}, one([](const Tensor& x) { return tril(x, 1); }), {.more = {{{0, 4, 5}}, {{2, 1, 1}}}});
-  put("triu", {block}, one([](const Tensor& x) { return triu(x, -1); }), {.more = {{{2, 0, 5}}}});
+  put("tril", {block}, one([](const Tensor& x) { return tril(x, 1); }),
+      {.reference = reference(ops::Triangle{1}), .more = {{{0, 4, 5}}, {{2, 1, 1}}}});
+  put("triu", {block}, one([](const Tensor& x) { return triu(x, -1); }),
+      {.reference = reference(ops::Triangle{-1, false}), .more = {{{2, 0, 5}}}});
   put("diagonal", {block}, one([](const Tensor& x) { return diagonal(x, 1, 2, 0); }),
       {.more = {{{1, 1, 1}}}});
   put("diag", {line}, one([](const Tensor& x) { return diag(x, -1); }), {.more = {{{1}}, {{0}}}});
@@ -112,7 +129,13 @@ void statistics_cases(const Add& put) {
   put("all", {block}, one([](const Tensor& x) { return all(x, {-1}, Keep::dims); }), {.gradients = false});
   const Input short_rows{{2, 5, 3}, {20, 9, 30}};
   put("prod", {short_rows}, one([](const Tensor& x) { return prod(x, {1}); }),
-      {.layouts = Bits::rounded, .sixteen = Bits::rounded, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+      {.layouts = Bits::rounded,
+       .sixteen = Bits::rounded,
+       .reference = reference(ops::Prod{0b10}),
+       .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("prod over outer axes", {{{3, 4, 5}, {7, 300, 41}, Kind::number, 0, 0.9, 1.1}},
+      one([](const Tensor& x) { return prod(x, {0, 2}, Keep::dims); }),
+      {.layouts = Bits::rounded, .reference = reference(ops::Prod{0b101, true})});
   put("cumsum", {block}, one([](const Tensor& x) { return cumsum(x, 1); }),
       {.more = {{{1, 1, 1}}, {{2, 0, 3}}, {{3, 4, 1}}}});
   put("cumsum along the last axis", {block}, one([](const Tensor& x) { return cumsum(x, -1); }), {});
@@ -202,11 +225,30 @@ void network_cases(const Add& put) {
       three([](const Tensor& x, const Tensor& w, const Tensor& b) { return group_norm(x, 2, w, b); }),
       {.dtypes = floating_dtypes,
        .sixteen = Bits::rounded,
+       .reference = three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+         const DType wide = compute_dtype(x.dtype());
+         const Tensor in[] = {x, to(w, wide), to(b, wide)};
+         return ops::GroupNorm{2}.reference(in)[0];
+       }),
        .more = {{{2, 4}, {4}, {4}}, {{0, 4, 3}, {4}, {4}}}});
+  put("group_norm, plain", {images}, one([](const Tensor& x) { return group_norm(x, 1); }),
+      {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
+  const ops::Patches windows{{2, 3, 2, 1}};
+  put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
+      {.dtypes = floating_dtypes, .reference = reference(windows)});
   put("max_pool2d", {images}, one([](const Tensor& x) { return max_pool2d(x, 3, {2, 1}); }),
-      {.dtypes = floating_dtypes});
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{3, 2, 1}})});
+  put("max_pool2d of windows that are apart", {images}, one([](const Tensor& x) { return max_pool2d(x, 2); }),
+      {.dtypes = floating_dtypes,
+       .reference = reference(ops::MaxPool2d{{2, 2, 0}}),
+       .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("avg_pool2d", {images}, one([](const Tensor& x) { return avg_pool2d(x, 2, {1, 1}); }),
-      {.dtypes = floating_dtypes});
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{2, 1, 1}})});
+  put("avg_pool2d of windows that are apart", {images},
+      one([](const Tensor& x) { return avg_pool2d(x, 2, {3}); }),
+      {.dtypes = floating_dtypes,
+       .reference = reference(ops::AvgPool2d{{2, 3, 0}}),
+       .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
   put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),

@@ -11,6 +11,7 @@
 #include "runtime/exact_squares.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
+#include "runtime/ops/pool2d.h"
 #include "tests/runtime/op_cases.h"
 
 using namespace sherd;
@@ -855,4 +856,49 @@ TEST_CASE("ops: integers drawn as floats stay below their bound") {
     CHECK(one_line_about(message_of<DTypeError>([&] { randint(0, counted + 2, {1}, {dtype}); }), "counts"));
     CHECK_THROWS_AS(randint(-counted - 1, 0, {1}, {dtype}), DTypeError);
   }
+}
+
+TEST_CASE("ops: what moves or picks elements has its reference's bits, whatever the sizes and the values") {
+  const auto meets_reference = [](const auto& op, const Tensor& x) {
+    const Tensors got = apply_many(op, std::span(&x, 1)), expected = op.reference(std::span(&x, 1));
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+  };
+  for (const DType dtype : all_dtypes)
+    for (const std::int64_t n : {1, 5, 33, 70})
+      for (const Lay lay : {Lay::dense, Lay::holes, Lay::permuted}) {
+        INFO(name_of(dtype) << " " << n << " " << to_string(lay));
+        const bool floats = is_floating(dtype);
+        const auto drawn = [&](const Shape& shape) {
+          return laid(floats ? with_specials(shape, dtype) : numbers(shape, dtype), lay);
+        };
+        for (Mask axes = 0; axes < 8; ++axes) meets_reference(ops::Flip{axes}, drawn({2, n, n + 2}));
+        for (const std::int64_t offset : {-n - 1, std::int64_t{-1}, n / 2, n + 3})
+          for (const bool lower : {false, true})
+            meets_reference(ops::Triangle{offset, lower}, drawn({2, n, n + 2}));
+        if (!floats) continue;
+        for (const std::int64_t kernel : {1, 2, 3, 4})
+          for (const std::int64_t stride : {1, 2, 5})
+            for (std::int64_t padding = 0; padding <= kernel / 2 && kernel <= n + 2 * padding; ++padding)
+              meets_reference(ops::MaxPool2d{{kernel, stride, padding}}, drawn({1, 2, n, n + 2}));
+      }
+  // Ties: the first stays, and a pixel of -inf is before what pads it.
+  for (const double value : {0.0, -std::numeric_limits<double>::infinity()})
+    meets_reference(ops::MaxPool2d{{3, 2, 1}}, full({1, 2, 5, 4}, value));
+}
+
+TEST_CASE("ops: products of every length, along each axis, wrap as integers and are near as floats") {
+  for (const DType dtype : {f32, f64, i32, i64, boolean})
+    for (const Shape& shape : {Shape{1, 1, 3}, Shape{5, 3, 2}, Shape{2, 17, 33}, Shape{2, 4, 1500},
+                               Shape{1, 33, 1100}, Shape{2, 40001, 1}}) {
+      const Tensor x = numbers(shape, dtype, 1, is_floating(dtype) ? 0.99 : 3, is_floating(dtype) ? 1.01 : 7);
+      for (Mask axes = 1; axes < 8; ++axes) {
+        INFO(name_of(dtype) << " " << to_string(shape) << " " << axes);
+        const ops::Prod op{axes};
+        const Tensor got = apply(op, x), expected = op.reference(std::span(&x, 1))[0];
+        if (is_floating(dtype))
+          CHECK(distance(got, expected) < (dtype == f32 ? 1e-5 : 1e-13));
+        else
+          CHECK(same_bits(got, expected));
+      }
+    }
 }

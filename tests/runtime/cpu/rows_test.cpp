@@ -1,3 +1,4 @@
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -6,6 +7,7 @@
 #include "runtime/context.h"
 #include "runtime/cpu/norm.h"
 #include "runtime/cpu/random.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/cpu/softmax.h"
 #include "tests/catch.h"
 
@@ -174,4 +176,19 @@ TEST_CASE("softmax of rows with infinities and NaN is what IEEE arithmetic says"
   CHECK((y[0] == 0 && y[1] == 0.5f && y[2] == 0.5f));
   CHECK((std::isnan(y[3]) && std::isnan(y[4]) && std::isnan(y[9]) && std::isnan(y[11])));
   CHECK((y[6] == 1 && y[7] == 0 && y[8] == 0));
+}
+
+TEST_CASE("rows: vectors of bf16 have the bits of its conversions, NaN and ties among them") {
+  int wrong = 0;
+  for (std::uint32_t high = 0; high < 0x10000; ++high)
+    for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const float f = std::bit_cast<float>(high << 16 | low);
+      const std::vector<float> same(16, f);
+      BFloat16 narrow[16];
+      cpu::store_as<float>(narrow, cpu::load(same.data()));
+      const cpu::Vec<float> wide = cpu::load_as<float>(narrow);
+      const float expected = static_cast<float>(BFloat16(f)), got = wide[3];
+      wrong += narrow[7].bits != BFloat16(f).bits || std::memcmp(&got, &expected, sizeof got) != 0;
+    }
+  CHECK(wrong == 0);
 }

@@ -1,0 +1,67 @@
+// Pooling over square windows of images (N, C, H, W).
+#pragma once
+
+#include "runtime/op.h"
+
+namespace sherd::ops {
+
+/// Windows of kernel x kernel pixels; the padding is at most half the kernel, so that each sees a pixel.
+struct PoolRule {
+  std::int64_t kernel = 1, stride = 1, padding = 0;
+  void fields(auto&& on) const {
+    on("kernel", kernel);
+    on("stride", stride);
+    on("padding", padding);
+  }
+  bool operator==(const PoolRule&) const = default;
+};
+
+/// Outputs: each window's largest pixel, and its i64 place in its H * W; of equal ones the first, NaN largest
+/// of all.
+struct MaxPool2d {
+  static constexpr std::string_view name = "max_pool2d";
+  static constexpr Mask dense = 1;
+  static constexpr Reads reads{.outputs = 0b10};
+  PoolRule rule;
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { rule.fields(on); }
+  bool operator==(const MaxPool2d&) const = default;
+};
+
+/// The mean of each window; what is outside the image counts as 0.
+struct AvgPool2d {
+  static constexpr std::string_view name = "avg_pool2d";
+  static constexpr Mask dense = 1;
+  static constexpr Reads reads{};
+  PoolRule rule;
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { rule.fields(on); }
+  bool operator==(const AvgPool2d&) const = default;
+};
+
+/// Each window's gradient spread over its pixels, for images of the given size.
+struct AvgPool2dGrad {
+  static constexpr std::string_view name = "avg_pool2d_grad";
+  static constexpr Mask dense = 1;
+  static constexpr Reads reads{};
+  PoolRule rule;
+  std::int64_t rows = 1, columns = 1;
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    rule.fields(on);
+    on("rows", rows);
+    on("columns", columns);
+  }
+  bool operator==(const AvgPool2dGrad&) const = default;
+};
+
+}  // namespace sherd::ops
