@@ -104,7 +104,7 @@ class GroupCalls final : public RecordedCalls {
     mine_->meet(everyone_, recorded_++, meeting_call(post->collective(captured.in), plan_.size));
   }
 
-  void give_up(std::string_view why) noexcept override { transport_->fail(last_, channel_, why); }
+  void give_up(std::string_view why) noexcept override { transport_->give_up(last_, channel_, why); }
 
  private:
   static bool reaches(PeerQueue& queue, DeviceType type, const std::vector<std::int32_t>& where) try {

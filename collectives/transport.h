@@ -71,7 +71,7 @@ class SHERD_API Transport {
   /// one process.
   virtual MeetingBoard* meetings() { return nullptr; }
   /// Ends this group's use, because this rank's device cannot do its part of the last call of a channel.
-  virtual void fail(const Signature&, int /*channel*/, std::string_view /*why*/) noexcept {}
+  virtual void give_up(const Signature&, int /*channel*/, std::string_view /*why*/) noexcept {}
 };
 
 /// The StateError of `join`.

@@ -594,7 +594,7 @@ class ThreadTransport final : public Transport {
   bool failed() const override { return core_->fault() != nullptr; }
 
   MeetingBoard* meetings() override { return &core_->meetings(); }
-  void fail(const Signature& signature, int channel, std::string_view why) noexcept override {
+  void give_up(const Signature& signature, int channel, std::string_view why) noexcept override {
     const ThreadLine* line = channels_[static_cast<std::size_t>(channel)].get();
     const std::uint64_t calls = line != nullptr ? line->posted() : 0;
     core_->fail(device_failed({core_->name(), core_->seats(), channel, -1, -1, calls > 0 ? calls - 1 : 0},

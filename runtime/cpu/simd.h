@@ -119,7 +119,7 @@ inline void store_bf16(BFloat16* p, Vec<float> v) {
   const Vec<std::uint32_t> rounded = (x + 0x7fffu + (high & 1u)) >> 16;
   const Vec<std::uint32_t> bits = (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | high : rounded;
   const Halves halves = __builtin_convertvector(bits, Halves);
-  std::memcpy(p, &halves, sizeof halves);
+  std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
 }
 
 /// lanes<C> elements of another type, converted; `store_as` is the way back. The loops stay loops until the

@@ -59,8 +59,12 @@ class StreamMark final : public DeviceMark {
     DeviceState& state = state_of(device_);
     const cudaStream_t reader = state.reader();
     wait();  // a copy to pageable memory waits for its stream within the driver
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reader), "cuda read");
-    check_cuda(cudaStreamSynchronize(reader), "cuda read");
+    if (Staging::serves(bytes)) {
+      state.staging().read(to, from, bytes, reader);
+    } else {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reader), "cuda read");
+      check_cuda(cudaStreamSynchronize(reader), "cuda read");
+    }
     state.hear_faults();
   }
 
@@ -103,6 +107,10 @@ class CudaBackend final : public Backend {
                       "copy: a recording would read or write the host's memory when it runs");
     if (from_device.is_cpu() && Staging::serves(bytes))
       return state.staging().copy(to, from, bytes, state.stream());
+    if (to_device.is_cpu() && Staging::serves(bytes) && !is_pinned(to)) {
+      state.staging().read(to, from, bytes, state.stream());
+      return state.wait("cuda copy");
+    }
     // Else the driver waits, where the copy is to pageable memory, and the rank does not go on meanwhile.
     if (to_device.is_cpu() && works_while_waiting()) state.wait("cuda copy");
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.stream()), "cuda copy");
