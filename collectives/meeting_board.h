@@ -16,8 +16,8 @@ namespace sherd {
 class MeetingBoard {
  public:
   explicit MeetingBoard(std::size_t size) : puts_(size) {}
-  /// Shows a rank's memory to the others and returns the number of this meeting, which is the same on all ranks,
-  /// since they put theirs up in one order. Null where the rank has none.
+  /// Shows a rank's memory to the others and returns the number of this meeting, which is the same on all
+  /// ranks, since they put theirs up in one order. Null where the rank has none.
   std::uint64_t put(int rank, const std::shared_ptr<PeerMeeting>& mine) {
     const std::scoped_lock lock(mutex_);
     std::erase_if(shown_, [](const auto& one) { return one.second.expired(); });
@@ -46,10 +46,13 @@ class MeetingBoard {
   }
   /// The group has failed: no device waits for a rank any more.
   void give_up() noexcept {
+    std::vector<std::shared_ptr<PeerMeeting>> held;  // the last handles perhaps, which end after the lock
     const std::scoped_lock lock(mutex_);
     given_up_ = true;
-    for (const auto& [key, one] : shown_)
-      if (const auto meeting = one.lock()) meeting->give_up();
+    for (const auto& [key, one] : shown_) {
+      const auto& meeting = held.emplace_back(one.lock());
+      if (meeting) meeting->give_up();
+    }
   }
 
  private:

@@ -2,7 +2,10 @@
 #include "runtime/recorded_calls.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "collectives/group_end.h"
@@ -39,13 +42,15 @@ MeetingCall meeting_call(const Collective& c, int size) {
   const bool slices_in = c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_to_all,
              side_by_side = c.kind == CollectiveKind::all_gather || c.kind == CollectiveKind::all_to_all;
   MeetingCall call{.dtype = counted(c)[0].dtype(), .root = c.kind == CollectiveKind::broadcast ? c.peer : -1};
-  if (c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_reduce) call.reduction = c.reduction;
+  if (c.kind == CollectiveKind::reduce_scatter || c.kind == CollectiveKind::all_reduce)
+    call.reduction = c.reduction;
   for (std::size_t i = 0; i < counted(c).size(); ++i) {
     const std::size_t bytes = bytes_between(c, i, size);
     const auto address = [&](const Tensors& tensors) {
       return tensors.empty() || tensors[i].numel() == 0 ? nullptr : tensors[i].raw();
     };
-    call.parts.push_back({address(c.inputs), address(c.outputs), bytes, slices_in ? bytes : 0, side_by_side ? bytes : 0});
+    call.parts.push_back(
+        {address(c.inputs), address(c.outputs), bytes, slices_in ? bytes : 0, side_by_side ? bytes : 0});
   }
   return call;
 }
@@ -64,38 +69,67 @@ bool is_small(const Collective& c, int size) {
   }
   const Tensors& tensors = counted(c);
   const Device device = tensors.empty() ? Device::cpu() : tensors[0].device();
-  return !device.is_cpu() && device.type != DeviceType::meta && arriving_bytes(c, size) <= most_bytes_of_a_call &&
-         tensors.size() <= MeetingCall::most_parts;
+  return !device.is_cpu() && device.type != DeviceType::meta &&
+         arriving_bytes(c, size) <= most_bytes_of_a_call && tensors.size() <= MeetingCall::most_parts;
 }
 
-class GroupCalls final : public RecordedCalls {
+/// A group whose ranks vote, since all calls that the step makes on it are small ones. Those are the same on
+/// all its ranks, so each of them votes.
+struct Electorate {
+  std::shared_ptr<GroupEnd> group;
+  std::shared_ptr<Transport> transport;
+  int channel;  ///< of the first call
+  std::vector<MeetingCall> calls{};
+  std::uint64_t digest = 0;  ///< of all calls: other steps' votes are other calls
+  std::int64_t bytes = 0;
+
+  void add(const Collective& c) {
+    calls.push_back(meeting_call(c, group->size()));
+    digest = (digest ^ signature_of(c).digest) * 0x9e3779b97f4a7c15u;
+    bytes += arriving_bytes(c, group->size());
+  }
+};
+
+class StepCalls final : public RecordedCalls {
  public:
-  GroupCalls(std::shared_ptr<GroupEnd> group, int channel, std::vector<MeetingCall> calls)
-      : group_(std::move(group)),
-        transport_(group_->transport()),
-        channel_(channel),
-        plan_{group_->rank(), group_->size(), std::move(calls)} {}
+  /// `others`: the step has calls that no device makes, so this rank says no.
+  StepCalls(std::vector<Electorate> electorates, bool others)
+      : electorates_(std::move(electorates)),
+        possible_(!others && electorates_.size() == 1),
+        plan_{own().group->rank(), own().group->size(), own().calls} {}
 
-  bool all(bool yes) override {
-    std::int32_t every = yes && !group_->observed() && group_->transport() == transport_ ? 1 : 0;
-    every = -every;
-    const Tensor vote = from_blob(&every, {1}, i32);
-    last_ = call(CollectiveKind::all_reduce, vote, vote);
-    return every == -1;
+  Vote vote(Vote mine) override {
+    if (!possible_) mine = Vote::no;
+    for (const Electorate& e : electorates_)
+      if (mine == Vote::yes && (e.group->observed() || e.group->transport() != e.transport))
+        mine = Vote::not_now;
+    const std::string stage = fmt::format("{}.{}", number_, votes_ < last_vote_of_making ? ++votes_ : votes_);
+    std::vector<std::pair<const Electorate*, Posted>> posted;
+    for (const Electorate& e : electorates_)
+      posted.emplace_back(&e,
+                          post(e, CollectiveKind::all_reduce, {static_cast<std::int32_t>(mine)}, 1, stage));
+    Vote all = mine;
+    for (auto& [electorate, call] : posted)
+      all = std::max(all, static_cast<Vote>(finish(*electorate, call)[0]));
+    // A peer that has voted may need this rank's part of an earlier call, and this host may next wait for its
+    // device.
+    if (all == Vote::yes) own().transport->step();
+    return all;
   }
 
-  bool meet_on(Device device) override {
-    std::vector<std::int32_t> where(static_cast<std::size_t>(plan_.size));
-    std::int32_t own = device.index;
-    call(CollectiveKind::all_gather, from_blob(where.data(), {plan_.size}, i32), from_blob(&own, {1}, i32));
-    if (std::set(where.begin(), where.end()).size() < where.size()) return false;
+  Vote meet_on(Device device) override {
+    Posted gather = post(own(), CollectiveKind::all_gather, {device.index}, plan_.size, "places");
+    const std::vector<std::int32_t> where = finish(own(), gather);
+    if (std::set(where.begin(), where.end()).size() < where.size()) return Vote::no;
     PeerQueue& queue = *backend(device.type).peer_queue(device);
-    mine_ = queue.meeting(plan_);
-    const std::uint64_t number = transport_->meetings()->put(plan_.rank, mine_);
-    if (!all(mine_ && reaches(queue, device.type, where))) return false;
-    everyone_ = transport_->meetings()->all(number);
-    return all(everyone_.size() == where.size());
+    mine_ = memory_on(queue);
+    number_ = transport_board().put(plan_.rank, mine_) + 1;
+    const Vote ready = vote(mine_ && reaches(queue, device.type, where) ? Vote::yes : Vote::no);
+    if (ready != Vote::yes) return ready;
+    everyone_ = transport_board().all(number_ - 1);
+    return vote(everyone_.size() == where.size() ? Vote::yes : Vote::no);
   }
+  bool current() const override { return own().group->transport() == own().transport; }
   void begin() override { recorded_ = 0; }
 
   void record(const CapturedCall& captured) override {
@@ -104,63 +138,117 @@ class GroupCalls final : public RecordedCalls {
     mine_->meet(everyone_, recorded_++, meeting_call(post->collective(captured.in), plan_.size));
   }
 
-  void give_up(std::string_view why) noexcept override { transport_->give_up(last_, channel_, why); }
+  void give_up(std::string_view why) noexcept override {
+    own().transport->give_up(last_, own().channel, why);
+  }
 
  private:
+  /// Votes before the runs', which are all alike: one on the plan, two on the meeting, one on the recording.
+  static constexpr int last_vote_of_making = 5;
+
+  struct Posted {
+    Tensor values;
+    std::optional<PostedCall> call;
+  };
+
+  const Electorate& own() const { return electorates_.front(); }
+  MeetingBoard& transport_board() const { return *own().transport->meetings(); }
+  std::shared_ptr<PeerMeeting> memory_on(PeerQueue& queue) const try {
+    return queue.meeting(plan_);
+  } catch (const OutOfMemoryError&) {
+    return nullptr;
+  }
   static bool reaches(PeerQueue& queue, DeviceType type, const std::vector<std::int32_t>& where) try {
     for (const std::int32_t index : where) queue.reach({type, static_cast<std::int8_t>(index)});
     return true;
   } catch (const NotImplementedError&) {
     return false;
   }
-  Signature call(CollectiveKind kind, const Tensor& output, const Tensor& input) {
+
+  /// `own` is reduced by its largest, or gathered to `size`.
+  Posted post(const Electorate& e, CollectiveKind kind, std::vector<std::int32_t> own, int size,
+              std::string_view stage) {
+    Posted posted{empty({size}, {i32, Device::cpu()})};
+    Tensor input = posted.values;
+    if (kind == CollectiveKind::all_gather) input = empty({1}, {i32, Device::cpu()});
+    std::memcpy(input.raw(), own.data(), own.size() * sizeof own[0]);
     const Collective c{.kind = kind,
                        .inputs = {input},
-                       .outputs = {output},
+                       .outputs = {posted.values},
                        .reduction = ReduceOp::max(),
-                       .channel = channel_,
-                       .label = fmt::format("a captured step of {} calls", plan_.calls.size())};
-    group_->enqueue(c, Completion::complete);
-    return signature_of(c);
+                       .channel = e.channel,
+                       .label = fmt::format("a captured step of {} calls, {:016x}, vote {}", e.calls.size(),
+                                            e.digest, stage)};
+    last_ = signature_of(c);
+    e.group->enqueue(c, Completion::posted);
+    posted.call = e.group->posted();
+    return posted;
+  }
+  static std::vector<std::int32_t> finish(const Electorate& e, Posted& posted) {
+    if (posted.call) {
+      Line& line = e.group->line_of(posted.call->kind, posted.call->channel, posted.call->peer);
+      line.wait(posted.call->sequence);
+      line.wait_inputs(posted.call->sequence);
+    }
+    return posted.values.to_vector<std::int32_t>();
   }
 
-  const std::shared_ptr<GroupEnd> group_;
-  const std::shared_ptr<Transport> transport_;
-  const int channel_;
+  const std::vector<Electorate> electorates_;
+  const bool possible_;
   const MeetingPlan plan_;
   Signature last_;
+  int votes_ = 0;
+  std::uint64_t number_ = 0;  // of the meeting, from 1
   std::shared_ptr<PeerMeeting> mine_;
   std::vector<std::shared_ptr<PeerMeeting>> everyone_;
   std::size_t recorded_ = 0;
 };
 
-/// Null unless all calls are small ones of one group, and each is waited for within the step, as is no other.
-std::shared_ptr<RecordedCalls> recorded(std::span<const CapturedCall> all) {
-  const ops::Post* first = nullptr;
-  std::vector<MeetingCall> calls;
-  std::int64_t bytes = 0;
-  std::map<int, std::vector<bool>> waited;  // by channel: for each call
+/// What the step posts on one line, and what it has waited for.
+using Lines = std::map<std::pair<const GroupEnd*, int>, std::vector<bool>>;
+
+/// False for a wait for a call from before the step.
+bool mark_waited(Lines& lines, const ops::Wait& wait) {
+  std::vector<bool>& line = lines[{wait.group.get(), wait.channel}];
+  if (wait.kind == CollectiveKind::send || wait.kind == CollectiveKind::recv || wait.behind >= line.size())
+    return false;
+  if (wait.until == ops::Until::outputs_are_there) line[line.size() - 1 - wait.behind] = true;
+  return true;
+}
+
+/// Null where no group's ranks vote.
+std::shared_ptr<RecordedCalls> recordable(std::span<const CapturedCall> all) {
+  std::vector<Electorate> groups;
+  std::set<const GroupEnd*> left_to_hosts;
+  Lines lines;
+  bool others = false;
   for (const CapturedCall& captured : all) {
     if (const auto* wait = as<ops::Wait>(captured)) {
-      std::vector<bool>& line = waited[wait->channel];
-      if (wait->behind >= line.size()) return nullptr;
-      if (wait->until == ops::Until::outputs_are_there) line[line.size() - 1 - wait->behind] = true;
+      others = !mark_waited(lines, *wait) || others;
       continue;
     }
     const auto* post = as<ops::Post>(captured);
-    if (post == nullptr || (first != nullptr && post->group != first->group)) return nullptr;
-    if (first == nullptr) first = post;
+    if (post == nullptr || post->kind == CollectiveKind::send || post->kind == CollectiveKind::recv) {
+      others = true;
+      continue;
+    }
+    lines[{post->group.get(), post->channel}].push_back(post->completion == Completion::complete);
     const Collective c = post->collective(captured.in);
-    if (!is_small(c, post->group->size())) return nullptr;
-    calls.push_back(meeting_call(c, post->group->size()));
-    bytes += arriving_bytes(c, post->group->size());
-    waited[post->channel].push_back(post->completion == Completion::complete);
+    const bool fits = post->group->size() > 1 && post->group->transport()->meetings() != nullptr &&
+                      is_small(c, post->group->size());
+    if (!fits) left_to_hosts.insert(post->group.get());
+    if (left_to_hosts.contains(post->group.get())) continue;
+    auto place = std::ranges::find(groups, post->group, &Electorate::group);
+    if (place == groups.end())
+      place = groups.insert(groups.end(), {post->group, post->group->transport(), post->channel});
+    place->add(c);
   }
-  for (const auto& [channel, line] : waited)
-    if (!std::ranges::all_of(line, std::identity{})) return nullptr;
-  if (first == nullptr || first->group->size() == 1 || bytes > most_bytes) return nullptr;
-  if (first->group->transport()->meetings() == nullptr) return nullptr;
-  return std::make_shared<GroupCalls>(first->group, first->channel, std::move(calls));
+  std::erase_if(groups, [&](const Electorate& e) {
+    return left_to_hosts.contains(e.group.get()) || e.bytes > most_bytes;
+  });
+  if (groups.empty()) return nullptr;
+  for (const auto& [line, waited] : lines) others = !std::ranges::all_of(waited, std::identity{}) || others;
+  return std::make_shared<StepCalls>(std::move(groups), others || !left_to_hosts.empty());
 }
 
 }  // namespace
@@ -168,10 +256,10 @@ std::shared_ptr<RecordedCalls> recorded(std::span<const CapturedCall> all) {
 namespace ops {
 
 std::shared_ptr<RecordedCalls> Post::recorded_calls(std::span<const CapturedCall> all) const {
-  return recorded(all);
+  return recordable(all);
 }
 std::shared_ptr<RecordedCalls> Wait::recorded_calls(std::span<const CapturedCall> all) const {
-  return recorded(all);
+  return recordable(all);
 }
 
 }  // namespace ops

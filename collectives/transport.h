@@ -67,8 +67,10 @@ class SHERD_API Transport {
   /// Whether a fault has ended this group's use (until `renew`).
   virtual bool failed() const = 0;
 
-  /// Where the ranks find each other's memory for meetings of their devices; null where they are not threads of
-  /// one process.
+  /// Goes on with all calls of this rank as far as the peers allow.
+  virtual void step() {}
+  /// Where the ranks find each other's memory for meetings of their devices; null where they are not threads
+  /// of one process.
   virtual MeetingBoard* meetings() { return nullptr; }
   /// Ends this group's use, because this rank's device cannot do its part of the last call of a channel.
   virtual void give_up(const Signature&, int /*channel*/, std::string_view /*why*/) noexcept {}

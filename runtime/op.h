@@ -157,8 +157,8 @@ class SHERD_API AnyOp : public RefCounted {
   /// For a call that has just run: returns when peers no longer read or write its inputs. Null if they do
   /// not.
   virtual std::function<void()> peers_done() const { return {}; }
-  /// For a call among ranks, the first of all those of a captured step: what lets a device make them by itself;
-  /// null where one of them needs the hosts. The same on every rank.
+  /// For a call among ranks, the first of all those of a captured step: what lets a device make them by
+  /// itself; null where the hosts make all of them. Every rank of a group finds the same of its calls.
   virtual std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall>) const;
   /// Checks the inputs (throws) and appends the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;

@@ -43,8 +43,8 @@ struct PeerCombination {
   std::int64_t count;
 };
 
-/// What one rank does with one segment in a call that is part of a recording: it sends as many bytes to each other
-/// rank as arrive from there.
+/// What one rank does with one segment in a call that is part of a recording: it sends as many bytes to each
+/// other rank as arrive from there.
 struct MeetingPart {
   const std::byte* in;   ///< null where this rank brings nothing
   std::byte* out;        ///< null where it takes nothing
@@ -70,9 +70,9 @@ struct MeetingCall {
 class SHERD_API PeerMeeting {
  public:
   virtual ~PeerMeeting();
-  /// Gives call `index` of the plan, with the addresses of now, to the rank's device as part of what it records.
-  /// `all`: by rank, this one among them, on devices that the rank's queue reaches. Every rank records all calls of
-  /// the plan in their order, and they run as often on each. On the rank's thread.
+  /// Gives call `index` of the plan, with the addresses of now, to the rank's device as part of what it
+  /// records. `all`: by rank, this one among them, on devices that the rank's queue reaches. Every rank
+  /// records all calls of the plan in their order, and they run as often on each. On the rank's thread.
   virtual void meet(std::span<const std::shared_ptr<PeerMeeting>> all, std::size_t index,
                     const MeetingCall& call) = 0;
   /// Returns when the device has done what it has, and says whether it could. On the rank's thread.
@@ -117,8 +117,8 @@ class SHERD_API PeerQueue {
   virtual std::shared_ptr<PeerMeeting> meeting(const MeetingPlan&) { return nullptr; }
 };
 
-/// In the Context of a rank: whether its peers are threads of its process, which may read its devices' memory. A
-/// back end then prepares a device for that when the rank first uses it.
+/// In the Context of a rank: whether its peers are threads of its process, which may read its devices'
+/// memory. A back end then prepares a device for that when the rank first uses it.
 struct PeerThreads {
   bool there = false;
 };

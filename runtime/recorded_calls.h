@@ -1,6 +1,7 @@
 // Calls among ranks as part of a recording: what a captured step needs of its calls.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "runtime/op.h"
@@ -13,16 +14,23 @@ struct CapturedCall {
   Inputs in;
 };
 
-/// The calls of a captured step, which a device makes by itself when it runs the step's recording. Every rank
-/// has the same calls; the hosts of all ranks meet once before each run, by `all`, and so find out whether they
-/// are about to do the same. Used on the rank's thread.
+/// What a rank says of the next step in making or running a recording; of all ranks' votes the last one here
+/// counts. `not_now`: by the ordinary calls this time.
+enum class Vote : std::uint8_t { yes, not_now, no };
+
+/// The calls of a captured step, which a device makes by itself when it runs the step's recording. The hosts
+/// of all ranks vote on each step in making the recording, and once before each run, and so find out whether
+/// they are about to do the same. Used on the rank's thread.
 class SHERD_API RecordedCalls {
  public:
   virtual ~RecordedCalls();
-  /// Whether all ranks say `yes`: an ordinary call among them, with its faults.
-  virtual bool all(bool yes) = 0;
-  /// Whether the devices of all ranks, of which `device` is this one's, can meet each other. An ordinary call.
-  virtual bool meet_on(Device device) = 0;
+  /// What all ranks do: by ordinary calls among them, with their faults.
+  virtual Vote vote(Vote mine) = 0;
+  /// Whether the devices of all ranks, of which `device` is this one's, can meet each other. Votes too.
+  virtual Vote meet_on(Device device) = 0;
+  /// Whether the ranks still reach each other as they did when the devices met; else the recording is of no
+  /// use.
+  virtual bool current() const = 0;
   /// The device begins to record the step.
   virtual void begin() = 0;
   /// Gives a call of the step to the device as part of what it records now. All are given in the order of the

@@ -137,12 +137,15 @@ inline void check_captured_faults(std::string_view where) {
         };
         const Tensor x = ones({1000}, {f32, device}), off = narrow(ones({1001}, {f32, device}), 0, 1, 1000);
         Program program = capture(step, {x});
-        for (int i = 0; i < 3; ++i) expect(program.replay({x})[0].to_vector<float>()[999] == 8, "not the sum");
+        for (int i = 0; i < 3; ++i)
+          expect(program.replay({x})[0].to_vector<float>()[999] == 8, "not the sum");
         expect(program.is_device_graph(), "not a graph");
         const bool mine = world.rank() == culprit;
         std::optional<Interception> interception;
-        if (mine && instead == Instead::is_observed) interception.emplace(
-              [](const ObservedCall& call, const Interception::Proceed& proceed) { proceed(call.collective); });
+        if (mine && instead == Instead::is_observed)
+          interception.emplace([](const ObservedCall& call, const Interception::Proceed& proceed) {
+            proceed(call.collective);
+          });
         if (mine && instead == Instead::throws) throw std::runtime_error("enough");
         if (mine && instead == Instead::fails_within) Bring::fails = true;
         try {
@@ -172,8 +175,10 @@ inline void check_captured_faults(std::string_view where) {
       const std::string& other = heard[static_cast<std::size_t>(1 - culprit)];
       CAPTURE(heard);
       if (instead == Instead::throws) CHECK_THAT(other, Catch::Matchers::ContainsSubstring("enough"));
-      if (instead == Instead::other_call) CHECK_THAT(other, Catch::Matchers::ContainsSubstring("a captured step of 2 calls"));
-      if (instead == Instead::fails_within) CHECK_THAT(other, Catch::Matchers::ContainsSubstring("captured step"));
+      if (instead == Instead::other_call)
+        CHECK_THAT(other, Catch::Matchers::ContainsSubstring("a captured step of 2 calls"));
+      if (instead == Instead::fails_within)
+        CHECK_THAT(other, Catch::Matchers::ContainsSubstring("captured step"));
     }
 }
 

@@ -12,8 +12,8 @@
 
 namespace sherd::test {
 
-/// "cuda:each" is a GPU of the rank's own as far as there are enough, else shared by the fewest ranks, and so is
-/// "late:each", of which there are enough; every other name is a device's.
+/// "cuda:each" is a GPU of the rank's own as far as there are enough, else shared by the fewest ranks, and so
+/// is "late:each", of which there are enough; every other name is a device's.
 inline Device rank_device(std::string_view name) {
   if (!name.ends_with(":each")) return Device::parse(name);
   const World* world = World::current_or_null();

@@ -34,12 +34,12 @@ class SHERD_API Program {
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
   /// What the captured run itself returned, without history.
   const std::vector<Tensor>& outputs() const;
-  /// Whether replays run as one recording of the device (a CUDA graph), which has the step's calls among ranks
-  /// in it where all are small and each rank is a thread with a device of its own, or as several between which
-  /// the host makes them: from the first replay on, where all of the step is on one GPU, but
+  /// Whether replays run as one recording of the device (a CUDA graph), which has the step's calls among
+  /// ranks in it where all are small and each rank is a thread with a device of its own, or as several
+  /// between which the host makes them: from the first replay on, where all of the step is on one GPU, but
   /// for values that it brings there from outside (rates, a batch), in memory that nobody releases, and waits
-  /// for nothing. Results are the same to the bit. A recording is one thread's: the
-  /// first replay on another one makes it anew, so give threads that take turns a program each.
+  /// for nothing. Results are the same to the bit. A recording is one thread's: the first replay on another
+  /// one makes it anew, so give threads that take turns a program each.
   bool is_device_graph() const;
   /// Number of ops, views among them.
   std::size_t size() const;

@@ -76,7 +76,7 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
 
 /// Whether this replay goes by the graph, which is made at the first one on a thread.
 bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
-  if (graph && graph->rank != Context::current().id()) {
+  if (graph && (graph->rank != Context::current().id() || (graph->calls && !graph->calls->current()))) {
     graph.reset();
     graph_attempts_ = attempts_with_calls_ = attempts;
   }
@@ -99,7 +99,7 @@ bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
   return true;
 }
 
-/// Null where the hosts must make the calls among ranks. Tensors are bound.
+/// Null where no rank's devices make the calls among ranks. Tensors are bound.
 std::shared_ptr<RecordedCalls> Program::Impl::recorded_calls() const {
   std::vector<CapturedCall> calls;
   for (const Step& step : steps)
@@ -115,12 +115,19 @@ void Program::Impl::make_graph_with_calls(const std::vector<Tensor>& given) {
   const std::shared_ptr<RecordedCalls> calls = recorded_calls();
   if (!calls) return;
   std::optional<DeviceGraph> planned = plan_graph();
-  if (!calls->all(planned.has_value()) || !calls->meet_on(planned->device)) return;
+  Vote vote = calls->vote(planned ? Vote::yes : Vote::no);
+  if (vote == Vote::yes) vote = calls->meet_on(planned->device);
+  if (vote == Vote::not_now) attempts_with_calls_ = left;
+  if (vote != Vote::yes) return;
   planned->calls = calls;
-  make_graph(std::move(*planned), given);
-  if (calls->all(graph.has_value())) return;
+  try {
+    make_graph(std::move(*planned), given);
+  } catch (const OutOfMemoryError&) {  // the others are told, and the step is made op by op
+  }
+  vote = calls->vote(graph ? Vote::yes : Vote::no);
+  if (vote == Vote::yes) return;
   graph.reset();
-  attempts_with_calls_ = left - 1;
+  attempts_with_calls_ = vote == Vote::not_now ? left : left - 1;
 }
 
 void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& given) {
@@ -222,11 +229,11 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
     if (places[i].home == Home::output && graph->memory[i])
       outputs.emplace_back(i, values[places[i].tensors.front()].tensor.storage_ref());
   bind_memory(*graph);
-  for (const std::uint32_t i : graph->bringing)
-    run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
   each_input([&](const TracedStorage&, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     copy(ours, theirs, bytes);
   });
+  for (const std::uint32_t i : graph->bringing)
+    run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
   for (const DeviceGraph::Part& part : graph->parts) {
     for (std::uint32_t i = part.first; i < part.end; ++i) {
       take_buffers(steps[i]);
@@ -251,6 +258,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     if (traced.rewritten) copy(theirs, ours, bytes);
   });
+  for (std::size_t i = 0; i < given.size(); ++i) bind_input(i, given[i]);
   for (auto& [i, output] : outputs) {
     if (trace.storages[i].bytes > 0)
       copy(address(output, 0), address(graph->memory[i], 0), trace.storages[i].bytes);

@@ -234,6 +234,10 @@ void Program::Impl::bind(std::uint32_t storage, const Ref<Storage>& memory, std:
   }
 }
 
+void Program::Impl::bind_input(std::size_t i, const Tensor& given) {
+  bind(values[inputs[i]].storage, given.storage_ref(), given.layout().offset - values[inputs[i]].offset);
+}
+
 void Program::Impl::bind_all(const std::vector<Tensor>& given) {
   for (Buffer& buffer : workspace)
     if (!buffer.memory) buffer.memory = Storage::allocate(buffer.device, buffer.bytes);
@@ -244,8 +248,7 @@ void Program::Impl::bind_all(const std::vector<Tensor>& given) {
     } else if (place.home == Home::output) {
       bind(i, Storage::allocate(trace.storages[i].device, trace.storages[i].bytes));
     } else if (place.home == Home::input) {
-      const Tensor& input = given[place.index];
-      bind(i, input.storage_ref(), input.layout().offset - values[inputs[place.index]].offset);
+      bind_input(place.index, given[place.index]);
     }
   }
 }
@@ -323,7 +326,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   const Bound bound(*this);
   bool by_graph = graph_takes(given);
   bind_all(given);
-  if (graph && graph->calls) by_graph = graph->calls->all(by_graph);
+  if (graph && graph->calls) by_graph = graph->calls->vote(by_graph ? Vote::yes : Vote::not_now) == Vote::yes;
   peers_done_.clear();  // of a replay that threw
   if (by_graph)
     run_graph(given);

@@ -47,9 +47,10 @@ struct Program::Impl {
     std::vector<std::function<void()>> peers_done{};  // peers read it until these return
   };
   /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
-  /// the devices of all ranks make them; else several, between which the host makes them. It has its own memory for inputs, outputs and
-  /// what is brought, because a recording keeps to its addresses. It also keeps to what the rank that
-  /// recorded it has for its kernels (workspaces, reports of bad values), so no other rank runs it.
+  /// the devices of all ranks make them; else several, between which the host makes them. It has its own
+  /// memory for inputs, outputs and what is brought, because a recording keeps to its addresses. It keeps too
+  /// to what the rank that recorded it has for its kernels (workspaces, reports of bad values), so no other
+  /// rank runs it.
   struct DeviceGraph {
     struct Part {
       std::uint32_t first, end;                      // steps
@@ -91,6 +92,7 @@ struct Program::Impl {
   void check_memory(const std::vector<Tensor>& given) const;
   void check_histories(const std::vector<Tensor>& given) const;
   void bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift = 0);
+  void bind_input(std::size_t i, const Tensor& given);
   void bind_all(const std::vector<Tensor>& given);
   void unbind() noexcept;
   static void announce_write(Storage& storage);

@@ -593,6 +593,10 @@ class ThreadTransport final : public Transport {
   }
   bool failed() const override { return core_->fault() != nullptr; }
 
+  void step() override {
+    while (lines_->step()) {
+    }
+  }
   MeetingBoard* meetings() override { return &core_->meetings(); }
   void give_up(const Signature& signature, int channel, std::string_view why) noexcept override {
     const ThreadLine* line = channels_[static_cast<std::size_t>(channel)].get();

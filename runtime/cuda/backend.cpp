@@ -59,7 +59,7 @@ class StreamMark final : public DeviceMark {
     DeviceState& state = state_of(device_);
     const cudaStream_t reader = state.reader();
     wait();  // a copy to pageable memory waits for its stream within the driver
-    if (Staging::serves(bytes)) {
+    if (Staging::serves(bytes) && !is_pinned(to)) {
       state.staging().read(to, from, bytes, reader);
     } else {
       check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reader), "cuda read");

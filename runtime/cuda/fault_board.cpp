@@ -37,8 +37,8 @@ namespace {
           r.position);
     case FaultKind::given_up:
       fail<DeviceError>(
-          "collectives: a captured step gave up a call among ranks, because the group has failed; the group's "
-          "next call says why");
+          "collectives: a captured step gave up a call among ranks, because the group has failed; the "
+          "group's next call says why");
     default:
       fail<ValueError>("multinomial: the weights of row {} are all zero; the device found it earlier",
                        r.position);

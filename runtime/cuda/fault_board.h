@@ -15,8 +15,8 @@ class FaultBoard {
   FaultBoard& operator=(const FaultBoard&) = delete;
 
   FaultSlot slot() const { return slot_; }
-  /// ValueError for the bad value that kernels of `stream` reported, if any, and clears the report; DeviceError
-  /// where they gave up a call. The caller has waited for the stream.
+  /// ValueError for the bad value that kernels of `stream` reported, if any, and clears the report;
+  /// DeviceError where they gave up a call. The caller has waited for the stream.
   void raise(cudaStream_t stream);
 
  private:

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "runtime/context.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/device_key.h"
 #include "runtime/cuda/graph_memory.h"
@@ -38,7 +39,10 @@ class Graph final : public DeviceRecording {
   ~Graph() override {
     if (graph_ == nullptr) return;
     cudaSetDevice(device_.index);
-    if (const DeviceState* state = known_state(device_))
+    const Context* context = Context::current_or_null();
+    const DeviceState* state =
+        context != nullptr && context->id() == rank_ ? known_state(device_) : nullptr;
+    if (state != nullptr)
       cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
     else
       cudaDeviceSynchronize();
@@ -57,6 +61,7 @@ class Graph final : public DeviceRecording {
 
  private:
   Device device_;
+  const std::uint64_t rank_ = Context::current().id();  // on whose stream it runs
   StartKey start_;
   bool draws_ = false;
   std::shared_ptr<GraphMemory> memory_;  // what the ops make on their way
@@ -107,6 +112,7 @@ void Graph::record(const std::function<void()>& work) {
       graph, &cudaGraphDestroy);
   check_cuda(cudaGraphInstantiate(&graph_, recorded.get(), 0), "cuda graph");
   memory_->before(state.stream());
+  check_cuda(cudaGraphUpload(graph_, state.stream()), "cuda graph");  // what it lacks is found out here
 }
 
 std::unique_ptr<DeviceRecording> record_once(Device device, const std::function<void()>& work) {

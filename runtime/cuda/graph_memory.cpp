@@ -50,7 +50,8 @@ void* GraphMemory::take(std::size_t bytes) {
     Block made{nullptr, bytes, false};
     const cudaError_t status = cudaMallocFromPoolAsync(&made.data, bytes, pool_, stream_);
     if (status == cudaErrorMemoryAllocation)
-      refuse_memory(Device::cuda(device_), fmt::format("{} bytes that a captured step makes on its way", bytes));
+      refuse_memory(Device::cuda(device_),
+                    fmt::format("{} bytes that a captured step makes on its way", bytes));
     check_cuda(status, "cuda graph");
     best = &blocks_.emplace_back(made);
   }

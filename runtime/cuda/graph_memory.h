@@ -1,5 +1,5 @@
-// What kernels make on their way while a rank records: blocks that stay where they are as long as a graph of the
-// rank may run.
+// What kernels make on their way while a rank records: blocks that stay where they are as long as a graph of
+// the rank may run.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -53,7 +53,8 @@ void deallocate(Device device, void* data, std::size_t bytes) noexcept;
 /// Gives a block of `allocate` to the driver, to be used again after the work of `stream`.
 void free_block(void* data, cudaStream_t stream) noexcept;
 
-/// Gives the driver what this rank keeps for later, and waits for what other ranks freed. Not while recording.
+/// Gives the driver what this rank keeps for later, and waits for what other ranks freed. Not while
+/// recording.
 void give_back_unused(DeviceState& state);
 /// The same; and what the driver's pool keeps is there for graphs, which have pools of their own.
 void give_back_to_graphs(DeviceState& state);

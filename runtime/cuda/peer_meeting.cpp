@@ -20,7 +20,8 @@ static_assert(MeetingCall::most_parts == MeetingParts::most);
 class HostWord {
  public:
   HostWord() {
-    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&at_), sizeof *at_, cudaHostAllocPortable), "cuda peers");
+    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&at_), sizeof *at_, cudaHostAllocPortable),
+               "cuda peers");
     *at_ = 0;
   }
   ~HostWord() { cudaFreeHost(at_); }
@@ -79,8 +80,8 @@ class CudaPeerMeeting final : public PeerMeeting {
     std::size_t at = at_[index];
     const auto narrow = [](std::size_t n) { return static_cast<std::uint32_t>(n); };
     for (const MeetingPart& part : call.parts) {
-      parts.part[parts.count++] = {part.in,  part.out, narrow(part.bytes), narrow(part.in_step), narrow(part.out_step),
-                                   narrow(at)};
+      parts.part[parts.count++] = {
+          part.in, part.out, narrow(part.bytes), narrow(part.in_step), narrow(part.out_step), narrow(at)};
       at += arriving_bytes(part, table.size);
     }
     if (index == 0) launch_run(table, state_.stream());
@@ -111,7 +112,8 @@ class CudaPeerMeeting final : public PeerMeeting {
 
 std::shared_ptr<PeerMeeting> CudaPeerQueue::meeting(const MeetingPlan& plan) {
   std::vector<std::size_t> at = places_of(plan);
-  if (plan.size > MeetingTable::most_ranks || at.back() > std::numeric_limits<std::uint32_t>::max()) return nullptr;
+  if (plan.size > MeetingTable::most_ranks || at.back() > std::numeric_limits<std::uint32_t>::max())
+    return nullptr;
   use();
   return std::make_shared<CudaPeerMeeting>(state_, plan, std::move(at));
 }

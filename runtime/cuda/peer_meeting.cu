@@ -94,8 +94,9 @@ class Meeting {
  private:
   template <class Part>
   __device__ static Unit own(const Part& part, int to, std::int64_t u, int bytes) {
-    return load_unit(part.in + to * static_cast<std::int64_t>(part.in_step) + u * static_cast<std::int64_t>(unit_bytes),
-                     bytes);
+    return load_unit(
+        part.in + to * static_cast<std::int64_t>(part.in_step) + u * static_cast<std::int64_t>(unit_bytes),
+        bytes);
   }
   template <class Part>
   __device__ std::byte* arrival(int at, const Part& part, int from, std::int64_t u) const {
@@ -108,8 +109,8 @@ class Meeting {
   bool given_up_ = false;
 };
 
-/// This thread's units of all parts, by `body(part, unit)`: the same in each call, so that a thread writes only
-/// where it has read.
+/// This thread's units of all parts, by `body(part, unit)`: the same in each call, so that a thread writes
+/// only where it has read.
 template <class Body>
 __device__ void each_unit(const MeetingParts& p, const Body& body) {
   std::int64_t unit = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x, first = 0;
@@ -130,7 +131,8 @@ __global__ void __launch_bounds__(meeting_threads)
     for (int from = 0; from < m.size; ++from) {
       const Unit unit = meeting.receive(part, u, from);
       if (meeting.given_up() || part.out == nullptr || (m.root >= 0 && from != m.root)) continue;
-      store_unit(part.out + from * static_cast<std::int64_t>(part.out_step) + u * static_cast<std::int64_t>(unit_bytes),
+      store_unit(part.out + from * static_cast<std::int64_t>(part.out_step) +
+                     u * static_cast<std::int64_t>(unit_bytes),
                  unit, meeting.bytes_of(part, u));
     }
   });
@@ -183,8 +185,8 @@ void launch_meeting_copies(const MeetingTable& table, const MeetingParts& parts,
   meet_to_copy<<<blocks_for(parts), meeting_threads, 0, stream>>>(table, parts);
 }
 
-void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype, ReduceOp reduction,
-                         cudaStream_t stream) {
+void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype,
+                         ReduceOp reduction, cudaStream_t stream) {
   with_rule(dtype, reduction, table.size, [&]<class T, class R>(R rule) {
     meet_to_sum<T><<<blocks_for(parts), meeting_threads, 0, stream>>>(table, parts, rule);
   });

@@ -16,14 +16,14 @@ namespace sherd::cuda {
 /// runs use in turns: when a rank sends for the second time to one half, all have taken what was there.
 inline constexpr std::size_t meeting_head_bytes = 256;
 
-/// What travels: 8 bytes in halves, each beside the number of the run. A receiver reads until both are there, so
-/// no order of two stores matters, and nothing but the bytes is sent.
+/// What travels: 8 bytes in halves, each beside the number of the run. A receiver reads until both are there,
+/// so no order of two stores matters, and nothing but the bytes is sent.
 inline constexpr std::size_t unit_bytes = 8, sent_unit_bytes = 16;
 
 struct MeetingTable {
   static constexpr int most_ranks = 16;
   std::byte* place[most_ranks];  ///< by rank
-  const unsigned* given_up;      ///< of this rank, in the host's memory: not 0 when its kernels shall not wait
+  const unsigned* given_up;  ///< of this rank, in the host's memory: not 0 when its kernels shall not wait
   FaultSlot faults;
   int rank, size;
   int root;  ///< whose bytes are taken; -1: those of all
@@ -41,12 +41,12 @@ struct MeetingParts {
   } part[most];
 };
 
-/// Begins a run: the first that is recorded.
+/// Begins a run; recorded before the first call of the step.
 void launch_run(const MeetingTable& table, cudaStream_t stream);
 /// A call that places what arrives.
 void launch_meeting_copies(const MeetingTable& table, const MeetingParts& parts, cudaStream_t stream);
 /// A call that combines what arrives.
-void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype, ReduceOp reduction,
-                         cudaStream_t stream);
+void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype,
+                         ReduceOp reduction, cudaStream_t stream);
 
 }  // namespace sherd::cuda

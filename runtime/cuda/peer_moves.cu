@@ -18,13 +18,12 @@ template <class T, class R>
 __global__ void __launch_bounds__(move_threads)
     combine_pieces(const __grid_constant__ CombineTable table, R rule) {
   each_chunk(
-      table.count,
-      [&](int piece) { return table.piece[piece].count * static_cast<std::int64_t>(sizeof(T)); },
+      table.count, [&](int piece) { return table.piece[piece].count * static_cast<std::int64_t>(sizeof(T)); },
       [&](int piece, std::int64_t chunk) {
         const std::byte* const* sources = table.source + piece * table.sources;
         combine_chunk<T>(
-            table.piece[piece].out, table.sources, [&](int r) { return sources[r]; }, table.piece[piece].count,
-            chunk, rule);
+            table.piece[piece].out, table.sources, [&](int r) { return sources[r]; },
+            table.piece[piece].count, chunk, rule);
       });
 }
 
@@ -40,8 +39,9 @@ void launch_combine(DType dtype, ReduceOp reduction, const CombineTable& table, 
   std::int64_t count = 0;
   for (int i = 0; i < table.count; ++i) count += table.piece[i].count;
   with_rule(dtype, reduction, table.sources, [&]<class T, class R>(R rule) {
-    combine_pieces<T><<<move_blocks(count * static_cast<std::int64_t>(sizeof(T)), table.count), move_threads, 0,
-                        stream>>>(table, rule);
+    combine_pieces<T>
+        <<<move_blocks(count * static_cast<std::int64_t>(sizeof(T)), table.count), move_threads, 0, stream>>>(
+            table, rule);
   });
 }
 

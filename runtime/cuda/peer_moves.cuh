@@ -1,4 +1,5 @@
-// What kernels that move between ranks have in common: pieces in chunks over a grid, copies, and sums in rank order.
+// What kernels that move between ranks have in common: pieces in chunks over a grid, copies, and sums in rank
+// order.
 #pragma once
 
 #include <bit>
@@ -16,7 +17,8 @@ namespace sherd::cuda {
 inline constexpr unsigned most_blocks = 24;
 inline constexpr int move_threads = 512, packs_at_once = 4;
 /// What a block moves in one go.
-inline constexpr std::int64_t chunk_packs = std::int64_t{move_threads} * packs_at_once, chunk_bytes = chunk_packs * 16;
+inline constexpr std::int64_t chunk_packs = std::int64_t{move_threads} * packs_at_once,
+                              chunk_bytes = chunk_packs * 16;
 
 /// Elements of a piece that are read in one access, if all pointers allow it.
 template <class T>
@@ -34,8 +36,8 @@ __device__ void each_chunk(int pieces, const BytesOf& bytes_of, const Body& body
 }
 
 /// Of one chunk of `packs` wide accesses and of `count` elements, `narrow` of which one access has: calls
-/// `all(first)` for `packs_at_once` packs that lie `move_threads` apart, or `pack(i)` and `element(i)` for what
-/// is there.
+/// `all(first)` for `packs_at_once` packs that lie `move_threads` apart, or `pack(i)` and `element(i)` for
+/// what is there.
 template <class All, class Pack, class Element>
 __device__ void each_pack(std::int64_t chunk, std::int64_t packs, std::int64_t count, int narrow,
                           const All& all, const Pack& pack, const Element& element) {
@@ -47,10 +49,12 @@ __device__ void each_pack(std::int64_t chunk, std::int64_t packs, std::int64_t c
 }
 
 /// This block's part `chunk` of a copy of `bytes`.
-__device__ inline void copy_chunk(std::byte* to, const std::byte* from, std::int64_t bytes, std::int64_t chunk) {
+__device__ inline void copy_chunk(std::byte* to, const std::byte* from, std::int64_t bytes,
+                                  std::int64_t chunk) {
   auto* const wide_to = reinterpret_cast<uint4*>(to);
   const auto* const wide_from = reinterpret_cast<const uint4*>(from);
-  const bool aligned = (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % 16 == 0;
+  const bool aligned =
+      (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % 16 == 0;
   each_pack(
       chunk, aligned ? bytes / 16 : 0, bytes, 16,
       [&](std::int64_t first) {
@@ -97,8 +101,8 @@ struct Rule {
 /// which `source(r)` is one's address. The next source is on its way while one is added. All are read before
 /// one is written, so `to` may be a source.
 template <int U, int V, class T, class Source, class R>
-__device__ void combine_at(std::byte* to, int sources, const Source& source, std::int64_t i, std::int64_t step,
-                           const R& rule) {
+__device__ void combine_at(std::byte* to, int sources, const Source& source, std::int64_t i,
+                           std::int64_t step, const R& rule) {
   Packed<V, compute_t<T>> sum[U];
   Packed<V, T> x[U], next[U];
   const auto load = [&](Packed<V, T>(&to)[U], int r) {
@@ -135,7 +139,8 @@ __device__ void combine_chunk(std::byte* out, int sources, const Source& source,
   each_pack(
       chunk, bits % 16 == 0 ? count / V : 0, count, V,
       [&](std::int64_t first) {
-        combine_at<packs_at_once, V, T>(out, sources, source, first * V, std::int64_t{move_threads} * V, rule);
+        combine_at<packs_at_once, V, T>(out, sources, source, first * V, std::int64_t{move_threads} * V,
+                                        rule);
       },
       [&](std::int64_t i) { combine_at<1, V, T>(out, sources, source, i * V, 0, rule); },
       [&](std::int64_t i) { combine_at<1, 1, T>(out, sources, source, i, 0, rule); });

@@ -112,8 +112,8 @@ void CudaPeerQueue::work_follows(DeviceEvent& event) {
 void CudaPeerQueue::reach(Device other) {
   if (other == device_ || reached_.test(static_cast<std::size_t>(other.index))) return;
   check<NotImplementedError>(can_read(device_.index, other.index),
-                             "collectives: {} cannot read the memory of {}; start the ranks as processes (sherd "
-                             "launch, torchrun), which go through the host or NCCL",
+                             "collectives: {} cannot read the memory of {}; start the ranks as processes "
+                             "(sherd launch, torchrun), which go through the host or NCCL",
                              to_string(device_), to_string(other));
   open_to_peers(other.index);
   use();

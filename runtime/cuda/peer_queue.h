@@ -10,9 +10,9 @@
 
 namespace sherd::cuda {
 
-/// Lets all other GPUs that can read the memory of `device` do so, from the pool that ranks' tensors are in; once
-/// for all ranks of the process. Best before anything runs there: kernels that ran while their GPU's pool was
-/// being mapped for another one were seen to fail.
+/// Lets all other GPUs that can read the memory of `device` do so, from the pool that ranks' tensors are in;
+/// once for all ranks of the process. Best before anything runs there: kernels that ran while their GPU's
+/// pool was being mapped for another one were seen to fail.
 void open_to_peers(int device);
 
 class CudaPeerQueue final : public PeerQueue {

@@ -36,7 +36,6 @@ cudaStream_t make_stream(int index) {
 }  // namespace
 
 DeviceState::DeviceState(int index) : index_(index), stream_(make_stream(index)), blocks_(stream_) {
-  if (Context::current().slot<PeerThreads>().there) open_to_peers(index);
   maker_->add(stream_);
 }
 
@@ -157,10 +156,12 @@ DeviceState& state_of(Device device) {
   check<DeviceError>(device.index < count, "{}: this machine has {} GPU{}; use cuda:0{}", to_string(device),
                      count, count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
   auto& state = Context::current().slot<Devices>().state[static_cast<std::size_t>(device.index)];
-  if (!state)
+  if (!state) {
+    if (Context::current().slot<PeerThreads>().there) open_to_peers(device.index);
     state = std::make_unique<DeviceState>(device.index);
-  else if (int current = -1; cudaGetDevice(&current) != cudaSuccess || current != device.index)
+  } else if (int current = -1; cudaGetDevice(&current) != cudaSuccess || current != device.index) {
     check_cuda(cudaSetDevice(device.index), "cuda device");  // twice the time of asking
+  }
   return *state;
 }
 

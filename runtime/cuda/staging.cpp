@@ -86,6 +86,7 @@ void Staging::read(void* to, const void* from, std::size_t bytes, cudaStream_t s
         continue;
       }
       if (coming.empty()) {
+        wait_for(stream, "cuda read");  // the driver would, and this rank's other calls not go on
         check_cuda(cudaMemcpyAsync(to_at(at), from_at(at), bytes - at, cudaMemcpyDeviceToHost, stream),
                    "cuda read");
         wait_for(stream, "cuda read");

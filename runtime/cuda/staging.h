@@ -9,8 +9,8 @@
 namespace sherd::cuda {
 
 /// A few slots of pinned memory, each used again when the device is done with it. The driver's own copy of
-/// pageable memory waits for all earlier work of the stream where it does not fit the driver's buffer, and has
-/// one thread, which is slower than the way to the device.
+/// pageable memory waits for all earlier work of the stream where it does not fit the driver's buffer, and
+/// has one thread, which is slower than the way to the device.
 class Staging {
  public:
   Staging() = default;
@@ -34,8 +34,8 @@ class Staging {
     cudaEvent_t done = nullptr;  // the device with the last copy
     bool holds = false;          // what has come from the device and is not read yet
   };
-  /// The next one, made on first use, with which the device is done; null where all hold something. To wait for
-  /// the device may be to come here again, with another copy.
+  /// The next one, made on first use, with which the device is done; null where all hold something. To wait
+  /// for the device may be to come here again, with another copy.
   Slot* take();
   std::array<Slot, 4> slots_{};
   std::size_t next_ = 0;

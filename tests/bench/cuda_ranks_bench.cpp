@@ -1,6 +1,7 @@
 // Ranks with a GPU each: calls by size, training steps of sharded GPT-2 shapes and of small models; one line
 // a figure. torch_cuda_ranks.py prints the same lines.
-//   cuda_ranks_bench [--ranks N] [calls] [small] [parity] [host] [d12 BATCH] [d48 BATCH] [g67 BATCH] [offload BATCH]
+//   cuda_ranks_bench [--ranks N] [calls] [small] [parity] [host] [d12 BATCH] [d48 BATCH] [g67 BATCH]
+//                    [offload BATCH]
 // parity prints the losses of 100 steps of d12 on a batch of 8, of which each rank has its share.
 // Threads of this process, or processes of a launcher (mpirun -n N cuda_ranks_bench ...).
 #include <cuda_runtime_api.h>
@@ -214,7 +215,8 @@ void gpt(const Place& place, const Size& size, std::int64_t batch) {
 void offload(const Place& place, std::int64_t batch) {
   const Size& size = sizes[0];
   for (const auto& [kept, within] :
-       {std::pair(Kept::in_shards, false), {Kept::in_shards_of_the_host, false}, {Kept::in_shards_of_the_host, true}}) {
+       {std::pair(Kept::in_shards, false), {Kept::in_shards_of_the_host, false},
+        {Kept::in_shards_of_the_host, true}}) {
     manual_seed(1);
     GptStep step(place, size, LossPrecision::of_logits, kept);
     const Tensor tokens = randint(0, 50257, {batch, size.length}, {i64, place.gpu}),

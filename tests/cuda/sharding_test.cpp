@@ -152,7 +152,8 @@ void train_alike(std::string_view where) {
         INFO(name << " on " << ranks << " ranks in " << name_of(dtype));
         if (name.starts_with("hybrid")) {  // sums of sums
           CHECK(all == by_way.at("hybrid, layout 0"));
-          for (std::size_t r = 0; r < all.size(); ++r) CHECK(std::abs(all[r][1] - first[r][1]) < 1e-3 * first[r][1]);
+          for (std::size_t r = 0; r < all.size(); ++r)
+            CHECK(std::abs(all[r][1] - first[r][1]) < 1e-3 * first[r][1]);
         } else if (name != "offload") {
           CHECK(all == first);
         } else {  // steps are the host's, which round otherwise; from then on training drifts apart
