@@ -2,6 +2,7 @@
 #include "runtime/recorded_calls.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -98,12 +99,12 @@ class StepCalls final : public RecordedCalls {
         possible_(!others && electorates_.size() == 1),
         plan_{own().group->rank(), own().group->size(), own().calls} {}
 
-  Vote vote(Vote mine) override {
+  Vote vote(Question question, Vote mine) override {
     if (!possible_) mine = Vote::no;
     for (const Electorate& e : electorates_)
       if (mine == Vote::yes && (e.group->observed() || e.group->transport() != e.transport))
         mine = Vote::not_now;
-    const std::string stage = fmt::format("{}.{}", number_, votes_ < last_vote_of_making ? ++votes_ : votes_);
+    const std::string stage = fmt::format("{} {}", word_for(question), number_);
     std::vector<std::pair<const Electorate*, Posted>> posted;
     for (const Electorate& e : electorates_)
       posted.emplace_back(&e,
@@ -123,11 +124,11 @@ class StepCalls final : public RecordedCalls {
     if (std::set(where.begin(), where.end()).size() < where.size()) return Vote::no;
     PeerQueue& queue = *backend(device.type).peer_queue(device);
     mine_ = memory_on(queue);
-    number_ = transport_board().put(plan_.rank, mine_) + 1;
-    const Vote ready = vote(mine_ && reaches(queue, device.type, where) ? Vote::yes : Vote::no);
-    if (ready != Vote::yes) return ready;
-    everyone_ = transport_board().all(number_ - 1);
-    return vote(everyone_.size() == where.size() ? Vote::yes : Vote::no);
+    number_ = board().put(plan_.rank, mine_);
+    const bool ready = mine_ && reaches(queue, device.type, where);
+    if (const Vote all = vote(Question::memory, ready ? Vote::yes : Vote::no); all != Vote::yes) return all;
+    everyone_ = board().all(number_);
+    return vote(Question::meeting, everyone_.size() == where.size() ? Vote::yes : Vote::no);
   }
   bool current() const override { return own().group->transport() == own().transport; }
   void begin() override { recorded_ = 0; }
@@ -143,8 +144,10 @@ class StepCalls final : public RecordedCalls {
   }
 
  private:
-  /// Votes before the runs', which are all alike: one on the plan, two on the meeting, one on the recording.
-  static constexpr int last_vote_of_making = 5;
+  static std::string_view word_for(Question question) {
+    constexpr std::array<std::string_view, 5> words{"plan", "memory", "meeting", "recording", "run"};
+    return words[static_cast<std::size_t>(question)];
+  }
 
   struct Posted {
     Tensor values;
@@ -152,7 +155,7 @@ class StepCalls final : public RecordedCalls {
   };
 
   const Electorate& own() const { return electorates_.front(); }
-  MeetingBoard& transport_board() const { return *own().transport->meetings(); }
+  MeetingBoard& board() const { return *own().transport->meetings(); }
   std::shared_ptr<PeerMeeting> memory_on(PeerQueue& queue) const try {
     return queue.meeting(plan_);
   } catch (const OutOfMemoryError&) {
@@ -172,13 +175,13 @@ class StepCalls final : public RecordedCalls {
     Tensor input = posted.values;
     if (kind == CollectiveKind::all_gather) input = empty({1}, {i32, Device::cpu()});
     std::memcpy(input.raw(), own.data(), own.size() * sizeof own[0]);
-    const Collective c{.kind = kind,
-                       .inputs = {input},
-                       .outputs = {posted.values},
-                       .reduction = ReduceOp::max(),
-                       .channel = e.channel,
-                       .label = fmt::format("a captured step of {} calls, {:016x}, vote {}", e.calls.size(),
-                                            e.digest, stage)};
+    const Collective c{
+        .kind = kind,
+        .inputs = {input},
+        .outputs = {posted.values},
+        .reduction = ReduceOp::max(),
+        .channel = e.channel,
+        .label = fmt::format("a captured step of {} calls, {:016x}, {}", e.calls.size(), e.digest, stage)};
     last_ = signature_of(c);
     e.group->enqueue(c, Completion::posted);
     posted.call = e.group->posted();
@@ -197,8 +200,7 @@ class StepCalls final : public RecordedCalls {
   const bool possible_;
   const MeetingPlan plan_;
   Signature last_;
-  int votes_ = 0;
-  std::uint64_t number_ = 0;  // of the meeting, from 1
+  std::uint64_t number_ = 0;  // of the meeting, once there is one
   std::shared_ptr<PeerMeeting> mine_;
   std::vector<std::shared_ptr<PeerMeeting>> everyone_;
   std::size_t recorded_ = 0;
@@ -243,9 +245,9 @@ std::shared_ptr<RecordedCalls> recordable(std::span<const CapturedCall> all) {
       place = groups.insert(groups.end(), {post->group, post->group->transport(), post->channel});
     place->add(c);
   }
-  std::erase_if(groups, [&](const Electorate& e) {
-    return left_to_hosts.contains(e.group.get()) || e.bytes > most_bytes;
-  });
+  for (const Electorate& e : groups)
+    if (e.bytes > most_bytes) left_to_hosts.insert(e.group.get());
+  std::erase_if(groups, [&](const Electorate& e) { return left_to_hosts.contains(e.group.get()); });
   if (groups.empty()) return nullptr;
   for (const auto& [line, waited] : lines) others = !std::ranges::all_of(waited, std::identity{}) || others;
   return std::make_shared<StepCalls>(std::move(groups), others || !left_to_hosts.empty());

@@ -14,8 +14,10 @@ struct CapturedCall {
   Inputs in;
 };
 
-/// What a rank says of the next step in making or running a recording; of all ranks' votes the last one here
-/// counts. `not_now`: by the ordinary calls this time.
+/// What ranks vote on, in this order: whether each has a plan for the recording, memory to meet in, that of
+/// all others, and the recording; then, for each run, whether each is about to run it.
+enum class Question : std::uint8_t { plan, memory, meeting, recording, run };
+/// Of all ranks' votes the last one here counts. `not_now`: by the ordinary calls this time.
 enum class Vote : std::uint8_t { yes, not_now, no };
 
 /// The calls of a captured step, which a device makes by itself when it runs the step's recording. The hosts
@@ -25,7 +27,7 @@ class SHERD_API RecordedCalls {
  public:
   virtual ~RecordedCalls();
   /// What all ranks do: by ordinary calls among them, with their faults.
-  virtual Vote vote(Vote mine) = 0;
+  virtual Vote vote(Question question, Vote mine) = 0;
   /// Whether the devices of all ranks, of which `device` is this one's, can meet each other. Votes too.
   virtual Vote meet_on(Device device) = 0;
   /// Whether the ranks still reach each other as they did when the devices met; else the recording is of no

@@ -115,7 +115,7 @@ void Program::Impl::make_graph_with_calls(const std::vector<Tensor>& given) {
   const std::shared_ptr<RecordedCalls> calls = recorded_calls();
   if (!calls) return;
   std::optional<DeviceGraph> planned = plan_graph();
-  Vote vote = calls->vote(planned ? Vote::yes : Vote::no);
+  Vote vote = calls->vote(Question::plan, planned ? Vote::yes : Vote::no);
   if (vote == Vote::yes) vote = calls->meet_on(planned->device);
   if (vote == Vote::not_now) attempts_with_calls_ = left;
   if (vote != Vote::yes) return;
@@ -124,7 +124,7 @@ void Program::Impl::make_graph_with_calls(const std::vector<Tensor>& given) {
     make_graph(std::move(*planned), given);
   } catch (const OutOfMemoryError&) {  // the others are told, and the step is made op by op
   }
-  vote = calls->vote(graph ? Vote::yes : Vote::no);
+  vote = calls->vote(Question::recording, graph ? Vote::yes : Vote::no);
   if (vote == Vote::yes) return;
   graph.reset();
   attempts_with_calls_ = vote == Vote::not_now ? left : left - 1;

@@ -326,7 +326,8 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   const Bound bound(*this);
   bool by_graph = graph_takes(given);
   bind_all(given);
-  if (graph && graph->calls) by_graph = graph->calls->vote(by_graph ? Vote::yes : Vote::not_now) == Vote::yes;
+  if (graph && graph->calls)
+    by_graph = graph->calls->vote(Question::run, by_graph ? Vote::yes : Vote::not_now) == Vote::yes;
   peers_done_.clear();  // of a replay that threw
   if (by_graph)
     run_graph(given);

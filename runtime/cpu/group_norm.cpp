@@ -84,11 +84,6 @@ void backward(const Groups& s, const T* gy, const T* x, const C* weight, const C
   std::copy_n(sums.data() + s.channels, s.channels, gbias);
 }
 
-template <class C>
-const C* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<C>() : nullptr;
-}
-
 void group_norm(const ops::GroupNorm& op, Inputs in, Outputs out) {
   const Tensor& x = in[0];
   if (x.numel() == 0) return;

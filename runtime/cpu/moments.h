@@ -1,10 +1,11 @@
-// Mean and deviation of a row, for what normalises.
+// What all that normalises shares: mean and deviation of a row, and what may be missing beside it.
 #pragma once
 
 #include <cmath>
 
 #include "runtime/cpu/rows.h"
 #include "runtime/math.h"
+#include "runtime/tensor.h"
 
 namespace sherd::cpu {
 
@@ -36,6 +37,12 @@ Moments<C> moments_of(const T* row, std::int64_t columns, double eps, bool about
     variance = sum_vectors<C>(columns, squares) / n;
   }
   return {m, C(1) / std::sqrt(variance + static_cast<C>(eps))};
+}
+
+/// Of a weight or a bias, which may be missing.
+template <class T>
+const T* data_or_null(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
 }
 
 }  // namespace sherd::cpu

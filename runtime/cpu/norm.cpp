@@ -103,11 +103,6 @@ void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute
 
 namespace {
 
-template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
 void layer_norm_op(const ops::LayerNorm& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &weight = in[1], &bias = in[2];

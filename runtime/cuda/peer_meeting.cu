@@ -2,7 +2,8 @@
 
 #include <cstring>
 
-#include "runtime/cuda/peer_moves.cuh"
+#include "runtime/cuda/block.cuh"
+#include "runtime/cuda/reduce_rule.cuh"
 
 namespace sherd::cuda {
 namespace {

@@ -1,20 +1,9 @@
-// Pooling over square windows of images (N, C, H, W).
+// Pooling over windows of images (N, C, H, W). The padding is at most half a window: each sees a pixel.
 #pragma once
 
-#include "runtime/op.h"
+#include "runtime/ops/patches.h"
 
 namespace sherd::ops {
-
-/// Windows of kernel x kernel pixels; the padding is at most half the kernel, so that each sees a pixel.
-struct PoolRule {
-  std::int64_t kernel = 1, stride = 1, padding = 0;
-  void fields(auto&& on) const {
-    on("kernel", kernel);
-    on("stride", stride);
-    on("padding", padding);
-  }
-  bool operator==(const PoolRule&) const = default;
-};
 
 /// Outputs: each window's largest pixel, and its i64 place in its H * W; of equal ones the first, NaN largest
 /// of all.
@@ -22,7 +11,7 @@ struct MaxPool2d {
   static constexpr std::string_view name = "max_pool2d";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{.outputs = 0b10};
-  PoolRule rule;
+  PatchRule rule;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -36,7 +25,7 @@ struct AvgPool2d {
   static constexpr std::string_view name = "avg_pool2d";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{};
-  PoolRule rule;
+  PatchRule rule;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -50,7 +39,7 @@ struct AvgPool2dGrad {
   static constexpr std::string_view name = "avg_pool2d_grad";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{};
-  PoolRule rule;
+  PatchRule rule;
   std::int64_t rows = 1, columns = 1;
 
   Specs infer(SpecSpan in) const;

@@ -13,32 +13,33 @@
 namespace sherd {
 namespace {
 
-ops::PoolRule rule_of(std::int64_t kernel, PoolOptions o) {
-  return {kernel, o.stride == 0 ? kernel : o.stride, o.padding};
+ops::PatchRule rule_of(std::int64_t kernel, PoolOptions o) {
+  return {kernel, kernel, o.stride == 0 ? kernel : o.stride, o.padding};
 }
 
 /// The windows' spec: (N, C, down, across).
-Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
+Spec pooled(std::string_view call, const Spec& x, const ops::PatchRule& rule) {
   check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
                     name_of(x.dtype));
   check<ShapeError>(x.shape.rank() == 4, "{}: input (N, C, H, W), got shape {}", call, x.shape);
-  const auto [kernel, stride, padding] = rule;
+  const auto [height, width, stride, padding] = rule;
+  const std::int64_t kernel = std::min(height, width);
   check<ValueError>(kernel > 0 && stride > 0 && padding >= 0 && padding <= kernel / 2,
                     "{}: kernel {} and stride {} must be positive, and padding {} at most half the kernel",
                     call, kernel, stride, padding);
   const std::int64_t h = x.shape[2] + 2 * padding, w = x.shape[3] + 2 * padding;
-  check<ShapeError>(h >= kernel && w >= kernel, "{}: windows of {} x {} do not fit input {} padded by {}",
-                    call, kernel, kernel, x.shape, padding);
-  return {{x.shape[0], x.shape[1], (h - kernel) / stride + 1, (w - kernel) / stride + 1}, x.dtype, x.device};
+  check<ShapeError>(h >= height && w >= width, "{}: windows of {} x {} do not fit input {} padded by {}",
+                    call, height, width, x.shape, padding);
+  return {{x.shape[0], x.shape[1], (h - height) / stride + 1, (w - width) / stride + 1}, x.dtype, x.device};
 }
 
-/// Windows of each channel in the last axis: (N, C, down, across, kernel^2).
-Tensor windows_of(const Tensor& x, const ops::PoolRule& rule, Number around) {
-  const auto [kernel, stride, p] = rule;
+/// Windows of each channel in the last axis: (N, C, down, across, height * width).
+Tensor windows_of(const Tensor& x, const ops::PatchRule& rule, Number around) {
+  const auto [height, width, stride, p] = rule;
   const Tensor padded = p > 0 ? pad(x, {p, p, p, p}, Padding::constant, around) : x;
-  const Tensor rows = apply(ops::Patches{{kernel, kernel, stride, 0}}, padded);
+  const Tensor rows = apply(ops::Patches{{height, width, stride, 0}}, padded);
   const Shape& s = rows.shape();
-  return permute(reshape(rows, {s[0], s[1], s[2], x.shape()[1], kernel * kernel}), {0, 3, 1, 2, 4});
+  return permute(reshape(rows, {s[0], s[1], s[2], x.shape()[1], height * width}), {0, 3, 1, 2, 4});
 }
 
 /// A window of adaptive pooling: floor(i size / n) to ceil((i + 1) size / n).
@@ -83,15 +84,14 @@ Tensors MaxPool2d::reference(Inputs in) const {
   const Picked best = max(windows_of(x, rule, -std::numeric_limits<double>::infinity()), -1);
   // Where the window begins and where in it; of a window of -inf the first is no pixel, but the one beside.
   const TensorOptions like{DType::i64, x.device()};
-  const Tensor inside = arange(0, rule.kernel, 1, like);
   const auto place = [&](const Tensor& in_window, int axis, std::int64_t size) {
     const Tensor first = sub(mul(arange(0, best.values.shape()[axis], 1, like), rule.stride), rule.padding);
     const Tensor along = axis == 2 ? unsqueeze(first, 1) : first;
     return clamp(add(embedding(reshape(in_window, {-1}), best.indices), along), 0, size - 1);
   };
-  const Shape square{rule.kernel, rule.kernel};
-  const Tensor row = place(expand(unsqueeze(inside, 1), square), 2, x.shape()[2]),
-               column = place(expand(inside, square), 3, x.shape()[3]);
+  const Shape window{rule.height, rule.width};
+  const Tensor row = place(expand(unsqueeze(arange(0, rule.height, 1, like), 1), window), 2, x.shape()[2]),
+               column = place(expand(arange(0, rule.width, 1, like), window), 3, x.shape()[3]);
   return {best.values, add(mul(row, x.shape()[3]), column)};
 }
 
@@ -99,7 +99,8 @@ Tensors MaxPool2d::grad(const GradArgs& args) const {
   const Shape& images = args.specs[0].shape;
   const DType dtype = args.specs[0].dtype;
   // A pixel of several windows has a sum, which in 16 bits stops growing.
-  const Tensor gy = rule.stride < rule.kernel ? to(args.gy[0], compute_dtype(dtype)) : args.gy[0];
+  const bool overlap = rule.stride < std::max(rule.height, rule.width);
+  const Tensor gy = overlap ? to(args.gy[0], compute_dtype(dtype)) : args.gy[0];
   const Shape lines{images[0], images[1], gy.shape()[2] * gy.shape()[3]};
   const Tensor gx =
       apply(Scatter{images[2] * images[3]}, reshape(gy, lines), reshape(args.outputs[1], lines));
@@ -126,12 +127,11 @@ Specs AvgPool2dGrad::infer(SpecSpan in) const {
 Tensors AvgPool2dGrad::reference(Inputs in) const {
   const Tensor& gy = in[0];
   const Shape& s = gy.shape();
-  const std::int64_t area = rule.kernel * rule.kernel;
+  const std::int64_t area = rule.height * rule.width;
   const Tensor share = div(to(permute(gy, {0, 2, 3, 1}), compute_dtype(gy.dtype())), area);
   const Tensor windows =
       reshape(expand(unsqueeze(share, -1), {s[0], s[2], s[3], s[1], area}), {s[0], s[2], s[3], s[1] * area});
-  const PatchRule patches{rule.kernel, rule.kernel, rule.stride, rule.padding};
-  return {to(apply(PatchesGrad{patches, rows, columns}, windows), gy.dtype())};
+  return {to(apply(PatchesGrad{rule, rows, columns}, windows), gy.dtype())};
 }
 
 Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2d{rule}, args.gy[0])}; }

@@ -48,18 +48,23 @@ TEST_CASE("a graph gives back inputs as they were given") {
 
 namespace {
 
-/// Ranks that make other calls than their peers, on groups and in messages that only they have.
-enum class Apart { subgroup, message };
+/// Ranks that make other calls than their peers, on groups and in messages that only they have; or all of
+/// them more on a second group than devices make.
+enum class Apart { subgroup, message, too_many };
 
 void check_apart(Apart how) {
   CHECK_NOTHROW(run_ranks(3, [&](World& world) {
     const Device device = rank_device("late:each");
     const NoGrad guard;
     const Group pair = world.group().split({{0, 1}, {2}}, "pair");
+    const Group other = world.group().split({{0, 1, 2}}, "other");
+    const Tensor many = zeros({(1 << 20) / 3 / 4}, {f32, device});  // a MiB arrives
     const int rank = world.rank();
     const Step step = [&](std::span<const Tensor> in) {
       Tensor sum = mul(in[0], 2), own = mul(in[0], 3);
       if (how == Apart::subgroup && rank < 2) pair.all_reduce(own);
+      if (how == Apart::too_many)
+        for (int i = 0; i < 65; ++i) other.all_reduce(many);
       if (how == Apart::message && rank == 0) world.group().send(own, 1);
       if (how == Apart::message && rank == 1) world.group().recv(own, 0);
       world.group().all_reduce(sum);
@@ -94,6 +99,7 @@ TEST_CASE("ranks whose calls devices cannot make agree with ranks whose calls th
   late_device();
   check_apart(Apart::subgroup);
   check_apart(Apart::message);
+  check_apart(Apart::too_many);
 }
 
 TEST_CASE("ranks that replay another program are told so, and find their way by renewal") {
