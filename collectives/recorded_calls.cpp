@@ -161,11 +161,10 @@ class StepCalls final : public RecordedCalls {
   } catch (const OutOfMemoryError&) {
     return nullptr;
   }
-  static bool reaches(PeerQueue& queue, DeviceType type, const std::vector<std::int32_t>& where) try {
-    for (const std::int32_t index : where) queue.reach({type, static_cast<std::int8_t>(index)});
-    return true;
-  } catch (const NotImplementedError&) {
-    return false;
+  static bool reaches(PeerQueue& queue, DeviceType type, const std::vector<std::int32_t>& where) {
+    return std::ranges::all_of(where, [&](std::int32_t index) {
+      return queue.reach({type, static_cast<std::int8_t>(index)});
+    });
   }
 
   /// `own` is reduced by its largest, or gathered to `size`.

@@ -104,12 +104,14 @@ class SHERD_API PeerQueue {
   virtual void follow(DeviceEvent& event) = 0;
   /// So does what the rank computes from now on.
   virtual void work_follows(DeviceEvent& event) = 0;
-  /// What lies on `other`, of the same type, may be given to it from now on. NotImplementedError where this
-  /// device cannot read it.
-  virtual void reach(Device other) = 0;
+  /// What lies on `other`, of the same type, may be given to it from now on. Says whether this device reads
+  /// it where it is, as meetings need.
+  virtual bool reach(Device other) = 0;
   virtual void copy(std::span<const PeerCopy> copies) = 0;
-  /// By the rule of `ReduceOp`: the bits are those of the host.
-  virtual void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) = 0;
+  /// By the rule of `ReduceOp`: the bits are those of the host. `devices`: on which a source lies, by rank;
+  /// none where all lie on this one.
+  virtual void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
+                       std::span<const Device> devices = {}) = 0;
   /// Runs `drop`. Memory of this device that it frees is used again after the rank's own work so far and
   /// after `events`, for which that work does not wait.
   virtual void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) = 0;

@@ -56,7 +56,7 @@ class Queue {
   void give(std::function<void()> task) {
     const std::scoped_lock lock(mutex_);
     tasks_.push_back(std::move(task));
-    changed_.notify_all();
+    if (tasks_.size() == 1) changed_.notify_all();  // else the worker is at it
   }
   /// Waits for all tasks of all queues.
   static void idle() {
@@ -90,7 +90,7 @@ class Queue {
         task = tasks_.front();
       }
       if (!task) return;
-      if (dawdle() % 4 == 0)
+      if (dawdle() % 16 == 0)
         for (auto turns = dawdle() % 16; turns > 0; --turns) std::this_thread::yield();
       std::optional<std::string> failure;
       try {
@@ -102,7 +102,7 @@ class Queue {
       const std::scoped_lock lock(mutex_);
       if (failure && !failure_) failure_ = failure;
       tasks_.pop_front();
-      changed_.notify_all();
+      if (tasks_.empty()) changed_.notify_all();
     }
   }
 
@@ -261,7 +261,7 @@ class LatePeerQueue final : public PeerQueue {
     return std::make_shared<LateMeeting>(
         plan, [this](std::function<void()> task) { recorded_->tasks.push_back(std::move(task)); });
   }
-  void reach(Device) override {}
+  bool reach(Device) override { return true; }
   Queue& moves() { return moves_; }
   std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<LateEvent>(); }
   void mark_work(DeviceEvent& event) override {
@@ -274,7 +274,8 @@ class LatePeerQueue final : public PeerQueue {
   void copy(std::span<const PeerCopy> copies) override {
     for (const PeerCopy& c : copies) moves_.give([c] { std::memcpy(c.to, c.from, c.bytes); });
   }
-  void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) override {
+  void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
+               std::span<const Device>) override {
     for (const PeerCombination& c : combinations)
       moves_.give([dtype, reduction, sources = std::vector(c.sources.begin(), c.sources.end()), out = c.out,
                    count = c.count] { sherd::combine(dtype, reduction, sources, out, count); });

@@ -310,6 +310,9 @@ class ThreadLine final : public Line {
     std::vector<PeerCopy> copies;
     std::vector<std::vector<const std::byte*>> sources;
     std::vector<PeerCombination> combinations;
+    std::vector<Device> devices;
+    for (std::size_t lane = 0; lane < exchange_.lanes.size(); ++lane)
+      devices.push_back(slot(lane, finished_).on_device->device);
     sources.reserve(own.parts.size());
     each_piece(
         own,
@@ -318,12 +321,11 @@ class ThreadLine final : public Line {
           combinations.push_back({sources.back(), out, count});
         },
         [&](std::size_t lane, std::byte* out, const std::byte* from, std::int64_t bytes) {
-          if (out != from)
-            copies.push_back(
-                {out, from, slot(lane, finished_).on_device->device, static_cast<std::size_t>(bytes)});
+          if (out != from) copies.push_back({out, from, devices[lane], static_cast<std::size_t>(bytes)});
         });
     if (!copies.empty()) queue.copy(copies);
-    if (!combinations.empty()) queue.combine(own.signature.dtype, own.reduction, combinations);
+    if (!combinations.empty())
+      queue.combine(own.signature.dtype, own.reduction, combinations, devices);
     DeviceEvent& moved = *moments.moved[static_cast<std::size_t>(round_)];
     queue.mark(moved);
     own.on_device->latest.store(&moved, std::memory_order_seq_cst);

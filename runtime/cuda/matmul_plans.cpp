@@ -5,6 +5,7 @@
 
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/cublaslt.h"
+#include "runtime/cuda/stream_memory.h"
 #include "runtime/cuda/trial.h"
 
 namespace sherd::cuda {
@@ -129,27 +130,6 @@ bool worth_a_search(const ProductShape& s) {
   return m * n * k * batch >= 0x1p32 &&
          std::max({m * n, m * k, k * n}) * batch * of(size_of(s.dtype)) <= most_trial_bytes;
 }
-
-/// Memory for a while; null where there is none.
-class StreamMemory {
- public:
-  StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
-    if (cudaMallocAsync(&data_, bytes, stream) != cudaSuccess) {
-      cudaGetLastError();
-      data_ = nullptr;
-    }
-  }
-  ~StreamMemory() {
-    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
-  }
-  StreamMemory(const StreamMemory&) = delete;
-  StreamMemory& operator=(const StreamMemory&) = delete;
-  void* get() const { return data_; }
-
- private:
-  cudaStream_t stream_;
-  void* data_ = nullptr;
-};
 
 /// Measures work on a stream, in milliseconds of the device.
 class Stopwatch {

@@ -1,7 +1,9 @@
 #include "runtime/cuda/peer_queue.h"
 
-#include <algorithm>
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/backend.h"
@@ -9,6 +11,7 @@
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/peer_moves.h"
+#include "runtime/cuda/stream_memory.h"
 #include "runtime/cuda/waiting.h"
 
 namespace sherd::cuda {
@@ -43,10 +46,13 @@ cudaStream_t urgent_stream() {
   return stream;
 }
 
+/// SHERD_PEER_ACCESS=off is for machines whose GPUs claim to read each other's memory and read it wrong.
 bool can_read(int reader, int owner) {
-  int reaches = 0;
-  check_cuda(cudaDeviceCanAccessPeer(&reaches, reader, owner), "cuda peers");
-  return reaches != 0;
+  const char* const access = std::getenv("SHERD_PEER_ACCESS");
+  if (access != nullptr && std::string_view(access) == "off") return false;
+  int reads = 0;
+  check_cuda(cudaDeviceCanAccessPeer(&reads, reader, owner), "cuda peers");
+  return reads != 0;
 }
 
 }  // namespace
@@ -109,15 +115,20 @@ void CudaPeerQueue::work_follows(DeviceEvent& event) {
   check_cuda(cudaStreamWaitEvent(state_.stream(), event_of(event)), "cuda peers");
 }
 
-void CudaPeerQueue::reach(Device other) {
-  if (other == device_ || reached_.test(static_cast<std::size_t>(other.index))) return;
-  check<NotImplementedError>(can_read(device_.index, other.index),
-                             "collectives: {} cannot read the memory of {}; start the ranks as processes "
-                             "(sherd launch, torchrun), which go through the host or NCCL",
-                             to_string(device_), to_string(other));
+bool CudaPeerQueue::reach(Device other) {
+  if (reads(other)) return true;
+  if (!can_read(device_.index, other.index)) return false;
   open_to_peers(other.index);
   use();
-  reached_.set(static_cast<std::size_t>(other.index));
+  reads_.set(static_cast<std::size_t>(other.index));
+  return true;
+}
+
+void CudaPeerQueue::copy_by_engine(const PeerCopy& c) {
+  check_cuda(c.from_device == device_
+                 ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToDevice, moves_)
+                 : cudaMemcpyPeerAsync(c.to, device_.index, c.from, c.from_device.index, c.bytes, moves_),
+             "cuda peers");
 }
 
 void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
@@ -130,11 +141,8 @@ void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
     table.count = 0;
   };
   for (const PeerCopy& c : copies) {
-    if (c.bytes >= engine_bytes) {
-      check_cuda(c.from_device == device_
-                     ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToDevice, moves_)
-                     : cudaMemcpyPeerAsync(c.to, device_.index, c.from, c.from_device.index, c.bytes, moves_),
-                 "cuda peers");
+    if (c.bytes >= engine_bytes || !reads(c.from_device)) {
+      copy_by_engine(c);
       continue;
     }
     table.piece[table.count++] = {static_cast<std::byte*>(c.to), static_cast<const std::byte*>(c.from),
@@ -144,8 +152,28 @@ void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
   launch();
 }
 
-void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) {
+void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
+                            std::span<const Device> devices) {
   use();
+  // Sources that no kernel here can read come over first.
+  const auto bytes_of = [&](const PeerCombination& c) {
+    return static_cast<std::size_t>(c.count * size_of(dtype) + 15) / 16 * 16;
+  };
+  std::size_t bytes = 0;
+  for (const Device& device : devices)
+    if (!reads(device))
+      for (const PeerCombination& c : combinations) bytes += bytes_of(c);
+  const StreamMemory brought(bytes, moves_);
+  check<OutOfMemoryError>(brought.get() != nullptr || bytes == 0,
+                          "collectives: {} has no {} bytes for what it cannot read where it lies, on its peers",
+                          to_string(device_), bytes);
+  auto* at = static_cast<std::byte*>(brought.get());
+  const auto readable = [&](const PeerCombination& c, std::size_t rank) {
+    if (devices.empty() || reads(devices[rank])) return c.sources[rank];
+    std::byte* const to = std::exchange(at, at + bytes_of(c));
+    copy_by_engine({to, c.sources[rank], devices[rank], static_cast<std::size_t>(c.count * size_of(dtype))});
+    return static_cast<const std::byte*>(to);
+  };
   CombineTable table;
   table.sources = static_cast<int>(combinations[0].sources.size());
   check<NotImplementedError>(table.sources <= CombineTable::most_pointers,
@@ -160,7 +188,8 @@ void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const Pee
   for (const PeerCombination& c : combinations) {
     if (c.count == 0) continue;
     if (!table.has_room()) launch();
-    std::ranges::copy(c.sources, table.source + table.count * table.sources);
+    for (std::size_t rank = 0; rank < c.sources.size(); ++rank)
+      table.source[static_cast<std::size_t>(table.count * table.sources) + rank] = readable(c, rank);
     table.piece[table.count++] = {c.out, c.count};
   }
   launch();

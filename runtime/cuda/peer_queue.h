@@ -10,7 +10,7 @@
 
 namespace sherd::cuda {
 
-/// Lets all other GPUs that can read the memory of `device` do so, from the pool that ranks' tensors are in;
+/// Lets all other GPUs that can read the memory of `device` do so (none where SHERD_PEER_ACCESS is off), from the pool that ranks' tensors are in;
 /// once for all ranks of the process. Best before anything runs there: kernels that ran while their GPU's
 /// pool was being mapped for another one were seen to fail.
 void open_to_peers(int device);
@@ -29,9 +29,10 @@ class CudaPeerQueue final : public PeerQueue {
   void mark(DeviceEvent& event) override;
   void follow(DeviceEvent& event) override;
   void work_follows(DeviceEvent& event) override;
-  void reach(Device other) override;
+  bool reach(Device other) override;
   void copy(std::span<const PeerCopy> copies) override;
-  void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations) override;
+  void combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
+               std::span<const Device> devices = {}) override;
   void free_after(std::span<DeviceEvent* const> events, const std::function<void()>& drop) override;
   std::shared_ptr<PeerMeeting> meeting(const MeetingPlan& plan) override;
   cudaStream_t stream() const { return moves_; }
@@ -39,11 +40,15 @@ class CudaPeerQueue final : public PeerQueue {
  private:
   /// Makes the device current, to which streams and events belong.
   void use() const;
+  void copy_by_engine(const PeerCopy& copy);
+  bool reads(Device other) const {
+    return other == device_ || reads_.test(static_cast<std::size_t>(other.index));
+  }
   DeviceState& state_;
   Device device_;
   cudaStream_t moves_ = nullptr, frees_ = nullptr;
   Event work_so_far_;
-  std::bitset<most_devices> reached_;
+  std::bitset<most_devices> reads_;  // whose memory kernels here read
 };
 
 }  // namespace sherd::cuda
