@@ -19,8 +19,8 @@ void run_seeds(std::uint64_t from, std::uint64_t to) {
 
 }  // namespace
 
-// Worlds of 2 to 8, three of each; the thread sanitizer has time for one.
-constexpr std::uint64_t last_seed = test::thread_sanitizer ? 107 : 121;
+// Worlds of 2 to 8, three of each; a sanitizer has time for one.
+constexpr std::uint64_t last_seed = test::sanitized ? 107 : 121;
 TEST_CASE("random programs give what a serial run gives") { run_seeds(100, last_seed); }
 
 TEST_CASE("random programs of many seeds", "[.soak]") { run_seeds(1000, 1700); }
