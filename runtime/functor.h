@@ -126,6 +126,14 @@ struct ElementwiseGrad {
     else
       return detail::grad_of<I>(op, gy, all[0], all[1], all[2], all[3]);
   }
+  /// See `Pow::for_number`.
+  template <class Body>
+    requires requires(const O& o, const Body& body) { o.for_number(body); }
+  bool for_number(const Body& body) const {
+    return op.for_number([&]<class F>(const F& f) {
+      body([f](auto gy, auto x) { return f.grad_a(gy, x, x); });
+    });
+  }
   bool operator==(const ElementwiseGrad&) const = default;
 };
 
@@ -154,6 +162,12 @@ struct WithScalar {
   template <class T>
   constexpr T grad_a(T gy, T x, T y) const {
     return op.grad_a(gy, x, right.as<T>(), y);
+  }
+  /// See `Pow::for_number`.
+  template <class Body>
+    requires requires(const Body& body) { O::for_number(Number(), body); }
+  bool for_number(const Body& body) const {
+    return O::for_number(right, body);
   }
   void fields(auto&& on) const { on("right", right); }
   bool operator==(const WithScalar&) const = default;

@@ -5,6 +5,47 @@
 
 namespace sherd::ops {
 
+/// x to the power `halves` / 2, with the edges of `pow`, by multiplications, a root and a division. In float
+/// within 1 ulp: through double, where it is within 2.
+template <int halves>
+struct PowerOfHalves {
+  static constexpr int arity = 1;
+  static constexpr Reads reads_a{.inputs = 1};
+
+  template <class T>
+  constexpr T operator()(T x) const {
+    if constexpr (std::same_as<T, float>)
+      return static_cast<float>((*this)(static_cast<double>(x)));
+    else
+      return product_of(halves < 0 ? T(1) / base(x) : base(x));
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
+    return gy * (T(halves / 2.0) * PowerOfHalves<halves - 2>{}(x));
+  }
+  bool operator==(const PowerOfHalves&) const = default;
+
+ private:
+  static constexpr bool of_root = halves % 2 != 0;
+  static constexpr int factors = (halves < 0 ? -halves : halves) / (of_root ? 1 : 2);
+
+  /// x or its root, which is 0 at -0 and inf at -inf.
+  template <class T>
+  static constexpr T base(T x) {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    if constexpr (of_root)
+      return math::where(x == -infinity, infinity, math::sqrt(x) + T(0));
+    else
+      return x;
+  }
+  template <class T>
+  static constexpr T product_of(T factor) {
+    T product(1);
+    for (int i = 0; i < factors; ++i) product = product * factor;
+    return product;
+  }
+};
+
 struct Pow {
   static constexpr std::string_view name = "pow";
   static constexpr int arity = 2;
@@ -29,6 +70,15 @@ struct Pow {
     using math::log;
     using math::where;
     return where(a == T(0), where(b >= T(0), T(0), gy * y * log(a)), gy * y * log(a));
+  }
+  /// Calls `body` with a functor of x that does the same as x to this power in fewer instructions, if there
+  /// is one; says whether.
+  template <class Body>
+  static bool for_number(Number power, const Body& body) {
+    const auto try_halves = [&]<int... halves>(std::integer_sequence<int, halves...>) {
+      return ((power.as<double>() * 2 == halves && (body(PowerOfHalves<halves>{}), true)) || ...);
+    };
+    return try_halves(std::integer_sequence<int, 6, 1, -1, -2, -4>{});
   }
   bool operator==(const Pow&) const = default;
 };

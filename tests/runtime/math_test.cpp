@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/ops/pow.h"
 #include "tests/catch.h"
 
 using namespace sherd;
@@ -85,6 +86,28 @@ TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last pl
   check_function<T>(
       "sigmoid", 2.5, [](T x) { return math::sigmoid(std::max(x, T(sizeof(T) == 4 ? -87 : -708))); },
       [](long double x) { return 1 / (1 + std::exp(-std::max(x, sizeof(T) == 4 ? -87.L : -708.L))); });
+}
+
+TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the last place, everywhere", "", float,
+                   double) {
+  using T = TestType;
+  int powers = 0;
+  for (const double power : {3.0, 0.5, -0.5, -1.0, -2.0})
+    powers += ops::Pow::for_number(power, [&](const auto& f) {
+      INFO("to the power " << power);
+      check_function<T>(
+          "pow", sizeof(T) == 4 ? 1 : 2, f, [&](long double x) { return std::pow(x, power); });
+      for (const T x : {T(0), -T(0), std::numeric_limits<T>::infinity(), -std::numeric_limits<T>::infinity()})
+        CHECK(std::signbit(f(x)) == std::signbit(std::pow(x, static_cast<T>(power))));
+      for (const T x : {T(0.3), T(1.7), T(40)})
+        CHECK(std::fabs(f.grad_a(T(2), x, x) - 2 * power * std::pow(double(x), power - 1)) <=
+              4 * std::numeric_limits<T>::epsilon() * std::fabs(2 * power * std::pow(double(x), power - 1)));
+    });
+  CHECK(powers == 5);
+  for (const double power : {0.0, 1.0, 2.0, 2.5, -3.0}) {
+    INFO("to the power " << power);
+    CHECK_FALSE(ops::Pow::for_number(power, [](const auto&) {}));
+  }
 }
 
 TEST_CASE("a loop that vectorises gives the bits of single calls") {
