@@ -165,7 +165,7 @@ struct WithScalar {
   }
   /// See `Pow::for_number`.
   template <class Body>
-    requires requires(const Body& body) { O::for_number(Number(), body); }
+    requires requires(const Body& body) { O::for_number(Number(0), body); }
   bool for_number(const Body& body) const {
     return O::for_number(right, body);
   }

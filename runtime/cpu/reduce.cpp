@@ -267,11 +267,18 @@ void extreme_strided(const T* x, std::int64_t n, std::int64_t stride, T* out, st
   if (index) *index = at;
 }
 
-/// The larger or smaller of each lane and the one `half` further on, in a ring; NaN before all.
+/// Lane by lane the larger or smaller one. Once `best` is NaN, nothing but NaN replaces it.
+template <bool largest, class C>
+Vec<C> better_lanes(Vec<C> v, Vec<C> best) {
+  auto replaces = largest ? v > best : v < best;
+  if constexpr (std::is_floating_point_v<C>) replaces |= v != v;
+  return replaces ? v : best;
+}
+
+/// Of each lane and the one `half` further on, in a ring.
 template <bool largest, int half, int... lane>
 Vec<float> fold_lanes(Vec<float> v, std::integer_sequence<int, lane...>) {
-  const Vec<float> w = __builtin_shufflevector(v, v, ((lane + half) % 16)...);
-  return ((largest ? w > v : w < v) | (w != w)) ? w : v;
+  return better_lanes<largest, float>(__builtin_shufflevector(v, v, ((lane + half) % 16)...), v);
 }
 
 /// The extreme of sixteen lanes by halves.
@@ -284,19 +291,24 @@ float extreme_lane(Vec<float> v) {
   return fold_lanes<largest, 1>(v, lanes)[0];
 }
 
-/// The same along contiguous elements: the value by vectors, then its first place.
+/// The same along contiguous elements: the value by four chains of vectors, then its first place.
 template <bool largest, class T>
 void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
   using C = accumulator_t<T>;
   const C first = C(x[0]);
-  Vec<C> top = splat(first);
-  for_vectors<C>(n, [&](std::int64_t j, auto count) {
-    const Vec<C> v = take<C>(x + j, count, first);
-    auto replaces = largest ? v > top : v < top;
-    if constexpr (std::is_floating_point_v<C>)
-      replaces |= v != v;  // once in, NaN is replaced by nothing but NaN
-    top = replaces ? v : top;
+  constexpr std::int64_t step = lanes<C>;
+  Vec<C> chain[4] = {splat(first), splat(first), splat(first), splat(first)};
+  std::int64_t j = 0;
+  for (; j + 4 * step <= n; j += 4 * step) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c)
+      chain[c] = better_lanes<largest, C>(load_as<C>(x + j + c * step), chain[c]);
+  }
+  for_vectors<C>(n - j, [&](std::int64_t i, auto count) {
+    chain[0] = better_lanes<largest, C>(take<C>(x + j + i, count, first), chain[0]);
   });
+  const Vec<C> top = better_lanes<largest, C>(better_lanes<largest, C>(chain[3], chain[2]),
+                                              better_lanes<largest, C>(chain[1], chain[0]));
   C best = top[0];
   if constexpr (lanes<C> == 16) {
     best = extreme_lane<largest>(top);

@@ -4,6 +4,7 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
+#include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/huber.h"
 
@@ -171,11 +172,10 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Re
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
-    // log(1 + e^-x), whichever sign x has.
-    Tensor softplus = add(log1p(exp(neg(abs(x)))), maximum(neg(x), 0));
+    Tensor loss = apply(ops::BceWithLogits{}, x, t);
+    // What of the loss is the positive targets' counts as often as they weigh.
     if (o.positive_weight.defined())
-      softplus = mul(softplus, add(mul(sub(wide(o.positive_weight), 1), t), 1));
-    const Tensor loss = add(mul(sub(1, t), x), softplus);
+      loss = add(loss, mul(mul(sub(wide(o.positive_weight), 1), t), apply(ops::BceWithLogits{}, x, ones_like(x))));
     return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
   });
 }

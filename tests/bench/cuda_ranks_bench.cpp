@@ -167,7 +167,12 @@ class GptStep {
       shard::fully_shard(model_, options);
     }
     parameters_ = model_.parameters();
-    optimizer_.emplace(parameters_, nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
+    optimizer_.emplace(
+        parameters_,
+        nn::AdamWOptions{.lr = 3e-4,
+                         .beta2 = 0.95,
+                         .weight_decay = 0.1,
+                         .masters = kept == Kept::whole ? nn::Masters::in_f32 : nn::Masters::none});
   }
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {

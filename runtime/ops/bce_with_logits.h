@@ -1,0 +1,34 @@
+// -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-x), of logits x and targets t, without making p.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct BceWithLogits {
+  static constexpr std::string_view name = "bce_with_logits";
+  static constexpr int arity = 2;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{.inputs = 0b11};
+  static constexpr Reads reads_b{.inputs = 0b01};
+
+  template <class T>
+  constexpr T operator()(T x, T t) const {
+    using math::where;
+    // log(1 + e^-x), whichever sign x has.
+    const T softplus = math::log1p(math::exp(-std::fabs(x))) + where(x < T(0), -x, T(0));
+    return (T(1) - t) * x + softplus;
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T t, T) const {
+    using math::sigmoid;
+    return gy * (sigmoid(x) - t);
+  }
+  template <class T>
+  constexpr T grad_b(T gy, T x, T, T) const {
+    return gy * -x;
+  }
+  bool operator==(const BceWithLogits&) const = default;
+};
+
+}  // namespace sherd::ops
