@@ -113,7 +113,7 @@ TEST_CASE("default options: only a floating dtype", "[one thread]") {
   }
 }
 
-TEST_CASE("default options: no op, and no gradient of one, makes anything by them") {
+TEST_CASE("default options: no op, and no gradient of one, makes anything by them", "[one thread]") {
   for_each_case_and_dtype([](const Case& c, DType dtype) {
     const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
     const bool derived = c.gradients && is_floating(dtype);

@@ -79,7 +79,7 @@ std::vector<Tensor> gradients(const ElementwiseListing& entry, std::span<const T
 
 }  // namespace
 
-TEST_CASE("elementwise: an element's result depends on its inputs alone, in every layout") {
+TEST_CASE("elementwise: an element's result depends on its inputs alone, in every layout", "[one thread]") {
   for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
     for (const Shape& shape : {Shape{3, 41}, Shape{2, 3, 5}, Shape{1}, Shape{37}}) {
       const std::vector<Tensor> in = specials_of(entry, shape, dtype);

@@ -69,8 +69,8 @@ void check_function(const std::string& name, double limit, const F& got, const G
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last place, everywhere", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last place, everywhere",
+                   "[one thread]", float, double) {
   using T = TestType;
   check_function<T>("exp", 1.1, [](T x) { return math::exp(x); }, [](long double x) { return std::exp(x); });
   check_function<T>("log", 1.1, [](T x) { return math::log(x); }, [](long double x) { return std::log(x); });
@@ -88,8 +88,8 @@ TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last pl
       [](long double x) { return 1 / (1 + std::exp(-std::max(x, sizeof(T) == 4 ? -87.L : -708.L))); });
 }
 
-TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the last place, everywhere", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the last place, everywhere",
+                   "[one thread]", float, double) {
   using T = TestType;
   int powers = 0;
   for (const double power : {3.0, 0.5, -0.5, -1.0, -2.0})

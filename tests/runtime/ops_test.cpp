@@ -25,7 +25,7 @@ Bits layout_bits(const Case& c, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("ops: a layout changes nothing, in every dtype and shape") {
+TEST_CASE("ops: a layout changes nothing, in every dtype and shape", "[one thread]") {
   for_each_case_and_dtype([](const Case& c, DType dtype) {
     std::vector<std::vector<Shape>> shapes = c.more;
     shapes.push_back(small_shapes(c));
@@ -82,7 +82,7 @@ TEST_CASE("ops: gradients are those of finite differences, the second time too",
   });
 }
 
-TEST_CASE("ops: gradients do not depend on layouts, and 16-bit ones are near those of f32") {
+TEST_CASE("ops: gradients do not depend on layouts, and 16-bit ones are near those of f32", "[one thread]") {
   for_each_case_and_dtype([](const Case& c, DType dtype) {
     if (!c.gradients || !is_floating(dtype)) return;
     const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
@@ -858,7 +858,8 @@ TEST_CASE("ops: integers drawn as floats stay below their bound") {
   }
 }
 
-TEST_CASE("ops: what moves or picks elements has its reference's bits, whatever the sizes and the values") {
+TEST_CASE("ops: what moves or picks elements has its reference's bits, whatever the sizes and the values",
+          "[one thread]") {
   const auto meets_reference = [](const auto& op, const Tensor& x) {
     const Tensors got = apply_many(op, std::span(&x, 1)), expected = op.reference(std::span(&x, 1));
     for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));

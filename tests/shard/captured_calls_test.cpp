@@ -6,12 +6,12 @@
 using namespace sherd;
 using namespace sherd::test;
 
-TEST_CASE("captured calls of every kind give the step's bits where devices make them") {
+TEST_CASE("captured calls of every kind give the step's bits where devices make them", "[threads meet]") {
   late_device();
   check_captured_calls("late:each", {2, 3, 4}, Makes::devices);
 }
 
-TEST_CASE("captured calls of ranks that share a device are made by the hosts") {
+TEST_CASE("captured calls of ranks that share a device are made by the hosts", "[threads meet]") {
   late_device();
   check_captured_calls("late:0", {2, 3}, Makes::hosts);
 }

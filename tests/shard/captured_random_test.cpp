@@ -164,7 +164,7 @@ Outcome outcome(const Setting& setting, unsigned seed, Steps how) {
 
 }  // namespace
 
-TEST_CASE("a captured step among random acts is the step made anew") {
+TEST_CASE("a captured step among random acts is the step made anew", "[threads meet]") {
   int whole = 0;
   constexpr unsigned programs = 80;
   for (unsigned seed = 0; seed < programs; ++seed) {

@@ -95,7 +95,7 @@ std::vector<float> narrow_run(World& world, const shard::Options& options, Devic
 
 }  // namespace
 
-TEST_CASE("a captured step is the step, in every way of sharding") {
+TEST_CASE("a captured step is the step, in every way of sharding", "[threads meet]") {
   for (const ParityRow& row : parity_table)
     for (const std::string_view name : row.ways) {
       const auto way = std::ranges::find(ways(), name, &Way::name);
@@ -113,7 +113,8 @@ TEST_CASE("a captured step is the step, in every way of sharding") {
     }
 }
 
-TEST_CASE("a captured step accumulates and casts as the step does, on a device that works later too") {
+TEST_CASE("a captured step accumulates and casts as the step does, on a device that works later too",
+          "[threads meet]") {
   using enum shard::ShardingStrategy;
   std::size_t combination = 0;
   for (const int ranks : worlds())

@@ -85,7 +85,8 @@ void expect_parity_of_all(const std::vector<int>& rank_counts, int steps) {
 
 }  // namespace
 
-TEST_CASE("every combination of what a net can be and how it can be sharded trains like replicas") {
+TEST_CASE("every combination of what a net can be and how it can be sharded trains like replicas",
+          "[threads meet]") {
   // The sanitizers take thirty and five times as long, and ranks meet alike in both worlds.
   expect_parity_of_all(sanitized ? std::vector{3} : std::vector{2, 3}, 2);
 }

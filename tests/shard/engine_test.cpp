@@ -132,7 +132,7 @@ TEST_CASE("gathers before a root runs have the name of the module's class") {
   });
 }
 
-TEST_CASE("ranks that use different groups may call each other within the graph") {
+TEST_CASE("ranks that use different groups may call each other within the graph", "[threads meet]") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     Chain c(width);
     c.between = [&](const Tensor& y) { return enter_parallel(world.group(), y); };
@@ -195,7 +195,8 @@ void expect_calls_within_regions(World& world, const shard::Options& options, co
 
 }  // namespace
 
-TEST_CASE("ranks that use different groups may call each other within regions that run again") {
+TEST_CASE("ranks that use different groups may call each other within regions that run again",
+          "[threads meet]") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     expect_calls_within_regions(world, {.layout = layout}, world.group(), width);
   });
@@ -206,7 +207,8 @@ TEST_CASE("ranks that use different groups may call each other within regions th
     }));
 }
 
-TEST_CASE("what is read after its module, or after the forward, may be read on some ranks when others call") {
+TEST_CASE("what is read after its module, or after the forward, may be read on some ranks when others call",
+          "[threads meet]") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     Chain c(width);
     shard_links(c, {.layout = layout, .cached_gathers = 1});
@@ -370,7 +372,7 @@ TEST_CASE("ranks that came to different ends of a backward reduce the same after
   });
 }
 
-TEST_CASE("a shard is not written while a slow peer still reads it") {
+TEST_CASE("a shard is not written while a slow peer still reads it", "[threads meet]") {
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     CHECK_NOTHROW(run_ranks(4, [&](World& world) {
       for (int trial = 0; trial < 20; ++trial) {
@@ -517,7 +519,7 @@ TEST_CASE("a write of gathered parameters is refused by name") {
   });
 }
 
-TEST_CASE("what some ranks write is gathered anew by all, whatever is kept") {
+TEST_CASE("what some ranks write is gathered anew by all, whatever is kept", "[threads meet]") {
   struct Case {
     shard::ReshardAfterForward after_forward;
     bool after_backward, root_alone;
@@ -749,7 +751,7 @@ struct AfterForward final : nn::ModuleObserver {
 
 }  // namespace
 
-TEST_CASE("neither freeing nor an exception waits for a rank that stands still") {
+TEST_CASE("neither freeing nor an exception waits for a rank that stands still", "[threads meet]") {
   for (const std::int64_t width : widths)
     for (const bool throws : {false, true}) {
       Gate gate;
@@ -812,7 +814,7 @@ TEST_CASE("data parallel refuses parameters that are not those it was made with"
   }));
 }
 
-TEST_CASE("a shard is written when all peers have read it, however late they do") {
+TEST_CASE("a shard is written when all peers have read it, however late they do", "[threads meet]") {
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     for (const std::int64_t width : widths) {
       std::atomic<bool> written = false;
@@ -867,7 +869,7 @@ TEST_CASE("what one rank reads in grad() decides for no rank what is gathered ne
   });
 }
 
-TEST_CASE("all groups of a mesh are renewed at once, and the model trains on") {
+TEST_CASE("all groups of a mesh are renewed at once, and the model trains on", "[threads meet]") {
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     for (int culprit = 0; culprit < 4; ++culprit) {
       INFO("rank " << culprit);

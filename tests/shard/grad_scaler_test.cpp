@@ -8,7 +8,8 @@
 using namespace sherd;
 using namespace sherd::test;
 
-TEST_CASE("GradScaler: ranks agree on every skipped step and scale, in every way of sharding") {
+TEST_CASE("GradScaler: ranks agree on every skipped step and scale, in every way of sharding",
+          "[threads meet]") {
   for (const int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](World& world) { check_scaled_runs(world); });
   SUCCEED();
 }

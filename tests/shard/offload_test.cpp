@@ -117,7 +117,7 @@ Wrap in_blocks(shard::Options options) {
 
 }  // namespace
 
-TEST_CASE("offloaded shards train to the bits of those that are where they compute") {
+TEST_CASE("offloaded shards train to the bits of those that are where they compute", "[threads meet]") {
   const auto adam = one<nn::AdamW>(nn::AdamWOptions{.lr = 1e-2});
   on_all([&](World& world, shard::Options options) {
     for (const auto& mixed : {shard::MixedPrecisionPolicy{},
@@ -269,7 +269,7 @@ void summed_and_halved(const Tensor& gradient, const Tensor& result, const Group
 
 }  // namespace
 
-TEST_CASE("steps within the backward come to the bits of steps after it") {
+TEST_CASE("steps within the backward come to the bits of steps after it", "[threads meet]") {
   const std::vector<std::pair<const char*, MakeOptimizers>> makers = {
       {"AdamW", one<nn::AdamW>(nn::AdamWOptions{.lr = 1e-2})},
       {"SGD", one<nn::Sgd>(nn::SgdOptions{.lr = 1e-2})},
@@ -472,7 +472,7 @@ TEST_CASE("an optimizer that throws within a backward leaves the next one as it 
   });
 }
 
-TEST_CASE("averages of a device that works late come down as they are") {
+TEST_CASE("averages of a device that works late come down as they are", "[threads meet]") {
   // Of ops that have kernels there: elementwise ones.
   const MakeOptimizers make = [](nn::Module& net) {
     std::vector<std::unique_ptr<nn::Optimizer>> made;

@@ -260,7 +260,7 @@ void play_seeds(std::uint64_t first, std::uint64_t last) {
 
 }  // namespace
 
-TEST_CASE("random programs over original parameters do what they do to one net by hand") {
+TEST_CASE("random programs over original parameters do what they do to one net by hand", "[threads meet]") {
   play_seeds(1, sanitized ? 1 : 4);
 }
 TEST_CASE("many random programs over original parameters do what they do to one net by hand", "[.soak]") {

@@ -72,7 +72,8 @@ TEST_CASE("shards with replicas average once: equal to the bit to as many shards
         }
 }
 
-TEST_CASE("the second calls of reductions come after all first ones, whatever is here before") {
+TEST_CASE("the second calls of reductions come after all first ones, whatever is here before",
+          "[threads meet]") {
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     CHECK_NOTHROW(run_ranks(4, [&](World& world) {
       nn::Sequential net(nn::Linear(5, 5), nn::Linear(5, 5), nn::Linear(5, 5));

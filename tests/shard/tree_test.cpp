@@ -511,7 +511,7 @@ void play_seeds(std::uint64_t first, std::uint64_t last) {
 
 // The thread sanitizer takes thirty times as long, and asks only how threads meet.
 constexpr std::uint64_t last_seed = test::thread_sanitizer ? 12 : 40;
-TEST_CASE("random trees, grouped and used at random, train like one model by hand") {
+TEST_CASE("random trees, grouped and used at random, train like one model by hand", "[threads meet]") {
   play_seeds(1, last_seed);
 }
 TEST_CASE("many random trees, grouped and used at random, train like one model by hand", "[.soak]") {

@@ -196,7 +196,7 @@ TEST_CASE("unshard is legal within forwards and backwards, and of what only an o
   });
 }
 
-TEST_CASE("unshard in a backward keeps the order of gathers, whatever layers ranks use") {
+TEST_CASE("unshard in a backward keeps the order of gathers, whatever layers ranks use", "[threads meet]") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(1);
     Chain by_hand;
@@ -210,7 +210,8 @@ TEST_CASE("unshard in a backward keeps the order of gathers, whatever layers ran
   });
 }
 
-TEST_CASE("prefetches after reductions, and by names, keep the order of gathers, whatever layers ranks use") {
+TEST_CASE("prefetches after reductions, and by names, keep the order of gathers, whatever layers ranks use",
+          "[threads meet]") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     for (const bool named : {false, true}) {
       manual_seed(1);

@@ -151,13 +151,13 @@ void expect_any_mixture(World& world, shard::GroupLayout layout, std::size_t aga
   }
 }
 
-TEST_CASE("ranks may use the layers of different groups, in any mixture") {
+TEST_CASE("ranks may use the layers of different groups, in any mixture", "[threads meet]") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     for (const std::size_t again : {0, 2, 5}) expect_any_mixture(world, layout, again, Runs::plainly);
   });
 }
 
-TEST_CASE("regions may run the layers of different groups again, in any mixture") {
+TEST_CASE("regions may run the layers of different groups again, in any mixture", "[threads meet]") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     for (const Runs runs : {Runs::again, Runs::again_and_blind})
       for (const std::size_t again : {0, 2}) expect_any_mixture(world, layout, again, runs);
@@ -215,7 +215,7 @@ void expect_two_models(World& world, shard::GroupLayout layout, unsigned of_firs
   }
 }
 
-TEST_CASE("two models in one graph") {
+TEST_CASE("two models in one graph", "[threads meet]") {
   on_ranks([](World& world, shard::GroupLayout layout) { expect_two_models(world, layout, 31, 31); });
 }
 

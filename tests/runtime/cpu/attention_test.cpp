@@ -134,7 +134,8 @@ bool same(const std::vector<float>& x, const std::vector<float>& y) {
 
 }  // namespace
 
-TEST_CASE("attention and its gradients equal the formulas, for any lengths, widths, masks and dropout") {
+TEST_CASE("attention and its gradients equal the formulas, for any lengths, widths, masks and dropout",
+          "[one thread]") {
   for (bool causal : {false, true}) {
     for (double dropout : {0.0, 0.3}) {
       for (auto [tq, tk, d] : {std::array{1, 1, 1},

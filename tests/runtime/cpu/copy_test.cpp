@@ -82,7 +82,7 @@ bool copies_right(DType from_dtype, const Arrangement& from, DType to_dtype, con
 
 }  // namespace
 
-TEST_CASE("copies are right between all dtypes") {
+TEST_CASE("copies are right between all dtypes", "[one thread]") {
   for (DType from : all_dtypes) {
     for (DType to : all_dtypes) {
       INFO(name_of(from) << " to " << name_of(to));
@@ -92,7 +92,7 @@ TEST_CASE("copies are right between all dtypes") {
   }
 }
 
-TEST_CASE("copies are right for every order of dimensions, with gaps and with broadcasting") {
+TEST_CASE("copies are right for every order of dimensions, with gaps and with broadcasting", "[one thread]") {
   std::vector<std::int64_t> sizes = {3, 1, 40, 35};
   std::vector<int> order = {0, 1, 2, 3};
   do {

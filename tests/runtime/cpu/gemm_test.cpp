@@ -111,7 +111,7 @@ TEMPLATE_TEST_CASE("gemm equals the sums written out, with the same bits for any
   }
 }
 
-TEMPLATE_TEST_CASE("gemm takes batches, and one matrix for a whole batch", "", float, BFloat16) {
+TEMPLATE_TEST_CASE("gemm takes batches, and one matrix for a whole batch", "[one thread]", float, BFloat16) {
   for (auto [m, n, k] : {std::array{3, 5, 7}, {80, 70, 60}}) {
     for (int form = 0; form < 4; ++form) {
       Problem<TestType> p(m, n, k, form & 1, form & 2, 5);

@@ -70,7 +70,7 @@ TEST_CASE("element i of a fill depends on word i % 4 of counter i / 4 alone") {
   }
 }
 
-TEST_CASE("fills have the moments and the range that they should") {
+TEST_CASE("fills have the moments and the range that they should", "[one thread]") {
   const std::int64_t n = 1 << 20;
   std::vector<float> x(n);
   const auto moments = [&] {

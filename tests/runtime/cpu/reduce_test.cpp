@@ -87,8 +87,8 @@ TEMPLATE_TEST_CASE("sums equal the sums written out, in any layout and with any 
   });
 }
 
-TEMPLATE_TEST_CASE("maximum and minimum give the first extreme element, and NaN before all", "", float,
-                   double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t) {
+TEMPLATE_TEST_CASE("maximum and minimum give the first extreme element, and NaN before all",
+                   "[one thread]", float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t) {
   using T = TestType;
   for_views([](const cpu::Reduction& r) {
     for (std::int64_t nans : {0, 2}) {
@@ -133,8 +133,8 @@ TEST_CASE("an empty reduction sums to zero and an empty result writes nothing") 
   CHECK(out == 0);
 }
 
-TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any axis", "", float, double,
-                   Half, BFloat16) {
+TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any axis",
+                   "[one thread]", float, double, Half, BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   const T tenth = T(C(0.1));

@@ -62,7 +62,8 @@ std::vector<T> run(std::int64_t count, const F& body) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float, double, Half, BFloat16) {
+TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas",
+                   "[one thread]", float, double, Half, BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   for (std::int64_t n : widths) {
@@ -109,8 +110,8 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "", float,
   }
 }
 
-TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas", "", float, double, Half,
-                   BFloat16) {
+TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas",
+                   "[one thread]", float, double, Half, BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   constexpr std::int64_t ignore = -100;

@@ -268,7 +268,8 @@ TEST_CASE("a file cut short at any byte is refused in one line") {
   }
 }
 
-TEST_CASE("any one wrong byte in length or header is refused in one line or still makes a valid file") {
+TEST_CASE("any one wrong byte in length or header is refused in one line or still makes a valid file",
+          "[one thread]") {
   const Bytes whole = raw_file(good_header, 11);
   int refused = 0;
   for (std::size_t at = 0; at < whole.size() - 11; ++at) {
