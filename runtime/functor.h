@@ -99,6 +99,20 @@ constexpr int count_bits(Mask m) { return m == 0 ? 0 : static_cast<int>(m & 1) +
 
 }  // namespace detail
 
+namespace detail {
+
+/// The gradient of a functor of x that keeps x, as a functor of gy and x.
+template <class F>
+struct GradOfNumber {
+  F f;
+  template <class T>
+  constexpr T operator()(T gy, T x) const {
+    return f.grad_a(gy, x, x);
+  }
+};
+
+}  // namespace detail
+
 /// The gradient of input `I` of elementwise op `O` as one elementwise op: inputs are gy, the inputs it reads,
 /// the output if read.
 template <class O, int I>
@@ -128,11 +142,10 @@ struct ElementwiseGrad {
   }
   /// See `Pow::for_number`.
   template <class Body>
-    requires requires(const O& o, const Body& body) { o.for_number(body); }
+    requires(O::arity == 1 && kept.inputs == 1 && kept.outputs == 0) &&
+            requires(const O& o, const Body& body) { o.for_number(body); }
   bool for_number(const Body& body) const {
-    return op.for_number([&]<class F>(const F& f) {
-      body([f](auto gy, auto x) { return f.grad_a(gy, x, x); });
-    });
+    return op.for_number([&]<class F>(const F& f) { body(detail::GradOfNumber<F>{f}); });
   }
   bool operator==(const ElementwiseGrad&) const = default;
 };

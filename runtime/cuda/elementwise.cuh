@@ -109,18 +109,23 @@ void launch(const F& f, const Operands& p) {
   }
 }
 
-/// Launches `O` on elements of `T`.
+/// Launches `O` on elements of `T`; functors that are faster for the op's number where there are any.
 template <class O, class T>
 void launch_typed(const O& op, const Operands& p) {
   using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
-  if constexpr (O::arity == 1)
-    launch<O, TO, T>(op, p);
-  else if constexpr (O::arity == 2)
-    launch<O, TO, T, T>(op, p);
-  else if constexpr (O::arity == 3)
-    launch<O, TO, T, T, T>(op, p);
-  else
-    launch<O, TO, T, T, T, T>(op, p);
+  const auto run = [&]<class F>(const F& f) {
+    if constexpr (O::arity == 1)
+      launch<F, TO, T>(f, p);
+    else if constexpr (O::arity == 2)
+      launch<F, TO, T, T>(f, p);
+    else if constexpr (O::arity == 3)
+      launch<F, TO, T, T, T>(f, p);
+    else
+      launch<F, TO, T, T, T, T>(f, p);
+  };
+  if constexpr (requires { op.for_number(run); })
+    if (op.for_number(run)) return;
+  run(op);
 }
 
 /// The kernel of elementwise op `O` for the dtypes that are both its own and `allowed`.

@@ -1,5 +1,6 @@
 #include "runtime/cuda/peer_queue.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
@@ -10,8 +11,8 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/memory.h"
 #include "runtime/cuda/peer_moves.h"
-#include "runtime/cuda/stream_memory.h"
 #include "runtime/cuda/waiting.h"
 
 namespace sherd::cuda {
@@ -19,6 +20,8 @@ namespace {
 
 /// Longer copies are the copy engines', which leave the multiprocessors to the rank's own work.
 constexpr std::size_t engine_bytes = 256 << 10;
+/// What a sum brings over at a time of memory that it cannot read.
+constexpr std::int64_t most_brought_bytes = 64 << 20;
 
 class PeerEvent final : public DeviceEvent {
  public:
@@ -155,30 +158,43 @@ void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
 void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
                             std::span<const Device> devices) {
   use();
-  // Sources that no kernel here can read come over first.
-  const auto bytes_of = [&](const PeerCombination& c) {
-    return static_cast<std::size_t>(c.count * size_of(dtype) + 15) / 16 * 16;
-  };
-  std::size_t bytes = 0;
-  for (const Device& device : devices)
-    if (!reads(device))
-      for (const PeerCombination& c : combinations) bytes += bytes_of(c);
-  const StreamMemory brought(bytes, moves_);
-  check<OutOfMemoryError>(brought.get() != nullptr || bytes == 0,
-                          "collectives: {} has no {} bytes for what it cannot read where it lies, on its peers",
-                          to_string(device_), bytes);
-  auto* at = static_cast<std::byte*>(brought.get());
-  const auto readable = [&](const PeerCombination& c, std::size_t rank) {
-    if (devices.empty() || reads(devices[rank])) return c.sources[rank];
-    std::byte* const to = std::exchange(at, at + bytes_of(c));
-    copy_by_engine({to, c.sources[rank], devices[rank], static_cast<std::size_t>(c.count * size_of(dtype))});
-    return static_cast<const std::byte*>(to);
-  };
+  const auto ranks = static_cast<int>(combinations[0].sources.size());
+  check<NotImplementedError>(ranks <= CombineTable::most_pointers,
+                             "collectives: {} ranks of one process reduce on {}; at most {} do", ranks,
+                             to_string(device_), CombineTable::most_pointers);
+  const auto unread = std::ranges::count_if(devices, [&](Device device) { return !reads(device); });
+  if (unread == 0) return combine_read(dtype, reduction, combinations);
+  // Sources that no kernel here can read come over first, some elements at a time.
+  const std::int64_t element = size_of(dtype), most = most_brought_bytes / (unread * element);
+  for (const PeerCombination& c : combinations)
+    for (std::int64_t begin = 0; begin < c.count; begin += most) {
+      const std::int64_t count = std::min(most, c.count - begin), bytes = count * element;
+      const StreamMemory brought = memory_for(static_cast<std::size_t>(unread * bytes));
+      auto* to = static_cast<std::byte*>(brought.get());
+      std::vector<const std::byte*> sources;
+      for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+        sources.push_back(c.sources[rank] + begin * element);
+        if (reads(devices[rank])) continue;
+        copy_by_engine({to, sources.back(), devices[rank], static_cast<std::size_t>(bytes)});
+        sources.back() = std::exchange(to, to + bytes);
+      }
+      const PeerCombination part{sources, c.out + begin * element, count};
+      combine_read(dtype, reduction, {&part, 1});
+    }
+}
+
+StreamMemory CudaPeerQueue::memory_for(std::size_t bytes) {
+  for (const bool again : {false, true}) {
+    if (again) give_back_unused(state_);
+    if (StreamMemory memory(bytes, moves_); memory.get() != nullptr) return memory;
+  }
+  refuse_memory(device_, "what it cannot read where it lies, on its peers");
+}
+
+void CudaPeerQueue::combine_read(DType dtype, ReduceOp reduction,
+                                 std::span<const PeerCombination> combinations) {
   CombineTable table;
   table.sources = static_cast<int>(combinations[0].sources.size());
-  check<NotImplementedError>(table.sources <= CombineTable::most_pointers,
-                             "collectives: {} ranks of one process reduce on {}; at most {} do",
-                             table.sources, to_string(device_), CombineTable::most_pointers);
   const auto launch = [&] {
     if (table.count == 0) return;
     launch_combine(dtype, reduction, table, moves_);
@@ -188,8 +204,7 @@ void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const Pee
   for (const PeerCombination& c : combinations) {
     if (c.count == 0) continue;
     if (!table.has_room()) launch();
-    for (std::size_t rank = 0; rank < c.sources.size(); ++rank)
-      table.source[static_cast<std::size_t>(table.count * table.sources) + rank] = readable(c, rank);
+    std::ranges::copy(c.sources, table.source + table.count * table.sources);
     table.piece[table.count++] = {c.out, c.count};
   }
   launch();

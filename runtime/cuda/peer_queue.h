@@ -6,13 +6,14 @@
 #include <bitset>
 
 #include "runtime/cuda/rank.h"
+#include "runtime/cuda/stream_memory.h"
 #include "runtime/peer_queue.h"
 
 namespace sherd::cuda {
 
-/// Lets all other GPUs that can read the memory of `device` do so (none where SHERD_PEER_ACCESS is off), from the pool that ranks' tensors are in;
-/// once for all ranks of the process. Best before anything runs there: kernels that ran while their GPU's
-/// pool was being mapped for another one were seen to fail.
+/// Lets all other GPUs that can read the memory of `device` do so (none where SHERD_PEER_ACCESS is off), from
+/// the pool that ranks' tensors are in; once for all ranks of the process. Best before anything runs there:
+/// kernels that ran while their GPU's pool was being mapped for another one were seen to fail.
 void open_to_peers(int device);
 
 class CudaPeerQueue final : public PeerQueue {
@@ -41,6 +42,10 @@ class CudaPeerQueue final : public PeerQueue {
   /// Makes the device current, to which streams and events belong.
   void use() const;
   void copy_by_engine(const PeerCopy& copy);
+  /// In the order of the queue; OutOfMemoryError.
+  StreamMemory memory_for(std::size_t bytes);
+  /// Of sources that kernels here read.
+  void combine_read(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations);
   bool reads(Device other) const {
     return other == device_ || reads_.test(static_cast<std::size_t>(other.index));
   }

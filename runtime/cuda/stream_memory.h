@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <utility>
 
 namespace sherd::cuda {
 
@@ -19,8 +20,9 @@ class StreamMemory {
   ~StreamMemory() {
     if (data_ != nullptr) cudaFreeAsync(data_, stream_);
   }
-  StreamMemory(const StreamMemory&) = delete;
-  StreamMemory& operator=(const StreamMemory&) = delete;
+  StreamMemory(StreamMemory&& other) noexcept
+      : stream_(other.stream_), data_(std::exchange(other.data_, nullptr)) {}
+  StreamMemory& operator=(StreamMemory&&) = delete;
   void* get() const { return data_; }
 
  private:

@@ -22,7 +22,7 @@ struct BceWithLogits {
   template <class T>
   constexpr T grad_a(T gy, T x, T t, T) const {
     using math::sigmoid;
-    return gy * (sigmoid(x) - t);
+    return gy * ((T(1) - t) * sigmoid(x) - t * sigmoid(-x));  // sigmoid(x) - t loses all digits near 1
   }
   template <class T>
   constexpr T grad_b(T gy, T x, T, T) const {

@@ -172,10 +172,12 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Re
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
-    Tensor loss = apply(ops::BceWithLogits{}, x, t);
-    // What of the loss is the positive targets' counts as often as they weigh.
-    if (o.positive_weight.defined())
-      loss = add(loss, mul(mul(sub(wide(o.positive_weight), 1), t), apply(ops::BceWithLogits{}, x, ones_like(x))));
+    const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often
+      const Tensor softplus = add(log1p(exp(neg(abs(x)))), maximum(neg(x), 0));  // log(1 + e^-x)
+      return add(mul(sub(1, t), x), mul(softplus, add(mul(sub(weight, 1), t), 1)));
+    };
+    const Tensor loss = o.positive_weight.defined() ? weighted(wide(o.positive_weight))
+                                                    : apply(ops::BceWithLogits{}, x, t);
     return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
   });
 }

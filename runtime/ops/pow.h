@@ -1,4 +1,4 @@
-// a to the power b; 0 to the power 0 is 1.
+// Powers.
 #pragma once
 
 #include "runtime/functor.h"
@@ -46,6 +46,7 @@ struct PowerOfHalves {
   }
 };
 
+/// a to the power b; 0 to the power 0 is 1.
 struct Pow {
   static constexpr std::string_view name = "pow";
   static constexpr int arity = 2;

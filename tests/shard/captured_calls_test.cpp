@@ -16,7 +16,8 @@ TEST_CASE("captured calls of ranks that share a device are made by the hosts", "
   check_captured_calls("late:0", {2, 3}, Makes::hosts);
 }
 
-TEST_CASE("a rank that does not run what devices are to meet in is named, and nobody waits for it") {
+TEST_CASE("a rank that does not run what devices are to meet in is named, and nobody waits for it",
+          "[threads meet]") {
   late_device();
   check_captured_faults("late:each");
 }

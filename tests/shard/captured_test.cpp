@@ -262,7 +262,7 @@ TEST_CASE("a step that adds to gradients from before it is not captured") {
     }
 }
 
-TEST_CASE("peers have read a shard when the replay that gathered it returns") {
+TEST_CASE("peers have read a shard when the replay that gathered it returns", "[threads meet]") {
   constexpr std::int64_t width = std::int64_t{1} << 20;  // time enough to write while a peer reads
   for (const int ranks : {2, 4})
     for (const shard::GroupLayout layout : layouts)

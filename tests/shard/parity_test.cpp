@@ -47,7 +47,7 @@ TEST_CASE("the table of parity has every way, and only ways") {
   CHECK(known == named);
 }
 
-TEST_CASE("what the table of parity says is equal is equal") {
+TEST_CASE("what the table of parity says is equal is equal", "[threads meet]") {
   Records records;
   for (const ParityRow& row : parity_table)
     for (const int world : row.worlds)

@@ -84,7 +84,7 @@ void backward_alone(Pair& net, World& world, int step, std::int64_t width) {
 
 }  // namespace
 
-TEST_CASE("a gradient is read by peers where it lies only if nobody else sees its memory") {
+TEST_CASE("a gradient is read by peers where it lies only if nobody else sees its memory", "[threads meet]") {
   for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     for (const bool by_hook :
          {false, true}) {  // the upstream gradient is the parameter's, as is what a hook keeps
