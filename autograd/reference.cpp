@@ -13,11 +13,15 @@ Tensors reference_gradient(const GradArgs& args, const std::function<Tensors(Inp
   std::vector<Tensor> wanted;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < args.inputs.size(); ++i) {
-    const Tensor& x = args.inputs[i];
-    const bool need = args.need(i) && x.defined();
+    const Tensor& kept = args.inputs[i];
+    const bool given = kept.defined() || !args.specs[i].is_none(), need = args.need(i) && given;
+    // On what was given and not kept no gradient that is wanted depends: any values stand for it.
+    const Spec& spec = args.specs[i];
+    const Tensor x = kept.defined() || !given ? kept : zeros(spec.shape, {spec.dtype, spec.device});
     // Under create_graph the inputs keep their history, to which the second derivative leads; otherwise
     // detached leaves keep this pass from walking the outer graph.
-    inputs.push_back(need && !args.create_graph ? x.detach().requires_grad_() : x);
+    const bool leaf = need && (!args.create_graph || !kept.defined());
+    inputs.push_back(leaf ? x.detach().requires_grad_() : x);
     if (!need) continue;
     wanted.push_back(inputs.back());
     places.push_back(i);

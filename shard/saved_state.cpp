@@ -88,6 +88,8 @@ Index parsed_index(const std::string& text, std::string_view what) {
   const bool sealed = found.contains(checksum_key);
   check<ValueError>(!sealed || seal_of(text, checksum_marker) == Seal::whole,
                     "is damaged: it does not fit its checksum");
+  check<ValueError>(found.contains("parts") && found.at("parts").contains(std::string(what)),
+                    "has no {}; it was saved without one", what);
   Index index{found.at("parts").at(std::string(what)).get<std::vector<std::string>>(), sealed};
   check<ValueError>(!index.checksums.empty(), "lists no part");
   return index;

@@ -101,15 +101,15 @@ void run_operands(const F& f, const Operands& w, std::index_sequence<I...>) {
   });
 }
 
-/// Instantiates the loops for `O` on elements of type `T`, with functors that are faster for the op's number
-/// where there are any.
+/// Instantiates the loops for `O` on elements of type `T`; of functors that do the same as the op with its
+/// number, if there are any for what is computed in f32.
 template <class T, class O, std::size_t... I>
 void run_typed(const O& op, const Operands& w, std::index_sequence<I...> indices) {
   using TO = std::conditional_t<gives_bool<O>(), bool, T>;
   const auto run = [&]<class F>(const F& f) {
     run_operands<F, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, T>...>(f, w, indices);
   };
-  if constexpr (requires { op.for_number(run); })
+  if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;
   run(op);
 }

@@ -109,7 +109,7 @@ void launch(const F& f, const Operands& p) {
   }
 }
 
-/// Launches `O` on elements of `T`; functors that are faster for the op's number where there are any.
+/// Launches `O` on elements of `T`; functors that do the same as the op with its number, as on the CPU.
 template <class O, class T>
 void launch_typed(const O& op, const Operands& p) {
   using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
@@ -123,7 +123,7 @@ void launch_typed(const O& op, const Operands& p) {
     else
       launch<F, TO, T, T, T, T>(f, p);
   };
-  if constexpr (requires { op.for_number(run); })
+  if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;
   run(op);
 }

@@ -10,6 +10,14 @@
 namespace sherd {
 namespace {
 
+/// `y`, or a copy where it shows the memory of `x`.
+Tensor of_its_own(const Tensor& y, const Tensor& x) {
+  return y.storage().id() == x.storage().id() ? clone(y) : y;
+}
+
+}  // namespace
+namespace {
+
 TensorOptions positions_on(const Tensor& x) { return {DType::i64, x.device()}; }
 
 }  // namespace
@@ -54,7 +62,7 @@ Tensor repeat(const Tensor& x, Shape counts) {
     grown.insert(i, counts[i]);
     y = reshape(expand(unsqueeze(y, i), grown), joined);
   }
-  return y.is(x) ? clone(x) : y;
+  return of_its_own(y, x);
 }
 
 Tensors ops::Flip::reference(Inputs in) const {
@@ -133,7 +141,7 @@ Tensor pad(const Tensor& x, Shape counts, Padding padding, Number value) {
                       "pad: {} and {} elements around axis {}", before, after, x.rank() - 1 - i);
     if (before != 0 || after != 0) y = pad_axis(y, x.rank() - 1 - i, before, after, padding, value);
   }
-  return y.is(x) ? clone(x) : y;
+  return of_its_own(y, x);
 }
 
 // ---- matrices
@@ -196,7 +204,7 @@ Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64
 }
 
 Tensor diag(const Tensor& x, std::int64_t offset) {
-  if (x.rank() == 2) return diagonal(x, offset);
+  if (x.rank() == 2) return clone(diagonal(x, offset));
   check<ShapeError>(x.rank() == 1, "diag: takes a vector or a matrix, got shape {}", x.shape());
   constexpr std::int64_t limit = std::int64_t{1} << 30;
   check<ShapeError>(offset > -limit && offset < limit && x.numel() < limit,

@@ -19,6 +19,16 @@ Tensor in_place(const Tensor& a, Number b) {
   return apply(InPlace<WithScalar<O>>{{b}}, a);
 }
 
+/// A number is compared as what it is in the tensor's 16 bits.
+template <class O>
+Tensor compare(const Tensor& a, Number b) {
+  const DType dtype = a.defined() ? a.dtype() : DType::f32;
+  const auto value = b.as<float>();
+  if (dtype == DType::f16) b = static_cast<float>(Half(value));
+  if (dtype == DType::bf16) b = static_cast<float>(BFloat16(value));
+  return apply(WithScalar<O>{b}, a);
+}
+
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b) { return apply(ops::Add{}, a, b); }
@@ -47,12 +57,12 @@ Tensor less(const Tensor& a, const Tensor& b) { return apply(ops::Less{}, a, b);
 Tensor less_equal(const Tensor& a, const Tensor& b) { return apply(ops::LessEqual{}, a, b); }
 Tensor greater(const Tensor& a, const Tensor& b) { return apply(ops::Greater{}, a, b); }
 Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply(ops::GreaterEqual{}, a, b); }
-Tensor equal(const Tensor& a, Number b) { return apply(WithScalar<ops::Equal>{b}, a); }
-Tensor not_equal(const Tensor& a, Number b) { return apply(WithScalar<ops::NotEqual>{b}, a); }
-Tensor less(const Tensor& a, Number b) { return apply(WithScalar<ops::Less>{b}, a); }
-Tensor less_equal(const Tensor& a, Number b) { return apply(WithScalar<ops::LessEqual>{b}, a); }
-Tensor greater(const Tensor& a, Number b) { return apply(WithScalar<ops::Greater>{b}, a); }
-Tensor greater_equal(const Tensor& a, Number b) { return apply(WithScalar<ops::GreaterEqual>{b}, a); }
+Tensor equal(const Tensor& a, Number b) { return compare<ops::Equal>(a, b); }
+Tensor not_equal(const Tensor& a, Number b) { return compare<ops::NotEqual>(a, b); }
+Tensor less(const Tensor& a, Number b) { return compare<ops::Less>(a, b); }
+Tensor less_equal(const Tensor& a, Number b) { return compare<ops::LessEqual>(a, b); }
+Tensor greater(const Tensor& a, Number b) { return compare<ops::Greater>(a, b); }
+Tensor greater_equal(const Tensor& a, Number b) { return compare<ops::GreaterEqual>(a, b); }
 Tensor logical_and(const Tensor& a, const Tensor& b) { return apply(ops::LogicalAnd{}, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return apply(ops::LogicalOr{}, a, b); }
 

@@ -143,6 +143,7 @@ Tensor eye(std::int64_t rows, std::int64_t columns, TensorOptions options) {
 
 Tensor randperm(std::int64_t count, TensorOptions options) {
   check<ValueError>(count >= 0, "randperm: {} numbers", count);
+  if (count > 0) detail::check_fits("randperm", "last value", count - 1, options.dtype);
   if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
   // Keys of 63 bits in their order; on the host, where the list is likely to be read.
   const TensorOptions there{DType::i64, Device::cpu()};

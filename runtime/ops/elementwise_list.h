@@ -4,6 +4,7 @@
 
 #include "runtime/ops/abs.h"
 #include "runtime/ops/add.h"
+#include "runtime/ops/bce.h"
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/clamp.h"
 #include "runtime/ops/cos.h"
@@ -48,7 +49,8 @@ namespace sherd::ops {
 
 using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
                         GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot>;
-using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber, BceWithLogits>;
+using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber, Bce,
+                             BceWithLogits>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Binary ops whose second, or first, input may be a number.
 using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,

@@ -37,7 +37,7 @@ struct Huber {
   template <class T>
   constexpr T limited(T d) const {
     using math::where;
-    return where(d < T(-bound), T(-bound), where(d > T(bound), T(bound), d));
+    return where(d <= T(-bound), T(-bound), where(d >= T(bound), T(bound), d));
   }
 };
 

@@ -438,12 +438,20 @@ void Indexed::write(const Tensor& values) {
   static_cast<Tensor&>(*this) = {};  // a view less that shares the memory
   index_put_(x_, at_, values);
 }
+namespace {
+
+/// The gradient of `values` keeps the part as it is now, which is about to be written over.
+Tensor part_for(const Tensor& part, const Tensor& values) {
+  return values.requires_grad() ? clone(part) : part;
+}
+
+}  // namespace
 void Indexed::operator=(const Tensor& values) && { write(values); }
 void Indexed::operator=(Number value) && { write(Tensor::scalar(value, {x_.dtype(), x_.device()})); }
 void Indexed::operator+=(const Tensor& values) && { write(add(*this, values)); }
 void Indexed::operator-=(const Tensor& values) && { write(sub(*this, values)); }
-void Indexed::operator*=(const Tensor& values) && { write(mul(*this, values)); }
-void Indexed::operator/=(const Tensor& values) && { write(div(*this, values)); }
+void Indexed::operator*=(const Tensor& values) && { write(mul(part_for(*this, values), values)); }
+void Indexed::operator/=(const Tensor& values) && { write(div(part_for(*this, values), values)); }
 void Indexed::operator+=(Number value) && { write(add(*this, value)); }
 void Indexed::operator-=(Number value) && { write(sub(*this, value)); }
 void Indexed::operator*=(Number value) && { write(mul(*this, value)); }

@@ -13,7 +13,8 @@ struct LinearGelu {
   static constexpr Arity arity = 3;
   static constexpr Mask optional = 0b100;
 
-  static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0b10}; }
+  /// All inputs: any gradient that is to be differentiated again depends on the layer's result.
+  static Reads reads(Mask needs) { return {needs == 0 ? Mask{0} : Mask{0b111}, 0b10}; }
   Specs infer(SpecSpan in) const;
   void run(Inputs in, Outputs out) const;
   Tensors grad(const GradArgs& args) const;

@@ -4,6 +4,7 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
+#include "runtime/ops/bce.h"
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/huber.h"
@@ -184,9 +185,11 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
 
 Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions o) {
   return loss_of("bce_loss", p, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
-    Tensor yes = mul(t, maximum(log(x), -100));
-    if (o.positive_weight.defined()) yes = mul(yes, wide(o.positive_weight));
-    const Tensor loss = neg(add(yes, mul(sub(1, t), maximum(log1p(neg(x)), -100))));
+    Tensor loss = apply(ops::Bce{}, x, t);
+    if (o.positive_weight.defined()) {
+      const Tensor more = mul(sub(wide(o.positive_weight), 1), t);
+      loss = add(loss, mul(more, apply(ops::Bce{}, x, ones_like(x))));
+    }
     return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
   });
 }

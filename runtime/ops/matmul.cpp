@@ -38,7 +38,7 @@ MatrixOperand matrix_operand(const Tensor& t, bool transposed) {
   const bool row_major = (across == 1 || cols <= 1) && (down >= cols || rows <= 1);
   const bool column_major = (down == 1 || rows <= 1) && (across >= rows || cols <= 1);
   const std::optional<std::int64_t> step = batch_step(t);
-  if (!step || !(row_major || column_major)) return matrix_operand(clone(t), transposed);
+  if (!step || *step < 0 || !(row_major || column_major)) return matrix_operand(clone(t), transposed);
   MatrixOperand o{t, t.raw(), 0, *step, transposed != !row_major};
   o.ld = row_major ? (rows > 1 ? down : cols) : (cols > 1 ? across : rows);
   if (o.ld == 0) o.ld = 1;

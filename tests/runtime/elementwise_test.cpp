@@ -334,6 +334,33 @@ TEST_CASE("a number stands for a tensor of it, in values and in gradients") {
   CHECK(same_bits(add(numbers({3}, i32), 2.0), add(numbers({3}, i32), numbers({3}, i32, 1, 2, 2))));
 }
 
+TEST_CASE("a number is compared as what it is in the tensor's dtype") {
+  for (const DType dtype : {f16, bf16, f32, f64})
+    for (const double value : {0.1, 1.0 / 3, 2049.0, -0.7}) {
+      INFO(name_of(dtype) << " " << value);
+      const Tensor x = full({3}, value, {dtype});
+      for (const Tensor& yes : {equal(x, value), less_equal(x, value), greater_equal(x, value)})
+        CHECK(yes.to_vector<bool>() == std::vector<bool>(3, true));
+      for (const Tensor& no : {not_equal(x, value), less(x, value), greater(x, value)})
+        CHECK(no.to_vector<bool>() == std::vector<bool>(3, false));
+    }
+}
+
+TEST_CASE("losses of probabilities at 0 and 1 have finite gradients, and of sure logits all digits") {
+  const Tensor x = Tensor::from<float>({20, -20, 200, -200}, {4}).requires_grad_(),
+               t = Tensor::from<float>({1, 0, 0, 1}, {4});
+  bce_loss(sigmoid(x), t, {.reduction = Reduction::sum}).backward();
+  CHECK(isfinite(x.grad()).to_vector<bool>() == std::vector<bool>(4, true));
+  for (const double logit : {5.0, 10.0, 15.0, 20.0, 30.0}) {
+    Tensor z = Tensor::from<float>({static_cast<float>(logit), static_cast<float>(-logit)}, {2});
+    z.requires_grad_();
+    bce_with_logits(z, Tensor::from<float>({1, 0}, {2}), {.reduction = Reduction::sum}).backward();
+    const double slope = 1 / (1 + std::exp(logit));
+    CHECK(std::fabs(z.grad().to_vector<float>()[0] / -slope - 1) < 1e-6);
+    CHECK(std::fabs(z.grad().to_vector<float>()[1] / slope - 1) < 1e-6);
+  }
+}
+
 TEST_CASE("the public functions call the ops of their names") {
   Heard heard;
   {
@@ -344,7 +371,7 @@ TEST_CASE("the public functions call the ops of their names") {
                    &reciprocal, &sherd::floor, &sherd::isfinite, &logical_not})
       f(x);
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
-    huber_loss(x, x);
+    huber_loss(x, x), bce_loss(x, x), bce_with_logits(x, x);
     using Binary = Tensor (*)(const Tensor&, const Tensor&);
     for (Binary f :
          {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),

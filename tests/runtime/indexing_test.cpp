@@ -1,6 +1,7 @@
 // What the table of cases does not say of indexing: writing under recording, masks, operators, printing, and
 // which calls are refused.
 #include <array>
+#include <cmath>
 #include <sstream>
 
 #include "autograd/autograd.h"
@@ -18,6 +19,29 @@ std::vector<double> values(const Tensor& x) { return doubles(x); }
 using Doubles = std::vector<double>;
 
 }  // namespace
+
+TEST_CASE("what is listed as no view has memory of its own") {
+  const Tensor x = arange(0, 9, 1, {f32}), m = reshape(x, {3, 3});
+  for (const Tensor& y : {repeat(x, {2, 1}), repeat(x, {1, 1}), repeat(reshape(x, {9, 1}), {1, 2}),
+                          repeat(m, {1, 1, 1}), pad(x, {0, -1}), pad(m, {-1, 0, 0, 0}), pad(x, {0, 0}),
+                          diag(m), diag(m, 1)}) {
+    const std::vector<float> before = y.to_vector<float>();
+    add_(x, 1);
+    CHECK(y.to_vector<float>() == before);
+    CHECK_NOTHROW(fill_(y, 0));
+  }
+}
+
+TEST_CASE("a part is multiplied in place by what wants a gradient") {
+  Tensor p = ones({3, 2}).requires_grad_(), w = full({2}, 3).requires_grad_();
+  Tensor x = p * 2;
+  x[0] *= w;
+  x[1] /= w;
+  sum(x).backward();
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{6, 6, 2 / 3.f, 2 / 3.f, 2, 2});
+  const std::vector<float> slope = w.grad().to_vector<float>();
+  for (const float s : slope) CHECK(std::fabs(s - (2 - 2 / 9.f)) < 1e-6);
+}
 
 TEST_CASE("indexing: reads are views where no tensor picks, and share memory") {
   const Tensor x = counted({3, 4});

@@ -68,6 +68,35 @@ TEST_CASE("ops: the number of threads changes no bit, of values and gradients") 
   });
 }
 
+TEST_CASE("ops: a gradient that is to be differentiated again is the gradient, whichever inputs want one",
+          "[one thread]") {
+  for_each_case([](const Case& c) {
+    if (!c.gradients || !c.second_derivative) return;
+    const std::vector<Tensor> in = draw(c, f64, small_shapes(c));
+    for (std::size_t wanting = 0; wanting <= in.size(); ++wanting) {  // each alone, and all
+      std::vector<Tensor> given, wanted;
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        given.push_back(in[i].defined() ? in[i].detach() : in[i]);
+        const bool wants = wanting == in.size() || i == wanting;
+        if (!wants || !in[i].defined() || !is_floating(in[i].dtype())) continue;
+        given.back().requires_grad_();
+        wanted.push_back(given.back());
+      }
+      if (wanted.empty()) continue;
+      const Tensor y = run(c, given)[0];
+      if (!y.requires_grad()) continue;
+      const Tensor up = numbers(y.shape(), f64, 77, 0.5, 1.5);
+      const std::vector<Tensor> once = grad(run(c, given)[0], wanted, up),
+                                again = grad(y, wanted, up, {.create_graph = true});
+      INFO("input " << wanting << " of " << in.size());
+      for (std::size_t i = 0; i < once.size(); ++i) {
+        REQUIRE(once[i].defined() == again[i].defined());
+        if (once[i].defined()) CHECK(amax(abs(sub(once[i], again[i]))).item() <= 1e-9);
+      }
+    }
+  });
+}
+
 TEST_CASE("ops: gradients are those of finite differences, the second time too", "[one thread]") {
   for_each_case([](const Case& c) {
     if (!c.gradients) return;

@@ -1,0 +1,42 @@
+// -t log p - (1 - t) log(1 - p) of probabilities p and targets t, logarithms not below -100.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Bce {
+  static constexpr std::string_view name = "bce";
+  static constexpr int arity = 2;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{.inputs = 0b11};
+  static constexpr Reads reads_b{.inputs = 0b01};
+  static constexpr double low = 0.1, high = 0.9;  // where it is tested
+
+  template <class T>
+  constexpr T operator()(T p, T t) const {
+    return (t - T(1)) * bounded(math::log1p(-p)) - t * bounded(math::log(p));
+  }
+  /// Finite also where p is 0 or 1.
+  template <class T>
+  constexpr T grad_a(T gy, T p, T t, T) const {
+    using math::where;
+    const T spread = p * (T(1) - p);
+    return gy * ((p - t) / where(spread < T(1e-12), T(1e-12), spread));
+  }
+  template <class T>
+  constexpr T grad_b(T gy, T p, T, T) const {
+    using math::log;
+    return gy * (bounded(log(T(1) - p)) - bounded(log(p)));
+  }
+  bool operator==(const Bce&) const = default;
+
+ private:
+  template <class T>
+  static constexpr T bounded(T logarithm) {
+    using math::where;
+    return where(logarithm < T(-100), T(-100), logarithm);
+  }
+};
+
+}  // namespace sherd::ops
