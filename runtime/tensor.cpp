@@ -194,6 +194,12 @@ const void* Tensor::read_address(DType dtype) const {
   return first;
 }
 
+Tensor::operator bool() const {
+  check<ValueError>(defined(), "bool: an empty handle is neither true nor false; ask `defined()`");
+  check<ShapeError>(numel() == 1, "bool: {} elements of shape {} have no one truth; ask `any(x)` or `all(x)`",
+                    numel(), shape());
+  return is_floating(dtype()) ? item_as_double() != 0 : item_as_integer() != 0;
+}
 double Tensor::item_as_double() const { return only_value<double>(*this); }
 std::int64_t Tensor::item_as_integer() const {
   if (!is_floating(dtype())) return only_value<std::int64_t>(*this);

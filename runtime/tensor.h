@@ -98,7 +98,9 @@ class SHERD_API Tensor {
   }
 
   bool defined() const { return static_cast<bool>(impl_); }
-  explicit operator bool() const { return defined(); }
+  /// Whether the one element is not zero, as in `if (loss < 0.1)`; waits for the device. ShapeError for other
+  /// than one element (see `any` and `all`), ValueError for an empty handle (see `defined`), else as `item`.
+  explicit operator bool() const;
   const Shape& shape() const { return get().layout.shape; }
   const Shape& strides() const { return get().layout.strides; }
   const Layout& layout() const { return get().layout; }
