@@ -8,6 +8,7 @@
 #include "autograd/autograd.h"
 #include "nn/copy_record.h"
 #include "runtime/context.h"
+#include "runtime/indexing.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn {
@@ -184,6 +185,11 @@ const Tensor& Param::tensor() const {
   const Parameter& object = slot("tensor");
   return object.defined() ? object.tensor() : none;
 }
+
+Indexed Parameter::operator[](const At& at) const { return tensor()[at]; }
+Indexed Parameter::operator[](std::initializer_list<At> at) const { return tensor()[at]; }
+Indexed Param::operator[](const At& at) const { return tensor()[at]; }
+Indexed Param::operator[](std::initializer_list<At> at) const { return tensor()[at]; }
 
 Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
   check_cloning();

@@ -89,6 +89,9 @@ class SHERD_API Parameter {
   /// Shape and number of elements of the whole parameter.
   const Shape& shape() const { return state("shape").shape; }
   std::int64_t numel() const { return shape().numel(); }
+  /// A part of `tensor()`: see runtime/indexing.h.
+  Indexed operator[](const At& at) const;
+  Indexed operator[](std::initializer_list<At> at) const;
 
   /// The tensors that an owner gives to a parameter: `local` is stepped and has the gradient, `used` is what
   /// forward reads, `shape` is that of the whole.
@@ -163,6 +166,8 @@ class SHERD_API Param {
   Tensor grad() const { return slot("grad").grad(); }
   void set_grad(Tensor grad) { slot("set_grad").set_grad(std::move(grad)); }
   const Shape& shape() const { return slot("shape").shape(); }
+  Indexed operator[](const At& at) const;
+  Indexed operator[](std::initializer_list<At> at) const;
   bool requires_grad() const { return slot("requires_grad").requires_grad(); }
   void set_requires_grad(bool requires_grad) { slot("set_requires_grad").set_requires_grad(requires_grad); }
 

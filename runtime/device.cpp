@@ -1,8 +1,10 @@
 #include "runtime/device.h"
 
 #include <charconv>
+#include <ostream>
 
 #include "runtime/backend.h"
+#include "runtime/element.h"
 #include "runtime/error.h"
 
 namespace sherd {
@@ -43,5 +45,9 @@ std::string to_string(Device device) {
   }
   return fmt::format("{}:{}", backend_name(device.type), device.index);
 }
+
+std::ostream& operator<<(std::ostream& out, Device device) { return out << to_string(device); }
+
+std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name_of(dtype); }
 
 }  // namespace sherd

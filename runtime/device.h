@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 
@@ -40,5 +41,7 @@ struct Device {
 
 /// "cpu:0", "cuda:1", "meta", "name:0" of an application's back end.
 SHERD_API std::string to_string(Device device);
+/// Writes `to_string(device)`.
+SHERD_API std::ostream& operator<<(std::ostream& out, Device device);
 
 }  // namespace sherd

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "runtime/export.h"
 #include "runtime/half.h"
 
 namespace sherd {
@@ -98,6 +100,8 @@ inline constexpr auto& all_dtypes = detail::dtype_table.all;
 constexpr std::int64_t size_of(DType d) { return detail::dtype_table.sizes[static_cast<int>(d)]; }
 /// "f32", "bf16", ..., "bool".
 constexpr std::string_view name_of(DType d) { return detail::dtype_table.names[static_cast<int>(d)]; }
+/// Writes `name_of(dtype)`.
+SHERD_API std::ostream& operator<<(std::ostream& out, DType dtype);
 /// The dtype's name in PyTorch's messages, for those that programs match on: "Float", "BFloat16".
 constexpr std::string_view long_name_of(DType d) {
   return detail::dtype_table.long_names[static_cast<int>(d)];

@@ -1,6 +1,7 @@
 #include "runtime/shape.h"
 
 #include <algorithm>
+#include <ostream>
 
 namespace sherd {
 
@@ -18,6 +19,8 @@ std::string to_string(const Shape& shape) {
   if (shape.is_none()) return "(none)";
   return fmt::format("({})", fmt::join(shape.begin(), shape.end(), ", "));
 }
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << to_string(shape); }
 
 int normalize_axis(std::string_view op, std::int64_t axis, int rank) {
   const std::int64_t low = rank == 0 ? -1 : -rank, high = rank == 0 ? 0 : rank - 1;

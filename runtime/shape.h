@@ -2,9 +2,12 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <limits>
+#include <ranges>
 #include <span>
 #include <string>
 
@@ -15,14 +18,21 @@ namespace sherd {
 /// The most dimensions a tensor can have.
 inline constexpr int max_rank = 8;
 
-/// A list of at most eight integers: sizes (`Shape`), strides or axes, in elements. Indices are not checked;
-/// more entries are a ShapeError.
+/// An integer that can be a size or an axis; a character or a bool is none.
+template <class T>
+concept SizeLike = std::integral<T> && sizeof(T) >= sizeof(short);
+
+/// A list of at most eight integers: sizes (`Shape`), strides or axes, in elements; one integer is a list of
+/// one. Indices are not checked; more entries are a ShapeError.
 class Shape {
  public:
   constexpr Shape() = default;
   Shape(std::initializer_list<std::int64_t> items) : Shape(std::span(items.begin(), items.size())) {}
-  explicit Shape(std::span<const std::int64_t> items) {
-    for (std::int64_t n : items) push_back(n);
+  template <SizeLike T>
+  Shape(T item) : Shape{static_cast<std::int64_t>(item)} {}
+  template <std::ranges::contiguous_range R>
+  requires(!std::same_as<R, Shape> && SizeLike<std::ranges::range_value_t<R>>) Shape(const R& items) {
+    for (const auto n : items) push_back(static_cast<std::int64_t>(n));
   }
 
   int rank() const { return rank_; }
@@ -61,6 +71,8 @@ class Shape {
     return shape;
   }
   bool is_none() const { return none_; }
+  /// Writes `to_string(shape)`.
+  SHERD_API friend std::ostream& operator<<(std::ostream& out, const Shape& shape);
   friend bool operator==(const Shape& a, const Shape& b) {
     if (a.rank_ != b.rank_) return false;
     for (int i = 0; i < a.rank_; ++i)
