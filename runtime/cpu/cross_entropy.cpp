@@ -17,8 +17,9 @@ void cross_entropy_op(const ops::CrossEntropy& op, Inputs in, Outputs out) {
     const Tensor row_loss = empty({rows}, {dtype_of<C>, Device::cpu()});
     auto* loss = static_cast<C*>(row_loss.storage().data());
     const std::int64_t* target = targets.data<std::int64_t>();
-    const std::int64_t bad = cross_entropy(logits.data<T>(), target, op.ignore_index, rows, columns, loss,
-                                           reinterpret_cast<C*>(out[1].raw()));
+    auto* tops = reinterpret_cast<C*>(out[1].raw());
+    const std::int64_t bad =
+        cross_entropy(logits.data<T>(), target, op.ignore_index, rows, columns, loss, tops, tops + rows);
     check<ValueError>(bad < 0,
                       "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index {}",
                       target[std::max<std::int64_t>(bad, 0)], bad, columns, op.ignore_index);
@@ -54,8 +55,9 @@ void cross_entropy_grad_op(const ops::CrossEntropyGrad& op, Inputs in, Outputs o
     C scale = each ? C(1) : *to(gy, dtype_of<C>).template data<C>();
     if (op.forward.reduction == Reduction::mean) scale /= *in[4].data<C>();
     cross_entropy_backward(logits.data<T>(), targets.data<std::int64_t>(), op.forward.ignore_index,
-                           in[3].data<C>(), scale, each ? row_scale.data<C>() : nullptr, logits.shape()[0],
-                           logits.shape()[1], reinterpret_cast<T*>(out[0].raw()));
+                           in[3].data<C>(), in[3].data<C>() + logits.shape()[0], scale,
+                           each ? row_scale.data<C>() : nullptr, logits.shape()[0], logits.shape()[1],
+                           reinterpret_cast<T*>(out[0].raw()));
   });
 }
 

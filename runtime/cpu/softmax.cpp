@@ -55,13 +55,6 @@ C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
   return static_cast<C>(total);
 }
 
-template <class T, class C = compute_t<T>>
-C log_sum_exp(const T* x, std::int64_t n) {
-  // NaN for a row whose largest value is infinite, as log_softmax has it.
-  const C top = maximum(x, n);
-  return top + math::log(sum_of_exponentials(x, n, top));
-}
-
 }  // namespace
 
 template <class T>
@@ -133,24 +126,25 @@ void log_softmax_backward(const T* y, const T* g, std::int64_t rows, std::int64_
 
 template <class T>
 std::int64_t cross_entropy(const T* x, const std::int64_t* targets, std::int64_t ignore_index,
-                           std::int64_t rows, std::int64_t columns, compute_t<T>* loss,
-                           compute_t<T>* logsumexp) {
+                           std::int64_t rows, std::int64_t columns, compute_t<T>* loss, compute_t<T>* tops,
+                           compute_t<T>* logs) {
   using C = compute_t<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
     if (targets[r] != ignore_index && (targets[r] < 0 || targets[r] >= columns)) return r;
   }
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
-    logsumexp[r] = log_sum_exp(in, columns);
-    loss[r] = targets[r] == ignore_index ? C(0) : logsumexp[r] - C(in[targets[r]]);
+    tops[r] = maximum(in, columns);
+    logs[r] = math::log(sum_of_exponentials(in, columns, tops[r]));
+    loss[r] = targets[r] == ignore_index ? C(0) : (tops[r] - C(in[targets[r]])) + logs[r];
   });
   return -1;
 }
 
 template <class T>
 void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_t ignore_index,
-                            const compute_t<T>* logsumexp, compute_t<T> scale, const compute_t<T>* row_scale,
-                            std::int64_t rows, std::int64_t columns, T* gx) {
+                            const compute_t<T>* tops, const compute_t<T>* logs, compute_t<T> scale,
+                            const compute_t<T>* row_scale, std::int64_t rows, std::int64_t columns, T* gx) {
   using C = compute_t<T>;
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
@@ -159,10 +153,11 @@ void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_
       std::fill_n(out, columns, T(C(0)));
       return;
     }
-    const C factor = row_scale ? scale * row_scale[r] : scale, shift = logsumexp[r];
+    const C factor = row_scale ? scale * row_scale[r] : scale, top = tops[r], log = logs[r];
+    const auto share = [&](T logit) { return math::exp((C(logit) - top) - log); };
     const std::int64_t t = targets[r];
-    const T at_target = T((math::exp(C(in[t]) - shift) - C(1)) * factor);  // before it may be written over
-    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(math::exp(C(in[j]) - shift) * factor);
+    const T at_target = T((share(in[t]) - C(1)) * factor);  // before it may be written over
+    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(share(in[j]) * factor);
     out[t] = at_target;
   });
 }

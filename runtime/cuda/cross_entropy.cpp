@@ -44,9 +44,9 @@ CrossEntropyCall call_of(const ops::CrossEntropy& op, const Tensor& logits, cons
 
 void cross_entropy(const ops::CrossEntropy& op, Inputs in, Outputs out) {
   const Tensor logits = dense_logits(in[0], out[0].dtype()), targets = contiguous(in[1]),
-               row_loss = empty(out[1].spec());
+               row_loss = empty({in[0].shape()[0]}, {out[1].dtype(), in[0].device()});
   CrossEntropyCall call = call_of(op, logits, targets, out[0], out[2], row_loss);
-  call.logsumexp = out[1].raw();
+  call.normalizers = out[1].raw();
   launch_cross_entropy(call);
   check_launch(op.name);
 }

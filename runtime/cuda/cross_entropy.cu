@@ -16,7 +16,14 @@ __device__ Target target_kind(std::int64_t target, std::int64_t ignore_index, st
   return target >= 0 && target < columns ? Target::counted : Target::bad;
 }
 
-/// Logsumexp and loss of each row in one pass over it. `L` is the loss's type, and decides the bits.
+/// The logarithm of a row's sum of e^(x - top): NaN where its largest value is infinite, as log_softmax has
+/// it.
+template <class C>
+__device__ C log_below_top(C top, C total) {
+  return std::isinf(top) ? std::numeric_limits<C>::quiet_NaN() : math::log(total);
+}
+
+/// Normalizers and loss of each row in one pass over it. `L` is the loss's type, and decides the bits.
 template <class T, class L, int Warps, int V>
 __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const CrossEntropyCall c) {
   using C = compute_t<T>;
@@ -32,14 +39,14 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const Cr
   }
   sum.template merge_group<Warps>(shared);
   if (at.lane != 0) return;
-  // NaN for a row whose largest value is infinite, as log_softmax has it.
-  const C result = std::isinf(sum.top) ? std::numeric_limits<C>::quiet_NaN() : sum.top + math::log(sum.total);
-  static_cast<C*>(c.logsumexp)[at.row] = result;
+  const C log = log_below_top(sum.top, sum.total);
+  static_cast<C*>(c.normalizers)[at.row] = sum.top;
+  static_cast<C*>(c.normalizers)[c.rows + at.row] = log;
   const std::int64_t target = c.targets[at.row];
   C loss = 0;
   switch (target_kind(target, c.ignore_index, c.columns)) {
     case Target::counted:
-      loss = result - static_cast<C>(logits[target]);
+      loss = (sum.top - static_cast<C>(logits[target])) + log;
       break;
     case Target::bad:
       loss = std::numeric_limits<C>::quiet_NaN();
@@ -80,7 +87,8 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
   const T* logits = static_cast<const T*>(c.logits) + at.row * c.columns;
   T* gx = static_cast<T*>(c.gx) + at.row * c.columns;
   const std::int64_t target = c.targets[at.row];
-  const C shift = static_cast<const C*>(c.logsumexp)[at.row];
+  const C top = static_cast<const C*>(c.normalizers)[at.row],
+          log = static_cast<const C*>(c.normalizers)[c.rows + at.row];
   C factor = 0;
   switch (target_kind(target, c.ignore_index, c.columns)) {
     case Target::counted:
@@ -101,7 +109,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
     Packed<V, T> result;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const C p = exponential<L>(static_cast<C>(pack.at[j]) - shift);
+      const C p = exponential<L>((static_cast<C>(pack.at[j]) - top) - log);
       result.at[j] = narrow<T>((i * V + j == target ? p - C(1) : p) * factor);
     }
     store_pack<V>(gx + i * V, result);
@@ -122,16 +130,21 @@ __global__ void __launch_bounds__(total_warps* warp_size) count_targets(const Cr
 constexpr int over_warps = 16, over_threads = over_warps * warp_size;
 constexpr float log2_of_e = 1.4426950408889634f;
 
-/// e^(x - shift); where results have 16 bits, in two instructions.
+/// e^(below - log), which is a share of a row's sum, where `below` is a logit less the row's largest one;
+/// where results have 16 bits, in two instructions. Together the two would lose digits of large logits.
 template <class T, class C>
-__device__ C shifted_exponential(C x, C shift, [[maybe_unused]] C shift_of_two) {
+__device__ C share_of(C below, C log, [[maybe_unused]] C log_of_two) {
   if constexpr (sizeof(T) == 2) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(std::fma(x, log2_of_e, -shift_of_two)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(std::fma(below, log2_of_e, -log_of_two)));
     return y;
   } else {
-    return math::exp(x - shift);
+    return math::exp(below - log);
   }
+}
+template <class T, class C>
+__device__ C exponential_of(C below) {
+  return share_of<T>(below, C(0), C(0));
 }
 
 /// Adds the exponentials of a pack to a sum: its largest is looked at once.
@@ -140,13 +153,13 @@ __device__ void add_pack(LogSum<T>& sum, const C (&x)[V]) {
   C larger = sum.top;
 #pragma unroll
   for (int j = 0; j < V; ++j) larger = std::fmax(larger, x[j]);  // which is not NaN
-  const C by = LogSum<T>::shift(larger), by_of_two = by * C(log2_of_e);
+  const C by = LogSum<T>::shift(larger);
   if (larger != sum.top) {
-    sum.total *= shifted_exponential<T>(sum.top, by, by_of_two);
+    sum.total *= exponential_of<T>(sum.top - by);
     sum.top = larger;
   }
 #pragma unroll
-  for (int j = 0; j < V; ++j) sum.total += shifted_exponential<T>(x[j], by, by_of_two);
+  for (int j = 0; j < V; ++j) sum.total += exponential_of<T>(x[j] - by);
 }
 
 /// Loss of a row, and its gradient over its logits, which the block keeps in its own memory in between.
@@ -177,17 +190,15 @@ __global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const Cr
     }
   }
   sum.template merge_group<over_warps>(shared);  // waits for the block, so `kept` is whole
-  const C shift = std::isinf(sum.top) ? std::numeric_limits<C>::quiet_NaN() : sum.top + math::log(sum.total),
-          shift_of_two = shift * C(log2_of_e);
+  const C top = sum.top, log = log_below_top(top, sum.total), log_of_two = log * C(log2_of_e);
   const std::int64_t target = c.targets[row];
   const Target kind = target_kind(target, c.ignore_index, c.columns);
   C factor = c.form == RowLosses::mean ? C(1) / *static_cast<const C*>(c.count) : C(1);
   if (kind == Target::bad) factor = std::numeric_limits<C>::quiet_NaN();
   if (threadIdx.x == 0) {
     C loss = kind == Target::ignored ? C(0) : std::numeric_limits<C>::quiet_NaN();
-    if (kind == Target::counted) loss = shift - widen(kept[target]);
-    if (kind == Target::bad)
-      c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
+    if (kind == Target::counted) loss = (top - widen(kept[target])) + log;
+    if (kind == Target::bad) c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
     static_cast<C*>(c.row_loss)[row] = loss;
   }
   const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
@@ -197,13 +208,12 @@ __global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const Cr
       const Packed<V, T> logit = load_pack<V>(kept + i * V);
 #pragma unroll
       for (int j = 0; j < V; ++j)
-        pack.at[j] = narrow<T>(shifted_exponential<T>(widen(logit.at[j]), shift, shift_of_two) * factor);
+        pack.at[j] = narrow<T>(share_of<T>(widen(logit.at[j]) - top, log, log_of_two) * factor);
       if (i == chosen)
 #pragma unroll
         for (int j = 0; j < V; ++j)
           if (i * V + j == target)
-            pack.at[j] =
-                narrow<T>((shifted_exponential<T>(widen(logit.at[j]), shift, shift_of_two) - C(1)) * factor);
+            pack.at[j] = narrow<T>((share_of<T>(widen(logit.at[j]) - top, log, log_of_two) - C(1)) * factor);
     }
     store_pack<V>(logits + i * V, pack);
   }
@@ -211,16 +221,16 @@ __global__ void __launch_bounds__(over_threads, 2) losses_and_gradients(const Cr
 
 constexpr int turn_warps = 32, turn_threads = turn_warps * warp_size;
 
-/// The logarithm of the sum of a block's exponentials, in every thread; two exponentials a thread. `shared`
-/// is free again after the next barrier but one.
+/// The sum of a block's exponentials, in every thread; two exponentials a thread. `shared` is free again
+/// after the next barrier but one.
 template <class T, class C>
-__device__ C log_sum_of_block(LogSum<T> sum, C (&shared)[2][turn_warps]) {
+__device__ LogSum<T> sum_of_block(LogSum<T> sum, C (&shared)[2][turn_warps]) {
   const auto merge = [](C& top, C& total) {
     C largest = top;
     for (int step = warp_size / 2; step > 0; step /= 2)
       largest = std::fmax(largest, __shfl_xor_sync(whole_warp, largest, step));
     const C by = LogSum<T>::shift(largest);
-    total = warp_sum(total * shifted_exponential<T>(top, by, by * C(log2_of_e)));
+    total = warp_sum(total * exponential_of<T>(top - by));
     top = largest;
   };
   merge(sum.top, sum.total);
@@ -231,9 +241,9 @@ __device__ C log_sum_of_block(LogSum<T> sum, C (&shared)[2][turn_warps]) {
     shared[1][warp] = sum.total;
   }
   __syncthreads();
-  C top = shared[0][lane], total = shared[1][lane];
-  merge(top, total);
-  return std::isinf(top) ? std::numeric_limits<C>::quiet_NaN() : top + math::log(total);
+  sum = {shared[0][lane], shared[1][lane]};
+  merge(sum.top, sum.total);
+  return sum;
 }
 
 /// The same for long rows: a block a multiprocessor, which takes one row after another and has the next one
@@ -268,13 +278,13 @@ __global__ void __launch_bounds__(turn_threads, 1) losses_and_gradients_in_turn(
       add_pack(sum, x);
     }
     close_copies();
-    const C shift = log_sum_of_block(sum, shared[half]), shift_of_two = shift * C(log2_of_e);
+    sum = sum_of_block(sum, shared[half]);
+    const C top = sum.top, log = log_below_top(top, sum.total), log_of_two = log * C(log2_of_e);
     const Target kind = target_kind(target, c.ignore_index, c.columns);
     const C factor = kind == Target::bad ? std::numeric_limits<C>::quiet_NaN() : each;
     const int chosen = kind == Target::counted ? static_cast<int>(target / V) : -1;
     if (threadIdx.x == 0 && kind != Target::counted) {
-      if (kind == Target::bad)
-        c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
+      if (kind == Target::bad) c.faults(FaultKind::cross_entropy_target, target, row, c.columns);
       static_cast<C*>(c.row_loss)[row] = kind == Target::bad ? std::numeric_limits<C>::quiet_NaN() : C(0);
     }
     T* logits = static_cast<T*>(c.logits) + row * c.columns;
@@ -283,10 +293,11 @@ __global__ void __launch_bounds__(turn_threads, 1) losses_and_gradients_in_turn(
       if (kind != Target::ignored) {
         Raw<V, T>::load(kept + (half * packs + i) * V).widen_to(x);
         if (i == chosen)
-          static_cast<C*>(c.row_loss)[row] = shift - widen(kept[half * packs * V + static_cast<int>(target)]);
+          static_cast<C*>(c.row_loss)[row] =
+              (top - widen(kept[half * packs * V + static_cast<int>(target)])) + log;
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          const C share = shifted_exponential<T>(x[j], shift, shift_of_two);
+          const C share = share_of<T>(x[j] - top, log, log_of_two);
           x[j] = share * factor;
           if (i == chosen && i * V + j == target) x[j] = (share - C(1)) * factor;
         }

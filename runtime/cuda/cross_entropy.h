@@ -18,8 +18,9 @@ struct CrossEntropyCall {
   std::int64_t ignore_index = -100, rows = 0, columns = 0;
   void* logits = nullptr;
   const std::int64_t* targets = nullptr;
-  void* loss = nullptr;  ///< one value, or one for each row
-  void *logsumexp = nullptr, *count = nullptr;
+  void* loss = nullptr;         ///< one value, or one for each row
+  void* normalizers = nullptr;  ///< of each row the largest logit, then of each the log of the sum below it
+  void* count = nullptr;
   void* row_loss = nullptr;  ///< scratch memory for one value a row
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
@@ -32,7 +33,7 @@ struct CrossEntropyGradCall {
   std::int64_t ignore_index = -100, rows = 0, columns = 0;
   const void *gy = nullptr, *logits = nullptr;
   const std::int64_t* targets = nullptr;
-  const void *logsumexp = nullptr, *count = nullptr;
+  const void *normalizers = nullptr, *count = nullptr;
   void* gx = nullptr;
   cudaStream_t stream = nullptr;
 };

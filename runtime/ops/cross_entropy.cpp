@@ -27,7 +27,8 @@ Specs CrossEntropy::infer(SpecSpan in) const {
   const Shape loss = reduction == Reduction::none ? targets.shape : Shape{};
   const DType wide = compute_dtype(logits.dtype);
   const DType narrow = precision == LossPrecision::wide ? wide : logits.dtype;
-  return {{loss, narrow, logits.device}, {targets.shape, wide, logits.device}, {{}, wide, logits.device}};
+  return {
+      {loss, narrow, logits.device}, {{2, targets.shape[0]}, wide, logits.device}, {{}, wide, logits.device}};
 }
 
 Tensors CrossEntropy::grad(const GradArgs& args) const {
@@ -44,24 +45,26 @@ Tensors CrossEntropy::reference(Inputs in) const {
   // An ignored row's numbers are not used, whatever they are: 0 times infinity would be.
   const Tensor logits = masked_fill(given, unsqueeze(logical_not(counted), 1), 0);
   const Tensor top = amax(logits, {1}, Keep::dims).detach();
-  const Tensor logsumexp = add(log(sum(exp(sub(logits, top)), {1})), squeeze(top, 1));
+  const Tensor below = sub(logits, top), logs = log(sum(exp(below), {1}));
   const Tensor zero = Tensor::scalar(0, {logits.dtype(), logits.device()});
-  const Tensor chosen = sum(where(chosen_classes(targets, logits.shape()[1]), logits, zero), {1});
-  const Tensor rows = where(counted, sub(logsumexp, chosen), zero);
+  const Tensor chosen = sum(where(chosen_classes(targets, logits.shape()[1]), below, zero), {1});
+  const Tensor rows = where(counted, sub(logs, chosen), zero);
   const Tensor count = to(sum(counted), logits.dtype());
   Tensor loss = rows;
   if (reduction != Reduction::none) loss = sum(rows);
   if (reduction == Reduction::mean) loss = div(loss, count);
-  return {precision == LossPrecision::wide ? loss : to(loss, in[0].dtype()), logsumexp, count};
+  return {precision == LossPrecision::wide ? loss : to(loss, in[0].dtype()), stack({squeeze(top, 1), logs}),
+          count};
 }
 
 Tensors CrossEntropyGrad::reference(Inputs in) const {
-  const Tensor &logits = in[1], &targets = in[2], &logsumexp = in[3];
-  Tensor scale = to(in[0], logsumexp.dtype());
+  const Tensor &logits = in[1], &targets = in[2], &normalizers = in[3];
+  Tensor scale = to(in[0], normalizers.dtype());
   if (forward.reduction == Reduction::mean) scale = div(scale, in[4]);
   const Tensor zero = Tensor::scalar(0, {scale.dtype(), scale.device()});
   const Tensor counted = not_equal(targets, forward.ignore_index), rows = where(counted, scale, zero);
-  const Tensor softmax = exp(sub(to(logits, scale.dtype()), unsqueeze(logsumexp, 1)));
+  const auto column = [&](std::int64_t i) { return unsqueeze(select(normalizers, 0, i), 1); };
+  const Tensor softmax = exp(sub(sub(to(logits, scale.dtype()), column(0)), column(1)));
   const Tensor chosen = to(chosen_classes(targets, logits.shape()[1]), scale.dtype());
   const Tensor g = mul(sub(softmax, chosen), unsqueeze(rows, 1));
   return {to(masked_fill(g, unsqueeze(logical_not(counted), 1), 0), logits.dtype())};
@@ -76,7 +79,7 @@ Specs CrossEntropyInPlace::infer(SpecSpan in) const {
 
 void CrossEntropyInPlace::run(Inputs in, Outputs out) const {
   const Tensor logits = in[0];
-  Tensor results[] = {out[1], empty({logits.shape()[0]}, {compute_dtype(logits.dtype()), logits.device()}),
+  Tensor results[] = {out[1], empty({2, logits.shape()[0]}, {compute_dtype(logits.dtype()), logits.device()}),
                       empty({}, {compute_dtype(logits.dtype()), logits.device()})};
   run_again(OpModel<CrossEntropy>(forward), in, results);
   const Tensor one = ones({}, {out[1].dtype(), logits.device()});

@@ -7,8 +7,9 @@
 namespace sherd::ops {
 
 /// Inputs: logits (n, classes), targets (n) i64. Outputs: the loss (0-d, or (n) without reduction), in f32
-/// for 16-bit logits if it is `wide`, and each row's logsumexp and the number of counted targets for the
-/// gradient.
+/// for 16-bit logits if it is `wide`; and for the gradient the rows' normalizers (2, n), the largest logits
+/// and then the logarithms of the sums of e^(logit - largest), whose sum would lose the digits of sure
+/// answers among large logits; and the number of counted targets.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   static constexpr Arity arity = 2;
@@ -30,7 +31,7 @@ struct CrossEntropy {
   bool operator==(const CrossEntropy&) const = default;
 };
 
-/// Inputs: gradient of the loss, logits, targets, logsumexp, count. Output: gradient of the logits.
+/// Inputs: gradient of the loss, logits, targets, normalizers, count. Output: gradient of the logits.
 struct CrossEntropyGrad {
   static constexpr std::string_view name = "cross_entropy_grad";
   static constexpr Arity arity = 5;

@@ -146,6 +146,30 @@ TEST_CASE("cuda: more rows or columns than a grid's second axis has blocks") {
   CHECK(std::abs(amax(of_bias).item() / (0.5 * static_cast<double>(more)) - 1) <= 4e-3);
 }
 
+TEST_CASE("cuda: cross_entropy is the same to the bit where all logits of a row are moved by one number") {
+  if (no_gpu()) return;
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const std::int64_t columns : {131, 8192, 50304}) {  // one row a warp, a block, a multiprocessor
+      const double far = dtype == bf16 ? 128 : dtype == f16 ? 1024 : 1 << 20;  // the sums are exact
+      const Tensor x = to(Values(9)({5, columns}, i64, -9, 9), dtype),
+                   targets = on_gpu(Values(10)({5}, i64, 0, 130));
+      for (const LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide})
+        for (const bool over : {false, true}) {
+          INFO(name_of(dtype) << " " << columns << (over ? " over the logits" : ""));
+          const CrossEntropyOptions options{Reduction::mean, -100, precision};
+          const auto results = [&](const Tensor& logits) {
+            Tensor leaf = on_gpu(logits).requires_grad_();
+            const Tensor loss =
+                over ? cross_entropy_(clone(leaf), targets, options) : cross_entropy(leaf, targets, options);
+            return std::pair{loss, grad(loss, std::span(&leaf, 1))[0]};
+          };
+          const auto here = results(x), there = results(add(x, far));
+          CHECK(distance_in_ulps(here.first, there.first) == 0);
+          CHECK(distance_in_ulps(here.second, there.second) == 0);
+        }
+    }
+}
+
 TEST_CASE("cuda: cross_entropy_ on two threads with rows of other lengths") {
   if (no_gpu()) return;
   struct Form {

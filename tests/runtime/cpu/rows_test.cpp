@@ -62,8 +62,8 @@ std::vector<T> run(std::int64_t count, const F& body) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas",
-                   "[one thread]", float, double, Half, BFloat16) {
+TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas", "[one thread]", float, double, Half,
+                   BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   for (std::int64_t n : widths) {
@@ -110,8 +110,8 @@ TEMPLATE_TEST_CASE("layer_norm and its gradients equal the formulas",
   }
 }
 
-TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas",
-                   "[one thread]", float, double, Half, BFloat16) {
+TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas", "[one thread]", float, double,
+                   Half, BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   constexpr std::int64_t ignore = -100;
@@ -126,13 +126,14 @@ TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas",
         run<T>(rows * n, [&](T* out) { cpu::softmax_backward(y.data(), g.data(), rows, n, out); });
     const auto gl =
         run<T>(rows * n, [&](T* out) { cpu::log_softmax_backward(l.data(), g.data(), rows, n, out); });
-    std::vector<C> lse(rows), scales(rows, C(0.5));
+    std::vector<C> tops(rows), logs(rows), scales(rows, C(0.5));
     const auto loss = run<C>(rows, [&](C* out) {
-      CHECK(cpu::cross_entropy(x.data(), targets.data(), ignore, rows, n, out, lse.data()) == -1);
+      CHECK(cpu::cross_entropy(x.data(), targets.data(), ignore, rows, n, out, tops.data(), logs.data()) ==
+            -1);
     });
     const auto ge = run<T>(rows * n, [&](T* out) {
-      cpu::cross_entropy_backward<T>(x.data(), targets.data(), ignore, lse.data(), C(3), scales.data(), rows,
-                                     n, out);
+      cpu::cross_entropy_backward<T>(x.data(), targets.data(), ignore, tops.data(), logs.data(), C(3),
+                                     scales.data(), rows, n, out);
     });
     std::vector<double> wy, wl, wgy, wgl, wloss, wge;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -162,10 +163,11 @@ TEMPLATE_TEST_CASE("softmax, log_softmax and cross_entropy equal the formulas",
 
 TEST_CASE("cross_entropy names the first row with a target that is no class") {
   const std::vector<float> x(12);
-  std::vector<float> loss(3), lse(3);
+  std::vector<float> loss(3), tops(3), logs(3);
   for (auto [targets, bad] :
        {std::pair<std::vector<std::int64_t>, int>{{0, 3, -100}, -1}, {{0, 4, 9}, 1}, {{-1, 0, 0}, 0}}) {
-    CHECK(cpu::cross_entropy(x.data(), targets.data(), -100, 3, 4, loss.data(), lse.data()) == bad);
+    CHECK(cpu::cross_entropy(x.data(), targets.data(), -100, 3, 4, loss.data(), tops.data(), logs.data()) ==
+          bad);
   }
 }
 

@@ -1,0 +1,117 @@
+// The losses: their digits at the ends, and the forms of cross entropy beside one another.
+#include <cmath>
+
+#include "autograd/autograd.h"
+#include "runtime/apply.h"
+#include "runtime/ops/list.h"
+#include "tests/runtime/op_cases.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+TEST_CASE("losses of probabilities at 0 and 1 have finite gradients") {
+  const Tensor x = Tensor::from<float>({20, -20, 200, -200}, {4}).requires_grad_(),
+               t = Tensor::from<float>({1, 0, 0, 1}, {4});
+  bce_loss(sigmoid(x), t, {.reduction = Reduction::sum}).backward();
+  CHECK(isfinite(x.grad()).to_vector<bool>() == std::vector<bool>(4, true));
+}
+
+TEST_CASE("bce_with_logits of sure answers has all digits") {
+  for (const double logit : {5.0, 10.0, 15.0, 20.0, 30.0}) {
+    Tensor z = Tensor::from<float>({static_cast<float>(logit), static_cast<float>(-logit)}, {2});
+    z.requires_grad_();
+    bce_with_logits(z, Tensor::from<float>({1, 0}, {2}), {.reduction = Reduction::sum}).backward();
+    const double slope = 1 / (1 + std::exp(logit));
+    CHECK(std::fabs(z.grad().to_vector<float>()[0] / -slope - 1) < 1e-6);
+    CHECK(std::fabs(z.grad().to_vector<float>()[1] / slope - 1) < 1e-6);
+  }
+}
+
+TEST_CASE("cross_entropy is the same to the bit where all logits of a row are moved by one number") {
+  for (const DType dtype : {f64, f32, f16, bf16}) {
+    INFO(name_of(dtype));
+    const double far = dtype == bf16 ? 128 : dtype == f16 ? 1024 : 1 << 20;  // the sums are exact
+    const Tensor x = to(randint(-9, 10, {37, 131}), dtype), targets = randint(0, 131, {37});
+    for (const double by : {far, -far})
+      for (const LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
+        const CrossEntropyOptions options{Reduction::mean, -100, precision};
+        const auto results = [&](const Tensor& logits) {
+          Tensor leaf = clone(logits).requires_grad_();
+          const Tensor loss = cross_entropy(leaf, targets, options),
+                       written = cross_entropy_(clone(leaf), targets, options);
+          return std::vector{loss, written, grad(loss, std::span(&leaf, 1), {}, {.retain_graph = true})[0],
+                             grad(written, std::span(&leaf, 1))[0],
+                             grad(loss, std::span(&leaf, 1), {}, {.create_graph = true})[0]};
+        };
+        const auto here = results(x), there = results(add(x, by));
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          INFO("result " << i);
+          CHECK(same_bits(here[i], there[i]));
+        }
+      }
+  }
+}
+
+TEST_CASE("cross_entropy of sure answers has all digits, however large the logits") {
+  const Tensor target = Tensor::from<std::int64_t>({0}, {1});
+  for (const double height : {0.0, 5000.0, 1e8}) {
+    constexpr double step = 8;  // which f32 numbers of 1e8 are apart
+    const Tensor x =
+        add(Tensor::from<float>({0, static_cast<float>(-step), static_cast<float>(-step)}, {1, 3}), height)
+            .requires_grad_();
+    const Tensor loss = cross_entropy(x, target);
+    loss.backward();
+    const double others = 2 * std::exp(-step);
+    CHECK(std::fabs(loss.item() / std::log1p(others) - 1) < 1e-3);
+    CHECK(std::fabs(x.grad().to_vector<float>()[1] / (std::exp(-step) / (1 + others)) - 1) < 1e-6);
+  }
+}
+
+TEST_CASE("ops: a wide loss has the bits of casting the logits first, gradients too") {
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none}) {
+      INFO(name_of(dtype) << " reduction " << static_cast<int>(r));
+      const Tensor leaf = numbers({37, 131}, dtype, 1, -9, 9).requires_grad_(),
+                   targets = numbers({37}, i64, 2, 0, 130);
+      const Tensor wide = cross_entropy(leaf, targets, {r, 5, LossPrecision::wide}),
+                   cast = cross_entropy(to(leaf, dtype == f64 ? f64 : f32), targets, {r, 5});
+      CHECK(same_bits(wide, cast));
+      const Tensor up = numbers(wide.shape(), wide.dtype(), 3);
+      CHECK(same_bits(grad(wide, std::span(&leaf, 1), up)[0], grad(cast, std::span(&leaf, 1), up)[0]));
+    }
+}
+
+TEST_CASE(
+    "ops: cross_entropy_ has the loss and gradient of cross_entropy, to the bit, and refuses what it cannot "
+    "give") {
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (Reduction r : {Reduction::mean, Reduction::sum})
+      for (LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
+        INFO(name_of(dtype) << " reduction " << static_cast<int>(r));
+        const Tensor leaf = numbers({37, 131}, dtype, 1, -9, 9).requires_grad_(),
+                     targets = numbers({37}, i64, 2, 0, 130);
+        const CrossEntropyOptions options{r, 5, precision};
+        const Tensor over = cross_entropy_(clone(leaf), targets, options),
+                     beside = cross_entropy(leaf, targets, options);
+        CHECK(same_bits(over, beside));
+        const Tensor expected = grad(beside, std::span(&leaf, 1))[0];
+        CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
+        CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
+        const Tensor half = full({}, 0.5, {over.dtype()});
+        CHECK(
+            same_bits(grad(over, std::span(&leaf, 1), half, {.retain_graph = true})[0], mul(expected, 0.5)));
+        CHECK(same_bits(grad(over, std::span(&leaf, 1), half)[0], mul(expected, 0.5)));
+      }
+  const Tensor x = numbers({3, 4}, f32).requires_grad_(), targets = numbers({3}, i64, 2, 0, 3);
+  CHECK(one_line_about(message_of<ValueError>([&] { cross_entropy_(clone(x), targets, {Reduction::none}); }),
+                       "cross_entropy_"));
+  CHECK_THROWS_AS(cross_entropy_(x, targets), StateError);  // a leaf
+  const Tensor loss = cross_entropy_(clone(x), targets);
+  CHECK(one_line_about(
+      message_of<NotImplementedError>([&] { grad(loss, std::span(&x, 1), {}, {.create_graph = true}); }),
+      "cross_entropy_"));
+  const Tensor logits = clone(x), written = cross_entropy_(logits, targets), both = add(written, sum(logits));
+  CHECK(one_line_about(message_of<StateError>([&] { grad(both, std::span(&x, 1)); }), "cross_entropy_"));
+  CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({2})), ShapeError);
+  CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({}, {f64})), DTypeError);
+}
