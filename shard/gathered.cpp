@@ -8,6 +8,7 @@
 #include "runtime/backend.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/copy.h"
 #include "shard/early_steps.h"
 #include "shard/engine.h"
 #include "shard/group.h"
@@ -22,17 +23,19 @@ Collective gather_call(const Tensor& all, const Tensor& shard, const Partition& 
                .channel = gather_channel,
                .label = {}};
   const int ranks = partition.ranks();
+  Tensors own_parts, parts;
   for (int s = 0; s < partition.segments(); ++s) {
     const std::int64_t numel = partition.shard_numel(s), begin = partition.shard_offset(s) * ranks;
     Tensor input = flat_view(shard, partition.shard_offset(s), numel);
     if (in_place == InPlace::yes) {
-      const Tensor own = flat_view(all, begin + rank * numel, numel);
-      copy_(own, input);
-      input = own;
+      Tensor own = flat_view(all, begin + rank * numel, numel);
+      own_parts.push_back(own);
+      parts.push_back(std::exchange(input, std::move(own)));
     }
     c.inputs.push_back(std::move(input));
     c.outputs.push_back(flat_view(all, begin, numel * ranks));
   }
+  copy_each_(own_parts, parts);
   return c;
 }
 
@@ -167,11 +170,13 @@ void Gathered::slice() {
   const Tensor slice = empty({partition.shard_numel()}, {dtype_, group_.compute_device()});
   const Tensor all(make_ref<TensorImpl>(Ref<Storage>(storage_),
                                         sherd::Layout{{partition.gathered_numel()}, {1}, 0}, dtype_));
+  Tensors parts, own;
   for (int s = 0; s < partition.segments(); ++s) {
     const std::int64_t numel = partition.shard_numel(s);
-    const std::int64_t begin = partition.shard_offset(s) * partition.ranks() + rank * numel;
-    copy_(flat_view(slice, partition.shard_offset(s), numel), flat_view(all, begin, numel));
+    parts.push_back(flat_view(slice, partition.shard_offset(s), numel));
+    own.push_back(flat_view(all, partition.shard_offset(s) * partition.ranks() + rank * numel, numel));
   }
+  copy_each_(parts, own);
   free();
   residency_ = Sliced{slice};
   lease(Lease::policy);

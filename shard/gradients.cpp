@@ -7,6 +7,7 @@
 #include "autograd/node.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/copy.h"
 #include "shard/engine.h"
 #include "shard/group.h"
 #include "shard/unit.h"
@@ -413,8 +414,10 @@ std::vector<Tensor> Gradients::totals() {
   return totals;
 }
 
-/// Gradients where their parameters lie in the gathered segment, zeros elsewhere.
-void Gradients::fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const {
+/// Gradients go where their parameters lie in the gathered segment, by copies still to be made; elsewhere are
+/// zeros.
+void Gradients::lay_into(const Tensor& region, int segment, std::span<const Tensor> totals,
+                         Copies& copies) const {
   const GroupSpec& spec = group_.spec();
   std::int64_t filled = 0;
   for (std::size_t i = 0; i < totals.size(); ++i)
@@ -425,7 +428,9 @@ void Gradients::fill_segment(const Tensor& region, int segment, std::span<const 
     const ParameterSpan& span = spec.partition.span(static_cast<int>(i));
     if (span.segment != segment || !totals[i].defined()) continue;
     const Shape& shape = spec.shapes[i];
-    copy_(alias(region, {shape, contiguous_strides(shape), region.layout().offset + span.offset}), totals[i]);
+    copies.into.push_back(
+        alias(region, {shape, contiguous_strides(shape), region.layout().offset + span.offset}));
+    copies.from.push_back(totals[i]);
   }
 }
 
@@ -476,6 +481,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
       .channel = reduce_channel,
       .label = group_.label()};
   std::int64_t at = 0;
+  Copies copies;
   for (int s = 0; s < partition.segments(); ++s) {
     c.outputs.push_back(flat_view(reduced_, partition.shard_offset(s), partition.shard_numel(s)));
     if (fits(s)) {
@@ -485,9 +491,10 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
     }
     const Tensor region = flat_view(buffer, at, partition.gathered_numel(s));
     at += partition.gathered_numel(s);
-    fill_segment(region, s, totals);
+    lay_into(region, s, totals, copies);
     c.inputs.push_back(region);
   }
+  copy_each_(copies.into, copies.from);
   const Tensor present = flat_view(buffer, at, flags * ranks);
   mark_present(present, totals);
   c.inputs.push_back(present);

@@ -122,7 +122,10 @@ class Gradients final : public EngineSink {
   bool has_zeros(const Slot& slot) const;
   bool elsewhere(const Slot& slot) const;
   Tensor laid_out(const Slot& slot, std::span<Tensor> parts, DType via, const TensorOptions& as) const;
-  void fill_segment(const Tensor& region, int segment, std::span<const Tensor> totals) const;
+  struct Copies {
+    Tensors into{}, from{};
+  };
+  void lay_into(const Tensor& region, int segment, std::span<const Tensor> totals, Copies& copies) const;
   void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
   /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
   bool in_two_calls() const;

@@ -21,12 +21,34 @@ void cast_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Cast
 void clone_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Clone::name, in[0], out[0]); }
 void copy_into_kernel(const void*, Inputs in, Outputs) { copy_on_device(ops::CopyInto::name, in[1], in[0]); }
 
+/// Copies that read the elements one after another as they write them go together; others alone.
+void copy_each_kernel(const void*, Inputs in, Outputs) {
+  const cudaStream_t stream = stream_of(in[0].device());
+  CopySlots slots;
+  const auto launch = [&] {
+    launch_copies(slots, stream);
+    check_launch(ops::CopyEach::name);
+    slots = {};
+  };
+  for (std::size_t i = 0; i < in.size(); i += 2) {
+    const Tensor &to = in[i], &from = in[i + 1];
+    if (to.is_contiguous() && from.is_contiguous() && takes_copy(to.dtype(), from.dtype())) {
+      slots.add({to.raw(), from.raw(), to.numel(), to.dtype(), from.dtype()});
+      if (slots.count == CopySlots::most) launch();
+    } else {
+      copy_on_device(ops::CopyEach::name, from, to);
+    }
+  }
+  launch();
+}
+
 }  // namespace
 
 void add_copy() {
   kernel_row<ops::Cast>().set(DeviceType::cuda, cast_kernel);
   kernel_row<ops::Clone>().set(DeviceType::cuda, clone_kernel);
   kernel_row<ops::CopyInto>().set(DeviceType::cuda, copy_into_kernel);
+  kernel_row<ops::CopyEach>().set(DeviceType::cuda, copy_each_kernel);
 }
 
 }  // namespace sherd::cuda

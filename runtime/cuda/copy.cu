@@ -1,5 +1,7 @@
+#include "runtime/cuda/block.cuh"
 #include "runtime/cuda/elementwise.cuh"
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/slots.cuh"
 #include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
@@ -63,7 +65,77 @@ void arange(Number start, Number step, void* out, std::int64_t n, cudaStream_t s
                                                                  static_cast<T*>(out), n);
 }
 
+/// A block's chunk of one copy, 16 bytes of the wider type at a time where both are aligned to that.
+template <class To, class From>
+__device__ void copy_chunk(const Chunk& chunk, const CopySlot& s) {
+  To* const to = static_cast<To*>(s.to);
+  const From* const from = static_cast<const From*>(s.from);
+  constexpr int width = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+  const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
+  chunk.for_each<width>(bits % 16 == 0, [&]<int V>(std::int64_t i) {
+    const Packed<V, From> pack = load_pack<V>(from + i);
+    Packed<V, To> result;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if constexpr (std::is_same_v<To, From>)
+        result.at[j] = pack.at[j];
+      else
+        result.at[j] = narrow<To>(widen(pack.at[j]));
+    }
+    store_pack(to + i, result);
+  });
+}
+
+/// The same bits, of an element's size.
+__device__ void copy_chunk_of_bits(const Chunk& chunk, const CopySlot& s) {
+  switch (size_of(s.to_dtype)) {
+    case 1:
+      return copy_chunk<std::uint8_t, std::uint8_t>(chunk, s);
+    case 2:
+      return copy_chunk<std::uint16_t, std::uint16_t>(chunk, s);
+    case 4:
+      return copy_chunk<std::uint32_t, std::uint32_t>(chunk, s);
+    default:
+      return copy_chunk<std::uint64_t, std::uint64_t>(chunk, s);
+  }
+}
+
+template <class From>
+__device__ void copy_chunk_from(const Chunk& chunk, const CopySlot& s) {
+  switch (s.to_dtype) {
+    case DType::bf16:
+      return copy_chunk<BFloat16, From>(chunk, s);
+    case DType::f16:
+      return copy_chunk<Half, From>(chunk, s);
+    default:
+      return copy_chunk<float, From>(chunk, s);
+  }
+}
+
+__global__ void __launch_bounds__(threads_per_block) copies(const __grid_constant__ CopySlots slots) {
+  wait_for_earlier();
+  const Chunk chunk(slots);
+  const CopySlot& s = slots.slot[chunk.slot];
+  if (s.to_dtype == s.from_dtype) return copy_chunk_of_bits(chunk, s);
+  switch (s.from_dtype) {
+    case DType::bf16:
+      return copy_chunk_from<BFloat16>(chunk, s);
+    case DType::f16:
+      return copy_chunk_from<Half>(chunk, s);
+    default:
+      return copy_chunk_from<float>(chunk, s);
+  }
+}
+
+bool is_small_float(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
+
 }  // namespace
+
+bool takes_copy(DType to, DType from) { return to == from || (is_small_float(to) && is_small_float(from)); }
+
+void launch_copies(const CopySlots& slots, cudaStream_t stream) {
+  if (slots.blocks() > 0) launch_early(copies, slots.blocks(), threads_per_block, stream, slots);
+}
 
 void launch_copy(const Operands& p, DType to) {
   if (p.dtype == to) {

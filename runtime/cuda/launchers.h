@@ -44,6 +44,37 @@ struct SumCall {
 };
 void launch_sum(const SumCall& call);
 
+/// What one launch works on, `n` elements each: at most `most`, longer lists take several launches. Blocks
+/// take chunks of them (slots.cuh).
+template <class Slot, int most_slots>
+struct Slots {
+  static constexpr int most = most_slots;
+  /// Elements that a block takes.
+  static constexpr std::int64_t chunk = 1 << 14;
+  int count = 0;
+  std::int64_t first_chunk[most + 1] = {};  ///< of each slot, and the number of all
+  Slot slot[most];
+
+  void add(const Slot& next) {
+    slot[count] = next;
+    first_chunk[count + 1] = first_chunk[count] + (next.n + chunk - 1) / chunk;
+    ++count;
+  }
+  unsigned blocks() const { return static_cast<unsigned>(first_chunk[count]); }
+};
+
+/// A dense copy of `n` elements; f32 and 16-bit floats become one another, other dtypes stay.
+struct CopySlot {
+  void* to;
+  const void* from;
+  std::int64_t n;
+  DType to_dtype, from_dtype;
+};
+using CopySlots = Slots<CopySlot, 96>;
+/// Whether a launch of many copies takes one between these dtypes.
+bool takes_copy(DType to, DType from);
+void launch_copies(const CopySlots& slots, cudaStream_t stream);
+
 /// One parameter of an optimizer's step: value, gradient, state (null where there is none), its count of
 /// steps, and a 16-bit twin that gets its rounded values (null where there is none).
 struct OptimizerSlot {
@@ -56,21 +87,8 @@ struct OptimizerSlot {
   DType twin_dtype = DType::bf16;
   void* twin = nullptr;
 };
-/// The parameters of one launch; longer lists take several.
-struct OptimizerSlots {
-  static constexpr int most = 48;
-  /// Elements that a block takes.
-  static constexpr std::int64_t chunk = 1 << 14;
-  int count = 0;
-  std::int64_t first_chunk[most + 1] = {};  ///< of each slot, and the number of all
-  OptimizerSlot slot[most];
-
-  void add(const OptimizerSlot& next) {
-    slot[count] = next;
-    first_chunk[count + 1] = first_chunk[count] + (next.n + chunk - 1) / chunk;
-    ++count;
-  }
-};
+/// The parameters of one launch.
+using OptimizerSlots = Slots<OptimizerSlot, 48>;
 struct AdamCall {
   const double* lr;
   const float* skip;     ///< nothing is done where it is not 0; may be null

@@ -1,6 +1,7 @@
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/slots.cuh"
 #include "runtime/cuda/types.cuh"
 #include "runtime/math.h"
 
@@ -15,34 +16,6 @@ __global__ void count_steps(const __grid_constant__ OptimizerSlots slots, const 
   const int i = static_cast<int>(threadIdx.x);
   if (i < slots.count && slots.slot[i].steps != nullptr) *slots.slot[i].steps += 1;
 }
-
-/// The slot that a block works on, and which of its elements.
-struct Chunk {
-  int slot;
-  std::int64_t begin, end;
-
-  __device__ explicit Chunk(const OptimizerSlots& slots) {
-    int low = 0, high = slots.count;  // the last slot that begins at or before this block
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (slots.first_chunk[middle] <= blockIdx.x ? low : high) = middle;
-    }
-    slot = low;
-    begin = (blockIdx.x - slots.first_chunk[low]) * OptimizerSlots::chunk;
-    end = min(begin + OptimizerSlots::chunk, slots.slot[low].n);
-  }
-  /// Calls `body.operator()<V>(i)` for V elements from i on: four at a time where `wide`.
-  template <class F>
-  __device__ void for_each(bool wide, const F& body) const {
-    std::int64_t i = begin;
-    if (wide) {
-      for (i += 4 * static_cast<std::int64_t>(threadIdx.x); i + 4 <= end; i += 4 * threads_per_block)
-        body.template operator()<4>(i);
-      i = begin + (end - begin) / 4 * 4;
-    }
-    for (i += threadIdx.x; i < end; i += threads_per_block) body.template operator()<1>(i);
-  }
-};
 
 __device__ bool aligned(const OptimizerSlot& s) {
   const auto bits = reinterpret_cast<std::uintptr_t>(s.p) | reinterpret_cast<std::uintptr_t>(s.g) |
@@ -115,7 +88,7 @@ __global__ void __launch_bounds__(threads_per_block)
   __syncthreads();
   const AdamFactors f = shared;
   const double factor = factor_of(call.factor);
-  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+  chunk.for_each<4>(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m = load_pack<V>(s.m + i), v = load_pack<V>(s.v + i);
     const Packed<V, float> g = gradient<V>(s, i, factor);
 #pragma unroll
@@ -146,7 +119,7 @@ __global__ void __launch_bounds__(threads_per_block)
               decay = static_cast<float>(call.weight_decay), share = static_cast<float>(1 - call.dampening);
   const double factor = factor_of(call.factor);
   const bool first = s.m != nullptr && *s.steps == 0;
-  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+  chunk.for_each<4>(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), m{};
     const Packed<V, float> g = gradient<V>(s, i, factor);
     if (s.m != nullptr) m = load_pack<V>(s.m + i);
@@ -174,7 +147,7 @@ __global__ void __launch_bounds__(threads_per_block)
               decay = static_cast<float>(call.weight_decay), momentum = static_cast<float>(call.momentum);
   const double factor = factor_of(call.factor);
   float* const average = static_cast<float*>(s.twin);
-  chunk.for_each(aligned(s), [&]<int V>(std::int64_t i) {
+  chunk.for_each<4>(aligned(s), [&]<int V>(std::int64_t i) {
     Packed<V, float> p = load_pack<V>(s.p + i), v = load_pack<V>(s.v + i), a{}, m{};
     const Packed<V, float> g = gradient<V>(s, i, factor);
     if (average != nullptr) a = load_pack<V>(average + i);
@@ -200,26 +173,22 @@ __global__ void __launch_bounds__(threads_per_block)
   });
 }
 
-unsigned blocks_of(const OptimizerSlots& slots) {
-  return static_cast<unsigned>(slots.first_chunk[slots.count]);
-}
-
 }  // namespace
 
 void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream) {
   launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
-  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+  if (const unsigned blocks = slots.blocks(); blocks > 0)
     launch_early(adam_kernel, blocks, threads_per_block, stream, slots, call);
 }
 
 void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream) {
-  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+  if (const unsigned blocks = slots.blocks(); blocks > 0)
     sgd_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
   if (call.momentum != 0) launch_early(count_steps, 1, OptimizerSlots::most, stream, slots, call.skip);
 }
 
 void launch_rmsprop(const OptimizerSlots& slots, const RmspropCall& call, cudaStream_t stream) {
-  if (const unsigned blocks = blocks_of(slots); blocks > 0)
+  if (const unsigned blocks = slots.blocks(); blocks > 0)
     rmsprop_kernel<<<blocks, threads_per_block, 0, stream>>>(slots, call);
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/ops/copy.h"
 
 #include "runtime/apply.h"
+#include "runtime/context.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 
@@ -49,6 +50,18 @@ Tensors CopyInto::grad(const GradArgs& args) const {
   return grads;
 }
 
+Specs CopyEach::infer(SpecSpan in) const {
+  check<ValueError>(in.size() % 2 == 0, "copy_each_: takes pairs of tensors, got {} tensors", in.size());
+  for (std::size_t i = 0; i < in.size(); i += 2)
+    check<ShapeError>(in[i].shape == in[i + 1].shape, "copy_each_: pair {} is of shapes {} and {}", i / 2,
+                      in[i].shape, in[i + 1].shape);
+  return {};
+}
+void CopyEach::run(Inputs in, Outputs out) const {
+  for (std::size_t i = 0; i < in.size(); i += 2)
+    run_again(OpModel<CopyInto>(CopyInto{}), in.subspan(i, 2), out.subspan(i / 2, 1));
+}
+
 }  // namespace ops
 
 Tensor to(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : apply(ops::Cast{dtype}, x); }
@@ -65,6 +78,20 @@ Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 Tensor copy_(const Tensor& into, const Tensor& from) {
   return apply(ops::CopyInto{}, into, to(from, into.device()));
+}
+
+void copy_each_(std::span<const Tensor> into, std::span<const Tensor> from) {
+  check<ValueError>(into.size() == from.size(), "copy_each_: {} tensors to write and {} to read", into.size(),
+                    from.size());
+  if (into.empty()) return;
+  Tensors pairs;
+  pairs.reserve(2 * into.size());
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    pairs.push_back(into[i]);
+    pairs.push_back(to(from[i], into[i].device()));
+  }
+  const NoGrad guard;
+  apply_many(ops::CopyEach{}, pairs);
 }
 
 }  // namespace sherd

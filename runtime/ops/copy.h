@@ -53,4 +53,26 @@ struct CopyInto {
   bool operator==(const CopyInto&) const = default;
 };
 
+/// The same of many tensors, each of the shape of the one that it is written into, on one device. Inputs:
+/// into, from, into, from, ...
+struct CopyEach {
+  static constexpr std::string_view name = "copy_each_";
+  static constexpr Arity arity = Arity::at_least(2);
+  static constexpr bool differentiable = false;
+  static constexpr Reads reads{};
+
+  bool writes(std::size_t i) const { return i % 2 == 0; }
+  Specs infer(SpecSpan in) const;
+  void run(Inputs in, Outputs out) const;
+  bool operator==(const CopyEach&) const = default;
+};
+
 }  // namespace sherd::ops
+
+namespace sherd {
+
+/// `copy_` of each from[i] into into[i], which have one shape, without history: one kernel for many on a GPU.
+/// All of `into` are on one device.
+SHERD_API void copy_each_(std::span<const Tensor> into, std::span<const Tensor> from);
+
+}  // namespace sherd

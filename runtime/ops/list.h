@@ -42,8 +42,8 @@ namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
-using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, Unslice, WriteBox, WriteRows, Cat, Embedding,
-                         EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
+using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
+                         Embedding, EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
 using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial, MaxPool2d,
                             AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;

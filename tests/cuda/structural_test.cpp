@@ -2,6 +2,7 @@
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/ops/copy.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
 #include "tests/cuda/compare.h"
@@ -55,6 +56,33 @@ TEST_CASE("cuda: copies keep values through layouts, views and devices") {
   };
   CHECK(distance_in_ulps(gradient(y), gradient(x)) == 0);
   CHECK(distance_in_ulps(grad(sum(to(y * 2.0, Device::cpu())), std::vector{y})[0], full({8, 6}, 2)) == 0);
+}
+
+TEST_CASE("cuda: many copies at once equal the CPU's, more than a launch takes, aligned or not") {
+  if (no_gpu()) return;
+  std::vector<Tensor> into, from, expected;
+  const std::vector<Tensor> memory = {full({200000}, 7, {f32}), on_gpu(full({200000}, 7, {f32}))};
+  for (const DType to : all_dtypes)
+    for (const DType of : all_dtypes)
+      for (const std::int64_t n : {0, 5, 40000}) {
+        const Tensor x = Values(5).with_specials({n + 1}, is_floating(of) ? of : f32);
+        const Tensor values = slice(is_floating(of) ? x : Values(6)({n + 1}, of, 0, 99), 0, n % 2, n + n % 2);
+        if (is_floating(of) && !is_floating(to)) continue;  // infinities are no integers
+        expected.push_back(sherd::to(values, to));
+        into.push_back(slice(on_gpu(zeros({n + 1}, {to})), 0, n % 2, n + n % 2));
+        from.push_back(on_gpu(values));
+      }
+  for (const std::int64_t at : {0, 64, 1001}) {  // parts of one memory, beside one another
+    into.push_back(slice(memory[1], 0, at, at + 64));
+    from.push_back(on_gpu(Values(8)({64}, bf16)));
+    expected.push_back(to(from.back(), f32));
+  }
+  copy_each_(into, from);
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    INFO(name_of(from[i].dtype()) << " to " << name_of(into[i].dtype()) << ", " << into[i].numel());
+    CHECK(distance_in_ulps(into[i], expected[i]) == 0);
+  }
+  CHECK(distance_in_ulps(slice(memory[1], 0, 128, 1001), slice(memory[0], 0, 128, 1001)) == 0);
 }
 
 TEST_CASE("cuda: creation equals the CPU's") {

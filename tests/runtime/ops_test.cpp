@@ -410,55 +410,6 @@ TEST_CASE("ops: the edges of reductions are those of NumPy and PyTorch") {
   CHECK(grad(sum(amax(Tensor::from<float>({2, 2}, {2}).requires_grad_())), {}).empty());
 }
 
-TEST_CASE("ops: a wide loss has the bits of casting the logits first, gradients too") {
-  for (DType dtype : {f64, f32, f16, bf16})
-    for (Reduction r : {Reduction::mean, Reduction::sum, Reduction::none}) {
-      INFO(name_of(dtype) << " reduction " << static_cast<int>(r));
-      const Tensor leaf = numbers({37, 131}, dtype, 1, -9, 9).requires_grad_(),
-                   targets = numbers({37}, i64, 2, 0, 130);
-      const Tensor wide = cross_entropy(leaf, targets, {r, 5, LossPrecision::wide}),
-                   cast = cross_entropy(to(leaf, dtype == f64 ? f64 : f32), targets, {r, 5});
-      CHECK(same_bits(wide, cast));
-      const Tensor up = numbers(wide.shape(), wide.dtype(), 3);
-      CHECK(same_bits(grad(wide, std::span(&leaf, 1), up)[0], grad(cast, std::span(&leaf, 1), up)[0]));
-    }
-}
-
-TEST_CASE(
-    "ops: cross_entropy_ has the loss and gradient of cross_entropy, to the bit, and refuses what it cannot "
-    "give") {
-  for (DType dtype : {f64, f32, f16, bf16})
-    for (Reduction r : {Reduction::mean, Reduction::sum})
-      for (LossPrecision precision : {LossPrecision::of_logits, LossPrecision::wide}) {
-        INFO(name_of(dtype) << " reduction " << static_cast<int>(r));
-        const Tensor leaf = numbers({37, 131}, dtype, 1, -9, 9).requires_grad_(),
-                     targets = numbers({37}, i64, 2, 0, 130);
-        const CrossEntropyOptions options{r, 5, precision};
-        const Tensor over = cross_entropy_(clone(leaf), targets, options),
-                     beside = cross_entropy(leaf, targets, options);
-        CHECK(same_bits(over, beside));
-        const Tensor expected = grad(beside, std::span(&leaf, 1))[0];
-        CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
-        CHECK(same_bits(grad(over, std::span(&leaf, 1), {}, {.retain_graph = true})[0], expected));
-        const Tensor half = full({}, 0.5, {over.dtype()});
-        CHECK(
-            same_bits(grad(over, std::span(&leaf, 1), half, {.retain_graph = true})[0], mul(expected, 0.5)));
-        CHECK(same_bits(grad(over, std::span(&leaf, 1), half)[0], mul(expected, 0.5)));
-      }
-  const Tensor x = numbers({3, 4}, f32).requires_grad_(), targets = numbers({3}, i64, 2, 0, 3);
-  CHECK(one_line_about(message_of<ValueError>([&] { cross_entropy_(clone(x), targets, {Reduction::none}); }),
-                       "cross_entropy_"));
-  CHECK_THROWS_AS(cross_entropy_(x, targets), StateError);  // a leaf
-  const Tensor loss = cross_entropy_(clone(x), targets);
-  CHECK(one_line_about(
-      message_of<NotImplementedError>([&] { grad(loss, std::span(&x, 1), {}, {.create_graph = true}); }),
-      "cross_entropy_"));
-  const Tensor logits = clone(x), written = cross_entropy_(logits, targets), both = add(written, sum(logits));
-  CHECK(one_line_about(message_of<StateError>([&] { grad(both, std::span(&x, 1)); }), "cross_entropy_"));
-  CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({2})), ShapeError);
-  CHECK_THROWS_AS(apply(ops::ScaleUnlessOne{}, clone(x.detach()), zeros({}, {f64})), DTypeError);
-}
-
 namespace {
 
 /// Every number that e4m3 (4 bits of exponent, 3 of mantissa) or e5m2 can hold.
@@ -630,20 +581,52 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"softmax", [&] { softmax(x, 2); }, Bad::shape},
       {"matmul", [&] { matmul(x, x); }, Bad::shape},
       {"matmul", [&] { matmul(s, x); }, Bad::shape},
-      {"matmul", [&] { matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32)); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 3}, f32)); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 4}, f32), v); }, Bad::shape},
-      {"linear", [&] { linear(x, numbers({5, 4}, f32), s); }, Bad::shape},
+      {"matmul",
+       [&] {
+         matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32));
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 3}, f32));
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 4}, f32), v);
+       },
+       Bad::shape},
+      {"linear",
+       [&] {
+         linear(x, numbers({5, 4}, f32), s);
+       },
+       Bad::shape},
       {"conv2d", [&] { conv2d(x, image); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, x); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 3, 1, 1}, f32)); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 2, 4, 1}, f32)); }, Bad::shape},
-      {"conv2d", [&] { conv2d(image, numbers({4, 2, 0, 1}, f32)); }, Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 3, 1, 1}, f32));
+       },
+       Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 2, 4, 1}, f32));
+       },
+       Bad::shape},
+      {"conv2d",
+       [&] {
+         conv2d(image, numbers({4, 2, 0, 1}, f32));
+       },
+       Bad::shape},
       {"conv2d", [&] { conv2d(image, image, v); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, image, {}, {.stride = 0}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, image, {}, {.padding = -1}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, to(image, f16)); }, Bad::dtype},
-      {"conv2d", [&] { conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64)); }, Bad::dtype},
+      {"conv2d",
+       [&] {
+         conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64));
+       },
+       Bad::dtype},
       {"conv2d", [&] { conv2d(image, image, numbers({1}, f64)); }, Bad::dtype},
       {"layer_norm", [&] { layer_norm(x, numbers({3}, f32), {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, s, {}); }, Bad::shape},
@@ -661,19 +644,35 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"batch_norm", [&] { batch_norm(x, v, numbers({3}, f32)); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, {}, {}); }, Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, {}); }, Bad::value},
-      {"batch_norm", [&] { batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true}); }, Bad::value},
+      {"batch_norm",
+       [&] {
+         batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true});
+       },
+       Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, v, numbers({4}, f16)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, v, v, v, numbers({4}, f64)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, numbers({4}, i64), v); }, Bad::dtype},
       {"cross_entropy", [&] { cross_entropy(x, index); }, Bad::shape},
       {"cross_entropy", [&] { cross_entropy(x, numbers({3}, i32)); }, Bad::dtype},
-      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(4)); }, Bad::value},
-      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(-1)); }, Bad::value},
+      {"cross_entropy",
+       [&] {
+         cross_entropy(numbers({1, 4}, f32), far(4));
+       },
+       Bad::value},
+      {"cross_entropy",
+       [&] {
+         cross_entropy(numbers({1, 4}, f32), far(-1));
+       },
+       Bad::value},
       {"embedding", [&] { embedding(x, far(3)); }, Bad::value},
       {"embedding", [&] { embedding(x, far(-1)); }, Bad::value},
       {"embedding", [&] { embedding(x, v); }, Bad::dtype},
       {"embedding", [&] { embedding(s, index); }, Bad::shape},
-      {"index_select", [&] { index_select(x, 0, numbers({1, 1}, i64)); }, Bad::shape},
+      {"index_select",
+       [&] {
+         index_select(x, 0, numbers({1, 1}, i64));
+       },
+       Bad::shape},
       {"gather", [&] { gather(v, far(4)); }, Bad::value},
       {"gather", [&] { gather(x, index); }, Bad::shape},
       {"gather", [&] { gather(v, v); }, Bad::dtype},
@@ -682,25 +681,73 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"topk", [&] { topk(s, 1); }, Bad::shape},
       {"multinomial", [&] { multinomial(s); }, Bad::shape},
       {"cat", [&] { cat({}); }, Bad::value},
-      {"cat", [&] { cat(std::vector{x, v}); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{x, numbers({3, 5}, f32)}); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{v, numbers({4}, f64)}); }, Bad::dtype},
-      {"cat", [&] { cat(std::vector{x, x}, 2); }, Bad::shape},
-      {"cat", [&] { cat(std::vector{s, s}); }, Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{x, v});
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{x, numbers({3, 5}, f32)});
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{v, numbers({4}, f64)});
+       },
+       Bad::dtype},
+      {"cat",
+       [&] {
+         cat(std::vector{x, x}, 2);
+       },
+       Bad::shape},
+      {"cat",
+       [&] {
+         cat(std::vector{s, s});
+       },
+       Bad::shape},
       {"where", [&] { where(x, x, x); }, Bad::dtype},
-      {"where", [&] { where(greater(x, 0.0), x, numbers({3, 4}, f64)); }, Bad::dtype},
+      {"where",
+       [&] {
+         where(greater(x, 0.0), x, numbers({3, 4}, f64));
+       },
+       Bad::dtype},
       {"copy_", [&] { copy_(v, x); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {5, -1}); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {-1, -1}); }, Bad::shape},
-      {"reshape", [&] { reshape(x, {-2, -6}); }, Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {5, -1});
+       },
+       Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {-1, -1});
+       },
+       Bad::shape},
+      {"reshape",
+       [&] {
+         reshape(x, {-2, -6});
+       },
+       Bad::shape},
       {"view", [&] { view(transpose(x, 0, 1), {12}); }, Bad::shape},
       {"flatten", [&] { flatten(x, 1, 0); }, Bad::shape},
-      {"permute", [&] { permute(x, {0, 0}); }, Bad::shape},
+      {"permute",
+       [&] {
+         permute(x, {0, 0});
+       },
+       Bad::shape},
       {"permute", [&] { permute(x, {0}); }, Bad::shape},
       {"squeeze", [&] { squeeze(x, 0); }, Bad::shape},
-      {"expand", [&] { expand(x, {3, 5}); }, Bad::shape},
+      {"expand",
+       [&] {
+         expand(x, {3, 5});
+       },
+       Bad::shape},
       {"expand", [&] { expand(x, {4}); }, Bad::shape},
-      {"expand", [&] { expand(v, {-1, 4}); }, Bad::shape},
+      {"expand",
+       [&] {
+         expand(v, {-1, 4});
+       },
+       Bad::shape},
       {"slice", [&] { slice(x, 0, 0, 1, 0); }, Bad::value},
       {"slice", [&] { slice(s, 0, 0, 1); }, Bad::shape},
       {"narrow", [&] { narrow(x, 1, 2, 3); }, Bad::shape},
@@ -712,13 +759,25 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"size", [&] { (void)x.size(2); }, Bad::shape},
       {"attention", [&] { attention(x, x, x); }, Bad::shape},
       {"attention",
-       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32)); },
+       [&] {
+         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32));
+       },
        Bad::shape},
       {"attention",
-       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32)); },
+       [&] {
+         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32));
+       },
        Bad::dtype},
-      {"self_attention", [&] { self_attention(numbers({1, 2, 8}, f32), 2); }, Bad::shape},
-      {"self_attention", [&] { self_attention(numbers({1, 2, 6}, f32), 0); }, Bad::shape},
+      {"self_attention",
+       [&] {
+         self_attention(numbers({1, 2, 8}, f32), 2);
+       },
+       Bad::shape},
+      {"self_attention",
+       [&] {
+         self_attention(numbers({1, 2, 6}, f32), 0);
+       },
+       Bad::shape},
       {"dropout", [&] { dropout(index, 0.5); }, Bad::dtype},
       {"arange", [] { arange(0, 1, 0); }, Bad::value},
       {"arange", [] { arange(0, std::numeric_limits<double>::infinity()); }, Bad::value},
@@ -726,13 +785,25 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"uniform", [] { rand({2}, {i64}); }, Bad::dtype},
       {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
       {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
-      {"-1", [] { zeros({2, -1}); }, Bad::shape},
-      {"square_sums", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
+      {"-1",
+       [] {
+         zeros({2, -1});
+       },
+       Bad::shape},
+      {"square_sums",
+       [&] {
+         order_free_norm(std::vector{x, index});
+       },
+       Bad::dtype},
       {"largest_magnitude", [] { apply_many(ops::LargestMagnitude{}, {}); }, Bad::value},
       {"square_sums", [] { apply_many(ops::SquareSums{}, {}); }, Bad::value},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x); }, Bad::dtype},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64})); }, Bad::shape},
-      {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
+      {"to",
+       [] {
+         to(empty({2}, {f32, Device::meta()}), Device::cpu());
+       },
+       Bad::device},
   };
   for (const Bad& bad : list) {
     std::string text = "(nothing was thrown)";
@@ -758,6 +829,32 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
   }
 }
 
+TEST_CASE("ops: copy_each_ writes what copies one by one write, and refuses other shapes and numbers") {
+  std::vector<Tensor> into, from, alone;
+  for (const DType to : all_dtypes)
+    for (const DType of : all_dtypes)
+      for (const Shape& shape : {Shape{0}, Shape{}, Shape{7, 33}}) {
+        into.push_back(numbers(shape, to, 1));
+        alone.push_back(clone(into.back()));
+        from.push_back(shape.rank() == 2 ? transpose(numbers({33, 7}, of, 2), 0, 1) : numbers(shape, of, 2));
+        copy_(alone.back(), from.back());
+      }
+  copy_each_(into, from);
+  for (std::size_t i = 0; i < into.size(); ++i) CHECK(same_bits(into[i], alone[i]));
+  copy_each_({}, {});
+  const std::vector<Tensor> two = {zeros({2}), zeros({3})};
+  CHECK(one_line_about(message_of<ValueError>([&] { copy_each_(two, std::span(two).first(1)); }),
+                       "copy_each_"));
+  CHECK(one_line_about(message_of<ShapeError>([&] {
+                         copy_each_(two, std::vector{ones({2}), ones({1})});
+                       }),
+                       "copy_each_"));
+  CHECK(one_line_about(message_of<StateError>([&] {
+                         copy_each_(two, std::vector{two[0], ones({3})});
+                       }),
+                       "copy_each_"));
+}
+
 TEST_CASE("ops: optimizer steps refuse what does not fit and write what they name") {
   const Tensor lr = Tensor::scalar(0.1, {f64}), step = zeros({}, {f64});
   const Tensor p = numbers({5}, f32), g = numbers({5}, f32, 2), m = zeros({5}), v = zeros({5});
@@ -770,15 +867,18 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   const Tensor again = clone(p);
   apply_many(ops::SgdStep{}, sgd);
   CHECK(distance(p, sub(again, mul(g, 0.1))) < 1e-6);
-  CHECK(one_line_about(
-      message_of<ShapeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)}); }),
-      "sgd_step_"));
-  CHECK(one_line_about(
-      message_of<DTypeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)}); }),
-      "sgd_step_"));
-  CHECK(one_line_about(
-      message_of<DTypeError>([&] { apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step}); }),
-      "adam_step_"));
+  CHECK(one_line_about(message_of<ShapeError>([&] {
+                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)});
+                       }),
+                       "sgd_step_"));
+  CHECK(one_line_about(message_of<DTypeError>([&] {
+                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)});
+                       }),
+                       "sgd_step_"));
+  CHECK(one_line_about(message_of<DTypeError>([&] {
+                         apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step});
+                       }),
+                       "adam_step_"));
   const ops::AdamStep skippable{.skippable = ops::Skippable::yes}, twins{.twins = ops::Twins::yes};
   const auto refused = [](const auto& op, const std::vector<Tensor>& in) {
     return one_line_about(message_of<Error>([&] { apply_many(op, in); }), op.name);
@@ -844,6 +944,7 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
     }
     full({1}, 1), arange(0, 1), rand({1}), randn({1}), randint(0, 2, {1});
     const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({2}), norm = zeros({}, {f64});
+    copy_each_(std::vector{p}, std::vector{ones({2})});
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
     apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
     apply_many(ops::RmspropStep{}, std::vector{lr, p, zeros({2}), zeros({2})});
