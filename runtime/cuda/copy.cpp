@@ -26,7 +26,7 @@ void copy_each_kernel(const void*, Inputs in, Outputs) {
   const cudaStream_t stream = stream_of(in[0].device());
   CopySlots slots;
   const auto launch = [&] {
-    launch_copies(slots, stream);
+    launch_copy_each(slots, stream);
     check_launch(ops::CopyEach::name);
     slots = {};
   };

@@ -133,7 +133,7 @@ bool is_small_float(DType d) { return d == DType::f32 || d == DType::f16 || d ==
 
 bool takes_copy(DType to, DType from) { return to == from || (is_small_float(to) && is_small_float(from)); }
 
-void launch_copies(const CopySlots& slots, cudaStream_t stream) {
+void launch_copy_each(const CopySlots& slots, cudaStream_t stream) {
   if (slots.blocks() > 0) launch_early(copies, slots.blocks(), threads_per_block, stream, slots);
 }
 

@@ -73,7 +73,7 @@ struct CopySlot {
 using CopySlots = Slots<CopySlot, 96>;
 /// Whether a launch of many copies takes one between these dtypes.
 bool takes_copy(DType to, DType from);
-void launch_copies(const CopySlots& slots, cudaStream_t stream);
+void launch_copy_each(const CopySlots& slots, cudaStream_t stream);
 
 /// One parameter of an optimizer's step: value, gradient, state (null where there is none), its count of
 /// steps, and a 16-bit twin that gets its rounded values (null where there is none).

@@ -23,6 +23,7 @@
 #include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
+#include "runtime/ops/nll.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
@@ -50,8 +51,8 @@ using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGr
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne,
-           Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
+           NllGrad, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

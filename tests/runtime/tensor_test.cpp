@@ -1,11 +1,15 @@
 // The handle: values in and out, views, printing, refusals.
 #include "runtime/tensor.h"
 
+#include <array>
 #include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/runtime/harness.h"
 
@@ -85,7 +89,9 @@ TEST_CASE("tensor: an empty handle is refused wherever a tensor is needed") {
                                          [&] { (void)none.item(); },
                                          [&] { (void)none.data<float>(); },
                                          [&] { none.detach(); },
-                                         [&] { cat(std::vector{x, none}); },
+                                         [&] {
+                                           cat(std::vector{x, none});
+                                         },
                                          [&] { where(none, x, x); },
                                          [&] { embedding(x, none); },
                                          [&] { Tensor(none).requires_grad_(); }};
@@ -290,8 +296,9 @@ TEST_CASE("tensor: the host copies from a device what a view covers, and no more
   }
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {2}, 10})) == Floats{10, 12, 14}); }) == 5 * 4);
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {-2}, 10})) == Floats{10, 8, 6}); }) == 5 * 4);
-  CHECK(copied_by([&] { CHECK(to_string(alias(x, {{2}, {0}, 5})).find("[5, 5]") != std::string::npos); }) ==
-        4);
+  CHECK(copied_by([&] {
+          CHECK(to_string(alias(x, {{2}, {0}, 5})).find("[5, 5]") != std::string::npos);
+        }) == 4);
   CHECK(copied_by([&] { CHECK(values<float>(x) == host); }) == 4000);
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{0}, {1}, 3})).empty()); }) == 0);
 }
@@ -319,6 +326,52 @@ TEST_CASE("tensor: reading and writing as another type is refused in one line") 
   CHECK(one_line_about(message_of<DeviceError>([&] { (void)meta.item(); }), "meta"));
   CHECK_THROWS_AS(meta.to_vector<float>(), Error);
   CHECK(to_string(meta).find("...") != std::string::npos);
+}
+
+TEST_CASE("tensor: its truth is that of its one element") {
+  for (const DType dtype : all_dtypes)
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{1, 1}}) {
+      INFO(name_of(dtype) << " " << shape);
+      CHECK(static_cast<bool>(full(shape, 1, {dtype})));
+      CHECK_FALSE(static_cast<bool>(zeros(shape, {dtype})));
+    }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double value : {0.5, -0.25, nan}) CHECK(static_cast<bool>(full({}, value)));
+  CHECK_FALSE(static_cast<bool>(full({}, -0.0)));
+  CHECK(static_cast<bool>(full({}, std::numeric_limits<std::int64_t>::min(), {i64})));
+  const Tensor loss = full({}, 0.5);
+  CHECK((loss < 0.6 && !(loss < 0.4)));
+  for (const Tensor& many : {zeros({2, 3}), zeros({0})})
+    CHECK(one_line_about(message_of<ShapeError>([&] { (void)static_cast<bool>(many); }), "any(x)"));
+  CHECK(one_line_about(message_of<ValueError>([] { (void)static_cast<bool>(Tensor{}); }), "defined()"));
+  CHECK(one_line_about(message_of<DeviceError>([] {
+                         (void)static_cast<bool>(zeros({}, {f32, Device::meta()}));
+                       }),
+                       "meta"));
+}
+
+TEST_CASE("tensor: a shape is an integer, or a list of them of any integer type") {
+  CHECK(zeros(3).shape() == Shape{3});
+  CHECK(zeros(std::size_t{3}).shape() == Shape{3});
+  CHECK(zeros(std::vector<int>{2, 3}).shape() == Shape{2, 3});
+  CHECK(zeros(std::vector<std::size_t>{2, 3}).shape() == Shape{2, 3});
+  CHECK(zeros(std::array<std::int64_t, 2>{2, 3}).shape() == Shape{2, 3});
+  const Tensor x = reshape(arange(0, 6), {2, 3});
+  CHECK(same_bits(sum(x, 1), sum(x, {1})));
+  CHECK(same_bits(mean(to(x, f32), -1, Keep::dims), mean(to(x, f32), {-1}, Keep::dims)));
+  CHECK(same_bits(flip(x, 0), flip(x, {0})));
+  CHECK(x.shape() == std::vector{2, 3});
+  CHECK_THROWS_AS(zeros(std::vector<int>(max_rank + 1, 1)), ShapeError);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<bool, Shape>);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<std::string, Shape>);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<const char*, Shape>);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<double, Shape>);
+}
+
+TEST_CASE("tensor: shapes, dtypes and devices are written to streams as messages name them") {
+  std::ostringstream out;
+  out << Shape{2, 3} << " " << Shape{} << " " << bf16 << " " << Device::cpu() << " " << Device::meta();
+  CHECK(out.str() == "(2, 3) () bf16 cpu:0 meta");
 }
 
 TEST_CASE("tensor: an item fits the type that it is asked for as, or is refused") {
