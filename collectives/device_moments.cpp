@@ -40,7 +40,7 @@ void Moments::before_free(Device device) noexcept {
   if (Context::current_or_null() == nullptr) return;  // a thread that ended has waited for its devices
   try {
     PeerQueue* queue = backend(device.type).peer_queue(device);
-    each_latest([&](DeviceEvent& latest) { queue->work_follows(latest); });
+    each_to_come([&](DeviceEvent& latest) { queue->work_follows(latest); });
   } catch (const std::exception&) {  // the device has failed, and nothing uses its memory again
   }
 }
@@ -56,7 +56,8 @@ bool lend(const std::shared_ptr<Moments>& moments, std::span<const Ref<Storage>>
 
 void free_after_moves(const Moments& moments, Device device, const std::function<void()>& drop) {
   InlineVec<DeviceEvent*, 8> moved;
-  moments.each_latest([&](DeviceEvent& latest) { moved.push_back(&latest); });
+  moments.each_to_come([&](DeviceEvent& latest) { moved.push_back(&latest); });
+  if (moved.empty()) return drop();
   // Not by the queue that moved it, which may be gone when a rank that ends comes to this.
   backend(device.type).peer_queue(device)->free_after({moved.begin(), moved.size()}, drop);
 }

@@ -57,6 +57,13 @@ class Moments final : public MemoryLoan {
  public:
   explicit Moments(std::size_t size) : lanes_(size) {}
   DeviceLanes& lane(std::size_t i) { return lanes_[i]; }
+  /// Calls `f` with the last moment of each rank so far that is not past: to ask costs less than to follow.
+  template <class F>
+  void each_to_come(const F& f) const {
+    each_latest([&](DeviceEvent& latest) {
+      if (!latest.reached()) f(latest);
+    });
+  }
   /// Calls `f` with the last moment of each rank so far.
   template <class F>
   void each_latest(const F& f) const {
