@@ -8,6 +8,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/copy.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/reach.h"
 #include "runtime/timeline.h"
@@ -15,9 +16,14 @@
 namespace sherd::nn {
 namespace {
 
-/// Whether the ops on whole lists of parameters take this one (f32); others are stepped alone.
-bool takes_list(const Tensor& p, const Tensor& g) {
-  return p.dtype() == DType::f32 && g.dtype() == DType::f32 && g.device() == p.device() && p.is_contiguous();
+/// How a parameter is stepped: by an op on a whole list, as it is or as a copy in f32, or by itself.
+enum class Form { listed, widened, alone };
+
+Form form_of(const Tensor& p, const Tensor& g) {
+  const bool fits = g.device() == p.device() && p.is_contiguous() && g.dtype() != DType::f64;
+  return !fits || p.dtype() == DType::f64 ? Form::alone
+         : p.dtype() == DType::f32        ? Form::listed
+                                          : Form::widened;
 }
 
 /// The inputs of a step before its parameters: the rate, and if there are such, the flag to skip and the
@@ -71,6 +77,41 @@ class DeviceLists {
  private:
   FirstInputs first_;
   std::vector<std::vector<Tensor>> lists_;
+};
+
+/// Parameters in 16 bits of one device, stepped as f32 copies of them and their state, which are rounded
+/// once.
+class Widened {
+ public:
+  explicit Widened(const FirstInputs& first) : lists_(first) {}
+  /// Steps those before where this one is on another device, or too many elements would lie twice.
+  template <class Op>
+  void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
+    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + p.numel() > most_numel)) step(op);
+    numel_ += p.numel();
+    std::vector<Tensor>& list = lists_.on(p.device());
+    list.insert(list.end(), {widened(p), g});
+    for (const Tensor& s : state) list.push_back(s.dtype() == DType::f64 ? s : widened(s));
+  }
+  template <class Op>
+  void step(const Op& op) {
+    copy_each_(wide_, narrow_);
+    lists_.step(op);
+    copy_each_(narrow_, wide_);
+    narrow_.clear();
+    wide_.clear();
+    numel_ = 0;
+  }
+
+ private:
+  static constexpr std::int64_t most_numel = 1 << 24;
+  Tensor widened(const Tensor& t) {
+    narrow_.push_back(t);
+    return wide_.emplace_back(empty(t.shape(), {DType::f32, t.device()}));
+  }
+  DeviceLists lists_;
+  std::vector<Tensor> narrow_, wide_;
+  std::int64_t numel_ = 0;
 };
 
 /// ValueError for a value that an option does not take.
@@ -454,7 +495,7 @@ void Optimizer::load_state_dict(StateDict given) {
       by_entry[name] = value.item();
     }
   }
-  const std::vector<std::string> before = state_names(), names = state_names_with([&](const auto& name) {
+  const std::vector<std::string> before = state_names(), names = state_names_with([&](const auto&name) {
                                                            const auto found = by_entry.find(name);
                                                            return found == by_entry.end()
                                                                       ? std::nullopt
@@ -504,25 +545,35 @@ void Optimizer::load_state_dict(StateDict given) {
 
 namespace {
 
-/// Steps the parameters of a group by the op: those that it takes as a list on each device, the others alone.
+/// Steps the parameters of a group by the op, each in its form.
 /// `kept(i)` is what it takes of the state of the i-th.
 template <class Op, class Kept>
 void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<const Parameter> params,
                const Kept& kept) {
   DeviceLists lists(first);
+  Widened widened(first);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const std::vector<Tensor> state = kept(i);
-    if (takes_list(p, g)) {
-      std::vector<Tensor>& list = lists.on(p.device());
-      list.insert(list.end(), {p, g});
-      list.insert(list.end(), state.begin(), state.end());
-      if (!foreach) lists.step(op);
-    } else {
-      step_alone(op, first, p, g, state);
+    switch (form_of(p, g)) {
+      case Form::listed: {
+        std::vector<Tensor>& list = lists.on(p.device());
+        list.insert(list.end(), {p, g});
+        list.insert(list.end(), state.begin(), state.end());
+        break;
+      }
+      case Form::widened:
+        widened.add(op, p, g, state);
+        break;
+      case Form::alone:
+        step_alone(op, first, p, g, state);
     }
+    if (foreach) continue;
+    lists.step(op);
+    widened.step(op);
   }
   lists.step(op);
+  widened.step(op);
 }
 
 }  // namespace

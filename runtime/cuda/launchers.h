@@ -105,7 +105,7 @@ struct SgdCall {
   double momentum, weight_decay, dampening;
   bool nesterov;
 };
-/// `m` is the momentum; where it is null, `steps` is too. Gradients are f32, and there are no twins.
+/// `m` is the momentum; where it is null, `steps` is too. There are no twins.
 void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream);
 struct RmspropCall {
   const double* lr;
@@ -114,7 +114,7 @@ struct RmspropCall {
   double alpha, eps, weight_decay, momentum;
 };
 /// `v` is the average of squares, `twin` (f32) that of gradients, null unless centred, and `m` the momentum,
-/// null without one. Gradients are f32.
+/// null without one.
 void launch_rmsprop(const OptimizerSlots& slots, const RmspropCall& call, cudaStream_t stream);
 
 }  // namespace sherd::cuda

@@ -83,7 +83,8 @@ void sgd_kernel(const void* erased, Inputs in, Outputs) {
                              carries ? dense_data(op.name, in[i + 2]) : nullptr,
                              nullptr,
                              carries ? dense_data<double>(op.name, in[i + 3]) : nullptr,
-                             in[i].numel()};
+                             in[i].numel(),
+                             in[i + 1].dtype()};
       },
       [&](const OptimizerSlots& slots) {
         launch_sgd(slots,
@@ -107,7 +108,8 @@ void rmsprop_kernel(const void* erased, Inputs in, Outputs) {
                            op.momentum != 0 ? dense_data(op.name, in[i + op.stride() - 1]) : nullptr,
                            dense_data(op.name, in[i + 2]),
                            nullptr,
-                           in[i].numel()};
+                           in[i].numel(),
+                           in[i + 1].dtype()};
         if (op.centered) slot.twin = dense_data(op.name, in[i + 3]);
         return slot;
       },

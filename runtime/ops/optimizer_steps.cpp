@@ -56,6 +56,13 @@ void check_narrow(std::string_view op, const Spec& p, const Spec& other, std::st
                     what, other.shape);
 }
 
+/// It may have 16 bits where the parameter has not.
+void check_gradient(std::string_view op, const Spec& p, Spec gradient) {
+  const bool narrow = is_floating(gradient.dtype) && size_of(gradient.dtype) == 2;
+  if (narrow && p.dtype == DType::f32) gradient.dtype = DType::f32;
+  check_parameter(op, p, gradient, "gradient");
+}
+
 /// Input `i`, a gradient, as the step takes it.
 template <class Op>
 Tensor gradient(const Op& op, Inputs in, std::size_t i) {
@@ -85,10 +92,7 @@ Specs AdamStep::infer(SpecSpan in) const {
   check_factor(name, clipped, first(), in);
   check_whole(name, in.size() - first(), stride());
   for (std::size_t i = first(); i < in.size(); i += stride()) {
-    if (is_floating(in[i + 1].dtype) && size_of(in[i + 1].dtype) == 2)
-      check_narrow(name, in[i], in[i + 1], "gradient");
-    else
-      check_parameter(name, in[i], in[i + 1], "gradient");
+    check_gradient(name, in[i], in[i + 1]);
     check_parameter(name, in[i], in[i + 2], "first moment");
     check_parameter(name, in[i], in[i + 3], "second moment");
     check_scalar(name, "a count of steps", in[i + 4]);
@@ -103,7 +107,7 @@ Specs SgdStep::infer(SpecSpan in) const {
   check_factor(name, clipped, first(), in);
   check_whole(name, in.size() - first(), stride());
   for (std::size_t i = first(); i < in.size(); i += stride()) {
-    check_parameter(name, in[i], in[i + 1], "gradient");
+    check_gradient(name, in[i], in[i + 1]);
     if (momentum == 0) continue;
     check_parameter(name, in[i], in[i + 2], "momentum buffer");
     check_scalar(name, "a count of steps", in[i + 3]);
@@ -117,7 +121,7 @@ Specs RmspropStep::infer(SpecSpan in) const {
   check_factor(name, clipped, first(), in);
   check_whole(name, in.size() - first(), stride());
   for (std::size_t i = first(); i < in.size(); i += stride()) {
-    check_parameter(name, in[i], in[i + 1], "gradient");
+    check_gradient(name, in[i], in[i + 1]);
     check_parameter(name, in[i], in[i + 2], "average of squares");
     if (centered) check_parameter(name, in[i], in[i + 3], "average of gradients");
     if (momentum != 0) check_parameter(name, in[i], in[i + stride() - 1], "momentum buffer");

@@ -52,9 +52,9 @@ struct AdamStep {
 };
 
 /// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped,
-/// then for each parameter p and g, and with momentum also the buffer and a 0-d f64 count of steps taken (0:
-/// the buffer starts as the gradient). The first ones and g are not written. Without momentum dampening and
-/// nesterov say nothing.
+/// then for each parameter p and g (f32 or of 16 bits), and with momentum also the buffer and a 0-d f64 count
+/// of steps taken (0: the buffer starts as the gradient). The first ones and g are not written. Without
+/// momentum dampening and nesterov say nothing.
 struct SgdStep {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr Arity arity = Arity::at_least(1);
@@ -81,8 +81,8 @@ struct SgdStep {
 };
 
 /// One step of RMSprop, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is
-/// clipped, then for each parameter p, g, the average of squares, that of gradients if it is centred, and
-/// the buffer with momentum. The first ones and g are not written.
+/// clipped, then for each parameter p, g (f32 or of 16 bits), the average of squares, that of gradients if it
+/// is centred, and the buffer with momentum. The first ones and g are not written.
 struct RmspropStep {
   static constexpr std::string_view name = "rmsprop_step_";
   static constexpr Arity arity = Arity::at_least(1);

@@ -415,6 +415,42 @@ TEST_CASE("clip_grad_norm_: a limit of 0, infinities and NaN do what they do in 
     CHECK_THROWS_AS(clip_grad_norm_(std::span(&p, 1), limit), ValueError);
 }
 
+TEST_CASE("optimizers: parameters in 16 bits without masters step as f32 copies, rounded once") {
+  using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Parameter>, bool foreach)>;
+  const std::vector<Make> makes = {
+      [](auto params, bool foreach) {
+        return std::make_unique<AdamW>(params, AdamWOptions{.lr = 1e-2, .foreach = foreach});
+      },
+      [](auto params, bool foreach) {
+        return std::make_unique<Sgd>(params, SgdOptions{.lr = 1e-2, .momentum = 0.9, .foreach = foreach});
+      },
+      [](auto params, bool foreach) {
+        return std::make_unique<Rmsprop>(params, RmspropOptions{.lr = 1e-2, .foreach = foreach});
+      }};
+  for (const DType dtype : {bf16, f16})
+    for (const Make& make : makes) {
+      std::vector<Parameter> listed, alone, wide;
+      for (unsigned i = 0; i < 5; ++i) {
+        listed.push_back(parameter({static_cast<std::int64_t>(i), 33}, i, i == 2 ? f32 : dtype));
+        alone.emplace_back(clone(listed[i].data()));
+        wide.emplace_back(to(clone(listed[i].data()), f32));
+      }
+      const auto in_list = make(listed, true), one_by_one = make(alone, false), in_f32 = make(wide, true);
+      for (unsigned step = 0; step < 3; ++step) {
+        for (unsigned i = 0; i < 5; ++i) {
+          give_gradient(listed[i], 10 * step + i);
+          alone[i].set_grad(clone(listed[i].grad()));
+          wide[i].set_grad(to(listed[i].grad(), f32));
+        }
+        for (const auto& each : {in_list.get(), one_by_one.get(), in_f32.get()}) each->step();
+        for (unsigned i = 0; i < 5; ++i) {
+          CHECK(same_bits(listed[i].data(), alone[i].data()));
+          if (step == 0) CHECK(same_bits(listed[i].data(), to(wide[i].data(), listed[i].data().dtype())));
+        }
+      }
+    }
+}
+
 TEST_CASE("optimizers: with a beta of 0 a moment is this step's gradient, whatever came before") {
   for (DType dtype : {f32, f64, bf16})
     for (bool decoupled : {false, true}) {
