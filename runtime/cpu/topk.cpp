@@ -2,23 +2,14 @@
 #include "runtime/ops/topk.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
+#include "runtime/cpu/row_order.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
 namespace {
-
-/// a before b: larger first, NaN largest, then by position.
-template <class T>
-bool before(const T* row, std::int64_t a, std::int64_t b) {
-  const auto x = static_cast<compute_t<T>>(row[a]), y = static_cast<compute_t<T>>(row[b]);
-  const bool nan_x = x != x, nan_y = y != y;
-  if (nan_x || nan_y) return nan_x != nan_y ? nan_x : a < b;
-  return x != y ? x > y : a < b;
-}
 
 /// Calls `body(row)` for rows of so many picks each.
 template <class F>
@@ -39,33 +30,35 @@ void check_positions(std::string_view call, const Tensor& index, std::int64_t co
                       at[i], i, columns);
 }
 
+template <class Word, class T>
+void topk_of_rows(const T* x, std::int64_t rows, std::int64_t columns, std::int64_t k, T* values,
+                  std::int64_t* indices) {
+  parallel_for(rows, std::max<std::int64_t>(1, (1 << 12) / columns),
+               [&](std::int64_t begin, std::int64_t end) {
+                 RowOrder<T, Word> order;
+                 for (std::int64_t row = begin; row < end; ++row) {
+                   const T* at = x + row * columns;
+                   order.find(at, columns, k);
+                   for (std::int64_t j = 0; j < k; ++j) {
+                     indices[row * k + j] = order[static_cast<std::size_t>(j)];
+                     values[row * k + j] = at[indices[row * k + j]];
+                   }
+                 }
+               });
+}
+
 void topk(const ops::TopK& op, Inputs in, Outputs out) {
-  const std::int64_t k = op.k;
   if (out[0].numel() == 0) return;
   const Tensor& x = in[0];
   const std::int64_t columns = x.shape().back(), rows = x.numel() / columns;
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T* from = x.data<T>();
     auto* values = reinterpret_cast<T*>(out[0].raw());
     auto* indices = reinterpret_cast<std::int64_t*>(out[1].raw());
-    parallel_for(rows, std::max<std::int64_t>(1, (1 << 12) / columns),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   std::vector<std::int64_t> order(static_cast<std::size_t>(columns));
-                   for (std::int64_t row = begin; row < end; ++row) {
-                     const T* at = from + row * columns;
-                     const auto less = [at](std::int64_t a, std::int64_t b) { return before(at, a, b); };
-                     std::iota(order.begin(), order.end(), std::int64_t{0});
-                     if (k > columns / 8)  // a heap of most elements costs more than an order of all
-                       std::sort(order.begin(), order.end(), less);
-                     else
-                       std::partial_sort(order.begin(), order.begin() + k, order.end(), less);
-                     for (std::int64_t j = 0; j < k; ++j) {
-                       indices[row * k + j] = order[static_cast<std::size_t>(j)];
-                       values[row * k + j] = at[order[static_cast<std::size_t>(j)]];
-                     }
-                   }
-                 });
+    if (sizeof(T) <= 4 && columns <= UINT32_MAX)
+      topk_of_rows<std::uint64_t>(x.data<T>(), rows, columns, op.k, values, indices);
+    else
+      topk_of_rows<detail::Wide>(x.data<T>(), rows, columns, op.k, values, indices);
   });
 }
 
