@@ -581,52 +581,20 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"softmax", [&] { softmax(x, 2); }, Bad::shape},
       {"matmul", [&] { matmul(x, x); }, Bad::shape},
       {"matmul", [&] { matmul(s, x); }, Bad::shape},
-      {"matmul",
-       [&] {
-         matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32));
-       },
-       Bad::shape},
-      {"linear",
-       [&] {
-         linear(x, numbers({5, 3}, f32));
-       },
-       Bad::shape},
-      {"linear",
-       [&] {
-         linear(x, numbers({5, 4}, f32), v);
-       },
-       Bad::shape},
-      {"linear",
-       [&] {
-         linear(x, numbers({5, 4}, f32), s);
-       },
-       Bad::shape},
+      {"matmul", [&] { matmul(numbers({2, 3, 4}, f32), numbers({3, 4, 2}, f32)); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 3}, f32)); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 4}, f32), v); }, Bad::shape},
+      {"linear", [&] { linear(x, numbers({5, 4}, f32), s); }, Bad::shape},
       {"conv2d", [&] { conv2d(x, image); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, x); }, Bad::shape},
-      {"conv2d",
-       [&] {
-         conv2d(image, numbers({4, 3, 1, 1}, f32));
-       },
-       Bad::shape},
-      {"conv2d",
-       [&] {
-         conv2d(image, numbers({4, 2, 4, 1}, f32));
-       },
-       Bad::shape},
-      {"conv2d",
-       [&] {
-         conv2d(image, numbers({4, 2, 0, 1}, f32));
-       },
-       Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 3, 1, 1}, f32)); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 2, 4, 1}, f32)); }, Bad::shape},
+      {"conv2d", [&] { conv2d(image, numbers({4, 2, 0, 1}, f32)); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, image, v); }, Bad::shape},
       {"conv2d", [&] { conv2d(image, image, {}, {.stride = 0}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, image, {}, {.padding = -1}); }, Bad::value},
       {"conv2d", [&] { conv2d(image, to(image, f16)); }, Bad::dtype},
-      {"conv2d",
-       [&] {
-         conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64));
-       },
-       Bad::dtype},
+      {"conv2d", [&] { conv2d(numbers({1, 1, 2, 2}, i64), numbers({1, 1, 2, 2}, i64)); }, Bad::dtype},
       {"conv2d", [&] { conv2d(image, image, numbers({1}, f64)); }, Bad::dtype},
       {"layer_norm", [&] { layer_norm(x, numbers({3}, f32), {}); }, Bad::shape},
       {"layer_norm", [&] { layer_norm(x, s, {}); }, Bad::shape},
@@ -644,35 +612,19 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"batch_norm", [&] { batch_norm(x, v, numbers({3}, f32)); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, {}, {}); }, Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, {}); }, Bad::value},
-      {"batch_norm",
-       [&] {
-         batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true});
-       },
-       Bad::value},
+      {"batch_norm", [&] { batch_norm(numbers({1, 4}, f32), v, v, {}, {}, {.training = true}); }, Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, v, numbers({4}, f16)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, v, v, v, numbers({4}, f64)); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, numbers({4}, i64), v); }, Bad::dtype},
       {"cross_entropy", [&] { cross_entropy(x, index); }, Bad::shape},
       {"cross_entropy", [&] { cross_entropy(x, numbers({3}, i32)); }, Bad::dtype},
-      {"cross_entropy",
-       [&] {
-         cross_entropy(numbers({1, 4}, f32), far(4));
-       },
-       Bad::value},
-      {"cross_entropy",
-       [&] {
-         cross_entropy(numbers({1, 4}, f32), far(-1));
-       },
-       Bad::value},
+      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(4)); }, Bad::value},
+      {"cross_entropy", [&] { cross_entropy(numbers({1, 4}, f32), far(-1)); }, Bad::value},
       {"embedding", [&] { embedding(x, far(3)); }, Bad::value},
       {"embedding", [&] { embedding(x, far(-1)); }, Bad::value},
       {"embedding", [&] { embedding(x, v); }, Bad::dtype},
       {"embedding", [&] { embedding(s, index); }, Bad::shape},
-      {"index_select",
-       [&] {
-         index_select(x, 0, numbers({1, 1}, i64));
-       },
-       Bad::shape},
+      {"index_select", [&] { index_select(x, 0, numbers({1, 1}, i64)); }, Bad::shape},
       {"gather", [&] { gather(v, far(4)); }, Bad::value},
       {"gather", [&] { gather(x, index); }, Bad::shape},
       {"gather", [&] { gather(v, v); }, Bad::dtype},
@@ -681,73 +633,25 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"topk", [&] { topk(s, 1); }, Bad::shape},
       {"multinomial", [&] { multinomial(s); }, Bad::shape},
       {"cat", [&] { cat({}); }, Bad::value},
-      {"cat",
-       [&] {
-         cat(std::vector{x, v});
-       },
-       Bad::shape},
-      {"cat",
-       [&] {
-         cat(std::vector{x, numbers({3, 5}, f32)});
-       },
-       Bad::shape},
-      {"cat",
-       [&] {
-         cat(std::vector{v, numbers({4}, f64)});
-       },
-       Bad::dtype},
-      {"cat",
-       [&] {
-         cat(std::vector{x, x}, 2);
-       },
-       Bad::shape},
-      {"cat",
-       [&] {
-         cat(std::vector{s, s});
-       },
-       Bad::shape},
+      {"cat", [&] { cat(std::vector{x, v}); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{x, numbers({3, 5}, f32)}); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{v, numbers({4}, f64)}); }, Bad::dtype},
+      {"cat", [&] { cat(std::vector{x, x}, 2); }, Bad::shape},
+      {"cat", [&] { cat(std::vector{s, s}); }, Bad::shape},
       {"where", [&] { where(x, x, x); }, Bad::dtype},
-      {"where",
-       [&] {
-         where(greater(x, 0.0), x, numbers({3, 4}, f64));
-       },
-       Bad::dtype},
+      {"where", [&] { where(greater(x, 0.0), x, numbers({3, 4}, f64)); }, Bad::dtype},
       {"copy_", [&] { copy_(v, x); }, Bad::shape},
-      {"reshape",
-       [&] {
-         reshape(x, {5, -1});
-       },
-       Bad::shape},
-      {"reshape",
-       [&] {
-         reshape(x, {-1, -1});
-       },
-       Bad::shape},
-      {"reshape",
-       [&] {
-         reshape(x, {-2, -6});
-       },
-       Bad::shape},
+      {"reshape", [&] { reshape(x, {5, -1}); }, Bad::shape},
+      {"reshape", [&] { reshape(x, {-1, -1}); }, Bad::shape},
+      {"reshape", [&] { reshape(x, {-2, -6}); }, Bad::shape},
       {"view", [&] { view(transpose(x, 0, 1), {12}); }, Bad::shape},
       {"flatten", [&] { flatten(x, 1, 0); }, Bad::shape},
-      {"permute",
-       [&] {
-         permute(x, {0, 0});
-       },
-       Bad::shape},
+      {"permute", [&] { permute(x, {0, 0}); }, Bad::shape},
       {"permute", [&] { permute(x, {0}); }, Bad::shape},
       {"squeeze", [&] { squeeze(x, 0); }, Bad::shape},
-      {"expand",
-       [&] {
-         expand(x, {3, 5});
-       },
-       Bad::shape},
+      {"expand", [&] { expand(x, {3, 5}); }, Bad::shape},
       {"expand", [&] { expand(x, {4}); }, Bad::shape},
-      {"expand",
-       [&] {
-         expand(v, {-1, 4});
-       },
-       Bad::shape},
+      {"expand", [&] { expand(v, {-1, 4}); }, Bad::shape},
       {"slice", [&] { slice(x, 0, 0, 1, 0); }, Bad::value},
       {"slice", [&] { slice(s, 0, 0, 1); }, Bad::shape},
       {"narrow", [&] { narrow(x, 1, 2, 3); }, Bad::shape},
@@ -759,25 +663,13 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"size", [&] { (void)x.size(2); }, Bad::shape},
       {"attention", [&] { attention(x, x, x); }, Bad::shape},
       {"attention",
-       [&] {
-         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32));
-       },
+       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 3}, f32), numbers({1, 1, 2, 3}, f32)); },
        Bad::shape},
       {"attention",
-       [&] {
-         attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32));
-       },
+       [&] { attention(numbers({1, 1, 2, 4}, f32), numbers({1, 1, 2, 4}, f64), numbers({1, 1, 2, 4}, f32)); },
        Bad::dtype},
-      {"self_attention",
-       [&] {
-         self_attention(numbers({1, 2, 8}, f32), 2);
-       },
-       Bad::shape},
-      {"self_attention",
-       [&] {
-         self_attention(numbers({1, 2, 6}, f32), 0);
-       },
-       Bad::shape},
+      {"self_attention", [&] { self_attention(numbers({1, 2, 8}, f32), 2); }, Bad::shape},
+      {"self_attention", [&] { self_attention(numbers({1, 2, 6}, f32), 0); }, Bad::shape},
       {"dropout", [&] { dropout(index, 0.5); }, Bad::dtype},
       {"arange", [] { arange(0, 1, 0); }, Bad::value},
       {"arange", [] { arange(0, std::numeric_limits<double>::infinity()); }, Bad::value},
@@ -785,25 +677,13 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"uniform", [] { rand({2}, {i64}); }, Bad::dtype},
       {"uniform", [] { rand({2}, {}, 1, 0); }, Bad::value},
       {"normal", [] { randn({2}, {}, 0, -1); }, Bad::value},
-      {"-1",
-       [] {
-         zeros({2, -1});
-       },
-       Bad::shape},
-      {"square_sums",
-       [&] {
-         order_free_norm(std::vector{x, index});
-       },
-       Bad::dtype},
+      {"-1", [] { zeros({2, -1}); }, Bad::shape},
+      {"square_sums", [&] { order_free_norm(std::vector{x, index}); }, Bad::dtype},
       {"largest_magnitude", [] { apply_many(ops::LargestMagnitude{}, {}); }, Bad::value},
       {"square_sums", [] { apply_many(ops::SquareSums{}, {}); }, Bad::value},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, x); }, Bad::dtype},
       {"norm_of_sums", [&] { apply(ops::NormOfSums{}, zeros({3}, {i64})); }, Bad::shape},
-      {"to",
-       [] {
-         to(empty({2}, {f32, Device::meta()}), Device::cpu());
-       },
-       Bad::device},
+      {"to", [] { to(empty({2}, {f32, Device::meta()}), Device::cpu()); }, Bad::device},
   };
   for (const Bad& bad : list) {
     std::string text = "(nothing was thrown)";
@@ -867,18 +747,15 @@ TEST_CASE("ops: optimizer steps refuse what does not fit and write what they nam
   const Tensor again = clone(p);
   apply_many(ops::SgdStep{}, sgd);
   CHECK(distance(p, sub(again, mul(g, 0.1))) < 1e-6);
-  CHECK(one_line_about(message_of<ShapeError>([&] {
-                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)});
-                       }),
-                       "sgd_step_"));
-  CHECK(one_line_about(message_of<DTypeError>([&] {
-                         apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f16)});
-                       }),
-                       "sgd_step_"));
-  CHECK(one_line_about(message_of<DTypeError>([&] {
-                         apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step});
-                       }),
-                       "adam_step_"));
+  CHECK(one_line_about(
+      message_of<ShapeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({4}, f32)}); }),
+      "sgd_step_"));
+  CHECK(one_line_about(
+      message_of<DTypeError>([&] { apply_many(ops::SgdStep{}, std::vector{lr, p, numbers({5}, f64)}); }),
+      "sgd_step_"));
+  CHECK(one_line_about(
+      message_of<DTypeError>([&] { apply_many(ops::AdamStep{}, std::vector{g, p, g, m, v, step}); }),
+      "adam_step_"));
   const ops::AdamStep skippable{.skippable = ops::Skippable::yes}, twins{.twins = ops::Twins::yes};
   const auto refused = [](const auto& op, const std::vector<Tensor>& in) {
     return one_line_about(message_of<Error>([&] { apply_many(op, in); }), op.name);
