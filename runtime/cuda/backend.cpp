@@ -42,11 +42,7 @@ class StreamMark final : public DeviceMark {
     check_cuda(cudaEventRecord(event_, state.stream()), "cuda mark");
   }
   ~StreamMark() override { cudaEventDestroy(event_); }
-  bool reached() override {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status != cudaErrorNotReady) check_cuda(status, "cuda mark");
-    return status == cudaSuccess;
-  }
+  bool reached() override { return is_done(cudaEventQuery(event_), "cuda mark"); }
   void wait() override { wait_for(event_, "cuda mark"); }
   double seconds_since(const DeviceMark& earlier) const override {
     float milliseconds = 0;

@@ -22,4 +22,15 @@ inline void check_cuda(cudaError_t status, std::string_view what) {
       what, cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
+/// Whether that is done which `status` was asked about. Forgets a "not ready", for which the next launch would
+/// be blamed.
+inline bool is_done(cudaError_t status, std::string_view what) {
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check_cuda(status, what);
+  return true;
+}
+
 }  // namespace sherd::cuda

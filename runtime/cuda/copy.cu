@@ -86,16 +86,20 @@ __device__ void copy_chunk(const Chunk& chunk, const CopySlot& s) {
   });
 }
 
-/// The same bits, of an element's size.
+/// The same bits, of an element's size (`size_of` reads a table of the host's).
 __device__ void copy_chunk_of_bits(const Chunk& chunk, const CopySlot& s) {
-  switch (size_of(s.to_dtype)) {
-    case 1:
+  switch (s.to_dtype) {
+    case DType::u8:
+    case DType::boolean:
       return copy_chunk<std::uint8_t, std::uint8_t>(chunk, s);
-    case 2:
+    case DType::f16:
+    case DType::bf16:
       return copy_chunk<std::uint16_t, std::uint16_t>(chunk, s);
-    case 4:
+    case DType::f32:
+    case DType::i32:
       return copy_chunk<std::uint32_t, std::uint32_t>(chunk, s);
-    default:
+    case DType::f64:
+    case DType::i64:
       return copy_chunk<std::uint64_t, std::uint64_t>(chunk, s);
   }
 }

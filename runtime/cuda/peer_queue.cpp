@@ -28,11 +28,7 @@ class PeerEvent final : public DeviceEvent {
   PeerEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cuda peers"); }
   ~PeerEvent() override { cudaEventDestroy(event_); }
   void wait() override { wait_for(event_, "cuda peers"); }
-  bool reached() override {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status != cudaErrorNotReady) check_cuda(status, "cuda peers");
-    return status == cudaSuccess;
-  }
+  bool reached() override { return is_done(cudaEventQuery(event_), "cuda peers"); }
   cudaEvent_t get() const { return event_; }
 
  private:

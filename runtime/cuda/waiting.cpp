@@ -8,12 +8,7 @@ namespace {
 
 template <class Query>
 void wait_until(const Query& query, std::string_view what) {
-  wait_for_device([&] {
-    const cudaError_t status = query();
-    if (status == cudaErrorNotReady) return false;
-    check_cuda(status, what);
-    return true;
-  });
+  wait_for_device([&] { return is_done(query(), what); });
 }
 
 }  // namespace
