@@ -105,10 +105,24 @@ void Trace::slice(int row, std::string_view kind, std::string_view name, double 
                        json_text_of(name), json_text_of(kind), start, duration, ranks_.rank(), row);
 }
 
+/// Where it has changed.
+void Trace::chart_memory(double at) {
+  const HeldMemory held = Context::current().memory().held(device_.type);
+  if (held.bytes == charted_.bytes) return;
+  charted_ = held;
+  text_ += fmt::format(R"({{"name":"bytes on {}","ph":"C","ts":{:.3f},"pid":{},"args":{{)",
+                       to_string(device_), at, ranks_.rank());
+  for (std::size_t use = 0; use < memory_uses; ++use)
+    text_ += fmt::format(R"({}"{}":{})", use == 0 ? "" : ",", to_string(static_cast<MemoryUse>(use)),
+                         held.bytes[use]);
+  text_ += "}},\n";
+}
+
 void Trace::begin(std::string_view kind, std::string_view name) {
   // What is written to the file here is not in any slice's time.
   if (text_.size() >= text_limit) flush();
   std::string shown(name.empty() ? kind : name);
+  chart_memory(now());
   open_.push_back({std::string(kind), std::move(shown), now(), mark()});
 }
 
@@ -116,7 +130,9 @@ void Trace::end() noexcept {
   Open ended = std::move(open_.back());
   open_.pop_back();
   try {
-    slice(host_row, ended.kind, ended.name, ended.start, now() - ended.start);
+    const double end = now();
+    slice(host_row, ended.kind, ended.name, ended.start, end - ended.start);
+    chart_memory(end);
     if (!ended.mark) return;
     collect();
     if (under_way_.size() < under_way_limit)

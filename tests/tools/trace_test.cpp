@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "collectives/world.h"
@@ -62,6 +63,14 @@ bool within(const std::vector<Span>& spans, std::string_view inner, std::string_
              return b.name == outer && b.start <= a.start + rounding && a.end <= b.end + rounding;
            });
   });
+}
+
+/// What each chart of a rank's memory says, in the order of the file.
+std::vector<std::map<std::string, std::int64_t>> memory_of(const json& trace, int rank) {
+  std::vector<std::map<std::string, std::int64_t>> charts;
+  for (const json& event : trace)
+    if (event["ph"] == "C" && event["pid"] == rank) charts.push_back(event["args"]);
+  return charts;
 }
 
 /// A module that throws when it is told to.
@@ -145,6 +154,14 @@ TEST_CASE("a trace has each rank as a process, its modules nested under their na
         std::ranges::copy_if(host, std::back_inserter(modules),
                              [](const Span& s) { return s.kind.starts_with("Gpt") || s.kind == "Linear"; });
         CHECK(within(modules, "blocks.1.qkv", "blocks.1"));
+        std::map<std::string, std::int64_t> most;
+        for (const auto& chart : memory_of(trace, rank)) {
+          CHECK(chart.size() == memory_uses);
+          for (const auto& [use, bytes] : chart) most[use] = std::max(most[use], bytes);
+        }
+        for (const char* use : {"activations", "gradients", "optimizer", "parameters"}) CHECK(most[use] > 0);
+        CHECK((most["gathered"] > 0) == (ranks > 1));
+        CHECK(memory_of(trace, rank).back()["gathered"] == 0);
         CHECK(within(modules, "blocks.1", "Gpt"));
         CHECK(within(host, "backward", "step"));
         CHECK((std::ranges::count(host, "reduce_scatter", &Span::kind) > 0) == (ranks > 1));
