@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/dtype.h"
+#include "runtime/kernel.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {

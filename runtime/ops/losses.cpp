@@ -8,6 +8,7 @@
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/huber.h"
+#include "runtime/ops/nll.h"
 
 namespace sherd {
 namespace {
@@ -63,29 +64,16 @@ void check_weight(std::string_view call, const Tensor& weight, const Tensor& sco
                     name_of(scores.dtype()));
 }
 
-/// -log p of the targets of rows, with weights; `counts` are what each row counts in a mean. In f32 for
-/// 16-bit scores, of which only the targets' are cast.
-struct Nll {
-  Tensor losses, counts, counted;
+/// -log p of the targets of rows, times their weights, and what a mean divides by.
+struct NllLoss {
+  Tensor loss, total;
 };
-
-Nll nll_rows(const Tensor& log_p, const Tensor& targets, std::int64_t ignore_index, const Tensor& weight) {
-  check<DTypeError>(is_integral(targets.dtype()), "nll_loss: targets must be integers, got {}",
-                    name_of(targets.dtype()));
-  const Tensor counted = not_equal(targets, ignore_index);
-  const Tensor target = where(counted, to(targets, DType::i64), 0);
-  const DType dtype = compute_dtype(log_p.dtype());
-  const Tensor ones = expand(Tensor::scalar(1, {dtype, log_p.device()}), target.shape());
-  const Tensor counts = where(counted, weight.defined() ? index_select(weight, 0, target) : ones, 0);
-  if (log_p.numel() == 0) return {mul(counts, sum(to(log_p, dtype), {1})), counts, counted};
-  const Tensor at_target = to(squeeze(gather(log_p, unsqueeze(target, 1)), 1), dtype);
-  return {where(counted, neg(mul(at_target, counts)), 0), counts, counted};
-}
-
-Tensor weighted_mean(const Tensor& losses, const Tensor& counts, Reduction reduction, const Shape& shape) {
-  if (reduction == Reduction::none) return reshape(losses, shape);
-  const Tensor total = sum(losses);
-  return reduction == Reduction::sum ? total : div(total, sum(counts));
+NllLoss nll_of(const Rows& rows, const ops::Nll& op, const Tensor& weight) {
+  check<DTypeError>(is_integral(rows.targets.dtype()), "nll_loss: targets must be integers, got {}",
+                    name_of(rows.targets.dtype()));
+  const Tensor in[] = {rows.scores, to(rows.targets, DType::i64), weight};
+  const Tensors out = apply_many(op, in);
+  return {op.reduction == Reduction::none ? reshape(out[0], rows.shape) : out[0], out[1]};
 }
 
 /// In f32 for 16-bit logits.
@@ -109,13 +97,15 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
   }
   const Rows rows = rows_of("cross_entropy", logits, targets);
   check_weight("cross_entropy", o.weight, rows.scores);
-  const Tensor log_p = log_softmax(wide(rows.scores));
-  const Nll nll = nll_rows(log_p, rows.targets, o.ignore_index, weight);
-  if (smoothing == 0) return weighted_mean(nll.losses, nll.counts, o.reduction, rows.shape);
-  const auto classes = static_cast<double>(log_p.shape().back());
-  const Tensor all = neg(sum(weight.defined() ? mul(log_p, weight) : log_p, {1}));
-  const Tensor even = where(nll.counted, mul(all, smoothing / classes), 0);
-  return weighted_mean(add(mul(nll.losses, 1 - smoothing), even), nll.counts, o.reduction, rows.shape);
+  const Rows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
+  if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index}, weight).loss;
+  const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index}, weight);
+  const auto classes = static_cast<double>(log_p.scores.shape().back());
+  const Tensor all = neg(sum(weight.defined() ? mul(log_p.scores, weight) : log_p.scores, {1}));
+  const Tensor even = where(not_equal(rows.targets, o.ignore_index), mul(all, smoothing / classes), 0);
+  const Tensor losses = add(mul(nll.loss, 1 - smoothing), reshape(even, rows.shape));
+  if (o.reduction == Reduction::none) return losses;
+  return o.reduction == Reduction::sum ? sum(losses) : div(sum(losses), nll.total);
 }
 
 }  // namespace
@@ -144,8 +134,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptio
   check<DTypeError>(is_floating(dtype), "nll_loss: takes floating dtypes, got {}", name_of(dtype));
   const Rows rows = rows_of("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", o.weight, rows.scores);
-  const Nll nll = nll_rows(rows.scores, rows.targets, o.ignore_index, wide(o.weight));
-  return to(weighted_mean(nll.losses, nll.counts, o.reduction, rows.shape), dtype);
+  return nll_of(rows, {o.reduction, o.ignore_index}, wide(o.weight)).loss;
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {

@@ -39,6 +39,7 @@ Specs Nll::infer(SpecSpan in) const {
 }
 
 Tensors Nll::grad(const GradArgs& args) const {
+  if (!args.gy[0].defined() && !args.need(2)) return Tensors(3);
   if (args.create_graph || args.need(2))
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Spec& scores = args.specs[0];
@@ -50,7 +51,8 @@ Tensors Nll::reference(Inputs in) const {
   const Tensor& scores = in[0];
   const DType wide = compute_dtype(scores.dtype());
   const auto [target, counts] = counts_of(*this, in[1], in[2], wide);
-  const Tensor chosen = squeeze(gather(scores, unsqueeze(target, 1)), 1);
+  const bool classes = scores.shape()[1] > 0;  // without any, every row is ignored
+  const Tensor chosen = classes ? squeeze(gather(scores, unsqueeze(target, 1)), 1) : sum(scores, {1});
   // A row that does not count may hold an infinity: 0 times that would be NaN.
   const Tensor rows = where(not_equal(in[1], ignore_index), neg(mul(to(chosen, wide), counts)), 0);
   const Tensor total = sum(counts);
