@@ -213,6 +213,9 @@ void loss_cases(const Add& put) {
                                {.reduction = r, .ignore_index = 3, .label_smoothing = 0.1, .weight = w});
         }),
         {.dtypes = floating_dtypes});
+    put("nll_loss, unweighted" + form, {images, targets},
+        two([r](const Tensor& x, const Tensor& t) { return nll_loss(x, t, {r, 3}); }),
+        {.dtypes = floating_dtypes});
     put("nll_loss" + form, {images, targets, weight},
         three([r](const Tensor& x, const Tensor& t, const Tensor& w) { return nll_loss(x, t, {r, 3, w}); }),
         {.dtypes = floating_dtypes});
