@@ -624,6 +624,7 @@ void Engine::finish(std::uint64_t run) {
   const bool stepping = early.any();
   early.check_whole();
   if (plan_.step_failed) std::rethrow_exception(plan_.step_failed);
+  Gradients::wait_on_device(groups);
   for (const auto& group : groups) {
     group->gradients().wait();
     if (std::ranges::find(plan_.stepped, group.get()) != plan_.stepped.end())

@@ -217,6 +217,44 @@ void Gradients::wait() {
   present_ = flags_of(std::exchange(flags_, {}));
 }
 
+bool Gradients::waits_on_device() const {
+  const Device device = group_.compute_device();
+  return turn_ == Turn::reduced && reduced_.defined() && !down_ && !offloaded() && !device.is_cpu() &&
+         device.type != DeviceType::meta;
+}
+
+void Gradients::wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> groups) {
+  const NoGrad guard;
+  std::vector<Gradients*> waiting;
+  std::int64_t count = 0;
+  for (const auto& group : groups) {
+    Gradients& g = group->gradients();
+    if (!g.waits_on_device()) continue;
+    if (!waiting.empty() && group->compute_device() != waiting[0]->group_.compute_device()) continue;
+    g.make_average();
+    count += g.flags_.numel();
+    waiting.push_back(&g);
+  }
+  if (waiting.empty()) return;
+  const Tensor all = empty({count}, {DType::f32, waiting[0]->group_.compute_device()});
+  Tensors parts, flags;
+  std::int64_t at = 0;
+  for (const Gradients* g : waiting) {
+    parts.push_back(flat_view(all, at, g->flags_.numel()));
+    flags.push_back(g->flags_);
+    at += g->flags_.numel();
+  }
+  copy_each_(parts, flags);
+  const std::vector<float> present = flags_of(all);
+  auto next = present.begin();
+  for (Gradients* g : waiting) {
+    const auto end = next + std::exchange(g->flags_, {}).numel();
+    g->present_.assign(next, end);
+    g->reduced_ = {};
+    next = end;
+  }
+}
+
 bool Gradients::offloaded() const { return group_.compute_device() != group_.shard().device(); }
 
 /// From a device that may be at work to the host.

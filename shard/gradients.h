@@ -78,6 +78,9 @@ class Gradients final : public EngineSink {
   bool here() const;
   /// Until the averages are here, where the shard is.
   void wait();
+  /// The same for those of the groups whose averages stay on the first one's device: what had a gradient is
+  /// read once for all, since every read waits for the device.
+  static void wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> groups);
   /// StateError where an average would be added to one that is there, and cannot be.
   void check_average() const;
   /// Adds to `.grad`; says whether that were averages.
@@ -114,6 +117,8 @@ class Gradients final : public EngineSink {
   };
   enum class Turn : std::uint8_t { to_come, dropped, kept, reduced, reduced_over_shards };
 
+  /// `wait` would read the flags of an average that stays on a device with work of its own.
+  bool waits_on_device() const;
   sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
   Tensor own_sum(Slot& slot) const;
   void end_own_sum(Slot& slot) const;

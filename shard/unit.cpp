@@ -533,9 +533,9 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
   const Members* flat = flattened(parameter);
   ParameterGroup& group = *(flat != nullptr ? flat : place(parameter).members)->group;
   if (!gradient.defined() || !group.spec().ranks.shard.defined()) return;
-  const bool own = group.gradients().own(flat != nullptr ? 0 : place(parameter).index);
-  if (own) refuse_summoned("whole gradients are stepped or clipped");
-  check<StateError>(!own, "fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
+  if (!group.gradients().own(flat != nullptr ? 0 : place(parameter).index)) return;
+  refuse_summoned("whole gradients are stepped or clipped");
+  fail<StateError>("fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
 
 std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {
