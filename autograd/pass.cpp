@@ -57,8 +57,7 @@ bool fits(const Tensor& gradient, const Spec& spec) {
                     gradient.shape(), whose, spec.shape);
   check<DTypeError>(gradient.dtype() == spec.dtype, "{}: {} is {}, {} {}", call, what,
                     name_of(gradient.dtype()), whose, name_of(spec.dtype));
-  fail<DeviceError>("{}: {} is on {}, {} on {}", call, what, to_string(gradient.device()), whose,
-                    to_string(spec.device));
+  fail<DeviceError>("{}: {} is on {}, {} on {}", call, what, gradient.device(), whose, spec.device);
 }
 
 /// The gradient after the hooks of `whose`, in order.

@@ -156,8 +156,8 @@ void check_tensors(const Collective& c, const Tensors& tensors, std::string_view
     check<DTypeError>(t.dtype() == first.dtype(), "{}: {} {} is {} beside {}; one call has one dtype", name,
                       what, i, name_of(t.dtype()), name_of(first.dtype()));
     if (t.device() != first.device())  // not by `check`, whose arguments would be formatted at every call
-      fail<DeviceError>("{}: {} {} is on {} beside {}; one call has one device", name, what, i,
-                        to_string(t.device()), to_string(first.device()));
+      fail<DeviceError>("{}: {} {} is on {} beside {}; one call has one device", name, what, i, t.device(),
+                        first.device());
     check<ShapeError>(dense(t), "{}: {} {} of shape {} is a view with strides {}; pass contiguous() of it",
                       name, what, i, t.shape(), t.strides());
   }

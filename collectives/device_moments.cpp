@@ -17,8 +17,8 @@ DeviceLane& DeviceLanes::on(Device device, PeerQueue& queue) {
   const std::size_t n = count_.load(std::memory_order_relaxed);
   for (std::size_t i = 0; i < n; ++i)
     if (lanes_[i]->device == device) return *lanes_[i];
-  check<StateError>(n < most, "collectives: a rank's calls on {} would be on more than {} devices",
-                    to_string(device), most);
+  check<StateError>(n < most, "collectives: a rank's calls on {} would be on more than {} devices", device,
+                    most);
   lanes_[n] = std::make_unique<DeviceLane>(device, queue);
   count_.store(n + 1, std::memory_order_seq_cst);
   return *lanes_[n];

@@ -385,7 +385,7 @@ void Module::to(Device device) {
         !none.parameters.empty() ? none.parameters[0].name
         : !none.buffers.empty()  ? none.buffers[0].first
                                  : "",
-        to_string(device));
+        device);
   }
   change_tensors(*this, [device](const Tensor& t) { return sherd::to(t, device); });
 }

@@ -142,7 +142,7 @@ void check_steps(const Tensor& p, const Tensor& gradient) {
       on_meta(gradient) == on_meta(p),
       "optimizer: a parameter of shape {} is on {} and its gradient on {}; on meta there are no "
       "values",
-      p.shape(), to_string(p.device()), to_string(gradient.device()));
+      p.shape(), p.device(), gradient.device());
   check<StateError>(!shows_twice(p.layout()),
                     "optimizer: elements of a parameter of shape {} and strides {} share memory; make it of "
                     "a clone",
@@ -218,8 +218,8 @@ void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<con
         state[k].dtype() == dtype && state[k].device() == local.device(),
         "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
         "after the model was moved or cast, or load a state into a new one",
-        local.shape(), name_of(local.dtype()), to_string(local.device()), names[k], name_of(state[k].dtype()),
-        to_string(state[k].device()));
+        local.shape(), name_of(local.dtype()), local.device(), names[k], name_of(state[k].dtype()),
+        state[k].device());
   }
 }
 
@@ -325,9 +325,9 @@ Optimizer::Slots Optimizer::first_state(const Parameter& p) const {
             (names[k] == "step" || slots[k].dtype() == state_dtype(local.dtype())),
         "optimizer: fresh gives {} as '{}' of a parameter that is {} on {}; state has its dtype, or what "
         "state_dtype says (only 'step' is f64), and its device",
-        slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), to_string(slots[k].device()))
+        slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), slots[k].device())
                            : "an empty handle",
-        names[k], name_of(local.dtype()), to_string(local.device()));
+        names[k], name_of(local.dtype()), local.device());
   return slots;
 }
 
@@ -465,7 +465,7 @@ void Optimizer::load_state_dict(StateDict given) {
                       into.shape(), owned ? "; " + p->owner()->explain(*p, WholeOf::optimizer_state) : "");
     check<DeviceError>(on_meta(found->second) == on_meta(into),
                        "optimizer: '{}' is on {} in the state and on {} here; on meta there are no values",
-                       name, to_string(found->second.device()), to_string(into.device()));
+                       name, found->second.device(), into.device());
     if (can_replace(found->second, into)) {
       into = std::move(found->second);
       into.storage().set_use(MemoryUse::optimizer);

@@ -80,7 +80,7 @@ Device device_of(const AnyOp& op, Inputs in, Outputs out) {
       // Not by `check`, whose arguments would be formatted at every call.
       const bool no_values = first.type == DeviceType::meta || t.device().type == DeviceType::meta;
       fail<DeviceError>(
-          "{}: inputs are on {} and {}; {}", op.name(), to_string(first), to_string(t.device()),
+          "{}: inputs are on {} and {}; {}", op.name(), to_string(first), t.device(),
           no_values ? "give what is on meta values first (materialize)" : "move one with to(device)");
     }
   }
@@ -121,7 +121,7 @@ void run_inside(const AnyOp& op, Inputs in, Outputs out, Context& context) {
         "{}: has no kernel for {}, and no form in other ops; {}add one (add_kernel, or cpu::add_elementwise "
         "for an "
         "elementwise op)",
-        op.name(), to_string(device), device.is_cpu() ? "" : "work on cpu, or ");
+        op.name(), device, device.is_cpu() ? "" : "work on cpu, or ");
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ void check_one_device(std::span<const FoundParameter> parameters) {
         p.member->local().device() == first.member->local().device(),
         "fully_shard: parameters of a group lie on one device; '{}' is on {}, '{}' on {}: move or "
         "materialize() the module",
-        first.name, to_string(first.member->local().device()), p.name, to_string(p.member->local().device()));
+        first.name, first.member->local().device(), p.name, p.member->local().device());
 }
 
 /// Takes this rank's part of whole parameters; what lies between and behind them is padding.
@@ -249,7 +249,7 @@ Options with_devices(Options options) {
   check<ValueError>(!options.compute_device,
                     "fully_shard: cpu_offload computes on `device`, {}, and compute_device is given too, {}; "
                     "leave one out",
-                    to_string(*options.device), to_string(options.compute_device.value_or(*options.device)));
+                    *options.device, options.compute_device.value_or(*options.device));
   options.compute_device = std::exchange(options.device, Device::cpu());
   return options;
 }

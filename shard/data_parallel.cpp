@@ -214,8 +214,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       check<StateError>(now == then,
                         "data parallel: '{}' was of shape {}, {} on {} when this object was made and is of "
                         "shape {}, {} on {}; make it anew",
-                        entry.name, then.shape, name_of(then.dtype), to_string(then.device), now.shape,
-                        name_of(now.dtype), to_string(now.device));
+                        entry.name, then.shape, name_of(then.dtype), then.device, now.shape,
+                        name_of(now.dtype), now.device);
       check<StateError>(sink_of(p.local()) != nullptr,
                         "data parallel: the gradient of '{}' is averaged no longer, since another object "
                         "took the parameter over and was destroyed; make this one anew",
@@ -235,8 +235,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
       check<StateError>(held == own,
                         "backward: the .grad of '{}' is of shape {}, {} on {}, the parameter of shape {}, {} "
                         "on {}, and no average can be added; clear it",
-                        entry.name, held.shape, name_of(held.dtype), to_string(held.device), own.shape,
-                        name_of(own.dtype), to_string(own.device));
+                        entry.name, held.shape, name_of(held.dtype), held.device, own.shape,
+                        name_of(own.dtype), own.device);
     }
   }
   /// A parameter that no backward reaches may have been replaced.

@@ -83,7 +83,7 @@ void FlatParamHandle::check_alike(const Members& members, bool use_orig_params) 
         device == its_device,
         "FlatParamHandle: parameters are on one device, '{}' is on {} and '{}' on {}; move the "
         "module",
-        its_name, to_string(its_device), name, to_string(device));
+        its_name, its_device, name, device);
     check<ValueError>(use_orig_params || p.requires_grad() == first.requires_grad(),
                       "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`: '{}' "
                       "has {} and '{}' {}",

@@ -375,7 +375,7 @@ void Unit::check_values(const nn::Module& module, std::span<Tensor* const> input
       check<DeviceError>(!input->defined() || on_meta(*input),
                          "{}: its parameters are on meta and have no values, an input is on {}; call "
                          "materialize() of the sharded module first",
-                         module.type_name(), to_string(input->device()));
+                         module.type_name(), input->device());
   }
 }
 

@@ -183,7 +183,7 @@ void Program::Impl::check_input(std::size_t i, const Tensor& given) const {
                     "replay: input {} is {}, the program was captured with {}", i, name_of(given.dtype()),
                     name_of(value.tensor.dtype()));
   check<DeviceError>(given.device() == device, "replay: input {} is on {}, the program was captured on {}", i,
-                     to_string(given.device()), to_string(device));
+                     given.device(), device);
   bool same_strides = true;  // where they are used
   for (int d = 0; d < layout.shape.rank(); ++d)
     same_strides = same_strides && (layout.shape[d] <= 1 || given.strides()[d] == layout.strides[d]);

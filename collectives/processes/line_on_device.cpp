@@ -18,7 +18,7 @@ void ProcessLine::use_device(Device device) {
       route_->way() != DeviceRoute::Way::network || route_->device() == device,
       "group {}, channel {}: its processes are connected by {}, and this call's tensors are on "
       "{}; use another group for another device",
-      core_->name, id_.channel, to_string(route_->device()), to_string(device));
+      core_->name, id_.channel, route_->device(), device);
 }
 
 /// Before the call is known to peers.

@@ -96,7 +96,7 @@ std::unique_ptr<DeviceEvent> CudaPeerQueue::make_event() {
 
 void CudaPeerQueue::mark_work(DeviceEvent& event) {
   check<StateError>(!state_.recording(), "collectives: a recording on {} cannot hold a call among ranks",
-                    to_string(device_));
+                    device_);
   use();
   check_cuda(cudaEventRecord(event_of(event), state_.stream()), "cuda peers");
 }
@@ -157,7 +157,7 @@ void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const Pee
   const auto ranks = static_cast<int>(combinations[0].sources.size());
   check<NotImplementedError>(ranks <= CombineTable::most_pointers,
                              "collectives: {} ranks of one process reduce on {}; at most {} do", ranks,
-                             to_string(device_), CombineTable::most_pointers);
+                             device_, CombineTable::most_pointers);
   const auto unread = std::ranges::count_if(devices, [&](Device device) { return !reads(device); });
   if (unread == 0) return combine_read(dtype, reduction, combinations);
   // Sources that no kernel here can read come over first, some elements at a time.

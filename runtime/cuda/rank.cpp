@@ -154,8 +154,8 @@ DeviceState* known_state(Device device) {
 DeviceState& state_of(Device device) {
   const int count = cuda_device_count();
   if (device.index >= count) [[unlikely]]  // a text that is made on every call costs more than the rest
-    fail<DeviceError>("{}: this machine has {} GPU{}; use cuda:0{}", to_string(device), count,
-                      count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
+    fail<DeviceError>("{}: this machine has {} GPU{}; use cuda:0{}", device, count, count == 1 ? "" : "s",
+                      count > 1 ? fmt::format(" to cuda:{}", count - 1) : "");
   auto& state = Context::current().slot<Devices>().state[static_cast<std::size_t>(device.index)];
   if (!state) {
     if (Context::current().slot<PeerThreads>().there) open_to_peers(device.index);

@@ -69,7 +69,7 @@ Tensor to(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : apply(
 Tensor to(const Tensor& x, Device device) {
   if (x.device() == device) return x;
   check<DeviceError>(x.device().type != DeviceType::meta, "to: a tensor on meta has no values to move to {}",
-                     to_string(device));
+                     device);
   return apply(ops::Transfer{device}, contiguous(x));
 }
 

@@ -203,7 +203,7 @@ class Taking {
   void take(NewAxis) { parts_.box = unsqueeze(parts_.box, to_++); }
   void take(const Tensor& index) {
     check<DeviceError>(index.device() == x_.device(), "{}: positions on {} for a tensor on {}", call_,
-                       to_string(index.device()), to_string(x_.device()));
+                       index.device(), x_.device());
     if (index.dtype() != DType::boolean) {
       parts_.picks.emplace_back(to_++, index);
       return note(0, 1, x_.shape()[from_]);
