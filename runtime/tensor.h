@@ -207,6 +207,9 @@ using Tensors = InlineVec<Tensor, 2>;
 /// for a negative size or more bytes than can be counted; OutOfMemoryError.
 SHERD_API Tensor empty(const Spec& spec);
 SHERD_API Tensor empty(Shape shape, TensorOptions options = {});
+inline Tensor empty(std::initializer_list<std::int64_t> shape, TensorOptions options = {}) {
+  return empty(Shape(shape), options);  // one size is not a Spec
+}
 /// A dense tensor over the caller's memory on `cpu`, which must stay valid until `on_free` runs: when the
 /// last tensor that views it goes. ShapeError as `empty`; ValueError for null with elements.
 SHERD_API Tensor from_blob(void* data, Shape shape, DType dtype, std::function<void()> on_free = {});
