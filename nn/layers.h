@@ -1,4 +1,4 @@
-// Layers: linear, convolution, embedding, normalisations, dropout, activations, and lists of layers.
+// Layers: linear, convolution, pooling, embedding, normalisations, dropout, activations, and lists of layers.
 #pragma once
 
 #include <memory>
@@ -99,17 +99,34 @@ struct SHERD_API Conv1d final : Layer<Conv1d> {
 
 /// Largest values, or means, of windows of an image (N, C, H, W).
 struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
-  std::int64_t kernel;
+  PerAxis kernel;
   PoolOptions options;
-  explicit MaxPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  explicit MaxPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return max_pool2d(x, kernel, options); }
   void visit(auto&&) {}
 };
 struct SHERD_API AvgPool2d final : Layer<AvgPool2d> {
-  std::int64_t kernel;
+  PerAxis kernel;
   PoolOptions options;
-  explicit AvgPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  explicit AvgPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return avg_pool2d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+/// The same of x (N, C, L).
+struct SHERD_API MaxPool1d final : Layer<MaxPool1d> {
+  std::int64_t kernel;
+  Pool1dOptions options;
+  explicit MaxPool1d(std::int64_t kernel, const Pool1dOptions& options = {})
+      : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return max_pool1d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+struct SHERD_API AvgPool1d final : Layer<AvgPool1d> {
+  std::int64_t kernel;
+  Pool1dOptions options;
+  explicit AvgPool1d(std::int64_t kernel, const Pool1dOptions& options = {})
+      : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return avg_pool1d(x, kernel, options); }
   void visit(auto&&) {}
 };
 /// Means of down x across windows, whatever the image's size.

@@ -366,14 +366,21 @@ struct Conv1dOptions {
 /// The same along one axis: x (N, C, L), weight (out, C / groups, length).
 SHERD_API Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Conv1dOptions& options = {});
+/// Passed by reference, as Conv2dOptions.
 struct PoolOptions {
-  std::int64_t stride = 0;   ///< the kernel's size if 0
-  std::int64_t padding = 0;  ///< at most half the kernel
+  PerAxis stride = 0;   ///< the kernel's size along an axis where it is 0
+  PerAxis padding = 0;  ///< at most half the kernel
 };
-/// The largest, or the mean, of each window of kernel x kernel pixels of x (N, C, H, W). The first of equal
-/// values has the gradient; padding counts as zeros in a mean.
-SHERD_API Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
-SHERD_API Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
+/// The largest, or the mean, of each window of kernel pixels of x (N, C, H, W). The first of equal values has
+/// the gradient; padding counts as zeros in a mean.
+SHERD_API Tensor max_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
+SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
+struct Pool1dOptions {
+  std::int64_t stride = 0, padding = 0;  ///< as in PoolOptions
+};
+/// The same along one axis: x (N, C, L).
+SHERD_API Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
+SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
 /// Means of down x across windows that cover the image, whatever its size.
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 /// Largest values of the same windows; the first of equal ones has the gradient.

@@ -206,14 +206,17 @@ Runs statistics_runs() {
 
 namespace {
 
+/// One number, or one an axis.
 PerAxis per_axis(const json& args, const char* key) {
-  return {args.at(key)[0].get<std::int64_t>(), args.at(key)[1].get<std::int64_t>()};
+  const json& value = args.at(key);
+  if (!value.is_array()) return value.get<std::int64_t>();
+  return {value[0].get<std::int64_t>(), value[1].get<std::int64_t>()};
 }
 
-Run pooling(Tensor (*op)(const Tensor&, std::int64_t, PoolOptions)) {
+Run pooling(Tensor (*op)(const Tensor&, PerAxis, const PoolOptions&)) {
   return [op](const json& args, const TensorList& in) {
     return Tensors{
-        op(in.at(0), integer(args, "kernel"), {integer(args, "stride"), integer(args, "padding")})};
+        op(in.at(0), per_axis(args, "kernel"), {per_axis(args, "stride"), per_axis(args, "padding")})};
   };
 }
 

@@ -2,6 +2,7 @@
 // which calls are refused.
 #include <array>
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "autograd/autograd.h"
@@ -226,6 +227,16 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { conv2d(image, kernel, {}, {.stride = {1, 0}, .groups = 2}); }, "conv2d: stride 0");
   refused([&] { conv1d(image, kernel); }, "conv1d");
   refused([&] { conv1d(ones({1, 2, 3}), ones({1, 2, 3}), {}, {.dilation = 0}); }, "conv1d");
+  const Tensor line = ones({1, 4, 5});
+  for (const std::int64_t huge :
+       {std::int64_t{1} << 31, std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::max()}) {
+    refused([&] { max_pool2d(image, huge, {.padding = huge / 2}); }, "max_pool2d");
+  }
+  refused([&] { max_pool1d(image, 2); }, "max_pool1d: input (N, C, L)");
+  refused([&] { avg_pool1d(line, 6); }, "avg_pool1d: windows of 1 x 6");
+  refused([&] { max_pool1d(line, 2, {.padding = 2}); }, "max_pool1d: kernel 2");
+  refused([&] { avg_pool1d(to(line, i32), 2); }, "avg_pool1d: takes floating");
+  refused([&] { avg_pool2d(image, {2, 3}, {.padding = {0, 2}}); }, "avg_pool2d: kernel 3 and stride 3");
   refused([&] { max_pool2d(x, 2); }, "max_pool2d");
   refused([&] { max_pool2d(image, 6); }, "max_pool2d: windows of 6 x 6");
   refused([&] { avg_pool2d(image, 2, {.padding = 2}); }, "avg_pool2d");

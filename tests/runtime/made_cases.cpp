@@ -237,18 +237,30 @@ void network_cases(const Add& put) {
   put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
       {.dtypes = floating_dtypes, .reference = reference(windows)});
   put("max_pool2d", {images}, one([](const Tensor& x) { return max_pool2d(x, 3, {2, 1}); }),
-      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{3, 3, 2, 1}})});
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 1}, {3, 2, 1}}})});
   put("max_pool2d of windows that are apart", {images}, one([](const Tensor& x) { return max_pool2d(x, 2); }),
       {.dtypes = floating_dtypes,
-       .reference = reference(ops::MaxPool2d{{2, 2, 2, 0}}),
+       .reference = reference(ops::MaxPool2d{{{2, 2, 0}, {2, 2, 0}}}),
        .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("avg_pool2d", {images}, one([](const Tensor& x) { return avg_pool2d(x, 2, {1, 1}); }),
-      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{2, 2, 1, 1}})});
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{2, 1, 1}, {2, 1, 1}}})});
   put("avg_pool2d of windows that are apart", {images},
       one([](const Tensor& x) { return avg_pool2d(x, 2, {3}); }),
       {.dtypes = floating_dtypes,
-       .reference = reference(ops::AvgPool2d{{2, 2, 3, 0}}),
+       .reference = reference(ops::AvgPool2d{{{2, 3, 0}, {2, 3, 0}}}),
        .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
+  const PoolOptions uneven{.stride = {2, 3}, .padding = {0, 1}};
+  put("max_pool2d of oblong windows", {images},
+      one([uneven](const Tensor& x) { return max_pool2d(x, {3, 2}, uneven); }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  put("avg_pool2d of oblong windows", {images},
+      one([uneven](const Tensor& x) { return avg_pool2d(x, {3, 2}, uneven); }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  const Input lines{{2, 4, 9}, {3, 6, 50}};
+  put("max_pool1d", {lines}, one([](const Tensor& x) { return max_pool1d(x, 3, {2, 1}); }),
+      {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
+  put("avg_pool1d", {lines}, one([](const Tensor& x) { return avg_pool1d(x, 3, {2, 1}); }),
+      {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
   put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),
