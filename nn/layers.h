@@ -97,6 +97,49 @@ struct SHERD_API Conv1d final : Layer<Conv1d> {
   }
 };
 
+/// For `ConvTranspose2d`; see `ConvTranspose2dOptions`.
+struct ConvTranspose2dLayerOptions {
+  PerAxis stride = 1, padding = 0, output_padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+  PerAxis dilation = 1;
+  std::int64_t groups = 1;
+};
+/// Transposed convolution of x (N, in, H, W): weight (in, out / groups, kernel) and bias (out) start uniform
+/// in +-1/sqrt(out / groups times the kernel's pixels), as in PyTorch. ValueError for sizes below 1, and for
+/// groups that divide not both sides.
+struct SHERD_API ConvTranspose2d final : Layer<ConvTranspose2d> {
+  Param weight, bias;
+  ConvTranspose2dOptions options;
+  ConvTranspose2d(std::int64_t in, std::int64_t out, PerAxis kernel,
+                  const ConvTranspose2dLayerOptions& options = {});
+  Tensor forward(const Tensor& x) const { return conv_transpose2d(x, weight, bias, options); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// For `ConvTranspose1d`; see `ConvTranspose1dOptions`.
+struct ConvTranspose1dLayerOptions {
+  std::int64_t stride = 1, padding = 0, output_padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+  std::int64_t dilation = 1, groups = 1;
+};
+/// The same of x (N, in, L), with weight (in, out / groups, kernel).
+struct SHERD_API ConvTranspose1d final : Layer<ConvTranspose1d> {
+  Param weight, bias;
+  ConvTranspose1dOptions options;
+  ConvTranspose1d(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                  const ConvTranspose1dLayerOptions& options = {});
+  Tensor forward(const Tensor& x) const { return conv_transpose1d(x, weight, bias, options); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
 /// Largest values, or means, of windows of an image (N, C, H, W).
 struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
   PerAxis kernel;

@@ -366,6 +366,24 @@ struct Conv1dOptions {
 /// The same along one axis: x (N, C, L), weight (out, C / groups, length).
 SHERD_API Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Conv1dOptions& options = {});
+/// As in Conv2dOptions.
+struct ConvTranspose2dOptions {
+  PerAxis stride = 1, padding = 0;
+  PerAxis output_padding = 0;  ///< pixels more at the end: less than the stride, or than the dilation
+  PerAxis dilation = 1;
+  std::int64_t groups = 1;
+};
+/// Transposed convolution of x (N, C, H, W) with weight (C, out / groups, height, width), plus bias (out)
+/// unless it is none: what conv2d with these options and this weight gives back to its input. Along each axis
+/// of n pixels it has (n - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+SHERD_API Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                  const ConvTranspose2dOptions& options = {});
+struct ConvTranspose1dOptions {
+  std::int64_t stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+};
+/// The same along one axis: x (N, C, L), weight (C, out / groups, length).
+SHERD_API Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                  const ConvTranspose1dOptions& options = {});
 /// Passed by reference, as Conv2dOptions.
 struct PoolOptions {
   PerAxis stride = 0;   ///< the kernel's size along an axis where it is 0

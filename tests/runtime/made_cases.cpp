@@ -277,6 +277,42 @@ void network_cases(const Add& put) {
         return conv1d(x, w, {}, {.stride = 2, .padding = 2, .dilation = 2});
       }),
       product);
+  // Zeros between the pixels, and the kernel turned round: a convolution whose padding is what is left of it.
+  const auto spread = [](const Tensor& x, const Tensor& w, const Tensor& b, const ConvTranspose2dOptions& o) {
+    const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), groups = o.groups;
+    const std::int64_t s = o.stride.down, t = o.stride.across;
+    const Tensor apart = pad(reshape(x, {n, c, h, 1, v, 1}), {0, t - 1, 0, 0, 0, s - 1});
+    const Tensor image =
+        narrow(narrow(reshape(apart, {n, c, h * s, v * t}), 2, 0, (h - 1) * s + 1), 3, 0, (v - 1) * t + 1);
+    const std::int64_t reach = o.dilation.down * (w.size(2) - 1),
+                       across = o.dilation.across * (w.size(3) - 1);
+    const Tensor padded =
+        pad(image, {across - o.padding.across, across - o.padding.across + o.output_padding.across,
+                    reach - o.padding.down, reach - o.padding.down + o.output_padding.down});
+    const Tensor grouped = reshape(flip(w, {2, 3}), {groups, c / groups, w.size(1), w.size(2), w.size(3)});
+    const Tensor kernel =
+        reshape(transpose(grouped, 1, 2), {groups * w.size(1), c / groups, w.size(2), w.size(3)});
+    return conv2d(padded, kernel, b, {.dilation = o.dilation, .groups = groups});
+  };
+  for (const ConvTranspose2dOptions& o :
+       {ConvTranspose2dOptions{},
+        ConvTranspose2dOptions{.stride = 2, .padding = 1, .output_padding = 1, .groups = 2},
+        ConvTranspose2dOptions{
+            .stride = {3, 1}, .padding = {0, 2}, .output_padding = {2, 1}, .dilation = {1, 2}}}) {
+    Rules rules = product;
+    rules.reference =
+        three([o, spread](const Tensor& x, const Tensor& w, const Tensor& b) { return spread(x, w, b, o); });
+    rules.more = {{{0, 4, 5, 6}, {4, 3, 3, 2}, {3 * o.groups}}, {{1, 2, 4, 4}, {2, 1, 3, 3}, {o.groups}}};
+    put(fmt::format("conv_transpose2d, stride {}", o.stride.down),
+        {images, {{4, 2, 3, 2}, {6, 3, 3, 4}}, {{2 * o.groups}, {3 * o.groups}}},
+        three(
+            [o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv_transpose2d(x, w, b, o); }),
+        rules);
+  }
+  put("conv_transpose1d", {lines, {{4, 3, 3}, {6, 8, 3}}}, two([](const Tensor& x, const Tensor& w) {
+        return conv_transpose1d(x, w, {}, {.stride = 2, .padding = 2, .output_padding = 1, .dilation = 2});
+      }),
+      product);
   const Input q{{2, 4, 3, 4}, {2, 6, 40, 8}}, kv{{2, 2, 5, 4}, {2, 3, 50, 8}};
   put("attention of shared heads", {q, kv, kv}, three([](const Tensor& q, const Tensor& k, const Tensor& v) {
         return attention(q, k, v, {.causal = true});
