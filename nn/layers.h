@@ -188,6 +188,14 @@ struct SHERD_API AdaptiveMaxPool2d final : Layer<AdaptiveMaxPool2d> {
   void visit(auto&&) {}
 };
 
+/// Images scaled to another size; see `interpolate`.
+struct SHERD_API Upsample final : Layer<Upsample> {
+  InterpolateOptions options;
+  explicit Upsample(const InterpolateOptions& options) : options(options) {}
+  Tensor forward(const Tensor& x) const { return interpolate(x, options); }
+  void visit(auto&&) {}
+};
+
 /// For `Embedding`; the row `padding`, if given, starts at 0 and has no gradient.
 struct EmbeddingOptions {
   std::optional<std::int64_t> padding{};

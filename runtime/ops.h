@@ -403,6 +403,26 @@ SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOp
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 /// Largest values of the same windows; the first of equal ones has the gradient.
 SHERD_API Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
+/// What stands between the pixels of an image: the nearest one, or a straight line along both axes.
+enum class Interpolation { nearest, bilinear };
+/// A factor along the height of an image, and one along its width.
+struct ScalePerAxis {
+  double down, across;
+  constexpr ScalePerAxis(double both) : down(both), across(both) {}
+  constexpr ScalePerAxis(double down, double across) : down(down), across(across) {}
+  friend bool operator==(const ScalePerAxis&, const ScalePerAxis&) = default;
+};
+/// Either the size or the scale is given; the other one is 0.
+struct InterpolateOptions {
+  PerAxis size = 0;        ///< pixels of the result
+  ScalePerAxis scale = 0;  ///< of the pixels; a result that is no whole number is rounded down
+  Interpolation mode = Interpolation::nearest;
+  bool align_corners = false;  ///< bilinear: the middles of the corner pixels stay, not their outer edges
+};
+/// Images x (N, C, H, W) of another size, by PyTorch's rules: pixel i is the one of x at i / scale, rounded
+/// down, where a size says the scale too; bilinear: it lies at (i + 1/2) / scale - 1/2, between two, within
+/// x. The mode nearest takes any dtype, the other one floating ones.
+SHERD_API Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 // ---- layers
 // -----------------------------------------------------------------------------------------------------------------

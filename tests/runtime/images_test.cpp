@@ -1,4 +1,4 @@
-// Properties of transposed convolutions and of pooling, over sizes and options.
+// Properties of transposed convolutions, of pooling and of scaled images, over sizes and options.
 #include <cmath>
 
 #include "runtime/context.h"
@@ -11,6 +11,10 @@ using namespace sherd::test;
 namespace {
 
 double dot(const Tensor& a, const Tensor& b) { return sum(mul(to(a, f64), to(b, f64))).item(); }
+
+Tensor ramp(std::int64_t rows, std::int64_t columns, DType dtype) {
+  return reshape(arange(0, rows * columns, 1, {dtype}), {1, 1, rows, columns});
+}
 
 }  // namespace
 
@@ -57,6 +61,64 @@ TEST_CASE("images: sums of a transposed convolution are rounded once, its bias w
     const ConvTranspose2dOptions o{.stride = 2, .padding = 1};
     const Tensor wide = conv_transpose2d(to(x, f32), to(w, f32), to(b, f32), o);
     CHECK(same_bits(conv_transpose2d(x, w, b, o), to(wide, dtype)));
+  }
+}
+
+TEST_CASE("images: an image of the same size is itself, and whole factors repeat its pixels") {
+  for (const DType dtype : all_dtypes) {
+    INFO(name_of(dtype));
+    const Tensor x = numbers({2, 3, 4, 5}, dtype);
+    CHECK(same_bits(interpolate(x, {.size = {4, 5}}), x));
+    CHECK(same_bits(interpolate(x, {.scale = 1.19}), x));
+    for (const std::int64_t factor : {2, 3, 4, 7}) {
+      const Tensor tall =
+          reshape(repeat(reshape(x, {2, 3, 4, 1, 5}), {1, 1, 1, factor, 1}), {2, 3, 4 * factor, 5});
+      CHECK(same_bits(interpolate(x, {.size = {4 * factor, 5}}), tall));
+      CHECK(same_bits(interpolate(x, {.scale = {double(factor), 1}}), tall));
+      CHECK(
+          same_bits(interpolate(transpose(x, 2, 3), {.scale = {1, double(factor)}}), transpose(tall, 2, 3)));
+    }
+    if (is_floating(dtype)) {
+      CHECK(same_bits(interpolate(x, {.size = {4, 5}, .mode = Interpolation::bilinear}), x));
+      CHECK(same_bits(interpolate(x, {.scale = 1.19, .mode = Interpolation::bilinear}), x));
+    }
+  }
+}
+
+TEST_CASE(
+    "images: straight lines stay straight, corners stay where they are told to, and constants everywhere") {
+  for (const DType dtype : {f32, f64})
+    for (const std::int64_t n : {1, 2, 3, 8, 31})
+      for (const std::int64_t to_size : {1, 2, 5, 8, 16, 93}) {
+        INFO(name_of(dtype) << " " << n << " to " << to_size);
+        const double near = dtype == f32 ? 1e-5 : 1e-12;
+        const Tensor x = ramp(n, 1, dtype);
+        const InterpolateOptions size{.size = {to_size, 1}, .mode = Interpolation::bilinear};
+        const std::vector<double> edges = doubles(interpolate(x, size));
+        const double step = double(n) / double(to_size);
+        for (std::int64_t i = 0; i < to_size; ++i) {
+          const double at = std::clamp((double(i) + 0.5) * step - 0.5, 0.0, double(n - 1));
+          CHECK(std::abs(edges[static_cast<std::size_t>(i)] - at) <= near * double(n));
+        }
+        InterpolateOptions corners = size;
+        corners.align_corners = true;
+        const std::vector<double> held = doubles(interpolate(x, corners));
+        CHECK(held.front() == 0);
+        if (to_size > 1) CHECK(std::abs(held.back() - double(n - 1)) <= near * double(n));
+        CHECK(distance(interpolate(full({1, 1, n, 3}, 2.5, {dtype}),
+                                   {.size = {to_size, 4}, .mode = Interpolation::bilinear}),
+                       full({1, 1, to_size, 4}, 2.5, {dtype})) <= near);
+      }
+}
+
+TEST_CASE("images: what is not finite stays near its pixel") {
+  for (const double value : {HUGE_VAL, double(NAN)}) {
+    Tensor x = zeros({1, 1, 8, 8});
+    fill_(select(select(x, 3, 4), 2, 4), value);
+    const Tensor y = interpolate(x, {.scale = 2, .mode = Interpolation::bilinear});
+    for (std::int64_t i = 0; i < 16; ++i)
+      for (std::int64_t j = 0; j < 16; ++j)
+        if (i < 6 || i > 11 || j < 6 || j > 11) CHECK(y[{0, 0, i, j}].item() == 0);
   }
 }
 

@@ -253,6 +253,7 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
     refused([&] { conv_transpose2d(image, turned, {}, {.padding = huge}); }, "conv_transpose2d");
     refused([&] { conv_transpose2d(image, turned, {}, {.output_padding = huge}); }, "conv_transpose2d");
     refused([&] { max_pool2d(image, huge, {.padding = huge / 2}); }, "max_pool2d");
+    refused([&] { interpolate(image, {.size = huge}); }, "interpolate");
   }
   refused([&] { conv_transpose2d(image, turned, {}, {.dilation = (std::int64_t{1} << 31) - 1}); },
           "conv_transpose2d: 5 pixels become");
@@ -264,6 +265,20 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { max_pool1d(line, 2, {.padding = 2}); }, "max_pool1d: kernel 2");
   refused([&] { avg_pool1d(to(line, i32), 2); }, "avg_pool1d: takes floating");
   refused([&] { avg_pool2d(image, {2, 3}, {.padding = {0, 2}}); }, "avg_pool2d: kernel 3 and stride 3");
+  refused([&] { interpolate(line, {.scale = 2}); }, "interpolate: input (N, C, H, W)");
+  refused([&] { interpolate(ones({1, 1, 0, 2}), {.scale = 2}); }, "interpolate: input");
+  refused([&] { interpolate(image, {}); }, "interpolate: a size or a scale, one of them");
+  refused([&] { interpolate(image, {.size = 2, .scale = 2}); },
+          "interpolate: a size or a scale, one of them");
+  refused([&] { interpolate(image, {.size = {2, 0}}); }, "interpolate: 5 pixels to a size of 0");
+  refused([&] { interpolate(image, {.size = {-1, 2}}); }, "interpolate: 5 pixels to a size of -1");
+  refused([&] { interpolate(image, {.scale = 0.1}); }, "interpolate: 5 pixels");
+  refused([&] { interpolate(image, {.size = (1 << 24) + 1}); }, "results have 1 to 16777216 a side");
+  for (const double scale : {-1.0, double(NAN), HUGE_VAL, 1e300})
+    refused([&] { interpolate(image, {.scale = {1, scale}}); }, "interpolate: 5 pixels");
+  refused([&] { interpolate(image, {.scale = 2, .align_corners = true}); }, "interpolate: align_corners");
+  refused([&] { interpolate(to(image, i32), {.scale = 2, .mode = Interpolation::bilinear}); },
+          "interpolate: lines");
   refused([&] { max_pool2d(x, 2); }, "max_pool2d");
   refused([&] { max_pool2d(image, 6); }, "max_pool2d: windows of 6 x 6");
   refused([&] { avg_pool2d(image, 2, {.padding = 2}); }, "avg_pool2d");

@@ -261,6 +261,17 @@ void network_cases(const Add& put) {
       {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
   put("avg_pool1d", {lines}, one([](const Tensor& x) { return avg_pool1d(x, 3, {2, 1}); }),
       {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
+  for (const InterpolateOptions& o : {InterpolateOptions{.size = {7, 3}}, InterpolateOptions{.scale = {2, 3}},
+                                      InterpolateOptions{.scale = {0.7, 1.7}}})
+    put(fmt::format("interpolate, nearest, size {}, scale {}", o.size.down, o.scale.down), {images},
+        one([o](const Tensor& x) { return interpolate(x, o); }),
+        {.sixteen = Bits::rounded, .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
+  for (const bool corners : {false, true})
+    for (const InterpolateOptions& o : {InterpolateOptions{{7, 3}, 0, Interpolation::bilinear, corners},
+                                        InterpolateOptions{0, {0.7, 2}, Interpolation::bilinear, corners}})
+      put(fmt::format("interpolate, bilinear, size {}, corners {}", o.size.down, corners), {images},
+          one([o](const Tensor& x) { return interpolate(x, o); }),
+          {.dtypes = floating_dtypes, .sixteen = Bits::rounded, .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
   put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),
