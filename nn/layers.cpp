@@ -19,31 +19,51 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : produ
 
 namespace {
 
-/// Checks a convolution's sizes and gives the bound of its first values.
-double conv_bound(std::string_view layer, std::int64_t in, std::int64_t out, PerAxis kernel,
-                  std::int64_t groups) {
+void check_conv(std::string_view layer, std::int64_t in, std::int64_t out, PerAxis kernel,
+                std::int64_t groups) {
   check<ValueError>(in > 0 && out > 0 && kernel.down > 0 && kernel.across > 0,
                     "{}: {} inputs, {} outputs and a kernel of {} x {}", layer, in, out, kernel.down,
                     kernel.across);
   check<ValueError>(groups > 0 && in % groups == 0 && out % groups == 0,
                     "{}: {} groups do not divide {} inputs and {} outputs", layer, groups, in, out);
-  return 1 / std::sqrt(static_cast<double>(in / groups * kernel.down * kernel.across));
+}
+
+/// First values of a convolution. The fan-in is counted of all axes of the weight but the first, as PyTorch
+/// does for transposed ones too.
+void init_conv(auto& conv, const Shape& weight, std::int64_t out, const auto& o) {
+  std::int64_t fan_in = 1;
+  for (int i = 1; i < weight.rank(); ++i) fan_in *= weight[i];
+  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
+  conv.weight = Parameter(rand(weight, o.tensor, -bound, bound));
+  if (o.bias == Bias::yes) conv.bias = Parameter(rand({out}, o.tensor, -bound, bound));
 }
 
 }  // namespace
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups} {
-  const double bound = conv_bound("Conv2d", in, out, kernel, o.groups);
-  weight = Parameter(rand({out, in / o.groups, kernel.down, kernel.across}, o.tensor, -bound, bound));
-  if (o.bias == Bias::yes) bias = Parameter(rand({out}, o.tensor, -bound, bound));
+  check_conv("Conv2d", in, out, kernel, o.groups);
+  init_conv(*this, {out, in / o.groups, kernel.down, kernel.across}, out, o);
 }
 
 Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups} {
-  const double bound = conv_bound("Conv1d", in, out, {1, kernel}, o.groups);
-  weight = Parameter(rand({out, in / o.groups, kernel}, o.tensor, -bound, bound));
-  if (o.bias == Bias::yes) bias = Parameter(rand({out}, o.tensor, -bound, bound));
+  check_conv("Conv1d", in, out, {1, kernel}, o.groups);
+  init_conv(*this, {out, in / o.groups, kernel}, out, o);
+}
+
+ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, PerAxis kernel,
+                                 const ConvTranspose2dLayerOptions& o)
+    : options{o.stride, o.padding, o.output_padding, o.dilation, o.groups} {
+  check_conv("ConvTranspose2d", in, out, kernel, o.groups);
+  init_conv(*this, {in, out / o.groups, kernel.down, kernel.across}, out, o);
+}
+
+ConvTranspose1d::ConvTranspose1d(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                                 const ConvTranspose1dLayerOptions& o)
+    : options{o.stride, o.padding, o.output_padding, o.dilation, o.groups} {
+  check_conv("ConvTranspose1d", in, out, {1, kernel}, o.groups);
+  init_conv(*this, {in, out / o.groups, kernel}, out, o);
 }
 
 Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions options)

@@ -1,4 +1,4 @@
-// Layers: linear, convolution, embedding, normalisations, dropout, activations, and lists of layers.
+// Layers: linear, convolution, pooling, embedding, normalisations, dropout, activations, and lists of layers.
 #pragma once
 
 #include <memory>
@@ -97,19 +97,79 @@ struct SHERD_API Conv1d final : Layer<Conv1d> {
   }
 };
 
+/// For `ConvTranspose2d`; see `ConvTranspose2dOptions`.
+struct ConvTranspose2dLayerOptions {
+  PerAxis stride = 1, padding = 0, output_padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+  PerAxis dilation = 1;
+  std::int64_t groups = 1;
+};
+/// Transposed convolution of x (N, in, H, W): weight (in, out / groups, kernel) and bias (out) start uniform
+/// in +-1/sqrt(out / groups times the kernel's pixels), as in PyTorch. ValueError for sizes below 1, and for
+/// groups that divide not both sides.
+struct SHERD_API ConvTranspose2d final : Layer<ConvTranspose2d> {
+  Param weight, bias;
+  ConvTranspose2dOptions options;
+  ConvTranspose2d(std::int64_t in, std::int64_t out, PerAxis kernel,
+                  const ConvTranspose2dLayerOptions& options = {});
+  Tensor forward(const Tensor& x) const { return conv_transpose2d(x, weight, bias, options); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
+/// For `ConvTranspose1d`; see `ConvTranspose1dOptions`.
+struct ConvTranspose1dLayerOptions {
+  std::int64_t stride = 1, padding = 0, output_padding = 0;
+  Bias bias = Bias::yes;
+  TensorOptions tensor{};
+  std::int64_t dilation = 1, groups = 1;
+};
+/// The same of x (N, in, L), with weight (in, out / groups, kernel).
+struct SHERD_API ConvTranspose1d final : Layer<ConvTranspose1d> {
+  Param weight, bias;
+  ConvTranspose1dOptions options;
+  ConvTranspose1d(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                  const ConvTranspose1dLayerOptions& options = {});
+  Tensor forward(const Tensor& x) const { return conv_transpose1d(x, weight, bias, options); }
+  void visit(auto&& on) {
+    on("weight", weight);
+    on("bias", bias);
+  }
+};
+
 /// Largest values, or means, of windows of an image (N, C, H, W).
 struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
-  std::int64_t kernel;
+  PerAxis kernel;
   PoolOptions options;
-  explicit MaxPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  explicit MaxPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return max_pool2d(x, kernel, options); }
   void visit(auto&&) {}
 };
 struct SHERD_API AvgPool2d final : Layer<AvgPool2d> {
-  std::int64_t kernel;
+  PerAxis kernel;
   PoolOptions options;
-  explicit AvgPool2d(std::int64_t kernel, PoolOptions options = {}) : kernel(kernel), options(options) {}
+  explicit AvgPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return avg_pool2d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+/// The same of x (N, C, L).
+struct SHERD_API MaxPool1d final : Layer<MaxPool1d> {
+  std::int64_t kernel;
+  Pool1dOptions options;
+  explicit MaxPool1d(std::int64_t kernel, const Pool1dOptions& options = {})
+      : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return max_pool1d(x, kernel, options); }
+  void visit(auto&&) {}
+};
+struct SHERD_API AvgPool1d final : Layer<AvgPool1d> {
+  std::int64_t kernel;
+  Pool1dOptions options;
+  explicit AvgPool1d(std::int64_t kernel, const Pool1dOptions& options = {})
+      : kernel(kernel), options(options) {}
+  Tensor forward(const Tensor& x) const { return avg_pool1d(x, kernel, options); }
   void visit(auto&&) {}
 };
 /// Means of down x across windows, whatever the image's size.
@@ -125,6 +185,14 @@ struct SHERD_API AdaptiveMaxPool2d final : Layer<AdaptiveMaxPool2d> {
   PerAxis size;
   explicit AdaptiveMaxPool2d(PerAxis size) : size(size) {}
   Tensor forward(const Tensor& x) const { return adaptive_max_pool2d(x, size.down, size.across); }
+  void visit(auto&&) {}
+};
+
+/// Images scaled to another size; see `interpolate`.
+struct SHERD_API Upsample final : Layer<Upsample> {
+  InterpolateOptions options;
+  explicit Upsample(const InterpolateOptions& options) : options(options) {}
+  Tensor forward(const Tensor& x) const { return interpolate(x, options); }
   void visit(auto&&) {}
 };
 

@@ -366,18 +366,63 @@ struct Conv1dOptions {
 /// The same along one axis: x (N, C, L), weight (out, C / groups, length).
 SHERD_API Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Conv1dOptions& options = {});
-struct PoolOptions {
-  std::int64_t stride = 0;   ///< the kernel's size if 0
-  std::int64_t padding = 0;  ///< at most half the kernel
+/// As in Conv2dOptions.
+struct ConvTranspose2dOptions {
+  PerAxis stride = 1, padding = 0;
+  PerAxis output_padding = 0;  ///< pixels more at the end: less than the stride, or than the dilation
+  PerAxis dilation = 1;
+  std::int64_t groups = 1;
 };
-/// The largest, or the mean, of each window of kernel x kernel pixels of x (N, C, H, W). The first of equal
-/// values has the gradient; padding counts as zeros in a mean.
-SHERD_API Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
-SHERD_API Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options = {});
+/// Transposed convolution of x (N, C, H, W) with weight (C, out / groups, height, width), plus bias (out)
+/// unless it is none: what conv2d with these options and this weight gives back to its input. Along each axis
+/// of n pixels it has (n - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+SHERD_API Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                  const ConvTranspose2dOptions& options = {});
+struct ConvTranspose1dOptions {
+  std::int64_t stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+};
+/// The same along one axis: x (N, C, L), weight (C, out / groups, length).
+SHERD_API Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                  const ConvTranspose1dOptions& options = {});
+/// Passed by reference, as Conv2dOptions.
+struct PoolOptions {
+  PerAxis stride = 0;   ///< the kernel's size along an axis where it is 0
+  PerAxis padding = 0;  ///< at most half the kernel
+};
+/// The largest, or the mean, of each window of kernel pixels of x (N, C, H, W). The first of equal values has
+/// the gradient; padding counts as zeros in a mean.
+SHERD_API Tensor max_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
+SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
+struct Pool1dOptions {
+  std::int64_t stride = 0, padding = 0;  ///< as in PoolOptions
+};
+/// The same along one axis: x (N, C, L).
+SHERD_API Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
+SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
 /// Means of down x across windows that cover the image, whatever its size.
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 /// Largest values of the same windows; the first of equal ones has the gradient.
 SHERD_API Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
+/// What stands between the pixels of an image: the nearest one, or a straight line along both axes.
+enum class Interpolation { nearest, bilinear };
+/// A factor along the height of an image, and one along its width.
+struct ScalePerAxis {
+  double down, across;
+  constexpr ScalePerAxis(double both) : down(both), across(both) {}
+  constexpr ScalePerAxis(double down, double across) : down(down), across(across) {}
+  friend bool operator==(const ScalePerAxis&, const ScalePerAxis&) = default;
+};
+/// Either the size or the scale is given; the other one is 0.
+struct InterpolateOptions {
+  PerAxis size = 0;        ///< pixels of the result
+  ScalePerAxis scale = 0;  ///< of the pixels; a result that is no whole number is rounded down
+  Interpolation mode = Interpolation::nearest;
+  bool align_corners = false;  ///< bilinear: the middles of the corner pixels stay, not their outer edges
+};
+/// Images x (N, C, H, W) of another size, by PyTorch's rules: pixel i is the one of x at i / scale, rounded
+/// down, where a size says the scale too; bilinear: it lies at (i + 1/2) / scale - 1/2, between two, within
+/// x. The mode nearest takes any dtype, the other one floating ones.
+SHERD_API Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 // ---- layers
 // -----------------------------------------------------------------------------------------------------------------

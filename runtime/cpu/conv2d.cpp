@@ -35,7 +35,7 @@ struct Conv {
   /// Whether an image is what would be unfolded from it.
   bool is_product() const {
     return height == 1 && width == 1 && rule.down.stride == 1 && rule.across.stride == 1 &&
-           rule.down.padding == 0 && rule.across.padding == 0;
+           rule.down.padding == 0 && rule.across.padding == 0 && down == rows && across == columns;
   }
   /// Rows of the output that are made at a time.
   std::int64_t block() const {

@@ -11,10 +11,10 @@ namespace {
 
 /// Planes of images and of what their windows give.
 struct Planes {
-  ops::PatchRule rule;
+  ops::PoolRule rule;
   std::int64_t count, height, width, down, across;
 
-  Planes(const ops::PatchRule& rule, const Shape& images, const Shape& windows)
+  Planes(const ops::PoolRule& rule, const Shape& images, const Shape& windows)
       : rule(rule),
         count(images[0] * images[1]),
         height(images[2]),
@@ -32,12 +32,12 @@ struct Planes {
   }
 };
 
-/// The pixels along one axis of `size` that window `i`, which is `width` there, sees.
+/// The pixels along one axis of `size` that window `i` sees.
 struct Seen {
   std::int64_t begin, end;
-  Seen(const ops::PatchRule& rule, std::int64_t i, std::int64_t width, std::int64_t size)
-      : begin(std::max<std::int64_t>(i * rule.stride - rule.padding, 0)),
-        end(std::min(i * rule.stride - rule.padding + width, size)) {}
+  Seen(const ops::PoolRule::Axis& axis, std::int64_t i, std::int64_t size)
+      : begin(std::max<std::int64_t>(i * axis.stride - axis.padding, 0)),
+        end(std::min(i * axis.stride - axis.padding + axis.kernel, size)) {}
 };
 
 template <class T>
@@ -47,9 +47,9 @@ void largest(const Planes& p, const T* x, T* y, std::int64_t* at) {
     const T* image = x + plane * p.height * p.width;
     std::int64_t to = plane * p.down * p.across;
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule, i, p.rule.height, p.height);
+      const Seen rows(p.rule.down, i, p.height);
       for (std::int64_t j = 0; j < p.across; ++j, ++to) {
-        const Seen columns(p.rule, j, p.rule.width, p.width);
+        const Seen columns(p.rule.across, j, p.width);
         std::int64_t place = rows.begin * p.width + columns.begin;
         C best = C(image[place]);
         for (std::int64_t r = rows.begin; r < rows.end; ++r)
@@ -69,14 +69,14 @@ void largest(const Planes& p, const T* x, T* y, std::int64_t* at) {
 template <class T>
 void means(const Planes& p, const T* x, T* y) {
   using C = compute_t<T>;
-  const C area = static_cast<C>(p.rule.height * p.rule.width);
+  const C area = static_cast<C>(p.rule.down.kernel * p.rule.across.kernel);
   p.for_each([&](std::int64_t plane) {
     const T* image = x + plane * p.height * p.width;
     T* to = y + plane * p.down * p.across;
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule, i, p.rule.height, p.height);
+      const Seen rows(p.rule.down, i, p.height);
       for (std::int64_t j = 0; j < p.across; ++j) {
-        const Seen columns(p.rule, j, p.rule.width, p.width);
+        const Seen columns(p.rule.across, j, p.width);
         C sum = 0;
         for (std::int64_t r = rows.begin; r < rows.end; ++r)
           for (std::int64_t c = columns.begin; c < columns.end; ++c) sum += C(image[r * p.width + c]);
@@ -89,15 +89,15 @@ void means(const Planes& p, const T* x, T* y) {
 template <class T>
 void spread(const Planes& p, const T* gy, T* gx) {
   using C = compute_t<T>;
-  const C area = static_cast<C>(p.rule.height * p.rule.width);
+  const C area = static_cast<C>(p.rule.down.kernel * p.rule.across.kernel);
   p.for_each([&](std::int64_t plane) {
     const T* from = gy + plane * p.down * p.across;
     T* to = gx + plane * p.height * p.width;
     std::vector<C> sums(static_cast<std::size_t>(p.height * p.width));
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule, i, p.rule.height, p.height);
+      const Seen rows(p.rule.down, i, p.height);
       for (std::int64_t j = 0; j < p.across; ++j) {
-        const Seen columns(p.rule, j, p.rule.width, p.width);
+        const Seen columns(p.rule.across, j, p.width);
         const C share = C(*from++) / area;
         for (std::int64_t r = rows.begin; r < rows.end; ++r)
           for (std::int64_t c = columns.begin; c < columns.end; ++c)

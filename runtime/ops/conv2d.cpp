@@ -9,22 +9,37 @@ namespace sherd {
 namespace ops {
 namespace {
 
-constexpr std::int64_t most = std::int64_t{1} << 31;  // so that no sum or product of sizes wraps
-
-void check_axis(std::string_view call, const ConvRule::Axis& axis) {
-  check<ValueError>(axis.stride > 0 && axis.padding >= 0 && axis.padding < most && axis.dilation > 0 &&
-                        axis.dilation < most,
-                    "{}: stride {} must be at least 1, padding {} at least 0 and dilation {} at least 1, the "
-                    "last two below 2^31",
-                    call, axis.stride, axis.padding, axis.dilation);
-}
+constexpr std::int64_t most = ConvRule::most;
 
 /// Whether `Patches` can make the windows, padding apart.
 bool is_even(const ConvRule& rule) {
   return rule.down.stride == rule.across.stride && rule.down.dilation == 1 && rule.across.dilation == 1;
 }
 
-/// Windows as `Patches` gives them, (N, down, across, C * height * width), by any rule.
+/// (..., groups * n) as (groups, rows, n).
+Tensor by_group(const Tensor& x, std::int64_t groups) {
+  const std::int64_t n = x.shape().back() / groups;
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < x.rank(); ++i) rows *= x.shape()[i];
+  return permute(reshape(x, {rows, groups, n}), {1, 0, 2});
+}
+
+/// conv2d, but no more windows than the image `like` has pixels: the images of a transposed convolution may
+/// have room for more, where a dilation is larger than the stride.
+Tensor conv_like(const Shape& like, const ConvRule& rule, const Tensor& x, const Tensor& weight) {
+  const Tensor y = apply(Conv2d{rule}, x, weight, Tensor{});
+  return y.shape() == like ? y : narrow(narrow(y, 2, 0, like[2]), 3, 0, like[3]);
+}
+
+}  // namespace
+
+void ConvRule::Axis::check_for(std::string_view call) const {
+  check<ValueError>(stride > 0 && padding >= 0 && padding < most && dilation > 0 && dilation < most,
+                    "{}: stride {} must be at least 1, padding {} at least 0 and dilation {} at least 1, the "
+                    "last two below 2^31",
+                    call, stride, padding, dilation);
+}
+
 Tensor windows_of(const ConvRule& rule, const Tensor& x, std::int64_t height, std::int64_t width,
                   std::int64_t down, std::int64_t across) {
   const std::int64_t p = rule.down.padding, q = rule.across.padding;
@@ -40,7 +55,6 @@ Tensor windows_of(const ConvRule& rule, const Tensor& x, std::int64_t height, st
                  {x.shape()[0], down, across, x.shape()[1] * height * width});
 }
 
-/// Its transpose: each pixel of images of `rows` x `columns` is the sum of its places in the windows.
 Tensor images_of(const ConvRule& rule, const Tensor& windows, std::int64_t height, std::int64_t width,
                  std::int64_t rows, std::int64_t columns) {
   const std::int64_t p = rule.down.padding, q = rule.across.padding;
@@ -59,16 +73,6 @@ Tensor images_of(const ConvRule& rule, const Tensor& windows, std::int64_t heigh
                                      select(each, 0, i * width + j))));
   return to(narrow(narrow(total, 2, p, rows), 3, q, columns), windows.dtype());
 }
-
-/// (..., groups * n) as (groups, rows, n).
-Tensor by_group(const Tensor& x, std::int64_t groups) {
-  const std::int64_t n = x.shape().back() / groups;
-  std::int64_t rows = 1;
-  for (int i = 0; i + 1 < x.rank(); ++i) rows *= x.shape()[i];
-  return permute(reshape(x, {rows, groups, n}), {1, 0, 2});
-}
-
-}  // namespace
 
 Specs Conv2d::infer(SpecSpan in) const {
   const Spec &x = in[0], &weight = in[1], &bias = in[2];
@@ -89,7 +93,7 @@ Specs Conv2d::infer(SpecSpan in) const {
     check<DTypeError>(bias.dtype == x.dtype, "conv2d: input is {} and its bias {}; cast one of them",
                       name_of(x.dtype), name_of(bias.dtype));
   }
-  check_axis(name, rule.down), check_axis(name, rule.across);
+  rule.down.check_for(name), rule.across.check_for(name);
   check<ShapeError>(w[2] < most && w[3] < most && x.shape[2] < most && x.shape[3] < most,
                     "conv2d: images and kernels have below 2^31 pixels a side, got {} and {} x {}", x.shape,
                     w[2], w[3]);
@@ -105,7 +109,6 @@ Specs Conv2d::infer(SpecSpan in) const {
 }
 
 Tensors Conv2d::grad(const GradArgs& args) const {
-  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Shape &x = args.specs[0].shape, &w = args.specs[1].shape;
   Tensors grads(3);
   if (args.need(0)) grads[0] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.gy[0], args.inputs[1]);
@@ -135,6 +138,14 @@ Specs Conv2dGradInput::infer(SpecSpan in) const {
   return {{Shape{in[0].shape[0], in[1].shape[1] * rule.groups, rows, columns}, in[0].dtype, in[0].device}};
 }
 
+Tensors Conv2dGradInput::grad(const GradArgs& args) const {
+  const Shape &g = args.specs[0].shape, &w = args.specs[1].shape;
+  Tensors grads(2);
+  if (args.need(0)) grads[0] = conv_like(g, rule, args.gy[0], args.inputs[1]);
+  if (args.need(1)) grads[1] = apply(Conv2dGradWeight{rule, w[2], w[3]}, args.inputs[0], args.gy[0]);
+  return grads;
+}
+
 Tensors Conv2dGradInput::reference(Inputs in) const {
   const Shape &g = in[0].shape(), &w = in[1].shape();
   const std::int64_t taps = w[1] * w[2] * w[3];
@@ -146,6 +157,14 @@ Tensors Conv2dGradInput::reference(Inputs in) const {
 
 Specs Conv2dGradWeight::infer(SpecSpan in) const {
   return {{Shape{in[0].shape[1], in[1].shape[1] / rule.groups, height, width}, in[0].dtype, in[0].device}};
+}
+
+Tensors Conv2dGradWeight::grad(const GradArgs& args) const {
+  const Shape &g = args.specs[0].shape, &x = args.specs[1].shape;
+  Tensors grads(2);
+  if (args.need(0)) grads[0] = conv_like(g, rule, args.inputs[1], args.gy[0]);
+  if (args.need(1)) grads[1] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.inputs[0], args.gy[0]);
+  return grads;
 }
 
 Tensors Conv2dGradWeight::reference(Inputs in) const {
@@ -170,7 +189,7 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
                     weight.shape());
   // An image of one row; the kernel moves along it alone.
   const ops::ConvRule rule{{}, {o.stride, o.padding, o.dilation}, o.groups};
-  ops::check_axis("conv1d", rule.across);
+  rule.across.check_for("conv1d");
   return squeeze(apply(ops::Conv2d{rule}, unsqueeze(x, 2), unsqueeze(weight, 2), bias), 2);
 }
 

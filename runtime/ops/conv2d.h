@@ -7,8 +7,12 @@ namespace sherd::ops {
 
 /// How kernels lie on an image, along its height and its width.
 struct ConvRule {
+  /// Sizes are below it, so that no sum or product of them wraps.
+  static constexpr std::int64_t most = std::int64_t{1} << 31;
   struct Axis {
     std::int64_t stride = 1, padding = 0, dilation = 1;
+    /// ValueError, in the name of `call`, for what no convolution has.
+    void check_for(std::string_view call) const;
     bool operator==(const Axis&) const = default;
   };
   Axis down, across;
@@ -39,16 +43,18 @@ struct Conv2d {
   bool operator==(const Conv2d&) const = default;
 };
 
-/// Inputs: gy, weight. Output: the gradient of images of `rows` x `columns`.
+/// Inputs: gy, weight. Output: the gradient of images of `rows` x `columns`, which is a transposed
+/// convolution of gy.
 struct Conv2dGradInput {
   static constexpr std::string_view name = "conv2d_grad_input";
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
-  static constexpr bool differentiable = false;
   ConvRule rule;
   std::int64_t rows = 1, columns = 1;
 
+  static Reads reads(Mask needs) { return Conv2d::reads(needs); }
   Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     rule.fields(on);
@@ -62,11 +68,12 @@ struct Conv2dGradWeight {
   static constexpr std::string_view name = "conv2d_grad_weight";
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
-  static constexpr bool differentiable = false;
   ConvRule rule;
   std::int64_t height = 1, width = 1;
 
+  static Reads reads(Mask needs) { return Conv2d::reads(needs); }
   Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     rule.fields(on);
@@ -74,5 +81,12 @@ struct Conv2dGradWeight {
   }
   bool operator==(const Conv2dGradWeight&) const = default;
 };
+
+/// In other ops: the windows that kernels of height x width see, (N, down, across, C * height * width).
+Tensor windows_of(const ConvRule& rule, const Tensor& x, std::int64_t height, std::int64_t width,
+                  std::int64_t down, std::int64_t across);
+/// Its transpose: each pixel of images of `rows` x `columns` is the sum of its places in the windows.
+Tensor images_of(const ConvRule& rule, const Tensor& windows, std::int64_t height, std::int64_t width,
+                 std::int64_t rows, std::int64_t columns);
 
 }  // namespace sherd::ops

@@ -1,9 +1,25 @@
 // Pooling over windows of images (N, C, H, W). The padding is at most half a window: each sees a pixel.
 #pragma once
 
-#include "runtime/ops/patches.h"
+#include "runtime/op.h"
 
 namespace sherd::ops {
+
+/// How windows lie on an image, along its height and its width.
+struct PoolRule {
+  struct Axis {
+    std::int64_t kernel = 1, stride = 1, padding = 0;
+    bool operator==(const Axis&) const = default;
+  };
+  Axis down, across;
+
+  void fields(auto&& on) const {
+    on("height", down.kernel), on("width", across.kernel);
+    on("stride_down", down.stride), on("stride_across", across.stride);
+    on("padding_down", down.padding), on("padding_across", across.padding);
+  }
+  bool operator==(const PoolRule&) const = default;
+};
 
 /// Outputs: each window's largest pixel, and its i64 place in its H * W; of equal ones the first, NaN largest
 /// of all.
@@ -11,7 +27,7 @@ struct MaxPool2d {
   static constexpr std::string_view name = "max_pool2d";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{.outputs = 0b10};
-  PatchRule rule;
+  PoolRule rule;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -25,7 +41,7 @@ struct AvgPool2d {
   static constexpr std::string_view name = "avg_pool2d";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{};
-  PatchRule rule;
+  PoolRule rule;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -39,7 +55,7 @@ struct AvgPool2dGrad {
   static constexpr std::string_view name = "avg_pool2d_grad";
   static constexpr Mask dense = 1;
   static constexpr Reads reads{};
-  PatchRule rule;
+  PoolRule rule;
   std::int64_t rows = 1, columns = 1;
 
   Specs infer(SpecSpan in) const;

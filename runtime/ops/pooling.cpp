@@ -6,40 +6,73 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
-#include "runtime/ops/patches.h"
+#include "runtime/ops/conv2d.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/topk.h"
 
 namespace sherd {
 namespace {
 
-ops::PatchRule rule_of(std::int64_t kernel, PoolOptions o) {
-  return {kernel, kernel, o.stride == 0 ? kernel : o.stride, o.padding};
+ops::PoolRule rule_of(PerAxis kernel, const PoolOptions& o) {
+  const auto axis = [](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+    return ops::PoolRule::Axis{kernel, stride == 0 ? kernel : stride, padding};
+  };
+  return {axis(kernel.down, o.stride.down, o.padding.down),
+          axis(kernel.across, o.stride.across, o.padding.across)};
+}
+
+void check_axis(std::string_view call, const ops::PoolRule::Axis& axis) {
+  const auto [kernel, stride, padding] = axis;
+  constexpr std::int64_t most = std::int64_t{1} << 31;  // so that no sum of sizes wraps
+  check<ValueError>(kernel > 0 && kernel < most && stride > 0 && padding >= 0 && padding <= kernel / 2,
+                    "{}: kernel {} and stride {} must be positive, the kernel below 2^31, and padding {} at "
+                    "most half the kernel",
+                    call, kernel, stride, padding);
 }
 
 /// The windows' spec: (N, C, down, across).
-Spec pooled(std::string_view call, const Spec& x, const ops::PatchRule& rule) {
+Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
+  const auto& [down, across] = rule;
   check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
                     name_of(x.dtype));
   check<ShapeError>(x.shape.rank() == 4, "{}: input (N, C, H, W), got shape {}", call, x.shape);
-  const auto [height, width, stride, padding] = rule;
-  const std::int64_t kernel = std::min(height, width);
-  check<ValueError>(kernel > 0 && stride > 0 && padding >= 0 && padding <= kernel / 2,
-                    "{}: kernel {} and stride {} must be positive, and padding {} at most half the kernel",
-                    call, kernel, stride, padding);
-  const std::int64_t h = x.shape[2] + 2 * padding, w = x.shape[3] + 2 * padding;
-  check<ShapeError>(h >= height && w >= width, "{}: windows of {} x {} do not fit input {} padded by {}",
-                    call, height, width, x.shape, padding);
-  return {{x.shape[0], x.shape[1], (h - height) / stride + 1, (w - width) / stride + 1}, x.dtype, x.device};
+  check_axis(call, down), check_axis(call, across);
+  const std::int64_t h = x.shape[2] + 2 * down.padding, w = x.shape[3] + 2 * across.padding;
+  check<ShapeError>(h >= down.kernel && w >= across.kernel,
+                    "{}: windows of {} x {} do not fit input {} padded by {} and {}", call, down.kernel,
+                    across.kernel, x.shape, down.padding, across.padding);
+  return {
+      {x.shape[0], x.shape[1], (h - down.kernel) / down.stride + 1, (w - across.kernel) / across.stride + 1},
+      x.dtype,
+      x.device};
+}
+
+/// A line of pixels as an image of one row.
+Tensor image_of(std::string_view call, const Tensor& x, const ops::PoolRule& rule) {
+  check<ShapeError>(x.rank() == 3, "{}: input (N, C, L), got shape {}", call, x.shape());
+  const Tensor image = unsqueeze(x, 2);
+  pooled(call, image.spec(), rule);
+  return image;
+}
+
+ops::PoolRule rule_of(std::int64_t kernel, const Pool1dOptions& o) {
+  return rule_of({1, kernel}, {{1, o.stride}, {0, o.padding}});
+}
+
+/// The same windows for what convolutions are made of.
+ops::ConvRule conv_rule(const ops::PoolRule& rule) {
+  return {{rule.down.stride, rule.down.padding}, {rule.across.stride, rule.across.padding}};
 }
 
 /// Windows of each channel in the last axis: (N, C, down, across, height * width).
-Tensor windows_of(const Tensor& x, const ops::PatchRule& rule, Number around) {
-  const auto [height, width, stride, p] = rule;
-  const Tensor padded = p > 0 ? pad(x, {p, p, p, p}, Padding::constant, around) : x;
-  const Tensor rows = apply(ops::Patches{{height, width, stride, 0}}, padded);
-  const Shape& s = rows.shape();
-  return permute(reshape(rows, {s[0], s[1], s[2], x.shape()[1], height * width}), {0, 3, 1, 2, 4});
+Tensor windows_of_channels(std::string_view call, const Tensor& x, const ops::PoolRule& rule, Number around) {
+  const std::int64_t p = rule.down.padding, q = rule.across.padding, height = rule.down.kernel,
+                     width = rule.across.kernel;
+  const Shape s = pooled(call, x.spec(), rule).shape;
+  const Tensor padded = p > 0 || q > 0 ? pad(x, {q, q, p, p}, Padding::constant, around) : x;
+  const Tensor rows =
+      ops::windows_of({{rule.down.stride}, {rule.across.stride}}, padded, height, width, s[2], s[3]);
+  return permute(reshape(rows, {s[0], s[2], s[3], s[1], height * width}), {0, 3, 1, 2, 4});
 }
 
 /// A window of adaptive pooling: floor(i size / n) to ceil((i + 1) size / n).
@@ -81,17 +114,17 @@ Specs MaxPool2d::infer(SpecSpan in) const {
 
 Tensors MaxPool2d::reference(Inputs in) const {
   const Tensor& x = in[0];
-  const Picked best = max(windows_of(x, rule, -std::numeric_limits<double>::infinity()), -1);
+  const Picked best = max(windows_of_channels(name, x, rule, -std::numeric_limits<double>::infinity()), -1);
   // Where the window begins and where in it; of a window of -inf the first is no pixel, but the one beside.
   const TensorOptions like{DType::i64, x.device()};
-  const auto place = [&](const Tensor& in_window, int axis, std::int64_t size) {
-    const Tensor first = sub(mul(arange(0, best.values.shape()[axis], 1, like), rule.stride), rule.padding);
+  const auto place = [&](const Tensor& in_window, int axis, const PoolRule::Axis& of) {
+    const Tensor first = sub(mul(arange(0, best.values.shape()[axis], 1, like), of.stride), of.padding);
     const Tensor along = axis == 2 ? unsqueeze(first, 1) : first;
-    return clamp(add(embedding(reshape(in_window, {-1}), best.indices), along), 0, size - 1);
+    return clamp(add(embedding(reshape(in_window, {-1}), best.indices), along), 0, x.shape()[axis] - 1);
   };
-  const Shape window{rule.height, rule.width};
-  const Tensor row = place(expand(unsqueeze(arange(0, rule.height, 1, like), 1), window), 2, x.shape()[2]),
-               column = place(expand(arange(0, rule.width, 1, like), window), 3, x.shape()[3]);
+  const Shape window{rule.down.kernel, rule.across.kernel};
+  const Tensor row = place(expand(unsqueeze(arange(0, window[0], 1, like), 1), window), 2, rule.down),
+               column = place(expand(arange(0, window[1], 1, like), window), 3, rule.across);
   return {best.values, add(mul(row, x.shape()[3]), column)};
 }
 
@@ -99,7 +132,7 @@ Tensors MaxPool2d::grad(const GradArgs& args) const {
   const Shape& images = args.specs[0].shape;
   const DType dtype = args.specs[0].dtype;
   // A pixel of several windows has a sum, which in 16 bits stops growing.
-  const bool overlap = rule.stride < std::max(rule.height, rule.width);
+  const bool overlap = rule.down.stride < rule.down.kernel || rule.across.stride < rule.across.kernel;
   const Tensor gy = overlap ? to(args.gy[0], compute_dtype(dtype)) : args.gy[0];
   const Shape lines{images[0], images[1], gy.shape()[2] * gy.shape()[3]};
   const Tensor gx =
@@ -109,7 +142,9 @@ Tensors MaxPool2d::grad(const GradArgs& args) const {
 
 Specs AvgPool2d::infer(SpecSpan in) const { return {pooled(name, in[0], rule)}; }
 
-Tensors AvgPool2d::reference(Inputs in) const { return {mean(windows_of(in[0], rule, 0), {-1})}; }
+Tensors AvgPool2d::reference(Inputs in) const {
+  return {mean(windows_of_channels(name, in[0], rule, 0), {-1})};
+}
 
 Tensors AvgPool2d::grad(const GradArgs& args) const {
   const Shape& images = args.specs[0].shape;
@@ -127,23 +162,34 @@ Specs AvgPool2dGrad::infer(SpecSpan in) const {
 Tensors AvgPool2dGrad::reference(Inputs in) const {
   const Tensor& gy = in[0];
   const Shape& s = gy.shape();
-  const std::int64_t area = rule.height * rule.width;
+  const std::int64_t height = rule.down.kernel, width = rule.across.kernel, area = height * width;
   const Tensor share = div(to(permute(gy, {0, 2, 3, 1}), compute_dtype(gy.dtype())), area);
   const Tensor windows =
       reshape(expand(unsqueeze(share, -1), {s[0], s[2], s[3], s[1], area}), {s[0], s[2], s[3], s[1] * area});
-  return {to(apply(PatchesGrad{rule, rows, columns}, windows), gy.dtype())};
+  return {to(images_of(conv_rule(rule), windows, height, width, rows, columns), gy.dtype())};
 }
 
 Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2d{rule}, args.gy[0])}; }
 
 }  // namespace ops
 
-Tensor max_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
+Tensor max_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options) {
   return apply_many(ops::MaxPool2d{rule_of(kernel, options)}, std::span(&x, 1))[0];
 }
 
-Tensor avg_pool2d(const Tensor& x, std::int64_t kernel, PoolOptions options) {
+Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options) {
   return apply(ops::AvgPool2d{rule_of(kernel, options)}, x);
+}
+
+Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options) {
+  const ops::PoolRule rule = rule_of(kernel, options);
+  const Tensor image = image_of("max_pool1d", x, rule);
+  return squeeze(apply_many(ops::MaxPool2d{rule}, std::span(&image, 1))[0], 2);
+}
+
+Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options) {
+  const ops::PoolRule rule = rule_of(kernel, options);
+  return squeeze(apply(ops::AvgPool2d{rule}, image_of("avg_pool1d", x, rule)), 2);
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {

@@ -346,6 +346,10 @@ void check_networks() {
              {"initialisation", "nn.RNN", "nn.LSTM", "nn.GRU", "nn.GroupNorm", "nn.Conv1d",
               "nn.Embedding.padding", "ConvNet", "SwiGlu", "Llama"});
 }
+void check_images() {
+  check_area("images", images_runs(),
+             {"initialisation", "nn.ConvTranspose2d", "nn.ConvTranspose1d", "UpNet", "LineNet"});
+}
 void check_layers() {
   check_area("layers", layers_runs(),
              {"initialisation", "nn.BatchNorm1d", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention",
@@ -368,6 +372,7 @@ TEST_CASE("statistics, order and sums of products agree with PyTorch") {
   check_area("statistics", statistics_runs());
 }
 TEST_CASE("pooling, convolutions and attention with options agree with PyTorch") { check_networks(); }
+TEST_CASE("transposed convolutions, scaled images and oblong windows agree with PyTorch") { check_images(); }
 TEST_CASE("losses agree with PyTorch") { check_area("losses", losses_runs()); }
 
 TEST_CASE("cuda: every op agrees with PyTorch") {
@@ -387,6 +392,7 @@ TEST_CASE("cuda: every op agrees with PyTorch") {
   check_area("statistics", statistics_runs());
   check_area("losses", losses_runs());
   check_networks();
+  check_images();
 }
 
 }  // namespace sherd::test

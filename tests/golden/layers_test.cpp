@@ -65,6 +65,26 @@ std::unique_ptr<Module> build_conv1d(const json& o) {
                                                              .dilation = o.at("dilation").get<int>(),
                                                              .groups = o.at("groups").get<int>()});
 }
+template <class C, class Options>
+std::unique_ptr<Module> build_transposed(const json& o) {
+  return std::make_unique<C>(o.at("in").get<int>(), o.at("out").get<int>(), o.at("kernel").get<int>(),
+                             Options{.stride = o.at("stride").get<int>(),
+                                     .padding = o.at("padding").get<int>(),
+                                     .output_padding = o.at("output_padding").get<int>(),
+                                     .dilation = o.at("dilation").get<int>(),
+                                     .groups = o.at("groups").get<int>()});
+}
+std::unique_ptr<Module> build_up_net(const json&) {
+  return std::make_unique<nn::Sequential>(
+      nn::ConvTranspose2d(2, 3, {2, 3}, {.stride = {2, 1}, .padding = {0, 1}}),
+      nn::MaxPool2d({1, 2}, {.stride = 1}),
+      nn::Upsample({.scale = {1.5, 2}, .mode = Interpolation::bilinear}),
+      nn::AvgPool2d({3, 2}, {.stride = 2, .padding = {1, 0}}), nn::Upsample({.size = {4, 9}}));
+}
+std::unique_ptr<Module> build_line_net(const json&) {
+  return std::make_unique<nn::Sequential>(nn::ConvTranspose1d(2, 3, 4, {.stride = 2, .bias = nn::Bias::no}),
+                                          nn::MaxPool1d(3, {.stride = 2, .padding = 1}), nn::AvgPool1d(2));
+}
 std::unique_ptr<Module> build_group_norm(const json& o) {
   return std::make_unique<nn::GroupNorm>(o.at("groups").get<int>(), o.at("channels").get<int>());
 }
@@ -112,24 +132,29 @@ std::unique_ptr<Module> build_llama(const json& o) {
 }
 
 /// Layers of one tensor.
-const std::map<std::string, Build> builders{{"nn.Linear", build_linear},
-                                            {"nn.Embedding", build_embedding},
-                                            {"nn.LayerNorm", build_layer_norm},
-                                            {"nn.GELU", build_gelu},
-                                            {"nn.Dropout", build_dropout},
-                                            {"nn.Sequential", build_sequential},
-                                            {"nn.Conv2d", build_conv2d},
-                                            {"nn.Conv1d", build_conv1d},
-                                            {"nn.GroupNorm", build_group_norm},
-                                            {"nn.Embedding.padding", build_padded_embedding},
-                                            {"ConvNet", build_conv_net},
-                                            {"SwiGlu", build_swiglu},
-                                            {"Llama", build_llama},
-                                            {"nn.RNN", build_recurrent<nn::Rnn>},
-                                            {"nn.LSTM", build_recurrent<nn::Lstm>},
-                                            {"nn.GRU", build_recurrent<nn::Gru>},
-                                            {"nn.BatchNorm1d", build_batch_norm<nn::BatchNorm1d>},
-                                            {"nn.BatchNorm2d", build_batch_norm<nn::BatchNorm2d>}};
+const std::map<std::string, Build> builders{
+    {"nn.Linear", build_linear},
+    {"nn.Embedding", build_embedding},
+    {"nn.LayerNorm", build_layer_norm},
+    {"nn.GELU", build_gelu},
+    {"nn.Dropout", build_dropout},
+    {"nn.Sequential", build_sequential},
+    {"nn.Conv2d", build_conv2d},
+    {"nn.Conv1d", build_conv1d},
+    {"nn.ConvTranspose2d", build_transposed<nn::ConvTranspose2d, nn::ConvTranspose2dLayerOptions>},
+    {"nn.ConvTranspose1d", build_transposed<nn::ConvTranspose1d, nn::ConvTranspose1dLayerOptions>},
+    {"UpNet", build_up_net},
+    {"LineNet", build_line_net},
+    {"nn.GroupNorm", build_group_norm},
+    {"nn.Embedding.padding", build_padded_embedding},
+    {"ConvNet", build_conv_net},
+    {"SwiGlu", build_swiglu},
+    {"Llama", build_llama},
+    {"nn.RNN", build_recurrent<nn::Rnn>},
+    {"nn.LSTM", build_recurrent<nn::Lstm>},
+    {"nn.GRU", build_recurrent<nn::Gru>},
+    {"nn.BatchNorm1d", build_batch_norm<nn::BatchNorm1d>},
+    {"nn.BatchNorm2d", build_batch_norm<nn::BatchNorm2d>}};
 
 /// The layer of a case, in its dtype and with its parameters.
 std::unique_ptr<Module> load_layer(const GoldenCase& golden, Device device) {
@@ -171,7 +196,7 @@ void check_layer(const GoldenCase& golden, Device device) {
 
 void check_layers(Device device) {
   std::set<std::string> layers;
-  for (const char* area : {"nn", "layers", "networks"})
+  for (const char* area : {"nn", "layers", "networks", "images"})
     for (const GoldenCase& golden : load_goldens(area)) {
       if (!golden.args.contains("params") || golden.args.contains("roles")) continue;
       INFO(golden.name);
@@ -240,7 +265,7 @@ TEST_CASE("cuda: layers with PyTorch's parameters agree with PyTorch") {
 
 TEST_CASE("fresh parameters are spread as PyTorch's") {
   manual_seed(5);
-  for (const char* area : {"nn", "layers", "networks"})
+  for (const char* area : {"nn", "layers", "networks", "images"})
     for (const GoldenCase& golden : load_goldens(area)) {
       if (golden.op != "initialisation") continue;
       INFO(golden.name);

@@ -1335,6 +1335,68 @@ def make_networks():
     return area
 
 
+def make_images():
+    """Transposed convolutions, scaled images, and windows that are not square."""
+    area = Area()
+    for (weight, stride, padding, more, dilation, groups), dtype in itertools.product(
+            (((4, 3, 3, 2), (1, 1), (0, 0), (0, 0), (1, 1), 1), ((4, 2, 3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 2),
+             ((4, 3, 2, 4), (3, 1), (0, 2), (2, 0), (1, 1), 1), ((4, 1, 2, 3), (2, 1), (1, 0), (0, 1), (1, 2), 4),
+             ((4, 2, 1, 1), (2, 2), (0, 0), (0, 1), (1, 1), 1), ((4, 2, 3, 3), (2, 2), (2, 3), (1, 0), (3, 3), 2)), FLOATS):
+        name = join("conv_transpose2d", shape_name(weight, stride, padding, more, dilation), groups, NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation),
+                  [draw.normal(2, 4, 5, 4, dtype=dtype), draw.normal(*weight, dtype=dtype), draw.normal(weight[1] * groups, dtype=dtype)],
+                  {"stride": stride, "padding": padding, "output_padding": more, "dilation": dilation, "groups": groups})
+    for (weight, stride, padding, more, dilation, groups), dtype in itertools.product(
+            (((4, 3, 3), 1, 0, 0, 1, 1), ((4, 2, 4), 2, 1, 1, 1, 2), ((4, 3, 2), 2, 2, 0, 3, 1)), FLOATS):
+        name = join("conv_transpose1d", shape_name(weight), stride, padding, more, dilation, groups, NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, None, stride, padding, more, groups, dilation),
+                  [draw.normal(2, 4, 6, dtype=dtype), draw.normal(*weight, dtype=dtype)],
+                  {"stride": stride, "padding": padding, "output_padding": more, "dilation": dilation, "groups": groups})
+    scaled = [{"size": [10, 14]}, {"size": [3, 4]}, {"size": [8, 5]}, {"size": [1, 1]}, {"scale": [2, 3]}, {"scale": [1.7, 1.7]},
+              {"scale": [0.6, 2.3]}, {"scale": [1.1, 0.3]}]
+    for to, (mode, corners), dtype in itertools.product(scaled, (("nearest", None), ("bilinear", False), ("bilinear", True)), (f32, f64, bf16)):
+        name = join("interpolate", *(f"{k} {v[0]} {v[1]}" for k, v in to.items()), mode, "corners" if corners else "edges", NAMES[dtype])
+        area.case(name, "interpolate", lambda x: F.interpolate(x, to.get("size"), to.get("scale"), mode, corners),
+                  [Draw(name).normal(1, 2, 5, 7, dtype=dtype)], to | {"mode": mode, "align_corners": bool(corners)})
+    # Where i before / after in f32 is not what it is in whole numbers, and sizes that PyTorch does not compute.
+    rounded = [(before, {"size": [after, 1]}) for before, after in ((2, 82), (21, 69), (39, 33), (52, 22), (56, 46))]
+    for (before, to), dtype in itertools.product(rounded + [(3, {"scale": [2.2, 1.0]}), (7, {"scale": [1.1, 1.0]})], WIDE):
+        area.case(join("interpolate.rounded", before, *to.values(), NAMES[dtype]), "interpolate",
+                  lambda x: F.interpolate(x, to.get("size"), to.get("scale")), [torch.arange(before, dtype=dtype).view(1, 1, before, 1)],
+                  to | {"mode": "nearest", "align_corners": False}, grad=False, tolerance=0)
+    for (kernel, stride, padding), dtype in itertools.product((((2, 3), (2, 3), (0, 0)), ((3, 1), (1, 2), (1, 0)), ((2, 4), (3, 1), (1, 2))), FLOATS):
+        args = {"kernel": kernel, "stride": stride, "padding": padding}
+        for op, run in {"max_pool2d": F.max_pool2d, "avg_pool2d": F.avg_pool2d}.items():
+            name = join(op, shape_name(kernel, stride, padding), NAMES[dtype])
+            area.case(name, op, lambda x: run(x, kernel, stride, padding), [Draw(name).normal(2, 3, 7, 6, dtype=dtype)], args)
+    for (kernel, stride, padding), dtype in itertools.product(((2, 2, 0), (3, 2, 1), (4, 1, 2)), FLOATS):
+        args = {"kernel": kernel, "stride": stride, "padding": padding}
+        for op, run in {"max_pool1d": F.max_pool1d, "avg_pool1d": F.avg_pool1d}.items():
+            name = join(op, kernel, stride, padding, NAMES[dtype])
+            area.case(name, op, lambda x: run(x, kernel, stride, padding), [Draw(name).normal(2, 3, 9, dtype=dtype)], args)
+    torch.manual_seed(8)
+    for dtype in WIDE:
+        options = {"in": 4, "out": 6, "kernel": 3, "stride": 2, "padding": 1, "output_padding": 1, "dilation": 2, "groups": 2}
+        for kind, layer, shape in (("ConvTranspose2d", nn.ConvTranspose2d, (2, 4, 3, 5)), ("ConvTranspose1d", nn.ConvTranspose1d, (2, 4, 7))):
+            name = join(kind, NAMES[dtype])
+            module_case(area, name, f"nn.{kind}", options, layer(4, 6, 3, 2, 1, 1, 2, dilation=2, dtype=dtype),
+                        Draw(name).normal(*shape, dtype=dtype))
+        name = join("UpNet", NAMES[dtype])
+        network = nn.Sequential(nn.ConvTranspose2d(2, 3, (2, 3), (2, 1), (0, 1)), nn.MaxPool2d((1, 2), (1, 1)),
+                                nn.Upsample(scale_factor=(1.5, 2.0), mode="bilinear"), nn.AvgPool2d((3, 2), 2, (1, 0)),
+                                nn.Upsample(size=(4, 9))).to(dtype)
+        module_case(area, name, "UpNet", {}, network, Draw(name).normal(2, 2, 4, 5, dtype=dtype))
+        name = join("LineNet", NAMES[dtype])
+        network = nn.Sequential(nn.ConvTranspose1d(2, 3, 4, 2, bias=False), nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2)).to(dtype)
+        module_case(area, name, "LineNet", {}, network, Draw(name).normal(2, 2, 8, dtype=dtype))
+    options = {"in": 64, "out": 32, "kernel": 5, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 2}
+    note_initialisation(area, {"nn.ConvTranspose2d": (nn.ConvTranspose2d(64, 32, 5, groups=2), options),
+                               "nn.ConvTranspose1d": (nn.ConvTranspose1d(64, 32, 5, groups=2), options)})
+    return area
+
+
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 STEPS = 10
@@ -1546,6 +1608,7 @@ def make_gpt_weights():
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
+         "images": make_images,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

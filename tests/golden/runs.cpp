@@ -206,15 +206,34 @@ Runs statistics_runs() {
 
 namespace {
 
+/// One number, or one an axis.
 PerAxis per_axis(const json& args, const char* key) {
-  return {args.at(key)[0].get<std::int64_t>(), args.at(key)[1].get<std::int64_t>()};
+  const json& value = args.at(key);
+  if (!value.is_array()) return value.get<std::int64_t>();
+  return {value[0].get<std::int64_t>(), value[1].get<std::int64_t>()};
 }
 
-Run pooling(Tensor (*op)(const Tensor&, std::int64_t, PoolOptions)) {
+Run pooling(Tensor (*op)(const Tensor&, PerAxis, const PoolOptions&)) {
+  return [op](const json& args, const TensorList& in) {
+    return Tensors{
+        op(in.at(0), per_axis(args, "kernel"), {per_axis(args, "stride"), per_axis(args, "padding")})};
+  };
+}
+
+Run pooling(Tensor (*op)(const Tensor&, std::int64_t, const Pool1dOptions&)) {
   return [op](const json& args, const TensorList& in) {
     return Tensors{
         op(in.at(0), integer(args, "kernel"), {integer(args, "stride"), integer(args, "padding")})};
   };
+}
+
+Tensors run_interpolate(const json& args, const TensorList& in) {
+  InterpolateOptions o{
+      .mode = args.at("mode") == "nearest" ? Interpolation::nearest : Interpolation::bilinear,
+      .align_corners = args.at("align_corners").get<bool>()};
+  if (args.contains("size")) o.size = per_axis(args, "size");
+  if (args.contains("scale")) o.scale = {args["scale"][0].get<double>(), args["scale"][1].get<double>()};
+  return {interpolate(in.at(0), o)};
 }
 
 }  // namespace
@@ -261,6 +280,27 @@ Runs networks_runs() {
                         args.at("neighbours").get<bool>() ? RotaryPairs::neighbours : RotaryPairs::halves,
                         scaling_of(args)})};
        }}};
+}
+
+Runs images_runs() {
+  return {{"max_pool2d", pooling(max_pool2d)},
+          {"avg_pool2d", pooling(avg_pool2d)},
+          {"max_pool1d", pooling(max_pool1d)},
+          {"avg_pool1d", pooling(avg_pool1d)},
+          {"interpolate", run_interpolate},
+          {"conv_transpose2d",
+           [](const json& args, const TensorList& in) {
+             return Tensors{conv_transpose2d(
+                 in.at(0), in.at(1), in.at(2),
+                 {per_axis(args, "stride"), per_axis(args, "padding"), per_axis(args, "output_padding"),
+                  per_axis(args, "dilation"), integer(args, "groups")})};
+           }},
+          {"conv_transpose1d", [](const json& args, const TensorList& in) {
+             return Tensors{conv_transpose1d(
+                 in.at(0), in.at(1), {},
+                 {integer(args, "stride"), integer(args, "padding"), integer(args, "output_padding"),
+                  integer(args, "dilation"), integer(args, "groups")})};
+           }}};
 }
 
 Runs losses_runs() {

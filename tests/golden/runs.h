@@ -49,5 +49,6 @@ Runs indexing_runs();
 Runs statistics_runs();
 Runs losses_runs();
 Runs networks_runs();
+Runs images_runs();
 
 }  // namespace sherd::test

@@ -175,6 +175,9 @@ TEST_CASE("modules: one that was moved from throws whatever it is asked") {
   check_moved_from(nn::Linear(2, 2));
   check_moved_from(nn::Linear(2, 2, {Bias::no}));
   check_moved_from(nn::Conv2d(1, 1, 1));
+  check_moved_from(nn::ConvTranspose2d(1, 1, 1));
+  check_moved_from(nn::ConvTranspose1d(1, 1, 1));
+  check_moved_from(nn::Upsample({.scale = 2}));
   check_moved_from(nn::Embedding(2, 2));
   check_moved_from(nn::LayerNorm(2));
   check_moved_from(nn::RmsNorm(2));

@@ -589,6 +589,27 @@ TEST_CASE("modules: a convolution starts within PyTorch's bounds and maps images
   CHECK(one_line_about(message_of<ValueError>([] { Conv2d(3, 5, 0); }), "Conv2d"));
 }
 
+TEST_CASE("modules: transposed convolutions draw as convolutions do, within PyTorch's bounds") {
+  manual_seed(1);
+  const nn::ConvTranspose2d conv(6, 4, {2, 3}, {.stride = {2, 1}, .output_padding = {1, 0}, .groups = 2});
+  CHECK(conv.weight.shape() == Shape{6, 2, 2, 3});
+  CHECK(conv.bias.shape() == Shape{4});
+  // A convolution of the same fan-in has the same numbers.
+  manual_seed(1);
+  const Conv2d same(4, 6, {2, 3}, {.bias = nn::Bias::no, .groups = 2});
+  CHECK(same_bits(conv.weight.data(), same.weight.data()));
+  const double bound = 1 / std::sqrt(12.0);
+  for (double v : doubles(conv.bias.data())) CHECK(std::abs(v) <= bound);
+  const Tensor x = numbers({2, 6, 3, 4}, f32);
+  CHECK(conv(x).shape() == Shape{2, 4, 7, 6});
+  const nn::ConvTranspose1d line(6, 4, 3, {.stride = 2, .bias = nn::Bias::no});
+  CHECK(line.weight.shape() == Shape{6, 4, 3});
+  CHECK(line(numbers({2, 6, 5}, f32)).shape() == Shape{2, 4, 11});
+  CHECK(one_line_about(message_of<ValueError>([] { nn::ConvTranspose2d(3, 5, 0); }), "ConvTranspose2d"));
+  CHECK(one_line_about(message_of<ValueError>([] { nn::ConvTranspose1d(3, 5, 1, {.groups = 2}); }),
+                       "ConvTranspose1d: 2 groups"));
+}
+
 TEST_CASE("a cast leaves out what it is told to, to the bit, and the model trains", "[one thread]") {
   for (DType dtype : {f16, bf16}) {
     INFO(name_of(dtype));

@@ -2,6 +2,7 @@
 // which calls are refused.
 #include <array>
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "autograd/autograd.h"
@@ -226,6 +227,58 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { conv2d(image, kernel, {}, {.stride = {1, 0}, .groups = 2}); }, "conv2d: stride 0");
   refused([&] { conv1d(image, kernel); }, "conv1d");
   refused([&] { conv1d(ones({1, 2, 3}), ones({1, 2, 3}), {}, {.dilation = 0}); }, "conv1d");
+  const Tensor line = ones({1, 4, 5}), turned = ones({4, 2, 3, 3});
+  refused([&] { conv_transpose2d(image, turned, {}, {.groups = 3}); },
+          "conv_transpose2d: input of 4 channels");
+  refused([&] { conv_transpose2d(image, turned, {}, {.groups = 0}); }, "conv_transpose2d: 0 groups");
+  refused([&] { conv_transpose2d(image, kernel); }, "conv_transpose2d: input of 4 channels, weight");
+  refused([&] { conv_transpose2d(line, turned); }, "conv_transpose2d: input (N, C, H, W)");
+  refused([&] { conv_transpose2d(image, turned, ones({3})); }, "conv_transpose2d: bias of shape (3) for 2");
+  refused([&] { conv_transpose2d(image, to(turned, f64)); },
+          "conv_transpose2d: input is f32 and its weight f64");
+  refused([&] { conv_transpose2d(image, turned, ones({2}, {f64})); },
+          "conv_transpose2d: input is f32 and its bias");
+  refused([&] { conv_transpose2d(to(image, i32), to(turned, i32)); }, "conv_transpose2d: takes floating");
+  refused([&] { conv_transpose2d(image, turned, {}, {.stride = {1, 0}}); }, "conv_transpose2d: stride 0");
+  refused([&] { conv_transpose2d(image, turned, {}, {.padding = 4}); },
+          "conv_transpose2d: 5 pixels become 7");
+  refused([&] { conv_transpose2d(image, turned, {}, {.stride = 2, .output_padding = 2}); },
+          "output padding 2");
+  refused([&] { conv_transpose2d(image, turned, {}, {.output_padding = {0, -1}}); }, "output padding -1");
+  refused([&] { conv_transpose2d(ones({1, 4, 0, 5}), turned); }, "conv_transpose2d: images and kernels");
+  for (const std::int64_t huge :
+       {std::int64_t{1} << 31, std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::max()}) {
+    refused([&] { conv_transpose2d(image, turned, {}, {.stride = huge}); }, "conv_transpose2d");
+    refused([&] { conv_transpose2d(image, turned, {}, {.dilation = huge}); }, "conv_transpose2d");
+    refused([&] { conv_transpose2d(image, turned, {}, {.padding = huge}); }, "conv_transpose2d");
+    refused([&] { conv_transpose2d(image, turned, {}, {.output_padding = huge}); }, "conv_transpose2d");
+    refused([&] { max_pool2d(image, huge, {.padding = huge / 2}); }, "max_pool2d");
+    refused([&] { interpolate(image, {.size = huge}); }, "interpolate");
+  }
+  refused([&] { conv_transpose2d(image, turned, {}, {.dilation = (std::int64_t{1} << 31) - 1}); },
+          "conv_transpose2d: 5 pixels become");
+  refused([&] { conv_transpose1d(image, turned); }, "conv_transpose1d: input (N, C, L)");
+  refused([&] { conv_transpose1d(line, ones({4, 2, 3}), {}, {.output_padding = 1}); },
+          "conv_transpose1d: output padding");
+  refused([&] { max_pool1d(image, 2); }, "max_pool1d: input (N, C, L)");
+  refused([&] { avg_pool1d(line, 6); }, "avg_pool1d: windows of 1 x 6");
+  refused([&] { max_pool1d(line, 2, {.padding = 2}); }, "max_pool1d: kernel 2");
+  refused([&] { avg_pool1d(to(line, i32), 2); }, "avg_pool1d: takes floating");
+  refused([&] { avg_pool2d(image, {2, 3}, {.padding = {0, 2}}); }, "avg_pool2d: kernel 3 and stride 3");
+  refused([&] { interpolate(line, {.scale = 2}); }, "interpolate: input (N, C, H, W)");
+  refused([&] { interpolate(ones({1, 1, 0, 2}), {.scale = 2}); }, "interpolate: input");
+  refused([&] { interpolate(image, {}); }, "interpolate: a size or a scale, one of them");
+  refused([&] { interpolate(image, {.size = 2, .scale = 2}); },
+          "interpolate: a size or a scale, one of them");
+  refused([&] { interpolate(image, {.size = {2, 0}}); }, "interpolate: 5 pixels to a size of 0");
+  refused([&] { interpolate(image, {.size = {-1, 2}}); }, "interpolate: 5 pixels to a size of -1");
+  refused([&] { interpolate(image, {.scale = 0.1}); }, "interpolate: 5 pixels");
+  refused([&] { interpolate(image, {.size = (1 << 24) + 1}); }, "results have 1 to 16777216 a side");
+  for (const double scale : {-1.0, double(NAN), HUGE_VAL, 1e300})
+    refused([&] { interpolate(image, {.scale = {1, scale}}); }, "interpolate: 5 pixels");
+  refused([&] { interpolate(image, {.scale = 2, .align_corners = true}); }, "interpolate: align_corners");
+  refused([&] { interpolate(to(image, i32), {.scale = 2, .mode = Interpolation::bilinear}); },
+          "interpolate: lines");
   refused([&] { max_pool2d(x, 2); }, "max_pool2d");
   refused([&] { max_pool2d(image, 6); }, "max_pool2d: windows of 6 x 6");
   refused([&] { avg_pool2d(image, 2, {.padding = 2}); }, "avg_pool2d");

@@ -240,18 +240,41 @@ void network_cases(const Add& put) {
   put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
       {.dtypes = floating_dtypes, .reference = reference(windows)});
   put("max_pool2d", {images}, one([](const Tensor& x) { return max_pool2d(x, 3, {2, 1}); }),
-      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{3, 3, 2, 1}})});
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 1}, {3, 2, 1}}})});
   put("max_pool2d of windows that are apart", {images}, one([](const Tensor& x) { return max_pool2d(x, 2); }),
       {.dtypes = floating_dtypes,
-       .reference = reference(ops::MaxPool2d{{2, 2, 2, 0}}),
+       .reference = reference(ops::MaxPool2d{{{2, 2, 0}, {2, 2, 0}}}),
        .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("avg_pool2d", {images}, one([](const Tensor& x) { return avg_pool2d(x, 2, {1, 1}); }),
-      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{2, 2, 1, 1}})});
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{2, 1, 1}, {2, 1, 1}}})});
   put("avg_pool2d of windows that are apart", {images},
       one([](const Tensor& x) { return avg_pool2d(x, 2, {3}); }),
       {.dtypes = floating_dtypes,
-       .reference = reference(ops::AvgPool2d{{2, 2, 3, 0}}),
+       .reference = reference(ops::AvgPool2d{{{2, 3, 0}, {2, 3, 0}}}),
        .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
+  const PoolOptions uneven{.stride = {2, 3}, .padding = {0, 1}};
+  put("max_pool2d of oblong windows", {images},
+      one([uneven](const Tensor& x) { return max_pool2d(x, {3, 2}, uneven); }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  put("avg_pool2d of oblong windows", {images},
+      one([uneven](const Tensor& x) { return avg_pool2d(x, {3, 2}, uneven); }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  const Input lines{{2, 4, 9}, {3, 6, 50}};
+  put("max_pool1d", {lines}, one([](const Tensor& x) { return max_pool1d(x, 3, {2, 1}); }),
+      {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
+  put("avg_pool1d", {lines}, one([](const Tensor& x) { return avg_pool1d(x, 3, {2, 1}); }),
+      {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});
+  for (const InterpolateOptions& o : {InterpolateOptions{.size = {7, 3}}, InterpolateOptions{.scale = {2, 3}},
+                                      InterpolateOptions{.scale = {0.7, 1.7}}})
+    put(fmt::format("interpolate, nearest, size {}, scale {}", o.size.down, o.scale.down), {images},
+        one([o](const Tensor& x) { return interpolate(x, o); }),
+        {.sixteen = Bits::rounded, .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
+  for (const bool corners : {false, true})
+    for (const InterpolateOptions& o : {InterpolateOptions{{7, 3}, 0, Interpolation::bilinear, corners},
+                                        InterpolateOptions{0, {0.7, 2}, Interpolation::bilinear, corners}})
+      put(fmt::format("interpolate, bilinear, size {}, corners {}", o.size.down, corners), {images},
+          one([o](const Tensor& x) { return interpolate(x, o); }),
+          {.dtypes = floating_dtypes, .sixteen = Bits::rounded, .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
   put("adaptive_avg_pool2d", {images}, one([](const Tensor& x) { return adaptive_avg_pool2d(x, 2, 4); }),
       {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
   put("adaptive_max_pool2d", {images}, one([](const Tensor& x) { return adaptive_max_pool2d(x, 2, 4); }),
@@ -266,6 +289,42 @@ void network_cases(const Add& put) {
       conv({.stride = {1, 2}, .padding = 1, .dilation = {2, 1}}), product);
   put("conv1d", {{{2, 4, 9}, {3, 6, 50}}, {{3, 4, 3}, {8, 6, 3}}}, two([](const Tensor& x, const Tensor& w) {
         return conv1d(x, w, {}, {.stride = 2, .padding = 2, .dilation = 2});
+      }),
+      product);
+  // Zeros between the pixels, and the kernel turned round: a convolution whose padding is what is left of it.
+  const auto spread = [](const Tensor& x, const Tensor& w, const Tensor& b, const ConvTranspose2dOptions& o) {
+    const std::int64_t n = x.size(0), c = x.size(1), h = x.size(2), v = x.size(3), groups = o.groups;
+    const std::int64_t s = o.stride.down, t = o.stride.across;
+    const Tensor apart = pad(reshape(x, {n, c, h, 1, v, 1}), {0, t - 1, 0, 0, 0, s - 1});
+    const Tensor image =
+        narrow(narrow(reshape(apart, {n, c, h * s, v * t}), 2, 0, (h - 1) * s + 1), 3, 0, (v - 1) * t + 1);
+    const std::int64_t reach = o.dilation.down * (w.size(2) - 1),
+                       across = o.dilation.across * (w.size(3) - 1);
+    const Tensor padded =
+        pad(image, {across - o.padding.across, across - o.padding.across + o.output_padding.across,
+                    reach - o.padding.down, reach - o.padding.down + o.output_padding.down});
+    const Tensor grouped = reshape(flip(w, {2, 3}), {groups, c / groups, w.size(1), w.size(2), w.size(3)});
+    const Tensor kernel =
+        reshape(transpose(grouped, 1, 2), {groups * w.size(1), c / groups, w.size(2), w.size(3)});
+    return conv2d(padded, kernel, b, {.dilation = o.dilation, .groups = groups});
+  };
+  for (const ConvTranspose2dOptions& o :
+       {ConvTranspose2dOptions{},
+        ConvTranspose2dOptions{.stride = 2, .padding = 1, .output_padding = 1, .groups = 2},
+        ConvTranspose2dOptions{
+            .stride = {3, 1}, .padding = {0, 2}, .output_padding = {2, 1}, .dilation = {1, 2}}}) {
+    Rules rules = product;
+    rules.reference =
+        three([o, spread](const Tensor& x, const Tensor& w, const Tensor& b) { return spread(x, w, b, o); });
+    rules.more = {{{0, 4, 5, 6}, {4, 3, 3, 2}, {3 * o.groups}}, {{1, 2, 4, 4}, {2, 1, 3, 3}, {o.groups}}};
+    put(fmt::format("conv_transpose2d, stride {}", o.stride.down),
+        {images, {{4, 2, 3, 2}, {6, 3, 3, 4}}, {{2 * o.groups}, {3 * o.groups}}},
+        three(
+            [o](const Tensor& x, const Tensor& w, const Tensor& b) { return conv_transpose2d(x, w, b, o); }),
+        rules);
+  }
+  put("conv_transpose1d", {lines, {{4, 3, 3}, {6, 8, 3}}}, two([](const Tensor& x, const Tensor& w) {
+        return conv_transpose1d(x, w, {}, {.stride = 2, .padding = 2, .output_padding = 1, .dilation = 2});
       }),
       product);
   const Input q{{2, 4, 3, 4}, {2, 6, 40, 8}}, kv{{2, 2, 5, 4}, {2, 3, 50, 8}};

@@ -888,11 +888,12 @@ TEST_CASE("ops: what moves or picks elements has its reference's bits, whatever 
           for (const std::int64_t stride : {1, 2, 5})
             for (std::int64_t padding = 0; padding <= kernel / 2 && kernel <= n + 2 * padding; ++padding)
               for (const std::int64_t width : {kernel, kernel + 2})
-                meets_reference(ops::MaxPool2d{{kernel, width, stride, padding}}, drawn({1, 2, n, n + 2}));
+                meets_reference(ops::MaxPool2d{{{kernel, stride, padding}, {width, 6 - stride, width / 2}}},
+                                drawn({1, 2, n, n + 2}));
       }
   // Ties: the first stays, and a pixel of -inf is before what pads it.
   for (const double value : {0.0, -std::numeric_limits<double>::infinity()})
-    meets_reference(ops::MaxPool2d{{3, 3, 2, 1}}, full({1, 2, 5, 4}, value));
+    meets_reference(ops::MaxPool2d{{{3, 2, 1}, {3, 2, 1}}}, full({1, 2, 5, 4}, value));
 }
 
 TEST_CASE("ops: products of every length, along each axis, wrap as integers and are near as floats") {

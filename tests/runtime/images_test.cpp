@@ -1,0 +1,142 @@
+// Properties of transposed convolutions, of pooling and of scaled images, over sizes and options.
+#include <cmath>
+
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "tests/runtime/harness.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+double dot(const Tensor& a, const Tensor& b) { return sum(mul(to(a, f64), to(b, f64))).item(); }
+
+Tensor ramp(std::int64_t rows, std::int64_t columns, DType dtype) {
+  return reshape(arange(0, rows * columns, 1, {dtype}), {1, 1, rows, columns});
+}
+
+}  // namespace
+
+TEST_CASE("images: a transposed convolution is the transpose of the convolution of its options",
+          "[one thread]") {
+  for (const std::int64_t stride : {1, 2, 3})
+    for (const std::int64_t padding : {0, 1, 2})
+      for (const std::int64_t dilation : {1, 2, 3})
+        for (const std::int64_t kernel : {1, 2, 3})
+          for (const std::int64_t groups : {1, 2})
+            for (std::int64_t more = 0; more < std::max(stride, dilation); ++more) {
+              const std::int64_t n = 4,
+                                 size = (n - 1) * stride + dilation * (kernel - 1) + 1 + more - 2 * padding;
+              if (size < 1) continue;
+              INFO(fmt::format("stride {} padding {} dilation {} kernel {} groups {} more {}", stride,
+                               padding, dilation, kernel, groups, more));
+              // The other axis has other options, so that none is taken for another.
+              const ConvTranspose2dOptions o{{stride, 2}, {padding, 1}, {more, 1}, {dilation, 1}, groups};
+              const Tensor x = numbers({2, 4, n, 3}, f64, 1), w = numbers({4, 3, kernel, 2}, f64, 2);
+              const Tensor y = conv_transpose2d(x, w, {}, o), u = numbers(y.shape(), f64, 3);
+              CHECK(y.shape() == Shape{2, 3 * groups, size, 5});
+              const Tensor back = conv2d(u, w, {}, {o.stride, o.padding, o.dilation, groups});
+              const Tensor seen = narrow(narrow(back, 2, 0, n), 3, 0, 3);
+              CHECK(std::abs(dot(y, u) - dot(x, seen)) < 1e-9);
+              const Tensor first = select(x, 3, 0), tap = select(w, 3, 0);
+              const Tensor line = conv_transpose1d(first, tap, {}, {stride, padding, more, dilation, groups});
+              const Tensor v = numbers(line.shape(), f64, 4);
+              const Tensor seen_in_line =
+                  narrow(conv1d(v, tap, {}, {stride, padding, dilation, groups}), 2, 0, n);
+              CHECK(std::abs(dot(line, v) - dot(first, seen_in_line)) < 1e-9);
+              const auto by = [&](std::span<const Tensor> in) {
+                return conv_transpose2d(in[0], in[1], {}, o);
+              };
+              const Tensor in[] = {narrow(x, 0, 0, 1), w};
+              if (padding == 1) CHECK(gradient_error(by, in) < 1e-6);
+            }
+}
+
+TEST_CASE("images: sums of a transposed convolution are rounded once, its bias with them") {
+  for (const DType dtype : {f16, bf16}) {
+    INFO(name_of(dtype));
+    const Tensor x = numbers({2, 8, 5, 5}, dtype, 1), w = numbers({8, 4, 3, 3}, dtype, 2),
+                 b = numbers({4}, dtype, 3);
+    const ConvTranspose2dOptions o{.stride = 2, .padding = 1};
+    const Tensor wide = conv_transpose2d(to(x, f32), to(w, f32), to(b, f32), o);
+    CHECK(same_bits(conv_transpose2d(x, w, b, o), to(wide, dtype)));
+  }
+}
+
+TEST_CASE("images: an image of the same size is itself, and whole factors repeat its pixels") {
+  for (const DType dtype : all_dtypes) {
+    INFO(name_of(dtype));
+    const Tensor x = numbers({2, 3, 4, 5}, dtype);
+    CHECK(same_bits(interpolate(x, {.size = {4, 5}}), x));
+    CHECK(same_bits(interpolate(x, {.scale = 1.19}), x));
+    for (const std::int64_t factor : {2, 3, 4, 7}) {
+      const Tensor tall =
+          reshape(repeat(reshape(x, {2, 3, 4, 1, 5}), {1, 1, 1, factor, 1}), {2, 3, 4 * factor, 5});
+      CHECK(same_bits(interpolate(x, {.size = {4 * factor, 5}}), tall));
+      CHECK(same_bits(interpolate(x, {.scale = {double(factor), 1}}), tall));
+      CHECK(
+          same_bits(interpolate(transpose(x, 2, 3), {.scale = {1, double(factor)}}), transpose(tall, 2, 3)));
+    }
+    if (is_floating(dtype)) {
+      CHECK(same_bits(interpolate(x, {.size = {4, 5}, .mode = Interpolation::bilinear}), x));
+      CHECK(same_bits(interpolate(x, {.scale = 1.19, .mode = Interpolation::bilinear}), x));
+    }
+  }
+}
+
+TEST_CASE(
+    "images: straight lines stay straight, corners stay where they are told to, and constants everywhere") {
+  for (const DType dtype : {f32, f64})
+    for (const std::int64_t n : {1, 2, 3, 8, 31})
+      for (const std::int64_t to_size : {1, 2, 5, 8, 16, 93}) {
+        INFO(name_of(dtype) << " " << n << " to " << to_size);
+        const double near = dtype == f32 ? 1e-5 : 1e-12;
+        const Tensor x = ramp(n, 1, dtype);
+        const InterpolateOptions size{.size = {to_size, 1}, .mode = Interpolation::bilinear};
+        const std::vector<double> edges = doubles(interpolate(x, size));
+        const double step = double(n) / double(to_size);
+        for (std::int64_t i = 0; i < to_size; ++i) {
+          const double at = std::clamp((double(i) + 0.5) * step - 0.5, 0.0, double(n - 1));
+          CHECK(std::abs(edges[static_cast<std::size_t>(i)] - at) <= near * double(n));
+        }
+        InterpolateOptions corners = size;
+        corners.align_corners = true;
+        const std::vector<double> held = doubles(interpolate(x, corners));
+        CHECK(held.front() == 0);
+        if (to_size > 1) CHECK(std::abs(held.back() - double(n - 1)) <= near * double(n));
+        CHECK(distance(interpolate(full({1, 1, n, 3}, 2.5, {dtype}),
+                                   {.size = {to_size, 4}, .mode = Interpolation::bilinear}),
+                       full({1, 1, to_size, 4}, 2.5, {dtype})) <= near);
+      }
+}
+
+TEST_CASE("images: what is not finite stays near its pixel") {
+  for (const double value : {HUGE_VAL, double(NAN)}) {
+    Tensor x = zeros({1, 1, 8, 8});
+    fill_(select(select(x, 3, 4), 2, 4), value);
+    const Tensor y = interpolate(x, {.scale = 2, .mode = Interpolation::bilinear});
+    for (std::int64_t i = 0; i < 16; ++i)
+      for (std::int64_t j = 0; j < 16; ++j)
+        if (i < 6 || i > 11 || j < 6 || j > 11) CHECK(y[{0, 0, i, j}].item() == 0);
+  }
+}
+
+TEST_CASE("images: pooling along an axis is that of each line, whatever the other axis") {
+  for (const std::int64_t kernel : {1, 2, 3, 5})
+    for (const std::int64_t stride : {0, 1, 2, 7})
+      for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
+        INFO(kernel << " " << stride << " " << padding);
+        const Tensor x = numbers({2, 3, 4, 9}, f32), lines = reshape(x, {2, 12, 9});
+        const PoolOptions o{.stride = {1, stride}, .padding = {0, padding}};
+        const Pool1dOptions line{stride, padding};
+        const Tensor most = max_pool2d(x, {1, kernel}, o), mean = avg_pool2d(x, {1, kernel}, o);
+        const std::int64_t count = (9 + 2 * padding - kernel) / (stride > 0 ? stride : kernel) + 1;
+        CHECK(most.shape() == Shape{2, 3, 4, count});
+        CHECK(same_bits(reshape(most, {2, 12, count}), max_pool1d(lines, kernel, line)));
+        CHECK(same_bits(reshape(mean, {2, 12, count}), avg_pool1d(lines, kernel, line)));
+        const PoolOptions turned{.stride = {stride, 1}, .padding = {padding, 0}};
+        CHECK(same_bits(transpose(max_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), most));
+        CHECK(same_bits(transpose(avg_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), mean));
+      }
+}
