@@ -775,6 +775,31 @@ def make_multihead_attention(area):
         options = {"width": 6, "heads": 3, "batch_first": batch_first, "causal": causal}
         mask = {"attn_mask": causal_mask(4), "is_causal": True} if causal else {}
         roles_case(area, name, "nn.MultiheadAttention", options, layer, inputs, roles, need_weights=False, **mask)
+    make_attention_masks(area)
+
+
+def make_attention_masks(area):
+    """Masks of keys and of pairs, which are tensors of the case by PyTorch's names."""
+    for (tag, keys, pairs, batch_first), dtype in itertools.product(
+            (("padding", "bool", None, False), ("pairs", None, "bool", True), ("heads", None, "bool heads", False),
+             ("added", None, "float", False), ("both", "bool", "bool", True), ("both added", "float", "float", False)),
+            WIDE):
+        name = join("MultiheadAttention", "masks", tag, NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(*((2, steps, 6) if batch_first else (steps, 2, 6)), dtype=dtype) for steps in (4, 5)]
+        layer = shake(nn.MultiheadAttention(6, 3, dropout=0.1, batch_first=batch_first, dtype=dtype).eval())
+        masks = {}
+        if keys is not None:  # the first key of all is always there
+            masks["key_padding_mask"] = draw.bits(2, 5) if keys == "bool" else draw.normal(2, 5, dtype=dtype)
+        if pairs is not None:
+            shape = (6, 4, 5) if pairs == "bool heads" else (4, 5)
+            masks["attn_mask"] = draw.bits(*shape) if "bool" in pairs else draw.normal(*shape, dtype=dtype)
+        for mask in masks.values():
+            if mask.dtype == boolean:
+                mask[..., 0] = False
+        options = {"width": 6, "heads": 3, "batch_first": batch_first, "masks": list(masks)}
+        roles_case(area, name, "nn.MultiheadAttention", options, layer, inputs, [0, 1, 1], need_weights=False, **masks)
+        area.tensors.update({f"{name}/{key}": mask for key, mask in masks.items()})
 
 
 def make_transformer(area):
