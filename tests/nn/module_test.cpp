@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
@@ -578,6 +579,56 @@ TEST_CASE("init: orthogonal_ gives orthonormal rows, or columns, times the gain"
     CHECK_THROWS_AS(fill(Parameter(empty({4})), 1), ShapeError);
   CHECK_THROWS_AS(init::kaiming_normal_(Parameter(empty({4}))), ShapeError);
   CHECK_THROWS_AS(init::kaiming_uniform_(Parameter(empty({4}))), ShapeError);
+}
+
+namespace {
+
+struct Net final : Layer<Net> {
+  nn::Linear in{4, 8};
+  ModuleList<nn::Linear> blocks;
+  Sequential out{nn::Relu(), nn::Linear(8, 2, {Bias::no})};
+  Param scale{ones({1})};
+  Net() {
+    for (int i = 0; i < 3; ++i) blocks.emplace_back(8, 8);
+    blocks.emplace_back(8, 8, LinearOptions{Bias::no});
+  }
+  Tensor forward(const Tensor& x) const { return out(in(x)) * scale.tensor(); }
+  void visit(auto&& on) {
+    on("in", in);
+    on("blocks", blocks);
+    on("out", out);
+    on("scale", scale);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("modules print as a tree of names, classes and shapes") {
+  const Net net;
+  const std::string expected =
+      "Net(\n"
+      "  scale (1)\n"
+      "  (in): Linear(weight (8, 4), bias (8))\n"
+      "  (blocks): ModuleList(\n"
+      "    (0-2): 3 x Linear(weight (8, 8), bias (8))\n"
+      "    (3): Linear(weight (8, 8))\n"
+      "  )\n"
+      "  (out): Sequential(\n"
+      "    (0): Relu()\n"
+      "    (1): Linear(weight (2, 8))\n"
+      "  )\n"
+      ")\n"
+      "337 parameters";
+  CHECK(to_string(net) == expected);
+  std::ostringstream out;
+  out << net;
+  CHECK(out.str() == expected);
+  CHECK(to_string(nn::Relu()) == "Relu()\n0 parameters");
+  CHECK(to_string(nn::RmsNorm(1)) == "RmsNorm(weight (1))\n1 parameter");
+  Tied tied;  // counts the weight that both have once
+  CHECK(to_string(tied).ends_with(")\n20 parameters"));
+  const Tied moved = std::move(tied);
+  CHECK_THROWS_AS(to_string(tied), StateError);
 }
 
 TEST_CASE("init: values are in their bounds and come from the seed") {

@@ -724,6 +724,7 @@ TEST_CASE("values that nn::init draws for a sharded parameter are those of an un
       fill(c.weight);
       expect(values(shard::full_state_dict(c)) == values(by_hand.state_dict()), "other values");
     }
+    expect(to_string(c) == to_string(by_hand), "{}", to_string(c));
     draw(by_hand);
     draw(c);
     expect(values(shard::full_state_dict(c)) == values(by_hand.state_dict()), "other values");
