@@ -38,7 +38,8 @@ SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape,
                          TensorOptions options = {DType::i64});
 /// 0 to count - 1 in random order, from the rank's generator.
 SHERD_API Tensor randperm(std::int64_t count, TensorOptions options = {DType::i64});
-/// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient.
+/// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient. ValueError for
+/// one outside [0, 1], which a GPU, where nobody looks, takes as the nearer end.
 SHERD_API Tensor bernoulli(const Tensor& p);
 
 // ---- elementwise

@@ -244,6 +244,16 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { eye(-2); }, "eye");
   refused([&] { randperm(-1); }, "randperm");
   refused([&] { bernoulli(at); }, "bernoulli");
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const double p : {-0.5, 1.5, HUGE_VAL, std::nan("")}) {
+      const Tensor probabilities = cat({zeros({2}, {dtype}), full({1}, p, {dtype}), ones({1}, {dtype})});
+      refused([&] { bernoulli(probabilities); }, "bernoulli: probability");
+      refused([&] { bernoulli(expand(unsqueeze(slice(probabilities, 0, 0, 4, 2), 0), {2, 2})); },
+              "at position 1");
+    }
+  CHECK(same_bits(bernoulli(Tensor::from<float>({0, 1}, {2})), Tensor::from<float>({0, 1}, {2})));
+  CHECK(bernoulli(zeros({0})).shape() == Shape{0});
+  CHECK(bernoulli(full({2}, 3, {f32, Device::meta()})).shape() == Shape{2});
 }
 
 TEST_CASE("indexing: operators are the ops by their names") {
