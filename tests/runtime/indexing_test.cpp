@@ -254,6 +254,23 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   CHECK(same_bits(bernoulli(Tensor::from<float>({0, 1}, {2})), Tensor::from<float>({0, 1}, {2})));
   CHECK(bernoulli(zeros({0})).shape() == Shape{0});
   CHECK(bernoulli(full({2}, 3, {f32, Device::meta()})).shape() == Shape{2});
+TEST_CASE("indexing: a diagonal that lies outside is empty, of matrices without rows or columns too") {
+  for (const std::int64_t rows : {0, 1, 3, 16})
+    for (const std::int64_t columns : {0, 1, 4, 16})
+      for (std::int64_t offset = -17; offset <= 17; ++offset) {
+        INFO(rows << " x " << columns << ", " << offset);
+        const Tensor x = counted({rows, columns}).requires_grad_();
+        const std::int64_t length = std::max<std::int64_t>(
+            0, offset >= 0 ? std::min(rows, columns - offset) : std::min(rows + offset, columns));
+        const Tensor d = diag(x, offset), view = diagonal(x, offset);
+        REQUIRE(d.shape() == Shape{length});
+        CHECK(same_bits(d.detach(), view.detach()));
+        const std::vector<float> got = d.to_vector<float>();
+        for (std::int64_t i = 0; i < length; ++i)
+          CHECK(got[static_cast<std::size_t>(i)] ==
+                x[{i + std::max<std::int64_t>(0, -offset), i + std::max<std::int64_t>(0, offset)}].item());
+        CHECK(sum(grad(sum(d), {x})[0]).item() == static_cast<double>(length));
+      }
 }
 
 TEST_CASE("indexing: operators are the ops by their names") {
