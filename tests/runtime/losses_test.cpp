@@ -14,6 +14,16 @@ TEST_CASE("losses of probabilities at 0 and 1 have finite gradients") {
                t = Tensor::from<float>({1, 0, 0, 1}, {4});
   bce_loss(sigmoid(x), t, {.reduction = Reduction::sum}).backward();
   CHECK(isfinite(x.grad()).to_vector<bool>() == std::vector<bool>(4, true));
+TEST_CASE("smooth_l1_loss is finite where its value is") {
+  for (const double beta : {0.5, 1.0, 2.0, 1e10})
+    for (const double d : {3e38, -3e38, 1e30, 0.1, 0.0}) {
+      INFO(d << " " << beta);
+      const Tensor x = Tensor::scalar(d, {f32}), zero = Tensor::scalar(0, {f32});
+      const double size = std::fabs(d), want = size < beta ? size * size / (2 * beta) : size - beta / 2;
+      CHECK(std::fabs(smooth_l1_loss(x, zero, beta).item() - want) <= 2e-7 * want);
+    }
+}
+
 }
 
 TEST_CASE("bce_with_logits of sure answers has all digits") {
