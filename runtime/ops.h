@@ -346,6 +346,7 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 // ---------------------------------------------------------------------------------------------------------------
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
+/// Integers are multiplied on the CPU alone (DTypeError) and wrap around in their dtype.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// Products summed as the equation says: "ik,kj->ij" is a matrix product, "bij,bj->bi" one a batch, "ii->i" a
 /// diagonal. Letters name axes, `...` any further ones, spaces mean nothing; without "->" the letters that
