@@ -27,6 +27,22 @@ struct SHERD_API LeakyRelu final : Layer<LeakyRelu> {
   Tensor forward(const Tensor& x) const { return leaky_relu(x, slope); }
   void visit(auto&&) {}
 };
+/// x where positive, alpha (e^x - 1) elsewhere.
+struct SHERD_API Elu final : Layer<Elu> {
+  double alpha;
+  explicit Elu(double alpha = 1) : alpha(alpha) {}
+  Tensor forward(const Tensor& x) const { return elu(x, alpha); }
+  void visit(auto&&) {}
+};
+struct SHERD_API Selu final : Layer<Selu> {
+  Tensor forward(const Tensor& x) const { return selu(x); }
+  void visit(auto&&) {}
+};
+/// log(1 + e^x).
+struct SHERD_API Softplus final : Layer<Softplus> {
+  Tensor forward(const Tensor& x) const { return softplus(x); }
+  void visit(auto&&) {}
+};
 /// x sigmoid(x).
 struct SHERD_API Silu final : Layer<Silu> {
   Tensor forward(const Tensor& x) const { return silu(x); }

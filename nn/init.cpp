@@ -1,6 +1,9 @@
 #include "nn/init.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <numbers>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -20,6 +23,60 @@ void give_values(const Parameter& p, const Fill& fill) {
   p.owner()->set_whole(p, whole);
 }
 
+struct Fans {
+  double in, out;
+};
+
+Fans fans_of(std::string_view call, const Shape& shape) {
+  check<ShapeError>(shape.rank() >= 2, "{}: needs a matrix (out, in, ...), got shape {}", call, shape);
+  double field = 1;
+  for (int i = 2; i < shape.rank(); ++i) field *= static_cast<double>(shape[i]);
+  return {static_cast<double>(shape[1]) * field, static_cast<double>(shape[0]) * field};
+}
+
+double kaiming_deviation(std::string_view call, const Parameter& p, const KaimingOptions& o) {
+  const Fans fans = fans_of(call, p.shape());
+  return calculate_gain(o.nonlinearity, o.slope) / std::sqrt(o.mode == Fan::in ? fans.in : fans.out);
+}
+
+/// c[0] x^n + c[1] x^(n - 1) + ...
+Tensor polynomial(const Tensor& x, std::initializer_list<double> c) {
+  Tensor y = full(x.shape(), *c.begin(), {x.dtype(), x.device()});
+  for (const double* next = c.begin() + 1; next != c.end(); ++next) y = add(mul(y, x), *next);
+  return y;
+}
+
+/// The inverse of erf, within 2e-7 of itself (Giles, 2012).
+Tensor erfinv(const Tensor& u) {
+  const Tensor w = neg(add(log1p(u), log1p(neg(u))));
+  const Tensor middle =
+      polynomial(sub(w, 2.5), {2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+                               -0.00125372503, -0.00417768164, 0.246640727, 1.50140941});
+  const Tensor tail =
+      polynomial(sub(sqrt(w), 3), {-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844,
+                                   0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682});
+  return mul(where(less(w, 5), middle, tail), u);
+}
+
+/// Takes from `rows` what lies along the orthonormal rows `others`; the second time what rounding left.
+void project_out(const Tensor& rows, const Tensor& others) {
+  for (int pass = 0; pass < 2; ++pass) sub_(rows, matmul(matmul(rows, transpose(others, 0, 1)), others));
+}
+
+/// Makes the rows, which are no more than the columns, orthonormal by Gram and Schmidt.
+void orthonormalize(const Tensor& x) {
+  constexpr std::int64_t most = 64;  // rows that are taken together, for products of matrices
+  for (std::int64_t first = 0; first < x.size(0); first += most) {
+    const Tensor block = narrow(x, 0, first, std::min(most, x.size(0) - first));
+    if (first > 0) project_out(block, narrow(x, 0, 0, first));
+    for (std::int64_t i = 0; i < block.size(0); ++i) {
+      const Tensor row = narrow(block, 0, i, 1);
+      if (i > 0) project_out(row, narrow(block, 0, 0, i));
+      div_(row, norm(row));
+    }
+  }
+}
+
 }  // namespace
 
 void uniform_(Parameter p, double low, double high) {
@@ -31,12 +88,66 @@ void normal_(Parameter p, double mean, double stddev) {
 void constant_(Parameter p, double value) {
   give_values(p, [&](const Tensor& t) { fill_(t, value); });
 }
-void xavier_uniform_(Parameter p) {
-  check<ShapeError>(p.shape().rank() >= 2, "xavier_uniform_: needs a matrix (out, in, ...), got shape {}",
-                    p.shape());
-  const std::int64_t field = p.numel() / (p.shape()[0] * p.shape()[1]);
-  const double bound = std::sqrt(6.0 / static_cast<double>((p.shape()[0] + p.shape()[1]) * field));
+void xavier_uniform_(Parameter p, double gain) {
+  const Fans fans = fans_of("xavier_uniform_", p.shape());
+  if (p.numel() == 0) return;
+  const double bound = gain * std::sqrt(6 / (fans.in + fans.out));
   uniform_(std::move(p), -bound, bound);
+}
+void xavier_normal_(Parameter p, double gain) {
+  const Fans fans = fans_of("xavier_normal_", p.shape());
+  if (p.numel() == 0) return;
+  normal_(std::move(p), 0, gain * std::sqrt(2 / (fans.in + fans.out)));
+}
+
+double calculate_gain(Nonlinearity nonlinearity, double slope) {
+  switch (nonlinearity) {
+    case Nonlinearity::tanh:
+      return 5.0 / 3;
+    case Nonlinearity::relu:
+      return std::numbers::sqrt2;
+    case Nonlinearity::leaky_relu:
+      return std::sqrt(2 / (1 + slope * slope));
+    case Nonlinearity::selu:
+      return 0.75;
+    default:
+      return 1;
+  }
+}
+
+void kaiming_normal_(Parameter p, KaimingOptions options) {
+  const double deviation = kaiming_deviation("kaiming_normal_", p, options);
+  if (p.numel() > 0) normal_(std::move(p), 0, deviation);
+}
+void kaiming_uniform_(Parameter p, KaimingOptions options) {
+  const double bound = std::numbers::sqrt3 * kaiming_deviation("kaiming_uniform_", p, options);
+  if (p.numel() > 0) uniform_(std::move(p), -bound, bound);
+}
+
+void trunc_normal_(Parameter p, double mean, double stddev, double low, double high) {
+  check<ValueError>(stddev > 0, "trunc_normal_: a standard deviation of {} is not positive", stddev);
+  check<ValueError>(low < high, "trunc_normal_: no numbers between {} and {}", low, high);
+  give_values(p, [&](const Tensor& t) {
+    // What the distribution function, as erf, is at both ends; off 1, whose inverse is infinite.
+    const auto erf_at = [&](double x) {
+      constexpr double most = 1 - 0x1p-23;
+      return std::clamp(std::erf((x - mean) / (stddev * std::numbers::sqrt2)), -most, most);
+    };
+    const Tensor u = rand(t.shape(), {compute_dtype(t.dtype()), t.device()}, erf_at(low), erf_at(high));
+    copy_(t, clamp(add(mul(erfinv(u), stddev * std::numbers::sqrt2), mean), low, high));
+  });
+}
+
+void orthogonal_(Parameter p, double gain) {
+  check<ShapeError>(p.shape().rank() >= 2, "orthogonal_: needs a matrix (out, in, ...), got shape {}",
+                    p.shape());
+  if (p.numel() == 0) return;
+  const std::int64_t rows = p.shape()[0], columns = p.numel() / rows;
+  give_values(p, [&](const Tensor& t) {
+    const Tensor basis = randn({std::min(rows, columns), std::max(rows, columns)}, {DType::f64, t.device()});
+    orthonormalize(basis);
+    copy_(t, reshape(mul(rows <= columns ? basis : transpose(basis, 0, 1), gain), t.shape()));
+  });
 }
 
 }  // namespace sherd::nn::init

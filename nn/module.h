@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -211,6 +212,12 @@ class SHERD_API Module {
   void check_nothing_forgotten();
   std::shared_ptr<State> state_;
 };
+
+/// The module as a tree of names, classes and shapes of whole parameters, as `Linear(weight (4, 8), bias
+/// (4))`; its last line is the number of their elements, each tied parameter counted once. Neighbours that
+/// are alike are one line.
+SHERD_API std::string to_string(const Module& module);
+SHERD_API std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
 

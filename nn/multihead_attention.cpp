@@ -1,5 +1,7 @@
 #include "nn/multihead_attention.h"
 
+#include <limits>
+
 #include "nn/init.h"
 
 namespace sherd::nn {
@@ -27,8 +29,54 @@ Tensor MultiheadAttention::project(const Tensor& x, std::int64_t first, std::int
                 narrow(in_proj_bias, 0, first * width, count * width));
 }
 
+namespace {
+
+void check_mask_dtype(std::string_view mask, const Tensor& t, DType dtype) {
+  check<DTypeError>(t.dtype() == DType::boolean || t.dtype() == dtype,
+                    "MultiheadAttention: {} is bool or added in the query's dtype, got {} for {}", mask,
+                    name_of(t.dtype()), name_of(dtype));
+}
+
+/// A mask as what is added to scores.
+Tensor added(const Tensor& mask, DType dtype) {
+  if (mask.dtype() != DType::boolean) return mask;
+  return where(mask, -std::numeric_limits<double>::infinity(), zeros(mask.shape(), {dtype, mask.device()}));
+}
+
+}  // namespace
+
+/// Both masks as the one that `attention` takes, for scores (B, heads, Tq, Tk).
+AttentionOptions MultiheadAttention::rule(const AttentionMasks& masks, const Shape& scores,
+                                          DType dtype) const {
+  AttentionOptions options{.causal = masks.causal == Causal::yes, .dropout = training() ? dropout : 0};
+  Tensor pair = masks.attn_mask, padding = masks.key_padding_mask;
+  if (pair.defined()) {
+    check_mask_dtype("attn_mask", pair, dtype);
+    if (pair.rank() == 3 && pair.shape() == Shape{scores[0] * heads, scores[2], scores[3]})
+      pair = reshape(pair, scores);
+    check<ShapeError>(broadcast_shapes("MultiheadAttention", pair.shape(), scores) == scores,
+                      "MultiheadAttention: attn_mask of shape {} for scores {}", pair.shape(), scores);
+  }
+  if (padding.defined()) {
+    check_mask_dtype("key_padding_mask", padding, dtype);
+    check<ShapeError>(padding.shape() == Shape{scores[0], scores[3]},
+                      "MultiheadAttention: key_padding_mask of shape {} for {} sequences of {} keys",
+                      padding.shape(), scores[0], scores[3]);
+    padding = reshape(padding, {scores[0], 1, 1, scores[3]});
+  }
+  if (!pair.defined() || !padding.defined())
+    options.mask = pair.defined() ? pair : padding;
+  else if (pair.dtype() == DType::boolean && padding.dtype() == DType::boolean)
+    options.mask = logical_or(pair, padding);
+  else
+    options.mask = add(added(pair, dtype), added(padding, dtype));
+  if (options.mask.defined() && options.mask.dtype() == DType::boolean)
+    options.mask = logical_not(options.mask);
+  return options;
+}
+
 Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                   Causal causal) const {
+                                   const AttentionMasks& masks) const {
   const std::int64_t width = out_proj.weight.shape()[0];
   const Tensor* in[] = {&query, &key, &value};
   for (const Tensor* x : in)
@@ -44,8 +92,8 @@ Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const
     const Tensor packed = reshape(project(x, i, same), {x.size(0), x.size(1), same, heads, width / heads});
     for (std::int64_t j = 0; j < same; ++j) parts[i + j] = permute(select(packed, 2, j), heads_first);
   }
-  const Tensor mixed = attention(parts[0], parts[1], parts[2],
-                                 {.causal = causal == Causal::yes, .dropout = training() ? dropout : 0});
+  const Shape scores{parts[0].size(0), heads, parts[0].size(2), parts[1].size(2)};
+  const Tensor mixed = attention(parts[0], parts[1], parts[2], rule(masks, scores, query.dtype()));
   return out_proj(reshape(permute(mixed, heads_last), query.shape()));
 }
 

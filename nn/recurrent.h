@@ -82,6 +82,11 @@ struct Recurrent : Layer<D> {
     return detail::run_recurrent(this->type_name(), weights, x, state, this->training() ? dropout : 0,
                                  batch_first, bidirectional, D::has_cell, D::step);
   }
+  using Layer<D>::operator();
+  /// With a state in braces, whose type the templates cannot know: `lstm(x, {hidden, cell})`.
+  RecurrentResult operator()(const Tensor& x, const RecurrentState& state) const {
+    return Layer<D>::operator()(x, state);
+  }
   void visit(auto&& on) {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const std::size_t ways = bidirectional ? 2 : 1;

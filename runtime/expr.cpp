@@ -99,6 +99,12 @@ Expr sin(const Expr& x) {
 Expr cos(const Expr& x) {
   return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); });
 }
+Expr sinh(const Expr& x) {
+  return map(x, [](const Tensor& t) { return sinh(t); }, [](double v) { return std::sinh(v); });
+}
+Expr cosh(const Expr& x) {
+  return map(x, [](const Tensor& t) { return cosh(t); }, [](double v) { return std::cosh(v); });
+}
 Expr tanh(const Expr& x) {
   return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); });
 }
@@ -107,6 +113,9 @@ Expr sigmoid(const Expr& x) {
 }
 Expr erf(const Expr& x) {
   return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); });
+}
+Expr round(const Expr& x) {
+  return map(x, [](const Tensor& t) { return round(t); }, [](double v) { return std::rint(v); });
 }
 Expr pow(const Expr& x, const Expr& y) {
   return combine(

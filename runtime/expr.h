@@ -59,9 +59,12 @@ SHERD_API Expr sqrt(const Expr& x);
 SHERD_API Expr rsqrt(const Expr& x);
 SHERD_API Expr sin(const Expr& x);
 SHERD_API Expr cos(const Expr& x);
+SHERD_API Expr sinh(const Expr& x);
+SHERD_API Expr cosh(const Expr& x);
 SHERD_API Expr tanh(const Expr& x);
 SHERD_API Expr sigmoid(const Expr& x);
 SHERD_API Expr erf(const Expr& x);
+SHERD_API Expr round(const Expr& x);
 SHERD_API Expr pow(const Expr& x, const Expr& y);
 SHERD_API math::Normal<Expr> normal(const Expr& x);
 

@@ -240,8 +240,14 @@ constexpr T rsqrt(T x) {
 }
 namespace detail {
 
-/// The sine of an angle, or its cosine: that of `quarters` more quarters of a turn. For a >= 0.
-constexpr float sine(float a, std::int64_t quarters) {
+/// What is left of an angle after whole quarters of a turn: its sine and cosine, and the number of quarters.
+struct Angle {
+  double sine, cosine;
+  std::int64_t quarters;
+};
+
+/// Of a >= 0.
+constexpr Angle angle(float a) {
   // a is m 2^(24 j) with m below 2^48, and 2/pi 2^(24 j) counts modulo 4 alone. It stands in two parts, so
   // that what is left of a after whole quarters is right to 2^-55 of one, and floats come no nearer than
   // 2^-30.
@@ -258,14 +264,20 @@ constexpr float sine(float a, std::int64_t quarters) {
   const double shifted = turned + Format<double>::round;  // rounds, and leaves the integer in the low bits
   const double rest =
       (turned - (shifted - Format<double>::round)) + std::fma(m, low, std::fma(m, high, -turned));
-  const std::int64_t quadrant = std::bit_cast<std::int64_t>(shifted) + quarters;
   // Taylor's polynomials, within 2^-34 up to 0.6 quarters.
   const double r = rest * 1.5707963267948966, z = r * r;
   const double s =
       std::fma(r * z, horner(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800), r);
   const double c =
       horner(z, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600);
-  const double y = where((quadrant & 1) != 0, c, s);
+  return {s, c, std::bit_cast<std::int64_t>(shifted)};
+}
+
+/// The sine of an angle, or its cosine: that of `quarters` more quarters of a turn. For a >= 0.
+constexpr float sine(float a, std::int64_t quarters) {
+  const Angle rest = angle(a);
+  const std::int64_t quadrant = rest.quarters + quarters;
+  const double y = where((quadrant & 1) != 0, rest.cosine, rest.sine);
   return static_cast<float>(where((quadrant & 2) != 0, -y, y));
 }
 

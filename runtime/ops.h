@@ -38,7 +38,8 @@ SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape,
                          TensorOptions options = {DType::i64});
 /// 0 to count - 1 in random order, from the rank's generator.
 SHERD_API Tensor randperm(std::int64_t count, TensorOptions options = {DType::i64});
-/// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient.
+/// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient. ValueError for
+/// one outside [0, 1], which a GPU, where nobody looks, takes as the nearer end.
 SHERD_API Tensor bernoulli(const Tensor& p);
 
 // ---- elementwise
@@ -52,9 +53,23 @@ SHERD_API Tensor log(const Tensor& x);
 SHERD_API Tensor log1p(const Tensor& x);
 SHERD_API Tensor sqrt(const Tensor& x);
 SHERD_API Tensor rsqrt(const Tensor& x);
+/// e^x - 1, exact to rounding for small x too.
+SHERD_API Tensor expm1(const Tensor& x);
+SHERD_API Tensor exp2(const Tensor& x);
+SHERD_API Tensor log2(const Tensor& x);
+SHERD_API Tensor log10(const Tensor& x);
 SHERD_API Tensor sin(const Tensor& x);
 SHERD_API Tensor cos(const Tensor& x);
+SHERD_API Tensor tan(const Tensor& x);
+SHERD_API Tensor asin(const Tensor& x);
+SHERD_API Tensor acos(const Tensor& x);
+SHERD_API Tensor atan(const Tensor& x);
+SHERD_API Tensor sinh(const Tensor& x);
+SHERD_API Tensor cosh(const Tensor& x);
 SHERD_API Tensor tanh(const Tensor& x);
+SHERD_API Tensor asinh(const Tensor& x);
+SHERD_API Tensor acosh(const Tensor& x);
+SHERD_API Tensor atanh(const Tensor& x);
 SHERD_API Tensor sigmoid(const Tensor& x);
 SHERD_API Tensor erf(const Tensor& x);
 SHERD_API Tensor relu(const Tensor& x);
@@ -63,12 +78,27 @@ enum class GeluForm { erf, tanh };
 SHERD_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::erf);
 SHERD_API Tensor silu(const Tensor& x);
 SHERD_API Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+/// log(1 + e^x), without overflow.
+SHERD_API Tensor softplus(const Tensor& x);
+/// x where positive, alpha (e^x - 1) elsewhere (Clevert et al., 2015).
+SHERD_API Tensor elu(const Tensor& x, double alpha = 1);
+/// 1.0507 elu(x, 1.6733), which keeps mean and variance (Klambauer et al., 2017).
+SHERD_API Tensor selu(const Tensor& x);
 SHERD_API Tensor square(const Tensor& x);
 SHERD_API Tensor reciprocal(const Tensor& x);
 SHERD_API Tensor floor(const Tensor& x);
+SHERD_API Tensor ceil(const Tensor& x);
+/// Towards 0.
+SHERD_API Tensor trunc(const Tensor& x);
+/// To the nearest integer, of two to the even one.
+SHERD_API Tensor round(const Tensor& x);
+/// 1 above 0, -1 below, else 0, of NaN too.
+SHERD_API Tensor sign(const Tensor& x);
 SHERD_API Tensor clamp(const Tensor& x, Number min, Number max);
 /// bool: neither infinite nor NaN.
 SHERD_API Tensor isfinite(const Tensor& x);
+SHERD_API Tensor isnan(const Tensor& x);
+SHERD_API Tensor isinf(const Tensor& x);
 SHERD_API Tensor logical_not(const Tensor& x);
 
 SHERD_API Tensor add(const Tensor& a, const Tensor& b);
@@ -78,6 +108,10 @@ SHERD_API Tensor div(const Tensor& a, const Tensor& b);
 SHERD_API Tensor pow(const Tensor& a, const Tensor& b);
 SHERD_API Tensor maximum(const Tensor& a, const Tensor& b);
 SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
+/// The angle of (b, a), from -pi to pi.
+SHERD_API Tensor atan2(const Tensor& a, const Tensor& b);
+/// What dividing a by b leaves, of the sign of b. Integers by 0 leave 0.
+SHERD_API Tensor remainder(const Tensor& a, const Tensor& b);
 SHERD_API Tensor add(const Tensor& a, Number b);
 SHERD_API Tensor sub(const Tensor& a, Number b);
 SHERD_API Tensor sub(Number a, const Tensor& b);
@@ -87,6 +121,7 @@ SHERD_API Tensor div(Number a, const Tensor& b);
 SHERD_API Tensor pow(const Tensor& a, Number b);
 SHERD_API Tensor maximum(const Tensor& a, Number b);
 SHERD_API Tensor minimum(const Tensor& a, Number b);
+SHERD_API Tensor remainder(const Tensor& a, Number b);
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
@@ -311,6 +346,7 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 // ---------------------------------------------------------------------------------------------------------------
 
 /// (..., m, k) times (..., k, n), batch axes broadcast; a 1-D operand is a row or a column that disappears.
+/// Integers are multiplied on the CPU alone (DTypeError) and wrap around in their dtype.
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// Products summed as the equation says: "ik,kj->ij" is a matrix product, "bij,bj->bi" one a batch, "ii->i" a
 /// diagonal. Letters name axes, `...` any further ones, spaces mean nothing; without "->" the letters that

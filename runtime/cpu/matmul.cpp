@@ -1,10 +1,14 @@
 // Products of matrices and linear layers, as calls of the matrix library.
 #include "runtime/ops/matmul.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "runtime/cpu/gemm.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matrix_operand.h"
+#include "runtime/parallel.h"
 
 namespace sherd::cpu {
 namespace {
@@ -22,14 +26,37 @@ Gemm<T> gemm_of(const ops::MatrixOperand& a, const ops::MatrixOperand& b, const 
   return g;
 }
 
+/// The same of integers, with sums that wrap around.
+template <class T>
+void integer_product(const Gemm<T>& g) {
+  using U = std::make_unsigned_t<T>;
+  const std::int64_t a_down = g.transpose_a ? 1 : g.lda, a_across = g.transpose_a ? g.lda : 1;
+  const std::int64_t b_down = g.transpose_b ? 1 : g.ldb, b_across = g.transpose_b ? g.ldb : 1;
+  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, g.n * g.k));
+  parallel_for(g.batch * g.m, rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t matrix = row / g.m;
+      const T* a = g.a + matrix * g.stride_a + row % g.m * a_down;
+      const T* b = g.b + matrix * g.stride_b;
+      U* c = reinterpret_cast<U*>(g.c + matrix * g.stride_c + row % g.m * g.ldc);
+      std::fill_n(c, g.n, U(0));
+      for (std::int64_t p = 0; p < g.k; ++p) {
+        const auto factor = static_cast<std::uint64_t>(a[p * a_across]);
+        for (std::int64_t j = 0; j < g.n; ++j)
+          c[j] = static_cast<U>(c[j] + factor * static_cast<std::uint64_t>(b[p * b_down + j * b_across]));
+      }
+    }
+  });
+}
+
 void matmul(const ops::MatMul& op, Inputs in, Outputs out) {
   const ops::MatrixOperand a = ops::matrix_operand(in[0], op.transpose_a),
                            b = ops::matrix_operand(in[1], op.transpose_b);
   const Tensor& c = out[0];
   if (c.numel() == 0) return;
   const int r = c.rank();
-  dispatch_floating("matmul", c.dtype(), [&](auto tag) {
-    auto g = gemm_of<typename decltype(tag)::type>(a, b, c);
+  with_element<number_dtypes>(c.dtype(), [&]<class T>() {
+    auto g = gemm_of<T>(a, b, c);
     g.m = c.shape()[r - 2];
     g.n = c.shape()[r - 1];
     g.k = in[0].shape()[op.transpose_a ? r - 2 : r - 1];
@@ -38,7 +65,10 @@ void matmul(const ops::MatMul& op, Inputs in, Outputs out) {
     g.stride_a = a.batch_step;
     g.stride_b = b.batch_step;
     g.stride_c = g.m * g.n;
-    gemm(g);
+    if constexpr (std::is_integral_v<T>)
+      integer_product(g);
+    else
+      gemm(g);
   });
 }
 

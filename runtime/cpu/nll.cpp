@@ -49,7 +49,7 @@ void nll(const ops::Nll& op, Inputs in, Outputs out) {
   const std::int64_t rows = scores.shape()[0], classes = scores.shape()[1];
   const std::int64_t* targets = in[1].data<std::int64_t>();
   const std::int64_t bad = first_bad(targets, rows, classes, op.ignore_index);
-  check<ValueError>(bad < 0, "nll_loss: target {} of row {} is outside [0, {}) and is not ignore_index {}",
+  check<ValueError>(bad < 0, "{}: target {} of row {} is outside [0, {}) and is not ignore_index {}", op.call,
                     bad < 0 ? 0 : targets[bad], bad, classes, op.ignore_index);
   dispatch_floating(op.name, scores.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -62,12 +62,12 @@ void topk(const ops::TopK& op, Inputs in, Outputs out) {
   });
 }
 
-void gather(const ops::Gather&, Inputs in, Outputs out) {
+void gather(const ops::Gather& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t columns = x.shape().back(), picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  check_positions("gather", index, columns);
+  check_positions(op.call, index, columns);
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* from = x.data<T>();
@@ -85,7 +85,7 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   const Tensor &values = in[0], &index = in[1];
   const std::int64_t picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  check_positions("scatter", index, columns);
+  check_positions(op.call, index, columns);
   dispatch(values.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;

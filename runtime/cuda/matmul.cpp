@@ -91,6 +91,11 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
 void matmul_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::MatMul*>(erased);
   const Tensor& c = out[0];
+  check<DTypeError>(
+      is_floating(c.dtype()),
+      "matmul: {} are multiplied on the CPU alone, got operands on {}; move them there or cast them to "
+      "floats",
+      name_of(c.dtype()), to_string(c.device()));
   if (c.numel() == 0) return;
   const int r = c.rank();
   ProductShape s;

@@ -95,6 +95,9 @@ void write_durably(const Path& path, const std::function<void(OutputFile&)>& fil
 PendingDirectory::PendingDirectory(const Path& path, FileSystem& files)
     : files_(files), path_(without_trailing_slash(path)) {
   require_replaceable(files_, path_, file_type::directory);
+  check<FileError>(files_.type(parent_of(path_)) != file_type::not_found,
+                   "write: '{}': '{}', in which it is to lie, is not there; make it first",
+                   shown(path_.string(), 300), shown(parent_of(path_).string(), 300));
   files_.remove_tree(partial_of(path_));
   settle_replaced(files_, path_);
   replaces_ = files_.exists(path_);

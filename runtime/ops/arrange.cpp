@@ -163,7 +163,7 @@ Tensor triangle(std::string_view call, const Tensor& x, std::int64_t offset, boo
 
 /// Where the diagonal of an n by m matrix begins, row by row, and how long it is.
 std::pair<std::int64_t, std::int64_t> diagonal_of(std::int64_t n, std::int64_t m, std::int64_t offset) {
-  if (offset <= -n || offset >= m) return {0, 0};
+  if (n == 0 || m == 0 || offset <= -n || offset >= m) return {0, 0};
   return offset >= 0 ? std::pair(offset, std::min(n, m - offset))
                      : std::pair(-offset * m, std::min(n + offset, m));
 }

@@ -246,6 +246,9 @@ Tensor rotary(const Tensor& x, RotaryOptions o) {
                     "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
   check<ValueError>(o.base > 0 && o.first >= 0,
                     "rotary: base {} must be positive and position {} not negative", o.base, o.first);
+  check<ValueError>(o.first <= std::numeric_limits<std::int64_t>::max() - x.shape()[x.rank() - 2],
+                    "rotary: {} steps from position {} on are beyond the largest integer",
+                    x.shape()[x.rank() - 2], o.first);
   check<ValueError>(
       o.scaling.factor > 0 && o.scaling.high > o.scaling.low && o.scaling.original > 0,
       "rotary: scaling by {} between {} and {} turns in {} positions; all are positive, and the "

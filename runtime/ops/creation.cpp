@@ -152,11 +152,27 @@ Tensor randperm(std::int64_t count, TensorOptions options) {
   return to(to(argsort(add(mul(high, std::int64_t{1} << 31), low)), options.dtype), options.device);
 }
 
+namespace {
+
+/// By address: what the host checks of its own memory is no read that a captured step would have to repeat.
+template <class T>
+void check_probabilities(const Tensor& p) {
+  const T* at = p.numel() > 0 ? reinterpret_cast<const T*>(p.raw()) : nullptr;
+  for (std::int64_t i = 0; i < p.numel(); ++i)
+    check<ValueError>(at[i] >= 0 && at[i] <= 1, "bernoulli: probability {} at position {} is outside [0, 1]",
+                      at[i], i);
+}
+
+}  // namespace
+
 Tensor bernoulli(const Tensor& p) {
   check<DTypeError>(is_floating(p.dtype()), "bernoulli: takes floating probabilities, got {}",
                     name_of(p.dtype()));
   const Tensor wide = to(p.detach(), compute_dtype(p.dtype()));
-  return to(less(rand(p.shape(), {wide.dtype(), p.device()}), wide), p.dtype());
+  const Tensor drawn = less(rand(p.shape(), {wide.dtype(), p.device()}), wide);
+  if (p.device().is_cpu() && wide.dtype() == DType::f64) check_probabilities<double>(contiguous(wide));
+  if (p.device().is_cpu() && wide.dtype() == DType::f32) check_probabilities<float>(contiguous(wide));
+  return to(drawn, p.dtype());
 }
 
 Tensor rand(Shape shape, TensorOptions options, double low, double high) {

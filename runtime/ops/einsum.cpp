@@ -97,7 +97,7 @@ Named summed_over(const Named& t, const std::string& gone) {
       axes.push_back(static_cast<std::int64_t>(i));
     else
       left += t.axes[i];
-  return axes.empty() ? t : Named{sum(t.x, axes), left};
+  return axes.empty() ? t : Named{to(sum(t.x, axes), t.x.dtype()), left};  // a sum of integers is i64
 }
 
 /// The product, summed over the axes that are not in `kept`.

@@ -17,7 +17,7 @@ struct Huber {
   template <class T>
   constexpr T operator()(T a, T b) const {
     const T d = a - b, near = limited(d);
-    return near * (d - near * T(0.5)) / T(divisor);
+    return near / T(divisor) * (d - near * T(0.5));
   }
   template <class T>
   constexpr T grad_a(T gy, T a, T b, T) const {

@@ -340,6 +340,8 @@ Lines lines_of(std::string_view call, const Tensor& x, std::int64_t axis, const 
                     index.shape(), x.shape());
   check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
                     name_of(index.dtype()));
+  check<DeviceError>(index.device() == x.device(), "{}: positions on {} for a tensor on {}", call,
+                     to_string(index.device()), to_string(x.device()));
   Tensor cut = x;
   for (int i = 0; i < x.rank(); ++i) {
     check<ShapeError>(i == at || index.shape()[i] <= x.shape()[i],
@@ -366,6 +368,8 @@ Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, cons
                  const Tensor& values, Put put) {
   check<DTypeError>(values.dtype() == x.dtype(), "{}: {} values for {}; cast them", call,
                     name_of(values.dtype()), name_of(x.dtype()));
+  check<DeviceError>(values.device() == x.device(), "{}: values on {} for a tensor on {}", call,
+                     to_string(values.device()), to_string(x.device()));
   Lines lines = lines_of(call, x, axis, index);
   Tensor given = values;
   for (int i = 0; i < values.rank() && values.rank() == index.rank(); ++i) {

@@ -59,9 +59,28 @@ void check_weight(std::string_view call, const Tensor& weight, const Tensor& sco
   check<ShapeError>(!weight.defined() || weight.shape() == Shape{classes},
                     "{}: weights of shape {} for {} classes", call,
                     weight.defined() ? weight.shape() : Shape{}, classes);
+  check<DeviceError>(!weight.defined() || weight.device() == scores.device(), "{}: weights on {} for {}",
+                     call, to_string(weight.defined() ? weight.device() : scores.device()),
+                     to_string(scores.device()));
   check<DTypeError>(!weight.defined() || weight.dtype() == scores.dtype(), "{}: {} weights for {}; cast them",
                     call, name_of(weight.defined() ? weight.dtype() : scores.dtype()),
                     name_of(scores.dtype()));
+}
+
+/// What a loss, or a part of it, is multiplied by, element by element.
+void check_factor(std::string_view call, std::string_view what, const Tensor& factor, const Tensor& loss) {
+  if (!factor.defined()) return;
+  check<DeviceError>(factor.device() == loss.device(), "{}: {} on {} for {}", call, what,
+                     to_string(factor.device()), to_string(loss.device()));
+  check<DTypeError>(compute_dtype(factor.dtype()) == loss.dtype() && is_floating(factor.dtype()),
+                    "{}: {} of {} for a loss in {}; cast it", call, what, name_of(factor.dtype()),
+                    name_of(loss.dtype()));
+  broadcast_shapes(call, factor.shape(), loss.shape());
+}
+
+void check_factors(std::string_view call, const BinaryCrossEntropyOptions& o, const Tensor& loss) {
+  check_factor(call, "weight", o.weight, loss);
+  check_factor(call, "positive_weight", o.positive_weight, loss);
 }
 
 /// -log p of the targets of rows, times their weights, and what a mean divides by.
@@ -69,7 +88,7 @@ struct NllLoss {
   Tensor loss, total;
 };
 NllLoss nll_of(const Rows& rows, const ops::Nll& op, const Tensor& weight) {
-  check<DTypeError>(is_integral(rows.targets.dtype()), "nll_loss: targets must be integers, got {}",
+  check<DTypeError>(is_integral(rows.targets.dtype()), "{}: targets must be integers, got {}", op.call,
                     name_of(rows.targets.dtype()));
   const Tensor in[] = {rows.scores, to(rows.targets, DType::i64), weight};
   const Tensors out = apply_many(op, in);
@@ -98,8 +117,8 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
   const Rows rows = rows_of("cross_entropy", logits, targets);
   check_weight("cross_entropy", o.weight, rows.scores);
   const Rows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
-  if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index}, weight).loss;
-  const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index}, weight);
+  if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index, "cross_entropy"}, weight).loss;
+  const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index, "cross_entropy"}, weight);
   const auto classes = static_cast<double>(log_p.scores.shape().back());
   const Tensor all = neg(sum(weight.defined() ? mul(log_p.scores, weight) : log_p.scores, {1}));
   const Tensor even = where(not_equal(rows.targets, o.ignore_index), mul(all, smoothing / classes), 0);
@@ -162,6 +181,7 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Re
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
+    check_factors("bce_with_logits", o, x);
     const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often
       const Tensor softplus = add(log1p(exp(neg(abs(x)))), maximum(neg(x), 0));  // log(1 + e^-x)
       return add(mul(sub(1, t), x), mul(softplus, add(mul(sub(weight, 1), t), 1)));
@@ -174,6 +194,7 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
 
 Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions o) {
   return loss_of("bce_loss", p, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
+    check_factors("bce_loss", o, x);
     Tensor loss = apply(ops::Bce{}, x, t);
     if (o.positive_weight.defined()) {
       const Tensor more = mul(sub(wide(o.positive_weight), 1), t);

@@ -56,13 +56,13 @@ void check_same_dtype(const Spec& a, const Spec& b) {
   check<DTypeError>(a.dtype == b.dtype,
                     "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
                     long_name_of(a.dtype), long_name_of(b.dtype));
-  check<DTypeError>(is_floating(a.dtype), "matmul: takes floating dtypes, got {}; cast the inputs first",
-                    name_of(a.dtype));
 }
 
 Specs MatMul::infer(SpecSpan in) const {
   const Spec &a = in[0], &b = in[1];
   check_same_dtype(a, b);
+  check<DTypeError>(number_dtypes.contains(a.dtype), "matmul: takes numbers, got {}; cast the inputs first",
+                    name_of(a.dtype));
   const int r = a.shape.rank();
   check<ShapeError>(r >= 2 && b.shape.rank() == r, "matmul: operands of shape {} and {}", a.shape, b.shape);
   const std::int64_t m = a.shape[transpose_a ? r - 1 : r - 2], k = a.shape[transpose_a ? r - 2 : r - 1];
@@ -93,6 +93,8 @@ Tensors MatMul::grad(const GradArgs& args) const {
 Specs Linear::infer(SpecSpan in) const {
   const Spec &x = in[0], &w = in[1];
   check_same_dtype(x, w);
+  check<DTypeError>(is_floating(x.dtype), "linear: takes floating dtypes, got {}; cast the inputs first",
+                    name_of(x.dtype));
   check<ShapeError>(x.shape.rank() >= 1 && w.shape.rank() == 2 && x.shape.back() == w.shape[1],
                     "linear: input of shape {} does not fit weight (out, in) of shape {}", x.shape, w.shape);
   if (!in[2].is_none()) {

@@ -6,7 +6,7 @@
 namespace sherd::ops {
 
 /// op(A) op(B) for A (batch..., m, k) and B (batch..., k, n) with equal batch axes; the flags transpose the
-/// last two axes.
+/// last two axes. Integers wrap around in their dtype; not every device multiplies them.
 struct MatMul {
   static constexpr std::string_view name = "matmul";
   static constexpr Arity arity = 2;

@@ -16,6 +16,7 @@ struct Nll {
   static constexpr Mask dense = 0b111;
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
+  std::string_view call = "nll_loss";  ///< what messages name
 
   static Reads reads(Mask needs) { return {0b110 | static_cast<Mask>(has(needs, 2)), 0b10}; }
   Specs infer(SpecSpan in) const;

@@ -11,8 +11,15 @@ namespace {
 std::int64_t count_over(std::string_view call, const Tensor& x, const Shape& axes) {
   if (axes.empty()) return x.numel();
   std::int64_t n = 1;
-  for (std::int64_t axis : axes)
-    if (x.rank() > 0) n *= x.shape()[normalize_axis(call, axis, x.rank())];
+  std::uint64_t seen = 0;
+  for (std::int64_t axis : axes) {
+    if (x.rank() == 0) continue;
+    const int at = normalize_axis(call, axis, x.rank());
+    check<ValueError>((seen >> at & 1) == 0, "{}: axis {} of axes {} is there twice; name each axis once",
+                      call, axis, axes);
+    seen |= std::uint64_t{1} << at;
+    n *= x.shape()[at];
+  }
   return n;
 }
 
@@ -76,6 +83,9 @@ Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
 Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
   check_floating("norm", x);
   check<ValueError>(!std::isnan(p), "norm: an order that is no number");
+  const std::int64_t count = count_over("norm", x, axes);
+  check<ShapeError>(count > 0 || !std::isinf(p),
+                    "norm: of no elements none is the largest; shape {} has an empty axis", x.shape());
   return in_wide(x, [&](const Tensor& y) {
     if (p == 2) return root(sum(square(y), axes, keep));
     const Tensor size = abs(y);

@@ -20,13 +20,14 @@ Tensors TopK::grad(const GradArgs& args) const {
 }
 
 Specs Gather::infer(SpecSpan in) const {
-  check<DTypeError>(in[1].dtype == DType::i64, "gather: the index must be i64, got {}", name_of(in[1].dtype));
+  check<DTypeError>(in[1].dtype == DType::i64, "{}: the index must be i64, got {}", call,
+                    name_of(in[1].dtype));
   Shape rest = in[1].shape;
-  check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "gather: shapes {} and {}",
+  check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "{}: shapes {} and {}", call,
                     in[0].shape, in[1].shape);
   rest[rest.rank() - 1] = in[0].shape.back();
-  check<ShapeError>(rest == in[0].shape, "gather: shapes {} and {} differ before the last axis", in[0].shape,
-                    in[1].shape);
+  check<ShapeError>(rest == in[0].shape, "{}: shapes {} and {} differ before the last axis", call,
+                    in[0].shape, in[1].shape);
   return {{in[1].shape, in[0].dtype, in[0].device}};
 }
 
@@ -38,10 +39,10 @@ Tensors Gather::grad(const GradArgs& args) const {
 }
 
 Specs Scatter::infer(SpecSpan in) const {
-  check<DTypeError>(in[1].dtype == DType::i64, "scatter: positions must be i64, got {}",
+  check<DTypeError>(in[1].dtype == DType::i64, "{}: positions must be i64, got {}", call,
                     name_of(in[1].dtype));
   check<ShapeError>(in[0].shape == in[1].shape && in[0].shape.rank() >= 1,
-                    "scatter: values of shape {} at positions of shape {}", in[0].shape, in[1].shape);
+                    "{}: values of shape {} at positions of shape {}", call, in[0].shape, in[1].shape);
   Spec out = in[0];
   out.shape[out.shape.rank() - 1] = columns;
   return {out};
@@ -82,7 +83,7 @@ Tensor one_hot(const Tensor& index, std::int64_t classes) {
                     name_of(index.dtype()));
   check<ValueError>(classes > 0, "one_hot: {} classes; at least one", classes);
   const Tensor at = unsqueeze(to(index, DType::i64), -1);
-  return apply(ops::Scatter{classes}, ones_like(at), at);
+  return apply(ops::Scatter{classes, "one_hot"}, ones_like(at), at);
 }
 
 }  // namespace sherd

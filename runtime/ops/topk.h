@@ -24,6 +24,7 @@ struct Gather {
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
+  std::string_view call = "gather";  ///< what messages name
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -38,6 +39,7 @@ struct Scatter {
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
   std::int64_t columns = 0;
+  std::string_view call = "scatter";  ///< what messages name
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;

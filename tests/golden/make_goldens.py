@@ -140,6 +140,25 @@ UNARY = {
     "square": (torch.square, -2, 2, EDGES),
     "reciprocal": (torch.reciprocal, 0.2, 3, EDGES),
     "floor": (torch.floor, -4, 4, EDGES + [1e10, -1e10]),
+    "ceil": (torch.ceil, -4, 4, EDGES + [1e10, -1e10]),
+    "trunc": (torch.trunc, -4, 4, EDGES + [1e10, -1e10]),
+    "round": (torch.round, -4, 4, EDGES + [1e10, -1e10, 1.5, 2.5, -0.5]),
+    "sign": (torch.sign, -2, 2, EDGES),
+    "tan": (torch.tan, -1.4, 1.4, EDGES + [100.0, -1000.0]),
+    "asin": (torch.asin, -0.9, 0.9, EDGES),
+    "acos": (torch.acos, -0.9, 0.9, EDGES),
+    "atan": (torch.atan, -4, 4, EDGES + [1e10, -1e10]),
+    "sinh": (torch.sinh, -3, 3, EDGES + [80.0, -80.0]),
+    "cosh": (torch.cosh, -3, 3, EDGES + [80.0, -80.0]),
+    "asinh": (torch.asinh, -4, 4, EDGES + [1e10, -1e10]),
+    "acosh": (torch.acosh, 1.1, 5, EDGES + [1e10]),
+    "atanh": (torch.atanh, -0.9, 0.9, EDGES),
+    "exp2": (torch.exp2, -4, 4, EDGES + [100.0, -130.0]),
+    "expm1": (torch.expm1, -4, 4, EDGES + [80.0, -80.0, 1e-9]),
+    "log2": (torch.log2, 0.1, 4, POSITIVE_EDGES + [-1.0, 8.0]),
+    "log10": (torch.log10, 0.1, 4, POSITIVE_EDGES + [-1.0, 1000.0]),
+    "softplus": (F.softplus, -5, 5, EDGES + [50.0, -50.0, 100.0, -100.0]),
+    "selu": (F.selu, -3, 3, EDGES[1:] + [50.0, -50.0, 100.0, -100.0]),
 }
 
 
@@ -164,13 +183,17 @@ def make_unary(area):
     for slope in (0.01, 0.3):
         run = lambda x, slope=slope: F.leaky_relu(x, slope)
         unary_family(area, "leaky_relu", run, -2, 2, EDGES, {"slope": slope}, (slope,))
+    for alpha in (1.0, 0.5):
+        run = lambda x, alpha=alpha: F.elu(x, alpha)
+        unary_family(area, "elu", run, -3, 3, EDGES + [100.0, -100.0], {"alpha": alpha}, (alpha,))
     for dtype in FLOATS:
-        area.case(join("isfinite", NAMES[dtype]), "isfinite", torch.isfinite, [torch.tensor(EDGES, dtype=dtype)])
+        for run in (torch.isfinite, torch.isnan, torch.isinf):
+            area.case(join(run.__name__, NAMES[dtype]), run.__name__, run, [torch.tensor(EDGES, dtype=dtype)])
     for dtype in (f32, i64, u8, boolean):
         values = torch.tensor([0, 1, 2, 0, 7]).to(dtype)
         area.case(join("logical_not", NAMES[dtype]), "logical_not", torch.logical_not, [values])
     area.case("logical_not.nan", "logical_not", torch.logical_not, [torch.tensor([nan, 0.0, -0.0])])
-    for op in ("neg", "abs", "square"):
+    for op in ("neg", "abs", "square", "sign"):
         for dtype in (i64, i32):
             name = join(op, NAMES[dtype])
             area.case(name, op, UNARY[op][0], [Draw(name).any(7, dtype=dtype)])
@@ -216,6 +239,21 @@ def make_binary(area):
                   [draw.uniform(4, 3, dtype=dtype, low=0.3, high=2.0), draw.uniform(3, dtype=dtype, low=-2, high=2)])
     for dtype in WIDE:
         area.case(join("pow.edges", NAMES[dtype]), "pow", torch.pow, pairs([0.0, 1.0, -2.0, 2.0, 3.0, 0.5, inf, nan], dtype))
+    for op, run in {"atan2": torch.atan2, "remainder": torch.remainder}.items():
+        for dtype in FLOATS:
+            name = join(op, NAMES[dtype])
+            draw = Draw(name)
+            sides = [draw.normal(4, 3, dtype=dtype), draw.normal(3, dtype=dtype)]
+            area.case(name, op, run, sides)
+        for dtype in WIDE:
+            area.case(join(op, "edges", NAMES[dtype]), op, run, pairs(edge_values, dtype))
+    for dtype in INTS:
+        values = [1, 2, 3, 7, 200 if dtype == u8 else -7]
+        area.case(join("remainder", NAMES[dtype]), "remainder", torch.remainder, pairs(values, dtype))
+    for scalar in (0.75, -2.0):
+        name = join("remainder", "number", scalar)
+        area.case(name, "remainder", lambda x, scalar=scalar: torch.remainder(x, scalar), [Draw(name).normal(3, 4)],
+                  {"scalar": scalar})
     for op, run in COMPARISONS.items():
         for dtype in FLOATS:
             area.case(join(op, NAMES[dtype]), op, run, pairs(edge_values, dtype))
@@ -775,6 +813,31 @@ def make_multihead_attention(area):
         options = {"width": 6, "heads": 3, "batch_first": batch_first, "causal": causal}
         mask = {"attn_mask": causal_mask(4), "is_causal": True} if causal else {}
         roles_case(area, name, "nn.MultiheadAttention", options, layer, inputs, roles, need_weights=False, **mask)
+    make_attention_masks(area)
+
+
+def make_attention_masks(area):
+    """Masks of keys and of pairs, which are tensors of the case by PyTorch's names."""
+    for (tag, keys, pairs, batch_first), dtype in itertools.product(
+            (("padding", "bool", None, False), ("pairs", None, "bool", True), ("heads", None, "bool heads", False),
+             ("added", None, "float", False), ("both", "bool", "bool", True), ("both added", "float", "float", False)),
+            WIDE):
+        name = join("MultiheadAttention", "masks", tag, NAMES[dtype])
+        draw = Draw(name)
+        inputs = [draw.normal(*((2, steps, 6) if batch_first else (steps, 2, 6)), dtype=dtype) for steps in (4, 5)]
+        layer = shake(nn.MultiheadAttention(6, 3, dropout=0.1, batch_first=batch_first, dtype=dtype).eval())
+        masks = {}
+        if keys is not None:  # the first key of all is always there
+            masks["key_padding_mask"] = draw.bits(2, 5) if keys == "bool" else draw.normal(2, 5, dtype=dtype)
+        if pairs is not None:
+            shape = (6, 4, 5) if pairs == "bool heads" else (4, 5)
+            masks["attn_mask"] = draw.bits(*shape) if "bool" in pairs else draw.normal(*shape, dtype=dtype)
+        for mask in masks.values():
+            if mask.dtype == boolean:
+                mask[..., 0] = False
+        options = {"width": 6, "heads": 3, "batch_first": batch_first, "masks": list(masks)}
+        roles_case(area, name, "nn.MultiheadAttention", options, layer, inputs, [0, 1, 1], need_weights=False, **masks)
+        area.tensors.update({f"{name}/{key}": mask for key, mask in masks.items()})
 
 
 def make_transformer(area):

@@ -16,6 +16,7 @@ using nlohmann::json;
 struct Call {
   std::vector<Tensor> x;
   nn::Causal causal;
+  nn::AttentionMasks masks{};
 };
 
 template <class M>
@@ -33,6 +34,7 @@ void check_module(const GoldenCase& golden, M module, Tensor (*forward)(const M&
   for (std::size_t i = 0; i < count; ++i)
     inputs.push_back(golden.find("in" + std::to_string(i)).requires_grad_());
   Call call{{}, golden.args.at("options").value("causal", false) ? nn::Causal::yes : nn::Causal::no};
+  call.masks = {call.causal, golden.find("attn_mask"), golden.find("key_padding_mask")};
   for (const std::size_t role : roles) call.x.push_back(inputs[role]);
   const Tensor y = forward(module, call);
   CHECK(difference(y.detach(), golden.find("out0"), golden.tolerance) == "");
@@ -58,7 +60,7 @@ void check_attention(const GoldenCase& golden) {
       {o.at("width").get<int>(),
        o.at("heads").get<int>(),
        {.dropout = 0.1, .batch_first = o.at("batch_first").get<bool>()}},
-      [](const auto& attention, const Call& c) { return attention(c.x[0], c.x[1], c.x[2], c.causal); });
+      [](const auto& attention, const Call& c) { return attention(c.x[0], c.x[1], c.x[2], c.masks); });
 }
 
 nn::TransformerOptions transformer_options(const GoldenCase& golden) {

@@ -16,7 +16,7 @@ namespace {
 // page: begin
 struct Residual final : nn::Layer<Residual> {
   nn::Linear up, down;
-  nn::Param scale{Tensor::scalar(1)};
+  nn::Param scale{ones({1})};  // a 0-d one could not be sharded
 
   explicit Residual(std::int64_t width) : up(width, 4 * width), down(4 * width, width) {}
   Tensor forward(const Tensor& x) const { return x + down(gelu(up(x))) * scale.tensor(); }

@@ -53,7 +53,12 @@ Calls parameter_calls(Parameter p) {
           {"normal_", [p] { init::normal_(p); }},
           {"uniform_", [p] { init::uniform_(p, 0, 1); }},
           {"constant_", [p] { init::constant_(p, 0); }},
-          {"xavier_uniform_", [p] { init::xavier_uniform_(p); }}};
+          {"xavier_uniform_", [p] { init::xavier_uniform_(p); }},
+          {"xavier_normal_", [p] { init::xavier_normal_(p); }},
+          {"kaiming_uniform_", [p] { init::kaiming_uniform_(p); }},
+          {"kaiming_normal_", [p] { init::kaiming_normal_(p); }},
+          {"trunc_normal_", [p] { init::trunc_normal_(p); }},
+          {"orthogonal_", [p] { init::orthogonal_(p); }}};
 }
 
 /// What reads or writes a member's values.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
@@ -484,6 +485,150 @@ TEST_CASE("parameters: their data changes, the object stays") {
   const Param none;
   CHECK_FALSE(none.defined());
   CHECK_FALSE(none.tensor().defined());
+}
+
+TEST_CASE("init: gains and deviations are PyTorch's") {
+  using enum init::Nonlinearity;
+  CHECK(init::calculate_gain(linear) == 1);
+  CHECK(init::calculate_gain(sigmoid) == 1);
+  CHECK(init::calculate_gain(init::Nonlinearity::tanh) == 5.0 / 3);
+  CHECK(std::abs(init::calculate_gain(relu) - 1.4142135623730951) < 1e-15);
+  CHECK(std::abs(init::calculate_gain(leaky_relu) - 1.4141428569978354) < 1e-15);
+  CHECK(std::abs(init::calculate_gain(leaky_relu, 0.5) - 1.2649110640673518) < 1e-15);
+  CHECK(init::calculate_gain(selu) == 0.75);
+
+  // (out, in, ...): fan_in is 30 * 3 and fan_out 50 * 3.
+  const Shape shape{50, 30, 3};
+  const auto spread = [&](const auto& fill) {
+    manual_seed(4);
+    const Parameter p(empty(shape, {f64}));
+    fill(p);
+    return std::pair(stddev(p.data()).item(), amax(abs(p.data())).item());
+  };
+  const auto near = [](double got, double want) { return std::abs(got - want) < 0.02 * want; };
+  const double root3 = std::sqrt(3.0);
+  const std::pair<init::KaimingOptions, double> kaiming[] = {
+      {{}, std::sqrt(2.0 / 90)},
+      {{.nonlinearity = relu}, std::sqrt(2.0 / 90)},
+      {{.nonlinearity = relu, .mode = init::Fan::out}, std::sqrt(2.0 / 150)},
+      {{.slope = 2}, std::sqrt(0.4 / 90)},
+      {{.nonlinearity = linear}, std::sqrt(1.0 / 90)}};
+  for (const auto& [options, deviation] : kaiming) {
+    CHECK(near(spread([&](const Parameter& p) { init::kaiming_normal_(p, options); }).first, deviation));
+    const auto [uniform, most] = spread([&](const Parameter& p) { init::kaiming_uniform_(p, options); });
+    CHECK(near(uniform, deviation));
+    CHECK((most < root3 * deviation && most > 0.99 * root3 * deviation));
+  }
+  for (const double gain : {1.0, 2.5}) {
+    const double deviation = gain * std::sqrt(2.0 / 240);
+    CHECK(near(spread([&](const Parameter& p) { init::xavier_normal_(p, gain); }).first, deviation));
+    CHECK(
+        near(spread([&](const Parameter& p) { init::xavier_uniform_(p, gain); }).second, root3 * deviation));
+  }
+  for (const Shape& none : {Shape{0, 3}, Shape{3, 0}, Shape{0, 0, 2}}) {  // nothing to draw, and no failure
+    const Parameter p(empty(none));
+    init::kaiming_normal_(p), init::kaiming_uniform_(p), init::xavier_normal_(p), init::xavier_uniform_(p);
+    init::orthogonal_(p), init::trunc_normal_(p);
+  }
+}
+
+TEST_CASE("init: trunc_normal_ draws the normal distribution between its bounds") {
+  struct Part {
+    double mean, stddev, low, high;
+  };
+  for (const DType dtype : {f32, f64, bf16, f16})
+    for (const Part& part : {Part{0, 1, -2, 2}, Part{1, 0.5, 0, 1.25}, Part{0, 0.02, -2, 2}, Part{0, 1, 1, 3},
+                             Part{0, 1, -HUGE_VAL, HUGE_VAL}}) {
+      INFO(name_of(dtype) << " " << part.mean << " " << part.stddev << " " << part.low << " " << part.high);
+      manual_seed(6);
+      const Parameter p(empty({100, 400}, {dtype}));
+      init::trunc_normal_(p, part.mean, part.stddev, part.low, part.high);
+      std::vector<double> got = doubles(p.data());
+      std::ranges::sort(got);
+      const double room = is_floating(dtype) && size_of(dtype) == 2 ? 1e-2 : 0;
+      CHECK((got.front() >= part.low - room && got.back() <= part.high + room));
+      // As many lie below each value as the distribution says.
+      const auto cdf = [&](double x) {
+        return 0.5 * (1 + std::erf((x - part.mean) / part.stddev / std::sqrt(2.0)));
+      };
+      const double from = cdf(part.low), to = cdf(part.high);
+      for (const double share : {0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99}) {
+        const double at = got[static_cast<std::size_t>(share * static_cast<double>(got.size()))];
+        CHECK(std::abs((cdf(at) - from) / (to - from) - share) < 0.01);
+      }
+    }
+  const Parameter p(empty({4, 4}));
+  CHECK(one_line_about(message_of<ValueError>([&] { init::trunc_normal_(p, 0, 0); }), "trunc_normal_"));
+  CHECK(one_line_about(message_of<ValueError>([&] { init::trunc_normal_(p, 0, 1, 2, 2); }), "trunc_normal_"));
+}
+
+TEST_CASE("init: orthogonal_ gives orthonormal rows, or columns, times the gain") {
+  for (const DType dtype : {f32, f64, bf16, f16})
+    for (const Shape& shape :
+         {Shape{5, 5}, Shape{1, 7}, Shape{7, 1}, Shape{3, 2, 2, 2}, Shape{130, 129}, Shape{70, 300}})
+      for (const double gain : {1.0, 2.0}) {
+        INFO(name_of(dtype) << " " << to_string(shape) << " " << gain);
+        const Parameter p(empty(shape, {dtype}));
+        init::orthogonal_(p, gain);
+        const Tensor x = to(reshape(p.data(), {shape[0], -1}), f64);
+        const Tensor y = x.size(0) <= x.size(1) ? x : transpose(x, 0, 1);
+        const double near = dtype == f64 ? 1e-13 : dtype == f32 ? 1e-6 : dtype == f16 ? 1e-2 : 5e-2;
+        CHECK(distance(matmul(y, transpose(y, 0, 1)), mul(eye(y.size(0), -1, {f64}), gain * gain)) < near);
+      }
+  for (const auto& fill : {init::orthogonal_, init::xavier_normal_})
+    CHECK_THROWS_AS(fill(Parameter(empty({4})), 1), ShapeError);
+  CHECK_THROWS_AS(init::kaiming_normal_(Parameter(empty({4}))), ShapeError);
+  CHECK_THROWS_AS(init::kaiming_uniform_(Parameter(empty({4}))), ShapeError);
+}
+
+namespace {
+
+struct Net final : Layer<Net> {
+  nn::Linear in{4, 8};
+  ModuleList<nn::Linear> blocks;
+  Sequential out{nn::Relu(), nn::Linear(8, 2, {Bias::no})};
+  Param scale{ones({1})};
+  Net() {
+    for (int i = 0; i < 3; ++i) blocks.emplace_back(8, 8);
+    blocks.emplace_back(8, 8, LinearOptions{Bias::no});
+  }
+  Tensor forward(const Tensor& x) const { return out(in(x)) * scale.tensor(); }
+  void visit(auto&& on) {
+    on("in", in);
+    on("blocks", blocks);
+    on("out", out);
+    on("scale", scale);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("modules print as a tree of names, classes and shapes") {
+  const Net net;
+  const std::string expected =
+      "Net(\n"
+      "  scale (1)\n"
+      "  (in): Linear(weight (8, 4), bias (8))\n"
+      "  (blocks): ModuleList(\n"
+      "    (0-2): 3 x Linear(weight (8, 8), bias (8))\n"
+      "    (3): Linear(weight (8, 8))\n"
+      "  )\n"
+      "  (out): Sequential(\n"
+      "    (0): Relu()\n"
+      "    (1): Linear(weight (2, 8))\n"
+      "  )\n"
+      ")\n"
+      "337 parameters";
+  CHECK(to_string(net) == expected);
+  std::ostringstream out;
+  out << net;
+  CHECK(out.str() == expected);
+  CHECK(to_string(nn::Relu()) == "Relu()\n0 parameters");
+  CHECK(to_string(nn::RmsNorm(1)) == "RmsNorm(weight (1))\n1 parameter");
+  Tied tied;  // counts the weight that both have once
+  CHECK(to_string(tied).ends_with(")\n20 parameters"));
+  const Tied moved = std::move(tied);
+  CHECK_THROWS_AS(to_string(tied), StateError);
 }
 
 TEST_CASE("init: values are in their bounds and come from the seed") {

@@ -27,7 +27,9 @@ TEST_CASE("newcomer: the ops stand beside the standard library's names") {
   y[0] = 3;
   y[y > 2] = 1.5;
   Tensor z = exp(y) + log(abs(y) + 1) + sqrt(square(y)) + pow(abs(y), 2) + tanh(y) + sin(x) + clamp(x, 0, 1) +
-             floor(x) + log1p(abs(x)) + erf(x);
+             floor(x) + log1p(abs(x)) + erf(x) + round(x) + trunc(x) + ceil(x) + tan(x) + atan2(x, y) +
+             remainder(x, 2) + exp2(x) + log2(abs(x)) + expm1(x) + sinh(x) + asinh(x) +
+             where(isnan(x), 0, x) + where(isinf(x), 0, x);
   z = where(x > 0, x, 0);
   ostringstream out;
   out << z << sum(z) << mean(z) << norm(z) << max(z, 0).values << min(x, 1).indices << sort(x, 0).values
@@ -35,6 +37,23 @@ TEST_CASE("newcomer: the ops stand beside the standard library's names") {
       << fill_(y, 1) << gather(x, 0, zeros({1, 4}, {i64})) << round(2.5);
   CHECK(out.str().find("tensor([[") != string::npos);
   for (const Tensor& row : unbind(x)) CHECK(row.size(0) == 4);
+}
+
+TEST_CASE("newcomer: a state goes to a recurrent layer in braces") {
+  const Tensor x = randn({5, 2, 3}), h = randn({1, 2, 4}), c = randn({1, 2, 4});
+  nn::Lstm lstm(3, 4);
+  const auto equal = [](const Tensor& a, const Tensor& b) { return all(a == b).item<bool>(); };
+  const auto [y, state] = lstm(x, {h, c});
+  const nn::RecurrentState same{h, c};
+  CHECK(equal(lstm(x, same).y, y));
+  CHECK(equal(lstm(x, {}).y, lstm(x).y));
+  const auto [rest, after] = lstm(x, {state.hidden, state.cell});
+  CHECK(equal(lstm(x, state).y, rest));
+  const nn::Gru gru(3, 4);
+  nn::Rnn rnn(3, 4);
+  CHECK(gru(x, {h}).state.hidden.shape() == Shape{1, 2, 4});
+  CHECK(rnn(x, {h}).y.shape() == Shape{5, 2, 4});
+  CHECK_THROWS_AS(gru(x, {h, c}), ValueError);
 }
 
 TEST_CASE("newcomer: members of layers go to initialisers and optimizers, and states are asked by name") {

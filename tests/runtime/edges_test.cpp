@@ -69,6 +69,14 @@ const std::map<std::string, std::function<std::string()>>& rows() {
        [] { return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {}))); }},
       {"positions of `topk` of (1, 3, 3, 2, 3), k = 2",
        [] { return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices); }},
+      {"`remainder(7, 0)`, i32", [] { return text_of(remainder(Tensor::scalar(7, {i32}), 0)); }},
+      {"gradient of `selu` at NaN",
+       [] {
+         const Tensor x = Tensor::scalar(NAN, {f64}).requires_grad_();
+         selu(x).backward();
+         return text_of(x.grad());
+       }},
+      {"`softplus(25) - 25`, f64", [] { return text_of(sub(softplus(Tensor::scalar(25, {f64})), 25)); }},
       {"`to((-1.5, 300, nan, inf), u8)`",
        [] { return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8)); }},
       {"`to((nan, inf, -inf), i32)`",

@@ -307,6 +307,7 @@ TEST_CASE("a number stands for a tensor of it, in values and in gradients") {
       {"pow", pair([](const Tensor& a, const auto& b) { return pow(a, b); })},
       {"maximum", pair([](const Tensor& a, const auto& b) { return maximum(a, b); })},
       {"minimum", pair([](const Tensor& a, const auto& b) { return minimum(a, b); })},
+      {"remainder", pair([](const Tensor& a, const auto& b) { return remainder(a, b); })},
       {"sub reversed", pair([](const Tensor& a, const auto& b) { return sub(b, a); })},
       {"div reversed", pair([](const Tensor& a, const auto& b) { return div(b, a); })},
       {"equal", pair([](const Tensor& a, const auto& b) { return equal(a, b); })},
@@ -334,6 +335,26 @@ TEST_CASE("a number stands for a tensor of it, in values and in gradients") {
   CHECK(same_bits(add(numbers({3}, i32), 2.0), add(numbers({3}, i32), numbers({3}, i32, 1, 2, 2))));
 }
 
+TEST_CASE("elu: both derivatives are finite where e^x is not") {
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const Tensor x = to(Tensor::from<float>({-3, -0.5, 0, 2, 100, 1000}, {6}), dtype).requires_grad_();
+    const Tensor slope = grad(elu(x), std::span(&x, 1), ones({6}, {dtype}), {.create_graph = true})[0];
+    const Tensor bend = grad(slope, std::span(&x, 1), ones({6}, {dtype}))[0];
+    const Tensor below = exp(minimum(x.detach(), 0));
+    CHECK(distance(slope.detach(), below) < 1e-2);
+    CHECK(distance(bend, where(less_equal(x.detach(), 0), below, 0)) < 1e-2);
+  }
+}
+
+TEST_CASE("remainder: an integer's of 0 is 0, and a quotient's gradient is the whole number") {
+  for (const DType dtype : {i64, i32, u8})
+    CHECK(same_bits(remainder(full({3}, 7, {dtype}), 0), zeros({3}, {dtype})));
+  const Tensor a = Tensor::from<double>({7, -7, 7, -7, -1e-30}, {5}),
+               b = Tensor::from<double>({3, 3, -3, -3, 1}, {5}).requires_grad_();
+  const Tensor quotients = grad(remainder(a, b), std::span(&b, 1), full({5}, -1, {f64}))[0];
+  CHECK(quotients.to_vector<double>() == std::vector<double>{2, -3, -3, 2, -1});
+}
+
 TEST_CASE("a number is compared as what it is in the tensor's dtype") {
   for (const DType dtype : {f16, bf16, f32, f64})
     for (const double value : {0.1, 1.0 / 3, 2049.0, -0.7}) {
@@ -351,17 +372,22 @@ TEST_CASE("the public functions call the ops of their names") {
   {
     const Listening scope(heard);
     const Tensor x = numbers({3}, f32, 1, 0.3, 0.9), m = greater(x, 0.5);
-    for (auto f : {&neg, &sherd::abs, &sherd::exp, &sherd::log, &sherd::log1p, &sherd::sqrt, &rsqrt,
-                   &sherd::sin, &sherd::cos, &sherd::tanh, &sigmoid, &sherd::erf, &relu, &silu, &square,
-                   &reciprocal, &sherd::floor, &sherd::isfinite, &logical_not})
+    for (auto f :
+         {&neg,          &sherd::abs,   &sherd::exp,   &sherd::log,   &sherd::log1p, &sherd::sqrt,
+          &rsqrt,        &sherd::sin,   &sherd::cos,   &sherd::tanh,  &sigmoid,      &sherd::erf,
+          &relu,         &silu,         &square,       &reciprocal,   &sherd::floor, &sherd::isfinite,
+          &logical_not,  &sherd::tan,   &sherd::asin,  &sherd::acos,  &sherd::atan,  &sherd::sinh,
+          &sherd::cosh,  &sherd::asinh, &sherd::acosh, &sherd::atanh, &sherd::exp2,  &sherd::expm1,
+          &sherd::log2,  &sherd::log10, &sign,         &sherd::round, &sherd::trunc, &sherd::ceil,
+          &sherd::isnan, &sherd::isinf, &softplus,     &selu})
       f(x);
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
     huber_loss(x, x), bce_loss(x, x), bce_with_logits(x, x);
     using Binary = Tensor (*)(const Tensor&, const Tensor&);
-    for (Binary f :
-         {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),
-          Binary(&minimum), Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal),
-          Binary(&greater), Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
+    for (Binary f : {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow),
+                     Binary(&maximum), Binary(&minimum), Binary(&sherd::atan2), Binary(&sherd::remainder),
+                     Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal), Binary(&greater),
+                     Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
       f(x, x);
   }
   for_each_op(

@@ -297,6 +297,53 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { eye(-2); }, "eye");
   refused([&] { randperm(-1); }, "randperm");
   refused([&] { bernoulli(at); }, "bernoulli");
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const double p : {-0.5, 1.5, HUGE_VAL, std::nan("")}) {
+      const Tensor probabilities = cat({zeros({2}, {dtype}), full({1}, p, {dtype}), ones({1}, {dtype})});
+      refused([&] { bernoulli(probabilities); }, "bernoulli: probability");
+      refused([&] { bernoulli(expand(unsqueeze(slice(probabilities, 0, 0, 4, 2), 0), {2, 2})); },
+              "at position 1");
+    }
+  CHECK(same_bits(bernoulli(Tensor::from<float>({0, 1}, {2})), Tensor::from<float>({0, 1}, {2})));
+  CHECK(bernoulli(zeros({0})).shape() == Shape{0});
+  CHECK(bernoulli(full({2}, 3, {f32, Device::meta()})).shape() == Shape{2});
+  refused([&] { one_hot(Tensor::from({0, -1}, {2}), 3); },
+          "one_hot: index -1 at position 1 is outside [0, 3)");
+  refused([&] { norm(zeros({0}), HUGE_VAL); }, "norm: ");
+  refused([&] { norm(zeros({2, 0}), -HUGE_VAL, {1}); }, "norm: ");
+  refused([&] { norm(x, 2, {2}); }, "norm: ");
+  refused([&] { norm(x, 2, {0, -2}); }, "norm: axis -2");
+  using Place = Tensor (*)(const Tensor&, std::int64_t, const Tensor&, const Tensor&);
+  refused([&] { rotary(ones({2, 4}), {.first = std::numeric_limits<std::int64_t>::max()}); },
+          "rotary: 2 steps");
+  const TensorOptions positions{i64, Device::meta()}, floats{f32, Device::meta()};
+  for (const auto& f : {Place(scatter), Place(scatter_add)}) {
+    refused([&] { f(ones({3, 4}), 0, zeros({1, 4}, positions), ones({1, 4})); }, "scatter");
+    refused([&] { f(ones({3, 4}), 0, zeros({1, 4}, {i64}), ones({1, 4}, floats)); }, "scatter");
+    refused([&] { f(ones({3, 4}, floats), 0, zeros({1, 4}, {i64}), ones({1, 4}, floats)); }, "scatter");
+    CHECK(f(ones({3, 4}, floats), 0, zeros({1, 4}, positions), ones({1, 4}, floats)).shape() == Shape{3, 4});
+  }
+  CHECK(norm(zeros({2, 0}), HUGE_VAL, {0}).shape() == Shape{0});
+  CHECK(norm(zeros({0})).item() == 0);
+}
+
+TEST_CASE("indexing: a diagonal that lies outside is empty, of matrices without rows or columns too") {
+  for (const std::int64_t rows : {0, 1, 3, 16})
+    for (const std::int64_t columns : {0, 1, 4, 16})
+      for (std::int64_t offset = -17; offset <= 17; ++offset) {
+        INFO(rows << " x " << columns << ", " << offset);
+        const Tensor x = counted({rows, columns}).requires_grad_();
+        const std::int64_t length = std::max<std::int64_t>(
+            0, offset >= 0 ? std::min(rows, columns - offset) : std::min(rows + offset, columns));
+        const Tensor d = diag(x, offset), view = diagonal(x, offset);
+        REQUIRE(d.shape() == Shape{length});
+        CHECK(same_bits(d.detach(), view.detach()));
+        const std::vector<float> got = d.to_vector<float>();
+        for (std::int64_t i = 0; i < length; ++i)
+          CHECK(got[static_cast<std::size_t>(i)] ==
+                x[{i + std::max<std::int64_t>(0, -offset), i + std::max<std::int64_t>(0, offset)}].item());
+        CHECK(sum(grad(sum(d), {x})[0]).item() == static_cast<double>(length));
+      }
 }
 
 TEST_CASE("indexing: operators are the ops by their names") {

@@ -16,6 +16,50 @@ TEST_CASE("losses of probabilities at 0 and 1 have finite gradients") {
   CHECK(isfinite(x.grad()).to_vector<bool>() == std::vector<bool>(4, true));
 }
 
+TEST_CASE("smooth_l1_loss is finite where its value is") {
+  for (const double beta : {0.5, 1.0, 2.0, 1e10})
+    for (const double d : {3e38, -3e38, 1e30, 0.1, 0.0}) {
+      INFO(d << " " << beta);
+      const Tensor x = Tensor::scalar(d, {f32}), zero = Tensor::scalar(0, {f32});
+      const double size = std::fabs(d), want = size < beta ? size * size / (2 * beta) : size - beta / 2;
+      CHECK(std::fabs(smooth_l1_loss(x, zero, beta).item() - want) <= 2e-7 * want);
+    }
+}
+
+TEST_CASE("losses with class weights name themselves where a target is no class") {
+  const Tensor x = numbers({2, 4}, f32), log_p = log_softmax(x), weight = ones({4});
+  for (const std::int64_t target : {-1, 4, 1000}) {
+    const Tensor targets = Tensor::from<std::int64_t>({0, target}, {2});
+    const std::string about = ": target " + std::to_string(target);
+    const auto says = [&](const auto& call) { return message_of<ValueError>(call); };
+    CHECK(one_line_about(says([&] { cross_entropy(x, targets, {.weight = weight}); }),
+                         "cross_entropy" + about));
+    CHECK(one_line_about(says([&] { cross_entropy(x, targets, {.label_smoothing = 0.1}); }),
+                         "cross_entropy" + about));
+    CHECK(one_line_about(says([&] { nll_loss(log_p, targets); }), "nll_loss" + about));
+    CHECK(one_line_about(says([&] { nll_loss(log_p, targets, {.weight = weight}); }), "nll_loss" + about));
+  }
+  const Tensor floats = zeros({2});
+  CHECK(one_line_about(message_of<DTypeError>([&] { nll_loss(log_p, floats); }), "nll_loss"));
+  const Tensor p = full({3}, 0.5), t = ones({3}), far = ones({4}, {f32, Device::meta()});
+  CHECK(one_line_about(message_of<DeviceError>([&] { cross_entropy(x, ones({2}, {i64}), {.weight = far}); }),
+                       "cross_entropy: weights on meta"));
+  using Options = BinaryCrossEntropyOptions;
+  const auto both = [&](const Options& o, const auto& name_of_error) {
+    CHECK(one_line_about(name_of_error([&] { bce_loss(p, t, o); }), "bce_loss"));
+    CHECK(one_line_about(name_of_error([&] { bce_with_logits(p, t, o); }), "bce_with_logits"));
+  };
+  const auto shape = [](const auto& call) { return message_of<ShapeError>(call); };
+  const auto dtype = [](const auto& call) { return message_of<DTypeError>(call); };
+  both({.weight = ones({4})}, shape), both({.positive_weight = ones({4})}, shape);
+  both({.weight = ones({3}, {f64})}, dtype), both({.positive_weight = ones({3}, {i32})}, dtype);
+  both({.weight = ones({3}, {f32, Device::meta()})},
+       [](const auto& call) { return message_of<DeviceError>(call); });
+  const Tensor bits = zeros({2}, {boolean});
+  CHECK(one_line_about(message_of<DTypeError>([&] { cross_entropy(x, bits, {.weight = weight}); }),
+                       "cross_entropy"));
+}
+
 TEST_CASE("bce_with_logits of sure answers has all digits") {
   for (const double logit : {5.0, 10.0, 15.0, 20.0, 30.0}) {
     Tensor z = Tensor::from<float>({static_cast<float>(logit), static_cast<float>(-logit)}, {2});

@@ -161,11 +161,17 @@ void statistics_cases(const Add& put) {
   put("argsort", {block}, one([](const Tensor& x) { return argsort(x, 0); }), {.gradients = false});
   put("einsum of two", {{{3, 4, 5}, {7, 30, 41}}, {{3, 5, 2}, {7, 41, 20}}},
       two([](const Tensor& a, const Tensor& b) { return einsum("bij,bjk->bki", {a, b}); }),
-      {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+      {.dtypes = floating_dtypes,
+       .on_cpu = integral_dtypes,
+       .layouts = Bits::rounded,
+       .sixteen = Bits::rounded});
   put("einsum of three", {{{3, 4}, {30, 40}}, {{4, 2}, {40, 20}}, {{3, 2}, {30, 20}}},
       three(
           [](const Tensor& a, const Tensor& b, const Tensor& c) { return einsum("ij,jk,ik->k", {a, b, c}); }),
-      {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+      {.dtypes = floating_dtypes,
+       .on_cpu = integral_dtypes,
+       .layouts = Bits::rounded,
+       .sixteen = Bits::rounded});
   put("einsum of a diagonal", {{{3, 3, 4}, {30, 30, 20}}},
       one([](const Tensor& a) { return einsum("iij->ji", {a}); }), {});
 }

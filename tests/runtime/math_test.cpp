@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/elementary.h"
 #include "runtime/ops/pow.h"
 #include "tests/catch.h"
 
@@ -110,6 +111,54 @@ TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the
   }
 }
 
+TEST_CASE("elementary functions of floats are the exact ones, rounded, everywhere", "[one thread]") {
+  const auto check = [](const std::string& name, const auto& got, const auto& want) {
+    check_function<float>(name, 0.51, got, want);
+    for (const float x : {0.f, -0.f, 1.f, -1.f, HUGE_VALF, -HUGE_VALF}) {
+      INFO(name << " at " << x);
+      if (!std::isnan(got(x))) CHECK(std::signbit(got(x)) == std::signbit(want(x)));
+    }
+  };
+#define SHERD_CHECK(f) check(#f, [](float x) { return math::f(x); }, [](long double x) { return std::f(x); })
+  SHERD_CHECK(exp2);
+  SHERD_CHECK(log2);
+  SHERD_CHECK(log10);
+  SHERD_CHECK(tan);
+  SHERD_CHECK(asin);
+  SHERD_CHECK(acos);
+  SHERD_CHECK(atan);
+  SHERD_CHECK(sinh);
+  SHERD_CHECK(cosh);
+  SHERD_CHECK(asinh);
+  SHERD_CHECK(acosh);
+  SHERD_CHECK(atanh);
+#undef SHERD_CHECK
+  const auto expm1 = [](long double x) { return std::expm1(x); };
+  check_function<float>("expm1", 2, [](float x) { return math::expm1(x); }, expm1);
+  check_function<double>("expm1", 3, [](double x) { return math::expm1(x); }, expm1);
+}
+
+TEST_CASE("angles and remainders of floats are the C library's, of every sign and size") {
+  std::vector<float> values = {0,      -0.f,   1,     -1,        0.3f,       -2.5f,         7,
+                               1e-30f, -1e30f, 3e38f, HUGE_VALF, -HUGE_VALF, std::nanf(""), -1e-42f};
+  for (const float y : values)
+    for (const float x : values) {
+      INFO(y << ", " << x);
+      const float angle = math::atan2(y, x);
+      CHECK(ulps(angle, std::atan2(static_cast<long double>(y), static_cast<long double>(x))) <= 0.51);
+      if (!std::isnan(angle)) CHECK(std::signbit(angle) == std::signbit(std::atan2(y, x)));
+      const float rest = math::remainder(y, x), cut = std::fmod(y, x);
+      CHECK((rest == cut || rest == cut + x || (std::isnan(rest) && std::isnan(cut))));
+      if (rest != 0 && !std::isnan(rest)) CHECK(std::signbit(rest) == std::signbit(x));
+    }
+  for (const int a : {-2147483647 - 1, -7, -1, 0, 1, 7, 2147483647})
+    for (const int b : {-2147483647 - 1, -3, -1, 0, 1, 3, 2147483647}) {
+      const std::int64_t x = a, y = b, rest = y == 0 ? 0 : (x % y + y) % y;
+      CHECK(math::remainder(a, b) == rest);
+      CHECK(math::remainder(x, y) == rest);
+    }
+}
+
 TEST_CASE("a loop that vectorises gives the bits of single calls") {
   const std::vector<float> x = arguments<float>();
   const auto compare = [&](auto f) {
@@ -125,6 +174,10 @@ TEST_CASE("a loop that vectorises gives the bits of single calls") {
   compare([](float v) { return math::log(v); });
   compare([](float v) { return math::tanh(v); });
   compare([](float v) { return math::erf(v); });
+  compare([](float v) { return math::expm1(v); });
+  compare([](float v) { return math::tan(v); });
+  compare([](float v) { return math::acos(v); });
+  compare([](float v) { return math::asinh(v); });
 }
 
 TEST_CASE("sine and cosine of turns lie on the circle") {

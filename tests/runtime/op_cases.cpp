@@ -205,6 +205,7 @@ const std::vector<Case>& cases() {
     // ---- products
     put("matmul", {matrix, other}, two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
         {.dtypes = floating_dtypes,
+         .on_cpu = integral_dtypes,
          .layouts = Bits::rounded,
          .sixteen = Bits::rounded,
          .more = {{{1, 1}, {1, 1}},
@@ -219,6 +220,7 @@ const std::vector<Case>& cases() {
     put("matmul, batched", {{{2, 1, 3, 4}, {3, 1, 40, 30}}, {{5, 4, 2}, {2, 30, 20}}},
         two([](const Tensor& a, const Tensor& b) { return matmul(a, b); }),
         {.dtypes = floating_dtypes,
+         .on_cpu = integral_dtypes,
          .layouts = Bits::rounded,
          .sixteen = Bits::rounded,
          .more = {{{0, 1, 2, 3}, {2, 3, 4}}, {{2, 3, 4}, {4, 2}}}});
@@ -226,11 +228,20 @@ const std::vector<Case>& cases() {
       return [a, b](const Tensor& x, const Tensor& y) { return apply(ops::MatMul{a, b}, x, y); };
     };
     put("matmul, left transposed", {{{7, 6}, {257, 301}}, other}, two(transposed(true, false)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+        {.dtypes = floating_dtypes,
+         .on_cpu = integral_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded});
     put("matmul, right transposed", {matrix, {{5, 7}, {130, 257}}}, two(transposed(false, true)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+        {.dtypes = floating_dtypes,
+         .on_cpu = integral_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded});
     put("matmul, both transposed", {{{7, 6}, {257, 301}}, {{5, 7}, {130, 257}}}, two(transposed(true, true)),
-        {.dtypes = floating_dtypes, .layouts = Bits::rounded, .sixteen = Bits::rounded});
+        {.dtypes = floating_dtypes,
+         .on_cpu = integral_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded});
     put("linear", {{{2, 6, 7}, {3, 101, 257}}, {{5, 7}, {130, 257}}, {{5}, {130}}},
         three([](const Tensor& x, const Tensor& w, const Tensor& b) { return linear(x, w, b); }),
         {.dtypes = floating_dtypes,

@@ -28,6 +28,7 @@ enum class Bits { exact, rounded };
 /// What holds for an op beside the call.
 struct Rules {
   DTypeSet dtypes = any_dtype;
+  DTypeSet on_cpu{};  ///< further ones, which the CPU alone takes: they have tests of their own
   bool gradients = true;
   bool second_derivative = true;
   Bits layouts = Bits::exact;            ///< the layout of inputs changes no bit

@@ -19,6 +19,13 @@ using namespace sherd::test;
 
 namespace {
 
+/// i64 values that have the bits of another integer dtype, sign or none, at their low end.
+Tensor bits_of(const Tensor& x, DType dtype) {
+  if (dtype == i64) return x;
+  const std::int64_t size = std::int64_t{1} << (8 * size_of(dtype)), low = dtype == u8 ? 0 : -size / 2;
+  return add(remainder(sub(x, low), size), low);
+}
+
 Bits layout_bits(const Case& c, DType dtype) {
   return dtype == f64 && c.f64_by_reference ? Bits::rounded : c.layouts;
 }
@@ -173,7 +180,7 @@ TEST_CASE("ops: meta gives shapes only, and cpu:1 is a device of its own") {
 TEST_CASE("ops: a dtype that an op does not take is refused") {
   for_each_case([](const Case& c) {
     for (DType dtype : all_dtypes) {
-      if (c.dtypes.contains(dtype)) continue;
+      if (c.dtypes.contains(dtype) || c.on_cpu.contains(dtype)) continue;
       // Embeddings of integers are rows like others; only their gradient needs floats.
       if (c.name == "embedding" || c.name == "index_select") continue;
       INFO(name_of(dtype));
@@ -562,6 +569,39 @@ TEST_CASE("ops: a causal query sees its past alone") {
   const Tensor after = self_attention(x, 2, {.causal = true});
   CHECK(same_bits(narrow(before, 1, 0, 4), narrow(after, 1, 0, 4)));
   CHECK_FALSE(same_bits(before, after));
+}
+
+TEST_CASE("ops: integers are multiplied exactly, modulo the size of their dtype, in every layout") {
+  const std::vector<std::pair<Shape, Shape>> shapes = {
+      {{3, 4}, {4, 5}},       {{1, 70}, {70, 1}},       {{65, 33}, {33, 130}},
+      {{2, 0}, {0, 3}},       {{0, 2}, {2, 3}},         {{4}, {4}},
+      {{4}, {4, 2}},          {{2, 3, 4}, {4}},         {{2, 3, 4}, {4, 2}},
+      {{5, 2, 3}, {5, 3, 4}}, {{2, 1, 3, 4}, {5, 4, 2}}};
+  for (const DType dtype : {i64, i32, u8})
+    for (const auto& [left, right] : shapes) {
+      INFO(name_of(dtype) << " " << to_string(left) << " times " << to_string(right));
+      // Products beyond the dtype's range too.
+      const double most = dtype == u8 ? 255 : 2e9;
+      const Tensor a = numbers(left, dtype, 1, -most, most), b = numbers(right, dtype, 2, -most, most);
+      const auto rows = [](const Tensor& x) { return x.rank() == 1 ? unsqueeze(x, 0) : x; };
+      const auto columns = [](const Tensor& x) { return x.rank() == 1 ? unsqueeze(x, 1) : x; };
+      const Tensor wide = mul(unsqueeze(to(rows(a), i64), -1), unsqueeze(to(columns(b), i64), -3));
+      Tensor expected = to(bits_of(sum(wide, {-2}), dtype), dtype);
+      if (a.rank() == 1) expected = squeeze(expected, -2);
+      if (b.rank() == 1) expected = squeeze(expected, -1);
+      for (const Lay one : all_lays)
+        for (const Lay other : all_lays) CHECK(same_bits(matmul(laid(a, one), laid(b, other)), expected));
+      if (a.rank() == 2 && b.rank() == 2) {
+        const Tensor at = contiguous(transpose(a, 0, 1)), bt = contiguous(transpose(b, 0, 1));
+        CHECK(same_bits(apply(ops::MatMul{true, true}, at, bt), expected));
+        CHECK(same_bits(einsum("ik,kj->ij", {a, b}), expected));
+      }
+    }
+  const Tensor x = numbers({3, 4}, i32), y = numbers({4, 5}, i32, 2);
+  CHECK(same_bits(einsum("ik,kj->j", {x, y}), to(sum(to(matmul(x, y), i64), {0}), i32)));
+  CHECK(one_line_about(message_of<DTypeError>([&] { matmul(x, to(y, i64)); }), "mat1 and mat2"));
+  CHECK(one_line_about(message_of<DTypeError>([&] { matmul(to(x, boolean), to(y, boolean)); }), "matmul"));
+  CHECK(one_line_about(message_of<DTypeError>([&] { linear(x, transpose(y, 0, 1)); }), "linear"));
 }
 
 TEST_CASE("ops: bad calls are refused in one line that names the op") {

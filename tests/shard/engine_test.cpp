@@ -707,13 +707,26 @@ TEST_CASE("values that nn::init draws for a sharded parameter are those of an un
       nn::init::uniform_(m.bias.object(), -1, 1);
       nn::init::xavier_uniform_(m.weight.object());
     };
-    draw(by_hand);
-    draw(c);
     const auto values = [](const nn::StateDict& state) {
       std::vector<std::vector<float>> all;
       for (const auto& [name, value] : state) all.push_back(value.to_vector<float>());
       return all;
     };
+    using Fill = void (*)(const nn::Parameter&);
+    for (const Fill fill : {Fill([](const nn::Parameter& p) { nn::init::xavier_normal_(p); }),
+                            Fill([](const nn::Parameter& p) { nn::init::kaiming_normal_(p); }),
+                            Fill([](const nn::Parameter& p) { nn::init::kaiming_uniform_(p); }),
+                            Fill([](const nn::Parameter& p) { nn::init::trunc_normal_(p); }),
+                            Fill([](const nn::Parameter& p) { nn::init::orthogonal_(p); })}) {
+      manual_seed(13);
+      fill(by_hand.weight);
+      manual_seed(13);
+      fill(c.weight);
+      expect(values(shard::full_state_dict(c)) == values(by_hand.state_dict()), "other values");
+    }
+    expect(to_string(c) == to_string(by_hand), "{}", to_string(c));
+    draw(by_hand);
+    draw(c);
     expect(values(shard::full_state_dict(c)) == values(by_hand.state_dict()), "other values");
   });
 }

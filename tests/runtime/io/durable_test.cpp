@@ -245,6 +245,16 @@ TEST_CASE("a folder's path may end in a slash or be relative") {
   CHECK(committed_directory("it") == Path("it"));
 }
 
+TEST_CASE("a save into a folder that is not there says which, and makes nothing") {
+  const TempDirectory temp;
+  const std::string text = test::message_of<FileError>(
+      [&] { write_directory_durably(temp / "none" / "step", [](DirectoryWriter&) {}); });
+  INFO(text);
+  CHECK(text.find((temp / "none").string() + "'") != std::string::npos);
+  CHECK(text.find('\n') == std::string::npos);
+  CHECK(std::filesystem::is_empty(temp.path()));
+}
+
 TEST_CASE("a recovery leaves everything else alone") {
   const TempDirectory directory;
   posix_file_system().create(directory / "notes.old")->write("mine");

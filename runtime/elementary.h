@@ -1,0 +1,128 @@
+// Elementary functions beyond those of runtime/math.h, in the same manner. In float they go through double
+// and are within 1 ulp, in double they are the C library's, unless it is said otherwise.
+#pragma once
+
+#include "runtime/math.h"
+
+namespace sherd::math {
+namespace detail {
+
+/// The angle of (x, y), within 2^-40.
+constexpr double atan2(double y, double x) {
+  const double a = std::fabs(y), b = std::fabs(x);
+  const bool steep = a > b;
+  const double low = where(steep, b, a), high = where(steep, a, b);
+  const double slope = where(low == high, where(high == 0, 0.0, 1.0), low / high);  // of infinities too
+  // A minimax fit of (atan(t)/t - 1) / t^2 in z = t^2.
+  const double z = slope * slope;
+  const double tail =
+      horner(z, -0.33333333333306644, 0.19999999987965298, -0.14285713377825143, 0.11111083846317627,
+             -0.090904761556012617, 0.0768811975092941, -0.066398356758084448, 0.057621529218562243,
+             -0.048720704150868146, 0.038105734002133648, -0.02572504806647273, 0.013843810222315903,
+             -0.0054082201638422202, 0.0013383275247894561, -0.00015571561601700983);
+  const double flat = std::fma(slope * z, tail, slope);
+  const double right = where(steep, 1.5707963267948966 - flat, flat);
+  return std::copysign(where(std::signbit(x), 3.141592653589793 - right, right), y);
+}
+
+}  // namespace detail
+
+/// e^x - 1, in double too a polynomial; within 2 ulp, in double 3.
+template <class T>
+constexpr T expm1(T x) {
+  using F = detail::Format<T>;
+  const T low = where(x < T(-60), T(-60), x), z = where(low > T(60), T(60), low);
+  const T shifted = std::fma(z, T(1.4426950408889634), F::round);
+  const T n = shifted - F::round;
+  const T r = std::fma(n, -F::ln2_lo, std::fma(n, -F::ln2_hi, z));
+  const T rest = std::fma(r * r, detail::exp_tail(r), r);
+  const T scale =
+      detail::pow2<T>(std::bit_cast<typename F::Int>(shifted) - std::bit_cast<typename F::Int>(F::round));
+  const T y = where(x > T(40), exp(x) - T(1), std::fma(scale, rest, scale - T(1)));
+  return std::copysign(y, x);  // of -0 too
+}
+
+constexpr float exp2(float x) { return static_cast<float>(exp(x * 0.6931471805599453)); }
+constexpr double exp2(double x) { return std::exp2(x); }
+constexpr float log2(float x) { return static_cast<float>(log(double{x}) * 1.4426950408889634); }
+constexpr double log2(double x) { return std::log2(x); }
+constexpr float log10(float x) { return static_cast<float>(log(double{x}) * 0.4342944819032518); }
+constexpr double log10(double x) { return std::log10(x); }
+
+/// Radians, of any size.
+constexpr float tan(float x) {
+  const detail::Angle rest = detail::angle(std::fabs(x));
+  const bool odd = (rest.quarters & 1) != 0;
+  const double y = where(odd, -rest.cosine, rest.sine) / where(odd, rest.sine, rest.cosine);
+  return static_cast<float>(where(std::signbit(x), -y, y));
+}
+constexpr double tan(double x) { return std::tan(x); }
+/// The angle of (x, y), from -pi to pi.
+constexpr float atan2(float y, float x) { return static_cast<float>(detail::atan2(y, x)); }
+constexpr double atan2(double y, double x) { return std::atan2(y, x); }
+constexpr float atan(float x) { return static_cast<float>(detail::atan2(x, 1)); }
+constexpr double atan(double x) { return std::atan(x); }
+/// NaN outside [-1, 1].
+constexpr float asin(float x) {
+  const double v = x;
+  return static_cast<float>(detail::atan2(v, std::sqrt((1 - v) * (1 + v))));
+}
+constexpr double asin(double x) { return std::asin(x); }
+constexpr float acos(float x) {
+  const double v = x;
+  return static_cast<float>(detail::atan2(std::sqrt((1 - v) * (1 + v)), v));
+}
+constexpr double acos(double x) { return std::acos(x); }
+
+constexpr float sinh(float x) {
+  const double a = std::fabs(x), e = expm1(where(a > 200, 200.0, a));
+  return static_cast<float>(std::copysign(0.5 * (e + e / (e + 1)), double{x}));
+}
+constexpr double sinh(double x) { return std::sinh(x); }
+constexpr float cosh(float x) {
+  const double e = exp(double{x});
+  return static_cast<float>(0.5 * (e + 1 / e));
+}
+constexpr double cosh(double x) { return std::cosh(x); }
+constexpr float asinh(float x) {
+  const double a = std::fabs(x), root = std::sqrt(a * a + 1);
+  const double y = where(a < 1, log1p(a + a * a / (1 + root)), log(a + root));
+  return static_cast<float>(std::copysign(y, double{x}));
+}
+constexpr double asinh(double x) { return std::asinh(x); }
+/// NaN below 1.
+constexpr float acosh(float x) {
+  const double v = x, y = log(v + std::sqrt(v * v - 1));
+  return static_cast<float>(where(v < 1, std::numeric_limits<double>::quiet_NaN(), y));
+}
+constexpr double acosh(double x) { return std::acosh(x); }
+/// NaN outside [-1, 1].
+constexpr float atanh(float x) {
+  const double a = std::fabs(x);
+  return static_cast<float>(std::copysign(0.5 * log1p(2 * a / (1 - a)), double{x}));
+}
+constexpr double atanh(double x) { return std::atanh(x); }
+
+/// The nearest integer, of two the even one.
+template <class T>
+constexpr T round(T x) {
+  if constexpr (std::is_integral_v<T>)
+    return x;
+  else
+    return std::rint(x);
+}
+/// What dividing by b leaves, of the sign of b and less than it; exact. Of integers and b = 0: 0.
+template <class T>
+constexpr T remainder(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    // The language knows no remainder of 0, nor the least number's of -1.
+    const bool none = b == T(0) || (std::is_signed_v<T> && b == static_cast<T>(-1));
+    const T rest = static_cast<T>(a % where(none, T(1), b));
+    return static_cast<T>(rest + where(rest != T(0) && (rest < T(0)) != (b < T(0)), b, T(0)));
+  } else {
+    const T rest = std::fmod(a, b);
+    return where(rest != T(0) && (rest < T(0)) != (b < T(0)), rest + b, rest);
+  }
+}
+
+}  // namespace sherd::math

@@ -1,0 +1,29 @@
+// The angle of a sine; NaN outside [-1, 1].
+#pragma once
+
+#include "runtime/elementary.h"
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Asin {
+  static constexpr std::string_view name = "asin";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{.inputs = 1};
+  static constexpr double low = -0.8, high = 0.8;  // where it is tested
+
+  template <class T>
+  constexpr T operator()(T x) const {
+    using math::asin;
+    return asin(x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
+    using math::rsqrt;
+    return gy * rsqrt(T(1) - x * x);
+  }
+  bool operator==(const Asin&) const = default;
+};
+
+}  // namespace sherd::ops

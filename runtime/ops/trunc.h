@@ -1,0 +1,25 @@
+// The integer towards 0; the gradient is 0.
+#pragma once
+
+#include "runtime/functor.h"
+
+namespace sherd::ops {
+
+struct Trunc {
+  static constexpr std::string_view name = "trunc";
+  static constexpr int arity = 1;
+  static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr Reads reads_a{};
+
+  template <class T>
+  constexpr T operator()(T x) const {
+    return std::trunc(x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T, T) const {
+    return T(0) * gy;
+  }
+  bool operator==(const Trunc&) const = default;
+};
+
+}  // namespace sherd::ops
