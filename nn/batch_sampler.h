@@ -54,7 +54,8 @@ struct EpochSamplerOptions {
 class SHERD_API EpochSampler {
  public:
   /// ValueError as for `BatchSampler`, and for fewer items than a batch where the last one is dropped. A last
-  /// batch that is kept is cut into parts as equal as can be.
+  /// batch that is kept is cut into parts as equal as can be, so of a small one some ranks get no sample, and
+  /// a mean over none is NaN: such ranks skip the loss (`DataParallel::join`), or the last batch is dropped.
   explicit EpochSampler(std::int64_t items, EpochSamplerOptions options = {});
 
   std::int64_t steps_per_epoch() const;

@@ -1,8 +1,6 @@
 // Where a tensor lives.
 #pragma once
 
-#include <fmt/core.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
@@ -47,10 +45,3 @@ SHERD_API std::string to_string(Device device);
 SHERD_API std::ostream& operator<<(std::ostream& out, Device device);
 
 }  // namespace sherd
-
-template <>
-struct fmt::formatter<sherd::Device> : fmt::formatter<std::string> {
-  auto format(sherd::Device device, fmt::format_context& ctx) const {
-    return fmt::formatter<std::string>::format(sherd::to_string(device), ctx);
-  }
-};

@@ -44,3 +44,10 @@ class SHERD_API DefaultOptions {
 };
 
 }  // namespace sherd
+
+template <>
+struct fmt::formatter<sherd::Device> : fmt::formatter<std::string> {
+  auto format(sherd::Device device, fmt::format_context& ctx) const {
+    return fmt::formatter<std::string>::format(sherd::to_string(device), ctx);
+  }
+};

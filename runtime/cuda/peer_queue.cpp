@@ -14,6 +14,7 @@
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/peer_moves.h"
 #include "runtime/cuda/waiting.h"
+#include "runtime/tensor_options.h"
 
 namespace sherd::cuda {
 namespace {
