@@ -214,8 +214,8 @@ class SHERD_API Module {
 };
 
 /// The module as a tree of names, classes and shapes of whole parameters, as `Linear(weight (4, 8), bias
-/// (4))`; its last line is the number of their elements, each tied parameter counted once. Neighbours that
-/// are alike are one line.
+/// (4))`; its last line is the number of their elements, each tied parameter counted once. Neighbours in a
+/// list that are alike are one line.
 SHERD_API std::string to_string(const Module& module);
 SHERD_API std::ostream& operator<<(std::ostream& out, const Module& module);
 

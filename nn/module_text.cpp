@@ -38,7 +38,7 @@ class Members final : public MemberVisitor {
   }
 
  private:
-  /// Members one after the other that are alike.
+  /// Members; of a list those one after the other that are alike.
   struct Child {
     std::string first, last, text;
     int count;
@@ -56,7 +56,8 @@ std::string tree(Module& module) {
 
 void Members::child(std::string_view name, Module& member) {
   std::string text = tree(member);
-  if (!children_.empty() && children_.back().text == text) {
+  const bool numbered = !name.empty() && name[0] >= '0' && name[0] <= '9';  // of a list
+  if (numbered && !children_.empty() && children_.back().text == text) {
     children_.back().last = name;
     ++children_.back().count;
   } else {

@@ -584,7 +584,7 @@ TEST_CASE("init: orthogonal_ gives orthonormal rows, or columns, times the gain"
 namespace {
 
 struct Net final : Layer<Net> {
-  nn::Linear in{4, 8};
+  nn::Linear in{4, 8}, other{4, 8};
   ModuleList<nn::Linear> blocks;
   Sequential out{nn::Relu(), nn::Linear(8, 2, {Bias::no})};
   Param scale{ones({1})};
@@ -595,6 +595,7 @@ struct Net final : Layer<Net> {
   Tensor forward(const Tensor& x) const { return out(in(x)) * scale.tensor(); }
   void visit(auto&& on) {
     on("in", in);
+    on("other", other);
     on("blocks", blocks);
     on("out", out);
     on("scale", scale);
@@ -609,6 +610,7 @@ TEST_CASE("modules print as a tree of names, classes and shapes") {
       "Net(\n"
       "  scale (1)\n"
       "  (in): Linear(weight (8, 4), bias (8))\n"
+      "  (other): Linear(weight (8, 4), bias (8))\n"
       "  (blocks): ModuleList(\n"
       "    (0-2): 3 x Linear(weight (8, 8), bias (8))\n"
       "    (3): Linear(weight (8, 8))\n"
@@ -618,7 +620,7 @@ TEST_CASE("modules print as a tree of names, classes and shapes") {
       "    (1): Linear(weight (2, 8))\n"
       "  )\n"
       ")\n"
-      "337 parameters";
+      "377 parameters";
   CHECK(to_string(net) == expected);
   std::ostringstream out;
   out << net;
