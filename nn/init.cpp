@@ -47,15 +47,16 @@ Tensor polynomial(const Tensor& x, std::initializer_list<double> c) {
 }
 
 /// The inverse of erf, within 2e-7 of itself (Giles, 2012).
-Tensor erfinv(const Tensor& u) {
-  const Tensor w = neg(add(log1p(u), log1p(neg(u))));
+/// Of 1 - 2 q, for a share q that may be small.
+Tensor erfinv_of_share(const Tensor& q) {
+  const Tensor w = neg(add(log(mul(q, 4)), log1p(neg(q))));
   const Tensor middle =
       polynomial(sub(w, 2.5), {2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
                                -0.00125372503, -0.00417768164, 0.246640727, 1.50140941});
   const Tensor tail =
       polynomial(sub(sqrt(w), 3), {-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844,
                                    0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682});
-  return mul(where(less(w, 5), middle, tail), u);
+  return mul(where(less(w, 5), middle, tail), sub(1, mul(q, 2)));
 }
 
 /// Takes from `rows` what lies along the orthonormal rows `others`; the second time what rounding left.
@@ -127,14 +128,21 @@ void kaiming_uniform_(Parameter p, KaimingOptions options) {
 void trunc_normal_(Parameter p, double mean, double stddev, double low, double high) {
   check<ValueError>(stddev > 0, "trunc_normal_: a standard deviation of {} is not positive", stddev);
   check<ValueError>(low < high, "trunc_normal_: no numbers between {} and {}", low, high);
+  // The interval, or its mirror image, whose shares of the normal above its ends have all their digits.
+  const bool mirrored = high < mean;
+  const double from = (mirrored ? mean - high : low - mean) / stddev,
+               to = (mirrored ? mean - low : high - mean) / stddev;
+  const auto share_above = [](double x) { return std::erfc(x / std::numbers::sqrt2) / 2; };
+  const double least = share_above(to), range = share_above(from) - least;
+  constexpr double least_range = 1e-4;
+  check<ValueError>(range >= least_range,
+                    "trunc_normal_: [{}, {}] holds {} of a normal distribution of mean {} and deviation {}; "
+                    "it must be {} at least",
+                    low, high, range, mean, stddev, least_range);
   give_values(p, [&](const Tensor& t) {
-    // What the distribution function, as erf, is at both ends; off 1, whose inverse is infinite.
-    const auto erf_at = [&](double x) {
-      constexpr double most = 1 - 0x1p-23;
-      return std::clamp(std::erf((x - mean) / (stddev * std::numbers::sqrt2)), -most, most);
-    };
-    const Tensor u = rand(t.shape(), {compute_dtype(t.dtype()), t.device()}, erf_at(low), erf_at(high));
-    copy_(t, clamp(add(mul(erfinv(u), stddev * std::numbers::sqrt2), mean), low, high));
+    const Tensor u = add(rand(t.shape(), {DType::f64, t.device()}), 0x1p-25);  // never 0
+    const Tensor x = mul(erfinv_of_share(add(mul(u, range), least)), stddev * std::numbers::sqrt2);
+    copy_(t, clamp(mirrored ? sub(mean, x) : add(x, mean), low, high));
   });
 }
 

@@ -20,7 +20,8 @@ namespace {
 enum class Form { listed, widened, alone };
 
 Form form_of(const Tensor& p, const Tensor& g) {
-  const bool fits = g.device() == p.device() && p.is_contiguous() && g.dtype() != DType::f64;
+  const bool fits = g.device() == p.device() && p.is_contiguous() && is_floating(g.dtype()) &&
+                    g.dtype() != DType::f64;
   return !fits || p.dtype() == DType::f64 ? Form::alone
          : p.dtype() == DType::f32        ? Form::listed
                                           : Form::widened;
@@ -84,11 +85,13 @@ class DeviceLists {
 class Widened {
  public:
   explicit Widened(const FirstInputs& first) : lists_(first) {}
-  /// Steps those before where this one is on another device, or too many elements would lie twice.
+  /// Steps those before where this one is on another device, shares their memory, or has too much of it.
   template <class Op>
   void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
-    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + p.numel() > most_numel)) step(op);
-    numel_ += p.numel();
+    const std::int64_t numel = p.numel() * static_cast<std::int64_t>(1 + state.size());
+    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel || shares(p)))
+      step(op);
+    numel_ += numel;
     std::vector<Tensor>& list = lists_.on(p.device());
     list.insert(list.end(), {widened(p), g});
     for (const Tensor& s : state) list.push_back(s.dtype() == DType::f64 ? s : widened(s));
@@ -104,7 +107,15 @@ class Widened {
   }
 
  private:
-  static constexpr std::int64_t most_numel = 1 << 24;
+  static constexpr std::int64_t most_numel = 1 << 24;  // of copies
+  /// Whether one of those before, which are dense, has elements of `p`.
+  bool shares(const Tensor& p) const {
+    const std::int64_t begin = p.layout().offset, end = begin + p.numel();
+    return std::ranges::any_of(narrow_, [&](const Tensor& t) {
+      return t.storage_ref() == p.storage_ref() && t.layout().offset < end &&
+             begin < t.layout().offset + t.numel();
+    });
+  }
   Tensor widened(const Tensor& t) {
     narrow_.push_back(t);
     return wide_.emplace_back(empty(t.shape(), {DType::f32, t.device()}));

@@ -65,7 +65,6 @@ class SHERD_API Parameter {
   explicit Parameter(Tensor data, bool requires_grad = true);
 
   bool defined() const { return static_cast<bool>(state_); }
-  explicit operator bool() const { return defined(); }
   friend bool operator==(const Parameter& a, const Parameter& b) { return a.state_ == b.state_; }
   /// Identifies the object (not its values) in maps.
   const void* id() const { return state_.get(); }
@@ -148,7 +147,6 @@ class SHERD_API Param {
   }
 
   bool defined() const { return slot_ && slot_->defined(); }
-  explicit operator bool() const { return defined(); }
   operator const Tensor&() const { return tensor(); }
   /// The object, for optimizers and `init`: `init::normal_(layer.weight)`.
   operator const Parameter&() const { return object(); }

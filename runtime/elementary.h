@@ -111,7 +111,8 @@ constexpr T round(T x) {
   else
     return std::rint(x);
 }
-/// What dividing by b leaves, of the sign of b and less than it; exact. Of integers and b = 0: 0.
+/// What dividing by b leaves, of the sign of b and less than it, or by rounding b itself; of an infinite b and
+/// the other sign, b. Of integers and b = 0: 0.
 template <class T>
 constexpr T remainder(T a, T b) {
   if constexpr (std::is_integral_v<T>) {

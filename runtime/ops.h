@@ -39,7 +39,7 @@ SHERD_API Tensor randint(std::int64_t low, std::int64_t high, Shape shape,
 /// 0 to count - 1 in random order, from the rank's generator.
 SHERD_API Tensor randperm(std::int64_t count, TensorOptions options = {DType::i64});
 /// 1 with the probability that each element of `p` says, else 0, in its dtype; no gradient. ValueError for
-/// one outside [0, 1], which a GPU, where nobody looks, takes as the nearer end.
+/// one outside [0, 1], which a GPU and a replay, where nobody looks, take as the nearer end, and NaN as 0.
 SHERD_API Tensor bernoulli(const Tensor& p);
 
 // ---- elementwise
@@ -350,7 +350,8 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// Products summed as the equation says: "ik,kj->ij" is a matrix product, "bij,bj->bi" one a batch, "ii->i" a
 /// diagonal. Letters name axes, `...` any further ones, spaces mean nothing; without "->" the letters that
-/// occur once stay, in the order of the alphabet. Operands are multiplied from left to right.
+/// occur once stay, in the order of the alphabet. Operands are multiplied from left to right; sums of integers and
+/// bools are i64.
 SHERD_API Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 inline Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::span(operands.begin(), operands.size()));

@@ -10,6 +10,7 @@
 #include <ranges>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -20,19 +21,20 @@ inline constexpr int max_rank = 8;
 
 /// An integer that can be a size or an axis; a character or a bool is none.
 template <class T>
-concept SizeLike = std::integral<T> && sizeof(T) >= sizeof(short);
+concept SizeLike = std::integral<T> && sizeof(T) >= sizeof(short) && !std::same_as<T, wchar_t> &&
+                   !std::same_as<T, char16_t> && !std::same_as<T, char32_t>;
 
 /// A list of at most eight integers: sizes (`Shape`), strides or axes, in elements; one integer is a list of
-/// one. Indices are not checked; more entries are a ShapeError.
+/// one. Indices are not checked; more entries, and one beyond 64 bits with a sign, are a ShapeError.
 class Shape {
  public:
   constexpr Shape() = default;
   Shape(std::initializer_list<std::int64_t> items) : Shape(std::span(items.begin(), items.size())) {}
   template <SizeLike T>
-  Shape(T item) : Shape{static_cast<std::int64_t>(item)} {}
+  Shape(T item) : Shape{checked(item)} {}
   template <std::ranges::contiguous_range R>
   requires(!std::same_as<R, Shape> && SizeLike<std::ranges::range_value_t<R>>) Shape(const R& items) {
-    for (const auto n : items) push_back(static_cast<std::int64_t>(n));
+    for (const auto n : items) push_back(checked(n));
   }
 
   int rank() const { return rank_; }
@@ -81,6 +83,12 @@ class Shape {
   }
 
  private:
+  template <class T>
+  static std::int64_t checked(T n) {
+    if (!std::in_range<std::int64_t>(n)) [[unlikely]]
+      fail<ShapeError>("shape: {} is no size; an unsigned number below 0 has wrapped", n);
+    return static_cast<std::int64_t>(n);
+  }
   std::array<std::int64_t, max_rank> items_;  // only the first rank_ are meaningful
   std::uint8_t rank_ = 0;
   bool none_ = false;

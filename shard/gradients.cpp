@@ -232,6 +232,7 @@ void Gradients::wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> 
     if (!g.waits_on_device()) continue;
     if (!waiting.empty() && group->compute_device() != waiting[0]->group_.compute_device()) continue;
     g.make_average();
+    g.reduced_ = {};  // what the average and the flags still show of it stays
     count += g.flags_.numel();
     waiting.push_back(&g);
   }
@@ -250,7 +251,6 @@ void Gradients::wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> 
   for (Gradients* g : waiting) {
     const auto end = next + std::exchange(g->flags_, {}).numel();
     g->present_.assign(next, end);
-    g->reduced_ = {};
     next = end;
   }
 }

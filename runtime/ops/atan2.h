@@ -21,21 +21,24 @@ struct Atan2 {
   }
   template <class T>
   constexpr T grad_a(T gy, T a, T b, T) const {
-    return gy * (b / square(a, b));
+    return gy * over_square(b, a, b);
   }
   template <class T>
   constexpr T grad_b(T gy, T a, T b, T) const {
-    return gy * (-a / square(a, b));
+    return gy * over_square(-a, a, b);
   }
   bool operator==(const Atan2&) const = default;
 
  private:
-  /// Of the distance from the origin, where both gradients are 0.
+  /// x over the square of the distance from the origin, where it is 0; by the larger coordinate, so that no
+  /// square is too large or small.
   template <class T>
-  static constexpr T square(T a, T b) {
+  static constexpr T over_square(T x, T a, T b) {
     using math::where;
-    const T sum = a * a + b * b;
-    return where(sum == T(0), T(1), sum);
+    const T p = where(a < T(0), -a, a), q = where(b < T(0), -b, b), larger = where(p > q, p, q);
+    const T by = where(larger == T(0), T(1), where(larger - larger == T(0), larger, T(1)));  // infinities stay
+    const T u = a / by, v = b / by, sum = u * u + v * v;
+    return x / by / by / where(sum == T(0), T(1), sum);
   }
 };
 

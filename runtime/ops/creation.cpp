@@ -169,10 +169,9 @@ Tensor bernoulli(const Tensor& p) {
   check<DTypeError>(is_floating(p.dtype()), "bernoulli: takes floating probabilities, got {}",
                     name_of(p.dtype()));
   const Tensor wide = to(p.detach(), compute_dtype(p.dtype()));
-  const Tensor drawn = less(rand(p.shape(), {wide.dtype(), p.device()}), wide);
   if (p.device().is_cpu() && wide.dtype() == DType::f64) check_probabilities<double>(contiguous(wide));
   if (p.device().is_cpu() && wide.dtype() == DType::f32) check_probabilities<float>(contiguous(wide));
-  return to(drawn, p.dtype());
+  return to(less(rand(p.shape(), {wide.dtype(), p.device()}), wide), p.dtype());
 }
 
 Tensor rand(Shape shape, TensorOptions options, double low, double high) {

@@ -97,7 +97,7 @@ Named summed_over(const Named& t, const std::string& gone) {
       axes.push_back(static_cast<std::int64_t>(i));
     else
       left += t.axes[i];
-  return axes.empty() ? t : Named{to(sum(t.x, axes), t.x.dtype()), left};  // a sum of integers is i64
+  return axes.empty() ? t : Named{sum(t.x, axes), left};
 }
 
 /// The product, summed over the axes that are not in `kept`.
@@ -205,6 +205,14 @@ Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
     check<ValueError>(std::ranges::any_of(factors, [&](const Named& t) { return t.has(axis); }),
                       "einsum: the result of \"{}\" names axis {}, which no operand has", equation, axis);
   }
+  // Sums of integers are i64, as those of `sum`, and bools are counted.
+  const auto is_summed = [&](const Named& t) {
+    return std::ranges::any_of(t.axes, [&](char axis) { return out.axes.find(axis) == std::string::npos; });
+  };
+  const DType dtype = operands[0].dtype();
+  if (!is_floating(dtype) && std::ranges::any_of(factors, is_summed))
+    for (Named& t : factors)
+      if (t.x.dtype() == dtype) t.x = to(t.x, DType::i64);
   Named total = factors[0];
   for (std::size_t i = 1; i < factors.size(); ++i) {
     std::string kept = out.axes;

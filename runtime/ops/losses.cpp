@@ -48,6 +48,8 @@ Rows rows_of(std::string_view call, const Tensor& scores, const Tensor& targets)
   check<ShapeError>(scores.rank() > 0, "{}: 0-d scores have no classes", call);
   Shape expected = scores.shape();
   expected.erase(scores.rank() > 1 ? 1 : 0);
+  check<DeviceError>(targets.device() == scores.device(), "{}: targets on {} for scores on {}", call,
+                     targets.device(), scores.device());
   check<ShapeError>(targets.shape() == expected, "{}: scores of shape {} and targets of shape {}; {}", call,
                     scores.shape(), targets.shape(), "axis 1 of the scores is the classes'");
   const Tensor last = classes_last(scores);
@@ -114,7 +116,10 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
     // A mean is over samples, whatever they weigh.
     return reduced(losses, o.reduction);
   }
-  const Rows rows = rows_of("cross_entropy", logits, targets);
+  check<DTypeError>(is_integral(targets.dtype()),
+                    "cross_entropy: targets must be integers or probabilities, got {}",
+                    name_of(targets.dtype()));
+  const Rows rows = rows_of("cross_entropy", logits, to(targets, DType::i64));
   check_weight("cross_entropy", o.weight, rows.scores);
   const Rows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
   if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index, "cross_entropy"}, weight).loss;

@@ -11,6 +11,8 @@ struct Counts {
   Tensor target, counts;
 };
 Counts counts_of(const Nll& op, const Tensor& targets, const Tensor& weight, DType wide) {
+  if (weight.defined() && weight.numel() == 0)  // without classes every row is ignored
+    return {zeros(targets.shape(), {DType::i64, targets.device()}), zeros(targets.shape(), {wide, targets.device()})};
   const Tensor counted = not_equal(targets, op.ignore_index), target = where(counted, targets, 0);
   const Tensor ones = expand(Tensor::scalar(1, {wide, targets.device()}), target.shape());
   return {target, where(counted, weight.defined() ? index_select(weight, 0, target) : ones, 0)};
@@ -69,6 +71,7 @@ Tensors NllGrad::reference(Inputs in) const {
   if (forward.reduction == Reduction::mean) scale = div(scale, total);
   const Tensor factors = where(not_equal(in[1], forward.ignore_index), mul(counts, scale), 0);
   const Tensor none = zeros({target.shape()[0], classes}, {dtype, gy.device()});
+  if (classes == 0) return {none};
   return {scatter(none, 1, unsqueeze(target, 1), unsqueeze(to(factors, dtype), 1))};
 }
 

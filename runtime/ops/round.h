@@ -17,8 +17,8 @@ struct Round {
     return math::round(x);
   }
   template <class T>
-  constexpr T grad_a(T gy, T, T) const {
-    return T(0) * gy;
+  constexpr T grad_a(T, T, T) const {
+    return T(0);
   }
   bool operator==(const Round&) const = default;
 };

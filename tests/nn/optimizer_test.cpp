@@ -451,6 +451,21 @@ TEST_CASE("optimizers: parameters in 16 bits without masters step as f32 copies,
     }
 }
 
+TEST_CASE("optimizers: parameters in 16 bits over one memory, and gradients of integers, step as by themselves") {
+  const Tensor memory = numbers({9}, bf16, 1);
+  for (const bool foreach : {true, false}) {
+    const Tensor here = clone(memory);
+    std::vector<Parameter> both = {Parameter(narrow(here, 0, 0, 6)), Parameter(narrow(here, 0, 3, 6))};
+    for (Parameter& p : both) p.set_grad(full({6}, 2, {i64}));
+    Sgd integers(both, {.lr = 0.5, .foreach = foreach});
+    integers.step();
+    CHECK(same_bits(narrow(here, 0, 0, 3), sub(narrow(memory, 0, 0, 3), 1)));
+    for (Parameter& p : both) p.set_grad(full({6}, 2, {bf16}));
+    integers.step();
+    CHECK(same_bits(narrow(here, 0, 6, 3), sub(sub(narrow(memory, 0, 6, 3), 1), 1)));
+  }
+}
+
 TEST_CASE("optimizers: with a beta of 0 a moment is this step's gradient, whatever came before") {
   for (DType dtype : {f32, f64, bf16})
     for (bool decoupled : {false, true}) {

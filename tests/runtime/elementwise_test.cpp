@@ -367,6 +367,25 @@ TEST_CASE("a number is compared as what it is in the tensor's dtype") {
     }
 }
 
+TEST_CASE("steps have no slope, whatever gradient comes") {
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const auto f : {&sherd::floor, &sherd::ceil, &sherd::round, &sherd::trunc, &sign}) {
+    const Tensor x = Tensor::from<float>({-1.5, 0, 0.5, 3}, {4}).requires_grad_();
+    CHECK(same_bits(grad(f(x), std::span(&x, 1), full({4}, infinite))[0], zeros({4})));
+  }
+}
+
+TEST_CASE("gradients of atan2 keep pairs of any size, and are 0 at the origin") {
+  for (const double size : {1e-30, 1e-20, 1.0, 1e20, 1e30}) {
+    const std::vector<Tensor> in = {full({1}, 3 * size).requires_grad_(), full({1}, 4 * size).requires_grad_()};
+    const auto g = grad(atan2(in[0], in[1]), in);
+    CHECK(std::fabs(g[0].item() * size / 0.16 - 1) < 1e-6);
+    CHECK(std::fabs(g[1].item() * size / -0.12 - 1) < 1e-6);
+  }
+  const std::vector<Tensor> origin = {zeros({1}).requires_grad_(), zeros({1}).requires_grad_()};
+  for (const Tensor& g : grad(atan2(origin[0], origin[1]), origin)) CHECK(g.item() == 0);
+}
+
 TEST_CASE("the public functions call the ops of their names") {
   Heard heard;
   {

@@ -9,6 +9,18 @@
 using namespace sherd;
 using namespace sherd::test;
 
+TEST_CASE("nll_loss without classes has no loss where all targets are ignored, second derivatives included") {
+  const Tensor targets = full({2}, -100, {i64});
+  for (const bool weighted : {false, true}) {
+    Tensor x = zeros({2, 0}).requires_grad_();
+    NllOptions options{.reduction = Reduction::sum};
+    if (weighted) options.weight = zeros({0}).requires_grad_();
+    const Tensor loss = nll_loss(x, targets, options);
+    CHECK(loss.item() == 0);
+    CHECK(grad(loss, std::span(&x, 1), {}, {.create_graph = true})[0].shape() == Shape{2, 0});
+  }
+}
+
 TEST_CASE("losses of probabilities at 0 and 1 have finite gradients") {
   const Tensor x = Tensor::from<float>({20, -20, 200, -200}, {4}).requires_grad_(),
                t = Tensor::from<float>({1, 0, 0, 1}, {4});

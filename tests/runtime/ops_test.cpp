@@ -594,11 +594,16 @@ TEST_CASE("ops: integers are multiplied exactly, modulo the size of their dtype,
       if (a.rank() == 2 && b.rank() == 2) {
         const Tensor at = contiguous(transpose(a, 0, 1)), bt = contiguous(transpose(b, 0, 1));
         CHECK(same_bits(apply(ops::MatMul{true, true}, at, bt), expected));
-        CHECK(same_bits(einsum("ik,kj->ij", {a, b}), expected));
+        CHECK(same_bits(einsum("ik,kj->ij", {a, b}), matmul(to(a, i64), to(b, i64))));
       }
     }
   const Tensor x = numbers({3, 4}, i32), y = numbers({4, 5}, i32, 2);
-  CHECK(same_bits(einsum("ik,kj->j", {x, y}), to(sum(to(matmul(x, y), i64), {0}), i32)));
+  CHECK(same_bits(einsum("ik,kj->j", {x, y}), sum(matmul(to(x, i64), to(y, i64)), {0})));
+  for (const DType dtype : {u8, i32, i64, boolean}) {
+    const Tensor many = full({2, 300}, 1, {dtype});
+    CHECK(same_bits(einsum("ij->i", {many}), sum(many, {1})));
+    CHECK(einsum("ij->ji", {many}).dtype() == dtype);
+  }
   CHECK(one_line_about(message_of<DTypeError>([&] { matmul(x, to(y, i64)); }), "mat1 and mat2"));
   CHECK(one_line_about(message_of<DTypeError>([&] { matmul(to(x, boolean), to(y, boolean)); }), "matmul"));
   CHECK(one_line_about(message_of<DTypeError>([&] { linear(x, transpose(y, 0, 1)); }), "linear"));

@@ -361,6 +361,12 @@ TEST_CASE("tensor: a shape is an integer, or a list of them of any integer type"
   CHECK(same_bits(flip(x, 0), flip(x, {0})));
   CHECK(x.shape() == std::vector{2, 3});
   CHECK_THROWS_AS(zeros(std::vector<int>(max_rank + 1, 1)), ShapeError);
+  const std::vector<std::size_t> none;
+  for (const auto& wrapped : {none.size() - 1, std::string::npos})
+    CHECK(one_line_about(message_of<ShapeError>([&] { (void)Shape(wrapped); }), "shape"));
+  CHECK_THROWS_AS(zeros(std::vector{std::size_t{2}, none.size() - 1}), ShapeError);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<wchar_t, Shape>);
+  STATIC_REQUIRE_FALSE(std::is_convertible_v<std::u32string, Shape>);
   STATIC_REQUIRE_FALSE(std::is_convertible_v<bool, Shape>);
   STATIC_REQUIRE_FALSE(std::is_convertible_v<std::string, Shape>);
   STATIC_REQUIRE_FALSE(std::is_convertible_v<const char*, Shape>);

@@ -161,7 +161,7 @@ TEST_CASE("a trace has each rank as a process, its modules nested under their na
         }
         for (const char* use : {"activations", "gradients", "optimizer", "parameters"}) CHECK(most[use] > 0);
         CHECK((most["gathered"] > 0) == (ranks > 1));
-        CHECK(memory_of(trace, rank).back()["gathered"] == 0);
+        if (ranks > 1) CHECK(memory_of(trace, rank).back()["gathered"] < most["gathered"]);
         CHECK(within(modules, "blocks.1", "Gpt"));
         CHECK(within(host, "backward", "step"));
         CHECK((std::ranges::count(host, "reduce_scatter", &Span::kind) > 0) == (ranks > 1));
