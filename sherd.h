@@ -16,6 +16,7 @@
 #include "nn/generate.h"
 #include "nn/gpt.h"
 #include "nn/grad_scaler.h"
+#include "nn/hooks.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/llama.h"

@@ -39,7 +39,7 @@ SHERD_API void kaiming_normal_(Parameter p, KaimingOptions options = {});
 SHERD_API void kaiming_uniform_(Parameter p, KaimingOptions options = {});
 
 /// Normal, without what lies outside [low, high]. ValueError for a deviation that is not positive, and for an
-/// interval in which less than 1e-4 of the numbers lie.
+/// interval that begins more than 5.6 deviations from the mean.
 SHERD_API void trunc_normal_(Parameter p, double mean = 0, double stddev = 1, double low = -2,
                              double high = 2);
 /// `gain` times a random matrix (out, the further axes as one) of orthonormal rows, or columns if there are

@@ -264,7 +264,7 @@ class Layer : public Module {
   std::string_view type_name() const override { return detail::short_type_name<D>(); }
   Tensor call(const Tensor& x) override {
     if constexpr (requires(D& d) {
-                    { d.forward(x) } -> std::same_as<Tensor>;
+                    { d.forward(x) } -> std::convertible_to<Tensor>;
                   })
       return (*this)(x);
     else

@@ -54,8 +54,11 @@ AttentionOptions MultiheadAttention::rule(const AttentionMasks& masks, const Sha
     check_mask_dtype("attn_mask", pair, dtype);
     if (pair.rank() == 3 && pair.shape() == Shape{scores[0] * heads, scores[2], scores[3]})
       pair = reshape(pair, scores);
-    check<ShapeError>(broadcast_shapes("MultiheadAttention", pair.shape(), scores) == scores,
-                      "MultiheadAttention: attn_mask of shape {} for scores {}", pair.shape(), scores);
+    check<ShapeError>((pair.rank() != 3 || pair.size(0) == 1) &&
+                          broadcast_shapes("MultiheadAttention", pair.shape(), scores) == scores,
+                      "MultiheadAttention: attn_mask of shape {} for scores {}; three axes are (B heads, Tq, "
+                      "Tk) or (1, Tq, Tk)",
+                      pair.shape(), scores);
   }
   if (padding.defined()) {
     check_mask_dtype("key_padding_mask", padding, dtype);

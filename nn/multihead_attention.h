@@ -12,7 +12,7 @@ enum class Causal { no, yes };
 /// one), or floats in the query's dtype are added to the scores.
 struct AttentionMasks {
   Causal causal = Causal::no;
-  Tensor attn_mask{};  ///< (Tq, Tk), (B heads, Tq, Tk) or what broadcasts to (B, heads, Tq, Tk); or none
+  Tensor attn_mask{};  ///< (Tq, Tk), (B heads, Tq, Tk), or four axes that broadcast to (B, heads, Tq, Tk)
   Tensor key_padding_mask{};  ///< (B, Tk), or none
 };
 /// The masks that are there, for observers of modules.

@@ -80,6 +80,15 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
+/// Whether one of the tensors has elements of `p`; all are dense.
+bool share(std::span<const Tensor> tensors, const Tensor& p) {
+  const std::int64_t begin = p.layout().offset, end = begin + p.numel();
+  return std::ranges::any_of(tensors, [&](const Tensor& t) {
+    return t.storage_ref() == p.storage_ref() && t.layout().offset < end &&
+           begin < t.layout().offset + t.numel();
+  });
+}
+
 /// Parameters in 16 bits of one device, stepped as f32 copies of them and their state, which are rounded
 /// once.
 class Widened {
@@ -89,7 +98,8 @@ class Widened {
   template <class Op>
   void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
     const std::int64_t numel = p.numel() * static_cast<std::int64_t>(1 + state.size());
-    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel || shares(p)))
+    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel ||
+                            share(narrow_, p)))
       step(op);
     numel_ += numel;
     std::vector<Tensor>& list = lists_.on(p.device());
@@ -108,14 +118,6 @@ class Widened {
 
  private:
   static constexpr std::int64_t most_numel = 1 << 24;  // of copies
-  /// Whether one of those before, which are dense, has elements of `p`.
-  bool shares(const Tensor& p) const {
-    const std::int64_t begin = p.layout().offset, end = begin + p.numel();
-    return std::ranges::any_of(narrow_, [&](const Tensor& t) {
-      return t.storage_ref() == p.storage_ref() && t.layout().offset < end &&
-             begin < t.layout().offset + t.numel();
-    });
-  }
   Tensor widened(const Tensor& t) {
     narrow_.push_back(t);
     return wide_.emplace_back(empty(t.shape(), {DType::f32, t.device()}));
@@ -563,11 +565,17 @@ void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<c
                const Kept& kept) {
   DeviceLists lists(first);
   Widened widened(first);
+  std::vector<Tensor> listed;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const std::vector<Tensor> state = kept(i);
     switch (form_of(p, g)) {
       case Form::listed: {
+        if (share(listed, p)) {  // one after the other, as without lists
+          lists.step(op);
+          listed.clear();
+        }
+        listed.push_back(p);
         std::vector<Tensor>& list = lists.on(p.device());
         list.insert(list.end(), {p, g});
         list.insert(list.end(), state.begin(), state.end());

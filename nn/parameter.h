@@ -71,6 +71,7 @@ class SHERD_API Parameter {
 
   /// What forward uses: the whole parameter.
   const Tensor& tensor() const { return state("tensor").used; }
+  operator const Tensor&() const { return tensor(); }
   /// What the optimizer updates and what has the gradient: this rank's part; without sharding the whole.
   const Tensor& local() const { return state("local").local; }
   /// The values as a detached tensor: of a sharded parameter this rank's part, or the whole while it is
@@ -88,6 +89,8 @@ class SHERD_API Parameter {
   /// Shape and number of elements of the whole parameter.
   const Shape& shape() const { return state("shape").shape; }
   std::int64_t numel() const { return shape().numel(); }
+  DType dtype() const { return local().dtype(); }
+  Device device() const { return local().device(); }
   /// A part of `tensor()`: see runtime/indexing.h.
   Indexed operator[](const At& at) const;
   Indexed operator[](std::initializer_list<At> at) const;
@@ -164,6 +167,9 @@ class SHERD_API Param {
   Tensor grad() const { return slot("grad").grad(); }
   void set_grad(Tensor grad) { slot("set_grad").set_grad(std::move(grad)); }
   const Shape& shape() const { return slot("shape").shape(); }
+  std::int64_t numel() const { return shape().numel(); }
+  DType dtype() const { return slot("dtype").dtype(); }
+  Device device() const { return slot("device").device(); }
   Indexed operator[](const At& at) const;
   Indexed operator[](std::initializer_list<At> at) const;
   bool requires_grad() const { return slot("requires_grad").requires_grad(); }

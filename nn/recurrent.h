@@ -20,7 +20,7 @@ struct RecurrentOptions {
 /// What a sequence left in each layer: (layers, B, hidden), and where layers go both ways (2 layers, B,
 /// hidden), the way back after the way there. Empty handles are zeros.
 struct RecurrentState {
-  Tensor hidden, cell;  ///< the cell is an LSTM's alone
+  Tensor hidden{}, cell{};  ///< the cell is an LSTM's alone
 };
 struct RecurrentResult {
   Tensor y;  ///< what the last layer gave at each step

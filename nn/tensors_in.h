@@ -19,7 +19,7 @@ template <class T>
 consteval bool may_hold_tensors() {
   using V = std::remove_cvref_t<T>;
   constexpr auto nothing = [](Tensor&) {};
-  if constexpr (std::is_same_v<V, Tensor> || requires(V& value) { tensors_in(value, nothing); }) {
+  if constexpr (std::is_base_of_v<Tensor, V> || requires(V& value) { tensors_in(value, nothing); }) {
     return true;
   } else if constexpr (requires { std::tuple_size<V>::value; }) {
     return []<std::size_t... I>(std::index_sequence<I...>) {
@@ -45,13 +45,13 @@ consteval bool may_hold_tensors() {
   }
 }
 
-/// Calls `visit(Tensor&)` for every tensor in `value`: tensors, and pairs, tuples, vectors, arrays, optionals
+/// Calls `visit(Tensor&)` for every tensor in `value`: tensors (of an `x[...]` the part), and pairs, tuples, vectors, arrays, optionals
 /// and map values of them; also for a struct whose namespace has a function `tensors_in(T&, visit)`. Other
 /// types hold none.
 template <class T, class F>
 void each_tensor(T& value, F&& visit) {
-  if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
-    visit(value);
+  if constexpr (std::is_base_of_v<Tensor, T>) {
+    visit(static_cast<Tensor&>(value));
   } else if constexpr (requires { tensors_in(value, visit); }) {
     tensors_in(value, visit);
   } else if constexpr (requires { std::tuple_size<std::remove_const_t<T>>::value; }) {

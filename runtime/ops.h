@@ -25,6 +25,7 @@ SHERD_API Tensor zeros_like(const Tensor& x);
 SHERD_API Tensor ones_like(const Tensor& x);
 /// start, start + step, ... below end (above it for a negative step).
 SHERD_API Tensor arange(Number start, Number end, Number step = 1, TensorOptions options = {DType::i64});
+inline Tensor arange(Number end) { return arange(0, end); }
 /// `count` numbers from start to end, evenly spaced, computed in f64.
 SHERD_API Tensor linspace(double start, double end, std::int64_t count, TensorOptions options = {});
 /// Ones on the diagonal of (rows, columns), zeros elsewhere; as many columns as rows unless they are given.
@@ -165,14 +166,16 @@ inline Tensor operator<(const Tensor& a, Number b) { return less(a, b); }
 inline Tensor operator<=(const Tensor& a, Number b) { return less_equal(a, b); }
 inline Tensor operator>(const Tensor& a, Number b) { return greater(a, b); }
 inline Tensor operator>=(const Tensor& a, Number b) { return greater_equal(a, b); }
+inline Tensor operator==(Number a, const Tensor& b) { return equal(b, a); }
+inline Tensor operator!=(Number a, const Tensor& b) { return not_equal(b, a); }
 inline Tensor operator<(Number a, const Tensor& b) { return greater(b, a); }
 inline Tensor operator<=(Number a, const Tensor& b) { return greater_equal(b, a); }
 inline Tensor operator>(Number a, const Tensor& b) { return less(b, a); }
 inline Tensor operator>=(Number a, const Tensor& b) { return less_equal(b, a); }
-/// Of bool tensors.
-inline Tensor operator&(const Tensor& a, const Tensor& b) { return logical_and(a, b); }
-inline Tensor operator|(const Tensor& a, const Tensor& b) { return logical_or(a, b); }
-inline Tensor operator~(const Tensor& a) { return logical_not(a); }
+/// Of bool tensors; DTypeError for others.
+SHERD_API Tensor operator&(const Tensor& a, const Tensor& b);
+SHERD_API Tensor operator|(const Tensor& a, const Tensor& b);
+SHERD_API Tensor operator~(const Tensor& a);
 
 /// `a` where the bool `condition` holds, `b` elsewhere. A number has the dtype of the tensor beside it.
 SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
@@ -350,8 +353,8 @@ SHERD_API Tensor order_free_norm(std::span<const Tensor> tensors);
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b);
 /// Products summed as the equation says: "ik,kj->ij" is a matrix product, "bij,bj->bi" one a batch, "ii->i" a
 /// diagonal. Letters name axes, `...` any further ones, spaces mean nothing; without "->" the letters that
-/// occur once stay, in the order of the alphabet. Operands are multiplied from left to right; sums of integers and
-/// bools are i64.
+/// occur once stay, in the order of the alphabet. Operands are multiplied from left to right. Sums of
+/// integers and bools outside a product of matrices are i64.
 SHERD_API Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 inline Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::span(operands.begin(), operands.size()));
@@ -438,8 +441,14 @@ SHERD_API Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOp
 SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
 /// Means of down x across windows that cover the image, whatever its size.
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
+inline Tensor adaptive_avg_pool2d(const Tensor& x, PerAxis size) {
+  return adaptive_avg_pool2d(x, size.down, size.across);
+}
 /// Largest values of the same windows; the first of equal ones has the gradient.
 SHERD_API Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
+inline Tensor adaptive_max_pool2d(const Tensor& x, PerAxis size) {
+  return adaptive_max_pool2d(x, size.down, size.across);
+}
 /// What stands between the pixels of an image: the nearest one, or a straight line along both axes.
 enum class Interpolation { nearest, bilinear };
 /// A factor along the height of an image, and one along its width.

@@ -38,6 +38,7 @@ class Shape {
   }
 
   int rank() const { return rank_; }
+  std::size_t size() const { return rank_; }
   bool empty() const { return rank_ == 0; }
   std::int64_t operator[](int i) const { return items_[static_cast<std::size_t>(i)]; }
   std::int64_t& operator[](int i) { return items_[static_cast<std::size_t>(i)]; }

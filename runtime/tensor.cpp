@@ -266,7 +266,10 @@ class Printing {
       for_each(axis + 1, at + i * layout_.strides[axis], body);
   }
   std::string element(std::int64_t at) const {
-    if (is_floating(dtype_)) return fmt::format("{:.6g}", value_at<double>(host_.at(at), dtype_));
+    if (is_floating(dtype_)) {
+      const double value = value_at<double>(host_.at(at), dtype_);
+      return std::isnan(value) ? "nan" : fmt::format("{:.6g}", value);  // of either sign
+    }
     const auto value = value_at<std::int64_t>(host_.at(at), dtype_);
     return dtype_ != DType::boolean ? fmt::format("{}", value) : value != 0 ? "true" : "false";
   }

@@ -102,6 +102,28 @@ Tensor sub_(const Tensor& a, Number b) { return in_place<ops::Sub>(a, b); }
 Tensor mul_(const Tensor& a, Number b) { return in_place<ops::Mul>(a, b); }
 Tensor div_(const Tensor& a, Number b) { return in_place<ops::Div>(a, b); }
 
+namespace {
+void check_bools(std::string_view sign, const Tensor& a) {
+  check<DTypeError>(a.dtype() == DType::boolean,
+                    "operator{}: joins bool tensors, got {}; compare it first, or call logical_and, logical_or or "
+                    "logical_not, for which anything but 0 is true",
+                    sign, name_of(a.dtype()));
+}
+}  // namespace
+
+Tensor operator&(const Tensor& a, const Tensor& b) {
+  check_bools("&", a), check_bools("&", b);
+  return logical_and(a, b);
+}
+Tensor operator|(const Tensor& a, const Tensor& b) {
+  check_bools("|", a), check_bools("|", b);
+  return logical_or(a, b);
+}
+Tensor operator~(const Tensor& a) {
+  check_bools("~", a);
+  return logical_not(a);
+}
+
 std::vector<ElementwiseListing> binary_listing() {
   std::vector<ElementwiseListing> list;
   const auto add = [&]<class O>() { list.push_back(list_elementwise<O>()); };

@@ -131,6 +131,10 @@ Named multiplied(std::string_view equation, Named a, Named b, const std::string&
   drop_ones(b, only_a);
   a = summed_over(a, only_a);
   b = summed_over(b, only_b);
+  if (a.x.dtype() != b.x.dtype()) {  // a sum of integers is i64, as was one before
+    a.x = to(a.x, DType::i64);
+    b.x = to(b.x, DType::i64);
+  }
   const auto count = [](const Named& t, const std::string& axes) {
     std::int64_t n = 1;
     for (char axis : axes) n *= t.size(axis);
@@ -205,14 +209,9 @@ Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
     check<ValueError>(std::ranges::any_of(factors, [&](const Named& t) { return t.has(axis); }),
                       "einsum: the result of \"{}\" names axis {}, which no operand has", equation, axis);
   }
-  // Sums of integers are i64, as those of `sum`, and bools are counted.
-  const auto is_summed = [&](const Named& t) {
-    return std::ranges::any_of(t.axes, [&](char axis) { return out.axes.find(axis) == std::string::npos; });
-  };
-  const DType dtype = operands[0].dtype();
-  if (!is_floating(dtype) && std::ranges::any_of(factors, is_summed))
-    for (Named& t : factors)
-      if (t.x.dtype() == dtype) t.x = to(t.x, DType::i64);
+  for (const Tensor& x : operands)
+    check<DTypeError>(x.dtype() == operands[0].dtype(), "einsum: operands of {} and {}; cast one of them",
+                      name_of(operands[0].dtype()), name_of(x.dtype()));
   Named total = factors[0];
   for (std::size_t i = 1; i < factors.size(); ++i) {
     std::string kept = out.axes;

@@ -143,11 +143,12 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
     return o.precision == LossPrecision::wide ? loss : to(loss, logits.dtype());
   }
   const ops::CrossEntropy op{o.reduction, o.ignore_index, o.precision};
+  const Tensor classes = is_integral(targets.dtype()) ? to(targets, DType::i64) : targets;
   if (logits.rank() == 2) {
-    const Tensor in[] = {logits, targets};
+    const Tensor in[] = {logits, classes};
     return apply_many(op, in)[0];
   }
-  const Rows rows = rows_of("cross_entropy", logits, targets);
+  const Rows rows = rows_of("cross_entropy", logits, classes);
   const Tensor in[] = {rows.scores, rows.targets};
   const Tensor loss = apply_many(op, in)[0];
   return o.reduction == Reduction::none ? reshape(loss, rows.shape) : loss;

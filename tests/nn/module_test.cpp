@@ -14,6 +14,7 @@
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/state_file.h"
+#include "nn/sync_batch_norm.h"
 #include "tests/runtime/harness.h"
 #include "tests/temp_directory.h"
 
@@ -538,7 +539,7 @@ TEST_CASE("init: trunc_normal_ draws the normal distribution between its bounds"
   };
   for (const DType dtype : {f32, f64, bf16, f16})
     for (const Part& part : {Part{0, 1, -2, 2}, Part{1, 0.5, 0, 1.25}, Part{0, 0.02, -2, 2}, Part{0, 1, 1, 3},
-                             Part{0, 1, -HUGE_VAL, HUGE_VAL}}) {
+                             Part{0, 1, -HUGE_VAL, HUGE_VAL}, Part{0, 1, 3.5, 9}, Part{1, 2, -HUGE_VAL, -6}}) {
       INFO(name_of(dtype) << " " << part.mean << " " << part.stddev << " " << part.low << " " << part.high);
       manual_seed(6);
       const Parameter p(empty({100, 400}, {dtype}));
@@ -560,6 +561,7 @@ TEST_CASE("init: trunc_normal_ draws the normal distribution between its bounds"
   const Parameter p(empty({4, 4}));
   CHECK(one_line_about(message_of<ValueError>([&] { init::trunc_normal_(p, 0, 0); }), "trunc_normal_"));
   CHECK(one_line_about(message_of<ValueError>([&] { init::trunc_normal_(p, 0, 1, 2, 2); }), "trunc_normal_"));
+  CHECK(one_line_about(message_of<ValueError>([&] { init::trunc_normal_(p, 0, 1, 6, 7); }), "trunc_normal_"));
 }
 
 TEST_CASE("init: orthogonal_ gives orthonormal rows, or columns, times the gain") {
@@ -815,4 +817,46 @@ TEST_CASE("modules: the norms of mixed precision run, or refuse their backward, 
     CHECK(text.find(low == f16 ? "Expected running_mean to have type Half but got Float"
                                : "Expected running_mean to have type BFloat16 but got Float") == 0);
   }
+}
+
+namespace {
+
+/// Gives a part of its input, as an `x[...]`.
+struct First final : Layer<First> {
+  auto forward(const Tensor& x) const { return x[0]; }
+  void visit(auto&&) {}
+};
+
+struct Counting final : ModuleObserver {
+  std::size_t inputs = 0, outputs = 0;
+  void before_forward(Module&, std::span<Tensor* const> in) override { inputs += in.size(); }
+  void after_forward(Module&, std::span<Tensor* const> out) override {
+    outputs += out.size();
+    *out[0] = mul(*out[0], 2);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("modules: an x[...] is a tensor to observers and containers, as argument and as result") {
+  First first;
+  Counting counting;
+  const Subscription watching = first.observe(counting);
+  const Tensor x = numbers({2, 3, 4}, f32);
+  CHECK(same_bits(first(x[0]), mul(select(select(x, 0, 0), 0, 0), 2)));
+  CHECK(counting.inputs == 1);
+  CHECK(counting.outputs == 1);
+  Sequential list(First{}, First{});
+  CHECK(same_bits(list(x), select(select(x, 0, 0), 0, 0)));
+}
+
+TEST_CASE("modules: parameters go where tensors go, and say what they are") {
+  Linear layer(3, 4, {.tensor = {.dtype = bf16}});
+  for (const Parameter& p : layer.parameters()) {
+    CHECK(same_bits(sum(square(p)), sum(square(p.tensor()))));
+    CHECK(p.dtype() == bf16);
+    CHECK(p.device() == Device::cpu());
+  }
+  CHECK((layer.weight.dtype() == bf16 && layer.weight.numel() == 12));
+  CHECK(same_bits(layer.weight[1], select(layer.weight, 0, 1)));
 }

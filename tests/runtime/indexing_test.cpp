@@ -359,6 +359,12 @@ TEST_CASE("indexing: operators are the ops by their names") {
   CHECK(same_bits(a == 2, equal(a, 2)));
   CHECK(same_bits(~(a < 2) & (a < 4), logical_and(greater_equal(a, 2), less(a, 4))));
   CHECK(same_bits((a < 1) | (a > 4), logical_or(less(a, 1), greater(a, 4))));
+  for (const Tensor& numbers : {arange(3), zeros({3})})
+    for (const auto& joined : std::vector<std::function<void()>>{
+             [&] { numbers & (numbers < 1); }, [&] { (numbers < 1) | numbers; }, [&] { ~numbers; }})
+      CHECK(one_line_about(message_of<DTypeError>(joined), "operator"));
+  CHECK(same_bits(0 == a, equal(a, 0)));
+  CHECK(same_bits(0 != a, not_equal(a, 0)));
   Tensor c = clone(a);
   const Tensor same = c;
   c += b;
