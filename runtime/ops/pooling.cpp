@@ -194,8 +194,10 @@ Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& opt
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
   check_adaptive("adaptive_avg_pool2d", x, down, across);
-  if (down == 1 && across == 1) return mean(x, {2, 3}, Keep::dims);
-  // Rows, then columns, as sums of products in f32 at least.
+  const Shape& s = x.shape();
+  if (s[2] % down == 0 && s[3] % across == 0)  // windows beside one another
+    return mean(reshape(x, {s[0], s[1], down, s[2] / down, across, s[3] / across}), {3, 5});
+  // Rows, then columns, as sums of products in f32 at least; what is not finite spreads over its row and column.
   const Tensor wide = to(x, compute_dtype(x.dtype()));
   const Tensor rows = matmul(means_of(down, x.shape()[2], wide), wide);
   return to(matmul(rows, transpose(means_of(across, x.shape()[3], wide), 0, 1)), x.dtype());

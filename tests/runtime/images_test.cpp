@@ -18,6 +18,14 @@ Tensor ramp(std::int64_t rows, std::int64_t columns, DType dtype) {
 
 }  // namespace
 
+TEST_CASE("a mean of windows beside one another holds what is in its window alone") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+  const Tensor x = Tensor::from<double>({1, 2, 3, nan, 5, 6, infinite, 8}, {1, 1, 2, 4});
+  const auto y = adaptive_avg_pool2d(x, {2, 2}).to_vector<double>();
+  CHECK((y[0] == 1.5 && std::isnan(y[1]) && y[2] == 5.5 && y[3] == infinite));
+  CHECK(same_bits(adaptive_avg_pool2d(x, {2, 2}), adaptive_avg_pool2d(x, 2, 2)));
+}
+
 TEST_CASE("images: a transposed convolution is the transpose of the convolution of its options",
           "[one thread]") {
   for (const std::int64_t stride : {1, 2, 3})
