@@ -120,6 +120,11 @@ std::vector<Section> sections_of(const fs::path& header, const std::string& titl
       declaration += (declaration.empty() ? "" : " ") + trimmed(line);
       if (!declaration.ends_with(";")) continue;
       declaration = declaration.substr(std::string("SHERD_API ").size());
+      if (declaration.starts_with("Tensor operator")) {  // the page has the functions that they call
+        declaration.clear();
+        comment.clear();
+        continue;
+      }
       static const std::regex head(R"(^[\w:<>]+ (\w+)\()");
       std::smatch match;
       if (!std::regex_search(declaration, match, head))
