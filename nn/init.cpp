@@ -46,8 +46,8 @@ Tensor polynomial(const Tensor& x, std::initializer_list<double> c) {
   return y;
 }
 
-/// The inverse of erf, within 2e-7 of itself (Giles, 2012).
-/// Of 1 - 2 q, for a share q that may be small.
+/// The inverse of erf at 1 - 2 q (Giles, 2012), within 2e-7 of itself down to q = 1e-7, 1e-4 to 1e-9; not of
+/// 1 - 2 q itself, which has too few digits of a small q.
 Tensor erfinv_of_share(const Tensor& q) {
   const Tensor w = neg(add(log(mul(q, 4)), log1p(neg(q))));
   const Tensor middle =
@@ -136,7 +136,8 @@ void trunc_normal_(Parameter p, double mean, double stddev, double low, double h
   const double least = share_above(to), range = share_above(from) - least;
   constexpr double farthest = 5.6;  // beyond, what erfinv is computed by has too few digits
   check<ValueError>(from <= farthest,
-                    "trunc_normal_: [{}, {}] begins {} standard deviations from the mean; at most {} can be drawn",
+                    "trunc_normal_: [{}, {}] begins {} standard deviations from the mean; at most {} can be "
+                    "drawn",
                     low, high, from, farthest);
   give_values(p, [&](const Tensor& t) {
     const Tensor u = add(rand(t.shape(), {DType::f64, t.device()}), 0x1p-25);  // never 0

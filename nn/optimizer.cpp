@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <map>
 #include <numbers>
 
 #include "runtime/apply.h"
@@ -80,14 +81,26 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
-/// Whether one of the tensors has elements of `p`; all are dense.
-bool share(std::span<const Tensor> tensors, const Tensor& p) {
-  const std::int64_t begin = p.layout().offset, end = begin + p.numel();
-  return std::ranges::any_of(tensors, [&](const Tensor& t) {
-    return t.storage_ref() == p.storage_ref() && t.layout().offset < end &&
-           begin < t.layout().offset + t.numel();
-  });
-}
+/// The elements of dense tensors, in memory order, so that a list of parameters costs no more than its sorting.
+class Elements {
+ public:
+  /// Adds those of `t`, unless some of them are there: then false.
+  bool add(const Tensor& t) {
+    if (t.numel() == 0) return true;
+    const Storage* const storage = &t.storage();
+    const std::int64_t begin = t.layout().offset, end = begin + t.numel();
+    const auto next = ends_.upper_bound({storage, begin});
+    const auto on_it = [&](auto at) { return at->first.first == storage; };
+    if (next != ends_.end() && on_it(next) && next->first.second < end) return false;
+    if (next != ends_.begin() && on_it(std::prev(next)) && std::prev(next)->second > begin) return false;
+    ends_.emplace_hint(next, std::pair(storage, begin), end);
+    return true;
+  }
+  void clear() { ends_.clear(); }
+
+ private:
+  std::map<std::pair<const Storage*, std::int64_t>, std::int64_t> ends_;
+};
 
 /// Parameters in 16 bits of one device, stepped as f32 copies of them and their state, which are rounded
 /// once.
@@ -98,9 +111,11 @@ class Widened {
   template <class Op>
   void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
     const std::int64_t numel = p.numel() * static_cast<std::int64_t>(1 + state.size());
-    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel ||
-                            share(narrow_, p)))
+    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel)) step(op);
+    if (!elements_.add(p)) {
       step(op);
+      elements_.add(p);
+    }
     numel_ += numel;
     std::vector<Tensor>& list = lists_.on(p.device());
     list.insert(list.end(), {widened(p), g});
@@ -113,6 +128,7 @@ class Widened {
     copy_each_(narrow_, wide_);
     narrow_.clear();
     wide_.clear();
+    elements_.clear();
     numel_ = 0;
   }
 
@@ -124,6 +140,7 @@ class Widened {
   }
   DeviceLists lists_;
   std::vector<Tensor> narrow_, wide_;
+  Elements elements_;
   std::int64_t numel_ = 0;
 };
 
@@ -565,17 +582,17 @@ void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<c
                const Kept& kept) {
   DeviceLists lists(first);
   Widened widened(first);
-  std::vector<Tensor> listed;
+  Elements listed;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const std::vector<Tensor> state = kept(i);
     switch (form_of(p, g)) {
       case Form::listed: {
-        if (share(listed, p)) {  // one after the other, as without lists
+        if (!listed.add(p)) {  // one after the other, as without lists
           lists.step(op);
           listed.clear();
+          listed.add(p);
         }
-        listed.push_back(p);
         std::vector<Tensor>& list = lists.on(p.device());
         list.insert(list.end(), {p, g});
         list.insert(list.end(), state.begin(), state.end());

@@ -22,18 +22,18 @@ Counts counts_of(const Nll& op, const Tensor& targets, const Tensor& weight, DTy
 
 Specs Nll::infer(SpecSpan in) const {
   const Spec &scores = in[0], &targets = in[1], &weight = in[2];
-  check<DTypeError>(is_floating(scores.dtype), "nll_loss: takes floating log-probabilities, got {}",
+  check<DTypeError>(is_floating(scores.dtype), "{}: takes floating log-probabilities, got {}", call,
                     name_of(scores.dtype));
-  check<DTypeError>(targets.dtype == DType::i64, "nll_loss: targets must be class numbers in i64, got {}",
+  check<DTypeError>(targets.dtype == DType::i64, "{}: targets must be class numbers in i64, got {}", call,
                     name_of(targets.dtype));
   check<ShapeError>(scores.shape.rank() == 2 && targets.shape == Shape{scores.shape[0]},
-                    "nll_loss: log-probabilities (n, classes) and targets (n), got {} and {}", scores.shape,
+                    "{}: log-probabilities (n, classes) and targets (n), got {} and {}", call, scores.shape,
                     targets.shape);
   const DType wide = compute_dtype(scores.dtype);
   if (!weight.shape.is_none()) {
-    check<ShapeError>(weight.shape == Shape{scores.shape[1]}, "nll_loss: weights of shape {} for {} classes",
+    check<ShapeError>(weight.shape == Shape{scores.shape[1]}, "{}: weights of shape {} for {} classes", call,
                       weight.shape, scores.shape[1]);
-    check<DTypeError>(weight.dtype == wide, "nll_loss: weights in {} beside {}; they must be {}",
+    check<DTypeError>(weight.dtype == wide, "{}: weights in {} beside {}; they must be {}", call,
                       name_of(weight.dtype), name_of(scores.dtype), name_of(wide));
   }
   return {{reduction == Reduction::none ? targets.shape : Shape{}, scores.dtype, scores.device},
