@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/cpu/targets.h"
 #include "runtime/dtype.h"
 #include "runtime/kernel.h"
 #include "runtime/parallel.h"
@@ -12,14 +13,6 @@ namespace sherd::cpu {
 namespace {
 
 constexpr std::int64_t rows_of_tile = 4096;
-
-/// The first row whose target is no class and not ignored, or -1.
-std::int64_t first_bad(const std::int64_t* targets, std::int64_t rows, std::int64_t classes,
-                       std::int64_t ignore_index) {
-  for (std::int64_t r = 0; r < rows; ++r)
-    if (targets[r] != ignore_index && (targets[r] < 0 || targets[r] >= classes)) return r;
-  return -1;
-}
 
 /// Losses and weights of some rows, summed.
 struct Sums {
@@ -48,7 +41,7 @@ void nll(const ops::Nll& op, Inputs in, Outputs out) {
   const Tensor &scores = in[0], &weight = in[2];
   const std::int64_t rows = scores.shape()[0], classes = scores.shape()[1];
   const std::int64_t* targets = in[1].data<std::int64_t>();
-  const std::int64_t bad = first_bad(targets, rows, classes, op.ignore_index);
+  const std::int64_t bad = first_bad_target(targets, rows, classes, op.ignore_index);
   check<ValueError>(bad < 0, "{}: target {} of row {} is outside [0, {}) and is not ignore_index {}", op.call,
                     bad < 0 ? 0 : targets[bad], bad, classes, op.ignore_index);
   dispatch_floating(op.name, scores.dtype(), [&](auto tag) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/cpu/targets.h"
 #include "runtime/instances.h"
 #include "runtime/math.h"
 #include "runtime/ops/softmax.h"
@@ -129,9 +130,7 @@ std::int64_t cross_entropy(const T* x, const std::int64_t* targets, std::int64_t
                            std::int64_t rows, std::int64_t columns, compute_t<T>* loss, compute_t<T>* tops,
                            compute_t<T>* logs) {
   using C = compute_t<T>;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    if (targets[r] != ignore_index && (targets[r] < 0 || targets[r] >= columns)) return r;
-  }
+  if (const std::int64_t bad = first_bad_target(targets, rows, columns, ignore_index); bad >= 0) return bad;
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
     tops[r] = maximum(in, columns);
