@@ -32,6 +32,8 @@ inline constexpr int max_elementwise_inputs = 5;
 ///    inputs whose gradient is `gy` itself are named in `identity_grads` instead;
 ///  - `Tensors grad(const GradArgs&) const` in ops, with `reads`;
 ///  - `differentiable = false`.
+/// `light = true` says that it is a few instructions an element; the CPU then compiles a loop of its own for
+/// each 16-bit dtype too, instead of converting blocks to f32 and back.
 template <class O>
 concept ElementwiseOp = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -69,6 +71,11 @@ constexpr Mask identity_grads() {
 template <class O>
 constexpr bool gives_bool() {
   return requires { requires O::gives_bool; };
+}
+
+template <class O>
+constexpr bool is_light() {
+  return requires { requires O::light; };
 }
 
 /// What the gradient of input I uses.
@@ -122,6 +129,7 @@ struct ElementwiseGrad {
   static constexpr Reads kept = detail::reads_of<O, I>();
   static constexpr int arity = 1 + detail::count_bits(kept.inputs) + detail::count_bits(kept.outputs);
   static constexpr DTypeSet dtypes = O::dtypes;
+  static constexpr bool light = detail::is_light<O>();
   O op;
 
   template <class T, class... V>
@@ -156,6 +164,7 @@ struct WithScalar {
   static constexpr std::string_view name = O::name;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
+  static constexpr bool light = detail::is_light<O>();
   static constexpr bool gives_bool = detail::gives_bool<O>();
   static constexpr bool differentiable = !requires { requires O::differentiable == false; };
   static constexpr Mask identity_grads = detail::identity_grads<O>() & 1;
@@ -192,6 +201,7 @@ struct ScalarWith {
   static constexpr std::string_view name = O::name;
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = O::dtypes;
+  static constexpr bool light = detail::is_light<O>();
   static constexpr bool gives_bool = detail::gives_bool<O>();
   static constexpr bool differentiable = !requires { requires O::differentiable == false; };
   static constexpr Mask identity_grads = (detail::identity_grads<O>() >> 1) & 1;

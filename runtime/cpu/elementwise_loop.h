@@ -1,13 +1,12 @@
-// The loops of elementwise ops on the CPU: strides collapsed, the innermost span vectorised, long work cut
-// into fixed tiles. Included where ops are instantiated: in the library for its own, in an application for
-// its own.
+// The loops of elementwise ops on the CPU over one row, vectorised where its operands are dense. Included
+// where ops are instantiated: in the library for its own, in an application for its own. What walks from row
+// to row is no template (runtime/cpu/operands.h).
 #pragma once
 
 #include <tuple>
 
 #include "runtime/cpu/operands.h"
 #include "runtime/elementwise.h"
-#include "runtime/parallel.h"
 
 namespace sherd::detail {
 
@@ -52,62 +51,42 @@ void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in)
   for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
 }
 
-template <class F, class TO, class... TI>
-void run_span(const F& f, std::int64_t n, TO* out, const std::int64_t* steps, const TI*... in) {
-  const std::int64_t so = steps[0];
-  int i = 0;
-  const bool dense = so == 1 && ((steps[++i] == 1 || sizeof(TI) == 0) && ...);
-  if (dense) return dense_span(f, n, out, Dense<TI>{in}...);
+/// One row of a call: `n` elements, operand k from `at[k]` in steps of `steps[k]` elements.
+template <class F, class TO, class... TI, std::size_t... I>
+void run_row(const F& f, std::int64_t n, std::byte* const* at, const std::int64_t* steps,
+             std::index_sequence<I...>) {
+  TO* out = reinterpret_cast<TO*>(at[0]);
+  const std::tuple in{reinterpret_cast<const TI*>(at[I + 1])...};
+  if (steps[0] == 1 && ((steps[I + 1] == 1) && ...))
+    return dense_span(f, n, out, Dense<TI>{std::get<I>(in)}...);
   if constexpr (sizeof...(TI) == 2) {
-    const auto [a, b] = std::tuple{in...};
+    const auto [a, b] = in;
     using A = std::remove_cvref_t<decltype(*a)>;
     using B = std::remove_cvref_t<decltype(*b)>;
-    if (so == 1 && steps[1] == 1 && steps[2] == 0) return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
-    if (so == 1 && steps[1] == 0 && steps[2] == 1) return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
+    if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0)
+      return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
+    if (steps[0] == 1 && steps[1] == 0 && steps[2] == 1)
+      return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
   }
-  i = 0;
-  // Braces fix the order in which the steps are taken.
-  const std::tuple<Spaced<TI>...> operands{Spaced<TI>{in, steps[++i]}...};
-  std::apply([&](auto... o) { spaced_span(f, n, out, so, o...); }, operands);
+  spaced_span(f, n, out, steps[0], Spaced<TI>{std::get<I>(in), steps[I + 1]}...);
 }
 
-inline constexpr std::int64_t elements_per_tile = 16384;
-
-template <class F, class TO, class... TI, std::size_t... I>
-void run_operands(const F& f, const Operands& w, std::index_sequence<I...>) {
-  const std::int64_t n = w.inner();
-  std::int64_t steps[Operands::most] = {};
-  for (int k = 0; k < w.count; ++k) steps[k] = w.step(k);
-  if (w.rank <= 1) {
-    parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-      run_span(f, end - begin, reinterpret_cast<TO*>(w.data[0]) + begin * steps[0], steps,
-               reinterpret_cast<const TI*>(w.data[I + 1]) + begin * steps[I + 1]...);
-    });
-    return;
-  }
-  const std::int64_t rows_per_tile =
-      std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(n, 1));
-  parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      std::int64_t at[Operands::most] = {}, rest = row;
-      for (int d = w.rank - 2; d >= 0; --d) {
-        const std::int64_t index = rest % w.sizes[d];
-        rest /= w.sizes[d];
-        for (int k = 0; k < w.count; ++k) at[k] += index * w.strides[k][d];
-      }
-      run_span(f, n, reinterpret_cast<TO*>(w.data[0]) + at[0], steps,
-               reinterpret_cast<const TI*>(w.data[I + 1]) + at[I + 1]...);
-    }
-  });
-}
-
-/// Instantiates the loops for `O` on elements of type `T`; of functors that do the same as the op with its
-/// number, if there are any for what is computed in f32.
+/// Runs the rows of `O` on elements of type `T`; of functors that do the same as the op with its number, if
+/// there are any for what is computed in f32.
 template <class T, class O, std::size_t... I>
-void run_typed(const O& op, const Operands& w, std::index_sequence<I...> indices) {
-  using TO = std::conditional_t<gives_bool<O>(), bool, T>;
+void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
+  static constexpr bool in_f32 =
+      std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<O>();
+  using TX = std::conditional_t<in_f32, float, T>;
+  using TO = std::conditional_t<gives_bool<O>(), bool, TX>;
   const auto run = [&]<class F>(const F& f) {
-    run_operands<F, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, T>...>(f, w, indices);
+    (in_f32 ? run_rows_in_f32 : run_rows)(
+        w,
+        [](const void* functor, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+          run_row<F, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, TX>...>(
+              *static_cast<const F*>(functor), n, at, steps, std::index_sequence<I...>{});
+        },
+        &f);
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;

@@ -36,10 +36,12 @@ Operands operands_of(Inputs in, const Tensor& out) {
   Operands o;
   o.count = 1 + static_cast<int>(in.size());
   o.data[0] = out.raw();
+  o.dtypes[0] = out.dtype();
   const Shape& shape = out.shape();
   bool dense = out.is_contiguous();
   for (std::size_t k = 0; k < in.size(); ++k) {
     o.data[k + 1] = in[k].raw();
+    o.dtypes[k + 1] = in[k].dtype();
     dense = dense && in[k].shape() == shape && in[k].is_contiguous();
   }
   if (dense) {  // the common case, without looking at dimensions

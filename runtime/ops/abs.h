@@ -10,6 +10,7 @@ struct Abs {
   static constexpr std::string_view name = "abs";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 1};
 
   template <class T>

@@ -10,6 +10,7 @@ struct Add {
   static constexpr std::string_view name = "add";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Mask identity_grads = 0b11;
 
   template <class T>

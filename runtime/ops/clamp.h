@@ -9,6 +9,7 @@ struct Clamp {
   static constexpr std::string_view name = "clamp";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 1};
   Number min = 0, max = 1;
 

@@ -9,6 +9,7 @@ struct Div {
   static constexpr std::string_view name = "div";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 0b10};
   static constexpr Reads reads_b{.inputs = 0b11};
   static constexpr double low = 0.3, high = 3;  // where it is tested

@@ -9,6 +9,7 @@ struct Greater {
   static constexpr std::string_view name = "greater";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = any_dtype;
+  static constexpr bool light = true;
   static constexpr bool gives_bool = true;
   static constexpr bool differentiable = false;
 

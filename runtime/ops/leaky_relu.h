@@ -9,6 +9,7 @@ struct LeakyRelu {
   static constexpr std::string_view name = "leaky_relu";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 1};
   double slope = 0.01;
 

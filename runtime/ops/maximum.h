@@ -10,6 +10,7 @@ struct Maximum {
   static constexpr std::string_view name = "maximum";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 

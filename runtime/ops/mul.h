@@ -10,6 +10,7 @@ struct Mul {
   static constexpr std::string_view name = "mul";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 0b10};
   static constexpr Reads reads_b{.inputs = 0b01};
 

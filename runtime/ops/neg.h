@@ -10,6 +10,7 @@ struct Neg {
   static constexpr std::string_view name = "neg";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{};
 
   template <class T>

@@ -9,6 +9,7 @@ struct Relu {
   static constexpr std::string_view name = "relu";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.outputs = 1};
 
   template <class T>

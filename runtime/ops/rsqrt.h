@@ -9,6 +9,7 @@ struct Rsqrt {
   static constexpr std::string_view name = "rsqrt";
   static constexpr int arity = 1;
   static constexpr DTypeSet dtypes = floating_dtypes;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.outputs = 1};
   static constexpr double low = 0.1, high = 3;  // where it is tested
 

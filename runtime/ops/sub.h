@@ -10,6 +10,7 @@ struct Sub {
   static constexpr std::string_view name = "sub";
   static constexpr int arity = 2;
   static constexpr DTypeSet dtypes = number_dtypes;
+  static constexpr bool light = true;
   static constexpr Mask identity_grads = 0b01;
   static constexpr Reads reads_b{};
 

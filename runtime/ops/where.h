@@ -9,6 +9,7 @@ struct Where {
   static constexpr std::string_view name = "where";
   static constexpr int arity = 3;
   static constexpr DTypeSet dtypes = any_dtype;
+  static constexpr bool light = true;
   static constexpr bool first_is_condition = true;
   static constexpr Reads reads{.inputs = 0b001};
 
