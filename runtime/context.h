@@ -99,8 +99,9 @@ class SHERD_API Context {
   static void end(void* context) noexcept;
   void begin_stream();
 
-  // Read several times an op: with this model at a fixed offset from the thread pointer, without a call.
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local Context* current_;
+  // With the default model, so that the library can be loaded by `dlopen`: at a fixed offset it would take a
+  // part of the little that the system keeps for that.
+  static constinit thread_local Context* current_;
   CpuPool cpu_pool_;  // first, so destroyed last: what slots hold is freed into it
   std::uint64_t id_;
   std::optional<Generator> generator_;  // empty until it is seeded or first used

@@ -112,6 +112,25 @@ symbols_stay_inside() {
   done
 }
 
+# By a program that knows nothing of it, as plugins are loaded: it may ask for none of the memory of threads that the
+# system sets aside at the start, of which there is little.
+loaded_later() {
+  local dir=$work/loaded-later
+  mkdir "$dir"
+  cat >"$dir/main.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** words) {
+  if (count == 2 && dlopen(words[1], RTLD_NOW | RTLD_LOCAL)) return 0;
+  puts(dlerror());
+  return 1;
+}
+END
+  "${CC:-cc}" "$dir/main.c" -o "$dir/main" -ldl
+  "$dir/main" "$(prefix_of shared)/libsherd.so"
+  ! readelf -dW "$(prefix_of shared)/libsherd.so" | grep STATIC_TLS
+}
+
 for library in shared static; do
   if built $library; then
     try "pkg-config-$library" with_pkg_config $library
@@ -130,6 +149,11 @@ done
 try subproject as_subproject
 try headers headers_alone
 try symbols symbols_stay_inside
+if built shared; then
+  try loaded-later loaded_later
+else
+  skip loaded-later "this build has no shared library (-Ddefault_library=both has)"
+fi
 
 echo "sherd-tests: $passed passed, $failed failed, $skipped skipped"
 ((failed == 0))
