@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <ranges>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,17 @@ inline std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> in
 inline std::vector<Tensor> grad(const Tensor& output, std::initializer_list<Tensor> inputs,
                                 const Tensor& upstream = {}, BackwardOptions options = {}) {
   return grad(output, std::span(inputs.begin(), inputs.size()), upstream, options);
+}
+/// Of a list of what is a tensor, such as parameters.
+template <std::ranges::forward_range R>
+requires(!std::convertible_to<const R&, std::span<const Tensor>> &&
+         TensorLike<std::ranges::range_value_t<R>>) std::vector<Tensor> grad(const Tensor& output,
+                                                                             const R& inputs,
+                                                                             const Tensor& upstream = {},
+                                                                             BackwardOptions options = {}) {
+  std::vector<Tensor> tensors;
+  for (const auto& input : inputs) tensors.push_back(input);
+  return grad(output, std::span<const Tensor>(tensors), upstream, options);
 }
 
 /// `hook` is called with the complete gradient of `tensor` in every backward and may return another to use in

@@ -128,7 +128,8 @@ class SHERD_API Group {
   Group strided(int stride) const;
 
   /// After a CollectiveError: makes this group usable again; returns once every rank of it has called this.
-  /// Works from before stay failed. Throws CollectiveError when a rank is gone for good.
+  /// Works from before stay failed; renewing a group that has not failed fails it, and with it calls that a
+  /// peer is still in. Throws CollectiveError when a rank is gone for good.
   void renew() const;
   /// Whether a fault has ended the group, until `renew`.
   bool failed() const;

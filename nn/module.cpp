@@ -77,12 +77,6 @@ const std::shared_ptr<ModuleExtension>& Module::extension() const { return state
 
 namespace {
 
-#ifdef NDEBUG
-constexpr bool assertions = false;
-#else
-constexpr bool assertions = true;
-#endif
-
 /// ValueError for names that could not be told apart in a path.
 class NameCheck final : public MemberVisitor {
  public:
@@ -122,7 +116,7 @@ void Module::visit_members(MemberVisitor& visitor) {
   const State& s = state();
   NameCheck names(*this);
   each_member(names);
-  if (assertions && !s.complete && can_be_cloned()) check_nothing_forgotten();
+  if (!s.complete && can_be_cloned()) check_nothing_forgotten();
   each_member(visitor);
 }
 

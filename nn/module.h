@@ -119,8 +119,8 @@ class SHERD_API Module {
   /// The class's name, e.g. "Linear".
   virtual std::string_view type_name() const = 0;
   /// Calls `visitor` for each direct member. Before that, ValueError for a name that two members have, that
-  /// is empty or has a dot. Where the library is built with assertions, StateError when the object holds a
-  /// Param, Buffer or Module that `visit` does not name.
+  /// is empty or has a dot, and the first time StateError when the object holds a Param, Buffer or Module
+  /// that `visit` does not name.
   void visit_members(MemberVisitor& visitor);
   /// Calls `visitor.param` and `visitor.buffer` for each member of this module and of those below, depth
   /// first, by its name in its own module. Without the checks of `visit_members`: for every forward.
@@ -232,6 +232,12 @@ constexpr std::string_view short_type_name() {
   return colon == std::string_view::npos ? text : text.substr(colon + 1);
 }
 
+template <class T>
+concept NoMember = !std::derived_from<T, Param> && !std::derived_from<T, Buffer> &&
+                   !std::derived_from<T, Module> && !requires {
+  requires std::derived_from<typename T::element_type, Module>;
+};
+
 /// Calls the function of a MemberVisitor that fits the kind of member.
 struct MemberSorter {
   MemberVisitor& visitor;
@@ -241,6 +247,13 @@ struct MemberSorter {
   template <std::derived_from<Module> M>
   void operator()(std::string_view name, const std::unique_ptr<M>& member) const {
     if (member) visitor.child(name, *member);
+  }
+  template <NoMember T>
+  void operator()(std::string_view, T&) const {
+    static_assert(
+        sizeof(T) == 0,
+        "visit: a member is a Param, a Buffer, a module or a unique_ptr to one; a list of layers is an "
+        "nn::ModuleList, a list of parameters is visited one by one");
   }
 };
 

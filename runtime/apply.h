@@ -53,18 +53,16 @@ Tensor apply_to(const O& op, const T&... in) {
 
 }  // namespace detail
 
-/// Applies a typed op with one output.
-template <class O, class... T>
-  requires((sizeof...(T) != 1 || !OpValue<O>) && (std::same_as<T, Tensor> && ...))
-Tensor apply(const O& op, const T&... in) {
-  return detail::apply_to(op, in...);
+/// Applies a typed op with one output. Besides tensors it takes what is one: a parameter, a part `x[0]`.
+template <class O, TensorLike... T>
+requires(sizeof...(T) != 1 || !OpValue<O>) Tensor apply(const O& op, const T&... in) {
+  return detail::apply_to(op, static_cast<const Tensor&>(in)...);
 }
 /// With one input it takes anything, as `std::apply` does, which would fit better beside `using namespace
 /// std`.
 template <class O, class T>
-  requires(OpValue<std::remove_cvref_t<O>> && std::same_as<std::remove_cvref_t<T>, Tensor>)
-Tensor apply(O&& op, T&& in) {
-  return detail::apply_to<std::remove_cvref_t<O>>(op, in);
+requires(OpValue<std::remove_cvref_t<O>>&& TensorLike<std::remove_cvref_t<T>>) Tensor apply(O&& op, T&& in) {
+  return detail::apply_to<std::remove_cvref_t<O>>(op, static_cast<const Tensor&>(in));
 }
 
 /// Applies a typed op to a list of inputs, with all its outputs.
@@ -72,6 +70,10 @@ template <class O>
 Tensors apply_many(const O& op, Inputs in) {
   const OpModel<O> model(op);
   return apply(static_cast<const AnyOp&>(model), in);
+}
+template <class O>
+Tensors apply_many(const O& op, std::initializer_list<Tensor> in) {
+  return apply_many(op, Inputs(in.begin(), in.size()));
 }
 
 }  // namespace sherd

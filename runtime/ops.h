@@ -24,7 +24,9 @@ SHERD_API Tensor full(Shape shape, Number value, TensorOptions options = {});
 SHERD_API Tensor zeros_like(const Tensor& x);
 SHERD_API Tensor ones_like(const Tensor& x);
 /// start, start + step, ... below end (above it for a negative step).
-SHERD_API Tensor arange(Number start, Number end, Number step = 1, TensorOptions options = {DType::i64});
+SHERD_API Tensor arange(Number start, Number end, Number step, TensorOptions options);
+/// Of i64, or of the default dtype where one of the numbers is not an integer.
+SHERD_API Tensor arange(Number start, Number end, Number step = 1);
 inline Tensor arange(Number end) { return arange(0, end); }
 /// `count` numbers from start to end, evenly spaced, computed in f64.
 SHERD_API Tensor linspace(double start, double end, std::int64_t count, TensorOptions options = {});

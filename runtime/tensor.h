@@ -226,6 +226,12 @@ SHERD_API std::string to_string(const Tensor& tensor);
 /// Writes `to_string(tensor)`.
 SHERD_API std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 
+/// A class that is a tensor, or has one to give: a parameter.
+template <class T>
+concept TensorLike = std::derived_from<T, Tensor> || requires(const T& x) {
+  x.operator const Tensor&();
+};
+
 namespace detail {
 /// The type of element that host values of type T become.
 template <class T>

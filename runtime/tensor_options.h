@@ -46,6 +46,12 @@ class SHERD_API DefaultOptions {
 }  // namespace sherd
 
 template <>
+struct fmt::formatter<sherd::DType> : fmt::formatter<std::string_view> {
+  auto format(sherd::DType dtype, fmt::format_context& ctx) const {
+    return fmt::formatter<std::string_view>::format(sherd::name_of(dtype), ctx);
+  }
+};
+template <>
 struct fmt::formatter<sherd::Device> : fmt::formatter<std::string> {
   auto format(sherd::Device device, fmt::format_context& ctx) const {
     return fmt::formatter<std::string>::format(sherd::to_string(device), ctx);

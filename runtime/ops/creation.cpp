@@ -119,6 +119,11 @@ Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   return apply(ops::Arange{spec_of({n}, options), start, step});
 }
 
+Tensor arange(Number start, Number end, Number step) {
+  const bool whole = !start.is_floating() && !end.is_floating() && !step.is_floating();
+  return arange(start, end, step, whole ? TensorOptions{.dtype = DType::i64} : TensorOptions{});
+}
+
 Tensor linspace(double start, double end, std::int64_t count, TensorOptions options) {
   check<ValueError>(count >= 0, "linspace: {} numbers", count);
   check<ValueError>(std::isfinite(start) && std::isfinite(end),

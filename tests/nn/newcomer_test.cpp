@@ -15,7 +15,11 @@
 #include "nn/layers.h"
 #include "nn/optimizer.h"
 #include "nn/recurrent.h"
+#include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
+#include "runtime/ops/mul.h"
+#include "runtime/ops/relu.h"
 #include "tests/catch.h"
 
 using namespace std;
@@ -183,4 +187,41 @@ TEST_CASE("newcomer: a recurrent layer goes on from its state, and a batch may c
   CHECK(given.y.shape() == Shape{6, 2, 8});
   CHECK(all(flip(narrow(given.y, -1, 4, 4), {0}) == alone.y).item<bool>());
   CHECK(all(given.state.hidden[1] == alone.state.hidden[0]).item<bool>());
+}
+
+namespace {
+/// Has what a layer has, but `visit` forgets the second one.
+struct Forgets : nn::Layer<Forgets> {
+  nn::Linear a{2, 3}, b{3, 2};
+  Tensor forward(const Tensor& x) const { return b(a(x)); }
+  void visit(auto&& on) { on("a", a); }
+};
+}  // namespace
+
+TEST_CASE("newcomer: parameters and parts go where tensors go") {
+  const nn::Linear layer(3, 2);
+  const Tensor x = randn({4, 3});
+  CHECK(all(apply(ops::Relu{}, layer.weight) == relu(layer.weight)).item<bool>());
+  CHECK(all(apply(ops::Relu{}, x[0]) == relu(x[0])).item<bool>());
+  CHECK(
+      all(apply(ops::Mul{}, layer.weight, x[{Slice{0, 2}}]) == layer.weight * x[{Slice{0, 2}}]).item<bool>());
+  CHECK(all(apply_many(ops::Relu{}, {x})[0] == relu(x)).item<bool>());
+  const vector<Tensor> grads = grad(sum(square(layer(x))), layer.parameters());
+  REQUIRE(grads.size() == 2);
+  CHECK(grads[0].shape() == layer.weight.shape());
+  CHECK(amax(abs(grads[1] - sum(2 * layer(x), {0}))).item() < 1e-5);
+  CHECK(all(grad(sum(layer(x)), {layer.bias})[0] == 4).item<bool>());
+}
+
+TEST_CASE("newcomer: a range of numbers that are no integers is of floats") {
+  CHECK(arange(0, 1, 0.25).to_vector<float>() == vector<float>{0, 0.25f, 0.5f, 0.75f});
+  CHECK(arange(0.5, 3).dtype() == DType::f32);
+  CHECK(arange(3).dtype() == DType::i64);
+  const DefaultOptions scope({.dtype = DType::f64});
+  CHECK(arange(0, 1, 0.25).dtype() == DType::f64);
+}
+
+TEST_CASE("newcomer: a layer that visit forgets is named") {
+  Forgets net;
+  CHECK_THROWS_AS(nn::Sgd(net.parameters(), {.lr = 1}), StateError);
 }

@@ -154,7 +154,7 @@ TEST_CASE("door: a number fits the dtype it meets, or is refused by one rule") {
         CHECK(text.find(name_of(dtype)) != std::string::npos);
       }
     }
-  CHECK(message_of<DTypeError>([] { arange(0.5, 3); }).starts_with("arange"));
+  CHECK(message_of<DTypeError>([] { arange(0.5, 3, 1, {i64}); }).starts_with("arange"));
   CHECK(add(Tensor::from<std::int64_t>({0}, {1}), (std::int64_t{1} << 53) + 1).item<std::int64_t>() ==
         (std::int64_t{1} << 53) + 1);
   CHECK(arange((std::int64_t{1} << 53) + 1, (std::int64_t{1} << 53) + 3).to_vector<std::int64_t>()[0] ==
