@@ -91,40 +91,45 @@ Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
 
 namespace {
 
-/// Which elements of axis `axis` of x stand at places [begin, end) of the padded one. No list on the host: of
-/// a padding beyond memory it would be one too.
-Tensor sources_of(const Tensor& x, int axis, std::int64_t begin, std::int64_t end, Padding padding) {
+/// What `padding` puts before (`Side::before`) or after axis `axis` of x: `count` elements.
+enum class Side : std::uint8_t { before, after };
+Tensor margin(const Tensor& x, int axis, std::int64_t count, Side side, Padding padding, Number value) {
   const std::int64_t n = x.shape()[axis];
-  const Tensor place = arange(begin, end, 1, positions_on(x));
-  if (padding == Padding::replicate) return clamp(place, 0, n - 1);
-  const bool circular = padding == Padding::circular;
-  const Tensor from_below = circular ? add(place, n) : neg(place);
-  const Tensor from_above = circular ? sub(place, n) : sub(2 * (n - 1), place);
-  return where(less(place, 0), from_below, where(greater_equal(place, n), from_above, place));
+  Shape shape = x.shape();
+  shape[axis] = count;
+  const bool before = side == Side::before;
+  switch (padding) {
+    case Padding::constant:
+      return full(shape, value, {x.dtype(), x.device()});
+    case Padding::replicate:
+      return expand(narrow(x, axis, before ? 0 : n - 1, 1), shape);
+    case Padding::circular:
+      return narrow(x, axis, before ? n - count : 0, count);
+    case Padding::reflect:
+      return flip(narrow(x, axis, before ? 1 : n - 1 - count, count), {axis});
+  }
+  fail<InternalError>("pad: padding {}", static_cast<int>(padding));
 }
 
 Tensor pad_axis(const Tensor& x, int axis, std::int64_t before, std::int64_t after, Padding padding,
                 Number value) {
-  const std::int64_t n = x.shape()[axis];
-  check<ShapeError>(n + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0) >= 0,
-                    "pad: {} and {} take more than axis {} of shape {} has", before, after, axis, x.shape());
-  if (padding == Padding::constant) {
-    Tensor y = narrow(x, axis, std::max<std::int64_t>(-before, 0),
-                      n + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0));
-    const auto around = [&](std::int64_t count) {
-      Shape shape = x.shape();
-      shape[axis] = std::max<std::int64_t>(count, 0);
-      return full(shape, value, {x.dtype(), x.device()});
-    };
-    return before > 0 || after > 0 ? cat({around(before), y, around(after)}, axis) : y;
+  const std::int64_t n = x.shape()[axis],
+                     kept = n + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0);
+  check<ShapeError>(kept >= 0, "pad: {} and {} take more than axis {} of shape {} has", before, after, axis,
+                    x.shape());
+  if (padding != Padding::constant) {
+    const std::int64_t most = padding == Padding::reflect    ? n - 1
+                              : padding == Padding::circular ? n
+                                                             : INT64_MAX;
+    check<ShapeError>(n > 0 && before <= most && after <= most,
+                      "pad: {} before and {} after axis {} of shape {}; this padding has {} at most", before,
+                      after, axis, x.shape(), n > 0 ? most : 0);
   }
-  const std::int64_t most = padding == Padding::reflect    ? n - 1
-                            : padding == Padding::circular ? n
-                                                           : INT64_MAX;
-  check<ShapeError>(n > 0 && before <= most && after <= most,
-                    "pad: {} before and {} after axis {} of shape {}; this padding has {} at most", before,
-                    after, axis, x.shape(), n > 0 ? most : 0);
-  return index_select(x, axis, sources_of(x, axis, -before, n + after, padding));
+  Tensors parts;
+  if (before > 0) parts.push_back(margin(x, axis, before, Side::before, padding, value));
+  parts.push_back(narrow(x, axis, std::max<std::int64_t>(-before, 0), kept));
+  if (after > 0) parts.push_back(margin(x, axis, after, Side::after, padding, value));
+  return parts.size() == 1 ? parts[0] : cat(Inputs(parts.begin(), parts.size()), axis);
 }
 
 }  // namespace
