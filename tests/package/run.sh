@@ -112,6 +112,18 @@ symbols_stay_inside() {
   done
 }
 
+# The plan of a package with a library for each level of processors; to build it would be to build the library again.
+levels_planned() {
+  local dir=$work/levels files
+  meson setup "$dir" "$source" -Dcpu_arch=x86-64-v2 -Dhwcaps=x86-64-v3,x86-64-v4 -Dcuda=disabled -Dtests=disabled \
+    -Dtools=disabled -Dexamples=disabled
+  files=$(meson introspect --installed "$dir")
+  grep -q 'glibc-hwcaps/x86-64-v3/libsherd.so' <<<"$files"
+  grep -q 'glibc-hwcaps/x86-64-v4/libsherd.so' <<<"$files"
+  grep -q -e '-march=x86-64-v4.*runtime/cpu/softmax.cpp' "$dir/compile_commands.json"
+  ninja -C "$dir" -n >/dev/null
+}
+
 # By a program that knows nothing of it, as plugins are loaded: it may ask for none of the memory of threads that the
 # system sets aside at the start, of which there is little.
 loaded_later() {
@@ -149,6 +161,11 @@ done
 try subproject as_subproject
 try headers headers_alone
 try symbols symbols_stay_inside
+if [[ $(uname -m) == x86_64 ]]; then
+  try levels levels_planned
+else
+  skip levels "glibc-hwcaps has such levels on x86-64 alone"
+fi
 if built shared; then
   try loaded-later loaded_later
 else
