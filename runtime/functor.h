@@ -111,6 +111,7 @@ namespace detail {
 /// The gradient of a functor of x that keeps x, as a functor of gy and x.
 template <class F>
 struct GradOfNumber {
+  static constexpr bool light = is_light<F>();
   F f;
   template <class T>
   constexpr T operator()(T gy, T x) const {

@@ -51,42 +51,75 @@ void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in)
   for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
 }
 
-/// One row of a call: `n` elements, operand k from `at[k]` in steps of `steps[k]` elements.
-template <class F, class TO, class... TI, std::size_t... I>
-void run_row(const F& f, std::int64_t n, std::byte* const* at, const std::int64_t* steps,
-             std::index_sequence<I...>) {
-  TO* out = reinterpret_cast<TO*>(at[0]);
-  const std::tuple in{reinterpret_cast<const TI*>(at[I + 1])...};
-  if (steps[0] == 1 && ((steps[I + 1] == 1) && ...))
-    return dense_span(f, n, out, Dense<TI>{std::get<I>(in)}...);
-  if constexpr (sizeof...(TI) == 2) {
-    const auto [a, b] = in;
-    using A = std::remove_cvref_t<decltype(*a)>;
-    using B = std::remove_cvref_t<decltype(*b)>;
-    if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0)
-      return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
-    if (steps[0] == 1 && steps[1] == 0 && steps[2] == 1)
-      return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
+/// One row of a call of functor `F`. An application's own functors are compiled with its flags, whatever
+/// these are: the attributes make the loops what the library's are, and `best` takes the one for this
+/// processor. Without contraction, so that all of them give the same bits. (Sanitized code need not be fast.)
+template <class F, class TO, class... TI>
+struct ElementwiseRow {
+#if defined(__clang__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static Row best() { return run; }
+  static void run(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+    go(f, n, at, steps, std::index_sequence_for<TI...>{});
   }
-  spaced_span(f, n, out, steps[0], Spaced<TI>{std::get<I>(in), steps[I + 1]}...);
-}
+#else
+#if !defined(__x86_64__) || defined(__AVX2__)
+  static Row best() { return run; }
+#else
+  static Row best() {
+    static const Row row = __builtin_cpu_supports("x86-64-v4")   ? run_v4
+                           : __builtin_cpu_supports("x86-64-v3") ? run_v3
+                                                                 : run;
+    return row;
+  }
+  [[gnu::target("arch=x86-64-v4"), gnu::flatten,
+    gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void
+  run_v4(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+    go(f, n, at, steps, std::index_sequence_for<TI...>{});
+  }
+  [[gnu::target("arch=x86-64-v3"), gnu::flatten,
+    gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void
+  run_v3(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+    go(f, n, at, steps, std::index_sequence_for<TI...>{});
+  }
+#endif
+  [[gnu::flatten, gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void run(
+      const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+    go(f, n, at, steps, std::index_sequence_for<TI...>{});
+  }
+#endif
+
+ private:
+  template <std::size_t... I>
+  static void go(const void* functor, std::int64_t n, std::byte* const* at, const std::int64_t* steps,
+                 std::index_sequence<I...>) {
+    const F& f = *static_cast<const F*>(functor);
+    TO* out = reinterpret_cast<TO*>(at[0]);
+    const std::tuple in{reinterpret_cast<const TI*>(at[I + 1])...};
+    if (steps[0] == 1 && ((steps[I + 1] == 1) && ...))
+      return dense_span(f, n, out, Dense<TI>{std::get<I>(in)}...);
+    if constexpr (sizeof...(TI) == 2) {
+      const auto [a, b] = in;
+      using A = std::remove_cvref_t<decltype(*a)>;
+      using B = std::remove_cvref_t<decltype(*b)>;
+      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0)
+        return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
+      if (steps[0] == 1 && steps[1] == 0 && steps[2] == 1)
+        return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
+    }
+    spaced_span(f, n, out, steps[0], Spaced<TI>{std::get<I>(in), steps[I + 1]}...);
+  }
+};
 
 /// Runs the rows of `O` on elements of type `T`; of functors that do the same as the op with its number, if
-/// there are any for what is computed in f32.
+/// there are any for what is computed in f32. Those that are not light see halves as f32.
 template <class T, class O, std::size_t... I>
 void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
-  static constexpr bool in_f32 =
-      std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<O>();
-  using TX = std::conditional_t<in_f32, float, T>;
-  using TO = std::conditional_t<gives_bool<O>(), bool, TX>;
   const auto run = [&]<class F>(const F& f) {
-    (in_f32 ? run_rows_in_f32 : run_rows)(
-        w,
-        [](const void* functor, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
-          run_row<F, TO, std::conditional_t<I == 0 && first_is_condition<O>(), bool, TX>...>(
-              *static_cast<const F*>(functor), n, at, steps, std::index_sequence<I...>{});
-        },
-        &f);
+    constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
+    using TX = std::conditional_t<in_f32, float, T>;
+    using Loop = ElementwiseRow<F, std::conditional_t<gives_bool<O>(), bool, TX>,
+                                std::conditional_t<I == 0 && first_is_condition<O>(), bool, TX>...>;
+    (in_f32 ? run_rows_in_f32 : run_rows)(w, Loop::best(), &f);
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;

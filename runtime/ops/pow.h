@@ -11,6 +11,7 @@ namespace sherd::ops {
 template <int halves>
 struct PowerOfHalves {
   static constexpr int arity = 1;
+  static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 1};
 
   template <class T>
