@@ -10,6 +10,7 @@
 #include "runtime/cpu/operands.h"
 #include "runtime/error.h"
 #include "runtime/math.h"
+#include "runtime/ops/cat.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/flip.h"
 #include "runtime/parallel.h"
@@ -233,6 +234,29 @@ void cast(const ops::Cast&, Inputs in, Outputs out) { copy_tensor(in[0], out[0])
 void clone(const ops::Clone&, Inputs in, Outputs out) { copy_tensor(in[0], out[0]); }
 void copy_into(const ops::CopyInto&, Inputs in, Outputs) { copy_tensor(in[1], in[0]); }
 
+/// The parts of a few rows before the next rows, so that the target goes through the caches once.
+void cat(const ops::Cat& op, Inputs in, Outputs out) {
+  const Tensor& y = out[0];
+  const DType dtype = y.dtype();
+  if (y.numel() == 0) return;
+  const std::int64_t rows = op.axis > 0 ? y.shape()[0] : 1;
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / (y.numel() / rows));
+  const auto copy_rows = [&](std::int64_t begin, std::int64_t end) {
+    std::byte* to = y.raw() + begin * y.strides()[0] * size_of(dtype);
+    for (const Tensor& part : in) {
+      Shape sizes = part.shape();
+      if (op.axis > 0) sizes[0] = end - begin;
+      copy(sizes, dtype, part.raw() + begin * part.strides()[0] * size_of(dtype), part.strides(), dtype, to,
+           y.strides());
+      to += part.shape()[op.axis] * y.strides()[op.axis] * size_of(dtype);
+    }
+  };
+  if (op.axis > 0)
+    parallel_for(rows, grain, copy_rows);
+  else
+    copy_rows(0, 0);
+}
+
 /// A copy that starts at the end of the axes and walks back.
 void flip(const ops::Flip& op, Inputs in, Outputs out) {
   const Tensor& x = in[0];
@@ -254,6 +278,7 @@ void add_copy() {
   add_kernel<cast>(DeviceType::cpu);
   add_kernel<clone>(DeviceType::cpu);
   add_kernel<copy_into>(DeviceType::cpu);
+  add_kernel<cat>(DeviceType::cpu);
   add_kernel<flip>(DeviceType::cpu);
 }
 

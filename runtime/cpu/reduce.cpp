@@ -22,20 +22,14 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 // ---- Sums. The reduced dimension is cut into chunks of a fixed length; every chunk gives a partial result
 // of [inner].
 
+/// What elements are compared in, and what they are summed in: sums of integers wrap around.
 template <class T>
-struct Accumulator {
-  using type = compute_t<T>;
-};
+using compared_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
 template <class T>
-  requires std::is_integral_v<T>
-struct Accumulator<T> {
-  using type = std::int64_t;
-};
-template <class T>
-using accumulator_t = typename Accumulator<T>::type;
+using summed_t = std::conditional_t<std::is_integral_v<T>, std::uint64_t, compute_t<T>>;
 
 /// Along contiguous elements.
-template <class T, class C = accumulator_t<T>>
+template <class T, class C = summed_t<T>>
 C sum_row(const T* x, std::int64_t n) {
   return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return take<C>(x + j, count); });
 }
@@ -43,7 +37,7 @@ C sum_row(const T* x, std::int64_t n) {
 constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
 
 /// Adds `rows` contiguous rows to `sums`, four at a time.
-template <class T, class C = accumulator_t<T>>
+template <class T, class C = summed_t<T>>
 void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums) {
   if (rows > run) {
     const std::int64_t half = (rows / run + 1) / 2 * run;
@@ -64,7 +58,7 @@ void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64
   }
 }
 
-template <class T, class C = accumulator_t<T>>
+template <class T, class C = summed_t<T>>
 C sum_strided(const T* x, std::int64_t n, std::int64_t stride) {
   constexpr std::int64_t leaf = 16;
   if (n > leaf) {
@@ -77,7 +71,7 @@ C sum_strided(const T* x, std::int64_t n, std::int64_t stride) {
 }
 
 /// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
-template <class T, class C = accumulator_t<T>>
+template <class T, class C = summed_t<T>>
 void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums) {
   if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums);
   for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride)
@@ -92,7 +86,7 @@ std::int64_t chunk_of(const Reduction& r) {
 template <class T, class C>
 sum_t<T> finished(C total, double divisor) {
   if constexpr (std::is_integral_v<T>) {
-    return total;
+    return static_cast<sum_t<T>>(total);
   } else {
     return T(total / static_cast<C>(divisor));
   }
@@ -107,6 +101,10 @@ void for_pieces(const Reduction& r, const F& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(work, 1));
   parallel_for(r.outer * across, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
+      if (across == 1) {
+        body(r, t * r.outer_stride, t * r.inner);
+        continue;
+      }
       const std::int64_t o = t / across, j = t % across * piece_width;
       Reduction part = r;
       part.inner = std::min(piece_width, r.inner - j);
@@ -118,8 +116,12 @@ void for_pieces(const Reduction& r, const F& body) {
 /// Many results with a short way each.
 template <class T>
 void sum_whole(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
-  using C = accumulator_t<T>;
+  using C = summed_t<T>;
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+    if (part.inner == 1 && part.reduce_stride == 1) {
+      out[to] = finished<T>(sum_row(x + from, part.reduce), divisor);
+      return;
+    }
     C sums[piece_width];
     std::fill_n(sums, part.inner, C(0));
     add_chunk(part, x + from, part.reduce, sums);
@@ -130,7 +132,7 @@ void sum_whole(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
 template <class T>
 void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divisor, sum_t<T>* out) {
-  using C = accumulator_t<T>;
+  using C = summed_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
   parallel_for(r.outer * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -256,7 +258,7 @@ constexpr bool better(C x, C best) {
 
 template <bool largest, class T>
 void extreme_strided(const T* x, std::int64_t n, std::int64_t stride, T* out, std::int64_t* index) {
-  using C = accumulator_t<T>;
+  using C = compared_t<T>;
   C best = C(x[0]);
   std::int64_t at = 0;
   for (std::int64_t i = 1; i < n; ++i) {
@@ -294,15 +296,14 @@ float extreme_lane(Vec<float> v) {
 /// The same along contiguous elements: the value by four chains of vectors, then its first place.
 template <bool largest, class T>
 void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
-  using C = accumulator_t<T>;
+  using C = compared_t<T>;
   const C first = C(x[0]);
   constexpr std::int64_t step = lanes<C>;
   Vec<C> chain[4] = {splat(first), splat(first), splat(first), splat(first)};
   std::int64_t j = 0;
   for (; j + 4 * step <= n; j += 4 * step) {
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c)
-      chain[c] = better_lanes<largest, C>(load_as<C>(x + j + c * step), chain[c]);
+    for (int c = 0; c < 4; ++c) chain[c] = better_lanes<largest, C>(load_as<C>(x + j + c * step), chain[c]);
   }
   for_vectors<C>(n - j, [&](std::int64_t i, auto count) {
     chain[0] = better_lanes<largest, C>(take<C>(x + j + i, count, first), chain[0]);
@@ -327,7 +328,7 @@ void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
 /// Side by side over contiguous columns of one piece.
 template <bool largest, class T>
 void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index) {
-  using C = accumulator_t<T>;
+  using C = compared_t<T>;
   C best[piece_width];
   std::int64_t at[piece_width] = {};
   for (std::int64_t j = 0; j < r.inner; ++j) best[j] = C(x[j]);

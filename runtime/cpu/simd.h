@@ -203,9 +203,9 @@ inline double largest(Vec<double> v) {
   return best;
 }
 
-inline std::int64_t sum(Vec<std::int64_t> v) {
-  std::int64_t total = 0;
-  for (int l = 0; l < lanes<std::int64_t>; ++l) total += v[l];
+inline std::uint64_t sum(Vec<std::uint64_t> v) {
+  std::uint64_t total = 0;
+  for (int l = 0; l < lanes<std::uint64_t>; ++l) total += v[l];
   return total;
 }
 

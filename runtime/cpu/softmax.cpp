@@ -46,14 +46,35 @@ void for_exponentials(const T* x, std::int64_t n, C shift, const F& body) {
   }
 }
 
+template <class C>
+C sum_of(const C* e, std::int64_t n) {
+  return sum_vectors<C>(n, [&](std::int64_t i, auto count) { return take<C>(e + i, count); });
+}
+
 template <class T, class C>
 C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
   double total = 0;  // there may be many blocks
-  for_exponentials(x, n, shift, [&](std::int64_t, const C* e, std::int64_t count) {
-    total +=
-        sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) { return take<C>(e + i, lanes_used); });
-  });
+  for_exponentials(x, n, shift,
+                   [&](std::int64_t, const C* e, std::int64_t count) { total += sum_of(e, count); });
   return static_cast<C>(total);
+}
+
+/// The same, with the exponentials left in `e`.
+template <class T, class C>
+C write_exponentials(const T* x, std::int64_t n, C shift, C* e) {
+  double total = 0;
+  for (std::int64_t j = 0; j < n; j += block) {
+    const std::int64_t count = std::min(block, n - j);
+    for (std::int64_t i = 0; i < count; ++i) e[j + i] = math::exp(static_cast<C>(x[j + i]) - shift);
+    total += sum_of(e + j, count);
+  }
+  return static_cast<C>(total);
+}
+
+/// y[j] = f(j, count) for the vectors of a row.
+template <class C, class T, class F>
+void map_row(T* y, std::int64_t n, const F& f) {
+  for_vectors<C>(n, [&](std::int64_t j, auto count) { put<C>(y + j, f(j, count), count); });
 }
 
 }  // namespace
@@ -61,26 +82,26 @@ C sum_of_exponentials(const T* x, std::int64_t n, C shift) {
 template <class T>
 void softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
   using C = compute_t<T>;
+  constexpr std::int64_t held = 2048;  // of a 16-bit row whose exponentials are kept, on the stack
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
     T* out = y + r * columns;
     const C top = maximum(in, columns);
+    const auto scale = [&](const C* e, C total) {
+      const C factor = C(1) / total;
+      map_row<C>(out, columns, [&](std::int64_t j, auto count) { return take<C>(e + j, count) * factor; });
+    };
     if constexpr (std::is_same_v<T, C>) {
-      double total = 0;
-      for_exponentials(in, columns, top, [&](std::int64_t j, const C* e, std::int64_t count) {
-        total += sum_vectors<C>(count, [&](std::int64_t i, auto lanes_used) {
-          const Vec<C> v = take<C>(e + i, lanes_used);
-          put<C>(out + j + i, v, lanes_used);
-          return v;
-        });
-      });
-      const C factor = C(1) / static_cast<C>(total);
-      for (std::int64_t j = 0; j < columns; ++j) out[j] *= factor;
+      scale(out, write_exponentials(in, columns, top, out));
+    } else if (columns <= held) {
+      C e[held];
+      scale(e, write_exponentials(in, columns, top, e));
     } else {
       // The output cannot hold exponentials without rounding them, so they are made twice.
       const C factor = C(1) / sum_of_exponentials(in, columns, top);
       for_exponentials(in, columns, top, [&](std::int64_t j, const C* e, std::int64_t count) {
-        for (std::int64_t i = 0; i < count; ++i) out[j + i] = T(e[i] * factor);
+        map_row<C>(out + j, count,
+                   [&](std::int64_t i, auto lanes) { return take<C>(e + i, lanes) * factor; });
       });
     }
   });
@@ -94,8 +115,9 @@ void softmax_backward(const T* y, const T* g, std::int64_t rows, std::int64_t co
     const C along = sum_vectors<C>(columns, [&](std::int64_t j, auto count) {
       return take<C>(p + j, count) * take<C>(grad + j, count);
     });
-    T* out = gx + r * columns;
-    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(C(p[j]) * (C(grad[j]) - along));
+    map_row<C>(gx + r * columns, columns, [&](std::int64_t j, auto count) {
+      return take<C>(p + j, count) * (take<C>(grad + j, count) - along);
+    });
   });
 }
 
@@ -104,10 +126,10 @@ void log_softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
   using C = compute_t<T>;
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
-    T* out = y + r * columns;
     const C top = maximum(in, columns);
     const C log_total = math::log(sum_of_exponentials(in, columns, top));
-    for (std::int64_t j = 0; j < columns; ++j) out[j] = T((C(in[j]) - top) - log_total);
+    map_row<C>(y + r * columns, columns,
+               [&](std::int64_t j, auto count) { return (take<C>(in + j, count) - top) - log_total; });
   });
 }
 
@@ -120,7 +142,9 @@ void log_softmax_backward(const T* y, const T* g, std::int64_t rows, std::int64_
         sum_vectors<C>(columns, [&](std::int64_t j, auto count) { return take<C>(grad + j, count); });
     T* out = gx + r * columns;
     for_exponentials(in, columns, C(0), [&](std::int64_t j, const C* e, std::int64_t count) {
-      for (std::int64_t i = 0; i < count; ++i) out[j + i] = T(C(grad[j + i]) - e[i] * total);
+      map_row<C>(out + j, count, [&](std::int64_t i, auto lanes) {
+        return take<C>(grad + j + i, lanes) - take<C>(e + i, lanes) * total;
+      });
     });
   });
 }
