@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/math.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::math {
 namespace detail {
@@ -22,7 +23,8 @@ constexpr double atan2(double y, double x) {
              -0.0054082201638422202, 0.0013383275247894561, -0.00015571561601700983);
   const double flat = std::fma(slope * z, tail, slope);
   const double right = where(steep, 1.5707963267948966 - flat, flat);
-  return std::copysign(where(std::signbit(x), 3.141592653589793 - right, right), y);
+  // Not `signbit`, of which the compiler makes no vectors.
+  return std::copysign(where(std::copysign(1.0, x) < 0, 3.141592653589793 - right, right), y);
 }
 
 }  // namespace detail
@@ -103,6 +105,21 @@ constexpr float atanh(float x) {
 }
 constexpr double atanh(double x) { return std::atanh(x); }
 
+namespace detail {
+
+/// std::fmod(a, b).
+constexpr double rest_of(double a, double b) { return std::fmod(a, b); }
+/// Quotients below 2^28 are found exactly in double: it rounds none of a float by a float up to an integer,
+/// and holds their products with b.
+constexpr float rest_of(float a, float b) {
+  const double x = a, y = b, quotient = std::trunc(x / y);
+  if (!(std::fabs(quotient) < 0x1p28)) return std::fmod(a, b);  // NaN and infinities too
+  return static_cast<float>(
+      std::copysign(x - where(quotient == 0, 0.0, quotient * y), x));  // y may be infinite
+}
+
+}  // namespace detail
+
 /// The nearest integer, of two the even one.
 template <class T>
 constexpr T round(T x) {
@@ -110,6 +127,24 @@ constexpr T round(T x) {
     return x;
   else
     return std::rint(x);
+}
+/// The integer at or below a / b: so many b and the remainder are a. Of integers by 0: 0, and the least
+/// number by -1: itself.
+template <class T>
+constexpr T floor_divide(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    const bool turned = std::is_signed_v<T> && b == static_cast<T>(-1);
+    const T by = where(b == T(0) || turned, T(1), b), quotient = static_cast<T>(a / by);
+    const bool below = a % by != T(0) && (a < T(0)) != (b < T(0));
+    return where(b == T(0), T(0), where(turned, negated(a), static_cast<T>(quotient - T(below))));
+  } else {
+    // The quotient without the rest is whole but for its rounding, as in CPython.
+    const T rest = detail::rest_of(a, b);
+    const T quotient = (a - rest) / b - where(rest != T(0) && (rest < T(0)) != (b < T(0)), T(1), T(0));
+    const T whole = std::floor(quotient);
+    const T nearest = where(quotient - whole > T(0.5), whole + T(1), whole);
+    return where(b == T(0), a / b, where(quotient == T(0), std::copysign(T(0), a / b), nearest));
+  }
 }
 /// What dividing by b leaves, of the sign of b and less than it, or by rounding b itself; of an infinite b and
 /// the other sign, b. Of integers and b = 0: 0.
@@ -121,7 +156,7 @@ constexpr T remainder(T a, T b) {
     const T rest = static_cast<T>(a % where(none, T(1), b));
     return static_cast<T>(rest + where(rest != T(0) && (rest < T(0)) != (b < T(0)), b, T(0)));
   } else {
-    const T rest = std::fmod(a, b);
+    const T rest = detail::rest_of(a, b);
     return where(rest != T(0) && (rest < T(0)) != (b < T(0)), rest + b, rest);
   }
 }

@@ -23,6 +23,7 @@ SHERD_API Tensor ones(Shape shape, TensorOptions options = {});
 SHERD_API Tensor full(Shape shape, Number value, TensorOptions options = {});
 SHERD_API Tensor zeros_like(const Tensor& x);
 SHERD_API Tensor ones_like(const Tensor& x);
+SHERD_API Tensor full_like(const Tensor& x, Number value);
 /// start, start + step, ... below end (above it for a negative step).
 SHERD_API Tensor arange(Number start, Number end, Number step, TensorOptions options);
 /// Of i64, or of the default dtype where one of the numbers is not an integer.
@@ -115,6 +116,8 @@ SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
 SHERD_API Tensor atan2(const Tensor& a, const Tensor& b);
 /// What dividing a by b leaves, of the sign of b. Integers by 0 leave 0.
 SHERD_API Tensor remainder(const Tensor& a, const Tensor& b);
+/// The integer at or below a / b, without a gradient; of integers by 0: 0.
+SHERD_API Tensor floor_divide(const Tensor& a, const Tensor& b);
 SHERD_API Tensor add(const Tensor& a, Number b);
 SHERD_API Tensor sub(const Tensor& a, Number b);
 SHERD_API Tensor sub(Number a, const Tensor& b);
@@ -125,6 +128,7 @@ SHERD_API Tensor pow(const Tensor& a, Number b);
 SHERD_API Tensor maximum(const Tensor& a, Number b);
 SHERD_API Tensor minimum(const Tensor& a, Number b);
 SHERD_API Tensor remainder(const Tensor& a, Number b);
+SHERD_API Tensor floor_divide(const Tensor& a, Number b);
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
@@ -240,6 +244,8 @@ SHERD_API Tensor flatten(const Tensor& x, std::int64_t first = 0, std::int64_t l
 SHERD_API Tensor permute(const Tensor& x, Shape axes);
 SHERD_API Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b);
 SHERD_API Tensor squeeze(const Tensor& x, std::int64_t axis);
+/// Without all axes of size 1.
+SHERD_API Tensor squeeze(const Tensor& x);
 SHERD_API Tensor unsqueeze(const Tensor& x, std::int64_t axis);
 /// Size-1 axes repeated without copying; -1 keeps an axis.
 SHERD_API Tensor expand(const Tensor& x, Shape shape);
@@ -297,9 +303,9 @@ struct Picked {
   Tensor values, indices;
 };
 using TopK = Picked;
-/// The k largest along the last axis, largest first; equal values by position.
-SHERD_API TopK topk(const Tensor& x, std::int64_t k);
 enum class Order { ascending, descending };
+/// The first k of `sort(x, axis, order)`: the largest, or the smallest.
+SHERD_API TopK topk(const Tensor& x, std::int64_t k, std::int64_t axis = -1, Order order = Order::descending);
 /// Values in order along `axis`, and where each was; equal ones by position, NaN as the largest.
 SHERD_API Picked sort(const Tensor& x, std::int64_t axis = -1, Order order = Order::ascending);
 SHERD_API Tensor argsort(const Tensor& x, std::int64_t axis = -1, Order order = Order::ascending);
@@ -329,6 +335,9 @@ SHERD_API Picked min(const Tensor& x, std::int64_t axis, Keep keep = Keep::drop)
 /// Whether any element, or every one, is not zero; bool. Of none: false and true.
 SHERD_API Tensor any(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 SHERD_API Tensor all(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// Whether |a - b| <= absolute + relative |b| everywhere; equal infinities count, NaN equals nothing. Waits
+/// for the device.
+SHERD_API bool allclose(const Tensor& a, const Tensor& b, double relative = 1e-5, double absolute = 1e-8);
 /// The product; integers and bools multiply in i64.
 SHERD_API Tensor prod(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
 /// Mean of the squared deviations from the mean times n / (n - correction), and its square root, whose

@@ -40,6 +40,7 @@ Tensor maximum(const Tensor& a, const Tensor& b) { return apply(ops::Maximum{}, 
 Tensor minimum(const Tensor& a, const Tensor& b) { return apply(ops::Minimum{}, a, b); }
 Tensor atan2(const Tensor& a, const Tensor& b) { return apply(ops::Atan2{}, a, b); }
 Tensor remainder(const Tensor& a, const Tensor& b) { return apply(ops::Remainder{}, a, b); }
+Tensor floor_divide(const Tensor& a, const Tensor& b) { return apply(ops::FloorDivide{}, a, b); }
 Tensor add(const Tensor& a, Number b) { return apply(WithScalar<ops::Add>{b}, a); }
 Tensor sub(const Tensor& a, Number b) { return apply(WithScalar<ops::Sub>{b}, a); }
 Tensor sub(Number a, const Tensor& b) { return apply(ScalarWith<ops::Sub>{a}, b); }
@@ -53,6 +54,7 @@ Tensor pow(const Tensor& a, Number b) {
 Tensor maximum(const Tensor& a, Number b) { return apply(WithScalar<ops::Maximum>{b}, a); }
 Tensor minimum(const Tensor& a, Number b) { return apply(WithScalar<ops::Minimum>{b}, a); }
 Tensor remainder(const Tensor& a, Number b) { return apply(WithScalar<ops::Remainder>{b}, a); }
+Tensor floor_divide(const Tensor& a, Number b) { return apply(WithScalar<ops::FloorDivide>{b}, a); }
 
 Tensor equal(const Tensor& a, const Tensor& b) { return apply(ops::Equal{}, a, b); }
 Tensor not_equal(const Tensor& a, const Tensor& b) { return apply(ops::NotEqual{}, a, b); }

@@ -95,6 +95,7 @@ Tensor full(Shape shape, Number value, TensorOptions options) {
 Tensor zeros(Shape shape, TensorOptions options) { return full(std::move(shape), 0, options); }
 Tensor ones(Shape shape, TensorOptions options) { return full(std::move(shape), 1, options); }
 Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), {x.dtype(), x.device()}); }
+Tensor full_like(const Tensor& x, Number value) { return full(x.shape(), value, {x.dtype(), x.device()}); }
 Tensor ones_like(const Tensor& x) { return ones(x.shape(), {x.dtype(), x.device()}); }
 
 Tensor arange(Number start, Number end, Number step, TensorOptions options) {
@@ -163,7 +164,8 @@ Tensor randperm(std::int64_t count, TensorOptions options) {
   // On the host, where the list is likely to be read: each place, from the last one on, exchanges its number
   // with one at or before it (R. Durstenfeld), of 64 random bits.
   const TensorOptions there{DType::i64, Device::cpu()};
-  const Tensor words = randint(0, std::int64_t{1} << 32, {count, 2}, there), list = arange(count);
+  const Tensor words = randint(0, std::int64_t{1} << 32, {count, 2}, there),
+               list = arange(0, count, 1, there);
   const auto* word = words.data<std::int64_t>();
   auto* number = list.mutable_data<std::int64_t>();
   for (std::int64_t i = count - 1; i > 0; --i) {

@@ -25,6 +25,7 @@
 #include "runtime/ops/exp2.h"
 #include "runtime/ops/expm1.h"
 #include "runtime/ops/floor.h"
+#include "runtime/ops/floor_divide.h"
 #include "runtime/ops/gelu.h"
 #include "runtime/ops/gelu_tanh.h"
 #include "runtime/ops/greater.h"
@@ -74,12 +75,12 @@ using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, 
                         GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot,
                         Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2, Log10,
                         Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;
-using ArithmeticOps =
-    OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber, Bce, BceWithLogits, Atan2, Remainder>;
+using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber, Bce, BceWithLogits, Atan2,
+                             Remainder, FloorDivide>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Binary ops whose second, or first, input may be a number.
 using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,
-                          Greater, GreaterEqual, Remainder>;
+                          Greater, GreaterEqual, Remainder, FloorDivide>;
 using BoundLeft = OpList<Sub, Div>;
 
 }  // namespace sherd::ops

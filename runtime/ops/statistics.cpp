@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/context.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -78,6 +79,20 @@ Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
   check_floating("stddev", x);
   const std::int64_t n = count_over("stddev", x, axes);
   return in_wide(x, [&](const Tensor& y) { return root(wide_var(y, axes, keep, n, correction)); });
+}
+
+bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
+  check<ValueError>(relative >= 0 && absolute >= 0, "allclose: tolerances {} and {} are not above 0",
+                    relative, absolute);
+  check<DTypeError>(a.dtype() == b.dtype(), "allclose: inputs are {} and {}; cast one of them",
+                    name_of(a.dtype()), name_of(b.dtype()));
+  const DType wide = a.dtype() == DType::f16 || a.dtype() == DType::bf16 ? DType::f32
+                     : is_floating(a.dtype())                            ? a.dtype()
+                                                                         : DType::f64;
+  const GradMode without(false);
+  const Tensor x = to(a, wide), y = to(b, wide);
+  const Tensor near = less_equal(abs(sub(x, y)), add(mul(abs(y), relative), absolute));
+  return all(logical_or(equal(a, b), logical_and(isfinite(y), near))).item<bool>();
 }
 
 Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {

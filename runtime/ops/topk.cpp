@@ -54,9 +54,29 @@ Tensors Scatter::grad(const GradArgs& args) const {
 
 }  // namespace ops
 
-TopK topk(const Tensor& x, std::int64_t k) {
-  Tensors both = apply_many(ops::TopK{k}, std::span(&x, 1));
+namespace {
+
+/// The k largest of each row, largest first; equal values by position.
+TopK largest(const Tensor& rows, std::int64_t k) {
+  Tensors both = apply_many(ops::TopK{k}, std::span(&rows, 1));
   return {std::move(both[0]), std::move(both[1])};
+}
+
+}  // namespace
+
+TopK topk(const Tensor& x, std::int64_t k, std::int64_t axis, Order order) {
+  const int at = normalize_axis("topk", axis, x.rank());
+  const bool last = at == x.rank() - 1;
+  const auto turned = [&](const Tensor& t) { return last ? t : transpose(t, at, -1); };
+  if (order == Order::descending || x.rank() == 0) {
+    const TopK found = largest(turned(x), k);
+    return {turned(found.values), turned(found.indices)};
+  }
+  const std::int64_t n = x.shape()[at];
+  check<ShapeError>(k >= 0 && k <= n, "topk: {} of the {} elements along axis {} of shape {}", k, n, at,
+                    x.shape());
+  const Picked all = sort(x, axis, order);
+  return {narrow(all.values, at, 0, k), narrow(all.indices, at, 0, k)};
 }
 
 Tensor gather(const Tensor& x, const Tensor& index) {
@@ -71,7 +91,7 @@ Picked sort(const Tensor& x, std::int64_t axis, Order order) {
   const auto turned = [&](const Tensor& t) { return last ? t : transpose(t, at, -1); };
   // Upwards is the list turned round, both before and after, so that equal values keep their order.
   const Tensor rows = turned(x);
-  const TopK found = topk(up ? flip(rows, {-1}) : rows, n);
+  const TopK found = largest(up ? flip(rows, {-1}) : rows, n);
   if (!up) return {turned(found.values), turned(found.indices)};
   return {turned(flip(found.values, {-1})), turned(sub(n - 1, flip(found.indices, {-1})))};
 }

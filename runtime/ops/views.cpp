@@ -211,6 +211,13 @@ Tensor squeeze(const Tensor& x, std::int64_t axis) {
   return apply(ops::ViewAs{shape}, x);
 }
 
+Tensor squeeze(const Tensor& x) {
+  Shape shape;
+  for (std::int64_t n : x.shape())
+    if (n != 1) shape.push_back(n);
+  return apply(ops::ViewAs{shape}, x);
+}
+
 Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
   Shape shape = x.shape();
   shape.insert(normalize_axis("unsqueeze", axis, x.rank() + 1), 1);

@@ -143,6 +143,7 @@ Runs elementwise_runs() {
                      const TensorList& in) { return Tensors{elu(in.at(0), number(args, "alpha"))}; }},
           {"atan2", binary(atan2)},
           {"remainder", binary(remainder, remainder)},
+          {"floor_divide", binary(floor_divide, floor_divide)},
           {"logical_not", unary(logical_not)},
           {"gelu", run_gelu},
           {"clamp", run_clamp},

@@ -239,7 +239,7 @@ def make_binary(area):
                   [draw.uniform(4, 3, dtype=dtype, low=0.3, high=2.0), draw.uniform(3, dtype=dtype, low=-2, high=2)])
     for dtype in WIDE:
         area.case(join("pow.edges", NAMES[dtype]), "pow", torch.pow, pairs([0.0, 1.0, -2.0, 2.0, 3.0, 0.5, inf, nan], dtype))
-    for op, run in {"atan2": torch.atan2, "remainder": torch.remainder}.items():
+    for op, run in {"atan2": torch.atan2, "remainder": torch.remainder, "floor_divide": lambda a, b: torch.floor_divide(a.detach(), b.detach())}.items():
         for dtype in FLOATS:
             name = join(op, NAMES[dtype])
             draw = Draw(name)
@@ -250,6 +250,7 @@ def make_binary(area):
     for dtype in INTS:
         values = [1, 2, 3, 7, 200 if dtype == u8 else -7]
         area.case(join("remainder", NAMES[dtype]), "remainder", torch.remainder, pairs(values, dtype))
+        area.case(join("floor_divide", NAMES[dtype]), "floor_divide", torch.floor_divide, pairs(values, dtype))
     for scalar in (0.75, -2.0):
         name = join("remainder", "number", scalar)
         area.case(name, "remainder", lambda x, scalar=scalar: torch.remainder(x, scalar), [Draw(name).normal(3, 4)],

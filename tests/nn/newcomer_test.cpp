@@ -225,3 +225,25 @@ TEST_CASE("newcomer: a layer that visit forgets is named") {
   Forgets net;
   CHECK_THROWS_AS(nn::Sgd(net.parameters(), {.lr = 1}), StateError);
 }
+
+TEST_CASE("newcomer: what is asked for by the names of the field") {
+  const Tensor x = Tensor::from<float>({3, 1, 2, 6, 5, 4}, {2, 3});
+  CHECK(topk(x, 2, 1, Order::ascending).values.to_vector<float>() == vector<float>{1, 2, 4, 5});
+  CHECK(topk(x, 1, 0).indices.to_vector<int64_t>() == vector<int64_t>{1, 1, 1});
+  CHECK_THROWS_AS(topk(x, 3, 0), ShapeError);
+  CHECK_THROWS_AS(topk(x, 3, 0, Order::ascending), ShapeError);
+  CHECK(squeeze(ones({1, 3, 1, 2, 1})).shape() == Shape{3, 2});
+  CHECK(squeeze(ones({1, 1})).shape() == Shape{});
+  CHECK(full_like(x, 7).to_vector<float>() == vector<float>(6, 7));
+  const float inf = numeric_limits<float>::infinity(), nan = numeric_limits<float>::quiet_NaN();
+  CHECK(allclose(x, x + 1e-6f));
+  CHECK_FALSE(allclose(x, x + 1e-3f));
+  CHECK(allclose(full({2}, inf), full({2}, inf)));
+  CHECK_FALSE(allclose(ones({2}), full({2}, inf)));
+  CHECK_FALSE(allclose(full({2}, -inf), full({2}, inf)));
+  CHECK_FALSE(allclose(full({2}, nan), full({2}, nan)));
+  CHECK(allclose(arange(3), arange(3)));
+  CHECK_FALSE(allclose(zeros({2}), full({2}, 1e-7)));
+  CHECK(allclose(zeros({2}), full({2}, 1e-7), 0, 1e-6));
+  CHECK_THROWS_AS(allclose(x, ones({4})), ShapeError);
+}

@@ -356,6 +356,21 @@ TEST_CASE("remainder: an integer's of 0 is 0, and a quotient's gradient is the w
   CHECK(quotients.to_vector<double>() == std::vector<double>{2, -3, -3, 2, -1});
 }
 
+TEST_CASE("floor_divide: so many b and the remainder are a; by 0 it is 0") {
+  for (DType dtype : {i32, i64, u8}) {
+    const Tensor a = with_specials({7, 1}, dtype), b = with_specials({9}, dtype, 5), q = floor_divide(a, b);
+    INFO(name_of(dtype));
+    CHECK(
+        same_bits(add(mul(q, b), remainder(a, b)), where(equal(b, 0), zeros_like(q), add(a, zeros_like(q)))));
+    for (int value : {-3, -1, 0, 2}) {
+      if (dtype == u8 && value < 0) continue;
+      CHECK(same_bits(floor_divide(a, value), floor_divide(a, full({}, value, {dtype}))));
+    }
+  }
+  CHECK(floor_divide(Tensor::from<int>({7, -7, 7, -7}, {4}), Tensor::from<int>({2, 2, -2, -2}, {4}))
+            .to_vector<std::int32_t>() == std::vector<std::int32_t>{3, -4, -4, 3});
+}
+
 TEST_CASE("a number is compared as what it is in the tensor's dtype") {
   for (const DType dtype : {f16, bf16, f32, f64})
     for (const double value : {0.1, 1.0 / 3, 2049.0, -0.7}) {
@@ -404,10 +419,11 @@ TEST_CASE("the public functions call the ops of their names") {
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
     huber_loss(x, x), bce_loss(x, x), bce_with_logits(x, x);
     using Binary = Tensor (*)(const Tensor&, const Tensor&);
-    for (Binary f : {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow),
-                     Binary(&maximum), Binary(&minimum), Binary(&sherd::atan2), Binary(&sherd::remainder),
-                     Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal), Binary(&greater),
-                     Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
+    for (Binary f :
+         {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),
+          Binary(&minimum), Binary(&sherd::atan2), Binary(&sherd::remainder), Binary(&floor_divide),
+          Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal), Binary(&greater),
+          Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
       f(x, x);
   }
   for_each_op(
