@@ -44,11 +44,10 @@ inline std::vector<Tensor> grad(const Tensor& output, std::initializer_list<Tens
                                 const Tensor& upstream = {}, BackwardOptions options = {}) {
   return grad(output, std::span(inputs.begin(), inputs.size()), upstream, options);
 }
-/// Of a list of what is a tensor, such as parameters.
-template <std::ranges::forward_range R>
-requires(!std::convertible_to<const R&, std::span<const Tensor>> &&
-         TensorLike<std::ranges::range_value_t<R>>) std::vector<Tensor> grad(const Tensor& output,
-                                                                             const R& inputs,
+/// Of a range of what is a tensor, such as parameters.
+template <std::ranges::input_range R>
+requires(!std::convertible_to<R, std::span<const Tensor>> &&
+         TensorLike<std::ranges::range_value_t<R>>) std::vector<Tensor> grad(const Tensor& output, R&& inputs,
                                                                              const Tensor& upstream = {},
                                                                              BackwardOptions options = {}) {
   std::vector<Tensor> tensors;

@@ -7,8 +7,9 @@
 
 namespace sherd::nn {
 
-/// While this exists, a copy of a module on this rank shares parameters and buffers with the original, and
-/// writes down every member that it copies. Records nest.
+/// While this exists, a copy of a module on this rank has empty parameters and buffers, so that no copy
+/// constructor can change the original's values, and writes down every member that it copies and that holds
+/// something. Records nest.
 class CopyRecord {
  public:
   struct Member {

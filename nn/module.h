@@ -120,7 +120,7 @@ class SHERD_API Module {
   virtual std::string_view type_name() const = 0;
   /// Calls `visitor` for each direct member. Before that, ValueError for a name that two members have, that
   /// is empty or has a dot, and the first time StateError when the object holds a Param, Buffer or Module
-  /// that `visit` does not name.
+  /// that `visit` does not name, as far as a copy of the object shows it.
   void visit_members(MemberVisitor& visitor);
   /// Calls `visitor.param` and `visitor.buffer` for each member of this module and of those below, depth
   /// first, by its name in its own module. Without the checks of `visit_members`: for every forward.

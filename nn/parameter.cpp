@@ -151,8 +151,7 @@ void Parameter::set_requires_grad(bool requires_grad) {
 Param::Param(const Param& other) : Param() {
   check_cloning();
   if (CopyRecord* record = CopyRecord::current()) {
-    record->add(&other, other.defined() ? fmt::format("Param of shape {}", other.shape()) : "empty Param");
-    *slot_ = other.object();
+    if (other.defined()) record->add(&other, fmt::format("Param of shape {}", other.shape()));
     return;
   }
   cloning().slots[other.slot_.get()] = slot_;
@@ -194,8 +193,7 @@ Indexed Param::operator[](std::initializer_list<At> at) const { return tensor()[
 Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
   check_cloning();
   if (CopyRecord* record = CopyRecord::current()) {
-    record->add(&other, "Buffer");
-    data_ = other.data_;
+    if (other.data_.defined()) record->add(&other, "Buffer");
   } else if (other.data_.defined()) {
     const Tensor values = copy_of(other.values());
     keep(values, other.own_dtype_ ? copy_of(other.data_) : values);

@@ -109,13 +109,18 @@ namespace detail {
 
 /// std::fmod(a, b).
 constexpr double rest_of(double a, double b) { return std::fmod(a, b); }
-/// Quotients below 2^28 are found exactly in double: it rounds none of a float by a float up to an integer,
-/// and holds their products with b.
+/// In double, where each step takes 2^51 off a quotient, which is below 2^277: what is left of a float by a
+/// float is exact, since quotients have fewer bits than a double. Without a branch, so that loops are
+/// vectors.
 constexpr float rest_of(float a, float b) {
-  const double x = a, y = b, quotient = std::trunc(x / y);
-  if (!(std::fabs(quotient) < 0x1p28)) return std::fmod(a, b);  // NaN and infinities too
-  return static_cast<float>(
-      std::copysign(x - where(quotient == 0, 0.0, quotient * y), x));  // y may be infinite
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const double x = std::fabs(double{a}), size = std::fabs(double{b}), y = where(size == infinity, 1.0, size);
+  const double inverse = 1 / y;
+  const auto step = [&](double rest) { return std::fma(-std::trunc(rest * inverse), y, rest); };
+  double rest = step(step(step(step(step(step(x))))));
+  rest += where(rest < 0, y, 0.0);  // the last quotient may be one off
+  rest -= where(rest >= y, y, 0.0);
+  return std::copysign(static_cast<float>(where(size == infinity, where(x < infinity, x, x - x), rest)), a);
 }
 
 }  // namespace detail

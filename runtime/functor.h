@@ -75,7 +75,10 @@ constexpr bool gives_bool() {
 
 template <class O>
 constexpr bool is_light() {
-  return requires { requires O::light; };
+  if constexpr (requires { typename std::bool_constant<O::light>; })
+    return std::same_as<decltype(O::light), const bool> && bool(O::light);
+  else
+    return false;
 }
 
 /// What the gradient of input I uses.

@@ -116,7 +116,7 @@ SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
 SHERD_API Tensor atan2(const Tensor& a, const Tensor& b);
 /// What dividing a by b leaves, of the sign of b. Integers by 0 leave 0.
 SHERD_API Tensor remainder(const Tensor& a, const Tensor& b);
-/// The integer at or below a / b, without a gradient; of integers by 0: 0.
+/// The integer at or below a / b, a step without a slope; of integers by 0: 0.
 SHERD_API Tensor floor_divide(const Tensor& a, const Tensor& b);
 SHERD_API Tensor add(const Tensor& a, Number b);
 SHERD_API Tensor sub(const Tensor& a, Number b);

@@ -214,7 +214,7 @@ void Gradients::wait() {
   if (!reduced_.defined()) return;
   reduced_ = {};
   average_ = brought_down(average_);
-  present_ = flags_of(std::exchange(flags_, {}));
+  if (!complete_) present_ = flags_of(std::exchange(flags_, {}));
 }
 
 bool Gradients::waits_on_device() const {
@@ -233,6 +233,7 @@ void Gradients::wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> 
     if (!waiting.empty() && group->compute_device() != waiting[0]->group_.compute_device()) continue;
     g.make_average();
     g.reduced_ = {};  // what the average and the flags still show of it stays
+    if (g.complete_) continue;
     count += g.flags_.numel();
     waiting.push_back(&g);
   }
@@ -283,7 +284,10 @@ void Gradients::make_average() {
   reduction_.wait();
   reduction_ = {};
   const std::int64_t numel = spec.partition.shard_numel();
-  flags_ = to(flat_view(reduced_, numel, static_cast<std::int64_t>(slots_.size())), DType::f32);
+  if (complete_)
+    present_.assign(slots_.size(), 1);
+  else
+    flags_ = to(flat_view(reduced_, numel, static_cast<std::int64_t>(slots_.size())), DType::f32);
   average_ = flat_view(reduced_, 0, numel);
   if (divided_here()) average_ = divided(average_);
   average_ = to(average_, grad_dtype());
@@ -305,7 +309,7 @@ void Gradients::land() {
   for (Tensor& t : totals_) t = brought_down(t);
   if (reduced_.defined()) {
     average_ = brought_down(average_);
-    present_ = flags_of(brought_down(std::exchange(flags_, {})));
+    if (!complete_) present_ = flags_of(brought_down(std::exchange(flags_, {})));
   }
   reduced_ = {};
   down_ = nullptr;
@@ -473,12 +477,12 @@ void Gradients::lay_into(const Tensor& region, int segment, std::span<const Tens
 }
 
 /// For every rank's slice, one element a slot: whether this rank has a gradient.
-void Gradients::mark_present(const Tensor& present, std::span<const Tensor> totals) const {
+void Gradients::mark_present(const Tensor& present, std::span<const Tensor> totals) {
   const auto has = [&](const Slot& slot) { return any(slot, totals); };
-  const bool all = std::ranges::all_of(slots_, has);
-  fill_(present, all ? 1 : 0);
+  complete_ = std::ranges::all_of(slots_, has);
+  fill_(present, complete_ ? 1 : 0);
   const auto flags = static_cast<std::int64_t>(slots_.size());
-  for (std::int64_t s = 0; s < flags && !all; ++s)
+  for (std::int64_t s = 0; s < flags && !complete_; ++s)
     if (has(slots_[static_cast<std::size_t>(s)]))
       fill_(alias(present, {{group_.spec().partition.ranks()}, {flags}, present.layout().offset + s}), 1);
 }

@@ -78,8 +78,8 @@ class Gradients final : public EngineSink {
   bool here() const;
   /// Until the averages are here, where the shard is.
   void wait();
-  /// The same for those of the groups whose averages stay on the first one's device: what had a gradient is
-  /// read once for all, since every read waits for the device.
+  /// The same for those of the groups whose averages stay on the first one's device: what had a gradient,
+  /// where this rank had not all, is read once for all groups, since a read waits for the device.
   static void wait_on_device(std::span<const std::shared_ptr<ParameterGroup>> groups);
   /// StateError where an average would be added to one that is there, and cannot be.
   void check_average() const;
@@ -131,7 +131,7 @@ class Gradients final : public EngineSink {
     Tensors into{}, from{};
   };
   void lay_into(const Tensor& region, int segment, std::span<const Tensor> totals, Copies& copies) const;
-  void mark_present(const Tensor& present, std::span<const Tensor> totals) const;
+  void mark_present(const Tensor& present, std::span<const Tensor> totals);
   /// Whether two calls make one average, of shards and of replicas: sums between them are not rounded.
   bool in_two_calls() const;
   /// Whether calls give sums, which are divided here.
@@ -167,6 +167,7 @@ class Gradients final : public EngineSink {
   std::optional<double> divide_by_;  // of this reduction
   Tensor average_, flags_;           // made of it; in the end where the shard is
   std::vector<float> present_;       // the flags
+  bool complete_ = false;       // this rank has a gradient for every slot: then so has the average, unread
   std::vector<Tensor> totals_;  // in place of an average, of a rank without peers that computes elsewhere
   std::unique_ptr<DeviceMark> down_;  // after what is to come down; until then all that it is made of is kept
   Tensors hooked_;                    // inputs and outputs that a communication hook reduces, side by side

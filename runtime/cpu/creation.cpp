@@ -1,5 +1,7 @@
 // Tensors of given, counted and random numbers.
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "runtime/cpu/random.h"
 #include "runtime/ops.h"
@@ -77,6 +79,24 @@ void integers(const ops::RandomInteger& op, Inputs, Outputs out) {
   if (!wide.is(out[0])) copy_(alias(out[0], out[0].layout()), wide);
 }
 
+/// The upper half of a product, which is below `n` and, of 64 random bits, as good as any number below it.
+std::uint64_t high_product(std::uint64_t bits, std::uint64_t n) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>((static_cast<Wide>(bits) * n) >> 64);
+}
+
+/// Each place, from the last one on, exchanges its number with one at or before it (R. Durstenfeld).
+void random_order(const ops::RandomOrder& op, Inputs, Outputs out) {
+  const std::int64_t n = out[0].numel(), counters = (n + 1) / 2;  // of four words, two for each place
+  const Tensor bits = empty({2 * counters}, {DType::i64, Device::cpu()});
+  auto* word = reinterpret_cast<std::uint64_t*>(bits.raw());
+  philox_words(key_to_draw(op.key), counters, reinterpret_cast<std::uint32_t*>(bits.raw()));
+  auto* number = reinterpret_cast<std::int64_t*>(out[0].raw());
+  std::iota(number, number + n, std::int64_t{0});
+  for (std::int64_t i = n - 1; i > 0; --i)
+    std::swap(number[i], number[high_product(word[i], static_cast<std::uint64_t>(i) + 1)]);
+}
+
 }  // namespace
 
 void add_creation() {
@@ -86,6 +106,7 @@ void add_creation() {
   add_kernel<uniform>(DeviceType::cpu);
   add_kernel<normal>(DeviceType::cpu);
   add_kernel<integers>(DeviceType::cpu);
+  add_kernel<random_order>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

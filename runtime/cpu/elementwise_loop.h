@@ -51,9 +51,10 @@ void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in)
   for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
 }
 
-/// One row of a call of functor `F`. An application's own functors are compiled with its flags, whatever
-/// these are: the attributes make the loops what the library's are, and `best` takes the one for this
-/// processor. Without contraction, so that all of them give the same bits. (Sanitized code need not be fast.)
+/// One row of a call of functor `F`. An application's own functors are compiled with its flags: with g++ at
+/// -O1 and above the attributes make the loops what the library's are, without contraction of products and
+/// sums, and `best` takes the one for this processor (flags for single instructions, such as -maes, leave the
+/// plain one). Other compilers and sanitized code compile them as any code.
 template <class F, class TO, class... TI>
 struct ElementwiseRow {
 #if defined(__clang__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

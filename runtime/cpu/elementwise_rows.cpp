@@ -16,6 +16,13 @@ struct Places {
   std::byte* at[Operands::most];
 
   explicit Places(const Operands& w) { std::copy_n(w.data, w.count, at); }
+  /// At the beginning of a row.
+  Places(const Operands& w, std::int64_t row) : Places(w) {
+    for (int d = w.rank - 2; d >= 0; --d) {
+      advance(w, d, row % w.sizes[d]);
+      row /= w.sizes[d];
+    }
+  }
   void advance(const Operands& w, int dimension, std::int64_t by) {
     for (int k = 0; k < w.count; ++k) at[k] += by * w.strides[k][dimension] * size_of(w.dtypes[k]);
   }
@@ -96,21 +103,66 @@ void run_rows(const Operands& w, Row row, const void* functor) {
     });
   const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / n);
   parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      Places places(w);
-      std::int64_t rest = i;
-      for (int d = w.rank - 2; d >= 0; --d) {
-        places.advance(w, d, rest % w.sizes[d]);
-        rest /= w.sizes[d];
-      }
-      row(functor, n, places.at, steps);
-    }
+    for (std::int64_t i = begin; i < end; ++i) row(functor, n, Places(w, i).at, steps);
   });
 }
 
+namespace {
+
+/// Rows so short that setting one up takes longer than computing it: as many as fill a block go as one.
+struct ShortRowsInF32 {
+  const Operands& operands;
+  Row row;
+  const void* functor;
+
+  static constexpr std::int64_t longest = 64, block = 512;
+
+  void run_block(std::int64_t first, std::int64_t rows) const {
+    alignas(64) float wide[Operands::most][block];
+    const std::int64_t n = operands.inner();
+    std::byte* at[Operands::most];
+    std::int64_t steps[Operands::most];
+    for (int k = 0; k < operands.count; ++k) {
+      at[k] = reinterpret_cast<std::byte*>(wide[k]);
+      steps[k] = 1;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Places places(operands, first + r);
+      for (int k = 1; k < operands.count; ++k) {
+        const std::int64_t step = operands.step(k);
+        if (is_half(operands.dtypes[k]))
+          with_half(operands.dtypes[k], places.at[k],
+                    [&](auto* x) { widen_row(x, step, n, wide[k] + r * n); });
+        else  // a condition
+          for (std::int64_t j = 0; j < n; ++j) at[k][r * n + j] = places.at[k][j * step];
+      }
+    }
+    row(functor, rows * n, at, steps);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Places places(operands, first + r);
+      const std::int64_t step = operands.step(0);
+      if (is_half(operands.dtypes[0]))
+        with_half(operands.dtypes[0], places.at[0],
+                  [&](auto* y) { narrow_row(wide[0] + r * n, n, y, step); });
+      else  // truths
+        for (std::int64_t j = 0; j < n; ++j) places.at[0][j * step] = at[0][r * n + j];
+    }
+  }
+};
+
+}  // namespace
+
 void run_rows_in_f32(const Operands& w, Row row, const void* functor) {
-  const RowInF32 in_f32{w, row, functor};
-  run_rows(w, &RowInF32::run, &in_f32);
+  const std::int64_t n = w.inner();
+  if (w.rank < 2 || n > ShortRowsInF32::longest) {
+    const RowInF32 in_f32{w, row, functor};
+    return run_rows(w, &RowInF32::run, &in_f32);
+  }
+  const ShortRowsInF32 in_f32{w, row, functor};
+  const std::int64_t together = ShortRowsInF32::block / n;
+  parallel_for(w.outer(), elements_per_tile / n, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += together) in_f32.run_block(i, std::min(together, end - i));
+  });
 }
 
 }  // namespace sherd::detail

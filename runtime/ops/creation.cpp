@@ -147,32 +147,14 @@ Tensor eye(std::int64_t rows, std::int64_t columns, TensorOptions options) {
             options.dtype);
 }
 
-namespace {
-
-/// The upper half of a product, which is below `n` and, of 64 random bits, as good as any number below it.
-std::uint64_t high_product(std::uint64_t bits, std::uint64_t n) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<std::uint64_t>((static_cast<Wide>(bits) * n) >> 64);
-}
-
-}  // namespace
-
 Tensor randperm(std::int64_t count, TensorOptions options) {
   check<ValueError>(count >= 0, "randperm: {} numbers", count);
   if (count > 0) detail::check_fits("randperm", "last value", count - 1, options.dtype);
   if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
-  // On the host, where the list is likely to be read: each place, from the last one on, exchanges its number
-  // with one at or before it (R. Durstenfeld), of 64 random bits.
-  const TensorOptions there{DType::i64, Device::cpu()};
-  const Tensor words = randint(0, std::int64_t{1} << 32, {count, 2}, there),
-               list = arange(0, count, 1, there);
-  const auto* word = words.data<std::int64_t>();
-  auto* number = list.mutable_data<std::int64_t>();
-  for (std::int64_t i = count - 1; i > 0; --i) {
-    const auto bits =
-        static_cast<std::uint64_t>(word[2 * i]) << 32 | static_cast<std::uint64_t>(word[2 * i + 1]);
-    std::swap(number[i], number[high_product(bits, static_cast<std::uint64_t>(i) + 1)]);
-  }
+  // On the host, where the list is likely to be read.
+  const Spec spec = spec_of({count}, {DType::i64, Device::cpu()});
+  const RandomKey key = Context::current().generator().reserve(2 * count);
+  const Tensor list = apply(ops::RandomOrder{spec, key});
   return to(to(list, options.dtype), options.device);
 }
 

@@ -41,7 +41,7 @@
 
 namespace sherd::ops {
 
-using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger>;
+using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
                          Embedding, EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;

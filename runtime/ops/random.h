@@ -63,4 +63,21 @@ struct RandomInteger {
   bool operator==(const RandomInteger&) const = default;
 };
 
+/// The numbers below the count of `spec`, which is 1-D and i64 on the host, in an order of which all are
+/// equally likely.
+struct RandomOrder {
+  static constexpr std::string_view name = "randperm";
+  static constexpr Arity arity = 0;
+  static constexpr bool differentiable = false;
+  Spec spec;
+  RandomKey key;
+
+  Specs infer(SpecSpan) const { return {spec}; }
+  void fields(auto&& on) const {
+    on("seed", key.seed);
+    on("offset", key.offset);
+  }
+  bool operator==(const RandomOrder&) const = default;
+};
+
 }  // namespace sherd::ops

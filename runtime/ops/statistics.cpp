@@ -86,13 +86,13 @@ bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute
                     relative, absolute);
   check<DTypeError>(a.dtype() == b.dtype(), "allclose: inputs are {} and {}; cast one of them",
                     name_of(a.dtype()), name_of(b.dtype()));
-  const DType wide = a.dtype() == DType::f16 || a.dtype() == DType::bf16 ? DType::f32
-                     : is_floating(a.dtype())                            ? a.dtype()
-                                                                         : DType::f64;
   const GradMode without(false);
-  const Tensor x = to(a, wide), y = to(b, wide);
-  const Tensor near = less_equal(abs(sub(x, y)), add(mul(abs(y), relative), absolute));
-  return all(logical_or(equal(a, b), logical_and(isfinite(y), near))).item<bool>();
+  const Tensor x = to(a, DType::f64), y = to(b, DType::f64);
+  Tensor apart = abs(sub(x, y));
+  if (is_integral(a.dtype()))  // differences that f64 does not see, and those beyond i64
+    apart = maximum(apart, abs(to(sub(to(a, DType::i64), to(b, DType::i64)), DType::f64)));
+  const Tensor near = less_equal(apart, add(mul(abs(y), relative), absolute));
+  return all(logical_or(equal(a, b), logical_and(isfinite(apart), near))).item<bool>();
 }
 
 Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {

@@ -415,6 +415,7 @@ TEST_CASE("a replay draws the random numbers that the step would draw now") {
   const std::pair<const char*, std::function<Tensor()>> steps[] = {
       {"nothing", [&] { return mul(x.detach(), 2.0); }},
       {"randn and rand", [] { return add(randn({5}), rand({5})); }},
+      {"randperm", [] { return randperm(7); }},
       {"integers", [] { return randint(-9, 9, {17}); }},
       {"other dtypes", [] { return rand({9}, {DType::bf16}); }},
       {"places", [&] { return multinomial(weights); }},

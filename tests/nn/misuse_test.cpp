@@ -424,6 +424,17 @@ struct Looks final : Layer<Looks> {
   void visit(auto&& on) { on("fc", fc); }
 };
 
+/// Changes what it copies, and throws where that is not.
+struct Meddles final : Layer<Meddles> {
+  nn::Linear fc{2, 2};
+  Meddles() = default;
+  Meddles(const Meddles& other) : Layer<Meddles>(other), fc(other.fc) {
+    for (const Parameter& p : parameters()) zero_(p.data());
+    zero_(fc.weight.data());
+  }
+  void visit(auto&& on) { on("fc", fc); }
+};
+
 }  // namespace
 
 TEST_CASE(
@@ -455,7 +466,6 @@ TEST_CASE("modules: a member that visit forgot is named") {
   CHECK(Forgetful(Forgets::nothing).parameters().size() == 5);
   CHECK(Above(Forgets::nothing).parameters().size() == 5);
   const std::map<Forgets, std::string> words{{Forgets::param, ": Param of shape (2, 3)"},
-                                             {Forgets::empty_param, ": empty Param"},
                                              {Forgets::buffer, ": Buffer"},
                                              {Forgets::child, ": Linear"},
                                              {Forgets::in_optional, ": Relu"},
@@ -473,6 +483,7 @@ TEST_CASE("modules: a member that visit forgot is named") {
         CHECK(one_line_about(text, word));
       }
     }
+  CHECK_NOTHROW(Forgetful(Forgets::empty_param).parameters());  // nothing is lost
   Forgetful without(Forgets::nothing);
   without.maybe.reset();
   CHECK_NOTHROW(without.parameters());
@@ -491,6 +502,10 @@ TEST_CASE("modules: looking for forgotten members changes nothing and copies no 
   CHECK(again.tok.weight.object() == again.head.weight.object());
   CHECK(same_bits(again.tok.weight.data(), before));
   const Looks looks;
+  const Meddles meddles;
+  const Tensor values = clone(meddles.fc.weight.data());
+  CHECK(meddles.parameters().size() == 2);
+  CHECK(same_bits(meddles.fc.weight.data(), values));
   CHECK(looks.clone().seen == 2);
   CHECK(looks.parameters().size() == 2);
   CHECK_THROWS_AS(Looks(looks), StateError);

@@ -246,4 +246,8 @@ TEST_CASE("newcomer: what is asked for by the names of the field") {
   CHECK_FALSE(allclose(zeros({2}), full({2}, 1e-7)));
   CHECK(allclose(zeros({2}), full({2}, 1e-7), 0, 1e-6));
   CHECK_THROWS_AS(allclose(x, ones({4})), ShapeError);
+  const int64_t big = int64_t{1} << 60, least = numeric_limits<int64_t>::min();
+  CHECK_FALSE(allclose(full({2}, big, {DType::i64}), full({2}, big + 1, {DType::i64}), 0, 0));
+  CHECK_FALSE(allclose(full({2}, least, {DType::i64}), full({2}, ~least, {DType::i64}), 0, 5));
+  CHECK_FALSE(allclose(full({2}, 3e38f), full({2}, -3e38f), 1.5));
 }

@@ -109,8 +109,8 @@ TEST_CASE("elementwise: 0-d and empty tensors keep their shape") {
 TEST_CASE("elementwise: broadcasting equals expanding first") {
   for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
     if (entry.arity != 2) return;
-    const std::pair<Shape, Shape> pairs[] = {
-        {{4, 5}, {5}}, {{4, 1}, {4, 5}}, {{3, 1, 5}, {4, 1}}, {{}, {4, 5}}, {{1}, {0, 3}}};
+    const std::pair<Shape, Shape> pairs[] = {{{4, 5}, {5}}, {{4, 1}, {4, 5}}, {{3, 1, 5}, {4, 1}},
+                                             {{}, {4, 5}},  {{1}, {0, 3}},    {{300, 3}, {3}}};
     for (const auto& [a, b] : pairs) {
       const Tensor in[] = {numbers(a, dtype, 1, entry.low, entry.high),
                            numbers(b, dtype, 2, entry.low, entry.high)};
@@ -126,7 +126,8 @@ TEST_CASE("elementwise: broadcasting equals expanding first") {
 TEST_CASE("elementwise: 16-bit floats are computed in f32 and rounded once") {
   for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
     if (dtype != f16 && dtype != bf16) return;
-    for (const auto& in : {inputs_of(entry, {403}, dtype), specials_of(entry, {2, 1301}, dtype)}) {
+    for (const auto& in : {inputs_of(entry, {403}, dtype), specials_of(entry, {2, 1301}, dtype),
+                           specials_of(entry, {3, 90, 7}, dtype)}) {
       std::vector<Tensor> wide;
       for (const Tensor& x : in) wide.push_back(to(x, f32));
       const Tensor y = call(*entry.op, wide), rounded = entry.gives_bool ? y : to(y, dtype);

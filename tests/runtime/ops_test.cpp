@@ -866,7 +866,7 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
       run(c, in);
       if (c.gradients) gradients(c, in, Lay::dense);
     }
-    full({1}, 1), arange(0, 1), rand({1}), randn({1}), randint(0, 2, {1});
+    full({1}, 1), arange(0, 1), rand({1}), randn({1}), randint(0, 2, {1}), randperm(1);
     const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({2}), norm = zeros({}, {f64});
     copy_each_(std::vector{p}, std::vector{ones({2})});
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
