@@ -19,16 +19,12 @@ class Number {
   template <std::floating_point T>
   constexpr Number(T value) : floating_(static_cast<double>(value)), kind_(Kind::floating) {}
   template <std::integral T>
-  constexpr Number(T value) : kind_(Kind::integer) {
-    if constexpr (std::same_as<T, bool>) {
-      kind_ = Kind::boolean;
-      integer_ = value;
-    } else if (sizeof(T) == 8 && T(-1) > T(0) && static_cast<std::uint64_t>(value) >> 63 != 0) {
+  constexpr Number(T value)
+      : floating_(static_cast<double>(value)),
+        integer_(static_cast<std::int64_t>(value)),
+        kind_(std::same_as<T, bool> ? Kind::boolean : Kind::integer) {
+    if (sizeof(T) == 8 && T(-1) > T(0) && static_cast<std::uint64_t>(value) >> 63 != 0)
       kind_ = Kind::floating;
-      floating_ = static_cast<double>(value);
-    } else {
-      integer_ = static_cast<std::int64_t>(value);
-    }
   }
 
   constexpr Kind kind() const { return kind_; }
@@ -36,7 +32,11 @@ class Number {
   /// The value as a `T`. For a `T` that cannot hold it the result is undefined: ask `fits` first.
   template <class T>
   constexpr T as() const {
-    return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
+    // Floats without asking for the kind, which would keep loops from being vectors.
+    if constexpr (std::floating_point<T>)
+      return static_cast<T>(floating_);
+    else
+      return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
   }
   /// Kind and value are the same; NaN equals NaN, so that equal ops are equal.
   friend constexpr bool operator==(Number a, Number b) {
@@ -46,10 +46,8 @@ class Number {
   }
 
  private:
-  union {
-    double floating_;
-    std::int64_t integer_;
-  };
+  double floating_;           // of an integer too
+  std::int64_t integer_ = 0;  // exactly what an integer or a bool is
   Kind kind_;
 };
 

@@ -200,7 +200,7 @@ void product(const Reduction& r, const T* x, To* out) {
   const std::int64_t chunk = product_task / std::min(r.inner, piece_width);
   if (r.reduce <= chunk) {
     for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
-      if (part.inner == 1) {
+      if (part.inner == 1 && part.reduce_stride == 1) {
         out[to] = To(multiply_row<T, C>(x + from, part.reduce));
         return;
       }

@@ -19,9 +19,10 @@ Tensor in_place(const Tensor& a, Number b) {
   return apply(InPlace<WithScalar<O>>{{b}}, a);
 }
 
-/// A number is compared as what it is in the tensor's 16 bits.
+/// The number as what it is in the tensor's 16 bits: so it is compared, and so it divides where that decides
+/// about a step.
 template <class O>
-Tensor compare(const Tensor& a, Number b) {
+Tensor with_rounded(const Tensor& a, Number b) {
   const DType dtype = a.defined() ? a.dtype() : DType::f32;
   const auto value = b.as<float>();
   if (dtype == DType::f16) b = static_cast<float>(Half(value));
@@ -53,7 +54,7 @@ Tensor pow(const Tensor& a, Number b) {
 }
 Tensor maximum(const Tensor& a, Number b) { return apply(WithScalar<ops::Maximum>{b}, a); }
 Tensor minimum(const Tensor& a, Number b) { return apply(WithScalar<ops::Minimum>{b}, a); }
-Tensor remainder(const Tensor& a, Number b) { return apply(WithScalar<ops::Remainder>{b}, a); }
+Tensor remainder(const Tensor& a, Number b) { return with_rounded<ops::Remainder>(a, b); }
 Tensor floor_divide(const Tensor& a, Number b) { return apply(WithScalar<ops::FloorDivide>{b}, a); }
 
 Tensor equal(const Tensor& a, const Tensor& b) { return apply(ops::Equal{}, a, b); }
@@ -62,12 +63,12 @@ Tensor less(const Tensor& a, const Tensor& b) { return apply(ops::Less{}, a, b);
 Tensor less_equal(const Tensor& a, const Tensor& b) { return apply(ops::LessEqual{}, a, b); }
 Tensor greater(const Tensor& a, const Tensor& b) { return apply(ops::Greater{}, a, b); }
 Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply(ops::GreaterEqual{}, a, b); }
-Tensor equal(const Tensor& a, Number b) { return compare<ops::Equal>(a, b); }
-Tensor not_equal(const Tensor& a, Number b) { return compare<ops::NotEqual>(a, b); }
-Tensor less(const Tensor& a, Number b) { return compare<ops::Less>(a, b); }
-Tensor less_equal(const Tensor& a, Number b) { return compare<ops::LessEqual>(a, b); }
-Tensor greater(const Tensor& a, Number b) { return compare<ops::Greater>(a, b); }
-Tensor greater_equal(const Tensor& a, Number b) { return compare<ops::GreaterEqual>(a, b); }
+Tensor equal(const Tensor& a, Number b) { return with_rounded<ops::Equal>(a, b); }
+Tensor not_equal(const Tensor& a, Number b) { return with_rounded<ops::NotEqual>(a, b); }
+Tensor less(const Tensor& a, Number b) { return with_rounded<ops::Less>(a, b); }
+Tensor less_equal(const Tensor& a, Number b) { return with_rounded<ops::LessEqual>(a, b); }
+Tensor greater(const Tensor& a, Number b) { return with_rounded<ops::Greater>(a, b); }
+Tensor greater_equal(const Tensor& a, Number b) { return with_rounded<ops::GreaterEqual>(a, b); }
 Tensor logical_and(const Tensor& a, const Tensor& b) { return apply(ops::LogicalAnd{}, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return apply(ops::LogicalOr{}, a, b); }
 

@@ -150,6 +150,9 @@ Tensor eye(std::int64_t rows, std::int64_t columns, TensorOptions options) {
 Tensor randperm(std::int64_t count, TensorOptions options) {
   check<ValueError>(count >= 0, "randperm: {} numbers", count);
   if (count > 0) detail::check_fits("randperm", "last value", count - 1, options.dtype);
+  check<DTypeError>(static_cast<double>(count - 1) <= ops::largest_counted(options.dtype),
+                    "randperm: last value {} is beyond {}, to which {} counts in ones; use another dtype",
+                    count - 1, ops::largest_counted(options.dtype), name_of(options.dtype));
   if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
   // On the host, where the list is likely to be read.
   const Spec spec = spec_of({count}, {DType::i64, Device::cpu()});

@@ -104,9 +104,11 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
   check<ValueError>(smoothing >= 0 && smoothing <= 1, "cross_entropy: label smoothing {} is outside [0, 1]",
                     smoothing);
   if (is_floating(targets.dtype())) {
-    check<ShapeError>(logits.rank() > 0 && targets.shape() == logits.shape(),
-                      "cross_entropy: probabilities of shape {} for logits of shape {}", targets.shape(),
-                      logits.shape());
+    check<ShapeError>(
+        logits.rank() > 0 && targets.shape() == logits.shape(),
+        "cross_entropy: {} targets are probabilities and have the logits' shape {}, got shape {}; "
+        "targets that name classes are integers",
+        name_of(targets.dtype()), logits.shape(), targets.shape());
     const Tensor last = classes_last(logits);
     check_weight("cross_entropy", o.weight, last);
     const Tensor log_p = log_softmax(wide(last)), p = to(classes_last(targets), log_p.dtype());

@@ -296,6 +296,8 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { linspace(0, HUGE_VAL, 2); }, "linspace");
   refused([&] { eye(-2); }, "eye");
   refused([&] { randperm(-1); }, "randperm");
+  CHECK_THROWS_AS(randperm(2050, {f16}), DTypeError);  // 2049 is no number of f16
+  CHECK(sort(to(randperm(2049, {f16}), f32)).values.to_vector<float>().back() == 2048);
   refused([&] { bernoulli(at); }, "bernoulli");
   for (const DType dtype : {f32, f64, f16, bf16})
     for (const double p : {-0.5, 1.5, HUGE_VAL, std::nan("")}) {
