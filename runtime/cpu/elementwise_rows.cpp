@@ -10,6 +10,7 @@ namespace sherd::detail {
 namespace {
 
 constexpr std::int64_t elements_per_tile = 16384;
+constexpr std::int64_t block = 512;  // elements that are f32 at a time
 
 /// Where every operand of a call stands.
 struct Places {
@@ -62,8 +63,6 @@ struct RowInF32 {
   Row row;
   const void* functor;
 
-  static constexpr std::int64_t block = 512;
-
   static void run(const void* self, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
     for (std::int64_t begin = 0; begin < n; begin += block)
       static_cast<const RowInF32*>(self)->run_block(begin, std::min(block, n - begin), at, steps);
@@ -88,34 +87,13 @@ struct RowInF32 {
   }
 };
 
-}  // namespace
-
-void run_rows(const Operands& w, Row row, const void* functor) {
-  const std::int64_t n = w.inner();
-  std::int64_t steps[Operands::most];
-  for (int k = 0; k < w.count; ++k) steps[k] = w.step(k);
-  if (w.rank == 0) return row(functor, n, w.data, steps);
-  if (w.rank == 1)
-    return parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-      Places places(w);
-      places.advance(w, 0, begin);
-      row(functor, end - begin, places.at, steps);
-    });
-  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / n);
-  parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) row(functor, n, Places(w, i).at, steps);
-  });
-}
-
-namespace {
-
 /// Rows so short that setting one up takes longer than computing it: as many as fill a block go as one.
 struct ShortRowsInF32 {
   const Operands& operands;
   Row row;
   const void* functor;
 
-  static constexpr std::int64_t longest = 64, block = 512;
+  static constexpr std::int64_t longest = 64;
 
   void run_block(std::int64_t first, std::int64_t rows) const {
     alignas(64) float wide[Operands::most][block];
@@ -152,6 +130,23 @@ struct ShortRowsInF32 {
 
 }  // namespace
 
+void run_rows(const Operands& w, Row row, const void* functor) {
+  const std::int64_t n = w.inner();
+  std::int64_t steps[Operands::most];
+  for (int k = 0; k < w.count; ++k) steps[k] = w.step(k);
+  if (w.rank == 0) return row(functor, n, w.data, steps);
+  if (w.rank == 1)
+    return parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+      Places places(w);
+      places.advance(w, 0, begin);
+      row(functor, end - begin, places.at, steps);
+    });
+  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / n);
+  parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) row(functor, n, Places(w, i).at, steps);
+  });
+}
+
 void run_rows_in_f32(const Operands& w, Row row, const void* functor) {
   const std::int64_t n = w.inner();
   if (w.rank < 2 || n > ShortRowsInF32::longest) {
@@ -159,7 +154,7 @@ void run_rows_in_f32(const Operands& w, Row row, const void* functor) {
     return run_rows(w, &RowInF32::run, &in_f32);
   }
   const ShortRowsInF32 in_f32{w, row, functor};
-  const std::int64_t together = ShortRowsInF32::block / n;
+  const std::int64_t together = block / n;
   parallel_for(w.outer(), elements_per_tile / n, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += together) in_f32.run_block(i, std::min(together, end - i));
   });
