@@ -12,8 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "autograd/capture/capture.h"
 #include "collectives/world.h"
@@ -25,6 +29,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/ops/cross_entropy.h"
+#include "runtime/timeline.h"
 #include "shard/fully_shard.h"
 #include "shard/step_in_backward.h"
 #include "tests/bench/mlp.h"
@@ -95,6 +100,38 @@ void calls(const Place& place) {
   }
 }
 
+/// How long the rank's stream stood still for its peers while this existed: around each wait for a call the
+/// device marks when it came there and when it went on.
+class Waits final : public Timeline {
+ public:
+  explicit Waits(Device gpu) : gpu_(gpu) { Context::current().set_timeline(this); }
+  ~Waits() override { Context::current().set_timeline(nullptr); }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+
+  void begin(std::string_view kind, std::string_view) override {
+    open_.push_back(kind == "wait" ? backend(gpu_.type).mark(gpu_) : nullptr);
+  }
+  void end() noexcept override {
+    if (open_.back()) waits_.emplace_back(std::move(open_.back()), backend(gpu_.type).mark(gpu_));
+    open_.pop_back();
+  }
+  /// Milliseconds; when the device has come here.
+  double total() const {
+    double seconds = 0;
+    for (const auto& [from, to] : waits_) {
+      to->wait();
+      seconds += to->seconds_since(*from);
+    }
+    return seconds * 1e3;
+  }
+
+ private:
+  Device gpu_;
+  std::vector<std::unique_ptr<DeviceMark>> open_;
+  std::vector<std::pair<std::unique_ptr<DeviceMark>, std::unique_ptr<DeviceMark>>> waits_;
+};
+
 /// The most that the driver's pool held, in GiB.
 double peak_memory(Device gpu) {
   cudaMemPool_t pool = nullptr;
@@ -115,23 +152,33 @@ void time_step(const Place& place, const std::string& what, std::int64_t tokens,
                const std::function<Tensor()>& step) {
   const double first = step().item();
   forget_peak(place.gpu);
-  const auto print = [&](const char* how, Time t, double last) {
-    if (!place.speaks()) return;
-    std::printf("%s, %d ranks, %s: %.3f ms (host %.3f)", what.c_str(), place.world.size(), how, t.us / 1e3,
-                t.host_us / 1e3);
-    if (tokens > 0)
-      std::printf(", %.1f k tokens/s, loss %.3f to %.3f, peak %.1f GiB",
-                  static_cast<double>(tokens) / t.us * 1e3, first, last, peak_memory(place.gpu));
-    std::printf("\n");
+  const auto measure = [&](const char* how, const std::function<void()>& body, const auto& last) {
+    const Time t = time_of(place, body, calls);
+    const std::string line = what + ", " + std::to_string(place.world.size()) + " ranks, " + how;
+    const double loss = last();
+    if (place.speaks()) {
+      std::printf("%s: %.3f ms (host %.3f)", line.c_str(), t.us / 1e3, t.host_us / 1e3);
+      if (tokens > 0)
+        std::printf(", %.1f k tokens/s, loss %.3f to %.3f, peak %.1f GiB",
+                    static_cast<double>(tokens) / t.us * 1e3, first, loss, peak_memory(place.gpu));
+      std::printf("\n");
+    }
+    if (tokens > 0) {  // a small step's marks would take longer than what is between them
+      const Waits waits(place.gpu);
+      for (int i = 0; i < calls; ++i) body();
+      const double waited = waits.total() / calls;
+      if (place.speaks())
+        std::printf("%s: the device waits %.2f ms for peers, %.1f %%\n", line.c_str(), waited,
+                    waited / t.us * 1e5);
+    }
     std::fflush(stdout);
   };
-  const Time eager = time_of(
-      place, [&] { step(); }, calls);
-  print("eager", eager, step().item());
+  measure(
+      "eager", [&] { step(); }, [&] { return step().item(); });
   Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {});
-  const Time replay = time_of(
-      place, [&] { program.replay({}); }, calls);
-  print(program.is_device_graph() ? "graph" : "captured", replay, program.replay({})[0].item());
+  measure(
+      program.is_device_graph() ? "graph" : "captured", [&] { program.replay({}); },
+      [&] { return program.replay({})[0].item(); });
 }
 
 /// Layers, width and heads as GPT-2's.
