@@ -125,6 +125,7 @@ SHERD_API Tensor mul(const Tensor& a, Number b);
 SHERD_API Tensor div(const Tensor& a, Number b);
 SHERD_API Tensor div(Number a, const Tensor& b);
 SHERD_API Tensor pow(const Tensor& a, Number b);
+SHERD_API Tensor pow(Number a, const Tensor& b);
 SHERD_API Tensor maximum(const Tensor& a, Number b);
 SHERD_API Tensor minimum(const Tensor& a, Number b);
 SHERD_API Tensor remainder(const Tensor& a, Number b);
@@ -187,6 +188,8 @@ SHERD_API Tensor operator~(const Tensor& a);
 SHERD_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 SHERD_API Tensor where(const Tensor& condition, const Tensor& a, Number b);
 SHERD_API Tensor where(const Tensor& condition, Number a, const Tensor& b);
+/// Of i64, or of the default dtype where one of the numbers is not an integer.
+SHERD_API Tensor where(const Tensor& condition, Number a, Number b);
 /// `x` with `value` where the bool `mask` holds.
 SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value);
 SHERD_API Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value);
@@ -214,6 +217,23 @@ inline Tensor& operator+=(Tensor& a, Number b) { return a = add_(a, b); }
 inline Tensor& operator-=(Tensor& a, Number b) { return a = sub_(a, b); }
 inline Tensor& operator*=(Tensor& a, Number b) { return a = mul_(a, b); }
 inline Tensor& operator/=(Tensor& a, Number b) { return a = div_(a, b); }
+/// The same of a parameter or a buffer, whose values are written.
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator+=(T& a, const Tensor& b) { return add_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator-=(T& a, const Tensor& b) { return sub_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator*=(T& a, const Tensor& b) { return mul_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator/=(T& a, const Tensor& b) { return div_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator+=(T& a, Number b) { return add_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator-=(T& a, Number b) { return sub_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator*=(T& a, Number b) { return mul_(a, b), a; }
+template <TensorLike T>
+requires(!std::derived_from<T, Tensor>) T& operator/=(T& a, Number b) { return div_(a, b), a; }
 /// Writes `from`'s values into `to`, broadcast and cast, across devices.
 SHERD_API Tensor copy_(const Tensor& to, const Tensor& from);
 /// Writes random values: uniform in [low, high), or normal.

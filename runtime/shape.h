@@ -4,7 +4,6 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
-#include <initializer_list>
 #include <iosfwd>
 #include <limits>
 #include <ranges>
@@ -29,9 +28,9 @@ concept SizeLike = std::integral<T> && sizeof(T) >= sizeof(short) && !std::same_
 class Shape {
  public:
   constexpr Shape() = default;
-  Shape(std::initializer_list<std::int64_t> items) : Shape(std::span(items.begin(), items.size())) {}
-  template <SizeLike T>
-  Shape(T item) : Shape{checked(item)} {}
+  /// Of any types, each by itself: {words.size(), 3}.
+  template <SizeLike... T>
+  requires(sizeof...(T) > 0) Shape(T... items) { (push_back(checked(items)), ...); }
   template <std::ranges::contiguous_range R>
   requires(!std::same_as<R, Shape> && SizeLike<std::ranges::range_value_t<R>>) Shape(const R& items) {
     for (const auto n : items) push_back(checked(n));

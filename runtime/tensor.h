@@ -96,6 +96,18 @@ class SHERD_API Tensor {
   static Tensor from(const R& values, Shape shape, Device device = default_device()) {
     return from(std::span<const std::ranges::range_value_t<R>>(values), std::move(shape), device);
   }
+  /// The values as one row of numbers, or as rows of the same length (ShapeError), on the default device.
+  template <class T>
+  static Tensor from(std::initializer_list<T> values) {
+    return from(values, Shape(values.size()));
+  }
+  template <std::ranges::contiguous_range R>
+  static Tensor from(const R& values) {
+    return from(values, Shape(std::ranges::size(values)));
+  }
+  static Tensor from(const std::vector<bool>& values) { return from(values, Shape(values.size())); }
+  template <class T>
+  static Tensor from(std::initializer_list<std::initializer_list<T>> rows);
 
   bool defined() const { return static_cast<bool>(impl_); }
   /// Whether the one element is not zero, as in `if (loss < 0.1)`; waits for the device. ShapeError for other
@@ -263,6 +275,23 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
                       "from: {} values for shape {}", values.size(), shape);
     return detail::from_host(values.data(), {std::move(shape), dtype_of<T>, device});
   }
+}
+
+template <class T>
+Tensor Tensor::from(std::initializer_list<std::initializer_list<T>> rows) {
+  const std::size_t columns = rows.size() > 0 ? rows.begin()->size() : 0;
+  std::vector<std::conditional_t<std::is_same_v<T, bool>, unsigned char, T>> all;
+  all.reserve(rows.size() * columns);
+  for (const auto& row : rows) {
+    check<ShapeError>(row.size() == columns, "from: a row of {} values beside one of {}", row.size(),
+                      columns);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  const Shape shape{rows.size(), columns};
+  if constexpr (std::is_same_v<T, bool>)
+    return from(std::vector<bool>(all.begin(), all.end()), shape);
+  else
+    return from(std::span<const T>(all), shape);
 }
 
 }  // namespace sherd

@@ -52,6 +52,7 @@ Tensor pow(const Tensor& a, Number b) {
   if (b.as<double>() == 2 && a.defined() && is_floating(a.dtype())) return apply(ops::Square{}, a);
   return apply(WithScalar<ops::Pow>{b}, a);
 }
+Tensor pow(Number a, const Tensor& b) { return pow(Tensor::scalar(a, {b.dtype(), b.device()}), b); }
 Tensor maximum(const Tensor& a, Number b) { return apply(WithScalar<ops::Maximum>{b}, a); }
 Tensor minimum(const Tensor& a, Number b) { return apply(WithScalar<ops::Minimum>{b}, a); }
 Tensor remainder(const Tensor& a, Number b) { return with_rounded<ops::Remainder>(a, b); }
@@ -80,6 +81,11 @@ Tensor where(const Tensor& condition, const Tensor& a, Number b) {
 }
 Tensor where(const Tensor& condition, Number a, const Tensor& b) {
   return where(condition, Tensor::scalar(a, {b.dtype(), b.device()}), b);
+}
+Tensor where(const Tensor& condition, Number a, Number b) {
+  const bool whole = !a.is_floating() && !b.is_floating();
+  const TensorOptions options{whole ? DType::i64 : default_dtype(), condition.device()};
+  return where(condition, Tensor::scalar(a, options), Tensor::scalar(b, options));
 }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) { return where(mask, value, x); }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) { return where(mask, value, x); }

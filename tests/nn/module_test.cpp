@@ -862,3 +862,24 @@ TEST_CASE("modules: parameters go where tensors go, and say what they are") {
   CHECK((layer.weight.dtype() == bf16 && layer.weight.numel() == 12));
   CHECK(same_bits(layer.weight[1], select(layer.weight, 0, 1)));
 }
+
+TEST_CASE("modules: a parameter's values are computed with in place, without history alone") {
+  nn::Linear layer(3, 2);
+  sum(layer(ones({1, 3}))).backward();
+  const Tensor before = clone(layer.weight.data());
+  const void* const memory = layer.weight.tensor().data<float>();
+  {
+    const NoGrad no_grad;
+    layer.weight -= 0.5 * layer.weight.grad();
+    layer.bias *= 3;
+    layer.bias += layer.bias;
+    layer.weight /= layer.weight;
+  }
+  CHECK(same_bits(layer.weight.data(), ones({2, 3})));
+  CHECK(layer.weight.tensor().data<float>() == memory);
+  CHECK(layer.bias.requires_grad());
+  CHECK_THROWS_AS(layer.weight += before, StateError);
+  nn::BatchNorm1d norm(2);
+  norm.running_mean += 1;
+  CHECK(same_bits(norm.running_mean.tensor(), ones({2})));
+}

@@ -245,6 +245,23 @@ TEST_CASE("elementwise: in-place forms equal the others and write where they are
   });
 }
 
+TEST_CASE("elementwise: two numbers are chosen from by a mask, and a number has powers") {
+  const Tensor mask = Tensor::from({true, false, true});
+  CHECK(same_bits(where(mask, 1, 0), Tensor::from<std::int64_t>({1, 0, 1})));
+  CHECK(same_bits(where(mask, 0.5, -1), Tensor::from({0.5F, -1.0F, 0.5F})));
+  {
+    const DefaultOptions wide({.dtype = f64});
+    CHECK(same_bits(where(mask, 0.5, -1), Tensor::from({0.5, -1.0, 0.5})));
+  }
+  CHECK_THROWS_AS(where(Tensor(), 1, 0), ValueError);
+  CHECK_THROWS_AS(where(Tensor::from({1, 2}), 1, 0), DTypeError);
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const Tensor x = to(Tensor::from({-1.0, 0.0, 3.0, 0.5}), dtype);
+    CHECK(same_bits(pow(2, x), pow(full({4}, 2, {dtype}), x)));
+  }
+  CHECK_THROWS_AS(pow(3, Tensor::from({0, 1, 4})), DTypeError);
+}
+
 TEST_CASE("elementwise: an in-place form refuses memory where elements lie on each other") {
   for_each_op([](const ElementwiseListing& entry) {
     if (!entry.in_place) return;

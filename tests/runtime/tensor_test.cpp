@@ -53,6 +53,19 @@ TEST_CASE("tensor: values go in and come out, in every dtype") {
   }
 }
 
+TEST_CASE("tensor: values in braces or in a list alone are a row, in nested braces rows") {
+  const std::vector<float> list{1, 2, 3};
+  CHECK(same_bits(Tensor::from({1.0F, 2.0F, 3.0F}), Tensor::from(list, {3})));
+  CHECK(same_bits(Tensor::from(list), Tensor::from(list, {3})));
+  CHECK(same_bits(Tensor::from(std::span(list)), Tensor::from(list, {3})));
+  CHECK(same_bits(Tensor::from({{1, 2, 3}, {4, 5, 6}}), Tensor::from({1, 2, 3, 4, 5, 6}, {2, 3})));
+  CHECK(same_bits(Tensor::from({{true}, {false}}), Tensor::from({true, false}, {2, 1})));
+  CHECK(same_bits(Tensor::from({true, false}), Tensor::from(std::vector<bool>{true, false})));
+  CHECK(Tensor::from(std::vector<double>{}).spec() == Spec{{0}, f64, Device::cpu()});
+  const std::string message = message_of<ShapeError>([] { (void)Tensor::from({{1, 2}, {3}}); });
+  CHECK(one_line_about(message, "from"));
+}
+
 TEST_CASE("tensor: integers keep every digit") {
   const std::int64_t big = (std::int64_t{1} << 53) + 1;
   const Tensor x = Tensor::from<std::int64_t>({big}, {1});
@@ -355,6 +368,11 @@ TEST_CASE("tensor: a shape is an integer, or a list of them of any integer type"
   CHECK(zeros(std::vector<int>{2, 3}).shape() == Shape{2, 3});
   CHECK(zeros(std::vector<std::size_t>{2, 3}).shape() == Shape{2, 3});
   CHECK(zeros(std::array<std::int64_t, 2>{2, 3}).shape() == Shape{2, 3});
+  const std::size_t rows = 2;
+  CHECK(zeros({rows, 3}).shape() == Shape{2, 3});
+  CHECK(zeros({rows, 3U, std::int64_t{4}, short{5}}).shape() == Shape{2, 3, 4, 5});
+  CHECK(zeros({}).shape() == Shape());
+  CHECK_THROWS_AS(zeros({rows - 3, 3}), ShapeError);
   const Tensor x = reshape(arange(0, 6), {2, 3});
   CHECK(same_bits(sum(x, 1), sum(x, {1})));
   CHECK(same_bits(mean(to(x, f32), -1, Keep::dims), mean(to(x, f32), {-1}, Keep::dims)));
