@@ -82,12 +82,15 @@ Specs Conv2d::infer(SpecSpan in) const {
   check<DTypeError>(weight.dtype == x.dtype, "conv2d: input is {} and its weight {}; cast one of them",
                     name_of(x.dtype), name_of(weight.dtype));
   check<ValueError>(rule.groups > 0, "conv2d: {} groups; at least one", rule.groups);
+  check<ShapeError>(x.shape.rank() == 4 && w.rank() == 4 && w[2] > 0 && w[3] > 0,
+                    "conv2d: input (N, C, H, W) and weight (out, C / groups, height, width), got {} and {}",
+                    x.shape, w);
   check<ShapeError>(
-      x.shape.rank() == 4 && w.rank() == 4 && x.shape[1] % rule.groups == 0 &&
-          x.shape[1] / rule.groups == w[1] && w[0] % rule.groups == 0 && w[2] > 0 && w[3] > 0,
-      "conv2d: input (N, C, H, W) and weight (out, C / groups, height, width) of {} groups, got "
-      "{} and {}",
-      rule.groups, x.shape, w);
+      x.shape[1] % rule.groups == 0 && x.shape[1] / rule.groups == w[1],
+      "conv2d: the input has {} channels and the weight takes {} in each of {} groups: {} and {}", x.shape[1],
+      w[1], rule.groups, x.shape, w);
+  check<ShapeError>(w[0] % rule.groups == 0, "conv2d: {} outputs are not a multiple of {} groups", w[0],
+                    rule.groups);
   if (!bias.is_none()) {
     check<ShapeError>(bias.shape == Shape{w[0]}, "conv2d: bias of shape {} for {} outputs", bias.shape, w[0]);
     check<DTypeError>(bias.dtype == x.dtype, "conv2d: input is {} and its bias {}; cast one of them",

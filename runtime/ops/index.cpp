@@ -208,11 +208,12 @@ class Taking {
       parts_.picks.emplace_back(to_++, index);
       return note(0, 1, x_.shape()[from_]);
     }
+    check<ShapeError>(index.rank() > 0, "{}: a mask of shape () stands for no axis", call_);
     Shape under;
     for (int i = 0; i < index.rank(); ++i) under.push_back(x_.shape()[from_ + i]);
-    check<ShapeError>(index.shape() == under && index.rank() > 0,
-                      "{}: a mask of shape {} over axes {} to {} of shape {}", call_, index.shape(), from_,
-                      from_ + index.rank() - 1, x_.shape());
+    check<ShapeError>(index.shape() == under,
+                      "{}: a mask of shape {} where the tensor has {}, from axis {} of its shape {}", call_,
+                      index.shape(), under, from_, x_.shape());
     const Tensor where_true = nonzero(index);
     for (int i = 0; i < index.rank(); ++i) {
       parts_.picks.emplace_back(to_++, select(where_true, 1, i));
