@@ -2,6 +2,7 @@
 // orders the devices are events.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
@@ -38,6 +39,7 @@ class DeviceLanes {
  public:
   /// The one on `device`, made on first use. On the rank's thread.
   DeviceLane& on(Device device, PeerQueue& queue);
+  std::size_t count() const { return count_.load(std::memory_order_seq_cst); }
   /// Calls `f` with each. On any thread.
   template <class F>
   void each(const F& f) const {
@@ -71,6 +73,10 @@ class Moments final : public MemoryLoan {
       lane.each([&](const DeviceLane& on) {
         if (DeviceEvent* latest = on.latest.load(std::memory_order_seq_cst)) f(*latest);
       });
+  }
+  /// Whether no rank has used a second device.
+  bool one_device_each() const {
+    return std::ranges::none_of(lanes_, [](const DeviceLanes& lane) { return lane.count() > 1; });
   }
   /// Returns when nothing moves any more that was begun before.
   void wait() const;

@@ -215,6 +215,10 @@ std::function<void()> Post::peers_done() const {
   };
 }
 
+const void* Post::line() const {
+  return completion == Completion::complete ? nullptr : &group->line_of(kind, channel, peer);
+}
+
 void Wait::wait() const {
   const TimelineSlice slice("wait", to_string(kind));
   Line& line = group->line_of(kind, channel, peer);

@@ -29,6 +29,7 @@ struct Post {
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs in, Outputs) const { enqueue(in); }
   std::function<void()> peers_done() const;
+  const void* line() const;
   /// Where all are calls of this group on devices, whose tensors are small, and waited for in the step.
   std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const;
   /// The call with these tensors.

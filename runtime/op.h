@@ -66,8 +66,8 @@ struct Arity {
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
 ///  values for which it uses `spare`;
-///  - `among_ranks = true`, if it is a call among ranks or waits for one, `peers_done()`, if it may return
-///  before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, `peers_done()` and `line()`, if it
+///  may return before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
 ///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
 ///  reads `gy_sums`.
 template <class O>
@@ -157,6 +157,9 @@ class SHERD_API AnyOp : public RefCounted {
   /// For a call that has just run: returns when peers no longer read or write its inputs. Null if they do
   /// not.
   virtual std::function<void()> peers_done() const { return {}; }
+  /// For a call that may return before peers have read its inputs: names what it waits in line for, behind
+  /// earlier calls of the same line. Null for others.
+  virtual const void* line() const { return nullptr; }
   /// For a call among ranks, the first of all those of a captured step: what lets a device make them by
   /// itself; null where the hosts make all of them. Every rank of a group finds the same of its calls.
   virtual std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall>) const;
@@ -348,6 +351,12 @@ class OpModel<O> final : public OpModelBase<O> {
       return this->op_.peers_done();
     else
       return {};
+  }
+  const void* line() const override {
+    if constexpr (requires { this->op_.line(); })
+      return this->op_.line();
+    else
+      return nullptr;
   }
   std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const override {
     if constexpr (requires { this->op_.recorded_calls(all); })

@@ -113,9 +113,13 @@ std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
   return best;
 }
 
-/// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use.
+/// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use;
+/// one that a call's peers read is not taken before the next call of that line: who took it at once would
+/// wait for the peers, where the step had other memory and went on.
 void Program::Impl::plan() {
   std::vector<std::uint32_t> last(trace.storages.size(), none), last_write(trace.storages.size(), 0);
+  std::vector<const void*> line(trace.storages.size(), nullptr);  // of the last call that reads it
+  std::vector<std::pair<const void*, std::uint32_t>> lent;        // buffers that nobody uses but a line
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
     const TracedOp& traced = trace.ops[i];
     for (const auto* list : {&traced.in, &traced.out})
@@ -124,6 +128,14 @@ void Program::Impl::plan() {
     for (std::size_t k = 0; k < traced.in.size(); ++k)
       if (traced.op->writes(k) && traced.in[k].storage != none) last_write[traced.in[k].storage] = i;
   }
+  const auto give_back = [&](std::uint32_t storage) {
+    const std::uint32_t buffer = places[storage].index;
+    const std::pair on_loan(std::exchange(line[storage], nullptr), buffer);
+    if (on_loan.first != nullptr)
+      lent.push_back(on_loan);
+    else if (std::ranges::none_of(lent, [&](const auto& l) { return l.second == buffer; }))
+      workspace[buffer].free = true;
+  };
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
     const TracedOp& traced = trace.ops[i];
     for (const auto* list : {&traced.in, &traced.out})
@@ -135,8 +147,14 @@ void Program::Impl::plan() {
         place.index = take_buffer(trace.storages[t.storage]);
         steps[i].takes.push_back(place.index);
       }
-    for (const TracedTensor& t : traced.in) {
+    const void* const behind = traced.op->line();
+    for (const auto& [its, buffer] : lent)
+      if (its == behind) workspace[buffer].free = true;
+    std::erase_if(lent, [&](const auto& earlier) { return earlier.first == behind; });
+    for (std::size_t k = 0; k < traced.in.size(); ++k) {
+      const TracedTensor& t = traced.in[k];
       if (!traced.op->among_ranks() || t.storage == none) continue;
+      if (!traced.op->writes(k)) line[t.storage] = behind;
       const Place& place = places[t.storage];
       if (place.home == Home::workspace)
         steps[i].lends.push_back(place.index);
@@ -147,7 +165,7 @@ void Program::Impl::plan() {
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
         if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
-          workspace[places[t.storage].index].free = true;
+          give_back(t.storage);
   }
 }
 

@@ -95,8 +95,14 @@ void ProcessLine::land(std::uint64_t end) {
 /// What the rank computes from now on finds the outputs of call `sequence` and of those before.
 void ProcessLine::reach(std::uint64_t sequence) {
   land(sequence + 1);
-  const bool on_device = sequence + depth < posted_ || !call(sequence).device.is_cpu();
-  if (on_device && route_ && route_->way() == DeviceRoute::Way::network) route_->follow(sequence);
+  const bool over = sequence + depth < posted_;
+  if (!route_ || route_->way() != DeviceRoute::Way::network || (!over && call(sequence).device.is_cpu()))
+    return;
+  // What the network is given it moves in order: the oldest call that is still known came later than one that
+  // is over, whose own moment is by now that of a call which may be just under way.
+  if (over && finished_ > posted_ - depth && !call(posted_ - depth).device.is_cpu())
+    sequence = posted_ - depth;
+  route_->follow(sequence);
 }
 
 /// Goes on with the oldest unfinished call; says whether anything happened.

@@ -340,10 +340,17 @@ class ThreadLine final : public Line {
   void follow(std::uint64_t sequence, bool all) {
     if (!uses_devices_) return;
     if (is_over(sequence)) {
-      exchange_.moments->lane(self_).each([&](DeviceLane& mine) {
-        exchange_.moments->each_latest([&](DeviceEvent& latest) { mine.queue.work_follows(latest); });
-      });
-      return;
+      // What a device moves it moves in order: the oldest call that is still known came later than this one.
+      // The latest is one too, but may be just under way.
+      sequence = posted_ - depth;
+      all = true;
+      if (mine_.slot(sequence).on_device == nullptr || !slot_is_free(sequence) ||
+          !exchange_.moments->one_device_each()) {
+        exchange_.moments->lane(self_).each([&](DeviceLane& mine) {
+          exchange_.moments->each_latest([&](DeviceEvent& latest) { mine.queue.work_follows(latest); });
+        });
+        return;
+      }
     }
     const Slot& own = mine_.slot(sequence);
     if (own.on_device == nullptr) return;

@@ -262,6 +262,39 @@ TEST_CASE("a step that adds to gradients from before it is not captured") {
     }
 }
 
+TEST_CASE("what a call's peers read is not taken again before the next call of its line") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    constexpr std::size_t bytes = 4096;
+    constexpr std::int64_t n = bytes / 4;
+    const auto buffers = [&](int calls) {  // that a step with so many calls keeps
+      const Step step = [&](std::span<const Tensor> in) {
+        std::vector<Tensor> sums;
+        std::vector<Work> works;
+        for (int i = 0; i < calls; ++i) {
+          sums.push_back(empty({n / 2}));
+          works.push_back(world.group().enqueue({.kind = CollectiveKind::reduce_scatter,
+                                                 .inputs = {mul(in[0], i + 1)},
+                                                 .outputs = {sums.back()}}));
+        }
+        for (Work& work : works) work.wait();
+        return sums;
+      };
+      const std::vector<Tensor> in{ones({n})};
+      const std::vector<Tensor> wanted = step(in);
+      Program program = capture(step, in);
+      for (int run = 0; run < 3; ++run) {
+        const std::vector<Tensor> got = program.replay(in);
+        for (std::size_t i = 0; i < wanted.size(); ++i)
+          expect(got[i].to_vector<float>() == wanted[i].to_vector<float>(), "sum {} differs", i);
+      }
+      return program.workspace_bytes() / bytes;
+    };
+    const std::vector<std::size_t> kept{buffers(1), buffers(2), buffers(3), buffers(7)},
+        wanted{1, 2, 2, 2};  // two take turns
+    expect(kept == wanted, "{} buffers and not {}", fmt::join(kept, ", "), fmt::join(wanted, ", "));
+  }));
+}
+
 TEST_CASE("peers have read a shard when the replay that gathered it returns", "[threads meet]") {
   constexpr std::int64_t width = std::int64_t{1} << 20;  // time enough to write while a peer reads
   for (const int ranks : {2, 4})
