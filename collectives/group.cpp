@@ -209,6 +209,7 @@ std::function<void()> Post::peers_done() const {
   if (completion == Completion::complete || !posted) return {};
   return [end = group, transport = group->transport(), call = *posted] {
     if (end->transport() != transport) return;  // it was renewed, and nobody reads any more
+    const TimelineSlice slice("wait", "peers' reads");
     Line& line = end->line_of(call.kind, call.channel, call.peer);
     line.wait(call.sequence);  // this rank's own part may not be over either
     line.wait_inputs(call.sequence);
