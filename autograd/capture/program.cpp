@@ -299,23 +299,24 @@ void Program::Impl::announce_writes(const Step& step) {
 /// Waits until peers have read what the step's buffers held before.
 void Program::Impl::take_buffers(const Step& step) {
   for (const std::uint32_t i : step.takes) {
-    for (const auto& wait : workspace[i].peers_done) wait();
-    workspace[i].peers_done.clear();
+    for (const auto& call : workspace[i].lent) call->wait();
+    workspace[i].lent.clear();
   }
 }
 
 void Program::Impl::lend(const Step& step) {
   if (step.lends.empty() && !step.lends_given) return;
-  const std::function<void()> done = step.op->peers_done();
+  std::function<void()> done = step.op->peers_done();
   if (!done) return;
-  for (const std::uint32_t i : step.lends) workspace[i].peers_done.push_back(done);
-  if (step.lends_given) peers_done_.push_back(done);
+  const auto call = std::make_shared<LentCall>(std::move(done));
+  for (const std::uint32_t i : step.lends) workspace[i].lent.push_back(call);
+  if (step.lends_given) lent_.push_back(call);
 }
 
 /// Until they have read what the program does not own: nobody asks it before the next write.
 void Program::Impl::wait_for_peers() {
-  for (const auto& wait : peers_done_) wait();
-  peers_done_.clear();
+  for (const auto& call : lent_) call->wait();
+  lent_.clear();
 }
 
 void Program::Impl::run_steps() {
@@ -346,7 +347,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   bind_all(given);
   if (graph && graph->calls)
     by_graph = graph->calls->vote(Question::run, by_graph ? Vote::yes : Vote::not_now) == Vote::yes;
-  peers_done_.clear();  // of a replay that threw
+  lent_.clear();  // of a replay that threw
   if (by_graph)
     run_graph(given);
   else

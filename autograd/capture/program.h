@@ -39,12 +39,25 @@ struct Program::Impl {
     std::vector<std::function<void()>> effects{};  // that come before it
     Tensors bound_in, bound_out;                   // the same as handles
   };
+  /// A call whose peers may still read what it was lent, often many buffers: who waits first waits for all.
+  class LentCall {
+   public:
+    explicit LentCall(std::function<void()> peers_done) : peers_done_(std::move(peers_done)) {}
+    void wait() {
+      if (!peers_done_) return;
+      peers_done_();
+      peers_done_ = nullptr;
+    }
+
+   private:
+    std::function<void()> peers_done_;
+  };
   struct Buffer {
     Device device;
     std::size_t bytes = 0;
     bool free = false;
     Ref<Storage> memory;
-    std::vector<std::function<void()>> peers_done{};  // peers read it until these return
+    std::vector<std::shared_ptr<LentCall>> lent{};
   };
   /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
   /// the devices of all ranks make them; else several, between which the host makes them. It has its own
@@ -64,7 +77,7 @@ struct Program::Impl {
     std::vector<std::int64_t> shift{};     // by input: of its elements there, against the captured offset
     std::shared_ptr<RecordedCalls> calls{};  // that are in the one recording; null where the host makes them
     std::vector<Part> parts{};
-    std::vector<std::function<void()>> peers_done{};  // as in Buffer, of its own memory
+    std::vector<std::function<void()>> peers_done{};  // peers read its own memory until these return
   };
 
   Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
@@ -117,7 +130,7 @@ struct Program::Impl {
   // The first may meet work that is done once, such as a search for the best kernel.
   static constexpr int attempts = 2;
   int graph_attempts_ = attempts, attempts_with_calls_ = attempts;
-  std::vector<std::function<void()>> peers_done_;  // with what the program does not own
+  std::vector<std::shared_ptr<LentCall>> lent_;  // what the program does not own
 };
 
 }  // namespace sherd
