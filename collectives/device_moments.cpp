@@ -40,7 +40,7 @@ void Moments::before_free(Device device) noexcept {
   if (Context::current_or_null() == nullptr) return;  // a thread that ended has waited for its devices
   try {
     PeerQueue* queue = backend(device.type).peer_queue(device);
-    each_to_come([&](DeviceEvent& latest) { queue->work_follows(latest); });
+    each_latest([&](DeviceEvent& latest) { queue->work_follows(latest); });
   } catch (const std::exception&) {  // the device has failed, and nothing uses its memory again
   }
 }

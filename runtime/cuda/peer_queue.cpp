@@ -1,6 +1,7 @@
 #include "runtime/cuda/peer_queue.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
@@ -31,12 +32,21 @@ class PeerEvent final : public DeviceEvent {
   void wait() override { wait_for(event_, "cuda peers"); }
   bool reached() override { return is_done(cudaEventQuery(event_), "cuda peers"); }
   cudaEvent_t get() const { return event_; }
+  void record(cudaStream_t stream) {
+    static std::atomic<std::uint64_t> moments{0};  // of the process, so that none is taken for another
+    check_cuda(cudaEventRecord(event_, stream), "cuda peers");
+    moment_.store(moments.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
+  }
+  /// The number of the moment last set, or of one before it; 0 for none.
+  std::uint64_t moment() const { return moment_.load(std::memory_order_seq_cst); }
 
  private:
   cudaEvent_t event_ = nullptr;
+  std::atomic<std::uint64_t> moment_{0};
 };
 
-cudaEvent_t event_of(DeviceEvent& event) { return dynamic_cast<PeerEvent&>(event).get(); }
+PeerEvent& peer_event(DeviceEvent& event) { return dynamic_cast<PeerEvent&>(event); }
+cudaEvent_t event_of(DeviceEvent& event) { return peer_event(event).get(); }
 
 cudaStream_t urgent_stream() {
   int least = 0, greatest = 0;
@@ -99,12 +109,12 @@ void CudaPeerQueue::mark_work(DeviceEvent& event) {
   check<StateError>(!state_.recording(), "collectives: a recording on {} cannot hold a call among ranks",
                     device_);
   use();
-  check_cuda(cudaEventRecord(event_of(event), state_.stream()), "cuda peers");
+  peer_event(event).record(state_.stream());
 }
 
 void CudaPeerQueue::mark(DeviceEvent& event) {
   use();
-  check_cuda(cudaEventRecord(event_of(event), moves_), "cuda peers");
+  peer_event(event).record(moves_);
 }
 
 void CudaPeerQueue::follow(DeviceEvent& event) {
@@ -112,7 +122,11 @@ void CudaPeerQueue::follow(DeviceEvent& event) {
 }
 
 void CudaPeerQueue::work_follows(DeviceEvent& event) {
-  check_cuda(cudaStreamWaitEvent(state_.stream(), event_of(event)), "cuda peers");
+  const Followed now{state_.stream(), peer_event(event).moment()};
+  if (now.moment == 0 || std::ranges::find(followed_, now) != followed_.end()) return;
+  if (!event.reached()) check_cuda(cudaStreamWaitEvent(now.stream, event_of(event)), "cuda peers");
+  if (state_.recording()) return;  // what is recorded is no work yet
+  followed_[next_followed_++ % followed_.size()] = now;
 }
 
 bool CudaPeerQueue::reach(Device other) {

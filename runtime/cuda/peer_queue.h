@@ -3,7 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <bitset>
+#include <cstdint>
 
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/stream_memory.h"
@@ -49,8 +51,17 @@ class CudaPeerQueue final : public PeerQueue {
   bool reads(Device other) const {
     return other == device_ || reads_.test(static_cast<std::size_t>(other.index));
   }
+  /// A moment that a stream of the rank's work follows: it need not be told again.
+  struct Followed {
+    cudaStream_t stream = nullptr;
+    std::uint64_t moment = 0;
+    bool operator==(const Followed&) const = default;
+  };
+
   DeviceState& state_;
   Device device_;
+  std::array<Followed, 32> followed_{};  // the last ones
+  std::size_t next_followed_ = 0;
   cudaStream_t moves_ = nullptr, frees_ = nullptr;
   Event work_so_far_;
   std::bitset<most_devices> reads_;  // whose memory kernels here read
