@@ -1,11 +1,12 @@
-// Convolutions as products of matrices, image by image: what a block of an output's rows sees is unfolded
-// into (taps, pixels), which lies in the cache and is gone when the block is done.
-#include "runtime/ops/conv2d.h"
-
+// Convolutions: by oneDNN where it has code of its own for one, else as products of matrices, image by image:
+// what a block of an output's rows sees is unfolded into (taps, pixels), which lies in the cache and is gone
+// when the block is done.
 #include <algorithm>
 #include <atomic>
 
+#include "runtime/cpu/conv.h"
 #include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm_tile.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
@@ -13,36 +14,16 @@
 namespace sherd::cpu {
 namespace {
 
-/// A convolution's sizes; channels, outputs and taps are those of one group.
-struct Conv {
-  ops::ConvRule rule;
-  std::int64_t images, channels, rows, columns, outputs, height, width, down, across;
-
-  Conv(const ops::ConvRule& rule, const Shape& x, const Shape& w, const Shape& y)
-      : rule(rule),
-        images(x[0]),
-        channels(w[1]),
-        rows(x[2]),
-        columns(x[3]),
-        outputs(w[0] / rule.groups),
-        height(w[2]),
-        width(w[3]),
-        down(y[2]),
-        across(y[3]) {}
-  std::int64_t taps() const { return channels * height * width; }
-  std::int64_t input() const { return channels * rows * columns; }  // elements of a group of an image
-  std::int64_t output() const { return outputs * down * across; }
-  /// Whether an image is what would be unfolded from it.
-  bool is_product() const {
-    return height == 1 && width == 1 && rule.down.stride == 1 && rule.across.stride == 1 &&
-           rule.down.padding == 0 && rule.across.padding == 0 && down == rows && across == columns;
-  }
-  /// Rows of the output that are made at a time.
-  std::int64_t block() const {
-    constexpr std::int64_t room = 1 << 18;  // elements unfolded
-    return std::clamp<std::int64_t>(room / std::max<std::int64_t>(taps() * across, 1), 1, down);
-  }
-};
+/// Whether an image is what would be unfolded from it.
+bool is_product(const Conv& c) {
+  return c.height == 1 && c.width == 1 && c.rule.down.stride == 1 && c.rule.across.stride == 1 &&
+         c.rule.down.padding == 0 && c.rule.across.padding == 0 && c.down == c.rows && c.across == c.columns;
+}
+/// Rows of the output that are made at a time.
+std::int64_t block_of(const Conv& c) {
+  constexpr std::int64_t room = 1 << 18;  // elements unfolded
+  return std::clamp<std::int64_t>(room / std::max<std::int64_t>(c.taps() * c.across, 1), 1, c.down);
+}
 
 /// The windows along one axis that see a pixel at their place `tap`, not padding: [begin, end).
 struct Seen {
@@ -140,7 +121,7 @@ void for_images(const Conv& c, const F& body) {
 
 template <class T>
 void forward(const Conv& c, const T* x, const T* weight, const T* bias, T* y, Rooms& rooms) {
-  const std::int64_t block = c.block(), pixels = c.down * c.across;
+  const std::int64_t block = block_of(c), pixels = c.down * c.across;
   for_images(c, [&](std::int64_t image, std::int64_t group) {
     const std::int64_t at = image * c.rule.groups + group;
     T* out = y + at * c.output();
@@ -148,8 +129,8 @@ void forward(const Conv& c, const T* x, const T* weight, const T* bias, T* y, Ro
     if (bias)
       for (std::int64_t o = 0; o < c.outputs; ++o)
         std::fill_n(out + o * pixels, pixels, bias[group * c.outputs + o]);
-    const Scratch<T> room = c.is_product() ? nullptr : rooms.take<T>(c.taps() * block * c.across);
-    if (!room && !c.is_product()) return;
+    const Scratch<T> room = is_product(c) ? nullptr : rooms.take<T>(c.taps() * block * c.across);
+    if (!room && !is_product(c)) return;
     for (std::int64_t top = 0; top < c.down; top += block) {
       const std::int64_t bottom = std::min(top + block, c.down), n = (bottom - top) * c.across;
       const T* seen = x + at * c.input() + top * c.across;
@@ -168,36 +149,60 @@ void forward(const Conv& c, const T* x, const T* weight, const T* bias, T* y, Ro
   });
 }
 
+/// Numbers in the type in which they are summed: themselves, or copies in `room`.
+template <class T, class C>
+const C* widened(const T* from, std::int64_t count, C* room) {
+  if constexpr (std::is_same_v<T, C>)
+    return from;
+  else
+    return std::transform(from, from + count, room, [](T t) { return C(t); }), room;
+}
+
+/// Sums over outputs and windows in f32 at least.
 template <class T>
 void grad_input(const Conv& c, const T* gy, const T* weight, T* gx, Rooms& rooms) {
   using C = compute_t<T>;
-  const std::int64_t block = c.block(), pixels = c.down * c.across;
-  for_images(c, [&](std::int64_t image, std::int64_t group) {
-    const std::int64_t at = image * c.rule.groups + group;
-    const auto product = [&](std::int64_t top, std::int64_t bottom, T* to, std::int64_t ld) {
+  constexpr bool narrow = !std::is_same_v<T, C>;
+  const std::int64_t block = block_of(c), pixels = c.down * c.across, kernel = c.outputs * c.taps();
+  if (is_product(c))
+    return for_images(c, [&](std::int64_t image, std::int64_t group) {
+      const std::int64_t at = image * c.rule.groups + group;
       gemm(Gemm<T>{.m = c.taps(),
-                   .n = (bottom - top) * c.across,
+                   .n = pixels,
                    .k = c.outputs,
-                   .a = weight + group * c.outputs * c.taps(),
+                   .a = weight + group * kernel,
                    .lda = c.taps(),
                    .transpose_a = true,
-                   .b = gy + at * c.output() + top * c.across,
+                   .b = gy + at * c.output(),
                    .ldb = pixels,
-                   .c = to,
-                   .ldc = ld});
-    };
-    T* out = gx + at * c.input();
-    if (c.is_product()) return product(0, c.down, out, pixels);
-    const Scratch<T> room = rooms.take<T>(c.taps() * block * c.across);
-    const Scratch<C> sums = rooms.take<C>(c.input());
-    if (!room || !sums) return;
+                   .c = gx + at * c.input(),
+                   .ldc = pixels});
+    });
+  const Scratch<C> kernels = rooms.take<C>(narrow ? c.rule.groups * kernel : 0);
+  if (!kernels) return;
+  const C* const wide = widened(weight, c.rule.groups * kernel, kernels.get());
+  for_images(c, [&](std::int64_t image, std::int64_t group) {
+    const std::int64_t at = image * c.rule.groups + group;
+    const Scratch<C> room = rooms.take<C>(c.taps() * block * c.across), sums = rooms.take<C>(c.input()),
+                     upstream = rooms.take<C>(narrow ? c.output() : 0);
+    if (!room || !sums || !upstream) return;
+    const C* const g = widened(gy + at * c.output(), c.output(), upstream.get());
     std::fill_n(sums.get(), c.input(), C(0));
     for (std::int64_t top = 0; top < c.down; top += block) {
-      const std::int64_t bottom = std::min(top + block, c.down);
-      product(top, bottom, room.get(), (bottom - top) * c.across);
+      const std::int64_t bottom = std::min(top + block, c.down), n = (bottom - top) * c.across;
+      gemm(Gemm<C>{.m = c.taps(),
+                   .n = n,
+                   .k = c.outputs,
+                   .a = wide + group * kernel,
+                   .lda = c.taps(),
+                   .transpose_a = true,
+                   .b = g + top * c.across,
+                   .ldb = pixels,
+                   .c = room.get(),
+                   .ldc = n});
       fold(c, room.get(), top, bottom, sums.get());
     }
-    for (std::int64_t i = 0; i < c.input(); ++i) out[i] = T(sums[i]);
+    std::transform(sums.get(), sums.get() + c.input(), gx + at * c.input(), [](C sum) { return T(sum); });
   });
 }
 
@@ -205,7 +210,7 @@ void grad_input(const Conv& c, const T* gy, const T* weight, T* gx, Rooms& rooms
 template <class T>
 void grad_weight(const Conv& c, const T* gy, const T* x, T* gw, Rooms& rooms) {
   using C = compute_t<T>;
-  const std::int64_t parts = std::min<std::int64_t>(c.images, 8), block = c.block(),
+  const std::int64_t parts = std::min<std::int64_t>(c.images, 8), block = block_of(c),
                      pixels = c.down * c.across, kernel = c.outputs * c.taps(), all = c.rule.groups * kernel;
   const Scratch<C> sums = rooms.take<C>(parts * all);
   if (!sums) return;
@@ -218,12 +223,7 @@ void grad_weight(const Conv& c, const T* gy, const T* x, T* gw, Rooms& rooms) {
       if (!room || !wide) return;
       for (std::int64_t image = part * c.images / parts; image < (part + 1) * c.images / parts; ++image) {
         const std::int64_t at = image * c.rule.groups + group;
-        const C* upstream = wide.get();
-        if constexpr (std::is_same_v<T, C>)
-          upstream = gy + at * c.output();
-        else
-          std::transform(gy + at * c.output(), gy + (at + 1) * c.output(), wide.get(),
-                         [](T g) { return C(g); });
+        const C* const upstream = widened(gy + at * c.output(), c.output(), wide.get());
         for (std::int64_t top = 0; top < c.down; top += block) {
           const std::int64_t bottom = std::min(top + block, c.down), n = (bottom - top) * c.across;
           unfold(c, x + at * c.input(), top, bottom, room.get());
@@ -252,6 +252,11 @@ void grad_weight(const Conv& c, const T* gy, const T* x, T* gw, Rooms& rooms) {
 void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Conv c(op.rule, in[0].shape(), in[1].shape(), out[0].shape());
+  if constexpr (has_onednn)
+    if (conv_forward_onednn(
+            c, out[0].dtype(),
+            {in[0].raw(), in[1].raw(), in[2].defined() ? in[2].raw() : nullptr, out[0].raw()}))
+      return;
   Rooms rooms;
   dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -264,6 +269,8 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
 void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Conv c(op.rule, out[0].shape(), in[1].shape(), in[0].shape());
+  if constexpr (has_onednn)
+    if (conv_grad_input_onednn(c, out[0].dtype(), {out[0].raw(), in[1].raw(), nullptr, in[0].raw()})) return;
   Rooms rooms;
   dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -275,6 +282,10 @@ void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
 void conv2d_grad_weight(const ops::Conv2dGradWeight& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Conv c(op.rule, in[1].shape(), out[0].shape(), in[0].shape());
+  if constexpr (has_onednn)
+    if (c.images > 0 &&
+        conv_grad_weight_onednn(c, out[0].dtype(), {in[1].raw(), out[0].raw(), nullptr, in[0].raw()}))
+      return;
   Rooms rooms;
   dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -17,12 +17,6 @@ namespace {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-#if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
-constexpr bool has_onednn = true;
-#else
-constexpr bool has_onednn = false;
-#endif
-
 template <class T>
 bool library_tile(const Gemm<T>& g) noexcept {
   if constexpr (has_onednn && !std::is_same_v<T, double>)

@@ -1,26 +1,13 @@
 #if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
 
-#include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
-#include <oneapi/dnnl/dnnl.hpp>
+#include <array>
 
 #include "runtime/cpu/gemm_tile.h"
+#include "runtime/cpu/onednn.h"
 #include "runtime/cpu/scratch.h"
 
 namespace sherd::cpu {
 namespace {
-
-/// oneDNN starts threads of its own (and then changes bits) unless this thread's OpenMP setting forbids it.
-class OneThread {
- public:
-  OneThread() { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_ = omp_get_max_threads();
-};
 
 using dnnl::memory;
 
@@ -29,11 +16,12 @@ memory::desc matrix_of(std::int64_t rows, std::int64_t columns, std::int64_t ld,
   return {memory::dims{rows, columns}, memory::data_type::bf16, steps};
 }
 
-/// What makes the product of this shape; oneDNN keeps the code of those it has made.
-dnnl::matmul::primitive_desc plan(const Gemm<BFloat16>& g, const dnnl::engine& engine) {
+memory::desc row_of(std::int64_t columns) { return matrix_of(1, columns, columns, false); }
+
+dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g) {
   const memory::desc a = matrix_of(g.m, g.k, g.lda, g.transpose_a),
-                     b = matrix_of(g.k, g.n, g.ldb, g.transpose_b), c = matrix_of(g.m, g.n, g.ldc, false),
-                     bias = matrix_of(1, g.n, g.n, false);
+                     b = matrix_of(g.k, g.n, g.ldb, g.transpose_b), c = matrix_of(g.m, g.n, g.ldc, false);
+  const dnnl::engine& engine = processor_engine();
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (g.accumulate) {
@@ -42,12 +30,32 @@ dnnl::matmul::primitive_desc plan(const Gemm<BFloat16>& g, const dnnl::engine& e
     attributes.set_post_ops(sum);
   }
 #if DNNL_VERSION_MAJOR >= 3
-  if (g.bias) return {engine, a, b, bias, c, attributes};
+  if (g.bias) return {engine, a, b, row_of(g.n), c, attributes};
   return {engine, a, b, c, attributes};
 #else
   using Call = dnnl::matmul::desc;
-  return {g.bias ? Call(a, b, bias, c) : Call(a, b, c), attributes, engine};
+  return {g.bias ? Call(a, b, row_of(g.n), c) : Call(a, b, c), attributes, engine};
 #endif
+}
+
+struct Product {
+  memory::desc a, b, c, room;
+  dnnl::matmul run;
+
+  explicit Product(const dnnl::matmul::primitive_desc& made)
+      : a(made.src_desc()),
+        b(made.weights_desc()),
+        c(made.dst_desc()),
+        room(made.scratchpad_desc()),
+        run(made) {}
+};
+
+std::shared_ptr<const Product> plan(const Gemm<BFloat16>& g) {
+  using Key = std::array<std::int64_t, 10>;
+  static auto& plans = *new Plans<Key, Product>();  // outlives every thread
+  return plans.find(
+      {g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate, g.bias != nullptr},
+      [&] { return Product(product_of(g)); });
 }
 
 }  // namespace
@@ -71,21 +79,16 @@ bool onednn_multiplies_bf16() noexcept try {
 
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept try {
   const OneThread one_thread;
-  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  const dnnl::matmul::primitive_desc made = plan(g, engine);
-  const auto room = scratch<std::byte>(static_cast<std::int64_t>(made.scratchpad_desc().get_size()));
+  const std::shared_ptr<const Product> product = plan(g);
+  const auto room = scratch<std::byte>(static_cast<std::int64_t>(product->room.get_size()));
   if (!room) return false;
-  const auto argument = [&](const memory::desc& desc, const void* data) {
-    return memory(desc, engine, const_cast<void*>(data));  // oneDNN has no word for memory that is only read
-  };
-  std::unordered_map<int, memory> arguments{
-      {DNNL_ARG_SRC, argument(made.src_desc(), g.a)},
-      {DNNL_ARG_WEIGHTS, argument(made.weights_desc(), g.b)},
-      {DNNL_ARG_DST, argument(made.dst_desc(), g.c)},
-      {DNNL_ARG_SCRATCHPAD, argument(made.scratchpad_desc(), room.get())}};
-  if (g.bias) arguments.emplace(DNNL_ARG_BIAS, argument(matrix_of(1, g.n, g.n, false), g.bias));
-  dnnl::stream stream(engine);
-  dnnl::matmul(made).execute(stream, arguments);
+  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, argument(product->a, g.a)},
+                                            {DNNL_ARG_WEIGHTS, argument(product->b, g.b)},
+                                            {DNNL_ARG_DST, argument(product->c, g.c)},
+                                            {DNNL_ARG_SCRATCHPAD, argument(product->room, room.get())}};
+  if (g.bias) arguments.emplace(DNNL_ARG_BIAS, argument(row_of(g.n), g.bias));
+  dnnl::stream stream(processor_engine());
+  product->run.execute(stream, arguments);
   stream.wait();
   return true;
 } catch (...) {

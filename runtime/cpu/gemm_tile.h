@@ -5,6 +5,12 @@
 
 namespace sherd::cpu {
 
+#if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
+inline constexpr bool has_onednn = true;
+#else
+inline constexpr bool has_onednn = false;
+#endif
+
 /// Each uses m to ldc and `accumulate` of its argument (in bf16 `bias` too), runs on the calling thread
 /// alone, and returns whether it worked.
 bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
