@@ -149,13 +149,24 @@ bool is_small(const Gemm<T>& g) {
 
 struct Tiling {
   std::int64_t rows, columns;
-  bool small;  // of the whole product, so that all its tiles are computed alike
+  bool small;                 // of the whole product, so that all its tiles are computed alike
+  std::int64_t matrices = 1;  // of the batch, in one tile
 };
+
+/// Matrices of bf16 that go to the library together, because a call costs as much as a small product.
+std::int64_t together(const Gemm<BFloat16>& g) {
+  constexpr std::int64_t enough = 1 << 21, wanted = 4;  // tiles, for as many threads
+  if (g.stride_a <= 0 || g.stride_b <= 0) return 1;
+  return std::clamp<std::int64_t>(enough / std::max<std::int64_t>(g.m * g.n * g.k, 1), 1,
+                                  ceil_div(g.batch, wanted));
+}
 
 /// Depends on the shape alone. An even number of equal row tiles where it can be had, because cores come in
 /// pairs.
 template <class T>
 Tiling tiling_of(const Gemm<T>& g) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (const std::int64_t matrices = together(g); matrices > 1) return {g.m, g.n, false, matrices};
   if (is_small(g)) {
     const std::int64_t columns = (1 << 18) / std::max<std::int64_t>(g.m * g.k, 1);
     return {g.m, std::max<std::int64_t>(64, columns / 64 * 64), true};
@@ -170,10 +181,11 @@ template <class T>
 Gemm<T> tile_of(const Gemm<T>& g, Tiling tiling, std::int64_t index) {
   const std::int64_t across = ceil_div(g.n, tiling.columns), down = ceil_div(g.m, tiling.rows);
   const std::int64_t j = index % across * tiling.columns, i = index / across % down * tiling.rows;
-  const std::int64_t batch = index / (across * down);
+  const std::int64_t batch = index / (across * down) * tiling.matrices;
   Gemm<T> t = g;
   t.m = std::min(tiling.rows, g.m - i);
   t.n = std::min(tiling.columns, g.n - j);
+  t.batch = std::min(tiling.matrices, g.batch - batch);
   t.a += batch * g.stride_a + (g.transpose_a ? i : i * g.lda);
   t.b += batch * g.stride_b + (g.transpose_b ? j * g.ldb : j);
   t.c += batch * g.stride_c + i * g.ldc + j;
@@ -235,9 +247,11 @@ void run_tiles(Gemm<T> g) {
       g.b = columns.get(), g.ldb = g.n, g.transpose_b = false;
     }
   }
-  const std::int64_t tiles = ceil_div(g.m, tiling.rows) * ceil_div(g.n, tiling.columns) * g.batch;
+  const std::int64_t tiles =
+      ceil_div(g.m, tiling.rows) * ceil_div(g.n, tiling.columns) * ceil_div(g.batch, tiling.matrices);
   // Tiny products of a batch share a tile of work, or starting threads would cost more than they do.
-  const std::int64_t work = std::min(tiling.rows, g.m) * std::min(tiling.columns, g.n) * g.k;
+  const std::int64_t work =
+      std::min(tiling.rows, g.m) * std::min(tiling.columns, g.n) * g.k * tiling.matrices;
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 17) / std::max<std::int64_t>(work, 1));
   std::atomic<bool> ok{true};
   parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,8 @@
 #if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
 
 #include <array>
+#include <string_view>
+#include <utility>
 
 #include "runtime/cpu/gemm_tile.h"
 #include "runtime/cpu/onednn.h"
@@ -11,16 +13,23 @@ namespace {
 
 using dnnl::memory;
 
-memory::desc matrix_of(std::int64_t rows, std::int64_t columns, std::int64_t ld, bool transposed) {
-  const memory::dims steps = transposed ? memory::dims{1, ld} : memory::dims{ld, 1};
-  return {memory::dims{rows, columns}, memory::data_type::bf16, steps};
+/// One matrix, or some that lie `step` apart.
+memory::desc matrix_of(std::int64_t rows, std::int64_t columns, std::int64_t ld, bool transposed,
+                       std::int64_t batch = 1, std::int64_t step = 0) {
+  memory::dims dims{rows, columns}, strides = transposed ? memory::dims{1, ld} : memory::dims{ld, 1};
+  if (batch > 1) dims.insert(dims.begin(), batch), strides.insert(strides.begin(), step);
+  return {dims, memory::data_type::bf16, strides};
 }
 
-memory::desc row_of(std::int64_t columns) { return matrix_of(1, columns, columns, false); }
+memory::desc row_of(const Gemm<BFloat16>& g) {
+  return g.batch > 1 ? memory::desc({1, 1, g.n}, memory::data_type::bf16, memory::dims{g.n, g.n, 1})
+                     : matrix_of(1, g.n, g.n, false);
+}
 
 dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g) {
-  const memory::desc a = matrix_of(g.m, g.k, g.lda, g.transpose_a),
-                     b = matrix_of(g.k, g.n, g.ldb, g.transpose_b), c = matrix_of(g.m, g.n, g.ldc, false);
+  const memory::desc a = matrix_of(g.m, g.k, g.lda, g.transpose_a, g.batch, g.stride_a),
+                     b = matrix_of(g.k, g.n, g.ldb, g.transpose_b, g.batch, g.stride_b),
+                     c = matrix_of(g.m, g.n, g.ldc, false, g.batch, g.stride_c);
   const dnnl::engine& engine = processor_engine();
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -30,20 +39,22 @@ dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g) {
     attributes.set_post_ops(sum);
   }
 #if DNNL_VERSION_MAJOR >= 3
-  if (g.bias) return {engine, a, b, row_of(g.n), c, attributes};
+  if (g.bias) return {engine, a, b, row_of(g), c, attributes};
   return {engine, a, b, c, attributes};
 #else
   using Call = dnnl::matmul::desc;
-  return {g.bias ? Call(a, b, row_of(g.n), c) : Call(a, b, c), attributes, engine};
+  return {g.bias ? Call(a, b, row_of(g), c) : Call(a, b, c), attributes, engine};
 #endif
 }
 
 struct Product {
+  bool plain_loops;  // which are slower than a call for each matrix, if there are several
   memory::desc a, b, c, room;
   dnnl::matmul run;
 
   explicit Product(const dnnl::matmul::primitive_desc& made)
-      : a(made.src_desc()),
+      : plain_loops(std::string_view(made.impl_info_str()).starts_with("ref")),
+        a(made.src_desc()),
         b(made.weights_desc()),
         c(made.dst_desc()),
         room(made.scratchpad_desc()),
@@ -51,11 +62,21 @@ struct Product {
 };
 
 std::shared_ptr<const Product> plan(const Gemm<BFloat16>& g) {
-  using Key = std::array<std::int64_t, 10>;
+  using Key = std::array<std::int64_t, 14>;
   static auto& plans = *new Plans<Key, Product>();  // outlives every thread
+  const bool one = g.batch == 1;
   return plans.find(
-      {g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate, g.bias != nullptr},
+      {g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate, g.bias != nullptr,
+       g.batch, one ? 0 : g.stride_a, one ? 0 : g.stride_b, one ? 0 : g.stride_c},
       [&] { return Product(product_of(g)); });
+}
+
+bool run_each(Gemm<BFloat16> g) {
+  const std::int64_t batch = std::exchange(g.batch, 1);
+  bool ok = true;
+  for (std::int64_t i = 0; i < batch; ++i, g.a += g.stride_a, g.b += g.stride_b, g.c += g.stride_c)
+    ok = gemm_tile_onednn(g) && ok;
+  return ok;
 }
 
 }  // namespace
@@ -80,13 +101,14 @@ bool onednn_multiplies_bf16() noexcept try {
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept try {
   const OneThread one_thread;
   const std::shared_ptr<const Product> product = plan(g);
+  if (g.batch > 1 && product->plain_loops) return run_each(g);
   const auto room = scratch<std::byte>(static_cast<std::int64_t>(product->room.get_size()));
   if (!room) return false;
   std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, argument(product->a, g.a)},
                                             {DNNL_ARG_WEIGHTS, argument(product->b, g.b)},
                                             {DNNL_ARG_DST, argument(product->c, g.c)},
                                             {DNNL_ARG_SCRATCHPAD, argument(product->room, room.get())}};
-  if (g.bias) arguments.emplace(DNNL_ARG_BIAS, argument(row_of(g.n), g.bias));
+  if (g.bias) arguments.emplace(DNNL_ARG_BIAS, argument(row_of(g), g.bias));
   dnnl::stream stream(processor_engine());
   product->run.execute(stream, arguments);
   stream.wait();

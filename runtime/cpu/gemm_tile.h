@@ -11,8 +11,8 @@ inline constexpr bool has_onednn = true;
 inline constexpr bool has_onednn = false;
 #endif
 
-/// Each uses m to ldc and `accumulate` of its argument (in bf16 `bias` too), runs on the calling thread
-/// alone, and returns whether it worked.
+/// Each uses m to ldc and `accumulate` of its argument (in bf16 `bias` and the batch too), runs on the
+/// calling thread alone, and returns whether it worked.
 bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
 bool gemm_tile_eigen(const Gemm<double>& g) noexcept;
 bool gemm_tile_onednn(const Gemm<float>& g) noexcept;

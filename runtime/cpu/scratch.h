@@ -1,14 +1,19 @@
 // Working memory of one tile.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 
 namespace sherd::cpu {
 
+/// Memory that is kept by the thread that gave it back, for its next call: fresh pages from the system cost
+/// more than small tiles compute. Null without memory.
+void* take_scratch(std::size_t bytes) noexcept;
+void give_scratch_back(void* p) noexcept;
+
 struct FreeMemory {
-  void operator()(void* p) const { std::free(p); }
+  void operator()(void* p) const { give_scratch_back(p); }
 };
 template <class T>
 using Scratch = std::unique_ptr<T[], FreeMemory>;
@@ -17,8 +22,7 @@ using Scratch = std::unique_ptr<T[], FreeMemory>;
 /// knows what for.
 template <class T>
 Scratch<T> scratch(std::int64_t count) noexcept {
-  const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-  return Scratch<T>(static_cast<T*>(std::aligned_alloc(64, bytes > 0 ? bytes : 64)));
+  return Scratch<T>(static_cast<T*>(take_scratch(static_cast<std::size_t>(count) * sizeof(T))));
 }
 
 }  // namespace sherd::cpu

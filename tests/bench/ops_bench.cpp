@@ -231,6 +231,10 @@ std::vector<Op> all_ops() {
   put("conv2d_1x1", convolution(64, 1, 1), [](const List& in) { return conv2d(in[0], in[1]); });
   put("conv2d_groups", convolution(64, 3, 4),
       [](const List& in) { return conv2d(in[0], in[1], {}, {.padding = 1, .groups = 4}); });
+  put("conv2d_depthwise", convolution(64, 3, 64),
+      [](const List& in) { return conv2d(in[0], in[1], {}, {.padding = 1, .groups = 64}); });
+  put("conv2d_stride2", convolution(64, 3, 1),
+      [](const List& in) { return conv2d(in[0], in[1], {}, {.stride = 2, .padding = 1}); });
   put("max_pool2d", image, [](const List& in) { return max_pool2d(in[0], 2); });
   put("avg_pool2d", image, [](const List& in) { return avg_pool2d(in[0], 2); });
   put(

@@ -197,6 +197,8 @@ OPS = {
     "conv2d_3x3": (convolution(64, 3, 1), lambda x, w: F.conv2d(x, w, padding=1)),
     "conv2d_1x1": (convolution(64, 1, 1), F.conv2d),
     "conv2d_groups": (convolution(64, 3, 4), lambda x, w: F.conv2d(x, w, padding=1, groups=4)),
+    "conv2d_depthwise": (convolution(64, 3, 64), lambda x, w: F.conv2d(x, w, padding=1, groups=64)),
+    "conv2d_stride2": (convolution(64, 3, 1), lambda x, w: F.conv2d(x, w, stride=2, padding=1)),
     "max_pool2d": (image, lambda x: F.max_pool2d(x, 2)),
     "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
     "batch_norm": (channels, lambda x, w, b: F.batch_norm(x, torch.zeros(16, dtype=x.dtype),
