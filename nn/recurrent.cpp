@@ -38,7 +38,8 @@ Tensor start_of(std::string_view layer, const Tensor& given, const Shape& expect
 
 RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
                               const Tensor& x, const RecurrentState& state, double p, bool batch_first,
-                              bool bidirectional, bool has_cell, RecurrentStep step) {
+                              bool bidirectional, ops::RecurrentCell cell) {
+  const bool has_cell = cell == ops::RecurrentCell::lstm;
   const std::int64_t in = weights[0].weight_ih.shape()[1], hidden = weights[0].weight_hh.shape()[1];
   check<ShapeError>(x.rank() == 3 && x.shape().back() == in && x.size(batch_first ? 1 : 0) > 0,
                     "{}: input ({}, {}) of at least one step, got shape {}", layer,
@@ -58,40 +59,18 @@ RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentW
       const bool back = i > layer_at;
       // What comes from the input is one product for all steps.
       const Tensor from_input = linear(rows, weights[i].weight_ih, weights[i].bias_ih);
-      RecurrentState now{select(hidden_before, 0, number),
-                         has_cell ? select(cell_before, 0, number) : Tensor()};
-      std::vector<Tensor> steps(static_cast<std::size_t>(rows.size(0)));
-      for (std::size_t k = 0; k < steps.size(); ++k) {
-        const std::size_t t = back ? steps.size() - 1 - k : k;
-        now = step(select(from_input, 0, static_cast<std::int64_t>(t)),
-                   linear(now.hidden, weights[i].weight_hh, weights[i].bias_hh), now);
-        steps[t] = now.hidden;
-      }
-      given.push_back(stack(steps));
-      last_hidden.push_back(now.hidden);
-      if (has_cell) last_cell.push_back(now.cell);
+      const ops::RecurrentSteps steps = ops::recurrent({cell, back}, from_input, weights[i].weight_hh,
+                                                       weights[i].bias_hh, select(hidden_before, 0, number),
+                                                       has_cell ? select(cell_before, 0, number) : Tensor());
+      given.push_back(steps.hidden);
+      const std::int64_t end = back ? 0 : -1;
+      last_hidden.push_back(select(steps.hidden, 0, end));
+      if (has_cell) last_cell.push_back(select(steps.cells, 0, end));
     }
     rows = ways == 1 ? given[0] : cat(given, -1);
   }
   return {batch_first ? transpose(rows, 0, 1) : rows,
           {stack(last_hidden), has_cell ? stack(last_cell) : Tensor()}};
-}
-
-RecurrentState rnn_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState&) {
-  return {tanh(add(from_input, from_hidden)), {}};
-}
-
-RecurrentState lstm_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState& before) {
-  const std::vector<Tensor> gate = chunk(add(from_input, from_hidden), 4, -1);
-  const Tensor cell = add(mul(sigmoid(gate[1]), before.cell), mul(sigmoid(gate[0]), tanh(gate[2])));
-  return {mul(sigmoid(gate[3]), tanh(cell)), cell};
-}
-
-RecurrentState gru_step(const Tensor& from_input, const Tensor& from_hidden, const RecurrentState& before) {
-  const std::vector<Tensor> x = chunk(from_input, 3, -1), h = chunk(from_hidden, 3, -1);
-  const Tensor update = sigmoid(add(x[1], h[1])),
-               fresh = tanh(add(x[2], mul(sigmoid(add(x[0], h[0])), h[2])));
-  return {add(fresh, mul(update, sub(before.hidden, fresh))), {}};
 }
 
 }  // namespace sherd::nn::detail

@@ -5,6 +5,7 @@
 
 #include "nn/module.h"
 #include "runtime/ops.h"
+#include "runtime/ops/recurrent.h"
 
 namespace sherd::nn {
 
@@ -45,21 +46,12 @@ namespace detail {
 struct RecurrentWeights {
   Param weight_ih, weight_hh, bias_ih, bias_hh;
 };
-/// One step of a layer: what the input and the state before come to (gates x hidden each) and that state, to
-/// the state after.
-using RecurrentStep = RecurrentState (*)(const Tensor& from_input, const Tensor& from_hidden,
-                                         const RecurrentState& before);
-
 SHERD_API std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int64_t in,
                                                           std::int64_t hidden, std::int64_t gates,
                                                           const RecurrentOptions& options);
 SHERD_API RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
                                         const Tensor& x, const RecurrentState& state, double dropout,
-                                        bool batch_first, bool bidirectional, bool has_cell,
-                                        RecurrentStep step);
-SHERD_API RecurrentState rnn_step(const Tensor&, const Tensor&, const RecurrentState&);
-SHERD_API RecurrentState lstm_step(const Tensor&, const Tensor&, const RecurrentState&);
-SHERD_API RecurrentState gru_step(const Tensor&, const Tensor&, const RecurrentState&);
+                                        bool batch_first, bool bidirectional, ops::RecurrentCell cell);
 
 }  // namespace detail
 
@@ -80,7 +72,7 @@ struct Recurrent : Layer<D> {
         bidirectional(options.bidirectional) {}
   RecurrentResult forward(const Tensor& x, const RecurrentState& state = {}) const {
     return detail::run_recurrent(this->type_name(), weights, x, state, this->training() ? dropout : 0,
-                                 batch_first, bidirectional, D::has_cell, D::step);
+                                 batch_first, bidirectional, D::cell);
   }
   using Layer<D>::operator();
   /// With a state in braces, whose type the templates cannot know: `lstm(x, {hidden, cell})`.
@@ -102,23 +94,20 @@ struct Recurrent : Layer<D> {
 /// h = tanh(W x + b + U h + c).
 struct SHERD_API Rnn final : Recurrent<Rnn> {
   static constexpr std::int64_t gates = 1;
-  static constexpr bool has_cell = false;
-  static constexpr detail::RecurrentStep step = detail::rnn_step;
+  static constexpr ops::RecurrentCell cell = ops::RecurrentCell::tanh;
   using Recurrent::Recurrent;
 };
 /// Gates i, f, g, o: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c) (Hochreiter and
 /// Schmidhuber, 1997).
 struct SHERD_API Lstm final : Recurrent<Lstm> {
   static constexpr std::int64_t gates = 4;
-  static constexpr bool has_cell = true;
-  static constexpr detail::RecurrentStep step = detail::lstm_step;
+  static constexpr ops::RecurrentCell cell = ops::RecurrentCell::lstm;
   using Recurrent::Recurrent;
 };
 /// Gates r, z, n: h = (1 - sigmoid(z)) tanh(n_x + sigmoid(r) n_h) + sigmoid(z) h (Cho et al., 2014).
 struct SHERD_API Gru final : Recurrent<Gru> {
   static constexpr std::int64_t gates = 3;
-  static constexpr bool has_cell = false;
-  static constexpr detail::RecurrentStep step = detail::gru_step;
+  static constexpr ops::RecurrentCell cell = ops::RecurrentCell::gru;
   using Recurrent::Recurrent;
 };
 

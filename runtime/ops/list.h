@@ -31,6 +31,7 @@
 #include "runtime/ops/prod.h"
 #include "runtime/ops/random.h"
 #include "runtime/ops/recurrence.h"
+#include "runtime/ops/recurrent.h"
 #include "runtime/ops/rms_norm.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
@@ -48,11 +49,11 @@ using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, Wri
 using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial, MaxPool2d,
                             AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
-using FusedOps =
-    OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
-           LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
-           NllGrad, Dropout, Attention, AttentionGrad, SelfAttention, SelfAttentionGrad>;
+using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
+                        LayerNormGrad, LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad,
+                        BatchNorm, BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
+                        CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, Dropout, Attention, AttentionGrad,
+                        SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

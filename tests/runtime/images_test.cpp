@@ -72,6 +72,33 @@ TEST_CASE("images: sums of a transposed convolution are rounded once, its bias w
   }
 }
 
+TEST_CASE("images: windows of wide rows are what each window is by itself") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const std::int64_t width : {5, 31, 64, 129, 200})
+      for (const std::int64_t stride : {1, 2, 3})
+        for (const std::int64_t kernel : {1, 2, 3, 5})
+          for (const std::int64_t padding : {0, 1}) {
+            if (padding > kernel / 2) continue;
+            INFO(fmt::format("{} width {} stride {} kernel {} padding {}", name_of(dtype), width, stride,
+                             kernel, padding));
+            const Tensor x = with_specials({1, 2, 7, width}, dtype), plain = numbers({1, 2, 7, width}, dtype);
+            const PoolOptions o{.stride = {2, stride}, .padding = {padding, padding}};
+            const Tensor most = max_pool2d(x, kernel, o), mean = avg_pool2d(plain, kernel, o);
+            // Zeros and the least number are what padding adds to a mean and to a maximum; a window that is
+            // alone with a stride of 3 is looked at pixel by pixel.
+            const double least = -std::numeric_limits<double>::infinity();
+            const Tensor around = pad(x, {padding, padding, padding, padding}, Padding::constant, least),
+                         among = pad(plain, {padding, padding, padding, padding});
+            for (std::int64_t j = 0; j < most.size(3); ++j) {
+              const std::int64_t first = j * stride;
+              CHECK(same_bits(narrow(most, 3, j, 1),
+                              max_pool2d(narrow(around, 3, first, kernel), kernel, {.stride = {2, 3}})));
+              CHECK(same_bits(narrow(mean, 3, j, 1),
+                              avg_pool2d(narrow(among, 3, first, kernel), kernel, {.stride = {2, 3}})));
+            }
+          }
+}
+
 TEST_CASE("images: an image of the same size is itself, and whole factors repeat its pixels") {
   for (const DType dtype : all_dtypes) {
     INFO(name_of(dtype));

@@ -6,6 +6,7 @@
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
+#include "runtime/ops/recurrent.h"
 #include "runtime/ops/triangle.h"
 #include "tests/runtime/op_cases.h"
 
@@ -150,6 +151,38 @@ void statistics_cases(const Add& put) {
          .reference =
              Call([op](std::span<const Tensor> in) { return std::vector<Tensor>{op.reference(in)[0]}; })});
   }
+  for (const ops::RecurrentCell cell :
+       {ops::RecurrentCell::tanh, ops::RecurrentCell::lstm, ops::RecurrentCell::gru})
+    for (bool reverse : {false, true}) {
+      const ops::Recurrent op{cell, reverse};
+      const std::int64_t g = op.gates();
+      const auto drawn = [](Shape shape, Shape large) {
+        return Input{std::move(shape), std::move(large), Kind::number, 0, -0.6, 0.6};
+      };
+      std::vector<Input> inputs{drawn({3, 2, g * 4}, {5, 9, g * 24}), drawn({g * 4, 4}, {g * 24, 24}),
+                                drawn({g * 4}, {g * 24}), drawn({2, 4}, {9, 24})};
+      if (op.has_cell()) inputs.push_back(drawn({2, 4}, {9, 24}));
+      const auto with = [op](auto run) {  // all that the layer gives as one tensor
+        return [op, run](std::span<const Tensor> in) {
+          std::vector<Tensor> all(in.begin(), in.end());
+          all.resize(5);
+          const auto out = run(all);
+          return std::vector<Tensor>{op.has_cell() ? cat({out[0], out[1]}, -1) : out[0]};
+        };
+      };
+      const auto shapes = [&](std::int64_t t, std::int64_t b, std::int64_t h) {
+        std::vector<Shape> list{{t, b, g * h}, {g * h, h}, {g * h}, {b, h}};
+        if (op.has_cell()) list.push_back({b, h});
+        return list;
+      };
+      put(fmt::format("recurrent {}{}", static_cast<int>(cell), reverse ? ", backwards" : ""), inputs,
+          with([op](const std::vector<Tensor>& in) { return apply_many(op, in); }),
+          {.dtypes = floating_dtypes,
+           .layouts = Bits::rounded,
+           .sixteen = Bits::rounded,
+           .reference = with([op](const std::vector<Tensor>& in) { return op.reference(in); }),
+           .more = {shapes(1, 1, 1), shapes(2, 0, 3), shapes(4, 1, 17)}});
+    }
   put("max", {block}, one([](const Tensor& x) { return max(x, 1).values; }), {});
   put("min, its positions", {block}, one([](const Tensor& x) { return min(x, -1, Keep::dims).indices; }),
       {.gradients = false});
