@@ -370,7 +370,7 @@ class Run {
       try {
         return plan_of(c, way, type, t, has_bias, lie_as);
       } catch (const dnnl::error& error) {
-        if (error.status != dnnl_unimplemented) throw;
+        if (error.status != dnnl_unimplemented && error.status != dnnl_invalid_arguments) throw;
         return Plan();
       }
     });
@@ -504,6 +504,7 @@ bool may_run(const Conv& c, DType dtype) {
   } else if (dtype != DType::f32) {
     return false;
   }
+  if (c.images == 0 || c.channels == 0 || c.outputs == 0) return false;
   return is_tight(c.rule.down, c.height, c.rows, c.down) &&
          is_tight(c.rule.across, c.width, c.columns, c.across);
 }
