@@ -1,6 +1,8 @@
 #if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
 
+#include <algorithm>
 #include <array>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -26,9 +28,11 @@ memory::desc row_of(const Gemm<BFloat16>& g) {
                      : matrix_of(1, g.n, g.n, false);
 }
 
-dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g) {
+/// `packed` leaves it to the library how B lies.
+dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g, bool packed) {
   const memory::desc a = matrix_of(g.m, g.k, g.lda, g.transpose_a, g.batch, g.stride_a),
-                     b = matrix_of(g.k, g.n, g.ldb, g.transpose_b, g.batch, g.stride_b),
+                     b = packed ? memory::desc({g.k, g.n}, memory::data_type::bf16, memory::format_tag::any)
+                                : matrix_of(g.k, g.n, g.ldb, g.transpose_b, g.batch, g.stride_b),
                      c = matrix_of(g.m, g.n, g.ldc, false, g.batch, g.stride_c);
   const dnnl::engine& engine = processor_engine();
   dnnl::primitive_attr attributes;
@@ -47,11 +51,20 @@ dnnl::matmul::primitive_desc product_of(const Gemm<BFloat16>& g) {
 #endif
 }
 
+}  // namespace
+
 struct Product {
   bool plain_loops;  // which are slower than a call for each matrix, if there are several
   memory::desc a, b, c, room;
   dnnl::matmul run;
+  dnnl::reorder pack;  // from B as it lies, where the library lays it
 
+  Product(const Gemm<BFloat16>& g, bool packed) : Product(product_of(g, packed)) {
+    const memory::desc lies = matrix_of(g.k, g.n, g.ldb, g.transpose_b);
+    if (packed) pack = dnnl::reorder({processor_engine(), lies, processor_engine(), b});
+  }
+
+ private:
   explicit Product(const dnnl::matmul::primitive_desc& made)
       : plain_loops(std::string_view(made.impl_info_str()).starts_with("ref")),
         a(made.src_desc()),
@@ -61,14 +74,36 @@ struct Product {
         run(made) {}
 };
 
-std::shared_ptr<const Product> plan(const Gemm<BFloat16>& g) {
-  using Key = std::array<std::int64_t, 14>;
+namespace {
+
+std::shared_ptr<const Product> plan(const Gemm<BFloat16>& g, bool packed = false) {
+  using Key = std::array<std::int64_t, 15>;
   static auto& plans = *new Plans<Key, Product>();  // outlives every thread
   const bool one = g.batch == 1;
   return plans.find(
-      {g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate, g.bias != nullptr,
-       g.batch, one ? 0 : g.stride_a, one ? 0 : g.stride_b, one ? 0 : g.stride_c},
-      [&] { return Product(product_of(g)); });
+      {packed, g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate,
+       g.bias != nullptr, g.batch, one ? 0 : g.stride_a, one ? 0 : g.stride_b, one ? 0 : g.stride_c},
+      [&] { return Product(g, packed); });
+}
+
+using Arguments = std::unordered_map<int, memory>;
+
+Arguments arguments_of(const Product& product, const Gemm<BFloat16>& g, const void* b, void* room) {
+  Arguments given{{DNNL_ARG_SRC, argument(product.a, g.a)},
+                  {DNNL_ARG_WEIGHTS, argument(product.b, b)},
+                  {DNNL_ARG_DST, argument(product.c, g.c)},
+                  {DNNL_ARG_SCRATCHPAD, argument(product.room, room)}};
+  if (g.bias) given.emplace(DNNL_ARG_BIAS, argument(row_of(g), g.bias));
+  return given;
+}
+
+bool execute(const Product& product, const Gemm<BFloat16>& g) {
+  const auto room = scratch<std::byte>(static_cast<std::int64_t>(product.room.get_size()));
+  if (!room) return false;
+  dnnl::stream stream(processor_engine());
+  product.run.execute(stream, arguments_of(product, g, g.b, room.get()));
+  stream.wait();
+  return true;
 }
 
 bool run_each(Gemm<BFloat16> g) {
@@ -101,17 +136,60 @@ bool onednn_multiplies_bf16() noexcept try {
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept try {
   const OneThread one_thread;
   const std::shared_ptr<const Product> product = plan(g);
-  if (g.batch > 1 && product->plain_loops) return run_each(g);
-  const auto room = scratch<std::byte>(static_cast<std::int64_t>(product->room.get_size()));
-  if (!room) return false;
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, argument(product->a, g.a)},
-                                            {DNNL_ARG_WEIGHTS, argument(product->b, g.b)},
-                                            {DNNL_ARG_DST, argument(product->c, g.c)},
-                                            {DNNL_ARG_SCRATCHPAD, argument(product->room, room.get())}};
-  if (g.bias) arguments.emplace(DNNL_ARG_BIAS, argument(row_of(g), g.bias));
-  dnnl::stream stream(processor_engine());
-  product->run.execute(stream, arguments);
-  stream.wait();
+  return g.batch > 1 && product->plain_loops ? run_each(g) : execute(*product, g);
+} catch (...) {
+  return false;
+}
+
+/// Columns of B and C, and all that a call of the library is given, which takes as long to make as a small
+/// product.
+struct PackedB::Part {
+  std::int64_t column;
+  std::shared_ptr<const Product> product;
+  Scratch<std::byte> b, room;
+  dnnl::stream stream{processor_engine()};
+  Arguments arguments;
+
+  Part(Gemm<BFloat16> g, std::int64_t begin, std::int64_t end) : column(begin) {
+    g.n = end - begin;
+    g.b += g.transpose_b ? begin * g.ldb : begin;
+    if (g.bias) g.bias += begin;
+    product = plan(g, true);
+    b = scratch<std::byte>(static_cast<std::int64_t>(product->b.get_size()));
+    room = scratch<std::byte>(static_cast<std::int64_t>(product->room.get_size()));
+    if (!b || !room) throw std::bad_alloc();
+    arguments = arguments_of(*product, g, b.get(), room.get());
+    memory lies = argument(matrix_of(g.k, g.n, g.ldb, g.transpose_b), g.b);
+    dnnl::reorder(product->pack).execute(stream, lies, arguments.at(DNNL_ARG_WEIGHTS));
+    stream.wait();
+  }
+};
+
+PackedB::PackedB() = default;
+PackedB::~PackedB() = default;
+
+std::shared_ptr<PackedB> PackedB::of(const Gemm<BFloat16>& g) noexcept try {
+  constexpr std::int64_t most_rows = 63, unit = 64, enough = 1 << 18;
+  static const bool multiplies_bf16 = onednn_multiplies_bf16();
+  if (!multiplies_bf16 || g.batch != 1 || g.m > most_rows || g.m * g.n * g.k < onednn_work_bf16)
+    return nullptr;
+  const OneThread one_thread;
+  const std::int64_t columns = std::max<std::int64_t>(2, enough / (g.m * g.k) / unit) * unit;
+  auto packed = std::make_shared<PackedB>();
+  for (std::int64_t column = 0; column < g.n; column += columns)
+    packed->parts_.push_back(std::make_unique<Part>(g, column, std::min(column + columns, g.n)));
+  return packed;
+} catch (...) {
+  return nullptr;
+}
+
+bool PackedB::multiply(std::int64_t part, const BFloat16* a, BFloat16* c) noexcept try {
+  const OneThread one_thread;
+  Part& p = *parts_[static_cast<std::size_t>(part)];
+  p.arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<BFloat16*>(a));
+  p.arguments.at(DNNL_ARG_DST).set_data_handle(c + p.column);
+  p.product->run.execute(p.stream, p.arguments);
+  p.stream.wait();
   return true;
 } catch (...) {
   return false;

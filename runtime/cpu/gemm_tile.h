@@ -1,6 +1,9 @@
 // What a matrix library has to offer gemm.cpp: one tile of C on the calling thread.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "runtime/cpu/gemm.h"
 
 namespace sherd::cpu {
@@ -20,5 +23,26 @@ bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
 /// bf16, else it would go through slow code.
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept;
 bool onednn_multiplies_bf16() noexcept;
+/// Smaller products of bf16 are not worth a call of it.
+inline constexpr std::int64_t onednn_work_bf16 = 32 * 32 * 32;
+
+/// The B of products of few rows of bf16, in parts of its columns, each laid as oneDNN reads it fastest. One
+/// product at a time.
+class PackedB {
+ public:
+  /// Null where `g` is not such a product, or where the library fails.
+  static std::shared_ptr<PackedB> of(const Gemm<BFloat16>& g) noexcept;
+  PackedB();
+  ~PackedB();
+  PackedB(const PackedB&) = delete;
+  PackedB& operator=(const PackedB&) = delete;
+  std::int64_t parts() const { return static_cast<std::int64_t>(parts_.size()); }
+  /// Computes the part's columns of C; returns whether it worked.
+  bool multiply(std::int64_t part, const BFloat16* a, BFloat16* c) noexcept;
+
+ private:
+  struct Part;
+  std::vector<std::unique_ptr<Part>> parts_;
+};
 
 }  // namespace sherd::cpu

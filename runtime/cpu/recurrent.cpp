@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm_repeated.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/math.h"
 #include "runtime/ops.h"
@@ -135,24 +135,20 @@ void forward(const Sizes& s, Inputs in, Outputs out) {
           *c0 = data_of<T>(in[4]);
   T *h = result_of<T>(out[0]), *c = result_of<T>(out[1]), *kept = result_of<T>(out[2]);
   const std::int64_t n = s.hidden;
-  // Products of several rows are faster with columns side by side, which are laid so once for all steps.
-  constexpr std::int64_t several = 8;
-  const Tensor columns = s.batch >= several ? contiguous(transpose(in[1], 0, 1)) : Tensor();
+  const RepeatedGemm<T> product({.m = s.batch,
+                                 .n = s.gates,
+                                 .k = n,
+                                 .lda = n,
+                                 .b = w,
+                                 .ldb = n,
+                                 .transpose_b = true,
+                                 .ldc = s.gates,
+                                 .bias = bias});
   const Scratch<T> products = memory_for<T>(s.gated());
   for (std::int64_t i = 0; i < s.steps; ++i) {
     const std::int64_t t = s.step(i);
     const T *before = s.before(i, h0, h), *cell = s.before(i, c0, c);
-    gemm(Gemm<T>{.m = s.batch,
-                 .n = s.gates,
-                 .k = n,
-                 .a = before,
-                 .lda = n,
-                 .b = columns.defined() ? data_of<T>(columns) : w,
-                 .ldb = columns.defined() ? s.gates : n,
-                 .transpose_b = !columns.defined(),
-                 .c = products.get(),
-                 .ldc = s.gates,
-                 .bias = bias});
+    product(before, products.get());
     s.for_rows([&](std::int64_t row) {
       const std::int64_t at = t * s.batch + row;
       const T *from = x + at * s.gates, *m = products.get() + row * s.gates;
@@ -187,6 +183,8 @@ void backward(const Sizes& s, Inputs in, Outputs out) {
   std::fill_n(gh.get(), s.state(), C(0));
   std::fill_n(gc.get(), s.op.has_cell() ? s.state() : 0, C(0));
   std::fill_n(back.get(), s.state(), T(0.0F));
+  const RepeatedGemm<T> product(
+      {.m = s.batch, .n = n, .k = s.gates, .lda = s.gates, .b = w, .ldb = n, .ldc = n});
   // What a step passes to the one before it: its product, and in a GRU what `gh` then holds.
   const auto collect = [&](std::int64_t row) {
     C* const sum = gh.get() + row * n;
@@ -211,15 +209,7 @@ void backward(const Sizes& s, Inputs in, Outputs out) {
         gru_grad_row(n, g, before + row * n, kept + at * 4 * n, gx + at * s.gates, gm + at * s.gates);
       }
     });
-    gemm(Gemm<T>{.m = s.batch,
-                 .n = n,
-                 .k = s.gates,
-                 .a = gm + t * s.gated(),
-                 .lda = s.gates,
-                 .b = w,
-                 .ldb = n,
-                 .c = back.get(),
-                 .ldc = n});
+    product(gm + t * s.gated(), back.get());
   }
   s.for_rows([&](std::int64_t row) {
     collect(row);
