@@ -154,7 +154,8 @@ struct Tiling {
 };
 
 /// Matrices of bf16 that go to the library together, because a call costs as much as a small product.
-std::int64_t together(const Gemm<BFloat16>& g) {
+template <std::same_as<BFloat16> T>
+std::int64_t together(const Gemm<T>& g) {
   constexpr std::int64_t enough = 1 << 21, wanted = 4;  // tiles, for as many threads
   if (g.stride_a <= 0 || g.stride_b <= 0) return 1;
   return std::clamp<std::int64_t>(enough / std::max<std::int64_t>(g.m * g.n * g.k, 1), 1,
