@@ -78,6 +78,23 @@ Make convolution(std::int64_t channels, std::int64_t kernel, std::int64_t groups
   };
 }
 
+// 64 steps of 128 features: what comes in, the weights and the biases.
+Make sequences(std::int64_t gates) {
+  return [=](std::int64_t n, DType d) -> List {
+    const std::int64_t b = std::max<std::int64_t>(1, n / (64 * 128)), rows = gates * 128;
+    return {normal({64, b, 128}, d), normal({rows, 128}, d), normal({rows, 128}, d), normal({rows}, d),
+            normal({rows}, d)};
+  };
+}
+Call recurrent_layer(ops::RecurrentCell cell) {
+  return [=](const List& in) {
+    const Tensor start = zeros({in[0].size(1), 128}, {in[0].dtype()});
+    return ops::recurrent({cell}, linear(in[0], in[1], in[3]), in[2], in[4], start,
+                          cell == ops::RecurrentCell::lstm ? start : Tensor())
+        .hidden;
+  };
+}
+
 std::vector<Op> all_ops() {
   std::vector<Op> list;
   const auto put = [&](std::string name, Make make, Call call, bool gradient = true) {
@@ -235,6 +252,9 @@ std::vector<Op> all_ops() {
       [](const List& in) { return conv2d(in[0], in[1], {}, {.padding = 1, .groups = 64}); });
   put("conv2d_stride2", convolution(64, 3, 1),
       [](const List& in) { return conv2d(in[0], in[1], {}, {.stride = 2, .padding = 1}); });
+  put("lstm", sequences(4), recurrent_layer(ops::RecurrentCell::lstm));
+  put("gru", sequences(3), recurrent_layer(ops::RecurrentCell::gru));
+  put("rnn", sequences(1), recurrent_layer(ops::RecurrentCell::tanh));
   put("max_pool2d", image, [](const List& in) { return max_pool2d(in[0], 2); });
   put("avg_pool2d", image, [](const List& in) { return avg_pool2d(in[0], 2); });
   put(

@@ -121,6 +121,23 @@ def batches(n, d):
     return [normal(max(1, n // 4096), s, s, d=d) for _ in range(2)]
 
 
+def sequences(gates):
+    def make(n, d):
+        b = max(1, n // (64 * 128))
+        return [normal(64, b, 128, d=d), normal(gates * 128, 128, d=d), normal(gates * 128, 128, d=d),
+                normal(gates * 128, d=d), normal(gates * 128, d=d)]
+    return make
+
+
+def recurrent(layer, cells):
+    def call(x, *weights):
+        start = [torch.zeros(1, x.shape[1], 128, dtype=x.dtype)] * cells
+        # Gradients need what only training keeps.
+        return layer(x, start if cells > 1 else start[0], weights, True, 1, 0.0, torch.is_grad_enabled(), False,
+                     False)[0]
+    return call
+
+
 OPS = {
     **{name: (one, getattr(torch, name)) for name in
        "neg abs exp sin cos tanh sigmoid erf relu square floor isfinite".split()},
@@ -199,6 +216,9 @@ OPS = {
     "conv2d_groups": (convolution(64, 3, 4), lambda x, w: F.conv2d(x, w, padding=1, groups=4)),
     "conv2d_depthwise": (convolution(64, 3, 64), lambda x, w: F.conv2d(x, w, padding=1, groups=64)),
     "conv2d_stride2": (convolution(64, 3, 1), lambda x, w: F.conv2d(x, w, stride=2, padding=1)),
+    "lstm": (sequences(4), recurrent(torch.lstm, 2)),
+    "gru": (sequences(3), recurrent(torch.gru, 1)),
+    "rnn": (sequences(1), recurrent(torch.rnn_tanh, 1)),
     "max_pool2d": (image, lambda x: F.max_pool2d(x, 2)),
     "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
     "batch_norm": (channels, lambda x, w, b: F.batch_norm(x, torch.zeros(16, dtype=x.dtype),

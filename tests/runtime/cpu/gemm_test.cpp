@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/context.h"
+#include "runtime/cpu/gemm_repeated.h"
 #include "runtime/dtype.h"
 #include "tests/catch.h"
 
@@ -34,13 +35,15 @@ struct Problem {
     c = numbers<T>(g.stride_c * batch + 1, 3), bias = numbers<T>(n, 4);
     g.a = a.data(), g.b = b.data(), g.c = c.data();
   }
-  std::vector<T> run(int threads) {
+  template <class F>
+  std::vector<T> run(int threads, const F& multiply) {
     std::vector<T> result = c;
     g.c = result.data();
     Context::current().set_threads(threads);
-    cpu::gemm(g);
+    multiply(g);
     return result;
   }
+  std::vector<T> run(int threads) { return run(threads, cpu::gemm<T>); }
   double expected(std::int64_t batch, std::int64_t i, std::int64_t j) const {
     using C = compute_t<T>;
     double sum = g.bias ? double(C(bias[j])) : 0;
@@ -61,10 +64,10 @@ double relative_precision() {
                                     : 8e-3;
 }
 
-template <class T>
-void check_problem(Problem<T>& p) {
+template <class T, class F = void (*)(const cpu::Gemm<T>&)>
+void check_problem(Problem<T>& p, const F& multiply = cpu::gemm<T>) {
   const auto& g = p.g;
-  const std::vector<T> one = p.run(1), two = p.run(2);
+  const std::vector<T> one = p.run(1, multiply), two = p.run(2, multiply);
   CHECK((one.empty() || std::memcmp(one.data(), two.data(), one.size() * sizeof(T)) == 0));
   double worst = 0;
   bool room_untouched = true;
@@ -119,6 +122,43 @@ TEMPLATE_TEST_CASE("gemm takes batches, and one matrix for a whole batch", "[one
       check_problem(p);
       p.g.stride_b = 0;
       check_problem(p);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("gemm takes batches of small matrices, the last of a tile's too", "[one thread]", float,
+                   BFloat16) {
+  for (auto [m, n, k] : {std::array{64, 64, 64}, {16, 40, 70}, {7, 3, 2}}) {
+    for (int form = 0; form < 16; ++form) {
+      Problem<TestType> p(m, n, k, form & 1, form & 2, 43);
+      p.g.accumulate = form & 4;
+      if (form & 8) p.g.bias = p.bias.data();
+      INFO(m << "x" << n << "x" << k << " form " << form);
+      check_problem(p);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("products with one B are what each is alone", "", float, double, Half, BFloat16) {
+  for (auto [m, n, k] : {std::array{1, 300, 200},
+                         {9, 96, 24},
+                         {33, 200, 70},
+                         {63, 64, 128},
+                         {70, 130, 40},
+                         {0, 5, 3},
+                         {5, 3, 0}}) {
+    for (int form = 0; form < 4; ++form) {
+      Problem<TestType> p(m, n, k, false, form & 1, 1);
+      if (form & 2) p.g.bias = p.bias.data();
+      INFO(m << "x" << n << "x" << k << " form " << form);
+      check_problem(p, [](const cpu::Gemm<TestType>& g) {
+        const cpu::RepeatedGemm<TestType> product(g);
+        // The second is another one's.
+        const std::vector<TestType> other(g.m * g.lda + 1, TestType(1.0F));
+        std::vector<TestType> elsewhere(g.m * g.ldc + 1);
+        product(other.data(), elsewhere.data());
+        product(g.a, g.c);
+      });
     }
   }
 }
