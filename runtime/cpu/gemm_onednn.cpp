@@ -169,7 +169,7 @@ PackedB::PackedB() = default;
 PackedB::~PackedB() = default;
 
 std::shared_ptr<PackedB> PackedB::of(const Gemm<BFloat16>& g) noexcept try {
-  constexpr std::int64_t most_rows = 63, unit = 64, enough = 1 << 18;
+  constexpr std::int64_t most_rows = 63, unit = 64, enough = 1 << 20;
   static const bool multiplies_bf16 = onednn_multiplies_bf16();
   if (!multiplies_bf16 || g.batch != 1 || g.m > most_rows || g.m * g.n * g.k < onednn_work_bf16)
     return nullptr;
