@@ -33,7 +33,8 @@ inline constexpr int max_elementwise_inputs = 5;
 ///  - `Tensors grad(const GradArgs&) const` in ops, with `reads`;
 ///  - `differentiable = false`.
 /// `light = true` says that it is a few instructions an element; the CPU then compiles a loop of its own for
-/// each 16-bit dtype too, instead of converting blocks to f32 and back.
+/// each 16-bit dtype too, instead of converting blocks to f32 and back. `on_bits(x, ...)`, of unsigned
+/// integers, is the same on the bits of a 16-bit float, for an op that needs no more than those.
 template <class O>
 concept ElementwiseOp = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;

@@ -51,6 +51,9 @@ void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in)
   for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
 }
 
+/// How a condition is read: of bools beside wider elements the compiler makes no vectors.
+using Truth = std::uint8_t;
+
 /// One row of a call of functor `F`. An application's own functors are compiled with its flags: with g++ at
 /// -O1 and above the attributes make the loops what the library's are, without contraction of products and
 /// sums, and `best` takes the one for this processor (flags for single instructions, such as -maes, leave the
@@ -107,7 +110,29 @@ struct ElementwiseRow {
       if (steps[0] == 1 && steps[1] == 0 && steps[2] == 1)
         return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
     }
+    if constexpr (sizeof...(TI) == 3 && std::same_as<std::tuple_element_t<0, std::tuple<TI...>>, Truth>) {
+      const auto [condition, a, b] = in;  // one of two is often a number
+      using T = std::remove_cvref_t<decltype(*a)>;
+      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0 && steps[3] == 1)
+        return dense_span(f, n, out, Dense<Truth>{condition}, Same<T>{*a}, Dense<T>{b});
+      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 1 && steps[3] == 0)
+        return dense_span(f, n, out, Dense<Truth>{condition}, Dense<T>{a}, Same<T>{*b});
+    }
     spaced_span(f, n, out, steps[0], Spaced<TI>{std::get<I>(in), steps[I + 1]}...);
+  }
+};
+
+/// A functor that says what it does to the bits of a 16-bit float.
+template <class F>
+concept HasBits = requires {
+  &F::template on_bits<std::uint16_t>;
+};
+template <class F>
+struct OnBits {
+  F f;
+  template <class... V>
+  constexpr std::uint16_t operator()(V... values) const {
+    return f.on_bits(values...);
   }
 };
 
@@ -115,11 +140,18 @@ struct ElementwiseRow {
 /// there are any for what is computed in f32. Those that are not light see halves as f32.
 template <class T, class O, std::size_t... I>
 void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
+  if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
+    using Loop =
+        ElementwiseRow<OnBits<O>, std::uint16_t,
+                       std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
+    const OnBits<O> f{op};
+    return run_rows(w, Loop::best(), &f);
+  }
   const auto run = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
     using TX = std::conditional_t<in_f32, float, T>;
     using Loop = ElementwiseRow<F, std::conditional_t<gives_bool<O>(), bool, TX>,
-                                std::conditional_t<I == 0 && first_is_condition<O>(), bool, TX>...>;
+                                std::conditional_t<I == 0 && first_is_condition<O>(), Truth, TX>...>;
     (in_f32 ? run_rows_in_f32 : run_rows)(w, Loop::best(), &f);
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })

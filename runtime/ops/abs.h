@@ -23,6 +23,10 @@ struct Abs {
     using math::where;
     return where(x > T(0), gy, where(x < T(0), T(-gy), T(0)));
   }
+  template <class U>
+  constexpr U on_bits(U x) const {
+    return static_cast<U>(x & 0x7fff);
+  }
   bool operator==(const Abs&) const = default;
 };
 

@@ -21,6 +21,10 @@ struct Neg {
   constexpr T grad_a(T gy, T, T) const {
     return -gy;
   }
+  template <class U>
+  constexpr U on_bits(U x) const {
+    return static_cast<U>(x ^ 0x8000);
+  }
   bool operator==(const Neg&) const = default;
 };
 

@@ -16,7 +16,9 @@ struct PowerOfHalves {
 
   template <class T>
   constexpr T operator()(T x) const {
-    if constexpr (std::same_as<T, float>)
+    if constexpr (halves == 1)
+      return base(x);  // a root is rounded once, in float too
+    else if constexpr (std::same_as<T, float>)
       return static_cast<float>((*this)(static_cast<double>(x)));
     else
       return product_of(halves < 0 ? T(1) / base(x) : base(x));

@@ -17,6 +17,10 @@ struct Where {
   constexpr T operator()(bool condition, T a, T b) const {
     return condition ? a : b;
   }
+  template <class U>
+  constexpr U on_bits(bool condition, U a, U b) const {
+    return condition ? a : b;
+  }
   // Written in ops: the condition has a dtype of its own.
   SHERD_API Tensors grad(const GradArgs& args) const;
   bool operator==(const Where&) const = default;
