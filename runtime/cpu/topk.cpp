@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/cpu/positions.h"
 #include "runtime/cpu/row_order.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
@@ -18,16 +19,6 @@ void for_each_row(std::int64_t rows, std::int64_t picks, const F& body) {
   parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) body(row);
   });
-}
-
-void check_positions(std::string_view call, const Tensor& index, std::int64_t columns) {
-  const std::int64_t* at = index.data<std::int64_t>();
-  std::uint64_t most = 0;  // of which negative ones are; found by vectors, where a check of each is a call
-  for (std::int64_t i = 0; i < index.numel(); ++i) most = std::max(most, static_cast<std::uint64_t>(at[i]));
-  if (most < static_cast<std::uint64_t>(columns)) return;
-  for (std::int64_t i = 0; i < index.numel(); ++i)
-    check<ValueError>(at[i] >= 0 && at[i] < columns, "{}: index {} at position {} is outside [0, {})", call,
-                      at[i], i, columns);
 }
 
 template <class Word, class T>
@@ -67,11 +58,14 @@ void gather(const ops::Gather& op, Inputs in, Outputs out) {
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t columns = x.shape().back(), picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  check_positions(op.call, index, columns);
-  dispatch(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* from = x.data<T>();
+  check_positions(op.call, at, index.numel(), columns);
+  with_bits(x.dtype(), [&]<class T>(T) {
+    const T* from = reinterpret_cast<const T*>(x.raw());
     auto* y = reinterpret_cast<T*>(out[0].raw());
+    if (rows == 1)
+      return parallel_for(picks, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t j = begin; j < end; ++j) y[j] = from[at[j]];
+      });
     for_each_row(rows, picks, [&](std::int64_t row) {
       for (std::int64_t j = 0; j < picks; ++j) y[row * picks + j] = from[row * columns + at[row * picks + j]];
     });
@@ -85,7 +79,7 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   const Tensor &values = in[0], &index = in[1];
   const std::int64_t picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
-  check_positions(op.call, index, columns);
+  check_positions(op.call, at, index.numel(), columns);
   dispatch(values.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;

@@ -1,6 +1,7 @@
 #include "runtime/ops/index.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "runtime/apply.h"
@@ -10,6 +11,7 @@
 #include "runtime/ops/embedding.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/topk.h"
+#include "runtime/parallel.h"
 
 namespace sherd {
 namespace {
@@ -116,6 +118,27 @@ Tensors WriteRows::grad(const GradArgs& args) const {
   return grads;
 }
 
+Specs FillWhere::infer(SpecSpan in) const {
+  const Spec &x = in[0], &mask = in[1], &value = in[2];
+  check<DTypeError>(mask.dtype == DType::boolean && value.dtype == x.dtype,
+                    "fill_where_: a {} mask and a {} value for {}", name_of(mask.dtype), name_of(value.dtype),
+                    name_of(x.dtype));
+  check<ShapeError>(broadcast_shapes(name, x.shape, mask.shape) == x.shape && value.shape.rank() == 0,
+                    "fill_where_: a mask of shape {} and a value of shape {} for shape {}", mask.shape,
+                    value.shape, x.shape);
+  return {};
+}
+
+Tensors FillWhere::reference(Inputs in) const { return {where(in[1], in[2], in[0])}; }
+
+Tensors FillWhere::grad(const GradArgs& args) const {
+  const Tensor &gy = args.gy[0], &mask = args.inputs[1];
+  Tensors grads(3);
+  if (args.need(0)) grads[0] = where(mask, 0, gy);
+  if (args.need(2)) grads[2] = sum(where(mask, gy, 0));
+  return grads;
+}
+
 }  // namespace ops
 
 namespace {
@@ -128,12 +151,49 @@ Tensor positions_of(std::string_view call, const Tensor& index, std::int64_t siz
   return where(logical_and(less(at, 0), greater_equal(at, -size)), add(at, size), at);
 }
 
+/// Where `x` is not zero, in row-major order: 1-D, on the host, which reads it.
+Tensor places_where(std::string_view call, const Tensor& x) {
+  check<DeviceError>(x.device().type != DeviceType::meta,
+                     "{}: a tensor on meta has no values to look at; move it to a device", call);
+  const Tensor mask = contiguous(to(to(x.detach(), DType::boolean), Device::cpu()));
+  const auto* holds = reinterpret_cast<const std::uint8_t*>(mask.data<bool>());  // of bools none is a vector
+  constexpr std::int64_t block = 1 << 14, piece = 512;
+  const std::int64_t n = mask.numel(), blocks = (n + block - 1) / block;
+  std::vector<std::int64_t> first(static_cast<std::size_t>(blocks) + 1);
+  parallel_for(n, block, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t count = 0;
+    for (std::int64_t i = begin; i < end; ++i) count += holds[i];
+    first[static_cast<std::size_t>(begin / block) + 1] = count;
+  });
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  const Tensor found = empty({{first.back()}, DType::i64, Device::cpu()});
+  parallel_for(n, block, [&](std::int64_t begin, std::int64_t end) {
+    auto* to = reinterpret_cast<std::int64_t*>(found.raw()) + first[static_cast<std::size_t>(begin / block)];
+    for (std::int64_t i = begin; i < end; i += piece) {
+      std::int64_t some[piece], count = 0;  // each place is written, and counts where the mask holds
+      for (std::int64_t j = i; j < std::min(i + piece, end); ++j) {
+        some[count] = j;
+        count += holds[j];
+      }
+      to = std::copy_n(some, count, to);
+    }
+  });
+  return found;
+}
+
 /// An index taken apart. `box` is x after positions, slices and new axes, which are also kept as what
-/// `WriteBox` takes; `picks` are the tensors, by the axis of `box` along which each picks.
+/// `WriteBox` takes; `picks` are the tensors, by the axis of `box` along which each picks. A mask is one for
+/// each of its axes, which are found when they are needed.
 struct Parts {
+  struct Mask {
+    std::size_t first;  // of its picks
+    Shape shape;
+    Tensor places;
+  };
   Tensor box;
   ops::WriteBox write;
   std::vector<std::pair<int, Tensor>> picks;
+  std::vector<Mask> masks;
 };
 
 /// How many axes of x an entry uses; none for an Ellipsis.
@@ -214,9 +274,10 @@ class Taking {
     check<ShapeError>(index.shape() == under,
                       "{}: a mask of shape {} where the tensor has {}, from axis {} of its shape {}", call_,
                       index.shape(), under, from_, x_.shape());
-    const Tensor where_true = nonzero(index);
+    const Tensor places = to(places_where("nonzero", index), index.device());
+    parts_.masks.push_back({parts_.picks.size(), index.shape(), places});
     for (int i = 0; i < index.rank(); ++i) {
-      parts_.picks.emplace_back(to_++, select(where_true, 1, i));
+      parts_.picks.emplace_back(to_++, Tensor{});
       note(0, 1, x_.shape()[from_]);
     }
   }
@@ -253,8 +314,22 @@ Rows rows_of(std::string_view call, const Parts& parts) {
     if (std::find(r.order.begin(), r.order.begin() + r.picked.rank(), i) == r.order.begin() + r.picked.rank())
       r.order.push_back(i);
   r.place = together ? parts.picks[0].first : 0;
+  if (parts.masks.size() == 1 && parts.masks[0].shape == r.picked) {
+    r.rows = parts.masks[0].places;
+    return r;
+  }
+  std::vector<std::pair<int, Tensor>> picks = parts.picks;
+  for (const Parts::Mask& mask : parts.masks) {
+    std::int64_t below = mask.shape.numel();
+    for (int i = 0; i < mask.shape.rank(); ++i) {
+      const std::int64_t size = mask.shape[i];
+      below /= std::max<std::int64_t>(size, 1);
+      picks[mask.first + static_cast<std::size_t>(i)].second =
+          remainder(floor_divide(mask.places, below), size);
+    }
+  }
   std::int64_t step = count;
-  for (const auto& [axis, index] : parts.picks) {
+  for (const auto& [axis, index] : picks) {
     const std::int64_t size = shape[axis];
     Tensor at = positions_of(call, index, size);
     if (parts.picks.size() > 1) {
@@ -329,71 +404,6 @@ void write_box(const Tensor& x, const ops::WriteBox& box, const Tensor& values) 
   apply(box, x, reshape(values, box.size));
 }
 
-/// For reading and writing along one axis: x and index with that axis last, and x's others cut to index's.
-struct Lines {
-  Tensor x, index;
-  int axis;
-};
-
-Lines lines_of(std::string_view call, const Tensor& x, std::int64_t axis, const Tensor& index) {
-  const int at = normalize_axis(call, axis, x.rank());
-  check<ShapeError>(x.rank() > 0 && index.rank() == x.rank(), "{}: an index of shape {} for shape {}", call,
-                    index.shape(), x.shape());
-  check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
-                    name_of(index.dtype()));
-  check<DeviceError>(index.device() == x.device(), "{}: positions on {} for a tensor on {}", call,
-                     to_string(index.device()), to_string(x.device()));
-  Tensor cut = x;
-  for (int i = 0; i < x.rank(); ++i) {
-    check<ShapeError>(i == at || index.shape()[i] <= x.shape()[i],
-                      "{}: axis {} of the index has {} elements, but shape {} has {}", call, i,
-                      index.shape()[i], x.shape(), x.shape()[i]);
-    if (i != at && index.shape()[i] != x.shape()[i]) cut = narrow(cut, i, 0, index.shape()[i]);
-  }
-  return {transpose(cut, at, -1), transpose(to(index, DType::i64), at, -1), at};
-}
-
-/// `part`, which `lines_of` cut from `x`, with x's other elements around it.
-Tensor with_rest(const Tensor& x, const Tensor& part) {
-  if (part.shape() == x.shape()) return part;
-  ops::WriteBox box;
-  for (std::int64_t n : part.shape()) {
-    box.start.push_back(0);
-    box.step.push_back(1);
-    box.size.push_back(n);
-  }
-  return apply(box, clone(x), part);
-}
-
-Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, const Tensor& index,
-                 const Tensor& values, Put put) {
-  check<DTypeError>(values.dtype() == x.dtype(), "{}: {} values for {}; cast them", call,
-                    name_of(values.dtype()), name_of(x.dtype()));
-  check<DeviceError>(values.device() == x.device(), "{}: values on {} for a tensor on {}", call,
-                     to_string(values.device()), to_string(x.device()));
-  Lines lines = lines_of(call, x, axis, index);
-  Tensor given = values;
-  for (int i = 0; i < values.rank() && values.rank() == index.rank(); ++i) {
-    check<ShapeError>(index.shape()[i] <= values.shape()[i],
-                      "{}: axis {} of the index has {} elements, but the values of shape {} have {}", call, i,
-                      index.shape()[i], values.shape(), values.shape()[i]);
-    if (index.shape()[i] != given.shape()[i]) given = narrow(given, i, 0, index.shape()[i]);
-  }
-  check<ShapeError>(given.shape() == index.shape(), "{}: values of shape {} for an index of shape {}", call,
-                    values.shape(), index.shape());
-  given = transpose(given, lines.axis, -1);
-  // Every element a row of one table: its line's first place plus the position in the line.
-  const std::int64_t columns = lines.x.shape().back(), picks = lines.index.shape().back();
-  if (lines.index.numel() == 0) return clone(x);
-  const std::int64_t count = lines.index.numel() / picks;
-  const TensorOptions like{DType::i64, x.device()};
-  const Tensor column = apply(ops::Embedding{call}, arange(0, columns, 1, like), lines.index);
-  const Tensor first = mul(reshape(arange(0, count, 1, like), {count, 1}), columns);
-  const Tensor rows = reshape(add(reshape(column, {count, picks}), first), {-1});
-  const Tensor flat = with_rows(call, reshape(lines.x, {-1}), rows, reshape(given, {-1}), put);
-  return with_rest(x, transpose(reshape(flat, lines.x.shape()), lines.axis, -1));
-}
-
 }  // namespace
 
 Tensor index(const Tensor& x, std::span<const At> at) {
@@ -403,8 +413,32 @@ Tensor index(const Tensor& x, std::span<const At> at) {
   return ordered(apply(ops::Embedding{"index"}, table_of(parts.box, r), r.rows), places_of(r));
 }
 
+namespace {
+
+/// The mask of an index that is one mask and nothing else, if one value for all its places is to replace
+/// them: that is written without looking where they are.
+const Tensor* mask_to_fill(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
+  const auto* mask = at.size() == 1 ? std::get_if<Tensor>(&at[0].what()) : nullptr;
+  if (!mask || mask->dtype() != DType::boolean || mask->device() != x.device()) return nullptr;
+  const int rank = mask->rank();
+  bool fits = put == Put::replace && rank > 0 && rank <= x.rank() && values.device() == x.device() &&
+              values.numel() == 1 && values.rank() <= x.rank() - rank + 1;
+  for (int i = 0; fits && i < rank; ++i) fits = mask->shape()[i] == x.shape()[i];
+  return fits ? mask : nullptr;
+}
+
+}  // namespace
+
 Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
   constexpr std::string_view call = "index_put_";
+  if (const Tensor* mask = mask_to_fill(x, at, values, put)) {
+    Shape shape = mask->shape();
+    while (shape.rank() < x.rank()) shape.push_back(1);
+    const Tensor value = reshape(to(values, x.dtype()), {});
+    apply(ops::FillWhere{}, x, reshape(*mask, shape),
+          value.storage().id() == x.storage().id() ? clone(value) : value);
+    return x;
+  }
   // What is looked at here is written through `x` itself, so no history is made of it, and no view stays.
   Parts parts = Taking(call, x.detach(), at).parts();
   const Shape box = parts.box.shape();
@@ -467,39 +501,22 @@ Indexed Tensor::operator[](std::initializer_list<At> at) const {
   return Indexed(*this, std::span(at.begin(), at.size()));
 }
 
-Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
-  const Lines lines = lines_of("gather", x, axis, index);
-  return transpose(apply(ops::Gather{}, lines.x, lines.index), lines.axis, -1);
-}
-Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
-  return scattered("scatter", x, axis, index, values, Put::replace);
-}
-Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, Number value) {
-  return scatter(x, axis, index, expand(Tensor::scalar(value, {x.dtype(), x.device()}), index.shape()));
-}
-Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
-  return scattered("scatter_add", x, axis, index, values, Put::add);
-}
-
 Tensor nonzero(const Tensor& x) {
-  check<DeviceError>(x.device().type != DeviceType::meta,
-                     "nonzero: a tensor on meta has no values to look at; move it to a device");
-  const Tensor mask = contiguous(to(to(x.detach(), DType::boolean), Device::cpu()));
-  const bool* holds = mask.data<bool>();
-  std::vector<std::int64_t> found;
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < mask.numel(); ++i) {
-    if (!holds[i]) continue;
-    ++count;
-    const std::size_t row = found.size();
-    found.resize(row + static_cast<std::size_t>(x.rank()));
-    std::int64_t rest = i;
-    for (int axis = x.rank() - 1; axis >= 0; --axis) {
-      found[row + static_cast<std::size_t>(axis)] = rest % x.shape()[axis];
-      rest /= x.shape()[axis];
-    }
-  }
-  return to(Tensor::from(found, {count, x.rank()}, Device::cpu()), x.device());
+  const Tensor places = places_where("nonzero", x);
+  const std::int64_t count = places.numel(), rank = x.rank();
+  if (rank == 1) return reshape(to(places, x.device()), {count, 1});
+  const Tensor found = empty({{count, rank}, DType::i64, Device::cpu()});
+  const std::int64_t* place = places.data<std::int64_t>();
+  auto* at = reinterpret_cast<std::int64_t*>(found.raw());
+  parallel_for(count, 1 << 12, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      for (std::int64_t rest = place[i], axis = rank - 1; axis >= 0; --axis) {
+        const std::int64_t size = x.shape()[static_cast<int>(axis)];
+        at[i * rank + axis] = rest % size;
+        rest /= size;
+      }
+  });
+  return to(found, x.device());
 }
 
 Tensor masked_select(const Tensor& x, const Tensor& mask) {

@@ -41,4 +41,17 @@ struct WriteRows {
   bool operator==(const WriteRows&) const = default;
 };
 
+/// Writes input 2, 0-d, over the elements of input 0 where the bool input 1, which broadcasts to it, holds.
+struct FillWhere {
+  static constexpr std::string_view name = "fill_where_";
+  static constexpr Arity arity = 3;
+  static constexpr Mask mutates = 1;
+  static constexpr Reads reads{.inputs = 0b010};
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const FillWhere&) const = default;
+};
+
 }  // namespace sherd::ops

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/ops/along.h"
 #include "runtime/ops/arange.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/batch_norm.h"
@@ -44,10 +45,11 @@ namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
-using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
-                         Embedding, EmbeddingGrad, Gather, Scatter, TopK, Flip, Triangle>;
-using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence, Multinomial, MaxPool2d,
-                            AvgPool2d, AvgPool2dGrad>;
+using MovingOps =
+    OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat, FillWhere, Embedding,
+           EmbeddingGrad, Gather, Scatter, GatherAlong, ScatterAlong, TopK, Flip, Triangle>;
+using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
+                            Multinomial, ManyDraws, MaxPool2d, AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad,

@@ -72,6 +72,45 @@ TEST_CASE("indexing: a mask and tensors of any integers pick, and 32-bit positio
   CHECK(values(masked_select(x, Tensor::from({true, false}, {2}))) == Doubles{0, 2, 4, 6});
 }
 
+TEST_CASE(
+    "indexing: a mask picks and writes what its positions do, over any of the axes and beside other picks") {
+  for (DType dtype : all_dtypes)
+    for (const Shape& shape : {Shape{3, 4, 5}, Shape{70, 300, 3}, Shape{2, 0, 3}})
+      for (Lay lay : all_lays) {
+        INFO(name_of(dtype) << " " << to_string(lay));
+        const Tensor x = laid(numbers(shape, dtype), lay);
+        const Tensor flat = laid(numbers({shape[0], shape[1]}, boolean, 3), lay);
+        const Tensor found = nonzero(flat), rows = select(found, 1, 0), columns = select(found, 1, 1);
+        CHECK(found.shape()[0] == sum(flat).item<std::int64_t>());
+        CHECK(same_bits(contiguous(x[flat]), contiguous(x[{rows, columns}])));
+        const Tensor middle = laid(numbers({shape[1]}, boolean, 4), lay), first = zeros({1}, {i64});
+        const Tensor places = select(nonzero(middle), 1, 0);
+        CHECK(same_bits(contiguous(x[{Slice{}, middle}]), contiguous(x[{Slice{}, places}])));
+        CHECK(same_bits(contiguous(x[{Slice{}, middle, first}]), contiguous(x[{Slice{}, places, first}])));
+        const Tensor one = ones({}, {dtype}), by_mask = laid(clone(x), lay), by_places = clone(x);
+        by_mask[flat] = 1;
+        index_put_(by_places, {rows, columns}, one);
+        CHECK(same_bits(contiguous(by_mask), by_places));
+        const Tensor lines = numbers({found.shape()[0], shape[2]}, dtype, 5);
+        index_put_(by_mask, {flat}, lines);
+        index_put_(by_places, {rows, columns}, lines);
+        CHECK(same_bits(contiguous(by_mask), by_places));
+      }
+  const Tensor x = counted({3, 4});
+  CHECK(one_line_about(message_of<ShapeError>([&] { x[ones({4}, {boolean})] = 1; }), "index"));
+  CHECK(one_line_about(message_of<ShapeError>([&] {
+                         index_put_(x, {ones({3}, {boolean})}, ones({1, 1, 1}));
+                       }),
+                       "index_put_"));
+  Tensor w = ones({4}).requires_grad_(), v = Tensor::scalar(3, {f32}).requires_grad_();
+  const Tensor y = mul(w, 2), mask = Tensor::from({true, false, true, false}, {4});
+  y[mask] = v;
+  const Tensor both[] = {w, v};
+  const std::vector<Tensor> g = grad(sum(mul(y, Tensor::from<float>({1, 2, 3, 4}, {4}))), both);
+  CHECK(values(g[0]) == Doubles{0, 4, 0, 8});
+  CHECK(g[1].item() == 4);
+}
+
 TEST_CASE("indexing: writes reach the tensor, of every dtype and layout") {
   for (DType dtype : all_dtypes)
     for (Lay lay : all_lays) {
