@@ -334,6 +334,12 @@ SHERD_API Tensor one_hot(const Tensor& index, std::int64_t classes);
 /// One index drawn along the last axis with probability proportional to `weights`, from the rank's generator;
 /// i64.
 SHERD_API Tensor multinomial(const Tensor& weights);
+/// Whether what was drawn may be drawn again.
+enum class Replacement { with, without };
+/// `count` indices a row, along a new last axis. Without replacement no two of a row are equal; ValueError
+/// for a row with fewer weights above 0, where a GPU draws those of 0 last.
+SHERD_API Tensor multinomial(const Tensor& weights, std::int64_t count,
+                             Replacement replacement = Replacement::with);
 
 // ---- reductions
 // -------------------------------------------------------------------------------------------------------------

@@ -119,6 +119,11 @@ const std::vector<Case>& cases() {
     put("multinomial", {{{4, 5}, {300, 40}, Kind::number, 0, 0.1, 2}},
         one([](const Tensor& x) { return multinomial(x); }),
         {.dtypes = floating_dtypes, .gradients = false, .more = {{{1}}, {{0, 3}}}});
+    for (const Replacement how : {Replacement::with, Replacement::without})
+      put(how == Replacement::with ? "multinomial, many" : "multinomial, many without replacement",
+          {{{4, 5}, {30, 400}, Kind::number, 0, 0.1, 2}},
+          one([how](const Tensor& x) { return multinomial(x, 4, how); }),
+          {.dtypes = floating_dtypes, .gradients = false});
 
     // ---- rows
     put("softmax", {block}, one([](const Tensor& x) { return softmax(x); }),

@@ -398,6 +398,44 @@ TEST_CASE("ops: draws follow the weights") {
   CHECK_THROWS_AS(multinomial(full({3}, -1)), ValueError);
 }
 
+TEST_CASE("ops: many draws of one row follow its weights, and without replacement none is drawn twice") {
+  const Tensor weights = Tensor::from<float>({1, 0, 3, 0}, {4});
+  for (const int threads : {1, 2}) {
+    const Threads some(threads);
+    manual_seed(5);
+    const std::vector<std::int64_t> drawn = multinomial(weights, 20000).to_vector<std::int64_t>();
+    CHECK(std::count(drawn.begin(), drawn.end(), 1) + std::count(drawn.begin(), drawn.end(), 3) == 0);
+    CHECK(std::abs(static_cast<double>(std::count(drawn.begin(), drawn.end(), 2)) / 20000 - 0.75) < 0.02);
+  }
+  // Each is what one draw of a repeated row is.
+  const Tensor rows = numbers({3, 7}, f64, 1, 0.1, 2);
+  manual_seed(6);
+  const Tensor many = multinomial(rows, 5);
+  manual_seed(6);
+  const Tensor each = multinomial(expand(unsqueeze(rows, 1), {3, 5, 7}));
+  CHECK(same_bits(many, each));
+  // The first of those without replacement follows the weights, and all are there in the end.
+  const Tensor same = expand(weights, {20000, 4});
+  const Tensor pairs = multinomial(same, 2, Replacement::without);
+  const double first = sum(equal(select(pairs, 1, 0), 2)).item();
+  CHECK(std::abs(first / 20000 - 0.75) < 0.02);
+  CHECK(all(equal(sum(pairs, {1}), 2)).item<bool>());
+  CHECK(multinomial(rows, 0).shape() == Shape{3, 0});
+  CHECK(multinomial(zeros({0, 4}), 3).shape() == Shape{0, 3});
+  for (const Replacement how : {Replacement::with, Replacement::without}) {
+    CHECK_THROWS_AS(multinomial(zeros({3}), 2, how), ValueError);
+    CHECK_THROWS_AS(multinomial(full({3}, -1), 2, how), ValueError);
+    CHECK_THROWS_AS(multinomial(full({3}, NAN), 2, how), ValueError);
+    CHECK_THROWS_AS(multinomial(rows, -1, how), ValueError);
+    CHECK_THROWS_AS(multinomial(ones({3}, {i32}), 2, how), DTypeError);
+    CHECK_THROWS_AS(multinomial(Tensor::scalar(1, {f32}), 2, how), ShapeError);
+  }
+  CHECK(one_line_about(message_of<ValueError>([&] { multinomial(weights, 3, Replacement::without); }),
+                       "multinomial"));
+  CHECK(one_line_about(message_of<ValueError>([&] { multinomial(weights, 5, Replacement::without); }),
+                       "multinomial"));
+}
+
 TEST_CASE("ops: the edges of reductions are those of NumPy and PyTorch") {
   CHECK(sum(zeros({0})).item() == 0);
   CHECK(std::isnan(mean(zeros({0})).item()));
