@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/ops/abs.h"
+#include "runtime/ops/absolute_error.h"
 #include "runtime/ops/acos.h"
 #include "runtime/ops/acosh.h"
 #include "runtime/ops/add.h"
@@ -63,6 +64,7 @@
 #include "runtime/ops/softplus.h"
 #include "runtime/ops/sqrt.h"
 #include "runtime/ops/square.h"
+#include "runtime/ops/squared_error.h"
 #include "runtime/ops/sub.h"
 #include "runtime/ops/tan.h"
 #include "runtime/ops/tanh.h"
@@ -75,8 +77,8 @@ using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, 
                         GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot,
                         Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2, Log10,
                         Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;
-using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Huber, Bce, BceWithLogits, Atan2,
-                             Remainder, FloorDivide>;
+using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, SquaredError, AbsoluteError, Huber,
+                             Bce, BceWithLogits, Atan2, Remainder, FloorDivide>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Binary ops whose second, or first, input may be a number.
 using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,

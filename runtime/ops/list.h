@@ -22,6 +22,7 @@
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_fp8.h"
 #include "runtime/ops/linear_gelu.h"
+#include "runtime/ops/loss_total.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/multinomial.h"
 #include "runtime/ops/nll.h"
@@ -54,8 +55,8 @@ using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGr
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad,
                         BatchNorm, BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
-                        CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, Dropout, Attention, AttentionGrad,
-                        SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
+                        CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, LossTotal, LossTotalGrad, Dropout,
+                        Attention, AttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

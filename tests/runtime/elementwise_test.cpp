@@ -435,7 +435,9 @@ TEST_CASE("the public functions call the ops of their names") {
           &sherd::isnan, &sherd::isinf, &softplus,     &selu})
       f(x);
     gelu(x), gelu(x, GeluForm::tanh), leaky_relu(x), clamp(x, 0, 1), where(m, x, x), masked_fill(x, m, 1);
-    huber_loss(x, x), bce_loss(x, x), bce_with_logits(x, x);
+    const Reduction none = Reduction::none;
+    mse_loss(x, x, none), l1_loss(x, x, none), huber_loss(x, x, 1, none);
+    bce_loss(x, x), bce_with_logits(x, x, {none});
     using Binary = Tensor (*)(const Tensor&, const Tensor&);
     for (Binary f :
          {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),
