@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "runtime/cpu/rows.h"
@@ -28,54 +29,75 @@ using compared_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compu
 template <class T>
 using summed_t = std::conditional_t<std::is_integral_v<T>, std::uint64_t, compute_t<T>>;
 
+/// What is summed of an element, or of a vector of them.
+struct Itself {
+  template <class V>
+  V operator()(V x) const {
+    return x;
+  }
+};
+struct ItsSquare {
+  template <class V>
+  V operator()(V x) const {
+    return x * x;
+  }
+};
+struct ItsSize {
+  template <class V>
+  V operator()(V x) const {
+    return x < V{} ? -x : x + V{};  // -0 + 0 is +0
+  }
+};
+
 /// Along contiguous elements.
-template <class T, class C = summed_t<T>>
-C sum_row(const T* x, std::int64_t n) {
-  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return take<C>(x + j, count); });
+template <class T, class Of, class C = summed_t<T>>
+C sum_row(const T* x, std::int64_t n, Of of) {
+  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(take<C>(x + j, count)); });
 }
 
 constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
 
 /// Adds `rows` contiguous rows to `sums`, four at a time.
-template <class T, class C = summed_t<T>>
-void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums) {
+template <class T, class Of, class C = summed_t<T>>
+void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
   if (rows > run) {
     const std::int64_t half = (rows / run + 1) / 2 * run;
     C rest[piece_width];  // so many rows only where they are short (see chunk_of)
     std::fill_n(rest, columns, C(0));
-    add_rows(x, half, row_stride, columns, sums);
-    add_rows(x + half * row_stride, rows - half, row_stride, columns, rest);
+    add_rows(x, half, row_stride, columns, sums, of);
+    add_rows(x + half * row_stride, rows - half, row_stride, columns, rest, of);
     for (std::int64_t j = 0; j < columns; ++j) sums[j] += rest[j];
     return;
   }
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
-    for (std::int64_t j = 0; j < columns; ++j) sums[j] += (C(a[j]) + C(b[j])) + (C(c[j]) + C(d[j]));
+    for (std::int64_t j = 0; j < columns; ++j)
+      sums[j] += (of(C(a[j])) + of(C(b[j]))) + (of(C(c[j])) + of(C(d[j])));
   }
   for (; r < rows; ++r) {
-    for (std::int64_t j = 0; j < columns; ++j) sums[j] += C(x[r * row_stride + j]);
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += of(C(x[r * row_stride + j]));
   }
 }
 
-template <class T, class C = summed_t<T>>
-C sum_strided(const T* x, std::int64_t n, std::int64_t stride) {
+template <class T, class Of, class C = summed_t<T>>
+C sum_strided(const T* x, std::int64_t n, std::int64_t stride, Of of) {
   constexpr std::int64_t leaf = 16;
   if (n > leaf) {
     const std::int64_t half = (n / leaf + 1) / 2 * leaf;
-    return sum_strided(x, half, stride) + sum_strided(x + half * stride, n - half, stride);
+    return sum_strided(x, half, stride, of) + sum_strided(x + half * stride, n - half, stride, of);
   }
   C total = 0;
-  for (std::int64_t i = 0; i < n; ++i) total += C(x[i * stride]);
+  for (std::int64_t i = 0; i < n; ++i) total += of(C(x[i * stride]));
   return total;
 }
 
 /// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
-template <class T, class C = summed_t<T>>
-void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums) {
-  if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums);
+template <class T, class Of, class C = summed_t<T>>
+void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums, Of of) {
+  if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums, of);
   for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride)
-    sums[j] += r.reduce_stride == 1 ? sum_row(x, n) : sum_strided(x, n, r.reduce_stride);
+    sums[j] += r.reduce_stride == 1 ? sum_row(x, n, of) : sum_strided(x, n, r.reduce_stride, of);
 }
 
 /// Steps of the reduced dimension that one task adds up: enough for a thread.
@@ -83,12 +105,12 @@ std::int64_t chunk_of(const Reduction& r) {
   return r.inner_stride == 1 && r.inner > 1 ? std::max<std::int64_t>(run, (1 << 16) / r.inner) : 1 << 14;
 }
 
-template <class T, class C>
-sum_t<T> finished(C total, double divisor) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<sum_t<T>>(total);
+template <class To, class C>
+To finished(C total, double divisor) {
+  if constexpr (std::is_integral_v<To>) {
+    return static_cast<To>(total);
   } else {
-    return T(total / static_cast<C>(divisor));
+    return To(total / static_cast<C>(divisor));
   }
 }
 
@@ -114,24 +136,24 @@ void for_pieces(const Reduction& r, const F& body) {
 }
 
 /// Many results with a short way each.
-template <class T>
-void sum_whole(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
+template <class T, class To, class Of>
+void sum_whole(const Reduction& r, const T* x, double divisor, To* out, Of of) {
   using C = summed_t<T>;
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
     if (part.inner == 1 && part.reduce_stride == 1) {
-      out[to] = finished<T>(sum_row(x + from, part.reduce), divisor);
+      out[to] = finished<To>(sum_row(x + from, part.reduce, of), divisor);
       return;
     }
     C sums[piece_width];
     std::fill_n(sums, part.inner, C(0));
-    add_chunk(part, x + from, part.reduce, sums);
-    for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<T>(sums[j], divisor);
+    add_chunk(part, x + from, part.reduce, sums, of);
+    for (std::int64_t j = 0; j < part.inner; ++j) out[to + j] = finished<To>(sums[j], divisor);
   });
 }
 
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
-template <class T>
-void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divisor, sum_t<T>* out) {
+template <class T, class To, class Of>
+void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divisor, To* out, Of of) {
   using C = summed_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
@@ -139,14 +161,22 @@ void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divis
     for (std::int64_t t = begin; t < end; ++t) {
       const std::int64_t o = t / chunks, first = t % chunks * chunk;
       add_chunk(r, x + o * r.outer_stride + first * r.reduce_stride, std::min(chunk, r.reduce - first),
-                partial.data() + t * r.inner);
+                partial.data() + t * r.inner, of);
     }
   });
   for (std::int64_t o = 0; o < r.outer; ++o) {
     C* total = partial.data() + o * chunks * r.inner;
     add_rows_in_pairs(total, chunks, r.inner);
-    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<T>(total[j], divisor);
+    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<To>(total[j], divisor);
   }
+}
+
+template <class T, class To, class Of>
+void sum_of(const Reduction& r, const T* x, double divisor, To* out, Of of) {
+  if (r.outer == 0 || r.inner == 0) return;
+  const std::int64_t chunk = chunk_of(r);
+  if (r.reduce > chunk) return sum_chunks(r, chunk, x, divisor, out, of);
+  sum_whole(r, x, divisor, out, of);
 }
 
 // ---- Products.
@@ -345,8 +375,32 @@ void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index
   for (std::int64_t j = 0; index && j < r.inner; ++j) index[j] = at[j];
 }
 
+/// Few results with a long way each: of chunks first, then of these in order.
+template <bool largest, class T>
+void extreme_chunks(const Reduction& r, std::int64_t chunk, const T* x, T* out, std::int64_t* index) {
+  using C = compared_t<T>;
+  const std::int64_t chunks = ceil_div(r.reduce, chunk);
+  std::vector<std::int64_t> at(static_cast<std::size_t>(chunks));
+  std::unique_ptr<T[]> best(new T[static_cast<std::size_t>(chunks)]);
+  for (std::int64_t o = 0; o < r.outer; ++o, x += r.outer_stride) {
+    parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c)
+        extreme_row<largest>(x + c * chunk, std::min(chunk, r.reduce - c * chunk), &best[c],
+                             index ? &at[static_cast<std::size_t>(c)] : nullptr);
+    });
+    std::int64_t top = 0;
+    for (std::int64_t c = 1; c < chunks; ++c)
+      if (better<largest>(C(best[c]), C(best[top]))) top = c;
+    if (out) out[o] = best[top];
+    if (index) index[o] = top * chunk + at[static_cast<std::size_t>(top)];
+  }
+}
+
 template <bool largest, class T>
 void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+  constexpr std::int64_t chunk = 1 << 15;
+  if (r.inner == 1 && r.reduce_stride == 1 && r.outer < 16 && r.reduce > chunk)
+    return extreme_chunks<largest>(r, chunk, x, out, index);
   for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
     if (part.inner_stride == 1 && part.inner >= 8) {
       return extreme_columns<largest>(part, x + from, out ? out + to : nullptr, index ? index + to : nullptr);
@@ -368,10 +422,7 @@ void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
 
 template <class T>
 void sum(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
-  if (r.outer == 0 || r.inner == 0) return;
-  const std::int64_t chunk = chunk_of(r);
-  if (r.reduce > chunk) return sum_chunks(r, chunk, x, divisor, out);
-  sum_whole(r, x, divisor, out);
+  sum_of(r, x, divisor, out, Itself{});
 }
 
 template <class T>
@@ -385,14 +436,6 @@ void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
 
 [[gnu::used]] const auto instances =
     instances_for<any_dtype>([]<class T>() { return std::tuple(&sum<T>, &maximum<T>, &minimum<T>); });
-
-namespace {
-
-/// The input as (outer, reduce, inner): the reduced axes side by side, memory steps known.
-struct Operand {
-  Tensor x;
-  Reduction r;
-};
 
 Operand operand(const Tensor& x, Mask axes) {
   int first = x.rank(), last = -1;
@@ -420,6 +463,8 @@ Operand operand(const Tensor& x, Mask axes) {
   return {x, Reduction::contiguous(outer, reduce, inner)};
 }
 
+namespace {
+
 void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
@@ -431,6 +476,16 @@ void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
     } else {
       sum(p.r, reinterpret_cast<const T*>(p.x.raw()), divisor, reinterpret_cast<sum_t<T>*>(out[0].raw()));
     }
+  });
+}
+
+void power_sum_op(const ops::PowerSum& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Operand p = operand(in[0], op.axes);
+  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+    const T* x = p.x.data<T>();
+    auto* y = reinterpret_cast<compute_t<T>*>(out[0].raw());
+    op.power == 1 ? sum_of(p.r, x, 1, y, ItsSize{}) : sum_of(p.r, x, 1, y, ItsSquare{});
   });
 }
 
@@ -491,6 +546,7 @@ void argmax_op(const ops::ArgMax& op, Inputs in, Outputs out) {
 
 void add_reduce() {
   add_kernel<sum_op>(DeviceType::cpu);
+  add_kernel<power_sum_op>(DeviceType::cpu);
   add_kernel<prod_op>(DeviceType::cpu);
   add_kernel<prod_grad_op>(DeviceType::cpu);
   add_kernel<extreme_op>(DeviceType::cpu);

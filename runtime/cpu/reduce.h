@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "runtime/dtype.h"
+#include "runtime/forward.h"
+#include "runtime/tensor.h"
 
 namespace sherd::cpu {
 
@@ -17,6 +19,13 @@ struct Reduction {
     return {outer, reduce, inner, reduce * inner, inner, 1};
   }
 };
+
+/// A dense tensor as (outer, reduce, inner): the axes of `axes` (bits) side by side, by a copy if need be.
+struct Operand {
+  Tensor x;
+  Reduction r;
+};
+Operand operand(const Tensor& x, Mask axes);
 
 /// What a sum of `T` gives: i64 for integers and bool, else `T`.
 template <class T>

@@ -1,13 +1,17 @@
 #include "runtime/cpu/softmax.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
+#include "runtime/cpu/reduce.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/cpu/targets.h"
 #include "runtime/instances.h"
 #include "runtime/math.h"
+#include "runtime/ops.h"
 #include "runtime/ops/softmax.h"
+#include "runtime/ops/sum.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -217,9 +221,30 @@ void softmax_grad_op(const ops::SoftmaxGrad& op, Inputs in, Outputs out) {
   });
 }
 
+void logsumexp_op(const ops::LogSumExp& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  Operand p = operand(in[0], op.axes);
+  if (p.r.inner > 1) {  // rows of what is summed
+    const Tensor blocks = reshape(p.x, {p.r.outer, p.r.reduce, p.r.inner});
+    p = {contiguous(transpose(blocks, 1, 2)), {}};
+    p.r = Reduction::contiguous(out[0].numel(), blocks.shape()[1], 1);
+  }
+  dispatch_floating(op.name, p.x.dtype(), [&]<class T>(TypeTag<T>) {
+    using C = compute_t<T>;
+    const std::int64_t columns = p.r.reduce;
+    const T* x = p.x.data<T>();
+    auto* y = reinterpret_cast<C*>(out[0].raw());
+    for_rows(p.r.outer, columns, [&](std::int64_t r) {
+      const C top = maximum(x + r * columns, columns), shift = std::isfinite(top) ? top : C(0);
+      y[r] = math::log(sum_of_exponentials(x + r * columns, columns, shift)) + shift;
+    });
+  });
+}
+
 }  // namespace
 
 void add_softmax() {
+  add_kernel<logsumexp_op>(DeviceType::cpu);
   add_kernel<softmax_op>(DeviceType::cpu);
   add_kernel<softmax_grad_op>(DeviceType::cpu);
 }

@@ -49,7 +49,7 @@ using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps =
     OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat, FillWhere, Embedding,
            EmbeddingGrad, Gather, Scatter, GatherAlong, ScatterAlong, TopK, Flip, Triangle>;
-using ReductionOps = OpList<Sum, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
+using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
                             Multinomial, ManyDraws, MaxPool2d, AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,

@@ -1,9 +1,12 @@
 #include <algorithm>
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
+#include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/prod.h"
+#include "runtime/ops/square.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd {
@@ -18,20 +21,6 @@ Shape reduced_shape(const Shape& shape, Mask axes, bool keep) {
       out.push_back(1);
   }
   return out;
-}
-
-/// Axes as bits; none means all.
-Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
-  Mask mask = 0;
-  for (std::int64_t axis : axes) {
-    const Mask added = bit(static_cast<std::size_t>(normalize_axis(op, axis, x.rank())));
-    check<ValueError>((mask & added) == 0, "{}: axis {} of axes {} is there twice; name each axis once", op,
-                      axis, axes);
-    mask |= added;
-  }
-  if (axes.empty())
-    for (int i = 0; i < x.rank(); ++i) mask |= bit(static_cast<std::size_t>(i));
-  return mask;
 }
 
 /// `y` (reduced over axes) as it broadcasts against the input.
@@ -63,9 +52,28 @@ Tensor product_gradient(const Tensor& gy, const Tensor& x) {
   return cat({mul(of_pairs, b), narrow(g, 1, pairs, odd), mul(of_pairs, a)}, 1);
 }
 
+Spec wide_and_reduced(std::string_view op, const Spec& x, Mask axes, bool keep) {
+  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", op,
+                    name_of(x.dtype));
+  return {reduced_shape(x.shape, axes, keep), compute_dtype(x.dtype), x.device};
+}
+
 }  // namespace
 
 namespace ops {
+
+Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
+  Mask mask = 0;
+  for (std::int64_t axis : axes) {
+    const Mask added = bit(static_cast<std::size_t>(normalize_axis(op, axis, x.rank())));
+    check<ValueError>((mask & added) == 0, "{}: axis {} of axes {} is there twice; name each axis once", op,
+                      axis, axes);
+    mask |= added;
+  }
+  if (axes.empty())
+    for (int i = 0; i < x.rank(); ++i) mask |= bit(static_cast<std::size_t>(i));
+  return mask;
+}
 
 Specs Sum::infer(SpecSpan in) const {
   check<DTypeError>(!mean || is_floating(in[0].dtype),
@@ -79,6 +87,39 @@ Tensors Sum::grad(const GradArgs& args) const {
   Tensor gy = args.gy[0];
   if (mean) gy = div(gy, static_cast<double>(shape.numel()) / static_cast<double>(gy.numel()));
   return {expand(with_kept_axes(gy, shape, axes), shape)};
+}
+
+Specs PowerSum::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
+
+Tensors PowerSum::reference(Inputs in) const {
+  const Tensor wide = to(in[0], compute_dtype(in[0].dtype()));
+  return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
+}
+
+Tensors PowerSum::grad(const GradArgs& args) const {
+  const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
+  const Tensor gy = expand(with_kept_axes(args.gy[0], x.shape(), axes), x.shape());
+  return {to(
+      power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
+      x.dtype())};
+}
+
+Specs LogSumExp::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
+
+Tensors LogSumExp::reference(Inputs in) const {
+  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
+  const Shape shape = reduced_shape(x.shape(), axes, keep);
+  if (x.numel() == 0) return {log(apply(Sum{axes, keep}, exp(x)))};
+  // What is taken away and added is a constant to the gradient: any number would give the same.
+  const Tensor top = apply(Extreme{axes, true}, x.detach()), finite = where(isfinite(top), top, 0);
+  return {add(log(apply(Sum{axes, keep}, exp(sub(x, finite)))), reshape(finite, shape))};
+}
+
+Tensors LogSumExp::grad(const GradArgs& args) const {
+  const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
+  const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes);
+  const Tensor share = exp(sub(wide, y));
+  return {to(mul(share, with_kept_axes(args.gy[0], x.shape(), axes)), x.dtype())};
 }
 
 Specs Prod::infer(SpecSpan in) const {
@@ -151,19 +192,19 @@ Specs ArgMax::infer(SpecSpan in) const {
 }  // namespace ops
 
 Tensor sum(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Sum{axes_of("sum", x, axes), keep == Keep::dims, false}, x);
+  return apply(ops::Sum{ops::axes_of("sum", x, axes), keep == Keep::dims, false}, x);
 }
 Tensor mean(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Sum{axes_of("mean", x, axes), keep == Keep::dims, true}, x);
+  return apply(ops::Sum{ops::axes_of("mean", x, axes), keep == Keep::dims, true}, x);
 }
 Tensor prod(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Prod{axes_of("prod", x, axes), keep == Keep::dims}, x);
+  return apply(ops::Prod{ops::axes_of("prod", x, axes), keep == Keep::dims}, x);
 }
 Tensor amax(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Extreme{axes_of("amax", x, axes), keep == Keep::dims, true}, x);
+  return apply(ops::Extreme{ops::axes_of("amax", x, axes), keep == Keep::dims, true}, x);
 }
 Tensor amin(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Extreme{axes_of("amin", x, axes), keep == Keep::dims, false}, x);
+  return apply(ops::Extreme{ops::axes_of("amin", x, axes), keep == Keep::dims, false}, x);
 }
 Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep) {
   return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims, true}, x);

@@ -2,8 +2,10 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/sum.h"
 
 namespace sherd {
 namespace {
@@ -101,10 +103,13 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
   const std::int64_t count = count_over("norm", x, axes);
   check<ShapeError>(count > 0 || !std::isinf(p),
                     "norm: of no elements none is the largest; shape {} has an empty axis", x.shape());
+  if (p == 1 || p == 2) {
+    const ops::PowerSum op{ops::axes_of("norm", x, axes), keep == Keep::dims, static_cast<int>(p)};
+    const Tensor total = apply(op, x);
+    return to(p == 1 ? total : root(total), x.dtype());
+  }
   return in_wide(x, [&](const Tensor& y) {
-    if (p == 2) return root(sum(square(y), axes, keep));
     const Tensor size = abs(y);
-    if (p == 1) return sum(size, axes, keep);
     if (p == 0) return to(sum(not_equal(y, 0), axes, keep), y.dtype());
     if (std::isinf(p)) return p > 0 ? amax(size, axes, keep) : amin(size, axes, keep);
     return pow(sum(pow(size, p), axes, keep), 1 / p);
@@ -113,13 +118,8 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
 
 Tensor logsumexp(const Tensor& x, Shape axes, Keep keep) {
   check_floating("logsumexp", x);
-  return in_wide(x, [&](const Tensor& y) {
-    if (count_over("logsumexp", x, axes) == 0) return log(sum(exp(y), axes, keep));
-    // What is taken away and added is a constant to the gradient: any number would give the same.
-    const Tensor top = amax(y.detach(), axes, Keep::dims), finite = where(isfinite(top), top, 0);
-    const Tensor rest = log(sum(exp(sub(y, finite)), axes, keep));
-    return add(rest, keep == Keep::dims ? finite : reshape(finite, rest.shape()));
-  });
+  const ops::LogSumExp op{ops::axes_of("logsumexp", x, axes), keep == Keep::dims};
+  return to(apply(op, x), x.dtype());
 }
 
 }  // namespace sherd

@@ -24,4 +24,43 @@ struct Sum {
   bool operator==(const Sum&) const = default;
 };
 
+/// The sum of |x|^power, 1 or 2, over `axes`, in the compute dtype.
+struct PowerSum {
+  static constexpr std::string_view name = "power_sum";
+  static constexpr Reads reads{.inputs = 1};
+  Mask axes = 0;
+  bool keep = false;
+  int power = 2;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    on("axes", axes);
+    on("keep", keep);
+    on("power", power);
+  }
+  bool operator==(const PowerSum&) const = default;
+};
+
+/// log(sum(e^x)) over `axes`, in the compute dtype.
+struct LogSumExp {
+  static constexpr std::string_view name = "logsumexp";
+  static constexpr Reads reads{.inputs = 1, .outputs = 1};
+  Mask axes = 0;
+  bool keep = false;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    on("axes", axes);
+    on("keep", keep);
+  }
+  bool operator==(const LogSumExp&) const = default;
+};
+
+/// Axes as bits; none means all. ValueError for one that is named twice.
+Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes);
+
 }  // namespace sherd::ops

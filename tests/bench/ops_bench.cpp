@@ -172,6 +172,44 @@ std::vector<Op> all_ops() {
       "one_hot",
       [](std::int64_t n, DType) -> List { return {randint(0, 16, {std::max<std::int64_t>(1, n / 16)})}; },
       [](const List& in) { return one_hot(in[0], 16); }, false);
+  const auto positions = [](Shape shape) { return randint(0, shape[0], shape); };
+  const auto line = [=](std::int64_t n, DType d) -> List {
+    return {normal({n}, d), positions({n}), normal({n}, d)};
+  };
+  const auto square_at = [=](std::int64_t n, DType d) -> List {
+    return {normal({side(n), side(n)}, d), positions({side(n), side(n)}), normal({side(n), side(n)}, d)};
+  };
+  const auto without_values = [](const Make& make) -> Make {
+    return [=](std::int64_t n, DType d) {
+      List in = make(n, d);
+      in.pop_back();
+      return in;
+    };
+  };
+  put("gather_line", without_values(line), [](const List& in) { return gather(in[0], in[1]); });
+  put("gather_axis0", without_values(square_at), [](const List& in) { return gather(in[0], 0, in[1]); });
+  put("gather_axis1", without_values(square_at), [](const List& in) { return gather(in[0], 1, in[1]); });
+  put("scatter_line", line, [](const List& in) { return scatter(in[0], 0, in[1], in[2]); });
+  put("scatter_axis0", square_at, [](const List& in) { return scatter(in[0], 0, in[1], in[2]); });
+  put("scatter_add_line", line, [](const List& in) { return scatter_add(in[0], 0, in[1], in[2]); });
+  put("scatter_add_axis1", square_at, [](const List& in) { return scatter_add(in[0], 1, in[1], in[2]); });
+  const auto masked = [](std::int64_t n, DType d) -> List {
+    return {normal({n}, d), greater(randn({n}), 0)};
+  };
+  put("mask_read", masked, [](const List& in) { return masked_select(in[0], in[1]); });
+  put(
+      "mask_write", masked,
+      [](const List& in) {
+        in[0][in[1]] = 0;
+        return in[0];
+      },
+      false);
+  put(
+      "multinomial",
+      [](std::int64_t n, DType d) -> List {
+        return {positive({256}, d), ones({n})};
+      },
+      [](const List& in) { return multinomial(in[0], in[1].numel()); }, false);
   put("topk", table, [](const List& in) { return topk(in[0], 8).values; });
   put("sort", table, [](const List& in) { return sort(in[0]).values; });
   put(
@@ -193,6 +231,11 @@ std::vector<Op> all_ops() {
   put(
       "any", [](std::int64_t n, DType) -> List { return {greater(randn(rows(n)), 0)}; },
       [](const List& in) { return any(in[0], {1}); }, false);
+  put("amax_all", one, [](const List& in) { return amax(in[0]); });
+  put("norm_1", one, [](const List& in) { return norm(in[0], 1); });
+  put(
+      "prod_all", [](std::int64_t n, DType d) -> List { return {add(mul(normal({n}, d), 1e-4), 1)}; },
+      [](const List& in) { return prod(in[0]); });
   put("softmax", table, [](const List& in) { return softmax(in[0]); });
   put("log_softmax", table, [](const List& in) { return log_softmax(in[0]); });
   put("layer_norm", normalised, [](const List& in) { return layer_norm(in[0], in[1], in[2]); });
@@ -212,6 +255,7 @@ std::vector<Op> all_ops() {
   put("cross_entropy", classes, [](const List& in) { return cross_entropy(in[0], in[1]); });
   put("nll_loss", classes, [](const List& in) { return nll_loss(in[0], in[1]); });
   put("mse_loss", two, [](const List& in) { return mse_loss(in[0], in[1]); });
+  put("mse_loss_none", two, [](const List& in) { return mse_loss(in[0], in[1], Reduction::none); });
   put("l1_loss", two, [](const List& in) { return l1_loss(in[0], in[1]); });
   put("huber_loss", two, [](const List& in) { return huber_loss(in[0], in[1]); });
   put(

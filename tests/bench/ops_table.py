@@ -104,6 +104,28 @@ def image(n, d):
     return [normal(*images(n), d=d)]
 
 
+def line(n, d):
+    return [normal(n, d=d), torch.randint(0, n, (n,)), normal(n, d=d)]
+
+
+def square_at(n, d):
+    s = side(n)
+    return [normal(s, s, d=d), torch.randint(0, s, (s, s)), normal(s, s, d=d)]
+
+
+def without_values(make):
+    return lambda n, d: make(n, d)[:-1]
+
+
+def masked(n, d):
+    return [normal(n, d=d), torch.randn(n) > 0]
+
+
+def mask_write(x, mask):
+    x[mask] = 0
+    return x
+
+
 def channels(n, d):
     return [normal(*images(n), d=d), normal(16, d=d), normal(16, d=d)]
 
@@ -177,6 +199,17 @@ OPS = {
     "index_select": (picks, lambda x, i: x.index_select(0, i)),
     "gather": (classes, lambda x, i: x.gather(1, i.unsqueeze(1))),
     "one_hot": (lambda n, d: [torch.randint(0, 16, (max(1, n // 16),))], lambda i: F.one_hot(i, 16)),
+    "gather_line": (without_values(line), lambda x, i: x.gather(0, i)),
+    "gather_axis0": (without_values(square_at), lambda x, i: x.gather(0, i)),
+    "gather_axis1": (without_values(square_at), lambda x, i: x.gather(1, i)),
+    "scatter_line": (line, lambda x, i, v: x.scatter(0, i, v)),
+    "scatter_axis0": (square_at, lambda x, i, v: x.scatter(0, i, v)),
+    "scatter_add_line": (line, lambda x, i, v: x.scatter_add(0, i, v)),
+    "scatter_add_axis1": (square_at, lambda x, i, v: x.scatter_add(1, i, v)),
+    "mask_read": (masked, torch.masked_select),
+    "mask_write": (masked, mask_write),
+    "multinomial": (lambda n, d: [positive(256, d=d), torch.ones(n)],
+                    lambda p, like: torch.multinomial(p, len(like), replacement=True)),
     "topk": (table, lambda x: x.topk(8).values),
     "sort": (table, lambda x: x.sort().values),
     "argmax": (table, lambda x: x.argmax(1)),
@@ -193,6 +226,9 @@ OPS = {
     "cumsum": (table, lambda x: x.cumsum(1)),
     "logsumexp": (table, lambda x: x.logsumexp(1)),
     "any": (lambda n, d: [torch.randn(rows(n)) > 0], lambda x: x.any(1)),
+    "amax_all": (one, torch.amax),
+    "norm_1": (one, lambda x: torch.linalg.vector_norm(x, 1)),
+    "prod_all": (lambda n, d: [(normal(n, d=d) * 1e-4 + 1)], torch.prod),
     "softmax": (table, lambda x: x.softmax(-1)),
     "log_softmax": (table, lambda x: x.log_softmax(-1)),
     "layer_norm": (normalised, lambda x, w, b: F.layer_norm(x, (x.shape[1],), w[: x.shape[1]], b[: x.shape[1]])),
@@ -202,6 +238,7 @@ OPS = {
     "cross_entropy": (classes, F.cross_entropy),
     "nll_loss": (classes, F.nll_loss),
     "mse_loss": (two, F.mse_loss),
+    "mse_loss_none": (two, lambda a, b: F.mse_loss(a, b, reduction="none")),
     "l1_loss": (two, F.l1_loss),
     "huber_loss": (two, F.huber_loss),
     "bce_with_logits": (lambda n, d: [normal(n, d=d), torch.rand(n).to(d)], F.binary_cross_entropy_with_logits),

@@ -2,11 +2,13 @@
 #include "runtime/apply.h"
 #include "runtime/ops/flip.h"
 #include "runtime/ops/group_norm.h"
+#include "runtime/ops/loss_total.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/recurrent.h"
+#include "runtime/ops/sum.h"
 #include "runtime/ops/triangle.h"
 #include "tests/runtime/op_cases.h"
 
@@ -73,6 +75,19 @@ void indexing_cases(const Add& put) {
         return index_put_(clone(x), {i}, v, Put::add);
       }),
       {.dtypes = number_dtypes, .sixteen = Bits::rounded});
+  const auto mask_input = [](Shape s, Shape large) { return Input{s, large, Kind::mask}; };
+  put("index_put_ of one value by a mask", {block, mask_input({3, 4}, {7, 300}), {{1}, {1}}},
+      three([](const Tensor& x, const Tensor& m, const Tensor& v) { return index_put_(clone(x), {m}, v); }),
+      {.more = {{{2, 0, 3}, {2, 0}, {1}}, {{4}, {4}, {}}, {{1, 1, 1}, {1, 1}, {1, 1}}}});
+  put("gather along the last axis of more rows", {block, index_input({2, 3, 9}, {6, 200, 70}, 5)},
+      two([](const Tensor& x, const Tensor& i) { return gather(x, 2, i); }), {});
+  put("gather of a line", {{{9}, {40003}}, index_input({5}, {50021}, 9)},
+      two([](const Tensor& x, const Tensor& i) { return gather(x, 0, i); }), {});
+  put("scatter of a number along the first axis", {block, index_input({2, 4, 5}, {3, 300, 41}, 3)},
+      two([](const Tensor& x, const Tensor& i) { return scatter(x, 0, i, 1); }), {});
+  put("scatter_add to a line", {line, index_input({9}, {4000}, 7), {{9}, {4000}}},
+      three([](const Tensor& x, const Tensor& i, const Tensor& v) { return scatter_add(x, 0, i, v); }),
+      {.dtypes = number_dtypes, .sixteen = Bits::rounded});
   put("gather along the first axis", {block, index_input({9, 2, 5}, {40, 200, 41}, 3)},
       two([](const Tensor& x, const Tensor& i) { return gather(x, 0, i); }), {});
   put("scatter", {block, index_input({3, 6, 4}, {7, 30, 40}, 4), {{3, 7, 4}, {7, 30, 41}}},
@@ -125,6 +140,13 @@ void statistics_cases(const Add& put) {
   over_axes("norm 1", [](const Tensor& x, Shape a, Keep k) { return norm(x, 1, a, k); }, {});
   over_axes("norm 3", [](const Tensor& x, Shape a, Keep k) { return norm(x, 3, a, k); }, {});
   over_axes("norm inf", [](const Tensor& x, Shape a, Keep k) { return norm(x, HUGE_VAL, a, k); }, {});
+  put("norm, its sum of squares in other ops", {block},
+      one([](const Tensor& x) { return apply(ops::PowerSum{0b010}, x); }),
+      {.dtypes = floating_dtypes, .sixteen = Bits::rounded, .reference = reference(ops::PowerSum{0b010})});
+  put("logsumexp over outer axes", {block}, one([](const Tensor& x) {
+        return logsumexp(x, {0, 2});
+      }),
+      {.dtypes = floating_dtypes, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
   over_axes("logsumexp", [](const Tensor& x, Shape a, Keep k) { return logsumexp(x, a, k); }, {});
   put("any", {block}, one([](const Tensor& x) { return any(x, {0}); }), {.gradients = false});
   put("all", {block}, one([](const Tensor& x) { return all(x, {-1}, Keep::dims); }), {.gradients = false});
@@ -216,6 +238,25 @@ void loss_cases(const Add& put) {
       put(name + " " + std::to_string(static_cast<int>(r)), {input, target},
           two([f, r](const Tensor& x, const Tensor& t) { return f(x, t, r); }), {.dtypes = floating_dtypes});
   };
+  for (const Reduction r : {Reduction::mean, Reduction::sum}) {
+    const bool mean = r == Reduction::mean;
+    const auto fused = [&](const std::string& name, auto f, ops::LossKind kind) {
+      put(name + (mean ? ", its mean" : ", its sum") + " in other ops", {block, block},
+          two([f, r](const Tensor& x, const Tensor& t) { return f(x, t, r); }),
+          {.dtypes = floating_dtypes,
+           .reference = reference(ops::LossTotal{kind, mean}),
+           .more = {{{}, {}}, {{0}, {0}}, {{1}, {1}}}});
+    };
+    using Kind = ops::LossKind::Of;
+    fused("mse_loss", &mse_loss, {Kind::squared_error});
+    fused("l1_loss", &l1_loss, {Kind::absolute_error});
+    fused("huber_loss",
+          [](const Tensor& x, const Tensor& t, Reduction how) { return huber_loss(x, t, 0.7, how); },
+          {Kind::huber, 0.7});
+    fused("bce_with_logits",
+          [](const Tensor& x, const Tensor& t, Reduction how) { return bce_with_logits(x, t, {how}); },
+          {Kind::bce_with_logits});
+  }
   pair(
       "mse_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return mse_loss(x, t, r); }, block,
       block);
