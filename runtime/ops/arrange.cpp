@@ -3,6 +3,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/cat.h"
 #include "runtime/ops/flip.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/triangle.h"
@@ -85,8 +86,18 @@ Tensor flip(const Tensor& x, Shape axes) {
 Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
   const int at = normalize_axis("roll", axis, x.rank());
   if (x.numel() == 0 || x.rank() == 0) return clone(x);
-  const std::int64_t n = x.shape()[at], by = (shift % n + n) % n;
-  return cat({narrow(x, at, n - by, by), narrow(x, at, 0, n - by)}, at);
+  const std::int64_t n = x.shape()[at];
+  return apply(ops::Roll{at, (shift % n + n) % n}, x);
+}
+
+Tensors ops::Roll::reference(Inputs in) const {
+  const std::int64_t n = in[0].shape()[axis];
+  return {cat({narrow(in[0], axis, n - by, by), narrow(in[0], axis, 0, n - by)}, axis)};
+}
+
+Tensors ops::Roll::grad(const GradArgs& args) const {
+  const Tensor& gy = args.gy[0];
+  return {apply(Roll{axis, by == 0 ? 0 : gy.shape()[axis] - by}, gy)};
 }
 
 namespace {
