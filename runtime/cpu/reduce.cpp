@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/cpu/scratch.h"
 #include "runtime/instances.h"
 #include "runtime/ops.h"
 #include "runtime/ops/extreme.h"
@@ -502,6 +503,35 @@ void prod_op(const ops::Prod& op, Inputs in, Outputs out) {
   });
 }
 
+/// The gradients of the product of `n` elements, whose own is `gy`.
+template <class T, class C>
+void differentiate_row(const T* x, std::int64_t n, C gy, T* gx) {
+  const Scratch<C> held = scratch<C>(3 * n);
+  check<OutOfMemoryError>(held != nullptr, "prod: no memory for the gradients of {} elements", n);
+  for (std::int64_t i = 0; i < n; ++i) held[i] = C(x[i]);
+  differentiate_product(held.get(), n, gy);
+  for (std::int64_t i = 0; i < n; ++i) gx[i] = T(held[i]);
+}
+
+/// Of a long row through the products of its chunks.
+template <class T, class C>
+void differentiate_long_row(const T* x, std::int64_t n, C gy, T* gx) {
+  const std::int64_t chunks = ceil_div(n, product_task);
+  std::vector<C> products(static_cast<std::size_t>(chunks)), slopes(products);
+  const auto for_chunks = [&](const auto& body) {
+    parallel_for(n, product_task, [&](std::int64_t begin, std::int64_t end) {
+      body(begin, end - begin, static_cast<std::size_t>(begin / product_task));
+    });
+  };
+  for_chunks([&](std::int64_t begin, std::int64_t count, std::size_t chunk) {
+    products[chunk] = multiply_row<T, C>(x + begin, count);
+  });
+  differentiate_row(products.data(), chunks, gy, slopes.data());
+  for_chunks([&](std::int64_t begin, std::int64_t count, std::size_t chunk) {
+    differentiate_row(x + begin, count, slopes[chunk], gx + begin);
+  });
+}
+
 void prod_grad_op(const ops::ProdGrad& op, Inputs in, Outputs out) {
   const Tensor& x = in[1];
   if (x.numel() == 0) return;
@@ -510,13 +540,13 @@ void prod_grad_op(const ops::ProdGrad& op, Inputs in, Outputs out) {
     using C = compute_t<T>;
     const T *gy = in[0].data<T>(), *from = x.data<T>();
     T* gx = reinterpret_cast<T*>(out[0].raw());
+    if (n > product_task) {
+      for (std::int64_t r = 0; r < x.shape()[0]; ++r)
+        differentiate_long_row(from + r * n, n, C(gy[r]), gx + r * n);
+      return;
+    }
     parallel_for(x.shape()[0], grain, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<C> row(static_cast<std::size_t>(3 * n));
-      for (std::int64_t r = begin; r < end; ++r) {
-        for (std::int64_t i = 0; i < n; ++i) row[static_cast<std::size_t>(i)] = C(from[r * n + i]);
-        differentiate_product(row.data(), n, C(gy[r]));
-        for (std::int64_t i = 0; i < n; ++i) gx[r * n + i] = T(row[static_cast<std::size_t>(i)]);
-      }
+      for (std::int64_t r = begin; r < end; ++r) differentiate_row(from + r * n, n, C(gy[r]), gx + r * n);
     });
   });
 }
