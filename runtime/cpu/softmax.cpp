@@ -75,6 +75,22 @@ C write_exponentials(const T* x, std::int64_t n, C shift, C* e) {
   return static_cast<C>(total);
 }
 
+constexpr std::int64_t held = 2048;  // of a 16-bit row that is kept as f32, on the stack
+
+/// Calls `body` with the row in the compute type where it is short enough to be held, else as it is.
+template <class T, class F>
+void with_wide_row(const T* x, std::int64_t n, const F& body) {
+  using C = compute_t<T>;
+  if constexpr (!std::is_same_v<T, C>) {
+    if (n <= held) {
+      C wide[held];
+      for_vectors<C>(n, [&](std::int64_t j, auto count) { put<C>(wide + j, take<C>(x + j, count), count); });
+      return body(static_cast<const C*>(wide));
+    }
+  }
+  body(x);
+}
+
 /// y[j] = f(j, count) for the vectors of a row.
 template <class C, class T, class F>
 void map_row(T* y, std::int64_t n, const F& f) {
@@ -86,7 +102,6 @@ void map_row(T* y, std::int64_t n, const F& f) {
 template <class T>
 void softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
   using C = compute_t<T>;
-  constexpr std::int64_t held = 2048;  // of a 16-bit row whose exponentials are kept, on the stack
   for_rows(rows, columns, [&](std::int64_t r) {
     const T* in = x + r * columns;
     T* out = y + r * columns;
@@ -129,11 +144,12 @@ template <class T>
 void log_softmax(const T* x, std::int64_t rows, std::int64_t columns, T* y) {
   using C = compute_t<T>;
   for_rows(rows, columns, [&](std::int64_t r) {
-    const T* in = x + r * columns;
-    const C top = maximum(in, columns);
-    const C log_total = math::log(sum_of_exponentials(in, columns, top));
-    map_row<C>(y + r * columns, columns,
-               [&](std::int64_t j, auto count) { return (take<C>(in + j, count) - top) - log_total; });
+    with_wide_row(x + r * columns, columns, [&](const auto* in) {
+      const C top = maximum(in, columns);
+      const C log_total = math::log(sum_of_exponentials(in, columns, top));
+      map_row<C>(y + r * columns, columns,
+                 [&](std::int64_t j, auto count) { return (take<C>(in + j, count) - top) - log_total; });
+    });
   });
 }
 
@@ -235,8 +251,10 @@ void logsumexp_op(const ops::LogSumExp& op, Inputs in, Outputs out) {
     const T* x = p.x.data<T>();
     auto* y = reinterpret_cast<C*>(out[0].raw());
     for_rows(p.r.outer, columns, [&](std::int64_t r) {
-      const C top = maximum(x + r * columns, columns), shift = std::isfinite(top) ? top : C(0);
-      y[r] = math::log(sum_of_exponentials(x + r * columns, columns, shift)) + shift;
+      with_wide_row(x + r * columns, columns, [&](const auto* in) {
+        const C top = maximum(in, columns), shift = std::isfinite(top) ? top : C(0);
+        y[r] = math::log(sum_of_exponentials(in, columns, shift)) + shift;
+      });
     });
   });
 }

@@ -18,6 +18,8 @@ struct PowerOfHalves {
   constexpr T operator()(T x) const {
     if constexpr (halves == 1)
       return base(x);  // a root is rounded once, in float too
+    else if constexpr (halves == 6 && std::same_as<T, float>)
+      return cube(x);
     else if constexpr (std::same_as<T, float>)
       return static_cast<float>((*this)(static_cast<double>(x)));
     else
@@ -41,6 +43,12 @@ struct PowerOfHalves {
       return math::where(x == -infinity, infinity, math::sqrt(x) + T(0));
     else
       return x;
+  }
+  /// With what rounding took from the square, as near as through double.
+  static constexpr float cube(float x) {
+    const float square = x * x, lost = std::fma(x, x, -square), plain = square * x;
+    const bool finite = std::fabs(plain) < std::numeric_limits<float>::infinity();
+    return math::where(finite, std::fma(square, x, lost * x), plain);
   }
   template <class T>
   static constexpr T product_of(T factor) {
