@@ -118,6 +118,34 @@ Tensors WriteRows::grad(const GradArgs& args) const {
   return grads;
 }
 
+Specs ElementNumbers::infer(SpecSpan in) const {
+  check<ShapeError>(static_cast<std::size_t>(sizes.rank()) == in.size(), "{}: {} positions for {} axes", call,
+                    in.size(), sizes.rank());
+  for (const Spec& at : in)
+    check<ShapeError>(at.shape == in[0].shape && at.dtype == DType::i64,
+                      "{}: positions of shape {} in {}, and of shape {}; they are i64 of one shape", call,
+                      at.shape, name_of(at.dtype), in[0].shape);
+  return {in[0]};
+}
+
+Tensors ElementNumbers::reference(Inputs in) const {
+  Tensor numbers;
+  std::int64_t step = sizes.numel();
+  for (int k = 0; k < sizes.rank(); ++k) {
+    const Tensor& given = in[static_cast<std::size_t>(k)];
+    const std::int64_t size = sizes[k];
+    const TensorOptions like{DType::i64, given.device()};
+    step /= std::max<std::int64_t>(size, 1);
+    // Those outside stay as they are, for the error to name.
+    const Tensor behind = logical_and(less(given, 0), greater_equal(given, -size));
+    // Looked up, so that each is compared with its own axis.
+    const Tensor at =
+        apply(Embedding{call}, mul(arange(0, size, 1, like), step), where(behind, add(given, size), given));
+    numbers = k == 0 ? at : add(numbers, at);
+  }
+  return {numbers};
+}
+
 Specs FillWhere::infer(SpecSpan in) const {
   const Spec &x = in[0], &mask = in[1], &value = in[2];
   check<DTypeError>(mask.dtype == DType::boolean && value.dtype == x.dtype,
@@ -142,14 +170,6 @@ Tensors FillWhere::grad(const GradArgs& args) const {
 }  // namespace ops
 
 namespace {
-
-/// A tensor of positions as i64 from 0 on; those that are outside stay as they are, for the error to name.
-Tensor positions_of(std::string_view call, const Tensor& index, std::int64_t size) {
-  check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
-                    name_of(index.dtype()));
-  const Tensor at = to(index, DType::i64);
-  return where(logical_and(less(at, 0), greater_equal(at, -size)), add(at, size), at);
-}
 
 /// Where `x` is not zero, in row-major order: 1-D, on the host, which reads it.
 Tensor places_where(std::string_view call, const Tensor& x) {
@@ -300,13 +320,11 @@ Rows rows_of(std::string_view call, const Parts& parts) {
   const Shape& shape = parts.box.shape();
   Rows r;
   bool together = true;
-  std::int64_t count = 1;
   for (std::size_t i = 0; i < parts.picks.size(); ++i) {
     const int axis = parts.picks[i].first;
     together = together && axis == parts.picks[0].first + static_cast<int>(i);
     r.order.push_back(axis);
     r.picked.push_back(shape[axis]);
-    count *= shape[axis];
   }
   for (int i = 0; i < shape.rank(); ++i)
     if (std::find(r.order.begin(), r.order.end(), i) == r.order.end()) r.rest.push_back(shape[i]);
@@ -328,18 +346,16 @@ Rows rows_of(std::string_view call, const Parts& parts) {
           remainder(floor_divide(mask.places, below), size);
     }
   }
-  std::int64_t step = count;
+  Shape together_shape;
+  Tensors positions;
   for (const auto& [axis, index] : picks) {
-    const std::int64_t size = shape[axis];
-    Tensor at = positions_of(call, index, size);
-    if (parts.picks.size() > 1) {
-      // Looked up, so that each is compared with its own axis.
-      step /= std::max<std::int64_t>(size, 1);
-      const TensorOptions like{DType::i64, at.device()};
-      at = apply(ops::Embedding{call}, mul(arange(0, size, 1, like), step), at);
-    }
-    r.rows = r.rows.defined() ? add(r.rows, at) : at;
+    check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
+                      name_of(index.dtype()));
+    positions.push_back(to(index, DType::i64));
+    together_shape = broadcast_shapes(call, together_shape, index.shape());
   }
+  for (Tensor& at : positions) at = expand(at, together_shape);
+  r.rows = apply_many(ops::ElementNumbers{r.picked, call}, Inputs(positions.begin(), positions.size()))[0];
   return r;
 }
 

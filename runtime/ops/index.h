@@ -41,6 +41,22 @@ struct WriteRows {
   bool operator==(const WriteRows&) const = default;
 };
 
+/// Inputs: positions (i64, of one shape) along each axis of `sizes`, from the end where they are negative.
+/// Output: the numbers of the elements there, in row-major order; ValueError for a position outside its axis.
+struct ElementNumbers {
+  static constexpr std::string_view name = "element_numbers";
+  static constexpr Arity arity = Arity::at_least(1);
+  static constexpr Mask dense = all_of_them;
+  static constexpr bool differentiable = false;
+  Shape sizes;
+  std::string_view call = "element_numbers";  ///< what messages name
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { on("sizes", sizes); }
+  bool operator==(const ElementNumbers&) const = default;
+};
+
 /// Writes input 2, 0-d, over the elements of input 0 where the bool input 1, which broadcasts to it, holds.
 struct FillWhere {
   static constexpr std::string_view name = "fill_where_";

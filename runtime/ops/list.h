@@ -47,7 +47,7 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
-                         FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
+                         ElementNumbers, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
                          ScatterAlong, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
                             Multinomial, ManyDraws, MaxPool2d, AvgPool2d, AvgPool2dGrad>;
