@@ -419,6 +419,8 @@ TEST_CASE("a replay draws the random numbers that the step would draw now") {
       {"integers", [] { return randint(-9, 9, {17}); }},
       {"other dtypes", [] { return rand({9}, {DType::bf16}); }},
       {"places", [&] { return multinomial(weights); }},
+      {"many places", [&] { return multinomial(weights, 5); }},
+      {"different places", [&] { return multinomial(weights, 5, Replacement::without); }},
       {"attention", [&] { return attention(x, x, x, {.causal = true, .dropout = 0.3}); }},
       {"gradients",
        [&] {

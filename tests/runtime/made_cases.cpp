@@ -1,5 +1,6 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
+#include "runtime/ops/cat.h"
 #include "runtime/ops/flip.h"
 #include "runtime/ops/group_norm.h"
 #include "runtime/ops/loss_total.h"
@@ -111,6 +112,8 @@ void arranging_cases(const Add& put) {
       {.more = {{{1, 1, 1}}, {{0, 4, 5}}}});
   put("flip", {block}, one([](const Tensor& x) { return flip(x, {0, -1}); }),
       {.reference = reference(ops::Flip{0b101}), .more = {{{0, 4, 5}}, {{1, 4, 1}}}});
+  put("roll in other ops", {block}, one([](const Tensor& x) { return roll(x, 1, 1); }),
+      {.reference = reference(ops::Roll{1, 1})});
   put("roll", {block}, one([](const Tensor& x) { return roll(x, 3, -1); }),
       {.more = {{{3, 1, 1}}, {{0, 1, 0}}}});
   for (const Padding how : {Padding::constant, Padding::reflect, Padding::replicate, Padding::circular})

@@ -436,6 +436,45 @@ TEST_CASE("ops: many draws of one row follow its weights, and without replacemen
                        "multinomial"));
 }
 
+TEST_CASE("ops: a long line has one largest element and one product, whatever pieces it is cut into") {
+  const std::int64_t n = 100003;
+  for (DType dtype : {f64, f32, f16, bf16, i32}) {
+    INFO(name_of(dtype));
+    Tensor x = full({n}, -1, {dtype});
+    for (const std::int64_t at : {40000, 90000}) x[at] = 2;  // the first of equals
+    CHECK(argmax(x, 0).item<std::int64_t>() == 40000);
+    CHECK(amax(x).item() == 2);
+    CHECK(argmin(x, 0).item<std::int64_t>() == 0);
+    const Tensor rows = stack(std::vector{x, neg(x)});
+    CHECK(argmax(rows, 1).to_vector<std::int64_t>() == std::vector<std::int64_t>{40000, 0});
+    CHECK(doubles(amin(rows, {1})) == std::vector<double>{-1, -2});
+    if (!is_floating(dtype)) continue;
+    x[70000] = NAN, x[80000] = NAN;  // the first NaN
+    CHECK(argmax(x, 0).item<std::int64_t>() == 70000);
+    CHECK(argmin(x, 0).item<std::int64_t>() == 70000);
+    CHECK(std::isnan(amax(x).item()));
+    Tensor zero = zeros({n}, {dtype});  // of zeros the first one's sign
+    zero[0] = -0.0;
+    CHECK(std::signbit(amax(zero).item()));
+    CHECK(!std::signbit(amin(flip(zero, {0})).item()));
+  }
+  for (DType dtype : {f64, f32}) {
+    for (const double middle : {1.0, 0.0}) {
+      Tensor x = add(mul(numbers({n}, f64, 3), 1e-4), 1);
+      x[50000] = middle;
+      x = to(x, dtype).requires_grad_();
+      const Tensor y = prod(x), slope = grad(y, std::span(&x, 1))[0], wide = to(x.detach(), f64);
+      // Where one is 0 all gradients but its own are.
+      Tensor others = clone(wide);
+      others[50000] = 1;
+      const Tensor rest = prod(others);
+      Tensor expected = middle == 0 ? zeros({n}, {f64}) : div(rest, wide);
+      expected[50000] = rest;
+      CHECK(distance(to(slope, f64), expected) < (dtype == f64 ? 1e-12 : 1e-4));
+    }
+  }
+}
+
 TEST_CASE("ops: the edges of reductions are those of NumPy and PyTorch") {
   CHECK(sum(zeros({0})).item() == 0);
   CHECK(std::isnan(mean(zeros({0})).item()));
