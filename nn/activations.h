@@ -62,6 +62,11 @@ struct SHERD_API Softmax final : Layer<Softmax> {
   Tensor forward(const Tensor& x) const { return softmax(x, axis); }
   void visit(auto&&) {}
 };
+/// x as it came: in the place of a layer that is left out.
+struct SHERD_API Identity final : Layer<Identity> {
+  Tensor forward(const Tensor& x) const { return x; }
+  void visit(auto&&) {}
+};
 /// The axes from `first` to `last` as one.
 struct SHERD_API Flatten final : Layer<Flatten> {
   std::int64_t first, last;

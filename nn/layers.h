@@ -274,9 +274,8 @@ struct BatchNorm : Layer<D> {
         eps(options.eps),
         momentum(options.momentum) {}
   Tensor forward(const Tensor& x) const {
-    check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank,
-                      "{}: takes {} to {} axes (N, C, ...), got shape {}", this->type_name(), D::min_rank,
-                      D::max_rank, x.shape());
+    check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank, "{}: takes {}, got shape {}",
+                      this->type_name(), D::takes, x.shape());
     const Tensor y =
         batch_norm(x, running_mean, running_var, weight, bias, {this->training(), momentum, eps});
     if (this->training()) add_(num_batches_tracked, 1);
@@ -294,12 +293,14 @@ struct BatchNorm : Layer<D> {
 /// For x (N, C) or (N, C, L).
 struct SHERD_API BatchNorm1d final : BatchNorm<BatchNorm1d> {
   static constexpr int min_rank = 2, max_rank = 3;
+  static constexpr std::string_view takes = "(N, C) or (N, C, L)";
   using BatchNorm::BatchNorm;
 };
 
 /// For x (N, C, H, W).
 struct SHERD_API BatchNorm2d final : BatchNorm<BatchNorm2d> {
   static constexpr int min_rank = 4, max_rank = 4;
+  static constexpr std::string_view takes = "(N, C, H, W)";
   using BatchNorm::BatchNorm;
 };
 

@@ -795,6 +795,14 @@ void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, c
     if (!gradients[i].is_contiguous()) copy_(gradients[i], dense[i + 1]);
 }
 
+void clip_grad_value_(std::span<const Parameter> params, double limit) {
+  check<ValueError>(limit >= 0, "clip_grad_value_: limit {} must be at least 0", limit);
+  for (const Parameter& p : params)
+    if (p.owner() != nullptr) p.owner()->check_steppable(p);
+  const NoGrad guard;
+  for (const Tensor& g : gradients_of(params)) copy_(g, clamp(g, -limit, limit));
+}
+
 double CosineSchedule::operator()(std::int64_t step) const {
   check<ValueError>(step >= 0, "cosine schedule: step {} is before the first, 0", step);
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);

@@ -287,6 +287,10 @@ SHERD_API Tensor grad_norm(std::span<const Parameter> params);
 /// another.
 SHERD_API void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, const Tensor& norm);
 
+/// Clips the elements of all gradients to [-limit, limit]; of sharded parameters in this rank's parts.
+/// ValueError for a negative or NaN `limit`.
+SHERD_API void clip_grad_value_(std::span<const Parameter> params, double limit);
+
 /// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
 /// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on. ValueError for a
 /// negative `step`.

@@ -12,6 +12,7 @@ namespace sherd::nn {
 /// the others'. The names are PyTorch's.
 struct SHERD_API SyncBatchNorm final : BatchNorm<SyncBatchNorm> {
   static constexpr int min_rank = 2, max_rank = 8;
+  static constexpr std::string_view takes = "(N, C, ...)";
   Group group;
 
   /// `group` is the current world's where none is given.

@@ -363,7 +363,7 @@ class Run {
  private:
   int64_t size() const { return static_cast<int64_t>(size_of(dtype)); }
   std::shared_ptr<const Plan> find(const Tile& t, const Tile& first, const memory::desc* lie_as) const {
-    static auto& plans = *new Plans<Key, Plan>();  // outlives every thread
+    static auto& plans = *std::make_unique<Plans<Key, Plan>>().release();  // outlives every thread
     const bool has_bias = data.bias != nullptr;
     const auto type = dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
     return plans.find(key_of(c, way, dtype, t, first, has_bias), [&] {

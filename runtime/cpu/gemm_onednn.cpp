@@ -78,7 +78,7 @@ namespace {
 
 std::shared_ptr<const Product> plan(const Gemm<BFloat16>& g, bool packed = false) {
   using Key = std::array<std::int64_t, 15>;
-  static auto& plans = *new Plans<Key, Product>();  // outlives every thread
+  static auto& plans = *std::make_unique<Plans<Key, Product>>().release();  // outlives every thread
   const bool one = g.batch == 1;
   return plans.find(
       {packed, g.m, g.n, g.k, g.lda, g.transpose_a, g.ldb, g.transpose_b, g.ldc, g.accumulate,

@@ -26,7 +26,7 @@ class OneThread {
 
 /// The processor. Never destroyed, since plans that are kept refer to it.
 inline const dnnl::engine& processor_engine() {
-  static const auto& engine = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  static const auto& engine = *std::make_unique<dnnl::engine>(dnnl::engine::kind::cpu, 0).release();
   return engine;
 }
 

@@ -382,7 +382,7 @@ void extreme_chunks(const Reduction& r, std::int64_t chunk, const T* x, T* out, 
   using C = compared_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<std::int64_t> at(static_cast<std::size_t>(chunks));
-  std::unique_ptr<T[]> best(new T[static_cast<std::size_t>(chunks)]);
+  const auto best = std::make_unique<T[]>(static_cast<std::size_t>(chunks));
   for (std::int64_t o = 0; o < r.outer; ++o, x += r.outer_stride) {
     parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c)

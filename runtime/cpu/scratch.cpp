@@ -19,12 +19,15 @@ struct alignas(64) Header {
   std::size_t bytes;
 };
 
-/// A thread's blocks that nobody uses. It needs no destructor that runs before those of others: what is given
-/// back after it has run is freed.
+/// Whether the thread has let go of what it kept: other objects of the thread may end later, and use scratch.
+/// It has no destructor, so it may be looked at then.
+thread_local bool kept_no_more = false;
+
+/// A thread's blocks that nobody uses.
 class Kept {
  public:
   ~Kept() {
-    ended_ = true;
+    kept_no_more = true;
     for (Header* block : blocks_) std::free(block);
   }
 
@@ -36,7 +39,7 @@ class Kept {
   }
   /// Keeps it in the place of the smallest, if it is larger; returns what is left over.
   Header* keep(Header* block) {
-    if (ended_ || block->bytes > most) return block;
+    if (block->bytes > most) return block;
     Header** const least = std::min_element(
         blocks_.begin(), blocks_.end(), [](const Header* a, const Header* b) { return size(a) < size(b); });
     return size(*least) < block->bytes ? std::exchange(*least, block) : block;
@@ -46,19 +49,21 @@ class Kept {
   static constexpr std::size_t most = std::size_t{2} << 20;
   static std::size_t size(const Header* block) { return block ? block->bytes : 0; }
   std::array<Header*, 4> blocks_{};
-  bool ended_ = false;
 };
 
-Kept& kept() {
+/// Null where nothing is kept.
+Kept* kept() {
+  if (!keeping || kept_no_more) return nullptr;
   static thread_local Kept blocks;
-  return blocks;
+  return &blocks;
 }
 
 }  // namespace
 
 void* take_scratch(std::size_t bytes) noexcept {
   bytes = (bytes + 63) / 64 * 64;
-  Header* block = keeping ? kept().take(bytes) : nullptr;
+  Kept* const here = kept();
+  Header* block = here ? here->take(bytes) : nullptr;
   if (!block) {
     block = static_cast<Header*>(std::aligned_alloc(64, sizeof(Header) + bytes));
     if (!block) return nullptr;
@@ -69,7 +74,8 @@ void* take_scratch(std::size_t bytes) noexcept {
 
 void give_scratch_back(void* p) noexcept {
   Header* const block = static_cast<Header*>(p) - 1;
-  std::free(keeping ? kept().keep(block) : block);
+  Kept* const here = kept();
+  std::free(here ? here->keep(block) : block);
 }
 
 }  // namespace sherd::cpu

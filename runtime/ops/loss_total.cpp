@@ -57,9 +57,7 @@ Tensors LossTotalGrad::reference(Inputs in) const {
       Tensors read{gy};
       for (const std::size_t k : {0, 1})
         if (has(reads, k)) read.push_back(values[1 + k]);
-      return to(
-          sherd::detail::gradient_expression<i>(op, Inputs(read.begin(), read.size())).materialize(x.spec()),
-          dtype);
+      return to(apply_many(ElementwiseGrad<O, i>{op}, Inputs(read.begin(), read.size()))[0], dtype);
     });
   };
   Tensors out;

@@ -883,3 +883,14 @@ TEST_CASE("modules: a parameter's values are computed with in place, without his
   norm.running_mean += 1;
   CHECK(same_bits(norm.running_mean.tensor(), ones({2})));
 }
+
+TEST_CASE("modules: what takes a layer's place gives x as it came, and batch norms say what they take") {
+  const Tensor x = randn({2, 3});
+  nn::Sequential net{nn::Linear(3, 3), nn::Identity()};
+  CHECK(same_bits(net(x), linear(x, net.parameters()[0], net.parameters()[1])));
+  CHECK(nn::Identity()(x).storage_ref() == x.storage_ref());
+  CHECK(net.parameters().size() == 2);
+  const std::string message = message_of<ShapeError>([&] { nn::BatchNorm2d(3)(x); });
+  CHECK(one_line_about(message, "BatchNorm2d"));
+  CHECK(message.find("(N, C, H, W)") != std::string::npos);
+}

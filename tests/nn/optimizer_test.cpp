@@ -975,3 +975,21 @@ TEST_CASE("clip_grad_norm_: the factor is not rounded to the gradients' dtype") 
     CHECK(doubles(p.grad())[0] == Approx(limit / std::sqrt(2.0)).epsilon(1e-5));
   }
 }
+
+TEST_CASE("optimizers: clipping by value bounds each element, keeps NaN, and refuses a limit below 0") {
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    nn::Parameter p(zeros({5}, {dtype})), without(zeros({2}, {dtype}));
+    p.set_grad(to(Tensor::from({-3.0, -0.5, 0.0, 0.5, 2.0}), dtype));
+    const void* const memory = p.grad().raw();
+    nn::clip_grad_value_(std::vector{p, without}, 0.5);
+    CHECK(to(p.grad(), f64).to_vector<double>() == std::vector{-0.5, -0.5, 0.0, 0.5, 0.5});
+    CHECK(p.grad().raw() == memory);
+    CHECK_FALSE(without.grad().defined());
+  }
+  nn::Parameter p(zeros({1}));
+  p.set_grad(full({1}, std::nan("")));
+  nn::clip_grad_value_(std::vector{p}, 1);
+  CHECK(std::isnan(p.grad().item()));
+  CHECK_THROWS_AS(nn::clip_grad_value_(std::vector{p}, -1), ValueError);
+  CHECK_THROWS_AS(nn::clip_grad_value_(std::vector{p}, std::nan("")), ValueError);
+}
