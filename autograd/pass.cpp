@@ -129,7 +129,7 @@ bool claim(Held& held, const BackwardPass* pass, std::string_view call, std::str
   if (pass_of(held).compare_exchange_strong(holder, pass, std::memory_order_acq_rel)) return true;
   check<StateError>(holder == pass,
                     "{}: {} is in a backward that is under way, around this one or on another thread; finish "
-                    "that one first",
+                    "that one first (ranks that are threads each make a model of their own)",
                     call, name);
   return false;
 }

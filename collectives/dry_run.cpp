@@ -73,6 +73,7 @@ class DryRun::DryLine final : public Line {
   bool done(std::uint64_t sequence) override {
     return record_->done == DryRunOptions::Done::always || sequence < waited_;
   }
+  bool inputs_done(std::uint64_t sequence) override { return done(sequence); }
   std::uint64_t posted() const override { return calls_.size(); }
 
  private:

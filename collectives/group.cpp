@@ -204,16 +204,45 @@ void Post::enqueue(Inputs in) const {
   group->enqueue(collective(in), completion);
 }
 
-std::function<void()> Post::peers_done() const {
-  const std::optional<PostedCall> posted = group->posted();
-  if (completion == Completion::complete || !posted) return {};
-  return [end = group, transport = group->transport(), call = *posted] {
-    if (end->transport() != transport) return;  // it was renewed, and nobody reads any more
+namespace {
+
+/// The last call that a group's end has posted.
+class PostedLent final : public LentCall {
+ public:
+  PostedLent(std::shared_ptr<GroupEnd> end, const PostedCall& call)
+      : end_(std::move(end)), transport_(end_->transport()), call_(call) {}
+
+  bool over() override {
+    if (past_ || renewed()) return true;
+    end_->check_thread();
+    return line().inputs_done(call_.sequence);
+  }
+  void wait() override {
+    if (past_ || renewed()) return;
+    end_->check_thread();
     const TimelineSlice slice("wait", "peers' reads");
-    Line& line = end->line_of(call.kind, call.channel, call.peer);
-    line.wait(call.sequence);  // this rank's own part may not be over either
-    line.wait_inputs(call.sequence);
-  };
+    line().wait(call_.sequence);  // this rank's own part may not be over either
+    line().wait_inputs(call_.sequence);
+    past_ = true;
+  }
+
+ private:
+  /// Then nobody reads any more.
+  bool renewed() const { return end_->transport() != transport_; }
+  Line& line() { return end_->line_of(call_.kind, call_.channel, call_.peer); }
+
+  std::shared_ptr<GroupEnd> end_;
+  std::shared_ptr<Transport> transport_;
+  PostedCall call_;
+  bool past_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<LentCall> Post::lent() const {
+  const std::optional<PostedCall>& posted = group->posted();
+  if (completion == Completion::complete || !posted) return nullptr;
+  return std::make_shared<PostedLent>(group, *posted);
 }
 
 const void* Post::line() const {
@@ -222,7 +251,16 @@ const void* Post::line() const {
 
 void Wait::wait() const {
   const TimelineSlice slice("wait", to_string(kind));
+  group->check_thread();
   Line& line = group->line_of(kind, channel, peer);
+  if (line.posted() <= behind) {  // a replay, of a call from before the step
+    if (until == Until::inputs_are_free) return;
+    throw CollectiveError(
+        fmt::format("{} on group {}: the captured step waits for a call from before it, and the group was "
+                    "renewed since; capture it again",
+                    to_string(kind), group->name()),
+        {}, 0);
+  }
   const std::uint64_t sequence = line.posted() - 1 - behind;
   until == Until::outputs_are_there ? line.wait(sequence) : line.wait_inputs(sequence);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "collectives/group_end.h"
+#include "runtime/lent_call.h"
 #include "runtime/op.h"
 #include "runtime/recorded_calls.h"
 
@@ -28,7 +29,7 @@ struct Post {
   bool writes(std::size_t i) const { return i >= inputs; }
   Specs infer(SpecSpan) const { return {}; }
   void run(Inputs in, Outputs) const { enqueue(in); }
-  std::function<void()> peers_done() const;
+  std::shared_ptr<LentCall> lent() const;
   const void* line() const;
   /// Where all are calls of this group on devices, whose tensors are small, and waited for in the step.
   std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const;

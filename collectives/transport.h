@@ -28,8 +28,10 @@ class SHERD_API Line {
   virtual void wait(std::uint64_t sequence) = 0;
   /// Returns when the peers have read this rank's tensors of call `sequence`, which may then be written.
   virtual void wait_inputs(std::uint64_t sequence) = 0;
-  /// Whether `wait` would return at once.
+  /// Whether `wait` would return at once. Goes on with all calls of this rank as far as the peers allow.
   virtual bool done(std::uint64_t sequence) = 0;
+  /// Whether `wait` and `wait_inputs` would.
+  virtual bool inputs_done(std::uint64_t sequence) = 0;
   /// Calls posted so far.
   virtual std::uint64_t posted() const = 0;
 };

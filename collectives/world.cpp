@@ -123,6 +123,7 @@ class ThreadRun {
       World world = make_world(threads::make_end(core_, rank), rank, crew_->size());
       const InWorld in(world);
       body(world);
+      threads::post_queued();
     } catch (const abi::__forced_unwind&) {
       note(rank, std::make_exception_ptr(StateError(fmt::format("rank {}: {}", rank, thread_ended))));
       throw;

@@ -66,8 +66,8 @@ struct Arity {
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
 ///  values for which it uses `spare`;
-///  - `among_ranks = true`, if it is a call among ranks or waits for one, `peers_done()` and `line()`, if it
-///  may return before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, `lent()` and `line()`, if it may
+///  return before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
 ///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
 ///  reads `gy_sums`.
 template <class O>
@@ -130,6 +130,7 @@ concept MutatingOp = StructuralOp<O> &&(
     });
 
 struct CapturedCall;
+class LentCall;
 class RecordedCalls;
 
 /// An op value with its type erased. Lives on the caller's stack during a call; code that needs it longer
@@ -154,9 +155,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool crosses_devices() const { return false; }
   /// Whether it is a call among ranks.
   virtual bool among_ranks() const { return false; }
-  /// For a call that has just run: returns when peers no longer read or write its inputs. Null if they do
-  /// not.
-  virtual std::function<void()> peers_done() const { return {}; }
+  /// For a call that has just run: what it was lent. Null if peers no longer read or write its inputs.
+  virtual std::shared_ptr<LentCall> lent() const { return nullptr; }
   /// For a call that may return before peers have read its inputs: names what it waits in line for, behind
   /// earlier calls of the same line. Null for others.
   virtual const void* line() const { return nullptr; }
@@ -346,11 +346,11 @@ class OpModel<O> final : public OpModelBase<O> {
   bool among_ranks() const override {
     return requires { requires O::among_ranks; };
   }
-  std::function<void()> peers_done() const override {
-    if constexpr (requires { this->op_.peers_done(); })
-      return this->op_.peers_done();
+  std::shared_ptr<LentCall> lent() const override {
+    if constexpr (requires { this->op_.lent(); })
+      return this->op_.lent();
     else
-      return {};
+      return nullptr;
   }
   const void* line() const override {
     if constexpr (requires { this->op_.line(); })

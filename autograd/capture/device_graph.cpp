@@ -1,11 +1,13 @@
 // Replaying a captured step as one recording of its device.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 
 #include "autograd/capture/program.h"
 #include "runtime/apply.h"
 #include "runtime/backend.h"
 #include "runtime/context.h"
+#include "runtime/pause.h"
 #include "runtime/reach.h"
 
 namespace sherd {
@@ -198,6 +200,24 @@ bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
   return part.recording != nullptr;
 }
 
+/// Whether the hosts of all peers are, or will soon be, through with what the part's buffers were lent to. A
+/// rank that is late is waited for a moment, since the rest of the step is not run as recorded without it.
+bool Program::Impl::free_soon(const DeviceGraph::Part& part) const {
+  constexpr std::chrono::milliseconds moment{10};
+  const auto free = [&] {
+    for (std::uint32_t i = part.first; i < part.end; ++i)
+      for (const std::uint32_t buffer : steps[i].takes)
+        if (!std::ranges::all_of(workspace[buffer].lent, &LentCall::over)) return false;
+    return true;
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  while (!free()) {
+    if (std::chrono::steady_clock::now() - begin > moment) return false;
+    pause_briefly();
+  }
+  return true;
+}
+
 /// Brings values, copies inputs in, runs, copies outputs and what was written of the inputs out.
 void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   struct Promise {  // to the ranks that have agreed to run it
@@ -219,8 +239,13 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
              address(graph->memory[storage], graph->alignment[i]), bytes.count);
     }
   };
-  for (const auto& wait : graph->peers_done) wait();
-  graph->peers_done.clear();
+  const auto wait_for = [](std::vector<std::shared_ptr<LentCall>>& lent) {
+    for (const auto& call : lent) call->wait();
+    lent.clear();
+  };
+  wait_for(graph->lent);
+  if (graph->calls)  // all have just voted, and so have made the calls of earlier replays
+    for (Buffer& buffer : workspace) wait_for(buffer.lent);
   for (std::size_t i = 0; i < given.size(); ++i)  // the steps write the graph's memory
     if (trace.storages[values[inputs[i]].storage].rewritten && graph->memory[values[inputs[i]].storage])
       announce_write(given[i].storage());
@@ -234,14 +259,22 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   });
   for (const std::uint32_t i : graph->bringing)
     run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+  bool as_recorded = true;  // in the memory that the recording knows
   for (const DeviceGraph::Part& part : graph->parts) {
+    as_recorded = as_recorded && free_soon(part);
     for (std::uint32_t i = part.first; i < part.end; ++i) {
-      take_buffers(steps[i]);
-      for (const auto& again : steps[i].effects) again();
-      if (steps[i].op->mutating()) announce_writes(steps[i]);
+      Step& step = steps[i];
+      if (!as_recorded && part.recording) {
+        if (std::ranges::binary_search(graph->bringing, i)) continue;
+        run_step(step);
+        continue;
+      }
+      take_buffers(step);
+      for (const auto& again : step.effects) again();
+      if (step.op->mutating()) announce_writes(step);
     }
     if (part.recording) {
-      part.recording->run(random.start);
+      if (as_recorded) part.recording->run(random.start);
       promise.calls = nullptr;
       continue;
     }
@@ -253,7 +286,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
       return home == Home::input || home == Home::output;
     };
     if (std::ranges::any_of(call.in, kept))
-      if (std::function<void()> done = call.op->peers_done()) graph->peers_done.push_back(std::move(done));
+      if (const std::shared_ptr<LentCall> lent = call.op->lent()) graph->lent.push_back(lent);
   }
   each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     if (traced.rewritten) copy(theirs, ours, bytes);

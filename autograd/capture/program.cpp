@@ -273,6 +273,9 @@ void Program::Impl::bind_all(const std::vector<Tensor>& given) {
 
 /// Drops inputs and outputs after a replay; between replays the program holds its workspace alone.
 void Program::Impl::unbind() noexcept {
+  for (std::uint32_t i = 0; i < places.size() && !replaced_.empty(); ++i)
+    if (places[i].home == Home::workspace) bind(i, workspace[places[i].index].memory);
+  replaced_.clear();
   for (std::uint32_t i = 0; i < places.size(); ++i)
     if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
 }
@@ -296,19 +299,32 @@ void Program::Impl::announce_writes(const Step& step) {
     if (step.op->writes(i)) announce_write(step.bound_in[i].storage());
 }
 
-/// Waits until peers have read what the step's buffers held before.
+/// Gives the step's values their buffers: other memory in this replay where a peer still has to come to a
+/// call that the buffer was lent to. To wait for it could be for ever, since the peer may first wait for what
+/// this rank does next.
 void Program::Impl::take_buffers(const Step& step) {
   for (const std::uint32_t i : step.takes) {
-    for (const auto& call : workspace[i].lent) call->wait();
-    workspace[i].lent.clear();
+    auto& lent = workspace[i].lent;
+    if (!std::ranges::all_of(lent, &LentCall::over)) {
+      replace(i);
+      continue;
+    }
+    for (const auto& call : lent) call->wait();
+    lent.clear();
   }
+}
+
+void Program::Impl::replace(std::uint32_t buffer) {
+  const Ref<Storage> memory = Storage::allocate(workspace[buffer].device, workspace[buffer].bytes);
+  for (std::uint32_t i = 0; i < places.size(); ++i)
+    if (places[i].home == Home::workspace && places[i].index == buffer) bind(i, memory);
+  replaced_.push_back(buffer);
 }
 
 void Program::Impl::lend(const Step& step) {
   if (step.lends.empty() && !step.lends_given) return;
-  std::function<void()> done = step.op->peers_done();
-  if (!done) return;
-  const auto call = std::make_shared<LentCall>(std::move(done));
+  const std::shared_ptr<LentCall> call = step.op->lent();
+  if (!call) return;
   for (const std::uint32_t i : step.lends) workspace[i].lent.push_back(call);
   if (step.lends_given) lent_.push_back(call);
 }
@@ -319,15 +335,17 @@ void Program::Impl::wait_for_peers() {
   lent_.clear();
 }
 
+void Program::Impl::run_step(Step& step) {
+  take_buffers(step);
+  for (const auto& again : step.effects) again();
+  if (step.op->is_view()) return;
+  if (step.op->mutating()) announce_writes(step);
+  run_again(*step.op, step.bound_in, step.bound_out);
+  lend(step);
+}
+
 void Program::Impl::run_steps() {
-  for (Step& step : steps) {
-    take_buffers(step);
-    for (const auto& again : step.effects) again();
-    if (step.op->is_view()) continue;
-    if (step.op->mutating()) announce_writes(step);
-    run_again(*step.op, step.bound_in, step.bound_out);
-    lend(step);
-  }
+  for (Step& step : steps) run_step(step);
 }
 
 std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {

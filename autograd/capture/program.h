@@ -9,6 +9,7 @@
 #include "autograd/capture/capture.h"
 #include "autograd/capture/tracer.h"
 #include "runtime/device_recording.h"
+#include "runtime/lent_call.h"
 #include "runtime/recorded_calls.h"
 #include "runtime/replay.h"
 
@@ -39,25 +40,12 @@ struct Program::Impl {
     std::vector<std::function<void()>> effects{};  // that come before it
     Tensors bound_in, bound_out;                   // the same as handles
   };
-  /// A call whose peers may still read what it was lent, often many buffers: who waits first waits for all.
-  class LentCall {
-   public:
-    explicit LentCall(std::function<void()> peers_done) : peers_done_(std::move(peers_done)) {}
-    void wait() {
-      if (!peers_done_) return;
-      peers_done_();
-      peers_done_ = nullptr;
-    }
-
-   private:
-    std::function<void()> peers_done_;
-  };
   struct Buffer {
     Device device;
     std::size_t bytes = 0;
     bool free = false;
     Ref<Storage> memory;
-    std::vector<std::shared_ptr<LentCall>> lent{};
+    std::vector<std::shared_ptr<LentCall>> lent{};  // of the last step that had it, and of earlier replays
   };
   /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
   /// the devices of all ranks make them; else several, between which the host makes them. It has its own
@@ -77,7 +65,7 @@ struct Program::Impl {
     std::vector<std::int64_t> shift{};     // by input: of its elements there, against the captured offset
     std::shared_ptr<RecordedCalls> calls{};  // that are in the one recording; null where the host makes them
     std::vector<Part> parts{};
-    std::vector<std::function<void()>> peers_done{};  // peers read its own memory until these return
+    std::vector<std::shared_ptr<LentCall>> lent{};  // its own memory
   };
 
   Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
@@ -110,9 +98,12 @@ struct Program::Impl {
   void unbind() noexcept;
   static void announce_write(Storage& storage);
   static void announce_writes(const Step& step);
+  bool free_soon(const DeviceGraph::Part& part) const;
   void take_buffers(const Step& step);
+  void replace(std::uint32_t buffer);
   void lend(const Step& step);
   void wait_for_peers();
+  void run_step(Step& step);
   void run_steps();
 
   std::optional<DeviceGraph> plan_graph() const;
@@ -131,6 +122,7 @@ struct Program::Impl {
   static constexpr int attempts = 2;
   int graph_attempts_ = attempts, attempts_with_calls_ = attempts;
   std::vector<std::shared_ptr<LentCall>> lent_;  // what the program does not own
+  std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
 };
 
 }  // namespace sherd

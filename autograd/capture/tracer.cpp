@@ -4,6 +4,7 @@
 
 #include "autograd/capture/effects.h"
 #include "runtime/context.h"
+#include "runtime/lent_call.h"
 
 namespace sherd {
 namespace {
@@ -75,7 +76,7 @@ void CaptureTracer::after(const AnyOp& op, Inputs in, Outputs out) {
   const std::size_t known = trace_.storages.size();
   Tracer::after(op, in, out);
   if (op.among_ranks())
-    if (std::function<void()> done = op.peers_done()) peers_done_.push_back(std::move(done));
+    if (std::shared_ptr<LentCall> call = op.lent()) lent_.push_back(std::move(call));
   for (std::size_t i = known; i < trace_.storages.size(); ++i)
     if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
   if (!blank_.empty() && op.mutating())
@@ -99,8 +100,8 @@ void CaptureTracer::storage_gone(std::uint64_t id) noexcept {
 }
 
 void CaptureTracer::wait_for_peers() {
-  for (const auto& wait : peers_done_) wait();
-  peers_done_.clear();
+  for (const auto& call : lent_) call->wait();
+  lent_.clear();
 }
 
 void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {

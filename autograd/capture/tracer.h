@@ -63,7 +63,7 @@ class CaptureTracer final : public Tracer {
   std::vector<std::uint32_t> inputs_;
   std::vector<Effect> effects_;
   RandomKey begin_, seen_;
-  std::vector<std::function<void()>> peers_done_;
+  std::vector<std::shared_ptr<LentCall>> lent_;
   std::vector<RandomKey> unclaimed_;            // where draws began whose op was not heard yet
   std::unordered_set<std::uint64_t> alive_;     // ids that ops of the trace made
   std::unordered_set<std::uint64_t> born_;      // ids that no op made, but the step did, of the host's values

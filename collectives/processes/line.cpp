@@ -418,6 +418,25 @@ bool ProcessLine::completed(Call& call, Message& message) {
   return true;
 }
 
+void ProcessLine::stop_receiving() {
+  for (Message& m : receives_) (void)process_->wire().cancel(m.ticket);  // what cannot be, `test` tells
+}
+
+bool ProcessLine::still_receives() {
+  std::erase_if(receives_, [&](Message& m) {
+    bool over = false;
+    if (!process_->wire().test(m.ticket, over).empty()) {
+      process_->lose(memory_of(call(finished_)));
+      return true;
+    }
+    if (over) return true;
+    if (!process_->gone(processes_[m.lane], id_.group.run)) return false;
+    process_->abandon({.receives = {m.ticket}, .sends = {}, .keep = memory_of(call(finished_))});
+    return true;
+  });
+  return !receives_.empty();
+}
+
 bool ProcessLine::received() {
   std::erase_if(receives_, [&](Message& m) { return completed(call(finished_), m); });
   return receives_.empty() && !broken_;
@@ -464,13 +483,24 @@ void ProcessLine::wait_inputs(std::uint64_t sequence) {
 }
 
 bool ProcessLine::done(std::uint64_t sequence) {
-  throw_if_failed();
-  process_->progress();
-  step();
+  step_all();
   const bool over = finished_ > sequence && (sequence + depth < posted_ ||
                                              call(sequence).movement.rounds == 1 || sent(call(sequence)));
   if (over) reach(sequence);
   return over;
+}
+
+bool ProcessLine::inputs_done(std::uint64_t sequence) {
+  step_all();
+  return finished_ > sequence && (sequence + depth < posted_ || sent(call(sequence)));
+}
+
+/// The peers of another line may wait there for this rank's part before they come to this one.
+void ProcessLine::step_all() {
+  throw_if_failed();
+  process_->progress();
+  step();
+  process_->step_others(this);
 }
 
 void ProcessLine::throw_if_failed() {

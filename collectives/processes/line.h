@@ -23,6 +23,7 @@ class ProcessLine final : public Line {
   void wait(std::uint64_t sequence) override;
   void wait_inputs(std::uint64_t sequence) override;
   bool done(std::uint64_t sequence) override;
+  bool inputs_done(std::uint64_t sequence) override;
   std::uint64_t posted() const override { return posted_ + queue_.size(); }
 
   const GroupCore& core() const { return *core_; }
@@ -30,6 +31,10 @@ class ProcessLine final : public Line {
   void take(Frame frame);
   /// Advances calls as far as what has arrived allows; says whether anything happened. Never waits.
   bool step();
+  /// For a group that has failed: the wire is to write no more of what it has not begun.
+  void stop_receiving();
+  /// Whether it still writes what it had begun.
+  bool still_receives();
   /// No call is under way.
   bool idle();
   /// The calls under way can never complete: the group has failed, or a peer is gone.
@@ -145,6 +150,7 @@ class ProcessLine final : public Line {
   void until(const Ready& ready, const First& first);
   std::optional<Need> need(std::uint64_t sequence) const;
   void throw_if_failed();
+  void step_all();
   std::vector<std::size_t> missing();
   void look_for_the_missing();
 

@@ -287,9 +287,12 @@ void Process::press(GroupCore& core) {
   watch_->decide(*core.reported);
 }
 
-void Process::ask_renewal(GroupCore& core) {
+void Process::begin_renewal(GroupCore& core) {
   clean_ = false;
   if (!core.fault) core.fault = renewing(core.name, core.members, core.rank, heard());
+}
+
+void Process::ask_renewal(GroupCore& core) {
   core.renewals[rank_] = {next_number_, draw_group_key()};
   Notice renewal = notice(Notice::Kind::renewal);
   renewal.group = core.id;

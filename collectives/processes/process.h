@@ -114,6 +114,8 @@ class Process : public std::enable_shared_from_this<Process> {
   /// Called while a fault that was found here is not decided: after a while takes the decision over from the
   /// process that should decide, in case that one is stopped.
   void press(GroupCore& core);
+  /// The group has failed, if it had not: no call of it goes on.
+  void begin_renewal(GroupCore& core);
   void ask_renewal(GroupCore& core);
   /// How `process` left this run, once it died or all frames that it sent have arrived; else empty.
   std::optional<Gone> gone(int process, std::uint32_t run) const;

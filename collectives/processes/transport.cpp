@@ -48,6 +48,8 @@ class ProcessTransport final : public Transport {
   }
 
   std::unique_ptr<Transport> renew() override {
+    process_->begin_renewal(*core_);
+    finish_receiving();
     process_->ask_renewal(*core_);
     const Circles::Wait wait(process_->circles(), [&] { return need_of_renewal(); });
     Patience patience(process_->spins());
@@ -84,6 +86,19 @@ class ProcessTransport final : public Transport {
     if (renewed_) process_->forget();  // this rank goes on
     line = std::make_unique<ProcessLine>(process_, core_, id);
     return *line;
+  }
+  /// What a call had begun to receive when the group failed would else be written over what its owner writes
+  /// there after the renewal. The senders go on with it until they have heard that all renew.
+  void finish_receiving() {
+    for (auto& [id, line] : lines_) line->stop_receiving();
+    Patience patience(process_->spins());
+    while (std::ranges::any_of(lines_, [](auto& named) { return named.second->still_receives(); })) {
+      process_->throw_if_deaf();
+      if (process_->progress() || process_->step_others(nullptr))
+        patience.reset();
+      else
+        patience.pause();
+    }
   }
   std::optional<Need> need_of_renewal() const {
     if (core_->renewal_fault) return {};

@@ -32,6 +32,8 @@ struct Lines {
   /// Frees the memory of calls that are over, on any line, as far as the peers have read it. Every call of
   /// the rank does, so that what is held does not grow with the number of lines.
   void let_go();
+  /// Returns when all queued calls are posted.
+  void post_queued();
 };
 
 class ThreadLine final : public Line {
@@ -84,12 +86,25 @@ class ThreadLine final : public Line {
   }
   bool done(std::uint64_t sequence) override {
     throw_if_failed();
-    step();
+    step_all();
     return complete(sequence);
+  }
+  bool inputs_done(std::uint64_t sequence) override {
+    throw_if_failed();
+    step_all();
+    return complete(sequence) && inputs_free(sequence);
   }
   std::uint64_t posted() const override { return posted_ + queue_.size(); }
   /// Whether it has calls that are not over, or memory that a peer reads.
   bool under_way() const { return (finished_ < posted() || holds_) && core_.fault() == nullptr; }
+  bool has_queued() const { return !queue_.empty() && core_.fault() == nullptr; }
+  /// Returns when the queued calls are posted. CollectiveError.
+  void post_queued() {
+    while (has_queued()) {
+      const std::size_t queued = queue_.size();
+      until([&] { return queue_.size() < queued; }, posted_ - depth);
+    }
+  }
   /// Keeps the group's core alive for this line alone, when the last handle on the group has gone.
   void outlive(std::shared_ptr<Core> core) { owned_core_ = std::move(core); }
 
@@ -428,6 +443,11 @@ class ThreadLine final : public Line {
     }
   }
   bool step_others() { return lines_.step(this); }
+  /// The peers of another line may wait there for this rank's part before they come to this one.
+  void step_all() {
+    step();
+    step_others();
+  }
   template <class Ready>
   void sleep(const Ready& ready, std::uint64_t sequence) {
     if (core_.fault() != nullptr) return;
@@ -539,6 +559,15 @@ bool Lines::step(const ThreadLine* except) {
 
 void Lines::let_go() {
   std::erase_if(holding, [](ThreadLine* line) { return line->let_go(); });
+}
+
+void Lines::post_queued() {
+  for (;;) {
+    const auto waiting = std::ranges::find_if(all, &ThreadLine::has_queued);
+    if (waiting == all.end()) return;
+    const std::vector<std::shared_ptr<ThreadLine>> kept(left_behind);  // or one may end within its own wait
+    (*waiting)->post_queued();
+  }
 }
 
 class ThreadTransport final : public Transport {
@@ -688,6 +717,8 @@ std::shared_ptr<Core> make_world(std::shared_ptr<Crew> crew) {
   std::iota(seats.begin(), seats.end(), 0);
   return std::make_shared<Core>(std::move(crew), std::move(seats), "world");
 }
+
+void post_queued() { Lines::current()->post_queued(); }
 
 std::unique_ptr<Transport> make_end(std::shared_ptr<Core> core, int rank) {
   return std::make_unique<ThreadTransport>(std::move(core), rank);

@@ -15,5 +15,7 @@ class Core;
 std::shared_ptr<Core> make_world(std::shared_ptr<Crew> crew);
 /// The end of `rank` in a group. Called on that rank's thread.
 std::unique_ptr<Transport> make_end(std::shared_ptr<Core> core, int rank);
+/// Returns when all queued calls of the calling rank are posted. CollectiveError.
+void post_queued();
 
 }  // namespace sherd::threads
