@@ -83,6 +83,8 @@ class SHERD_API Group {
   const std::string& name() const;
   /// The members' ranks in the world, in order.
   std::span<const int> world_ranks() const;
+  /// Expires with the last handle on the group.
+  std::weak_ptr<const void> watch() const { return end_; }
   /// The same bytes on every rank of this group, and on no other group; new ones after `renew`.
   const GroupKey& key() const;
 

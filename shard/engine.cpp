@@ -244,9 +244,10 @@ Engine::Gathereds Engine::leased(const Root& root, Lease owner) const {
 }
 
 Group Engine::block_of(const Group& shard, int ranks) {
+  std::erase_if(blocks_, [](const Block& known) { return known.shard.expired(); });
   for (const Block& known : blocks_)
-    if (known.shard == shard && known.ranks == ranks) return known.block;
-  blocks_.push_back({shard, shard.blocks(ranks), ranks});
+    if (known.of(shard) && known.ranks == ranks) return known.block;
+  blocks_.push_back({shard.watch(), shard.blocks(ranks), ranks});
   return blocks_.back().block;
 }
 
@@ -262,7 +263,7 @@ void Engine::renewed(const Group& ranks) {
     group->root()->last = nullptr;
   }
   for (const Block& known : blocks_)
-    if (known.shard == ranks) known.block.renew();
+    if (known.of(ranks)) known.block.renew();
 }
 
 // ---- forward ----

@@ -216,9 +216,15 @@ class Engine {
   void before_call();
   void renewed(const Group& ranks);
 
+  /// Kept as long as the group that it was cut from.
   struct Block {
-    Group shard, block;
+    std::weak_ptr<const void> shard;
+    Group block;
     int ranks;
+    bool of(const Group& group) const {
+      const std::shared_ptr<const void> own = shard.lock();
+      return own && own == group.watch().lock();
+    }
   };
   std::vector<std::weak_ptr<ParameterGroup>> all_;
   std::vector<std::weak_ptr<Unit>> units_;
