@@ -358,6 +358,11 @@ Optimizer::Slots Optimizer::first_state(const Parameter& p) const {
         slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), slots[k].device())
                            : "an empty handle",
         names[k], name_of(local.dtype()), local.device());
+  for (std::size_t k = 0; k < names.size(); ++k)
+    check<StateError>(names[k] == "step" || slots[k].shape() == local.shape(),
+                      "optimizer: fresh gives '{}' of shape {} for a parameter of shape {}; state has the "
+                      "parameter's shape (only 'step' has its own)",
+                      names[k], slots[k].shape(), local.shape());
   return slots;
 }
 

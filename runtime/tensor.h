@@ -107,7 +107,13 @@ class SHERD_API Tensor {
   }
   static Tensor from(const std::vector<bool>& values) { return from(values, Shape(values.size())); }
   template <class T>
-  static Tensor from(std::initializer_list<std::initializer_list<T>> rows);
+  static Tensor from(std::initializer_list<std::initializer_list<T>> rows) {
+    return from_rows<T>(rows);
+  }
+  template <class T>
+  static Tensor from(const std::vector<std::vector<T>>& rows) {
+    return from_rows<T>(rows);
+  }
 
   bool defined() const { return static_cast<bool>(impl_); }
   /// Whether the one element is not zero, as in `if (loss < 0.1)`; waits for the device. ShapeError for other
@@ -198,6 +204,8 @@ class SHERD_API Tensor {
   Tensor detach() const;
 
  private:
+  template <class T, class Rows>
+  static Tensor from_rows(const Rows& rows);
   /// ValueError for an empty handle.
   const TensorImpl& get() const {
     if (!impl_) [[unlikely]]
@@ -277,8 +285,8 @@ Tensor Tensor::from(std::span<const T> values, Shape shape, Device device) {
   }
 }
 
-template <class T>
-Tensor Tensor::from(std::initializer_list<std::initializer_list<T>> rows) {
+template <class T, class Rows>
+Tensor Tensor::from_rows(const Rows& rows) {
   const std::size_t columns = rows.size() > 0 ? rows.begin()->size() : 0;
   std::vector<std::conditional_t<std::is_same_v<T, bool>, unsigned char, T>> all;
   all.reserve(rows.size() * columns);

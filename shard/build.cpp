@@ -324,8 +324,10 @@ std::vector<FoundParameter> to_shard(nn::Module& module, const Options& options)
 }
 
 void build_unit(nn::Module& module, const Options& given, const UnitForm& form) {
-  check<StateError>(!module.extension(), "fully_shard: {} is sharded already; a module is sharded once",
-                    module.type_name());
+  check<StateError>(
+      !module.extension(),
+      "fully_shard: {} is sharded already; a module is sharded once, by one rank: each makes its own",
+      module.type_name());
   const Options options = with_devices(given);
   write_back(module);  // else what was put in the place of an inner unit's would be taken for a whole one
   Found found = find_members(module);

@@ -8,7 +8,7 @@ namespace ops {
 
 Specs Embedding::infer(SpecSpan in) const {
   const Spec &table = in[0], &index = in[1];
-  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be i64, got {}", call,
+  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be integers, got {}", call,
                     name_of(index.dtype));
   check<ShapeError>(table.shape.rank() >= 1, "{}: the table must have rows, got shape {}", call, table.shape);
   Spec out{index.shape, table.dtype, table.device};

@@ -67,7 +67,7 @@ Tensors WriteBox::grad(const GradArgs& args) const {
 
 Specs WriteRows::infer(SpecSpan in) const {
   const Spec &x = in[0], &index = in[1], &values = in[2];
-  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be i64, got {}", call,
+  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be integers, got {}", call,
                     name_of(index.dtype));
   check<DTypeError>(x.dtype == values.dtype, "{}: {} values for {}; cast them", call, name_of(values.dtype),
                     name_of(x.dtype));

@@ -20,7 +20,7 @@ Tensors TopK::grad(const GradArgs& args) const {
 }
 
 Specs Gather::infer(SpecSpan in) const {
-  check<DTypeError>(in[1].dtype == DType::i64, "{}: the index must be i64, got {}", call,
+  check<DTypeError>(in[1].dtype == DType::i64, "{}: the index must be integers, got {}", call,
                     name_of(in[1].dtype));
   Shape rest = in[1].shape;
   check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "{}: shapes {} and {}", call,
