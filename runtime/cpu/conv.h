@@ -13,6 +13,9 @@ namespace sherd::cpu {
 struct Conv {
   ops::ConvRule rule;
   std::int64_t images, channels, rows, columns, outputs, height, width, down, across;
+  struct Steps {
+    std::int64_t image, channel, row, pixel;
+  } steps;  ///< from one of the images' to the next
 
   Conv(const ops::ConvRule& rule, const Shape& x, const Shape& w, const Shape& y)
       : rule(rule),
@@ -24,7 +27,8 @@ struct Conv {
         height(w[2]),
         width(w[3]),
         down(y[2]),
-        across(y[3]) {}
+        across(y[3]),
+        steps{x[1] * x[2] * x[3], x[2] * x[3], x[3], 1} {}
   std::int64_t taps() const { return channels * height * width; }
   std::int64_t input() const { return channels * rows * columns; }  // elements of a group of an image
   std::int64_t output() const { return outputs * down * across; }

@@ -71,10 +71,15 @@ Cuts cuts_of(const Conv& c, Way way) {
   int64_t most_rows = way == Way::grad_input ? c.rows / (fewest_rows * stride) : c.down / fewest_rows;
   if (way == Way::grad_weight) most_rows = std::min(most_rows, pixels / fewest_pixels);
   if (stride > extent(c.rule.down, c.height)) most_rows = 1;
-  const int64_t rows =
-      std::clamp<int64_t>(std::max(more, elements / room), 1, std::max<int64_t>(most_rows, 1));
-  const int64_t most_width = width_of(c, way) / (2 * unit_of(c));
-  return {images, rows, std::clamp<int64_t>(ceil_div(more, rows), 1, std::max<int64_t>(most_width, 1))};
+  most_rows = std::max<int64_t>(most_rows, 1);
+  const int64_t most_width = std::max<int64_t>(width_of(c, way) / (2 * unit_of(c)), 1);
+  const int64_t parts = std::max(more, elements / room);
+  if (c.rule.groups > 1) {  // which share no pixels, where blocks of rows do
+    const int64_t width = std::clamp<int64_t>(parts, 1, most_width);
+    return {images, std::clamp<int64_t>(parts / width, 1, most_rows), width};
+  }
+  const int64_t rows = std::clamp<int64_t>(parts, 1, most_rows);
+  return {images, rows, std::clamp<int64_t>(ceil_div(more, rows), 1, most_width)};
 }
 
 /// Sets the rows that a tile reads and writes.
@@ -111,8 +116,8 @@ Tile tile_of(const Conv& c, Way way, const Cuts& cuts, int64_t unit, int64_t wid
 // ---- Where a tile lies in the caller's tensors.
 
 int64_t images_at(const Conv& c, const Tile& t) {
-  return (t.images.begin * c.rule.groups + t.groups.begin) * c.input() +
-         (t.channels.begin * c.rows + t.rows.begin) * c.columns;
+  return t.images.begin * c.steps.image + (t.groups.begin * c.channels + t.channels.begin) * c.steps.channel +
+         t.rows.begin * c.steps.row;
 }
 int64_t outputs_at(const Conv& c, const Tile& t) {
   return (t.images.begin * c.rule.groups + t.groups.begin) * c.output() +
@@ -132,7 +137,7 @@ struct Lain {
 
 Lain images_of(const Conv& c, const Tile& t) {
   return {{t.images.size(), t.groups.size() * t.channels.size(), t.rows.size(), c.columns},
-          {c.rule.groups * c.input(), c.rows * c.columns, c.columns, 1}};
+          {c.steps.image, c.steps.channel, c.steps.row, c.steps.pixel}};
 }
 Lain outputs_of(const Conv& c, const Tile& t) {
   return {{t.images.size(), t.groups.size() * t.outputs.size(), t.down.size(), c.across},
@@ -311,14 +316,15 @@ Plan plan_of(const Conv& c, Way way, memory::data_type type, const Tile& t, bool
 
 // ---- Plans are kept.
 
-using Key = std::array<int64_t, 34>;
+using Key = std::array<int64_t, 38>;
 
 Key key_of(const Conv& c, Way way, DType dtype, const Tile& t, const Tile& first, bool has_bias) {
   const auto& [down, across, groups] = c.rule;
   return {static_cast<int64_t>(way), static_cast<int64_t>(dtype), has_bias,
           // the whole, whose strides a tile has
           down.stride, down.dilation, across.stride, across.padding, across.dilation, groups, c.channels,
-          c.rows, c.columns, c.outputs, c.height, c.width, c.down, c.across,
+          c.rows, c.columns, c.outputs, c.height, c.width, c.down, c.across, c.steps.image, c.steps.channel,
+          c.steps.row, c.steps.pixel,
           // the tile
           t.images.size(), t.groups.size(), t.channels.size(), t.outputs.size(), t.rows.size(), t.down.size(),
           t.top, t.bottom,
@@ -497,22 +503,90 @@ bool is_tight(const ops::ConvRule::Axis& axis, int64_t taps, int64_t pixels, int
 }
 
 /// Whether oneDNN may have code for it.
-bool may_run(const Conv& c, DType dtype) {
-  if (dtype == DType::bf16) {
-    static const bool multiplies_bf16 = onednn_multiplies_bf16();
-    if (!multiplies_bf16) return false;
-  } else if (dtype != DType::f32) {
-    return false;
-  }
+bool may_run(const Conv& c) {
   if (c.images == 0 || c.channels == 0 || c.outputs == 0) return false;
   return is_tight(c.rule.down, c.height, c.rows, c.down) &&
          is_tight(c.rule.across, c.width, c.columns, c.across);
 }
 
-bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
-  if (!may_run(c, dtype)) return false;
-  Run run(c, way, dtype, data);
+/// Kernels of one pixel see what lies a stride apart, and no more.
+Conv without_unseen(Conv c) {
+  c.steps.row *= c.rule.down.stride, c.steps.pixel *= c.rule.across.stride;
+  c.rows = c.down, c.columns = c.across;
+  c.rule.down.stride = c.rule.across.stride = 1;
+  return c;
+}
+
+bool run_as_it_is(const Conv& c, Way way, DType dtype, const ConvData& data) {
+  const bool one_pixel =
+      c.height == 1 && c.width == 1 && c.rule.down.padding == 0 && c.rule.across.padding == 0;
+  const Conv seen = one_pixel && way != Way::grad_input ? without_unseen(c) : c;
+  Run run(seen, way, dtype, data);
   return way == Way::grad_weight ? gather(run) : spread(run);
+}
+
+/// 16-bit floats for which oneDNN has no code where it has some for f32: as those, some images at a time,
+/// each sum rounded once. Only what is not summed over images.
+template <class T>
+bool run_as_f32(const Conv& c, Way way, const ConvData& data) {
+  constexpr int64_t room = 1 << 20, grain = 1 << 14;
+  const int64_t of_x = c.rule.groups * c.input(), of_y = c.rule.groups * c.output(),
+                of_w = c.rule.groups * c.outputs * c.taps(), of_bias = c.rule.groups * c.outputs,
+                together = std::clamp<int64_t>(room / (of_x + of_y), 1, c.images);
+  const Scratch<std::byte> memory =
+      memory_for(static_cast<std::size_t>(together * (of_x + of_y) + of_w + of_bias) * sizeof(float));
+  auto* const x = reinterpret_cast<float*>(memory.get());
+  float *const y = x + together * of_x, *const w = y + together * of_y, *const bias = w + of_w;
+  const auto convert = [&]<class From, class To>(const From* from, int64_t count, To* to) {
+    parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
+    });
+  };
+  const auto given = [](std::byte* p) { return reinterpret_cast<T*>(p); };
+  const auto wide = [](float* p) { return reinterpret_cast<std::byte*>(p); };
+  convert(given(data.weight), of_w, w);
+  if (data.bias) convert(given(data.bias), of_bias, bias);
+  const bool forward = way == Way::forward;
+  for (int64_t image = 0; image < c.images; image += together) {
+    Conv part = c;
+    part.images = std::min(together, c.images - image);
+    T *const narrow_x = given(data.x) + image * of_x, *const narrow_y = given(data.y) + image * of_y;
+    if (forward)
+      convert(narrow_x, part.images * of_x, x);
+    else
+      convert(narrow_y, part.images * of_y, y);
+    if (!run_as_it_is(part, way, DType::f32, {wide(x), wide(w), data.bias ? wide(bias) : nullptr, wide(y)}))
+      return false;
+    if (forward)
+      convert(y, part.images * of_y, narrow_y);
+    else
+      convert(x, part.images * of_x, narrow_x);
+  }
+  return true;
+}
+
+/// Whether its code is the faster one. It fills channels and outputs up to vectors of 16, in vain; images of
+/// up to 3 channels it reads as they are. Ours unfolds what kernels see, which many taps do not pay for.
+bool is_worth(const Conv& c, Way way, bool in_bf16) {
+  constexpr double most_filling = 1.3, most_in_bf16 = 1.7;
+  constexpr int64_t many_taps = 64;
+  if (c.rule.groups > 1) return true;
+  if (way != Way::grad_input && c.channels <= 3) return c.taps() >= many_taps;
+  const auto filling = [](int64_t n) {
+    return static_cast<double>(ceil_div(n, 16) * 16) / static_cast<double>(n);
+  };
+  // Of bf16 it multiplies twice as fast as we do, but for the gradient of few channels.
+  if (in_bf16) return way != Way::grad_input || filling(c.channels) <= most_in_bf16;
+  return filling(c.channels) * filling(c.outputs) <= most_filling;
+}
+
+bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
+  static const bool multiplies_bf16 = onednn_multiplies_bf16();
+  const bool in_bf16 = dtype == DType::bf16 && multiplies_bf16, direct = in_bf16 || dtype == DType::f32;
+  if (dtype == DType::f64 || !may_run(c) || !is_worth(c, way, in_bf16)) return false;
+  if (direct && run_as_it_is(c, way, dtype, data)) return true;
+  if (dtype == DType::f32 || way == Way::grad_weight) return false;
+  return dtype == DType::bf16 ? run_as_f32<BFloat16>(c, way, data) : run_as_f32<Half>(c, way, data);
 } catch (const dnnl::error& error) {
   check<InternalError>(false, "conv2d: oneDNN failed ({}), most likely for lack of memory", error.what());
   return false;
