@@ -14,6 +14,7 @@
 #include "runtime/error.h"
 #include "runtime/half.h"
 #include "runtime/parallel.h"
+#include "runtime/tensor.h"
 
 namespace sherd::cpu {
 namespace {
@@ -132,6 +133,11 @@ int64_t biases_at(const Conv& c, const Tile& t) { return t.groups.begin * c.outp
 struct Lain {
   memory::dims dims, strides;
   memory::desc plain(memory::data_type type) const { return {dims, type, strides}; }
+  memory::desc dense(memory::data_type type) const {
+    memory::dims steps(dims.size(), 1);
+    for (std::size_t i = dims.size() - 1; i > 0; --i) steps[i - 1] = steps[i] * dims[i];
+    return {dims, type, steps};
+  }
   memory::desc any(memory::data_type type) const { return {dims, type, memory::format_tag::any}; }
 };
 
@@ -169,6 +175,9 @@ Scratch<std::byte> memory_for(std::size_t bytes) {
   check<OutOfMemoryError>(room != nullptr, "conv2d: no memory for {} bytes of working space", bytes);
   return room;
 }
+
+/// The same on the rank's own thread, of its pool, which keeps what is large.
+Tensor room_of(std::size_t bytes) { return empty({static_cast<int64_t>(bytes)}, {DType::u8, Device::cpu()}); }
 
 void execute(const Call& call, dnnl::stream& stream, Arguments arguments) {
   Scratch<std::byte> room;
@@ -390,13 +399,13 @@ class Run {
 bool spread(Run& run) {
   if (!run.prepare()) return false;
   const Cuts& cuts = run.cuts;
-  const Scratch<std::byte> weights = memory_for(run.start(cuts.width));
+  const Tensor room_for_weights = room_of(run.start(cuts.width));
+  std::byte* const weights = room_for_weights.raw();
   parallel_for(cuts.width, 1, [&](int64_t begin, int64_t end) {
     const OneThread one_thread;
     dnnl::stream stream(processor_engine());
     for (int64_t width = begin; width < end; ++width)
-      run.first(width).weight.filled(run.kernels(run.tile(0, width)), weights.get() + run.start(width),
-                                     stream);
+      run.first(width).weight.filled(run.kernels(run.tile(0, width)), weights + run.start(width), stream);
   });
   parallel_for(cuts.units() * cuts.width, 1, [&](int64_t begin, int64_t end) {
     const OneThread one_thread;
@@ -407,7 +416,7 @@ bool spread(Run& run) {
       const std::shared_ptr<const Plan> plan = run.plan(tile, width);
       const Scratch<std::byte> room = memory_for(plan->x.room() + plan->y.room());
       std::byte *for_x = room.get(), *for_y = room.get() + plan->x.room();
-      const memory weight = run.first(width).weight.here(run.kernels(tile), weights.get() + run.start(width));
+      const memory weight = run.first(width).weight.here(run.kernels(tile), weights + run.start(width));
       if (run.way == Way::forward) {
         const memory x = plan->x.filled(run.images(tile), for_x, stream),
                      y = plan->y.here(run.outputs(tile), for_y);
@@ -449,6 +458,67 @@ void sum_units(const Run& run, Range units, int64_t width, float* sum) {
   }
 }
 
+/// Whether kernels lie as blocks of 16 channels by 16 outputs, as most do.
+bool lie_in_blocks(const Plan& plan, const Lain& kernels) {
+  using Tag = memory::format_tag;
+  return plan.weight.wanted == memory::desc(kernels.dims, memory::data_type::f32,
+                                            kernels.dims.size() == 5 ? Tag::gOIhw16i16o : Tag::OIhw16i16o);
+}
+
+/// Rounded sums of the kernels of a part from such blocks: the library's own copy takes four times as long.
+template <class T>
+void take_from_blocks(const Conv& c, const Tile& tile, const float* sums, T* out) {
+  constexpr int64_t side = 16;
+  const int64_t pixels = c.height * c.width, across = ceil_div(tile.channels.size(), side),
+                down = ceil_div(tile.outputs.size(), side);
+  parallel_for(tile.groups.size() * down, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t group = at / down, first = at % down * side,
+                    outputs = std::min(side, tile.outputs.size() - first);
+      for (int64_t block = 0; block < across; ++block) {
+        const int64_t channel = block * side, channels = std::min(side, tile.channels.size() - channel);
+        const float* const from = sums + (at * across + block) * pixels * side * side;
+        for (int64_t o = 0; o < outputs; ++o) {
+          T* to = out + (group * c.outputs + first + o) * c.taps() + channel * pixels;
+          for (int64_t i = 0; i < channels; ++i)
+            for (int64_t p = 0; p < pixels; ++p) *to++ = T(from[(p * side + i) * side + o]);
+        }
+      }
+    }
+  });
+}
+
+/// The kernels' gradient from sums that lie as the library wants them.
+template <class T>
+bool give_sums(const Run& run, float* sums) {
+  const Conv& c = run.c;
+  T* const out = reinterpret_cast<T*>(run.data.weight);
+  const OneThread one_thread;
+  dnnl::stream stream(processor_engine());
+  for (int64_t width = 0; width < run.cuts.width; ++width) {
+    const Tile tile = run.tile(0, width);
+    const Plan& plan = run.first(width);
+    const Lain kernels = kernels_of(c, tile);
+    float* const from = sums + run.start(width) / sizeof(float);
+    T* const to = out + kernels_at(c, tile);
+    if (lie_in_blocks(plan, kernels)) {
+      take_from_blocks(c, tile, from, to);
+      continue;
+    }
+    memory::desc dense = kernels.dense(memory::data_type::f32);
+    const int64_t row = tile.channels.size() * c.height * c.width,
+                  rows = tile.groups.size() * tile.outputs.size();
+    const Scratch<std::byte> room = memory_for(dense.get_size());
+    memory lies = argument(plan.weight.wanted, from), lie = argument(dense, room.get());
+    dnnl::reorder(lies, lie).execute(stream, lies, lie);
+    stream.wait();
+    // A part has all channels of its outputs, and all outputs of its groups.
+    const float* const plain = reinterpret_cast<const float*>(room.get());
+    for (int64_t i = 0; i < rows * row; ++i) to[i] = T(plain[i]);
+  }
+  return true;
+}
+
 /// Sums of so many units at a time, and those sums in order.
 bool gather(Run& run) {
   if (!run.prepare()) return false;
@@ -458,8 +528,8 @@ bool gather(Run& run) {
   const int64_t parts = std::clamp<int64_t>(c.images * c.down * c.across / pixels_of_a_part, 1,
                                             std::min(cuts.units(), most_parts)),
                 all = static_cast<int64_t>(run.start(cuts.width) / sizeof(float));
-  const Scratch<std::byte> room = memory_for(static_cast<std::size_t>(parts * all) * sizeof(float));
-  float* const sums = reinterpret_cast<float*>(room.get());
+  const Tensor room = room_of(static_cast<std::size_t>(parts * all) * sizeof(float));
+  float* const sums = reinterpret_cast<float*>(room.raw());
   parallel_for(parts * cuts.width, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t part = i / cuts.width, width = i % cuts.width;
@@ -471,29 +541,7 @@ bool gather(Run& run) {
     for (int64_t part = 1; part < parts; ++part)
       for (int64_t i = begin; i < end; ++i) sums[i] += sums[part * all + i];
   });
-  const int64_t count = c.rule.groups * c.outputs * c.taps();
-  const bool narrow = run.dtype != DType::f32;
-  const Scratch<float> wide = scratch<float>(narrow ? count : 0);
-  check<OutOfMemoryError>(wide != nullptr, "conv2d: no memory for {} bytes of working space", count * 4);
-  float* const plain = narrow ? wide.get() : reinterpret_cast<float*>(run.data.weight);
-  parallel_for(cuts.width, 1, [&](int64_t begin, int64_t end) {
-    const OneThread one_thread;
-    dnnl::stream stream(processor_engine());
-    for (int64_t width = begin; width < end; ++width) {
-      const Side& side = run.first(width).weight;
-      auto* sum = reinterpret_cast<std::byte*>(sums) + run.start(width);
-      auto* to = reinterpret_cast<std::byte*>(plain + kernels_at(c, run.tile(0, width)));
-      if (side.copy)
-        side.give_back(argument(side.wanted, sum), to, stream);
-      else
-        std::copy_n(sum, side.wanted.get_size(), to);
-    }
-  });
-  auto* const rounded = reinterpret_cast<BFloat16*>(run.data.weight);
-  parallel_for(narrow ? count : 0, 1 << 14, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) rounded[i] = BFloat16(plain[i]);
-  });
-  return true;
+  return run.dtype == DType::f32 ? give_sums<float>(run, sums) : give_sums<BFloat16>(run, sums);
 }
 
 /// Whether every window sees pixels, and no more pixels are left at the end than a step would reach.
