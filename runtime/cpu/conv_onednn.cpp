@@ -4,324 +4,20 @@
 #if defined(SHERD_ONEDNN) && defined(SHERD_OPENMP)
 
 #include <array>
-#include <string_view>
 #include <vector>
 
-#include "runtime/cpu/conv.h"
+#include "runtime/cpu/conv_plan.h"
 #include "runtime/cpu/gemm_tile.h"
-#include "runtime/cpu/onednn.h"
-#include "runtime/cpu/scratch.h"
 #include "runtime/error.h"
 #include "runtime/half.h"
 #include "runtime/parallel.h"
-#include "runtime/tensor.h"
 
 namespace sherd::cpu {
+namespace conv {
 namespace {
 
 using dnnl::memory;
 using std::int64_t;
-
-enum class Way : int64_t { forward, grad_input, grad_weight };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t extent(const ops::ConvRule::Axis& axis, int64_t taps) { return (taps - 1) * axis.dilation + 1; }
-
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-/// One of `parts` parts of [0, n), cut at multiples of `unit`.
-Range part_of(int64_t n, int64_t unit, int64_t parts, int64_t index) {
-  const int64_t blocks = ceil_div(n, unit);
-  return {blocks * index / parts * unit, std::min(n, blocks * (index + 1) / parts * unit)};
-}
-
-// ---- How a convolution is cut. It depends on the shape alone.
-
-/// What one call computes. `rows` are the images', `down` the outputs', `top` and `bottom` its own padding.
-struct Tile {
-  Range images, groups, channels, outputs, rows, down;
-  int64_t top, bottom;
-};
-
-/// How many parts there are of the batch, of the rows, and of the outputs, channels or groups.
-struct Cuts {
-  int64_t images, rows, width;
-  int64_t units() const { return images * rows; }
-};
-
-/// What `width` cuts: groups if there are several, else what the way computes.
-int64_t width_of(const Conv& c, Way way) {
-  return c.rule.groups > 1 ? c.rule.groups : way == Way::grad_input ? c.channels : c.outputs;
-}
-/// Vectors of the library hold 16 channels of a group, or 16 groups of one.
-int64_t unit_of(const Conv& c) { return c.rule.groups > 1 && !(c.channels == 1 && c.outputs == 1) ? 1 : 16; }
-
-Cuts cuts_of(const Conv& c, Way way) {
-  constexpr int64_t enough = 1 << 21, room = 1 << 18, wanted = 16, fewest_rows = 4, fewest_pixels = 1024;
-  const int64_t work = std::max<int64_t>(1, c.rule.groups * c.output() * c.taps()),
-                elements = c.rule.groups * (c.input() + c.output()), pixels = c.down * c.across;
-  int64_t together = std::min(enough / work, room / elements);
-  // A gradient of kernels is added to a sum as large as itself, which few pixels do not pay for.
-  if (way == Way::grad_weight) together = std::max(together, ceil_div(fewest_pixels, pixels));
-  const int64_t images = ceil_div(c.images, std::clamp<int64_t>(together, 1, c.images));
-  const int64_t more = std::clamp<int64_t>(work / enough, 1, ceil_div(wanted, images));
-  const auto [stride, padding, dilation] = c.rule.down;
-  int64_t most_rows = way == Way::grad_input ? c.rows / (fewest_rows * stride) : c.down / fewest_rows;
-  if (way == Way::grad_weight) most_rows = std::min(most_rows, pixels / fewest_pixels);
-  if (stride > extent(c.rule.down, c.height)) most_rows = 1;
-  most_rows = std::max<int64_t>(most_rows, 1);
-  const int64_t most_width = std::max<int64_t>(width_of(c, way) / (2 * unit_of(c)), 1);
-  const int64_t parts = std::max(more, elements / room);
-  if (c.rule.groups > 1) {  // which share no pixels, where blocks of rows do
-    const int64_t width = std::clamp<int64_t>(parts, 1, most_width);
-    return {images, std::clamp<int64_t>(parts / width, 1, most_rows), width};
-  }
-  const int64_t rows = std::clamp<int64_t>(parts, 1, most_rows);
-  return {images, rows, std::clamp<int64_t>(ceil_div(more, rows), 1, most_width)};
-}
-
-/// Sets the rows that a tile reads and writes.
-void cut_rows(const Conv& c, Way way, Range part, Tile& tile) {
-  const int64_t stride = c.rule.down.stride, padding = c.rule.down.padding,
-                seen = extent(c.rule.down, c.height);
-  if (way == Way::grad_input) {
-    const int64_t first = part.begin + padding - seen + 1;  // of what may see the part, in the padded image
-    tile.rows = part;
-    tile.down = {first > 0 ? ceil_div(first, stride) : 0,
-                 std::min(c.down, (part.end - 1 + padding) / stride + 1)};
-    tile.top = padding + part.begin - tile.down.begin * stride;
-  } else {
-    const int64_t first = part.begin * stride - padding, last = (part.end - 1) * stride - padding + seen;
-    tile.down = part;
-    tile.rows = {std::max<int64_t>(first, 0), std::min(last, c.rows)};
-    tile.top = tile.rows.begin - first;
-  }
-  tile.bottom = (tile.down.size() - 1) * stride + seen - tile.top - tile.rows.size();
-}
-
-Tile tile_of(const Conv& c, Way way, const Cuts& cuts, int64_t unit, int64_t width) {
-  Tile tile{.images = part_of(c.images, 1, cuts.images, unit / cuts.rows),
-            .groups = {0, c.rule.groups},
-            .channels = {0, c.channels},
-            .outputs = {0, c.outputs}};
-  (c.rule.groups > 1        ? tile.groups
-   : way == Way::grad_input ? tile.channels
-                            : tile.outputs) = part_of(width_of(c, way), unit_of(c), cuts.width, width);
-  cut_rows(c, way, part_of(way == Way::grad_input ? c.rows : c.down, 1, cuts.rows, unit % cuts.rows), tile);
-  return tile;
-}
-
-// ---- Where a tile lies in the caller's tensors.
-
-int64_t images_at(const Conv& c, const Tile& t) {
-  return t.images.begin * c.steps.image + (t.groups.begin * c.channels + t.channels.begin) * c.steps.channel +
-         t.rows.begin * c.steps.row;
-}
-int64_t outputs_at(const Conv& c, const Tile& t) {
-  return (t.images.begin * c.rule.groups + t.groups.begin) * c.output() +
-         (t.outputs.begin * c.down + t.down.begin) * c.across;
-}
-int64_t kernels_at(const Conv& c, const Tile& t) {
-  return (t.groups.begin * c.outputs + t.outputs.begin) * c.taps() + t.channels.begin * c.height * c.width;
-}
-int64_t biases_at(const Conv& c, const Tile& t) { return t.groups.begin * c.outputs + t.outputs.begin; }
-
-/// A tensor's dims, and its strides in the caller's memory.
-struct Lain {
-  memory::dims dims, strides;
-  memory::desc plain(memory::data_type type) const { return {dims, type, strides}; }
-  memory::desc dense(memory::data_type type) const {
-    memory::dims steps(dims.size(), 1);
-    for (std::size_t i = dims.size() - 1; i > 0; --i) steps[i - 1] = steps[i] * dims[i];
-    return {dims, type, steps};
-  }
-  memory::desc any(memory::data_type type) const { return {dims, type, memory::format_tag::any}; }
-};
-
-Lain images_of(const Conv& c, const Tile& t) {
-  return {{t.images.size(), t.groups.size() * t.channels.size(), t.rows.size(), c.columns},
-          {c.steps.image, c.steps.channel, c.steps.row, c.steps.pixel}};
-}
-Lain outputs_of(const Conv& c, const Tile& t) {
-  return {{t.images.size(), t.groups.size() * t.outputs.size(), t.down.size(), c.across},
-          {c.rule.groups * c.output(), c.down * c.across, c.across, 1}};
-}
-Lain kernels_of(const Conv& c, const Tile& t) {
-  Lain lain{{t.outputs.size(), t.channels.size(), c.height, c.width},
-            {c.taps(), c.height * c.width, c.width, 1}};
-  if (t.groups.size() > 1) {
-    lain.dims.insert(lain.dims.begin(), t.groups.size());
-    lain.strides.insert(lain.strides.begin(), c.outputs * c.taps());
-  }
-  return lain;
-}
-Lain biases_of(const Tile& t) { return {{t.groups.size() * t.outputs.size()}, {1}}; }
-
-// ---- Calls of the library.
-
-struct Call {
-  dnnl::primitive run;
-  memory::desc room;  // what it works in
-  explicit operator bool() const { return bool(run); }
-};
-
-using Arguments = std::unordered_map<int, memory>;
-
-Scratch<std::byte> memory_for(std::size_t bytes) {
-  Scratch<std::byte> room = scratch<std::byte>(static_cast<int64_t>(bytes));
-  check<OutOfMemoryError>(room != nullptr, "conv2d: no memory for {} bytes of working space", bytes);
-  return room;
-}
-
-/// The same on the rank's own thread, of its pool, which keeps what is large.
-Tensor room_of(std::size_t bytes) { return empty({static_cast<int64_t>(bytes)}, {DType::u8, Device::cpu()}); }
-
-void execute(const Call& call, dnnl::stream& stream, Arguments arguments) {
-  Scratch<std::byte> room;
-  if (const std::size_t bytes = call.room.get_size(); bytes > 0) {
-    room = memory_for(bytes);
-    arguments.emplace(DNNL_ARG_SCRATCHPAD, argument(call.room, room.get()));
-  }
-  call.run.execute(stream, arguments);
-  stream.wait();
-}
-
-dnnl::primitive_attr attributes() {
-  dnnl::primitive_attr a;
-  a.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return a;
-}
-
-/// One of a call's tensors: as it lies in the caller's memory, as the call wants it, and the copy from one to
-/// the other, empty where they are the same.
-struct Side {
-  memory::desc plain, wanted;
-  Call copy;
-
-  Side() = default;
-  Side(memory::desc lies, memory::desc wants, bool is_result)
-      : plain(std::move(lies)), wanted(std::move(wants)) {
-    if (plain == wanted) return;
-    const dnnl::engine& engine = processor_engine();
-    const dnnl::reorder::primitive_desc made(engine, is_result ? wanted : plain, engine,
-                                             is_result ? plain : wanted, attributes());
-    copy = {dnnl::reorder(made), made.scratchpad_desc()};
-  }
-  std::size_t room() const { return copy ? (wanted.get_size() + 63) / 64 * 64 : 0; }
-  /// What the call is given: the caller's memory or `room`, filled by `fill` if the call reads it.
-  memory here(const std::byte* lies, std::byte* room) const { return argument(wanted, copy ? room : lies); }
-  memory filled(const std::byte* lies, std::byte* room, dnnl::stream& stream) const {
-    memory given = here(lies, room);
-    if (copy) execute(copy, stream, {{DNNL_ARG_FROM, argument(plain, lies)}, {DNNL_ARG_TO, given}});
-    return given;
-  }
-  void give_back(const memory& result, std::byte* lies, dnnl::stream& stream) const {
-    if (copy) execute(copy, stream, {{DNNL_ARG_FROM, result}, {DNNL_ARG_TO, argument(plain, lies)}});
-  }
-};
-
-struct Plan {
-  bool fast = false;  // else nothing of it is set
-  Side x, weight, y;
-  memory::desc bias;
-  Call call;
-};
-
-/// The options of a tile, as oneDNN takes them.
-struct Options {
-  memory::dims strides, dilates, before, after;
-  Options(const Conv& c, const Tile& t)
-      : strides{c.rule.down.stride, c.rule.across.stride},
-        dilates{c.rule.down.dilation - 1, c.rule.across.dilation - 1},
-        before{t.top, c.rule.across.padding},
-        after{t.bottom, (c.across - 1) * c.rule.across.stride + extent(c.rule.across, c.width) -
-                            c.rule.across.padding - c.columns} {}
-};
-
-using Forward = dnnl::convolution_forward;
-using GradInput = dnnl::convolution_backward_data;
-using GradWeight = dnnl::convolution_backward_weights;
-constexpr auto algorithm = dnnl::algorithm::convolution_direct;
-
-#if DNNL_VERSION_MAJOR >= 3
-Forward::primitive_desc forward_of(const Options& o, const memory::desc& x, const memory::desc& w,
-                                   const memory::desc* bias, const memory::desc& y) {
-  constexpr auto kind = dnnl::prop_kind::forward_training;
-  const dnnl::engine& e = processor_engine();
-  if (bias)
-    return {e, kind, algorithm, x, w, *bias, y, o.strides, o.dilates, o.before, o.after, attributes()};
-  return {e, kind, algorithm, x, w, y, o.strides, o.dilates, o.before, o.after, attributes()};
-}
-template <class Backward>
-typename Backward::primitive_desc backward_of(const Options& o, const memory::desc& x, const memory::desc& w,
-                                              const memory::desc& y, const Forward::primitive_desc& of) {
-  return {processor_engine(), algorithm, x, w, y, o.strides, o.dilates, o.before, o.after, of, attributes()};
-}
-#else
-Forward::primitive_desc forward_of(const Options& o, const memory::desc& x, const memory::desc& w,
-                                   const memory::desc* bias, const memory::desc& y) {
-  constexpr auto kind = dnnl::prop_kind::forward_training;
-  using D = Forward::desc;
-  return {bias ? D(kind, algorithm, x, w, *bias, y, o.strides, o.dilates, o.before, o.after)
-               : D(kind, algorithm, x, w, y, o.strides, o.dilates, o.before, o.after),
-          attributes(), processor_engine()};
-}
-template <class Backward>
-typename Backward::primitive_desc backward_of(const Options& o, const memory::desc& x, const memory::desc& w,
-                                              const memory::desc& y, const Forward::primitive_desc& of) {
-  return {typename Backward::desc(algorithm, x, w, y, o.strides, o.dilates, o.before, o.after), attributes(),
-          processor_engine(), of};
-}
-#endif
-
-/// Whether it is code that oneDNN has made for this shape: its plain loops and products are slower than ours.
-template <class Made>
-bool is_fast(const Made& made) {
-  const std::string_view name = made.impl_info_str();
-  return name.starts_with("jit") || name.starts_with("brg");
-}
-
-/// `lie_as` says how the kernels lie, for tiles that share them; null leaves it to the library.
-Plan plan_of(const Conv& c, Way way, memory::data_type type, const Tile& t, bool has_bias,
-             const memory::desc* lie_as) {
-  // The sums of several gradients of kernels are rounded when they are one.
-  const auto kernel_type = way == Way::grad_weight ? memory::data_type::f32 : type;
-  const Lain images = images_of(c, t), outputs = outputs_of(c, t), kernels = kernels_of(c, t);
-  const memory::desc x = images.any(type), y = outputs.any(type), bias = biases_of(t).plain(type);
-  const memory::desc w = lie_as ? *lie_as : kernels.any(kernel_type);
-  const Options options(c, t);
-  Plan plan;
-  const auto fill = [&](const auto& made, const memory::desc& x, const memory::desc& w,
-                        const memory::desc& y) {
-    plan.fast = is_fast(made);
-    if (!plan.fast) return;
-    plan.x = Side(images.plain(type), x, way == Way::grad_input);
-    plan.weight = Side(kernels.plain(kernel_type), w, way == Way::grad_weight);
-    plan.y = Side(outputs.plain(type), y, way == Way::forward);
-    plan.bias = bias;
-    plan.call.room = made.scratchpad_desc();
-  };
-  if (way == Way::forward) {
-    const auto made = forward_of(options, x, w, has_bias ? &bias : nullptr, y);
-    fill(made, made.src_desc(), made.weights_desc(), made.dst_desc());
-    plan.call.run = Forward(made);
-    return plan;
-  }
-  const auto of = forward_of(options, x, kernels.any(type), nullptr, y);
-  if (way == Way::grad_input) {
-    const auto made = backward_of<GradInput>(options, x, w, y, of);
-    fill(made, made.diff_src_desc(), made.weights_desc(), made.diff_dst_desc());
-    plan.call.run = GradInput(made);
-  } else {
-    const auto made = backward_of<GradWeight>(options, x, w, y, of);
-    fill(made, made.src_desc(), made.diff_weights_desc(), made.diff_dst_desc());
-    plan.call.run = GradWeight(made);
-  }
-  return plan;
-}
 
 // ---- Plans are kept.
 
@@ -552,7 +248,7 @@ bool is_tight(const ops::ConvRule::Axis& axis, int64_t taps, int64_t pixels, int
 
 /// Whether oneDNN may have code for it.
 bool may_run(const Conv& c) {
-  if (c.images == 0 || c.channels == 0 || c.outputs == 0) return false;
+  if (c.images == 0 || c.channels == 0 || c.outputs == 0 || c.rows == 0 || c.columns == 0) return false;
   return is_tight(c.rule.down, c.height, c.rows, c.down) &&
          is_tight(c.rule.across, c.width, c.columns, c.across);
 }
@@ -641,15 +337,16 @@ bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
 }
 
 }  // namespace
+}  // namespace conv
 
 bool conv_forward_onednn(const Conv& c, DType dtype, const ConvData& data) {
-  return run_onednn(c, Way::forward, dtype, data);
+  return conv::run_onednn(c, conv::Way::forward, dtype, data);
 }
 bool conv_grad_input_onednn(const Conv& c, DType dtype, const ConvData& data) {
-  return run_onednn(c, Way::grad_input, dtype, data);
+  return conv::run_onednn(c, conv::Way::grad_input, dtype, data);
 }
 bool conv_grad_weight_onednn(const Conv& c, DType dtype, const ConvData& data) {
-  return run_onednn(c, Way::grad_weight, dtype, data);
+  return conv::run_onednn(c, conv::Way::grad_weight, dtype, data);
 }
 
 }  // namespace sherd::cpu
