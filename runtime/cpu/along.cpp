@@ -59,15 +59,15 @@ template <class F>
 void for_lines(const Lines& l, std::int64_t side_by_side, const F& body) {
   const std::int64_t across = (l.width + side_by_side - 1) / side_by_side;
   const std::int64_t work = l.picks * std::min(l.width, side_by_side);
-  parallel_for(l.count * across, std::max<std::int64_t>(1, tile / work),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t t = begin; t < end; ++t) {
-                   Lines::Place p = l.place(t / across);
-                   const std::int64_t c = t % across * side_by_side;
-                   p.x += c, p.index += c;
-                   body(p, std::min(side_by_side, l.width - c));
-                 }
-               });
+  const std::int64_t grain = std::max<std::int64_t>(1, tile / work);
+  parallel_for(l.count * across, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      Lines::Place p = l.place(t / across);
+      const std::int64_t c = t % across * side_by_side;
+      p.x += c, p.index += c;
+      body(p, std::min(side_by_side, l.width - c));
+    }
+  });
 }
 
 /// The picks of a line, one after another: `body(place of the element in x, in the index)`.
@@ -84,6 +84,20 @@ void walk(const Lines& l, Lines::Place p, std::int64_t columns, const std::int64
     }
 }
 
+/// All picks, those of one line in order: `body(place of the element in x, in the index)`.
+template <class F>
+void for_each_pick(const Lines& l, const std::int64_t* at, const F& body) {
+  if (l.others == 1 && l.width == 1 && l.axis == 1)  // there may be many lines of a pick each
+    return parallel_for(
+        l.count, std::max<std::int64_t>(1, tile / l.picks),
+        [&, picks = l.picks, step = l.x_step[0], along = l.x_axis](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t line = begin; line < end; ++line)
+            for (std::int64_t i = line * picks; i < (line + 1) * picks; ++i)
+              body(line * step + at[i] * along, i);
+        });
+  for_lines(l, 512, [&](Lines::Place p, std::int64_t columns) { walk(l, p, columns, at, body); });
+}
+
 void gather_along(const ops::GatherAlong& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &index = in[1];
@@ -97,9 +111,7 @@ void gather_along(const ops::GatherAlong& op, Inputs in, Outputs out) {
       return parallel_for(l.picks, tile, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t j = begin; j < end; ++j) y[j] = from[at[j] * l.x_axis];
       });
-    for_lines(l, 512, [&](Lines::Place p, std::int64_t columns) {
-      walk(l, p, columns, at, [&](std::int64_t e, std::int64_t i) { y[i] = from[e]; });
-    });
+    for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) { y[i] = from[e]; });
   });
 }
 
@@ -160,24 +172,24 @@ void scatter_along(const ops::ScatterAlong& op, Inputs in, Outputs out) {
   const Lines l(op.shape, index.shape(), op.axis);
   const Values values(in[2]);
   const std::int64_t step = values.step;
-  const auto each = [&](const auto& body) {
-    for_lines(l, 512, [&](Lines::Place p, std::int64_t columns) { walk(l, p, columns, at, body); });
-  };
   if (op.put == Put::replace)
     return with_bits(y.dtype(), [&]<class T>(T) {
       const T* from = reinterpret_cast<const T*>(values.dense.raw());
       T* to = reinterpret_cast<T*>(y.raw());
-      each([&](std::int64_t e, std::int64_t i) { to[e] = from[i * step]; });
+      for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) { to[e] = from[i * step]; });
     });
   dispatch(y.dtype(), [&]<class T>(TypeTag<T>) {
     const T* from = reinterpret_cast<const T*>(values.dense.raw());
     T* to = reinterpret_cast<T*>(y.raw());
     if constexpr (std::is_same_v<T, bool>)
       fail<InternalError>("scatter_add: reached its kernel with bool");
-    else if constexpr (!std::is_same_v<T, compute_t<T>>)
-      add_halves(l, length, at, from, step, to);
-    else
-      each([&](std::int64_t e, std::int64_t i) {
+    else if constexpr (!std::is_same_v<T, compute_t<T>>) {
+      if (l.picks > 1) return add_halves(l, length, at, from, step, to);
+      for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) {  // nothing is added twice
+        to[e] = T(static_cast<float>(to[e]) + static_cast<float>(from[i * step]));
+      });
+    } else
+      for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) {
         to[e] = math::wrapping(std::plus<>{}, to[e], from[i * step]);
       });
   });
