@@ -287,8 +287,7 @@ void calls_that_are_over_hold_nothing(const Group& group) {
   }
 }
 
-/// Waits for a call without moving any other line on, which is what `done` does.
-void wait_alone(const Work& work) {
+void poll(const Work& work) {
   while (!work.done()) std::this_thread::yield();
 }
 
@@ -306,9 +305,9 @@ void lines_hold_nothing_that_was_read(const Group& group) {
         for (int channel = 0; channel < max_channels; channel += 3)
           for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::broadcast})
             works.push_back(g.enqueue(*counted_call(counted, g, kind, n, kind == Kind::all_gather, channel)));
-      if (rank > 0) {  // reads nothing before the first rank has waited for everything
+      if (rank > 0) {  // waits for nothing before the first rank has waited for everything
         const Tensor token = zeros({1});
-        wait_alone(group.enqueue({.kind = Kind::recv, .outputs = {token}, .peer = 0}));
+        poll(group.enqueue({.kind = Kind::recv, .outputs = {token}, .peer = 0}));
       }
       for (Work& work : works) work.wait();
       works.clear();
@@ -318,6 +317,26 @@ void lines_hold_nothing_that_was_read(const Group& group) {
       group.barrier();  // all have waited, and so read
       expect(counted.bytes() == 0, "{} groups, {} elements: {} bytes are held", count, n, counted.bytes());
     }
+}
+
+/// A peer waits for this rank's part of one call before it comes to another one, which this rank polls.
+void polling_moves_every_line(const Group& group) {
+  for (const int poller : {0, group.size() - 1}) {
+    const TensorOptions as{f32, CasesOn::current()};
+    const Tensor large = full({100000}, 1.0, as), small = full({4}, 2.0, as);
+    const auto reduce = [&](const Tensor& t, int channel) {
+      return group.enqueue({.kind = Kind::all_reduce, .inputs = {t}, .outputs = {t}, .channel = channel});
+    };
+    Work first = reduce(large, 0), second;
+    if (group.rank() != poller) first.wait();
+    second = reduce(small, 1);
+    if (group.rank() == poller) poll(second);
+    second.wait();
+    first.wait();
+    const auto size = static_cast<float>(group.size());
+    expect(large.to_vector<float>().back() == size && small.to_vector<float>().back() == 2 * size,
+           "not the sums");
+  }
 }
 
 void views(const Group& group) {
@@ -510,6 +529,7 @@ constexpr Section all[] = {
     {"works may be dropped", dropped_works},
     {"handles of groups may be dropped with calls under way", dropped_groups},
     {"a call may be polled", polling},
+    {"who polls a call goes on with all others", polling_moves_every_line},
     {"inputs may be written after wait_inputs", inputs_are_free_after_wait_inputs},
     {"groups are cut from groups", sub_groups},
     {"random programs", random_programs},
@@ -527,6 +547,6 @@ constexpr Section all[] = {
 }  // namespace
 
 std::span<const Section> sections() { return all; }
-std::span<const Section> device_sections() { return std::span(all).first(8); }
+std::span<const Section> device_sections() { return std::span(all).first(9); }
 
 }  // namespace sherd::test

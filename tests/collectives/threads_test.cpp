@@ -21,3 +21,31 @@ TEST_CASE("every rank runs the body once, with its own rank") {
     CHECK(seen == std::vector<int>(static_cast<std::size_t>(ranks), 1));
   }
 }
+
+TEST_CASE("calls that are queued when a body ends are posted, or the rank hears why not") {
+  for (const int calls : {1, 8, 9, 40})
+    for (const std::int64_t n : {1, 100000}) {
+      const auto first = [&](World& world) {
+        for (int i = 0; i < calls; ++i) {
+          const Tensor x = full({n}, i);
+          (void)world.group().enqueue(
+              {.kind = CollectiveKind::broadcast, .inputs = {x}, .outputs = {x}, .peer = 0}, WhenFull::queue);
+        }
+      };
+      CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+        if (world.rank() == 0) return first(world);
+        for (int i = 0; i < calls; ++i) {
+          const Tensor x = zeros({n});
+          world.group().broadcast(x, 0);
+          expect(x.to_vector<float>().back() == static_cast<float>(i), "call {}: {}", i,
+                 x.to_vector<float>().back());
+        }
+      }));
+      if (calls > 8)
+        CHECK_THROWS_AS(run_ranks(2,
+                                  [&](World& world) {
+                                    if (world.rank() == 0) first(world);
+                                  }),
+                        CollectiveError);
+    }
+}

@@ -1,6 +1,8 @@
 // Captured steps of sharded modules: the calls among ranks are ops of the program, and a replay gives the
 // step's bits.
 #include <algorithm>
+#include <optional>
+#include <thread>
 
 #include "collectives/observe.h"
 #include "shard/fsdp.h"
@@ -325,4 +327,170 @@ TEST_CASE("peers have read a shard when the replay that gathered it returns", "[
           world.group().barrier();
         }
       }));
+}
+
+namespace {
+
+/// A step of rank 0 whose peer comes to what it posts only after what it does later.
+std::vector<Tensor> step_ahead(const Group& group, const Tensor& x) {
+  const std::int64_t n = x.numel();
+  const Tensor first = empty({2 * n}, {f32, x.device()}), second = empty({2 * n}, {f32, x.device()});
+  const auto gather = [&](double factor, const Tensor& to) {
+    return group.enqueue({.kind = CollectiveKind::all_gather, .inputs = {mul(x, factor)}, .outputs = {to}});
+  };
+  const Tensor message = empty({n}, {f32, x.device()});
+  if (group.rank() > 0) group.recv(message, 0);
+  Work a = gather(2, first), b = gather(4, second);
+  if (group.rank() == 0) group.send(mul(x, 3), 1);
+  a.wait();
+  b.wait();
+  return {add(first, second)};
+}
+
+/// Sharded layers of which rank 1's loss has the first two alone, so that it owes the others' reductions
+/// until it has come to the end.
+struct UsedInPart final : nn::Layer<UsedInPart> {
+  nn::ModuleList<nn::Linear> layers;
+  bool half;
+  UsedInPart(int count, bool half) : half(half) {
+    for (int i = 0; i < count; ++i) layers.emplace_back(32, 32);
+  }
+  Tensor forward(const Tensor& x) const {
+    Tensor h = x, side;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      h = tanh(layers[i](h));
+      if (i == 1) side = h;
+    }
+    return half ? side + h.detach() : h;
+  }
+  void visit(auto&& on) { on("layers", layers); }
+};
+
+}  // namespace
+
+TEST_CASE("a replay waits for no peer for which the step does not wait", "[threads meet]") {
+  late_device();
+  for (const std::string_view where : {"cpu", "late:0", "late:each"}) {
+    INFO(where);
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      const NoGrad guard;
+      const Tensor x = full({5000}, world.rank() + 1, {f32, rank_device(where)});
+      const Step step = [&](std::span<const Tensor> in) { return step_ahead(world.group(), in[0]); };
+      const std::vector<float> wanted = step(std::vector{x})[0].to_vector<float>();
+      Program program = capture(step, {x});
+      for (int i = 0; i < 4; ++i)
+        expect(program.replay({x})[0].to_vector<float>() == wanted, "replay {} differs", i);
+    }));
+  }
+  for (const int layers : {4, 6, 9}) {
+    INFO(layers << " layers");
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      const auto train = [&](bool captured) {
+        manual_seed(0);
+        UsedInPart net(layers, world.rank() == 1);
+        for (nn::Linear& layer : net.layers) shard::fully_shard(layer);
+        shard::fully_shard(net);
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+        const Step step = [&](std::span<const Tensor> in) {
+          const Tensor loss = mean(net(in[0]));
+          loss.backward();
+          optimizer.step();
+          optimizer.zero_grad();
+          return std::vector{loss.detach()};
+        };
+        const std::vector<Tensor> in{full({4, 32}, 0.5)};
+        std::vector<double> losses;
+        for (int i = 0; i < 2; ++i) losses.push_back(step(in)[0].item());
+        if (!captured)
+          for (int i = 0; i < 4; ++i) losses.push_back(step(in)[0].item());
+        if (!captured) return losses;
+        Program program = capture(step, in);
+        losses.push_back(program.outputs()[0].item());
+        for (int i = 0; i < 3; ++i) losses.push_back(program.replay(in)[0].item());
+        return losses;
+      };
+      expect(train(true) == train(false), "not the step's losses");
+    }));
+  }
+}
+
+TEST_CASE("replays run ahead of a peer as steps do") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    const NoGrad guard;
+    const Group& group = world.group();
+    const Step step = [&](std::span<const Tensor> in) {
+      if (world.rank() == 0) {
+        (void)group.enqueue({.kind = CollectiveKind::send, .inputs = {mul(in[0], 2)}, .peer = 1});
+        return std::vector{add(in[0], 1)};
+      }
+      const Tensor got = empty({5000});
+      group.recv(got, 0);
+      return std::vector{got};
+    };
+    const auto x = [](double value) { return full({5000}, value); };
+    step(std::vector{x(1)});
+    Program program = capture(step, {x(1)});
+    const Tensor token = zeros({1});
+    if (world.rank() > 0) group.recv(token, 0, {.channel = 5});
+    for (int i = 0; i < 5; ++i) {
+      const Tensor result = program.replay({x(i)})[0];
+      expect(result.to_vector<float>().back() == static_cast<float>(world.rank() == 0 ? i + 1 : 2 * i),
+             "replay {} brings {}", i, result.to_vector<float>().back());
+    }
+    if (world.rank() == 0) group.send(token, 1, {.channel = 5});
+  }));
+}
+
+TEST_CASE("a program that waits for a call from before it goes on after a renewal, or says what to do") {
+  for (const bool outputs : {false, true})
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      const NoGrad guard;
+      const Group group = world.group().blocks(2);
+      const Tensor x = full({5000}, 1.0), y = zeros({10000});
+      Work before = group.enqueue({.kind = CollectiveKind::all_gather, .inputs = {x}, .outputs = {y}});
+      Program program = capture(
+          [&](std::span<const Tensor>) {
+            outputs ? before.wait() : before.wait_inputs();
+            return std::vector{add(x, 1)};
+          },
+          {});
+      program.replay({});
+      (void)message_of<CollectiveError>(
+          [&] { world.rank() == 0 ? group.barrier() : group.all_reduce(zeros({4})); });
+      group.renew();
+      if (!outputs) {
+        expect(program.replay({})[0].to_vector<float>()[0] == 2, "not the step's value");
+      } else {
+        const std::string message = message_of<CollectiveError>([&] { program.replay({}); });
+        expect(message.find("capture it again") != std::string::npos, "{}", message);
+      }
+    }));
+}
+
+TEST_CASE("a program with calls is refused where its rank is gone, or another thread's") {
+  std::optional<Program> kept;
+  const std::vector<Tensor> in{ones({5000})};
+  const auto refused = [&](Program& program) {
+    const std::string message = message_of<StateError>([&] { program.replay(in); });
+    expect(message.find("another thread's rank") != std::string::npos, "{}", message);
+  };
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    const NoGrad guard;
+    Program program = capture(
+        [&](std::span<const Tensor> given) {
+          const Tensor y = empty({10000});
+          Work work = world.group().enqueue(
+              {.kind = CollectiveKind::all_gather, .inputs = {mul(given[0], 2)}, .outputs = {y}});
+          work.wait();
+          return std::vector{add(y, 1)};
+        },
+        in);
+    program.replay(in);
+    synchronize();
+    if (world.rank() == 0) std::thread([&] { refused(program); }).join();
+    world.group().barrier();
+    program.replay(in);
+    if (world.rank() == 0) kept.emplace(std::move(program));
+  }));
+  refused(*kept);
 }
