@@ -324,21 +324,49 @@ float extreme_lane(Vec<float> v) {
   return fold_lanes<largest, 1>(v, lanes)[0];
 }
 
+/// The larger or smaller one of each lane where neither is NaN.
+template <bool largest, class C>
+Vec<C> further_lanes(Vec<C> v, Vec<C> best) {
+  return (largest ? v > best : v < best) ? v : best;
+}
+
+/// `choose(v, best, chain)` over all vectors of a row, as four chains that begin at `first`.
+template <class C, class T, class F>
+void run_chains(const T* x, std::int64_t n, C first, Vec<C> (&chain)[4], const F& choose) {
+  constexpr std::int64_t step = lanes<C>;
+  for (Vec<C>& c : chain) c = splat(first);
+  std::int64_t j = 0;
+  for (; j + 4 * step <= n; j += 4 * step) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) chain[c] = choose(load_as<C>(x + j + c * step), chain[c], c);
+  }
+  for_vectors<C>(n - j, [&](std::int64_t i, auto count) {
+    chain[0] = choose(take<C>(x + j + i, count, first), chain[0], 0);
+  });
+}
+
+/// Extremes as if there were no NaN; false where there may be one, because the elements' sum is.
+template <bool largest, class T, class C>
+bool run_without_nan(const T* x, std::int64_t n, C first, Vec<C> (&chain)[4]) {
+  Vec<C> sums[4] = {};
+  run_chains(x, n, first, chain, [&](Vec<C> v, Vec<C> best, int c) {
+    sums[c] += v;
+    return further_lanes<largest, C>(v, best);
+  });
+  return !is_nan(sherd::cpu::sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
+}
+
 /// The same along contiguous elements: the value by four chains of vectors, then its first place.
 template <bool largest, class T>
 void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
   using C = compared_t<T>;
   const C first = C(x[0]);
-  constexpr std::int64_t step = lanes<C>;
-  Vec<C> chain[4] = {splat(first), splat(first), splat(first), splat(first)};
-  std::int64_t j = 0;
-  for (; j + 4 * step <= n; j += 4 * step) {
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) chain[c] = better_lanes<largest, C>(load_as<C>(x + j + c * step), chain[c]);
-  }
-  for_vectors<C>(n - j, [&](std::int64_t i, auto count) {
-    chain[0] = better_lanes<largest, C>(take<C>(x + j + i, count, first), chain[0]);
-  });
+  Vec<C> chain[4];
+  bool done = false;
+  if constexpr (std::is_floating_point_v<C>) done = run_without_nan<largest>(x, n, first, chain);
+  if (!done)
+    run_chains(x, n, first, chain,
+               [](Vec<C> v, Vec<C> best, int) { return better_lanes<largest, C>(v, best); });
   const Vec<C> top = better_lanes<largest, C>(better_lanes<largest, C>(chain[3], chain[2]),
                                               better_lanes<largest, C>(chain[1], chain[0]));
   C best = top[0];
