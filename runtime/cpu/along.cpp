@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/positions.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/cpu/scratch.h"

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/operands.h"
 #include "runtime/error.h"
 #include "runtime/math.h"
@@ -195,21 +196,6 @@ void bring_plane_inside(Dims& s) {
   }
 }
 
-/// Equal dtypes are copied as plain bits of their size.
-template <class F>
-void dispatch_size(DType d, const F& f) {
-  switch (size_of(d)) {
-    case 1:
-      return f(std::uint8_t{});
-    case 2:
-      return f(std::uint16_t{});
-    case 4:
-      return f(std::uint32_t{});
-    default:
-      return f(std::uint64_t{});
-  }
-}
-
 }  // namespace
 
 void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* from,
@@ -221,7 +207,7 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
   Dims shape = collapsed(sizes, from_strides, to_strides);
   bring_plane_inside(shape);
   if (from_dtype == to_dtype) {
-    return dispatch_size(
+    return with_bits(
         to_dtype, [&]<class T>(T) { copy_shape(shape, static_cast<const T*>(from), static_cast<T*>(to)); });
   }
   dispatch(from_dtype, [&]<class From>(TypeTag<From>) {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/positions.h"
 #include "runtime/instances.h"
 #include "runtime/ops/embedding.h"

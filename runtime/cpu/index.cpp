@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/elementwise_loop.h"
 #include "runtime/cpu/positions.h"
 #include "runtime/ops.h"

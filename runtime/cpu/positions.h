@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "runtime/dtype.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 
@@ -32,27 +31,6 @@ inline void check_positions(std::string_view call, const std::int64_t* at, std::
   const std::int64_t bad = first_outside(at, n, size);
   check<ValueError>(bad < 0, "{}: index {} at position {} is outside [0, {})", call, bad < 0 ? 0 : at[bad],
                     bad, size);
-}
-
-/// Calls `f` with an integer of an element's size in bytes: for what moves elements and does not look at
-/// them.
-template <class F>
-void with_bits(std::int64_t element_size, const F& f) {
-  switch (element_size) {
-    case 1:
-      return f(std::uint8_t{});
-    case 2:
-      return f(std::uint16_t{});
-    case 4:
-      return f(std::uint32_t{});
-    default:
-      return f(std::uint64_t{});
-  }
-}
-
-template <class F>
-void with_bits(DType d, const F& f) {
-  with_bits(size_of(d), f);
 }
 
 }  // namespace sherd::cpu

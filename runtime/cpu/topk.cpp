@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/positions.h"
 #include "runtime/cpu/row_order.h"
 #include "runtime/ops.h"
