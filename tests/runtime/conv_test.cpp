@@ -117,7 +117,8 @@ TEST_CASE("convolutions: of images without rows padding is all that there is") {
   for (const DType dtype : {f32, f64, bf16}) {
     INFO(name_of(dtype));
     const Tensor b = numbers({16}, dtype, 3);
-    const Tensor y = conv2d(numbers({1, 16, 0, 5}, dtype, 1), numbers({16, 16, 2, 3}, dtype, 2), b, {.padding = 1});
+    const Tensor y =
+        conv2d(numbers({1, 16, 0, 5}, dtype, 1), numbers({16, 16, 2, 3}, dtype, 2), b, {.padding = 1});
     CHECK(same_bits(y, expand(reshape(b, {1, 16, 1, 1}), {1, 16, 1, 5})));
   }
 }
