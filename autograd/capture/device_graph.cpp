@@ -200,22 +200,42 @@ bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
   return part.recording != nullptr;
 }
 
-/// Whether the hosts of all peers are, or will soon be, through with what the part's buffers were lent to. A
-/// rank that is late is waited for a moment, since the rest of the step is not run as recorded without it.
-bool Program::Impl::free_soon(const DeviceGraph::Part& part) const {
+namespace {
+
+/// Whether the hosts of all peers are, or will soon be, through with what was lent. A rank that is late is
+/// waited for a moment, since what is not run as recorded takes longer; longer could be for ever.
+template <class F>
+bool soon(const F& over) {
   constexpr std::chrono::milliseconds moment{10};
-  const auto free = [&] {
-    for (std::uint32_t i = part.first; i < part.end; ++i)
-      for (const std::uint32_t buffer : steps[i].takes)
-        if (!std::ranges::all_of(workspace[buffer].lent, &LentCall::over)) return false;
-    return true;
-  };
   const auto begin = std::chrono::steady_clock::now();
-  while (!free()) {
+  while (!over()) {
     if (std::chrono::steady_clock::now() - begin > moment) return false;
     pause_briefly();
   }
   return true;
+}
+
+bool is_over(const std::vector<std::shared_ptr<LentCall>>& lent) {
+  return std::ranges::all_of(lent, &LentCall::over);
+}
+
+}  // namespace
+
+/// Where devices make the calls nobody may wait for a host after it has agreed: its peers may be waiting for
+/// their devices, which wait for this one.
+bool Program::Impl::ready_to_run() const {
+  return soon([&] {
+    return is_over(graph->lent) && (!graph->calls || std::ranges::all_of(workspace, is_over, &Buffer::lent));
+  });
+}
+
+bool Program::Impl::free_soon(const DeviceGraph::Part& part) const {
+  return soon([&] {
+    for (std::uint32_t i = part.first; i < part.end; ++i)
+      for (const std::uint32_t buffer : steps[i].takes)
+        if (!is_over(workspace[buffer].lent)) return false;
+    return true;
+  });
 }
 
 /// Brings values, copies inputs in, runs, copies outputs and what was written of the inputs out.
@@ -244,8 +264,6 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
     lent.clear();
   };
   wait_for(graph->lent);
-  if (graph->calls)  // all have just voted, and so have made the calls of earlier replays
-    for (Buffer& buffer : workspace) wait_for(buffer.lent);
   for (std::size_t i = 0; i < given.size(); ++i)  // the steps write the graph's memory
     if (trace.storages[values[inputs[i]].storage].rewritten && graph->memory[values[inputs[i]].storage])
       announce_write(given[i].storage());

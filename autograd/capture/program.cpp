@@ -361,7 +361,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   generator.set_state({random.start.seed, random.start.offset + (random.end - random.first.offset)});
   const ReplayingRandom drawing(random);
   const Bound bound(*this);
-  bool by_graph = graph_takes(given);
+  bool by_graph = graph_takes(given) && ready_to_run();
   bind_all(given);
   if (graph && graph->calls)
     by_graph = graph->calls->vote(Question::run, by_graph ? Vote::yes : Vote::not_now) == Vote::yes;

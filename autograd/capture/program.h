@@ -98,6 +98,7 @@ struct Program::Impl {
   void unbind() noexcept;
   static void announce_write(Storage& storage);
   static void announce_writes(const Step& step);
+  bool ready_to_run() const;
   bool free_soon(const DeviceGraph::Part& part) const;
   void take_buffers(const Step& step);
   void replace(std::uint32_t buffer);
