@@ -162,8 +162,7 @@ bool lie_in_blocks(const Plan& plan, const Lain& kernels) {
 }
 
 /// Rounded sums of the kernels of a part from such blocks: the library's own copy takes four times as long.
-template <class T>
-void take_from_blocks(const Conv& c, const Tile& tile, const float* sums, T* out) {
+void take_from_blocks(const Conv& c, const Tile& tile, const float* sums, float* out) {
   constexpr int64_t side = 16;
   const int64_t pixels = c.height * c.width, across = ceil_div(tile.channels.size(), side),
                 down = ceil_div(tile.outputs.size(), side);
@@ -175,9 +174,9 @@ void take_from_blocks(const Conv& c, const Tile& tile, const float* sums, T* out
         const int64_t channel = block * side, channels = std::min(side, tile.channels.size() - channel);
         const float* const from = sums + (at * across + block) * pixels * side * side;
         for (int64_t o = 0; o < outputs; ++o) {
-          T* to = out + (group * c.outputs + first + o) * c.taps() + channel * pixels;
+          float* to = out + (group * c.outputs + first + o) * c.taps() + channel * pixels;
           for (int64_t i = 0; i < channels; ++i)
-            for (int64_t p = 0; p < pixels; ++p) *to++ = T(from[(p * side + i) * side + o]);
+            for (int64_t p = 0; p < pixels; ++p) *to++ = from[(p * side + i) * side + o];
         }
       }
     }
@@ -185,10 +184,9 @@ void take_from_blocks(const Conv& c, const Tile& tile, const float* sums, T* out
 }
 
 /// The kernels' gradient from sums that lie as the library wants them.
-template <class T>
 bool give_sums(const Run& run, float* sums) {
   const Conv& c = run.c;
-  T* const out = reinterpret_cast<T*>(run.data.weight);
+  float* const out = reinterpret_cast<float*>(run.data.weight);
   const OneThread one_thread;
   dnnl::stream stream(processor_engine());
   for (int64_t width = 0; width < run.cuts.width; ++width) {
@@ -196,7 +194,7 @@ bool give_sums(const Run& run, float* sums) {
     const Plan& plan = run.first(width);
     const Lain kernels = kernels_of(c, tile);
     float* const from = sums + run.start(width) / sizeof(float);
-    T* const to = out + kernels_at(c, tile);
+    float* const to = out + kernels_at(c, tile);
     if (lie_in_blocks(plan, kernels)) {
       take_from_blocks(c, tile, from, to);
       continue;
@@ -209,8 +207,7 @@ bool give_sums(const Run& run, float* sums) {
     dnnl::reorder(lies, lie).execute(stream, lies, lie);
     stream.wait();
     // A part has all channels of its outputs, and all outputs of its groups.
-    const float* const plain = reinterpret_cast<const float*>(room.get());
-    for (int64_t i = 0; i < rows * row; ++i) to[i] = T(plain[i]);
+    std::copy_n(reinterpret_cast<const float*>(room.get()), rows * row, to);
   }
   return true;
 }
@@ -237,7 +234,7 @@ bool gather(Run& run) {
     for (int64_t part = 1; part < parts; ++part)
       for (int64_t i = begin; i < end; ++i) sums[i] += sums[part * all + i];
   });
-  return run.dtype == DType::f32 ? give_sums<float>(run, sums) : give_sums<BFloat16>(run, sums);
+  return give_sums(run, sums);
 }
 
 /// Whether every window sees pixels, and no more pixels are left at the end than a step would reach.
@@ -269,44 +266,94 @@ bool run_as_it_is(const Conv& c, Way way, DType dtype, const ConvData& data) {
   return way == Way::grad_weight ? gather(run) : spread(run);
 }
 
-/// 16-bit floats for which oneDNN has no code where it has some for f32: as those, some images at a time,
-/// each sum rounded once. Only what is not summed over images.
+/// 16-bit floats as f32, some images at a time, with what is not of an image as f32 too.
 template <class T>
-bool run_as_f32(const Conv& c, Way way, const ConvData& data) {
-  constexpr int64_t room = 1 << 20, grain = 1 << 14;
-  const int64_t of_x = c.rule.groups * c.input(), of_y = c.rule.groups * c.output(),
-                of_w = c.rule.groups * c.outputs * c.taps(), of_bias = c.rule.groups * c.outputs,
-                together = std::clamp<int64_t>(room / (of_x + of_y), 1, c.images);
-  const Scratch<std::byte> memory =
-      memory_for(static_cast<std::size_t>(together * (of_x + of_y) + of_w + of_bias) * sizeof(float));
-  auto* const x = reinterpret_cast<float*>(memory.get());
-  float *const y = x + together * of_x, *const w = y + together * of_y, *const bias = w + of_w;
-  const auto convert = [&]<class From, class To>(const From* from, int64_t count, To* to) {
-    parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+class InF32 {
+ public:
+  explicit InF32(const Conv& c)
+      : c(c),
+        together(std::clamp<int64_t>(room / (of_x() + of_y()), 1, c.images)),
+        memory_(memory_for(bytes())) {}
+
+  const Conv& c;
+  const int64_t together;  // images
+  int64_t of_x() const { return c.rule.groups * c.input(); }
+  int64_t of_y() const { return c.rule.groups * c.output(); }
+  int64_t of_bias() const { return c.rule.groups * c.outputs; }
+  int64_t of_weight() const { return of_bias() * c.taps(); }
+  float* x() const { return reinterpret_cast<float*>(memory_.get()); }
+  float* y() const { return x() + together * of_x(); }
+  float* weight() const { return y() + together * of_y(); }
+  float* bias() const { return weight() + of_weight(); }
+  static T* given(std::byte* p) { return reinterpret_cast<T*>(p); }
+
+  template <class From, class To>
+  static void convert(const From* from, int64_t count, To* to) {
+    parallel_for(count, 1 << 14, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
     });
-  };
-  const auto given = [](std::byte* p) { return reinterpret_cast<T*>(p); };
-  const auto wide = [](float* p) { return reinterpret_cast<std::byte*>(p); };
-  convert(given(data.weight), of_w, w);
-  if (data.bias) convert(given(data.bias), of_bias, bias);
-  const bool forward = way == Way::forward;
-  for (int64_t image = 0; image < c.images; image += together) {
-    Conv part = c;
-    part.images = std::min(together, c.images - image);
-    T *const narrow_x = given(data.x) + image * of_x, *const narrow_y = given(data.y) + image * of_y;
-    if (forward)
-      convert(narrow_x, part.images * of_x, x);
-    else
-      convert(narrow_y, part.images * of_y, y);
-    if (!run_as_it_is(part, way, DType::f32, {wide(x), wide(w), data.bias ? wide(bias) : nullptr, wide(y)}))
-      return false;
-    if (forward)
-      convert(y, part.images * of_y, narrow_y);
-    else
-      convert(x, part.images * of_x, narrow_x);
   }
-  return true;
+  /// Calls `body(some images, x and y of the first of them)`; stops and is false where it is.
+  template <class F>
+  bool for_images(const ConvData& data, const F& body) const {
+    for (int64_t image = 0; image < c.images; image += together) {
+      Conv part = c;
+      part.images = std::min(together, c.images - image);
+      if (!body(part, given(data.x) + image * of_x(), given(data.y) + image * of_y())) return false;
+    }
+    return true;
+  }
+  bool run(const Conv& part, Way way, bool has_bias) const {
+    const auto wide = [](float* p) { return reinterpret_cast<std::byte*>(p); };
+    return run_as_it_is(part, way, DType::f32,
+                        {wide(x()), wide(weight()), has_bias ? wide(bias()) : nullptr, wide(y())});
+  }
+
+ private:
+  static constexpr int64_t room = 1 << 20;  // elements
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(together * (of_x() + of_y()) + of_weight() + of_bias()) * sizeof(float);
+  }
+  Scratch<std::byte> memory_;
+};
+
+/// Outputs, or the gradient of images: each sum is rounded once.
+template <class T>
+bool spread_in_f32(const Conv& c, Way way, const ConvData& data) {
+  const InF32<T> f(c);
+  f.convert(f.given(data.weight), f.of_weight(), f.weight());
+  if (data.bias) f.convert(f.given(data.bias), f.of_bias(), f.bias());
+  return f.for_images(data, [&](const Conv& part, T* x, T* y) {
+    const bool forward = way == Way::forward;
+    forward ? f.convert(x, part.images * f.of_x(), f.x()) : f.convert(y, part.images * f.of_y(), f.y());
+    if (!f.run(part, way, data.bias != nullptr)) return false;
+    forward ? f.convert(f.y(), part.images * f.of_y(), y) : f.convert(f.x(), part.images * f.of_x(), x);
+    return true;
+  });
+}
+
+/// The gradient of kernels. In bf16 itself oneDNN 2.6 brings memory that nobody wrote where a column of the
+/// kernel sees padding alone, and in some other narrow shapes.
+template <class T>
+bool gather_in_f32(const Conv& c, const ConvData& data) {
+  const InF32<T> f(c);
+  std::vector<float> sums(static_cast<std::size_t>(f.of_weight()));
+  const bool done = f.for_images(data, [&](const Conv& part, const T* x, const T* y) {
+    f.convert(x, part.images * f.of_x(), f.x());
+    f.convert(y, part.images * f.of_y(), f.y());
+    if (!f.run(part, Way::grad_weight, false)) return false;
+    parallel_for(f.of_weight(), 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) sums[static_cast<std::size_t>(i)] += f.weight()[i];
+    });
+    return true;
+  });
+  if (done) f.convert(sums.data(), f.of_weight(), f.given(data.weight));
+  return done;
+}
+
+template <class T>
+bool run_in_f32(const Conv& c, Way way, const ConvData& data) {
+  return way == Way::grad_weight ? gather_in_f32<T>(c, data) : spread_in_f32<T>(c, way, data);
 }
 
 /// Whether its code is the faster one. It fills channels and outputs up to vectors of 16, in vain; images of
@@ -326,11 +373,11 @@ bool is_worth(const Conv& c, Way way, bool in_bf16) {
 
 bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
   static const bool multiplies_bf16 = onednn_multiplies_bf16();
-  const bool in_bf16 = dtype == DType::bf16 && multiplies_bf16, direct = in_bf16 || dtype == DType::f32;
+  const bool in_bf16 = dtype == DType::bf16 && multiplies_bf16 && way != Way::grad_weight;
   if (dtype == DType::f64 || !may_run(c) || !is_worth(c, way, in_bf16)) return false;
-  if (direct && run_as_it_is(c, way, dtype, data)) return true;
-  if (dtype == DType::f32 || way == Way::grad_weight) return false;
-  return dtype == DType::bf16 ? run_as_f32<BFloat16>(c, way, data) : run_as_f32<Half>(c, way, data);
+  if ((in_bf16 || dtype == DType::f32) && run_as_it_is(c, way, dtype, data)) return true;
+  if (dtype == DType::f32) return false;
+  return dtype == DType::bf16 ? run_in_f32<BFloat16>(c, way, data) : run_in_f32<Half>(c, way, data);
 } catch (const dnnl::error& error) {
   check<InternalError>(false, "conv2d: oneDNN failed ({}), most likely for lack of memory", error.what());
   return false;

@@ -208,8 +208,7 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
     check_factors("bce_with_logits", o, x);
     const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often
-      const Tensor softplus = add(log1p(exp(neg(abs(x)))), maximum(neg(x), 0));  // log(1 + e^-x)
-      return add(mul(sub(1, t), x), mul(softplus, add(mul(sub(weight, 1), t), 1)));
+      return add(mul(sub(1, t), x), mul(softplus(neg(x)), add(mul(sub(weight, 1), t), 1)));
     };
     const Tensor loss = o.positive_weight.defined() ? weighted(wide(o.positive_weight))
                                                     : apply(ops::BceWithLogits{}, x, t);

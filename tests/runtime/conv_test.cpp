@@ -1,4 +1,6 @@
 // Convolutions of sizes that are cut into tiles, against the same in f64, which goes another way.
+#include <limits>
+
 #include "runtime/apply.h"
 #include "runtime/ops/conv2d.h"
 #include "tests/runtime/harness.h"
@@ -34,6 +36,12 @@ const Sizes cases[] = {
     {{2, 96, 40, 40}, {96, 1, 3, 3}, {.padding = 1, .groups = 96}},
     {{1, 200, 60, 60}, {200, 1, 5, 5}, {.stride = 2, .padding = 2, .groups = 200}},
     {{2, 24, 20, 20}, {48, 1, 3, 3}, {.padding = 1, .groups = 24}},
+    // Columns of the kernel that see padding alone.
+    {{2, 17, 16, 1}, {16, 17, 3, 3}, {.stride = {1, 2}, .padding = {1, 2}}},
+    {{2, 64, 16, 1}, {64, 64, 3, 3}, {.stride = 2, .padding = 1}},
+    {{2, 272, 8, 1}, {272, 16, 3, 3}, {.stride = {1, 2}, .padding = {1, 2}, .groups = 17}},
+    {{1, 4, 20, 1}, {4, 4, 7, 1}, {.stride = {1, 3}, .padding = {3, 0}}},
+    {{1, 8, 3, 3}, {8, 8, 5, 3}, {.stride = {3, 4}, .padding = {1, 0}}},
 };
 
 std::string name_of(const Sizes& s) {
@@ -109,6 +117,22 @@ TEST_CASE("convolutions: the number of threads changes no bit") {
         CHECK(same_bits(is.y, alone.y));
         CHECK(same_bits(is.gx, alone.gx));
         CHECK(same_bits(is.gw, alone.gw));
+      }
+    }
+}
+
+TEST_CASE("convolutions: what memory held before is in no result") {
+  for (const Sizes& s : cases)
+    for (const DType dtype : {f32, f16, bf16}) {
+      INFO(name_of(s) << " " << name_of(dtype));
+      const Given given(s, dtype);
+      const Three first = given.run(s);
+      for (const double before : {std::numeric_limits<double>::quiet_NaN(), 1e30}) {
+        for (const std::int64_t n : {1 << 10, 1 << 14, 1 << 18, 1 << 22}) (void)full({n}, before);
+        const Three again = given.run(s);
+        CHECK(same_bits(again.y, first.y));
+        CHECK(same_bits(again.gx, first.gx));
+        CHECK(same_bits(again.gw, first.gw));
       }
     }
 }

@@ -83,6 +83,20 @@ TEST_CASE("bce_with_logits of sure answers has all digits") {
   }
 }
 
+TEST_CASE("bce_with_logits bends at a logit of 0 by a quarter of its weight") {
+  const Tensor target = Tensor::from({0.0, 1.0, 0.5}), positive = full({3}, 2, {f64});
+  const std::vector<double> plain(3, 0.25), weighted{0.25, 0.5, 0.375};  // (1 + (weight - 1) target) / 4
+  for (const bool with_weight : {false, true}) {
+    Tensor x = zeros({3}, {f64});
+    x.requires_grad_();
+    const Tensor loss = bce_with_logits(
+        x, target,
+        {.reduction = Reduction::sum, .positive_weight = with_weight ? positive : Tensor()});
+    const Tensor slope = grad(loss, {x}, {}, {.create_graph = true})[0];
+    CHECK(grad(sum(slope), {x})[0].to_vector<double>() == (with_weight ? weighted : plain));
+  }
+}
+
 TEST_CASE("cross_entropy is the same to the bit where all logits of a row are moved by one number") {
   for (const DType dtype : {f64, f32, f16, bf16}) {
     INFO(name_of(dtype));
