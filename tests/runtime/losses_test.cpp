@@ -90,8 +90,7 @@ TEST_CASE("bce_with_logits bends at a logit of 0 by a quarter of its weight") {
     Tensor x = zeros({3}, {f64});
     x.requires_grad_();
     const Tensor loss = bce_with_logits(
-        x, target,
-        {.reduction = Reduction::sum, .positive_weight = with_weight ? positive : Tensor()});
+        x, target, {.reduction = Reduction::sum, .positive_weight = with_weight ? positive : Tensor()});
     const Tensor slope = grad(loss, {x}, {}, {.create_graph = true})[0];
     CHECK(grad(sum(slope), {x})[0].to_vector<double>() == (with_weight ? weighted : plain));
   }
