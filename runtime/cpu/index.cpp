@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 
 #include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/elementwise_loop.h"
@@ -11,6 +12,7 @@
 #include "runtime/ops.h"
 #include "runtime/ops/where.h"
 #include "runtime/parallel.h"
+#include "runtime/wrapping.h"
 
 namespace sherd::cpu {
 namespace {
@@ -55,7 +57,8 @@ void element_numbers(const ops::ElementNumbers& op, Inputs in, Outputs out) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t here = at[i] + (at[i] < 0 ? size : 0);
         most = std::max(most, static_cast<std::uint64_t>(here));
-        to[i] = k == 0 ? here : to[i] * size + here;
+        to[i] = k == 0 ? here
+                       : math::wrapping(std::plus<>{}, to[i] * size, here);  // one outside is refused below
       }
       if (most < static_cast<std::uint64_t>(size)) continue;
       outside = true;

@@ -485,3 +485,16 @@ TEST_CASE("indexing: random orders hold every number once, and draws follow thei
   CHECK(std::abs(shares[1] - 0.25) < 0.02);
   CHECK(shares[2] == 1);
 }
+
+TEST_CASE("indexing: positions far outside are named, on whatever axis they are") {
+  const Tensor x = zeros({3, 5});
+  for (const std::int64_t far : {std::numeric_limits<std::int64_t>::max(),
+                                 std::numeric_limits<std::int64_t>::min(), std::int64_t{5}, std::int64_t{-6}})
+    for (const bool first : {false, true}) {
+      const Tensor good = Tensor::from<std::int64_t>({2, 1}), bad = Tensor::from<std::int64_t>({0, far});
+      const std::string message = message_of<ValueError>([&] {
+        (void)index(x, {first ? bad : good, first ? good : bad});
+      });
+      CHECK(one_line_about(message, fmt::format("index {} at position 1 is outside", far)));
+    }
+}
