@@ -133,7 +133,7 @@ void Program::Impl::plan() {
     const std::pair on_loan(std::exchange(line[storage], nullptr), buffer);
     if (on_loan.first != nullptr)
       lent.push_back(on_loan);
-    else if (std::ranges::none_of(lent, [&](const auto& l) { return l.second == buffer; }))
+    else if (std::ranges::none_of(lent, [&](const auto& l) { return l.second == buffer; }))  // named twice
       workspace[buffer].free = true;
   };
   for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
@@ -304,13 +304,12 @@ void Program::Impl::announce_writes(const Step& step) {
 /// this rank does next.
 void Program::Impl::take_buffers(const Step& step) {
   for (const std::uint32_t i : step.takes) {
-    auto& lent = workspace[i].lent;
-    if (!std::ranges::all_of(lent, &LentCall::over)) {
-      replace(i);
-      continue;
-    }
-    for (const auto& call : lent) call->wait();
-    lent.clear();
+    std::erase_if(workspace[i].lent, [](const std::shared_ptr<LentCall>& call) {
+      if (!call->over()) return false;
+      call->wait();
+      return true;
+    });
+    if (!workspace[i].lent.empty()) replace(i);
   }
 }
 
