@@ -303,7 +303,9 @@ class ThreadLine final : public Line {
         combine(std::span<const std::byte* const>(sources_), out + piece.destination * element, piece.count);
         continue;
       }
-      for (int from = 0; from < size; ++from) {
+      // Each rank begins with another peer, so that no two read one peer's memory at a time.
+      for (int turn = 1; turn <= size; ++turn) {
+        const int from = (self + turn) % size;
         const Piece piece = movement.piece(round_, from, self, n);
         if (piece.count == 0) continue;
         const auto lane = static_cast<std::size_t>(from);

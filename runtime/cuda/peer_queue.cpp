@@ -11,6 +11,7 @@
 #include "runtime/backend.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/engine_copies.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/peer_moves.h"
@@ -138,16 +139,15 @@ bool CudaPeerQueue::reach(Device other) {
   return true;
 }
 
-void CudaPeerQueue::copy_by_engine(const PeerCopy& c) {
-  check_cuda(c.from_device == device_
-                 ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToDevice, moves_)
-                 : cudaMemcpyPeerAsync(c.to, device_.index, c.from, c.from_device.index, c.bytes, moves_),
+void CudaPeerQueue::bring(const PeerCopy& c) {
+  check_cuda(cudaMemcpyPeerAsync(c.to, device_.index, c.from, c.from_device.index, c.bytes, moves_),
              "cuda peers");
 }
 
 void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
   use();
   CopyTable table;
+  EngineCopies long_copies;
   const auto launch = [&] {
     if (table.count == 0) return;
     launch_copies(table, moves_);
@@ -155,8 +155,12 @@ void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
     table.count = 0;
   };
   for (const PeerCopy& c : copies) {
-    if (c.bytes >= engine_bytes || !reads(c.from_device)) {
-      copy_by_engine(c);
+    if (!reads(c.from_device)) {
+      bring(c);
+      continue;
+    }
+    if (c.bytes >= engine_bytes) {
+      long_copies.add(c.to, c.from, c.bytes);
       continue;
     }
     table.piece[table.count++] = {static_cast<std::byte*>(c.to), static_cast<const std::byte*>(c.from),
@@ -164,6 +168,7 @@ void CudaPeerQueue::copy(std::span<const PeerCopy> copies) {
     if (table.count == CopyTable::most) launch();
   }
   launch();
+  launch_copies(long_copies, moves_);
 }
 
 void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const PeerCombination> combinations,
@@ -186,7 +191,7 @@ void CudaPeerQueue::combine(DType dtype, ReduceOp reduction, std::span<const Pee
       for (std::size_t rank = 0; rank < devices.size(); ++rank) {
         sources.push_back(c.sources[rank] + begin * element);
         if (reads(devices[rank])) continue;
-        copy_by_engine({to, sources.back(), devices[rank], static_cast<std::size_t>(bytes)});
+        bring({to, sources.back(), devices[rank], static_cast<std::size_t>(bytes)});
         sources.back() = std::exchange(to, to + bytes);
       }
       const PeerCombination part{sources, c.out + begin * element, count};

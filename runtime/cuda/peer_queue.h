@@ -43,7 +43,8 @@ class CudaPeerQueue final : public PeerQueue {
  private:
   /// Makes the device current, to which streams and events belong.
   void use() const;
-  void copy_by_engine(const PeerCopy& copy);
+  /// From memory that kernels here cannot read.
+  void bring(const PeerCopy& copy);
   /// In the order of the queue; OutOfMemoryError.
   StreamMemory memory_for(std::size_t bytes);
   /// Of sources that kernels here read.
