@@ -130,12 +130,14 @@ Tensors ScatterAlong::grad(const GradArgs& args) const {
 namespace {
 
 void check_index(std::string_view call, const Tensor& x, const Tensor& index) {
-  check<ShapeError>(x.rank() > 0, "{}: an index of shape {} for shape {}", call, index.shape(), x.shape());
   check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
                     name_of(index.dtype()));
   check<DeviceError>(index.device() == x.device(), "{}: positions on {} for a tensor on {}", call,
                      to_string(index.device()), to_string(x.device()));
 }
+
+/// A tensor of one element has one axis here.
+Tensor with_axis(const Tensor& x) { return x.rank() == 0 ? reshape(x, {1}) : x; }
 
 Tensor scattered(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values, Put put) {
   ops::ScatterAlong op{0, put, x.shape()};
@@ -146,6 +148,8 @@ Tensor scattered(const Tensor& x, std::int64_t axis, const Tensor& index, const 
                      to_string(values.device()), to_string(x.device()));
   op.axis = normalize_axis(call, axis, x.rank());
   check_index(call, x, index);
+  if (x.rank() == 0 || index.rank() == 0)
+    return reshape(scattered(with_axis(x), axis, with_axis(index), with_axis(values), put), x.shape());
   Tensor given = values;
   for (int i = 0; i < values.rank() && values.rank() == index.rank(); ++i) {
     check<ShapeError>(index.shape()[i] <= values.shape()[i],
@@ -161,6 +165,8 @@ Tensor scattered(const Tensor& x, std::int64_t axis, const Tensor& index, const 
 Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
   const int at = normalize_axis("gather", axis, x.rank());
   check_index("gather", x, index);
+  if (x.rank() == 0 || index.rank() == 0)
+    return reshape(gather(with_axis(x), axis, with_axis(index)), index.shape());
   return apply(ops::GatherAlong{at}, x, to(index, DType::i64));
 }
 Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {

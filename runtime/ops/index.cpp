@@ -288,18 +288,23 @@ class Taking {
       parts_.picks.emplace_back(to_++, index);
       return note(0, 1, x_.shape()[from_]);
     }
-    check<ShapeError>(index.rank() > 0, "{}: a mask of shape () stands for no axis", call_);
+    if (index.rank() == 0) {  // it takes or leaves an axis of its own
+      parts_.box = unsqueeze(parts_.box, to_);
+      return take_where(reshape(index, {1}));
+    }
     Shape under;
     for (int i = 0; i < index.rank(); ++i) under.push_back(x_.shape()[from_ + i]);
     check<ShapeError>(index.shape() == under,
                       "{}: a mask of shape {} where the tensor has {}, from axis {} of its shape {}", call_,
                       index.shape(), under, from_, x_.shape());
-    const Tensor places = to(places_where("nonzero", index), index.device());
-    parts_.masks.push_back({parts_.picks.size(), index.shape(), places});
-    for (int i = 0; i < index.rank(); ++i) {
-      parts_.picks.emplace_back(to_++, Tensor{});
-      note(0, 1, x_.shape()[from_]);
-    }
+    take_where(index);
+    for (int i = 0; i < index.rank(); ++i) note(0, 1, x_.shape()[from_]);
+  }
+  /// The places of a mask, of as many axes of the box.
+  void take_where(const Tensor& mask) {
+    const Tensor places = to(places_where("nonzero", mask), mask.device());
+    parts_.masks.push_back({parts_.picks.size(), mask.shape(), places});
+    for (int i = 0; i < mask.rank(); ++i) parts_.picks.emplace_back(to_++, Tensor{});
   }
 
   std::string_view call_;
@@ -437,7 +442,7 @@ const Tensor* mask_to_fill(const Tensor& x, std::span<const At> at, const Tensor
   const auto* mask = at.size() == 1 ? std::get_if<Tensor>(&at[0].what()) : nullptr;
   if (!mask || mask->dtype() != DType::boolean || mask->device() != x.device()) return nullptr;
   const int rank = mask->rank();
-  bool fits = put == Put::replace && rank > 0 && rank <= x.rank() && values.device() == x.device() &&
+  bool fits = put == Put::replace && rank <= x.rank() && values.device() == x.device() &&
               values.numel() == 1 && values.rank() <= x.rank() - rank + 1;
   for (int i = 0; fits && i < rank; ++i) fits = mask->shape()[i] == x.shape()[i];
   return fits ? mask : nullptr;

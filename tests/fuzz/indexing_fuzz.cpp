@@ -134,7 +134,12 @@ Expected index_model(const Shape& x, const std::vector<At>& entries) {
     } else {
       const auto& tensor = std::get<Tensor>(at.what());
       if (tensor.dtype() == DType::boolean) {
-        if (tensor.rank() == 0) return refused;
+        if (tensor.rank() == 0) {  // it takes or leaves an axis of its own
+          const std::int64_t count = to(tensor, i64).item<std::int64_t>();
+          axes.push_back({-1, Values(static_cast<std::size_t>(count)), Shape{count}});
+          ++created;
+          continue;
+        }
         for (int i = 0; i < tensor.rank(); ++i)
           if (tensor.shape()[i] != x[from + i]) return refused;
         const Values holds = to(tensor, i64).to_vector<std::int64_t>();
@@ -234,15 +239,17 @@ Values range(std::int64_t begin, std::int64_t end) {
 }
 
 /// Places in x of what `gather` reads and `scatter` writes.
-Expected gather_model(const Shape& x, std::int64_t axis, const Tensor& index) {
+Expected gather_model(const Shape& of_x, std::int64_t axis, const Tensor& index) {
+  const auto with_axis = [](const Shape& shape) { return shape.empty() ? Shape{1} : shape; };
+  const Shape x = with_axis(of_x), of_index = with_axis(index.shape());
   const auto at = inside(axis, x.rank());
-  if (!at || !is_integral(index.dtype()) || index.rank() != x.rank()) return refused;
+  if (!at || !is_integral(index.dtype()) || of_index.rank() != x.rank()) return refused;
   bool outside = false, negative = false;
   for (int i = 0; i < x.rank(); ++i)
-    if (i != *at && index.shape()[i] > x[i]) return refused;
+    if (i != *at && of_index[i] > x[i]) return refused;
   const Values positions = to(index, i64).to_vector<std::int64_t>(), strides = strides_of(x);
   std::size_t next = 0;
-  const Plain plain = made_of(index.shape(), [&](const Values& position) {
+  Plain plain = made_of(of_index, [&](const Values& position) {
     const auto in = inside(positions[next], x[static_cast<int>(*at)]);
     negative = negative || positions[next] < 0;
     outside = outside || !in;
@@ -252,6 +259,7 @@ Expected gather_model(const Shape& x, std::int64_t axis, const Tensor& index) {
       place += strides[i] * (static_cast<std::int64_t>(i) == *at ? in.value_or(0) : position[i]);
     return place;
   });
+  plain.shape = index.shape();
   return outside ? refused : Expected{plain, !negative};
 }
 
@@ -453,14 +461,12 @@ void one_case(Script& in) {
     }
     case 4: {
       const Tensor index = positions(in, shape);
-      if (shape.empty()) return;
       return compare(gather_model(shape, axis, index), [&] { return gather(x, axis, index); });
     }
     case 5:
     case 6: {
       const Put put = which % 14 == 5 ? Put::add : Put::replace;
       const Tensor index = positions(in, shape);
-      if (shape.empty()) return;
       const Tensor values = reshape(arange(50, 50 + index.numel()), index.shape());
       return compare_write(shape, gather_model(shape, axis, index), values, true, put, [&](const Tensor& t) {
         return put == Put::add ? scatter_add(t, axis, index, values) : scatter(t, axis, index, values);

@@ -73,6 +73,42 @@ TEST_CASE("indexing: a mask and tensors of any integers pick, and 32-bit positio
 }
 
 TEST_CASE(
+    "indexing: a tensor of one element without an axis is picked from and written as one with an axis is") {
+  const Tensor first = Tensor::scalar(0, {i64}), yes = ones({}, {boolean}), no = zeros({}, {boolean});
+  for (DType dtype : {f32, bf16, i64, boolean}) {
+    INFO(name_of(dtype));
+    const Tensor one = ones({}, {dtype}), none = zeros({}, {dtype});
+    CHECK(gather(one, 0, first).shape().empty());
+    CHECK(values(gather(one, -1, zeros({3}, {i64}))) == Doubles{1, 1, 1});
+    CHECK(values(gather(ones({1}, {dtype}), 0, first)) == Doubles{1});
+    CHECK(values(scatter(none, 0, first, one)) == Doubles{1});
+    CHECK(scatter(none, 0, zeros({2}, {i64}), 1).shape().empty());
+    if (dtype != boolean) CHECK(values(scatter_add(one, 0, first, one)) == Doubles{2});
+    CHECK(values(one[yes]) == Doubles{1});
+    CHECK(one[no].shape() == Shape{0});
+    const Tensor matrix = ones({2, 3}, {dtype});
+    CHECK(matrix[yes].shape() == Shape{1, 2, 3});
+    CHECK(matrix[{0, no}].shape() == Shape{0, 3});
+    Tensor written = zeros({}, {dtype});
+    written[yes] = 1;
+    CHECK(values(written) == Doubles{1});
+    written[no] = 0;
+    CHECK(values(written) == Doubles{1});
+    written[written > 0] = ones({1}, {dtype});
+    CHECK(values(written) == Doubles{1});
+    matrix[{1, yes}] = zeros({1, 3}, {dtype});
+    CHECK(values(matrix) == Doubles{1, 1, 1, 0, 0, 0});
+  }
+  Tensor w = Tensor::scalar(3.0).requires_grad_();
+  Tensor y = w * 2;
+  y[y > 1] = w * w;
+  (y + gather(w, 0, first)).backward();
+  CHECK(w.grad().item<double>() == 7);
+  CHECK(one_line_about(message_of<Error>([&] { (void)gather(w, 0, Tensor::scalar(1, {i64})); }), "index 1"));
+  CHECK(one_line_about(message_of<Error>([&] { (void)gather(w, 0, zeros({1, 1}, {i64})); }), "(1, 1)"));
+}
+
+TEST_CASE(
     "indexing: a mask picks and writes what its positions do, over any of the axes and beside other picks") {
   for (DType dtype : all_dtypes)
     for (const Shape& shape : {Shape{3, 4, 5}, Shape{70, 300, 3}, Shape{2, 0, 3}})
