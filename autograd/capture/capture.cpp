@@ -20,7 +20,7 @@ bool Program::is_device_graph() const { return impl().graph.has_value(); }
 std::size_t Program::size() const { return impl().steps.size(); }
 std::size_t Program::workspace_bytes() const {
   std::size_t bytes = 0;
-  for (const Impl::Buffer& buffer : impl().workspace) bytes += buffer.bytes;
+  for (const Impl::Workspace& workspace : impl().workspaces) bytes += workspace.packing.bytes;
   return bytes;
 }
 

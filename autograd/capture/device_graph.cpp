@@ -225,15 +225,16 @@ bool is_over(const std::vector<std::shared_ptr<LentCall>>& lent) {
 /// their devices, which wait for this one.
 bool Program::Impl::ready_to_run() const {
   return soon([&] {
-    return is_over(graph->lent) && (!graph->calls || std::ranges::all_of(workspace, is_over, &Buffer::lent));
+    return is_over(graph->lent) && (!graph->calls || std::ranges::all_of(buffers, is_over, &Buffer::lent));
   });
 }
 
 bool Program::Impl::free_soon(const DeviceGraph::Part& part) const {
   return soon([&] {
     for (std::uint32_t i = part.first; i < part.end; ++i)
-      for (const std::uint32_t buffer : steps[i].takes)
-        if (!is_over(workspace[buffer].lent)) return false;
+      for (const std::uint32_t taken : steps[i].takes)
+        for (const std::uint32_t other : buffers[taken].turns)
+          if (!is_over(buffers[other].lent)) return false;
     return true;
   });
 }

@@ -8,7 +8,7 @@
 namespace sherd {
 namespace {
 
-constexpr std::uint32_t none = TracedTensor::none;
+constexpr std::size_t buffer_alignment = 512;  // as memory of any device has; some kernels look at it
 
 bool same_layout(const Layout& a, const Layout& b) {
   return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
@@ -94,28 +94,9 @@ void Program::Impl::name_values() {
   for (const std::uint32_t v : results) name(v, false);
 }
 
-std::uint32_t Program::Impl::take_buffer(const TracedStorage& storage) {
-  std::uint32_t best = none;
-  const auto better = [&](std::size_t a, std::size_t b) {  // smallest that fits, else largest
-    const bool a_fits = a >= storage.bytes, b_fits = b >= storage.bytes;
-    return a_fits != b_fits ? a_fits : a_fits ? a < b : a > b;
-  };
-  for (std::uint32_t i = 0; i < workspace.size(); ++i) {
-    if (!workspace[i].free || workspace[i].device != storage.device) continue;
-    if (best == none || better(workspace[i].bytes, workspace[best].bytes)) best = i;
-  }
-  if (best == none) {
-    best = static_cast<std::uint32_t>(workspace.size());
-    workspace.push_back({storage.device, 0, false, {}});
-  }
-  workspace[best].bytes = std::max(workspace[best].bytes, storage.bytes);
-  workspace[best].free = false;
-  return best;
-}
-
-/// Assigns a workspace buffer to every storage between the ops, from the op that makes it to its last use;
-/// one that a call's peers read is not taken before the next call of that line: who took it at once would
-/// wait for the peers, where the step had other memory and went on.
+/// Gives every storage between the ops a buffer, from the op that makes it to its last use; what a call's
+/// peers read lives on until the next call of that line: who took the memory at once would wait for the
+/// peers, where the step had other memory and went on.
 void Program::Impl::plan() {
   std::vector<std::uint32_t> last(trace.storages.size(), none), last_write(trace.storages.size(), 0);
   std::vector<const void*> line(trace.storages.size(), nullptr);  // of the last call that reads it
@@ -128,29 +109,24 @@ void Program::Impl::plan() {
     for (std::size_t k = 0; k < traced.in.size(); ++k)
       if (traced.op->writes(k) && traced.in[k].storage != none) last_write[traced.in[k].storage] = i;
   }
-  const auto give_back = [&](std::uint32_t storage) {
-    const std::uint32_t buffer = places[storage].index;
-    const std::pair on_loan(std::exchange(line[storage], nullptr), buffer);
-    if (on_loan.first != nullptr)
-      lent.push_back(on_loan);
-    else if (std::ranges::none_of(lent, [&](const auto& l) { return l.second == buffer; }))  // named twice
-      workspace[buffer].free = true;
-  };
-  for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
+  const auto end = static_cast<std::uint32_t>(trace.ops.size());
+  for (std::uint32_t i = 0; i < end; ++i) {
     const TracedOp& traced = trace.ops[i];
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list) {
-        if (t.storage == none || last[t.storage] == none || trace.storages[t.storage].maker != i) continue;
+        if (t.storage == none || trace.storages[t.storage].maker != i) continue;
         Place& place = places[t.storage];
-        if (place.home != Home::workspace || place.placed) continue;
-        place.placed = true;
-        place.index = take_buffer(trace.storages[t.storage]);
+        if (place.home != Home::workspace || place.index != none) continue;
+        place.index = static_cast<std::uint32_t>(buffers.size());
+        buffers.push_back({t.storage, {trace.storages[t.storage].bytes, i, last[t.storage]}});
         steps[i].takes.push_back(place.index);
       }
     const void* const behind = traced.op->line();
-    for (const auto& [its, buffer] : lent)
-      if (its == behind) workspace[buffer].free = true;
-    std::erase_if(lent, [&](const auto& earlier) { return earlier.first == behind; });
+    std::erase_if(lent, [&](const auto& earlier) {
+      if (earlier.first != behind) return false;
+      buffers[earlier.second].life.end = i;
+      return true;
+    });
     for (std::size_t k = 0; k < traced.in.size(); ++k) {
       const TracedTensor& t = traced.in[k];
       if (!traced.op->among_ranks() || t.storage == none) continue;
@@ -161,11 +137,60 @@ void Program::Impl::plan() {
       else if (place.home != Home::output && last_write[t.storage] <= i)
         steps[i].lends_given = true;
     }
-    // After the outputs have their buffers, so that no op writes where it still reads.
     for (const auto* list : {&traced.in, &traced.out})
-      for (const TracedTensor& t : *list)
-        if (t.storage != none && last[t.storage] == i && places[t.storage].home == Home::workspace)
-          give_back(t.storage);
+      for (const TracedTensor& t : *list) {
+        if (t.storage == none || last[t.storage] != i || places[t.storage].home != Home::workspace) continue;
+        if (const void* its = std::exchange(line[t.storage], nullptr)) {
+          buffers[places[t.storage].index].life.end = end;
+          lent.emplace_back(its, places[t.storage].index);
+        }
+      }
+  }
+  place_buffers();
+}
+
+/// Finds each buffer its bytes, and those that take turns with it in them.
+void Program::Impl::place_buffers() {
+  for (std::uint32_t i = 0; i < buffers.size(); ++i) {
+    const Device device = trace.storages[buffers[i].storage].device;
+    auto its = std::ranges::find(workspaces, device, &Workspace::device);
+    if (its == workspaces.end()) its = workspaces.insert(its, {device, {}, {}});
+    its->buffers.push_back(i);
+  }
+  std::vector<bool> is_lent(buffers.size());
+  for (const Step& step : steps)
+    for (const std::uint32_t i : step.lends) is_lent[i] = true;
+  for (Workspace& workspace : workspaces) {
+    std::vector<Lifetime> lives;
+    for (const std::uint32_t i : workspace.buffers) lives.push_back(buffers[i].life);
+    workspace.packing = pack(lives, buffer_alignment);
+    const auto begin = [&](std::size_t k) { return workspace.packing.offsets[k]; };
+    const auto past = [&](std::size_t k) { return begin(k) + lives[k].bytes; };
+    for (std::size_t j = 0; j < lives.size(); ++j) {
+      if (!is_lent[workspace.buffers[j]]) continue;
+      for (std::size_t k = 0; k < lives.size(); ++k)
+        if (begin(j) < past(k) && begin(k) < past(j))
+          buffers[workspace.buffers[k]].turns.push_back(workspace.buffers[j]);
+    }
+  }
+}
+
+/// At the first replay.
+void Program::Impl::allocate_buffers() {
+  for (const Workspace& workspace : workspaces) {
+    Ref<Storage> all;
+    for (std::size_t k = 0; k < workspace.buffers.size(); ++k) {
+      Buffer& buffer = buffers[workspace.buffers[k]];
+      if (buffer.memory) continue;
+      if (buffer.life.bytes == 0 || workspace.device.type == DeviceType::meta) {
+        buffer.memory = Storage::allocate(workspace.device, buffer.life.bytes);
+        continue;
+      }
+      if (!all) all = Storage::allocate(workspace.device, workspace.packing.bytes);
+      buffer.memory =
+          Storage::wrap(workspace.device, static_cast<std::byte*>(all->data()) + workspace.packing.offsets[k],
+                        buffer.life.bytes, [all] {});
+    }
   }
 }
 
@@ -257,12 +282,11 @@ void Program::Impl::bind_input(std::size_t i, const Tensor& given) {
 }
 
 void Program::Impl::bind_all(const std::vector<Tensor>& given) {
-  for (Buffer& buffer : workspace)
-    if (!buffer.memory) buffer.memory = Storage::allocate(buffer.device, buffer.bytes);
+  allocate_buffers();
   for (std::uint32_t i = 0; i < places.size(); ++i) {
     const Place& place = places[i];
     if (place.home == Home::workspace) {
-      bind(i, workspace[place.index].memory);
+      if (place.index != none) bind(i, buffers[place.index].memory);
     } else if (place.home == Home::output) {
       bind(i, Storage::allocate(trace.storages[i].device, trace.storages[i].bytes));
     } else if (place.home == Home::input) {
@@ -273,8 +297,7 @@ void Program::Impl::bind_all(const std::vector<Tensor>& given) {
 
 /// Drops inputs and outputs after a replay; between replays the program holds its workspace alone.
 void Program::Impl::unbind() noexcept {
-  for (std::uint32_t i = 0; i < places.size() && !replaced_.empty(); ++i)
-    if (places[i].home == Home::workspace) bind(i, workspace[places[i].index].memory);
+  for (const std::uint32_t i : replaced_) bind(buffers[i].storage, buffers[i].memory);
   replaced_.clear();
   for (std::uint32_t i = 0; i < places.size(); ++i)
     if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
@@ -303,20 +326,24 @@ void Program::Impl::announce_writes(const Step& step) {
 /// call that the buffer was lent to. To wait for it could be for ever, since the peer may first wait for what
 /// this rank does next.
 void Program::Impl::take_buffers(const Step& step) {
-  for (const std::uint32_t i : step.takes) {
-    std::erase_if(workspace[i].lent, [](const std::shared_ptr<LentCall>& call) {
+  const auto is_lent = [&](std::uint32_t i) {
+    std::erase_if(buffers[i].lent, [](const std::shared_ptr<LentCall>& call) {
       if (!call->over()) return false;
       call->wait();
       return true;
     });
-    if (!workspace[i].lent.empty()) replace(i);
+    return !buffers[i].lent.empty();
+  };
+  for (const std::uint32_t i : step.takes) {
+    bool lent = false;
+    for (const std::uint32_t other : buffers[i].turns) lent = is_lent(other) || lent;
+    if (lent) replace(i);
   }
 }
 
 void Program::Impl::replace(std::uint32_t buffer) {
-  const Ref<Storage> memory = Storage::allocate(workspace[buffer].device, workspace[buffer].bytes);
-  for (std::uint32_t i = 0; i < places.size(); ++i)
-    if (places[i].home == Home::workspace && places[i].index == buffer) bind(i, memory);
+  const Buffer& own = buffers[buffer];
+  bind(own.storage, Storage::allocate(trace.storages[own.storage].device, own.life.bytes));
   replaced_.push_back(buffer);
 }
 
@@ -324,7 +351,7 @@ void Program::Impl::lend(const Step& step) {
   if (step.lends.empty() && !step.lends_given) return;
   const std::shared_ptr<LentCall> call = step.op->lent();
   if (!call) return;
-  for (const std::uint32_t i : step.lends) workspace[i].lent.push_back(call);
+  for (const std::uint32_t i : step.lends) buffers[i].lent.push_back(call);
   if (step.lends_given) lent_.push_back(call);
 }
 

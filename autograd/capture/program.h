@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/capture/capture.h"
+#include "autograd/capture/packing.h"
 #include "autograd/capture/tracer.h"
 #include "runtime/device_recording.h"
 #include "runtime/lent_call.h"
@@ -16,12 +17,12 @@
 namespace sherd {
 
 struct Program::Impl {
+  static constexpr std::uint32_t none = TracedTensor::none;
   /// Where the memory of a storage of the trace comes from during a replay.
   enum class Home { outside, input, workspace, output };
   struct Place {
     Home home = Home::workspace;
-    std::uint32_t index = 0;             // of the input, or of the workspace buffer
-    bool placed = false;                 // it has its buffer
+    std::uint32_t index = none;          // of the input, or of the workspace buffer
     std::vector<std::uint32_t> tensors;  // values that lie in it
   };
   /// A tensor of the trace. Its handle is made once; each replay puts a storage behind it (`bind`).
@@ -40,12 +41,20 @@ struct Program::Impl {
     std::vector<std::function<void()>> effects{};  // that come before it
     Tensors bound_in, bound_out;                   // the same as handles
   };
+  /// What a storage of the trace has of the workspace.
   struct Buffer {
+    std::uint32_t storage;
+    Lifetime life;
+    Ref<Storage> memory{};
+    std::vector<std::shared_ptr<LentCall>>
+        lent{};                          // of the last replay's step that lent it, and of earlier ones
+    std::vector<std::uint32_t> turns{};  // those that are ever lent and lie in the same bytes, itself too
+  };
+  /// The memory of a device in which buffers take turns.
+  struct Workspace {
     Device device;
-    std::size_t bytes = 0;
-    bool free = false;
-    Ref<Storage> memory;
-    std::vector<std::shared_ptr<LentCall>> lent{};  // of the last step that had it, and of earlier replays
+    std::vector<std::uint32_t> buffers;
+    Packing packing;
   };
   /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
   /// the devices of all ranks make them; else several, between which the host makes them. It has its own
@@ -76,7 +85,8 @@ struct Program::Impl {
   std::vector<Place> places;  // by storage of the trace
   std::vector<Value> values;
   std::vector<Step> steps;
-  std::vector<Buffer> workspace;
+  std::vector<Buffer> buffers;
+  std::vector<Workspace> workspaces;
   std::vector<std::uint32_t> inputs, results;       // values
   std::vector<Tensor> first;                        // outputs of the captured run
   std::vector<std::function<void()>> last_effects;  // after all steps
@@ -87,7 +97,8 @@ struct Program::Impl {
   std::uint32_t value_of(const TracedTensor& t);
   void name_values();
   void plan();
-  std::uint32_t take_buffer(const TracedStorage& storage);
+  void place_buffers();
+  void allocate_buffers();
   void check_inside(std::size_t i) const;
   void check_input(std::size_t i, const Tensor& given) const;
   void check_memory(const std::vector<Tensor>& given) const;

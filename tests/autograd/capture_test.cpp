@@ -2,10 +2,12 @@
 
 #include <cstring>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <thread>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/packing.h"
 #include "autograd/recompute.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
@@ -279,6 +281,56 @@ TEST_CASE("values between the ops share memory, and a replay allocates nothing n
                     "the pool caches nothing in sanitizer builds"))
     return;
   CHECK(Context::current().cpu_pool().system_allocations() == before);
+}
+
+TEST_CASE("what lives for a while is packed: no two at a time overlap, and what follows takes their place") {
+  std::mt19937 random(5);
+  const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t alignment = std::size_t{1} << below(10);
+    std::vector<Lifetime> lives(below(60));
+    for (Lifetime& life : lives) {
+      life.bytes = below(4) == 0 ? 0 : below(5000);
+      life.begin = below(40);
+      life.end = life.begin + below(20);
+    }
+    const Packing packing = pack(lives, alignment);
+    std::size_t most = 0, all = 0;  // that live at a time, and that there are
+    for (std::uint32_t step = 0; step < 60; ++step) {
+      std::size_t now = 0;
+      for (const Lifetime& life : lives) now += life.begin <= step && step <= life.end ? life.bytes : 0;
+      most = std::max(most, now);
+    }
+    for (std::size_t i = 0; i < lives.size(); ++i) {
+      all += (lives[i].bytes + alignment - 1) / alignment * alignment;
+      REQUIRE(packing.offsets[i] % alignment == 0);
+      REQUIRE(packing.offsets[i] + lives[i].bytes <= packing.bytes);
+      for (std::size_t j = 0; j < i; ++j)
+        REQUIRE((lives[i].end < lives[j].begin || lives[j].end < lives[i].begin ||
+                 packing.offsets[i] + lives[i].bytes <= packing.offsets[j] ||
+                 packing.offsets[j] + lives[j].bytes <= packing.offsets[i]));
+    }
+    REQUIRE((packing.bytes >= most && packing.bytes <= all));
+  }
+  CHECK(pack({}, 64).bytes == 0);
+  // Many that are small give their place to one that is large, and back.
+  std::vector<Lifetime> turns{{800, 3, 4}};
+  for (std::uint32_t i = 0; i < 8; ++i) turns.insert(turns.end(), {{100, 0, 2}, {100, 5, i + 5}});
+  CHECK(pack(turns, 4).bytes == 800);
+}
+
+TEST_CASE("a value takes the place of several that are not used any more") {
+  const auto step = [](std::span<const Tensor> in) -> std::vector<Tensor> {
+    std::vector<Tensor> parts;
+    for (int i = 0; i < 8; ++i) parts.push_back(mul(in[0], i));
+    const Tensor all = cat(parts, 0);
+    parts.clear();
+    return {sum(tanh(all))};
+  };
+  const Tensor x = randn({1024});
+  Program program = capture(step, {x});
+  CHECK(program.workspace_bytes() == 2 * 8 * 4096);  // the parts and all, then all and its tanh
+  CHECK(same_bits(program.replay({x})[0], step({&x, 1})[0]));
 }
 
 TEST_CASE("a replay counts as a write for graphs that kept what it writes") {
