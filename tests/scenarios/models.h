@@ -81,7 +81,7 @@ struct Seq2Seq final : nn::Layer<Seq2Seq> {
   }
   /// Of its own input, as its parameters are.
   Tensor output() const {
-    const Tensor& like = parameters()[0].local();
+    const Tensor like = parameters()[0].local();
     const auto [src, tgt] = get_input(like.device(), like.dtype());
     return (*this)(src, tgt);
   }
