@@ -17,7 +17,9 @@ namespace sherd {
 struct BackwardOptions {
   bool retain_graph = false;  ///< keep values and edges for another backward
   /// Record the gradients' own ops; implies retain_graph. A gradient that cannot be differentiated again,
-  /// because it uses an op without a gradient or a value on the host, is a NotImplementedError.
+  /// because it uses an op without a gradient or a value on the host, is a NotImplementedError. What
+  /// `backward` leaves in a leaf's `.grad` then holds the graph that holds the leaf, until `.grad` is
+  /// cleared: `grad` does not.
   bool create_graph = false;
 };
 

@@ -810,6 +810,10 @@ void clip_grad_value_(std::span<const Parameter> params, double limit) {
 
 double CosineSchedule::operator()(std::int64_t step) const {
   check<ValueError>(step >= 0, "cosine schedule: step {} is before the first, 0", step);
+  check<ValueError>(min_lr <= lr, "cosine schedule: min_lr {} is above lr {}; give both", min_lr, lr);
+  check<ValueError>(warmup <= steps,
+                    "cosine schedule: a warm-up of {} steps does not end within {}; give a shorter one",
+                    warmup, steps);
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (step >= steps) return min_lr;
   const double done =

@@ -190,6 +190,9 @@ Indexed Parameter::operator[](std::initializer_list<At> at) const { return tenso
 Indexed Param::operator[](const At& at) const { return tensor()[at]; }
 Indexed Param::operator[](std::initializer_list<At> at) const { return tensor()[at]; }
 
+Indexed Buffer::operator[](const At& at) const { return tensor()[at]; }
+Indexed Buffer::operator[](std::initializer_list<At> at) const { return tensor()[at]; }
+
 Buffer::Buffer(const Buffer& other) : persistence_(other.persistence_) {
   check_cloning();
   if (CopyRecord* record = CopyRecord::current()) {

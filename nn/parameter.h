@@ -201,6 +201,9 @@ class SHERD_API Buffer {
 
   operator const Tensor&() const { return data_; }
   const Tensor& tensor() const { return data_; }
+  /// A part of it: see runtime/indexing.h.
+  Indexed operator[](const At& at) const;
+  Indexed operator[](std::initializer_list<At> at) const;
   /// Replaces the tensor. If its dtype is another, that becomes the buffer's own.
   void set(Tensor data);
   Persistence persistence() const { return persistence_; }

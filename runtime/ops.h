@@ -308,7 +308,7 @@ SHERD_API Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis);
 /// of the other side.
 enum class Padding { constant, reflect, replicate, circular };
 /// `x` with so many elements more before and after, as PyTorch lists them: {before, after} of the last axis,
-/// then of the one before it, and so on. Negative counts take elements away.
+/// then of the one before it, and so on, of four axes at most. Negative counts take elements away.
 SHERD_API Tensor pad(const Tensor& x, Shape counts, Padding padding = Padding::constant, Number value = 0);
 /// Rows `index` (integers, any shape) of `table` (rows, width): shape index + (width). Repeated rows add up
 /// in the gradient.

@@ -258,16 +258,19 @@ void Unit::apply_synchronising() {
 
 /// The first module to run from outside is the root of those below; what was put in since joins them.
 void Unit::take_over(nn::Module& root) {
-  struct Ids final : nn::MemberVisitor {
-    std::vector<const void*> all;
+  struct Changes final : nn::MemberVisitor {
+    explicit Changes(const std::vector<nn::Parameter>& known) : known(known) {}
     void param(std::string_view, nn::Param& p) override {
-      all.push_back(p.defined() ? p.object().id() : nullptr);
+      same = same && next < known.size() && p.object() == known[next];
+      ++next;
     }
+    const std::vector<nn::Parameter>& known;
+    std::size_t next = 0;
+    bool same = true;
   };
-  Ids ids;
-  ids.all.reserve(below_.size());
-  root.visit_all_members(ids);
-  if (took_over_ && ids.all == below_) return;
+  Changes changes(below_);
+  root.visit_all_members(changes);
+  if (took_over_ && changes.same && changes.next == below_.size()) return;
   ignored_below_ = {};
   casts_buffers_ = false;
   const std::vector<NamedUnit> units = units_of(root);
@@ -290,9 +293,13 @@ void Unit::take_over(nn::Module& root) {
   }
   for (const NamedUnit& below : units) below.unit->leave_slots(held);
   took_over_ = true;
-  ids.all.clear();
-  root.visit_all_members(ids);
-  below_ = std::move(ids.all);
+  struct Objects final : nn::MemberVisitor {
+    std::vector<nn::Parameter> all;
+    void param(std::string_view, nn::Param& p) override { all.push_back(p.object()); }
+  };
+  Objects objects;
+  root.visit_all_members(objects);
+  below_ = std::move(objects.all);
   std::erase_if(root_->units, [](const auto& weak) { return weak.expired(); });
   std::unordered_set<const Unit*> known;
   for (const auto& weak : root_->units) known.insert(weak.lock().get());

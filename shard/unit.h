@@ -185,7 +185,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::unordered_map<const void*, Place> places_;
   std::shared_ptr<Root> root_;
   /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
-  std::vector<const void*> below_;
+  std::vector<nn::Parameter> below_;  ///< held, so that no new one passes for one that is gone
   Ignored ignored_below_;
   /// How a root's forward casts buffers, in the order of members.
   struct BufferCast {

@@ -14,6 +14,7 @@
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/late_value.h"
+#include "runtime/log.h"
 #include "runtime/timeline.h"
 #include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
@@ -99,7 +100,8 @@ class Run {
                                                                                      .seed = options().seed,
                                                                                      .rank = group_.rank(),
                                                                                      .world = group_.size()}),
-        schedule_{options().lr, options().min_lr, options().warmup, options().steps},
+        schedule_{options().lr, options().min_lr, options().warmup,
+                  std::max(options().steps, options().warmup)},
         scaler_({.scaling = options().param_dtype == "f16" ? nn::Scaling::on : nn::Scaling::off}) {
     set_generator(Context::current().generator().state());
   }
@@ -161,6 +163,10 @@ class Run {
                             static_cast<std::int64_t>(text_.validation.size()), bigram_});
     metrics_.emplace(out_ / metrics_name, files_);
     speed_.emplace(out_ / speed_name, files_);
+    if (options().warmup > options().steps)
+      write_log(LogLevel::warning,
+                "train: the learning rate rises for {} steps, and there are {}; give a shorter --warmup",
+                options().warmup, options().steps);
   }
 
   /// False when somebody wanted to stop. A step's numbers are read when the next one is under way, so that a

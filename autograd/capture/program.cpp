@@ -14,6 +14,34 @@ bool same_layout(const Layout& a, const Layout& b) {
   return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset;
 }
 
+/// Whether a tensor has all elements between its first and its last one.
+bool is_dense(const Layout& layout) {
+  const Reach reach = *Reach::of(layout);
+  std::int64_t count = 1;
+  for (int i = 0; i < layout.shape.rank(); ++i) count *= layout.strides[i] == 0 ? 1 : layout.shape[i];
+  return count == reach.high - reach.low + 1;
+}
+
+/// `at(place)` for each element's place in its storage. The tensor has elements.
+template <class F>
+void each_place(const Layout& layout, int axis, std::int64_t place, const F& at) {
+  if (axis == layout.shape.rank()) return at(place);
+  for (std::int64_t i = 0; i < layout.shape[axis]; ++i)
+    each_place(layout, axis + 1, place + i * layout.strides[axis], at);
+}
+
+/// Whether all elements of `part` are elements of `whole`, between whose first and last one they lie.
+bool is_part_of(const Layout& part, const Layout& whole) {
+  if (same_layout(part, whole) || is_dense(whole)) return true;
+  const Reach reach = *Reach::of(whole);
+  std::vector<bool> there(static_cast<std::size_t>(reach.high - reach.low + 1));
+  const auto of = [&](std::int64_t place) { return there[static_cast<std::size_t>(place - reach.low)]; };
+  each_place(whole, 0, whole.offset, [&](std::int64_t place) { of(place) = true; });
+  bool all = true;
+  each_place(part, 0, part.offset, [&](std::int64_t place) { all = all && of(place); });
+  return all;
+}
+
 std::string describe(const Spec& spec) {
   std::string text = fmt::format("{} {}", name_of(spec.dtype), spec.shape);
   return spec.device == Device::cpu() ? text : text + " on " + to_string(spec.device);
@@ -205,8 +233,9 @@ void Program::Impl::check_inside(std::size_t i) const {
   const auto [low, high] = bytes(inputs[i]);
   for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
     const auto [from, to] = bytes(v);
+    const Tensor &part = values[v].tensor, &whole = values[inputs[i]].tensor;
     check<StateError>(
-        from == to || (from >= low && to <= high),
+        from == to || (from >= low && to <= high && is_part_of(part.layout(), whole.layout())),
         "capture: the step uses memory beside input {}, which another input would not have; pass "
         "the whole tensor as the input, or a clone",
         i);

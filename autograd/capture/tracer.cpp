@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
 #include "runtime/context.h"
 #include "runtime/lent_call.h"

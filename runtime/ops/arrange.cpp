@@ -4,6 +4,7 @@
 #include "runtime/apply.h"
 #include "runtime/ops.h"
 #include "runtime/ops/cat.h"
+#include "runtime/ops/diagonal.h"
 #include "runtime/ops/flip.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/triangle.h"
@@ -204,19 +205,54 @@ Tensors ops::Triangle::grad(const GradArgs& args) const { return {apply(*this, a
 Tensor tril(const Tensor& x, std::int64_t offset) { return triangle("tril", x, offset, true); }
 Tensor triu(const Tensor& x, std::int64_t offset) { return triangle("triu", x, offset, false); }
 
-Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64_t b) {
-  const int first = normalize_axis("diagonal", a, x.rank()), second = normalize_axis("diagonal", b, x.rank());
-  check<ShapeError>(x.rank() >= 2 && first != second, "diagonal: axes {} and {} of shape {}", a, b,
-                    x.shape());
+namespace {
+
+/// All axes but `a` and `b`, then these.
+Shape with_last(int rank, int a, int b) {
   Shape order;
-  for (int i = 0; i < x.rank(); ++i)
-    if (i != first && i != second) order.push_back(i);
-  order.push_back(first);
-  order.push_back(second);
-  const std::int64_t n = x.shape()[first], m = x.shape()[second];
+  for (int i = 0; i < rank; ++i)
+    if (i != a && i != b) order.push_back(i);
+  order.push_back(a);
+  order.push_back(b);
+  return order;
+}
+
+}  // namespace
+
+Layout ops::Diagonal::view(const Tensor& x) const {
+  const auto is_axis = [&](int i) { return i >= 0 && i < x.rank(); };
+  check<ShapeError>(is_axis(a) && is_axis(b) && a != b, "diagonal: axes {} and {} of shape {}", a, b,
+                    x.shape());
+  const Shape order = with_last(x.rank(), a, b);
+  const std::int64_t m = x.shape()[b], length = diagonal_of(x.shape()[a], m, offset).second;
+  Layout layout{{}, {}, x.layout().offset};
+  for (int i = 0; i + 2 < order.rank(); ++i) {
+    layout.shape.push_back(x.shape()[static_cast<int>(order[i])]);
+    layout.strides.push_back(x.strides()[static_cast<int>(order[i])]);
+  }
+  layout.shape.push_back(length);
+  layout.strides.push_back(length > 1 ? x.strides()[a] + x.strides()[b] : 1);
+  if (length > 0) layout.offset += offset >= 0 ? offset * x.strides()[b] : -offset * x.strides()[a];
+  return layout;
+}
+
+Tensors ops::Diagonal::grad(const GradArgs& args) const {
+  const Shape &shape = args.specs[0].shape, order = with_last(shape.rank(), a, b);
+  const std::int64_t n = shape[a], m = shape[b];
   const auto [start, length] = diagonal_of(n, m, offset);
-  const Tensor rows = flatten(permute(x, order), -2, -1);
-  return apply(ops::Slice{rows.rank() - 1, start, m + 1, length}, rows);
+  Shape rows, back = order;
+  for (int i = 0; i < order.rank(); ++i) {
+    rows.push_back(shape[static_cast<int>(order[i])]);
+    back[static_cast<int>(order[i])] = i;
+  }
+  const Tensor flat = apply(Unslice{{rows.rank() - 2, start, m + 1, length}, n * m}, args.gy[0]);
+  return {permute(reshape(flat, rows), back)};
+}
+
+Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64_t b) {
+  return apply(
+      ops::Diagonal{normalize_axis("diagonal", a, x.rank()), normalize_axis("diagonal", b, x.rank()), offset},
+      x);
 }
 
 Tensor diag(const Tensor& x, std::int64_t offset) {

@@ -214,6 +214,8 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
   check<ShapeError>(q.rank() == 4 && k.rank() == 4,
                     "attention: q (B, H, Tq, D), k and v (B, H, Tk, D), got {} and {}", q.shape(), k.shape());
+  check<ShapeError>(v.shape() == k.shape(), "attention: k and v (B, H, Tk, D) of one shape, got {} and {}",
+                    k.shape(), v.shape());
   const std::int64_t heads = q.shape()[1], shared = k.shape()[1];
   if (heads != shared && v.rank() == 4 && v.shape()[1] == shared && shared > 0 && heads % shared == 0)
     return attention(q, with_heads(k, heads), with_heads(v, heads), std::move(options));

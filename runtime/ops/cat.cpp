@@ -54,6 +54,9 @@ Tensor cat(std::span<const Tensor> parts, std::int64_t axis) {
 
 Tensor stack(std::span<const Tensor> parts, std::int64_t axis) {
   std::vector<Tensor> grown;
+  for (const Tensor& part : parts)
+    check<ShapeError>(part.shape() == parts[0].shape(), "stack: shapes {} and {} differ", parts[0].shape(),
+                      part.shape());
   for (const Tensor& part : parts) grown.push_back(unsqueeze(part, axis));
   return cat(grown, axis);
 }

@@ -10,6 +10,7 @@
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/cross_entropy.h"
+#include "runtime/ops/diagonal.h"
 #include "runtime/ops/dropout.h"
 #include "runtime/ops/embedding.h"
 #include "runtime/ops/expand.h"
@@ -45,7 +46,7 @@
 namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
-using ViewOps = OpList<ViewAs, Permute, Expand, Slice>;
+using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
                          ElementNumbers, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
                          ScatterAlong, TopK, Flip, Roll, Triangle>;

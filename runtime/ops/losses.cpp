@@ -231,7 +231,7 @@ Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions
 Tensor kl_div(const Tensor& log_input, const Tensor& target, Reduction reduction, KlTarget form) {
   return loss_of("kl_div", log_input, target, reduction, [&](const Tensor& x, const Tensor& t) {
     if (form == KlTarget::logarithms) return mul(exp(t), sub(t, x));
-    const Tensor some = greater(t, 0);  // t log t is 0 at 0
+    const Tensor some = not_equal(t, 0);  // t log t is 0 at 0
     return sub(where(some, mul(t, log(where(some, t, 1))), 0), mul(t, x));
   });
 }

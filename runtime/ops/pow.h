@@ -82,7 +82,9 @@ struct Pow {
   constexpr T grad_b(T gy, T a, T b, T y) const {
     using math::log;
     using math::where;
-    return where(a == T(0), where(b >= T(0), T(0), gy * y * log(a)), gy * y * log(a));
+    // One factor of gy, so that the derivative by it is of no power's logarithm of 0 either.
+    const T at_zero = where(b >= T(0), T(0), -std::numeric_limits<T>::infinity());
+    return gy * where(a == T(0), at_zero, y * log(where(a == T(0), T(1), a)));
   }
   /// Calls `body` with a functor of x that does the same as x to this power in fewer instructions, if there
   /// is one; says whether.

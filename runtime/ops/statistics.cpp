@@ -110,9 +110,15 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
   }
   return in_wide(x, [&](const Tensor& y) {
     const Tensor size = abs(y);
-    if (p == 0) return to(sum(not_equal(y, 0), axes, keep), y.dtype());
+    if (p == 0) return sum(where(not_equal(y, 0), 1, mul(y, 0)), axes, keep);
     if (std::isinf(p)) return p > 0 ? amax(size, axes, keep) : amin(size, axes, keep);
-    return pow(sum(pow(size, p), axes, keep), 1 / p);
+    // Of 0 neither is differentiated: their gradient there is infinite, and 0 times it no number.
+    const auto powers = [](const Tensor& of, double power) {
+      const Tensor zero = equal(of, 0);
+      return where(zero, power > 0 ? 0 : std::numeric_limits<double>::infinity(),
+                   pow(where(zero, 1, of), power));
+    };
+    return powers(sum(powers(size, p), axes, keep), 1 / p);
   });
 }
 

@@ -319,6 +319,18 @@ TEST_CASE("what lives for a while is packed: no two at a time overlap, and what 
   CHECK(pack(turns, 4).bytes == 800);
 }
 
+TEST_CASE("what lies between the elements of an input is memory beside it") {
+  const Tensor base = randn({4, 4}), beside = base[{Slice{0, 3}, 1}], within = base[{Slice{1, 3}, 0}];
+  const Tensor in = base[{Slice{}, 0}];
+  const auto step = [&](const Tensor& other) {
+    return capture([&](std::span<const Tensor> x) { return std::vector{add(x[0], 1), add(other, 1)}; }, {in});
+  };
+  CHECK_THAT(test::message_of<StateError>([&] { step(beside); }), ContainsSubstring("beside input 0"));
+  Program program = step(within);
+  const Tensor other = randn({4, 4});
+  CHECK(same_bits(program.replay({select(other, 1, 2).detach()})[1], add(other[{Slice{1, 3}, 2}], 1)));
+}
+
 TEST_CASE("a value takes the place of several that are not used any more") {
   const auto step = [](std::span<const Tensor> in) -> std::vector<Tensor> {
     std::vector<Tensor> parts;

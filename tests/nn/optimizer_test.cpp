@@ -564,6 +564,8 @@ TEST_CASE("schedules: warm up, come down by a cosine, stay") {
   CHECK(schedule(100000) == 0.1);
   CHECK(CosineSchedule{.lr = 1, .min_lr = 0.1, .warmup = 0, .steps = 0}(0) == 0.1);
   CHECK_THROWS_AS((CosineSchedule{.lr = 1, .warmup = 0, .steps = 0}(-5)), ValueError);
+  CHECK_THROWS_AS((CosineSchedule{.lr = 1, .steps = 50}(0)), ValueError);     // the default warm-up takes 100
+  CHECK_THROWS_AS((CosineSchedule{.lr = 2e-5, .warmup = 0}(0)), ValueError);  // below the default min_lr
 }
 
 TEST_CASE("optimizers: a step that cannot be done changes nothing") {

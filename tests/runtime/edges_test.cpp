@@ -66,9 +66,13 @@ const std::map<std::string, std::function<std::string()>>& rows() {
          return text_of(abs(x.grad()));
        }},
       {"`layer_norm` of (1, -2, 3, 0.5) 1e30, f32",
-       [] { return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {}))); }},
+       [] {
+         return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {})));
+       }},
       {"positions of `topk` of (1, 3, 3, 2, 3), k = 2",
-       [] { return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices); }},
+       [] {
+         return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices);
+       }},
       {"`remainder(7, 0)`, i32", [] { return text_of(remainder(Tensor::scalar(7, {i32}), 0)); }},
       {"gradient of `selu` at NaN",
        [] {
@@ -78,9 +82,45 @@ const std::map<std::string, std::function<std::string()>>& rows() {
        }},
       {"`softplus(25) - 25`, f64", [] { return text_of(sub(softplus(Tensor::scalar(25, {f64})), 25)); }},
       {"`to((-1.5, 300, nan, inf), u8)`",
-       [] { return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8)); }},
+       [] {
+         return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8));
+       }},
       {"`to((nan, inf, -inf), i32)`",
-       [] { return text_of(to(Tensor::from<float>({NAN, INFINITY, -INFINITY}, {3}), i32)); }},
+       [] {
+         return text_of(to(Tensor::from<float>({NAN, INFINITY, -INFINITY}, {3}), i32));
+       }},
+      {"gradient of `norm(x, 3)` at (1, nan, 0)",
+       [] {
+         const Tensor x = Tensor::from<double>({1, NAN, 0}, {3}).requires_grad_();
+         return text_of(grad(norm(x, 3), std::span(&x, 1))[0]);
+       }},
+      {"gradient of `bce_loss` in the target, of (0, 1) for (0, 1)",
+       [] {
+         const Tensor x = Tensor::from<double>({0, 1}, {2}),
+                      t = Tensor::from<double>({0, 1}, {2}).requires_grad_();
+         return text_of(grad(bce_loss(x, t, {.reduction = Reduction::sum}), std::span(&t, 1))[0]);
+       }},
+      {"gradient of `kl_div` in a target of 0, of -1",
+       [] {
+         const Tensor t = zeros({1}).requires_grad_();
+         return text_of(grad(kl_div(full({1}, -1.0), t, Reduction::sum), std::span(&t, 1))[0]);
+       }},
+      {"gradient of `max_pool2d` of (1, nan, 2, nan)",
+       [] {
+         const Tensor x = Tensor::from<float>({1, NAN, 2, NAN}, {1, 1, 2, 2}).requires_grad_();
+         return text_of(grad(sum(max_pool2d(x, 2)), std::span(&x, 1))[0]);
+       }},
+      {"gradient of `var` at (1, 2, -inf)",
+       [] {
+         const Tensor x = Tensor::from<double>({1, 2, -INFINITY}, {3}).requires_grad_();
+         return text_of(grad(var(x), std::span(&x, 1))[0]);
+       }},
+      {"second derivative of `norm(x, 0.5)` at (1, 0), second element",
+       [] {
+         const Tensor x = Tensor::from<double>({1, 0}, {2}).requires_grad_();
+         const Tensor first = grad(norm(x, 0.5), std::span(&x, 1), {}, {.create_graph = true})[0];
+         return text_of(select(grad(sum(first), std::span(&x, 1))[0], 0, 1));
+       }},
       {"second derivative of `pow(0, 2)` in the exponent", [] { return second_of_pow(0, 2, 1); }},
       {"mixed second derivative of `pow(-0, -1)`", [] { return second_of_pow(-0.0, -1, 0); }}};
   return list;
@@ -118,6 +158,34 @@ TEST_CASE("edges: cross entropy of a row whose largest value is infinite is NaN,
         CHECK(std::isnan(loss.item()));
         for (double g : doubles(x.grad())) CHECK(std::isnan(g));
       }
+}
+
+TEST_CASE("edges: an element that is 0 changes no derivative of a norm by the others") {
+  const auto derivatives = [](const std::vector<double>& values, double p) {
+    const Tensor x = Tensor::from(values).requires_grad_();
+    const Tensor first = grad(norm(x, p), std::span(&x, 1), {}, {.create_graph = true})[0];
+    const Tensor second = grad(sum(first * first), std::span(&x, 1))[0];
+    return std::pair{doubles(first.detach()), doubles(second)};
+  };
+  for (const double p : {0.5, 1.5, 2.0, 3.0}) {
+    INFO(p);
+    const auto [first, second] = derivatives({1, -2, 2}, p);
+    const auto [first_beside, second_beside] = derivatives({1, -2, 2, 0}, p);
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(first[i] == first_beside[i]);
+      CHECK_THAT(second[i], Catch::Matchers::WithinRel(second_beside[i], 1e-12) ||
+                                Catch::Matchers::WithinAbs(second_beside[i], 1e-12));
+    }
+    CHECK(first_beside[3] == 0);
+    CHECK(second_beside[3] == 0);
+  }
+  const Tensor x = Tensor::from({1.0, 0.0}).requires_grad_();
+  CHECK(doubles(grad(norm(x, 0), std::span(&x, 1))[0]) == std::vector{0.0, 0.0});
+  CHECK(std::isnan(kl_div(zeros({1}), full({1}, -0.5)).item()));
+  const Tensor e = full({1}, 2.0).requires_grad_(), w = full({1}, 3.0).requires_grad_();
+  const Tensor slope = grad(sum(pow(0, e) * w), std::span(&e, 1), {}, {.create_graph = true})[0];
+  const std::vector<Tensor> both{e, w};
+  for (const Tensor& second : grad(sum(slope), both)) CHECK(second.item() == 0);
 }
 
 TEST_CASE("edges: a limit that is NaN makes every value NaN") {

@@ -404,6 +404,32 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   CHECK(norm(zeros({0})).item() == 0);
 }
 
+TEST_CASE("indexing: a diagonal shares memory whatever the axes and strides") {
+  const Tensor base = counted({3, 4, 5});
+  for (const Shape& order : {Shape{0, 1, 2}, Shape{2, 0, 1}, Shape{1, 2, 0}, Shape{2, 1, 0}})
+    for (int a = 0; a < 3; ++a)
+      for (int b = 0; b < 3; ++b)
+        for (int offset = -4; offset <= 4; ++offset) {
+          if (a == b) continue;
+          const Tensor x = permute(clone(base), order), d = diagonal(x, offset, a, b);
+          INFO(order << " " << a << " " << b << " " << offset);
+          CHECK(d.storage().id() == x.storage().id());
+          const int rest = 3 - a - b;
+          const std::int64_t first = std::max(0, -offset), second = std::max(0, offset);
+          REQUIRE(d.shape() ==
+                  Shape{x.shape()[rest],
+                        std::max<std::int64_t>(0, std::min(x.shape()[a] - first, x.shape()[b] - second))});
+          for (std::int64_t i = 0; i < d.shape()[0]; ++i)
+            for (std::int64_t j = 0; j < d.shape()[1]; ++j) {
+              const auto along = [&](int axis) { return axis == a ? first + j : axis == b ? second + j : i; };
+              CHECK(d[{i, j}].item() == x[{along(0), along(1), along(2)}].item());
+            }
+          const double before = sum(x).item(), taken = sum(d).item();
+          fill_(d, 0);
+          CHECK(sum(x).item() == before - taken);
+        }
+}
+
 TEST_CASE("indexing: a diagonal that lies outside is empty, of matrices without rows or columns too") {
   for (const std::int64_t rows : {0, 1, 3, 16})
     for (const std::int64_t columns : {0, 1, 4, 16})

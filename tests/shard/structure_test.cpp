@@ -67,6 +67,17 @@ void on_all_ways(F&& body) {
         }
 }
 
+struct Replaceable final : nn::Layer<Replaceable> {
+  nn::Linear first{4, 4};
+  std::unique_ptr<nn::Linear> second =
+      std::make_unique<nn::Linear>(4, 4, nn::LinearOptions{.bias = nn::Bias::no});
+  Tensor forward(const Tensor& x) const { return (*second)(first(x)); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", *second);
+  }
+};
+
 Tensor loss_of(Growing& m, int rank) { return sum(square(m(batch_of(rank, 0, 4).x))); }
 
 }  // namespace
@@ -91,6 +102,27 @@ TEST_CASE("what is put into a module after it was sharded is refused by name, at
         }
       }
     });
+}
+
+TEST_CASE("what is put in at the address of what was taken out is refused too") {
+  for (const int replacements : {1, 2, 3, 4})
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      Replaceable net;
+      shard::fully_shard(*net.second);
+      shard::fully_shard(net);
+      const Tensor x = batch_of(world.rank(), 0, 4).x;
+      net(x);
+      for (int i = 0; i < replacements; ++i) {
+        net.second.reset();
+        net.second = std::make_unique<nn::Linear>(4, 4, nn::LinearOptions{.bias = nn::Bias::no});
+      }
+      for (int i = 0; i < 3; ++i) {
+        const std::string message = message_of<StateError>([&] { net(x); });
+        expect(message.find("'second.weight'") != std::string::npos, "{} replaced: '{}'", replacements,
+               message);
+        net.second = std::make_unique<nn::Linear>(4, 4, nn::LinearOptions{.bias = nn::Bias::no});
+      }
+    }));
 }
 
 TEST_CASE("a layer that was sharded before it is put in trains with the others") {
