@@ -83,7 +83,8 @@ struct Pow {
     using math::log;
     using math::where;
     // One factor of gy, so that the derivative by it is of no power's logarithm of 0 either.
-    const T at_zero = where(b >= T(0), T(0), -std::numeric_limits<T>::infinity());
+    const T infinity = std::numeric_limits<T>::infinity();
+    const T at_zero = where(b >= T(0), T(0), where(y > T(0), -infinity, where(y < T(0), infinity, b)));
     return gy * where(a == T(0), at_zero, y * log(where(a == T(0), T(1), a)));
   }
   /// Calls `body` with a functor of x that does the same as x to this power in fewer instructions, if there
