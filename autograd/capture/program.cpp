@@ -185,9 +185,9 @@ void Program::Impl::place_buffers() {
     if (its == workspaces.end()) its = workspaces.insert(its, {device, {}, {}});
     its->buffers.push_back(i);
   }
-  std::vector<bool> is_lent(buffers.size());
+  std::vector<bool> ever_lent(buffers.size());
   for (const Step& step : steps)
-    for (const std::uint32_t i : step.lends) is_lent[i] = true;
+    for (const std::uint32_t i : step.lends) ever_lent[i] = true;
   for (Workspace& workspace : workspaces) {
     std::vector<Lifetime> lives;
     for (const std::uint32_t i : workspace.buffers) lives.push_back(buffers[i].life);
@@ -195,7 +195,7 @@ void Program::Impl::place_buffers() {
     const auto begin = [&](std::size_t k) { return workspace.packing.offsets[k]; };
     const auto past = [&](std::size_t k) { return begin(k) + lives[k].bytes; };
     for (std::size_t j = 0; j < lives.size(); ++j) {
-      if (!is_lent[workspace.buffers[j]]) continue;
+      if (!ever_lent[workspace.buffers[j]]) continue;
       for (std::size_t k = 0; k < lives.size(); ++k)
         if (begin(j) < past(k) && begin(k) < past(j))
           buffers[workspace.buffers[k]].turns.push_back(workspace.buffers[j]);

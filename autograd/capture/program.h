@@ -46,8 +46,7 @@ struct Program::Impl {
     std::uint32_t storage;
     Lifetime life;
     Ref<Storage> memory{};
-    std::vector<std::shared_ptr<LentCall>>
-        lent{};                          // of the last replay's step that lent it, and of earlier ones
+    std::vector<std::shared_ptr<LentCall>> lent{};  // of steps that lent it, of earlier replays too
     std::vector<std::uint32_t> turns{};  // those that are ever lent and lie in the same bytes, itself too
   };
   /// The memory of a device in which buffers take turns.

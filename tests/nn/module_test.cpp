@@ -204,6 +204,7 @@ TEST_CASE("modules: a silent copy is refused") {
   CHECK_THROWS_AS(nn::Linear(linear), StateError);
   const Buffer buffer(zeros({1}));
   CHECK_THROWS_AS(Buffer(buffer), StateError);
+  CHECK((buffer[0].shape() == Shape{} && buffer[{NewAxis{}, Slice{}}].shape() == Shape{1, 1}));
   CHECK_NOTHROW(m.clone());
   CHECK_THROWS_AS(Tied(m), StateError);  // still, after a clone
 }

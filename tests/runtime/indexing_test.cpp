@@ -273,6 +273,12 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { tril(at); }, "tril");
   refused([&] { diag(s); }, "diag");
   refused([&] { diagonal(x, 0, 0, -2); }, "diagonal");
+  refused([&] { stack({x, ones({3, 5})}); }, "stack: shapes (3, 4) and (3, 5) differ");
+  refused(
+      [&] {
+        attention(ones({1, 4, 3, 8}), ones({1, 2, 5, 8}), ones({1, 2, 5, 6}));
+      },
+      "k and v (B, H, Tk, D) of one shape, got (1, 2, 5, 8) and (1, 2, 5, 6)");
   refused([&] { outer(x, x); }, "outer");
   refused([&] { einsum("ij,jk", {x}); }, "einsum");
   refused([&] { einsum("ij,kj->ik", {x, counted({2, 3})}); }, "einsum: axis j");
