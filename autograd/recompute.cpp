@@ -12,8 +12,6 @@
 namespace sherd {
 namespace {
 
-constexpr std::uint32_t none = TracedTensor::none;
-
 /// Announces one more read of each of `storages` to their owners, and reports it as done at the latest in the
 /// destructor, so that what an owner brings for this read alone is released after it, also when it fails.
 class OneMoreRead {
@@ -64,7 +62,7 @@ class Region final : public StorageOwner {
 
  private:
   struct Held {
-    std::uint32_t index = none;
+    std::uint32_t index = TracedTensor::none;
     int reads = 0;  // that the backward under way has announced and not done
   };
   /// Which ops to run to fill some storages, and how long each buffer in between is needed.
@@ -95,10 +93,11 @@ bool Region::usable(std::uint32_t index) const {
 }
 
 Region::Rerun Region::rerun_for(const std::vector<bool>& wanted) const {
-  Rerun rerun{{}, std::vector<std::uint32_t>(trace_.storages.size(), none)};
+  Rerun rerun{{}, std::vector<std::uint32_t>(trace_.storages.size(), TracedTensor::none)};
   std::vector<bool> needed = wanted;
   const auto touch = [&](const TracedTensor& t, std::uint32_t op) {
-    if (t.storage == none || needed[t.storage] || trace_.storages[t.storage].outside || usable(t.storage))
+    if (t.storage == TracedTensor::none || needed[t.storage] || trace_.storages[t.storage].outside ||
+        usable(t.storage))
       return;
     needed[t.storage] = true;
     rerun.last_use[t.storage] = op;
@@ -124,7 +123,7 @@ void Region::trim() {
   std::vector<bool> read(trace_.storages.size());
   for (const std::uint32_t i : kept.ops) {
     for (const TracedTensor& t : trace_.ops[i].in)
-      if (t.storage != none) read[t.storage] = true;
+      if (t.storage != TracedTensor::none) read[t.storage] = true;
     ops.push_back(std::move(trace_.ops[i]));
   }
   const auto once = std::ranges::find_if(ops, &TracedOp::once);
@@ -140,7 +139,7 @@ void Region::trim() {
 
 void Region::check_outside(const TracedOp& traced) const {
   for (const TracedTensor& t : traced.in) {
-    if (t.storage == none) continue;
+    if (t.storage == TracedTensor::none) continue;
     const TracedStorage& storage = trace_.storages[t.storage];
     check<StateError>(!storage.outside || storage.outside->version() == storage.version,
                       "recompute: an input of {} of shape {} was changed in place after the region ran "
@@ -157,7 +156,7 @@ std::vector<Ref<Storage>> Region::owned_outside(const Rerun& rerun) const {
   std::vector<bool> seen(trace_.storages.size());
   for (const std::uint32_t i : rerun.ops) {
     for (const TracedTensor& t : trace_.ops[i].in) {
-      if (t.storage == none || seen[t.storage]) continue;
+      if (t.storage == TracedTensor::none || seen[t.storage]) continue;
       seen[t.storage] = true;
       const Ref<Storage>& outside = trace_.storages[t.storage].outside;
       if (outside && outside->owned()) found.push_back(outside);
@@ -182,7 +181,7 @@ void Region::need(Storage& asked) {
   const NoGrad no_grad;
   std::vector<Ref<Storage>> memory(trace_.storages.size());
   const auto tensor = [&](const TracedTensor& t) {
-    if (t.storage == none) return Tensor{};
+    if (t.storage == TracedTensor::none) return Tensor{};
     const TracedStorage& storage = trace_.storages[t.storage];
     Ref<Storage>& own = memory[t.storage];
     if (!own && !storage.outside && !usable(t.storage))
@@ -202,7 +201,7 @@ void Region::need(Storage& asked) {
     out.clear();
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
-        if (t.storage != none && rerun.last_use[t.storage] == i) memory[t.storage] = {};
+        if (t.storage != TracedTensor::none && rerun.last_use[t.storage] == i) memory[t.storage] = {};
   }
   for (std::uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) by_index_.at(i)->provide(std::move(memory[i]));
@@ -292,7 +291,7 @@ class Recording::Recorder final : public Tracer {
  protected:
   void before_outside_write(const AnyOp& op, const Tensor& tensor) override {
     const std::uint32_t known = find(tensor.storage());
-    check<StateError>(known == none || trace_.storages[known].maker == none,
+    check<StateError>(known == TracedTensor::none || trace_.storages[known].maker == TracedTensor::none,
                       "recompute: {} writes the result of a call among ranks, of shape {}, which the region "
                       "keeps so that it need not call again; write a clone of it",
                       op.name(), tensor.shape());
@@ -332,7 +331,7 @@ std::unordered_map<std::uint32_t, Recording::Recorder::Kept> Recording::Recorder
   const auto count = [&](const SavedTensor& saved) {
     if (!saved.value.defined()) return;
     const std::uint32_t index = find(saved.value.storage());
-    if (index == none || trace_.storages[index].outside) return;
+    if (index == TracedTensor::none || trace_.storages[index].outside) return;
     Kept& entry = kept[index];
     entry.storage = &saved.value.storage();
     ++entry.handles;

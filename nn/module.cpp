@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "nn/copy_record.h"
+#include "nn/on_meta.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/reach.h"
@@ -267,8 +268,6 @@ void change_tensors(Module& module, const std::function<Tensor(const Tensor&)>& 
   };
   all.run(module);
 }
-
-bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
 /// Parameters and buffers on `meta`, by name; a tied parameter once.
 struct Unfilled {

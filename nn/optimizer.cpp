@@ -6,6 +6,7 @@
 #include <map>
 #include <numbers>
 
+#include "nn/on_meta.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -21,8 +22,8 @@ namespace {
 enum class Form { listed, widened, alone };
 
 Form form_of(const Tensor& p, const Tensor& g) {
-  const bool fits = g.device() == p.device() && p.is_contiguous() && is_floating(g.dtype()) &&
-                    g.dtype() != DType::f64;
+  const bool fits =
+      g.device() == p.device() && p.is_contiguous() && is_floating(g.dtype()) && g.dtype() != DType::f64;
   return !fits || p.dtype() == DType::f64 ? Form::alone
          : p.dtype() == DType::f32        ? Form::listed
                                           : Form::widened;
@@ -81,7 +82,8 @@ class DeviceLists {
   std::vector<std::vector<Tensor>> lists_;
 };
 
-/// The elements of dense tensors, in memory order, so that a list of parameters costs no more than its sorting.
+/// The elements of dense tensors, in memory order, so that a list of parameters costs no more than its
+/// sorting.
 class Elements {
  public:
   /// Adds those of `t`, unless some of them are there: then false.
@@ -161,8 +163,6 @@ void check_option(const Option& rule, double value, std::string_view what) {
 std::string entry_of(std::size_t group, std::string_view option) {
   return fmt::format("group.{}.{}", group, option);
 }
-
-bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
 void check_steps(const Tensor& p, const Tensor& gradient) {
   check<ShapeError>(gradient.shape() == p.shape(),
@@ -530,7 +530,7 @@ void Optimizer::load_state_dict(StateDict given) {
       by_entry[name] = value.item();
     }
   }
-  const std::vector<std::string> before = state_names(), names = state_names_with([&](const auto&name) {
+  const std::vector<std::string> before = state_names(), names = state_names_with([&](const auto& name) {
                                                            const auto found = by_entry.find(name);
                                                            return found == by_entry.end()
                                                                       ? std::nullopt

@@ -10,6 +10,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "nn/on_meta.h"
 #include "nn/pretrained_config.h"
 #include "nn/state_file.h"
 #include "runtime/context.h"
@@ -105,8 +106,6 @@ std::vector<Member> members_of(const Module& model, const Dialect& dialect) {
   const_cast<Module&>(model).visit_members(finder);  // `visit` is not const; this only reads
   return std::move(finder.found);
 }
-
-bool on_meta(const Parameter& p) { return p.local().device().type == DeviceType::meta; }
 
 // ---- files ----
 

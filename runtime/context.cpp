@@ -11,10 +11,9 @@
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 #include "runtime/processor.h"
+#include "runtime/this_library.h"
 #include "runtime/timeline.h"
 #include "runtime/upper_floor.h"
-
-extern "C" void* __dso_handle;  // names this library to the C++ runtime
 
 namespace sherd {
 
@@ -50,7 +49,7 @@ Context& Context::create() {
   current_ = fresh.release();
   // Not a thread_local object: that is destroyed once, and what ends after this context may make another one.
   // One made after `main` is never destroyed.
-  abi::__cxa_thread_atexit(&end, current_, &__dso_handle);
+  abi::__cxa_thread_atexit(&end, current_, this_library());
   return *current_;
 }
 

@@ -6,6 +6,7 @@
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
+#include "nn/on_meta.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/build.h"
@@ -23,8 +24,6 @@ constexpr std::string_view flat_hooks =
 void written(ParameterGroup& group) {
   group.each_gathered([](Gathered& gathered) { gathered.shard_written(); });
 }
-
-bool on_meta(const Tensor& t) { return t.device().type == DeviceType::meta; }
 
 }  // namespace
 
@@ -377,9 +376,9 @@ void Unit::cast_buffers(nn::Module& root) {
 /// What is on `meta` computes shapes alone, from inputs on `meta`.
 void Unit::check_values(const nn::Module& module, std::span<Tensor* const> inputs) const {
   for (const auto& group : groups_) {
-    if (!on_meta(group->shard())) continue;
+    if (!nn::on_meta(group->shard())) continue;
     for (const Tensor* input : inputs)
-      check<DeviceError>(!input->defined() || on_meta(*input),
+      check<DeviceError>(!input->defined() || nn::on_meta(*input),
                          "{}: its parameters are on meta and have no values, an input is on {}; call "
                          "materialize() of the sharded module first",
                          module.type_name(), input->device());

@@ -209,7 +209,7 @@ std::vector<Figure> figures(const BenchReport& r) {
 
 std::string percent_text(double part) { return fmt::format("{:.1f} %", 100 * part); }
 
-json parsed(const std::string& text) {
+json report_from(const std::string& text) {
   json report = json::parse(text, nullptr, false);
   check<ValueError>(report.is_object() && report.contains("settings") && report["settings"].is_object() &&
                         report.contains("figures") && report["figures"].is_object(),
@@ -301,7 +301,7 @@ std::string text_of(const BenchReport& r) {
 }
 
 std::string comparison(const BenchReport& report, const std::string& earlier) {
-  const json before = parsed(earlier);
+  const json before = report_from(earlier);
   std::string text;
   const json settings = report.settings();
   for (const auto& [name, value] : settings.items()) {
@@ -331,7 +331,7 @@ std::string json_text(const BenchReport& r) {
 
 std::string bench(const BenchOptions& options, FileSystem& files) {
   const std::string earlier = options.against.empty() ? "" : files.read(options.against);
-  if (!options.against.empty()) parsed(earlier);
+  if (!options.against.empty()) report_from(earlier);
   const std::optional<BenchReport> report = run_bench(options, files);
   if (!report) return {};
   if (!options.out.empty())

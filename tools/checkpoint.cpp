@@ -105,7 +105,7 @@ RunConfig config_from(const json& from) {
   return c;
 }
 
-json parsed(const std::string& text) {
+json shallow(const std::string& text) {
   return json::parse(text, [](int depth, json::parse_event_t, const json&) {
     check<ValueError>(depth <= static_cast<int>(most_config_depth), "nested deeper than {} levels",
                       most_config_depth);
@@ -237,7 +237,7 @@ std::string config_text(const RunConfig& config) {
 }
 
 RunConfig parse_config(const std::string& text) {
-  const json config = parsed(text);
+  const json config = shallow(text);
   check<ValueError>(!config.contains(checksum_key) || seal_of(text, checksum_marker) == Seal::whole,
                     "is damaged: it does not fit its checksum; whoever changes it on purpose has to take the "
                     "checksum from all "

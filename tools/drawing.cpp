@@ -11,10 +11,6 @@
 namespace sherd::tools {
 namespace {
 
-constexpr double margin = 28, left = 230, bar_width = 800, right = 220;
-constexpr double page_width = left + bar_width + right;
-constexpr std::string_view ink = "#24292f", faint = "#6e7781", ground = "#f6f8fa", seam = "#ffffff";
-
 /// Told apart by most eyes; from the ninth rank on, evenly turned hues.
 std::string colour_of(int rank) {
   constexpr std::array<std::string_view, 8> first = {"#7aa6d8", "#f2b266", "#7fc29b", "#e58a8a",
@@ -43,9 +39,9 @@ std::string grouped(std::int64_t value) {
 }
 
 /// Draws from top to bottom.
-class Picture {
+class PlacementPicture {
  public:
-  explicit Picture(const Placement& placement) : p_(placement), size_(size_of(placement.dtype)) {}
+  explicit PlacementPicture(const Placement& placement) : p_(placement), size_(size_of(placement.dtype)) {}
 
   std::string draw() {
     for (int rank = 0; rank < p_.ranks; ++rank) svg_.define_hatch(hatch_of(rank), colour_of(rank));
@@ -56,6 +52,10 @@ class Picture {
   }
 
  private:
+  static constexpr double margin = 28, left = 230, bar_width = 800, right = 220;
+  static constexpr double page_width = left + bar_width + right;
+  static constexpr std::string_view ink = "#24292f", faint = "#6e7781", ground = "#f6f8fa", seam = "#ffffff";
+
   void title() {
     y_ = margin + 8;
     svg_.text(margin, y_, fmt::format("{} on {} {}", p_.model, p_.ranks, p_.ranks == 1 ? "rank" : "ranks"),
@@ -233,6 +233,6 @@ class Picture {
 
 }  // namespace
 
-std::string drawing(const Placement& placement) { return Picture(placement).draw(); }
+std::string drawing(const Placement& placement) { return PlacementPicture(placement).draw(); }
 
 }  // namespace sherd::tools

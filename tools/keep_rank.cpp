@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 using Kind = LaunchReport::Kind;
 
 /// What a program leaves behind may still be writing its last output.
-constexpr auto grace = 2s;
+constexpr auto time_to_end = 2s;
 
 class Keeper {
  public:
@@ -40,7 +40,7 @@ class Keeper {
     const int status = keep();
     if (status != 0) end_the_rest(0s);
     if (!tell(Kind::ended, status) && status != 0) say(rank_, how_it_ended(status));
-    if (status == 0) end_the_rest(grace);
+    if (status == 0) end_the_rest(time_to_end);
     return exit_status(status);
   }
 

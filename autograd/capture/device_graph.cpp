@@ -13,7 +13,6 @@
 namespace sherd {
 namespace {
 
-constexpr std::uint32_t none = TracedTensor::none;
 constexpr std::size_t widest_access = 64;  // bytes; kernels look at no more of an address
 
 /// The bytes of a storage that a tensor's elements lie in.
@@ -42,7 +41,7 @@ std::size_t alignment_of(const Tensor& t) {
 /// Whether `step` only brings to `device` what the program finds as it is: the rate of an optimizer, a batch.
 bool Program::Impl::brings(const Step& step, Device device) const {
   const auto found = [&](std::uint32_t v) {
-    if (v == none) return true;
+    if (v == TracedTensor::none) return true;
     const TracedStorage& storage = trace.storages[values[v].storage];
     const Home home = places[values[v].storage].home;
     return (home == Home::outside || home == Home::input) && !storage.rewritten;
@@ -65,7 +64,7 @@ std::optional<Program::Impl::DeviceGraph> Program::Impl::plan_graph() const {
     if (storage.outside && storage.outside->owned() && storage.outside->owner()->releases()) return {};
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
     const auto there = [&](std::uint32_t v) {
-      return v == none || trace.storages[values[v].storage].device == planned.device;
+      return v == TracedTensor::none || trace.storages[values[v].storage].device == planned.device;
     };
     const Step& step = steps[i];
     if (step.op->is_view() || (std::ranges::all_of(step.in, there) && std::ranges::all_of(step.out, there)))

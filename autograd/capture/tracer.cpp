@@ -9,7 +9,6 @@
 
 namespace sherd {
 namespace {
-constexpr std::uint32_t none = TracedTensor::none;
 
 /// The captures of a rank that are under way, one within the other.
 struct Captures {
@@ -29,7 +28,7 @@ CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
     : Tracer("capture"), begin_(Context::current().generator().state()), seen_(begin_) {
   for (const Tensor& t : inputs) {
     check<ValueError>(t.defined(), "capture: input {} is an empty handle", inputs_.size());
-    check<StateError>(find(t.storage()) == none,
+    check<StateError>(find(t.storage()) == TracedTensor::none,
                       "capture: two inputs share memory; pass the tensor once, or a clone");
     inputs_.push_back(add(t.storage()));
   }
@@ -40,7 +39,8 @@ CaptureTracer::~CaptureTracer() { captures().pop_back(); }
 
 Ref<Storage> CaptureTracer::memory_of(const Tensor& tensor) {
   if (tensor.storage().owned())
-    if (Ref<Storage> provider = tensor.storage().provider(); provider && find(*provider) != none) {
+    if (Ref<Storage> provider = tensor.storage().provider();
+        provider && find(*provider) != TracedTensor::none) {
       provided_.insert(provider->id());
       return provider;
     }
@@ -61,7 +61,7 @@ void CaptureTracer::look_at_content(const AnyOp& op, Inputs in) {
     if (!in[i].defined() || op.is_view() || op.writes(i) || in[i].numel() == 0) continue;
     const Storage& storage = in[i].storage();
     if (!blank_.contains(storage.id())) continue;
-    check<StateError>(storage.version() > 0 && find(storage) == none,
+    check<StateError>(storage.version() > 0 && find(storage) == TracedTensor::none,
                       "capture: {} reads a tensor of shape {} that the step made with empty and no op wrote, "
                       "so a replay could not fill it; fill it with an op, or outside the step",
                       op.name(), in[i].shape());
@@ -152,7 +152,7 @@ void CaptureTracer::check_untouched(const std::vector<Tensor>& inputs,
                                     const std::vector<Tensor>& outputs) const {
   const auto look = [&](const Storage& storage) {
     const std::uint32_t known = find(storage);
-    check<StateError>(known == none || trace_.storages[known].version == storage.version(),
+    check<StateError>(known == TracedTensor::none || trace_.storages[known].version == storage.version(),
                       "capture: memory of {} bytes was written past the ops, through a host pointer or by "
                       "set_lr, and a replay would not repeat it; write it outside the step, or with an op",
                       storage.bytes());

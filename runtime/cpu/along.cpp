@@ -14,7 +14,7 @@
 namespace sherd::cpu {
 namespace {
 
-constexpr std::int64_t tile = 1 << 14;  // elements of one task
+constexpr std::int64_t task_elements = 1 << 14;  // elements of one task
 
 /// How a dense index walks over a dense tensor `x`: by lines along the axis, and `width` of them side by side
 /// where it is not the last one.
@@ -60,7 +60,7 @@ template <class F>
 void for_lines(const Lines& l, std::int64_t side_by_side, const F& body) {
   const std::int64_t across = (l.width + side_by_side - 1) / side_by_side;
   const std::int64_t work = l.picks * std::min(l.width, side_by_side);
-  const std::int64_t grain = std::max<std::int64_t>(1, tile / work);
+  const std::int64_t grain = std::max<std::int64_t>(1, task_elements / work);
   parallel_for(l.count * across, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       Lines::Place p = l.place(t / across);
@@ -90,7 +90,7 @@ template <class F>
 void for_each_pick(const Lines& l, const std::int64_t* at, const F& body) {
   if (l.others == 1 && l.width == 1 && l.axis == 1)  // there may be many lines of a pick each
     return parallel_for(
-        l.count, std::max<std::int64_t>(1, tile / l.picks),
+        l.count, std::max<std::int64_t>(1, task_elements / l.picks),
         [&, picks = l.picks, step = l.x_step[0], along = l.x_axis](std::int64_t begin, std::int64_t end) {
           for (std::int64_t line = begin; line < end; ++line)
             for (std::int64_t i = line * picks; i < (line + 1) * picks; ++i)
@@ -109,7 +109,7 @@ void gather_along(const ops::GatherAlong& op, Inputs in, Outputs out) {
     const T* from = reinterpret_cast<const T*>(x.raw());
     T* y = reinterpret_cast<T*>(out[0].raw());
     if (l.count == 1 && l.width == 1 && l.axis == 1)
-      return parallel_for(l.picks, tile, [&](std::int64_t begin, std::int64_t end) {
+      return parallel_for(l.picks, task_elements, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t j = begin; j < end; ++j) y[j] = from[at[j] * l.x_axis];
       });
     for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) { y[i] = from[e]; });

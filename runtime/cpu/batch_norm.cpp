@@ -193,7 +193,7 @@ void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statis
   });
 }
 
-[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+[[gnu::used]] const auto batch_norm_instances = instances_for<floating_dtypes>(
     []<class T>() { return std::tuple(&channel_statistics<T>, &batch_norm<T>, &batch_norm_backward<T>); });
 
 namespace {

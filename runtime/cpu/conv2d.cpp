@@ -7,6 +7,7 @@
 #include "runtime/cpu/conv.h"
 #include "runtime/cpu/gemm.h"
 #include "runtime/cpu/gemm_tile.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
@@ -147,15 +148,6 @@ void forward(const Conv& c, const T* x, const T* weight, const T* bias, T* y, Ro
                    .accumulate = bias != nullptr});
     }
   });
-}
-
-/// Numbers in the type in which they are summed: themselves, or copies in `room`.
-template <class T, class C>
-const C* widened(const T* from, std::int64_t count, C* room) {
-  if constexpr (std::is_same_v<T, C>)
-    return from;
-  else
-    return std::transform(from, from + count, room, [](T t) { return C(t); }), room;
 }
 
 /// Sums over outputs and windows in f32 at least.

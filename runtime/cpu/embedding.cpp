@@ -132,7 +132,7 @@ void scatter_add_rows(const T* g, const std::int64_t* indices, std::int64_t n, s
   });
 }
 
-[[gnu::used]] const auto instances =
+[[gnu::used]] const auto embedding_instances =
     instances_for<floating_dtypes>([]<class T>() { return std::tuple(&scatter_add_rows<T>); });
 
 namespace {

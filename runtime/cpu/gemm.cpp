@@ -203,7 +203,9 @@ void add_bias(const Gemm<T>& g) {
 }
 
 template <class T>
-bool run_tile(const Gemm<T>& g, bool small) noexcept requires std::is_same_v<T, compute_t<T>> {
+bool run_tile(const Gemm<T>& g, bool small) noexcept
+  requires std::is_same_v<T, compute_t<T>>
+{
   bool ok = true;
   if (g.k == 0) {
     for (std::int64_t i = 0; i < g.m && !g.accumulate; ++i) std::fill_n(g.c + i * g.ldc, g.n, T(0));
@@ -330,7 +332,7 @@ void gemm(const Gemm<T>& g) {
   if constexpr (!std::is_same_v<T, compute_t<T>>) gemm_through_float(g);
 }
 
-[[gnu::used]] const auto instances =
+[[gnu::used]] const auto gemm_instances =
     instances_for<floating_dtypes>([]<class T>() { return std::tuple(&gemm<T>); });
 
 }  // namespace sherd::cpu

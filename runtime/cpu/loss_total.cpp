@@ -14,17 +14,6 @@ namespace {
 constexpr std::int64_t chunk = 1 << 14;  // as `sum` cuts it, so that the sum has the bits of sum(loss)
 constexpr std::int64_t block = 512;      // elements in the nearest cache
 
-/// `n` elements in the compute type, where they are or in `held`.
-template <class T, class C>
-const C* widened(const T* x, std::int64_t n, C* held) {
-  if constexpr (std::is_same_v<T, C>) {
-    return x;
-  } else {
-    for_vectors<C>(n, [&](std::int64_t j, auto count) { put<C>(held + j, take<C>(x + j, count), count); });
-    return held;
-  }
-}
-
 /// A copy of the functor in registers, and loops that are vectors.
 template <class F, class C>
 [[gnu::flatten]] void losses(const F f, const C* x, const C* t, std::int64_t n, C* y) {

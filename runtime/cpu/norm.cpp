@@ -98,7 +98,7 @@ void layer_norm_backward(const T* gy, const T* x, const T* weight, const compute
   for (std::int64_t j = 0; gbias && j < columns; ++j) gbias[j] = T(partial[columns + j]);
 }
 
-[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+[[gnu::used]] const auto norm_instances = instances_for<floating_dtypes>(
     []<class T>() { return std::tuple(&layer_norm<T>, &layer_norm_backward<T>); });
 
 namespace {

@@ -226,7 +226,7 @@ void scale(std::span<const MutableValues<T>> list, double factor) {
   });
 }
 
-[[gnu::used]] const auto instances = instances_for<floating_dtypes>(
+[[gnu::used]] const auto optim_instances = instances_for<floating_dtypes>(
     []<class T>() { return std::tuple(&max_abs<T>, &add_squares<T>, &scale<T>); });
 
 }  // namespace sherd::cpu

@@ -64,7 +64,7 @@ void sum_windows(const Windows& w, const T* rows, T* images) {
   });
 }
 
-[[gnu::used]] const auto instances =
+[[gnu::used]] const auto patches_instances =
     instances_for<floating_dtypes>([]<class T>() { return std::tuple(&gather_windows<T>, &sum_windows<T>); });
 
 namespace {

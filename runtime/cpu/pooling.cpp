@@ -144,7 +144,7 @@ void for_windows(const Planes& p, const A& alone, const B& side_by_side) {
 }
 
 template <class T>
-void largest(const Planes& p, const T* x, T* y, std::int64_t* at) {
+void largest_of(const Planes& p, const T* x, T* y, std::int64_t* at) {
   p.for_each([&](std::int64_t plane) {
     const T* image = x + plane * p.height * p.width;
     for (std::int64_t i = 0; i < p.down; ++i) {
@@ -225,8 +225,8 @@ void spread(const Planes& p, const T* gy, T* gx) {
 void max_pool2d(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
-    largest(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
-            reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<std::int64_t*>(out[1].raw()));
+    largest_of(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
+               reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<std::int64_t*>(out[1].raw()));
   });
 }
 

@@ -117,7 +117,7 @@ void dropout(RandomKey at, double p, const T* x, T* out, std::int64_t n) {
   });
 }
 
-[[gnu::used]] const auto instances =
+[[gnu::used]] const auto random_instances =
     instances_for<floating_dtypes>([]<class T>() { return std::tuple(&dropout<T>); });
 
 }  // namespace sherd::cpu

@@ -463,7 +463,7 @@ void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
   extreme<false>(r, x, out, index);
 }
 
-[[gnu::used]] const auto instances =
+[[gnu::used]] const auto reduce_instances =
     instances_for<any_dtype>([]<class T>() { return std::tuple(&sum<T>, &maximum<T>, &minimum<T>); });
 
 Operand operand(const Tensor& x, Mask axes) {

@@ -12,7 +12,7 @@
 
 namespace sherd::cpu {
 
-namespace detail {
+namespace row_order {
 
 template <std::size_t bytes>
 using UnsignedOf =
@@ -46,7 +46,7 @@ UnsignedOf<sizeof(T)> key_of(T x) {
 
 __extension__ using Wide = unsigned __int128;
 
-}  // namespace detail
+}  // namespace row_order
 
 /// Finds the first places of rows. A word holds an element's key above its position, so that no two are equal
 /// and to compare elements is to compare words.
@@ -60,7 +60,7 @@ class RowOrder {
     words_.resize(static_cast<std::size_t>(columns));
     for (std::int64_t j = 0; j < columns; ++j)
       words_[static_cast<std::size_t>(j)] =
-          (static_cast<Word>(detail::key_of(row[j])) << shift) | static_cast<Word>(j);
+          (static_cast<Word>(row_order::key_of(row[j])) << shift) | static_cast<Word>(j);
     if (k <= columns / 8)  // a heap of most elements costs more than an order of all
       std::partial_sort(words_.begin(), words_.begin() + k, words_.end());
     else if (columns < least_by_digits)

@@ -89,4 +89,15 @@ void add_rows_in_pairs(C* data, std::int64_t rows, std::int64_t width) {
   }
 }
 
+/// `count` elements at `from` in the compute type: where they are, or in `room`.
+template <class T, class C>
+const C* widened(const T* from, std::int64_t count, C* room) {
+  if constexpr (std::is_same_v<T, C>) {
+    return from;
+  } else {
+    for_vectors<C>(count, [&](std::int64_t j, auto n) { put<C>(room + j, take<C>(from + j, n), n); });
+    return room;
+  }
+}
+
 }  // namespace sherd::cpu

@@ -205,7 +205,7 @@ void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_
   });
 }
 
-[[gnu::used]] const auto instances = instances_for<floating_dtypes>([]<class T>() {
+[[gnu::used]] const auto softmax_instances = instances_for<floating_dtypes>([]<class T>() {
   return std::tuple(&softmax<T>, &softmax_backward<T>, &log_softmax<T>, &log_softmax_backward<T>,
                     &cross_entropy<T>, &cross_entropy_backward<T>);
 });

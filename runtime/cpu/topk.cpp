@@ -50,7 +50,7 @@ void topk(const ops::TopK& op, Inputs in, Outputs out) {
     if (sizeof(T) <= 4 && columns <= UINT32_MAX)
       topk_of_rows<std::uint64_t>(x.data<T>(), rows, columns, op.k, values, indices);
     else
-      topk_of_rows<detail::Wide>(x.data<T>(), rows, columns, op.k, values, indices);
+      topk_of_rows<row_order::Wide>(x.data<T>(), rows, columns, op.k, values, indices);
   });
 }
 

@@ -315,15 +315,15 @@ class Taking {
 
 /// The picks of an index as one: `order` brings the axes that are picked along to the front, `rows` are
 /// positions in the product of these.
-struct Rows {
+struct PickedRows {
   Shape order, picked, rest;
   Tensor rows;
   int place = 0;  // of the positions' axes among those of the result
 };
 
-Rows rows_of(std::string_view call, const Parts& parts) {
+PickedRows rows_of(std::string_view call, const Parts& parts) {
   const Shape& shape = parts.box.shape();
-  Rows r;
+  PickedRows r;
   bool together = true;
   for (std::size_t i = 0; i < parts.picks.size(); ++i) {
     const int axis = parts.picks[i].first;
@@ -378,12 +378,12 @@ Shape joined(const Shape& a, const Shape& b) {
 }
 
 /// The box with the axes that are picked along as one in front.
-Tensor table_of(const Tensor& box, const Rows& r) {
+Tensor table_of(const Tensor& box, const PickedRows& r) {
   return reshape(ordered(box, r.order), joined({r.picked.numel()}, r.rest));
 }
 
 /// Where axis i of (positions, rest) stands in the result.
-Shape places_of(const Rows& r) {
+Shape places_of(const PickedRows& r) {
   Shape axes;
   const int n = r.rows.rank();
   for (int i = 0; i < r.place; ++i) axes.push_back(n + i);
@@ -430,7 +430,7 @@ void write_box(const Tensor& x, const ops::WriteBox& box, const Tensor& values) 
 Tensor index(const Tensor& x, std::span<const At> at) {
   const Parts parts = Taking("index", x, at).parts();
   if (parts.picks.empty()) return parts.box;
-  const Rows r = rows_of("index", parts);
+  const PickedRows r = rows_of("index", parts);
   return ordered(apply(ops::Embedding{"index"}, table_of(parts.box, r), r.rows), places_of(r));
 }
 
@@ -463,7 +463,7 @@ Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values,
   // What is looked at here is written through `x` itself, so no history is made of it, and no view stays.
   Parts parts = Taking(call, x.detach(), at).parts();
   const Shape box = parts.box.shape();
-  Rows r;
+  PickedRows r;
   if (!parts.picks.empty()) r = rows_of(call, parts);
   parts.box = {};
   Tensor given = to(values, x.dtype());

@@ -48,7 +48,7 @@ Tensor elementwise_loss(std::string_view call, const Tensor& input, const Tensor
 }
 
 /// Scores and targets of a classification as rows: (n, classes) and (n).
-struct Rows {
+struct ScoreRows {
   Tensor scores, targets;
   Shape shape;  // of the targets
 };
@@ -60,7 +60,7 @@ Tensor classes_last(const Tensor& x) {
   return x.rank() > 2 ? permute(x, order) : x;
 }
 
-Rows rows_of(std::string_view call, const Tensor& scores, const Tensor& targets) {
+ScoreRows score_rows(std::string_view call, const Tensor& scores, const Tensor& targets) {
   check<ShapeError>(scores.rank() > 0, "{}: 0-d scores have no classes", call);
   Shape expected = scores.shape();
   expected.erase(scores.rank() > 1 ? 1 : 0);
@@ -105,7 +105,7 @@ void check_factors(std::string_view call, const BinaryCrossEntropyOptions& o, co
 struct NllLoss {
   Tensor loss, total;
 };
-NllLoss nll_of(const Rows& rows, const ops::Nll& op, const Tensor& weight) {
+NllLoss nll_of(const ScoreRows& rows, const ops::Nll& op, const Tensor& weight) {
   check<DTypeError>(is_integral(rows.targets.dtype()), "{}: targets must be integers, got {}", op.call,
                     name_of(rows.targets.dtype()));
   const Tensor in[] = {rows.scores, to(rows.targets, DType::i64), weight};
@@ -137,9 +137,9 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
   check<DTypeError>(is_integral(targets.dtype()),
                     "cross_entropy: targets must be integers or probabilities, got {}",
                     name_of(targets.dtype()));
-  const Rows rows = rows_of("cross_entropy", logits, to(targets, DType::i64));
+  const ScoreRows rows = score_rows("cross_entropy", logits, to(targets, DType::i64));
   check_weight("cross_entropy", o.weight, rows.scores);
-  const Rows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
+  const ScoreRows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
   if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index, "cross_entropy"}, weight).loss;
   const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index, "cross_entropy"}, weight);
   const auto classes = static_cast<double>(log_p.scores.shape().back());
@@ -166,7 +166,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
     const Tensor in[] = {logits, classes};
     return apply_many(op, in)[0];
   }
-  const Rows rows = rows_of("cross_entropy", logits, classes);
+  const ScoreRows rows = score_rows("cross_entropy", logits, classes);
   const Tensor in[] = {rows.scores, rows.targets};
   const Tensor loss = apply_many(op, in)[0];
   return o.reduction == Reduction::none ? reshape(loss, rows.shape) : loss;
@@ -175,7 +175,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
 Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptions o) {
   const DType dtype = log_probabilities.dtype();
   check<DTypeError>(is_floating(dtype), "nll_loss: takes floating dtypes, got {}", name_of(dtype));
-  const Rows rows = rows_of("nll_loss", log_probabilities, targets);
+  const ScoreRows rows = score_rows("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", o.weight, rows.scores);
   return nll_of(rows, {o.reduction, o.ignore_index}, wide(o.weight)).loss;
 }
@@ -210,8 +210,8 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
     const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often
       return add(mul(sub(1, t), x), mul(softplus(neg(x)), add(mul(sub(weight, 1), t), 1)));
     };
-    const Tensor loss = o.positive_weight.defined() ? weighted(wide(o.positive_weight))
-                                                    : apply(ops::BceWithLogits{}, x, t);
+    const Tensor loss =
+        o.positive_weight.defined() ? weighted(wide(o.positive_weight)) : apply(ops::BceWithLogits{}, x, t);
     return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
   });
 }
