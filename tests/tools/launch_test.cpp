@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "tests/tools/command.h"
+#include "tests/tools/on_terminal.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -142,14 +143,32 @@ TEST_CASE("an mpirun that does not end when all ranks have is ended, and what wa
 
 TEST_CASE("a program that cannot be started is one line, whatever its name") {
   const Place place;
-  for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/"})
+  for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/", "\x1b[2K\r"})
     for (const int ranks : {1, 3}) {
       Command command(place.folder(), launch(ranks, {name}));
       CHECK(command.wait() == 127);
       INFO(command.err());
       CHECK(lines(command.err()) == 1);
+      CHECK(control_in(command.err()) == -1);
       CHECK_THAT(command.err(), ContainsSubstring("cannot be started ("));
     }
+}
+
+TEST_CASE("what ranks write is for where the launcher writes, whatever terminal mpirun gives them") {
+  const Place place;
+  const Arguments train = {SHERD_PROGRAM, "train",   "--data",  "text",      "--layers", "1",       "--heads",
+                           "1",           "--width", "8",       "--context", "8",        "--batch", "4",
+                           "--threads",   "1",       "--steps", "4",         "--out"};
+  for (const int ranks : {1, 2}) {
+    const std::string out = "file-" + std::to_string(ranks);
+    Command file(place.folder(), launch(ranks, with(train, {out})));
+    CHECK(file.wait() == 0);
+    CHECK_THAT(file.out(), ContainsSubstring("final: step=4 "));
+    CHECK(control_in(file.out()) == -1);
+    CHECK(control_in(file.err()) == -1);
+  }
+  const Arguments launched = with(with({SHERD_PROGRAM}, launch(2, train)), {"terminal"});
+  CHECK_THAT(output_on(Terminal::own, place.folder(), launched), ContainsSubstring("\x1b[K"));
 }
 
 TEST_CASE("a signal to the launcher saves, and its status is that of the ranks") {
