@@ -1,6 +1,7 @@
 // What stands in an output is for whoever reads it: a line that is written over is for terminals alone.
 #include "tests/tools/command.h"
 #include "tests/tools/on_terminal.h"
+#include "tests/tools/programs.h"
 #include "tests/tools/small_run.h"
 
 using namespace sherd;
@@ -17,7 +18,7 @@ const Arguments train = {"train", "--data",    "text", "--layers",  "1", "--head
 TEST_CASE("a run writes over its line on the session's terminal, and on none that nobody sits at") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
-  const Arguments program = with({SHERD_PROGRAM}, train);
+  const Arguments program = with({built::program}, train);
   CHECK_THAT(output_on(Terminal::own, folder, with(program, {"own"})), ContainsSubstring("\x1b[K"));
   const std::string text = output_on(Terminal::nobodys, folder, with(program, {"nobodys"}));
   CHECK_THAT(text, ContainsSubstring("final: step=4 "));
