@@ -50,7 +50,7 @@ class Lion final : public nn::Optimizer {
 };
 // page: end
 
-std::string text_of(const char* path) {
+std::string text_of(const std::string& path) {
   std::ifstream file(path);
   REQUIRE(file.good());
   std::ostringstream text;
