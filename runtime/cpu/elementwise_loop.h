@@ -10,8 +10,8 @@
 
 namespace sherd::detail {
 
-/// How an operand of a span is read. Stride 1 (`Dense`) and stride 0 (`Same`) are types, so that the compiler
-/// knows them and the loop vectorises.
+/// How an input of a span is read: its elements, or one for all. They are types, so that the compiler knows
+/// which and makes vectors.
 template <class T>
 struct Dense {
   const T* at;
@@ -22,12 +22,14 @@ struct Same {
   T value;
   T operator[](std::int64_t) const { return value; }
 };
-template <class T>
-struct Spaced {
-  const T* at;
-  std::int64_t step;
-  T operator[](std::int64_t i) const { return at[i * step]; }
-};
+template <class T, bool is_number>
+auto operand(const std::byte* at) {
+  const T* const first = reinterpret_cast<const T*>(at);
+  if constexpr (is_number)
+    return Same<T>{*first};
+  else
+    return Dense<T>{first};
+}
 
 template <class T>
 constexpr compute_t<T> widen(T x) {
@@ -46,19 +48,16 @@ template <class F, class TO, class... Operand>
 #endif
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
-template <class F, class TO, class... Operand>
-void spaced_span(F f, std::int64_t n, TO* out, std::int64_t step, Operand... in) {
-  for (std::int64_t i = 0; i < n; ++i) out[i * step] = static_cast<TO>(f(widen(in[i])...));
-}
 
 /// How a condition is read: of bools beside wider elements the compiler makes no vectors.
 using Truth = std::uint8_t;
 
-/// One row of a call of functor `F`. An application's own functors are compiled with its flags: with g++ at
-/// -O1 and above the attributes make the loops what the library's are, without contraction of products and
-/// sums, and `best` takes the one for this processor (flags for single instructions, such as -maes, leave the
-/// plain one). Other compilers and sanitized code compile them as any code.
-template <class F, class TO, class... TI>
+/// One row of a call of functor `F`; one of the operands `numbers` may be a number. An application's own
+/// functors are compiled with its flags: with g++ at -O1 and above the attributes make the loops what the
+/// library's are, without contraction of products and sums, and `best` takes the one for this processor
+/// (flags for single instructions, such as -maes, leave the plain one). Other compilers and sanitized code
+/// compile them as any code.
+template <class F, Mask numbers, class TO, class... TI>
 struct ElementwiseRow {
 #if defined(__clang__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static Row best() { return run; }
@@ -98,35 +97,20 @@ struct ElementwiseRow {
                  std::index_sequence<I...>) {
     const F& f = *static_cast<const F*>(functor);
     TO* out = reinterpret_cast<TO*>(at[0]);
-    const std::tuple in{reinterpret_cast<const TI*>(at[I + 1])...};
-    if (steps[0] == 1 && ((steps[I + 1] == 1) && ...))
-      return dense_span(f, n, out, Dense<TI>{std::get<I>(in)}...);
-    if constexpr (sizeof...(TI) == 2) {
-      const auto [a, b] = in;
-      using A = std::remove_cvref_t<decltype(*a)>;
-      using B = std::remove_cvref_t<decltype(*b)>;
-      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0)
-        return dense_span(f, n, out, Dense<A>{a}, Same<B>{*b});
-      if (steps[0] == 1 && steps[1] == 0 && steps[2] == 1)
-        return dense_span(f, n, out, Same<A>{*a}, Dense<B>{b});
-    }
-    if constexpr (sizeof...(TI) == 3 && std::same_as<std::tuple_element_t<0, std::tuple<TI...>>, Truth>) {
-      const auto [condition, a, b] = in;  // one of two is often a number
-      using T = std::remove_cvref_t<decltype(*a)>;
-      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 0 && steps[3] == 1)
-        return dense_span(f, n, out, Dense<Truth>{condition}, Same<T>{*a}, Dense<T>{b});
-      if (steps[0] == 1 && steps[1] == 1 && steps[2] == 1 && steps[3] == 0)
-        return dense_span(f, n, out, Dense<Truth>{condition}, Dense<T>{a}, Same<T>{*b});
-    }
-    spaced_span(f, n, out, steps[0], Spaced<TI>{std::get<I>(in), steps[I + 1]}...);
+    const auto with_number = [&]<std::size_t number>() {
+      if constexpr (((numbers >> number) & 1) != 0)
+        if (steps[number] == 0)
+          return dense_span(f, n, out, operand < TI, number == I + 1 > (at[I + 1])...), true;
+      return false;
+    };
+    if ((with_number.template operator()<I + 1>() || ...)) return;
+    dense_span(f, n, out, operand<TI, false>(at[I + 1])...);
   }
 };
 
 /// A functor that says what it does to the bits of a 16-bit float.
 template <class F>
-concept HasBits = requires {
-  &F::template on_bits<std::uint16_t>;
-};
+concept HasBits = requires { &F::template on_bits<std::uint16_t>; };
 template <class F>
 struct OnBits {
   F f;
@@ -136,23 +120,32 @@ struct OnBits {
   }
 };
 
+/// Operands that are often numbers: one side of what costs no more than reading it, and what a condition
+/// picks.
+template <class O>
+constexpr Mask numbers_of() {
+  if (O::arity == 3 && first_is_condition<O>()) return 0b1100;
+  return O::arity == 2 && is_light<O>() ? 0b110 : 0;
+}
+
 /// Runs the rows of `O` on elements of type `T`; of functors that do the same as the op with its number, if
 /// there are any for what is computed in f32. Those that are not light see halves as f32.
 template <class T, class O, std::size_t... I>
 void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
+  constexpr Mask numbers = numbers_of<O>();
   if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
-    using Loop =
-        ElementwiseRow<OnBits<O>, std::uint16_t,
+    using Rows =
+        ElementwiseRow<OnBits<O>, numbers, std::uint16_t,
                        std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
     const OnBits<O> f{op};
-    return run_rows(w, Loop::best(), &f);
+    return run_rows(w, {Rows::best(), numbers, false}, &f);
   }
   const auto run = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
     using TX = std::conditional_t<in_f32, float, T>;
-    using Loop = ElementwiseRow<F, std::conditional_t<gives_bool<O>(), bool, TX>,
+    using Rows = ElementwiseRow<F, numbers, std::conditional_t<gives_bool<O>(), bool, TX>,
                                 std::conditional_t<I == 0 && first_is_condition<O>(), Truth, TX>...>;
-    (in_f32 ? run_rows_in_f32 : run_rows)(w, Loop::best(), &f);
+    run_rows(w, {Rows::best(), numbers, in_f32}, &f);
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;

@@ -1,5 +1,6 @@
-// Walks from row to row of an elementwise call.
+// Walks from row to row of an elementwise call, and makes of any row one that its loop takes.
 #include <algorithm>
+#include <cstring>
 
 #include "runtime/cpu/operands.h"
 #include "runtime/cpu/rows.h"
@@ -10,7 +11,8 @@ namespace sherd::detail {
 namespace {
 
 constexpr std::int64_t elements_per_tile = 16384;
-constexpr std::int64_t block = 512;  // elements that are f32 at a time
+constexpr std::int64_t block = 512;     // elements that are copied at a time
+constexpr std::int64_t short_row = 64;  // so short that setting it up takes longer than computing it
 
 /// Where every operand of a call stands.
 struct Places {
@@ -56,108 +58,129 @@ void with_half(DType d, std::byte* at, const F& f) {
   d == DType::f16 ? f(reinterpret_cast<Half*>(at)) : f(reinterpret_cast<BFloat16*>(at));
 }
 
-/// A row over operands of which some are f16 or bf16: blocks that stay in the nearest cache are widened to
-/// f32, computed there, and rounded.
-struct RowInF32 {
-  const Operands& operands;
-  Row row;
-  const void* functor;
+/// Copies `n` elements of `size` bytes, steps counted in elements.
+template <std::size_t size>
+void copy_elements(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
+                   std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * to_step * size, from + i * from_step * size, size);
+}
+void copy_row(std::int64_t size, const std::byte* from, std::int64_t from_step, std::byte* to,
+              std::int64_t to_step, std::int64_t n) {
+  if (from_step == 1 && to_step == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>(n * size));
+    return;
+  }
+  switch (size) {
+    case 1:
+      return copy_elements<1>(from, from_step, to, to_step, n);
+    case 2:
+      return copy_elements<2>(from, from_step, to, to_step, n);
+    case 4:
+      return copy_elements<4>(from, from_step, to, to_step, n);
+    default:
+      return copy_elements<8>(from, from_step, to, to_step, n);
+  }
+}
 
-  static void run(const void* self, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
+/// One call: its operands, each as it lies or through a block.
+class Rows {
+ public:
+  Rows(const Operands& w, const Loop& loop, const void* functor) : w_(w), loop_(loop), functor_(functor) {
+    const bool one = w.inner() == 1;
+    for (int k = 0; k < w.count; ++k) {
+      through_[k] = is_widened(k) || (w.step(k) != 1 && !one);
+      steps_[k] = 1;
+    }
+    for (int k = 1; k < w.count && !one; ++k) {
+      if (((loop.numbers >> k) & 1) == 0 || w.step(k) != 0) continue;
+      through_[k] = is_widened(k);
+      steps_[k] = 0;
+      break;
+    }
+    any_through_ = std::any_of(through_, through_ + w.count, [](bool t) { return t; });
+  }
+
+  void run() const {
+    const std::int64_t n = w_.inner();
+    if (w_.rank == 0) return run_row(w_.data, n);
+    if (w_.rank == 1)
+      return parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+        Places places(w_);
+        places.advance(w_, 0, begin);
+        run_row(places.at, end - begin);
+      });
+    const bool together = any_through_ && n <= short_row;
+    const std::int64_t at_once = together ? block / n : 1;
+    parallel_for(w_.outer(), std::max<std::int64_t>(1, elements_per_tile / n),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; i += at_once)
+                     together ? run_together(i, std::min(at_once, end - i)) : run_row(Places(w_, i).at, n);
+                 });
+  }
+
+ private:
+  struct alignas(64) Room {
+    std::byte of[Operands::most][block * sizeof(std::int64_t)];
+  };
+
+  bool is_widened(int k) const { return loop_.in_f32 && is_half(w_.dtypes[k]); }
+  std::int64_t size_in_room(int k) const { return is_widened(k) ? 4 : size_of(w_.dtypes[k]); }
+
+  void take(int k, std::byte* from, std::int64_t n, std::byte* to) const {
+    if (!is_widened(k)) return copy_row(size_of(w_.dtypes[k]), from, w_.step(k), to, 1, n);
+    with_half(w_.dtypes[k], from,
+              [&](auto* x) { widen_row(x, w_.step(k), n, reinterpret_cast<float*>(to)); });
+  }
+  void give(const std::byte* from, std::int64_t n, std::byte* to) const {
+    if (!is_widened(0)) return copy_row(size_of(w_.dtypes[0]), from, 1, to, w_.step(0), n);
+    with_half(w_.dtypes[0], to,
+              [&](auto* y) { narrow_row(reinterpret_cast<const float*>(from), n, y, w_.step(0)); });
+  }
+
+  void run_row(std::byte* const* at, std::int64_t n) const {
+    if (!any_through_) return loop_.row(functor_, n, at, steps_);
+    Room room;
     for (std::int64_t begin = 0; begin < n; begin += block)
-      static_cast<const RowInF32*>(self)->run_block(begin, std::min(block, n - begin), at, steps);
+      run_block(at, begin, std::min(block, n - begin), room);
   }
 
-  void run_block(std::int64_t begin, std::int64_t n, std::byte* const* at, const std::int64_t* steps) const {
-    alignas(64) float wide[Operands::most][block];
-    std::byte* block_at[Operands::most];
-    std::int64_t block_steps[Operands::most];
-    for (int k = 0; k < operands.count; ++k) {
-      const DType d = operands.dtypes[k];
-      std::byte* first = at[k] + begin * steps[k] * size_of(d);
-      block_at[k] = is_half(d) ? reinterpret_cast<std::byte*>(wide[k]) : first;
-      block_steps[k] = is_half(d) && steps[k] != 0 ? 1 : steps[k];
-      if (is_half(d) && k > 0)
-        with_half(d, first, [&](auto* x) { widen_row(x, steps[k], steps[k] == 0 ? 1 : n, wide[k]); });
+  void run_block(std::byte* const* at, std::int64_t begin, std::int64_t n, Room& room) const {
+    std::byte *first[Operands::most], *given[Operands::most];
+    for (int k = 0; k < w_.count; ++k) {
+      first[k] = at[k] + begin * w_.step(k) * size_of(w_.dtypes[k]);
+      given[k] = through_[k] ? room.of[k] : first[k];
+      if (through_[k] && k > 0) take(k, first[k], steps_[k] == 0 ? 1 : n, given[k]);
     }
-    row(functor, n, block_at, block_steps);
-    if (!is_half(operands.dtypes[0])) return;
-    with_half(operands.dtypes[0], at[0] + begin * steps[0] * 2,
-              [&](auto* y) { narrow_row(wide[0], n, y, steps[0]); });
+    loop_.row(functor_, n, given, steps_);
+    if (through_[0]) give(given[0], n, first[0]);
   }
-};
 
-/// Rows so short that setting one up takes longer than computing it: as many as fill a block go as one.
-struct ShortRowsInF32 {
-  const Operands& operands;
-  Row row;
-  const void* functor;
-
-  static constexpr std::int64_t longest = 64;
-
-  void run_block(std::int64_t first, std::int64_t rows) const {
-    alignas(64) float wide[Operands::most][block];
-    const std::int64_t n = operands.inner();
-    std::byte* at[Operands::most];
+  /// Short rows as one.
+  void run_together(std::int64_t row, std::int64_t rows) const {
+    Room room;
+    std::byte* given[Operands::most];
     std::int64_t steps[Operands::most];
-    for (int k = 0; k < operands.count; ++k) {
-      at[k] = reinterpret_cast<std::byte*>(wide[k]);
-      steps[k] = 1;
-    }
+    for (int k = 0; k < w_.count; ++k) given[k] = room.of[k], steps[k] = 1;
+    const std::int64_t n = w_.inner();
     for (std::int64_t r = 0; r < rows; ++r) {
-      const Places places(operands, first + r);
-      for (int k = 1; k < operands.count; ++k) {
-        const std::int64_t step = operands.step(k);
-        if (is_half(operands.dtypes[k]))
-          with_half(operands.dtypes[k], places.at[k],
-                    [&](auto* x) { widen_row(x, step, n, wide[k] + r * n); });
-        else  // a condition
-          for (std::int64_t j = 0; j < n; ++j) at[k][r * n + j] = places.at[k][j * step];
-      }
+      const Places places(w_, row + r);
+      for (int k = 1; k < w_.count; ++k) take(k, places.at[k], n, given[k] + r * n * size_in_room(k));
     }
-    row(functor, rows * n, at, steps);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const Places places(operands, first + r);
-      const std::int64_t step = operands.step(0);
-      if (is_half(operands.dtypes[0]))
-        with_half(operands.dtypes[0], places.at[0],
-                  [&](auto* y) { narrow_row(wide[0] + r * n, n, y, step); });
-      else  // truths
-        for (std::int64_t j = 0; j < n; ++j) places.at[0][j * step] = at[0][r * n + j];
-    }
+    loop_.row(functor_, rows * n, given, steps);
+    for (std::int64_t r = 0; r < rows; ++r)
+      give(given[0] + r * n * size_in_room(0), n, Places(w_, row + r).at[0]);
   }
+
+  const Operands& w_;
+  const Loop& loop_;
+  const void* functor_;
+  bool through_[Operands::most], any_through_;
+  std::int64_t steps_[Operands::most];  // in the loop
 };
 
 }  // namespace
 
-void run_rows(const Operands& w, Row row, const void* functor) {
-  const std::int64_t n = w.inner();
-  std::int64_t steps[Operands::most];
-  for (int k = 0; k < w.count; ++k) steps[k] = w.step(k);
-  if (w.rank == 0) return row(functor, n, w.data, steps);
-  if (w.rank == 1)
-    return parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-      Places places(w);
-      places.advance(w, 0, begin);
-      row(functor, end - begin, places.at, steps);
-    });
-  const std::int64_t rows_per_tile = std::max<std::int64_t>(1, elements_per_tile / n);
-  parallel_for(w.outer(), rows_per_tile, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) row(functor, n, Places(w, i).at, steps);
-  });
-}
-
-void run_rows_in_f32(const Operands& w, Row row, const void* functor) {
-  const std::int64_t n = w.inner();
-  if (w.rank < 2 || n > ShortRowsInF32::longest) {
-    const RowInF32 in_f32{w, row, functor};
-    return run_rows(w, &RowInF32::run, &in_f32);
-  }
-  const ShortRowsInF32 in_f32{w, row, functor};
-  const std::int64_t together = block / n;
-  parallel_for(w.outer(), elements_per_tile / n, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; i += together) in_f32.run_block(i, std::min(together, end - i));
-  });
-}
+void run_rows(const Operands& w, const Loop& loop, const void* functor) { Rows(w, loop, functor).run(); }
 
 }  // namespace sherd::detail

@@ -37,13 +37,19 @@ struct Operands {
 /// here.
 SHERD_API Operands operands_of(Inputs in, const Tensor& out);
 
-/// Computes one row: `n` elements, operand k from `at[k]` in steps of `steps[k]` elements.
+/// Computes one row: `n` elements of the output from as many of each input, one behind another in memory; of
+/// an input whose step is 0 from the one element that is there. The steps of all others are 1.
 using Row = void (*)(const void* functor, std::int64_t n, std::byte* const* at, const std::int64_t* steps);
 
-/// Calls `row` for all rows of a call on the CPU, long ones cut into fixed tiles that threads share.
-SHERD_API void run_rows(const Operands& w, Row row, const void* functor);
-/// The same for a row over f32: operands of f16 and bf16 are widened for it block by block, and what it gives
-/// for an output of theirs is rounded once.
-SHERD_API void run_rows_in_f32(const Operands& w, Row row, const void* functor);
+/// A row and what it wants to be given.
+struct Loop {
+  Row row;
+  Mask numbers;  ///< operands of which one may have the step 0
+  bool in_f32;   ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
+};
+
+/// Calls `loop` for all rows of a call on the CPU, long ones cut into fixed tiles that threads share.
+/// Operands that lie otherwise than the loop wants go through blocks that stay in the nearest cache.
+SHERD_API void run_rows(const Operands& w, const Loop& loop, const void* functor);
 
 }  // namespace sherd::detail
