@@ -41,7 +41,7 @@ struct Across {
 
 /// x - mean with zeros in the lanes beyond `count`.
 template <class C, class T, class Count, class Channel>
-Vec<C> centred(const T* x, Count count, Channel channel, const C* mean) {
+Vec<C> centred_on(const T* x, Count count, Channel channel, const C* mean) {
   return take<C>(x, count, channel.fill(mean)) - channel.value(mean, count);
 }
 
@@ -138,7 +138,7 @@ void channel_statistics(const T* x, ChannelShape s, compute_t<T>* mean, compute_
     };
     keep(tile.sum([&](std::int64_t at, auto count, auto) { return take<C>(x + at, count); }), m);
     const auto squared = [&](std::int64_t at, auto count, auto channel) {
-      const Vec<C> d = centred(x + at, count, channel, m);
+      const Vec<C> d = centred_on(x + at, count, channel, m);
       return d * d;
     };
     keep(tile.sum(squared), variance + tile.begin);
@@ -154,7 +154,7 @@ void batch_norm(const BatchNorm<T>& n, T* y) {
     if (n.bias) std::copy(n.bias + tile.begin, n.bias + tile.end, shift.begin());
     tile.for_each([&](std::int64_t at, auto count, auto channel) {
       put<C>(y + at,
-             fma(centred(n.x + at, count, channel, n.mean + tile.begin),
+             fma(centred_on(n.x + at, count, channel, n.mean + tile.begin),
                  channel.value(scales.factor.data(), count), channel.value(shift.data(), count)),
              count);
     });
@@ -172,7 +172,7 @@ void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statis
     const std::vector<double> along_ones =
         tile.sum([&](std::int64_t at, auto count, auto) { return take<C>(gy + at, count); });
     const std::vector<double> along_x = tile.sum([&](std::int64_t at, auto count, auto channel) {
-      return take<C>(gy + at, count) * centred(n.x + at, count, channel, mean);
+      return take<C>(gy + at, count) * centred_on(n.x + at, count, channel, mean);
     });
     std::vector<C> back(along_x.size()), shift(along_x.size());
     for (std::size_t j = 0; j < along_x.size(); ++j) {
@@ -185,7 +185,7 @@ void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statis
     }
     tile.for_each([&](std::int64_t at, auto count, auto channel) {
       const Vec<C> g = take<C>(gy + at, count) - channel.value(shift.data(), count);
-      const Vec<C> d = centred(n.x + at, count, channel, mean);
+      const Vec<C> d = centred_on(n.x + at, count, channel, mean);
       put<C>(gx + at,
              fma(d, channel.value(back.data(), count), g) * channel.value(scales.factor.data(), count),
              count);

@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/conv_plan.h"
 #include "runtime/cpu/gemm_tile.h"
+#include "runtime/cpu/onednn_faults.h"
 #include "runtime/error.h"
 #include "runtime/half.h"
 #include "runtime/parallel.h"
@@ -250,8 +251,11 @@ bool may_run(const Conv& c) {
          is_tight(c.rule.across, c.width, c.columns, c.across);
 }
 
-/// Kernels of one pixel see what lies a stride apart, and no more.
-Conv without_unseen(Conv c) {
+/// What oneDNN is given: kernels of one pixel see what lies a stride apart, and no more.
+Conv without_unseen(Conv c, Way way) {
+  const bool one_pixel =
+      c.height == 1 && c.width == 1 && c.rule.down.padding == 0 && c.rule.across.padding == 0;
+  if (!one_pixel || way == Way::grad_input) return c;
   c.steps.row *= c.rule.down.stride, c.steps.pixel *= c.rule.across.stride;
   c.rows = c.down, c.columns = c.across;
   c.rule.down.stride = c.rule.across.stride = 1;
@@ -259,9 +263,7 @@ Conv without_unseen(Conv c) {
 }
 
 bool run_as_it_is(const Conv& c, Way way, DType dtype, const ConvData& data) {
-  const bool one_pixel =
-      c.height == 1 && c.width == 1 && c.rule.down.padding == 0 && c.rule.across.padding == 0;
-  const Conv seen = one_pixel && way != Way::grad_input ? without_unseen(c) : c;
+  const Conv seen = without_unseen(c, way);
   Run run(seen, way, dtype, data);
   return way == Way::grad_weight ? gather(run) : spread(run);
 }
@@ -332,8 +334,7 @@ bool spread_in_f32(const Conv& c, Way way, const ConvData& data) {
   });
 }
 
-/// The gradient of kernels. In bf16 itself oneDNN 2.6 brings memory that nobody wrote where a column of the
-/// kernel sees padding alone, and in some other narrow shapes.
+/// The gradient of kernels.
 template <class T>
 bool gather_in_f32(const Conv& c, const ConvData& data) {
   const InF32<T> f(c);
@@ -371,9 +372,17 @@ bool is_worth(const Conv& c, Way way, bool in_bf16) {
   return filling(c.channels) * filling(c.outputs) <= most_filling;
 }
 
-bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
+/// Whether bf16 is given as it is.
+bool runs_in_bf16(const Conv& c, Way way, DType dtype) {
   static const bool multiplies_bf16 = onednn_multiplies_bf16();
-  const bool in_bf16 = dtype == DType::bf16 && multiplies_bf16 && way != Way::grad_weight;
+  static const faults::Library library = faults::library_here();
+  const Conv given = without_unseen(c, way);
+  return dtype == DType::bf16 && multiplies_bf16 && !faults::brings_unwritten(way, dtype) &&
+         !faults::writes_beyond(given.rule, given.height, given.width, dtype, library);
+}
+
+bool run_onednn(const Conv& c, Way way, DType dtype, const ConvData& data) try {
+  const bool in_bf16 = runs_in_bf16(c, way, dtype);
   if (dtype == DType::f64 || !may_run(c) || !is_worth(c, way, in_bf16)) return false;
   if ((in_bf16 || dtype == DType::f32) && run_as_it_is(c, way, dtype, data)) return true;
   if (dtype == DType::f32) return false;

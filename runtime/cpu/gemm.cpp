@@ -326,8 +326,7 @@ void gemm(const Gemm<T>& g) {
   if constexpr (std::is_same_v<T, compute_t<T>>) return run_tiles(g);
   if (g.m == 0 || g.n == 0 || g.batch == 0) return;
   if constexpr (has_onednn && std::is_same_v<T, BFloat16>) {
-    static const bool multiplies_bf16 = onednn_multiplies_bf16();
-    if (multiplies_bf16 && g.m * g.n * g.k >= onednn_work_bf16) return run_tiles(g);
+    if (g.m * g.n * g.k >= onednn_work_bf16 && onednn_multiplies_bf16(g.k)) return run_tiles(g);
   }
   if constexpr (!std::is_same_v<T, compute_t<T>>) gemm_through_float(g);
 }

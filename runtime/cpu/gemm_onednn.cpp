@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/gemm_tile.h"
 #include "runtime/cpu/onednn.h"
+#include "runtime/cpu/onednn_faults.h"
 #include "runtime/cpu/scratch.h"
 
 namespace sherd::cpu {
@@ -133,6 +134,12 @@ bool onednn_multiplies_bf16() noexcept try {
   return false;
 }
 
+bool onednn_multiplies_bf16(std::int64_t terms) noexcept {
+  static const bool multiplies_bf16 = onednn_multiplies_bf16();
+  static const faults::Library library = faults::library_here();
+  return multiplies_bf16 && !faults::spreads_nan(terms, DType::bf16, library);
+}
+
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept try {
   const OneThread one_thread;
   const std::shared_ptr<const Product> product = plan(g);
@@ -170,9 +177,8 @@ PackedB::~PackedB() = default;
 
 std::shared_ptr<PackedB> PackedB::of(const Gemm<BFloat16>& g) noexcept try {
   constexpr std::int64_t most_rows = 63, unit = 64, enough = 1 << 20;
-  static const bool multiplies_bf16 = onednn_multiplies_bf16();
-  if (!multiplies_bf16 || g.batch != 1 || g.m > most_rows || g.m * g.n * g.k < onednn_work_bf16)
-    return nullptr;
+  if (g.batch != 1 || g.m > most_rows || g.m * g.n * g.k < onednn_work_bf16) return nullptr;
+  if (!onednn_multiplies_bf16(g.k)) return nullptr;
   const OneThread one_thread;
   const std::int64_t columns = std::max<std::int64_t>(2, enough / (g.m * g.k) / unit) * unit;
   auto packed = std::make_shared<PackedB>();

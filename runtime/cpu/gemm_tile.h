@@ -23,6 +23,8 @@ bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
 /// bf16, else it would go through slow code.
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept;
 bool onednn_multiplies_bf16() noexcept;
+/// The same of sums of `terms` terms, which must be right as well.
+bool onednn_multiplies_bf16(std::int64_t terms) noexcept;
 /// Smaller products of bf16 are not worth a call of it.
 inline constexpr std::int64_t onednn_work_bf16 = 32 * 32 * 32;
 
