@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/source_root.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path root = SHERD_SOURCE_ROOT;
+const fs::path root = sherd::source_root;
 const std::map<std::string, int> floors = {{"runtime", 1}, {"autograd", 2}, {"collectives", 2},
                                            {"nn", 3},      {"shard", 4},    {"tools", 5}};
 

@@ -11,12 +11,13 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/source_root.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path root = SHERD_SOURCE_ROOT;
+const fs::path root = sherd::source_root;
 
 /// Of C++ text without its comments: the names in its code, and its string literals.
 struct Source {

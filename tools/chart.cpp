@@ -11,10 +11,12 @@
 namespace sherd::tools {
 namespace {
 
-constexpr double left = 70, right = 24, below = 34;
-constexpr double legend_row = 18;
+constexpr double above = 8, below = 34;  // the curves
+constexpr double values_width = 62;      // of the column of values beside them
+constexpr double full_width = 1000;      // the width that lines are drawn in, to be stretched
+constexpr int most_steps = 5, letter_size = 11;
 constexpr std::size_t buckets = 800;
-constexpr std::string_view ink = "var(--ink)", faint = "var(--faint)", rule = "var(--rule)";
+constexpr std::string_view faint = "var(--faint)", rule = "var(--rule)";
 
 struct Range {
   double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
@@ -32,7 +34,6 @@ struct Range {
   }
 };
 
-/// Draws from top to bottom.
 class Picture {
  public:
   explicit Picture(const Chart& chart) : chart_(chart) {
@@ -50,58 +51,72 @@ class Picture {
   }
 
   std::string draw() {
-    svg_.text(left, 14, chart_.title, {.size = 13, .colour = ink, .bold = true});
-    legend();
-    axes();
-    for (const double mark : chart_.marks) svg_.line({{x(mark), top_}, {x(mark), bottom()}}, faint, 1, "2 3");
+    grid();
+    for (const double mark : chart_.marks)
+      lines_.line({{x(mark), above}, {x(mark), bottom()}}, faint, 1, "2 3");
     for (std::size_t i = 0; i < shown_.size(); ++i) curve(chart_.curves[i], shown_[i]);
-    return svg_.document(chart_.width, chart_.height, "none");
+    return fmt::format(
+        "<figure>\n<figcaption>{0}</figcaption>\n{1}<div class=\"plot\">\n"
+        "<svg class=\"values\" width=\"{2}\" height=\"{3}\">\n{4}</svg>\n"
+        "<svg class=\"curves\" height=\"{3}\">\n{5}{6}{7}</svg>\n</div>\n</figure>\n",
+        escaped(chart_.title), legend(), svg_number(values_width), svg_number(chart_.height), values_, steps_,
+        lines_.stretched(full_width, chart_.height), dots_);
   }
 
  private:
   double bottom() const { return chart_.height - below; }
-  double x(double step) const {
-    return left + (step - x_.low) / (x_.high - x_.low) * (chart_.width - left - right);
-  }
+  double x(double step) const { return (step - x_.low) / (x_.high - x_.low) * full_width; }
   double y(double value) const {
-    return bottom() - (value - y_.low) / (y_.high - y_.low) * (bottom() - top_);
+    return bottom() - (value - y_.low) / (y_.high - y_.low) * (bottom() - above);
+  }
+  /// A place across, as a part of a width that the page decides.
+  static std::string across(double x) { return svg_number(100 * x / full_width) + "%"; }
+
+  static std::string dot(const std::string& x, double y, double radius, std::string_view colour,
+                         const std::string& tip = {}) {
+    return fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"{}\" fill=\"{}\">{}</circle>\n", x, svg_number(y),
+                       svg_number(radius), colour,
+                       tip.empty() ? "" : fmt::format("<title>{}</title>", escaped(tip)));
   }
 
-  void legend() {
-    double x = left;
-    top_ = 14 + legend_row;
-    if (std::ranges::all_of(chart_.curves, [](const Curve& curve) { return curve.name.empty(); })) return;
+  static std::string text(const std::string& x, double y, std::string_view anchor, std::string_view text) {
+    return fmt::format("<text x=\"{}\" y=\"{}\" fill=\"{}\" text-anchor=\"{}\">{}</text>\n", x,
+                       svg_number(y + 0.36 * letter_size), faint, anchor, escaped(text));
+  }
+
+  std::string legend() const {
+    std::string names;
     for (const Curve& curve : chart_.curves) {
       if (curve.name.empty()) continue;
-      const double width = 30 + Svg::width_of(curve.name, 11) + 14;
-      if (x > left && x + width > chart_.width - right) x = left, top_ += legend_row;
-      svg_.line({{x, top_}, {x + 22, top_}}, curve.colour, curve.width + 0.75);
-      if (curve.dots) svg_.dot(x + 11, top_, 3, curve.colour);
-      svg_.text(x + 30, top_, curve.name, {.colour = ink});
-      x += width;
+      Svg line;
+      line.line({{0, 5}, {22, 5}}, curve.colour, curve.width + 0.75);
+      if (curve.dots) line.dot(11, 5, 3, curve.colour);
+      names += fmt::format("<span><svg width=\"22\" height=\"10\">\n{}</svg>{}</span>\n", line.body(),
+                           escaped(curve.name));
     }
-    top_ += legend_row;
+    return names.empty() ? "" : fmt::format("<div class=\"legend\">\n{}</div>\n", names);
   }
 
-  void axes() {
-    for (const double value : ticks(y_.low, y_.high, static_cast<int>((bottom() - top_) / 34))) {
-      svg_.line({{left, y(value)}, {chart_.width - right, y(value)}}, rule);
-      svg_.text(left - 8, y(value), compact(value), {.colour = faint, .anchor = Anchor::end});
+  void grid() {
+    for (const double value : ticks(y_.low, y_.high, static_cast<int>((bottom() - above) / 34))) {
+      lines_.line({{0, y(value)}, {full_width, y(value)}}, rule);
+      values_ += text(svg_number(values_width - 8), y(value), "end", compact(value));
     }
-    for (const double step : ticks(x_.low, x_.high, static_cast<int>(chart_.width / 90))) {
+    lines_.line({{0, bottom()}, {full_width, bottom()}}, faint);
+    for (const double step : ticks(x_.low, x_.high, most_steps)) {
       if (step != std::floor(step)) continue;
-      svg_.line({{x(step), bottom()}, {x(step), bottom() + 4}}, faint);
-      svg_.text(x(step), bottom() + 14, compact(step), {.colour = faint, .anchor = Anchor::middle});
+      lines_.line({{x(step), bottom()}, {x(step), bottom() + 4}}, faint);
+      steps_ += text(across(x(step)), bottom() + 14, "middle", compact(step));
     }
-    svg_.line({{left, bottom()}, {chart_.width - right, bottom()}}, faint);
-    svg_.text(chart_.width - right, bottom() + 27, "step", {.colour = faint, .anchor = Anchor::end});
+    steps_ += text("100%", bottom() + 27, "end", "step");
   }
 
   void curve(const Curve& curve, const std::vector<Point>& points) {
     std::vector<std::pair<double, double>> line;
     const auto end_line = [&] {
-      if (line.size() == 1 && !curve.dots) svg_.dot(line[0].first, line[0].second, 2, curve.colour);
-      if (line.size() > 1) svg_.line(line, curve.colour, curve.width);
+      if (line.size() == 1 && !curve.dots)
+        dots_ += dot(across(line[0].first), line[0].second, 2, curve.colour);
+      if (line.size() > 1) lines_.line(line, curve.colour, curve.width);
       line.clear();
     };
     for (const Point& p : points) {
@@ -113,15 +128,15 @@ class Picture {
     end_line();
     for (const Point& p : points)
       if (curve.dots && !std::isnan(p.y))
-        svg_.dot(x(p.x), y(p.y), 3, curve.colour,
-                 fmt::format("{}: step {:.0f}, {:.6g}", curve.name, p.x, p.y));
+        dots_ += dot(across(x(p.x)), y(p.y), 3, curve.colour,
+                     fmt::format("{}: step {:.0f}, {:.6g}", curve.name, p.x, p.y));
   }
 
   const Chart& chart_;
   std::vector<std::vector<Point>> shown_;
   Range x_, y_;
-  double top_ = 0;
-  Svg svg_;
+  Svg lines_;                          // stretched
+  std::string values_, steps_, dots_;  // not
 };
 
 }  // namespace

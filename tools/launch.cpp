@@ -23,6 +23,7 @@
 #include "collectives/launch_report.h"
 #include "runtime/error.h"
 #include "tools/launch_process.h"
+#include "tools/terminal.h"
 
 namespace sherd::tools {
 namespace {
@@ -541,6 +542,7 @@ std::vector<std::string> launch_command(const LaunchOptions& o, bool root, const
 int launch(const LaunchOptions& options) {
   open_standard_streams();
   ::signal(SIGCHLD, SIG_DFL);  // who ignores it never hears how a child ended
+  announce_terminal(STDOUT_FILENO);
   const Folders folders;
   std::vector<std::string> command =
       launch_command(options, ::geteuid() == 0, own_program(), folders.socket());

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "runtime/shown.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -113,9 +115,7 @@ std::string cannot_start(std::string_view program, int error) {
 }
 
 void say(std::string_view text) {
-  std::string line = fmt::format("sherd launch: {}", text);
-  std::ranges::replace(line, '\n', ' ');
-  line += '\n';
+  const std::string line = fmt::format("sherd launch: {}\n", one_line(text));
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 void say(int rank, std::string_view text) { say(fmt::format("rank {} {}", rank, text)); }

@@ -5,7 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <iostream>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "runtime/context.h"
 #include "runtime/error.h"
@@ -20,6 +22,7 @@
 #include "tools/report.h"
 #include "tools/sample.h"
 #include "tools/train.h"
+#include "tools/wrong_words.h"
 
 namespace {
 
@@ -192,7 +195,13 @@ void flush_output() {
   check<FileError>(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "output: it cannot be written");
 }
 
-void run_train(const TrainOptions& options) {
+int print_whole(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_output();
+  return 0;
+}
+
+int run_train(const TrainOptions& options) {
   catch_interrupts();
   Progress progress(stdout);
   try {
@@ -202,27 +211,10 @@ void run_train(const TrainOptions& options) {
     throw;
   }
   flush_output();
+  return 0;
 }
 
-void run_inspect(const InspectOptions& options) {
-  const std::string text = inspect(options, posix_file_system());
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  flush_output();
-}
-
-void run_report(const ReportOptions& options) {
-  const std::string text = report(options, posix_file_system());
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  flush_output();
-}
-
-void run_bench(const BenchOptions& options) {
-  const std::string text = bench(options, posix_file_system());
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  flush_output();
-}
-
-void run_sample(const SampleOptions& options) {
+int run_sample(const SampleOptions& options) {
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const auto show = [&](std::string text) {
     const std::string shown = terminal ? without_controls(std::move(text)) : std::move(text);
@@ -236,6 +228,73 @@ void run_sample(const SampleOptions& options) {
   });
   std::fputc('\n', stdout);
   flush_output();
+  return 0;
+}
+
+/// A command, what its line has to be like and what runs it.
+struct Command {
+  CLI::App* parser;
+  std::string example;
+  std::function<int()> run;
+};
+
+CommandWords words_of(const Command& command) {
+  CommandWords words{command.parser->get_name(), command.example, {}};
+  for (const CLI::Option* option : command.parser->get_options()) {
+    for (const std::string& name : option->get_lnames()) words.flags.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) words.flags.push_back("-" + name);
+  }
+  return words;
+}
+
+std::vector<CommandWords> words_of(const std::vector<Command>& commands) {
+  std::vector<CommandWords> words;
+  for (const Command& command : commands) words.push_back(words_of(command));
+  return words;
+}
+
+/// The first word that is neither a flag nor a value, or "". Behind `launch` a program stands, with what is
+/// its own; `dashes` says that it stood behind two dashes.
+std::string stray_word(const CLI::App& parser, bool dashes) {
+  std::vector<std::string> words = parser.remaining();
+  std::erase(words, "--");
+  const bool program = parser.get_prefix_command() && !dashes;
+  return words.empty() || (program && !words[0].starts_with('-')) ? "" : words[0];
+}
+
+/// CLI11 counts words and types.
+std::string in_words(const std::string& text) {
+  const std::string flag = text.substr(0, text.find(':'));
+  if (text.ends_with(" missing")) return flag + " stands without its value";
+  if (text.find("At Most 1 required") != std::string::npos) return flag + " stands there more than once";
+  return text.substr(0, text.find('\n'));
+}
+
+[[noreturn]] void explain(const CLI::ParseError& error, const Command& command) {
+  const std::string name = command.parser->get_name();
+  const std::vector<std::string> program = command.parser->remaining();
+  fail<ValueError>("{}: {}{}; for example {} (sherd {} --help lists its flags)", name, in_words(error.what()),
+                   program.empty() ? "" : fmt::format(" before the program '{}'", shown(program[0])),
+                   command.example, name);
+}
+
+/// The command line behind the program's name: `words`, without what follows `sherd launch`'s two dashes.
+int run_command(const Command& command, const std::vector<Command>& all, int words, char** argv,
+                bool dashes) {
+  const auto refuse_stray = [&] {
+    const std::string stray = stray_word(*command.parser, dashes);
+    check<ValueError>(stray.empty(), "{}", unknown_word(stray, words_of(command), words_of(all)));
+  };
+  try {
+    command.parser->parse(words, argv);  // alone, so that other commands' names are words like others
+  } catch (const CLI::Success&) {
+    return print_whole(command.parser->help("sherd"));
+  } catch (const CLI::ParseError& error) {
+    refuse_stray();
+    explain(error, command);
+  }
+  refuse_stray();
+  return command.run();
 }
 
 int run(int argc, char** argv) {
@@ -244,57 +303,59 @@ int run(int argc, char** argv) {
     return keep_rank(argv[2], std::span(argv + 3, static_cast<std::size_t>(argc - 2)));
   CLI::App app("Trains a byte-level GPT and writes text with it.", "sherd");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "sherd " SHERD_VERSION, "Print the version and exit");
   TrainOptions train_options;
   SampleOptions sample_options;
+  InspectOptions inspect_options;
+  BenchOptions bench_options;
+  ReportOptions report_options;
+  LaunchOptions launch_options;
   CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
-  InspectOptions inspect_options;
   CLI::App& inspect_command = *app.add_subcommand(
       "inspect", "Show which rank owns which span of which parameter, as a table and a drawing.");
-  BenchOptions bench_options;
   CLI::App& bench_command = *app.add_subcommand(
       "bench", "Time training steps of a GPT: tokens/s, MFU and memory, also against an earlier report.");
-  ReportOptions report_options;
   CLI::App& report_command = *app.add_subcommand(
       "report", "Draw a run, or several, as a page: loss, rate, speed, memory, and who owns what.");
-  LaunchOptions launch_options;
   CLI::App& launch_command = *app.add_subcommand(
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
-  add_launch_flags(launch_command, launch_options);
   add_train_flags(train_command, train_options);
   add_sample_flags(sample_command, sample_options);
   add_inspect_flags(inspect_command, inspect_options);
   add_bench_flags(bench_command, bench_options);
   add_report_flags(report_command, report_options);
+  add_launch_flags(launch_command, launch_options);
   const int dashes = launch_dashes(argc, argv);
-  try {
-    app.parse(dashes, argv);
-  } catch (const CLI::Success& help) {
-    const int code = app.exit(help);
-    std::cout.flush();
-    check<FileError>(std::cout.good(), "output: it cannot be written");
-    flush_output();
-    return code;
-  } catch (const CLI::ParseError& error) {
-    const std::string text = error.what();
-    fail<ValueError>(
-        "{} (sherd --help, and --help after train, sample, inspect, bench, report or launch, list the flags)",
-        text.substr(0, text.find('\n')));
-  }
-  if (launch_command.parsed()) {
-    launch_options.command = launch_command.remaining();
-    if (dashes < argc) launch_options.command.assign(argv + dashes + 1, argv + argc);
-    return launch(launch_options);
-  }
-  note_given(train_command, train_options);
-  if (train_command.parsed()) run_train(train_options);
-  if (sample_command.parsed()) run_sample(sample_options);
-  if (inspect_command.parsed()) run_inspect(inspect_options);
-  if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
-  if (report_command.parsed()) run_report(report_options);
-  if (bench_command.count("--ranks") > 0) bench_options.sizes.given.emplace("ranks");
-  if (bench_command.parsed()) run_bench(bench_options);
-  return 0;
+  const std::vector<Command> commands = {
+      {&train_command, "sherd train --data book.txt",
+       [&] {
+         note_given(train_command, train_options);
+         return run_train(train_options);
+       }},
+      {&sample_command, "sherd sample --checkpoint runs/1", [&] { return run_sample(sample_options); }},
+      {&inspect_command, "sherd inspect --ranks 4",
+       [&] { return print_whole(inspect(inspect_options, posix_file_system())); }},
+      {&bench_command, "sherd bench --steps 50",
+       [&] {
+         if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
+         if (bench_command.count("--ranks") > 0) bench_options.sizes.given.emplace("ranks");
+         return print_whole(bench(bench_options, posix_file_system()));
+       }},
+      {&report_command, "sherd report runs/1",
+       [&] { return print_whole(report(report_options, posix_file_system())); }},
+      {&launch_command, "sherd launch -n 4 PROGRAM [ARGS...]", [&] {
+         launch_options.command = launch_command.remaining();
+         if (dashes < argc) launch_options.command.assign(argv + dashes + 1, argv + argc);
+         return launch(launch_options);
+       }}};
+  const std::string first = argc > 1 ? argv[1] : "";
+  for (const Command& command : commands)
+    if (command.parser->get_name() == first)
+      return run_command(command, commands, dashes - 1, argv + 1, dashes < argc);
+  if (first == "-h" || first == "--help") return print_whole(app.help());
+  if (first == "--version") return print_whole("sherd " SHERD_VERSION "\n");
+  fail<ValueError>("{}", unknown_command(first, words_of(commands)));
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 #include "tools/progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cmath>
 
 #include "runtime/shown.h"
 #include "tools/generate.h"
 #include "tools/interrupt.h"
+#include "tools/terminal.h"
 
 namespace sherd::tools {
 namespace {
@@ -29,7 +29,7 @@ std::string clock_text(double seconds) {
 
 Progress::Progress(std::FILE* out)
     : out_(out),
-      terminal_(::isatty(::fileno(out)) == 1),
+      terminal_(is_terminal(::fileno(out))),
       pause_(terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)) {}
 
 void Progress::started(const RunFacts& f) {

@@ -9,7 +9,8 @@
 
 namespace sherd::tools {
 
-/// One line that lives on a terminal; elsewhere plain lines, one every few seconds and one a validation.
+/// One line that lives on a terminal (`is_terminal`); elsewhere plain lines, one every few seconds and one a
+/// validation.
 class Progress final : public Reporter {
  public:
   explicit Progress(std::FILE* out);

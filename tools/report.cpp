@@ -158,10 +158,13 @@ constexpr std::string_view style = R"(
 }
 body { background: var(--page); color: var(--ink); font: 14px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 24px auto; padding: 0 16px; }
 h1 { font-size: 22px; } h2 { font-size: 16px; margin: 28px 0 8px; }
-svg { max-width: 100%; height: auto; display: block; }
-.charts { display: flex; flex-wrap: wrap; gap: 16px; }
-.charts div { background: var(--card); border-radius: 8px; padding: 10px; flex: 1 1 480px; min-width: 0; }
-.charts .wide { flex-basis: 100%; }
+svg { display: block; }
+.charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; }
+.card { background: var(--card); border-radius: 8px; padding: 10px; }
+.wide, .card:last-child:nth-child(even) { grid-column: 1 / -1; }
+@media (max-width: 760px) { .charts { grid-template-columns: minmax(0, 1fr); } }
+.note { color: var(--faint); max-width: 60em; }
+.placement svg { width: 100%; min-width: 1000px; height: auto; }
 .placement { background: #ffffff; border-radius: 8px; padding: 8px; margin-bottom: 16px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; } td, th { padding: 3px 14px 3px 0; text-align: left; font-variant-numeric: tabular-nums; }
@@ -251,6 +254,17 @@ std::string figures(const std::vector<Record>& runs) {
   return table(runs, rows, false);
 }
 
+/// Where a step has two validation losses the page says why, as a line of its own.
+std::string two_losses(const std::vector<Record>& runs) {
+  const bool two = std::ranges::any_of(
+      runs, [](const Record& run) { return run.final_loss.has_value() && last_of(run.validation); });
+  return two ? "<p class=\"note\">Validation losses on the way, those of the curve, the last and the best, "
+               "are "
+               "over windows spread over the validation part; the one at the end is over all of that part. "
+               "So the last step has two, which may differ.</p>\n"
+             : "";
+}
+
 std::string settings(const std::vector<Record>& runs) {
   std::vector<Row> rows;
   const TrainOptions every;
@@ -268,16 +282,16 @@ std::string settings(const std::vector<Record>& runs) {
 }
 
 /// A curve a run of what `points` are.
-std::string chart(const std::vector<Record>& runs, std::string title, std::vector<Point> Record::*points) {
-  Chart chart{.title = std::move(title), .from_zero = true, .width = 520, .height = 240};
+std::string chart(const std::vector<Record>& runs, std::string title, std::vector<Point> Record::* points) {
+  Chart chart{.title = std::move(title), .from_zero = true, .height = 200};
   for (std::size_t i = 0; i < runs.size(); ++i)
     if (last_of(runs[i].*points))
       chart.curves.push_back({runs.size() > 1 ? runs[i].name : "", colour_of(i), runs[i].*points});
-  return chart.curves.empty() ? "" : fmt::format("<div>{}</div>\n", drawing(chart));
+  return chart.curves.empty() ? "" : fmt::format("<div class=\"card\">{}</div>\n", drawing(chart));
 }
 
 std::string charts(const std::vector<Record>& runs) {
-  Chart losses{.title = "Loss, nats a byte", .height = 380};
+  Chart losses{.title = "Loss, nats a byte", .height = 330};
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Record& run = runs[i];
     const std::string prefix = runs.size() > 1 ? run.name + ", " : "";
@@ -293,7 +307,7 @@ std::string charts(const std::vector<Record>& runs) {
     return std::ranges::none_of(
         runs, [&](const Record& r) { return r.loss.front().x <= step && step <= r.loss.back().x; });
   });
-  std::string html = fmt::format("<div class=\"wide\">{}</div>\n", drawing(losses));
+  std::string html = fmt::format("<div class=\"card wide\">{}</div>\n", drawing(losses));
   html += chart(runs, "Learning rate", &Record::rate);
   html += chart(runs, "Norm of the gradient, before clipping", &Record::norm);
   html += chart(runs, "Speed, tokens/s", &Record::speed);
@@ -326,7 +340,7 @@ std::string page(const std::vector<std::string>& folders, FileSystem& files) {
     for (const std::string& note : run.notes)
       notes += fmt::format("<li>{}{}</li>\n", runs.size() > 1 ? escaped(run.name) + ": " : "", escaped(note));
   }
-  std::string body = fmt::format("<h1>{}</h1>\n", names) + figures(runs);
+  std::string body = fmt::format("<h1>{}</h1>\n", names) + figures(runs) + two_losses(runs);
   if (!notes.empty()) body += fmt::format("<ul>\n{}</ul>\n", notes);
   body += charts(runs);
   for (const Record& run : runs) body += placement(run);
@@ -334,15 +348,14 @@ std::string page(const std::vector<std::string>& folders, FileSystem& files) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-      "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n{}</body>\n</html>\n",
-      names, style, body);
+      "<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n{}</body>\n</html>\n",
+      names, style, chart_style, body);
 }
 
 std::string report(const ReportOptions& options, FileSystem& files) {
   const std::string html = page(options.runs, files);
   const Path out = options.out.empty() ? Path(options.runs[0]) / "report.html" : Path(options.out);
-  write_durably(
-      out, [&](OutputFile& file) { file.write(html); }, files);
+  write_durably(out, [&](OutputFile& file) { file.write(html); }, files);
   return fmt::format("report in {}\n", shown(out.string(), 300));
 }
 

@@ -15,6 +15,9 @@ struct Box {
 /// `text` as HTML and SVG take it, between tags and in attributes.
 std::string escaped(std::string_view text);
 
+/// A length, with two decimals at most.
+std::string svg_number(double value);
+
 enum class Anchor { start, middle, end };
 
 struct TextStyle {
@@ -45,8 +48,12 @@ class Svg {
   /// A fill of slanted lines over `colour`, to be used as "url(#name)".
   void define_hatch(std::string_view name, std::string_view colour);
 
+  /// What was drawn, for a document of the caller's.
+  const std::string& body() const { return body_; }
   /// The whole document, on `ground`.
   std::string document(double width, double height, std::string_view ground = "#ffffff") const;
+  /// A part of another document, stretched to all of its width and keeping its height: for lines alone.
+  std::string stretched(double width, double height) const;
 
  private:
   std::string definitions_, body_;

@@ -13,6 +13,7 @@
 #include "tests/docs/ops_page.h"
 #include "tests/docs/pages.h"
 #include "tests/docs/weave.h"
+#include "tests/source_root.h"
 #include "tests/temp_directory.h"
 
 namespace sherd::test {
@@ -21,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path root = SHERD_SOURCE_ROOT;
+const fs::path root = sherd::source_root;
 
 std::mutex mutex;  // ranks are threads
 std::set<int> lines_ran, lines_compiled;

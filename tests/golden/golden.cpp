@@ -9,6 +9,7 @@
 #include "runtime/backend.h"
 #include "runtime/dtype.h"
 #include "runtime/ops.h"
+#include "tests/source_root.h"
 #include "tests/tolerance.h"
 
 namespace sherd::test {
@@ -74,7 +75,7 @@ std::vector<Tensor> GoldenCase::list(const std::string& prefix) const {
 }
 
 std::string golden_path(std::string_view area) {
-  return fmt::format("{}/{}.safetensors", SHERD_GOLDENS, area);
+  return fmt::format("{}/tests/golden/{}.safetensors", source_root, area);
 }
 
 std::vector<GoldenCase> load_goldens(std::string_view area) {

@@ -7,6 +7,7 @@
 #include "nn/optimizer.h"
 #include "nn/state_file.h"
 #include "tests/runtime/harness.h"
+#include "tests/source_root.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -49,7 +50,7 @@ class Lion final : public nn::Optimizer {
 };
 // page: end
 
-std::string text_of(const char* path) {
+std::string text_of(const std::string& path) {
   std::ifstream file(path);
   REQUIRE(file.good());
   std::ostringstream text;
@@ -73,7 +74,8 @@ struct Trainee {
 }  // namespace
 
 TEST_CASE("extending: the page shows what is tested here") {
-  const std::string page = text_of(SHERD_EXTENDING_PAGE), here = text_of(SHERD_EXTENDING_TEST);
+  const std::string page = text_of(std::string(source_root) + "/docs/extending.md"),
+                    here = text_of(std::string(source_root) + "/tests/nn/extending_test.cpp");
   int seen = 0;
   for (std::size_t at = 0; (at = here.find("\n// page: begin\n", at)) != std::string::npos; ++seen) {
     const std::size_t begin = here.find('\n', at + 1) + 1, end = here.find("// page: end", begin);

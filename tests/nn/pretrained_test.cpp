@@ -17,6 +17,7 @@
 #include "tests/counting_file_system.h"
 #include "tests/ranks.h"
 #include "tests/runtime/harness.h"
+#include "tests/source_root.h"
 #include "tests/temp_directory.h"
 
 using namespace sherd;
@@ -28,7 +29,7 @@ using Path = FileSystem::Path;
 
 namespace {
 
-const Path goldens = SHERD_GOLDENS "/hugging_face";
+const Path goldens = Path(source_root) / "tests/golden/hugging_face";
 
 /// Calls `body` with each folder and the loader of its model.
 void each_model(auto&& body) {

@@ -30,6 +30,7 @@ levels_found() {
 # On the text that came with it.
 program_trains() {
   cd "$work"
+  sherd --version
   sherd train --ranks 2 --steps 4 --layers 1 --width 16 --context 16 --out run
   sherd sample --checkpoint run --prompt sherd --tokens 8
 }

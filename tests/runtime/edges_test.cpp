@@ -7,6 +7,7 @@
 #include "autograd/autograd.h"
 #include "runtime/ops.h"
 #include "tests/runtime/harness.h"
+#include "tests/source_root.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -66,13 +67,9 @@ const std::map<std::string, std::function<std::string()>>& rows() {
          return text_of(abs(x.grad()));
        }},
       {"`layer_norm` of (1, -2, 3, 0.5) 1e30, f32",
-       [] {
-         return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {})));
-       }},
+       [] { return text_of(abs(layer_norm(mul(Tensor::from<float>({1, -2, 3, 0.5}, {4}), 1e30), {}, {}))); }},
       {"positions of `topk` of (1, 3, 3, 2, 3), k = 2",
-       [] {
-         return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices);
-       }},
+       [] { return text_of(topk(Tensor::from<float>({1, 3, 3, 2, 3}, {5}), 2).indices); }},
       {"`remainder(7, 0)`, i32", [] { return text_of(remainder(Tensor::scalar(7, {i32}), 0)); }},
       {"gradient of `selu` at NaN",
        [] {
@@ -82,13 +79,9 @@ const std::map<std::string, std::function<std::string()>>& rows() {
        }},
       {"`softplus(25) - 25`, f64", [] { return text_of(sub(softplus(Tensor::scalar(25, {f64})), 25)); }},
       {"`to((-1.5, 300, nan, inf), u8)`",
-       [] {
-         return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8));
-       }},
+       [] { return text_of(to(Tensor::from<float>({-1.5, 300, NAN, INFINITY}, {4}), u8)); }},
       {"`to((nan, inf, -inf), i32)`",
-       [] {
-         return text_of(to(Tensor::from<float>({NAN, INFINITY, -INFINITY}, {3}), i32));
-       }},
+       [] { return text_of(to(Tensor::from<float>({NAN, INFINITY, -INFINITY}, {3}), i32)); }},
       {"gradient of `norm(x, 3)` at (1, nan, 0)",
        [] {
          const Tensor x = Tensor::from<double>({1, NAN, 0}, {3}).requires_grad_();
@@ -129,7 +122,7 @@ const std::map<std::string, std::function<std::string()>>& rows() {
 }  // namespace
 
 TEST_CASE("edges: the table of the docs is what this build gives") {
-  std::ifstream file(SHERD_EDGES_PAGE);
+  std::ifstream file(std::string(source_root) + "/docs/edges.md");
   REQUIRE(file.good());
   std::size_t seen = 0;
   for (std::string line; std::getline(file, line);) {

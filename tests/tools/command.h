@@ -18,6 +18,7 @@
 #include "runtime/io/file_system.h"
 #include "tests/catch.h"
 #include "tests/temp_directory.h"
+#include "tests/tools/programs.h"
 
 namespace sherd::test {
 
@@ -37,7 +38,7 @@ class Command {
           Arguments before = {})
       : err_(folder / "err") {
     std::vector<std::string> words = std::move(before);
-    words.emplace_back(SHERD_PROGRAM);
+    words.emplace_back(built::program);
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());

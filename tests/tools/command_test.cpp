@@ -193,8 +193,8 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
   const std::pair<Arguments, std::string> wrong[] = {
-      {{}, "subcommand"},
-      {{"dance"}, "subcommand"},
+      {{}, "no command was written"},
+      {{"dance"}, "'dance' is no command"},
       {{"train", "--no-such-flag"}, "--no-such-flag"},
       {{"train", "--steps", "many"}, "--steps"},
       {{"train", "--steps", "1.5"}, "--steps"},
@@ -258,6 +258,82 @@ TEST_CASE("wrong command lines end in one line and the exit code 1") {
     CHECK_THAT(err, ContainsSubstring(part));
     CHECK(run.out().empty());
   }
+}
+
+TEST_CASE("a word out of place is named, with the rule and the way out") {
+  const TempDirectory folder;
+  struct Line {
+    Arguments words;
+    std::string written, way_out;
+  };
+  const Line lines[] = {
+      {{}, "no command", "sherd train --data book.txt"},
+      {{""}, "no command", "sherd train --data book.txt"},
+      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report and launch"},
+      {{"evaluate", "--help"}, "'evaluate'", "sherd --help"},
+      {{"checkpoint"}, "'checkpoint'", "sherd --help"},
+      {{"trian"}, "'trian'", "did you mean train?"},
+      {{"Train"}, "'Train'", "did you mean train?"},
+      {{"--train"}, "'--train'", "did you mean train?"},
+      {{"help"}, "'help'", "did you mean --help?"},
+      {{"version"}, "'version'", "did you mean --version?"},
+      {{"--verison"}, "'--verison'", "did you mean --version?"},
+      {{"-v"}, "'-v'", "sherd --help"},
+      {{"--steps", "3", "train"}, "'--steps' is a flag of train and bench", "behind that word"},
+      {{"--checkpoint", "x", "sample"}, "'--checkpoint'", "flag of sample"},
+      {{"train", "--stpes", "3"}, "'--stpes'", "did you mean --steps?"},
+      {{"train", "--stpes=3"}, "'--stpes=3'", "did you mean --steps?"},
+      {{"train", "-steps", "3"}, "'-steps'", "did you mean --steps?"},
+      {{"train", "--step", "3"}, "'--step'", "did you mean --steps?"},
+      {{"train", "steps", "3"}, "'steps'", "did you mean --steps?"},
+      {{"train", "--checkpoint", "x"}, "'--checkpoint'", "but of sample"},
+      {{"train", "book.txt"}, "'book.txt'", "sherd train --data book.txt"},
+      {{"train", "sample"}, "'sample'", "write the flag before it"},
+      {{"train", "--steps", "3", "4"}, "'4'", "write the flag before it"},
+      {{"train", "--version"}, "'--version'", "sherd train --help"},
+      {{"train", "--steps"}, "--steps stands without its value", "sherd train --help"},
+      {{"train", "--data"}, "--data stands without its value", "sherd train --help"},
+      {{"train", "--steps", "3", "--steps=4"}, "--steps stands there more than once", "sherd train --help"},
+      {{"sample", "--chekpoint", "x"}, "'--chekpoint'", "did you mean --checkpoint?"},
+      {{"sample", "runs/1"}, "'runs/1'", "sherd sample --checkpoint runs/1"},
+      {{"sample"}, "--checkpoint is required", "sherd sample --checkpoint runs/1"},
+      {{"inspect", "gpt"}, "'gpt'", "sherd inspect --help"},
+      {{"bench", "--svg", "x"}, "'--svg'", "but of inspect"},
+      {{"report", "--otu", "x"}, "'--otu'", "did you mean --out?"},
+      {{"report"}, "RUN is required", "sherd report runs/1"},
+      {{"launch"}, "-n is required", "sherd launch -n 4 PROGRAM"},
+      {{"launch", "true", "-n", "2"},
+       "-n is required before the program 'true'",
+       "sherd launch -n 4 PROGRAM"},
+      {{"launch", "-n", "2", "--hsots", "a", "true"}, "'--hsots'", "did you mean --hosts?"},
+      {{"launch", "-n", "2", "--hsots=a", "--", "true"}, "'--hsots=a'", "did you mean --hosts?"},
+      {{"launch", "--np", "2", "true"}, "'--np'", "sherd launch -n 4 PROGRAM"},
+      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report and launch"},
+  };
+  for (const Line& line : lines) {
+    Command run(folder, line.words);
+    CHECK(run.wait() == 1);
+    const std::string err = run.err();
+    INFO(err);
+    CHECK(err.starts_with("sherd: "));
+    CHECK(std::ranges::count(err, '\n') == 1);
+    CHECK_THAT(err, ContainsSubstring(line.written));
+    CHECK_THAT(err, ContainsSubstring(line.way_out));
+    CHECK(run.out().empty());
+  }
+}
+
+TEST_CASE("the program says its version") {
+  const TempDirectory folder;
+  for (const Arguments& words : {Arguments{"--version"}, Arguments{"--version", "train"}}) {
+    Command run(folder, words);
+    CHECK(run.wait() == 0);
+    CHECK(run.out() == "sherd " SHERD_VERSION "\n");
+    CHECK(run.err().empty());
+  }
+  Command help(folder, {"--help"});
+  CHECK(help.wait() == 0);
+  CHECK_THAT(help.out(), ContainsSubstring("--version"));
 }
 
 TEST_CASE("every flag says its default and an example") {

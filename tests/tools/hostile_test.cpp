@@ -9,6 +9,7 @@
 #include "runtime/error.h"
 #include "tests/sanitizer.h"
 #include "tests/tools/command.h"
+#include "tests/tools/programs.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 #include "tools/forecast.h"
@@ -35,7 +36,7 @@ std::int64_t peak(const TempDirectory& folder) {
 }
 
 Command measured(const TempDirectory& folder, const Arguments& arguments) {
-  return {folder, arguments, {}, {SHERD_MEASURE, "peak"}};
+  return {folder, arguments, {}, {built::measure, "peak"}};
 }
 
 /// The command is refused by one line with `part`, and in little memory.

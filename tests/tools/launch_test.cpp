@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "tests/tools/command.h"
+#include "tests/tools/on_terminal.h"
+#include "tests/tools/programs.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -74,7 +76,7 @@ void check_ended_in_time(const TempDirectory& folder) {
 Arguments train_with(int culprit, const std::string& deed) {
   const std::string script =
       "[ $OMPI_COMM_WORLD_RANK = " + std::to_string(culprit) + " ] && { " + deed + "; }; exec \"$0\" \"$@\"";
-  return with({"sh", "-c", script, SHERD_PROGRAM}, endless);
+  return with({"sh", "-c", script, built::program}, endless);
 }
 
 std::ptrdiff_t lines(const std::string& text) { return std::ranges::count(text, '\n'); }
@@ -142,21 +144,39 @@ TEST_CASE("an mpirun that does not end when all ranks have is ended, and what wa
 
 TEST_CASE("a program that cannot be started is one line, whatever its name") {
   const Place place;
-  for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/"})
+  for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/", "\x1b[2K\r"})
     for (const int ranks : {1, 3}) {
       Command command(place.folder(), launch(ranks, {name}));
       CHECK(command.wait() == 127);
       INFO(command.err());
       CHECK(lines(command.err()) == 1);
+      CHECK(control_in(command.err()) == -1);
       CHECK_THAT(command.err(), ContainsSubstring("cannot be started ("));
     }
+}
+
+TEST_CASE("what ranks write is for where the launcher writes, whatever terminal mpirun gives them") {
+  const Place place;
+  const Arguments train = {built::program, "train", "--data",    "text", "--layers", "1", "--heads",   "1",
+                           "--width",      "8",     "--context", "8",    "--batch",  "4", "--threads", "1",
+                           "--steps",      "4",     "--out"};
+  for (const int ranks : {1, 2}) {
+    const std::string out = "file-" + std::to_string(ranks);
+    Command file(place.folder(), launch(ranks, with(train, {out})));
+    CHECK(file.wait() == 0);
+    CHECK_THAT(file.out(), ContainsSubstring("final: step=4 "));
+    CHECK(control_in(file.out()) == -1);
+    CHECK(control_in(file.err()) == -1);
+  }
+  const Arguments launched = with(with({built::program}, launch(2, train)), {"terminal"});
+  CHECK_THAT(output_on(Terminal::own, place.folder(), launched), ContainsSubstring("\x1b[K"));
 }
 
 TEST_CASE("a signal to the launcher saves, and its status is that of the ranks") {
   const Place place;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     INFO("signal " << signal);
-    Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+    Command command(place.folder(), launch(2, with({built::program}, endless)));
     const pid_t launcher = command.process();
     REQUIRE(command.prints("step 1/"));
     command.signal(signal);
@@ -194,7 +214,7 @@ TEST_CASE("whichever processes of a job a signal reaches, it is one request to s
   for (const std::size_t one : all) ways.emplace_back(SIGTERM, std::vector{one});
   ways.emplace_back(SIGTERM, std::vector<std::size_t>{0, 0, 0});  // as `timeout` does, to child and group
   for (const auto& [signal, whom] : ways) {
-    Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+    Command command(place.folder(), launch(2, with({built::program}, endless)));
     REQUIRE(command.prints("step 1/"));
     const std::vector<pid_t> processes = family_of(command.process(), processes_of(2));
     REQUIRE(processes.size() == processes_of(2));
@@ -244,7 +264,7 @@ TEST_CASE("what connects to mpirun and says nothing holds up the start for a tim
       "exec \"$0\" \"$@\"";
   Command command(
       place.folder(),
-      with({"launch", "-n", "2", "--connect-within", "2", "bash", "-c", silent, SHERD_PROGRAM}, endless));
+      with({"launch", "-n", "2", "--connect-within", "2", "bash", "-c", silent, built::program}, endless));
   std::vector<Witness> witnesses;
   for (const pid_t process : family_of(command.process(), processes_of(2))) witnesses.emplace_back(process);
   CHECK(command.wait() == 1);
@@ -276,7 +296,7 @@ TEST_CASE("a signal at any moment of the start ends the job") {
   for (const int signal : {SIGINT, SIGTERM})
     for (std::size_t members = 2; members <= processes_of(2); ++members) {
       INFO("signal " << signal << " when there were " << members << " processes");
-      Command command(place.folder(), launch(2, with({SHERD_PROGRAM}, endless)));
+      Command command(place.folder(), launch(2, with({built::program}, endless)));
       const pid_t launcher = command.process();
       std::vector<Witness> witnesses;
       for (const pid_t process : family_of(launcher, members)) witnesses.emplace_back(process);
@@ -291,7 +311,7 @@ TEST_CASE("a signal at any moment of the start ends the job") {
 
 TEST_CASE("whichever process of a job is killed, the others end and nothing is left") {
   const Place place;
-  const Arguments trains = with({SHERD_PROGRAM}, endless),
+  const Arguments trains = with({built::program}, endless),
                   idles = {"sh", "-c", "echo step 1/; sleep 600; true"};
   // Rank 0 speaks for all that train; of the others each has to be past its word, which it could not say
   // later.
@@ -325,7 +345,7 @@ TEST_CASE("a launcher without streams of its own starts its ranks") {
   for (const std::string streams : {">&-", "2>&-", "<&-", "<&- >&- 2>&-", ">/dev/full"}) {
     INFO(streams);
     const std::string command = fmt::format(
-        "{} launch -n 2 sh -c 'echo out; echo err >&2; echo done >>{}' {}", SHERD_PROGRAM, done, streams);
+        "{} launch -n 2 sh -c 'echo out; echo err >&2; echo done >>{}' {}", built::program, done, streams);
     CHECK(std::system(("exec 2>/dev/null; " + command).c_str()) == 0);
     CHECK(posix_file_system().read(done) == "done\ndone\n");
     fs::remove(done);

@@ -1,6 +1,7 @@
 // `sherd train` under `sherd launch`: ranks as processes train to the bits of ranks as threads.
 #include "tests/tools/command.h"
 #include "tests/tools/kills.h"
+#include "tests/tools/programs.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -18,7 +19,7 @@ Arguments train(int ranks, const Arguments& more) {
   return with(sizes, more);
 }
 Arguments launched(int processes, const Arguments& command) {
-  return with({"launch", "-n", std::to_string(processes), SHERD_PROGRAM}, command);
+  return with({"launch", "-n", std::to_string(processes), built::program}, command);
 }
 
 /// The command's exit code; what it said is shown when something is wrong.

@@ -3,6 +3,7 @@
 #include "tests/catch.h"
 #include "tests/sanitizer.h"
 #include "tests/tools/command.h"
+#include "tests/tools/programs.h"
 #include "tests/tools/small_run.h"
 #include "tools/checkpoint.h"
 
@@ -159,7 +160,7 @@ TEST_CASE("processes that know of each other by torchrun's variables train to th
         REQUIRE(code == 0);
       };
       train(name + "threads", std::to_string(ranks), {});
-      train(name + "processes", "0", {SHERD_STARTER, "-n", std::to_string(ranks)});
+      train(name + "processes", "0", {built::starter, "-n", std::to_string(ranks)});
       CHECK(contents(folder / (name + "processes")) == contents(folder / (name + "threads")));
     }
 }

@@ -18,6 +18,30 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
+/// Every element of that name, from its tag to what closes it; the outer of two.
+std::vector<std::string> elements(const std::string& html, const std::string& name) {
+  std::vector<std::string> all;
+  for (std::size_t at = 0; (at = html.find("<" + name + " ", at)) != std::string::npos;) {
+    std::size_t end = at;
+    int depth = 0;
+    do {
+      const std::size_t opens = html.find("<" + name + " ", end), closes = html.find("</" + name + ">", end);
+      if (closes == std::string::npos) return all;
+      depth += opens < closes ? 1 : -1;
+      end = std::min(opens, closes) + 1;
+    } while (depth > 0);
+    all.push_back(html.substr(at, end - at));
+    at = end;
+  }
+  return all;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 /// Every tag is closed, in order; nothing between them needs escaping. Empty, or what is wrong.
 std::string flaw_of(const std::string& html) {
   std::vector<std::string> open;
@@ -89,6 +113,63 @@ TEST_CASE("every step of a short run is a point, and a higher one where the valu
     CHECK(std::abs(line[i].second - line[0].second - slope * (losses[i] - losses[0])) < 0.05);
     CHECK(slope < 0);  // y goes down
   }
+}
+
+TEST_CASE("texts of charts keep their size in windows of any width, and only lines are stretched") {
+  std::string metrics, speed;
+  for (int step = 1; step <= 4000; step += 7) {
+    metrics += fmt::format("{{\"step\":{},\"loss\":{},\"lr\":0.001,\"grad_norm\":1.5,\"val_loss\":{}}}\n",
+                           step, 5.0 / step, 6.0 / step);
+    speed +=
+        fmt::format("{{\"step\":{},\"tokens_per_s\":{},\"memory\":{}}}\n", step, 30000 + step, 123456 * step);
+  }
+  const Folder folder(metrics);
+  write_file(folder.folder / "speed.jsonl", speed);
+  const std::string html = folder.page();
+  CHECK(flaw_of(html) == "");
+  const std::vector<std::string> pictures = elements(html, "svg");
+  std::size_t charts = 0;
+  for (const std::string& picture : pictures) {
+    INFO(picture.substr(0, 300));
+    const std::string tag = picture.substr(0, picture.find('>'));
+    // A viewBox scales what is in it, texts too; the one within has lines alone.
+    CHECK(tag.find("viewBox") == std::string::npos);
+    CHECK(tag.find("height=") != std::string::npos);
+    if (tag.find("\"curves\"") == std::string::npos) continue;
+    ++charts;
+    CHECK(tag.find(" width=") == std::string::npos);  // the page's
+    const std::vector<std::string> stretched = elements(picture.substr(1), "svg");
+    REQUIRE(stretched.size() == 1);
+    CHECK_THAT(stretched[0],
+               ContainsSubstring("width=\"100%\"") && ContainsSubstring("preserveAspectRatio=\"none\""));
+    for (const std::string scaled : {"<text", "<circle", "<rect"})
+      CHECK(stretched[0].find(scaled) == std::string::npos);
+    CHECK(count_of(stretched[0], "<polyline") >= 3);
+    // Marks of the steps fit beside one another in the narrowest window, wherever it puts them.
+    CHECK(count_of(picture, "<text") <= 7);
+    CHECK(count_of(picture, "<text x=\"") == count_of(picture, "%\" y=\""));
+    for (const std::string& dot : elements(picture, "circle")) CHECK(dot.find("%\" cy=\"") < dot.find('>'));
+  }
+  CHECK(charts == 5);
+  CHECK(pictures.size() == 2 * charts + 2);  // with the values beside, and the lines of the legend
+  const std::string style = html.substr(0, html.find("</style>"));
+  for (const std::string rule :
+       {"vector-effect: non-scaling-stroke", "minmax(0, 1fr)", "@media (max-width: 760px)",
+        ".placement svg { width: 100%; min-width: 1000px;"})
+    CHECK_THAT(style, ContainsSubstring(rule));
+}
+
+TEST_CASE("of two validation losses of one step the page says which is which") {
+  const std::string steps = line_of_step(1, 5) + "{\"step\":2,\"loss\":4,\"val_loss\":4.5}\n",
+                    end = "{\"step\":2,\"final_val_loss\":4.4,\"bigram\":3}\n", note = "class=\"note\"";
+  CHECK(Folder(steps).page().find(note) == std::string::npos);
+  CHECK(Folder(line_of_step(2, 5) + end).page().find(note) == std::string::npos);
+  const std::string html = Folder(steps + end).page();
+  CHECK(flaw_of(html) == "");
+  const std::size_t at = html.find(note);
+  REQUIRE(at != std::string::npos);
+  CHECK(html.rfind("<table", at) < html.rfind("</table>", at));  // under the figures, in no cell
+  CHECK(html.find("the last step has two", at) < html.find("</p>", at));
 }
 
 TEST_CASE("marks of an axis are round, in order and within it") {

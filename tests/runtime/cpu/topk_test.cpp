@@ -44,7 +44,7 @@ std::vector<T> any_values(std::int64_t n, unsigned seed) {
     if constexpr (std::is_same_v<T, bool>)
       list.push_back(word % 2 == 1);
     else
-      list.push_back(std::bit_cast<T>(static_cast<cpu::detail::UnsignedOf<sizeof(T)>>(word)));
+      list.push_back(std::bit_cast<T>(static_cast<cpu::row_order::UnsignedOf<sizeof(T)>>(word)));
   }
   return list;
 }
