@@ -1,5 +1,5 @@
-// Sherd inside an application that has an Eigen of its own: two ops of its own, a small model, inference from four
-// threads, and two ranks. It builds against an installed sherd in any of these ways:
+// Sherd inside an application that has an Eigen of its own: two ops of its own, a small model, inference from
+// four threads, and two ranks. It builds against an installed sherd in any of these ways:
 //   g++ -std=c++20 main.cpp $(pkg-config --cflags --libs sherd eigen3)
 //   cmake -B build && cmake --build build
 //   meson setup build && ninja -C build
