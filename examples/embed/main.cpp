@@ -1,5 +1,5 @@
-// Sherd inside an application that has an Eigen of its own: two ops of its own, a small model, and inference
-// from four threads. It builds against an installed sherd in any of these ways:
+// Sherd inside an application that has an Eigen of its own: two ops of its own, a small model, inference from
+// four threads, and two ranks. It builds against an installed sherd in any of these ways:
 //   g++ -std=c++20 main.cpp $(pkg-config --cflags --libs sherd eigen3)
 //   cmake -B build && cmake --build build
 //   meson setup build && ninja -C build
@@ -151,13 +151,25 @@ bool training_works() {
   return after < 0.5 * linear && differing == 0;
 }
 
+/// Whether both ranks have the sum of what each brought.
+bool ranks_work() {
+  std::atomic<int> right = 0;
+  run_ranks(2, [&](World& world) {
+    const Tensor sum = full({1}, world.rank() + 1.0);
+    world.group().all_reduce(sum);
+    if (sum.item() == 3.0) ++right;
+  });
+  std::printf("embed: %d of 2 ranks have the sum\n", right.load());
+  return right == 2;
+}
+
 }  // namespace
 
 int main() {
   try {
     cpu::add_elementwise<Softsign>();
     add_kernel<cumulative_sum>(DeviceType::cpu);
-    return ops_are_right() && training_works() ? 0 : 1;
+    return ops_are_right() && training_works() && ranks_work() ? 0 : 1;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -4,31 +4,9 @@
 # Each way to build is one test; all run, and the counts come last.
 set -u
 source=$1 build=$2 work=$3 libraries=$4
-passed=0 failed=0 skipped=0
-
-# The outer build's settings must not reach the builds in here.
-unset CFLAGS CXXFLAGS LDFLAGS DESTDIR MAKEFLAGS
 rm -rf "$work"
 mkdir -p "$work"
-
-try() {  # name command...
-  local name=$1 start=$SECONDS log="$work/$1.log"
-  shift
-  # Not inside the `if`: there `set -e` would be ignored.
-  (set -e; "$@") >"$log" 2>&1
-  if (($? == 0)); then
-    echo "passed: $name ($((SECONDS - start)) s)"
-    ((passed += 1))
-  else
-    echo "failed: $name"
-    tail -n 40 "$log"
-    ((failed += 1))
-  fi
-}
-skip() {
-  echo "skipped: package $1: $2"
-  ((skipped += 1))
-}
+. "$source/tests/package/ways.sh"
 
 # One prefix has both libraries, so a second one without the shared library shows that the static one suffices.
 DESTDIR=$work/stage meson install -C "$build" --no-rebuild --quiet >"$work/install.log" 2>&1 || {
@@ -43,55 +21,63 @@ include=$(dirname "$(find "$work/stage" -name sherd.h)")
 cp -r "$work/stage" "$work/stage-static"
 rm -f "$work/stage-static$inside"/libsherd.so*
 
-prefix_of() { [[ $1 == static ]] && echo "$work/stage-static$inside" || echo "$work/stage$inside"; }
+libdir_of() { [[ $1 == static ]] && echo "$work/stage-static$inside" || echo "$work/stage$inside"; }
 built() { [[ $libraries == both || $libraries == "$1" ]]; }
 
-run_embed() {  # library program
-  [[ $1 == shared || -z $(ldd "$2" | grep libsherd) ]]
-  LD_LIBRARY_PATH=$(prefix_of "$1") "$2"
-}
-
-# With flags of its own, of which Eigen's layouts depend on one.
-with_pkg_config() {  # library
-  local dir=$work/pkg-config-$1 flags
-  local -x PKG_CONFIG_PATH=$(prefix_of "$1")/pkgconfig
+# An application is told to compile with what the headers need, and no more; and none of what stays inside has to be there.
+flags_are_few() {  # library
+  local dir=$work/flags-$1 package=sherd flags
+  [[ $1 == shared ]] || package=sherd-static
   mkdir "$dir"
-  flags=$(pkg-config $([[ $1 == static ]] && echo --static) --cflags --libs sherd eigen3)
-  "${CXX:-c++}" -std=c++20 -O1 -DEIGEN_MAX_ALIGN_BYTES=16 "$source/examples/embed/main.cpp" -o "$dir/embed" $flags
-  run_embed "$1" "$dir/embed"
+  cp "$(pkg-config --variable=pcfiledir fmt)/fmt.pc" "$dir"
+  local -x PKG_CONFIG_LIBDIR=$(libdir_of "$1")/pkgconfig:$dir
+  flags=$(pkg-config --cflags $package)
+  echo "$flags"
+  for flag in $flags; do
+    [[ " $(pkg-config --cflags fmt) " == *" $flag "* || $(readlink -e "${flag#-I}") == "$(readlink -e "$(libdir_of "$1")/../../include/sherd")" ]]
+  done
 }
 
-with_cmake() {  # library
-  local dir=$work/cmake-$1
-  cmake -G Ninja -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release \
-    -Dsherd_DIR="$(prefix_of "$1")/cmake/sherd" -Dsherd_USE_STATIC_LIBS="$([[ $1 == static ]] && echo ON || echo OFF)"
-  cmake --build "$dir"
-  run_embed "$1" "$dir/embed"
+# With a spdlog of its own, of headers alone, which is another than the library's.
+with_spdlog() {  # library
+  local dir=$work/spdlog-$1 static= flags
+  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig
+  mkdir "$dir"
+  cat >"$dir/main.cpp" <<'END'
+#include <sherd.h>
+#include <spdlog/spdlog.h>
+#ifdef SPDLOG_COMPILED_LIB
+#error "this is the spdlog that sherd links"
+#endif
+int main() {
+  const double sum = sherd::sum(sherd::ones({3})).item();
+  spdlog::info("sum {}", sum);
+  return sum == 3 ? 0 : 1;
+}
+END
+  # Beside no shared library the static one is linked for -lsherd.
+  [[ $1 == shared ]] || static=--static
+  flags=$(pkg-config $static --cflags --libs sherd)
+  "${CXX:-c++}" -std=c++20 "$dir/main.cpp" -o "$dir/main" $flags "-Wl,-rpath,$(libdir_of "$1")"
+  run_linked "$1" "$dir/main"
 }
 
-# As a dependency that Meson finds installed: one build of the library serves.
-with_meson() {  # library
-  local dir=$work/meson-$1
-  local -x PKG_CONFIG_PATH=$(prefix_of "$1")/pkgconfig
-  cp -r "$source/examples/embed" "$dir"
-  meson setup "$dir/build" "$dir" -Dbuildtype=plain -Doptimization=1 -Dprefer_static="$([[ $1 == static ]] && echo true || echo false)"
-  ninja -C "$dir/build"
-  run_embed "$1" "$dir/build/embed"
-}
-
-# As a subproject: configured, and its plan read. What it would compile is what the build above compiled.
+# As a subproject, of one kind: configured, and its plan read. What it would compile is what the build above compiled.
 as_subproject() {
-  local dir=$work/subproject targets
+  local dir=$work/subproject plan targets
   cp -r "$source/examples/embed" "$dir"
   mkdir "$dir/subprojects"
   ln -s "$source" "$dir/subprojects/sherd"
-  meson setup "$dir/build" "$dir" --force-fallback-for=sherd -Dbuildtype=plain -Dsherd:cpu_arch= -Dsherd:cuda=disabled
-  targets=$(meson introspect --targets "$dir/build" | tr ',' '\n' | sed -n 's/.*"name": "\([^"]*\)".*/\1/p')
-  grep -qx sherd <<<"$targets"
+  meson setup "$dir/build" "$dir" --force-fallback-for=sherd -Dbuildtype=plain -Dsherd:cpu_arch= -Dsherd:cuda=disabled \
+    -Dsherd:default_library=static
+  plan=$(meson introspect --targets "$dir/build" | tr ',' '\n')
+  targets=$(sed -n 's/.*"name": "\([^"]*\)".*/\1/p' <<<"$plan")
   grep -qx embed <<<"$targets"
   # Tests and tools stay at home in a subproject.
   ! grep -E '_test$' <<<"$targets"
   [[ $(grep -cx sherd <<<"$targets") == 1 ]]
+  grep -q 'libsherd\.a"' <<<"$plan"
+  ! grep 'libsherd\.so' <<<"$plan"
   ninja -C "$dir/build" -n >/dev/null
 }
 
@@ -120,7 +106,7 @@ levels_planned() {
   files=$(meson introspect --installed "$dir")
   grep -q 'glibc-hwcaps/x86-64-v3/libsherd.so' <<<"$files"
   grep -q 'glibc-hwcaps/x86-64-v4/libsherd.so' <<<"$files"
-  grep -q -e '-march=x86-64-v4.*runtime/cpu/softmax.cpp' "$dir/compile_commands.json"
+  grep -q -e '-march=x86-64-v4.*sherd_kernels_x86-64-v4' "$dir/compile_commands.json"
   ninja -C "$dir" -n >/dev/null
 }
 
@@ -139,23 +125,19 @@ int main(int count, char** words) {
 }
 END
   "${CC:-cc}" "$dir/main.c" -o "$dir/main" -ldl
-  "$dir/main" "$(prefix_of shared)/libsherd.so"
-  ! readelf -dW "$(prefix_of shared)/libsherd.so" | grep STATIC_TLS
+  "$dir/main" "$(libdir_of shared)/libsherd.so"
+  ! readelf -dW "$(libdir_of shared)/libsherd.so" | grep STATIC_TLS
 }
 
 for library in shared static; do
   if built $library; then
-    try "pkg-config-$library" with_pkg_config $library
-    try "meson-$library" with_meson $library
-    if command -v cmake >/dev/null; then
-      try "cmake-$library" with_cmake $library
-    else
-      skip "cmake-$library" "cmake is not installed"
-    fi
+    three_ways $library
+    try "flags-$library" flags_are_few $library
+    try "spdlog-$library" with_spdlog $library
   else
-    skip "pkg-config-$library" "this build has no $library library (-Ddefault_library=both has)"
-    skip "cmake-$library" "this build has no $library library (-Ddefault_library=both has)"
-    skip "meson-$library" "this build has no $library library (-Ddefault_library=both has)"
+    for name in pkg-config meson cmake flags spdlog; do
+      skip "$name-$library" "this build has no $library library (-Ddefault_library=both has)"
+    done
   fi
 done
 try subproject as_subproject
@@ -172,5 +154,4 @@ else
   skip loaded-later "this build has no shared library (-Ddefault_library=both has)"
 fi
 
-echo "sherd-tests: $passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+finish

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Tests the packages where they are installed, as tools/package --test has them in a root of their own:
+#   installed.sh SOURCE WORK
+# As root, since what only programs with the static library need is installed after the others were built.
+set -u
+source=$1 work=$2
+rm -rf "$work"
+mkdir -p "$work"
+. "$source/tests/package/ways.sh"
+
+libdir_of() { pkg-config --variable=libdir sherd; }
+loader() { find /lib64 -maxdepth 1 -name 'ld-linux-*.so.*' | head -n 1; }
+library_at() {  # level: what the loader takes where the processor's levels are as masked
+  "$(loader)" --glibc-hwcaps-mask "$1" --list "$work/pkg-config-shared/embed" | sed -n 's/.*libsherd[^ ]* => \(.*\) (.*/\1/p'
+}
+
+# Each level that this processor has finds its own library and gives the same answers to a training.
+levels_found() {
+  local level expected
+  for level in x86-64-v4 x86-64-v3 x86-64-v2; do
+    "$(loader)" --help | grep -q "$level (supported" || continue
+    expected=libsherd.so.0
+    [[ $level == x86-64-v2 ]] || expected=glibc-hwcaps/$level/libsherd.so.0
+    echo "$level: $(library_at $level)"
+    [[ $(library_at $level) == */x86_64-linux-gnu/$expected ]]
+    "$(loader)" --glibc-hwcaps-mask $level "$work/pkg-config-shared/embed"
+  done
+}
+
+# On the text that came with it.
+program_trains() {
+  cd "$work"
+  sherd --version
+  sherd train --ranks 2 --steps 4 --layers 1 --width 16 --context 16 --out run
+  sherd sample --checkpoint run --prompt sherd --tokens 8
+}
+
+static_needs() {
+  local needs
+  needs=$(dpkg-query -W -f '${Recommends}' libsherd-dev | tr -d ,)
+  [[ -n $needs ]]
+  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $needs
+}
+
+three_ways shared
+try levels levels_found
+try program program_trains
+try static-needs static_needs
+three_ways static
+finish
