@@ -135,8 +135,7 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
     return reduced(losses, o.reduction);
   }
   check<DTypeError>(is_integral(targets.dtype()),
-                    "cross_entropy: targets must be integers or probabilities, got {}",
-                    name_of(targets.dtype()));
+                    "cross_entropy: targets must be integers or probabilities, got {}", targets.dtype());
   const ScoreRows rows = score_rows("cross_entropy", logits, to(targets, DType::i64));
   check_weight("cross_entropy", o.weight, rows.scores);
   const ScoreRows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};

@@ -90,7 +90,7 @@ bool is_near(const Tensor& y, const Tensor& exact, const Tensor& size, std::int6
 
 }  // namespace
 
-TEST_CASE("convolutions: each way is the sum of its terms, rounded once") {
+TEST_CASE("convolutions: each way is the sum of its terms, rounded once", "[one thread]") {
   for (const Sizes& s : cases)
     for (const DType dtype : {f32, f16, bf16}) {
       INFO(name_of(s) << " " << name_of(dtype));
@@ -120,7 +120,7 @@ TEST_CASE("convolutions: the number of threads changes no bit") {
     }
 }
 
-TEST_CASE("convolutions: what memory held before is in no result") {
+TEST_CASE("convolutions: what memory held before is in no result", "[one thread]") {
   for (const Sizes& s : cases)
     for (const DType dtype : {f32, f16, bf16}) {
       INFO(name_of(s) << " " << name_of(dtype));

@@ -23,9 +23,9 @@ using Doubles = std::vector<double>;
 
 TEST_CASE("what is listed as no view has memory of its own") {
   const Tensor x = arange(0, 9, 1, {f32}), m = reshape(x, {3, 3});
-  for (const Tensor& y : {repeat(x, {2, 1}), repeat(x, {1, 1}), repeat(reshape(x, {9, 1}), {1, 2}),
-                          repeat(m, {1, 1, 1}), pad(x, {0, -1}), pad(m, {-1, 0, 0, 0}), pad(x, {0, 0}),
-                          diag(m), diag(m, 1)}) {
+  for (const Tensor& y :
+       {repeat(x, {2, 1}), repeat(x, {1, 1}), repeat(reshape(x, {9, 1}), {1, 2}), repeat(m, {1, 1, 1}),
+        pad(x, {0, -1}), pad(m, {-1, 0, 0, 0}), pad(x, {0, 0}), diag(m), diag(m, 1)}) {
     const std::vector<float> before = y.to_vector<float>();
     add_(x, 1);
     CHECK(y.to_vector<float>() == before);
@@ -109,7 +109,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "indexing: a mask picks and writes what its positions do, over any of the axes and beside other picks") {
+    "indexing: a mask picks and writes what its positions do, over any of the axes and beside other picks",
+    "[one thread]") {
   for (DType dtype : all_dtypes)
     for (const Shape& shape : {Shape{3, 4, 5}, Shape{70, 300, 3}, Shape{2, 0, 3}})
       for (Lay lay : all_lays) {
@@ -134,10 +135,8 @@ TEST_CASE(
       }
   const Tensor x = counted({3, 4});
   CHECK(one_line_about(message_of<ShapeError>([&] { x[ones({4}, {boolean})] = 1; }), "index"));
-  CHECK(one_line_about(message_of<ShapeError>([&] {
-                         index_put_(x, {ones({3}, {boolean})}, ones({1, 1, 1}));
-                       }),
-                       "index_put_"));
+  CHECK(one_line_about(
+      message_of<ShapeError>([&] { index_put_(x, {ones({3}, {boolean})}, ones({1, 1, 1})); }), "index_put_"));
   Tensor w = ones({4}).requires_grad_(), v = Tensor::scalar(3, {f32}).requires_grad_();
   const Tensor y = mul(w, 2), mask = Tensor::from({true, false, true, false}, {4});
   y[mask] = v;
@@ -274,11 +273,8 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { diag(s); }, "diag");
   refused([&] { diagonal(x, 0, 0, -2); }, "diagonal");
   refused([&] { stack({x, ones({3, 5})}); }, "stack: shapes (3, 4) and (3, 5) differ");
-  refused(
-      [&] {
-        attention(ones({1, 4, 3, 8}), ones({1, 2, 5, 8}), ones({1, 2, 5, 6}));
-      },
-      "k and v (B, H, Tk, D) of one shape, got (1, 2, 5, 8) and (1, 2, 5, 6)");
+  refused([&] { attention(ones({1, 4, 3, 8}), ones({1, 2, 5, 8}), ones({1, 2, 5, 6})); },
+          "k and v (B, H, Tk, D) of one shape, got (1, 2, 5, 8) and (1, 2, 5, 6)");
   refused([&] { outer(x, x); }, "outer");
   refused([&] { einsum("ij,jk", {x}); }, "einsum");
   refused([&] { einsum("ij,kj->ik", {x, counted({2, 3})}); }, "einsum: axis j");
@@ -470,7 +466,7 @@ TEST_CASE("indexing: operators are the ops by their names") {
   CHECK(same_bits((a < 1) | (a > 4), logical_or(less(a, 1), greater(a, 4))));
   for (const Tensor& numbers : {arange(3), zeros({3})})
     for (const auto& joined : std::vector<std::function<void()>>{
-             [&] { numbers & (numbers < 1); }, [&] { (numbers < 1) | numbers; }, [&] { ~numbers; }})
+             [&] { numbers&(numbers < 1); }, [&] { (numbers < 1) | numbers; }, [&] { ~numbers; }})
       CHECK(one_line_about(message_of<DTypeError>(joined), "operator"));
   CHECK(same_bits(0 == a, equal(a, 0)));
   CHECK(same_bits(0 != a, not_equal(a, 0)));
@@ -560,9 +556,8 @@ TEST_CASE("indexing: positions far outside are named, on whatever axis they are"
                                  std::numeric_limits<std::int64_t>::min(), std::int64_t{5}, std::int64_t{-6}})
     for (const bool first : {false, true}) {
       const Tensor good = Tensor::from<std::int64_t>({2, 1}), bad = Tensor::from<std::int64_t>({0, far});
-      const std::string message = message_of<ValueError>([&] {
-        (void)index(x, {first ? bad : good, first ? good : bad});
-      });
+      const std::string message =
+          message_of<ValueError>([&] { (void)index(x, {first ? bad : good, first ? good : bad}); });
       CHECK(one_line_about(message, fmt::format("index {} at position 1 is outside", far)));
     }
 }

@@ -96,8 +96,7 @@ TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the
   for (const double power : {3.0, 0.5, -0.5, -1.0, -2.0})
     powers += ops::Pow::for_number(power, [&](const auto& f) {
       INFO("to the power " << power);
-      check_function<T>(
-          "pow", sizeof(T) == 4 ? 1 : 2, f, [&](long double x) { return std::pow(x, power); });
+      check_function<T>("pow", sizeof(T) == 4 ? 1 : 2, f, [&](long double x) { return std::pow(x, power); });
       for (const T x : {T(0), -T(0), std::numeric_limits<T>::infinity(), -std::numeric_limits<T>::infinity()})
         CHECK(std::signbit(f(x)) == std::signbit(std::pow(x, static_cast<T>(power))));
       for (const T x : {T(0.3), T(1.7), T(40)})
@@ -159,7 +158,7 @@ TEST_CASE("angles and remainders of floats are the C library's, of every sign an
     }
 }
 
-TEST_CASE("a loop that vectorises gives the bits of single calls") {
+TEST_CASE("a loop that vectorises gives the bits of single calls", "[one thread]") {
   const std::vector<float> x = arguments<float>();
   const auto compare = [&](auto f) {
     std::vector<float> y(x.size());

@@ -142,21 +142,21 @@ std::function<void(const Path&)> folder_killed_at(int n) {
 
 }  // namespace
 
-TEST_CASE("a save of a file that breaks anywhere leaves the old file or the new one") {
+TEST_CASE("a save of a file that breaks anywhere leaves the old file or the new one", "[one thread]") {
   break_everywhere([](const Path& path) { save_quickly(save_file, path, 1); }, save_file, save_file,
                    load_file, 1, 2);
 }
 
-TEST_CASE("a first save of a file that breaks anywhere leaves none or all of it") {
+TEST_CASE("a first save of a file that breaks anywhere leaves none or all of it", "[one thread]") {
   break_everywhere([](const Path&) {}, save_file, save_file, load_file, -1, 2);
 }
 
-TEST_CASE("a save of a folder that breaks anywhere leaves the old folder or the new one") {
+TEST_CASE("a save of a folder that breaks anywhere leaves the old folder or the new one", "[one thread]") {
   break_everywhere([](const Path& path) { save_quickly(save_folder, path, 1); }, save_folder, save_folder,
                    load_folder, 1, 2);
 }
 
-TEST_CASE("a first save of a folder that breaks anywhere leaves none or all of it") {
+TEST_CASE("a first save of a folder that breaks anywhere leaves none or all of it", "[one thread]") {
   break_everywhere([](const Path&) {}, save_folder, save_folder, load_folder, -1, 2);
 }
 
