@@ -86,12 +86,9 @@ void calls(const Place& place) {
     const std::int64_t whole = bytes / 2, part = whole / ranks;
     const Tensor all = randn({part * ranks}, {bf16, place.gpu}), one = randn({part}, {bf16, place.gpu});
     const int count = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{1} << 30) / bytes, 4, 100));
-    const Time gather = time_of(
-        place, [&] { place.group().all_gather(all, one); }, count);
-    const Time scatter = time_of(
-        place, [&] { place.group().reduce_scatter(one, all); }, count);
-    const Time reduce = time_of(
-        place, [&] { place.group().all_reduce(all, ReduceOp::average()); }, count);
+    const Time gather = time_of(place, [&] { place.group().all_gather(all, one); }, count);
+    const Time scatter = time_of(place, [&] { place.group().reduce_scatter(one, all); }, count);
+    const Time reduce = time_of(place, [&] { place.group().all_reduce(all, ReduceOp::average()); }, count);
     if (!place.speaks()) continue;
     std::printf("%14lld", static_cast<long long>(bytes));
     for (const Time& t : {gather, scatter, reduce}) std::printf(" %13.1f (%8.1f)", t.us, t.host_us);
@@ -173,8 +170,7 @@ void time_step(const Place& place, const std::string& what, std::int64_t tokens,
     }
     std::fflush(stdout);
   };
-  measure(
-      "eager", [&] { step(); }, [&] { return step().item(); });
+  measure("eager", [&] { step(); }, [&] { return step().item(); });
   Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {});
   measure(
       program.is_device_graph() ? "graph" : "captured", [&] { program.replay({}); },
@@ -214,12 +210,11 @@ class GptStep {
       shard::fully_shard(model_, options);
     }
     parameters_ = model_.parameters();
-    optimizer_.emplace(
-        parameters_,
-        nn::AdamWOptions{.lr = 3e-4,
-                         .beta2 = 0.95,
-                         .weight_decay = 0.1,
-                         .masters = kept == Kept::whole ? nn::Masters::in_f32 : nn::Masters::none});
+    optimizer_.emplace(parameters_, nn::AdamWOptions{.lr = 3e-4,
+                                                     .beta2 = 0.95,
+                                                     .weight_decay = 0.1,
+                                                     .masters = kept == Kept::whole ? nn::Masters::in_f32
+                                                                                    : nn::Masters::none});
   }
   /// tokens (batch, length), targets (batch length).
   Tensor operator()(const Tensor& tokens, const Tensor& targets) {
@@ -266,15 +261,14 @@ void gpt(const Place& place, const Size& size, std::int64_t batch) {
 /// Steps with shards on the GPU, on the host, and on the host stepped within the backward.
 void offload(const Place& place, std::int64_t batch) {
   const Size& size = sizes[0];
-  for (const auto& [kept, within] :
-       {std::pair(Kept::in_shards, false), {Kept::in_shards_of_the_host, false},
-        {Kept::in_shards_of_the_host, true}}) {
+  for (const auto& [kept, within] : {std::pair(Kept::in_shards, false),
+                                     {Kept::in_shards_of_the_host, false},
+                                     {Kept::in_shards_of_the_host, true}}) {
     manual_seed(1);
     GptStep step(place, size, LossPrecision::of_logits, kept);
     const Tensor tokens = randint(0, 50257, {batch, size.length}, {i64, place.gpu}),
                  targets = randint(0, 50257, {batch * size.length}, {i64, place.gpu});
-    const Time t = time_of(
-        place, [&, within = within] { step.unclipped(tokens, targets, within); }, 4);
+    const Time t = time_of(place, [&, within = within] { step.unclipped(tokens, targets, within); }, 4);
     if (place.speaks())
       std::printf("%s step without clipping, batch %lld, %d ranks, shards on the %s%s: %.1f ms\n", size.name,
                   static_cast<long long>(batch), place.world.size(), kept == Kept::in_shards ? "GPU" : "host",
@@ -289,8 +283,7 @@ void host(const Place& place, const Size& size, Kept kept) {
   GptStep step(place, size, LossPrecision::of_logits, kept);
   const Tensor tokens = randint(0, 50257, {1, size.length}, {i64, place.gpu}),
                targets = randint(0, 50257, {size.length}, {i64, place.gpu});
-  const Time t = time_of(
-      place, [&] { step(tokens, targets); }, 4);
+  const Time t = time_of(place, [&] { step(tokens, targets); }, 4);
   if (place.speaks())
     std::printf("%s, 16 tokens, %d ranks, %s: %.3f ms (host %.3f)\n", size.name, place.world.size(),
                 kept == Kept::whole ? "whole" : "in shards", t.us / 1e3, t.host_us / 1e3);

@@ -1,25 +1,32 @@
 #!/usr/bin/env python3
 """A table of every op: Sherd's time, PyTorch's, and the first divided by the second, in one run.
 
-    python3 tests/bench/ops_table.py build/check/tests/bench/ops_bench [--threads 2] [--only NAME] [--above 1.1]
+    python3 tests/bench/ops_table.py build/check/tests/bench/ops_bench [--device cuda] [--threads 2] [--only REGEX]
+        [--above 1.1] [--check]
 
-For each op the program and PyTorch run in turn, with the same shapes, and the least time of many calls counts. The rows
-are sorted by the ratio; those above `--above` are counted at the end. Needs PyTorch; without it one line says so.
+For each row the program and PyTorch run in turn, with the same shapes: on the CPU the least time of many calls counts,
+on a GPU the median of some runs by its own clock. A row is printed as soon as it is known; at the end come those above
+`--above` once more, the worst first, and the median. Needs PyTorch; without it one line says so. `--check` measures
+nothing: it fails where the program has a row that is not here.
 """
 
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 import time
+from unittest import mock
 
 try:
     import torch
     from torch.nn import functional as F
 except ImportError:
-    print("ops_table: PyTorch is not installed")
-    sys.exit(0)
+    if "--check" not in sys.argv:
+        print("ops_table: PyTorch is not installed")
+        sys.exit(0)
+    torch = F = mock.MagicMock()  # the names of the rows are all that is looked at
 
 
 def least_us(call):
@@ -34,6 +41,26 @@ def least_us(call):
     return least * 1e6
 
 
+def median_us(call):
+    """As ops_bench does: runs of about two milliseconds between two events."""
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - start
+    calls, runs = int(min(200, max(1, 2e-3 / once))), []
+    for _ in range(3 if once > 0.05 else 7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        runs.append(begin.elapsed_time(end) / calls * 1e3)
+    return sorted(runs)[len(runs) // 2]
+
+
 def normal(*shape, d):
     return torch.randn(shape).to(d)
 
@@ -43,7 +70,12 @@ def positive(*shape, d):
 
 
 def rows(n):
-    return max(1, n // 256), min(n, 256)
+    count = min(4096, max(1, n // 256))
+    return count, n // count
+
+
+def short_rows(n):
+    return max(1, n // 256), 256
 
 
 def side(n):
@@ -83,7 +115,7 @@ def square_pair(n, d):
 
 
 def normalised(n, d):
-    return [normal(*rows(n), d=d), normal(256, d=d), normal(256, d=d)]
+    return [normal(*rows(n), d=d), normal(rows(n)[1], d=d), normal(rows(n)[1], d=d)]
 
 
 def heads(n, d):
@@ -93,7 +125,7 @@ def heads(n, d):
 
 
 def classes(n, d):
-    return [normal(*rows(n), d=d), torch.randint(0, 256, (rows(n)[0],))]
+    return [normal(*rows(n), d=d), torch.randint(0, rows(n)[1], (rows(n)[0],))]
 
 
 def picks(n, d):
@@ -135,7 +167,7 @@ def convolution(c, k, groups):
 
 
 def products(n, d):
-    return [normal(*rows(n), d=d), normal(256, 256, d=d), normal(256, d=d)]
+    return [normal(*short_rows(n), d=d), normal(256, 256, d=d), normal(256, d=d)]
 
 
 def batches(n, d):
@@ -160,6 +192,60 @@ def recurrent(layer, cells):
     return call
 
 
+def positive_table(n, d):
+    return [positive(*rows(n), d=d)]
+
+
+def heads_and(shape):
+    def make(n, d):
+        q, k, v = heads(n, d)
+        return [q, k, v, torch.randn(shape(q.shape[0], q.shape[2])) > -1]
+    return make
+
+
+def masked_attention(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def packed_attention(x):
+    q, k, v = (part.view(*x.shape[:2], 4, 32).transpose(1, 2) for part in x.split(128, 2))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], 128)
+
+
+def slice_write(a, b):
+    half = a.shape[0] // 2
+    a[:, :half] = b[:, :half]
+    return a
+
+
+def box_write(a, b):
+    half, y = a.shape[0] // 2, a.clone()
+    y[half:] = b[:half]
+    return y
+
+
+def draw_once(p):
+    # PyTorch takes no more than 2^24 weights.
+    return torch.multinomial(p, 8) if p.numel() <= 1 << 24 else None
+
+
+def parameter(state):
+    return lambda n, d: [torch.rand(n) for _ in range(2 + state)]
+
+
+SGD = dict(weight_decay=0.0, momentum=0.9, lr=1e-3, dampening=0.0, nesterov=False, maximize=False, is_first_step=False)
+
+
+def adamw(p, g, m, v):
+    torch._fused_adamw_([p], [g], [m], [v], [], [torch.ones(())], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
+                        eps=1e-8, amsgrad=False, maximize=False)
+
+
+def rmsprop(p, g, square_average):
+    torch.optim.rmsprop.rmsprop([p], [g], [square_average], [], [], [torch.ones(())], lr=1e-3, alpha=0.99, eps=1e-8,
+                                weight_decay=0.0, momentum=0.0, centered=False)
+
+
 OPS = {
     **{name: (one, getattr(torch, name)) for name in
        "neg abs exp sin cos tanh sigmoid erf relu square floor isfinite".split()},
@@ -180,7 +266,7 @@ OPS = {
     "maximum": (two, torch.maximum),
     "add_number": (one, lambda x: x + 2),
     "mul_number": (one, lambda x: x * 2),
-    "add_row": (lambda n, d: [normal(*rows(n), d=d), normal(256, d=d)], torch.add),
+    "add_row": (lambda n, d: [normal(*rows(n), d=d), normal(rows(n)[1], d=d)], torch.add),
     "add_column": (lambda n, d: [normal(*rows(n), d=d), normal(rows(n)[0], 1, d=d)], torch.add),
     "less": (two, torch.lt),
     "equal_number": (one, lambda x: x == 0),
@@ -231,7 +317,7 @@ OPS = {
     "prod_all": (lambda n, d: [(normal(n, d=d) * 1e-4 + 1)], torch.prod),
     "softmax": (table, lambda x: x.softmax(-1)),
     "log_softmax": (table, lambda x: x.log_softmax(-1)),
-    "layer_norm": (normalised, lambda x, w, b: F.layer_norm(x, (x.shape[1],), w[: x.shape[1]], b[: x.shape[1]])),
+    "layer_norm": (normalised, lambda x, w, b: F.layer_norm(x, (x.shape[1],), w, b)),
     "rms_norm": (lambda n, d: normalised(n, d)[:2], lambda x, w: F.rms_norm(x, (x.shape[1],), w)),
     "group_norm": (channels, lambda x, w, b: F.group_norm(x, 4, w, b)),
     "dropout": (one, lambda x: F.dropout(x, 0.5)),
@@ -256,6 +342,68 @@ OPS = {
     "lstm": (sequences(4), recurrent(torch.lstm, 2)),
     "gru": (sequences(3), recurrent(torch.gru, 1)),
     "rnn": (sequences(1), recurrent(torch.rnn_tanh, 1)),
+    "conv1d": (lambda n, d: [normal(max(1, n // (64 * 256)), 64, 256, d=d), normal(64, 64, 3, d=d)],
+               lambda x, w: F.conv1d(x, w, padding=1)),
+    "conv2d_dilated": (convolution(64, 3, 1), lambda x, w: F.conv2d(x, w, padding=2, dilation=2)),
+    "conv_transpose2d": (convolution(64, 2, 1), lambda x, w: F.conv_transpose2d(x, w, stride=2)),
+    "attention_keys": (heads_and(lambda b, t: (b, 1, 1, t)), masked_attention),
+    "attention_pairs": (heads_and(lambda b, t: (t, t)), masked_attention),
+    "attention_bias": (lambda n, d: heads(n, d) + [normal(heads(n, d)[0].shape[2], heads(n, d)[0].shape[2], d=d)],
+                       lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m.detach())),
+    "attention_grouped": (lambda n, d: [x if i == 0 else x[:, :1].contiguous() for i, x in enumerate(heads(n, d))],
+                          lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)),
+    "self_attention": (lambda n, d: [normal(max(1, n // (384 * (8 if n <= 1024 else 128))), 8 if n <= 1024 else 128, 384,
+                                            d=d)], packed_attention),
+    "interpolate_nearest": (image, lambda x: F.interpolate(x, scale_factor=2)),
+    "interpolate_bilinear": (image, lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")),
+    "adaptive_avg_pool2d": (image, lambda x: F.adaptive_avg_pool2d(x, 4)),
+    "max_pool2d_overlap": (image, lambda x: F.max_pool2d(x, 3, 2, 1)),
+    "cumprod": (positive_table, lambda x: x.cumprod(1)),
+    "cumsum_columns": (table, lambda x: x.cumsum(0)),
+    "sort_columns": (table, lambda x: x.sort(0).values),
+    "argsort": (table, torch.argsort),
+    "nonzero": (lambda n, d: [torch.randn(n) > 0], torch.nonzero),
+    "index_rows": (picks, lambda x, i: x[i]),
+    "index_put": (lambda n, d: picks(n, d) + [normal(*rows(n), d=d)], lambda x, i, v: x.index_put_((i,), v)),
+    "box_write": (square_pair, box_write),
+    "slice_write": (square_pair, slice_write),
+    "amax_columns": (table, lambda x: x.amax(0)),
+    "max_columns": (table, lambda x: x.max(0).values),
+    "norm_rows": (table, lambda x: torch.linalg.vector_norm(x, dim=1)),
+    "var_columns": (table, lambda x: x.var(0)),
+    "logsumexp_columns": (table, lambda x: x.logsumexp(0)),
+    "softmax_columns": (table, lambda x: x.softmax(0)),
+    "prod_columns": (positive_table, lambda x: x.prod(0)),
+    "all": (lambda n, d: [torch.randn(rows(n)) > 0], lambda x: x.all(1)),
+    "diagonal": (square, lambda x: x.diagonal().clone()),
+    "permute_copy": (heads, lambda q, k, v: q.permute(0, 2, 1, 3).contiguous()),
+    "stack": (table, lambda x: torch.stack([x, x])),
+    "expand_copy": (lambda n, d: [normal(rows(n)[0], 1, d=d), normal(*rows(n), d=d)],
+                    lambda x, like: x.expand(like.shape).contiguous()),
+    "full": (one, lambda x: torch.full(x.shape, 2, dtype=x.dtype)),
+    "fill": (one, lambda x: x.fill_(2)),
+    "arange": (one, lambda x: torch.arange(x.numel())),
+    "rand": (one, lambda x: torch.rand(x.shape, dtype=x.dtype)),
+    "randn": (one, lambda x: torch.randn(x.shape, dtype=x.dtype)),
+    "randint": (one, lambda x: torch.randint(0, 1000, x.shape)),
+    "randperm": (one, lambda x: torch.randperm(x.numel())),
+    "bernoulli": (lambda n, d: [torch.rand(n).to(d)], torch.bernoulli),
+    "multinomial_once": (one_positive, draw_once),
+    "multinomial_rows": (positive_table, lambda p: torch.multinomial(p, 1)),
+    "masked_fill_": (masked, lambda x, m: x.masked_fill_(m, 0)),
+    "add_": (two, lambda a, b: a.add_(b)),
+    "relu_": (one, torch.relu_),
+    "bce_loss": (lambda n, d: [(torch.rand(n) * 0.8 + 0.1).to(d), torch.rand(n).to(d)],
+                 lambda p, y: F.binary_cross_entropy(p, y.detach())),
+    "cross_entropy_": (classes, lambda x, y: F.cross_entropy(x * 1, y)),
+    "layer_norm_linear": (lambda n, d: products(n, d) + [normal(256, d=d), normal(256, d=d)],
+                          lambda x, w, b, g, h: F.layer_norm(F.linear(x, w, b), (256,), g, h)),
+    "cross_entropy_linear": (lambda n, d: products(n, d) + [torch.randint(0, 256, (short_rows(n)[0],))],
+                             lambda x, w, b, y: F.cross_entropy(F.linear(x, w, b), y)),
+    "order_free_norm": (one, torch.linalg.vector_norm),
+    "adamw": (parameter(2), adamw),
+    "sgd": (parameter(1), lambda p, g, m: torch._fused_sgd_([p], [g], [m], **SGD)),
+    "rmsprop": (parameter(1), rmsprop),
     "max_pool2d": (image, lambda x: F.max_pool2d(x, 2)),
     "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
     "batch_norm": (channels, lambda x, w, b: F.batch_norm(x, torch.zeros(16, dtype=x.dtype),
@@ -263,51 +411,104 @@ OPS = {
 }
 
 
-def torch_us(name, dtype, n, gradient):
-    make, call = OPS[name]
+# Elementwise ops of the library's list whose name here is another one; each other one is named alike.
+ELEMENTWISE = {
+    "squared_error": lambda a, b: F.mse_loss(a, b, reduction="none"),
+    "absolute_error": lambda a, b: F.l1_loss(a, b, reduction="none"),
+    "huber": lambda a, b: F.huber_loss(a, b, reduction="none"),
+    "bce": lambda p, y: F.binary_cross_entropy(p, y, reduction="none"),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "equal": torch.eq,
+}
+
+
+def form_of(row):
+    """How PyTorch makes the inputs of a row, and its call; nothing where it has no such row."""
+    if row["op"] in OPS:
+        return OPS[row["op"]]
+    call = ELEMENTWISE.get(row["op"]) or (getattr(torch, row["op"], None) if row["arity"] else None)
+    low, high = row["low"], row["high"]
+    make = lambda n, d: [(torch.rand(n) * (high - low) + low).to(d) for _ in range(row["arity"])]
+    return call and (make, call)
+
+
+def torch_us(form, dtype, n, gradient, timer):
+    make, call = form
     torch.manual_seed(0)
-    inputs = make(n, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    inputs = make(n, {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype])
     with torch.no_grad():
-        forward = least_us(lambda: call(*inputs))
+        found = {"forward": timer(lambda: call(*inputs))}
+        if not gradient:
+            return found
         upstream = torch.ones_like(call(*inputs))
-    if not gradient:
-        return {"forward": forward}
     leaves = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
     wanted = [x for x in leaves if x.requires_grad]
-    return {"forward": forward, "both": least_us(lambda: torch.autograd.grad(
-        call(*leaves), wanted, upstream, allow_unused=True))}
+    found["both"] = timer(lambda: torch.autograd.grad(call(*leaves), wanted, upstream, allow_unused=True))
+    return found
+
+
+def show(row):
+    ratio, name, dtype, n, what, mine, theirs = row
+    print(f"{name:20}{dtype:6}{n:9}  {what:8}{mine:11.2f}{theirs:12.2f}{ratio:8.2f}", flush=True)
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("program")
+    arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--only")
+    arguments.add_argument("--only", default="", help="rows whose names this regular expression matches as a whole")
     arguments.add_argument("--above", type=float, default=1.1)
+    arguments.add_argument("--check", action="store_true", help="only whether every row of the program is here")
     given = arguments.parse_args()
+
+    run = [given.program, "--device", given.device, "--threads", str(given.threads)]
+    listed = subprocess.run([*run, "--list"], check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
+    machine, *rows = map(json.loads, listed)
+    # Without PyTorch the elementwise ones cannot be looked up by name.
+    missing = [row["op"] for row in rows if not form_of(row)]
+    unknown = set(OPS) - {row["op"] for row in rows}
+    if missing or unknown:
+        sys.exit(f"ops_table: no PyTorch form of {', '.join(missing) or 'none'}; no row for {', '.join(unknown) or 'none'}")
+    if given.check:
+        print(f"ops_table: {len(rows)} rows")
+        return
+
     torch.set_num_threads(given.threads)
-
-    def ours(*words):
-        done = subprocess.run([given.program, "--threads", str(given.threads), *words], check=True, text=True,
-                              stdout=subprocess.PIPE)
-        return done.stdout.splitlines()
-
-    names = [given.only] if given.only else ours("--list")
-    missing = [name for name in names if name not in OPS]
-    if missing:
-        sys.exit(f"ops_table: no PyTorch form of {', '.join(missing)}; add it to OPS")
-    found = []
-    for name in names:
-        for line in map(json.loads, ours("--only", name)):
-            theirs = torch_us(name, line["dtype"], line["n"], "both" in line)
-            found += [(line[what] / theirs[what], name, line["dtype"], line["n"], what, line[what], theirs[what])
-                      for what in theirs]
-    print(f"{'op':18}{'dtype':6}{'elements':>9}  {'what':8}{'Sherd us':>11}{'PyTorch us':>12}{'ratio':>8}")
-    for ratio, name, dtype, n, what, mine, theirs in sorted(found, reverse=True):
-        print(f"{name:18}{dtype:6}{n:9}  {what:8}{mine:11.2f}{theirs:12.2f}{ratio:8.2f}")
-    above = sum(row[0] > given.above for row in found)
-    middle = sorted(row[0] for row in found)[len(found) // 2]
-    print(f"{len(found)} rows, {above} above {given.above}, the median ratio is {middle:.2f}")
+    torch.set_default_device(given.device)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    timer = least_us if given.device == "cpu" else median_us
+    program = subprocess.Popen([*run, "--serve"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1)
+    print(f"{'op':20}{'dtype':6}{'elements':>9}  {'what':8}{'Sherd us':>11}{'PyTorch us':>12}{'ratio':>8}")
+    found, failed = [], []
+    for row in rows:
+        if not re.fullmatch(given.only or ".*", row["op"]):
+            continue
+        for dtype in machine["dtypes"]:
+            for n in machine["sizes"]:
+                program.stdin.write(f"{row['op']} {dtype} {n}\n")
+                mine = json.loads(program.stdout.readline())
+                try:
+                    if "error" in mine:
+                        raise RuntimeError(mine["error"])
+                    theirs = torch_us(form_of(row), dtype, n, "both" in mine, timer)
+                except Exception as error:  # of memory, or no kernel for a dtype: told, and the next row goes on
+                    failed.append(f"{row['op']} {dtype} {n}: {str(error).splitlines()[0]}")
+                    continue
+                for what in theirs:
+                    found.append((mine[what] / theirs[what], row["op"], dtype, n, what, mine[what], theirs[what]))
+                    show(found[-1])
+                if given.device == "cuda":
+                    torch.cuda.empty_cache()
+    program.stdin.close()
+    slow = sorted((row for row in found if row[0] > given.above), reverse=True)
+    print(f"\nabove {given.above}:")
+    for row in slow:
+        show(row)
+    print("\n".join(f"left out: {line}" for line in failed))
+    middle = sorted(row[0] for row in found)[len(found) // 2] if found else 0
+    print(f"{len(found)} rows, {len(slow)} above {given.above}, the median ratio is {middle:.2f}, {len(failed)} left out")
 
 
 if __name__ == "__main__":
