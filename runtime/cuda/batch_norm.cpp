@@ -2,6 +2,7 @@
 #include "runtime/ops/batch_norm.h"
 
 #include "runtime/cuda/batch_norm.h"
+#include "runtime/cuda/plane_norm.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 
@@ -31,6 +32,20 @@ BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias
   return call;
 }
 
+/// The same, for channels whose elements lie side by side in planes.
+PlaneNormCall planes_of(const BatchNormCall& c) {
+  PlaneNormCall call{.dtype = c.dtype,
+                     .planes = c.batch * c.channels,
+                     .channels = c.channels,
+                     .inner = c.inner,
+                     .per_set = c.batch,
+                     .eps = c.eps};
+  call.x = c.x, call.weight = c.weight, call.bias = c.bias;
+  call.mean = c.mean, call.spread = c.variance, call.y = c.y;
+  call.stream = c.stream;
+  return call;
+}
+
 void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
   const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
   if (!op.training) {
@@ -40,8 +55,15 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
   if (x.numel() == 0) return;
   BatchNormCall call = describe(x, weight, bias, out[1], out[2], op.eps);
   call.y = out[0].raw();
-  if (op.training) launch_channel_statistics(call);
-  launch_batch_norm(call);
+  if (call.inner > 1) {
+    PlaneNormCall planes = planes_of(call);
+    const Tensor sums = op.training ? room_for_sums(planes, x.device()) : Tensor();
+    if (op.training) launch_plane_statistics(planes);
+    launch_plane_norm(planes);
+  } else {
+    if (op.training) launch_channel_statistics(call);
+    launch_batch_norm(call);
+  }
   check_launch(op.name);
 }
 
@@ -52,8 +74,16 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
     zero_(alias(out[2], out[2].layout()));
     return;
   }
-  launch_batch_norm_grad({describe(x, weight, {}, contiguous(in[3]), contiguous(in[4]), op.eps), op.training,
-                          gy.raw(), out[0].raw(), out[1].raw(), out[2].raw()});
+  const Tensor mean = contiguous(in[3]), variance = contiguous(in[4]);
+  const BatchNormCall call = describe(x, weight, {}, mean, variance, op.eps);
+  if (call.inner > 1) {
+    PlaneNormGradCall planes{planes_of(call), op.training,  gy.raw(),
+                             out[0].raw(),    out[1].raw(), out[2].raw()};
+    const Tensor sums = room_for_sums(planes.forward, x.device()), of_sets = room_for_sets(planes, mean);
+    launch_plane_norm_grad(planes);
+  } else {
+    launch_batch_norm_grad({call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw()});
+  }
   check_launch(op.name);
 }
 

@@ -16,8 +16,8 @@ void find(std::string_view op, const Tensor& x, Mask axes, bool largest, void* v
                    three.x.raw(), values,  places,      stream_of(x.device())};
   Tensor partial;
   if (const std::int64_t pieces = call.pieces(); pieces > 1) {
-    partial = empty(Shape{pieces * call.outer * call.inner}, {DType::i64, x.device()});
-    call.partial = reinterpret_cast<std::int64_t*>(partial.raw());
+    partial = empty(Shape{pieces * call.outer * call.inner * 2}, {DType::i64, x.device()});
+    call.partial = partial.raw();
   }
   launch_extreme(call);
   check_launch(op);

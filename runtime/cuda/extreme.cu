@@ -1,51 +1,107 @@
 #include "runtime/cuda/extreme.h"
 
+#include <limits>
+
+#include "runtime/cuda/block.cuh"
 #include "runtime/cuda/order.cuh"
 #include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
 
-constexpr std::int64_t piece_length = 4096;
+/// The best value alone: half the work of one with its place.
+template <class T>
+struct Value {
+  using C = typename Candidate<T>::C;
+  C value;
+
+  __device__ static Value none(bool largest) {
+    using Limits = std::numeric_limits<C>;
+    if constexpr (std::is_floating_point_v<C>) return {largest ? -Limits::infinity() : Limits::infinity()};
+    return {largest ? Limits::lowest() : Limits::max()};
+  }
+  __device__ void take(const Value& x, bool largest) {
+    const bool better = largest ? x.value > value : x.value < value;
+    if constexpr (std::is_floating_point_v<C>)
+      value =
+          (better || x.value != x.value) ? x.value : value;  // a NaN here is better than nothing that follows
+    else
+      value = better ? x.value : value;
+  }
+  __device__ static Value of(T x, std::int64_t) { return {static_cast<C>(x)}; }
+  __device__ Value from_lane(int step) const {
+    return {static_cast<C>(__shfl_down_sync(whole_warp, value, step))};
+  }
+};
 
 template <class T>
-__device__ Candidate<T> candidate(const T* x, std::int64_t offset, std::int64_t place) {
-  return {static_cast<typename Candidate<T>::C>(x[offset]), place};
+struct Place : Candidate<T> {
+  using C = typename Candidate<T>::C;
+
+  __device__ static Place none(bool) { return {}; }
+  __device__ void take(const Place& x, bool largest) {
+    if (x.before(*this, largest)) *this = x;
+  }
+  __device__ static Place of(T x, std::int64_t place) { return {{static_cast<C>(x), place}}; }
+  __device__ Place from_lane(int step) const {
+    return {{static_cast<C>(__shfl_down_sync(whole_warp, this->value, step)),
+             __shfl_down_sync(whole_warp, static_cast<long long>(this->place), step)}};
+  }
+};
+
+template <class T>
+__device__ void write(const ExtremeCall& c, std::int64_t result, std::int64_t, const Value<T>& best) {
+  static_cast<T*>(c.values)[result] = narrow<T>(best.value);
+}
+template <class T>
+__device__ void write(const ExtremeCall& c, std::int64_t result, std::int64_t offset, const Place<T>& best) {
+  if (c.values) static_cast<T*>(c.values)[result] = static_cast<const T*>(c.x)[offset + best.place * c.inner];
+  c.places[result] = best.place;
 }
 
-template <class T>
-__device__ void write(const ExtremeCall& c, const T* x, std::int64_t result, std::int64_t offset,
-                      const Candidate<T>& best) {
-  if (c.values) static_cast<T*>(c.values)[result] = x[offset + best.place * c.inner];
-  if (c.places) c.places[result] = best.place;
-}
-
-/// Along contiguous elements: a block a piece.
-template <class T>
-__global__ void __launch_bounds__(threads_per_block) along_rows(const ExtremeCall c, std::int64_t length) {
-  __shared__ alignas(16) unsigned char memory[threads_per_block * sizeof(Candidate<T>)];
-  auto* shared = reinterpret_cast<Candidate<T>*>(memory);
+/// Along contiguous elements: `lanes` threads (a warp or the block) a piece, 16 bytes at once where `wide`.
+template <class T, class Best>
+__global__ void __launch_bounds__(threads_per_block)
+    along_rows(const ExtremeCall c, std::int64_t length, int lanes, bool wide) {
+  constexpr int V = wide_count<T>;
+  __shared__ alignas(16) unsigned char memory[threads_per_block / warp_size * sizeof(Best)];
+  auto* shared = reinterpret_cast<Best*>(memory);
   const T* x = static_cast<const T*>(c.x);
   const std::int64_t begin = blockIdx.y * length, end = min(begin + length, c.reduce);
-  for (std::int64_t o = blockIdx.x; o < c.outer; o += gridDim.x) {
-    Candidate<T> best;
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block) {
-      const Candidate<T> next = candidate(x, o * c.reduce + i, i);
-      if (next.before(best, c.largest)) best = next;
+  const int lane = static_cast<int>(threadIdx.x) % lanes, groups = threads_per_block / lanes;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * groups; first < c.outer;
+       first += static_cast<std::int64_t>(gridDim.x) * groups) {
+    const std::int64_t o = first + static_cast<int>(threadIdx.x) / lanes;
+    const T* row = x + o * c.reduce;
+    Best best = Best::none(c.largest);
+    if (o < c.outer)
+      for (std::int64_t i = begin + lane * V; i < end; i += lanes * V) {
+        if (wide) {
+          const Packed<V, T> pack = load_pack<V>(row + i);
+#pragma unroll
+          for (int j = 0; j < V; ++j) best.take(Best::of(pack.at[j], i + j), c.largest);
+        } else {
+          for (std::int64_t j = i; j < min(i + V, end); ++j) best.take(Best::of(row[j], j), c.largest);
+        }
+      }
+    for (int step = warp_size / 2; step > 0; step /= 2) best.take(best.from_lane(step), c.largest);
+    if (lanes > warp_size) {
+      __syncthreads();  // what was shared before has been read
+      if (threadIdx.x % warp_size == 0) shared[threadIdx.x / warp_size] = best;
+      __syncthreads();
+      if (lane == 0)
+        for (int w = 1; w < threads_per_block / warp_size; ++w) best.take(shared[w], c.largest);
     }
-    best = block_first<threads_per_block>(best, c.largest, shared);
-    if (threadIdx.x == 0) {
-      if (c.partial)
-        c.partial[blockIdx.y * c.outer + o] = best.place;
-      else
-        write(c, x, o, o * c.reduce, best);
-    }
-    __syncthreads();
+    if (lane != 0 || o >= c.outer) continue;
+    if (c.partial)
+      static_cast<Best*>(c.partial)[blockIdx.y * c.outer + o] = best;
+    else
+      write(c, o, o * c.reduce, best);
   }
 }
 
 /// Across rows: a thread a column of a piece.
-template <class T>
+template <class T, class Best>
 __global__ void __launch_bounds__(threads_per_block) along_columns(const ExtremeCall c, std::int64_t length) {
   const T* x = static_cast<const T*>(c.x);
   const std::int64_t begin = blockIdx.y * length, end = min(begin + length, c.reduce);
@@ -54,58 +110,60 @@ __global__ void __launch_bounds__(threads_per_block) along_columns(const Extreme
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; r < results;
        r += step) {
     const std::int64_t offset = r / c.inner * c.reduce * c.inner + r % c.inner;
-    Candidate<T> best;
-    for (std::int64_t i = begin; i < end; ++i) {
-      const Candidate<T> next = candidate(x, offset + i * c.inner, i);
-      if (next.before(best, c.largest)) best = next;
-    }
+    Best best = Best::none(c.largest);
+#pragma unroll 4
+    for (std::int64_t i = begin; i < end; ++i) best.take(Best::of(x[offset + i * c.inner], i), c.largest);
     if (c.partial)
-      c.partial[blockIdx.y * results + r] = best.place;
+      static_cast<Best*>(c.partial)[blockIdx.y * results + r] = best;
     else
-      write(c, x, r, offset, best);
+      write(c, r, offset, best);
   }
 }
 
-template <class T>
+template <class T, class Best>
 __global__ void __launch_bounds__(threads_per_block) join_pieces(const ExtremeCall c, std::int64_t pieces) {
-  const T* x = static_cast<const T*>(c.x);
   const std::int64_t results = c.outer * c.inner,
                      step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; r < results;
        r += step) {
-    const std::int64_t offset = r / c.inner * c.reduce * c.inner + r % c.inner;
-    Candidate<T> best;
-    for (std::int64_t p = 0; p < pieces; ++p) {
-      const std::int64_t place = c.partial[p * results + r];
-      if (place < 0) continue;  // an empty piece
-      const Candidate<T> next = candidate(x, offset + place * c.inner, place);
-      if (next.before(best, c.largest)) best = next;
-    }
-    write(c, x, r, offset, best);
+    Best best = Best::none(c.largest);
+    for (std::int64_t p = 0; p < pieces; ++p)
+      best.take(static_cast<const Best*>(c.partial)[p * results + r], c.largest);
+    write(c, r, r / c.inner * c.reduce * c.inner + r % c.inner, best);
   }
+}
+
+template <class T, class Best>
+void launch_best(const ExtremeCall& c) {
+  static_assert(sizeof(Best) <= 16);
+  constexpr int short_row = 1024;  // a warp's
+  const std::int64_t pieces = c.pieces(), length = blocks_of(blocks_of(c.reduce, pieces), 16) * 16;
+  const auto down = static_cast<unsigned>(pieces);
+  if (c.inner == 1) {
+    const int lanes = c.reduce <= short_row ? warp_size : threads_per_block;
+    along_rows<T, Best><<<dim3(blocks_for(c.outer * lanes), down), threads_per_block, 0, c.stream>>>(
+        c, length, lanes, wide_rows<T>(c.reduce, static_cast<const T*>(c.x)));
+  } else {
+    along_columns<T, Best>
+        <<<dim3(blocks_for(c.outer * c.inner), down), threads_per_block, 0, c.stream>>>(c, length);
+  }
+  if (pieces > 1)
+    join_pieces<T, Best><<<blocks_for(c.outer * c.inner), threads_per_block, 0, c.stream>>>(c, pieces);
 }
 
 }  // namespace
 
 std::int64_t ExtremeCall::pieces() const {
-  const std::int64_t wanted = (reduce + piece_length - 1) / piece_length;
-  if (outer * inner >= 1 << 16 || wanted <= 1) return 1;
-  return wanted < 1024 ? wanted : 1024;
+  // Threads that keep the largest GPU busy; pieces are no shorter than what is worth a thread or a block.
+  constexpr std::int64_t threads = 1 << 18, least_column = 64, least_row = 4096;
+  const std::int64_t threads_of_result = inner == 1 ? threads_per_block : 1;
+  const std::int64_t wanted = blocks_of(threads, outer * inner * threads_of_result),
+                     room = reduce / (inner == 1 ? least_row : least_column);
+  return wanted < room ? wanted : room > 1 ? room : 1;
 }
 
 void launch_extreme(const ExtremeCall& c) {
-  const std::int64_t pieces = c.pieces(), length = (c.reduce + pieces - 1) / pieces;
-  for_any(c.dtype, [&]<class T>() {
-    const auto down = static_cast<unsigned>(pieces);
-    if (c.inner == 1)
-      along_rows<T><<<dim3(blocks_for(c.outer * threads_per_block), down), threads_per_block, 0, c.stream>>>(
-          c, length);
-    else
-      along_columns<T>
-          <<<dim3(blocks_for(c.outer * c.inner), down), threads_per_block, 0, c.stream>>>(c, length);
-    if (pieces > 1)
-      join_pieces<T><<<blocks_for(c.outer * c.inner), threads_per_block, 0, c.stream>>>(c, pieces);
-  });
+  for_any(c.dtype, [&]<class T>() { c.places ? launch_best<T, Place<T>>(c) : launch_best<T, Value<T>>(c); });
 }
 
 }  // namespace sherd::cuda

@@ -6,7 +6,7 @@
 namespace sherd::cuda {
 
 /// Of a dense (outer, reduce, inner) array over its middle axis, which is not empty: the value, its first
-/// place, or both. NaN wins.
+/// place, or both. NaN wins. Of equal zeros of both signs a value without a place may be either.
 struct ExtremeCall {
   DType dtype = DType::f32;
   bool largest = true;
@@ -17,8 +17,8 @@ struct ExtremeCall {
   cudaStream_t stream = nullptr;
   /// Pieces that the reduced axis is cut into so that few results keep many blocks busy.
   std::int64_t pieces() const;
-  /// Room for pieces() outer inner places where there is more than one piece.
-  std::int64_t* partial = nullptr;
+  /// Room for 16 bytes for each of pieces() outer inner candidates where there is more than one piece.
+  void* partial = nullptr;
 };
 void launch_extreme(const ExtremeCall& call);
 

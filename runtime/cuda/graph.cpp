@@ -40,8 +40,7 @@ class Graph final : public DeviceRecording {
     if (graph_ == nullptr) return;
     cudaSetDevice(device_.index);
     const Context* context = Context::current_or_null();
-    const DeviceState* state =
-        context != nullptr && context->id() == rank_ ? known_state(device_) : nullptr;
+    const DeviceState* state = context != nullptr && context->id() == rank_ ? known_state(device_) : nullptr;
     if (state != nullptr)
       cudaStreamSynchronize(state->stream());  // not others, on which peers' devices may be waited for
     else

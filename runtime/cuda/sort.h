@@ -1,24 +1,22 @@
-// Rows in order, as a call on plain pointers. Safe to include in device code.
+// The largest elements of rows in order, as a call on plain pointers. Safe to include in device code.
 #pragma once
 
-#include <cstdint>
-
-#include "runtime/cuda/topk.h"
+#include "runtime/cuda/kernels.h"
 
 namespace sherd::cuda {
 
-/// What `TopKCall` asks for where `k` is large: whole rows are sorted. At most 2^31 columns.
+/// Dense rows of at most 2^31 columns; the `k` largest of each and their places, largest first, NaN before
+/// all, equal ones by place.
 struct SortCall {
-  TopKCall rows;
-  void* scratch = nullptr;  ///< `scratch_bytes()`, aligned to 8
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, columns = 0, k = 0;
+  const void* x = nullptr;
+  void* values = nullptr;
+  std::int64_t* places = nullptr;
+  cudaStream_t stream = nullptr;
+  void* scratch = nullptr;  ///< `scratch_bytes()`, aligned to 256
 
-  /// Columns with padding to a power of two.
-  std::int64_t padded() const {
-    std::int64_t n = 2;
-    while (n < rows.columns) n *= 2;
-    return n;
-  }
-  std::int64_t scratch_bytes() const { return rows.rows * padded() * 12; }
+  std::int64_t scratch_bytes() const;
 };
 void launch_sort(const SortCall& call);
 

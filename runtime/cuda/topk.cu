@@ -6,9 +6,9 @@
 namespace sherd::cuda {
 namespace {
 
-/// A block a row: k times the first of what comes after the one before. Made for the small k of sampling.
+/// A block a row: k times the first of what comes after the one before.
 template <class T>
-__global__ void __launch_bounds__(threads_per_block) topk(const TopKCall c) {
+__global__ void __launch_bounds__(threads_per_block) topk(const SortCall c) {
   __shared__ alignas(16) unsigned char memory[threads_per_block * sizeof(Candidate<T>)];
   auto* shared = reinterpret_cast<Candidate<T>*>(memory);
   for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads_per_block) topk(const TopKCall c) {
 
 }  // namespace
 
-void launch_topk(const TopKCall& c) {
+void launch_topk(const SortCall& c) {
   for_any(c.dtype,
           [&]<class T>() { topk<T><<<looping_grid_of(c.rows), threads_per_block, 0, c.stream>>>(c); });
 }

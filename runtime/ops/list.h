@@ -51,7 +51,7 @@ using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, Wri
                          ElementNumbers, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
                          ScatterAlong, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
-                            Multinomial, ManyDraws, MaxPool2d, AvgPool2d, AvgPool2dGrad>;
+                            Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
                         LayerNormGrad, LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad,

@@ -36,6 +36,27 @@ struct MaxPool2d {
   bool operator==(const MaxPool2d&) const = default;
 };
 
+/// Inputs: the gradients of windows, and the places of their largest pixels. Output: each pixel's sum, in the
+/// order of windows, for images of the given size.
+struct MaxPool2dGrad {
+  static constexpr std::string_view name = "max_pool2d_grad";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
+  static constexpr Reads reads{.inputs = 0b10};
+  PoolRule rule;
+  std::int64_t rows = 1, columns = 1;
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    rule.fields(on);
+    on("rows", rows);
+    on("columns", columns);
+  }
+  bool operator==(const MaxPool2dGrad&) const = default;
+};
+
 /// The mean of each window; what is outside the image counts as 0.
 struct AvgPool2d {
   static constexpr std::string_view name = "avg_pool2d";

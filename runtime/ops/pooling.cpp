@@ -130,14 +130,34 @@ Tensors MaxPool2d::reference(Inputs in) const {
 
 Tensors MaxPool2d::grad(const GradArgs& args) const {
   const Shape& images = args.specs[0].shape;
-  const DType dtype = args.specs[0].dtype;
+  return {apply(MaxPool2dGrad{rule, images[2], images[3]}, args.gy[0], args.outputs[1])};
+}
+
+Specs MaxPool2dGrad::infer(SpecSpan in) const {
+  const Spec images{{in[0].shape[0], in[0].shape[1], rows, columns}, in[0].dtype, in[0].device};
+  check<ShapeError>(
+      pooled(name, images, rule).shape == in[0].shape && in[1].shape == in[0].shape,
+      "max_pool2d_grad: windows of shape {} and places of shape {} are not those of {} x {} pixels",
+      in[0].shape, in[1].shape, rows, columns);
+  return {images};
+}
+
+Tensors MaxPool2dGrad::reference(Inputs in) const {
+  const DType dtype = in[0].dtype();
+  const Shape& s = in[0].shape();
   // A pixel of several windows has a sum, which in 16 bits stops growing.
   const bool overlap = rule.down.stride < rule.down.kernel || rule.across.stride < rule.across.kernel;
-  const Tensor gy = overlap ? to(args.gy[0], compute_dtype(dtype)) : args.gy[0];
-  const Shape lines{images[0], images[1], gy.shape()[2] * gy.shape()[3]};
-  const Tensor gx =
-      apply(Scatter{images[2] * images[3]}, reshape(gy, lines), reshape(args.outputs[1], lines));
-  return {to(reshape(gx, images), dtype)};
+  const Tensor gy = overlap ? to(in[0], compute_dtype(dtype)) : in[0];
+  const Shape lines{s[0], s[1], s[2] * s[3]};
+  const Tensor gx = apply(Scatter{rows * columns}, reshape(gy, lines), reshape(in[1], lines));
+  return {to(reshape(gx, {s[0], s[1], rows, columns}), dtype)};
+}
+
+Tensors MaxPool2dGrad::grad(const GradArgs& args) const {
+  const Shape& s = args.specs[0].shape;
+  const Tensor picked = apply(Gather{}, reshape(args.gy[0], {s[0], s[1], rows * columns}),
+                              reshape(args.inputs[1], {s[0], s[1], s[2] * s[3]}));
+  return {reshape(picked, s), Tensor{}};
 }
 
 Specs AvgPool2d::infer(SpecSpan in) const { return {pooled(name, in[0], rule)}; }
@@ -195,9 +215,14 @@ Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& opt
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
   check_adaptive("adaptive_avg_pool2d", x, down, across);
   const Shape& s = x.shape();
-  if (s[2] % down == 0 && s[3] % across == 0)  // windows beside one another
-    return mean(reshape(x, {s[0], s[1], down, s[2] / down, across, s[3] / across}), {3, 5});
-  // Rows, then columns, as sums of products in f32 at least; what is not finite spreads over its row and column.
+  if (down == 1 && across == 1)
+    return reshape(mean(reshape(x, {s[0], s[1], s[2] * s[3]}), {2}), {s[0], s[1], 1, 1});
+  if (s[2] % down == 0 && s[3] % across == 0) {  // windows beside one another
+    const std::int64_t height = s[2] / down, width = s[3] / across;
+    return avg_pool2d(x, {height, width}, {.stride = {height, width}});
+  }
+  // Rows, then columns, as sums of products in f32 at least; what is not finite spreads over its row and
+  // column.
   const Tensor wide = to(x, compute_dtype(x.dtype()));
   const Tensor rows = matmul(means_of(down, x.shape()[2], wide), wide);
   return to(matmul(rows, transpose(means_of(across, x.shape()[3], wide), 0, 1)), x.dtype());

@@ -1,0 +1,32 @@
+// Pooling of images, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+
+namespace sherd::cuda {
+
+/// Dense images (planes, rows, columns) and their windows (planes, down, across), of which window i begins at
+/// i stride - padding. The output is of windows in a forward, of pixels in a gradient.
+struct PoolCall {
+  struct Axis {
+    int kernel = 1, stride = 1, padding = 0;
+  };
+  DType dtype = DType::f32;
+  Axis down_rule, across_rule;
+  std::int64_t planes = 0;
+  int rows = 0, columns = 0, down = 0, across = 0;
+  const void* x = nullptr;
+  void* y = nullptr;
+  std::int64_t* places = nullptr;  ///< of the largest pixels, in their planes
+  cudaStream_t stream = nullptr;
+};
+/// Writes the largest pixels and `places`: of equal ones the first, NaN largest of all.
+void launch_max_pool(const PoolCall& call);
+/// Each pixel's sum of the windows that `places` gives it, in their order.
+void launch_max_pool_grad(const PoolCall& call);
+/// Means; what is outside the image counts as 0.
+void launch_avg_pool(const PoolCall& call);
+/// Each pixel's share of its windows.
+void launch_avg_pool_grad(const PoolCall& call);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,148 @@
+// Kernels of images, scans, order and normalised planes, CPU against CUDA, over sizes that end inside a
+// block, a load of 16 bytes, a chunk or a piece.
+#include "tests/cuda/agree.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+constexpr DType floats[] = {f64, f32, f16, bf16};
+
+/// Equal to the bit, here and there.
+void same(const Tensor& host, const Tensor& moved) { CHECK(distance_in_ulps(moved, host) == 0); }
+
+}  // namespace
+
+TEST_CASE("cuda: pooling agrees with the CPU's over windows, strides and paddings", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const Shape& shape : {Shape{2, 3, 7, 9}, Shape{1, 2, 33, 40}, Shape{3, 1, 5, 5}, Shape{0, 2, 8, 8}})
+      for (const auto& [kernel, stride, padding] :
+           {std::tuple{2, 2, 0}, {3, 2, 1}, {3, 1, 1}, {5, 3, 2}, {2, 4, 1}}) {
+        INFO(name_of(dtype) << " kernel " << kernel << " stride " << stride << " padding " << padding);
+        Values values(1);
+        const Tensor x = values(shape, dtype);
+        const PoolOptions options{.stride = stride, .padding = padding};
+        agree({x}, row_tolerance(dtype),
+              [&](std::span<const Tensor> t) { return max_pool2d(t[0], kernel, options); });
+        agree({x}, row_tolerance(dtype),
+              [&](std::span<const Tensor> t) { return avg_pool2d(t[0], kernel, options); });
+        const Tensor special = values.with_specials(shape, dtype);
+        same(max_pool2d(special, kernel, options), max_pool2d(on_gpu(special), kernel, options));
+      }
+  Values values(2);
+  for (const auto& [down, across] : {std::pair{1, 1}, {2, 3}, {4, 6}, {3, 5}})
+    agree({values({2, 3, 8, 12}, f32)}, row_tolerance(f32),
+          [&](std::span<const Tensor> t) { return adaptive_avg_pool2d(t[0], down, across); });
+}
+
+TEST_CASE("cuda: running sums and products agree with the CPU's over lengths of rows", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (std::int64_t columns : {1, 7, 8, 255, 256, 1025, 4097, 40000})
+      for (std::int64_t rows : {1, 3, 70}) {
+        if (columns > 4097 && rows > 3) continue;  // the host takes long, and the device does nothing else
+        INFO(name_of(dtype) << " " << rows << " x " << columns);
+        Values values(1);
+        agree({values({rows, columns}, dtype)}, 4 * row_tolerance(dtype),
+              [](std::span<const Tensor> t) { return cumsum(t[0], 1); });
+        agree({values({rows, columns}, dtype, 0.9, 1.1)}, 16 * row_tolerance(dtype),
+              [](std::span<const Tensor> t) { return cumprod(t[0], 1); });
+      }
+  Values values(2);
+  for (DType dtype : {i64, i32, u8}) {
+    const Tensor x = values({5, 3000}, dtype, -9, 9);
+    for (int axis : {0, 1}) same(cumsum(x, axis), cumsum(on_gpu(x), axis));
+    same(cumprod(x, 1), cumprod(on_gpu(x), 1));
+  }
+}
+
+TEST_CASE("cuda: sorting and topk give the CPU's elements and places over lengths, dtypes and k") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, f16, bf16, i64, i32, u8})
+    for (std::int64_t columns : {1, 2, 511, 513, 4096, 4097, 20000})
+      for (std::int64_t rows : {1, 5, 67}) {
+        if (columns * rows > 200000) continue;  // the host takes long
+        INFO(name_of(dtype) << " " << rows << " x " << columns);
+        Values values(1);
+        const Tensor x = is_floating(dtype) ? values.with_specials({rows, columns}, dtype)
+                                            : values({rows, columns}, dtype, -100, 100);
+        const Tensor moved = on_gpu(x);
+        for (std::int64_t k :
+             {std::int64_t{1}, std::int64_t{8}, std::int64_t{33}, std::int64_t{600}, columns}) {
+          if (k > columns) continue;
+          INFO("k " << k);
+          const TopK host = topk(x, k), there = topk(moved, k);
+          same(host.values, there.values);
+          same(host.indices, there.indices);
+        }
+        const Picked host = sort(x), there = sort(moved);
+        same(host.values, there.values);
+        same(host.indices, there.indices);
+      }
+}
+
+TEST_CASE("cuda: extremes and their places agree with the CPU's along any axis", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, f16, bf16, i64, i32, u8, boolean})
+    for (const Shape& shape :
+         {Shape{1, 1}, Shape{3, 1030}, Shape{1030, 3}, Shape{2, 70000}, Shape{9000, 2}, Shape{5, 129, 33}}) {
+      Values values(1);
+      const Tensor x = is_floating(dtype) ? values.with_specials(shape, dtype) : values(shape, dtype, -9, 9);
+      const Tensor moved = on_gpu(x), plain = values(shape, dtype, -9, 9), there = on_gpu(plain);
+      for (int axis = 0; axis < x.rank(); ++axis) {
+        INFO(name_of(dtype) << " " << shape[0] << " x " << shape[1] << " axis " << axis);
+        same(max(x, axis).values, max(moved, axis).values);
+        same(max(x, axis).indices, max(moved, axis).indices);
+        same(min(x, axis).values, min(moved, axis).values);
+        same(amax(plain, {axis}), amax(there, {axis}));
+        same(amin(x, {axis}), amin(moved, {axis}));
+        same(argmin(plain, axis), argmin(there, axis));
+      }
+      same(amax(plain), amax(there));
+      same(amax(x), amax(moved));
+    }
+}
+
+TEST_CASE("cuda: axes turned round are the CPU's") {
+  if (no_gpu()) return;
+  Values values(1);
+  for (DType dtype : {f64, f32, bf16, u8}) {
+    const Tensor x = values({4, 5, 1, 33}, dtype), view = transpose(x, 1, 3);
+    for (const Shape& axes : {Shape{0}, Shape{3}, Shape{1, 3}, Shape{0, 1, 2, 3}, Shape{2}}) {
+      same(flip(x, axes), flip(on_gpu(x), axes));
+      same(flip(view, axes), flip(transpose(on_gpu(x), 1, 3), axes));
+    }
+  }
+}
+
+TEST_CASE("cuda: batch and group norm agree with the CPU's over planes of all sizes", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const Shape& shape : {Shape{4, 6, 1}, Shape{3, 6, 2}, Shape{5, 4, 33}, Shape{2, 4, 32, 32},
+                               Shape{2, 2, 20000}, Shape{40, 2, 3, 5}}) {
+      INFO(name_of(dtype) << " " << shape[0] << " x " << shape[1] << " x " << shape[2]);
+      Values values(1);
+      const Tensor x = values(shape, dtype, 1, 3), weight = values({shape[1]}, dtype),
+                   bias = values({shape[1]}, dtype);
+      const double tolerance = 4 * row_tolerance(dtype);
+      if (shape.rank() > 3 || shape[2] > 1) {
+        agree({x, weight, bias}, tolerance,
+              [](std::span<const Tensor> t) { return group_norm(t[0], 2, t[1], t[2]); });
+        agree({x}, tolerance, [](std::span<const Tensor> t) { return group_norm(t[0], 1); });
+      }
+      const auto batch = [&](bool training) {
+        return [&, training](std::span<const Tensor> t) {
+          const TensorOptions like{compute_dtype(dtype), t[0].device()};
+          const Shape channels{shape[1]};
+          return batch_norm(t[0], full(channels, 2, like), full(channels, 0.5, like),
+                            t.size() > 1 ? t[1] : Tensor(), t.size() > 1 ? t[2] : Tensor(),
+                            {.training = training});
+        };
+      };
+      agree({x, weight, bias}, tolerance, batch(true));
+      agree({x}, tolerance, batch(true));
+      agree({x, weight, bias}, tolerance, batch(false));
+    }
+}
