@@ -13,7 +13,7 @@ void copy_on_device(std::string_view op, const Tensor& from, const Tensor& to) {
     return backend(DeviceType::cuda)
         .copy(to.raw(), to.device(), from.raw(), from.device(), static_cast<std::size_t>(to.spec().bytes()));
   Tensor out = to;
-  launch_copy(operands_of(Inputs(&from, 1), Outputs(&out, 1)), to.dtype());
+  launch_copy(operands_of(Inputs(&from, 1), Outputs(&out, 1)));
   check_launch(op);
 }
 

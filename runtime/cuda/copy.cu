@@ -34,9 +34,20 @@ struct Constant {
   __device__ V operator()() const { return value; }
 };
 
+bool is_small_float(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
+
+/// Small floats wide; other pairs are rare, and one by one.
 template <class From>
-void copy_from(const Operands& p, DType to) {
-  for_any(to, [&]<class To>() { launch<Convert<To>, To, From>({}, p); });
+void copy_from(const Operands& p) {
+  for_any(p.out_dtype, [&]<class To>() {
+    using C = compute_t<To>;
+    if constexpr (std::is_same_v<To, From>)
+      return;  // bits
+    else if constexpr (std::is_same_v<C, float> && std::is_same_v<compute_t<From>, float>)
+      launch<Convert<C>, To, From>({}, p);
+    else
+      launch_strided<Convert<C>, To, From>({}, p);
+  });
 }
 
 /// Equal dtypes are copied as plain bits of their size.
@@ -131,8 +142,6 @@ __global__ void __launch_bounds__(threads_per_block) copies(const __grid_constan
   }
 }
 
-bool is_small_float(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
-
 }  // namespace
 
 bool takes_copy(DType to, DType from) { return to == from || (is_small_float(to) && is_small_float(from)); }
@@ -141,9 +150,9 @@ void launch_copy_each(const CopySlots& slots, cudaStream_t stream) {
   if (slots.blocks() > 0) launch_early(copies, slots.blocks(), threads_per_block, stream, slots);
 }
 
-void launch_copy(const Operands& p, DType to) {
-  if (p.dtype == to) {
-    switch (size_of(to)) {
+void launch_copy(const Operands& p) {
+  if (p.dtype == p.out_dtype) {
+    switch (size_of(p.dtype)) {
       case 1:
         return copy_bits<std::uint8_t>(p);
       case 2:
@@ -154,7 +163,7 @@ void launch_copy(const Operands& p, DType to) {
         return copy_bits<std::uint64_t>(p);
     }
   }
-  for_any(p.dtype, [&]<class From>() { copy_from<From>(p, to); });
+  for_any(p.dtype, [&]<class From>() { copy_from<From>(p); });
 }
 
 void launch_fill(const Operands& p, std::uint64_t bits) {

@@ -24,6 +24,7 @@ struct alignas(sizeof(T) * N) Pack {
 template <int count, class Index>
 __device__ void offsets_of(const Operands& p, Index i, std::int64_t (&at)[count]) {
   for (int k = 0; k < count; ++k) at[k] = 0;
+#pragma unroll 1
   for (int d = p.rank - 1; d > 0; --d) {
     const Index size = static_cast<Index>(p.sizes[d]), rest = i / size;
     const auto index = static_cast<std::int64_t>(i - rest * size);
@@ -34,24 +35,44 @@ __device__ void offsets_of(const Operands& p, Index i, std::int64_t (&at)[count]
     for (int k = 0; k < count; ++k) at[k] += static_cast<std::int64_t>(i) * p.strides[k][0];
 }
 
-template <class F, class TO, class... TI, std::size_t... I>
-__device__ void strided_element(const F& f, const Operands& p, std::int64_t i, std::index_sequence<I...>) {
-  std::int64_t at[sizeof...(TI) + 1];
-  if (p.numel <= 0x7fffffff)
-    offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
-  else
-    offsets_of(p, static_cast<std::uint64_t>(i), at);
-  static_cast<TO*>(p.data[0])[at[0]] =
-      narrow<TO>(f(widen(static_cast<const TI*>(p.data[I + 1])[at[I + 1]])...));
+/// Element `i`, of `dtype` where it is computed in float, else of `C`.
+template <class C>
+__device__ C load_as(const void* data, std::int64_t i, DType dtype) {
+  if constexpr (std::is_same_v<C, float>) {
+    if (dtype == DType::bf16) return widen(static_cast<const BFloat16*>(data)[i]);
+    if (dtype == DType::f16) return widen(static_cast<const Half*>(data)[i]);
+  }
+  return static_cast<const C*>(data)[i];
+}
+template <class C>
+__device__ void store_as(void* data, std::int64_t i, DType dtype, C x) {
+  if constexpr (std::is_same_v<C, float>) {
+    if (dtype == DType::bf16) return void(static_cast<BFloat16*>(data)[i] = narrow<BFloat16>(x));
+    if (dtype == DType::f16) return void(static_cast<Half*>(data)[i] = narrow<Half>(x));
+  }
+  static_cast<C*>(data)[i] = x;
 }
 
-template <class F, class TO, class... TI>
+/// Elements wherever they lie; of the types that they are computed in, so that one kernel serves all small
+/// floats. Kept small, since there is one of every functor: loops are not unrolled.
+template <class F, class CO, class... CI>
 __global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const __grid_constant__ Operands p) {
   wait_for_earlier();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+#pragma unroll 1
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < p.numel;
-       i += step)
-    strided_element<F, TO, TI...>(f, p, i, std::index_sequence_for<TI...>{});
+       i += step) {
+    std::int64_t at[sizeof...(CI) + 1];
+    if (p.dense)
+      for (std::int64_t& k : at) k = i;
+    else if (p.numel <= 0x7fffffff)
+      offsets_of(p, static_cast<std::uint32_t>(i), at);  // division in 64 bits is slow
+    else
+      offsets_of(p, static_cast<std::uint64_t>(i), at);
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      store_as<CO>(p.data[0], at[0], p.out_dtype, f(load_as<CI>(p.data[I + 1], at[I + 1], p.dtype)...));
+    }(std::index_sequence_for<CI...>{});
+  }
 }
 
 template <class TO, int V, class F, class... TI>
@@ -90,7 +111,13 @@ __global__ void __launch_bounds__(threads_per_block)
           map_packs<TO, V>(f, *reinterpret_cast<const Pack<TI, V>*>(in + row * rows.step[I + 1] + column)...);
     }(std::index_sequence_for<TI...>{});
   }
-  for (std::int64_t i = n / V * V + first; i < n; i += step) out[i] = narrow<TO>(f(widen(in[i])...));
+  if (const std::int64_t i = n / V * V + first; i < n) out[i] = narrow<TO>(f(widen(in[i])...));
+}
+
+template <class F, class TO, class... TI>
+void launch_strided(const F& f, const Operands& p) {
+  launch_early(strided_kernel<F, compute_t<TO>, compute_t<TI>...>, blocks_for(p.numel), threads_per_block,
+               p.stream, f, p);
 }
 
 template <class F, class TO, class... TI>
@@ -105,23 +132,24 @@ void launch(const F& f, const Operands& p) {
                    f, p.numel, rows, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);
     }(std::index_sequence_for<TI...>{});
   } else {
-    launch_early(strided_kernel<F, TO, TI...>, blocks_for(p.numel), threads_per_block, p.stream, f, p);
+    launch_strided<F, TO, TI...>(f, p);
   }
 }
+
+template <class T, std::size_t>
+using Repeated = T;
 
 /// Launches `O` on elements of `T`; functors that do the same as the op with its number, as on the CPU.
 template <class O, class T>
 void launch_typed(const O& op, const Operands& p) {
   using TO = std::conditional_t<sherd::detail::gives_bool<O>(), bool, T>;
   const auto run = [&]<class F>(const F& f) {
-    if constexpr (O::arity == 1)
-      launch<F, TO, T>(f, p);
-    else if constexpr (O::arity == 2)
-      launch<F, TO, T, T>(f, p);
-    else if constexpr (O::arity == 3)
-      launch<F, TO, T, T, T>(f, p);
-    else
-      launch<F, TO, T, T, T, T>(f, p);
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      if constexpr (std::same_as<compute_t<T>, float>)
+        launch<F, TO, Repeated<T, I>...>(f, p);
+      else
+        launch_strided<F, TO, Repeated<T, I>...>(f, p);
+    }(std::make_index_sequence<O::arity>{});
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;

@@ -14,10 +14,33 @@ namespace sherd::cuda {
 
 static_assert(Operands::most_dims == max_rank && Operands::most_operands == detail::Operands::most);
 
+namespace {
+
+/// Whether every GPU here can make a kernel ready before the one before it has ended, and
+/// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
+bool launches_early() {
+  static const bool all = [] {
+    const int count = cuda_device_count();
+    int lowest = count > 0 ? 9 : 0;
+    for (int i = 0; i < count; ++i) {
+      int major = 0;
+      check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "cuda device");
+      lowest = std::min(lowest, major);
+    }
+    // Who asks CUDA for launches one by one (debuggers, the sanitizer's search for races) gets them.
+    const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return lowest >= 9 && (blocking == nullptr || std::string_view(blocking) != "1");
+  }();
+  return all;
+}
+
+}  // namespace
+
 Operands operands_of(Inputs in, Outputs out) {
   Operands p;
   const Tensor& y = out[0];
   p.dtype = in.empty() ? y.dtype() : in.back().dtype();
+  p.out_dtype = y.dtype();
   p.numel = y.numel();
   if (p.numel == 0) return p;
   p.stream = stream_of(y.device());
@@ -37,20 +60,17 @@ Operands operands_of(Inputs in, Outputs out) {
   return p;
 }
 
-bool launches_early() {
-  static const bool all = [] {
-    const int count = cuda_device_count();
-    int lowest = count > 0 ? 9 : 0;
-    for (int i = 0; i < count; ++i) {
-      int major = 0;
-      check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "cuda device");
-      lowest = std::min(lowest, major);
-    }
-    // Who asks CUDA for launches one by one (debuggers, the sanitizer's search for races) gets them.
-    const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
-    return lowest >= 9 && (blocking == nullptr || std::string_view(blocking) != "1");
-  }();
-  return all;
+void launch_early(const void* kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = launches_early() ? 1 : 0;
+  cudaLaunchKernelExC(&config, kernel, arguments);  // check_launch() says how it went
 }
 
 unsigned grid_of(std::int64_t blocks) {

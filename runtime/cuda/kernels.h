@@ -13,7 +13,8 @@ namespace sherd::cuda {
 /// the output.
 struct Operands {
   static constexpr int most_operands = 6, most_dims = 8;
-  DType dtype = DType::f32;  ///< of the last input
+  DType dtype = DType::f32;      ///< of the last input
+  DType out_dtype = DType::f32;  ///< of the output
   cudaStream_t stream = nullptr;
   std::int64_t numel = 0;
   int rank = 0;
@@ -47,9 +48,8 @@ inline unsigned looping_grid_of(std::int64_t blocks) {
   return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);
 }
 
-/// Whether every GPU here can make a kernel ready before the one before it has ended (launch.cuh), and
-/// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
-bool launches_early();
+/// Launches any kernel, early where the device can (launch.cuh); `arguments` are the addresses of its.
+void launch_early(const void* kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments);
 
 /// Adds the kernels of every file of this folder that has some; its build file lists them.
 void add_kernels();

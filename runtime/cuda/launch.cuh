@@ -2,7 +2,7 @@
 // ones that is most of their time.
 #pragma once
 
-#include <utility>
+#include <type_traits>
 
 #include "runtime/cuda/kernels.h"
 
@@ -18,18 +18,11 @@ __device__ inline void wait_for_earlier() {
 }
 
 /// kernel<<<grid, block, 0, stream>>>(arguments...), early where the device can (compute capability 9).
-template <class... P, class... A>
-void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = launches_early() ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, std::forward<A>(arguments)...);
+template <class... P>
+void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream,
+                  const std::type_identity_t<P>&... arguments) {
+  void* all[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  launch_early(reinterpret_cast<const void*>(kernel), grid, block, stream, all);
 }
 
 }  // namespace sherd::cuda

@@ -9,9 +9,9 @@
 
 namespace sherd::cuda {
 
-/// Operand 0 becomes operand 1, which has the dtype of the call, converted to `to`: floats to integers by
-/// `math::to_integer`, anything but 0 is true.
-void launch_copy(const Operands& p, DType to);
+/// Operand 0 becomes operand 1, converted to the output's dtype: floats to integers by `math::to_integer`,
+/// anything but 0 is true.
+void launch_copy(const Operands& p);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Operands& p, std::uint64_t bits);
 /// out[i] = start + i step, in f64 for floats and in i64 for integers.

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads_per_block)
   atomicMax(reinterpret_cast<unsigned long long*>(largest), std::bit_cast<unsigned long long>(value));
 }
 
-constexpr int per_lane = 32;  // elements of a piece that a lane holds
+constexpr int per_lane = 32;  // elements of a piece that a lane holds; a bit of `add_piece` each
 constexpr std::int64_t piece = per_lane * warp_size;
 
 /// Elements [i, i + V) of `data`, those from `end` on as 0.
@@ -77,23 +77,33 @@ __device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, b
   for (int step = warp_size / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(whole_warp, top, step));
   const C largest = std::bit_cast<C>(top);
   if (largest == 0) return;
+  // One by one, and read again: unrolled, and of packs, it would be nearly all of the kernel's code.
+  const auto add_some = [&](unsigned which) {
+#pragma unroll 1
+    for (; which != 0; which &= which - 1) {
+      const int n = __ffs(static_cast<int>(which)) - 1;
+      const std::int64_t i = begin + (n / V * warp_size + lane) * V + n % V;
+      if (i < end) add_square(static_cast<double>(static_cast<C>(data[i])), add);
+    }
+  };
   if (!std::isfinite(largest)) {
-    each([&](C x) { add_square(static_cast<double>(x), add); });
+    add_some(~0u);
     return;
   }
   const Grid grid = Grid::of(static_cast<double>(largest));
   const auto least = static_cast<C>(grid.least);
   double above = 0, below = 0;
+  unsigned smaller = 0, bit = 1;
   each([&](C x) {
-    if (x < least) {
-      add_square(static_cast<double>(x), add);
-      return;
-    }
+    if (x < least && x > 0) smaller |= bit;
+    bit <<= 1;
+    if (x < least) return;
     const double square = static_cast<double>(x) * static_cast<double>(x);
     const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
     above += on_grid;
     if (Grid::split) below += square - on_grid;
   });
+  add_some(smaller);
   const long long high = warp_sum(static_cast<long long>(above * grid.to_high)),
                   low = Grid::split ? warp_sum(static_cast<long long>(below * grid.to_low)) : 0;
   if (lane == 0) grid.finish(high, low, add);
