@@ -10,6 +10,7 @@ namespace {
 /// Converts to what `To` is computed in; the store converts to `To` itself.
 template <class To>
 struct Convert {
+  using Copies = void;
   template <class V>
   __device__ compute_t<To> operator()(V x) const {
     if constexpr (std::is_same_v<To, bool>)
@@ -22,6 +23,7 @@ struct Convert {
 };
 
 struct Same {
+  using Copies = void;
   template <class V>
   __device__ V operator()(V x) const {
     return x;

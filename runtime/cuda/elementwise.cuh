@@ -83,12 +83,30 @@ __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
   return out;
 }
 
-/// How dense rows lie: `step` elements from one to the next, 0 where one is for all.
+/// How dense rows lie: `step` elements from one to the next, 0 where one is for all; bit k of `splat`: a row
+/// of operand k is one element.
 template <int count>
 struct Rows {
   std::int64_t columns;
   std::int64_t step[count];
+  std::uint32_t splat = 0;
 };
+
+/// Whether a functor's operands may be rows; those of one input seldom are, but for copies.
+template <class F, class... TI>
+constexpr bool takes_rows() {
+  if constexpr (requires { typename F::Copies; }) return true;
+  return sizeof...(TI) > 1;
+}
+
+template <int V, class T>
+__device__ Pack<T, V> load_operand(const T* row, std::int64_t column, bool splat) {
+  if (!splat) return *reinterpret_cast<const Pack<T, V>*>(row + column);
+  Pack<T, V> all;
+#pragma unroll
+  for (int j = 0; j < V; ++j) all.at[j] = *row;
+  return all;
+}
 
 /// `n` elements in rows; one operand, or operands that are all dense, are one row.
 template <int V, class F, class TO, class... TI>
@@ -99,7 +117,7 @@ __global__ void __launch_bounds__(threads_per_block)
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = first; i < n / V; i += step) {
     std::int64_t row = 0, column = i * V;
-    if constexpr (sizeof...(TI) > 1) {
+    if constexpr (takes_rows<F, TI...>()) {
       if (rows.columns != n) {
         row = n <= 0x7fffffff ? static_cast<std::uint32_t>(column) / static_cast<std::uint32_t>(rows.columns)
                               : column / rows.columns;  // division in 64 bits is slow
@@ -108,7 +126,8 @@ __global__ void __launch_bounds__(threads_per_block)
     }
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       *reinterpret_cast<Pack<TO, V>*>(out + row * rows.step[0] + column) =
-          map_packs<TO, V>(f, *reinterpret_cast<const Pack<TI, V>*>(in + row * rows.step[I + 1] + column)...);
+          map_packs<TO, V>(f, load_operand<V>(in + row * rows.step[I + 1], column,
+                                              takes_rows<F, TI...>() && (rows.splat >> (I + 1) & 1) != 0)...);
     }(std::index_sequence_for<TI...>{});
   }
   if (const std::int64_t i = n / V * V + first; i < n) out[i] = narrow<TO>(f(widen(in[i])...));
@@ -123,10 +142,13 @@ void launch_strided(const F& f, const Operands& p) {
 template <class F, class TO, class... TI>
 void launch(const F& f, const Operands& p) {
   constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
-  if (p.dense || (p.dense_rows && sizeof...(TI) > 1)) {
+  if (p.dense || (p.dense_rows && takes_rows<F, TI...>())) {
     Rows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[1], {}};
     if (!p.dense)
-      for (std::size_t k = 0; k <= sizeof...(TI); ++k) rows.step[k] = p.strides[k][0];
+      for (std::size_t k = 0; k <= sizeof...(TI); ++k) {
+        rows.step[k] = p.strides[k][0];
+        if (p.strides[k][1] == 0) rows.splat |= 1u << k;
+      }
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       launch_early(dense_kernel<pack, F, TO, TI...>, blocks_for(p.numel / pack), threads_per_block, p.stream,
                    f, p.numel, rows, static_cast<TO*>(p.data[0]), static_cast<const TI*>(p.data[I + 1])...);

@@ -6,24 +6,37 @@
 namespace sherd::cuda {
 namespace {
 
-template <class Bits>
-__global__ void __launch_bounds__(threads_per_block) gather(const PickCall c) {
+/// `Inner`: whether picks lie in columns, `inner` beside each other.
+template <class Bits, bool Inner>
+__global__ void __launch_bounds__(threads_per_block) gather(const PickCall c, std::int64_t inner) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
-       i < c.rows * c.picks; i += step) {
-    const std::int64_t row = i / c.picks, at = c.index[i];
+  const std::int64_t of_row = Inner ? c.picks * inner : c.picks, n = c.rows * of_row;
+  const bool small = n <= 0x7fffffff;  // division in 64 bits is slow
+  const auto quotient = [small](std::int64_t a, std::int64_t b) {
+    return small ? static_cast<std::int64_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b))
+                 : a / b;
+  };
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
+       i += step) {
+    const std::int64_t row = quotient(i, of_row), at = c.index[i];
     Bits value = static_cast<Bits>(~Bits{0});
-    if (at >= 0 && at < c.columns)
-      value = static_cast<const Bits*>(c.x)[row * c.columns + at];
-    else
+    if (at < 0 || at >= c.columns)
       c.faults(FaultKind::gather_index, at, i, c.columns);
+    else if constexpr (Inner)
+      value = static_cast<const Bits*>(c.x)[(row * c.columns + at) * inner + i - quotient(i, inner) * inner];
+    else
+      value = static_cast<const Bits*>(c.x)[row * c.columns + at];
     static_cast<Bits*>(c.y)[i] = value;
   }
 }
 
 template <class Bits>
-void gather_bits(const PickCall& c) {
-  gather<Bits><<<blocks_for(c.rows * c.picks), threads_per_block, 0, c.stream>>>(c);
+void gather_bits(const PickCall& c, std::int64_t inner) {
+  const unsigned blocks = blocks_for(c.rows * c.picks * inner);
+  if (inner == 1)
+    gather<Bits, false><<<blocks, threads_per_block, 0, c.stream>>>(c, 1);
+  else
+    gather<Bits, true><<<blocks, threads_per_block, 0, c.stream>>>(c, inner);
 }
 
 /// A warp a row. Picks are taken 32 at a time; of those with one position the first lane adds all, in order.
@@ -57,18 +70,20 @@ __global__ void __launch_bounds__(threads_per_block) scatter(const PickCall c) {
 
 }  // namespace
 
-void launch_gather(const PickCall& c) {
+void launch_gather_along(const PickCall& c, std::int64_t inner) {
   switch (size_of(c.dtype)) {
     case 1:
-      return gather_bits<std::uint8_t>(c);
+      return gather_bits<std::uint8_t>(c, inner);
     case 2:
-      return gather_bits<std::uint16_t>(c);
+      return gather_bits<std::uint16_t>(c, inner);
     case 4:
-      return gather_bits<std::uint32_t>(c);
+      return gather_bits<std::uint32_t>(c, inner);
     default:
-      return gather_bits<std::uint64_t>(c);
+      return gather_bits<std::uint64_t>(c, inner);
   }
 }
+
+void launch_gather(const PickCall& c) { launch_gather_along(c, 1); }
 
 void launch_scatter(const PickCall& c) {
   constexpr int groups = threads_per_block / warp_size;

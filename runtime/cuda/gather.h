@@ -19,6 +19,8 @@ struct PickCall {
 /// y[row, j] = x[row, index[row, j]]. A position out of range is reported, and gives bytes of 0xff: NaN in
 /// floating dtypes.
 void launch_gather(const PickCall& call);
+/// The same of (outer, columns, inner) and (outer, picks, inner): `rows` are outer.
+void launch_gather_along(const PickCall& call, std::int64_t inner);
 /// y[row, index[row, j]] += x[row, j] in order of j, rounding after each; y is zero before.
 void launch_scatter(const PickCall& call);
 

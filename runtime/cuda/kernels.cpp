@@ -55,7 +55,8 @@ Operands operands_of(Inputs in, Outputs out) {
     std::copy_n(o.strides[k], o.rank, p.strides[k]);
     const bool aligned = reinterpret_cast<std::uintptr_t>(p.data[k]) % 16 == 0;
     p.dense = p.dense && aligned && (o.rank == 0 || o.strides[k][0] == 1);
-    p.dense_rows = p.dense_rows && aligned && o.strides[k][1] == 1 && o.strides[k][0] % whole == 0;
+    const bool one = k > 0 && o.rank == 2 && o.strides[k][1] == 0;  // an element for the whole row
+    p.dense_rows = p.dense_rows && (one || (aligned && o.strides[k][1] == 1 && o.strides[k][0] % whole == 0));
   }
   return p;
 }

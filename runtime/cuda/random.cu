@@ -1,3 +1,4 @@
+#include "runtime/cuda/block.cuh"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/types.cuh"
 #include "runtime/random.h"
@@ -20,12 +21,28 @@ void launch_for_words(DeviceKey at, std::int64_t n, cudaStream_t stream, F body)
   for_words<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(at, n, body);
 }
 
+/// Whether the four elements from `i` on are all there, and can be moved at once.
+template <class T>
+__device__ bool at_once(const T* data, std::int64_t i, std::int64_t n) {
+  return i + 4 <= n && reinterpret_cast<std::uintptr_t>(data) % sizeof(Packed<4, T>) == 0;
+}
+template <class T>
+__device__ void store_four(T* out, std::int64_t i, std::int64_t n, const Packed<4, T>& four) {
+  if (at_once(out, i, n))
+    store_pack(out + i, four);
+  else
+    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = four.at[j];
+}
+
 struct UniformFill {
   UniformRange range;
   float* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = range(uniform_from(words[j]));
+    Packed<4, float> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) four.at[j] = range(uniform_from(words[j]));
+    store_four(out, i, n, four);
   }
 };
 
@@ -34,11 +51,14 @@ struct NormalFill {
   float* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    for (int j = 0; j < 4 && i + j < n; j += 2) {
+    Packed<4, float> four;
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
       const NormalPair pair = normal_from(words[j], words[j + 1]);
-      out[i + j] = std::fma(pair.first, deviation, mean);
-      if (i + j + 1 < n) out[i + j + 1] = std::fma(pair.second, deviation, mean);
+      four.at[j] = std::fma(pair.first, deviation, mean);
+      four.at[j + 1] = std::fma(pair.second, deviation, mean);
     }
+    store_four(out, i, n, four);
   }
 };
 
@@ -48,8 +68,10 @@ struct IntegerFill {
   std::int64_t* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    for (int j = 0; j < 4 && i + j < n; ++j)
-      out[i + j] = low + static_cast<std::int64_t>(below_from(words[j], range));
+    Packed<4, std::int64_t> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) four.at[j] = low + static_cast<std::int64_t>(below_from(words[j], range));
+    store_four(out, i, n, four);
   }
 };
 
@@ -62,10 +84,15 @@ struct Dropped {
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
     using C = compute_t<T>;
-    for (int j = 0; j < 4 && i + j < n; ++j) {
-      const C kept = static_cast<C>(x[i + j]) * scale;
-      out[i + j] = static_cast<T>(words[j] < threshold ? C(0) : kept);
-    }
+    Packed<4, T> four{};
+    if (at_once(x, i, n))
+      four = load_pack<4>(x + i);
+    else
+      for (int j = 0; j < 4 && i + j < n; ++j) four.at[j] = x[i + j];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      four.at[j] = narrow<T>(words[j] < threshold ? C(0) : widen(four.at[j]) * scale);
+    store_four(out, i, n, four);
   }
 };
 

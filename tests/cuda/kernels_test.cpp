@@ -134,7 +134,7 @@ TEST_CASE("cuda: batch and group norm agree with the CPU's over planes of all si
       }
       const auto batch = [&](bool training) {
         return [&, training](std::span<const Tensor> t) {
-          const TensorOptions like{compute_dtype(dtype), t[0].device()};
+          const TensorOptions like{dtype, t[0].device()};
           const Shape channels{shape[1]};
           return batch_norm(t[0], full(channels, 2, like), full(channels, 0.5, like),
                             t.size() > 1 ? t[1] : Tensor(), t.size() > 1 ? t[2] : Tensor(),
