@@ -52,9 +52,106 @@ void copy_from(const Operands& p) {
   });
 }
 
+/// Whether both operands have rows of whole packs of `V` elements, wherever they lie.
+template <int V, class Bits>
+bool in_packs(const Operands& p) {
+  const int last = p.rank - 1;
+  if (p.rank < 2 || p.sizes[last] % V != 0) return false;
+  for (int k = 0; k < 2; ++k) {
+    if (p.strides[k][last] != 1 || reinterpret_cast<std::uintptr_t>(p.data[k]) % (V * sizeof(Bits)) != 0)
+      return false;
+    for (int d = 0; d < last; ++d)
+      if (p.strides[k][d] % V != 0) return false;
+  }
+  return true;
+}
+
+template <int V, class Bits>
+__global__ void __launch_bounds__(threads_per_block) copy_packs(const __grid_constant__ Operands p) {
+  wait_for_earlier();
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+       i < p.numel / V; i += step) {
+    std::int64_t at[2];
+    if (p.numel <= 0x7fffffff)
+      offsets_of(p, static_cast<std::uint32_t>(i * V), at);  // division in 64 bits is slow
+    else
+      offsets_of(p, static_cast<std::uint64_t>(i * V), at);
+    store_pack(static_cast<Bits*>(p.data[0]) + at[0],
+               load_pack<V>(static_cast<const Bits*>(p.data[1]) + at[1]));
+  }
+}
+
+/// A matrix that is read by columns and written by rows, once for each element of the other axes.
+struct Turned {
+  static constexpr int tile = 32, tile_rows = 8;
+  std::int64_t rows, columns, row_step, column_step;  ///< of the result's rows, of the operand's columns
+  std::int64_t across, down;                          ///< tiles
+  Operands others;                                    ///< the operands' other axes
+};
+
+/// The axis along which operand 1 lies, if it is not the last one, along which operand 0 does, and both are
+/// long.
+int turned_axis(const Operands& p) {
+  const int last = p.rank - 1;
+  if (p.rank < 2 || p.strides[0][last] != 1 || p.strides[1][last] == 1 || p.sizes[last] < Turned::tile / 2)
+    return -1;
+  for (int d = 0; d < last; ++d)
+    if (p.strides[1][d] == 1 && p.sizes[d] >= Turned::tile / 2) return d;
+  return -1;
+}
+
+Turned turned(const Operands& p, int axis) {
+  const int last = p.rank - 1;
+  Turned t{p.sizes[axis], p.sizes[last], p.strides[0][axis], p.strides[1][last], 0, 0, p};
+  t.across = blocks_of(t.columns, Turned::tile);
+  t.down = blocks_of(t.rows, Turned::tile);
+  t.others.rank = 0;
+  t.others.numel = 1;
+  for (int d = 0; d < last; ++d) {
+    if (d == axis) continue;
+    for (int k = 0; k < 2; ++k) t.others.strides[k][t.others.rank] = p.strides[k][d];
+    t.others.sizes[t.others.rank++] = p.sizes[d];
+    t.others.numel *= p.sizes[d];
+  }
+  return t;
+}
+
+template <class Bits>
+__global__ void __launch_bounds__(Turned::tile* Turned::tile_rows)
+    copy_turned(const __grid_constant__ Turned t) {
+  constexpr int tile = Turned::tile;
+  __shared__ Bits held[tile][tile + 1];
+  wait_for_earlier();
+  const std::int64_t tiles = t.across * t.down;
+  for (std::int64_t b = blockIdx.x; b < tiles * t.others.numel; b += gridDim.x) {
+    std::int64_t at[2];
+    offsets_of(t.others, static_cast<std::uint64_t>(b / tiles), at);
+    const std::int64_t row = b % tiles / t.across * tile, column = b % t.across * tile;
+    const Bits* from = static_cast<const Bits*>(t.others.data[1]) + at[1];
+    Bits* to = static_cast<Bits*>(t.others.data[0]) + at[0];
+    __syncthreads();  // what was held before has been written
+    for (int j = static_cast<int>(threadIdx.y); j < tile; j += Turned::tile_rows)
+      if (row + threadIdx.x < t.rows && column + j < t.columns)
+        held[j][threadIdx.x] = from[row + threadIdx.x + (column + j) * t.column_step];
+    __syncthreads();
+    for (int j = static_cast<int>(threadIdx.y); j < tile; j += Turned::tile_rows)
+      if (row + j < t.rows && column + threadIdx.x < t.columns)
+        to[(row + j) * t.row_step + column + threadIdx.x] = held[threadIdx.x][j];
+  }
+}
+
 /// Equal dtypes are copied as plain bits of their size.
 template <class Bits>
 void copy_bits(const Operands& p) {
+  constexpr int V = 16 / static_cast<int>(sizeof(Bits));
+  if (!p.dense && in_packs<V, Bits>(p))
+    return launch_early(copy_packs<V, Bits>, blocks_for(p.numel / V), threads_per_block, p.stream, p);
+  if (const int axis = turned_axis(p); !p.dense && axis >= 0) {
+    const Turned t = turned(p, axis);
+    return launch_early(copy_turned<Bits>, looping_grid_of(t.across * t.down * t.others.numel),
+                        dim3(Turned::tile, Turned::tile_rows), p.stream, t);
+  }
   launch<Same, Bits, Bits>({}, p);
 }
 

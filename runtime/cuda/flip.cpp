@@ -24,7 +24,7 @@ void add_axis(Operands& p, std::int64_t size, std::int64_t to, std::int64_t from
 void flip(const ops::Flip& op, Inputs in, Outputs out) {
   const Tensor &x = in[0], &y = out[0];
   Operands p;
-  p.dtype = x.dtype();
+  p.dtype = p.out_dtype = x.dtype();
   p.numel = y.numel();
   if (p.numel == 0) return;
   p.stream = stream_of(y.device());
@@ -37,7 +37,7 @@ void flip(const ops::Flip& op, Inputs in, Outputs out) {
   }
   p.data[0] = y.raw();
   p.data[1] = static_cast<std::byte*>(x.raw()) + start * size_of(p.dtype);
-  launch_copy(p, p.dtype);
+  launch_copy(p);
   check_launch(op.name);
 }
 

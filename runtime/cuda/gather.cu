@@ -6,9 +6,10 @@
 namespace sherd::cuda {
 namespace {
 
-/// `Inner`: whether picks lie in columns, `inner` beside each other.
-template <class Bits, bool Inner>
-__global__ void __launch_bounds__(threads_per_block) gather(const PickCall c, std::int64_t inner) {
+/// Picks `y` from `x`, or, if `Put`, puts `x` into `y`. `Inner`: whether picks lie in columns, `inner` beside
+/// each other.
+template <class Bits, bool Inner, bool Put>
+__global__ void __launch_bounds__(threads_per_block) move_picks(const PickCall c, std::int64_t inner) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   const std::int64_t of_row = Inner ? c.picks * inner : c.picks, n = c.rows * of_row;
   const bool small = n <= 0x7fffffff;  // division in 64 bits is slow
@@ -19,24 +20,40 @@ __global__ void __launch_bounds__(threads_per_block) gather(const PickCall c, st
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
        i += step) {
     const std::int64_t row = quotient(i, of_row), at = c.index[i];
-    Bits value = static_cast<Bits>(~Bits{0});
-    if (at < 0 || at >= c.columns)
-      c.faults(FaultKind::gather_index, at, i, c.columns);
-    else if constexpr (Inner)
-      value = static_cast<const Bits*>(c.x)[(row * c.columns + at) * inner + i - quotient(i, inner) * inner];
-    else
-      value = static_cast<const Bits*>(c.x)[row * c.columns + at];
-    static_cast<Bits*>(c.y)[i] = value;
+    const bool valid = at >= 0 && at < c.columns;
+    if (!valid) c.faults(Put ? FaultKind::scatter_index : FaultKind::gather_index, at, i, c.columns);
+    const std::int64_t place =
+        Inner ? (row * c.columns + at) * inner + i - quotient(i, inner) * inner : row * c.columns + at;
+    const Bits* x = static_cast<const Bits*>(c.x);
+    Bits* y = static_cast<Bits*>(c.y);
+    if constexpr (!Put)
+      y[i] = valid ? x[place] : static_cast<Bits>(~Bits{0});
+    else if (valid)
+      y[place] = x[i];
   }
 }
 
-template <class Bits>
-void gather_bits(const PickCall& c, std::int64_t inner) {
+template <bool Put, class Bits>
+void move_bits(const PickCall& c, std::int64_t inner) {
   const unsigned blocks = blocks_for(c.rows * c.picks * inner);
   if (inner == 1)
-    gather<Bits, false><<<blocks, threads_per_block, 0, c.stream>>>(c, 1);
+    move_picks<Bits, false, Put><<<blocks, threads_per_block, 0, c.stream>>>(c, 1);
   else
-    gather<Bits, true><<<blocks, threads_per_block, 0, c.stream>>>(c, inner);
+    move_picks<Bits, true, Put><<<blocks, threads_per_block, 0, c.stream>>>(c, inner);
+}
+
+template <bool Put>
+void move(const PickCall& c, std::int64_t inner) {
+  switch (size_of(c.dtype)) {
+    case 1:
+      return move_bits<Put, std::uint8_t>(c, inner);
+    case 2:
+      return move_bits<Put, std::uint16_t>(c, inner);
+    case 4:
+      return move_bits<Put, std::uint32_t>(c, inner);
+    default:
+      return move_bits<Put, std::uint64_t>(c, inner);
+  }
 }
 
 /// A warp a row. Picks are taken 32 at a time; of those with one position the first lane adds all, in order.
@@ -70,20 +87,9 @@ __global__ void __launch_bounds__(threads_per_block) scatter(const PickCall c) {
 
 }  // namespace
 
-void launch_gather_along(const PickCall& c, std::int64_t inner) {
-  switch (size_of(c.dtype)) {
-    case 1:
-      return gather_bits<std::uint8_t>(c, inner);
-    case 2:
-      return gather_bits<std::uint16_t>(c, inner);
-    case 4:
-      return gather_bits<std::uint32_t>(c, inner);
-    default:
-      return gather_bits<std::uint64_t>(c, inner);
-  }
-}
-
-void launch_gather(const PickCall& c) { launch_gather_along(c, 1); }
+void launch_gather_along(const PickCall& c, std::int64_t inner) { move<false>(c, inner); }
+void launch_gather(const PickCall& c) { move<false>(c, 1); }
+void launch_scatter_apart(const PickCall& c, std::int64_t inner) { move<true>(c, inner); }
 
 void launch_scatter(const PickCall& c) {
   constexpr int groups = threads_per_block / warp_size;

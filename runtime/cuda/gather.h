@@ -23,5 +23,7 @@ void launch_gather(const PickCall& call);
 void launch_gather_along(const PickCall& call, std::int64_t inner);
 /// y[row, index[row, j]] += x[row, j] in order of j, rounding after each; y is zero before.
 void launch_scatter(const PickCall& call);
+/// y[outer, index[outer, j, inner], inner] = x[outer, j, inner] for positions that differ along each line.
+void launch_scatter_apart(const PickCall& call, std::int64_t inner);
 
 }  // namespace sherd::cuda

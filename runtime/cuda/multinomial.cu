@@ -61,6 +61,67 @@ __device__ void draw_row(const MultinomialCall& c, std::int64_t row, double (&su
   c.places[row] = last;
 }
 
+/// The running sums of a row as `draw_row` adds them; of a row that is reported they are 0.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) running_sums(const MultinomialCall c, double* running) {
+  __shared__ double sums[threads_per_block];
+  const std::int64_t length = blocks_of(c.columns, threads_per_block);
+  const std::int64_t begin = threadIdx.x * length, end = min(begin + length, c.columns);
+  for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
+    const T* w = static_cast<const T*>(c.weights) + row * c.columns;
+    double mine = 0;
+    bool bad = false;
+    for (std::int64_t j = begin; j < end; ++j) {
+      const auto x = static_cast<double>(widen(w[j]));
+      if (!(x >= 0 && x <= std::numeric_limits<double>::max())) {
+        c.faults(FaultKind::multinomial_weight, x, row, c.columns);
+        bad = true;
+      }
+      mine += x;
+    }
+    __syncthreads();  // the sums have been read
+    sums[threadIdx.x] = mine;
+    bad = __syncthreads_or(bad);
+    double before = 0, total = 0;
+    for (int i = 0; i < threads_per_block; ++i) {
+      if (i == static_cast<int>(threadIdx.x)) before = total;
+      total += sums[i];
+    }
+    if (!bad && threadIdx.x == 0) {
+      if (!(total > 0)) c.faults(FaultKind::multinomial_zero, total, row, c.columns);
+      if (total > std::numeric_limits<double>::max())
+        c.faults(FaultKind::multinomial_total, total, row, c.columns);
+    }
+    const bool usable = !bad && total > 0 && total <= std::numeric_limits<double>::max();
+    for (std::int64_t j = begin; j < end; ++j) {
+      before += static_cast<double>(widen(w[j]));
+      running[row * c.columns + j] = usable ? before : 0;
+    }
+  }
+}
+
+/// Four draws a thread, which is a counter of random words.
+__global__ void __launch_bounds__(threads_per_block)
+    many_draws(const MultinomialCall c, std::int64_t draws, const double* running) {
+  const RandomKey key = c.key.read();
+  const std::int64_t n = c.rows * draws, step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t four = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+       4 * four < n; four += step) {
+    const PhiloxWords words = philox(key.seed, key.offset + static_cast<std::uint64_t>(four));
+    for (int j = 0; j < 4 && 4 * four + j < n; ++j) {
+      const double* sums = running + (4 * four + j) / draws * c.columns;
+      const double total = sums[c.columns - 1], share = uniform_from(words[j]) * total;
+      // The first sum above the share; where rounding leaves none, the first that is all.
+      std::int64_t low = 0, high = c.columns - 1;
+      while (low < high) {
+        const std::int64_t middle = (low + high) / 2;
+        sums[middle] > share || sums[middle] >= total ? high = middle : low = middle + 1;
+      }
+      c.places[4 * four + j] = total > 0 ? low : 0;
+    }
+  }
+}
+
 /// A block a row.
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall c) {
@@ -72,6 +133,13 @@ __global__ void __launch_bounds__(threads_per_block) draw(const MultinomialCall 
 }
 
 }  // namespace
+
+void launch_many_draws(const MultinomialCall& c, std::int64_t draws, double* running) {
+  for_floating(c.dtype, [&]<class T>() {
+    running_sums<T><<<looping_grid_of(c.rows), threads_per_block, 0, c.stream>>>(c, running);
+  });
+  many_draws<<<blocks_for((c.rows * draws + 3) / 4), threads_per_block, 0, c.stream>>>(c, draws, running);
+}
 
 void launch_multinomial(const MultinomialCall& c) {
   for_floating(c.dtype,

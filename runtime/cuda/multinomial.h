@@ -20,5 +20,8 @@ struct MultinomialCall {
   cudaStream_t stream = nullptr;
 };
 void launch_multinomial(const MultinomialCall& call);
+/// `draws` places of each row, each what the call above draws for a row of its own; `running` has room for
+/// the running sums of all rows.
+void launch_many_draws(const MultinomialCall& call, std::int64_t draws, double* running);
 
 }  // namespace sherd::cuda

@@ -10,21 +10,21 @@
 namespace sherd::cuda {
 namespace {
 
-void sum_kernel(const void* erased, Inputs in, Outputs out) {
-  const auto& op = *static_cast<const ops::Sum*>(erased);
-  const Tensor& y = out[0];
+/// Sums, over `divisor`, or means; of |x|^power unless that is 0.
+void reduce(std::string_view op, const Tensor& given, Mask axes, bool mean, int power, const Tensor& y) {
   if (y.numel() == 0) return;
-  const auto [x, outer, reduce, inner] = as_three_axes(in[0], op.axes);
+  const auto [x, outer, reduced, inner] = as_three_axes(given, axes);
   SumCall call;
   call.outer = outer;
-  call.reduce = reduce;
+  call.reduce = reduced;
   call.inner = inner;
-  if (op.mean && call.reduce == 0) {  // the mean of nothing
+  if (mean && reduced == 0) {  // the mean of nothing
     fill_(alias(y, y.layout()), std::numeric_limits<double>::quiet_NaN());
     return;
   }
   call.dtype = x.dtype();
-  call.divisor = op.mean ? static_cast<double>(call.reduce) : 1.0;
+  call.divisor = mean ? static_cast<double>(reduced) : 1.0;
+  call.power = power;
   call.x = x.raw();
   call.out = y.raw();
   call.stream = stream_of(y.device());
@@ -34,11 +34,19 @@ void sum_kernel(const void* erased, Inputs in, Outputs out) {
     call.partial = partial.raw();
   }
   launch_sum(call);
-  check_launch(op.name);
+  check_launch(op);
+}
+
+void sum(const ops::Sum& op, Inputs in, Outputs out) { reduce(op.name, in[0], op.axes, op.mean, 0, out[0]); }
+void power_sum(const ops::PowerSum& op, Inputs in, Outputs out) {
+  reduce(op.name, in[0], op.axes, false, op.power, out[0]);
 }
 
 }  // namespace
 
-void add_sum() { kernel_row<ops::Sum>().set(DeviceType::cuda, sum_kernel); }
+void add_sum() {
+  add_kernel<sum>(DeviceType::cuda);
+  add_kernel<power_sum>(DeviceType::cuda);
+}
 
 }  // namespace sherd::cuda

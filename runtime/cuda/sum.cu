@@ -26,7 +26,18 @@ constexpr std::int64_t run_length = 32;
 /// 0.
 struct Pieces {
   std::int64_t outer, reduce, inner, length;
+  int power = 0;  ///< as in SumCall
 };
+
+/// What is summed of an element.
+template <class Acc>
+__device__ Acc term(Acc x, int power) {
+  if constexpr (std::is_floating_point_v<Acc>) {
+    if (power == 1) return std::fabs(x);
+    if (power == 2) return x * x;
+  }
+  return x;
+}
 
 template <class TO, class Acc>
 __device__ TO finished(total_t<Acc> total, double divisor) {
@@ -50,7 +61,7 @@ __global__ void __launch_bounds__(threads_per_block) sum_rows(Pieces p, double d
       Acc run = 0;
 #pragma unroll 8
       for (std::int64_t i = first + threadIdx.x; i < last; i += threads_per_block)
-        run += static_cast<Acc>(row[i]);
+        run += term(static_cast<Acc>(row[i]), p.power);
       total += run;
     }
     partial[threadIdx.x] = total;
@@ -87,9 +98,9 @@ __global__ void __launch_bounds__(block_columns* Rows, 1024 / (block_columns * R
           Acc wide[V];
           Raw<V, T>::load(from + i * p.inner).widen_to(wide);
 #pragma unroll
-          for (int j = 0; j < V; ++j) run[j] += wide[j];
+          for (int j = 0; j < V; ++j) run[j] += term(wide[j], p.power);
         } else {
-          run[0] += static_cast<Acc>(from[i * p.inner]);
+          run[0] += term(static_cast<Acc>(from[i * p.inner]), p.power);
         }
       }
 #pragma unroll
@@ -134,12 +145,11 @@ void sum_pieces(Pieces p, std::int64_t pieces, double divisor, const void* x, vo
     columns.template operator()<block_rows, 1>();
 }
 
-template <class T>
+template <class T, class TO = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>>
 void sum(const SumCall& c) {
   using Acc = accumulator_t<T>;
-  using TO = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
   const std::int64_t pieces = c.pieces();
-  const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces};
+  const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces, c.power};
   if (pieces == 1) return sum_pieces<false, T, TO, Acc>(all, 1, c.divisor, c.x, c.out, c.stream);
   sum_pieces<false, T, Acc, Acc>(all, pieces, 1, c.x, c.partial, c.stream);
   sum_pieces<true, Acc, TO, Acc>({1, pieces, c.outer * c.inner, pieces}, 1, c.divisor, c.partial, c.out,
@@ -161,7 +171,8 @@ std::int64_t SumCall::pieces() const {
 }
 
 void launch_sum(const SumCall& c) {
-  for_any(c.dtype, [&]<class T>() { sum<T>(c); });
+  if (c.power == 0) return for_any(c.dtype, [&]<class T>() { sum<T>(c); });
+  for_floating(c.dtype, [&]<class T>() { sum<T, compute_t<T>>(c); });
 }
 
 }  // namespace sherd::cuda

@@ -57,6 +57,19 @@ struct ElementNumbers {
   bool operator==(const ElementNumbers&) const = default;
 };
 
+/// Where a bool tensor holds, in row-major order: `count` numbers of elements, as many as there are.
+struct Places {
+  static constexpr std::string_view name = "places";
+  static constexpr Mask dense = 1;
+  static constexpr bool differentiable = false;
+  std::int64_t count = 0;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const { on("count", count); }
+  bool operator==(const Places&) const = default;
+};
+
 /// Writes input 2, 0-d, over the elements of input 0 where the bool input 1, which broadcasts to it, holds.
 struct FillWhere {
   static constexpr std::string_view name = "fill_where_";

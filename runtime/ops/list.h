@@ -48,7 +48,7 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
-                         ElementNumbers, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
+                         ElementNumbers, Places, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
                          ScatterAlong, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
                             Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d, AvgPool2dGrad>;

@@ -16,7 +16,8 @@ Specs TopK::infer(SpecSpan in) const {
 }
 
 Tensors TopK::grad(const GradArgs& args) const {
-  return {apply(Scatter{args.specs[0].shape.back()}, args.gy[0], args.outputs[1])};
+  return {
+      apply(Scatter{.columns = args.specs[0].shape.back(), .distinct = true}, args.gy[0], args.outputs[1])};
 }
 
 Specs Gather::infer(SpecSpan in) const {
@@ -103,7 +104,7 @@ Tensor one_hot(const Tensor& index, std::int64_t classes) {
                     name_of(index.dtype()));
   check<ValueError>(classes > 0, "one_hot: {} classes; at least one", classes);
   const Tensor at = unsqueeze(to(index, DType::i64), -1);
-  return apply(ops::Scatter{classes, "one_hot"}, ones_like(at), at);
+  return apply(ops::Scatter{classes, "one_hot", true}, ones_like(at), at);
 }
 
 }  // namespace sherd

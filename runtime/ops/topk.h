@@ -40,10 +40,14 @@ struct Scatter {
   static constexpr Reads reads{.inputs = 0b10};
   std::int64_t columns = 0;
   std::string_view call = "scatter";  ///< what messages name
+  bool distinct = false;              ///< the positions of a row are known to differ
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
-  void fields(auto&& on) const { on("columns", columns); }
+  void fields(auto&& on) const {
+    on("columns", columns);
+    on("distinct", distinct);
+  }
   bool operator==(const Scatter&) const = default;
 };
 

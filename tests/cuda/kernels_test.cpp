@@ -146,3 +146,92 @@ TEST_CASE("cuda: batch and group norm agree with the CPU's over planes of all si
       agree({x, weight, bias}, tolerance, batch(false));
     }
 }
+
+TEST_CASE("cuda: places of masks, and what is read and written by them, are the CPU's", "[sanitized]") {
+  if (no_gpu()) return;
+  for (std::int64_t n : {0, 1, 15, 4096, 4097, 70001}) {
+    INFO(n);
+    Values values(1);
+    const Tensor x = values({n}, f32), mask = greater(x, 0.5);
+    same(nonzero(mask), nonzero(on_gpu(mask)));
+    same(masked_select(x, mask), masked_select(on_gpu(x), on_gpu(mask)));
+    for (DType dtype : {f64, f32, bf16, u8}) {
+      const Tensor y = to(x, dtype), there = on_gpu(y);
+      y[mask] = 3;
+      there[on_gpu(mask)] = 3;
+      same(y, there);
+    }
+  }
+  Values values(2);
+  const Tensor x = values({5, 7, 33}, f32), holds = greater(x, 0), there = on_gpu(x);
+  same(nonzero(holds), nonzero(on_gpu(holds)));
+  const Tensor lines = greater(values({5, 7}, f32), 0);
+  x[lines] = 1;
+  there[on_gpu(lines)] = 1;
+  same(x, there);
+  same(nonzero(Tensor::scalar(1)), nonzero(Tensor::scalar(1, {f32, gpu})));
+}
+
+TEST_CASE("cuda: many draws by weight are the CPU's", "[sanitized]") {
+  if (no_gpu()) return;
+  Values values(1);
+  for (std::int64_t columns : {1, 5, 300, 5000})
+    for (std::int64_t count : {1, 7, 1000}) {
+      INFO(columns << " weights, " << count << " draws");
+      const Tensor weights = relu(values({3, columns}, f32, -1, 2));
+      const Tensor usable = add(weights, columns == 1 ? 1 : 0);
+      manual_seed(3);
+      const Tensor host = multinomial(usable, count);
+      manual_seed(3);
+      // A share that falls on the last bit of a sum may go either way.
+      const Tensor differ = not_equal(to(multinomial(on_gpu(usable), count), Device::cpu()), host);
+      CHECK(sum(differ).item<std::int64_t>() <= host.numel() / 500);
+    }
+}
+
+TEST_CASE("cuda: copies of turned and cut axes are the CPU's", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, bf16, u8}) {
+    Values values(1);
+    const Tensor x = values({3, 40, 65, 32}, dtype), there = on_gpu(x);
+    for (const Shape& axes :
+         {Shape{0, 2, 1, 3}, Shape{3, 2, 1, 0}, Shape{0, 1, 3, 2}, Shape{2, 3, 0, 1}, Shape{1, 3, 0, 2}}) {
+      same(contiguous(permute(x, axes)), contiguous(permute(there, axes)));
+      same(to(permute(x, axes), f32), to(permute(there, axes), f32));
+    }
+    same(contiguous(narrow(x, 2, 1, 64)), contiguous(narrow(there, 2, 1, 64)));
+    same(contiguous(narrow(x, 3, 16, 16)), contiguous(narrow(there, 3, 16, 16)));
+    same(contiguous(expand(narrow(x, 3, 0, 1), x.shape())),
+         contiguous(expand(narrow(there, 3, 0, 1), x.shape())));
+    same(cat({x, x}, 3), cat({there, there}, 3));
+    if (is_floating(dtype)) {
+      same(add(x, narrow(x, 3, 5, 1)), add(there, narrow(there, 3, 5, 1)));
+      same(mul(narrow(x, 3, 5, 1), x), mul(narrow(there, 3, 5, 1), there));
+    }
+    for (std::int64_t offset : {-3, 0, 2, 100}) {
+      same(tril(x, offset), tril(there, offset));
+      same(triu(narrow(x, 3, 1, 31), offset), triu(narrow(there, 3, 1, 31), offset));
+    }
+  }
+}
+
+TEST_CASE("cuda: losses summed over all elements and norms agree with the CPU's", "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (std::int64_t n : {1, 7, 16384, 16385, 100003}) {
+      INFO(name_of(dtype) << " " << n);
+      Values values(1);
+      const std::vector<Tensor> in{values({n}, dtype), values({n}, dtype, 0, 1)};
+      const double tolerance = 4 * row_tolerance(dtype);
+      agree(in, tolerance, [](std::span<const Tensor> t) { return mse_loss(t[0], t[1]); });
+      agree(in, tolerance, [](std::span<const Tensor> t) { return l1_loss(t[0], t[1], Reduction::sum); });
+      agree(in, tolerance, [](std::span<const Tensor> t) { return huber_loss(t[0], t[1], 0.5); });
+      agree(in, tolerance, [](std::span<const Tensor> t) { return bce_with_logits(t[0], t[1]); });
+      agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return norm(t[0]); });
+      agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return norm(t[0], 1); });
+    }
+  Values values(2);
+  for (const Shape& axes : {Shape{0}, Shape{1}, Shape{0, 2}})
+    agree({values({9, 130, 33}, f32)}, 4 * row_tolerance(f32),
+          [&](std::span<const Tensor> t) { return norm(t[0], 2, axes); });
+}
