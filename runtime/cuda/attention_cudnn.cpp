@@ -159,10 +159,6 @@ void draw_backward(const AttentionForm& form, CudnnGraph& graph) {
   graph.matmul(score_gradients, keys, gq);
 }
 
-}  // namespace
-
-namespace {
-
 template <class Draw>
 bool run_plan(CudnnPlans<AttentionForm>& plans, const AttentionForm& form, const Draw& draw,
               std::span<void* const> memory, cudaStream_t stream) {

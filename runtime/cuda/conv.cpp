@@ -15,7 +15,7 @@ constexpr std::int64_t least_work = std::int64_t{1} << 18;
 constexpr std::int64_t most_elements = std::int64_t{1} << 31;  // of a tensor that cuDNN is given
 constexpr std::int64_t most_multiplier = 8;  // outputs of a channel, for the kernels of `depthwise.cu`
 
-/// Three dense tensors, of which `makes` names the one to be made of the other two.
+/// Three dense tensors, of which `makes` names the one to be made of the other two; the bias is added to it.
 struct Convolution {
   std::string_view op;
   const ops::ConvRule& rule;
@@ -144,7 +144,7 @@ struct Operands3 {
       : x{c.x, last, whole(c.x.shape()[0]), padded(c.rule.groups, c.inputs(), last)},
         w{c.w, last, padded(c.rule.groups, c.outputs(), last), padded(1, c.inputs(), last)},
         y{c.y, last, whole(c.y.shape()[0]), padded(c.rule.groups, c.outputs(), last)},
-        bias{c.bias, last, whole(1), padded(c.rule.groups, c.outputs(), last)} {}
+        bias{c.bias, last, whole(1), c.makes == ConvMakes::x ? x.channels : y.channels} {}
   static PaddedAxis whole(std::int64_t size) { return {1, size, size}; }
 };
 
@@ -191,7 +191,8 @@ bool run_cudnn(const Convolution& c) {
       return false;
     }
     // Where no kernel takes both, 16-bit results are rounded before the bias too.
-    if (c.bias.defined()) add_(alias(c.y, c.y.layout()), reshape(c.bias, {-1, 1, 1}));
+    const Tensor& made = c.makes == ConvMakes::x ? c.x : c.y;
+    if (c.bias.defined()) add_(alias(made, made.layout()), reshape(c.bias, {-1, 1, 1}));
     break;
   }
   check_launch(c.op);
@@ -210,7 +211,7 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
 }
 
 void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
-  if (!run({op.name, op.rule, ConvMakes::x, out[0], in[1], in[0]}))
+  if (!run({op.name, op.rule, ConvMakes::x, out[0], in[1], in[0], in[2]}))
     sherd::detail::adopt_reference(op.name, op.reference(in), out);
 }
 

@@ -57,7 +57,7 @@ class CudnnPlans {
   }
 
  private:
-  static constexpr std::size_t most = 256;  // then all are dropped, for programs with ever new shapes
+  static constexpr std::size_t most = 1024;  // then all are dropped, for programs with ever new shapes
 
   Device device_;
   cudnnHandle_t handle_;

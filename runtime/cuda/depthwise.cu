@@ -31,9 +31,9 @@ struct Correlation {
   constexpr std::int64_t taps() const { return kernel[0] * kernel[1]; }
 };
 
-template <class T>
-__device__ float bias_of(const Correlation& c, std::int64_t kernel) {
-  return c.bias != nullptr ? widen(static_cast<const T*>(c.bias)[kernel]) : 0.f;
+template <class T, class Call>
+__device__ float bias_of(const Call& c, std::int64_t channel) {
+  return c.bias != nullptr ? widen(static_cast<const T*>(c.bias)[channel]) : 0.f;
 }
 
 /// Kernels of K x K whose rows move by one: a thread makes some results of a column.
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(block) grad_pixels(const DepthwiseCall c, std:
       }
     }
   }
-  static_cast<T*>(c.out)[out] = narrow<T>(total);
+  static_cast<T*>(c.out)[out] = narrow<T>(total + bias_of<T>(c, channel));
 }
 
 constexpr std::int64_t piece = std::int64_t{1} << 13;  // results of an output, in the gradient of its kernel
@@ -257,7 +257,7 @@ void launch_depthwise_grad_input(const DepthwiseCall& c) {
         c.dtype,
         {c.y,
          c.w,
-         nullptr,
+         c.bias,
          c.out,
          c.batch * c.channels,
          c.channels,

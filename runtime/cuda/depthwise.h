@@ -14,7 +14,7 @@ struct DepthwiseCall {
   std::int64_t size[2] = {}, count[2] = {}, kernel[2] = {};
   std::int64_t stride[2] = {1, 1}, padding[2] = {}, dilation[2] = {1, 1};
   const void *x = nullptr, *y = nullptr, *w = nullptr;  ///< the two of them that are read
-  const void* bias = nullptr;                           ///< of y; may be null
+  const void* bias = nullptr;                           ///< of what is made, x or y; may be null
   void* out = nullptr;
   cudaStream_t stream = nullptr;
 
