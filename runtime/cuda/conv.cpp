@@ -5,6 +5,7 @@
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
+#include "runtime/ops/matmul.h"
 
 namespace sherd::cuda {
 namespace {
@@ -35,9 +36,33 @@ bool is_whole(const ops::ConvRule::Axis& axis, std::int64_t size, std::int64_t k
 }
 
 bool has_kernels(const Convolution& c) {
-  if (c.x.dtype() == DType::f64 || c.x.numel() == 0 || c.w.numel() == 0 || c.y.numel() == 0) return false;
+  if (c.x.numel() == 0 || c.w.numel() == 0 || c.y.numel() == 0) return false;
   const Shape &x = c.x.shape(), &w = c.w.shape(), &y = c.y.shape();
   return is_whole(c.rule.down, x[2], w[2], y[2]) && is_whole(c.rule.across, x[3], w[3], y[3]);
+}
+
+// ---- kernels of one pixel
+
+/// Whether it is a product of matrices as the tensors lie, one for each image: without a bias, which a
+/// product adds to columns alone, and for the gradient of the kernels of one image, since it is a sum over
+/// them. Rows are whole units of 16 bytes, without which the library has slow kernels only.
+bool is_product(const Convolution& c) {
+  constexpr ops::ConvRule plain{};
+  return c.rule == plain && c.w.shape()[2] * c.w.shape()[3] == 1 && !c.bias.defined() &&
+         (c.makes != ConvMakes::w || c.x.shape()[0] == 1) &&
+         c.x.shape()[2] * c.x.shape()[3] * size_of(c.x.dtype()) % 16 == 0;
+}
+
+bool run_product(const Convolution& c) {
+  if (!is_product(c)) return false;
+  const std::int64_t n = c.x.shape()[0], in = c.inputs(), out = c.outputs(), pixels = c.x.numel() / n / in;
+  const Tensor x = reshape(c.x, {n, in, pixels}), y = reshape(c.y, {n, out, pixels}),
+               w = expand(reshape(c.w, {1, out, in}), {n, out, in});
+  const ops::MatMul op{c.makes == ConvMakes::x, c.makes == ConvMakes::w};
+  const Tensor given[] = {c.makes == ConvMakes::w ? y : w, c.makes == ConvMakes::x ? y : x};
+  Tensor made = c.makes == ConvMakes::y ? y : c.makes == ConvMakes::x ? x : w;
+  kernel_row<ops::MatMul>().on(DeviceType::cuda)(&op, Inputs(given, 2), Outputs(&made, 1));
+  return true;
 }
 
 // ---- groups of one channel
@@ -201,6 +226,8 @@ bool run_cudnn(const Convolution& c) {
 
 bool run(const Convolution& c) {
   if (!has_kernels(c)) return false;
+  if (run_product(c)) return true;
+  if (c.x.dtype() == DType::f64) return false;
   if (c.outputs() <= most_multiplier && run_depthwise(c)) return true;
   return run_cudnn(c) || run_depthwise(c);
 }
