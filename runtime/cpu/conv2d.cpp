@@ -260,6 +260,7 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
 
 void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
+  if (in[2].defined()) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   const Conv c(op.rule, out[0].shape(), in[1].shape(), in[0].shape());
   if constexpr (has_onednn)
     if (conv_grad_input_onednn(c, out[0].dtype(), {out[0].raw(), in[1].raw(), nullptr, in[0].raw()})) return;

@@ -1,12 +1,8 @@
 #include "runtime/cuda/attention_cudnn.h"
 
 #include <limits>
-#include <map>
 
-#include "runtime/backend.h"
-#include "runtime/cuda/cudnn_graph.h"
-#include "runtime/ops.h"
-#include "runtime/tensor.h"
+#include "runtime/cuda/cudnn_plans.h"
 
 namespace sherd::cuda {
 namespace {
@@ -16,7 +12,6 @@ using Sizes = CudnnGraph::Sizes;
 // Of a plan: the gradient that repeats to the bit stores batch x heads x queries x keys halves. Beyond it a
 // kernel of ours runs, in memory of the length. No part of the free memory, which would change bits.
 constexpr std::int64_t most_workspace_bytes = std::int64_t{2} << 30;
-constexpr std::size_t most_plans = 256;  // then all are dropped, for programs with ever new shapes
 
 cudnnDataType_t data_type(DType dtype) {
   return dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
@@ -164,58 +159,33 @@ void draw_backward(const AttentionForm& form, CudnnGraph& graph) {
   graph.matmul(score_gradients, keys, gq);
 }
 
+template <class Draw>
+bool run_plan(CudnnPlans<AttentionForm>& plans, const AttentionForm& form, const Draw& draw,
+              std::span<void* const> memory, cudaStream_t stream) {
+  const CudnnPlan* const plan = plans.find(form, {}, draw);
+  return plan && plan->workspace_bytes() <= most_workspace_bytes && plans.run(*plan, memory, stream);
+}
+
 }  // namespace
 
 struct CudnnAttention::Plans {
-  Device device;
-  cudnnHandle_t handle = nullptr;
-  std::map<AttentionForm, std::optional<CudnnPlan>> of;
-
-  ~Plans() {
-    of.clear();
-    cudnn()->destroy(handle);
-  }
-
-  template <class Draw>
-  bool run(const AttentionForm& form, const Draw& draw, std::span<void* const> memory) {
-    auto found = of.find(form);
-    if (found == of.end()) {
-      CudnnGraph graph;
-      draw(form, graph);
-      if (of.size() >= most_plans) {
-        backend(DeviceType::cuda).synchronize(device);  // some may be queued
-        of.clear();
-      }
-      std::optional<CudnnPlan> made = graph.plan(handle);
-      if (made && made->workspace_bytes() > most_workspace_bytes) made.reset();
-      found = of.emplace(form, std::move(made)).first;
-    }
-    if (!found->second) return false;
-    const Tensor workspace = empty({found->second->workspace_bytes()}, {DType::u8, device});
-    return found->second->run(handle, memory, workspace.raw());
-  }
+  std::unique_ptr<CudnnPlans<AttentionForm>> all;  // none where cuDNN is not installed
 };
 
-CudnnAttention::CudnnAttention(Device device, cudaStream_t stream) {
-  cudnnHandle_t handle = nullptr;
-  if (!cudnn() || cudnn()->create(&handle) != CUDNN_STATUS_SUCCESS) return;
-  plans_ = std::make_unique<Plans>();
-  plans_->device = device;
-  plans_->handle = handle;
-  if (cudnn()->set_stream(handle, stream) != CUDNN_STATUS_SUCCESS) plans_.reset();
+CudnnAttention::CudnnAttention(Device device) : plans_(std::make_unique<Plans>()) {
+  plans_->all = CudnnPlans<AttentionForm>::make(device);
 }
-
 CudnnAttention::~CudnnAttention() = default;
 
 bool CudnnAttention::run(const AttentionCall& c) {
-  if (!plans_ || !fits(c)) return false;
+  if (!plans_->all || !fits(c)) return false;
   void* const memory[] = {c.q.data, c.k.data, c.v.data, c.o.data, c.logsumexp};
-  return plans_->run(form_of(c), draw_forward, memory);
+  return run_plan(*plans_->all, form_of(c), draw_forward, memory, c.stream);
 }
 
 bool CudnnAttention::run(const AttentionGradCall& call) {
   const AttentionCall& c = call.forward;
-  if (!plans_ || !fits(c)) return false;
+  if (!plans_->all || !fits(c)) return false;
   AttentionForm form = form_of(c);
   form.gradient = true;
   int i = 4;
@@ -223,7 +193,7 @@ bool CudnnAttention::run(const AttentionGradCall& call) {
     form.strides[i++] = {x->batch, x->head, x->row};
   void* const memory[] = {c.q.data,     c.k.data,     c.v.data,     c.o.data,     c.logsumexp,
                           call.go.data, call.gq.data, call.gk.data, call.gv.data, call.delta};
-  return plans_->run(form, draw_backward, memory);
+  return run_plan(*plans_->all, form, draw_backward, memory, c.stream);
 }
 
 }  // namespace sherd::cuda

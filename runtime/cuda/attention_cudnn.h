@@ -12,7 +12,7 @@ namespace sherd::cuda {
 /// tens of milliseconds; calls with too little work to pay for that are left to our own kernels.
 class CudnnAttention {
  public:
-  CudnnAttention(Device device, cudaStream_t stream);
+  explicit CudnnAttention(Device device);
   ~CudnnAttention();
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;
@@ -25,7 +25,7 @@ class CudnnAttention {
 
  private:
   struct Plans;
-  std::unique_ptr<Plans> plans_;  // none where cuDNN is not installed
+  std::unique_ptr<Plans> plans_;
 };
 
 }  // namespace sherd::cuda

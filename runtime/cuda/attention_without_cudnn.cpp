@@ -5,7 +5,7 @@ namespace sherd::cuda {
 
 struct CudnnAttention::Plans {};
 
-CudnnAttention::CudnnAttention(Device, cudaStream_t) {}
+CudnnAttention::CudnnAttention(Device) {}
 CudnnAttention::~CudnnAttention() = default;
 bool CudnnAttention::run(const AttentionCall&) { return false; }
 bool CudnnAttention::run(const AttentionGradCall&) { return false; }

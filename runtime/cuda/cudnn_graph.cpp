@@ -1,6 +1,7 @@
 #include "runtime/cuda/cudnn_graph.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/cuda/shared_library.h"
 
@@ -8,7 +9,6 @@ namespace sherd::cuda {
 namespace {
 
 constexpr std::size_t oldest_version = 90600;  // before it, gradients of attention needed cleared memory
-constexpr int most_choices = 8;                // how many kernels are asked for
 
 std::optional<Cudnn> load_all() {
   const SharedLibrary library(fmt::format("libcudnn.so.{}", CUDNN_MAJOR));
@@ -50,6 +50,33 @@ std::vector<CudnnDescriptor> held(void* of, cudnnBackendAttributeName_t name,
   made.resize(static_cast<std::size_t>(std::min<std::int64_t>(count, most)));
   return made;
 }
+
+/// What an engine says of its numbers; false for one that says nothing.
+class Notes {
+ public:
+  bool read(void* config) {
+    const auto engines = held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
+    return !engines.empty() &&
+           cudnn()->get(engines[0].get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                        CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count_, notes_) == CUDNN_STATUS_SUCCESS;
+  }
+  bool has(cudnnBackendNumericalNote_t note) const {
+    return std::find(notes_, notes_ + count_, note) != notes_ + count_;
+  }
+  bool suit(const CudnnChoice& choice) const {
+    if (has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return false;
+    if (!choice.plain_sums) return true;
+    if (has(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
+        has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) || has(CUDNN_NUMERICAL_NOTE_FFT) ||
+        has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6) || has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13))
+      return false;
+    return choice.f32 ? !has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE) : !has(CUDNN_NUMERICAL_NOTE_WINOGRAD);
+  }
+
+ private:
+  cudnnBackendNumericalNote_t notes_[CUDNN_NUMERICAL_NOTE_TYPE_COUNT] = {};
+  std::int64_t count_ = 0;
+};
 
 }  // namespace
 
@@ -163,18 +190,77 @@ void CudnnGraph::reshape(int x, int y) {
             {{CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x}, {CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y}});
 }
 
-bool CudnnGraph::repeats(void* config) {
-  const auto engines = held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
-  if (engines.empty()) return false;
-  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-  std::int64_t count = 0;
-  if (cudnn()->get(engines[0].get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                   CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes) != CUDNN_STATUS_SUCCESS)
-    return false;
-  return std::find(notes, notes + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == notes + count;
+void CudnnGraph::convolution(Makes makes, const Windows& windows, int x, int w, int y) {
+  struct Names {
+    cudnnBackendDescriptorType_t type;
+    cudnnBackendAttributeName_t rule, x, w, y, alpha, beta;
+  };
+  static constexpr Names names[] = {
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}};
+  const Names& name = names[static_cast<int>(makes)];
+  const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+  const std::int64_t axes = 2;
+  const float one = 1, zero = 0;
+  CudnnDescriptor how = rule(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, CUDNN_ATTR_CONVOLUTION_COMP_TYPE);
+  set(how, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+  set(how, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &axes);
+  set(how, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, axes, windows.padding.data());
+  set(how, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, axes, windows.padding.data());
+  set(how, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, axes, windows.dilation.data());
+  set(how, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, axes, windows.stride.data());
+  finalize(how);
+  CudnnDescriptor made = make(name.type);
+  set_descriptor(made, name.rule, how.get());
+  rules_.push_back(std::move(how));
+  set_descriptor(made, name.x, tensors_[x].get());
+  set_descriptor(made, name.w, tensors_[w].get());
+  set_descriptor(made, name.y, tensors_[y].get());
+  set(made, name.alpha, CUDNN_TYPE_FLOAT, 1, &one);
+  set(made, name.beta, CUDNN_TYPE_FLOAT, 1, &zero);
+  finalize(made);
+  operations_.push_back(std::move(made));
 }
 
-std::optional<CudnnPlan> CudnnGraph::plan(cudnnHandle_t handle) {
+std::vector<CudnnDescriptor> CudnnGraph::choices(const CudnnDescriptor& graph, cudnnBackendHeurMode_t mode,
+                                                 int most) {
+  const CudnnDescriptor choice = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  set_descriptor(choice, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
+  set(choice, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  finalize(choice);
+  if (!std::exchange(good_, true)) return {};  // a mode may have nothing for this graph
+  return held(choice.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, most);
+}
+
+std::optional<CudnnPlan> CudnnGraph::plan_of(void* config, cudnnHandle_t handle) const {
+  CudnnPlan made;
+  made.plan_ = make_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  if (cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle) !=
+          CUDNN_STATUS_SUCCESS ||
+      cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                   1, &config) != CUDNN_STATUS_SUCCESS ||
+      cudnn()->finalize(made.plan_.get()) != CUDNN_STATUS_SUCCESS)
+    return std::nullopt;
+  std::int64_t count = 0;
+  cudnn()->get(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+               &made.workspace_bytes_);
+  made.ids_ = memory_ids_;
+  made.ids_.insert(made.ids_.end(), number_ids_.begin(), number_ids_.end());
+  made.numbers_ = numbers_;
+  return made;
+}
+
+std::optional<CudnnPlan> CudnnGraph::plan(cudnnHandle_t handle, const CudnnChoice& choice) {
   std::vector<void*> raw;
   for (const CudnnDescriptor& o : operations_) raw.push_back(o.get());
   const CudnnDescriptor graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -182,31 +268,15 @@ std::optional<CudnnPlan> CudnnGraph::plan(cudnnHandle_t handle) {
       static_cast<std::int64_t>(raw.size()), raw.data());
   set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
   finalize(graph);
-  const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-  const CudnnDescriptor choice = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  set_descriptor(choice, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
-  set(choice, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-  finalize(choice);
   if (!good_) return std::nullopt;
-  for (const CudnnDescriptor& config :
-       held(choice.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, most_choices)) {
-    if (!repeats(config.get())) continue;
-    CudnnPlan made;
-    made.plan_ = make_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    void* of = config.get();
-    if (cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle) !=
-            CUDNN_STATUS_SUCCESS ||
-        cudnn()->set(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                     1, &of) != CUDNN_STATUS_SUCCESS ||
-        cudnn()->finalize(made.plan_.get()) != CUDNN_STATUS_SUCCESS)
-      continue;
-    std::int64_t count = 0;
-    cudnn()->get(made.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                 &made.workspace_bytes_);
-    made.ids_ = memory_ids_;
-    made.ids_.insert(made.ids_.end(), number_ids_.begin(), number_ids_.end());
-    made.numbers_ = numbers_;
-    return made;
+  for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    if (mode == CUDNN_HEUR_MODE_FALLBACK && !choice.fallback) break;
+    for (const CudnnDescriptor& config : choices(graph, mode, choice.most)) {
+      Notes notes;
+      if (!notes.read(config.get()) || !notes.suit(choice)) continue;
+      std::optional<CudnnPlan> made = plan_of(config.get(), handle);
+      if (made && made->workspace_bytes() <= choice.most_workspace_bytes) return made;
+    }
   }
   return std::nullopt;
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <deque>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,6 +54,17 @@ class CudnnPlan {
   std::int64_t workspace_bytes_ = 0;
 };
 
+/// Which kernels for a graph are taken, beside that they repeat to the bit.
+struct CudnnChoice {
+  int most = 8;           ///< of those that the library thinks best
+  bool fallback = false;  ///< those too that it names when it has no better ones
+  /// Only kernels whose sums are what sums of the inputs' products in f32 are but for their order: no factor
+  /// is rounded to fewer bits, no sum kept in them, and no transform loses some (FFT, large Winograd tiles).
+  bool plain_sums = false;
+  bool f32 = false;  ///< the inputs are, which tensor cores would round to TF32
+  std::int64_t most_workspace_bytes = std::numeric_limits<std::int64_t>::max();
+};
+
 /// A graph being made. Tensors are named by their place. What the library does not accept is found out by
 /// `plan`, which then gives none.
 class CudnnGraph {
@@ -74,6 +86,14 @@ class CudnnGraph {
   };
 
   void matmul(int a, int b, int c);
+  /// How kernels lie on an image, along its height and its width.
+  struct Windows {
+    std::array<std::int64_t, 2> stride, padding, dilation;
+  };
+  /// Images x, kernels w and what they give, y: whichever `makes` names is made of the other two. Groups are
+  /// as many as the channels of x are of those of w.
+  enum class Makes : std::uint8_t { y, x, w };
+  void convolution(Makes makes, const Windows& windows, int x, int w, int y);
   void pointwise(cudnnPointwiseMode_t mode, Inputs in, int y, cudnnDataType_t precision = CUDNN_DATA_FLOAT);
   /// Over the dimensions where y has size 1.
   void reduce(cudnnReduceTensorOp_t op, int x, int y);
@@ -81,7 +101,7 @@ class CudnnGraph {
   void reshape(int x, int y);
 
   /// The library's first choice that repeats to the bit; none where it has no kernel for this graph.
-  std::optional<CudnnPlan> plan(cudnnHandle_t handle);
+  std::optional<CudnnPlan> plan(cudnnHandle_t handle, const CudnnChoice& choice = {});
 
  private:
   struct Port {
@@ -100,7 +120,9 @@ class CudnnGraph {
                        cudnnDataType_t precision = CUDNN_DATA_FLOAT);
   void operation(cudnnBackendDescriptorType_t type, std::initializer_list<Port> ports,
                  cudnnBackendAttributeName_t rule_name = {}, CudnnDescriptor rule = nullptr);
-  bool repeats(void* config);
+  /// What a mode of the library's heuristics takes for this graph.
+  std::vector<CudnnDescriptor> choices(const CudnnDescriptor& graph, cudnnBackendHeurMode_t mode, int most);
+  std::optional<CudnnPlan> plan_of(void* config, cudnnHandle_t handle) const;
 
   bool good_ = true;  // whether the library accepted everything so far
   std::vector<CudnnDescriptor> tensors_, rules_, operations_;

@@ -2,26 +2,12 @@
 
 #include <algorithm>
 
+#include "runtime/cuda/beside_recording.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/rank.h"
 
 namespace sherd::cuda {
-namespace {
-
-/// A scope in which this thread may ask the driver for what touches no recording, though one is under way.
-class BesideRecording {
- public:
-  BesideRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~BesideRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideRecording(const BesideRecording&) = delete;
-  BesideRecording& operator=(const BesideRecording&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-}  // namespace
 
 GraphMemory::GraphMemory(int device) : device_(device) {
   const BesideRecording scope;

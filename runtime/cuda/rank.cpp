@@ -4,6 +4,7 @@
 #include "runtime/cuda/attention_cudnn.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/conv_cudnn.h"
 #include "runtime/cuda/fault_board.h"
 #include "runtime/cuda/graph_memory.h"
 #include "runtime/cuda/matmul_plans.h"
@@ -48,6 +49,7 @@ DeviceState::~DeviceState() {
   maker_->end();
   matmul_plans_.reset();
   cudnn_attention_.reset();
+  cudnn_conv_.reset();
   faults_.reset();
   if (reader_ != nullptr) cudaStreamDestroy(reader_);
   if (aside_ != nullptr) cudaStreamDestroy(aside_);
@@ -119,8 +121,13 @@ MatMulPlans& DeviceState::matmul_plans() {
 }
 
 CudnnAttention& DeviceState::cudnn_attention() {
-  if (!cudnn_attention_) cudnn_attention_ = std::make_unique<CudnnAttention>(Device::cuda(index_), stream_);
+  if (!cudnn_attention_) cudnn_attention_ = std::make_unique<CudnnAttention>(Device::cuda(index_));
   return *cudnn_attention_;
+}
+
+CudnnConv& DeviceState::cudnn_conv() {
+  if (!cudnn_conv_) cudnn_conv_ = std::make_unique<CudnnConv>(Device::cuda(index_));
+  return *cudnn_conv_;
 }
 
 std::shared_ptr<GraphMemory> DeviceState::graph_memory() {

@@ -16,6 +16,7 @@ namespace sherd::cuda {
 
 class CudaPeerQueue;
 class CudnnAttention;
+class CudnnConv;
 class FaultBoard;
 class GraphMemory;
 class MatMulPlans;
@@ -35,7 +36,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A rank's stream on one GPU, what libraries keep for it (matmul_plans.h, attention_cudnn.h) and its reports
+/// A rank's stream on one GPU, what libraries keep for it (matmul_plans.h, cudnn_plans.h) and its reports
 /// of bad values.
 class DeviceState {
  public:
@@ -60,6 +61,7 @@ class DeviceState {
   CudaPeerQueue& peers();
   MatMulPlans& matmul_plans();
   CudnnAttention& cudnn_attention();
+  CudnnConv& cudnn_conv();
   /// The blocks that this rank's recordings use, made anew when no graph holds them any more.
   std::shared_ptr<GraphMemory> graph_memory();
   /// The same where there are some, else null.
@@ -95,6 +97,7 @@ class DeviceState {
   std::unique_ptr<CudaPeerQueue> peers_;
   std::unique_ptr<MatMulPlans> matmul_plans_;
   std::unique_ptr<CudnnAttention> cudnn_attention_;
+  std::unique_ptr<CudnnConv> cudnn_conv_;
   std::unique_ptr<FaultBoard> faults_;
   std::weak_ptr<GraphMemory> graph_memory_;
 };

@@ -114,7 +114,7 @@ Specs Conv2d::infer(SpecSpan in) const {
 Tensors Conv2d::grad(const GradArgs& args) const {
   const Shape &x = args.specs[0].shape, &w = args.specs[1].shape;
   Tensors grads(3);
-  if (args.need(0)) grads[0] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.gy[0], args.inputs[1]);
+  if (args.need(0)) grads[0] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.gy[0], args.inputs[1], Tensor{});
   if (args.need(1)) grads[1] = apply(Conv2dGradWeight{rule, w[2], w[3]}, args.gy[0], args.inputs[0]);
   if (args.need(2)) grads[2] = sum(args.gy[0], {0, 2, 3});
   return grads;
@@ -143,19 +143,27 @@ Specs Conv2dGradInput::infer(SpecSpan in) const {
 
 Tensors Conv2dGradInput::grad(const GradArgs& args) const {
   const Shape &g = args.specs[0].shape, &w = args.specs[1].shape;
-  Tensors grads(2);
+  Tensors grads(3);
   if (args.need(0)) grads[0] = conv_like(g, rule, args.gy[0], args.inputs[1]);
   if (args.need(1)) grads[1] = apply(Conv2dGradWeight{rule, w[2], w[3]}, args.inputs[0], args.gy[0]);
+  if (args.need(2)) grads[2] = sum(args.gy[0], {0, 2, 3});
   return grads;
 }
 
 Tensors Conv2dGradInput::reference(Inputs in) const {
   const Shape &g = in[0].shape(), &w = in[1].shape();
+  // In f32 at least: each pixel is a sum over the taps that reach it, rounded once.
+  const DType wide = compute_dtype(in[0].dtype());
+  const Tensor gy = to(in[0], wide), weight = to(in[1], wide);
+  if (in[2].defined()) {
+    const Tensor images = apply(*this, gy, weight, Tensor{});
+    return {to(add(images, reshape(to(in[2], wide), {-1, 1, 1})), in[0].dtype())};
+  }
   const std::int64_t taps = w[1] * w[2] * w[3];
-  const Tensor left = by_group(permute(in[0], {0, 2, 3, 1}), rule.groups);
-  const Tensor products = matmul(left, reshape(in[1], {rule.groups, w[0] / rule.groups, taps}));
+  const Tensor left = by_group(permute(gy, {0, 2, 3, 1}), rule.groups);
+  const Tensor products = matmul(left, reshape(weight, {rule.groups, w[0] / rule.groups, taps}));
   const Tensor windows = reshape(permute(products, {1, 0, 2}), {g[0], g[2], g[3], rule.groups * taps});
-  return {images_of(rule, windows, w[2], w[3], rows, columns)};
+  return {to(images_of(rule, windows, w[2], w[3], rows, columns), in[0].dtype())};
 }
 
 Specs Conv2dGradWeight::infer(SpecSpan in) const {
@@ -166,7 +174,7 @@ Tensors Conv2dGradWeight::grad(const GradArgs& args) const {
   const Shape &g = args.specs[0].shape, &x = args.specs[1].shape;
   Tensors grads(2);
   if (args.need(0)) grads[0] = conv_like(g, rule, args.inputs[1], args.gy[0]);
-  if (args.need(1)) grads[1] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.inputs[0], args.gy[0]);
+  if (args.need(1)) grads[1] = apply(Conv2dGradInput{rule, x[2], x[3]}, args.inputs[0], args.gy[0], Tensor{});
   return grads;
 }
 

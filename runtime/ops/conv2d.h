@@ -43,12 +43,13 @@ struct Conv2d {
   bool operator==(const Conv2d&) const = default;
 };
 
-/// Inputs: gy, weight. Output: the gradient of images of `rows` x `columns`, which is a transposed
-/// convolution of gy.
+/// Inputs: gy, weight, bias (C) or none. Output: the gradient of images of `rows` x `columns`, which is a
+/// transposed convolution of gy; plus the bias, rounded once.
 struct Conv2dGradInput {
   static constexpr std::string_view name = "conv2d_grad_input";
-  static constexpr Arity arity = 2;
-  static constexpr Mask dense = 0b11;
+  static constexpr Arity arity = 3;
+  static constexpr Mask optional = 0b100;
+  static constexpr Mask dense = 0b111;
   ConvRule rule;
   std::int64_t rows = 1, columns = 1;
 

@@ -58,11 +58,7 @@ Tensor transposed(std::string_view call, const Tensor& x, const Tensor& weight, 
   const Shape &s = x.shape(), &w = weight.shape();
   const std::int64_t rows = size_of(call, rule.down, more.down, s[2], w[2]);
   const std::int64_t columns = size_of(call, rule.across, more.across, s[3], w[3]);
-  // In f32 at least: each pixel is a sum over the taps that reach it, rounded once.
-  const DType wide = compute_dtype(x.dtype());
-  Tensor y = apply(ops::Conv2dGradInput{rule, rows, columns}, to(x, wide), to(weight, wide));
-  if (bias.defined()) y = add(y, reshape(to(bias, wide), {-1, 1, 1}));
-  return to(y, x.dtype());
+  return apply(ops::Conv2dGradInput{rule, rows, columns}, x, weight, bias);
 }
 
 }  // namespace

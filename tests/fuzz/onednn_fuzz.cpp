@@ -187,7 +187,7 @@ void convolution(Case& c) {
     }
   }
   c.near("forward", c.run(ops::Conv2d{rule}, {x, w, bias})[0], ys);
-  c.near("gradient of images", c.run(ops::Conv2dGradInput{rule, rows, columns}, {gy, w})[0], gxs);
+  c.near("gradient of images", c.run(ops::Conv2dGradInput{rule, rows, columns}, {gy, w, {}})[0], gxs);
   c.near("gradient of kernels", c.run(ops::Conv2dGradWeight{rule, height, width}, {gy, x})[0], gws);
 }
 

@@ -60,7 +60,7 @@ Three three_of(const Sizes& s, const Tensor& x, const Tensor& w, const Tensor& b
   const ops::ConvRule rule{{o.stride.down, o.padding.down, o.dilation.down},
                            {o.stride.across, o.padding.across, o.dilation.across},
                            o.groups};
-  return {conv2d(x, w, b, o), apply(ops::Conv2dGradInput{rule, s.x[2], s.x[3]}, gy, w),
+  return {conv2d(x, w, b, o), apply(ops::Conv2dGradInput{rule, s.x[2], s.x[3]}, gy, w, Tensor{}),
           apply(ops::Conv2dGradWeight{rule, s.w[2], s.w[3]}, gy, x)};
 }
 
