@@ -538,12 +538,13 @@ struct AttentionOptions {
   bool causal = false;            ///< position i of the query sees keys up to i + Tk - Tq
   double dropout = 0;             ///< on the weights
   std::optional<double> scale{};  ///< 1 / sqrt(D) by default
-  /// Broadcasts to (B, H, Tq, Tk): bool, true where a query sees a key (one that sees none gives zeros); or
-  /// added to the scores, in q's dtype.
+  /// Broadcasts to (B, H, Tq, Tk): bool, true where a query sees a key; or added to the scores, in q's dtype,
+  /// where -inf hides a key. A query that sees none gives zeros.
   Tensor mask{};
 };
 /// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk, but
-/// with a mask it does. k and v may have fewer heads, which groups of q's then share (Ainslie et al., 2023).
+/// with a mask on a CPU, or for the gradient of one, it does. k and v may have fewer heads, which groups of
+/// q's then share (Ainslie et al., 2023).
 SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
 /// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out;
 /// gives (B, T, heads * D).

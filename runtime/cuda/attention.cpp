@@ -49,8 +49,63 @@ void finish(const Tensor& t, const Tensor& written) {
   if (!written.is(t)) copy_(t, written);
 }
 
+/// A mask with one element along axes where all are the same one, and one axis at least.
+Tensor narrowed(const Tensor& mask) {
+  Tensor x = mask.rank() == 0 ? reshape(mask, {1}) : mask;
+  for (int i = 0; i < x.rank(); ++i)
+    if (x.strides()[i] == 0 && x.shape()[i] > 1) x = narrow(x, i, 0, 1);
+  return x;
+}
+
+/// Such a mask as kernels read it: of the dtype that they compute in, keys in pairs. A copy where it is not
+/// so yet, never larger than the mask but for one element a row.
+Tensor paired(const Tensor& mask, DType dtype, std::int64_t width) {
+  const bool as_f32 = is_floating(mask.dtype()) && !on_tensor_cores(dtype, width);
+  const Tensor x = as_f32 ? to(mask, DType::f32) : mask;
+  const int last = x.rank() - 1;
+  const std::int64_t n = x.shape()[last], size = size_of(x.dtype());
+  bool there = n % 2 == 0 && x.strides()[last] == 1 &&
+               reinterpret_cast<std::uintptr_t>(x.raw()) % static_cast<std::uintptr_t>(2 * size) == 0;
+  for (int i = 0; i < last; ++i) there = there && (x.shape()[i] == 1 || x.strides()[i] % 2 == 0);
+  if (there) return x;
+  Shape even = x.shape();
+  even[last] = n + n % 2;
+  if (n == 1) return clone(expand(x, even));
+  const Tensor y = zeros(even, {x.dtype(), x.device()});
+  copy_(narrow(y, last, 0, n), x);
+  return y;
+}
+
+/// `mask`, which `paired` gave, for scores of a rank of four; `keys` says whether it has an element a key.
+MaskAt mask_of(const Tensor& mask, bool keys) {
+  MaskAt at;
+  if (!mask.defined()) return at;
+  at.kind = mask.dtype() == DType::boolean ? MaskKind::shows : MaskKind::adds;
+  at.data = mask.raw();
+  at.key = keys ? 1 : 0;
+  std::int64_t* const to[] = {&at.row, &at.head, &at.batch};
+  for (int i = 0; i < 3 && i < mask.rank() - 1; ++i) {
+    const int axis = mask.rank() - 2 - i;
+    *to[i] = mask.shape()[axis] == 1 ? 0 : mask.strides()[axis];
+  }
+  return at;
+}
+
+/// What attention has beside queries, keys and values; `mask` lives as long as a call that was made of it.
+struct Extra {
+  Tensor mask;
+  bool mask_has_keys = false;
+  Extra() = default;
+  Extra(const Tensor& given, DType dtype, std::int64_t width) {
+    if (!given.defined() || given.numel() == 0) return;
+    const Tensor small = narrowed(given);
+    mask_has_keys = small.shape().back() > 1;
+    mask = paired(small, dtype, width);
+  }
+};
+
 AttentionCall describe(std::string_view op, const ops::AttentionRule& rule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& o, const Tensor& logsumexp) {
+                       const Tensor& v, const Extra& extra, const Tensor& o, const Tensor& logsumexp) {
   constexpr std::int64_t most = std::int64_t{1} << 30;
   const std::int64_t width = q.shape()[3];
   check<NotImplementedError>(
@@ -75,18 +130,38 @@ AttentionCall describe(std::string_view op, const ops::AttentionRule& rule, cons
   call.k = heads_of(k);
   call.v = heads_of(v);
   call.o = heads_of(o);
+  call.group = static_cast<int>(call.heads / k.shape()[1]);
+  call.mask = mask_of(extra.mask, extra.mask_has_keys);
   call.logsumexp = reinterpret_cast<float*>(logsumexp.raw());
+  if (call.mask.kind == MaskKind::adds) call.tops = call.logsumexp + call.batch * call.heads * call.queries;
   call.stream = stream_of(q.device());
   return call;
 }
 
+/// k or v with a head for each of q's.
+Tensor with_heads(const Tensor& x, std::int64_t heads) {
+  const Shape& s = x.shape();
+  const std::int64_t times = heads / s[1];
+  return reshape(expand(unsqueeze(x, 2), {s[0], s[1], times, s[2], s[3]}), {s[0], heads, s[2], s[3]});
+}
+/// Writes the gradient of k or v, given one for each head of q.
+void sum_heads(const Tensor& to, const Tensor& g) {
+  const Shape& s = to.shape();
+  copy_(to, sum(reshape(g, {s[0], s[1], g.shape()[1] / s[1], s[2], s[3]}), {2}));
+}
+
 void forward(std::string_view op, const ops::AttentionRule& rule, const Tensor& q, const Tensor& k,
-             const Tensor& v, const Tensor& o, const Tensor& logsumexp) {
+             const Tensor& v, const Extra& extra, const Tensor& o, const Tensor& logsumexp) {
   if (o.numel() == 0) return;
   const Tensor rq = readable(q), rk = readable(k), rv = readable(v);
   const Tensor wo = writable(o);
-  const AttentionCall call = describe(op, rule, rq, rk, rv, wo, logsumexp);
-  if (state_of(q.device()).cudnn_attention().run(call)) return;
+  const AttentionCall call = describe(op, rule, rq, rk, rv, extra, wo, logsumexp);
+  CudnnAttention& library = state_of(q.device()).cudnn_attention();
+  if (library.run(call)) return;
+  if (call.group > 1 && library.wants(call)) {  // where it takes no heads that are shared
+    const Tensor wide_k = with_heads(rk, call.heads), wide_v = with_heads(rv, call.heads);
+    if (library.run(describe(op, rule, rq, wide_k, wide_v, extra, wo, logsumexp))) return;
+  }
   on_tensor_cores(call.dtype, call.width) ? launch_attention_mma(call) : launch_attention_plain(call);
   check_launch(op);
   finish(o, wo);
@@ -96,27 +171,54 @@ struct Gradients {
   Tensor q, k, v;
 };
 
+AttentionGradCall describe_gradients(const AttentionCall& forward, const Tensor& go, const Gradients& to,
+                                     const Tensor& delta) {
+  AttentionGradCall call;
+  call.forward = forward;
+  call.go = heads_of(go);
+  call.gq = heads_of(to.q);
+  call.gk = heads_of(to.k);
+  call.gv = heads_of(to.v);
+  call.delta = reinterpret_cast<float*>(delta.raw());
+  return call;
+}
+
+/// Of heads that are shared, by a plan of cuDNN's, which wants a head of k and v for each of q's; false where
+/// it has none. Where a plan pays, such copies are little beside the products.
+bool ran_unshared(std::string_view op, const ops::AttentionRule& rule, const Tensor& go, const Tensor& q,
+                  const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& logsumexp,
+                  const Tensor& delta, const Gradients& out) {
+  const std::int64_t heads = q.shape()[1];
+  const Tensor wide_k = with_heads(k, heads), wide_v = with_heads(v, heads);
+  const Gradients to{out.q, empty(wide_k.spec()), empty(wide_v.spec())};
+  const AttentionGradCall call =
+      describe_gradients(describe(op, rule, q, wide_k, wide_v, {}, o, logsumexp), go, to, delta);
+  if (!state_of(q.device()).cudnn_attention().run(call)) return false;
+  sum_heads(out.k, to.k);
+  sum_heads(out.v, to.v);
+  return true;
+}
+
 void backward(std::string_view op, const ops::AttentionRule& rule, const Tensor& go, const Tensor& q,
-              const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& logsumexp,
+              const Tensor& k, const Tensor& v, const Extra& extra, const Tensor& o, const Tensor& logsumexp,
               const Gradients& out) {
   if (o.numel() == 0) {
     for (const Tensor* g : {&out.q, &out.k, &out.v}) zero_(*g);
     return;
   }
   const Tensor rq = readable(q), rk = readable(k), rv = readable(v), ro = readable(o), rgo = readable(go);
-  AttentionGradCall call;
-  call.forward = describe(op, rule, rq, rk, rv, ro, logsumexp);
-  call.go = heads_of(rgo);
   const Gradients to{writable(out.q), writable(out.k), writable(out.v)};
-  call.gq = heads_of(to.q);
-  call.gk = heads_of(to.k);
-  call.gv = heads_of(to.v);
-  const Tensor delta = empty(logsumexp.spec());
-  call.delta = reinterpret_cast<float*>(delta.raw());
-  if (state_of(q.device()).cudnn_attention().run(call)) return;
+  const Tensor delta = empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {DType::f32, q.device()});
+  const AttentionCall made = describe(op, rule, rq, rk, rv, extra, ro, logsumexp);
+  const AttentionGradCall call = describe_gradients(made, rgo, to, delta);
+  CudnnAttention& library = state_of(q.device()).cudnn_attention();
+  if (made.group > 1 && library.wants(made) &&
+      ran_unshared(op, rule, rgo, rq, rk, rv, ro, logsumexp, delta, out))
+    return;
+  if (library.run(call)) return;
   launch_attention_delta(call);
-  on_tensor_cores(call.forward.dtype, call.forward.width) ? launch_attention_grad_mma(call)
-                                                          : launch_attention_grad_plain(call);
+  on_tensor_cores(made.dtype, made.width) ? launch_attention_grad_mma(call)
+                                          : launch_attention_grad_plain(call);
   check_launch(op);
   finish(out.q, to.q);
   finish(out.k, to.k);
@@ -135,18 +237,33 @@ std::int64_t packed_width(const Tensor& qkv, std::int64_t heads) { return qkv.sh
 
 void attention(const ops::Attention& op, Inputs in, Outputs out) {
   if (ran_reference(op, in[0].dtype(), in[0].shape()[3], in, out)) return;
-  forward(op.name, op.rule, in[0], in[1], in[2], out[0], out[1]);
+  forward(op.name, op.rule, in[0], in[1], in[2], {}, out[0], out[1]);
 }
 
 void attention_grad(const ops::AttentionGrad& op, Inputs in, Outputs out) {
   if (ran_reference(op, in[1].dtype(), in[1].shape()[3], in, out)) return;
-  backward(op.name, op.rule, in[0], in[1], in[2], in[3], in[4], in[5], {out[0], out[1], out[2]});
+  backward(op.name, op.rule, in[0], in[1], in[2], in[3], {}, in[4], in[5], {out[0], out[1], out[2]});
+}
+
+void masked_attention(const ops::MaskedAttention& op, Inputs in, Outputs out) {
+  const DType dtype = in[0].dtype();
+  const std::int64_t width = in[0].shape()[3];
+  if (ran_reference(op, dtype, width, in, out)) return;
+  forward(op.name, op.rule, in[0], in[1], in[2], {in[3], dtype, width}, out[0], out[1]);
+}
+
+void masked_attention_grad(const ops::MaskedAttentionGrad& op, Inputs in, Outputs out) {
+  const DType dtype = in[1].dtype();
+  const std::int64_t width = in[1].shape()[3];
+  if (ran_reference(op, dtype, width, in, out)) return;
+  backward(op.name, op.rule, in[0], in[1], in[2], in[3], {in[4], dtype, width}, in[5], in[6],
+           {out[0], out[1], out[2]});
 }
 
 void self_attention(const ops::SelfAttention& op, Inputs in, Outputs out) {
   if (ran_reference(op, in[0].dtype(), packed_width(in[0], op.heads), in, out)) return;
   const Tensor qkv = contiguous(in[0]);
-  forward(op.name, op.rule, part(qkv, op.heads, 0), part(qkv, op.heads, 1), part(qkv, op.heads, 2),
+  forward(op.name, op.rule, part(qkv, op.heads, 0), part(qkv, op.heads, 1), part(qkv, op.heads, 2), {},
           split_heads(out[0], op.heads), out[1]);
 }
 
@@ -155,7 +272,7 @@ void self_attention_grad(const ops::SelfAttentionGrad& op, Inputs in, Outputs ou
   if (ran_reference(op, in[1].dtype(), packed_width(in[1], op.heads), in, out)) return;
   const Tensor go = contiguous(in[0]), qkv = contiguous(in[1]), gqkv = out[0];
   backward(op.name, op.rule, split_heads(go, op.heads), part(qkv, op.heads, 0), part(qkv, op.heads, 1),
-           part(qkv, op.heads, 2), split_heads(in[2], op.heads), in[3],
+           part(qkv, op.heads, 2), {}, split_heads(in[2], op.heads), in[3],
            {part(gqkv, op.heads, 0), part(gqkv, op.heads, 1), part(gqkv, op.heads, 2)});
 }
 
@@ -164,6 +281,8 @@ void self_attention_grad(const ops::SelfAttentionGrad& op, Inputs in, Outputs ou
 void add_attention() {
   add_kernel<attention>(DeviceType::cuda);
   add_kernel<attention_grad>(DeviceType::cuda);
+  add_kernel<masked_attention>(DeviceType::cuda);
+  add_kernel<masked_attention_grad>(DeviceType::cuda);
   add_kernel<self_attention>(DeviceType::cuda);
   add_kernel<self_attention_grad>(DeviceType::cuda);
 }

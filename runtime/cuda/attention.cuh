@@ -13,9 +13,17 @@ struct HeadIndex {
   __device__ HeadIndex(const AttentionCall& c, std::int64_t at)
       : index(at), batch(at / c.heads), head(at % c.heads) {}
 
+  /// The first of q's heads that share one of k and v, `at` in (batch, heads of k).
+  __device__ static HeadIndex sharing(const AttentionCall& c, std::int64_t at) { return {c, at * c.group}; }
+
   template <class T>
   __device__ T* rows(const HeadsAt& x) const {
     return static_cast<T*>(x.data) + batch * x.batch + head * x.head;
+  }
+  /// Of k, v and their gradients.
+  template <class T>
+  __device__ T* shared_rows(const AttentionCall& c, const HeadsAt& x) const {
+    return static_cast<T*>(x.data) + batch * x.batch + head / c.group * x.head;
   }
   /// Where the head's row in `logsumexp` and `delta` begins.
   __device__ std::int64_t first_row(const AttentionCall& c) const { return index * c.queries; }
@@ -31,6 +39,37 @@ __device__ inline int keys_seen(const AttentionCall& c, int i) {
 __device__ inline int first_query(const AttentionCall& c, int j) {
   const int first = c.causal ? j - (c.keys - c.queries) : 0;
   return first < 0 ? 0 : first;
+}
+
+/// The mask of a head. Queries and keys past the last read the last one's.
+struct HeadMask {
+  const MaskAt& m;
+  std::int64_t from;
+  int queries, keys;
+  __device__ HeadMask(const AttentionCall& c, const HeadIndex& head)
+      : m(c.mask), from(head.batch * m.batch + head.head * m.head), queries(c.queries), keys(c.keys) {}
+
+  template <class T>
+  __device__ const T* row(int i) const {
+    return static_cast<const T*>(m.data) + from + min(i, queries - 1) * m.row;
+  }
+  /// The next of the heads that share keys and values.
+  __device__ void next() { from += m.head; }
+  template <class T>
+  __device__ T at(int i, int j) const {
+    return row<T>(i)[min(j, keys - 1) * m.key];
+  }
+  /// Elements j and j + 1 of a row, for an even j.
+  template <class Pair, class T>
+  __device__ Pair pair(const T* row, int j) const {
+    return *reinterpret_cast<const Pair*>(row + min(j, (keys - 1) / 2 * 2) * m.key);
+  }
+};
+
+/// A number of a mask, from which kernels may take a difference and a multiple: they stay finite.
+__device__ inline float bias_of(float x) {
+  constexpr float least = -1.7e38f;
+  return x < least && x > lowest<float>() ? least : x;
 }
 
 /// The four words of the weights (row, j) with the same j / 4; `row` counts over all heads.

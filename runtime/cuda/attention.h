@@ -12,6 +12,21 @@ struct HeadsAt {
   std::int64_t batch = 0, head = 0, row = 0;
 };
 
+enum class MaskKind : std::uint8_t { none, shows, adds };
+/// A mask (batch, heads, queries, keys) by strides, in elements, 0 where it is the same for all. `shows` is
+/// one byte an element, not 0 where a query sees a key; `adds` is added to the scores. The keys are
+/// contiguous
+/// (`key` 1), or there are two elements that stand for all (`key` 0). All strides are even and the data is
+/// aligned to two elements, so that keys 2 n and 2 n + 1 are read at once, where the latter is past the last
+/// too.
+struct MaskAt {
+  MaskKind kind = MaskKind::none;
+  const void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+  int key = 0;
+};
+
+/// Head h of k and v serves the heads h group, ..., h group + group - 1 of q.
 /// Query i sees the keys j <= i + keys - queries when causal, else all. A row that sees none gives zeros and
 /// the logsumexp -inf. Weight (row, j) is dropped where word j % 4 of the Philox counter
 /// `key.offset + row ceil(keys / 4) + j / 4` is below `threshold`, row = (batch index heads + head) queries +
@@ -26,7 +41,11 @@ struct AttentionCall {
   float kept = 1;
   DeviceKey key;
   HeadsAt q, k, v, o;
-  float* logsumexp = nullptr;  ///< dense (batch, heads, queries)
+  int group = 1;
+  MaskAt mask;
+  float* logsumexp =
+      nullptr;            ///< dense (batch, heads, queries); of scores relative to `tops` where it is given
+  float* tops = nullptr;  ///< with a mask that adds: the largest score of each row, in units of the kernel
   cudaStream_t stream = nullptr;
 };
 

@@ -26,18 +26,18 @@ constexpr std::int64_t least_pairs = std::int64_t{1} << 24;
 struct AttentionForm {
   bool gradient = false, causal = false;
   DType dtype = DType::bf16;
-  std::int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;
+  std::int64_t batch = 0, heads = 0, shared = 0, queries = 0, keys = 0, width = 0;  // shared: heads of k
   float scale = 1;
   std::array<std::array<std::int64_t, 3>, 8> strides{};  // of q, k, v, o, and of the gradients of o, q, k, v
   friend auto operator<=>(const AttentionForm&, const AttentionForm&) = default;
 };
 
-/// With enough work to pay for a plan. Without dropout, whose masks are the CPU's and not cuDNN's; every
-/// query sees a key, and there are two queries at least.
+/// With enough work to pay for a plan. Without a mask, and without dropout, whose masks are the CPU's and not
+/// cuDNN's; every query sees a key, and there are two queries at least.
 bool fits(const AttentionCall& c) {
-  return size_of(c.dtype) == 2 && c.width % 8 == 0 && c.width <= 128 && !c.dropout && c.scale > 0 &&
-         c.queries > 1 && c.batch * c.heads * c.queries * c.keys >= least_pairs &&
-         (!c.causal || c.queries == c.keys);
+  return size_of(c.dtype) == 2 && c.width % 8 == 0 && c.width <= 128 && !c.dropout &&
+         c.mask.kind == MaskKind::none && c.scale > 0 && c.queries > 1 &&
+         c.batch * c.heads * c.queries * c.keys >= least_pairs && (!c.causal || c.queries == c.keys);
 }
 
 AttentionForm form_of(const AttentionCall& c) {
@@ -46,6 +46,7 @@ AttentionForm form_of(const AttentionCall& c) {
   form.dtype = c.dtype;
   form.batch = c.batch;
   form.heads = c.heads;
+  form.shared = c.heads / c.group;
   form.queries = c.queries;
   form.keys = c.keys;
   form.width = c.width;
@@ -66,15 +67,16 @@ struct Drawing {
 
   int between(Sizes sizes) { return graph.between(CUDNN_DATA_FLOAT, sizes); }
   int row_memory() { return graph.memory(CUDNN_DATA_FLOAT, rows, row_steps); }
+  std::int64_t heads_at(int which) const { return which == 1 || which == 2 ? form.shared : form.heads; }
   /// Operand `which` of the form, (batch, heads, length, width).
   int heads(int which, std::int64_t length) {
     const auto& s = form.strides[which];
-    return graph.memory(type, {form.batch, form.heads, length, form.width}, {s[0], s[1], s[2], 1});
+    return graph.memory(type, {form.batch, heads_at(which), length, form.width}, {s[0], s[1], s[2], 1});
   }
   /// The same memory as (batch, heads, width, length).
   int transposed(int which, std::int64_t length) {
     const auto& s = form.strides[which];
-    return graph.memory(type, {form.batch, form.heads, form.width, length}, {s[0], s[1], 1, s[2]});
+    return graph.memory(type, {form.batch, heads_at(which), form.width, length}, {s[0], s[1], 1, s[2]});
   }
   int pointwise(cudnnPointwiseMode_t mode, int a, int b, Sizes sizes) {
     const int y = between(sizes);
@@ -177,15 +179,17 @@ CudnnAttention::CudnnAttention(Device device) : plans_(std::make_unique<Plans>()
 }
 CudnnAttention::~CudnnAttention() = default;
 
+bool CudnnAttention::wants(const AttentionCall& c) const { return plans_->all && fits(c); }
+
 bool CudnnAttention::run(const AttentionCall& c) {
-  if (!plans_->all || !fits(c)) return false;
+  if (!wants(c)) return false;
   void* const memory[] = {c.q.data, c.k.data, c.v.data, c.o.data, c.logsumexp};
   return run_plan(*plans_->all, form_of(c), draw_forward, memory, c.stream);
 }
 
 bool CudnnAttention::run(const AttentionGradCall& call) {
   const AttentionCall& c = call.forward;
-  if (!plans_->all || !fits(c)) return false;
+  if (!wants(c) || c.group > 1) return false;
   AttentionForm form = form_of(c);
   form.gradient = true;
   int i = 4;

@@ -10,16 +10,58 @@ inline constexpr int attention_threads = 128;  // four warps
 inline constexpr float log2_of_e = 1.44269504f, ln_of_2 = 0.693147181f;
 
 /// Scores go through powers of two. Their factor is applied inside the exponent; one that is not positive is
-/// applied before, so that the largest product is the largest score.
+/// applied before, so that the largest product is the largest score, and so is one of scores to which a mask
+/// is added.
 struct ScoreScale {
   float before, inside;
-  __device__ explicit ScoreScale(float scale)
-      : before(scale > 0 ? 1.f : scale * log2_of_e), inside(scale > 0 ? scale * log2_of_e : 1.f) {}
+  __device__ explicit ScoreScale(const AttentionCall& c) {
+    const bool late = c.scale > 0 && c.mask.kind != MaskKind::adds;
+    before = late ? 1.f : c.scale * log2_of_e;
+    inside = late ? c.scale * log2_of_e : 1.f;
+  }
 };
 
-template <class T>
-__device__ const std::uint16_t* bits_of(const HeadIndex& head, const HeadsAt& x) {
+__device__ inline const std::uint16_t* bits_of(const HeadIndex& head, const HeadsAt& x) {
   return head.rows<const std::uint16_t>(x);
+}
+__device__ inline const std::uint16_t* shared_bits(const AttentionCall& c, const HeadIndex& head,
+                                                   const HeadsAt& x) {
+  return head.shared_rows<const std::uint16_t>(c, x);
+}
+
+/// A number of a mask in powers of two.
+template <class T>
+__device__ float log2_bias(T x) {
+  return bias_of(widen(x)) * log2_of_e;
+}
+template <class T>
+__device__ float2 log2_biases(const HeadMask& mask, const T* row, int j) {
+  const auto bits = mask.pair<std::uint32_t>(row, j);
+  return {log2_bias(T::from_bits(static_cast<std::uint16_t>(bits))),
+          log2_bias(T::from_bits(static_cast<std::uint16_t>(bits >> 16)))};
+}
+
+/// Which scores of a tile of C a bool mask shows, as bits: rows are the queries i + g and + 8, columns keys
+/// from `key` on.
+__device__ inline unsigned shown_to_queries(const HeadMask& mask, int i, int key) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size, j = key + lane % 4 * 2;
+  unsigned shown = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const unsigned two = mask.pair<std::uint16_t>(mask.row<std::uint8_t>(i + lane / 4 + 8 * h), j);
+    shown |= ((two & 0xff) != 0 ? 1u : 0u) << 2 * h | (two >> 8 != 0 ? 2u : 0u) << 2 * h;
+  }
+  return shown;
+}
+/// The same where rows are the keys `key` + g and + 8, columns queries from `i` on.
+__device__ inline unsigned shown_to_keys(const HeadMask& mask, int i, int key) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  unsigned shown = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e)
+    shown |= (mask.at<std::uint8_t>(i + lane % 4 * 2 + e % 2, key + lane / 4 + e / 2 * 8) != 0 ? 1u : 0u)
+             << e;
+  return shown;
 }
 
 /// Which weights of a tile of C stay, as bits: rows are the queries `row` + g and + 8 (counted over all
@@ -64,22 +106,19 @@ __device__ void store_tile(std::uint16_t* to, std::int64_t stride, int r, int co
         pack_pair<T>(c[2] * factor8, c[3] * factor8);
 }
 
-/// Calls `f.operator()<T, Width, dropout>()`.
+/// Calls `f.operator()<T, Width>()`.
 template <class F>
 void for_mma_form(const AttentionCall& c, F&& f) {
-  const auto wide = [&]<class T, int Width>() {
-    c.dropout ? f.template operator()<T, Width, true>() : f.template operator()<T, Width, false>();
-  };
   const auto typed = [&]<class T>() {
     switch (c.width) {
       case 32:
-        return wide.template operator()<T, 32>();
+        return f.template operator()<T, 32>();
       case 64:
-        return wide.template operator()<T, 64>();
+        return f.template operator()<T, 64>();
       case 96:
-        return wide.template operator()<T, 96>();
+        return f.template operator()<T, 96>();
       default:
-        return wide.template operator()<T, 128>();
+        return f.template operator()<T, 128>();
     }
   };
   c.dtype == DType::bf16 ? typed.template operator()<BFloat16>() : typed.template operator()<Half>();

@@ -10,10 +10,11 @@ constexpr int key_tile = 64;
 constexpr int held(int width) { return width <= 64 ? 2 : 1; }
 
 /// The state of one warp's rows.
-template <class T, int Width, bool dropout>
+template <class T, int Width>
 struct WarpRows {
   static constexpr int M = held(Width), key_tiles = key_tile / 8;
   const AttentionCall& c;
+  const HeadMask mask;
   const ScoreScale scale;
   const std::int64_t row;  ///< of the first query, counted over all heads
   const int first;         ///< query
@@ -21,8 +22,8 @@ struct WarpRows {
   float out[M][Width / 8][4] = {};
   float top[M][2], total[M][2];
 
-  __device__ WarpRows(const AttentionCall& call, std::int64_t row, int first)
-      : c(call), scale(call.scale), row(row), first(first) {
+  __device__ WarpRows(const AttentionCall& call, const HeadIndex& head, int first)
+      : c(call), mask(call, head), scale(call), row(head.first_row(call) + first), first(first) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -35,6 +36,8 @@ struct WarpRows {
   __device__ void add(const std::uint32_t (&q)[M][Width / 16][4], const TileRows<Width>& keys,
                       const TileRows<Width>& values, int key) {
     if (key >= keys_seen(c, first + 16 * M - 1)) return;
+    unsigned shown[M] = {};
+    if (c.mask.kind == MaskKind::shows && !look(shown, key)) return;
     float s[M][key_tiles][4] = {};
 #pragma unroll
     for (int d = 0; d < Width / 16; ++d)
@@ -49,12 +52,14 @@ struct WarpRows {
         }
       }
     if (scale.before != 1) for_scores(s, [&](int, int, int, float& x) { x *= scale.before; });
+    if (c.mask.kind == MaskKind::shows) show(s, shown);
+    if (c.mask.kind == MaskKind::adds) add_biases(s, key);
     if (key + key_tile > keys_seen(c, first))
       for_scores(s, [&](int m, int h, int j, float& x) {
         if (key + j >= keys_seen(c, query(m, h))) x = lowest<float>();
       });
     weigh(s);
-    if constexpr (dropout) {
+    if (c.dropout) {
 #pragma unroll
       for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -80,6 +85,41 @@ struct WarpRows {
         }
       }
     }
+  }
+
+  /// What a bool mask shows of the keys from `key` on, four bits a tile; false where that is nothing.
+  __device__ bool look(unsigned (&shown)[M], int key) const {
+    unsigned all = 0;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n)
+        shown[m] |= shown_to_queries(mask, first + 16 * m, key + 8 * n) << 4 * n;
+      all |= shown[m];
+    }
+    return __any_sync(whole_warp, all != 0);
+  }
+  __device__ static void show(float (&s)[M][key_tiles][4], const unsigned (&shown)[M]) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[m][n][e] = shown[m] >> (4 * n + e) & 1 ? s[m][n][e] : lowest<float>();
+  }
+  __device__ void add_biases(float (&s)[M][key_tiles][4], int key) const {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const T* biases = mask.row<T>(query(m, h));
+#pragma unroll
+        for (int n = 0; n < key_tiles; ++n) {
+          const float2 bias = log2_biases(mask, biases, key + 8 * n + lane % 4 * 2);
+          s[m][n][2 * h] += bias.x;
+          s[m][n][2 * h + 1] += bias.y;
+        }
+      }
   }
 
   /// Calls `body(m, half, column, score)` for every score.
@@ -135,9 +175,11 @@ struct WarpRows {
         sum += __shfl_xor_sync(whole_warp, sum, 2);
         // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
         factor[h] = sum == 0 ? 0.f : c.kept / sum;
-        if (lane % 4 == 0 && query(m, h) < c.queries)
-          c.logsumexp[row + 16 * m + lane / 4 + 8 * h] =
-              top[m][h] * (scale.inside * ln_of_2) + math::log(sum);
+        if (lane % 4 != 0 || query(m, h) >= c.queries) continue;
+        const std::int64_t at = row + 16 * m + lane / 4 + 8 * h;
+        const float shift = top[m][h] * (scale.inside * ln_of_2);
+        c.logsumexp[at] = (c.tops != nullptr ? 0.f : shift) + math::log(sum);
+        if (c.tops != nullptr) c.tops[at] = top[m][h];
       }
 #pragma unroll
       for (int d = 0; d < Width / 8; ++d)
@@ -146,7 +188,7 @@ struct WarpRows {
   }
 };
 
-template <class T, int Width, bool dropout>
+template <class T, int Width>
 __global__ void __launch_bounds__(attention_threads, 2)
     forward(const __grid_constant__ AttentionCall c, int row_tiles) {
   constexpr int M = held(Width), query_tile = 64 * M, R = TileRows<Width>::row;
@@ -163,16 +205,16 @@ __global__ void __launch_bounds__(attention_threads, 2)
   const int end = keys_seen(c, min(first + query_tile, c.queries) - 1),
             steps = (end + key_tile - 1) / key_tile;
   const auto copy_step = [&](int step) {
-    copy_rows<key_tile, Width, attention_threads>(keys(step % 2), bits_of<T>(head, c.k), c.k.row,
+    copy_rows<key_tile, Width, attention_threads>(keys(step % 2), shared_bits(c, head, c.k), c.k.row,
                                                   step * key_tile, c.keys);
-    copy_rows<key_tile, Width, attention_threads>(values(step % 2), bits_of<T>(head, c.v), c.v.row,
+    copy_rows<key_tile, Width, attention_threads>(values(step % 2), shared_bits(c, head, c.v), c.v.row,
                                                   step * key_tile, c.keys);
   };
-  copy_rows<query_tile, Width, attention_threads>(q, bits_of<T>(head, c.q), c.q.row, first, c.queries);
+  copy_rows<query_tile, Width, attention_threads>(q, bits_of(head, c.q), c.q.row, first, c.queries);
   if (steps > 0) copy_step(0);
   end_copies();
   const int mine = first + warp * 16 * M;
-  WarpRows<T, Width, dropout> rows(c, head.first_row(c) + mine, mine);
+  WarpRows<T, Width> rows(c, head, mine);
   std::uint32_t left[M][Width / 16][4];
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) copy_step(step + 1);
@@ -195,14 +237,13 @@ __global__ void __launch_bounds__(attention_threads, 2)
 }  // namespace
 
 void launch_attention_mma(const AttentionCall& c) {
-  for_mma_form(c, [&]<class T, int Width, bool dropout>() {
+  for_mma_form(c, [&]<class T, int Width>() {
     constexpr int query_tile = 64 * held(Width);
     constexpr int bytes = 2 * (query_tile + 4 * key_tile) * TileRows<Width>::row;
     const std::int64_t row_tiles = tiles(c.queries, query_tile);
-    cudaFuncSetAttribute(forward<T, Width, dropout>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    forward<T, Width, dropout>
-        <<<grid_of(c.batch * c.heads * row_tiles), attention_threads, bytes, c.stream>>>(
-            c, static_cast<int>(row_tiles));
+    cudaFuncSetAttribute(forward<T, Width>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    forward<T, Width><<<grid_of(c.batch * c.heads * row_tiles), attention_threads, bytes, c.stream>>>(
+        c, static_cast<int>(row_tiles));
   });
 }
 

@@ -103,6 +103,35 @@ __device__ float keep(const AttentionCall& c, std::int64_t row, int j) {
   return word_of(weight_words(c, row, j), j % 4) < c.threshold ? 0.f : c.kept;
 }
 
+/// What is added to a thread's scores of the tile from query `first` and key `j` on; -inf where a bool mask
+/// hides. False where no thread of the block sees anything, so that the tile has no part in anything.
+template <int N>
+__device__ bool biases_of(const HeadMask& mask, int first, int j, float (&bias)[N][N]) {
+  if (mask.m.kind == MaskKind::none) {
+#pragma unroll
+    for (int r = 0; r < N; ++r)
+#pragma unroll
+      for (int n = 0; n < N; ++n) bias[r][n] = 0;
+    return true;
+  }
+  const bool shows = mask.m.kind == MaskKind::shows;
+  const Thread t;
+  bool sees = false;
+#pragma unroll
+  for (int r = 0; r < N; ++r)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int i = first + t.y + side * r, key = j + t.x + side * n;
+      if (shows)
+        bias[r][n] = mask.at<std::uint8_t>(i, key) != 0 ? 0.f : lowest<float>();
+      else
+        bias[r][n] = bias_of(mask.at<float>(i, key));
+      sees = sees || bias[r][n] != lowest<float>();
+    }
+  return __syncthreads_or(sees) != 0;
+}
+__device__ float biased(float score, float bias) { return bias == lowest<float>() ? bias : score + bias; }
+
 template <int Width, int Tile>
 __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_tiles) {
   constexpr int N = Tile / side;
@@ -113,6 +142,7 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;  // long rows first
   const int count = min(Tile, c.queries - first);
   const Thread t;
+  const HeadMask mask(c, head);
   q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
   float out[N][Width / side] = {}, top[N], total[N];
 #pragma unroll
@@ -120,9 +150,11 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
   const int end = keys_seen(c, first + count - 1);
   for (int j = 0; j < end; j += Tile) {
     const int here = min(Tile, c.keys - j);
+    float bias[N][N];
+    if (!biases_of(mask, first, j, bias)) continue;
     __syncthreads();
-    k.load(head.rows<const float>(c.k), c.k.row, j, here, Tile, c.width);
-    v.load(head.rows<const float>(c.v), c.v.row, j, here, Tile, c.width);
+    k.load(head.shared_rows<const float>(c, c.k), c.k.row, j, here, Tile, c.width);
+    v.load(head.shared_rows<const float>(c, c.v), c.v.row, j, here, Tile, c.width);
     __syncthreads();
     float s[N][N];
     dots(q, k, s);
@@ -132,7 +164,7 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
       float larger = top[r];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        s[r][n] = j + t.x + side * n < seen ? s[r][n] * c.scale : lowest<float>();
+        s[r][n] = j + t.x + side * n < seen ? biased(s[r][n] * c.scale, bias[r][n]) : lowest<float>();
         larger = s[r][n] > larger ? s[r][n] : larger;
       }
       larger = row_max(larger);
@@ -159,16 +191,23 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
     const int row = t.y + side * r;
     // A row that sees nothing has the sum 0 and gives zeros; NaN stays.
     factor[r] = total[r] == 0 ? 0.f : 1 / total[r];
-    if (t.x == 0 && row < count) c.logsumexp[head.first_row(c) + first + row] = top[r] + math::log(total[r]);
+    if (t.x != 0 || row >= count) continue;
+    const std::int64_t at = head.first_row(c) + first + row;
+    c.logsumexp[at] = (c.tops != nullptr ? 0.f : top[r]) + math::log(total[r]);
+    if (c.tops != nullptr) c.tops[at] = top[r];
   }
   write<N, Width>(head.rows<float>(c.o), c.o.row, first, count, c.width, out, factor);
 }
 
+/// What a row's scores are relative to; any number for one that sees nothing.
+__device__ float finite(float x) { return x == lowest<float>() ? 0.f : x; }
+
 /// Weights (as forward used them) and the gradient of the scores, of a tile of queries and keys.
 template <int Width, int Tile>
-__device__ void score_gradients(const AttentionGradCall& g, const HeadIndex& head, int first, int j,
-                                const Rows<Width>& q, const Rows<Width>& k, const Rows<Width>& go,
-                                const Rows<Width>& v, const Scores<Tile>& p, const Scores<Tile>& ds) {
+__device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_row, int first, int j,
+                                const float (&bias)[Tile / side][Tile / side], const Rows<Width>& q,
+                                const Rows<Width>& k, const Rows<Width>& go, const Rows<Width>& v,
+                                const Scores<Tile>& p, const Scores<Tile>& ds) {
   constexpr int N = Tile / side;
   const AttentionCall& c = g.forward;
   const Thread t;
@@ -178,14 +217,16 @@ __device__ void score_gradients(const AttentionGradCall& g, const HeadIndex& hea
 #pragma unroll
   for (int r = 0; r < N; ++r) {
     const int i = first + t.y + side * r, seen = i < c.queries ? keys_seen(c, i) : 0;
-    const std::int64_t row = head.first_row(c) + i;
-    const float shift = seen > 0 ? c.logsumexp[row] : 0.f, delta = seen > 0 ? g.delta[row] : 0.f;
+    const std::int64_t row = first_row + i;
+    const float shift = seen > 0 ? finite(c.logsumexp[row]) : 0.f, delta = seen > 0 ? g.delta[row] : 0.f;
+    const float top = seen > 0 && c.tops != nullptr ? finite(c.tops[row]) : 0.f;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const int key = j + t.x + side * n;
       float weight = 0, slope = 0;
       if (key < seen) {
-        const float e = math::exp(s[r][n] * c.scale - shift), kept = keep(c, row, key);
+        const float e = math::exp(biased(s[r][n] * c.scale, bias[r][n]) - top - shift);
+        const float kept = keep(c, row, key);
         weight = e * kept;
         slope = e * (dp[r][n] * kept - delta);
       }
@@ -202,27 +243,34 @@ __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g
   const Rows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
   const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
   const AttentionCall& c = g.forward;
-  const HeadIndex head(c, blockIdx.x / key_tiles);
+  const HeadIndex shared = HeadIndex::sharing(c, blockIdx.x / key_tiles);
   const int j = static_cast<int>(blockIdx.x % key_tiles) * Tile, count = min(Tile, c.keys - j);
-  k.load(head.rows<const float>(c.k), c.k.row, j, count, Tile, c.width);
-  v.load(head.rows<const float>(c.v), c.v.row, j, count, Tile, c.width);
+  k.load(shared.shared_rows<const float>(c, c.k), c.k.row, j, count, Tile, c.width);
+  v.load(shared.shared_rows<const float>(c, c.v), c.v.row, j, count, Tile, c.width);
   float gk[N][Width / side] = {}, gv[N][Width / side] = {};
-  for (int first = first_query(c, j) / Tile * Tile; first < c.queries; first += Tile) {
-    const int here = min(Tile, c.queries - first);
-    __syncthreads();
-    q.load(head.rows<const float>(c.q), c.q.row, first, here, Tile, c.width);
-    go.load(head.rows<const float>(g.go), g.go.row, first, here, Tile, c.width);
-    __syncthreads();
-    score_gradients(g, head, first, j, q, k, go, v, p, ds);
-    __syncthreads();
-    add_products<N, Tile>(go, [&](int i, int key) { return p(i, key); }, gv);
-    add_products<N, Tile>(q, [&](int i, int key) { return ds(i, key); }, gk);
+  const int begin = first_query(c, j) / Tile * Tile;
+  for (int sharer = 0; sharer < c.group; ++sharer) {
+    const HeadIndex head(c, shared.index + sharer);
+    const HeadMask mask(c, head);
+    for (int first = begin; first < c.queries; first += Tile) {
+      const int here = min(Tile, c.queries - first);
+      float bias[N][N];
+      if (!biases_of(mask, first, j, bias)) continue;
+      __syncthreads();
+      q.load(head.rows<const float>(c.q), c.q.row, first, here, Tile, c.width);
+      go.load(head.rows<const float>(g.go), g.go.row, first, here, Tile, c.width);
+      __syncthreads();
+      score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v, p, ds);
+      __syncthreads();
+      add_products<N, Tile>(go, [&](int i, int key) { return p(i, key); }, gv);
+      add_products<N, Tile>(q, [&](int i, int key) { return ds(i, key); }, gk);
+    }
   }
   float one[N], scale[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) one[r] = 1, scale[r] = c.scale;
-  write<N, Width>(head.rows<float>(g.gk), g.gk.row, j, count, c.width, gk, scale);
-  write<N, Width>(head.rows<float>(g.gv), g.gv.row, j, count, c.width, gv, one);
+  write<N, Width>(shared.shared_rows<float>(c, g.gk), g.gk.row, j, count, c.width, gk, scale);
+  write<N, Width>(shared.shared_rows<float>(c, g.gv), g.gv.row, j, count, c.width, gv, one);
 }
 
 template <int Width, int Tile>
@@ -235,16 +283,19 @@ __global__ void __launch_bounds__(block) backward_queries(const AttentionGradCal
   const HeadIndex head(c, blockIdx.x / row_tiles);
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;
   const int count = min(Tile, c.queries - first), end = keys_seen(c, first + count - 1);
+  const HeadMask mask(c, head);
   q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
   go.load(head.rows<const float>(g.go), g.go.row, first, count, Tile, c.width);
   float gq[N][Width / side] = {};
   for (int j = 0; j < end; j += Tile) {
     const int here = min(Tile, c.keys - j);
+    float bias[N][N];
+    if (!biases_of(mask, first, j, bias)) continue;
     __syncthreads();
-    k.load(head.rows<const float>(c.k), c.k.row, j, here, Tile, c.width);
-    v.load(head.rows<const float>(c.v), c.v.row, j, here, Tile, c.width);
+    k.load(head.shared_rows<const float>(c, c.k), c.k.row, j, here, Tile, c.width);
+    v.load(head.shared_rows<const float>(c, c.v), c.v.row, j, here, Tile, c.width);
     __syncthreads();
-    score_gradients(g, head, first, j, q, k, go, v, p, ds);
+    score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v, p, ds);
     __syncthreads();
     add_products<N, Tile>(k, [&](int key, int row) { return ds(row, key); }, gq);
   }
@@ -297,8 +348,9 @@ void launch_attention_grad_plain(const AttentionGradCall& g) {
     allow_memory(backward_keys<Width, Tile>, bytes);
     allow_memory(backward_queries<Width, Tile>, bytes);
     if (key_tiles > 0)
-      backward_keys<Width, Tile><<<grid_of(c.batch * c.heads * key_tiles), block, bytes, c.stream>>>(
-          g, static_cast<int>(key_tiles));
+      backward_keys<Width, Tile>
+          <<<grid_of(c.batch * (c.heads / c.group) * key_tiles), block, bytes, c.stream>>>(
+              g, static_cast<int>(key_tiles));
     backward_queries<Width, Tile>
         <<<grid_of(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(g, static_cast<int>(row_tiles));
   });

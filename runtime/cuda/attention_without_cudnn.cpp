@@ -7,6 +7,7 @@ struct CudnnAttention::Plans {};
 
 CudnnAttention::CudnnAttention(Device) {}
 CudnnAttention::~CudnnAttention() = default;
+bool CudnnAttention::wants(const AttentionCall&) const { return false; }
 bool CudnnAttention::run(const AttentionCall&) { return false; }
 bool CudnnAttention::run(const AttentionGradCall&) { return false; }
 

@@ -9,6 +9,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/dropout.h"
 #include "runtime/ops/random.h"
 
 namespace sherd {
@@ -58,6 +59,69 @@ Tensors split_projection(const Tensor& qkv, std::int64_t heads) {
   Tensors parts;
   for (int i = 0; i < 3; ++i) parts.push_back(transpose(select(packed, 2, i), 1, 2));
   return parts;
+}
+
+/// k or v with each head as often as q's heads share it.
+Tensor with_heads(const Tensor& x, std::int64_t heads) {
+  const Shape& s = x.shape();
+  if (s[1] == heads) return x;
+  const std::int64_t times = heads / s[1];
+  return reshape(expand(unsqueeze(x, 2), {s[0], s[1], times, s[2], s[3]}), {s[0], heads, s[2], s[3]});
+}
+/// Its gradient, in `shared` heads.
+Tensor sum_heads(const Tensor& g, std::int64_t shared) {
+  const Shape& s = g.shape();
+  if (s[1] == shared) return g;
+  return sum(reshape(g, {s[0], shared, s[1] / shared, s[2], s[3]}), {2});
+}
+
+/// Which keys the queries see, of a shape that broadcasts to the scores; nothing where they see all.
+Tensor seen_keys(const AttentionRule& rule, const Tensor& mask, std::int64_t tq, std::int64_t tk,
+                 Device device) {
+  Tensor seen;
+  if (mask.defined())
+    seen = mask.dtype() == DType::boolean ? mask : not_equal(mask, -std::numeric_limits<double>::infinity());
+  if (!rule.causal) return seen;
+  const Tensor past = tril(ones({tq, tk}, {DType::boolean, device}), tk - tq);
+  return seen.defined() ? logical_and(seen, past) : past;
+}
+
+/// q k^T scale, plus a mask that is added; q and k in the dtype that is computed in, as many heads of each.
+Tensor biased_scores(const AttentionRule& rule, const Tensor& q, const Tensor& k, const Tensor& mask) {
+  const Tensor scores = matmul(mul(q, rule.scale), transpose(k, 2, 3));
+  return mask.defined() && is_floating(mask.dtype()) ? add(scores, to(mask, q.dtype())) : scores;
+}
+
+/// Weights with dropout, as the kernels draw it.
+Tensor drop(const AttentionRule& rule, const Tensor& weights) {
+  if (rule.dropout == 0) return weights;
+  if (weights.shape()[3] % 4 == 0) return apply(Dropout{rule.dropout, rule.key}, weights);
+  return mul(weights, dropout_factors(rule, weights.spec()));
+}
+
+/// The weights of scores of which `seen` are seen. The scores of others are replaced before the softmax, so
+/// that no gradient of a row that sees none is 0 times infinity.
+Tensor seen_weights(const Tensor& scores, const Tensor& seen) {
+  if (!seen.defined()) return softmax(scores);
+  const Tensor shown = where(seen, scores, -std::numeric_limits<double>::infinity());
+  return where(seen, softmax(shown), 0);  // rows that see nothing are NaN before
+}
+
+/// With scores that are stored, in f32 for 16-bit floats.
+Tensor masked_formula(const AttentionRule& rule, Inputs in) {
+  const DType wide = compute_dtype(in[0].dtype());
+  const std::int64_t heads = in[0].shape()[1], tq = in[0].shape()[2], tk = in[1].shape()[2];
+  const Tensor q = to(in[0], wide), k = to(with_heads(in[1], heads), wide),
+               v = to(with_heads(in[2], heads), wide);
+  Tensor mask = in[3];
+  const Tensor seen = seen_keys(rule, mask, tq, tk, q.device());
+  if (!mask.defined() || mask.dtype() == DType::boolean || rule.causal || mask.rank() == 0 || tk == 0)
+    return to(matmul(drop(rule, seen_weights(biased_scores(rule, q, k, mask), seen)), v), in[0].dtype());
+  // Rows of -inf are made zeros in the mask and in the result, which are smaller than the scores.
+  const Tensor blind = logical_not(any(seen, {-1}, Keep::dims));
+  mask = masked_fill(mask, blind, 0);
+  const Tensor y = matmul(drop(rule, softmax(biased_scores(rule, q, k, mask))), v);
+  return to(masked_fill(y, blind, 0), in[0].dtype());
 }
 
 /// (B, H, T, D) as (B, T, H D), and back.
@@ -119,6 +183,62 @@ Tensors AttentionGrad::reference(Inputs in) const {
   return {to(gq, in[1].dtype()), to(gk, in[2].dtype()), to(gv, in[3].dtype())};
 }
 
+Specs MaskedAttention::infer(SpecSpan in) const {
+  const Spec &q = in[0], &k = in[1], &v = in[2], &mask = in[3];
+  check<DTypeError>(is_floating(q.dtype) && k.dtype == q.dtype && v.dtype == q.dtype,
+                    "attention: q, k and v are of one floating dtype, got {}, {} and {}", name_of(q.dtype),
+                    name_of(k.dtype), name_of(v.dtype));
+  const Shape &sq = q.shape, &sk = k.shape;
+  check<ShapeError>(sq.rank() == 4 && sk.rank() == 4 && sk == v.shape && sq[0] == sk[0] && sq[3] == sk[3] &&
+                        (sk[1] == sq[1] || (sk[1] > 0 && sq[1] % sk[1] == 0)),
+                    "attention: q {}, k {} and v {} do not fit", sq, sk, v.shape);
+  const Shape rows{sq[0], sq[1], sq[2]};
+  const bool adds = !mask.is_none() && is_floating(mask.dtype);
+  if (!mask.is_none()) {
+    check<DTypeError>(mask.dtype == DType::boolean || mask.dtype == q.dtype,
+                      "attention: a mask is bool or added in q's dtype, got {} for {}", name_of(mask.dtype),
+                      name_of(q.dtype));
+    const Shape scores{sq[0], sq[1], sq[2], sk[2]};
+    check<ShapeError>(broadcast_shapes("attention", mask.shape, scores) == scores,
+                      "attention: a mask of shape {} for scores {}", mask.shape, scores);
+  }
+  return {q, {Shape{adds ? 2 : 1, sq[0], sq[1], sq[2]}, DType::f32, q.device}};
+}
+
+Tensors MaskedAttention::grad(const GradArgs& args) const {
+  if (args.create_graph || exact(args.inputs[0]) || args.need(3))
+    return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor in[] = {args.gy[0],     args.inputs[0],  args.inputs[1], args.inputs[2],
+                       args.inputs[3], args.outputs[0], args.outputs[1]};
+  Tensors g = apply_many(MaskedAttentionGrad{rule}, in);
+  g.push_back({});
+  return g;
+}
+
+// Its gradient reads no numbers of the rows.
+Tensors MaskedAttention::reference(Inputs in) const {
+  const bool adds = in[3].defined() && is_floating(in[3].dtype());
+  const Shape& s = in[0].shape();
+  return {masked_formula(rule, in), zeros({adds ? 2 : 1, s[0], s[1], s[2]}, {DType::f32, in[0].device()})};
+}
+
+Tensors MaskedAttentionGrad::reference(Inputs in) const {
+  const DType wide = compute_dtype(in[1].dtype());
+  const std::int64_t heads = in[1].shape()[1], shared = in[2].shape()[1];
+  const Tensor go = to(in[0], wide), q = to(in[1], wide), k = to(with_heads(in[2], heads), wide),
+               v = to(with_heads(in[3], heads), wide);
+  const Tensor seen = seen_keys(rule, in[4], q.shape()[2], k.shape()[2], q.device());
+  const Tensor weights = seen_weights(biased_scores(rule, q, k, in[4]), seen),
+               factors = dropout_factors(rule, weights.spec());
+  const Tensor g_weights = maybe_mul(matmul(go, transpose(v, -2, -1)), factors);
+  const Tensor g_scores =
+      mul(mul(weights, sub(g_weights, sum(mul(g_weights, weights), {-1}, Keep::dims))), rule.scale);
+  const Tensor gq = matmul(g_scores, k), gk = matmul(transpose(g_scores, -2, -1), q);
+  const Tensor gv = matmul(transpose(maybe_mul(weights, factors), -2, -1), go);
+  return {to(gq, in[1].dtype()), to(sum_heads(gk, shared), in[2].dtype()),
+          to(sum_heads(gv, shared), in[3].dtype())};
+}
+
 Specs SelfAttention::infer(SpecSpan in) const {
   const Spec& qkv = in[0];
   check<DTypeError>(is_floating(qkv.dtype), "self_attention: takes floating dtypes, got {}",
@@ -171,42 +291,20 @@ ops::AttentionRule rule_of(const AttentionOptions& options, std::int64_t rows, s
 
 namespace {
 
-/// k or v with each head as often as q's heads share it.
-Tensor with_heads(const Tensor& x, std::int64_t heads) {
-  const Shape& s = x.shape();
-  const std::int64_t times = heads / s[1];
-  return reshape(expand(unsqueeze(x, 2), {s[0], s[1], times, s[2], s[3]}), {s[0], heads, s[2], s[3]});
+/// Whether kernels of the device take masks and shared heads.
+bool has_masked_kernel(const Tensor& q) {
+  return q.dtype() != DType::f64 && kernel_row<ops::MaskedAttention>().on(q.device().type) != nullptr;
 }
 
-/// With scores that are stored, in f32 for 16-bit floats.
-Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  const bool adds = is_floating(o.mask.dtype());
-  check<DTypeError>(o.mask.dtype() == DType::boolean || o.mask.dtype() == q.dtype(),
-                    "attention: a mask is bool or added in q's dtype, got {} for {}", name_of(o.mask.dtype()),
-                    name_of(q.dtype()));
-  check<DTypeError>(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
-                    "attention: q, k and v are of one floating dtype, got {}, {} and {}", name_of(q.dtype()),
-                    name_of(k.dtype()), name_of(v.dtype()));
-  const Shape &sq = q.shape(), &sk = k.shape();
-  check<ShapeError>(sk == v.shape() && sq[0] == sk[0] && sq[1] == sk[1] && sq[3] == sk[3],
-                    "attention: q {}, k {} and v {} do not fit", sq, sk, v.shape());
-  const Shape shape{sq[0], sq[1], sq[2], sk[2]};
-  check<ShapeError>(broadcast_shapes("attention", o.mask.shape(), shape) == shape,
-                    "attention: a mask of shape {} for scores {}", o.mask.shape(), shape);
-  const DType wide = compute_dtype(q.dtype());
-  const double scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(sq[3])));
-  Tensor scores = matmul(mul(to(q, wide), scale), transpose(to(k, wide), 2, 3)), seen;
-  if (adds) scores = add(scores, to(o.mask, wide));
-  if (!adds) seen = o.mask;
-  if (o.causal) {
-    const Tensor past = tril(ones({sq[2], sk[2]}, {DType::boolean, q.device()}), sk[2] - sq[2]);
-    seen = seen.defined() ? logical_and(seen, past) : past;
-  }
-  if (seen.defined()) scores = where(seen, scores, -std::numeric_limits<double>::infinity());
-  Tensor weights = softmax(scores);
-  if (seen.defined()) weights = where(seen, weights, 0);  // rows that see nothing are NaN before
-  if (o.dropout > 0) weights = dropout(weights, o.dropout);
-  return to(matmul(weights, to(v, wide)), q.dtype());
+/// By the op where the device has a kernel for it, else by the formula, whose gradients need no second
+/// forward.
+Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                        const ops::AttentionRule& rule) {
+  const Tensor in[] = {q, k, v, mask};
+  const ops::MaskedAttention op{rule};
+  if (has_masked_kernel(q)) return apply_many(op, in)[0];
+  op.infer(Specs{q.spec(), k.spec(), v.spec(), mask.defined() ? mask.spec() : Spec::none()});
+  return ops::masked_formula(rule, in);
 }
 
 }  // namespace
@@ -217,13 +315,14 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOpt
   check<ShapeError>(v.shape() == k.shape(), "attention: k and v (B, H, Tk, D) of one shape, got {} and {}",
                     k.shape(), v.shape());
   const std::int64_t heads = q.shape()[1], shared = k.shape()[1];
-  if (heads != shared && v.rank() == 4 && v.shape()[1] == shared && shared > 0 && heads % shared == 0)
-    return attention(q, with_heads(k, heads), with_heads(v, heads), std::move(options));
-  if (options.mask.defined()) return masked_attention(q, k, v, options);
+  const std::int64_t width = q.shape()[3], rows = q.numel() / std::max<std::int64_t>(width, 1);
+  const bool shares = heads != shared && shared > 0 && heads % shared == 0;
+  if (!options.mask.defined() && shares && !has_masked_kernel(q))
+    return attention(q, ops::with_heads(k, heads), ops::with_heads(v, heads), std::move(options));
+  const ops::AttentionRule rule = rule_of(options, rows, k.shape()[2], width);
+  if (options.mask.defined() || shares) return masked_attention(q, k, v, options.mask, rule);
   const Tensor in[] = {q, k, v};
-  return apply_many(ops::Attention{rule_of(options, q.numel() / std::max<std::int64_t>(q.shape()[3], 1),
-                                           k.shape()[2], q.shape()[3])},
-                    in)[0];
+  return apply_many(ops::Attention{rule}, in)[0];
 }
 
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options) {

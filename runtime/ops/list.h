@@ -53,11 +53,12 @@ using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, Wri
 using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
                             Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
-using FusedOps = OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm,
-                        LayerNormGrad, LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad,
-                        BatchNorm, BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
-                        CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, LossTotal, LossTotalGrad, Dropout,
-                        Attention, AttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
+using FusedOps =
+    OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
+           LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
+           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
+           NllGrad, LossTotal, LossTotalGrad, Dropout, Attention, AttentionGrad, MaskedAttention,
+           MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

@@ -162,6 +162,11 @@ TEST_CASE("cuda: random numbers of a graph are those that the step would draw no
         return grad(sum(attention(dropout(x, 0.5), x, x, {.causal = true, .dropout = 0.3})),
                     std::span(&x, 1))[0];
       },
+      [&] {
+        const Tensor shared = narrow(x, 1, 0, 1), mask = rand({x.shape()[2]}, {f32, gpu}) > 0.3;
+        return grad(sum(square(attention(x, shared, shared, {.dropout = 0.3, .mask = mask}))),
+                    std::span(&x, 1))[0];
+      },
       [&] { return grad(sum(recompute([&] { return square(dropout(x, 0.5)); })), std::span(&x, 1))[0]; },
   };
   for (const auto& body : bodies) {

@@ -349,6 +349,17 @@ const std::vector<Case>& cases() {
         {.dtypes = floating_dtypes,
          .f64_by_reference = true,
          .reference = reference(ops::Attention{{0.3, true}})});
+    const Input shared{{2, 1, 7, 4}, {2, 1, 90, 16}}, pairs{{2, 1, 5, 7}, {2, 1, 70, 90}, Kind::mask};
+    for (double p : {0.0, 0.4}) {
+      const ops::MaskedAttention op{{0.3, true, p, {7, 0}}};
+      put("attention with a mask and shared heads, its op" + std::string(p > 0 ? ", dropout" : ""),
+          {heads, shared, shared, pairs},
+          Call([op](std::span<const Tensor> in) { return std::vector{apply_many(op, in)[0]}; }),
+          {.dtypes = floating_dtypes,
+           .layouts = Bits::rounded,
+           .sixteen = Bits::rounded,
+           .reference = reference(op)});
+    }
 
     // ---- moving and picking
     const auto index = [](Shape s, Shape large, std::int64_t bound) {

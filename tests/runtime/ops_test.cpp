@@ -239,6 +239,46 @@ TEST_CASE("ops: random numbers come from the seed alone") {
   CHECK_FALSE(same_bits(rand({70001}), first[0]));
 }
 
+TEST_CASE(
+    "ops: -inf added to a score hides the key as a bool mask does, and a query without keys gives zeros") {
+  for (DType dtype : {f32, f64, bf16}) {
+    for (bool causal : {false, true}) {
+      for (double dropout : {0.0, 0.4}) {
+        for (std::int64_t keys : {8, 7}) {
+          INFO(name_of(dtype) << (causal ? " causal" : "") << " dropout " << dropout << ", " << keys
+                              << " keys");
+          const Tensor seen = logical_and(numbers({5, keys}, boolean), unsqueeze(arange(0, 5) != 3, 1));
+          const Tensor added = where(seen, zeros({}, {dtype}), full({}, -HUGE_VAL, {dtype}));
+          const auto results = [&](const Tensor& mask, bool by_op) {
+            std::vector<Tensor> in{numbers({2, 4, 5, 6}, dtype, 1), numbers({2, 2, keys, 6}, dtype, 2),
+                                   numbers({2, 2, keys, 6}, dtype, 3)};
+            for (Tensor& x : in) x = x.detach().requires_grad_();
+            manual_seed(5);
+            const AttentionOptions options{.causal = causal, .dropout = dropout, .scale = 0.6, .mask = mask};
+            if (!by_op) {
+              std::vector<Tensor> all{attention(in[0], in[1], in[2], options)};
+              for (const Tensor& g : grad(sum(square(all[0])), in)) all.push_back(g);
+              return all;
+            }
+            const RandomKey key = Context::current().generator().reserve(2 * 4 * 5 * 8);
+            const Tensor given[] = {in[0], in[1], in[2], mask};
+            std::vector<Tensor> all{apply_many(ops::MaskedAttention{{0.6, causal, dropout, key}}, given)[0]};
+            for (const Tensor& g : grad(sum(square(all[0])), in)) all.push_back(g);
+            return all;
+          };
+          const std::vector<Tensor> want = results(seen, false);
+          CHECK(amax(abs(select(want[0], 2, 3))).item() == 0);
+          CHECK(amax(abs(select(want[1], 2, 3))).item() == 0);
+          const double rounding = dtype == bf16 ? 0.05 : 1e-5;
+          for (const std::vector<Tensor>& got :
+               {results(added, false), results(seen, true), results(added, true)})
+            for (std::size_t i = 0; i < 4; ++i) CHECK(distance(got[i], want[i]) <= rounding);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("ops: dropout keeps the mean, drops all or nothing at its ends, and its gradient has its mask") {
   manual_seed(1);
   Tensor x = ones({50000}).requires_grad_();
