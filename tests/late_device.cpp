@@ -191,7 +191,9 @@ class LateMeeting final : public PeerMeeting, public std::enable_shared_from_thi
     give_([mine = shared_from_this(), everyone, index, call] { mine->run(everyone, index, call); });
   }
   bool over() noexcept override { return true; }
-  void give_up() noexcept override { given_up_ = true; }
+  void give_up() noexcept override {
+    note([&] { given_up_ = true; });
+  }
 
  private:
   using Bytes = std::vector<std::byte>;  // all parts from one rank
@@ -211,13 +213,20 @@ class LateMeeting final : public PeerMeeting, public std::enable_shared_from_thi
       there.resize(all.size());
       there[rank_] = std::move(bytes);
     }
-    sent_ = ++calls_;
-    for (const auto& one : all)
-      while (one->sent_ < calls_) {
-        if (given_up_) throw std::runtime_error("late: gave up a call among ranks");
-        std::this_thread::yield();
-      }
+    note([&] { sent_ = ++calls_; });
+    for (const auto& one : all) {
+      std::unique_lock lock(of_all_.mutex);
+      of_all_.changed.wait(lock, [&] { return one->sent_ >= calls_ || given_up_; });
+      if (one->sent_ < calls_) throw std::runtime_error("late: gave up a call among ranks");
+    }
     take(arrived_[half][index], call);
+  }
+  /// Changes what others wait for: they sleep, as devices take no core from ranks.
+  template <class F>
+  static void note(const F& change) {
+    const std::scoped_lock lock(of_all_.mutex);
+    change();
+    of_all_.changed.notify_all();
   }
   static void take(const std::vector<Bytes>& arrived, const MeetingCall& call) {
     std::size_t at = 0;
@@ -239,11 +248,16 @@ class LateMeeting final : public PeerMeeting, public std::enable_shared_from_thi
 
   const std::size_t rank_;
   const std::function<void(std::function<void()>)> give_;
-  std::mutex mutex_;                                         // taken by those who send
+  std::mutex mutex_;                                          // taken by those who send
   std::array<std::vector<std::vector<Bytes>>, 2> arrived_{};  // by half and call, then by rank
-  std::uint64_t calls_ = 0;                                  // the queue's thread alone
-  std::atomic<std::uint64_t> sent_{0};
-  std::atomic<bool> given_up_{false};
+  std::uint64_t calls_ = 0;                                   // the queue's thread alone
+  struct OfAll {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+  static inline OfAll of_all_;
+  std::uint64_t sent_ = 0;  // this and the next are guarded by it
+  bool given_up_ = false;
 };
 
 /// What was given to a device to be done again and again.

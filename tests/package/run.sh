@@ -57,8 +57,9 @@ int main() {
 END
   # Beside no shared library the static one is linked for -lsherd.
   [[ $1 == shared ]] || static=--static
-  flags=$(pkg-config $static --cflags --libs sherd)
-  "${CXX:-c++}" -std=c++20 "$dir/main.cpp" -o "$dir/main" $flags "-Wl,-rpath,$(libdir_of "$1")"
+  flags=$(pkg-config $static --cflags sherd)
+  "${compile[@]}" -c "$dir/main.cpp" -o "$dir/main.o" $flags
+  "${CXX:-c++}" "$dir/main.o" -o "$dir/main" $(pkg-config $static --libs sherd) "-Wl,-rpath,$(libdir_of "$1")"
   run_linked "$1" "$dir/main"
 }
 
@@ -82,9 +83,14 @@ as_subproject() {
 }
 
 headers_alone() {
+  local dir=$work/headers
+  mkdir "$dir"
   cd "$include"
-  find . -name '*.h' -printf '%P\n' | xargs -P "$(nproc)" -I{} sh -c \
-    'echo "#include \"{}\"" | ${CXX:-c++} -std=c++20 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -'
+  find . -name '*.h' -printf '%P\n' | while read -r header; do
+    echo "#include \"$header\"" >"$dir/${header//\//-}.cpp"
+  done
+  find "$dir" -name '*.cpp' -print0 |
+    xargs -0 -P "$(nproc)" -I{} "${compile[@]}" -Wall -Wextra -Werror -I. -c {} -o {}.o
 }
 
 # Not one symbol of a back end may meet an application's own copy.

@@ -5,6 +5,10 @@ passed=0 failed=0 skipped=0
 # Settings for another build must not reach the builds in here, nor may the loader be told where to look.
 unset CFLAGS CXXFLAGS LDFLAGS DESTDIR MAKEFLAGS LD_LIBRARY_PATH
 
+# A compiler that has seen the same text before need not look again.
+compile=("${CXX:-c++}" -std=c++20)
+! command -v ccache >/dev/null || compile=(ccache "${compile[@]}")
+
 try() {  # name command...
   local name=$1 start=$SECONDS log="$work/$1.log"
   shift
@@ -49,15 +53,17 @@ with_pkg_config() {  # library
   mkdir "$dir"
   [[ $1 == shared ]] || package=sherd-static
   rpath=-Wl,-rpath,$(pkg-config --variable=libdir sherd)
-  flags=$(pkg-config --cflags --libs $package eigen3)
-  "${CXX:-c++}" -std=c++20 -O1 -DEIGEN_MAX_ALIGN_BYTES=16 "$source/examples/embed/main.cpp" -o "$dir/embed" $flags "$rpath"
+  flags=$(pkg-config --cflags $package eigen3)
+  "${compile[@]}" -O1 -DEIGEN_MAX_ALIGN_BYTES=16 -c "$source/examples/embed/main.cpp" -o "$dir/main.o" $flags
+  "${CXX:-c++}" "$dir/main.o" -o "$dir/embed" $(pkg-config --libs $package eigen3) "$rpath"
   run_linked "$1" "$dir/embed"
 }
 
 with_cmake() {  # library
-  local dir=$work/cmake-$1 libdir
+  local dir=$work/cmake-$1 libdir launcher=
+  [[ ${compile[0]} != ccache ]] || launcher=-DCMAKE_CXX_COMPILER_LAUNCHER=ccache
   libdir=$(libdir_of "$1")
-  cmake -G Ninja -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release \
+  cmake -G Ninja -S "$source/examples/embed" -B "$dir" -DCMAKE_BUILD_TYPE=Release $launcher \
     -DCMAKE_PREFIX_PATH="${libdir%/lib*}" -Dsherd_USE_STATIC_LIBS="$([[ $1 == static ]] && echo ON || echo OFF)"
   cmake --build "$dir"
   run_linked "$1" "$dir/embed"
