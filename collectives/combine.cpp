@@ -32,6 +32,17 @@ A larger(A a, A b) {
   return a > b ? a : b;
 }
 
+/// A loop whose elements do not depend on each other, though what it writes may be what it reads.
+template <class F>
+[[gnu::always_inline]] inline void each_apart(std::int64_t n, const F& f) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (std::int64_t i = 0; i < n; ++i) f(i);
+}
+
 /// `begin(x)` is the first rank's term, `next(acc, x)` adds another's, `end(acc)` finishes. One or two
 /// sources take one pass. `out` may be a source: every element is read before it is written.
 template <class T, class Begin, class Next, class End>
@@ -48,15 +59,14 @@ void fold(std::span<const std::byte* const> sources, T* out, std::int64_t from, 
     const T* x = source(0, at);
     T* y = out + at;
     if (last == 0) {
-#pragma GCC ivdep
-      for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(end(begin(static_cast<A>(x[i]))));
+      each_apart(n, [&](std::int64_t i) { y[i] = static_cast<T>(end(begin(static_cast<A>(x[i])))); });
       continue;
     }
     const T* z = source(last, at);
     if (last == 1) {
-#pragma GCC ivdep
-      for (std::int64_t i = 0; i < n; ++i)
+      each_apart(n, [&](std::int64_t i) {
         y[i] = static_cast<T>(end(next(begin(static_cast<A>(x[i])), static_cast<A>(z[i]))));
+      });
       continue;
     }
     for (std::int64_t i = 0; i < n; ++i) acc[i] = begin(static_cast<A>(x[i]));
@@ -64,8 +74,7 @@ void fold(std::span<const std::byte* const> sources, T* out, std::int64_t from, 
       x = source(r, at);
       for (std::int64_t i = 0; i < n; ++i) acc[i] = next(acc[i], static_cast<A>(x[i]));
     }
-#pragma GCC ivdep
-    for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(end(next(acc[i], static_cast<A>(z[i]))));
+    each_apart(n, [&](std::int64_t i) { y[i] = static_cast<T>(end(next(acc[i], static_cast<A>(z[i])))); });
   }
 }
 

@@ -116,7 +116,7 @@ class ThreadRun {
   }
 
   // A forced unwind has no object behind its exception, which the sanitizer of null references reports.
-  [[gnu::no_sanitize("null")]] void run(int rank, const Inheritance& inheritance, const Body& body) {
+  __attribute__((no_sanitize("null"))) void run(int rank, const Inheritance& inheritance, const Body& body) {
     try {
       inheritance.enter(Context::current());
       Context::current().slot<PeerThreads>().there = crew_->size() > 1;

@@ -27,7 +27,7 @@ static_assert(std::is_trivially_copyable_v<Claim>);
 /// Of the secret, so that it is not sent itself.
 std::array<char, 16> digest_of(const std::string& secret) {
   const std::string checksum = checksum_of(std::as_bytes(std::span(secret)));
-  std::array<char, checksum_digits> digest;
+  std::array<char, checksum_digits> digest{};
   std::ranges::copy(checksum, digest.begin());
   return digest;
 }

@@ -16,7 +16,7 @@ constexpr std::int64_t short_row = 64;  // so short that setting it up takes lon
 
 /// Where every operand of a call stands.
 struct Places {
-  std::byte* at[Operands::most];
+  std::byte* at[Operands::most] = {};
 
   explicit Places(const Operands& w) { std::copy_n(w.data, w.count, at); }
   /// At the beginning of a row.

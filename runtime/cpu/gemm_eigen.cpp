@@ -1,6 +1,8 @@
+#if !defined(__clang__)
 // g++ 12 warns about its own AVX-512 headers once Eigen inlines them.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #define EIGEN_DONT_PARALLELIZE
 #define EIGEN_MPL2_ONLY
 #include <Eigen/Core>

@@ -10,23 +10,30 @@ mkdir -p "$work"
 
 libdir_of() { pkg-config --variable=libdir sherd; }
 loader=/lib64/ld-linux-x86-64.so.2
+level_library() { [[ $1 == x86-64-v2 ]] && echo libsherd.so.0 || echo "glibc-hwcaps/$1/libsherd.so.0"; }
+levels_here() { "$loader" --help | sed -n 's/^ *\(x86-64-v[234]\) (supported, searched)$/\1/p'; }  # the best first
 library_at() {  # level: what the loader takes where that is the only level
   "$loader" --glibc-hwcaps-mask "$1" --list "$work/pkg-config-shared/embed" | sed -n 's/.*libsherd[^ ]* => \(.*\) (.*/\1/p'
 }
 
 # Each level that this processor has finds its own library and gives the same answers to a training.
 levels_found() {
-  local level expected found=0
-  for level in x86-64-v4 x86-64-v3 x86-64-v2; do
-    "$loader" --help | grep -q "$level (supported" || continue
-    expected=libsherd.so.0
-    [[ $level == x86-64-v2 ]] || expected=glibc-hwcaps/$level/libsherd.so.0
-    echo "$level: $(library_at $level)"
-    [[ $(library_at $level) == */x86_64-linux-gnu/$expected ]]
-    "$loader" --glibc-hwcaps-mask $level "$work/pkg-config-shared/embed"
+  local level found=0
+  for level in $(levels_here); do
+    echo "$level: $(library_at "$level")"
+    [[ $(library_at "$level") == */x86_64-linux-gnu/$(level_library "$level") ]]
+    "$loader" --glibc-hwcaps-mask "$level" "$work/pkg-config-shared/embed"
     found=$((found + 1))
   done
   ((found > 0))
+}
+
+# A program that is started as everyone does loads that of the best.
+best_loaded() {
+  local loaded
+  loaded=$(LD_DEBUG=libs sherd --version 2>&1 | sed -n 's/.*calling init: \(.*libsherd.*\)/\1/p')
+  echo "loaded: $loaded"
+  [[ $loaded == */x86_64-linux-gnu/$(level_library "$(levels_here | head -n 1)") ]]
 }
 
 # On the text that came with it.
@@ -46,6 +53,7 @@ static_needs() {
 
 three_ways shared
 try levels levels_found
+try best-level best_loaded
 try program program_trains
 try static-needs static_needs
 three_ways static
