@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "runtime/context.h"
+#include "runtime/math.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn::init {
@@ -32,6 +33,12 @@ Fans fans_of(std::string_view call, const Shape& shape) {
   double field = 1;
   for (int i = 2; i < shape.rank(); ++i) field *= static_cast<double>(shape[i]);
   return {static_cast<double>(shape[1]) * field, static_cast<double>(shape[0]) * field};
+}
+
+/// The share of the normal distribution above x >= 0.
+double upper_share(double x) {
+  const double t = x / std::numbers::sqrt2;
+  return t < 1 ? (1 - math::erf(t)) / 2 : t > 6 ? 0 : math::exp(math::detail::log_erfc(t)) / 2;
 }
 
 double kaiming_deviation(std::string_view call, const Parameter& p, const KaimingOptions& o) {
@@ -132,7 +139,7 @@ void trunc_normal_(Parameter p, double mean, double stddev, double low, double h
   const bool mirrored = high < mean;
   const double from = (mirrored ? mean - high : low - mean) / stddev,
                to = (mirrored ? mean - low : high - mean) / stddev;
-  const auto share_above = [](double x) { return std::erfc(x / std::numbers::sqrt2) / 2; };
+  const auto share_above = [](double x) { return x < 0 ? 1 - upper_share(-x) : upper_share(x); };
   const double least = share_above(to), range = share_above(from) - least;
   constexpr double farthest = 5.6;  // beyond, what erfinv is computed by has too few digits
   check<ValueError>(from <= farthest,

@@ -9,6 +9,7 @@
 #include "nn/on_meta.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/math.h"
 #include "runtime/ops.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/optimizer_steps.h"
@@ -818,7 +819,7 @@ double CosineSchedule::operator()(std::int64_t step) const {
   if (step >= steps) return min_lr;
   const double done =
       static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(steps - warmup, 1));
-  return min_lr + 0.5 * (lr - min_lr) * (1 + std::cos(std::numbers::pi * done));
+  return min_lr + 0.5 * (lr - min_lr) * (1 + math::cos(std::numbers::pi * done));
 }
 
 }  // namespace sherd::nn

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "runtime/math.h"
+
 namespace sherd::nn {
 namespace {
 
@@ -13,7 +15,7 @@ void check_step(std::string_view schedule, std::int64_t step) {
 
 /// Half a cosine from `first` to `last`, at `part` of the way.
 double along_cosine(double first, double last, double part) {
-  return last + (first - last) / 2 * (1 + std::cos(std::numbers::pi * part));
+  return last + (first - last) / 2 * (1 + math::cos(std::numbers::pi * part));
 }
 
 }  // namespace
@@ -21,7 +23,7 @@ double along_cosine(double first, double last, double part) {
 double StepSchedule::operator()(std::int64_t step) const {
   check_step("StepSchedule", step);
   check<ValueError>(every > 0, "StepSchedule: every {} steps; at least 1", every);
-  return lr * std::pow(factor, static_cast<double>(step / every));
+  return lr * math::pow(factor, static_cast<double>(step / every));
 }
 
 double LinearSchedule::operator()(std::int64_t step) const {

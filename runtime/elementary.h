@@ -1,5 +1,5 @@
-// Elementary functions beyond those of runtime/math.h, in the same manner. In float they go through double
-// and are within 1 ulp, in double they are the C library's, unless it is said otherwise.
+// Elementary functions beyond those of runtime/math.h, in the same manner: in float they go through double
+// and are within 1 ulp, in double within 2, unless it is said otherwise.
 #pragma once
 
 #include "runtime/math.h"
@@ -27,6 +27,14 @@ constexpr double atan2(double y, double x) {
   return std::copysign(where(std::copysign(1.0, x) < 0, 3.141592653589793 - right, right), y);
 }
 
+/// log(x) `scale`; exact where that is a double.
+constexpr double log_to_base(double x, Twofold scale) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const double y = rounded(product(log_of(x), scale));
+  const double with_top = where(x < infinity, y, x), with_zero = where(x == 0, -infinity, with_top);
+  return where(x < 0, std::numeric_limits<double>::quiet_NaN(), with_zero);
+}
+
 }  // namespace detail
 
 /// e^x - 1, in double too a polynomial; within 2 ulp, in double 3.
@@ -45,65 +53,118 @@ constexpr T expm1(T x) {
 }
 
 constexpr float exp2(float x) { return static_cast<float>(exp(x * 0.6931471805599453)); }
-constexpr double exp2(double x) { return std::exp2(x); }
+constexpr double exp2(double x) {
+  using F = detail::Format<double>;
+  const double low = where(x < -1080.0, -1080.0, x), z = where(low > 1025.0, 1025.0, low);
+  const double shifted = z + F::round, rest = z - (shifted - F::round);
+  const detail::Twofold r = detail::product(rest, F::ln2_hi);
+  return detail::scaled_exp({r.high, std::fma(rest, F::ln2_lo, r.low)},
+                            std::bit_cast<std::int64_t>(shifted) - std::bit_cast<std::int64_t>(F::round));
+}
 constexpr float log2(float x) { return static_cast<float>(log(double{x}) * 1.4426950408889634); }
-constexpr double log2(double x) { return std::log2(x); }
+constexpr double log2(double x) {
+  return detail::log_to_base(x, {0x1.71547652b82fep+0, 0x1.777d0ffda0d24p-56});
+}
 constexpr float log10(float x) { return static_cast<float>(log(double{x}) * 0.4342944819032518); }
-constexpr double log10(double x) { return std::log10(x); }
+constexpr double log10(double x) {
+  return detail::log_to_base(x, {0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57});
+}
 
-/// Radians, of any size.
+/// Radians, of any size; in double within 3 ulp.
 constexpr float tan(float x) {
   const detail::Angle rest = detail::angle(std::fabs(x));
   const bool odd = (rest.quarters & 1) != 0;
   const double y = where(odd, -rest.cosine, rest.sine) / where(odd, rest.sine, rest.cosine);
   return static_cast<float>(where(std::signbit(x), -y, y));
 }
-constexpr double tan(double x) { return std::tan(x); }
+constexpr double tan(double x) {
+  const detail::Quarters angle = detail::remainder_of(std::fabs(x));
+  const detail::SineAndCosine of = detail::sine_and_cosine(angle.rest);
+  const bool odd = (angle.count & 1) != 0;
+  const double y = where(odd, -of.cosine, of.sine) / where(odd, of.sine, of.cosine);
+  return where(std::signbit(x), -y, y);
+}
 /// The angle of (x, y), from -pi to pi.
 constexpr float atan2(float y, float x) { return static_cast<float>(detail::atan2(y, x)); }
-constexpr double atan2(double y, double x) { return std::atan2(y, x); }
+constexpr double atan2(double y, double x) { return detail::angle_of(y, x); }
 constexpr float atan(float x) { return static_cast<float>(detail::atan2(x, 1)); }
-constexpr double atan(double x) { return std::atan(x); }
+constexpr double atan(double x) { return detail::angle_of(x, 1.0); }
+namespace detail {
+
+/// sqrt(1 - x^2).
+constexpr double other_side(double x) {
+  const Twofold square = product(x, x), rest = ordered_sum(1.0, -square.high);
+  return std::sqrt(rest.high + (rest.low - square.low));
+}
+
+}  // namespace detail
+
 /// NaN outside [-1, 1].
 constexpr float asin(float x) {
   const double v = x;
   return static_cast<float>(detail::atan2(v, std::sqrt((1 - v) * (1 + v))));
 }
-constexpr double asin(double x) { return std::asin(x); }
+constexpr double asin(double x) { return detail::angle_of(x, detail::other_side(x)); }
 constexpr float acos(float x) {
   const double v = x;
   return static_cast<float>(detail::atan2(std::sqrt((1 - v) * (1 + v)), v));
 }
-constexpr double acos(double x) { return std::acos(x); }
+constexpr double acos(double x) { return detail::angle_of(detail::other_side(x), x); }
 
 constexpr float sinh(float x) {
   const double a = std::fabs(x), e = expm1(where(a > 200, 200.0, a));
   return static_cast<float>(std::copysign(0.5 * (e + e / (e + 1)), double{x}));
 }
-constexpr double sinh(double x) { return std::sinh(x); }
+constexpr double sinh(double x) {
+  const double a = std::fabs(x), z = x * x;
+  const double small =
+      std::fma(a * z,
+               detail::horner(z, 0.16666666666666666, 0.008333333333333333, 1.984126984126984e-04,
+                              2.7557319223985893e-06, 2.505210838544172e-08, 1.6059043836821613e-10,
+                              7.647163731819816e-13, 2.8114572543455206e-15, 8.22063524662433e-18),
+               a);
+  const double half = detail::exp_of({a, 0}, -1);  // half of e^a, which is finite where the result is
+  return std::copysign(where(a < 1, small, half - 0.25 / half), x);
+}
 constexpr float cosh(float x) {
   const double e = exp(double{x});
   return static_cast<float>(0.5 * (e + 1 / e));
 }
-constexpr double cosh(double x) { return std::cosh(x); }
+constexpr double cosh(double x) {
+  const double half = detail::exp_of({std::fabs(x), 0}, -1);
+  return half + 0.25 / half;
+}
 constexpr float asinh(float x) {
   const double a = std::fabs(x), root = std::sqrt(a * a + 1);
   const double y = where(a < 1, log1p(a + a * a / (1 + root)), log(a + root));
   return static_cast<float>(std::copysign(y, double{x}));
 }
-constexpr double asinh(double x) { return std::asinh(x); }
+/// In double within 4 ulp, as are the two that follow.
+constexpr double asinh(double x) {
+  const double a = std::fabs(x), near = where(a > 0x1p28, 0.0, a), square = near * near;
+  const double y = log1p(near + square / (1 + std::sqrt(square + 1)));
+  return std::copysign(where(a > 0x1p28, log(a) + 0.6931471805599453, y), x);
+}
 /// NaN below 1.
 constexpr float acosh(float x) {
   const double v = x, y = log(v + std::sqrt(v * v - 1));
   return static_cast<float>(where(v < 1, std::numeric_limits<double>::quiet_NaN(), y));
 }
-constexpr double acosh(double x) { return std::acosh(x); }
+constexpr double acosh(double x) {
+  const double above = where(x > 0x1p28, 1.0, x - 1);
+  const double y = log1p(above + std::sqrt(above * (above + 2)));
+  return where(x > 0x1p28, log(x) + 0.6931471805599453,
+               where(x < 1, std::numeric_limits<double>::quiet_NaN(), y));
+}
 /// NaN outside [-1, 1].
 constexpr float atanh(float x) {
   const double a = std::fabs(x);
   return static_cast<float>(std::copysign(0.5 * log1p(2 * a / (1 - a)), double{x}));
 }
-constexpr double atanh(double x) { return std::atanh(x); }
+constexpr double atanh(double x) {
+  const double a = std::fabs(x);
+  return std::copysign(0.5 * log1p(2 * a / (1 - a)), x);
+}
 
 namespace detail {
 
@@ -151,8 +212,8 @@ constexpr T floor_divide(T a, T b) {
     return where(b == T(0), a / b, where(quotient == T(0), std::copysign(T(0), a / b), nearest));
   }
 }
-/// What dividing by b leaves, of the sign of b and less than it, or by rounding b itself; of an infinite b and
-/// the other sign, b. Of integers and b = 0: 0.
+/// What dividing by b leaves, of the sign of b and less than it, or by rounding b itself; of an infinite b
+/// and the other sign, b. Of integers and b = 0: 0.
 template <class T>
 constexpr T remainder(T a, T b) {
   if constexpr (std::is_integral_v<T>) {

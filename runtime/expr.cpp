@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 
+#include "runtime/elementary.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -82,10 +83,10 @@ Expr where(const Expr& condition, const Expr& a, const Expr& b) {
 }
 
 Expr exp(const Expr& x) {
-  return map(x, [](const Tensor& t) { return exp(t); }, [](double v) { return std::exp(v); });
+  return map(x, [](const Tensor& t) { return exp(t); }, [](double v) { return math::exp(v); });
 }
 Expr log(const Expr& x) {
-  return map(x, [](const Tensor& t) { return log(t); }, [](double v) { return std::log(v); });
+  return map(x, [](const Tensor& t) { return log(t); }, [](double v) { return math::log(v); });
 }
 Expr sqrt(const Expr& x) {
   return map(x, [](const Tensor& t) { return sqrt(t); }, [](double v) { return std::sqrt(v); });
@@ -94,25 +95,25 @@ Expr rsqrt(const Expr& x) {
   return map(x, [](const Tensor& t) { return rsqrt(t); }, [](double v) { return 1 / std::sqrt(v); });
 }
 Expr sin(const Expr& x) {
-  return map(x, [](const Tensor& t) { return sin(t); }, [](double v) { return std::sin(v); });
+  return map(x, [](const Tensor& t) { return sin(t); }, [](double v) { return math::sin(v); });
 }
 Expr cos(const Expr& x) {
-  return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return std::cos(v); });
+  return map(x, [](const Tensor& t) { return cos(t); }, [](double v) { return math::cos(v); });
 }
 Expr sinh(const Expr& x) {
-  return map(x, [](const Tensor& t) { return sinh(t); }, [](double v) { return std::sinh(v); });
+  return map(x, [](const Tensor& t) { return sinh(t); }, [](double v) { return math::sinh(v); });
 }
 Expr cosh(const Expr& x) {
-  return map(x, [](const Tensor& t) { return cosh(t); }, [](double v) { return std::cosh(v); });
+  return map(x, [](const Tensor& t) { return cosh(t); }, [](double v) { return math::cosh(v); });
 }
 Expr tanh(const Expr& x) {
-  return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return std::tanh(v); });
+  return map(x, [](const Tensor& t) { return tanh(t); }, [](double v) { return math::tanh(v); });
 }
 Expr sigmoid(const Expr& x) {
-  return map(x, [](const Tensor& t) { return sigmoid(t); }, [](double v) { return 1 / (1 + std::exp(-v)); });
+  return map(x, [](const Tensor& t) { return sigmoid(t); }, [](double v) { return math::sigmoid(v); });
 }
 Expr erf(const Expr& x) {
-  return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return std::erf(v); });
+  return map(x, [](const Tensor& t) { return erf(t); }, [](double v) { return math::erf(v); });
 }
 Expr round(const Expr& x) {
   return map(x, [](const Tensor& t) { return round(t); }, [](double v) { return std::rint(v); });
@@ -120,7 +121,7 @@ Expr round(const Expr& x) {
 Expr pow(const Expr& x, const Expr& y) {
   return combine(
       x, y, [](const Tensor& a, const auto& b) { return pow(a, b); },
-      [](double a, double b) { return std::pow(a, b); });
+      [](double a, double b) { return math::pow(a, b); });
 }
 
 math::Normal<Expr> normal(const Expr& x) {

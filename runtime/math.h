@@ -1,6 +1,6 @@
 // Elementary functions as plain code without branches. A loop over them vectorises, nvcc compiles them for
 // the device, and an element's result is the same in a vector body, in a scalar tail and on every processor
-// with fused multiply-add. Exceptions: sin, cos and pow of double call the C library.
+// with fused multiply-add, whatever its C library.
 #pragma once
 
 #include <bit>
@@ -9,17 +9,14 @@
 #include <limits>
 #include <type_traits>
 
+#include "runtime/math_steps.h"
+#include "runtime/twofold.h"
+
 namespace sherd::math {
 
 /// A row whose variance is below this part of its squared mean varies by little more than the mean's own
 /// rounding: its mean is found again from the deviations, so that equal numbers deviate by nothing.
 inline constexpr double nearly_constant = 0x1p-20;
-
-/// `c ? a : b`, both sides evaluated.
-template <class T>
-constexpr T where(bool c, T a, T b) {
-  return c ? a : b;
-}
 
 /// A number as an integer: towards zero, the nearest bound where the type ends, and 0 for NaN. The same on
 /// every device and in every lane, where the language promises nothing.
@@ -35,51 +32,11 @@ constexpr To to_integer(From x) {
 
 namespace detail {
 
-template <class T>
-struct Format;
-template <>
-struct Format<float> {
-  using Int = std::int32_t;
-  static constexpr int mantissa = 23, bias = 127;
-  static constexpr float round = 0x1.8p23f;  // adding it rounds to an integer and leaves that in the low bits
-  static constexpr float ln2_hi = 0x1.62e43p-1f, ln2_lo = -0x1.05c61p-29f;
-  static constexpr float exp_min = -104.f, exp_max = 89.f;
-  static constexpr Int sqrt_half = 0x3f3504f3;
-};
-template <>
-struct Format<double> {
-  using Int = std::int64_t;
-  static constexpr int mantissa = 52, bias = 1023;
-  static constexpr double round = 0x1.8p52;
-  static constexpr double ln2_hi = 0x1.62e42fefa39efp-1, ln2_lo = 0x1.abc9e3b39803fp-56;
-  static constexpr double exp_min = -746., exp_max = 710.;
-  static constexpr Int sqrt_half = 0x3fe6a09e667f3bcd;
-};
-
-template <class T>
-constexpr T horner(T, T c) {
-  return c;
-}
-template <class T, class... C>
-constexpr T horner(T x, T c, C... higher) {
-  return std::fma(x, horner(x, T(higher)...), c);
-}
-
-template <class T>
-constexpr T pow2(typename Format<T>::Int k) {
-  return std::bit_cast<T>((k + Format<T>::bias) << Format<T>::mantissa);
-}
-
 // The polynomials are weighted minimax fits. Float and double differ in degree only.
 
 // (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2.
 constexpr float exp_tail(float r) {
   return horner(r, 0.49999994f, 0.16666521f, 0.041668482f, 0.008368666f, 0.0013809038f);
-}
-constexpr double exp_tail(double r) {
-  return horner(r, 0.5000000000000011, 0.16666666666666424, 0.04166666666653041, 0.008333333333485978,
-                0.0013888888943577257, 0.00019841269525330447, 2.4801493155084117e-05, 2.7557569628739367e-06,
-                2.7630225945857e-07, 2.5005301309803347e-08);
 }
 // (log((1+s)/(1-s))/s - 2) / s^2 in z = s^2, for (1+s)/(1-s) between sqrt(1/2) and sqrt(2).
 constexpr float log_tail(float z) { return horner(z, 0.66666776f, 0.39977446f, 0.29873738f); }
@@ -161,7 +118,7 @@ constexpr T log(T x) {
   using Wrapping = std::make_unsigned_t<Int>;  // the differences of negative inputs overflow and are not used
   const auto e = static_cast<Int>(Wrapping(bits) - Wrapping(F::sqrt_half)) >> F::mantissa;
   const T f = std::bit_cast<T>(Wrapping(bits) - (Wrapping(e) << F::mantissa)) - T(1);
-  const T k = T(e) - where(subnormal, T(F::mantissa), T(0));
+  const T k = detail::from_integer<T>(e) - where(subnormal, T(F::mantissa), T(0));
   const T s = f / (T(2) + f);
   const T z = s * s;
   const T log1p = std::fma(-s, f - z * detail::log_tail(z), f);
@@ -283,14 +240,17 @@ constexpr float sine(float a, std::int64_t quarters) {
 
 }  // namespace detail
 
-/// Sine and cosine; radians, of any size. In float within 1 ulp, in double the C library's.
+/// Sine and cosine, within 1 ulp; radians, of any size.
 constexpr float sin(float x) {
   const float y = detail::sine(std::fabs(x), 0);
   return where(std::signbit(x), -y, y);
 }
 constexpr float cos(float x) { return detail::sine(std::fabs(x), 1); }
-constexpr double sin(double x) { return std::sin(x); }
-constexpr double cos(double x) { return std::cos(x); }
+constexpr double sin(double x) {
+  const double y = detail::sine_of(detail::remainder_of(std::fabs(x)), 0);
+  return where(std::signbit(x), -y, y);
+}
+constexpr double cos(double x) { return detail::sine_of(detail::remainder_of(std::fabs(x)), 1); }
 
 /// `x` where the condition holds, else 0, by bits: for a condition that may be the same for a whole loop, of
 /// which the compiler makes no vector by `where`.
@@ -300,25 +260,41 @@ constexpr T only_if(bool condition, T x) {
   return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
 }
 
-/// x to the power y, with IEEE 754's values at the edges. In float within 1 ulp: through double.
-constexpr double pow(double x, double y) { return std::pow(x, y); }
-constexpr float pow(float x, float y) {
-  // All of it in double: a loop with one width of lanes is a loop of vectors. What follows from the power
-  // alone is numbers and bits, since of a truth that is the same in all lanes the compiler makes no vector.
+namespace detail {
+
+/// x to the power y, where `power(size, y)` is that of a number that is not negative.
+template <class Power>
+constexpr double signed_power(double x, double y, const Power& power) {
+  // What follows from the power alone is numbers and bits, since of a truth that is the same in all lanes the
+  // compiler makes no vector.
   constexpr double infinity = std::numeric_limits<double>::infinity();
   using Bits = std::uint64_t;
-  const double base = x, power = y, half = 0.5 * power;
-  const bool integer = std::trunc(power) == power, odd = integer && std::trunc(half) != half;
+  const double half = 0.5 * y;
+  const bool integer = std::trunc(y) == y, odd = integer && std::trunc(half) != half;
   const Bits sign = odd ? Bits{1} << 63 : 0;
   const double none_below = integer ? -infinity : 0;
   // Of a power of 0 the base counts as 1.
-  const double size = only_if(power != 0, std::fabs(base)) + (power != 0 ? 0.0 : 1.0);
-  const double value = where(size == 1, 1.0, exp(power * log(size)));  // of an infinite power too
+  const double size = only_if(y != 0, std::fabs(x)) + (y != 0 ? 0.0 : 1.0);
+  const double value = where(size == 1, 1.0, power(size, y));  // of an infinite power too
   const double with_sign =
-      std::bit_cast<double>(std::bit_cast<Bits>(value) | (std::bit_cast<Bits>(base) & sign));
-  const bool none = base + (base - base) < none_below;  // not of -inf, where the sum is NaN
+      std::bit_cast<double>(std::bit_cast<Bits>(value) | (std::bit_cast<Bits>(x) & sign));
+  const bool none = x + (x - x) < none_below;  // not of -inf, where the sum is NaN
   const double defined = where(none, std::numeric_limits<double>::quiet_NaN(), with_sign);
-  return static_cast<float>(where(base == 1, 1.0, defined));
+  return where(x == 1, 1.0, defined);
+}
+
+}  // namespace detail
+
+/// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
+constexpr double pow(double x, double y) {
+  return detail::signed_power(x, y, [](double size, double power) {
+    return detail::exp_of(detail::product_of_log(power, detail::log_of(size)));
+  });
+}
+/// In float through double: a loop with one width of lanes is a loop of vectors.
+constexpr float pow(float x, float y) {
+  return static_cast<float>(
+      detail::signed_power(x, y, [](double size, double power) { return exp(power * log(size)); }));
 }
 
 struct SinCos {

@@ -7,6 +7,8 @@ namespace sherd {
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // `yield` does nothing on most of these processors
 #endif
 }
 

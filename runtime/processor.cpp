@@ -3,6 +3,10 @@
 // built with -march.
 #include "runtime/processor.h"
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstddef>
 #include <iterator>
 
@@ -35,12 +39,16 @@ void detail::check_processor(const ProcessorFeature* begin, const ProcessorFeatu
   line.add("sherd: this processor lacks");
   line.add(missing.text);
   line.add(", which the library was built for (cpu_arch=" SHERD_CPU_ARCH
-           "); build it on this machine or with -Dcpu_arch=x86-64-v3 or lower");
+           "); build it on this machine or with -Dcpu_arch=" SHERD_FALLBACK_ARCH);
   throw NotImplementedError(line.text);
 }
 
 void check_processor() {
+#if defined(__aarch64__)  // g++ learnt this question late there; the kernel always answers it
+#define SHERD_FEATURE(name, word, bit) {name, (getauxval(word) & (bit)) != 0},
+#else
 #define SHERD_FEATURE(name) {name, __builtin_cpu_supports(name) != 0},
+#endif
   // The last entry keeps the list from being empty where the build asks for nothing.
   const detail::ProcessorFeature features[] = {SHERD_PROCESSOR_NEEDS(SHERD_FEATURE){"baseline", true}};
 #undef SHERD_FEATURE

@@ -91,8 +91,9 @@ class SHERD_API Storage final : public RefCounted {
   bool owned() const { return owner_ != nullptr; }
   /// While pinned, the storage cannot be released: `apply` pins what an op uses until the op has run.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
-  void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
-  int pins() const { return pins_.load(std::memory_order_relaxed); }
+  void unpin() { pins_.fetch_sub(1, std::memory_order_release); }
+  /// Who reads 0 may free the memory: what the op read and wrote was before.
+  int pins() const { return pins_.load(std::memory_order_acquire); }
 
   /// Peers read or write this memory on its device, as `loan` knows, also after this: whoever frees it asks.
   /// On the thread of the rank that lends; the same loan counts once.

@@ -54,9 +54,9 @@ struct AdamFactors {
         share1(static_cast<float>(1 - o.beta1)),
         beta2(static_cast<float>(o.beta2)),
         share2(static_cast<float>(1 - o.beta2)),
-        root2(static_cast<float>(std::sqrt(1 - std::pow(o.beta2, step)))),
+        root2(static_cast<float>(std::sqrt(1 - math::pow(o.beta2, step)))),
         eps(static_cast<float>(o.eps)),
-        rate(static_cast<float>(-(o.lr / (1 - std::pow(o.beta1, step))))) {}
+        rate(static_cast<float>(-(o.lr / (1 - math::pow(o.beta1, step))))) {}
 };
 
 void adam_piece(const AdamFactors& f, float* __restrict p, const float* __restrict g, float* __restrict m,

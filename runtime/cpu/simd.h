@@ -12,6 +12,8 @@
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace sherd::cpu {
@@ -95,6 +97,25 @@ inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
   std::memcpy(y, &b, sizeof b);
   std::memcpy(z, &c, sizeof c);
   for (int i = 0; i < 2; ++i) z[i] = _mm256_fmadd_pd(x[i], y[i], z[i]);
+  std::memcpy(&c, z, sizeof c);
+  return c;
+}
+#elif defined(__aarch64__)
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+  float32x4_t x[4], y[4], z[4];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(z, &c, sizeof c);
+  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  std::memcpy(&c, z, sizeof c);
+  return c;
+}
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+  float64x2_t x[4], y[4], z[4];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(z, &c, sizeof c);
+  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f64(z[i], x[i], y[i]);
   std::memcpy(&c, z, sizeof c);
   return c;
 }

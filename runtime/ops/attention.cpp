@@ -8,6 +8,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/math.h"
 #include "runtime/ops.h"
 #include "runtime/ops/dropout.h"
 #include "runtime/ops/random.h"
@@ -359,12 +360,12 @@ Tensor rotary(const Tensor& x, RotaryOptions o) {
   // Angles in f64: large positions times small rates keep their fractions.
   const TensorOptions exact{DType::f64, x.device()};
   const Tensor rates = exp(mul(arange(0, half, 1, exact),
-                               -std::log(o.base) / static_cast<double>(std::max<std::int64_t>(half, 1))));
+                               -math::log(o.base) / static_cast<double>(std::max<std::int64_t>(half, 1))));
   Tensor slowed = rates;
   if (o.scaling.factor != 1) {
     std::vector<double> share;  // of the full speed, by pair
     for (std::int64_t i = 0; i < half; ++i) {
-      const double rate = std::pow(o.base, -static_cast<double>(i) / static_cast<double>(half));
+      const double rate = math::pow(o.base, -static_cast<double>(i) / static_cast<double>(half));
       const double turns = o.scaling.original * rate / (2 * std::numbers::pi);
       const double full_speed =
           std::clamp((turns - o.scaling.low) / (o.scaling.high - o.scaling.low), 0.0, 1.0);

@@ -231,7 +231,9 @@ Tensor kl_div(const Tensor& log_input, const Tensor& target, Reduction reduction
   return loss_of("kl_div", log_input, target, reduction, [&](const Tensor& x, const Tensor& t) {
     if (form == KlTarget::logarithms) return mul(exp(t), sub(t, x));
     const Tensor some = not_equal(t, 0);  // t log t is 0 at 0
-    return sub(where(some, mul(t, log(where(some, t, 1))), 0), mul(t, x));
+    // One after the other: the order in which t is used is that in which its gradients are added.
+    const Tensor cross = mul(t, x), negative_entropy = where(some, mul(t, log(where(some, t, 1))), 0);
+    return sub(negative_entropy, cross);
   });
 }
 

@@ -68,6 +68,20 @@ void check_function(const std::string& name, double limit, const F& got, const G
   CHECK(worst <= limit);
 }
 
+/// `f` of each argument in a loop, and alone.
+template <class T, class F>
+void check_alone(const F& f) {
+  const std::vector<T> x = arguments<T>();
+  std::vector<T> y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) y[i] = f(x[i]);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    volatile T alone = x[i];
+    const T z = f(alone);
+    const bool same = std::memcmp(&z, &y[i], sizeof(T)) == 0 || (std::isnan(z) && std::isnan(y[i]));
+    REQUIRE(same);
+  }
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last place, everywhere",
@@ -137,6 +151,71 @@ TEST_CASE("elementary functions of floats are the exact ones, rounded, everywher
   check_function<double>("expm1", 3, [](double x) { return math::expm1(x); }, expm1);
 }
 
+TEST_CASE("elementary functions of doubles are right to a few units in the last place, everywhere",
+          "[one thread]") {
+  const auto check = [](const std::string& name, double limit, const auto& got, const auto& want) {
+    check_function<double>(name, limit, got, want);
+    for (const double x : {0., -0., 1., -1., HUGE_VAL, -HUGE_VAL}) {
+      INFO(name << " at " << x);
+      if (!std::isnan(got(x))) CHECK(std::signbit(got(x)) == std::signbit(want(x)));
+    }
+  };
+#define SHERD_CHECK(f, limit) \
+  check(#f, limit, [](double x) { return math::f(x); }, [](long double x) { return std::f(x); })
+  SHERD_CHECK(sin, 1);
+  SHERD_CHECK(cos, 1);
+  SHERD_CHECK(tan, 3);
+  SHERD_CHECK(exp2, 1);
+  SHERD_CHECK(log2, 0.51);
+  SHERD_CHECK(log10, 0.51);
+  SHERD_CHECK(asin, 2);
+  SHERD_CHECK(acos, 2);
+  SHERD_CHECK(atan, 1);
+  SHERD_CHECK(sinh, 2);
+  SHERD_CHECK(cosh, 2);
+  SHERD_CHECK(asinh, 4);
+  SHERD_CHECK(acosh, 4);
+  SHERD_CHECK(atanh, 4);
+#undef SHERD_CHECK
+  for (const double power : {-700.25, -3.0, -0.75, -1e-3, 0.0, 0.1, 1.0, 2.0, 2.5, 3.0, 41.0, 1e4})
+    check(
+        "pow", 1, [&](double x) { return math::pow(x, power); },
+        [&](long double x) { return std::pow(x, static_cast<long double>(power)); });
+}
+
+TEST_CASE("powers and logarithms of doubles are exact where the result is a double") {
+  for (int base = 1; base < 300; ++base) {
+    double product = 1;
+    for (int n = 0; product < 0x1p53; ++n, product *= base == 1 ? 0x1p20 : base) {
+      INFO(base << " to the power " << n);
+      if (base > 1) CHECK(math::pow(double(base), double(n)) == product);
+      if (base == 10) CHECK(math::log10(product) == n);
+    }
+  }
+  for (int n = -1074; n < 1024; ++n) {
+    INFO("2 to the power " << n);
+    CHECK(math::log2(std::ldexp(1.0, n)) == n);
+    CHECK(math::exp2(double(n)) == std::ldexp(1.0, n));
+    CHECK(math::pow(2.0, double(n)) == std::ldexp(1.0, n));
+  }
+}
+
+TEST_CASE("powers and angles of doubles have IEEE 754's values at the edges") {
+  const std::vector<double> values = {0,      -0.,    1,       -1,       0.5,       -2.5,        3,
+                                      -3,     1e-310, -1e-310, 5e-324,   1e300,     0x1p53,      0x1p53 + 2,
+                                      -1e300, 709.9,  -1075,   HUGE_VAL, -HUGE_VAL, std::nan("")};
+  for (const double y : values)
+    for (const double x : values) {
+      INFO(x << ", " << y);
+      const long double wide_x = x, wide_y = y;
+      CHECK(ulps(math::pow(x, y), std::pow(wide_x, wide_y)) <= 1);
+      CHECK(ulps(math::atan2(y, x), std::atan2(wide_y, wide_x)) <= 1);
+      if (!std::isnan(std::pow(x, y))) CHECK(std::signbit(math::pow(x, y)) == std::signbit(std::pow(x, y)));
+      if (!std::isnan(std::atan2(y, x)))
+        CHECK(std::signbit(math::atan2(y, x)) == std::signbit(std::atan2(y, x)));
+    }
+}
+
 TEST_CASE("angles and remainders of floats are the C library's, of every sign and size") {
   std::vector<float> values = {0,      -0.f,   1,     -1,        0.3f,       -2.5f,         7,
                                1e-30f, -1e30f, 3e38f, HUGE_VALF, -HUGE_VALF, std::nanf(""), -1e-42f};
@@ -158,25 +237,18 @@ TEST_CASE("angles and remainders of floats are the C library's, of every sign an
     }
 }
 
-TEST_CASE("a loop that vectorises gives the bits of single calls", "[one thread]") {
-  const std::vector<float> x = arguments<float>();
-  const auto compare = [&](auto f) {
-    std::vector<float> y(x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) y[i] = f(x[i]);
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      volatile float alone = x[i];
-      const float z = f(alone);
-      REQUIRE((std::memcmp(&z, &y[i], 4) == 0 || (std::isnan(z) && std::isnan(y[i]))));
-    }
-  };
-  compare([](float v) { return math::exp(v); });
-  compare([](float v) { return math::log(v); });
-  compare([](float v) { return math::tanh(v); });
-  compare([](float v) { return math::erf(v); });
-  compare([](float v) { return math::expm1(v); });
-  compare([](float v) { return math::tan(v); });
-  compare([](float v) { return math::acos(v); });
-  compare([](float v) { return math::asinh(v); });
+TEMPLATE_TEST_CASE("a loop that vectorises gives the bits of single calls", "[one thread]", float, double) {
+  using T = TestType;
+  const auto compare = [](const auto& f) { check_alone<T>(f); };
+  compare([](T v) { return math::exp(v); });
+  compare([](T v) { return math::log(v); });
+  compare([](T v) { return math::tanh(v); });
+  compare([](T v) { return math::erf(v); });
+  compare([](T v) { return math::expm1(v); });
+  compare([](T v) { return math::tan(v); });
+  compare([](T v) { return math::acos(v); });
+  compare([](T v) { return math::asinh(v); });
+  compare([](T v) { return math::pow(v, T(1.3)); });
 }
 
 TEST_CASE("sine and cosine of turns lie on the circle") {
