@@ -8,6 +8,7 @@
 #include "runtime/apply.h"
 #include "runtime/io/checksum.h"
 #include "runtime/ops/copy.h"
+#include "runtime/ops/index.h"
 #include "runtime/ops/listing.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "tests/runtime/op_cases.h"
@@ -140,6 +141,10 @@ void put_the_rest(std::vector<BitsLine>& lines) {
     copy_each_(to, std::vector{with_specials({101}, dtype), numbers({7}, dtype)});
     digest.add(to);
   });
+  put(lines, "places of a mask", only(DType::boolean), [](Digest& digest, DType dtype) {
+    const Tensor mask = numbers({1001}, dtype, 4);
+    digest.add(sherd::apply(ops::Places{sum(mask).item<std::int64_t>()}, mask));
+  });
   put(lines, "random numbers", floating_dtypes, [](Digest& digest, DType dtype) {
     manual_seed(5);
     digest.add(rand({3001}, {dtype}));
@@ -168,9 +173,16 @@ void put_the_rest(std::vector<BitsLine>& lines) {
 }  // namespace
 
 const std::set<std::string>& products() {
-  static const std::set<std::string> names{
-      "matmul",          "linear", "linear_gelu",       "linear_fp8",
-      "linear_fp8_grad", "conv2d", "conv2d_grad_input", "conv2d_grad_weight"};
+  static const std::set<std::string> names{"matmul",
+                                           "linear",
+                                           "linear_gelu",
+                                           "linear_fp8",
+                                           "linear_fp8_grad",
+                                           "conv2d",
+                                           "conv2d_grad_input",
+                                           "conv2d_grad_weight",
+                                           "masked_attention",
+                                           "masked_attention_grad"};  // the last two by products, but on GPUs
   return names;
 }
 
