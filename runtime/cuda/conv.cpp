@@ -169,7 +169,7 @@ struct Operands3 {
       : x{c.x, last, whole(c.x.shape()[0]), padded(c.rule.groups, c.inputs(), last)},
         w{c.w, last, padded(c.rule.groups, c.outputs(), last), padded(1, c.inputs(), last)},
         y{c.y, last, whole(c.y.shape()[0]), padded(c.rule.groups, c.outputs(), last)},
-        bias{c.bias, last, whole(1), c.makes == ConvMakes::x ? x.channels : y.channels} {}
+        bias{c.bias, last, whole(1), y.channels} {}
   static PaddedAxis whole(std::int64_t size) { return {1, size, size}; }
 };
 
@@ -210,7 +210,8 @@ bool run_cudnn(const Convolution& c) {
   CudnnConv& cudnn = state_of(c.x.device()).cudnn_conv();
   for (bool last : {true, false}) {
     if (last && !wants_channels_last(c)) continue;
-    if (c.bias.defined() && queue(c, cudnn, last, true)) break;
+    // For gradients of images it looks for such a kernel for a second and has none.
+    if (c.bias.defined() && c.makes == ConvMakes::y && queue(c, cudnn, last, true)) break;
     if (!queue(c, cudnn, last, false)) {
       if (last) continue;
       return false;

@@ -20,7 +20,7 @@ enum class ConvMakes : std::uint8_t { y, x, w };
 struct ConvForm {
   ConvMakes makes = ConvMakes::y;
   DType dtype = DType::f32;
-  bool bias = false;           ///< one for each channel is added to what is made, x or y
+  bool bias = false;           ///< one for each channel is added to y, which is made
   bool channels_last = false;  ///< dense so, all three, instead of in row-major order
   /// (N, C, H, W), (out, C / groups, height, width) and (N, out, H, W).
   std::array<std::int64_t, 4> x{}, w{}, y{};

@@ -41,6 +41,9 @@ CudnnGraph::Sizes row_major(CudnnGraph::Sizes sizes) {
 /// What a descriptor holds `name` of, up to `most` descriptors of `type`.
 std::vector<CudnnDescriptor> held(void* of, cudnnBackendAttributeName_t name,
                                   cudnnBackendDescriptorType_t type, int most) {
+  std::int64_t there = 0;
+  if (cudnn()->get(of, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &there, nullptr) == CUDNN_STATUS_SUCCESS)
+    most = static_cast<int>(std::min<std::int64_t>(most, there));
   std::vector<CudnnDescriptor> made;
   std::vector<void*> raw;
   for (int i = 0; i < most; ++i) raw.push_back(made.emplace_back(make_descriptor(type)).get());

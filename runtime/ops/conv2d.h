@@ -44,7 +44,7 @@ struct Conv2d {
 };
 
 /// Inputs: gy, weight, bias (C) or none. Output: the gradient of images of `rows` x `columns`, which is a
-/// transposed convolution of gy; plus the bias, rounded once.
+/// transposed convolution of gy; plus the bias.
 struct Conv2dGradInput {
   static constexpr std::string_view name = "conv2d_grad_input";
   static constexpr Arity arity = 3;
