@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const _
   }
 }
 
+/// Takes packs by value: of references nvcc loads the elements one by one.
 template <class TO, int V, class F, class... TI>
-__device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>&... in) {
+__device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>... in) {
   Pack<TO, V> out;
 #pragma unroll
   for (int j = 0; j < V; ++j) out.at[j] = narrow<TO>(f(widen(in.at[j])...));
