@@ -7,6 +7,7 @@
 #include "runtime/backend.h"
 #include "runtime/cuda/beside_recording.h"
 #include "runtime/cuda/cudnn_graph.h"
+#include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 #include "runtime/tensor.h"
 
@@ -37,8 +38,8 @@ class CudnnPlans {
   const CudnnPlan* find(const Form& form, const CudnnChoice& choice, const Draw& draw) {
     const auto found = of_.find(form);
     if (found != of_.end()) return found->second ? &*found->second : nullptr;
-    if (of_.size() >= most) {
-      backend(DeviceType::cuda).synchronize(device_);  // some may be queued
+    if (of_.size() >= most && !state_of(device_).recording()) {  // which must not wait
+      backend(DeviceType::cuda).synchronize(device_);            // some may be queued
       of_.clear();
     }
     const BesideRecording scope;

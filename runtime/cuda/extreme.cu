@@ -1,5 +1,6 @@
 #include "runtime/cuda/extreme.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "runtime/cuda/block.cuh"
@@ -157,7 +158,8 @@ std::int64_t ExtremeCall::pieces() const {
   // Threads that keep the largest GPU busy; pieces are no shorter than what is worth a thread or a block.
   constexpr std::int64_t threads = 1 << 18, least_column = 64, least_row = 4096;
   const std::int64_t threads_of_result = inner == 1 ? threads_per_block : 1;
-  const std::int64_t wanted = blocks_of(threads, outer * inner * threads_of_result),
+  constexpr std::int64_t most = 1024;  // pieces of a result that one thread joins
+  const std::int64_t wanted = std::min(blocks_of(threads, outer * inner * threads_of_result), most),
                      room = reduce / (inner == 1 ? least_row : least_column);
   return wanted < room ? wanted : room > 1 ? room : 1;
 }

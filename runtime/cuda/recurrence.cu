@@ -11,6 +11,10 @@ namespace {
 
 constexpr int per_thread = 8;  // neighbouring elements, which a thread takes one after another
 
+/// What h is computed in, as on the CPU: what is kept of a running sum or product of floats is its f64 value.
+template <class T>
+using running_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
+
 /// What a stretch does to the h before it. One after another is associative.
 template <class C, bool factors>
 struct Stretch {
@@ -52,13 +56,14 @@ __device__ void load_in_order(const T* row, std::int64_t i, std::int64_t columns
     for (int k = 0; k < per_thread; k += V) {
       const Packed<V, T> pack = load_pack<V>(from + k);
 #pragma unroll
-      for (int j = 0; j < V; ++j) x[reverse ? per_thread - 1 - k - j : k + j] = widen(pack.at[j]);
+      for (int j = 0; j < V; ++j)
+        x[reverse ? per_thread - 1 - k - j : k + j] = static_cast<C>(widen(pack.at[j]));
     }
     return;
   }
 #pragma unroll
   for (int j = 0; j < per_thread; ++j)
-    x[j] = i + j < columns ? widen(row[reverse ? columns - 1 - i - j : i + j]) : rest;
+    x[j] = i + j < columns ? static_cast<C>(widen(row[reverse ? columns - 1 - i - j : i + j])) : rest;
 }
 
 /// The stretch of all threads before this one, and that of all `Warps` in `whole`.
@@ -96,12 +101,42 @@ enum class Pass {
   stretches  // each stretch, from the h that those before it give
 };
 
+template <class C>
+__device__ bool finite(C x) {
+  return x - x == 0;
+}
+template <int Warps>
+__device__ bool any_of_group(bool mine) {
+  if constexpr (Warps == 1) return __any_sync(whole_warp, mine);
+  return __syncthreads_or(mine);
+}
+
+/// Elements [i, end) of a row from the h before them, in one thread, where a product of factors is not
+/// finite: times an h of 0 it would be NaN, which the recurrence itself need not be. Gives every thread the
+/// last h.
+template <class T, int Warps, class C>
+__device__ C one_by_one(const RecurrenceCall& c, std::int64_t row, std::int64_t i, std::int64_t end, int lane,
+                        C h, C* carried) {
+  if (lane == 0)
+    for (; i < end; ++i) {
+      const std::int64_t at = row * c.columns + (c.reverse ? c.columns - 1 - i : i);
+      const C b = static_cast<C>(widen(static_cast<const T*>(c.b)[at]));
+      h = i == 0 ? b : static_cast<C>(widen(static_cast<const T*>(c.a)[at])) * h + b;
+      static_cast<T*>(c.h)[at] = narrow<T>(static_cast<compute_t<T>>(h));
+    }
+  if constexpr (Warps == 1) return __shfl_sync(whole_warp, h, 0);
+  if (lane == 0) *carried = h;
+  __syncthreads();
+  return *carried;
+}
+
 /// A row, or a stretch of one, for `Warps` warps.
 template <class T, bool factors, int Warps, Pass pass>
 __global__ void __launch_bounds__(RowOfThread<Warps>::block)
     recur(const RecurrenceCall c, std::int64_t stretches, std::int64_t length, bool wide) {
-  using C = compute_t<T>;
+  using C = running_t<T>;
   using S = Stretch<C, factors>;
+  __shared__ C carried;
   __shared__ alignas(16) unsigned char memory[Warps * sizeof(S)];
   const RowOfThread<Warps> at;
   if (at.row >= c.rows * stretches) return;  // whole groups
@@ -117,13 +152,23 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
     const std::int64_t i = first + at.lane * per_thread;
     C x[per_thread], f[per_thread];
     load_in_order(b, i, c.columns, c.reverse, wide, C(0), x);
-    if constexpr (factors) load_in_order(a, i, c.columns, c.reverse, wide, C(1), f);
+    if constexpr (factors) {
+      load_in_order(a, i, c.columns, c.reverse, wide, C(1), f);
+      if (i == 0) f[0] = 1;  // nothing is before it, which an infinite factor would make NaN
+    }
     S mine{};
 #pragma unroll
     for (int j = 0; j < per_thread; ++j)
       if (i + j < end) mine = mine.then({x[j], factors ? f[j] : C(1)});
     S whole;
     const S before = stretch_before<Warps>(mine, whole, reinterpret_cast<S*>(memory));
+    if constexpr (factors) {
+      if (any_of_group<Warps>(!finite(mine.factor) || !finite(before.factor) || !finite(whole.factor))) {
+        h = one_by_one<T, Warps>(c, row, first, min(first + Warps * warp_size * per_thread, end), at.lane, h,
+                                 &carried);
+        continue;
+      }
+    }
     if constexpr (pass == Pass::totals) {
       all = all.then(whole);
     } else {
@@ -141,13 +186,15 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
         for (int k = 0; k < per_thread; k += V) {
           Packed<V, T> pack;
 #pragma unroll
-          for (int j = 0; j < V; ++j) pack.at[j] = narrow<T>(x[c.reverse ? per_thread - 1 - k - j : k + j]);
+          for (int j = 0; j < V; ++j)
+            pack.at[j] = narrow<T>(static_cast<compute_t<T>>(x[c.reverse ? per_thread - 1 - k - j : k + j]));
           store_pack(from + k, pack);
         }
       } else {
 #pragma unroll
         for (int j = 0; j < per_thread; ++j)
-          if (i + j < end) to[c.reverse ? c.columns - 1 - i - j : i + j] = narrow<T>(x[j]);
+          if (i + j < end)
+            to[c.reverse ? c.columns - 1 - i - j : i + j] = narrow<T>(static_cast<compute_t<T>>(x[j]));
       }
       h = whole.of(h);
     }
@@ -158,11 +205,12 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
 
 template <class T, bool factors>
 void launch_typed(const RecurrenceCall& c) {
-  static_assert(sizeof(Stretch<compute_t<T>, factors>) <= RecurrenceCall::bytes_of_stretch);
+  static_assert(sizeof(Stretch<running_t<T>, factors>) <= RecurrenceCall::bytes_of_stretch);
   const std::int64_t stretches = c.stretches();
   const auto at = [](const void* data) { return static_cast<const T*>(data); };
   const bool wide = c.columns % per_thread == 0 && wide_rows<T>(c.columns, at(c.b), at(c.a), at(c.h));
-  if (stretches > 1) {
+  if (stretches > 1 &&
+      !factors) {  // factors of a stretch multiplied may leave the numbers that h stays within
     constexpr int tile = 8 * warp_size * per_thread;
     const std::int64_t length = blocks_of(blocks_of(c.columns, stretches), tile) * tile;
     const std::int64_t count = blocks_of(c.columns, length);

@@ -14,7 +14,7 @@ namespace sherd::cuda {
 namespace {
 
 constexpr int long_chunk = 4096, short_chunk = 512;      // elements of a block
-constexpr std::int64_t at_once = std::int64_t{1} << 31;  // elements of a call of CUB
+constexpr std::int64_t at_once = (std::int64_t{1} << 31) - 1;  // elements of a call of CUB
 
 /// Bits of an element's key.
 int key_bits(DType dtype) { return static_cast<int>(size_of(dtype)) * 8; }

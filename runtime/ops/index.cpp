@@ -474,7 +474,9 @@ Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values,
     Shape shape = mask->shape();
     while (shape.rank() < x.rank()) shape.push_back(1);
     const Tensor value = reshape(to(values, x.dtype()), {});
-    apply(ops::FillWhere{}, x, reshape(*mask, shape),
+    const Tensor holds =
+        mask->storage().id() == x.storage().id() ? clone(*mask) : *mask;  // as it is before the write
+    apply(ops::FillWhere{}, x, reshape(holds, shape),
           value.storage().id() == x.storage().id() ? clone(value) : value);
     return x;
   }

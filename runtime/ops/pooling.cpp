@@ -35,7 +35,8 @@ Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
   const auto& [down, across] = rule;
   check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
                     name_of(x.dtype));
-  check<ShapeError>(x.shape.rank() == 4, "{}: input (N, C, H, W), got shape {}", call, x.shape);
+  check<ShapeError>(x.shape.rank() == 4 && x.shape[2] > 0 && x.shape[3] > 0,
+                    "{}: input (N, C, H, W) with pixels, got shape {}", call, x.shape);
   check_axis(call, down), check_axis(call, across);
   const std::int64_t h = x.shape[2] + 2 * down.padding, w = x.shape[3] + 2 * across.padding;
   check<ShapeError>(h >= down.kernel && w >= across.kernel,

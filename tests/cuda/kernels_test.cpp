@@ -1,5 +1,7 @@
 // Kernels of images, scans, order and normalised planes, CPU against CUDA, over sizes that end inside a
 // block, a load of 16 bytes, a chunk or a piece.
+#include <limits>
+
 #include "tests/cuda/agree.h"
 
 using namespace sherd;
@@ -51,6 +53,18 @@ TEST_CASE("cuda: running sums and products agree with the CPU's over lengths of 
               [](std::span<const Tensor> t) { return cumprod(t[0], 1); });
       }
   Values values(2);
+  // Products that leave the numbers, and zeros before, after and among them.
+  const double infinity = std::numeric_limits<double>::infinity();
+  std::vector<Tensor> edges{arange(1, 401, 1, {f32}), full({3000}, 100, {f32}),
+                            cat({zeros({1}), full({3000}, 99, {f32})})};
+  edges.push_back(cat({full({100}, 0.1, {f32}), full({100}, 10, {f32})}));
+  edges.push_back(cat({ones({9}), full({1}, infinity, {f32}), ones({20})}));
+  edges.push_back(cat({full({1}, infinity, {f32}), full({1}, 2, {f32}), zeros({1})}));
+  for (const Tensor& x : edges)
+    for (DType dtype : {f32, bf16, f16}) {
+      INFO(to_string(x.shape()) << " " << name_of(dtype));
+      CHECK(distance_in_ulps(cumprod(on_gpu(to(x, dtype)), 0), cumprod(to(x, dtype), 0)) <= 1);
+    }
   for (DType dtype : {i64, i32, u8}) {
     const Tensor x = values({5, 3000}, dtype, -9, 9);
     for (int axis : {0, 1}) same(cumsum(x, axis), cumsum(on_gpu(x), axis));
@@ -86,8 +100,8 @@ TEST_CASE("cuda: sorting and topk give the CPU's elements and places over length
 TEST_CASE("cuda: extremes and their places agree with the CPU's along any axis", "[sanitized]") {
   if (no_gpu()) return;
   for (DType dtype : {f64, f32, f16, bf16, i64, i32, u8, boolean})
-    for (const Shape& shape :
-         {Shape{1, 1}, Shape{3, 1030}, Shape{1030, 3}, Shape{2, 70000}, Shape{9000, 2}, Shape{5, 129, 33}}) {
+    for (const Shape& shape : {Shape{1, 1}, Shape{3, 1030}, Shape{1030, 3}, Shape{2, 70000}, Shape{9000, 2},
+                               Shape{70000, 3}, Shape{5, 129, 33}}) {
       Values values(1);
       const Tensor x = is_floating(dtype) ? values.with_specials(shape, dtype) : values(shape, dtype, -9, 9);
       const Tensor moved = on_gpu(x), plain = values(shape, dtype, -9, 9), there = on_gpu(plain);
@@ -103,6 +117,15 @@ TEST_CASE("cuda: extremes and their places agree with the CPU's along any axis",
       same(amax(plain), amax(there));
       same(amax(x), amax(moved));
     }
+}
+
+TEST_CASE("cuda: extremes of few long columns") {
+  if (no_gpu()) return;
+  for (std::int64_t columns : {2, 3, 4, 5}) {
+    const Tensor x = reshape(arange(0, 4200000 * columns, 1, {i32, gpu}), {4200000, columns});
+    same(amax(x, {0}), to(narrow(reshape(x, {-1}), 0, x.numel() - columns, columns), Device::cpu()));
+    same(argmax(x, 0), full({columns}, 4199999, {i64}));
+  }
 }
 
 TEST_CASE("cuda: axes turned round are the CPU's") {

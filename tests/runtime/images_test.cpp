@@ -19,7 +19,8 @@ Tensor ramp(std::int64_t rows, std::int64_t columns, DType dtype) {
 }  // namespace
 
 TEST_CASE("a mean of windows beside one another holds what is in its window alone") {
-  const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN(),
+               infinite = std::numeric_limits<double>::infinity();
   const Tensor x = Tensor::from<double>({1, 2, 3, nan, 5, 6, infinite, 8}, {1, 1, 2, 4});
   const auto y = adaptive_avg_pool2d(x, {2, 2}).to_vector<double>();
   CHECK((y[0] == 1.5 && std::isnan(y[1]) && y[2] == 5.5 && y[3] == infinite));
@@ -154,6 +155,13 @@ TEST_CASE("images: what is not finite stays near its pixel") {
     for (std::int64_t i = 0; i < 16; ++i)
       for (std::int64_t j = 0; j < 16; ++j)
         if (i < 6 || i > 11 || j < 6 || j > 11) CHECK(y[{0, 0, i, j}].item() == 0);
+  }
+}
+
+TEST_CASE("images: pooling refuses images without pixels, though padding alone may hold a window") {
+  for (const Shape& shape : {Shape{1, 1, 0, 4}, Shape{1, 1, 4, 0}}) {
+    CHECK_THROWS_AS(max_pool2d(zeros(shape), 2, {.padding = 1}), ShapeError);
+    CHECK_THROWS_AS(avg_pool2d(zeros(shape), 2, {.padding = 1}), ShapeError);
   }
 }
 

@@ -225,6 +225,14 @@ TEST_CASE("indexing: a tensor may be written with a part of itself") {
   CHECK(x[0].item() == 3);
 }
 
+TEST_CASE("indexing: a mask may be another view of what it writes, and holds as it was before") {
+  Tensor x =
+      Tensor::from(std::vector<bool>{false, true, true, false, false, true, false, false, false}, {3, 3});
+  const Tensor expected = logical_or(x, transpose(x, 0, 1));
+  x[transpose(x, 0, 1)] = 1;
+  CHECK(same_bits(x, expected));
+}
+
 TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   const Tensor x = counted({3, 4}), s = Tensor::scalar(1), at = Tensor::from({0}, {1});
   const auto refused = [](auto call, const char* word) {

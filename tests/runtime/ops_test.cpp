@@ -986,6 +986,7 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
     full({1}, 1), arange(0, 1), rand({1}), randn({1}), randint(0, 2, {1}), randperm(1);
     const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({2}), norm = zeros({}, {f64});
     copy_each_(std::vector{p}, std::vector{ones({2})});
+    sherd::apply(ops::Places{2}, Tensor::from(std::vector<bool>{true, false, true}, {3}));
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
     apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
     apply_many(ops::RmspropStep{}, std::vector{lr, p, zeros({2}), zeros({2})});
