@@ -75,10 +75,10 @@ as_subproject() {
   targets=$(sed -n 's/.*"name": "\([^"]*\)".*/\1/p' <<<"$plan")
   grep -qx embed <<<"$targets"
   # Tests and tools stay at home in a subproject.
-  ! grep -E '_test$' <<<"$targets"
+  none_of '_test$' <<<"$targets"
   [[ $(grep -cx sherd <<<"$targets") == 1 ]]
   grep -q 'libsherd\.a"' <<<"$plan"
-  ! grep 'libsherd\.so' <<<"$plan"
+  none_of 'libsherd\.so' <<<"$plan"
   ninja -C "$dir/build" -n >/dev/null
 }
 
@@ -99,8 +99,8 @@ symbols_stay_inside() {
   for library in "$work/stage$inside"/libsherd.{so,a}; do
     [[ -e $library ]] || continue
     symbols=$(nm -C --defined-only $([[ $library == *.so ]] && echo -D) "$library" 2>/dev/null)
-    ! grep -E '(^|[^_[:alnum:]])Eigen::' <<<"$symbols"
-    [[ $library == *.a ]] || ! grep -E 'sherd_eigen|nlohmann' <<<"$symbols"
+    none_of '(^|[^_[:alnum:]])Eigen::' <<<"$symbols"
+    [[ $library == *.a ]] || none_of 'sherd_eigen|nlohmann' <<<"$symbols"
   done
 }
 
