@@ -33,7 +33,7 @@ best_loaded() {
   local loaded
   loaded=$(LD_DEBUG=libs sherd --version 2>&1 | sed -n 's/.*calling init: \(.*libsherd.*\)/\1/p')
   echo "loaded: $loaded"
-  [[ $loaded == */x86_64-linux-gnu/$(level_library "$(levels_here | head -n 1)") ]]
+  [[ $loaded -ef $(libdir_of)/$(level_library "$(levels_here | head -n 1)") ]]
 }
 
 # On the text that came with it.
