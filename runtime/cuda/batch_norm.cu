@@ -8,11 +8,10 @@ namespace {
 
 constexpr int block = 256;
 
-/// How a block's threads lie over its channels: all along the elements of one, or, where neighbouring
-/// elements belong to neighbouring channels, 32 channels side by side.
-template <bool side_by_side>
+/// A block's threads lie over 32 channels side by side, as neighbouring elements belong to neighbouring
+/// channels.
 struct Tile {
-  static constexpr int across = side_by_side ? 32 : 1, along = block / across;
+  static constexpr int across = 32, along = block / across;
   const BatchNormCall& c;
   int x = static_cast<int>(threadIdx.x) % across, y = static_cast<int>(threadIdx.x) / across;
   std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * across + x;
@@ -23,8 +22,7 @@ struct Tile {
   template <class F>
   __device__ void for_each(const F& body) const {
     if (!inside()) return;
-    for (std::int64_t i = y; i < c.batch * c.inner; i += along)
-      body((i / c.inner * c.channels + channel) * c.inner + i % c.inner);
+    for (std::int64_t i = y; i < c.batch; i += along) body(i * c.channels + channel);
   }
   /// The sum of the channel's threads, in each of them.
   __device__ double sum(double mine, double (&shared)[block]) const {
@@ -39,13 +37,13 @@ struct Tile {
   }
 };
 
-template <class T, bool side_by_side>
+template <class T>
 __global__ void __launch_bounds__(block) statistics(const BatchNormCall c) {
   using C = compute_t<T>;
   __shared__ double shared[block];
-  const Tile<side_by_side> tile(c);
+  const Tile tile(c);
   const T* x = static_cast<const T*>(c.x);
-  const auto elements = static_cast<double>(c.batch * c.inner);
+  const auto elements = static_cast<double>(c.batch);
   double total = 0, squares = 0;
   tile.for_each([&](std::int64_t i) { total += static_cast<double>(static_cast<C>(x[i])); });
   const C mean = static_cast<C>(tile.sum(total, shared) / elements);
@@ -75,19 +73,19 @@ __global__ void __launch_bounds__(block) normalise(const BatchNormCall c, std::i
   using C = compute_t<T>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x; i < n; i += step) {
-    const std::int64_t channel = i / c.inner % c.channels;
+    const std::int64_t channel = i % c.channels;
     const C d = static_cast<C>(static_cast<const T*>(c.x)[i]) - static_cast<const C*>(c.mean)[channel];
     const C shift = c.bias ? static_cast<const C*>(c.bias)[channel] : C(0);
     static_cast<T*>(c.y)[i] = static_cast<T>(std::fma(d, factor_of<T>(c, channel), shift));
   }
 }
 
-template <class T, bool side_by_side>
+template <class T>
 __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
   using C = compute_t<T>;
   __shared__ double shared[block];
   const BatchNormCall& c = g.forward;
-  const Tile<side_by_side> tile(c);
+  const Tile tile(c);
   const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(g.gy);
   const std::int64_t channel = tile.inside() ? tile.channel : 0;
   const C mean = static_cast<const C*>(c.mean)[channel];
@@ -99,7 +97,7 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
   });
   ones = tile.sum(ones, shared);
   along = tile.sum(along, shared);
-  const auto elements = static_cast<double>(c.batch * c.inner);
+  const auto elements = static_cast<double>(c.batch);
   const auto rstd = static_cast<double>(rstd_of<T>(c, channel));
   if (tile.y == 0 && tile.inside()) {
     static_cast<C*>(g.gbias)[channel] = static_cast<C>(ones);
@@ -114,34 +112,22 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
   });
 }
 
-/// Calls `f.operator()<T, side_by_side>(blocks)`.
-template <class F>
-void for_tiles(const BatchNormCall& c, F&& f) {
-  for_floating(c.dtype, [&]<class T>() {
-    if (c.inner == 1)
-      f.template operator()<T, true>(static_cast<unsigned>((c.channels + 31) / 32));
-    else
-      f.template operator()<T, false>(static_cast<unsigned>(c.channels));
-  });
-}
+unsigned blocks_of_tiles(const BatchNormCall& c) { return grid_of(blocks_of(c.channels, Tile::across)); }
 
 }  // namespace
 
 void launch_channel_statistics(const BatchNormCall& c) {
-  for_tiles(c, [&]<class T, bool side_by_side>(unsigned blocks) {
-    statistics<T, side_by_side><<<blocks, block, 0, c.stream>>>(c);
-  });
+  for_floating(c.dtype, [&]<class T>() { statistics<T><<<blocks_of_tiles(c), block, 0, c.stream>>>(c); });
 }
 
 void launch_batch_norm(const BatchNormCall& c) {
-  const std::int64_t n = c.batch * c.channels * c.inner;
+  const std::int64_t n = c.batch * c.channels;
   for_floating(c.dtype, [&]<class T>() { normalise<T><<<blocks_for(n), block, 0, c.stream>>>(c, n); });
 }
 
 void launch_batch_norm_grad(const BatchNormGradCall& g) {
-  for_tiles(g.forward, [&]<class T, bool side_by_side>(unsigned blocks) {
-    gradient<T, side_by_side><<<blocks, block, 0, g.forward.stream>>>(g);
-  });
+  const BatchNormCall& c = g.forward;
+  for_floating(c.dtype, [&]<class T>() { gradient<T><<<blocks_of_tiles(c), block, 0, c.stream>>>(g); });
 }
 
 }  // namespace sherd::cuda

@@ -1,12 +1,13 @@
-// Batch normalisation, as calls on plain pointers. Safe to include in device code.
+// Batch normalisation of channels that lie side by side, as calls on plain pointers. Safe to include in
+// device code.
 #pragma once
 
 #include "runtime/cuda/kernels.h"
 
 namespace sherd::cuda {
 
-/// x: dense (batch, channels, inner) of `dtype`. Arrays of one value a channel are of its compute type;
-/// weight and bias may be null.
+/// x: dense (batch, channels, inner) of `dtype`; the calls here take an inner of 1, plane_norm.h the others.
+/// Arrays of one value a channel are of its compute type; weight and bias may be null.
 struct BatchNormCall {
   DType dtype = DType::f32;
   std::int64_t batch = 0, channels = 0, inner = 0;
