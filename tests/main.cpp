@@ -22,7 +22,7 @@ const std::string& case_name(const Catch::TestCaseStats& stats) { return stats.t
 struct Tally {
   bool started = false;
   int passed = 0, failed = 0, skipped = 0;
-  std::vector<std::string> notes;  // one line per skip, and per case that asserted nothing
+  std::vector<std::string> notes;  // one line per case that failed or was skipped
 
   std::mutex mutex;  // ranks are threads, so any of them may ask for the skip
   std::set<std::string> reasons;
@@ -31,6 +31,7 @@ struct Tally {
     const std::scoped_lock lock(mutex);
     if (totals.testCases.failed > 0) {
       ++failed;
+      notes.push_back("failed: " + name);
     } else if (!reasons.empty()) {
       ++skipped;
       std::string line;
