@@ -8,6 +8,7 @@
 
 #include "nn/copy_record.h"
 #include "nn/on_meta.h"
+#include "nn/state_names.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/reach.h"
@@ -447,6 +448,9 @@ StateDict Module::state_dict() const {
   all.on_param = [&](const std::string& name, const Parameter& p) {
     if (!seen.insert(p.id()).second) return;
     state.emplace_back(name, p.owner() != nullptr ? p.owner()->state(p) : p.local().detach());
+    if (state.part.empty() && state.back().second.shape() != p.shape())
+      state.part =
+          fmt::format("'{}', of whose shape {} it has {}", name, p.shape(), state.back().second.shape());
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() != Persistence::saved) return;
@@ -462,7 +466,10 @@ StateDict::const_iterator StateDict::find(std::string_view name) const {
 }
 const Tensor& StateDict::at(std::string_view name) const {
   const auto found = find(name);
-  check<ValueError>(found != end(), "state: has no '{}' among its {} names", shown(name, 200), size());
+  if (const auto why = unread.find(name); found == end() && why != unread.end())
+    fail<ValueError>("state: '{}' was not read: {}", shown(name, 200), why->second);
+  check<ValueError>(found != end(), "state: has no '{}' among its {} names{}", shown(name, 200), size(),
+                    names_beside(*this, name));
   return found->second;
 }
 bool StateDict::contains(std::string_view name) const { return find(name) != end(); }
@@ -474,12 +481,14 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   std::vector<std::pair<Tensor, Tensor>> copies;  // into, from; all are checked before the first is copied
   std::vector<std::pair<Buffer*, Tensor>> loads;
   std::unordered_map<const void*, std::string> missing;
-  std::unordered_set<const void*> taken;
+  std::unordered_map<const void*, std::pair<std::string, Tensor>> taken;
+  std::unordered_set<std::string> asked;
   std::vector<ParameterOwner*> owners;
   std::string of_owners;  // the end of messages about names
   const auto take = [&](const std::string& name, const void* id, const Tensor& into,
                         const std::string& of_owner = "") -> std::optional<Tensor> {
     const auto found = given.find(name);
+    asked.insert(name);
     if (found == given.end()) {
       if (!taken.contains(id)) missing.emplace(id, name);
       return {};
@@ -499,10 +508,11 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
                        "memory with materialize()",
                        name);
     missing.erase(id);
-    taken.insert(id);
     const Tensor from = found->second;
     given.erase(found);
-    return from;
+    const auto [first, is_first] = taken.emplace(id, std::pair(name, from));
+    if (!is_first) check_tied("load_state_dict", first->second, {name, from});
+    return is_first ? std::optional(from) : std::nullopt;
   };
   Traversal all;
   all.on_param = [&](const std::string& name, const Parameter& p) {
@@ -520,15 +530,23 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
     if (const auto from = take(name, &b, b.tensor())) loads.emplace_back(&b, *from);
   };
   all.run(*this);
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : state)
+    if (given.contains(name)) unknown.push_back(name);
+  for (const auto& [name, why] : state.unread)
+    if (!asked.contains(name)) unknown.push_back(name);
   if (strict == Strict::yes) {
+    if (!missing.empty()) {
+      const std::string& name = missing.begin()->second;
+      fail<ValueError>(
+          "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the "
+          "module's{}{}",
+          name, missing.size(), names_beside(state, name), of_owners);
+    }
     check<ValueError>(
-        missing.empty(),
-        "load_state_dict: the state lacks '{}' ({} missing in all); pass Strict::no to keep the module's{}",
-        missing.empty() ? "" : missing.begin()->second, missing.size(), of_owners);
-    check<ValueError>(
-        given.empty(),
+        unknown.empty(),
         "load_state_dict: the module has no '{}' ({} unknown in all); pass Strict::no to ignore them{}",
-        given.empty() ? "" : given.begin()->first, given.size(), of_owners);
+        unknown.empty() ? "" : unknown.front(), unknown.size(), of_owners);
   }
   const NoGrad guard;
   for (ParameterOwner* owner : owners) owner->before_write();
@@ -537,8 +555,7 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   Mismatch left;
   for (auto& [id, name] : missing) left.missing.push_back(std::move(name));
   std::ranges::sort(left.missing);
-  for (const auto& [name, tensor] : state)
-    if (given.contains(name)) left.unknown.push_back(name);
+  left.unknown = std::move(unknown);
   return left;
 }
 

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <iosfwd>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,6 +91,11 @@ class SHERD_API StateDict : public std::vector<std::pair<std::string, Tensor>> {
   /// The tensor of that name; ValueError if there is none.
   const Tensor& at(std::string_view name) const;
   bool contains(std::string_view name) const;
+
+  /// Tensors that a file has and that could not be read, by name, and why.
+  std::map<std::string, std::string, std::less<>> unread;
+  /// A tensor that is one rank's part, and of what; empty where all are whole.
+  std::string part;
 
  private:
   const_iterator find(std::string_view name) const;

@@ -13,8 +13,10 @@
 #include "nn/on_meta.h"
 #include "nn/pretrained_config.h"
 #include "nn/state_file.h"
+#include "nn/state_names.h"
 #include "runtime/context.h"
 #include "runtime/io/durable.h"
+#include "runtime/log.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 
@@ -111,8 +113,8 @@ std::vector<Member> members_of(const Module& model, const Dialect& dialect) {
 
 /// A tensor of one of the files.
 struct Place {
-  const SafetensorsFile* file;
-  const TensorEntry* entry;
+  const SafetensorsFile* file = nullptr;
+  const TensorEntry* entry = nullptr;
   std::string in;  // the file's name
 };
 
@@ -254,6 +256,12 @@ class Loader {
         options_(options),
         weights_(folder, options.files) {}
 
+  /// Whether the files have other values under a second name of a parameter. Changes nothing.
+  bool has_untied() {
+    find(members_of(model_, dialect_));
+    return untied_;
+  }
+
   LoadReport load() {
     const std::vector<Member> members = members_of(model_, dialect_);
     find(members);
@@ -271,7 +279,7 @@ class Loader {
     Parameter parameter;
     std::string name;
     Place place;
-    bool transposed;
+    bool transposed = false;
   };
 
   /// Compares names and headers with the model.
@@ -287,16 +295,36 @@ class Loader {
   /// The first of a member's names that the files have gives the values; its others are known too.
   void find(const Member& member, std::set<std::string, std::less<>>& used) {
     bool seen = false, found = false;
+    Source first;
     for (const Stored& stored : member.stored) {
       for (const std::string& name : {stored.name, without_trunk(stored.name)}) {
         seen = seen || weights_.damaged.contains(name);
         const Place* place = weights_.find(name);
         if (place == nullptr || !used.insert(name).second) continue;
-        if (std::exchange(found, true)) continue;
-        add({member.parameter, name, *place, stored.transposed}, used);
+        Source source{member.parameter, name, *place, stored.transposed};
+        if (std::exchange(found, true))
+          compare(first, source);
+        else
+          add(first = source, used);
       }
     }
     if (!seen && !found) report_.missing.push_back(member.stored.front().name);
+  }
+
+  /// A second name of what the model has once: damaged where its values are others.
+  void compare(const Source& first, const Source& second) {
+    if (!flaw_of(first).empty()) return;  // is reported
+    std::string why = flaw_of(second);
+    if (why.empty()) {
+      const std::optional<Tensor> a = read(first), b = read(second);
+      if (!a || !b || same_values(*a, *b)) return;
+      untied_ = true;
+      why = fmt::format(
+          "its values are not those of '{}', and the model has one parameter for both; make it "
+          "with tie_word_embeddings = false, as load_gpt and load_llama do",
+          shown(first.name));
+    }
+    report_.damaged.push_back({second.name, std::move(why)});
   }
 
   std::string without_trunk(const std::string& name) const {
@@ -415,8 +443,9 @@ class Loader {
     add("missing", missing);
     add("unknown", unknown);
     fail<ValueError>(
-        "load_pretrained: '{}': tensors are {}; {}; pass Strict::no for a report in place of this",
-        shown(folder_.string(), 300), fmt::join(parts, ", "), state);
+        "load_pretrained: '{}': tensors are {}; {}; pass Strict::no for a report in place of this{}",
+        shown(folder_.string(), 300), fmt::join(parts, ", "), state,
+        report_.missing.empty() ? "" : names_beside(report_.unknown, report_.missing[0]));
   }
 
   Module& model_;
@@ -427,6 +456,7 @@ class Loader {
   std::vector<Source> sources_;
   std::optional<std::pair<std::int64_t, std::int64_t>> scale_block_;
   LoadReport report_;
+  bool untied_ = false;
 };
 
 LoadReport load(Module& model, const Dialect& dialect, const Path& folder, const LoadOptions& options) {
@@ -434,11 +464,27 @@ LoadReport load(Module& model, const Dialect& dialect, const Path& folder, const
   return Loader(model, dialect, folder, options).load();
 }
 
+/// Whether the folder has other values for the head than for the embedding with which `tied` has one
+/// parameter for both.
+template <class Model>
+bool has_head_of_its_own(const Model& tied, const Path& folder, FileSystem& files) {
+  const LoadOptions options{Strict::no, {}, files};
+  constexpr bool gpt = std::is_same_v<Model, Gpt>;
+  return Loader(const_cast<Model&>(tied), gpt ? gpt_dialect : llama_dialect, folder, options).has_untied();
+}
+
 /// A model made on `meta`, so that the files are looked at before it takes memory.
 template <class Model, class Options>
 Model loaded(Options options, const Path& folder, std::optional<DType> dtype, Device device,
              FileSystem& files) {
   options.tensor = {dtype.value_or(options.tensor.dtype), Device::meta()};
+  if (options.tie_word_embeddings && has_head_of_its_own(Model(options), folder, files)) {
+    options.tie_word_embeddings = false;
+    write_log(LogLevel::warning,
+              "pretrained: '{}': tie_word_embeddings is true, and the head's values are not the embedding's: "
+              "the file's head is taken, without the tie",
+              shown(folder.string(), 300));
+  }
   Model model(options);
   load_pretrained(model, folder, {Strict::yes, device, files});
   model.options.tensor.device = device;
@@ -513,13 +559,46 @@ void save(const StateDict& state, const Path& folder, const json& config,
       options.files);
 }
 
+std::int64_t& vocabulary(GptOptions& o) { return o.vocab; }
+std::int64_t& vocabulary(LlamaOptions& o) { return o.vocab_size; }
+
+/// The model's options with the vocabulary and the tie that its weights have now. StateError where they have
+/// other shapes or names than such a model: the folder would not load.
+template <class Model>
+auto options_of_weights(const Model& model, const StateDict& state, const Dialect& dialect) {
+  auto options = model.options;
+  vocabulary(options) = state.front().second.size(0);  // the embedding, which is every model's first
+  options.tie_word_embeddings =
+      std::ranges::any_of(members_of(model, dialect), [](const Member& m) { return m.stored.size() > 1; });
+  options.tensor.device = Device::meta();
+  std::map<std::string, Shape, std::less<>> expected;
+  for (const Member& m : members_of(Model(options), dialect)) {
+    Shape shape = m.parameter.shape();
+    if (m.stored.front().transposed) std::swap(shape[0], shape[1]);
+    expected.emplace(m.stored.front().name, shape);
+  }
+  for (const auto& [name, tensor] : state) {
+    const auto found = expected.find(name);
+    check<StateError>(found != expected.end() && found->second == tensor.shape(),
+                      "save_pretrained: '{}' has shape {}, a model of these options has {}; what is written "
+                      "would not load: make a model of the new sizes and copy the weights into it",
+                      name, tensor.shape(),
+                      found == expected.end() ? "none of that name" : to_string(found->second));
+    expected.erase(found);
+  }
+  check<StateError>(expected.empty(), "save_pretrained: the model lacks '{}', which its options ask for",
+                    expected.empty() ? "" : expected.begin()->first);
+  return options;
+}
+
 template <class Model>
 void save_model(const Model& model, const Dialect& dialect, const Path& folder,
                 const SavePretrainedOptions& options) {
   const StateDict state = stored_state(model, dialect);
+  const auto described = options_of_weights(model, state, dialect);
   json from = json::object();
   if (options.config_from) from = pretrained::read_object(*options.config_from / config_file, options.files);
-  save(state, folder, pretrained::config_of(model.options, state.front().second.dtype(), std::move(from)),
+  save(state, folder, pretrained::config_of(described, state.front().second.dtype(), std::move(from)),
        options);
 }
 

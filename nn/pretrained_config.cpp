@@ -1,11 +1,13 @@
 #include "nn/pretrained_config.h"
 
+#include <array>
 #include <cmath>
 #include <set>
 #include <vector>
 
 #include "nn/pretrained.h"
 #include "runtime/error.h"
+#include "runtime/io/foreign.h"
 #include "runtime/shown.h"
 
 namespace sherd::nn {
@@ -20,6 +22,8 @@ json read_object(const Path& file, FileSystem& files) {
   constexpr int most_levels = 16;
   const std::string text = files.read(file, most_bytes);
   const std::string name = shown(file.string(), 300);
+  if (const std::string_view kind = foreign_file(text); !kind.empty())
+    fail<ValueError>("pretrained: '{}': {}", name, kind);
   json object;
   try {
     object = json::parse(text, [&](int depth, json::parse_event_t, const json&) {
@@ -51,6 +55,15 @@ class Config {
     only("model_type", std::string(model_type));
   }
 
+  /// Lets `key` be asked for where the file has it as `alias`. Refuses both with other values.
+  void rename(const std::string& alias, const std::string& key) {
+    const json* value = find(alias);
+    if (value == nullptr) return;
+    if (const json* own = find(key); own != nullptr && *own != *value)
+      refuse(alias,
+             fmt::format("that of {}, which it is another word for, {}", key, own->dump(-1, ' ', true)));
+    object_[key] = json(*value);
+  }
   /// An integer from 1 to `most`.
   std::int64_t size(const std::string& key, std::int64_t fallback, std::int64_t most) const {
     return size(key, most).value_or(fallback);
@@ -143,6 +156,13 @@ class Config {
   json object_;
 };
 
+/// Words of other models that transformers takes for GPT-2's (`attribute_map`).
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> gpt_aliases = {
+    {{"hidden_size", "n_embd"},
+     {"max_position_embeddings", "n_positions"},
+     {"num_attention_heads", "n_head"},
+     {"num_hidden_layers", "n_layer"}}};
+
 const std::vector<std::pair<std::string_view, DType>> dtypes = {
     {"float32", f32}, {"bfloat16", bf16}, {"float16", f16}, {"float64", f64}};
 
@@ -203,6 +223,7 @@ std::pair<std::int64_t, std::int64_t> scale_block(const Path& folder, FileSystem
 }
 
 json config_of(const GptOptions& o, DType dtype, json from) {
+  for (const auto& [alias, key] : gpt_aliases) from.erase(std::string(alias));
   return merged(std::move(from), {{"architectures", {"GPT2LMHeadModel"}},
                                   {"model_type", "gpt2"},
                                   {"vocab_size", o.vocab},
@@ -250,7 +271,8 @@ json config_of(const LlamaOptions& o, DType dtype, json from) {
 
 GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files) {
   using namespace pretrained;
-  const Config c(folder, files, "gpt2");
+  Config c(folder, files, "gpt2");
+  for (const auto& [alias, key] : gpt_aliases) c.rename(std::string(alias), std::string(key));
   GptOptions o;
   o.vocab = c.size("vocab_size", 50257, many);
   o.context = c.size("n_positions", 1024, many);

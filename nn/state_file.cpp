@@ -1,6 +1,7 @@
 #include "nn/state_file.h"
 
 #include "runtime/io/durable.h"
+#include "runtime/log.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 
@@ -19,6 +20,10 @@ void write_state(OutputFile& file, const StateDict& state, const TensorMetadata&
 
 void save_state(const FileSystem::Path& path, const StateDict& state, const TensorMetadata& metadata,
                 FileSystem& files) {
+  check<StateError>(state.part.empty(),
+                    "save_state: '{}': the state has this rank's part of {}; write all parts with "
+                    "shard::save_checkpoint, or the wholes of shard::full_state_dict",
+                    shown(path.string(), 300), state.part);
   write_durably(path, [&](OutputFile& file) { write_state(file, state, metadata); }, files);
 }
 
@@ -31,10 +36,34 @@ Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry) {
   return tensor;
 }
 
+namespace {
+
+/// Why no tensor of the library can hold that one; empty where one can. Damage is not meant.
+std::string unknown_in(const SafetensorsFile& file, const TensorEntry& entry) {
+  if (entry.shape.size() > static_cast<std::size_t>(max_rank))
+    return fmt::format("'{}' has {} dimensions, at most {} are supported", shown(entry.name),
+                       entry.shape.size(), max_rank);
+  try {
+    file.dtype_of(entry);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
 StateDict load_state(const FileSystem::Path& path, FileSystem& files) {
   const SafetensorsFile file(path, files);
   StateDict state;
-  for (const TensorEntry& entry : file.entries()) state.emplace_back(entry.name, load_tensor(file, entry));
+  for (const TensorEntry& entry : file.entries()) {
+    if (std::string why = unknown_in(file, entry); why.empty()) {
+      state.emplace_back(entry.name, load_tensor(file, entry));
+    } else {
+      write_log(LogLevel::warning, "load_state: left out, as nothing here can hold it: {}", why);
+      state.unread.emplace(entry.name, std::move(why));
+    }
+  }
   return state;
 }
 

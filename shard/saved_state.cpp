@@ -8,6 +8,7 @@
 
 #include "runtime/context.h"
 #include "runtime/io/checksum.h"
+#include "runtime/io/foreign.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 #include "shard/state_source.h"
@@ -77,6 +78,8 @@ struct Index {
 };
 
 Index parsed_index(const std::string& text, std::string_view what) {
+  const std::string_view kind = foreign_file(text);
+  check<ValueError>(kind.empty(), "{}", kind);
   const json found = json::parse(text, [](int depth, json::parse_event_t, const json&) {
     check<ValueError>(depth <= static_cast<int>(most_index_depth), "nested deeper than {} levels",
                       most_index_depth);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nn/state_names.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
@@ -93,11 +94,21 @@ ShardedTensor share_of(const ShardedTensor& t, int rank) {
 WholeSource::WholeSource(std::string_view call, const nn::StateDict& state) {
   for (const auto& [name, tensor] : state)
     check<ValueError>(tensors_.emplace(name, tensor).second, "{}: the state has '{}' twice", call, name);
+  unread_.insert(state.unread.begin(), state.unread.end());
+}
+
+std::string StateSource::instead_of(const std::string& name) const { return nn::names_beside(names(), name); }
+
+std::string WholeSource::instead_of(const std::string& name) const {
+  const auto why = unread_.find(name);
+  return why == unread_.end() ? StateSource::instead_of(name)
+                              : fmt::format("; its file has it, and it was not read: {}", why->second);
 }
 
 std::vector<std::string> WholeSource::names() const {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  for (const auto& [name, why] : unread_) names.push_back(name);
   return names;
 }
 
@@ -105,9 +116,11 @@ void UsedNames::check_all(std::string_view call, const StateSource& from, std::s
   std::vector<std::string> names = from.names();
   const std::size_t all = names.size();
   std::erase_if(names, [&](const std::string& name) { return used_.contains(name); });
-  check<ValueError>(names.empty(), "{}: {} of the state's {} entries belong to no {} here, among them '{}'",
-                    call, names.size(), all, what,
-                    shown(names.empty() ? "" : *std::ranges::min_element(names)));
+  check<ValueError>(
+      names.empty(),
+      "{}: {} of the state's {} entries belong to no {} here, among them '{}'; load it into what "
+      "it was taken from, with the same groups, or take them out of the state",
+      call, names.size(), all, what, shown(names.empty() ? "" : *std::ranges::min_element(names)));
 }
 
 std::optional<Shape> WholeSource::shape(const std::string& name) const {

@@ -23,6 +23,8 @@ class StateSource {
   virtual std::optional<Shape> shape(const std::string& name) const = 0;
   /// `numel` elements from `begin` on of one that is there: in one dimension, in memory of their own.
   virtual Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const = 0;
+  /// The end of a message that it lacks `name`: what it has in its place, and the way out.
+  virtual std::string instead_of(const std::string& name) const;
 };
 
 /// Whole tensors in memory.
@@ -33,9 +35,11 @@ class WholeSource final : public StateSource {
   std::vector<std::string> names() const override;
   std::optional<Shape> shape(const std::string& name) const override;
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override;
+  std::string instead_of(const std::string& name) const override;
 
  private:
   std::unordered_map<std::string, Tensor> tensors_;
+  std::unordered_map<std::string, std::string> unread_;  ///< and why
 };
 
 /// Those of a source that were read.

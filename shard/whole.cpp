@@ -1,6 +1,7 @@
 // From shards to whole values and back.
 #include <algorithm>
 
+#include "nn/state_names.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/reach.h"
@@ -123,17 +124,44 @@ ShardedStateDict sharded_state_dict(nn::Module& module) {
   return state;
 }
 
+namespace {
+
+/// The name under which the state has what the module has under `first` and `names`: the first of those that
+/// are there, or `first`. Values under others are compared with those.
+std::string name_in(std::string_view call, const StateSource& from, const std::string& first,
+                    std::span<const std::string> names, UsedNames& used) {
+  std::vector<std::string> there;
+  for (const std::string& name : names)
+    if (std::ranges::find(there, name) == there.end() && from.shape(name)) there.push_back(name);
+  if (there.empty()) return first;
+  const auto whole = [&](const std::string& name) {
+    const Shape shape = *from.shape(name);
+    return nn::NamedValues(name, reshape(from.read(name, 0, shape.numel()), shape));
+  };
+  std::optional<nn::NamedValues> values;
+  for (const std::string& other : std::span(there).subspan(1)) {
+    if (!values) values = whole(there[0]);
+    nn::check_tied(call, *values, whole(other));
+    used.add(other);
+  }
+  return there[0];
+}
+
+}  // namespace
+
 StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from) {
   const NoGrad guard;
   UsedNames used;
-  const auto take = [&](const std::string& name, const Tensor& into, const Shape& shape, const Run& run) {
+  const auto take = [&](const std::string& first, std::span<const std::string> names, const Tensor& into,
+                        const Shape& shape, const Run& run) {
+    const std::string name = name_in(call, from, first, names, used);
     check_values(call, name, into);
     check<StateError>(!shows_twice(into.layout()),
                       "{}: elements of the module's '{}' of shape {} and strides {} share memory; make it of "
                       "a clone",
                       call, name, into.shape(), into.strides());
     const std::optional<Shape> given = from.shape(name);
-    check<ValueError>(given.has_value(), "{}: the state lacks '{}'", call, name);
+    check<ValueError>(given.has_value(), "{}: the state lacks '{}'{}", call, name, from.instead_of(name));
     check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state", call, name,
                       shape, *given);
     used.add(name);
@@ -147,12 +175,12 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
     const Tensor local = object.local().detach();
-    copies_.emplace_back(local, take(p.name, local, object.shape(), run_of(object)));
+    copies_.emplace_back(local, take(p.name, p.names, local, object.shape(), run_of(object)));
     if (object.owner() != nullptr) owners_.push_back(object.owner());
   }
   for (const FoundBuffer& b : saved_buffers(found)) {
     const Tensor own = b.member->values();
-    buffers_.emplace_back(b.member, take(b.name, own, own.shape(), {0, own.numel()}));
+    buffers_.emplace_back(b.member, take(b.name, {}, own, own.shape(), {0, own.numel()}));
   }
   used.check_all(call, from, "parameter or buffer");
 }

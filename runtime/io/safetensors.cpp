@@ -17,6 +17,7 @@
 #include "runtime/error.h"
 #include "runtime/io/checksum.h"
 #include "runtime/io/durable.h"
+#include "runtime/io/foreign.h"
 #include "runtime/shown.h"
 
 namespace sherd {
@@ -150,7 +151,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     if (at_ != At::numbers) unexpected("a number");
     reject_entry("shape and data_offsets take integers from 0 below 2^63, got {}", shown(text));
   }
-  bool null() override { unexpected("null"); }
+  bool null() override {
+    if (at_ != At::top_value || !in_metadata_) unexpected("null");
+    at_ = At::top;  // some programs write none so
+    return true;
+  }
   bool boolean(bool) override { unexpected("a boolean"); }
   bool binary(json::binary_t&) override { unexpected("binary data"); }
   bool parse_error(std::size_t position, const std::string&,
@@ -258,12 +263,10 @@ std::string header_of(InputFile& file, std::string_view source) {
       file.size());
   std::uint64_t length = 0;
   file.read(0, std::as_writable_bytes(std::span(&length, 1)));
-  constexpr std::uint32_t zip = 0x04034b50;  // "PK", 3, 4
-  check<ValueError>(
-      static_cast<std::uint32_t>(length) != zip,
-      "safetensors: '{}': this is a zip archive, as torch.save writes; load it in PyTorch and save "
-      "it as a safetensors file there",
-      source);
+  std::string beginning(std::min<std::uint64_t>(file.size(), 32), '\0');
+  file.read(0, std::as_writable_bytes(std::span(beginning)));
+  if (const std::string_view kind = foreign_file(beginning); !kind.empty())
+    fail<ValueError>("safetensors: '{}': {}", source, kind);
   check<ValueError>(
       length <= max_header,
       "safetensors: '{}': the header's length is {} bytes, the limit is {}; is this a safetensors file?",

@@ -1,42 +1,19 @@
 // What the library logs goes to the logger that the application names, and nowhere else.
 #include "runtime/log.h"
 
-#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
-#include <sstream>
-
 #include "tests/catch.h"
+#include "tests/logged.h"
 
 using namespace sherd;
-
-namespace {
-
-/// An application's logger for the time of a scope.
-class Registered {
- public:
-  explicit Registered(spdlog::level::level_enum level) {
-    const auto logger =
-        std::make_shared<spdlog::logger>("sherd", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_));
-    logger->set_level(level);
-    logger->set_pattern("%l: %v");
-    spdlog::register_logger(logger);
-  }
-  ~Registered() { spdlog::drop("sherd"); }
-  Registered(const Registered&) = delete;
-  Registered& operator=(const Registered&) = delete;
-  std::string text() const { return text_.str(); }
-
- private:
-  std::ostringstream text_;
-};
-
-}  // namespace
+using namespace sherd::test;
 
 TEST_CASE("log: lines go to the application's logger at its level, and are dropped without one") {
   CHECK_NOTHROW(write_log(LogLevel::warning, "{} sheep", 0));
   {
-    const Registered logger(spdlog::level::info);
+    const Logged logger(spdlog::level::info);
     write_log(LogLevel::debug, "{} sheep", 1);
     write_log(LogLevel::info, "{} sheep", 2);
     write_log(LogLevel::warning, "{} sheep, {{}}", 3);
