@@ -10,6 +10,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/math.h"
+#include "runtime/log.h"
 #include "runtime/ops.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/optimizer_steps.h"
@@ -311,6 +312,18 @@ void Optimizer::step_all() {
   step_those(of_groups);
 }
 
+/// Once, for a dtype of 16 bits that is stepped as it is.
+void Optimizer::tell_of_lost_steps(DType dtype) {
+  if (told_ || size_of(dtype) != 2 || size_of(state_dtype(dtype)) != 2) return;
+  told_ = true;
+  write_log(
+      LogLevel::warning,
+      "optimizer: parameters in {} are stepped without f32 masters, and a step below 1/{} of a value is "
+      "lost; use AdamW with .masters = nn::Masters::in_f32, or keep the parameters in f32 "
+      "(docs/mixed_precision.md)",
+      dtype, dtype == DType::bf16 ? 512 : 4096);
+}
+
 void Optimizer::step_those(std::span<const std::vector<Parameter>> of_groups) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
@@ -332,6 +345,8 @@ void Optimizer::step_those(std::span<const std::vector<Parameter>> of_groups) {
       parts[g].params.push_back(p);
       parts[g].slots.push_back(state == state_.end() ? nullptr : &state->second);
     }
+  for (const Part& part : parts)
+    for (const Parameter& p : part.params) tell_of_lost_steps(p.local().dtype());
   for (const std::vector<Parameter>& params : of_groups)
     for (const Parameter& p : params)
       if (p.owner() != nullptr) p.owner()->before_write();

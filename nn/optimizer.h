@@ -149,10 +149,12 @@ class SHERD_API Optimizer {
   void change_options(const Change& change);
   void step_all();
   void step_those(std::span<const std::vector<Parameter>> of_groups);
+  void tell_of_lost_steps(DType dtype);
   std::vector<Group> groups_;
   std::unordered_map<const void*, std::size_t> group_of_;
   States state_;
   std::vector<Option> options_;
+  bool told_ = false;  ///< of steps that are lost
   /// A step of all with `value` in `input`, which is one of the next two.
   void step_with(Tensor& input, Tensor value);
   Tensor skip_, factor_;
