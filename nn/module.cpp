@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -571,6 +572,83 @@ void Module::fire_before(std::span<Tensor* const> inputs) {
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
   state().tell([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
+}
+
+namespace {
+
+/// Where an error comes from: what stands behind the message, and of which module it left the forward last.
+struct ErrorPlace {
+  const Module* left;
+  std::size_t path_at = 0;  ///< where the path begins in the message; 0 for none
+};
+template <class E>
+struct Placed final : E, ErrorPlace {
+  Placed(const E& error, const Module* module) : E(error), ErrorPlace{module} {}
+};
+
+/// Throws the error as one that knows its place, if it is of what a layer was given.
+void throw_placed(const Error& error, const Module* module) {
+  if (typeid(error) == typeid(ShapeError))
+    throw Placed<ShapeError>(static_cast<const ShapeError&>(error), module);
+  if (typeid(error) == typeid(DTypeError))
+    throw Placed<DTypeError>(static_cast<const DTypeError&>(error), module);
+}
+
+/// Puts `name` before the path at the end of the message, "(in layers.3.attention)".
+void add_name(Error& error, ErrorPlace& place, const std::string& name) {
+  std::string message = error.what();
+  if (place.path_at == 0) {
+    message += " (in ";
+    place.path_at = message.size();
+    message += name + ")";
+  } else {
+    message.insert(place.path_at, name + ".");
+  }
+  static_cast<std::runtime_error&>(error) = std::runtime_error(message);
+}
+
+/// The name under which a module is found below another; empty for one that is not there.
+class NameBelow final : public MemberVisitor {
+ public:
+  NameBelow(const void* wanted, void (*into)(Module&, MemberVisitor&)) : wanted_(wanted), into_(into) {}
+  void child(std::string_view name, Module& member) override {
+    if (!found.empty()) return;
+    const std::string outer = std::exchange(prefix_, prefix_ + std::string(name));
+    if (&member == wanted_) {
+      found = prefix_;
+    } else {
+      prefix_ += ".";
+      into_(member, *this);
+    }
+    prefix_ = outer;
+  }
+  std::string found;
+
+ private:
+  const void* wanted_;
+  void (*into_)(Module&, MemberVisitor&);
+  std::string prefix_;
+};
+
+}  // namespace
+
+void Module::name_place(Error& error) {
+  std::optional<std::string> name;
+  auto* place = dynamic_cast<ErrorPlace*>(&error);
+  try {
+    if (place != nullptr && place->left != this && state_) {
+      NameBelow below(place->left, [](Module& m, MemberVisitor& visitor) {
+        if (m.state_) m.each_member(visitor);
+      });
+      each_member(below);
+      name = std::move(below.found);
+    }
+  } catch (const std::exception&) {  // the error as it is says more than one about names
+    return;
+  }
+  if (place == nullptr) return throw_placed(error, this);
+  place->left = this;
+  if (name && !name->empty()) add_name(error, *place, *name);
 }
 
 void Module::fire_failed() noexcept {

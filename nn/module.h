@@ -211,6 +211,9 @@ class SHERD_API Module {
   void fire_before(std::span<Tensor* const> inputs);
   void fire_after(std::span<Tensor* const> outputs);
   void fire_failed() noexcept;
+  /// Of an error that leaves this module's forward: if it is of a shape or dtype, says in it from which layer
+  /// below it comes. Returns, or throws the error that says so in its place.
+  void name_place(Error& error);
 
  private:
   struct State;
@@ -330,8 +333,18 @@ class Layer : public Module {
 
   template <class Self, class... A>
   static auto run(Self& self, A&&... args) {
-    if (!self.observed()) return self.forward(std::forward<A>(args)...);
     auto& module = const_cast<D&>(static_cast<const D&>(self));  // observers may change what they watch
+    try {
+      if (!self.observed()) return self.forward(std::forward<A>(args)...);
+      return run_observed(self, module, std::forward<A>(args)...);
+    } catch (Error& error) {
+      module.name_place(error);
+      throw;
+    }
+  }
+
+  template <class Self, class... A>
+  static auto run_observed(Self& self, D& module, A&&... args) {
     std::tuple<Held<A>...> held(std::forward<A>(args)...);
     std::vector<Tensor*> inputs;
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
