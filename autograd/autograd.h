@@ -94,7 +94,7 @@ SHERD_API void set_leaf_name(const Tensor& leaf, std::string name);
 /// Largest difference between the gradient of `fn` (one output, summed with fixed weights) and central finite
 /// differences, over all elements of `inputs`, relative to max(1, |difference quotient|); NaN where one is
 /// NaN. Inputs and output are f64 (DTypeError), on any device with values (DeviceError on `meta`); `inputs`
-/// stay as they are.
+/// stay as they are. `fn` may take a leaf of `inputs` from elsewhere, as a module takes its parameters.
 SHERD_API double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,
                            std::span<const Tensor> inputs, double step = 1e-6);
 inline double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn,

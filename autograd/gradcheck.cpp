@@ -34,6 +34,20 @@ void set_element(const Tensor& leaf, std::size_t k, double value) {
 
 }  // namespace
 
+namespace {
+
+/// Gradients of the weighted sum of what `fn` makes of `leaves`, with respect to `wanted`; empty where none
+/// arrives.
+std::vector<Tensor> gradients_of(const std::function<Tensor(std::span<const Tensor>)>& fn,
+                                 std::span<const Tensor> leaves, std::span<const Tensor> wanted) {
+  const Tensor y = fn(leaves);
+  check<DTypeError>(y.dtype() == f64, "gradcheck: the output must be f64 for finite differences, got {}",
+                    name_of(y.dtype()));
+  return y.requires_grad() ? grad(y, wanted, weights_like(y)) : std::vector<Tensor>(wanted.size());
+}
+
+}  // namespace
+
 double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::span<const Tensor> inputs,
                  double step) {
   std::vector<Tensor> leaves;
@@ -41,23 +55,27 @@ double gradcheck(const std::function<Tensor(std::span<const Tensor>)>& fn, std::
     check_input(x);
     leaves.push_back(clone(x.detach()).requires_grad_());
   }
-  const Tensor y = fn(leaves);
-  check<DTypeError>(y.dtype() == f64, "gradcheck: the output must be f64 for finite differences, got {}",
-                    name_of(y.dtype()));
-  const std::vector<Tensor> gradients =
-      y.requires_grad() ? grad(y, leaves, weights_like(y)) : std::vector<Tensor>(leaves.size());
+  std::vector<Tensor> gradients = gradients_of(fn, leaves, leaves);
+  // Where `fn` takes an input from elsewhere (a module its parameters), that one is varied.
+  std::vector<Tensor> varied = leaves;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (gradients[i].defined() || !inputs[i].requires_grad() || !inputs[i].is_leaf()) continue;
+    const Tensor own[] = {inputs[i]};
+    gradients[i] = gradients_of(fn, leaves, own)[0];
+    if (gradients[i].defined()) varied[i] = inputs[i];
+  }
   double worst = 0;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::vector<double> given =
         gradients[i].defined() ? gradients[i].to_vector<double>()
                                : std::vector<double>(static_cast<std::size_t>(leaves[i].numel()), 0.0);
-    const std::vector<double> values = leaves[i].to_vector<double>();
+    const std::vector<double> values = varied[i].to_vector<double>();
     for (std::size_t k = 0; k < values.size(); ++k) {
-      set_element(leaves[i], k, values[k] + step);
+      set_element(varied[i], k, values[k] + step);
       const double above = weighted_sum(fn(leaves));
-      set_element(leaves[i], k, values[k] - step);
+      set_element(varied[i], k, values[k] - step);
       const double below = weighted_sum(fn(leaves));
-      set_element(leaves[i], k, values[k]);
+      set_element(varied[i], k, values[k]);
       const double expected = (above - below) / (2 * step);
       const double error = std::abs(given[k] - expected) / std::max(1.0, std::abs(expected));
       worst = std::isnan(error) ? error : std::max(worst, error);

@@ -9,8 +9,8 @@
 #include "nn/on_meta.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
-#include "runtime/math.h"
 #include "runtime/log.h"
+#include "runtime/math.h"
 #include "runtime/ops.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/optimizer_steps.h"
@@ -501,6 +501,15 @@ StateDict Optimizer::state_dict() const {
   return dict;
 }
 
+namespace {
+
+/// The way out where a state does not fit the groups.
+constexpr std::string_view other_groups =
+    "; it is of another optimizer or of other groups: make this one of the same class with as many groups of "
+    "as many parameters, or save and load by name with shard::full_optimizer_state(model, optimizer)";
+
+}  // namespace
+
 void Optimizer::load_state_dict(StateDict given) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
@@ -509,7 +518,7 @@ void Optimizer::load_state_dict(StateDict given) {
   std::size_t index = 0, used = 0;
   const auto take = [&](const std::string& name, Tensor& into, const Parameter* p = nullptr) {
     const auto found = from.find(name);
-    check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'", name);
+    check<ValueError>(found != from.end(), "optimizer: the state lacks '{}'{}", name, other_groups);
     const bool owned = p != nullptr && p->owner() != nullptr;
     check<ShapeError>(found->second.shape() == into.shape(),
                       "optimizer: '{}' has shape {}, the parameter needs {}{}", name, found->second.shape(),
@@ -534,8 +543,9 @@ void Optimizer::load_state_dict(StateDict given) {
   std::vector<std::pair<Tensor, double>> numbers;  // the options and what they become
   std::unordered_map<std::string, double> by_entry;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    check<ValueError>(from.contains(entry_of(g, "lr")), "optimizer: the state has no rate for group {} of {}",
-                      g, groups_.size());
+    check<ValueError>(from.contains(entry_of(g, "lr")),
+                      "optimizer: the state has no rate for group {} of {}{}", g, groups_.size(),
+                      other_groups);
     for (const auto& [option, tensor] : groups_[g].options) {
       const std::string name = entry_of(g, option);
       if (!from.contains(name)) continue;
@@ -577,8 +587,8 @@ void Optimizer::load_state_dict(StateDict given) {
         ++index;
       }
     check<ValueError>(used == from.size(),
-                      "optimizer: {} of the state's {} entries belong to no parameter here",
-                      from.size() - used, from.size());
+                      "optimizer: {} of the state's {} entries belong to no parameter here{}",
+                      from.size() - used, from.size(), other_groups);
     if (names != before) state_ = arranged(before, names);
   } catch (...) {
     swap_numbers();

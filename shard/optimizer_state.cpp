@@ -267,7 +267,11 @@ class StateCutter {
     for (std::size_t k = 0; k < names_.size(); ++k) {
       const std::string name = entry(keys_[index], names_[k]);
       const std::optional<Shape> shape = from_.shape(name);
-      check<ValueError>(shape.has_value(), "optimizer: the state lacks '{}'", name);
+      check<ValueError>(
+          shape.has_value(),
+          "optimizer: the state lacks '{}'; load it into an optimizer of the class that it was taken "
+          "from, with the same groups",
+          name);
       if (counts_steps(names_[k])) {
         take_steps(l, k, number(name, *shape));
         continue;

@@ -106,6 +106,9 @@ std::string unknown_word(std::string_view word, const CommandWords& command,
     return fmt::format("{}: '{}' follows no flag that takes it; write the flag before it, {}", command.name,
                        written, way_out);
   }
+  if (std::ranges::find(command.flags, without_value(word)) != command.flags.end())
+    return fmt::format("{}: '{}' stands behind '--', where no flags are read; leave '--' out, {}",
+                       command.name, written, way_out);
   if (const std::string meant = meant_by(word, command.flags); !meant.empty())
     return fmt::format("{0}: '{1}' is no flag of {0}{2} {3}", command.name, written, question(meant),
                        way_out);

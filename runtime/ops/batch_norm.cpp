@@ -39,10 +39,11 @@ void check_precision(SpecSpan in) {
   const Spec &x = in[0], &weight = in[1], &mean = in[3];
   if (x.shape.rank() <= 2 || mean.is_none()) return;
   const DType expected = weight.is_none() ? x.dtype : weight.dtype;
-  check<DTypeError>(mean.dtype == expected,
-                    "Expected running_mean to have type {} but got {} (batch_norm of {}): cast the running "
-                    "statistics, or keep the weight in their dtype",
-                    long_name_of(expected), long_name_of(mean.dtype), x.shape);
+  check<DTypeError>(
+      mean.dtype == expected,
+      "Expected running_mean to have type {} but got {} (batch_norm of {}, {} beside {}): cast the "
+      "running statistics, or keep the weight in their dtype",
+      long_name_of(expected), long_name_of(mean.dtype), x.shape, expected, mean.dtype);
 }
 
 }  // namespace

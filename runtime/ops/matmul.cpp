@@ -52,11 +52,26 @@ MatrixOperand rows_operand(const Tensor& x, std::int64_t m, std::int64_t k) {
                         false);
 }
 
-void check_same_dtype(const Spec& a, const Spec& b) {
-  check<DTypeError>(a.dtype == b.dtype,
-                    "mat1 and mat2 must have the same dtype, but got {} and {}; cast one of them",
-                    long_name_of(a.dtype), long_name_of(b.dtype));
+namespace {
+
+/// The message begins as PyTorch's, which programs match on.
+void check_factors(std::string_view call, const Spec& a, const Spec& b) {
+  check<DTypeError>(
+      a.dtype == b.dtype,
+      "mat1 and mat2 must have the same dtype, but got {} and {} ({} of {} and {}); cast one of "
+      "them",
+      a.dtype, b.dtype, call, a.shape, b.shape);
 }
+
+/// What a layer adds to its product.
+void check_added(std::string_view what, const Spec& x, const Spec& added) {
+  check<DTypeError>(x.dtype == added.dtype, "linear: input of {} and {} of {}; cast one of them", x.dtype,
+                    what, added.dtype);
+}
+
+}  // namespace
+
+void check_same_dtype(const Spec& a, const Spec& b) { check_factors("matmul", a, b); }
 
 Specs MatMul::infer(SpecSpan in) const {
   const Spec &a = in[0], &b = in[1];
@@ -92,13 +107,13 @@ Tensors MatMul::grad(const GradArgs& args) const {
 
 Specs Linear::infer(SpecSpan in) const {
   const Spec &x = in[0], &w = in[1];
-  check_same_dtype(x, w);
+  check_factors("linear", x, w);
   check<DTypeError>(is_floating(x.dtype), "linear: takes floating dtypes, got {}; cast the inputs first",
                     name_of(x.dtype));
   check<ShapeError>(x.shape.rank() >= 1 && w.shape.rank() == 2 && x.shape.back() == w.shape[1],
                     "linear: input of shape {} does not fit weight (out, in) of shape {}", x.shape, w.shape);
   if (!in[2].is_none()) {
-    check_same_dtype(x, in[2]);
+    check_added("bias", x, in[2]);
     check<ShapeError>(in[2].shape == Shape{w.shape[0]},
                       "linear: bias of shape {} does not fit weight (out, in) of shape {}", in[2].shape,
                       w.shape);
@@ -106,7 +121,7 @@ Specs Linear::infer(SpecSpan in) const {
   Spec out = x;
   out.shape[out.shape.rank() - 1] = w.shape[0];
   if (!in[3].is_none()) {
-    check_same_dtype(x, in[3]);
+    check_added("residual", x, in[3]);
     check<ShapeError>(in[3].shape == out.shape, "linear: residual of shape {} for a result of shape {}",
                       in[3].shape, out.shape);
   }

@@ -76,3 +76,61 @@ TEST_CASE("messages: an error of a shape or dtype ends with the path of the laye
   CHECK_THAT(message_of<ShapeError>([&] { llama(randint(0, 11, {1, 4})); }),
              EndsWith(" (in model.layers.1.self_attn.q_proj)"));
 }
+
+TEST_CASE("messages: a product of mixed dtypes names them as everything does, and its op") {
+  for (const DType a : {f64, f32, f16, bf16})
+    for (const DType b : {f64, f32, f16, bf16}) {
+      if (a == b) continue;
+      const Tensor x = ones({2, 3}, {a}), w = ones({3, 3}, {b});
+      const std::string both = fmt::format("but got {} and {}", a, b);
+      const auto begins = ContainsSubstring("mat1 and mat2 must have the same dtype, " + both);
+      CHECK_THAT(message_of<DTypeError>([&] { matmul(x, w); }), begins && ContainsSubstring("matmul"));
+      CHECK_THAT(message_of<DTypeError>([&] { matmul(ones({2, 2, 3}, {a}), w); }),
+                 begins && ContainsSubstring("matmul"));
+      CHECK_THAT(message_of<DTypeError>([&] { linear(x, w); }), begins && ContainsSubstring("linear"));
+      CHECK_THAT(message_of<DTypeError>([&] { linear(x, ones({3, 3}, {a}), ones({3}, {b})); }),
+                 ContainsSubstring(fmt::format("linear: input of {} and bias of {}", a, b)));
+    }
+}
+
+TEST_CASE("messages: a state of an optimizer of other groups is refused with the way out") {
+  Linear a(2, 3), b(3, 2);
+  const auto stepped = [&](auto optimizer) {
+    for (Module* m : {static_cast<Module*>(&a), static_cast<Module*>(&b)})
+      for (Parameter& p : m->parameters()) p.set_grad(ones(p.shape()));
+    optimizer->step();
+    return optimizer;
+  };
+  const auto two = [&] {
+    return stepped(std::make_unique<AdamW>(std::vector<ParamGroup>{{a.parameters()}, {b.parameters()}}));
+  };
+  const auto one = [&] { return stepped(std::make_unique<AdamW>(a.parameters())); };
+  const auto sgd = [&] {
+    return stepped(std::make_unique<Sgd>(a.parameters(), SgdOptions{.momentum = 0.5}));
+  };
+  for (const auto& message : {message_of<ValueError>([&] { two()->load_state_dict(one()->state_dict()); }),
+                              message_of<ValueError>([&] { one()->load_state_dict(two()->state_dict()); }),
+                              message_of<ValueError>([&] { one()->load_state_dict(sgd()->state_dict()); }),
+                              message_of<ValueError>([&] { sgd()->load_state_dict(one()->state_dict()); })})
+    CHECK_THAT(message,
+               ContainsSubstring("other groups") && ContainsSubstring("shard::full_optimizer_state"));
+}
+
+TEST_CASE("messages: gradcheck varies a module's parameters, and puts them back") {
+  Sequential net{Linear(3, 4), Tanh(), Linear(4, 2)};
+  net.to(f64);
+  const Tensor x = randn({5, 3}, {f64});
+  for (const NamedParameter& p : net.named_parameters()) {
+    INFO(p.name);
+    const Tensor leaf = p.parameter.local();
+    const Tensor before = clone(leaf.detach());
+    CHECK(gradcheck([&](auto) { return net(x); }, {leaf}) < 1e-7);
+    CHECK(leaf.to_vector<double>() == before.to_vector<double>());
+    // A gradient that is wrong by half is found there too.
+    const auto half = [&](auto) {
+      const Tensor y = net(x);
+      return y * 0.5 + y.detach() * 0.5;
+    };
+    CHECK(gradcheck(half, {leaf}) > 1e-3);
+  }
+}
