@@ -48,7 +48,7 @@ double train(World& world, const Recipe& recipe) {
       std::printf("%s.loss.%d %.9g\n", recipe.name.c_str(), step, last);
   }
   if (world.rank() == 0 && scaler.enabled())
-    std::printf("%s.scale %.9g\n", recipe.name.c_str(), scaler.current_scale().item());
+    std::printf("%s.scale %.9g\n", recipe.name.c_str(), scaler.scale_tensor().item());
   return last;
 }
 

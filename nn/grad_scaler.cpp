@@ -164,7 +164,7 @@ void GradScaler::update(double scale) {
   rounds_.clear();
 }
 
-Tensor GradScaler::current_scale() const { return scale_; }
+Tensor GradScaler::scale_tensor() const { return scale_; }
 
 StateDict GradScaler::state_dict() const {
   if (!enabled()) return {};

@@ -54,8 +54,10 @@ class SHERD_API GradScaler {
   /// The same, with this scale in place of one that follows from the steps. ValueError as for `init_scale`.
   void update(double scale);
 
-  /// The scale (0-d f32); 1 when scaling is off. Later updates change it in place.
-  Tensor current_scale() const;
+  /// The scale as a tensor (0-d f32) on its device; 1 when scaling is off. Later updates change it in place.
+  Tensor scale_tensor() const;
+  /// The scale as a number, for which it waits for the device.
+  double get_scale() const { return scale_tensor().item(); }
   bool enabled() const { return options_.scaling == Scaling::on; }
   const GradScalerOptions& options() const { return options_; }
 

@@ -118,7 +118,7 @@ TEST_CASE("cuda: a scaled step is one graph, skips included") {
       CHECK((results.back().item() != 0) == (i % 3 == 2));
     }
     if (how == How::graph) CHECK(program->is_device_graph());
-    results.push_back(scaler.current_scale());
+    results.push_back(scaler.scale_tensor());
     for (const nn::Parameter& p : model.parameters()) results.push_back(p.local());
     return results;
   };

@@ -103,7 +103,7 @@ TEST_CASE("GradScaler: a power of two as scale changes no bit of a step, clipped
           other->zero_grad();
           CHECK(same_values(plain, scaled));
         }
-        CHECK(scaler.current_scale().item() == scale * 4);
+        CHECK(scaler.scale_tensor().item() == scale * 4);
       }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("GradScaler: a step is skipped as if it had never been, and the scale 
           scaler.update();
           hand.update(bad);
           skips += bad;
-          CHECK(scaler.current_scale().item() == hand.scale);
+          CHECK(scaler.scale_tensor().item() == hand.scale);
           CHECK(value_of(scaler.state_dict(), "growth_tracker") == static_cast<double>(hand.tracker));
           CHECK(same_values(net, without));
           optimizer->zero_grad();
@@ -179,7 +179,7 @@ TEST_CASE("GradScaler: one check finds an inf or NaN wherever it is, in every dt
           Sgd sgd(params);
           GradScaler scaler({.init_scale = 4});
           scaler.scale(zeros({}, {f32, device}));
-          CHECK(scaler.current_scale().device() == device);
+          CHECK(scaler.scale_tensor().device() == device);
           scaler.unscale_(sgd);
           CHECK(params[0].grad().dtype() == dtype);
           if (special == 0) {
@@ -217,7 +217,7 @@ TEST_CASE("GradScaler: every optimizer skips for its own gradients, and the scal
     CHECK(scaler.step(one).item() == (first_is_bad ? 1 : 0));
     CHECK(scaler.step(two).item() == (first_is_bad ? 0 : 1));
     scaler.update();
-    CHECK(scaler.current_scale().item() == 32);
+    CHECK(scaler.scale_tensor().item() == 32);
   }
 }
 
@@ -263,10 +263,10 @@ TEST_CASE("GradScaler: the scale does not grow out of f32, and may be set") {
     scaler.scale(zeros({}));
     scaler.step(sgd);
     scaler.update();
-    CHECK(scaler.current_scale().item() == expected);
+    CHECK(scaler.scale_tensor().item() == expected);
   }
   scaler.update(12);
-  CHECK(scaler.current_scale().item() == 12);
+  CHECK(scaler.scale_tensor().item() == 12);
 }
 
 TEST_CASE("GradScaler: a run that goes on from its state is the run that was never stopped") {
@@ -289,7 +289,7 @@ TEST_CASE("GradScaler: a run that goes on from its state is the run that was nev
     run(first, parts, other, 0, stop);
     second.load_state_dict(first.state_dict());
     run(second, parts, other, stop, 10);
-    CHECK(second.current_scale().item() == uninterrupted.current_scale().item());
+    CHECK(second.scale_tensor().item() == uninterrupted.scale_tensor().item());
     CHECK(second.options().growth_factor == 3);
     CHECK(same_values(whole, parts));
   }
@@ -319,10 +319,10 @@ TEST_CASE("GradScaler: a state that does not fit is refused and changes nothing"
   for (const StateDict& state : bad) {
     CHECK_THAT(message_of<ValueError>([&] { scaler.load_state_dict(state); }),
                ContainsSubstring("GradScaler"));
-    CHECK(scaler.current_scale().item() == 16);
+    CHECK(scaler.scale_tensor().item() == 16);
   }
   scaler.load_state_dict(good);
-  CHECK(scaler.current_scale().item() == 32);
+  CHECK(scaler.scale_tensor().item() == 32);
 }
 
 TEST_CASE("GradScaler: switched off it only steps") {
@@ -338,7 +338,7 @@ TEST_CASE("GradScaler: switched off it only steps") {
   scaler.update();
   CHECK(same_values(plain, scaled));
   CHECK(scaler.state_dict().empty());
-  CHECK(scaler.current_scale().item() == 1);
+  CHECK(scaler.scale_tensor().item() == 1);
 }
 
 /// Steps by its own rule, and knows nothing of flags on a device.
@@ -467,7 +467,7 @@ TEST_CASE("GradScaler: a captured step skips and scales as the step itself, and 
         else
           out = program->replay({x});
         CHECK((out[1].item() != 0) == (i % 4 == 3));
-        seen.push_back(scaler.current_scale().item());
+        seen.push_back(scaler.scale_tensor().item());
         for (const Parameter& p : net.parameters())
           for (const double v : doubles(p.data())) seen.push_back(v);
       }

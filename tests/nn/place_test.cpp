@@ -134,3 +134,13 @@ TEST_CASE("messages: gradcheck varies a module's parameters, and puts them back"
     CHECK(gradcheck(half, {leaf}) > 1e-3);
   }
 }
+
+TEST_CASE("messages: a scaler gives its scale as a tensor or as a number, by names that say which") {
+  for (const Scaling scaling : {Scaling::on, Scaling::off}) {
+    GradScaler scaler({.init_scale = 8, .scaling = scaling});
+    const Tensor tensor = scaler.scale_tensor();
+    const double number = scaler.get_scale();
+    CHECK(number == (scaling == Scaling::on ? 8 : 1));
+    CHECK(tensor.item() == number);
+  }
+}

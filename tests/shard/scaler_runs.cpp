@@ -92,7 +92,7 @@ int scaled_run(World& world, const Way& way, Overflow overflow) {
   int skips = 0;
   for (int step = 0; step < 24; ++step) {
     manual_seed(static_cast<std::uint64_t>(100 + step * world.size() + world.rank()));
-    const double before = scaler.current_scale().item();
+    const double before = scaler.scale_tensor().item();
     scaler.scale(mean(square(net(randn({4, 5}))))).backward();
     const bool meant = overflow == Overflow::planted && step % 3 == 1;
     bool planted = false;
@@ -112,15 +112,15 @@ int scaled_run(World& world, const Way& way, Overflow overflow) {
     optimizer.zero_grad();
     skips += skipped;
     expect_same(world, skipped ? 1 : 0, "skipped", way, step);
-    expect_same(world, scaler.current_scale().item(), "the scale", way, step);
+    expect_same(world, scaler.scale_tensor().item(), "the scale", way, step);
     if (overflow == Overflow::planted)
       expect(skipped == (any_planted > 0), "{}: step {} is {} with {} ranks' gradients not finite", way.name,
              step, skipped ? "skipped" : "made", any_planted);
     if (skipped) {
       expect(own_values(net) == values, "{}: step {} was skipped and changed a value", way.name, step);
-      expect(scaler.current_scale().item() == before / 2,
+      expect(scaler.scale_tensor().item() == before / 2,
              "{}: step {} was skipped, the scale went from {} to {}", way.name, step, before,
-             scaler.current_scale().item());
+             scaler.scale_tensor().item());
     }
     for (const auto& list : own_values(net))
       for (const float value : list)
