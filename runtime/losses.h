@@ -35,7 +35,7 @@ struct NllOptions {
 /// -log_probabilities[target], shapes and mean as for `cross_entropy`.
 SHERD_API Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptions options = {});
 
-// Of `input` and `target`, which broadcast.
+// Of `input` and `target`, which have one shape (ShapeError) unless one is 0-d.
 
 /// (input - target)^2
 SHERD_API Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);

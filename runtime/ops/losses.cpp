@@ -25,7 +25,11 @@ void check_pair(std::string_view call, const Tensor& input, const Tensor& target
   check<DTypeError>(is_floating(dtype) && dtype == target.dtype(),
                     "{}: takes two of one floating dtype, got {} and {}", call, name_of(dtype),
                     name_of(target.dtype()));
-  broadcast_shapes(call, input.shape(), target.shape());
+  // (4, 1) beside (4) would broadcast to (4, 4), and the model learn the mean.
+  check<ShapeError>(input.shape() == target.shape() || input.rank() == 0 || target.rank() == 0,
+                    "{}: an input of shape {} and a target of shape {}, which must be equal; reshape one, or "
+                    "expand() it where that is meant",
+                    call, input.shape(), target.shape());
 }
 
 /// The loss that `f` makes of both, element by element; 16-bit floats are computed in f32 and rounded once.

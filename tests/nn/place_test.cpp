@@ -93,6 +93,27 @@ TEST_CASE("messages: a product of mixed dtypes names them as everything does, an
     }
 }
 
+TEST_CASE("messages: losses of shapes that would broadcast are refused, and a number is taken") {
+  using Loss = std::function<Tensor(const Tensor&, const Tensor&)>;
+  const std::pair<const char*, Loss> losses[] = {
+      {"mse_loss", [](auto& x, auto& t) { return mse_loss(x, t); }},
+      {"l1_loss", [](auto& x, auto& t) { return l1_loss(x, t); }},
+      {"huber_loss", [](auto& x, auto& t) { return huber_loss(x, t); }},
+      {"smooth_l1_loss", [](auto& x, auto& t) { return smooth_l1_loss(x, t); }},
+      {"bce_with_logits", [](auto& x, auto& t) { return bce_with_logits(x, t); }},
+      {"bce_loss", [](auto& x, auto& t) { return bce_loss(x, t); }},
+      {"kl_div", [](auto& x, auto& t) { return kl_div(x, t); }}};
+  for (const auto& [name, loss] : losses) {
+    INFO(name);
+    for (const auto& [x, t] : std::vector<std::pair<Shape, Shape>>{
+             {{4, 1}, {4}}, {{4}, {4, 1}}, {{1}, {4}}, {{2, 3}, {3}}, {{2, 3}, {1, 3}}, {{4}, {1}}})
+      CHECK_THAT(message_of<ShapeError>([&, &x = x, &t = t] { loss(full(x, 0.5), full(t, 0.5)); }),
+                 ContainsSubstring(name) && ContainsSubstring("reshape one"));
+    CHECK_NOTHROW(loss(full({4}, 0.5), full({}, 0.5)));
+    CHECK_NOTHROW(loss(full({2, 1}, 0.5), full({2, 1}, 0.5)));
+  }
+}
+
 TEST_CASE("messages: a state of an optimizer of other groups is refused with the way out") {
   Linear a(2, 3), b(3, 2);
   const auto stepped = [&](auto optimizer) {
