@@ -32,6 +32,12 @@ std::string second_of_pow(double base, double exponent, std::size_t with_respect
   return text_of(grad(sum(first[1]), both)[with_respect_to]);
 }
 
+std::string second_at_zero(const std::function<Tensor(const Tensor&)>& f) {
+  const Tensor x = Tensor::scalar(0, {f64}).requires_grad_();
+  const Tensor first = grad(f(x), std::span(&x, 1), {}, {.create_graph = true})[0];
+  return text_of(grad(first, std::span(&x, 1))[0]);
+}
+
 const std::map<std::string, std::function<std::string()>>& rows() {
   static const std::map<std::string, std::function<std::string()>> list = {
       {"`gelu(inf)`, f32", [] { return text_of(gelu(Tensor::scalar(inf))); }},
@@ -113,6 +119,25 @@ const std::map<std::string, std::function<std::string()>>& rows() {
          const Tensor x = Tensor::from<double>({1, 0}, {2}).requires_grad_();
          const Tensor first = grad(norm(x, 0.5), std::span(&x, 1), {}, {.create_graph = true})[0];
          return text_of(select(grad(sum(first), std::span(&x, 1))[0], 0, 1));
+       }},
+      {"second derivative of `elu` at 0",
+       [] { return second_at_zero([](const Tensor& x) { return elu(x); }); }},
+      {"second derivative of `selu` at 0, f64",
+       [] { return second_at_zero([](const Tensor& x) { return selu(x); }); }},
+      {"gradient of `norm(x, inf)` at (1, nan, 0)",
+       [] {
+         const Tensor x = Tensor::from<double>({1, NAN, 0}, {3}).requires_grad_();
+         return text_of(grad(norm(x, inf), std::span(&x, 1))[0]);
+       }},
+      {"gradient of `prod` at (inf, 2)",
+       [] {
+         const Tensor x = Tensor::from<double>({inf, 2}, {2}).requires_grad_();
+         return text_of(grad(prod(x, {0}), std::span(&x, 1))[0]);
+       }},
+      {"gradient of `sum(cumprod(x, 0))` at (inf, 2)",
+       [] {
+         const Tensor x = Tensor::from<double>({inf, 2}, {2}).requires_grad_();
+         return text_of(grad(sum(cumprod(x, 0)), std::span(&x, 1))[0]);
        }},
       {"second derivative of `pow(0, 2)` in the exponent", [] { return second_of_pow(0, 2, 1); }},
       {"mixed second derivative of `pow(-0, -1)`", [] { return second_of_pow(-0.0, -1, 0); }}};

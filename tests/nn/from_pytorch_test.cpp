@@ -1,0 +1,109 @@
+// docs/from_pytorch.md: options of PyTorch that are a line here, against values written out.
+#include <cmath>
+
+#include "nn/layers.h"
+#include "nn/optimizer.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "tests/catch.h"
+
+using namespace sherd;
+
+namespace {
+
+constexpr float inf = INFINITY;
+
+/// 1 to 9 as an image of 3 x 3.
+Tensor nine() { return reshape(arange(1, 10, 1, {f32}), {1, 1, 3, 3}); }
+
+void check_values(const Tensor& got, const std::vector<float>& expected, double near = 1e-6) {
+  const auto values = got.to_vector<float>();
+  REQUIRE(values.size() == expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    INFO(i);
+    CHECK(std::abs(values[i] - expected[i]) <= near * std::max(1.0F, std::abs(expected[i])));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("from PyTorch: maximize is a loss with the other sign") {
+  nn::Linear net(1, 1, {.bias = nn::Bias::no});
+  net.weight.set_data(full({1, 1}, 2));
+  nn::Sgd optimizer(net.parameters(), {.lr = 0.5});
+  (-sum(net(full({1, 1}, 3)))).backward();
+  optimizer.step();
+  check_values(net.weight.local().detach(), {3.5F});  // 2 + 0.5 * 3
+}
+
+TEST_CASE("from PyTorch: means of windows count what is there alone") {
+  const Tensor x = nine();
+  check_values(avg_pool2d(x, 2, {.padding = 1}) / avg_pool2d(ones_like(x), 2, {.padding = 1}),
+               {1, 2.5F, 5.5F, 7});
+  check_values(avg_pool2d(pad(x, {0, 1, 0, 1}), 2) / avg_pool2d(pad(ones_like(x), {0, 1, 0, 1}), 2),
+               {3, 4.5F, 7.5F, 9});
+}
+
+TEST_CASE("from PyTorch: ceil_mode is a border of what changes nothing") {
+  check_values(max_pool2d(pad(nine(), {0, 1, 0, 1}, Padding::constant, -inf), 2), {5, 6, 8, 9});
+  check_values(max_pool2d(pad(-nine(), {0, 1, 0, 1}, Padding::constant, -inf), 2), {-1, -3, -7, -9});
+}
+
+TEST_CASE("from PyTorch: a convolution has the padding of `pad`") {
+  nn::Conv2d layer(1, 1, 3, {.bias = nn::Bias::no});
+  layer.weight.set_data(ones({1, 1, 3, 3}));
+  // Mirrored at the edge: around (1, 1) stand 5 4 5, 2 1 2, 5 4 5.
+  check_values(layer(pad(nine(), {1, 1, 1, 1}, Padding::reflect)), {33, 36, 39, 42, 45, 48, 51, 54, 57});
+}
+
+TEST_CASE("from PyTorch: rows of an embedding are cut to a norm") {
+  nn::Embedding layer(3, 2);
+  layer.weight.set_data(Tensor::from<float>({{3, 4}, {0.3F, 0.4F}, {0, 0}}));
+  {
+    const NoGrad guard;
+    const Tensor w = layer.weight.local().detach();
+    copy_(w, w * minimum(1 / (norm(w, 2, {1}, Keep::dims) + 1e-7), 1));
+  }
+  check_values(layer.weight.local().detach(), {0.6F, 0.8F, 0.3F, 0.4F, 0, 0});
+}
+
+TEST_CASE("from PyTorch: a cumulative mean of statistics is a momentum that falls") {
+  nn::BatchNorm1d layer(1);
+  const std::vector<std::vector<float>> batches{{1, 3}, {10, 30}, {5, 7}};
+  for (std::size_t i = 1; i <= batches.size(); ++i) {
+    layer.momentum = 1.0 / static_cast<double>(i);
+    layer(Tensor::from(batches[i - 1], {2, 1}));
+  }
+  check_values(layer.running_mean.tensor(), {(2 + 20 + 6) / 3.0F});
+  check_values(layer.running_var.tensor(), {(2 + 200 + 2) / 3.0F});
+}
+
+TEST_CASE("from PyTorch: a batch norm without running statistics uses the batch's in eval mode too") {
+  nn::BatchNorm1d layer(1);
+  layer.eval();
+  const Tensor x = Tensor::from<float>({1, 3}, {2, 1});
+  check_values(batch_norm(x, {}, {}, layer.weight, layer.bias, {.training = true}), {-1, 1}, 1e-4);
+}
+
+TEST_CASE("from PyTorch: logcumsumexp is a line") {
+  const Tensor x = Tensor::from<float>({{0, 500}, {1, 501}, {-1, 499}});
+  const Tensor m = amax(x, {0}, Keep::dims);
+  const double e = std::exp(1.0);
+  std::vector<float> expected;
+  for (const double sum : {1.0, 1 + e, 1 + e + 1 / e})
+    for (const double shift : {0.0, 500.0}) expected.push_back(static_cast<float>(std::log(sum) + shift));
+  check_values(log(cumsum(exp(x - m), 0)) + m, expected);
+}
+
+TEST_CASE("from PyTorch: gradients are clipped by their largest element") {
+  nn::Linear net(2, 1);
+  const std::vector<nn::Parameter> params = net.parameters();
+  nn::Parameter weight = params[0], bias = params[1];
+  weight.set_grad(Tensor::from<float>({{3, -4}}));
+  bias.set_grad(Tensor::from<float>({2}));
+  Tensor m = zeros({});
+  for (const auto& p : params) m = maximum(m, amax(abs(p.grad())));
+  nn::clip_grads_with_norm_(params, 1, m);
+  check_values(weight.grad(), {0.75F, -1}, 1e-5);
+  check_values(bias.grad(), {0.5F}, 1e-5);
+}
