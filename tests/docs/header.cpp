@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <regex>
 #include <span>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 
 namespace sherd::test {
 
@@ -16,11 +19,6 @@ using Kind = Declaration::Kind;
 
 bool starts_with_any(const std::string& s, std::initializer_list<std::string_view> words) {
   return std::ranges::any_of(words, [&](std::string_view w) { return s.starts_with(w); });
-}
-
-/// Without its first `before`, if it begins so.
-void drop(std::string& s, std::string_view before) {
-  if (s.starts_with(before)) s.erase(0, before.size());
 }
 
 void erase_all(std::string& s, std::string_view word) {
@@ -181,7 +179,7 @@ std::vector<std::pair<std::string, std::string>> values_of(const std::string& te
     const std::string head = trimmed(one.substr(0, given));
     if (std::regex_search(head, match, name)) {
       std::string value = trimmed(one.substr(given));
-      drop(value, "= ");
+      if (value.starts_with("= ")) value.erase(0, 2);
       values.emplace_back(match[1], value);
     }
     at = comma + 1;

@@ -1,6 +1,7 @@
 #include "tests/docs/nn_page.h"
 
 #include <sstream>
+#include <string_view>
 
 #include "tests/docs/header.h"
 

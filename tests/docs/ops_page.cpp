@@ -1,13 +1,12 @@
 #include "tests/docs/ops_page.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "runtime/backend.h"
