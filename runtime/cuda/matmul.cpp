@@ -8,7 +8,7 @@
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/small_product.h"
 #include "runtime/ops.h"
-#include "runtime/ops/add.h"
+#include "runtime/ops/arithmetic.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/matrix_operand.h"

@@ -6,7 +6,7 @@
 #include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/prod.h"
-#include "runtime/ops/square.h"
+#include "runtime/ops/power.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd {
