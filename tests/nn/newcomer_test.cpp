@@ -18,7 +18,7 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
-#include "runtime/ops/mul.h"
+#include "runtime/ops/arithmetic.h"
 #include "runtime/ops/relu.h"
 #include "tests/catch.h"
 
