@@ -38,8 +38,10 @@ void check_recorded_write(const AnyOp& op, const Tensor& written) {
       record == nullptr || !record->requires_grad || !record->edge.leaf,
       "{}: a leaf of shape {} that requires grad is written in place; do it under NoGrad, or write a copy",
       op.name(), written.shape());
-  // A view whose memory has no other handle may be written: many functions return one.
-  check<StateError>(!written.is_view() || written.storage().use_count() == 1,
+  // Many functions return a view of what they computed. It may be written where no other handle is left, or
+  // only those of nodes that keep the value, whose version tells their gradients.
+  const bool only_history = record != nullptr && record->computed() && written.storage().histories() == 1;
+  check<StateError>(!written.is_view() || only_history || written.storage().use_count() == 1,
                     "{}: a view of shape {} is written in place while gradients are recorded; write its "
                     "base, or clone the "
                     "view first",
@@ -92,6 +94,7 @@ void check_fresh_view(std::string_view user, const Tensor& t) {
 }
 
 void Tape::before_write(const AnyOp& op, Inputs in) {
+  overwritten_ = {};
   if (!Context::current().grad_enabled()) return;
   for (const Tensor& t : in) check_fresh_view(op.name(), t);
   const Mask needs = inputs_wanting_grad(in);
@@ -101,15 +104,33 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
     check_histories(op, in[i]);
     if (needs == 0) continue;
     check_recorded_write(op, in[i]);
-    // Inputs that share memory with a written one are the same elements: other overlaps were refused before.
-    for (std::size_t j = 0; j < in.size(); ++j)
-      check<StateError>(!has(reads.inputs, j) || !in[j].defined() || in[j].numel() == 0 ||
-                            in[j].storage_ref() != in[i].storage_ref() ||
-                            in[j].layout().offset != in[i].layout().offset,
-                        "{}: its gradient needs the value that it overwrites; use the form that is not in "
-                        "place",
-                        op.name());
   }
+  if (needs != 0) keep_overwritten(op, in, reads);
+}
+
+void Tape::keep_overwritten(const AnyOp& op, Inputs in, Reads reads) {
+  // Inputs that share memory with a written one are the same elements: other overlaps were refused before.
+  const auto is_written = [&](const Tensor& t) {
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (op.writes(i) && in[i].defined() && in[i].storage_ref() == t.storage_ref() &&
+          in[i].layout().offset == t.layout().offset)
+        return true;
+    return false;
+  };
+  Tensors copies(in.size());
+  bool any = false;
+  const NoGrad off;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (!has(reads.inputs, i) || !in[i].defined() || in[i].numel() == 0 || !is_written(in[i])) continue;
+    copies[i] = clone(in[i]);
+    any = true;
+  }
+  if (any) overwritten_ = {&op, std::move(copies)};
+}
+
+const Tensor& Tape::read_by(const AnyOp& op, Inputs in, std::size_t i) const {
+  const bool copied = overwritten_.by == &op && overwritten_.inputs[i].defined();
+  return copied ? overwritten_.inputs[i] : in[i];
 }
 
 void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
@@ -130,7 +151,8 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   const Reads reads = op.reads(needs);
   for (std::size_t i = 0; i < in.size(); ++i) {
     node->edges.push_back(edge_to(in[i]));
-    node->saved_inputs.push_back(has(reads.inputs, i) && in[i].defined() ? keep(in[i]) : SavedTensor{});
+    node->saved_inputs.push_back(has(reads.inputs, i) && in[i].defined() ? keep(read_by(op, in, i))
+                                                                         : SavedTensor{});
     node->specs.push_back(in[i].defined() ? in[i].spec() : Spec::none());
   }
   // Larger than every input's, also when the graph was begun on another thread.
@@ -152,6 +174,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
     out[i].storage().mark_recorded();
     out[i].impl()->view_version = out[i].storage().version();  // its history includes the write
   }
+  if (op.mutating()) overwritten_ = {};
 }
 
 void Tape::host_read(const Tensor& tensor) {

@@ -9,7 +9,8 @@
 namespace sherd {
 
 /// Records a node for every op with an input that wants a gradient, while grad mode is on; refuses writes
-/// that would make gradients wrong (StateError), before anything is written.
+/// that would make gradients wrong (StateError), before anything is written, and keeps a copy of what a write
+/// overwrites and its own gradient needs.
 class Tape final : public Listener {
  public:
   void before_write(const AnyOp& op, Inputs in) override;
@@ -21,7 +22,17 @@ class Tape final : public Listener {
   std::uint64_t next_sequence() const { return next_sequence_; }
 
  private:
+  /// Copies of inputs of the write under way, empty handles for those that it leaves.
+  struct Overwritten {
+    const AnyOp* by = nullptr;
+    Tensors inputs;
+  };
+  void keep_overwritten(const AnyOp& op, Inputs in, Reads reads);
+  /// Input `i` with the value that the op read.
+  const Tensor& read_by(const AnyOp& op, Inputs in, std::size_t i) const;
+
   std::uint64_t next_sequence_ = 1;
+  Overwritten overwritten_;
 };
 
 /// StateError for a view that was taken before a recorded write of its memory, since its history is that of

@@ -10,10 +10,7 @@ using namespace sherd;
 
 /// sqrt(1 + x^2) - 1: an elementwise op is a call on one number and the gradient beside it. Loops,
 /// broadcasting, dtypes and the second derivative follow.
-struct PseudoHuber {
-  static constexpr std::string_view name = "pseudo_huber";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct PseudoHuber : Functor<"pseudo_huber", 1, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 1};
 
   template <class T>
@@ -26,7 +23,6 @@ struct PseudoHuber {
     using math::sqrt;
     return gy * x / sqrt(T(1) + x * x);
   }
-  bool operator==(const PseudoHuber&) const = default;
 };
 
 /// The running maximum along the rows of a matrix, and where it stands: a structural op infers its outputs

@@ -37,6 +37,8 @@ Tensor sum_to(const Tensor& g, const Shape& shape) {
   return reshape(sum(g, axes, Keep::dims), shape);
 }
 
+Tensor to_compute_dtype(const Tensor& t) { return t.defined() ? to(t, compute_dtype(t.dtype())) : t; }
+
 Tensor in_compute_dtype(Inputs in, const std::function<Tensor(Inputs)>& f) {
   const DType dtype = in[0].dtype(), wide = compute_dtype(dtype);
   if (wide == dtype) return f(in);

@@ -57,6 +57,8 @@ Expr gradient_expression(const O& op, Inputs in) {
     return grad_of<I>(op, gy, values[0], values[1], values[2], values[3]);
 }
 
+/// `t` in the dtype in which kernels compute and sum it; an empty handle stays one.
+SHERD_API Tensor to_compute_dtype(const Tensor& t);
 /// `f` of the inputs as a kernel computes it: halves become f32, and the result is rounded once.
 SHERD_API Tensor in_compute_dtype(Inputs in, const std::function<Tensor(Inputs)>& f);
 

@@ -3,9 +3,12 @@
 // instantiated with a number; with `Expr` it builds ops.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <string_view>
+#include <type_traits>
 
 #include "runtime/forward.h"
 #include "runtime/math.h"
@@ -43,6 +46,14 @@ concept ElementwiseOp = std::copyable<O> && std::equality_comparable<O> && requi
 };
 
 namespace detail {
+
+/// A name that is a template's argument.
+template <std::size_t Length>
+struct FixedName {
+  char text[Length] = {};
+  consteval FixedName(const char (&from)[Length]) { std::copy_n(from, Length, text); }
+  constexpr std::string_view view() const { return {text, Length - 1}; }
+};
 
 /// Two names as one, at compile time.
 template <const std::string_view&... Parts>
@@ -124,6 +135,21 @@ struct GradOfNumber {
 };
 
 }  // namespace detail
+
+/// What every functor says, and all that one without fields has to say beside its rule:
+/// `struct Sub : Functor<"sub", 2, number_dtypes> { ... };`. One with fields has these three members itself.
+template <detail::FixedName Name, int Arity, DTypeSet DTypes>
+struct Functor {
+  static constexpr std::string_view name = Name.view();
+  static constexpr int arity = Arity;
+  static constexpr DTypeSet dtypes = DTypes;
+
+  template <std::derived_from<Functor> O>
+    requires std::is_empty_v<O>
+  friend constexpr bool operator==(const O&, const O&) {
+    return true;
+  }
+};
 
 /// The gradient of input `I` of elementwise op `O` as one elementwise op: inputs are gy, the inputs it reads,
 /// the output if read.

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <typeindex>
 
+#include "runtime/call_among_ranks.h"
 #include "runtime/forward.h"
 #include "runtime/generator.h"
 #include "runtime/kernel.h"
@@ -66,8 +67,7 @@ struct Arity {
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
 ///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
 ///  values for which it uses `spare`;
-///  - `among_ranks = true`, if it is a call among ranks or waits for one, `lent()` and `line()`, if it may
-///  return before peers have read its inputs, and `recorded_calls(all)`, if devices can make such calls;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, and members of `CallAmongRanks`;
 ///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
 ///  reads `gy_sums`.
 template <class O>
@@ -129,10 +129,6 @@ concept MutatingOp = StructuralOp<O> &&(
       { op.writes(i) } -> std::same_as<bool>;
     });
 
-struct CapturedCall;
-class LentCall;
-class RecordedCalls;
-
 /// An op value with its type erased. Lives on the caller's stack during a call; code that needs it longer
 /// calls `keep`.
 class SHERD_API AnyOp : public RefCounted {
@@ -153,16 +149,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool is_view() const { return false; }
   /// Whether inputs may be on several devices; otherwise `apply` throws DeviceError.
   virtual bool crosses_devices() const { return false; }
-  /// Whether it is a call among ranks.
-  virtual bool among_ranks() const { return false; }
-  /// For a call that has just run: what it was lent. Null if peers no longer read or write its inputs.
-  virtual std::shared_ptr<LentCall> lent() const { return nullptr; }
-  /// For a call that may return before peers have read its inputs: names what it waits in line for, behind
-  /// earlier calls of the same line. Null for others.
-  virtual const void* line() const { return nullptr; }
-  /// For a call among ranks, the first of all those of a captured step: what lets a device make them by
-  /// itself; null where the hosts make all of them. Every rank of a group finds the same of its calls.
-  virtual std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall>) const;
+  /// Where it is a call among ranks, or waits for one; null for others.
+  virtual const CallAmongRanks* call_among_ranks() const { return nullptr; }
   /// Checks the inputs (throws) and appends the outputs: views, the written inputs, or uninitialised memory.
   virtual void prepare(Inputs in, Tensors& out) const = 0;
 
@@ -343,26 +331,11 @@ class OpModel<O> final : public OpModelBase<O> {
   bool crosses_devices() const override {
     return requires { requires O::crosses_devices; };
   }
-  bool among_ranks() const override {
-    return requires { requires O::among_ranks; };
-  }
-  std::shared_ptr<LentCall> lent() const override {
-    if constexpr (requires { this->op_.lent(); })
-      return this->op_.lent();
+  const CallAmongRanks* call_among_ranks() const override {
+    if constexpr (is_call)
+      return &call_;
     else
       return nullptr;
-  }
-  const void* line() const override {
-    if constexpr (requires { this->op_.line(); })
-      return this->op_.line();
-    else
-      return nullptr;
-  }
-  std::shared_ptr<RecordedCalls> recorded_calls(std::span<const CapturedCall> all) const override {
-    if constexpr (requires { this->op_.recorded_calls(all); })
-      return this->op_.recorded_calls(all);
-    else
-      return OpModelBase<O>::recorded_calls(all);
   }
   bool dense([[maybe_unused]] std::size_t i) const override {
     if constexpr (requires {
@@ -398,6 +371,11 @@ class OpModel<O> final : public OpModelBase<O> {
     if constexpr (HasReference<O>) detail::adopt_reference(O::name, this->op_.reference(in), out);
     return HasReference<O>;
   }
+
+ private:
+  static constexpr bool is_call = requires { requires O::among_ranks; };
+  [[no_unique_address]] std::conditional_t<is_call, detail::CallAmongRanksOf<O>, detail::NoCallAmongRanks<O>>
+      call_{this->op_};
 };
 
 template <ViewOp O>

@@ -1,12 +1,12 @@
 #include "runtime/recorded_calls.h"
 
+#include "runtime/call_among_ranks.h"
 #include "runtime/lent_call.h"
 
 namespace sherd {
 
 LentCall::~LentCall() = default;
+CallAmongRanks::~CallAmongRanks() = default;
 RecordedCalls::~RecordedCalls() = default;
-
-std::shared_ptr<RecordedCalls> AnyOp::recorded_calls(std::span<const CapturedCall>) const { return nullptr; }
 
 }  // namespace sherd

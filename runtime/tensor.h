@@ -248,9 +248,7 @@ SHERD_API std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 
 /// A class that is a tensor, or has one to give: a parameter.
 template <class T>
-concept TensorLike = std::derived_from<T, Tensor> || requires(const T& x) {
-  x.operator const Tensor&();
-};
+concept TensorLike = std::derived_from<T, Tensor> || requires(const T& x) { x.operator const Tensor&(); };
 
 namespace detail {
 /// The type of element that host values of type T become.
@@ -301,5 +299,13 @@ Tensor Tensor::from_rows(const Rows& rows) {
   else
     return from(std::span<const T>(all), shape);
 }
+
+/// The addresses of an optional input, for kernels: null for an empty handle; else as `Tensor::data` and
+/// `raw`.
+template <class T>
+const T* data_or_null(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
+inline std::byte* raw_or_null(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
 
 }  // namespace sherd

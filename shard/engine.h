@@ -1,5 +1,5 @@
 // The engine of a rank: when groups are gathered, freed and reduced, over all its models, since they share
-// the channels. All of it follows from program position and policy; docs/design.md has a picture.
+// the channels. All of it follows from program position and policy; docs/design_sharding.md has a picture.
 #pragma once
 
 #include <algorithm>

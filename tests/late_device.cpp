@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdlib>
@@ -33,6 +34,19 @@
 
 namespace sherd::test {
 namespace {
+
+/// Sleeps until `over()`, which `lock` guards and `changed` tells of, and goes on with the rank's other work
+/// meanwhile: whoever spins takes a core from the ranks and devices that it waits for.
+template <class Over>
+void wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, const Over& over) {
+  while (works_while_waiting() && !over()) {
+    lock.unlock();
+    work_while_waiting();
+    lock.lock();
+    changed.wait_for(lock, std::chrono::microseconds(100), over);
+  }
+  changed.wait(lock, over);
+}
 
 /// Work in order, done by a thread.
 class Queue {
@@ -72,13 +86,8 @@ class Queue {
 
  private:
   void wait() {
-    if (works_while_waiting())
-      return wait_for_device([&] {
-        const std::scoped_lock lock(mutex_);
-        return tasks_.empty();
-      });
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return tasks_.empty(); });
+    wait_until(changed_, lock, [&] { return tasks_.empty(); });
   }
   void work() {
     std::minstd_rand dawdle(seed_++);
@@ -144,9 +153,8 @@ struct Moment {
     return reached >= mark;
   }
   void wait_for(std::uint64_t mark) {
-    if (works_while_waiting()) return wait_for_device([&] { return is_reached(mark); });
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return reached >= mark; });
+    wait_until(changed, lock, [&] { return reached >= mark; });
   }
   static void follow(const std::shared_ptr<Moment>& moment, Queue& queue) {
     queue.give([moment, mark = moment->latest()] { moment->wait_for(mark); });

@@ -104,14 +104,15 @@ bool Program::Impl::graph_takes(const std::vector<Tensor>& given) {
 std::shared_ptr<RecordedCalls> Program::Impl::recorded_calls() const {
   std::vector<CapturedCall> calls;
   for (const Step& step : steps)
-    if (step.op->among_ranks()) calls.push_back({step.op.get(), step.bound_in});
-  return calls.front().op->recorded_calls(calls);
+    if (step.op->call_among_ranks() != nullptr) calls.push_back({step.op.get(), step.bound_in});
+  return calls.front().op->call_among_ranks()->recorded_calls(calls);
 }
 
 /// Every decision is one of all ranks: one that went another way would make other calls.
 void Program::Impl::make_graph_with_calls(const std::vector<Tensor>& given) {
   const int left = std::exchange(attempts_with_calls_, 0);
-  if (std::ranges::none_of(steps, [](const Step& step) { return step.op->among_ranks(); })) return;
+  if (std::ranges::none_of(steps, [](const Step& step) { return step.op->call_among_ranks() != nullptr; }))
+    return;
   bind_all(given);
   const std::shared_ptr<RecordedCalls> calls = recorded_calls();
   if (!calls) return;
@@ -163,14 +164,14 @@ void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& give
       if (recorded(i, made)) return made.parts.push_back({first, end});
   };
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
-    if (!steps[i].op->among_ranks() || made.calls) continue;
+    if (steps[i].op->call_among_ranks() == nullptr || made.calls) continue;
     add_part(i);
     made.parts.push_back({i, i + 1});
     first = i + 1;
   }
   add_part(static_cast<std::uint32_t>(steps.size()));
   for (DeviceGraph::Part& part : made.parts)
-    if ((made.calls || !steps[part.first].op->among_ranks()) && !record(part, made)) return;
+    if ((made.calls || steps[part.first].op->call_among_ranks() == nullptr) && !record(part, made)) return;
   graph = std::move(made);
 }
 
@@ -190,7 +191,7 @@ bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
     if (made.calls) made.calls->begin();
     for (std::uint32_t i = part.first; i < part.end; ++i) {
       if (!recorded(i, made)) continue;
-      if (steps[i].op->among_ranks())
+      if (steps[i].op->call_among_ranks() != nullptr)
         made.calls->record({steps[i].op.get(), steps[i].bound_in});
       else
         run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
@@ -304,7 +305,8 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
       return home == Home::input || home == Home::output;
     };
     if (std::ranges::any_of(call.in, kept))
-      if (const std::shared_ptr<LentCall> lent = call.op->lent()) graph->lent.push_back(lent);
+      if (const std::shared_ptr<LentCall> lent = call.op->call_among_ranks()->lent())
+        graph->lent.push_back(lent);
   }
   each_input([&](const TracedStorage& traced, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     if (traced.rewritten) copy(theirs, ours, bytes);

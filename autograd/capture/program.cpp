@@ -149,7 +149,8 @@ void Program::Impl::plan() {
         buffers.push_back({t.storage, {trace.storages[t.storage].bytes, i, last[t.storage]}});
         steps[i].takes.push_back(place.index);
       }
-    const void* const behind = traced.op->line();
+    const CallAmongRanks* const call = traced.op->call_among_ranks();
+    const void* const behind = call != nullptr ? call->line() : nullptr;
     std::erase_if(lent, [&](const auto& earlier) {
       if (earlier.first != behind) return false;
       buffers[earlier.second].life.end = i;
@@ -157,7 +158,7 @@ void Program::Impl::plan() {
     });
     for (std::size_t k = 0; k < traced.in.size(); ++k) {
       const TracedTensor& t = traced.in[k];
-      if (!traced.op->among_ranks() || t.storage == none) continue;
+      if (call == nullptr || t.storage == none) continue;
       if (!traced.op->writes(k)) line[t.storage] = behind;
       const Place& place = places[t.storage];
       if (place.home == Home::workspace)
@@ -378,7 +379,7 @@ void Program::Impl::replace(std::uint32_t buffer) {
 
 void Program::Impl::lend(const Step& step) {
   if (step.lends.empty() && !step.lends_given) return;
-  const std::shared_ptr<LentCall> call = step.op->lent();
+  const std::shared_ptr<LentCall> call = step.op->call_among_ranks()->lent();
   if (!call) return;
   for (const std::uint32_t i : step.lends) buffers[i].lent.push_back(call);
   if (step.lends_given) lent_.push_back(call);

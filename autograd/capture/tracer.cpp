@@ -76,8 +76,8 @@ void CaptureTracer::after(const AnyOp& op, Inputs in, Outputs out) {
   if (const RandomKey* key = op.random_key()) std::erase(unclaimed_, *key);
   const std::size_t known = trace_.storages.size();
   Tracer::after(op, in, out);
-  if (op.among_ranks())
-    if (std::shared_ptr<LentCall> call = op.lent()) lent_.push_back(std::move(call));
+  if (const CallAmongRanks* const call = op.call_among_ranks())
+    if (std::shared_ptr<LentCall> lent = call->lent()) lent_.push_back(std::move(lent));
   for (std::size_t i = known; i < trace_.storages.size(); ++i)
     if (!trace_.storages[i].outside) alive_.insert(trace_.storages[i].id);
   if (!blank_.empty() && op.mutating())

@@ -205,13 +205,12 @@ BatchNorm<T> describe(const Tensor& x, const Tensor& weight, const Tensor& bias,
                       const Tensor& variance, double eps) {
   using C = compute_t<T>;
   const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
-  const auto data = [](const Tensor& t) { return t.defined() ? t.data<C>() : nullptr; };
   return {{batch, channels, x.numel() / (batch * channels)},
           x.data<T>(),
-          data(weight),
-          data(bias),
-          data(mean),
-          data(variance),
+          data_or_null<C>(weight),
+          data_or_null<C>(bias),
+          data_or_null<C>(mean),
+          data_or_null<C>(variance),
           eps};
 }
 

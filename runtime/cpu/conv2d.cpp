@@ -245,15 +245,13 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Conv c(op.rule, in[0].shape(), in[1].shape(), out[0].shape());
   if constexpr (has_onednn)
-    if (conv_forward_onednn(
-            c, out[0].dtype(),
-            {in[0].raw(), in[1].raw(), in[2].defined() ? in[2].raw() : nullptr, out[0].raw()}))
+    if (conv_forward_onednn(c, out[0].dtype(), {in[0].raw(), in[1].raw(), raw_or_null(in[2]), out[0].raw()}))
       return;
   Rooms rooms;
   dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    forward(c, in[0].data<T>(), in[1].data<T>(), in[2].defined() ? in[2].data<T>() : nullptr,
-            reinterpret_cast<T*>(out[0].raw()), rooms);
+    forward(c, in[0].data<T>(), in[1].data<T>(), data_or_null<T>(in[2]), reinterpret_cast<T*>(out[0].raw()),
+            rooms);
   });
   rooms.check_enough(op.name);
 }

@@ -39,10 +39,4 @@ Moments<C> moments_of(const T* row, std::int64_t columns, double eps, bool about
   return {m, C(1) / std::sqrt(variance + static_cast<C>(eps))};
 }
 
-/// Of a weight or a bias, which may be missing.
-template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
 }  // namespace sherd::cpu

@@ -52,8 +52,8 @@ void nll(const ops::Nll& op, Inputs in, Outputs out) {
     parallel_for(rows, rows_of_tile, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; b += rows_of_tile)
         tiles[static_cast<std::size_t>(b / rows_of_tile)] = sum_of_rows<T, C>(
-            op, scores.data<T>(), targets, weight.defined() ? weight.data<C>() : nullptr, b,
-            std::min(b + rows_of_tile, end), classes, op.reduction == Reduction::none ? loss : nullptr);
+            op, scores.data<T>(), targets, data_or_null<C>(weight), b, std::min(b + rows_of_tile, end),
+            classes, op.reduction == Reduction::none ? loss : nullptr);
     });
     Sums sums;
     for (const Sums& tile : tiles) sums.loss += tile.loss, sums.weight += tile.weight;
@@ -71,7 +71,7 @@ void nll_grad(const ops::NllGrad& op, Inputs in, Outputs out) {
     using T = typename decltype(tag)::type;
     using C = compute_t<T>;
     const T* gy = in[0].data<T>();
-    const C* weight = in[3].defined() ? in[3].data<C>() : nullptr;
+    const C* weight = data_or_null<C>(in[3]);
     const C divisor = op.forward.reduction == Reduction::mean ? *in[2].data<C>() : C(1);
     T* gx = reinterpret_cast<T*>(out[0].raw());
     const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(classes, 1));

@@ -36,7 +36,7 @@ void recurrence(const ops::Recurrence& op, Inputs in, Outputs out) {
   const std::int64_t columns = out[0].shape().back(), count = out[0].numel() / columns;
   with_element<number_dtypes>(out[0].dtype(), [&]<class T>() {
     const auto *b = reinterpret_cast<const T*>(in[0].raw()),
-               *a = in[1].defined() ? reinterpret_cast<const T*>(in[1].raw()) : nullptr;
+               *a = reinterpret_cast<const T*>(raw_or_null(in[1]));
     auto* h = reinterpret_cast<T*>(out[0].raw());
     const std::int64_t grain = std::max<std::int64_t>(1, (1 << 14) / columns);
     parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -122,7 +122,7 @@ void gru_grad_row(std::int64_t n, compute_t<T>* __restrict gh, const T* before, 
 
 template <class T>
 const T* data_of(const Tensor& x) {
-  return x.defined() ? reinterpret_cast<const T*>(x.raw()) : nullptr;
+  return reinterpret_cast<const T*>(raw_or_null(x));
 }
 template <class T>
 T* result_of(const Tensor& x) {

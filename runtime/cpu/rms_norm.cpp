@@ -7,11 +7,6 @@
 namespace sherd::cpu {
 namespace {
 
-template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
 void rms_norm(const ops::RmsNorm& op, Inputs in, Outputs out) {
   const Tensor &x = in[0], &weight = in[1];
   if (x.numel() == 0) return;

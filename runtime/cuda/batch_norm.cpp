@@ -13,8 +13,6 @@ namespace {
 Tensor as_statistics(const Tensor& t, const Tensor& x) {
   return t.defined() ? contiguous(to(t, x.dtype() == DType::f64 ? DType::f64 : DType::f32)) : t;
 }
-void* data(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
-
 BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
                        const Tensor& variance, double eps) {
   BatchNormCall call;
@@ -24,8 +22,8 @@ BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias
   call.inner = x.numel() / (call.batch * call.channels);
   call.eps = eps;
   call.x = x.raw();
-  call.weight = data(weight);
-  call.bias = data(bias);
+  call.weight = raw_or_null(weight);
+  call.bias = raw_or_null(bias);
   call.mean = mean.raw();
   call.variance = variance.raw();
   call.stream = stream_of(x.device());

@@ -84,7 +84,7 @@ bool run_depthwise(const Convolution& c) {
                      .x = c.x.raw(),
                      .y = c.y.raw(),
                      .w = c.w.raw(),
-                     .bias = c.bias.defined() ? c.bias.raw() : nullptr,
+                     .bias = raw_or_null(c.bias),
                      .stream = c.stream()};
   if (c.makes == ConvMakes::y) {
     call.out = c.y.raw();

@@ -21,8 +21,6 @@ Tensor room_for_sets(PlaneNormGradCall& call, const Tensor& like) {
 
 namespace {
 
-void* data(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
-
 PlaneNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd) {
   PlaneNormCall call;
   call.dtype = x.dtype();
@@ -33,7 +31,7 @@ PlaneNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& mean
   call.inner = x.numel() / call.planes;
   call.per_set = call.planes / mean.numel();
   call.x = x.raw();
-  call.weight = data(weight);
+  call.weight = raw_or_null(weight);
   call.mean = mean.raw();
   call.spread = rstd.raw();
   call.stream = stream_of(x.device());
@@ -44,7 +42,7 @@ void group_norm(const ops::GroupNorm& op, Inputs in, Outputs out) {
   if (in[0].numel() == 0) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   PlaneNormCall call = describe(in[0], in[1], out[1], out[2]);
   call.eps = op.eps;
-  call.bias = data(in[2]);
+  call.bias = raw_or_null(in[2]);
   call.y = out[0].raw();
   const Tensor sums = room_for_sums(call, in[0].device());
   launch_plane_statistics(call);

@@ -9,14 +9,12 @@ namespace sherd::cuda {
 namespace {
 
 Tensor dense(const Tensor& t) { return t.defined() ? contiguous(t) : t; }
-const void* data(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
-
 void layer_norm(const ops::LayerNorm& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor x = dense(in[0]), weight = dense(in[1]), bias = dense(in[2]);
   const std::int64_t columns = x.shape().back();
-  launch_layer_norm({x.dtype(), x.numel() / columns, columns, x.raw(), data(weight), data(bias), op.eps,
-                     out[0].raw(), out[1].raw(), out[2].raw(), stream_of(x.device())});
+  launch_layer_norm({x.dtype(), x.numel() / columns, columns, x.raw(), raw_or_null(weight), raw_or_null(bias),
+                     op.eps, out[0].raw(), out[1].raw(), out[2].raw(), stream_of(x.device())});
   check_launch(op.name);
 }
 
@@ -29,12 +27,12 @@ void launch_grad(std::string_view op, Inputs in, Outputs out) {
   call.rows = x.numel() / call.columns;
   call.gy = gy.raw();
   call.x = x.raw();
-  call.weight = data(weight);
+  call.weight = raw_or_null(weight);
   const Tensor mean = dense(in[3]), rstd = dense(in[4]);
   call.mean = mean.raw();
   call.rstd = rstd.raw();
   const Tensor more = dense(in[5]);
-  call.more = data(more);
+  call.more = raw_or_null(more);
   call.gx = out[0].raw();
   call.gweight = out[1].raw();
   call.gbias = out[2].raw();

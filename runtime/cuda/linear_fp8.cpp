@@ -110,8 +110,8 @@ Rounded round(const Tensor& given, std::int64_t columns, Scaling by, Eight forma
   call.largest = by.largest;
   if (by.of != Scaling::tensor)
     (by.of == Scaling::rows ? call.row_scale : call.column_scale) = scale.data<float>();
-  call.as_is = made.as_is.defined() ? made.as_is.raw() : nullptr;
-  call.transposed = made.turned.defined() ? made.turned.raw() : nullptr;
+  call.as_is = raw_or_null(made.as_is);
+  call.transposed = raw_or_null(made.turned);
   call.unscale = reinterpret_cast<float*>(made.unscale.raw());
   call.stream = stream_of(x.device());
   launch_round_to_eight(call);

@@ -8,7 +8,7 @@
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/small_product.h"
 #include "runtime/ops.h"
-#include "runtime/ops/add.h"
+#include "runtime/ops/arithmetic.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
 #include "runtime/ops/matrix_operand.h"
@@ -46,10 +46,9 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
               const Tensor& c) {
   DeviceState& state = state_of(c.device());
   if (s.k > 0 && SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
-    const auto given = [](const Tensor& t) { return t.defined() ? t.raw() : nullptr; };
     launch_small_product({c.dtype(), s.m, s.n, s.k, s.batch, a.transposed, b.transposed, a.ld, b.ld,
-                          a.batch_step, b.batch_step, a.data, b.data, given(add.bias), given(add.residual),
-                          c.raw(), state.stream()});
+                          a.batch_step, b.batch_step, a.data, b.data, raw_or_null(add.bias),
+                          raw_or_null(add.residual), c.raw(), state.stream()});
     return check_launch("matmul");
   }
   if (s.k == 0) {

@@ -19,7 +19,7 @@ void recurrence(const ops::Recurrence& op, Inputs in, Outputs out) {
   call.columns = b.shape().back();
   call.rows = b.numel() / call.columns;
   call.b = b.raw();
-  call.a = in[1].defined() ? in[1].raw() : nullptr;
+  call.a = raw_or_null(in[1]);
   call.h = out[0].raw();
   call.stream = stream_of(b.device());
   Tensor partial;

@@ -8,8 +8,6 @@
 namespace sherd::cuda {
 namespace {
 
-const void* data(const Tensor& t) { return t.defined() ? t.raw() : nullptr; }
-
 void rms_norm(const ops::RmsNorm& op, Inputs in, Outputs out) {
   const Tensor& x = in[0];
   if (x.numel() == 0) return;
@@ -18,7 +16,7 @@ void rms_norm(const ops::RmsNorm& op, Inputs in, Outputs out) {
   call.columns = x.shape().back();
   call.rows = x.numel() / call.columns;
   call.x = x.raw();
-  call.weight = data(in[1]);
+  call.weight = raw_or_null(in[1]);
   call.eps = op.eps;
   call.y = out[0].raw();
   call.rstd = out[1].raw();
@@ -36,9 +34,9 @@ void rms_norm_grad(const ops::RmsNormGrad& op, Inputs in, Outputs out) {
   call.rows = x.numel() / call.columns;
   call.gy = in[0].raw();
   call.x = x.raw();
-  call.weight = data(in[2]);
+  call.weight = raw_or_null(in[2]);
   call.rstd = in[3].raw();
-  call.more = data(in[4]);
+  call.more = raw_or_null(in[4]);
   call.gx = out[0].raw();
   call.gweight = out[1].raw();
   call.stream = stream_of(x.device());

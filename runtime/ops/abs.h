@@ -6,10 +6,7 @@
 
 namespace sherd::ops {
 
-struct Abs {
-  static constexpr std::string_view name = "abs";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct Abs : Functor<"abs", 1, number_dtypes> {
   static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 1};
 
@@ -27,7 +24,6 @@ struct Abs {
   constexpr U on_bits(U x) const {
     return static_cast<U>(x & 0x7fff);
   }
-  bool operator==(const Abs&) const = default;
 };
 
 }  // namespace sherd::ops

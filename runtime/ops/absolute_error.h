@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct AbsoluteError {
-  static constexpr std::string_view name = "absolute_error";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct AbsoluteError : Functor<"absolute_error", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
@@ -24,11 +21,7 @@ struct AbsoluteError {
     const T d = a - b;
     return where(d > T(0), gy, where(d < T(0), -gy, T(0)));
   }
-  template <class T>
-  constexpr T grad_b(T gy, T a, T b, T y) const {
-    return -grad_a(gy, a, b, y);
-  }
-  bool operator==(const AbsoluteError&) const = default;
+  constexpr auto grad_b(auto gy, auto a, auto b, auto y) const { return -grad_a(gy, a, b, y); }
 };
 
 }  // namespace sherd::ops

@@ -6,28 +6,17 @@
 
 namespace sherd::ops {
 
-struct Atan2 {
-  static constexpr std::string_view name = "atan2";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct Atan2 : Functor<"atan2", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
   static constexpr double low = 0.3, high = 2;  // where it is tested
 
-  template <class T>
-  constexpr T operator()(T a, T b) const {
+  constexpr auto operator()(auto a, auto b) const {
     using math::atan2;
     return atan2(a, b);
   }
-  template <class T>
-  constexpr T grad_a(T gy, T a, T b, T) const {
-    return gy * over_square(b, a, b);
-  }
-  template <class T>
-  constexpr T grad_b(T gy, T a, T b, T) const {
-    return gy * over_square(-a, a, b);
-  }
-  bool operator==(const Atan2&) const = default;
+  constexpr auto grad_a(auto gy, auto a, auto b, auto) const { return gy * over_square(b, a, b); }
+  constexpr auto grad_b(auto gy, auto a, auto b, auto) const { return gy * over_square(-a, a, b); }
 
  private:
   /// x over the square of the distance from the origin, where it is 0; by the larger coordinate, so that no
@@ -36,7 +25,8 @@ struct Atan2 {
   static constexpr T over_square(T x, T a, T b) {
     using math::where;
     const T p = where(a < T(0), -a, a), q = where(b < T(0), -b, b), larger = where(p > q, p, q);
-    const T by = where(larger == T(0), T(1), where(larger - larger == T(0), larger, T(1)));  // infinities stay
+    const T by =
+        where(larger == T(0), T(1), where(larger - larger == T(0), larger, T(1)));  // infinities stay
     const T u = a / by, v = b / by, sum = u * u + v * v;
     return x / by / by / where(sum == T(0), T(1), sum);
   }

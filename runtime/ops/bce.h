@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct Bce {
-  static constexpr std::string_view name = "bce";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct Bce : Functor<"bce", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b01};
   static constexpr double low = 0.1, high = 0.9;  // where it is tested
@@ -29,7 +26,6 @@ struct Bce {
     using math::log;
     return gy * (bounded(log(T(1) - p)) - bounded(log(p)));
   }
-  bool operator==(const Bce&) const = default;
 
  private:
   template <class T>

@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct BceWithLogits {
-  static constexpr std::string_view name = "bce_with_logits";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct BceWithLogits : Functor<"bce_with_logits", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b01};
 
@@ -24,11 +21,7 @@ struct BceWithLogits {
     using math::sigmoid;
     return gy * ((T(1) - t) * sigmoid(x) - t * sigmoid(-x));  // sigmoid(x) - t loses all digits near 1
   }
-  template <class T>
-  constexpr T grad_b(T gy, T x, T, T) const {
-    return gy * -x;
-  }
-  bool operator==(const BceWithLogits&) const = default;
+  constexpr auto grad_b(auto gy, auto x, auto, auto) const { return gy * -x; }
 };
 
 }  // namespace sherd::ops

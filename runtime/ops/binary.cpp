@@ -113,10 +113,11 @@ Tensor div_(const Tensor& a, Number b) { return in_place<ops::Div>(a, b); }
 
 namespace {
 void check_bools(std::string_view sign, const Tensor& a) {
-  check<DTypeError>(a.dtype() == DType::boolean,
-                    "operator{}: joins bool tensors, got {}; compare it first, or call logical_and, logical_or or "
-                    "logical_not, for which anything but 0 is true",
-                    sign, name_of(a.dtype()));
+  check<DTypeError>(
+      a.dtype() == DType::boolean,
+      "operator{}: joins bool tensors, got {}; compare it first, or call logical_and, logical_or or "
+      "logical_not, for which anything but 0 is true",
+      sign, name_of(a.dtype()));
 }
 }  // namespace
 

@@ -39,8 +39,8 @@ void check_inputs(std::string_view call, const Tensor& x, const Tensor& weight, 
   check<DTypeError>(weight.dtype() == x.dtype(), "{}: input is {} and its weight {}; cast one of them", call,
                     name_of(x.dtype()), name_of(weight.dtype()));
   check<DeviceError>(weight.device() == x.device() && (!bias.defined() || bias.device() == x.device()),
-                     "{}: input on {}, its weight on {} and its bias on {}; move them together", call, x.device(),
-                     weight.device(), bias.defined() ? bias.device() : weight.device());
+                     "{}: input on {}, its weight on {} and its bias on {}; move them together", call,
+                     x.device(), weight.device(), bias.defined() ? bias.device() : weight.device());
   check<ValueError>(groups > 0, "{}: {} groups; at least one", call, groups);
   check<ShapeError>(x.shape()[1] == weight.shape()[0] && x.shape()[1] % groups == 0,
                     "{}: input of {} channels, weight (C, out / groups, ...) of {}, and {} groups", call,

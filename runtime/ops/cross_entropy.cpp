@@ -1,6 +1,7 @@
 #include "runtime/ops/cross_entropy.h"
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 
 namespace sherd {
 namespace ops {
@@ -41,7 +42,7 @@ Tensors CrossEntropy::grad(const GradArgs& args) const {
 
 Tensors CrossEntropy::reference(Inputs in) const {
   const Tensor &targets = in[1], counted = not_equal(targets, ignore_index);
-  const Tensor given = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor given = detail::to_compute_dtype(in[0]);
   // An ignored row's numbers are not used, whatever they are: 0 times infinity would be.
   const Tensor logits = masked_fill(given, unsqueeze(logical_not(counted), 1), 0);
   const Tensor top = amax(logits, {1}, Keep::dims).detach();

@@ -6,18 +6,12 @@
 
 namespace sherd::ops {
 
-struct FloorDivide {
-  static constexpr std::string_view name = "floor_divide";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct FloorDivide : Functor<"floor_divide", 2, number_dtypes> {
   static constexpr Reads reads_a{};
   static constexpr Reads reads_b{};
   static constexpr double low = 0.3, high = 2;  // where it is tested
 
-  template <class T>
-  constexpr T operator()(T a, T b) const {
-    return math::floor_divide(a, b);
-  }
+  constexpr auto operator()(auto a, auto b) const { return math::floor_divide(a, b); }
   template <class T>
   constexpr T grad_a(T, T, T, T) const {
     return T(0);
@@ -26,7 +20,6 @@ struct FloorDivide {
   constexpr T grad_b(T, T, T, T) const {
     return T(0);
   }
-  bool operator==(const FloorDivide&) const = default;
 };
 
 }  // namespace sherd::ops

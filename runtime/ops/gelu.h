@@ -5,14 +5,10 @@
 
 namespace sherd::ops {
 
-struct Gelu {
-  static constexpr std::string_view name = "gelu";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct Gelu : Functor<"gelu", 1, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T>
-  constexpr T operator()(T x) const {
+  constexpr auto operator()(auto x) const {
     using math::normal;
     return x * normal(x).cdf;
   }
@@ -22,7 +18,6 @@ struct Gelu {
     const math::Normal<T> at = normal(x);
     return gy * (at.cdf + x * T(0.3989422804014327) * at.bell);
   }
-  bool operator==(const Gelu&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct GeluTanh {
-  static constexpr std::string_view name = "gelu_tanh";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct GeluTanh : Functor<"gelu_tanh", 1, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 1};
 
   template <class T>
@@ -23,7 +20,6 @@ struct GeluTanh {
     const T inner = T(0.7978845608028654) * (T(1) + T(0.134145) * x * x);
     return gy * (T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * inner);
   }
-  bool operator==(const GeluTanh&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -1,6 +1,7 @@
 #include "runtime/ops/group_norm.h"
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/layer_norm.h"
 
@@ -44,7 +45,7 @@ Tensors GroupNorm::grad(const GradArgs& args) const {
 }
 
 Tensors GroupNorm::reference(Inputs in) const {
-  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));  // so that 16-bit floats are rounded once
+  const Tensor x = detail::to_compute_dtype(in[0]);  // so that 16-bit floats are rounded once
   const std::int64_t rows = x.shape()[0] * groups;
   const Tensor lines[] = {reshape(x, {rows, x.numel() / std::max<std::int64_t>(rows, 1)}), {}, {}};
   const Tensors normal = apply_many(LayerNorm{eps}, lines);

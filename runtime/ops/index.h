@@ -22,6 +22,8 @@ struct WriteBox {
     on("step", step);
     on("size", size);
   }
+  /// The box of `x` as recorded slices.
+  Tensor box_in(Tensor x) const;
   bool operator==(const WriteBox&) const = default;
 };
 
@@ -84,3 +86,11 @@ struct FillWhere {
 };
 
 }  // namespace sherd::ops
+
+namespace sherd::detail {
+
+/// Where `x` is not zero, in row-major order: 1-D, on its device. How many there are the host has to know.
+/// `call` opens the DeviceError on `meta`.
+Tensor places_where(std::string_view call, const Tensor& x);
+
+}  // namespace sherd::detail

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -105,7 +106,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
   const Axis down = axis_of(x.shape()[2], o.size.down, o.scale.down),
              across = axis_of(x.shape()[3], o.size.across, o.scale.across);
   if (down.from == down.to && across.from == across.to) return clone(x);
-  const Tensor wide = lines ? to(x, compute_dtype(x.dtype())) : x;
+  const Tensor wide = lines ? detail::to_compute_dtype(x) : x;
   const Tensor turned = scaled(transpose(scaled(wide, down, o), 2, 3), across, o);
   return to(contiguous(transpose(turned, 2, 3)), x.dtype());
 }

@@ -1,6 +1,7 @@
 #include "runtime/ops/layer_norm.h"
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/sum.h"
 
@@ -43,7 +44,7 @@ Tensors LayerNorm::grad(const GradArgs& args) const {
 }
 
 Tensors LayerNorm::reference(Inputs in) const {
-  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor x = detail::to_compute_dtype(in[0]);
   const auto wide = [&](const Tensor& t) { return to(t, x.dtype()); };
   const Tensor about = sherd::mean(x, {-1}, Keep::dims);
   // The mean again from the deviations, so that equal numbers deviate by nothing.

@@ -48,8 +48,8 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
-                         ElementNumbers, Places, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter, GatherAlong,
-                         ScatterAlong, TopK, Flip, Roll, Triangle>;
+                         ElementNumbers, Places, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter,
+                         GatherAlong, ScatterAlong, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
                             Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d, AvgPool2dGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;

@@ -12,13 +12,13 @@
 namespace sherd {
 namespace {
 
+using detail::to_compute_dtype;
+
 using Kind = ops::LossKind::Of;
 
 Tensor reduced(const Tensor& loss, Reduction reduction) {
   return reduction == Reduction::none ? loss : reduction == Reduction::sum ? sum(loss) : mean(loss);
 }
-
-Tensor wide(const Tensor& x) { return x.defined() ? to(x, compute_dtype(x.dtype())) : x; }
 
 void check_pair(std::string_view call, const Tensor& input, const Tensor& target) {
   const DType dtype = input.dtype();
@@ -37,7 +37,7 @@ template <class F>
 Tensor loss_of(std::string_view call, const Tensor& input, const Tensor& target, Reduction reduction,
                const F& f) {
   check_pair(call, input, target);
-  return to(reduced(f(wide(input), wide(target)), reduction), input.dtype());
+  return to(reduced(f(to_compute_dtype(input), to_compute_dtype(target)), reduction), input.dtype());
 }
 
 /// A loss that is an elementwise op: one pass with its reduction where the shapes are equal.
@@ -48,7 +48,7 @@ Tensor elementwise_loss(std::string_view call, const Tensor& input, const Tensor
   if (reduction == Reduction::none) return apply(op, input, target);
   if (input.shape() == target.shape())
     return apply(ops::LossTotal{kind, reduction == Reduction::mean}, input, target);
-  return to(reduced(apply(op, wide(input), wide(target)), reduction), input.dtype());
+  return to(reduced(apply(op, to_compute_dtype(input), to_compute_dtype(target)), reduction), input.dtype());
 }
 
 /// Scores and targets of a classification as rows: (n, classes) and (n).
@@ -120,7 +120,7 @@ NllLoss nll_of(const ScoreRows& rows, const ops::Nll& op, const Tensor& weight) 
 /// In f32 for 16-bit logits.
 Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
   const double smoothing = o.label_smoothing;
-  const Tensor weight = wide(o.weight);
+  const Tensor weight = to_compute_dtype(o.weight);
   check<ValueError>(smoothing >= 0 && smoothing <= 1, "cross_entropy: label smoothing {} is outside [0, 1]",
                     smoothing);
   if (is_floating(targets.dtype())) {
@@ -131,7 +131,7 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
         name_of(targets.dtype()), logits.shape(), targets.shape());
     const Tensor last = classes_last(logits);
     check_weight("cross_entropy", o.weight, last);
-    const Tensor log_p = log_softmax(wide(last)), p = to(classes_last(targets), log_p.dtype());
+    const Tensor log_p = log_softmax(to_compute_dtype(last)), p = to(classes_last(targets), log_p.dtype());
     const auto classes = static_cast<double>(log_p.shape().back());
     const Tensor smooth = smoothing == 0 ? p : add(mul(p, 1 - smoothing), smoothing / classes);
     const Tensor losses = neg(sum(mul(log_p, weight.defined() ? mul(smooth, weight) : smooth), {-1}));
@@ -142,7 +142,7 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
                     "cross_entropy: targets must be integers or probabilities, got {}", targets.dtype());
   const ScoreRows rows = score_rows("cross_entropy", logits, to(targets, DType::i64));
   check_weight("cross_entropy", o.weight, rows.scores);
-  const ScoreRows log_p{log_softmax(wide(rows.scores)), rows.targets, rows.shape};
+  const ScoreRows log_p{log_softmax(to_compute_dtype(rows.scores)), rows.targets, rows.shape};
   if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index, "cross_entropy"}, weight).loss;
   const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index, "cross_entropy"}, weight);
   const auto classes = static_cast<double>(log_p.scores.shape().back());
@@ -180,7 +180,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptio
   check<DTypeError>(is_floating(dtype), "nll_loss: takes floating dtypes, got {}", name_of(dtype));
   const ScoreRows rows = score_rows("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", o.weight, rows.scores);
-  return nll_of(rows, {o.reduction, o.ignore_index}, wide(o.weight)).loss;
+  return nll_of(rows, {o.reduction, o.ignore_index}, to_compute_dtype(o.weight)).loss;
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
@@ -213,9 +213,9 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
     const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often
       return add(mul(sub(1, t), x), mul(softplus(neg(x)), add(mul(sub(weight, 1), t), 1)));
     };
-    const Tensor loss =
-        o.positive_weight.defined() ? weighted(wide(o.positive_weight)) : apply(ops::BceWithLogits{}, x, t);
-    return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
+    const Tensor loss = o.positive_weight.defined() ? weighted(to_compute_dtype(o.positive_weight))
+                                                    : apply(ops::BceWithLogits{}, x, t);
+    return o.weight.defined() ? mul(loss, to_compute_dtype(o.weight)) : loss;
   });
 }
 
@@ -224,10 +224,10 @@ Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions
     check_factors("bce_loss", o, x);
     Tensor loss = apply(ops::Bce{}, x, t);
     if (o.positive_weight.defined()) {
-      const Tensor more = mul(sub(wide(o.positive_weight), 1), t);
+      const Tensor more = mul(sub(to_compute_dtype(o.positive_weight), 1), t);
       loss = add(loss, mul(more, apply(ops::Bce{}, x, ones_like(x))));
     }
-    return o.weight.defined() ? mul(loss, wide(o.weight)) : loss;
+    return o.weight.defined() ? mul(loss, to_compute_dtype(o.weight)) : loss;
   });
 }
 

@@ -6,16 +6,12 @@
 
 namespace sherd::ops {
 
-struct Maximum {
-  static constexpr std::string_view name = "maximum";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct Maximum : Functor<"maximum", 2, number_dtypes> {
   static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
-  template <class T>
-  constexpr T operator()(T a, T b) const {
+  constexpr auto operator()(auto a, auto b) const {
     using math::where;
     return where(a != a, a, where(b != b, b, where(a > b, a, b)));
   }
@@ -29,7 +25,6 @@ struct Maximum {
     using math::where;
     return where(a == b, T(gy / T(2)), where(b < a, T(0), gy));
   }
-  bool operator==(const Maximum&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -5,16 +5,12 @@
 
 namespace sherd::ops {
 
-struct Minimum {
-  static constexpr std::string_view name = "minimum";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct Minimum : Functor<"minimum", 2, number_dtypes> {
   static constexpr bool light = true;
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
-  template <class T>
-  constexpr T operator()(T a, T b) const {
+  constexpr auto operator()(auto a, auto b) const {
     using math::where;
     return where(a != a, a, where(b != b, b, where(a < b, a, b)));
   }
@@ -28,7 +24,6 @@ struct Minimum {
     using math::where;
     return where(a == b, T(gy / T(2)), where(b > a, T(0), gy));
   }
-  bool operator==(const Minimum&) const = default;
 };
 
 }  // namespace sherd::ops

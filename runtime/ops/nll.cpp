@@ -12,7 +12,8 @@ struct Counts {
 };
 Counts counts_of(const Nll& op, const Tensor& targets, const Tensor& weight, DType wide) {
   if (weight.defined() && weight.numel() == 0)  // without classes every row is ignored
-    return {zeros(targets.shape(), {DType::i64, targets.device()}), zeros(targets.shape(), {wide, targets.device()})};
+    return {zeros(targets.shape(), {DType::i64, targets.device()}),
+            zeros(targets.shape(), {wide, targets.device()})};
   const Tensor counted = not_equal(targets, op.ignore_index), target = where(counted, targets, 0);
   const Tensor ones = expand(Tensor::scalar(1, {wide, targets.device()}), target.shape());
   return {target, where(counted, weight.defined() ? index_select(weight, 0, target) : ones, 0)};

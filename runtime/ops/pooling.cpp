@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/pool2d.h"
@@ -224,7 +225,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
   }
   // Rows, then columns, as sums of products in f32 at least; what is not finite spreads over its row and
   // column.
-  const Tensor wide = to(x, compute_dtype(x.dtype()));
+  const Tensor wide = detail::to_compute_dtype(x);
   const Tensor rows = matmul(means_of(down, x.shape()[2], wide), wide);
   return to(matmul(rows, transpose(means_of(across, x.shape()[3], wide), 0, 1)), x.dtype());
 }

@@ -59,10 +59,7 @@ struct PowerOfHalves {
 };
 
 /// a to the power b; 0 to the power 0 is 1.
-struct Pow {
-  static constexpr std::string_view name = "pow";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct Pow : Functor<"pow", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11, .outputs = 1};
   static constexpr double low = 0.3, high = 2;  // where it is tested
@@ -96,7 +93,6 @@ struct Pow {
     };
     return try_halves(std::integer_sequence<int, 6, 1, -1, -2, -4>{});
   }
-  bool operator==(const Pow&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -5,8 +5,8 @@
 #include "runtime/ops.h"
 #include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
+#include "runtime/ops/power.h"
 #include "runtime/ops/prod.h"
-#include "runtime/ops/square.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd {
@@ -92,12 +92,12 @@ Tensors Sum::grad(const GradArgs& args) const {
 Specs PowerSum::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
 
 Tensors PowerSum::reference(Inputs in) const {
-  const Tensor wide = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor wide = detail::to_compute_dtype(in[0]);
   return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
-  const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
+  const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
   const Tensor gy = expand(with_kept_axes(args.gy[0], x.shape(), axes), x.shape());
   return {to(
       power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
@@ -107,7 +107,7 @@ Tensors PowerSum::grad(const GradArgs& args) const {
 Specs LogSumExp::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
 
 Tensors LogSumExp::reference(Inputs in) const {
-  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor x = detail::to_compute_dtype(in[0]);
   const Shape shape = reduced_shape(x.shape(), axes, keep);
   if (x.numel() == 0) return {log(apply(Sum{axes, keep}, exp(x)))};
   // What is taken away and added is a constant to the gradient: any number would give the same.
@@ -116,7 +116,7 @@ Tensors LogSumExp::reference(Inputs in) const {
 }
 
 Tensors LogSumExp::grad(const GradArgs& args) const {
-  const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
+  const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
   const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes);
   const Tensor share = exp(sub(wide, y));
   return {to(mul(share, with_kept_axes(args.gy[0], x.shape(), axes)), x.dtype())};

@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct Relu {
-  static constexpr std::string_view name = "relu";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct Relu : Functor<"relu", 1, number_dtypes> {
   static constexpr bool light = true;
   static constexpr Reads reads_a{.outputs = 1};
 
@@ -22,7 +19,6 @@ struct Relu {
     using math::where;
     return where(y <= T(0), T(0), gy);
   }
-  bool operator==(const Relu&) const = default;
 };
 
 }  // namespace sherd::ops

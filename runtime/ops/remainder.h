@@ -6,18 +6,12 @@
 
 namespace sherd::ops {
 
-struct Remainder {
-  static constexpr std::string_view name = "remainder";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = number_dtypes;
+struct Remainder : Functor<"remainder", 2, number_dtypes> {
   static constexpr Mask identity_grads = 0b01;
   static constexpr Reads reads_b{.inputs = 0b11, .outputs = 1};
   static constexpr double low = 0.3, high = 2;  // where it is tested
 
-  template <class T>
-  constexpr T operator()(T a, T b) const {
-    return math::remainder(a, b);
-  }
+  constexpr auto operator()(auto a, auto b) const { return math::remainder(a, b); }
   template <class T>
   constexpr T grad_b(T gy, T a, T b, T y) const {
     using math::round;
@@ -26,7 +20,6 @@ struct Remainder {
     const T quotient = where(y == b, T(-1), round(T((a - y) / b)));
     return T(-gy * where(b == T(0), T(a / b), quotient));
   }
-  bool operator==(const Remainder&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -1,6 +1,7 @@
 #include "runtime/ops/rms_norm.h"
 
 #include "runtime/apply.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -33,7 +34,7 @@ Tensors RmsNorm::grad(const GradArgs& args) const {
 }
 
 Tensors RmsNorm::reference(Inputs in) const {
-  const Tensor x = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor x = detail::to_compute_dtype(in[0]);
   const Tensor rstd = rsqrt(add(mean(square(x), {-1}, Keep::dims), eps));
   Tensor y = mul(x, rstd);
   if (in[1].defined()) y = mul(y, to(in[1], x.dtype()));

@@ -5,14 +5,10 @@
 
 namespace sherd::ops {
 
-struct Silu {
-  static constexpr std::string_view name = "silu";
-  static constexpr int arity = 1;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct Silu : Functor<"silu", 1, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 1};
 
-  template <class T>
-  constexpr T operator()(T x) const {
+  constexpr auto operator()(auto x) const {
     using math::sigmoid;
     return x * sigmoid(x);
   }
@@ -22,7 +18,6 @@ struct Silu {
     const T s = sigmoid(x);
     return gy * s * (T(1) + x * (T(1) - s));
   }
-  bool operator==(const Silu&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct SquaredError {
-  static constexpr std::string_view name = "squared_error";
-  static constexpr int arity = 2;
-  static constexpr DTypeSet dtypes = floating_dtypes;
+struct SquaredError : Functor<"squared_error", 2, floating_dtypes> {
   static constexpr Reads reads_a{.inputs = 0b11};
   static constexpr Reads reads_b{.inputs = 0b11};
 
@@ -21,11 +18,7 @@ struct SquaredError {
   constexpr T grad_a(T gy, T a, T b, T) const {
     return gy * (T(2) * (a - b));
   }
-  template <class T>
-  constexpr T grad_b(T gy, T a, T b, T y) const {
-    return -grad_a(gy, a, b, y);
-  }
-  bool operator==(const SquaredError&) const = default;
+  constexpr auto grad_b(auto gy, auto a, auto b, auto y) const { return -grad_a(gy, a, b, y); }
 };
 
 }  // namespace sherd::ops

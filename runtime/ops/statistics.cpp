@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/sum.h"
 
@@ -34,7 +35,7 @@ void check_floating(std::string_view call, const Tensor& x) {
 /// What `f` computes of `x`, 16-bit floats in f32.
 template <class F>
 Tensor in_wide(const Tensor& x, const F& f) {
-  return to(f(to(x, compute_dtype(x.dtype()))), x.dtype());
+  return to(f(detail::to_compute_dtype(x)), x.dtype());
 }
 
 /// The square root, whose gradient at 0 is 0 and not infinite.

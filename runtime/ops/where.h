@@ -5,10 +5,7 @@
 
 namespace sherd::ops {
 
-struct Where {
-  static constexpr std::string_view name = "where";
-  static constexpr int arity = 3;
-  static constexpr DTypeSet dtypes = any_dtype;
+struct Where : Functor<"where", 3, any_dtype> {
   static constexpr bool light = true;
   static constexpr bool first_is_condition = true;
   static constexpr Reads reads{.inputs = 0b001};
@@ -23,7 +20,6 @@ struct Where {
   }
   // Written in ops: the condition has a dtype of its own.
   SHERD_API Tensors grad(const GradArgs& args) const;
-  bool operator==(const Where&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "tests/docs/header.h"
+#include "tests/docs/nn_page.h"
 #include "tests/docs/ops_page.h"
 #include "tests/docs/pages.h"
 #include "tests/docs/weave.h"
@@ -37,11 +39,6 @@ std::set<int> fences_of(const fs::path& page) {
   for (std::string line; std::getline(in, line);)
     if (++number; std::regex_match(line, fence)) lines.insert(number);
   return lines;
-}
-
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::string woven(const std::string& page) {
@@ -163,11 +160,94 @@ TEST_CASE("fences are found however they are written") {
   CHECK(fences_of(folder / "page.md") == std::set<int>{1, 3, 4, 6, 7});
 }
 
-TEST_CASE("the page of ops is what the lists and headers say") {
-  CHECK(kernels_in_sources(root, "cpu") == kernels_in_table());
-  const std::string page = text_of(root / "docs/ops.md"), made = ops_page(root);
-  INFO("make it anew: ninja -C BUILD tests/docs/print_ops && BUILD/tests/docs/print_ops . > docs/ops.md");
+namespace {
+
+/// That the page is what `print_ops` makes.
+void check_made(const std::string& name, const std::string& made, const std::string& word) {
+  const std::string page = text_of(root / name);
+  INFO("make it anew: ninja -C BUILD tests/docs/print_ops && BUILD/tests/docs/print_ops . " << word << "> "
+                                                                                            << name);
   const auto [was, is] = std::ranges::mismatch(page, made);
   INFO("it differs from: " << std::string(is, made.end()).substr(0, 200));
   CHECK((page == made));
+}
+
+}  // namespace
+
+TEST_CASE("the page of ops is what the lists and headers say") {
+  CHECK(kernels_in_sources(root, "cpu") == kernels_in_table());
+  check_made("docs/ops.md", ops_page(root), "");
+}
+
+TEST_CASE("the page of layers is what the headers say, and has all of them") {
+  const std::string made = nn_page(root);
+  check_made("docs/nn.md", made, "nn ");
+  static const std::regex shown(
+      R"(\n(?:struct|class) (?:SHERD_API )?(\w+(?: final : (?:public )?(?:Layer|Optimizer)|Schedule \{)))");
+  int seen = 0;
+  for (const auto& entry : fs::directory_iterator(root / "nn")) {
+    if (entry.path().extension() != ".h") continue;
+    const std::string header = text_of(entry.path());
+    for (std::sregex_iterator at(header.begin(), header.end(), shown), end; at != end; ++at, ++seen) {
+      const std::string name = (*at)[1].str().substr(0, (*at)[1].str().find(' '));
+      INFO(name);
+      CHECK(made.find("### `" + name + "`\n") != std::string::npos);
+    }
+  }
+  CHECK(seen > 40);
+}
+
+TEST_CASE("what a header declares is read") {
+  const TempDirectory folder;
+  std::ofstream(folder / "x.h") << R"(// A header.
+#pragma once
+namespace sherd {
+namespace detail {
+struct Hidden {};
+}  // namespace detail
+/// How.
+enum class How { one, other };
+/// For `f`,
+/// and more:
+///
+///   f({.a = 1});
+struct FOptions {
+  int a = 1, b = 2;          ///< both
+  std::map<int, int> c{{1, 2}};
+  /// Before it.
+  double d = f(1, 2);
+};
+
+class SHERD_API G final : public Base<G> {
+ public:
+  template <class T>
+    requires(A<T> && (sizeof(T) > 1)) && B<T>
+  explicit G(T t) : t_(t) {
+    run();
+  }
+  G(const G&) = delete;
+  int of(int x = 1,
+         int y = 2) const { return x; }
+
+ private:
+  int t_ = 1;
+};
+// ---- some more
+SHERD_API Tensor f(const FOptions& options = {});
+}  // namespace sherd
+)";
+  CHECK(head_of(folder / "x.h") == "A header.");
+  const std::vector<Declaration> all = declarations_of(folder / "x.h");
+  REQUIRE(all.size() == 5);
+  CHECK(entry(all[0], "#") == "\n`enum class How { one, other }`: How.\n");
+  CHECK(entry(all[1], "#") ==
+        "\n# `FOptions`\n\nFor `f`, and more:\n\n    f({.a = 1});\n\n"
+        "`{.a = 1, .b = 2, .c = {{1, 2}}, .d = f(1, 2)}`\n\n| member | |\n|---|---|\n"
+        "| `int a = 1, b = 2` | both |\n| `std::map<int, int> c{{1, 2}}` |  |\n"
+        "| `double d = f(1, 2)` | Before it. |\n");
+  CHECK(entry(all[2], "##") ==
+        "\n## `G`\n\nIt has what `Base` has.\n\n`G(T t)`, `int of(int x = 1, int y = 2) const`\n");
+  CHECK(all[3].kind == Declaration::Kind::section);
+  CHECK(all[3].name == "some more");
+  CHECK(row(all[4]) == "| `Tensor f(const FOptions& options = {})` |  |\n");
 }

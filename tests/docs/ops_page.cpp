@@ -1,19 +1,19 @@
 #include "tests/docs/ops_page.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "runtime/backend.h"
 #include "runtime/op.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/list.h"
+#include "tests/docs/header.h"
 
 namespace sherd::test {
 
@@ -21,35 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file);
-  if (!in) throw std::runtime_error(file.string() + ": cannot be read");
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::vector<std::string> lines_of(const fs::path& file) {
-  std::istringstream in(text_of(file));
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 std::vector<fs::path> files_in(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
   std::ranges::sort(files);
   return files;
 }
-
-std::string trimmed(const std::string& s) {
-  const std::size_t begin = s.find_first_not_of(' ');
-  return begin == std::string::npos ? "" : s.substr(begin, s.find_last_not_of(' ') - begin + 1);
-}
-
-/// Text in a cell of a table.
-std::string cell(const std::string& text) { return std::regex_replace(text, std::regex(R"(\|)"), "\\|"); }
-/// Code in a cell.
-std::string code(const std::string& text) { return "`" + cell(text) + "`"; }
 
 /// What is known of an op of the lists.
 struct Op {
@@ -106,40 +83,19 @@ struct Section {
   std::vector<Function> functions;
 };
 
-/// The functions that a header declares, under its lines `// ---- title`. A comment that several declarations
-/// follow, without an empty line between them, is that of the first.
+/// The functions that a header declares, under its lines `// ---- title`.
 std::vector<Section> sections_of(const fs::path& header, const std::string& title) {
   std::vector<Section> sections{{title, {}}};
-  std::string comment, declaration;
-  for (const std::string& line : lines_of(header)) {
-    if (line.starts_with("// ---- ")) {
-      sections.push_back({line.substr(8), {}});
-    } else if (line.starts_with("/// ")) {
-      comment += (comment.empty() ? "" : " ") + line.substr(4);
-    } else if (!declaration.empty() || line.starts_with("SHERD_API ")) {
-      declaration += (declaration.empty() ? "" : " ") + trimmed(line);
-      if (!declaration.ends_with(";")) continue;
-      declaration = declaration.substr(std::string("SHERD_API ").size());
-      if (declaration.starts_with("Tensor operator")) {  // the page has the functions that they call
-        declaration.clear();
-        comment.clear();
-        continue;
-      }
-      static const std::regex head(R"(^[\w:<>]+ (\w+)\()");
-      std::smatch match;
-      if (!std::regex_search(declaration, match, head))
-        throw std::runtime_error(header.string() + ": not a function: " + declaration);
-      std::vector<Function>& functions = sections.back().functions;
-      const auto same = std::ranges::find(functions, match[1].str(), &Function::name);
-      Function& function =
-          same != functions.end() ? *same : functions.emplace_back(Function{match[1], {}, {}});
-      function.declarations.push_back(declaration);
-      if (!comment.empty()) function.meaning += (function.meaning.empty() ? "" : " ") + comment;
-      comment.clear();
-      declaration.clear();
-    } else {
-      comment.clear();
-    }
+  for (const Declaration& d : declarations_of(header)) {
+    if (d.kind == Declaration::Kind::section) sections.push_back({d.name, {}});
+    if (d.kind != Declaration::Kind::function || !d.text.starts_with("SHERD_API ")) continue;
+    const std::string text = d.text.substr(std::string("SHERD_API ").size());
+    if (text.starts_with("Tensor operator")) continue;  // the page has the functions that they call
+    std::vector<Function>& functions = sections.back().functions;
+    const auto same = std::ranges::find(functions, d.name, &Function::name);
+    Function& function = same != functions.end() ? *same : functions.emplace_back(Function{d.name, {}, {}});
+    function.declarations.push_back(text + ";");
+    if (!d.comment.empty()) function.meaning += (function.meaning.empty() ? "" : " ") + d.comment;
   }
   std::erase_if(sections, [](const Section& s) { return s.functions.empty(); });
   return sections;
@@ -173,15 +129,36 @@ std::map<std::string, std::string> meanings(const fs::path& root) {
   return found;
 }
 
-/// The headers' list of what `x[...]` and loss functions are follows that of ops.h.
+/// Headers with public functions, in the order of the page; those of ops.h have titles of their own.
+constexpr std::pair<const char*, const char*> headers[] = {
+    {"runtime/ops.h", ""}, {"runtime/indexing.h", "indexing"}, {"runtime/losses.h", "losses"}};
+
 std::vector<Section> public_functions(const fs::path& root) {
-  std::vector<Section> all = sections_of(root / "runtime/ops.h", "");
-  for (const auto& [header, title] :
-       {std::pair{"runtime/indexing.h", "indexing"}, std::pair{"runtime/losses.h", "losses"}}) {
-    std::vector<Section> more = sections_of(root / header, title);
-    std::ranges::move(more, std::back_inserter(all));
-  }
+  std::vector<Section> all;
+  for (const auto& [header, title] : headers)
+    std::ranges::move(sections_of(root / header, title), std::back_inserter(all));
   return all;
+}
+
+/// What these headers' functions take and give: structs and words.
+std::string options(const fs::path& root) {
+  std::string out;
+  for (const auto& [header, title] : headers)
+    for (const Declaration& d : declarations_of(root / header))
+      if (d.kind == Declaration::Kind::type || d.kind == Declaration::Kind::enumeration)
+        out += entry(d, "###");
+  return out;
+}
+
+std::string dtypes() {
+  std::string out;
+  for (int i = 0; i < dtype_count; ++i) {
+    const auto& table = sherd::detail::dtype_table;
+    out += "| " + code(table.all[i] == DType::boolean ? "boolean" : std::string(table.names[i])) + " | " +
+           code(std::string(table.names[i])) + " | " + std::string(table.long_names[i]) + " | " +
+           std::to_string(table.sizes[i]) + " |\n";
+  }
+  return out;
 }
 
 }  // namespace
@@ -251,6 +228,21 @@ and has their gradients on their devices. Functions with a gradient have a secon
     }
   }
   out << R"(
+## Dtypes
+
+`DType::f32`, or `f32` for short. Integers have no other sizes, and there are no complex numbers; 8-bit floats are inside
+`linear_fp8` and in files of models alone.
+
+| constant | in texts | PyTorch's messages | bytes |
+|---|---|---|---|
+)" << dtypes()
+      << R"(
+## Options
+
+What functions take beside tensors and numbers. A struct is shown as one writes it, with its members in the order that
+C++ wants and with their defaults; leave out what shall keep them.
+)" << options(root)
+      << R"(
 ## Ops
 
 What `apply` runs: each has one type in `sherd::ops`, under which an application may enter kernels of its own. Where a device has no kernel of an op its reference runs, which is made of other ops; `-` is an op that needs neither: a view, or one that runs itself by other ops.

@@ -18,7 +18,7 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
-#include "runtime/ops/mul.h"
+#include "runtime/ops/arithmetic.h"
 #include "runtime/ops/relu.h"
 #include "tests/catch.h"
 
@@ -164,6 +164,8 @@ TEST_CASE("newcomer: a recurrent layer goes on from its state, and a batch may c
     CHECK(amax(abs(end.state.hidden - whole.state.hidden)).item() < 1e-5);
     CHECK(all(whole.state.hidden[-1] == whole.y[-1]).template item<bool>());
     CHECK(batch_first(transpose(x, 0, 1)).y.shape() == Shape{2, 6, 4});
+    CHECK_NOTHROW(mul_(layer(x).y, 2.0));
+    CHECK_NOTHROW(mul_(batch_first(transpose(x, 0, 1)).y, 2.0));
     CHECK_THROWS_AS(layer(x[0]), ShapeError);
     CHECK_THROWS_AS(layer(x, nn::RecurrentState{zeros({2, 2, 4}), {}}), ShapeError);
   };

@@ -417,6 +417,20 @@ TEST_CASE("inputs get their own rank's gradient") {
   });
 }
 
+TEST_CASE("a sharded model's output is written in place as a plain one's") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Twins twins({.layout = layout});
+    const auto gradient_of_input = [&](Net& net) {
+      Tensor x = batch_of(world.rank(), 0, net.width).x.requires_grad_();
+      const Tensor y = net(x);
+      mul_(y, 3.0);
+      mul_(y, y);
+      return grad(sum(y), std::array{x})[0].to_vector<float>();
+    };
+    expect(gradient_of_input(twins.net) == gradient_of_input(twins.by_hand), "the input's gradient");
+  });
+}
+
 TEST_CASE("a loss outlives its model") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     Tensor x = batch_of(world.rank(), 0, 5).x.requires_grad_(), loss, expected;

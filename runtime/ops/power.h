@@ -1,0 +1,66 @@
+// Powers whose exponent is fixed.
+#pragma once
+
+#include "runtime/functor.h"
+#include "runtime/wrapping.h"
+
+namespace sherd::ops {
+
+/// x squared.
+struct Square : Functor<"square", 1, number_dtypes> {
+  static constexpr bool light = true;
+  static constexpr Reads reads_a{.inputs = 1};
+
+  constexpr auto operator()(auto x) const { return math::wrapping(std::multiplies<>{}, x, x); }
+  template <class T>
+  constexpr T grad_a(T gy, T x, T) const {
+    return gy * (T(2) * x);
+  }
+};
+
+/// Square root.
+struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {
+  static constexpr bool light = true;
+  static constexpr Reads reads_a{.outputs = 1};
+  static constexpr double low = 0.1, high = 3;  // where it is tested
+
+  constexpr auto operator()(auto x) const {
+    using math::sqrt;
+    return sqrt(x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
+    return gy / (T(2) * y);
+  }
+};
+
+/// 1 / sqrt(x).
+struct Rsqrt : Functor<"rsqrt", 1, floating_dtypes> {
+  static constexpr bool light = true;
+  static constexpr Reads reads_a{.outputs = 1};
+  static constexpr double low = 0.1, high = 3;  // where it is tested
+
+  constexpr auto operator()(auto x) const {
+    using math::rsqrt;
+    return rsqrt(x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
+    return gy * T(-0.5) * y * y * y;
+  }
+};
+
+/// 1 / x.
+struct Reciprocal : Functor<"reciprocal", 1, floating_dtypes> {
+  static constexpr bool light = true;
+  static constexpr Reads reads_a{.outputs = 1};
+  static constexpr double low = 0.3, high = 3;  // where it is tested
+
+  template <class T>
+  constexpr T operator()(T x) const {
+    return T(1) / x;
+  }
+  constexpr auto grad_a(auto gy, auto, auto y) const { return -gy * y * y; }
+};
+
+}  // namespace sherd::ops
