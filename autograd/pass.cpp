@@ -13,12 +13,13 @@ namespace {
 /// Whether this handle is the only one on its memory, which may then be written or kept as it is.
 bool owned_alone(const Tensor& t) {
   return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
-         !t.storage().owned();
+         !t.storage().owned() && !t.storage().borrowed();
 }
 
 /// Whether a node that is about to be freed is the last to hold the memory of a value that it kept.
 bool is_spare(const Tensor& kept) {
-  return kept.storage().use_count() == 1 && kept.is_contiguous() && !kept.storage().owned();
+  return kept.storage().use_count() == 1 && kept.is_contiguous() && !kept.storage().owned() &&
+         !kept.storage().borrowed();
 }
 
 /// The gradient as a tensor that only its new owner sees, and that keeps no more memory than it fills.

@@ -92,6 +92,48 @@ TEST_CASE("backward: leaves never share the memory of their gradients") {
   CHECK(s.grad().is_contiguous());
 }
 
+TEST_CASE("backward: memory that a caller lent is neither written nor kept, though its tensors are gone") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+      INFO(name_of(dtype));
+      const Tensor values = numbers({3, 5}, dtype, 2), before = clone(values);
+      const auto lent = [&] { return from_blob(values.raw(), {3, 5}, dtype); };
+      const Tensor targets = Tensor::from<std::int64_t>({1, 4, 0}, {3});
+      Tensor wanted;
+      for (const bool borrowed : {false, true}) {  // a loss whose gradient may go where its input was
+        Tensor x = (borrowed ? lent() : clone(values)).requires_grad_();
+        Tensor seen;
+        Subscription hook = register_hook(x, [&](const Tensor& g) {
+          seen = clone(g);
+          return Tensor{};
+        });
+        const Tensor loss = cross_entropy(x, targets, {reduction});
+        x = {};
+        loss.backward();
+        if (borrowed) CHECK(same_bits(seen, wanted));
+        wanted = seen;
+        CHECK(same_bits(values, before));
+      }
+      // Hooks of a leaf and of what is computed, whose gradients are added to others in every order.
+      const Tensor a = zeros({3, 5}, {dtype}).requires_grad_(), b = mul(a, 1);
+      const Subscription on_leaf = register_hook(a, [&](const Tensor&) { return lent(); });
+      const Subscription between = register_hook(b, [&](const Tensor&) { return lent(); });
+      for (int pass = 0; pass < 3; ++pass) {
+        sum(add(add(mul(b, 2), a), b)).backward({}, true);
+        CHECK(same_bits(values, before));
+        CHECK(a.grad().raw() != values.raw());
+      }
+      // One that is the sum to which others come, in an op that adds to it.
+      const Tensor c = numbers({3, 5}, dtype, 4).requires_grad_(), d = mul(c, 1);
+      const Subscription first = register_hook(d, [&](const Tensor&) { return lent(); });
+      sum(add(layer_norm(c, {}, {}), add(rms_norm(c, {}), d))).backward();
+      CHECK(same_bits(values, before));
+      CHECK(c.grad().raw() != values.raw());
+      for (const Tensor& g : grad(sum(mul(d, 3)), std::span(&d, 1))) CHECK(g.raw() != values.raw());
+      CHECK(same_bits(values, before));
+    }
+}
+
 TEST_CASE("backward: a gradient that somebody holds is not written") {
   const Tensor x = leaf({3});
   sum(x).backward();
