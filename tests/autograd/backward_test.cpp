@@ -92,6 +92,33 @@ TEST_CASE("backward: leaves never share the memory of their gradients") {
   CHECK(s.grad().is_contiguous());
 }
 
+TEST_CASE("backward: the gradient of a leaf in 16 bits is rounded once, however often the leaf is used") {
+  for (const DType dtype : {bf16, f16})
+    for (const int uses : {1, 2, 3, 4, 100, 3000})
+      for (const double value : {1.0, 0.3}) {
+        INFO(name_of(dtype) << " " << uses << " times");
+        const Tensor x = zeros({3}, {dtype}).requires_grad_();
+        const Tensor weight = mul(numbers({3}, dtype, 1, 0.5, 1.5), value);
+        const auto y = [&](const Tensor& of) {
+          std::vector<Tensor> each;
+          for (int i = 0; i < uses; ++i) each.push_back(to(mul(of, weight), f32));
+          Tensor all = each[0];
+          for (int i = 1; i < uses; ++i) all = add(all, each[static_cast<std::size_t>(i)]);
+          return sum(all);
+        };
+        const Tensor expected = to(mul(to(weight, f64), uses), dtype);
+        y(x).backward();
+        CHECK(same_bits(x.grad(), expected));
+        CHECK(same_bits(gradient(y(x), x), expected));
+        CHECK(same_bits(gradient(y(x), x, {.create_graph = true}).detach(), expected));
+        // A sum for a leaf that f32 reads too is f32; here the leaf's own dtype stays.
+        const Tensor wide = zeros({3}).requires_grad_();
+        const Tensor cast = to(wide, dtype);
+        y(cast).backward();
+        CHECK(wide.grad().dtype() == f32);
+      }
+}
+
 TEST_CASE("backward: memory that a caller lent is neither written nor kept, though its tensors are gone") {
   for (const DType dtype : {f64, f32, f16, bf16})
     for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
