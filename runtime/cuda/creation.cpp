@@ -19,7 +19,7 @@ std::uint64_t bits_of(Number value, DType dtype) {
   std::uint64_t bits = 0;
   dispatch(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T element = static_cast<T>(value.as<compute_t<T>>());
+    const T element = value.element<T>();
     std::memcpy(&bits, &element, sizeof element);
   });
   return bits;

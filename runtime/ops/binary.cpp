@@ -24,9 +24,8 @@ Tensor in_place(const Tensor& a, Number b) {
 template <class O>
 Tensor with_rounded(const Tensor& a, Number b) {
   const DType dtype = a.defined() ? a.dtype() : DType::f32;
-  const auto value = b.as<float>();
-  if (dtype == DType::f16) b = static_cast<float>(Half(value));
-  if (dtype == DType::bf16) b = static_cast<float>(BFloat16(value));
+  if (dtype == DType::f16) b = static_cast<float>(b.element<Half>());
+  if (dtype == DType::bf16) b = static_cast<float>(b.element<BFloat16>());
   return apply(WithScalar<O>{b}, a);
 }
 
@@ -113,10 +112,11 @@ Tensor div_(const Tensor& a, Number b) { return in_place<ops::Div>(a, b); }
 
 namespace {
 void check_bools(std::string_view sign, const Tensor& a) {
-  check<DTypeError>(a.dtype() == DType::boolean,
-                    "operator{}: joins bool tensors, got {}; compare it first, or call logical_and, logical_or or "
-                    "logical_not, for which anything but 0 is true",
-                    sign, name_of(a.dtype()));
+  check<DTypeError>(
+      a.dtype() == DType::boolean,
+      "operator{}: joins bool tensors, got {}; compare it first, or call logical_and, logical_or or "
+      "logical_not, for which anything but 0 is true",
+      sign, name_of(a.dtype()));
 }
 }  // namespace
 
