@@ -62,6 +62,9 @@ void arange(const ops::Arange& op, Inputs, Outputs out) {
 }
 
 void uniform(const ops::Uniform& op, Inputs, Outputs out) {
+  if (op.spec.dtype == DType::f64)
+    return fill_uniform(key_to_draw(op.key), uniform_range_f64(op.low, op.high),
+                        reinterpret_cast<double*>(out[0].raw()), out[0].numel());
   const UniformRange range = uniform_range(op.spec.dtype, op.low, op.high);
   fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(key_to_draw(op.key), range, y, out[0].numel()); });
 }

@@ -19,6 +19,8 @@ void launch_arange(DType dtype, Number start, Number step, void* out, std::int64
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
 void launch_uniform(DeviceKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
+void launch_uniform(DeviceKey key, UniformRangeOf<double> range, double* out, std::int64_t n,
+                    cudaStream_t stream);
 void launch_normal(DeviceKey key, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream);
 /// Integers in [low, low + range).
