@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
@@ -89,16 +90,23 @@ Tensors Sum::grad(const GradArgs& args) const {
   return {expand(with_kept_axes(gy, shape, axes), shape)};
 }
 
-Specs PowerSum::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
+Specs PowerSum::infer(SpecSpan in) const {
+  Spec spec = wide_and_reduced(name, in[0], axes, keep);
+  spec.dtype = DType::f64;
+  return {spec};
+}
 
 Tensors PowerSum::reference(Inputs in) const {
-  const Tensor wide = to(in[0], compute_dtype(in[0].dtype()));
+  const Tensor wide = to(in[0], DType::f64);
   return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
-  const Tensor gy = expand(with_kept_axes(args.gy[0], x.shape(), axes), x.shape());
+  Tensor of_sums = with_kept_axes(args.gy[0], x.shape(), axes);
+  if (constexpr double most = std::numeric_limits<float>::max(); wide.dtype() == DType::f32)
+    of_sums = to(where(isfinite(of_sums), clamp(of_sums, -most, most), of_sums), DType::f32);
+  const Tensor gy = expand(of_sums, x.shape());
   return {to(
       power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
       x.dtype())};
