@@ -125,9 +125,12 @@ Tensors LogSumExp::reference(Inputs in) const {
 
 Tensors LogSumExp::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = to(x, compute_dtype(x.dtype()));
-  const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes);
-  const Tensor share = exp(sub(wide, y));
-  return {to(mul(share, with_kept_axes(args.gy[0], x.shape(), axes)), x.dtype())};
+  const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes).detach();
+  // Shares of their own sum, as softmax has them: that of the output's rounding is off by as much as it is.
+  const Tensor above = sub(wide, y), share = args.create_graph ? exp(above) : exp_(above);
+  const Tensor total = apply(Sum{axes, true}, share);
+  const Tensor gy = div(with_kept_axes(args.gy[0], x.shape(), axes), where(isfinite(total), total, 1));
+  return {to(args.create_graph ? mul(share, gy) : mul_(share, gy), x.dtype())};
 }
 
 Specs Prod::infer(SpecSpan in) const {

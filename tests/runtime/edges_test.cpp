@@ -219,3 +219,21 @@ TEST_CASE("edges: a deviation and a norm that a dtype holds are found whatever t
     CHECK(std::isnan(norm(to(Tensor::from<double>({1, std::nan("")}, {2}), dtype)).item()));
   }
 }
+
+TEST_CASE("edges: the gradient of logsumexp is softmax, however far from 0 the values lie") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const double offset : {0.0, 1e3, -1e3, 3e4, 1e6, -1e6, 1e8})
+      for (const int axis : {0, 1})
+        for (const bool recorded : {false, true}) {
+          if (dtype == f16 && std::abs(offset) > 6e4) continue;
+          INFO(fmt::format("{} {} along {}", name_of(dtype), offset, axis));
+          const Tensor x = to(add(numbers({6, 7}, f64, 3), offset), dtype).requires_grad_();
+          const Tensor weight = numbers({axis == 0 ? 7 : 6}, dtype, 4);
+          const Tensor slopes =
+              grad(logsumexp(x, {axis}), std::span(&x, 1), weight, {.create_graph = recorded})[0];
+          const Tensor shares = softmax(to(x.detach(), f64), axis);
+          const Tensor expected = mul(shares, unsqueeze(to(weight, f64), axis));
+          const double near = dtype == f64 ? 1e-12 : dtype == f32 ? 1e-6 : dtype == f16 ? 1e-3 : 1e-2;
+          CHECK(distance(to(slopes.detach(), f64), expected) < near);
+        }
+}
