@@ -13,12 +13,13 @@ namespace {
 /// Whether this handle is the only one on its memory, which may then be written or kept as it is.
 bool owned_alone(const Tensor& t) {
   return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
-         !t.storage().owned();
+         !t.storage().owned() && !t.storage().borrowed();
 }
 
 /// Whether a node that is about to be freed is the last to hold the memory of a value that it kept.
 bool is_spare(const Tensor& kept) {
-  return kept.storage().use_count() == 1 && kept.is_contiguous() && !kept.storage().owned();
+  return kept.storage().use_count() == 1 && kept.is_contiguous() && !kept.storage().owned() &&
+         !kept.storage().borrowed();
 }
 
 /// The gradient as a tensor that only its new owner sees, and that keeps no more memory than it fills.
@@ -195,6 +196,7 @@ void BackwardPass::collect() {
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
       }
       ++leaves_[edge.leaf->slot].due;
+      ++leaves_[edge.leaf->slot].uses;
     } else if (edge.node && claim(*edge.node, this, call_, edge.node->op->name())) {
       places_.push_back({edge.node, {}});
       stack.push_back(edge.node.get());
@@ -377,14 +379,38 @@ Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
     if (Target* target = target_at(edge)) return &target->gradient;
   if (edge.node) return &places_[edge.node->slot].gradients[edge.index];
   LeafPlace& place = leaves_[edge.leaf->slot];
-  const bool first = !place.gradient.defined() || place.gradient.dtype() == dtype;
+  const bool first =
+      !place.gradient.defined() || place.gradient.dtype() == dtype || place.rounded_to == dtype;
   return first ? &place.gradient : &place.in_other_dtype;
+}
+
+/// Of two in 16 bits the sum is rounded once anyway.
+bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) const {
+  return edge.leaf && !stopping_ && leaves_[edge.leaf->slot].uses > 2 && size_of(dtype) == 2;
+}
+
+/// Adds what came along `edge` to `sum`, which `sum_at` gave for it.
+void BackwardPass::add(const Edge& edge, Tensor& sum, Tensor gradient) {
+  const DType dtype = gradient.dtype();
+  if (sum.defined() && edge.leaf && !stopping_) {
+    LeafPlace& place = leaves_[edge.leaf->slot];
+    const bool narrow = summed_in_f32(edge, dtype);
+    if (&sum == &place.gradient && narrow && sum.dtype() == dtype) place.rounded_to = dtype;
+    if (&sum == &place.gradient && !narrow) place.rounded_to.reset();  // it is read in f32 too
+    if (narrow) {
+      sum = to(sum, DType::f32);
+      gradient = to(gradient, DType::f32);
+    }
+  }
+  accumulate(sum, std::move(gradient), options_.create_graph);
 }
 
 /// All that came to a leaf, which the place no longer has.
 Tensor BackwardPass::whole(LeafPlace& place) {
   if (Tensor other = std::exchange(place.in_other_dtype, {}); other.defined())
     accumulate(place.gradient, std::move(other), options_.create_graph);
+  else if (place.rounded_to)
+    return to(std::exchange(place.gradient, {}), *place.rounded_to);
   return std::move(place.gradient);
 }
 
@@ -392,7 +418,7 @@ void BackwardPass::walk() {
   const GradMode mode(options_.create_graph);
   for (auto& [edge, gradient] : seeds_) {
     Tensor given = std::move(gradient);
-    if (Tensor* sum = sum_at(edge, given.dtype())) accumulate(*sum, std::move(given), options_.create_graph);
+    if (Tensor* sum = sum_at(edge, given.dtype())) add(edge, *sum, std::move(given));
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
   for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
@@ -447,6 +473,7 @@ Tensors BackwardPass::sums_so_far(const Node& node) {
     const DType dtype = node.specs[i].dtype;
     const Tensor* sum = sum_at(node.edges[i], dtype);
     if (sum == nullptr || !sum->defined() || sum->dtype() != dtype) continue;
+    if (summed_in_f32(node.edges[i], dtype)) continue;
     sums.resize(node.edges.size());
     sums[i] = *sum;
   }
@@ -517,7 +544,7 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
   if (whole)
     *sum = std::move(gradient);
   else
-    accumulate(*sum, std::move(gradient), options_.create_graph);
+    add(edge, *sum, std::move(gradient));
 }
 
 /// Counts an edge into a leaf that has delivered or never will; after the last one the sum is complete.

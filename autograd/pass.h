@@ -76,6 +76,9 @@ class BackwardPass {
     Tensor gradient;
     Tensor in_other_dtype{};  // of a leaf that is read in two, until all is there
     int due = 0;              // edges that have not delivered yet
+    int uses = 0;             // all of them
+    /// What the sum is to be, where it is kept in f32 until all is there: in 16 bits it would stop growing.
+    std::optional<DType> rounded_to{};
     bool asked_for = true;
   };
   /// An input of `grad` or `partial`, and what arrived there.
@@ -95,6 +98,8 @@ class BackwardPass {
   bool takes_sums(const Edge& edge);
   Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);
+  bool summed_in_f32(const Edge& edge, DType dtype) const;
+  void add(const Edge& edge, Tensor& sum, Tensor gradient);
   Tensor whole(LeafPlace& place);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
                Tensor sums);

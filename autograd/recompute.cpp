@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "autograd/capture/effects.h"
 #include "autograd/node.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
@@ -197,6 +198,7 @@ void Region::need(Storage& asked) {
     for (const TracedTensor& t : traced.in) in.push_back(tensor(t));
     for (const TracedTensor& t : traced.out) out.push_back(tensor(t));
     run_again(*traced.op, in, out);
+    tell_captures(*traced.op, in, out);  // of memory that a storage then shows as its own
     in.clear();
     out.clear();
     for (const auto* list : {&traced.in, &traced.out})

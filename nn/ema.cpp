@@ -18,19 +18,30 @@ void check_same(const StateDict& state, const StateDict& averages) {
         averages[i].first, averages[i].second.shape());
 }
 
+/// What is copied, not averaged.
+std::unordered_set<std::string> names_of_buffers(const Module& module) {
+  std::unordered_set<std::string> names;
+  for (const NamedBuffer& buffer : module.named_buffers()) names.insert(buffer.name);
+  return names;
+}
+
 }  // namespace
 
 Ema::Ema(Module& module, double decay) : decay_(decay) {
   check<ValueError>(decay >= 0 && decay <= 1, "ema: a decay of {} is outside [0, 1]", decay);
   const NoGrad guard;
-  for (const auto& [name, value] : module.state_dict()) averages_.emplace_back(name, clone(value));
+  const std::unordered_set<std::string> buffers = names_of_buffers(module);
+  for (const auto& [name, value] : module.state_dict()) {
+    const bool averaged = !buffers.contains(name) && is_floating(value.dtype());
+    const Tensor wide = averaged ? to(value, compute_dtype(value.dtype())) : value;
+    averages_.emplace_back(name, wide.is(value) ? clone(value) : wide);
+  }
 }
 
 void Ema::update(Module& module) {
   const StateDict state = module.state_dict();
   check_same(state, averages_);
-  std::unordered_set<std::string> buffers;
-  for (const NamedBuffer& buffer : module.named_buffers()) buffers.insert(buffer.name);
+  const std::unordered_set<std::string> buffers = names_of_buffers(module);
   const NoGrad guard;
   for (std::size_t i = 0; i < state.size(); ++i) {
     const Tensor &average = averages_[i].second, &value = state[i].second;

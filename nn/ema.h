@@ -6,6 +6,7 @@
 namespace sherd::nn {
 
 /// average = decay average + (1 - decay) value of each parameter, by `update`; starts as the parameters are.
+/// Averages of 16-bit parameters are kept in f32: in their own dtype small steps would be lost.
 /// Saved buffers are copied. Of sharded parameters each rank averages its part. ValueError for a decay
 /// outside [0, 1]; StateError when the module's state has other names or shapes than it had.
 class SHERD_API Ema {

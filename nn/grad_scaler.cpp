@@ -109,9 +109,10 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
-  Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
   for (const std::vector<Tensor>& list : lists)
     for (const Tensor& gradient : list) divide(gradient);
+  // Of the quotients, which are infinite for a scale below 1 where the gradients need not be.
+  Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
   return rounds_[&optimizer] = {.found = std::move(found)};
 }
 

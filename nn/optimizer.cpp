@@ -193,7 +193,8 @@ std::unordered_map<std::string, Tensor> by_name(StateDict state) {
 /// Whether `given`, of which nobody else sees the memory, can stand in the place of `wanted`.
 bool can_replace(const Tensor& given, const Tensor& wanted) {
   return given.spec() == wanted.spec() && given.is_contiguous() && given.impl()->use_count() == 1 &&
-         given.storage().use_count() == 1 && !given.storage().owned() && !given.requires_grad();
+         given.storage().use_count() == 1 && !given.storage().owned() && !given.storage().borrowed() &&
+         !given.requires_grad();
 }
 
 }  // namespace

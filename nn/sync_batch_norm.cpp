@@ -38,9 +38,10 @@ Tensor SyncBatchNorm::forward(const Tensor& x) const {
   const Tensor var = div(of_all(sum(square(centred), others), "batch norm variance"), count);
   {
     const NoGrad guard;
+    const Tensor any_sample = greater(count, 0);  // of all ranks; without one the statistics stay
     const auto follow = [&](const Buffer& running, const Tensor& now) {
-      const Tensor old = running;
-      copy_(old, add(mul(sherd::to(old, wide), 1 - momentum), mul(now, momentum)));
+      const Tensor old = sherd::to(running, wide), moved = add(mul(old, 1 - momentum), mul(now, momentum));
+      copy_(running, where(any_sample, moved, old));
     };
     follow(running_mean, mean.detach());
     follow(running_var, mul(var.detach(), div(count, maximum(sub(count, 1), 1))));

@@ -3,10 +3,45 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "runtime/export.h"
 
 namespace sherd {
+
+namespace detail {
+
+/// `x` rounded to odd: the float below or above it whose last bit is 1, unless it is a float itself. Rounded
+/// on to 16 bits that is `x` rounded once, since what was cut off stays visible (Boldo and Melquiond, 2005).
+constexpr float odd_float(double x) {
+  const auto nearest = static_cast<float>(x);
+  const auto bits = std::bit_cast<std::uint32_t>(nearest);
+  const double is = nearest < 0 ? -static_cast<double>(nearest) : static_cast<double>(nearest);
+  const double wanted = x < 0 ? -x : x;
+  const std::uint32_t step =
+      static_cast<std::uint32_t>(is < wanted) - static_cast<std::uint32_t>(is > wanted);
+  return std::bit_cast<float>((bits & 1u) == 0 ? bits + step : bits);
+}
+template <class N>
+  requires(std::is_integral_v<N>)
+constexpr float odd_float(N x) {
+  if constexpr (sizeof(N) < 4) {
+    return static_cast<float>(x);
+  } else if constexpr (sizeof(N) == 4) {
+    return odd_float(static_cast<double>(x));
+  } else {
+    // Beyond 2^53 the last bits become one, far below the last of a float.
+    constexpr N exact = N{1} << 53, cut = 0x7ff;
+    const bool fits = x < exact && (!std::is_signed_v<N> || x > -exact);
+    const N odd = (x & cut) == 0 ? x : static_cast<N>((x & ~cut) | (cut + 1));
+    return odd_float(static_cast<double>(fits ? x : odd));
+  }
+}
+/// A number of which 16 bits are made by rounding, but a float.
+template <class N>
+concept RoundedOnce = std::is_same_v<N, double> || std::is_integral_v<N>;
+
+}  // namespace detail
 
 /// IEEE binary16. Conversions round to nearest, ties to even; NaN stays NaN, overflow goes to infinity.
 struct SHERD_API Half {
@@ -14,6 +49,8 @@ struct SHERD_API Half {
 
   constexpr Half() = default;
   constexpr explicit Half(float value) : bits(from_float(value)) {}
+  template <detail::RoundedOnce N>
+  constexpr explicit Half(N value) : Half(detail::odd_float(value)) {}
   constexpr explicit operator float() const { return to_float(bits); }
   static constexpr Half from_bits(std::uint16_t bits) {
     Half h;
@@ -50,6 +87,8 @@ struct SHERD_API BFloat16 {
 
   constexpr BFloat16() = default;
   constexpr explicit BFloat16(float value) : bits(from_float(value)) {}
+  template <detail::RoundedOnce N>
+  constexpr explicit BFloat16(N value) : BFloat16(detail::odd_float(value)) {}
   constexpr explicit operator float() const {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }

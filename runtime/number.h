@@ -38,6 +38,11 @@ class Number {
     else
       return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
   }
+  /// The value as an element of a tensor, rounded once.
+  template <class T>
+  constexpr T element() const {
+    return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
+  }
   /// Kind and value are the same; NaN equals NaN, so that equal ops are equal.
   friend constexpr bool operator==(Number a, Number b) {
     if (a.kind_ != b.kind_) return false;

@@ -30,22 +30,30 @@ std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream) {
 }
 
 UniformRange uniform_range(DType dtype, double low, double high) {
-  return dispatch_floating("uniform", dtype, [&](auto tag) {
+  return dispatch_floating("uniform", dtype, [&](auto tag) -> UniformRange {
     using Wanted = typename decltype(tag)::type;
     using T = std::conditional_t<std::is_same_v<Wanted, double>, float, Wanted>;
     constexpr float infinity = std::numeric_limits<float>::infinity();
-    const auto rounded = [](double x) { return T(static_cast<float>(x)); };
+    const auto rounded = [](double x) { return T(x); };
     const auto base = static_cast<float>(low), range = static_cast<float>(high - low);
     T first = rounded(low), last = rounded(high);
     check<ValueError>(low <= high, "uniform: range [{}, {}) is empty", low, high);
     check<ValueError>(std::isfinite(float(first)) && std::isfinite(float(last)) && std::isfinite(range),
-                      "uniform: range [{}, {}) is more than {} holds (f64 draws in f32); scale the result",
-                      low, high, name_of(dtype));
+                      "uniform: range [{}, {}) is more than {} holds; scale the result", low, high,
+                      name_of(dtype));
     if (static_cast<double>(float(first)) < low) first = next(first, infinity);
     if (static_cast<double>(float(last)) >= high) last = next(last, -infinity);
     if (float(last) < float(first)) first = last = rounded(low);
     return UniformRange{base, range, float(first), float(last)};
   });
+}
+
+UniformRangeOf<double> uniform_range_f64(double low, double high) {
+  check<ValueError>(low <= high, "uniform: range [{}, {}) is empty", low, high);
+  check<ValueError>(std::isfinite(high - low),
+                    "uniform: range [{}, {}) is more than f64 holds; scale the result", low, high);
+  const double last = low < high ? std::nextafter(high, low) : low;
+  return {low, high - low, low, last};
 }
 
 }  // namespace sherd

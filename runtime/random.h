@@ -38,19 +38,32 @@ constexpr PhiloxWords philox(std::uint64_t seed, std::uint64_t counter, std::uin
 /// Uniform in [0, 1): the upper 24 bits of `word`, so every value is exact in float.
 constexpr float uniform_from(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// Turns a uniform `u` in [0, 1) into a draw from [low, high) of a dtype: base + u range, computed in f32,
-/// then limited to [first, last], the smallest and largest numbers of the dtype in the interval, because
-/// rounding may leave it at both ends.
-struct UniformRange {
-  float base, range, first, last;
-  constexpr float operator()(float u) const {
-    const float x = std::fma(u, range, base), below = math::where(x > last, last, x);
+/// The same with 53 bits for f64: below those of `word` come the upper 29 of `more`, so that an f64 draw is
+/// the f32 one and further digits.
+constexpr double uniform_from(std::uint32_t word, std::uint32_t more) {
+  return static_cast<double>(std::uint64_t{word >> 8} << 29 | more >> 3) * 0x1p-53;
+}
+
+/// The Philox stream that has `more`, at the counter and place of `word`.
+inline constexpr std::uint32_t stream_of_more = 1;
+
+/// Turns a uniform `u` in [0, 1) into a draw from [low, high) of a dtype: base + u range, computed in f32
+/// (in f64 for f64), then limited to [first, last], the smallest and largest numbers of the dtype in the
+/// interval, because rounding may leave it at both ends.
+template <class C>
+struct UniformRangeOf {
+  C base, range, first, last;
+  constexpr C operator()(C u) const {
+    const C x = std::fma(u, range, base), below = math::where(x > last, last, x);
     return math::where(below < first, first, below);
   }
 };
-/// The range for `dtype`; where that has no number in [low, high), every draw is `low`. ValueError for low >
-/// high, and where f32 or the dtype cannot hold both ends and their distance.
+using UniformRange = UniformRangeOf<float>;
+/// The range for `dtype`, which is not f64; where that has no number in [low, high), every draw is `low`.
+/// ValueError for low > high, and where f32 or the dtype cannot hold both ends and their distance.
 SHERD_API UniformRange uniform_range(DType dtype, double low, double high);
+/// The same for f64.
+SHERD_API UniformRangeOf<double> uniform_range_f64(double low, double high);
 
 /// An element is dropped when its random word is below this: probability `p` in [0, 1], but p = 1 keeps one
 /// word of 2^32.

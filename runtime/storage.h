@@ -81,6 +81,10 @@ class SHERD_API Storage final : public RefCounted {
   /// The storage whose bytes these are, where an owner provided them so; null for bytes of its own.
   Ref<Storage> provider() const;
 
+  /// Whether the memory is not this storage's own: a caller's, or another storage's. Who finds that nobody
+  /// else reads a tensor may keep it or write over it only where this is false.
+  bool borrowed() const { return foreign_ != nullptr; }
+
   /// What the memory is for; at first what the context said when the storage was made.
   MemoryUse use() const { return use_; }
   void set_use(MemoryUse use) noexcept;

@@ -229,7 +229,7 @@ Tensor Tensor::scalar(Number value, TensorOptions options) {
   detail::check_fits("scalar", "value", value, options.dtype);
   return dispatch(options.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T host = static_cast<T>(value.as<compute_t<T>>());
+    const T host = value.element<T>();
     return from(std::span<const T>(&host, 1), Shape{}, options.device);
   });
 }

@@ -17,7 +17,8 @@ namespace {
 
 /// Nobody else sees its memory.
 bool alone(const Tensor& t) {
-  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
+  return t.impl()->use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous() &&
+         !t.storage().borrowed();
 }
 
 /// Of a dense f32 tensor. Read past the listeners: what had a gradient when a step was captured has one in

@@ -3,11 +3,17 @@
 
 #include <functional>
 
+#include "runtime/op.h"
+
 namespace sherd {
 
 /// Every replay of what this rank captures now calls `again` at this place of the step: for what code around
 /// the ops must know of them, such as that kept copies of a tensor are old. Nothing where nothing is
 /// captured.
 void repeat_in_replays(const std::function<void()>& again);
+
+/// What this rank captures now hears of an op that ran past the listeners (`run_again`), so that a program
+/// runs it again too, and need not keep what it gives until then.
+void tell_captures(const AnyOp& op, Inputs in, Outputs out);
 
 }  // namespace sherd

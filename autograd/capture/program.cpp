@@ -133,7 +133,7 @@ void Program::Impl::plan() {
     const TracedOp& traced = trace.ops[i];
     for (const auto* list : {&traced.in, &traced.out})
       for (const TracedTensor& t : *list)
-        if (t.storage != none) last[t.storage] = i;
+        if (t.storage != none && (!traced.op->is_view() || last[t.storage] == none)) last[t.storage] = i;
     for (std::size_t k = 0; k < traced.in.size(); ++k)
       if (traced.op->writes(k) && traced.in[k].storage != none) last_write[traced.in[k].storage] = i;
   }

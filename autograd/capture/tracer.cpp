@@ -24,6 +24,10 @@ void repeat_in_replays(const std::function<void()>& again) {
   for (CaptureTracer* tracer : captures()) tracer->repeat(again);
 }
 
+void tell_captures(const AnyOp& op, Inputs in, Outputs out) {
+  for (CaptureTracer* tracer : captures()) tracer->after(op, in, out);
+}
+
 CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
     : Tracer("capture"), begin_(Context::current().generator().state()), seen_(begin_) {
   for (const Tensor& t : inputs) {

@@ -66,7 +66,7 @@ constexpr To converted(From x) {
   } else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
     return math::to_integer<To>(static_cast<compute_t<From>>(x));
   } else {
-    return static_cast<To>(static_cast<compute_t<To>>(static_cast<compute_t<From>>(x)));
+    return static_cast<To>(static_cast<compute_t<From>>(x));
   }
 }
 

@@ -15,10 +15,11 @@ namespace {
 
 template <class T>
 T element_of(Number value) {
-  return static_cast<T>(value.as<compute_t<T>>());
+  return value.element<T>();
 }
 
-/// Random kernels make f32; other dtypes round from it, so every dtype sees the same numbers.
+/// Random kernels make f32; other dtypes round from it, so every dtype sees the same numbers (uniform ones of
+/// f64 have further digits).
 template <class F>
 void fill_f32_then_cast(const Tensor& out, F&& fill) {
   if (out.dtype() == DType::f32) return fill(reinterpret_cast<float*>(out.raw()));
@@ -55,13 +56,15 @@ void arange(const ops::Arange& op, Inputs, Outputs out) {
       for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(start + i * step);
     } else {
       const auto start = op.start.as<double>(), step = op.step.as<double>();
-      for (std::int64_t i = 0; i < n; ++i)
-        y[i] = static_cast<T>(static_cast<compute_t<T>>(start + static_cast<double>(i) * step));
+      for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(start + static_cast<double>(i) * step);
     }
   });
 }
 
 void uniform(const ops::Uniform& op, Inputs, Outputs out) {
+  if (op.spec.dtype == DType::f64)
+    return fill_uniform(key_to_draw(op.key), uniform_range_f64(op.low, op.high),
+                        reinterpret_cast<double*>(out[0].raw()), out[0].numel());
   const UniformRange range = uniform_range(op.spec.dtype, op.low, op.high);
   fill_f32_then_cast(out[0], [&](float* y) { fill_uniform(key_to_draw(op.key), range, y, out[0].numel()); });
 }

@@ -28,9 +28,10 @@ Wide multiply(Wide x, std::uint32_t factor) {
 
 /// Philox on the eight counters from `at.offset`: the words in order. The upper halves of the lanes are left
 /// dirty until the end, because products do not read them.
+template <std::uint32_t stream>
 void philox_eight(RandomKey at, std::uint32_t* out) {
   const Wide counter = at.offset + Wide{0, 1, 2, 3, 4, 5, 6, 7};
-  Wide c0 = counter, c1 = counter >> 32, c2{}, c3{};
+  Wide c0 = counter, c1 = counter >> 32, c2 = Wide{} + stream, c3{};
   std::uint32_t k0 = static_cast<std::uint32_t>(at.seed), k1 = static_cast<std::uint32_t>(at.seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const Wide p0 = multiply(c0, 0xd2511f53u), p1 = multiply(c2, 0xcd9e8d57u);
@@ -47,9 +48,10 @@ void philox_eight(RandomKey at, std::uint32_t* out) {
   std::memcpy(out, words, sizeof words);
 }
 
+template <std::uint32_t stream = 0>
 void philox_block(RandomKey at, std::uint32_t (&out)[4 * block]) {
   for (int l = 0; l < block; l += 8) {
-    philox_eight({at.seed, at.offset + static_cast<std::uint64_t>(l)}, out + 4 * l);
+    philox_eight<stream>({at.seed, at.offset + static_cast<std::uint64_t>(l)}, out + 4 * l);
   }
 }
 
@@ -80,6 +82,14 @@ void philox_words(RandomKey at, std::int64_t counters, std::uint32_t* out) {
 void fill_uniform(RandomKey at, UniformRange range, float* out, std::int64_t n) {
   for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) out[i + j] = range(uniform_from(words[j]));
+  });
+}
+
+void fill_uniform(RandomKey at, UniformRangeOf<double> range, double* out, std::int64_t n) {
+  for_words(at, n, [&](std::int64_t i, const std::uint32_t* words, std::int64_t count) {
+    std::uint32_t more[4 * block];
+    philox_block<stream_of_more>({at.seed, at.offset + static_cast<std::uint64_t>(i / 4)}, more);
+    for (std::int64_t j = 0; j < count; ++j) out[i + j] = range(uniform_from(words[j], more[j]));
   });
 }
 

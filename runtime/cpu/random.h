@@ -14,6 +14,8 @@ void philox_words(RandomKey at, std::int64_t counters, std::uint32_t* out);
 
 /// Uniform over a range; 24 random bits.
 void fill_uniform(RandomKey at, UniformRange range, float* out, std::int64_t n);
+/// The same with 53 bits: the further ones are of the same place in `stream_of_more`.
+void fill_uniform(RandomKey at, UniformRangeOf<double> range, double* out, std::int64_t n);
 /// Normal; elements come in pairs (words 0 and 1, words 2 and 3).
 void fill_normal(RandomKey at, double mean, double deviation, float* out, std::int64_t n);
 /// Integers in [low, high); the interval holds 1 to 2^32 of them.

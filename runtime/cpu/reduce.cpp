@@ -508,13 +508,41 @@ void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
   });
 }
 
+/// The sums in `y` of squares that were too large or too small for f32, again in f64.
+template <class T>
+void sum_again(const Reduction& r, const T* x, const float* sums, double* y) {
+  parallel_for(r.outer * r.inner, std::max<std::int64_t>(1, (1 << 14) / r.reduce), [&](auto begin, auto end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (sums[i] > 0x1p-100f && sums[i] < std::numeric_limits<float>::infinity()) continue;
+      const T* from = x + i / r.inner * r.outer_stride + i % r.inner * r.inner_stride;
+      double sum = 0;
+      for (std::int64_t k = 0; k < r.reduce; ++k) {
+        const double value = static_cast<compute_t<T>>(from[k * r.reduce_stride]);
+        sum += value * value;
+      }
+      y[i] = sum;
+    }
+  });
+}
+
 void power_sum_op(const ops::PowerSum& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
+  auto* y = reinterpret_cast<double*>(out[0].raw());
   dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
     const T* x = p.x.data<T>();
-    auto* y = reinterpret_cast<compute_t<T>*>(out[0].raw());
-    op.power == 1 ? sum_of(p.r, x, 1, y, ItsSize{}) : sum_of(p.r, x, 1, y, ItsSquare{});
+    const auto sum = [&](auto* to) {
+      op.power == 1 ? sum_of(p.r, x, 1, to, ItsSize{}) : sum_of(p.r, x, 1, to, ItsSquare{});
+    };
+    if constexpr (std::is_same_v<T, double>) {
+      sum(y);
+    } else {
+      const Tensor narrow = empty(out[0].shape(), {DType::f32, Device::cpu()});
+      auto* sums = reinterpret_cast<float*>(narrow.raw());
+      sum(sums);
+      std::copy_n(sums, narrow.numel(), y);
+      if (op.power == 2 && p.r.reduce > 0) sum_again(p.r, x, sums, y);
+    }
   });
 }
 

@@ -22,6 +22,15 @@ struct Convert {
   }
 };
 
+/// To 16 bits from what a float does not hold: the float that rounds on as the number itself does.
+struct ConvertOdd {
+  using Copies = void;
+  template <class V>
+  __device__ float operator()(V x) const {
+    return sherd::detail::odd_float(x);
+  }
+};
+
 struct Same {
   using Copies = void;
   template <class V>
@@ -47,6 +56,8 @@ void copy_from(const Operands& p) {
       return;  // bits
     else if constexpr (std::is_same_v<C, float> && std::is_same_v<compute_t<From>, float>)
       launch<Convert<C>, To, From>({}, p);
+    else if constexpr (sizeof(To) == 2)
+      launch_strided<ConvertOdd, To, From>({}, p);
     else
       launch_strided<Convert<C>, To, From>({}, p);
   });
@@ -165,7 +176,7 @@ __global__ void arange_kernel(Wide start, Wide step, T* out, std::int64_t n) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
        i += stride)
-    out[i] = static_cast<T>(static_cast<compute_t<T>>(start + static_cast<Wide>(i) * step));
+    out[i] = static_cast<T>(start + static_cast<Wide>(i) * step);
 }
 
 template <class T>

@@ -19,7 +19,7 @@ std::uint64_t bits_of(Number value, DType dtype) {
   std::uint64_t bits = 0;
   dispatch(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T element = static_cast<T>(value.as<compute_t<T>>());
+    const T element = value.element<T>();
     std::memcpy(&bits, &element, sizeof element);
   });
   return bits;
@@ -58,6 +58,10 @@ void make_then_cast(std::string_view op, const Tensor& out, Launch&& launch) {
 
 void uniform_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Uniform*>(erased);
+  if (out[0].dtype() == DType::f64)
+    return make_then_cast<double>(op.name, out[0], [&](double* y, cudaStream_t stream) {
+      launch_uniform(device_key(op.key), uniform_range_f64(op.low, op.high), y, out[0].numel(), stream);
+    });
   const UniformRange range = uniform_range(out[0].dtype(), op.low, op.high);
   make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
     launch_uniform(device_key(op.key), range, y, out[0].numel(), stream);

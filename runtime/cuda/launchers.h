@@ -19,6 +19,8 @@ void launch_arange(DType dtype, Number start, Number step, void* out, std::int64
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
 void launch_uniform(DeviceKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
+void launch_uniform(DeviceKey key, UniformRangeOf<double> range, double* out, std::int64_t n,
+                    cudaStream_t stream);
 void launch_normal(DeviceKey key, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream);
 /// Integers in [low, low + range).
@@ -34,9 +36,9 @@ struct SumCall {
   DType dtype = DType::f32;
   std::int64_t outer = 1, reduce = 1, inner = 1;
   double divisor = 1;  ///< integers take 1 only
-  int power = 0;       ///< 1, 2: of |x|^power, floats, and the output is of their compute type
+  int power = 0;       ///< 1, 2: of |x|^power, floats, and the output is f64
   const void* x = nullptr;
-  void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
+  void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
   cudaStream_t stream = nullptr;
   /// Pieces that the reduced axis is cut into so that few sums keep many blocks busy.
   std::int64_t pieces() const;

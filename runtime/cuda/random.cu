@@ -46,6 +46,21 @@ struct UniformFill {
   }
 };
 
+struct UniformFill64 {
+  DeviceKey key;
+  UniformRangeOf<double> range;
+  double* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    const RandomKey at = key.read();
+    const PhiloxWords more = philox(at.seed, at.offset + static_cast<std::uint64_t>(i / 4), stream_of_more);
+    Packed<4, double> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) four.at[j] = range(uniform_from(words[j], more[j]));
+    store_four(out, i, n, four);
+  }
+};
+
 struct NormalFill {
   float mean, deviation;
   float* out;
@@ -113,6 +128,10 @@ void launch_set_key(RandomKey value, RandomKey* to, cudaStream_t stream) {
 }
 void launch_uniform(DeviceKey at, UniformRange range, float* out, std::int64_t n, cudaStream_t stream) {
   launch_for_words(at, n, stream, UniformFill{range, out, n});
+}
+void launch_uniform(DeviceKey at, UniformRangeOf<double> range, double* out, std::int64_t n,
+                    cudaStream_t stream) {
+  launch_for_words(at, n, stream, UniformFill64{at, range, out, n});
 }
 void launch_normal(DeviceKey at, float mean, float deviation, float* out, std::int64_t n,
                    cudaStream_t stream) {

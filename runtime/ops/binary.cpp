@@ -24,9 +24,8 @@ Tensor in_place(const Tensor& a, Number b) {
 template <class O>
 Tensor with_rounded(const Tensor& a, Number b) {
   const DType dtype = a.defined() ? a.dtype() : DType::f32;
-  const auto value = b.as<float>();
-  if (dtype == DType::f16) b = static_cast<float>(Half(value));
-  if (dtype == DType::bf16) b = static_cast<float>(BFloat16(value));
+  if (dtype == DType::f16) b = static_cast<float>(b.element<Half>());
+  if (dtype == DType::bf16) b = static_cast<float>(b.element<BFloat16>());
   return apply(WithScalar<O>{b}, a);
 }
 

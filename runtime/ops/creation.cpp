@@ -20,7 +20,10 @@ Tensors Fill::grad(const GradArgs& args) const { return {zeros_like(args.gy[0])}
 Specs Uniform::infer(SpecSpan) const {
   check<DTypeError>(is_floating(spec.dtype), "uniform: takes floating dtypes, got {}; use randint",
                     name_of(spec.dtype));
-  uniform_range(spec.dtype, low, high);  // refuses what cannot be drawn from
+  if (spec.dtype == DType::f64)  // refuse what cannot be drawn from
+    uniform_range_f64(low, high);
+  else
+    uniform_range(spec.dtype, low, high);
   return {spec};
 }
 

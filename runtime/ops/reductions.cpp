@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
@@ -89,16 +90,23 @@ Tensors Sum::grad(const GradArgs& args) const {
   return {expand(with_kept_axes(gy, shape, axes), shape)};
 }
 
-Specs PowerSum::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
+Specs PowerSum::infer(SpecSpan in) const {
+  Spec spec = wide_and_reduced(name, in[0], axes, keep);
+  spec.dtype = DType::f64;
+  return {spec};
+}
 
 Tensors PowerSum::reference(Inputs in) const {
-  const Tensor wide = detail::to_compute_dtype(in[0]);
+  const Tensor wide = to(in[0], DType::f64);
   return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
-  const Tensor gy = expand(with_kept_axes(args.gy[0], x.shape(), axes), x.shape());
+  Tensor of_sums = with_kept_axes(args.gy[0], x.shape(), axes);
+  if (constexpr double most = std::numeric_limits<float>::max(); wide.dtype() == DType::f32)
+    of_sums = to(where(isfinite(of_sums), clamp(of_sums, -most, most), of_sums), DType::f32);
+  const Tensor gy = expand(of_sums, x.shape());
   return {to(
       power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
       x.dtype())};
@@ -117,9 +125,12 @@ Tensors LogSumExp::reference(Inputs in) const {
 
 Tensors LogSumExp::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
-  const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes);
-  const Tensor share = exp(sub(wide, y));
-  return {to(mul(share, with_kept_axes(args.gy[0], x.shape(), axes)), x.dtype())};
+  const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes).detach();
+  // Shares of their own sum, as softmax has them: that of the output's rounding is off by as much as it is.
+  const Tensor above = sub(wide, y), share = args.create_graph ? exp(above) : exp_(above);
+  const Tensor total = apply(Sum{axes, true}, share);
+  const Tensor gy = div(with_kept_axes(args.gy[0], x.shape(), axes), where(isfinite(total), total, 1));
+  return {to(args.create_graph ? mul(share, gy) : mul_(share, gy), x.dtype())};
 }
 
 Specs Prod::infer(SpecSpan in) const {

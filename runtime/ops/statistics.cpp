@@ -44,10 +44,13 @@ Tensor root(const Tensor& x) {
   return where(zero, x, sqrt(where(zero, 1, x)));
 }
 
-Tensor wide_var(const Tensor& x, const Shape& axes, Keep keep, std::int64_t n, double correction) {
-  const Tensor squares = mean(square(sub(x, mean(x, axes, Keep::dims))), axes, keep);
+/// In f64, which holds the squares of every f32.
+Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, std::int64_t n,
+                double correction) {
+  const Tensor centred = sub(x, mean(x, axes, Keep::dims));
+  const Tensor squares = apply(ops::PowerSum{ops::axes_of(call, x, axes), keep == Keep::dims, 2}, centred);
   const double left = static_cast<double>(n) - correction;
-  return mul(squares, left > 0 ? static_cast<double>(n) / left : std::numeric_limits<double>::quiet_NaN());
+  return div(squares, n > 0 && left > 0 ? left : std::numeric_limits<double>::quiet_NaN());
 }
 
 Picked pick(const Tensor& x, const Tensor& at, std::int64_t axis, Keep keep) {
@@ -75,13 +78,13 @@ Tensor all(const Tensor& x, Shape axes, Keep keep) {
 Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
   check_floating("var", x);
   const std::int64_t n = count_over("var", x, axes);
-  return in_wide(x, [&](const Tensor& y) { return wide_var(y, axes, keep, n, correction); });
+  return in_wide(x, [&](const Tensor& y) { return wide_var("var", y, axes, keep, n, correction); });
 }
 
 Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
   check_floating("stddev", x);
   const std::int64_t n = count_over("stddev", x, axes);
-  return in_wide(x, [&](const Tensor& y) { return root(wide_var(y, axes, keep, n, correction)); });
+  return in_wide(x, [&](const Tensor& y) { return root(wide_var("stddev", y, axes, keep, n, correction)); });
 }
 
 bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {

@@ -24,7 +24,7 @@ struct Sum {
   bool operator==(const Sum&) const = default;
 };
 
-/// The sum of |x|^power, 1 or 2, over `axes`, in the compute dtype.
+/// The sum of |x|^power, 1 or 2, over `axes`, in f64: f32 holds no squares of its larger half.
 struct PowerSum {
   static constexpr std::string_view name = "power_sum";
   static constexpr Reads reads{.inputs = 1};

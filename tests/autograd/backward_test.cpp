@@ -92,6 +92,75 @@ TEST_CASE("backward: leaves never share the memory of their gradients") {
   CHECK(s.grad().is_contiguous());
 }
 
+TEST_CASE("backward: the gradient of a leaf in 16 bits is rounded once, however often the leaf is used") {
+  for (const DType dtype : {bf16, f16})
+    for (const int uses : {1, 2, 3, 4, 100, 3000})
+      for (const double value : {1.0, 0.3}) {
+        INFO(name_of(dtype) << " " << uses << " times");
+        const Tensor x = zeros({3}, {dtype}).requires_grad_();
+        const Tensor weight = mul(numbers({3}, dtype, 1, 0.5, 1.5), value);
+        const auto y = [&](const Tensor& of) {
+          std::vector<Tensor> each;
+          for (int i = 0; i < uses; ++i) each.push_back(to(mul(of, weight), f32));
+          Tensor all = each[0];
+          for (int i = 1; i < uses; ++i) all = add(all, each[static_cast<std::size_t>(i)]);
+          return sum(all);
+        };
+        const Tensor expected = to(mul(to(weight, f64), uses), dtype);
+        y(x).backward();
+        CHECK(same_bits(x.grad(), expected));
+        CHECK(same_bits(gradient(y(x), x), expected));
+        CHECK(same_bits(gradient(y(x), x, {.create_graph = true}).detach(), expected));
+        // A sum for a leaf that f32 reads too is f32; here the leaf's own dtype stays.
+        const Tensor wide = zeros({3}).requires_grad_();
+        const Tensor cast = to(wide, dtype);
+        y(cast).backward();
+        CHECK(wide.grad().dtype() == f32);
+      }
+}
+
+TEST_CASE("backward: memory that a caller lent is neither written nor kept, though its tensors are gone") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+      INFO(name_of(dtype));
+      const Tensor values = numbers({3, 5}, dtype, 2), before = clone(values);
+      const auto lent = [&] { return from_blob(values.raw(), {3, 5}, dtype); };
+      const Tensor targets = Tensor::from<std::int64_t>({1, 4, 0}, {3});
+      Tensor wanted;
+      for (const bool borrowed : {false, true}) {  // a loss whose gradient may go where its input was
+        Tensor x = (borrowed ? lent() : clone(values)).requires_grad_();
+        Tensor seen;
+        Subscription hook = register_hook(x, [&](const Tensor& g) {
+          seen = clone(g);
+          return Tensor{};
+        });
+        const Tensor loss = cross_entropy(x, targets, {reduction});
+        x = {};
+        loss.backward();
+        if (borrowed) CHECK(same_bits(seen, wanted));
+        wanted = seen;
+        CHECK(same_bits(values, before));
+      }
+      // Hooks of a leaf and of what is computed, whose gradients are added to others in every order.
+      const Tensor a = zeros({3, 5}, {dtype}).requires_grad_(), b = mul(a, 1);
+      const Subscription on_leaf = register_hook(a, [&](const Tensor&) { return lent(); });
+      const Subscription between = register_hook(b, [&](const Tensor&) { return lent(); });
+      for (int pass = 0; pass < 3; ++pass) {
+        sum(add(add(mul(b, 2), a), b)).backward({}, true);
+        CHECK(same_bits(values, before));
+        CHECK(a.grad().raw() != values.raw());
+      }
+      // One that is the sum to which others come, in an op that adds to it.
+      const Tensor c = numbers({3, 5}, dtype, 4).requires_grad_(), d = mul(c, 1);
+      const Subscription first = register_hook(d, [&](const Tensor&) { return lent(); });
+      sum(add(layer_norm(c, {}, {}), add(rms_norm(c, {}), d))).backward();
+      CHECK(same_bits(values, before));
+      CHECK(c.grad().raw() != values.raw());
+      for (const Tensor& g : grad(sum(mul(d, 3)), std::span(&d, 1))) CHECK(g.raw() != values.raw());
+      CHECK(same_bits(values, before));
+    }
+}
+
 TEST_CASE("backward: a gradient that somebody holds is not written") {
   const Tensor x = leaf({3});
   sum(x).backward();

@@ -48,6 +48,8 @@ void plant(const Module& net, std::size_t parameter, std::int64_t element, doubl
   fill_(narrow(flatten(net.parameters()[parameter].grad()), 0, element, 1), value);
 }
 
+void plant_in(const Parameter& p, double value) { fill_(narrow(p.grad(), 0, 1, 1), value); }
+
 std::unique_ptr<Optimizer> optimizer_of(std::string_view name, std::vector<Parameter> params) {
   if (name == "sgd") return std::make_unique<Sgd>(params, SgdOptions{.lr = 0.1, .momentum = 0.9});
   if (name == "adam") return std::make_unique<Adam>(params, AdamOptions{.lr = 0.1});
@@ -105,6 +107,27 @@ TEST_CASE("GradScaler: a power of two as scale changes no bit of a step, clipped
         }
         CHECK(scaler.scale_tensor().item() == scale * 4);
       }
+}
+
+TEST_CASE("GradScaler: a gradient that is finite when scaled and infinite when divided skips the step") {
+  for (const std::string_view name : {"sgd", "adam", "adamw"})
+    for (const DType dtype : {f32, bf16, f64})
+      for (const double scale : {0.5, 0x1p-3, 0x1p-20, 1.0, 4.0})
+        for (const bool unscaled_before : {false, true}) {
+          INFO(name << " " << name_of(dtype) << " scaled by " << scale);
+          Parameter p(ones({3}, {dtype}));
+          const auto optimizer = optimizer_of(name, {p});
+          GradScaler scaler({.init_scale = scale});
+          scaler.scale(sum(p.tensor())).backward();
+          const double most = dtype == f64 ? 0x1p1023 : 0x1p127;  // a power of two: bf16 has it too
+          plant_in(p, most);
+          const bool infinite = scale < 1;
+          if (unscaled_before) scaler.unscale_(*optimizer);
+          CHECK(scaler.step(*optimizer).item() == (infinite ? 1 : 0));
+          CHECK(same_bits(p.data(), ones({3}, {dtype})) == infinite);
+          scaler.update();
+          CHECK(scaler.current_scale().item() == (infinite ? scale / 2 : scale));
+        }
 }
 
 TEST_CASE("GradScaler: a step is skipped as if it had never been, and the scale follows its rule") {

@@ -451,7 +451,36 @@ TEST_CASE("optimizers: parameters in 16 bits without masters step as f32 copies,
     }
 }
 
-TEST_CASE("optimizers: parameters in 16 bits over one memory, and gradients of integers, step as by themselves") {
+TEST_CASE("optimizers: a loaded state is kept in no memory that a caller lent") {
+  using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Parameter>)>;
+  const std::vector<Make> makes = {
+      [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 1e-2}); },
+      [](auto p) { return std::make_unique<Sgd>(p, SgdOptions{.lr = 1e-2, .momentum = 0.9}); },
+      [](auto p) { return std::make_unique<Rmsprop>(p, RmspropOptions{.lr = 1e-2, .momentum = 0.9}); }};
+  for (const DType dtype : {f64, f32, bf16})
+    for (const Make& make : makes)
+      for (const bool stepped : {false, true}) {  // into a state that is there, and into none
+        std::vector<Parameter> from{parameter({5}, 1, dtype)}, into{parameter({5}, 1, dtype)};
+        const auto source = make(from), target = make(into);
+        give_gradient(from[0], 1);
+        source->step();
+        give_gradient(into[0], 1);
+        if (stepped) target->step();
+        std::vector<Tensor> memory, before;
+        StateDict lent;
+        for (const auto& [name, value] : source->state_dict()) {
+          memory.push_back(clone(value));
+          before.push_back(clone(value));
+          lent.emplace_back(name, from_blob(memory.back().raw(), value.shape(), value.dtype()));
+        }
+        target->load_state_dict(std::move(lent));
+        for (int i = 0; i < 3; ++i) target->step();
+        for (std::size_t i = 0; i < memory.size(); ++i) CHECK(same_bits(memory[i], before[i]));
+      }
+}
+
+TEST_CASE(
+    "optimizers: parameters in 16 bits over one memory, and gradients of integers, step as by themselves") {
   const Tensor memory = numbers({9}, bf16, 1);
   for (const bool foreach : {true, false}) {
     const Tensor here = clone(memory);

@@ -81,6 +81,36 @@ TEST_CASE("sync batch norm: values, gradients to second order and statistics of 
       }
 }
 
+TEST_CASE(
+    "sync batch norm: a batch without a sample on any rank leaves the statistics, as the plain layer does") {
+  for (const int ranks : {1, 2, 3})
+    for (const DType dtype : {f64, f32, f16, bf16})
+      for (const Shape& image : {Shape{}, Shape{3}, Shape{0}, Shape{2, 3}, Shape{2, 0}}) {
+        Shape some{5, 4}, none{0, 4};
+        for (const std::int64_t size : image)
+          some.push_back(std::max<std::int64_t>(size, 1)), none.push_back(size);
+        INFO(ranks << " ranks, " << name_of(dtype) << ", " << fmt::format("{}", none));
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          const BatchNormLayerOptions options{.tensor = {dtype}};
+          SyncBatchNorm layer(4, options);
+          layer(numbers(some, dtype, 1 + static_cast<unsigned>(world.rank())));
+          const Tensor mean = clone(layer.running_mean), var = clone(layer.running_var);
+          Tensor x = zeros(none, {dtype}).requires_grad_();
+          const Tensor y = layer(x);
+          sum(y).backward();
+          expect(y.shape() == none && x.grad().shape() == none, "the result has another shape");
+          expect(same_bits(layer.running_mean, mean) && same_bits(layer.running_var, var),
+                 "statistics moved");
+          // One rank's sample is enough for all.
+          layer(world.rank() == 0 ? numbers(some, dtype, 9) : zeros(none, {dtype}));
+          expect(!same_bits(layer.running_mean, mean) && all(isfinite(layer.running_var)).item<bool>(),
+                 "statistics stayed");
+          const Tensor counted = layer.num_batches_tracked;
+          expect(counted.item<std::int64_t>() == 3, "{} batches", counted.item<std::int64_t>());
+        }));
+      }
+}
+
 TEST_CASE("sync batch norm: data parallel over ranks trains as one process with the whole batch") {
   const Tensor all = numbers({8, 3}, f64, 1);
   for (const int ranks : {2, 4})

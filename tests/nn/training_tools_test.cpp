@@ -110,3 +110,27 @@ TEST_CASE("ema: averages follow the parameters, buffers are copied, and a state 
   CHECK_THROWS_AS(ema.load_state_dict(larger.state_dict()), ShapeError);
   CHECK_THROWS_AS(Ema(model, 1.5), ValueError);
 }
+
+TEST_CASE("ema: an average follows however small its steps are, in every dtype of the model") {
+  const NoGrad guard;
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const double decay : {0.5, 0.99, 0.999, 0.9999}) {
+      INFO(name_of(dtype) << " " << decay);
+      BatchNorm1d model(3, {.tensor = {dtype}});
+      fill_(model.weight.data(), 0);
+      Ema ema(model, decay);
+      fill_(model.weight.data(), 1);
+      const int steps = 3000;
+      for (int i = 0; i < steps; ++i) ema.update(model);
+      const Tensor average = ema.state_dict().at("weight");
+      CHECK(average.dtype() == compute_dtype(dtype));
+      CHECK(distance(average, full({3}, 1 - std::pow(decay, steps))) < 2e-3);
+      CHECK(ema.state_dict().at("running_var").dtype() == dtype);  // copied as it is
+      BatchNorm1d other(3, {.tensor = {dtype}});
+      other.load_state_dict(ema.state_dict());
+      CHECK(same_bits(other.weight.data(), to(average, dtype)));
+      Ema again(other, decay);
+      again.load_state_dict(ema.state_dict());
+      CHECK(same_bits(again.state_dict().at("weight"), average));
+    }
+}

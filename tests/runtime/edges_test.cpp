@@ -213,3 +213,52 @@ TEST_CASE("edges: a limit that is NaN makes every value NaN") {
       for (const double value : to(clamp(to(x, dtype), low, high), f64).to_vector<double>())
         CHECK(std::isnan(value));
 }
+
+TEST_CASE("edges: a deviation and a norm that a dtype holds are found whatever the size of their squares") {
+  for (const DType dtype : {f64, f32, bf16})
+    for (int exponent = dtype == f64 ? -140 : -36; exponent <= (dtype == f64 ? 140 : 36); exponent += 4)
+      for (const std::int64_t pairs : {1, 35})
+        for (const int axis : {0, 1}) {
+          const double size = std::pow(10, exponent);
+          INFO(fmt::format("{} 1e{}, {} pairs along {}", name_of(dtype), exponent, pairs, axis));
+          const Tensor one = Tensor::from<double>({size, 3 * size}, {1, 2});
+          const Tensor rows =
+              to(expand(reshape(expand(one, {pairs, 2}), {1, 2 * pairs}), {3, 2 * pairs}), dtype);
+          const Tensor x = contiguous(axis == 1 ? rows : transpose(rows, 0, 1)).requires_grad_();
+          const Tensor scaled = div(to(x.detach(), f64), size);
+          const double near = dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : 2e-2;
+          const Tensor deviation = stddev(x, {axis}, Keep::drop, 0), length = norm(x, 2, {axis});
+          CHECK(distance(div(to(deviation.detach(), f64), size), ones({3}, {f64})) < near);
+          const double root = std::sqrt(10.0 * double(pairs));
+          CHECK(distance(div(to(length.detach(), f64), size * root), ones({3}, {f64})) < near);
+          const Tensor slopes = to(grad(sum(deviation), std::span(&x, 1))[0], f64);
+          CHECK(distance(mul(slopes, 2.0 * double(pairs)), sub(scaled, 2)) < near);
+          const Tensor directions = to(grad(sum(length), std::span(&x, 1))[0], f64);
+          CHECK(distance(directions, div(scaled, root)) < near);
+        }
+  for (const DType dtype : {f64, f32, bf16, f16}) {
+    CHECK(stddev(full({5}, 3, {dtype})).item() == 0);
+    CHECK(norm(zeros({5}, {dtype})).item() == 0);
+    CHECK(std::isnan(stddev(Tensor::from<double>({1, HUGE_VAL}, {2})).item()));
+    CHECK(norm(to(Tensor::from<double>({1, HUGE_VAL}, {2}), dtype)).item() == HUGE_VAL);
+    CHECK(std::isnan(norm(to(Tensor::from<double>({1, std::nan("")}, {2}), dtype)).item()));
+  }
+}
+
+TEST_CASE("edges: the gradient of logsumexp is softmax, however far from 0 the values lie") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const double offset : {0.0, 1e3, -1e3, 3e4, 1e6, -1e6, 1e8})
+      for (const int axis : {0, 1})
+        for (const bool recorded : {false, true}) {
+          if (dtype == f16 && std::abs(offset) > 6e4) continue;
+          INFO(fmt::format("{} {} along {}", name_of(dtype), offset, axis));
+          const Tensor x = to(add(numbers({6, 7}, f64, 3), offset), dtype).requires_grad_();
+          const Tensor weight = numbers({axis == 0 ? 7 : 6}, dtype, 4);
+          const Tensor slopes =
+              grad(logsumexp(x, {axis}), std::span(&x, 1), weight, {.create_graph = recorded})[0];
+          const Tensor shares = softmax(to(x.detach(), f64), axis);
+          const Tensor expected = mul(shares, unsqueeze(to(weight, f64), axis));
+          const double near = dtype == f64 ? 1e-12 : dtype == f32 ? 1e-6 : dtype == f16 ? 1e-3 : 1e-2;
+          CHECK(distance(to(slopes.detach(), f64), expected) < near);
+        }
+}

@@ -1,5 +1,6 @@
 // Properties of transposed convolutions, of pooling and of scaled images, over sizes and options.
 #include <cmath>
+#include <functional>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -158,11 +159,40 @@ TEST_CASE("images: what is not finite stays near its pixel") {
   }
 }
 
-TEST_CASE("images: pooling refuses images without pixels, though padding alone may hold a window") {
-  for (const Shape& shape : {Shape{1, 1, 0, 4}, Shape{1, 1, 4, 0}}) {
-    CHECK_THROWS_AS(max_pool2d(zeros(shape), 2, {.padding = 1}), ShapeError);
-    CHECK_THROWS_AS(avg_pool2d(zeros(shape), 2, {.padding = 1}), ShapeError);
+TEST_CASE(
+    "images: pooling refuses images without pixels, though padding alone may hold a window, and no others") {
+  using Pool = std::function<Tensor(const Tensor&)>;
+  std::vector<std::pair<int, Pool>> pools;  // with the axes of their images
+  for (const std::int64_t kernel : {1, 2, 3})
+    for (const std::int64_t stride : {0, 1, 3})
+      for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
+        const PoolOptions o{.stride = stride, .padding = padding};
+        const Pool1dOptions line{.stride = stride, .padding = padding};
+        pools.emplace_back(4, [=](const Tensor& x) { return max_pool2d(x, kernel, o); });
+        pools.emplace_back(4, [=](const Tensor& x) { return avg_pool2d(x, kernel, o); });
+        pools.emplace_back(3, [=](const Tensor& x) { return max_pool1d(x, kernel, line); });
+        pools.emplace_back(3, [=](const Tensor& x) { return avg_pool1d(x, kernel, line); });
+      }
+  for (const std::int64_t to : {1, 2, 3}) {
+    pools.emplace_back(4, [=](const Tensor& x) { return adaptive_avg_pool2d(x, to, 1); });
+    pools.emplace_back(4, [=](const Tensor& x) { return adaptive_max_pool2d(x, to, 2); });
   }
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const auto& [rank, pool] : pools)
+      for (int axis = -1; axis < rank; ++axis) {
+        Shape shape = rank == 4 ? Shape{2, 3, 6, 6} : Shape{2, 3, 6};
+        if (axis >= 0) shape[axis] = 0;
+        INFO(fmt::format("{} {}", name_of(dtype), shape));
+        Tensor x = zeros(shape, {dtype}).requires_grad_();
+        if (axis >= 2) {
+          CHECK_THROWS_AS(pool(x), ShapeError);
+          continue;
+        }
+        const Tensor y = pool(x);
+        CHECK((y.numel() == 0) == (axis >= 0));
+        sum(y).backward();
+        CHECK(x.grad().shape() == shape);
+      }
 }
 
 TEST_CASE("images: pooling along an axis is that of each line, whatever the other axis") {

@@ -48,6 +48,51 @@ TEST_CASE("ops: a layout changes nothing, in every dtype and shape", "[one threa
   });
 }
 
+TEST_CASE(
+    "ops: without elements along any axis an op gives a result or one line, and so do its gradients",
+    "[one thread]") {
+  const auto swept = [](const Case& c, DType dtype, const std::vector<Shape>& shapes) {
+    INFO(fmt::format("{}", fmt::join(shapes, " ")));
+    const std::vector<Tensor> in = draw(c, dtype, shapes);
+    try {
+      for (const Tensor& y : run(c, in)) CHECK(doubles(y).size() == std::size_t(y.numel()));
+      if (!c.gradients || !is_floating(dtype)) return;
+      const std::vector<Tensor> all = gradients(c, in, Lay::dense);
+      std::size_t at = 0;
+      for (const Tensor& x : in)
+        if (is_floating(x.dtype())) {
+          const Tensor& g = all.at(at++);
+          CHECK((!g.defined() || g.shape() == x.shape()));
+        }
+    } catch (const InternalError& error) {
+      FAIL_CHECK(error.what());
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).find('\n') == std::string::npos);
+    }
+  };
+  for_each_case_and_dtype([&](const Case& c, DType dtype) {
+    std::vector<std::vector<Shape>> all = c.more;
+    all.push_back(small_shapes(c));
+    for (const std::vector<Shape>& shapes : all) {
+      std::set<std::int64_t> sizes;
+      for (std::size_t i = 0; i < shapes.size(); ++i)
+        for (int axis = 0; axis < shapes[i].rank(); ++axis) {  // this axis alone
+          std::vector<Shape> emptied = shapes;
+          emptied[i][axis] = 0;
+          sizes.insert(shapes[i][axis]);
+          swept(c, dtype, emptied);
+        }
+      for (const std::int64_t size : sizes) {  // each axis of a size, so that inputs go on fitting together
+        std::vector<Shape> emptied = shapes;
+        for (Shape& shape : emptied)
+          for (std::int64_t& n : shape)
+            if (n == size) n = 0;
+        swept(c, dtype, emptied);
+      }
+    }
+  });
+}
+
 TEST_CASE("ops: 16-bit floats are computed in f32 and rounded once") {
   for_each_case_and_dtype([](const Case& c, DType dtype) {
     if (dtype != f16 && dtype != bf16) return;

@@ -8,6 +8,7 @@
 
 #include "runtime/context.h"
 #include "runtime/cpu/embedding.h"
+#include "runtime/ops.h"
 #include "tests/catch.h"
 
 using namespace sherd;
@@ -81,6 +82,59 @@ bool copies_right(DType from_dtype, const Arrangement& from, DType to_dtype, con
 }
 
 }  // namespace
+
+TEST_CASE("what becomes 16 bits is rounded once, of every dtype that has more digits") {
+  // Around the middle between neighbours, which f32 would round to: below, at, and above it.
+  const auto check = [&]<class T>(TypeTag<T>) {
+    const DType dtype = dtype_of<T>;
+    std::vector<double> given, expected, expected_whole;
+    std::vector<std::int64_t> given_whole;
+    for (std::uint32_t bits = 0; bits < 0x7fff; ++bits) {
+      const auto low = double(float(T::from_bits(static_cast<std::uint16_t>(bits)))),
+                 high = double(float(T::from_bits(static_cast<std::uint16_t>(bits + 1))));
+      if (!std::isfinite(high)) break;
+      const double middle = low + (high - low) / 2, even = bits % 2 == 0 ? low : high;
+      for (const double sign : {1.0, -1.0})
+        for (const auto& [value, rounded] : {std::pair(std::nextafter(middle, 0.0), low),
+                                             {middle, even},
+                                             {std::nextafter(middle, HUGE_VAL), high}}) {
+          given.push_back(sign * value);
+          expected.push_back(sign * rounded);
+        }
+      if (high - low < 4 || high >= 0x1p63) continue;  // one more or less is no rounding then
+      const auto whole = static_cast<std::int64_t>(middle);
+      for (const std::int64_t sign : {1, -1})
+        for (const auto& [value, rounded] : {std::pair(whole - 1, low), {whole, even}, {whole + 1, high}}) {
+          given_whole.push_back(sign * value);
+          expected_whole.push_back(double(sign) * rounded);
+        }
+    }
+    const auto n = static_cast<std::int64_t>(given.size()), m = static_cast<std::int64_t>(given_whole.size());
+    REQUIRE(m > 100);
+    CHECK(to(to(Tensor::from(given, {n}), dtype), f64).to_vector<double>() == expected);
+    CHECK(to(to(Tensor::from(given_whole, {m}), dtype), f64).to_vector<double>() == expected_whole);
+    const std::size_t step = 97;
+    for (std::size_t i = 0; i < given.size(); i += step) {
+      CHECK(to(Tensor::scalar(given[i], {dtype}), f64).item() == expected[i]);
+      CHECK(to(full({3}, given[i], {dtype}), f64).to_vector<double>()[1] == expected[i]);
+      CHECK(to(fill_(zeros({2}, {dtype}), given[i]), f64).to_vector<double>()[1] == expected[i]);
+      if (std::abs(given[i]) < 1e15)
+        CHECK(to(arange(given[i], given[i] + 1, 1, {dtype}), f64).to_vector<double>().at(0) == expected[i]);
+    }
+    for (std::size_t i = 0; i < given_whole.size(); i += step)
+      CHECK(to(full({1}, given_whole[i], {dtype}), f64).item() == expected_whole[i]);
+    for (const double special : {HUGE_VAL, -HUGE_VAL, 1e300, -1e300, 0.0, -0.0, 5e-324, -5e-324}) {
+      const double got = double(float(T(special)));
+      CHECK(got == double(float(T(float(special)))));
+      CHECK(std::signbit(got) == std::signbit(special));
+    }
+    CHECK(std::isnan(float(T(std::nan("")))));
+    for (const std::int64_t extreme : {INT64_MIN, INT64_MAX, std::int64_t{0}})
+      CHECK(float(T(extreme)) == float(T(float(extreme))));
+  };
+  check(TypeTag<Half>{});
+  check(TypeTag<BFloat16>{});
+}
 
 TEST_CASE("copies are right between all dtypes", "[one thread]") {
   for (DType from : all_dtypes) {
