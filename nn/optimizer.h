@@ -293,13 +293,4 @@ SHERD_API void clip_grads_with_norm_(std::span<const Parameter> params, double m
 /// ValueError for a negative or NaN `limit`.
 SHERD_API void clip_grad_value_(std::span<const Parameter> params, double limit);
 
-/// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
-/// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on. ValueError for a
-/// negative `step`, a `min_lr` above `lr`, and a warm-up longer than `steps`.
-struct CosineSchedule {
-  double lr = 1e-3, min_lr = 1e-4;
-  std::int64_t warmup = 100, steps = 2000;
-  SHERD_API double operator()(std::int64_t step) const;
-};
-
 }  // namespace sherd::nn

@@ -4,12 +4,20 @@
 
 #include <cstdint>
 
-#include "nn/optimizer.h"
+#include "runtime/export.h"
 
 namespace sherd::nn {
 
-// All take steps from 0 on (ValueError for a negative one). `CosineSchedule`, with a linear warm-up, is in
-// nn/optimizer.h.
+// All take steps from 0 on (ValueError for a negative one).
+
+/// The learning rate at `step`, from 0: linear warm-up over `warmup` steps to `lr`, then half a cosine
+/// (Loshchilov and Hutter, 2017) down to `min_lr` at `steps`, and `min_lr` from there on. ValueError for a
+/// negative `step`, a `min_lr` above `lr`, and a warm-up longer than `steps`.
+struct CosineSchedule {
+  double lr = 1e-3, min_lr = 1e-4;
+  std::int64_t warmup = 100, steps = 2000;
+  SHERD_API double operator()(std::int64_t step) const;
+};
 
 /// lr, times `factor` once more after each `every` steps.
 struct StepSchedule {

@@ -11,6 +11,7 @@
 #include "nn/batch_sampler.h"
 #include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
+#include "nn/schedules.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/late_value.h"

@@ -3,6 +3,7 @@
 
 #include "nn/gpt.h"
 #include "nn/optimizer.h"
+#include "nn/schedules.h"
 #include "nn/state_file.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"

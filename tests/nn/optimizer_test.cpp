@@ -6,6 +6,7 @@
 
 #include "autograd/capture/capture.h"
 #include "nn/layers.h"
+#include "nn/schedules.h"
 #include "nn/state_file.h"
 #include "tests/runtime/harness.h"
 #include "tests/temp_directory.h"

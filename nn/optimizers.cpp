@@ -1,0 +1,311 @@
+// Adam, Sgd and Rmsprop: what they keep, and how lists of parameters go through their ops.
+#include <map>
+
+#include "nn/optimizer.h"
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+#include "runtime/ops/copy.h"
+#include "runtime/ops/optimizer_steps.h"
+
+namespace sherd::nn {
+namespace {
+
+/// How a parameter is stepped: by an op on a whole list, as it is or as a copy in f32, or by itself.
+enum class Form { listed, widened, alone };
+
+Form form_of(const Tensor& p, const Tensor& g) {
+  const bool fits =
+      g.device() == p.device() && p.is_contiguous() && is_floating(g.dtype()) && g.dtype() != DType::f64;
+  return !fits || p.dtype() == DType::f64 ? Form::alone
+         : p.dtype() == DType::f32        ? Form::listed
+                                          : Form::widened;
+}
+
+/// The inputs of a step before its parameters: the rate, and if there are such, the flag to skip and the
+/// factor.
+struct FirstInputs {
+  const Tensor &lr, &skip, &factor;
+
+  std::vector<Tensor> on(Device device) const {
+    std::vector<Tensor> list{to(lr, device)};
+    if (skip.defined()) list.push_back(to(skip, device));
+    if (factor.defined()) list.push_back(to(factor, device));
+    return list;
+  }
+  ops::Skippable skippable() const { return skip.defined() ? ops::Skippable::yes : ops::Skippable::no; }
+  ops::Clipped clipped() const { return factor.defined() ? ops::Clipped::yes : ops::Clipped::no; }
+};
+
+/// Steps one parameter by the op's formula, composed of other ops: in f64, or else in f32 and rounded once.
+/// Counts of steps are f64 anyway.
+template <class Op>
+void step_alone(const Op& op, const FirstInputs& first, const Tensor& p, const Tensor& g,
+                std::span<const Tensor> state) {
+  const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  std::vector<Tensor> in = first.on(p.device());
+  in.push_back(to(p, wide));
+  in.push_back(to(g, p.device()));
+  for (const Tensor& s : state) in.push_back(s.dtype() == DType::f64 ? s : to(s, wide));
+  const Tensors stepped = op.reference(in);
+  copy_(p, stepped[0]);
+  for (std::size_t k = 0; k < state.size(); ++k) copy_(state[k], stepped[k + 1]);
+}
+
+/// For each device the inputs of one list op.
+class DeviceLists {
+ public:
+  explicit DeviceLists(const FirstInputs& first) : first_(first) {}
+  std::vector<Tensor>& on(Device device) {
+    for (std::vector<Tensor>& list : lists_)
+      if (list[0].device() == device) return list;
+    return lists_.emplace_back(first_.on(device));
+  }
+  /// Steps what stands in the lists, and empties them.
+  template <class Op>
+  void step(const Op& op) {
+    for (std::vector<Tensor>& list : lists_) {
+      if (list.size() > op.first()) apply_many(op, list);
+      list.resize(op.first());
+    }
+  }
+
+ private:
+  FirstInputs first_;
+  std::vector<std::vector<Tensor>> lists_;
+};
+
+/// The elements of dense tensors, in memory order, so that a list of parameters costs no more than its
+/// sorting.
+class Elements {
+ public:
+  /// Adds those of `t`, unless some of them are there: then false.
+  bool add(const Tensor& t) {
+    if (t.numel() == 0) return true;
+    const Storage* const storage = &t.storage();
+    const std::int64_t begin = t.layout().offset, end = begin + t.numel();
+    const auto next = ends_.upper_bound({storage, begin});
+    const auto on_it = [&](auto at) { return at->first.first == storage; };
+    if (next != ends_.end() && on_it(next) && next->first.second < end) return false;
+    if (next != ends_.begin() && on_it(std::prev(next)) && std::prev(next)->second > begin) return false;
+    ends_.emplace_hint(next, std::pair(storage, begin), end);
+    return true;
+  }
+  void clear() { ends_.clear(); }
+
+ private:
+  std::map<std::pair<const Storage*, std::int64_t>, std::int64_t> ends_;
+};
+
+/// Parameters in 16 bits of one device, stepped as f32 copies of them and their state, which are rounded
+/// once.
+class Widened {
+ public:
+  explicit Widened(const FirstInputs& first) : lists_(first) {}
+  /// Steps those before where this one is on another device, shares their memory, or has too much of it.
+  template <class Op>
+  void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
+    const std::int64_t numel = p.numel() * static_cast<std::int64_t>(1 + state.size());
+    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel)) step(op);
+    if (!elements_.add(p)) {
+      step(op);
+      elements_.add(p);
+    }
+    numel_ += numel;
+    std::vector<Tensor>& list = lists_.on(p.device());
+    list.insert(list.end(), {widened(p), g});
+    for (const Tensor& s : state) list.push_back(s.dtype() == DType::f64 ? s : widened(s));
+  }
+  template <class Op>
+  void step(const Op& op) {
+    copy_each_(wide_, narrow_);
+    lists_.step(op);
+    copy_each_(narrow_, wide_);
+    narrow_.clear();
+    wide_.clear();
+    elements_.clear();
+    numel_ = 0;
+  }
+
+ private:
+  static constexpr std::int64_t most_numel = 1 << 24;  // of copies
+  Tensor widened(const Tensor& t) {
+    narrow_.push_back(t);
+    return wide_.emplace_back(empty(t.shape(), {DType::f32, t.device()}));
+  }
+  DeviceLists lists_;
+  std::vector<Tensor> narrow_, wide_;
+  Elements elements_;
+  std::int64_t numel_ = 0;
+};
+
+/// Steps the parameters of a group by the op, each in its form.
+/// `kept(i)` is what it takes of the state of the i-th.
+template <class Op, class Kept>
+void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<const Parameter> params,
+               const Kept& kept) {
+  DeviceLists lists(first);
+  Widened widened(first);
+  Elements listed;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Tensor p = params[i].local().detach(), g = params[i].grad();
+    const std::vector<Tensor> state = kept(i);
+    switch (form_of(p, g)) {
+      case Form::listed: {
+        if (!listed.add(p)) {  // one after the other, as without lists
+          lists.step(op);
+          listed.clear();
+          listed.add(p);
+        }
+        std::vector<Tensor>& list = lists.on(p.device());
+        list.insert(list.end(), {p, g});
+        list.insert(list.end(), state.begin(), state.end());
+        break;
+      }
+      case Form::widened:
+        widened.add(op, p, g, state);
+        break;
+      case Form::alone:
+        step_alone(op, first, p, g, state);
+    }
+    if (foreach) continue;
+    lists.step(op);
+    widened.step(op);
+  }
+  lists.step(op);
+  widened.step(op);
+}
+
+}  // namespace
+
+Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"beta1", o.beta1, OptionRange::below_1},
+                                    {"beta2", o.beta2, OptionRange::below_1},
+                                    {"eps", o.eps},
+                                    {"weight_decay", o.weight_decay}}),
+      foreach_(o.foreach),
+      masters_(o.masters),
+      decoupled_(decoupled) {}
+
+std::vector<std::string> Adam::state_names() const {
+  if (masters_ == Masters::in_f32) return {"exp_avg", "exp_avg_sq", "master", "step"};
+  return {"exp_avg", "exp_avg_sq", "step"};
+}
+
+DType Adam::state_dtype(DType dtype) const { return masters_ == Masters::in_f32 ? DType::f32 : dtype; }
+
+Optimizer::Slots Adam::fresh(const Tensor& p) const {
+  const TensorOptions like{state_dtype(p.dtype()), p.device()};
+  Slots slots{zeros(p.shape(), like), zeros(p.shape(), like)};
+  if (masters_ == Masters::in_f32) {
+    check<DTypeError>(
+        p.dtype() != DType::f64,
+        "Adam: keeps f32 masters of parameters in 16 bits or f32, got one of shape {} in {}; cast the model, "
+        "or step it without masters",
+        p.shape(), name_of(p.dtype()));
+    slots.push_back(copy_(empty(p.shape(), {DType::f32, p.device()}), p.detach()));
+  }
+  slots.push_back(zeros({}, {DType::f64, p.device()}));
+  return slots;
+}
+
+void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  ops::AdamStep op{group.option("beta1"),
+                   group.option("beta2"),
+                   group.option("eps"),
+                   group.option("weight_decay"),
+                   decoupled_,
+                   first.skippable(),
+                   first.clipped()};
+  if (masters_ != Masters::in_f32)
+    return step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
+  ops::AdamStep with_twins = op;
+  with_twins.twins = ops::Twins::yes;
+  DeviceLists narrow(first), wide(first);
+  std::vector<std::pair<Tensor, Tensor>> copies;  // f32 parameters and what their masters become
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Tensor p = params[i].local().detach();
+    const Slots& s = *slots[i];
+    const bool twin = size_of(p.dtype()) == 2;
+    std::vector<Tensor>& list = (twin ? narrow : wide).on(p.device());
+    list.insert(list.end(), {s[2], to(params[i].grad(), p.device()), s[0], s[1], s[3]});
+    if (twin)
+      list.push_back(p);
+    else
+      copies.emplace_back(p, s[2]);
+    if (foreach_) continue;
+    narrow.step(with_twins);
+    wide.step(op);
+  }
+  narrow.step(with_twins);
+  wide.step(op);
+  for (const auto& [p, master] : copies) copy_(p, master);
+}
+
+Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"momentum", o.momentum},
+                                    {"weight_decay", o.weight_decay},
+                                    {"dampening", o.dampening},
+                                    {"nesterov", o.nesterov ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+      foreach_(o.foreach) {}
+
+std::vector<std::string> Sgd::state_names() const {
+  return any("momentum") ? std::vector<std::string>{"momentum", "step"} : std::vector<std::string>{};
+}
+
+Optimizer::Slots Sgd::fresh(const Tensor& p) const {
+  if (!any("momentum")) return {};
+  return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64, p.device()})};
+}
+
+void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::SgdStep op{group.option("momentum"),  group.option("weight_decay"),
+                        group.option("dampening"), group.option("nesterov") != 0,
+                        first.skippable(),         first.clipped()};
+  step_list(op, first, foreach_, params,
+            [&](std::size_t i) { return op.momentum != 0 ? *slots[i] : Slots(); });
+}
+
+Rmsprop::Rmsprop(std::vector<ParamGroup> groups, RmspropOptions o)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"alpha", o.alpha, OptionRange::below_1},
+                                    {"eps", o.eps},
+                                    {"weight_decay", o.weight_decay},
+                                    {"momentum", o.momentum},
+                                    {"centered", o.centered ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+      foreach_(o.foreach) {}
+
+std::vector<std::string> Rmsprop::state_names() const {
+  std::vector<std::string> names{"square_avg"};
+  if (any("centered")) names.emplace_back("grad_avg");
+  if (any("momentum")) names.emplace_back("momentum");
+  return names;
+}
+
+Optimizer::Slots Rmsprop::fresh(const Tensor& p) const {
+  Slots slots;
+  for (std::size_t k = 0; k < state_names().size(); ++k)
+    slots.push_back(zeros(p.shape(), {p.dtype(), p.device()}));
+  return slots;
+}
+
+void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
+                         std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::RmspropStep op{
+      group.option("alpha"),    group.option("eps"),           group.option("weight_decay"),
+      group.option("momentum"), group.option("centered") != 0, first.skippable(),
+      first.clipped()};
+  step_list(op, first, foreach_, params, [&](std::size_t i) {
+    const Slots& s = *slots[i];
+    Slots kept{s.front()};
+    if (op.centered) kept.push_back(s[1]);
+    if (op.momentum != 0) kept.push_back(s.back());
+    return kept;
+  });
+}
+
+}  // namespace sherd::nn
