@@ -1,10 +1,12 @@
 // Reductions of a strided (outer, reduce, inner) view to a contiguous [outer, inner] result, by a fixed tree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/dtype.h"
 #include "runtime/forward.h"
+#include "runtime/parallel.h"
 #include "runtime/tensor.h"
 
 namespace sherd::cpu {
@@ -19,6 +21,31 @@ struct Reduction {
     return {outer, reduce, inner, reduce * inner, inner, 1};
   }
 };
+
+inline constexpr std::int64_t piece_width = 1024;  // results that one task makes side by side
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Calls `body(part, offset into x, offset into the result)` for pieces of [outer, inner] that are each one
+/// run of results.
+template <class F>
+void for_pieces(const Reduction& r, const F& body) {
+  const std::int64_t across = ceil_div(r.inner, piece_width);
+  const std::int64_t work = r.reduce * std::min(piece_width, r.inner);
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(work, 1));
+  parallel_for(r.outer * across, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (across == 1) {
+        body(r, t * r.outer_stride, t * r.inner);
+        continue;
+      }
+      const std::int64_t o = t / across, j = t % across * piece_width;
+      Reduction part = r;
+      part.inner = std::min(piece_width, r.inner - j);
+      body(part, o * r.outer_stride + j * r.inner_stride, o * r.inner + j);
+    }
+  });
+}
 
 /// A dense tensor as (outer, reduce, inner): the axes of `axes` (bits) side by side, by a copy if need be.
 struct Operand {
