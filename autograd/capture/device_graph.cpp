@@ -16,10 +16,10 @@ namespace {
 constexpr std::size_t widest_access = 64;  // bytes; kernels look at no more of an address
 
 /// The bytes of a storage that a tensor's elements lie in.
-struct Bytes {
+struct InputBytes {
   std::size_t first = 0, count = 0;
 };
-Bytes bytes_of(const Tensor& t, const Layout& layout) {
+InputBytes input_bytes(const Tensor& t, const Layout& layout) {
   if (layout.shape.numel() == 0) return {};
   const Reach reach = *Reach::of(layout);
   const auto size = static_cast<std::size_t>(size_of(t.dtype()));
@@ -32,7 +32,7 @@ std::byte* address(const Ref<Storage>& storage, std::size_t at) {
 }
 
 std::size_t alignment_of(const Tensor& t) {
-  return reinterpret_cast<std::uintptr_t>(address(t.storage_ref(), bytes_of(t, t.layout()).first)) %
+  return reinterpret_cast<std::uintptr_t>(address(t.storage_ref(), input_bytes(t, t.layout()).first)) %
          widest_access;
 }
 
@@ -142,7 +142,7 @@ void Program::Impl::make_graph(DeviceGraph made, const std::vector<Tensor>& give
     if (trace.storages[storage].device != made.device) continue;
     Layout captured = values[inputs[i]].tensor.layout();
     captured.offset = values[inputs[i]].offset;
-    const Bytes own = bytes_of(given[i], captured);
+    const InputBytes own = input_bytes(given[i], captured);
     const auto size = static_cast<std::size_t>(size_of(given[i].dtype()));
     made.alignment[i] = given[i].numel() > 0 ? alignment_of(given[i]) : 0;
     if (made.alignment[i] % size != 0) return;
@@ -254,7 +254,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   const auto each_input = [&](auto&& body) {
     for (std::size_t i = 0; i < given.size(); ++i) {
       const std::uint32_t storage = values[inputs[i]].storage;
-      const Bytes bytes = bytes_of(given[i], given[i].layout());
+      const InputBytes bytes = input_bytes(given[i], given[i].layout());
       if (graph->memory[storage] && bytes.count > 0)
         body(trace.storages[storage], address(given[i].storage_ref(), bytes.first),
              address(graph->memory[storage], graph->alignment[i]), bytes.count);

@@ -128,7 +128,7 @@ void extreme_row(const T* x, std::int64_t n, T* out, std::int64_t* index) {
 
 /// Side by side over contiguous columns of one piece.
 template <bool largest, class T>
-void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+void extreme_columns(const StridedReduction& r, const T* x, T* out, std::int64_t* index) {
   using C = compared_t<T>;
   C best[piece_width];
   std::int64_t at[piece_width] = {};
@@ -148,7 +148,7 @@ void extreme_columns(const Reduction& r, const T* x, T* out, std::int64_t* index
 
 /// Few results with a long way each: of chunks first, then of these in order.
 template <bool largest, class T>
-void extreme_chunks(const Reduction& r, std::int64_t chunk, const T* x, T* out, std::int64_t* index) {
+void extreme_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, T* out, std::int64_t* index) {
   using C = compared_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<std::int64_t> at(static_cast<std::size_t>(chunks));
@@ -168,11 +168,11 @@ void extreme_chunks(const Reduction& r, std::int64_t chunk, const T* x, T* out, 
 }
 
 template <bool largest, class T>
-void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+void extreme(const StridedReduction& r, const T* x, T* out, std::int64_t* index) {
   constexpr std::int64_t chunk = 1 << 15;
   if (r.inner == 1 && r.reduce_stride == 1 && r.outer < 16 && r.reduce > chunk)
     return extreme_chunks<largest>(r, chunk, x, out, index);
-  for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+  for_pieces(r, [&](const StridedReduction& part, std::int64_t from, std::int64_t to) {
     if (part.inner_stride == 1 && part.inner >= 8) {
       return extreme_columns<largest>(part, x + from, out ? out + to : nullptr, index ? index + to : nullptr);
     }
@@ -192,11 +192,11 @@ void extreme(const Reduction& r, const T* x, T* out, std::int64_t* index) {
 }  // namespace
 
 template <class T>
-void maximum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+void maximum(const StridedReduction& r, const T* x, T* out, std::int64_t* index) {
   extreme<true>(r, x, out, index);
 }
 template <class T>
-void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index) {
+void minimum(const StridedReduction& r, const T* x, T* out, std::int64_t* index) {
   extreme<false>(r, x, out, index);
 }
 

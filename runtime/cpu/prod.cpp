@@ -56,11 +56,11 @@ C multiply_row(const T* x, std::int64_t n) {
 
 /// Of contiguous tensors. Integers wrap.
 template <class T, class To>
-void product(const Reduction& r, const T* x, To* out) {
+void product(const StridedReduction& r, const T* x, To* out) {
   using C = std::conditional_t<std::is_integral_v<T>, std::uint64_t, compute_t<T>>;
   const std::int64_t chunk = product_task / std::min(r.inner, piece_width);
   if (r.reduce <= chunk) {
-    for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+    for_pieces(r, [&](const StridedReduction& part, std::int64_t from, std::int64_t to) {
       if (part.inner == 1 && part.reduce_stride == 1) {
         out[to] = To(multiply_row<T, C>(x + from, part.reduce));
         return;
@@ -74,11 +74,11 @@ void product(const Reduction& r, const T* x, To* out) {
   const std::int64_t chunks = r.reduce / chunk, rest = r.reduce % chunk, rows = chunks + (rest > 0);
   std::vector<C> partial(static_cast<std::size_t>(rows * r.inner));
   for (std::int64_t o = 0; o < r.outer; ++o, x += r.outer_stride, out += r.inner) {
-    product(Reduction::contiguous(chunks, chunk, r.inner), x, partial.data());
+    product(StridedReduction::contiguous(chunks, chunk, r.inner), x, partial.data());
     if (rest > 0)
-      product(Reduction::contiguous(1, rest, r.inner), x + chunks * chunk * r.inner,
+      product(StridedReduction::contiguous(1, rest, r.inner), x + chunks * chunk * r.inner,
               partial.data() + chunks * r.inner);
-    product(Reduction::contiguous(1, rows, r.inner), static_cast<const C*>(partial.data()), out);
+    product(StridedReduction::contiguous(1, rows, r.inner), static_cast<const C*>(partial.data()), out);
   }
 }
 

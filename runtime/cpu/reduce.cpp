@@ -84,14 +84,14 @@ C sum_strided(const T* x, std::int64_t n, std::int64_t stride, Of of) {
 
 /// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
 template <class T, class Of, class C = summed_t<T>>
-void add_chunk(const Reduction& r, const T* x, std::int64_t n, C* sums, Of of) {
+void add_chunk(const StridedReduction& r, const T* x, std::int64_t n, C* sums, Of of) {
   if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums, of);
   for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride)
     sums[j] += r.reduce_stride == 1 ? sum_row(x, n, of) : sum_strided(x, n, r.reduce_stride, of);
 }
 
 /// Steps of the reduced dimension that one task adds up: enough for a thread.
-std::int64_t chunk_of(const Reduction& r) {
+std::int64_t chunk_of(const StridedReduction& r) {
   return r.inner_stride == 1 && r.inner > 1 ? std::max<std::int64_t>(run, (1 << 16) / r.inner) : 1 << 14;
 }
 
@@ -106,9 +106,9 @@ To finished(C total, double divisor) {
 
 /// Many results with a short way each.
 template <class T, class To, class Of>
-void sum_whole(const Reduction& r, const T* x, double divisor, To* out, Of of) {
+void sum_whole(const StridedReduction& r, const T* x, double divisor, To* out, Of of) {
   using C = summed_t<T>;
-  for_pieces(r, [&](const Reduction& part, std::int64_t from, std::int64_t to) {
+  for_pieces(r, [&](const StridedReduction& part, std::int64_t from, std::int64_t to) {
     if (part.inner == 1 && part.reduce_stride == 1) {
       out[to] = finished<To>(sum_row(x + from, part.reduce, of), divisor);
       return;
@@ -122,7 +122,7 @@ void sum_whole(const Reduction& r, const T* x, double divisor, To* out, Of of) {
 
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
 template <class T, class To, class Of>
-void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divisor, To* out, Of of) {
+void sum_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, double divisor, To* out, Of of) {
   using C = summed_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
@@ -141,7 +141,7 @@ void sum_chunks(const Reduction& r, std::int64_t chunk, const T* x, double divis
 }
 
 template <class T, class To, class Of>
-void sum_of(const Reduction& r, const T* x, double divisor, To* out, Of of) {
+void sum_of(const StridedReduction& r, const T* x, double divisor, To* out, Of of) {
   if (r.outer == 0 || r.inner == 0) return;
   const std::int64_t chunk = chunk_of(r);
   if (r.reduce > chunk) return sum_chunks(r, chunk, x, divisor, out, of);
@@ -151,7 +151,7 @@ void sum_of(const Reduction& r, const T* x, double divisor, To* out, Of of) {
 }  // namespace
 
 template <class T>
-void sum(const Reduction& r, const T* x, double divisor, sum_t<T>* out) {
+void sum(const StridedReduction& r, const T* x, double divisor, sum_t<T>* out) {
   sum_of(r, x, divisor, out, Itself{});
 }
 
@@ -181,7 +181,7 @@ Operand operand(const Tensor& x, Mask axes) {
   }
   std::int64_t outer = 1, reduce = 1, inner = 1;
   for (int i = 0; i < x.rank(); ++i) (i < first ? outer : i > last ? inner : reduce) *= x.shape()[i];
-  return {x, Reduction::contiguous(outer, reduce, inner)};
+  return {x, StridedReduction::contiguous(outer, reduce, inner)};
 }
 
 namespace {
@@ -202,7 +202,7 @@ void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
 
 /// The sums in `y` of squares that were too large or too small for f32, again in f64.
 template <class T>
-void sum_again(const Reduction& r, const T* x, const float* sums, double* y) {
+void sum_again(const StridedReduction& r, const T* x, const float* sums, double* y) {
   parallel_for(r.outer * r.inner, std::max<std::int64_t>(1, (1 << 14) / r.reduce), [&](auto begin, auto end) {
     for (std::int64_t i = begin; i < end; ++i) {
       if (sums[i] > 0x1p-100f && sums[i] < std::numeric_limits<float>::infinity()) continue;

@@ -12,12 +12,12 @@
 namespace sherd::cpu {
 
 /// What is reduced: sizes and strides in elements. The caller has collapsed its dimensions to these three.
-struct Reduction {
+struct StridedReduction {
   std::int64_t outer = 1, reduce = 1, inner = 1;
   std::int64_t outer_stride = 0, reduce_stride = 1, inner_stride = 0;
 
   /// Of a contiguous tensor with these three sizes.
-  static Reduction contiguous(std::int64_t outer, std::int64_t reduce, std::int64_t inner) {
+  static StridedReduction contiguous(std::int64_t outer, std::int64_t reduce, std::int64_t inner) {
     return {outer, reduce, inner, reduce * inner, inner, 1};
   }
 };
@@ -29,7 +29,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 /// Calls `body(part, offset into x, offset into the result)` for pieces of [outer, inner] that are each one
 /// run of results.
 template <class F>
-void for_pieces(const Reduction& r, const F& body) {
+void for_pieces(const StridedReduction& r, const F& body) {
   const std::int64_t across = ceil_div(r.inner, piece_width);
   const std::int64_t work = r.reduce * std::min(piece_width, r.inner);
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / std::max<std::int64_t>(work, 1));
@@ -40,7 +40,7 @@ void for_pieces(const Reduction& r, const F& body) {
         continue;
       }
       const std::int64_t o = t / across, j = t % across * piece_width;
-      Reduction part = r;
+      StridedReduction part = r;
       part.inner = std::min(piece_width, r.inner - j);
       body(part, o * r.outer_stride + j * r.inner_stride, o * r.inner + j);
     }
@@ -50,7 +50,7 @@ void for_pieces(const Reduction& r, const F& body) {
 /// A dense tensor as (outer, reduce, inner): the axes of `axes` (bits) side by side, by a copy if need be.
 struct Operand {
   Tensor x;
-  Reduction r;
+  StridedReduction r;
 };
 Operand operand(const Tensor& x, Mask axes);
 
@@ -61,13 +61,13 @@ using sum_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
 /// Sums times `factor` (1 / reduce for a mean; integers take 1 only). Accumulates in double for double, in
 /// i64 for integers, in float otherwise. All dtypes; an empty reduction gives zeros.
 template <class T>
-void sum(const Reduction& r, const T* x, double factor, sum_t<T>* out);
+void sum(const StridedReduction& r, const T* x, double factor, sum_t<T>* out);
 
 /// Largest (or smallest) element and the index of the first one along the reduced dimension; NaN counts as
 /// larger (smaller) than everything. Either output may be null. `reduce` must not be 0. All dtypes.
 template <class T>
-void maximum(const Reduction& r, const T* x, T* out, std::int64_t* index);
+void maximum(const StridedReduction& r, const T* x, T* out, std::int64_t* index);
 template <class T>
-void minimum(const Reduction& r, const T* x, T* out, std::int64_t* index);
+void minimum(const StridedReduction& r, const T* x, T* out, std::int64_t* index);
 
 }  // namespace sherd::cpu

@@ -243,7 +243,7 @@ void logsumexp_op(const ops::LogSumExp& op, Inputs in, Outputs out) {
   if (p.r.inner > 1) {  // rows of what is summed
     const Tensor blocks = reshape(p.x, {p.r.outer, p.r.reduce, p.r.inner});
     p = {contiguous(transpose(blocks, 1, 2)), {}};
-    p.r = Reduction::contiguous(out[0].numel(), blocks.shape()[1], 1);
+    p.r = StridedReduction::contiguous(out[0].numel(), blocks.shape()[1], 1);
   }
   dispatch_floating(op.name, p.x.dtype(), [&]<class T>(TypeTag<T>) {
     using C = compute_t<T>;

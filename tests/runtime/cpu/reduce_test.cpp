@@ -30,13 +30,13 @@ double value(T x) {
 }
 
 /// The three ways a view can lie in memory, beside a contiguous one.
-std::vector<cpu::Reduction> layouts(std::int64_t outer, std::int64_t reduce, std::int64_t inner) {
-  return {cpu::Reduction::contiguous(outer, reduce, inner),
+std::vector<cpu::StridedReduction> layouts(std::int64_t outer, std::int64_t reduce, std::int64_t inner) {
+  return {cpu::StridedReduction::contiguous(outer, reduce, inner),
           {outer, reduce, inner, 1, outer, outer * reduce},
           {outer, reduce, inner, reduce * 2, 2, outer * reduce * 2},
           {outer, reduce, inner, 0, 1, 0}};
 }
-std::int64_t span(const cpu::Reduction& r) {
+std::int64_t span(const cpu::StridedReduction& r) {
   return (r.outer - 1) * r.outer_stride + (r.reduce - 1) * r.reduce_stride + (r.inner - 1) * r.inner_stride +
          1;
 }
@@ -51,7 +51,7 @@ void for_views(const F& body) {
                                       {1, 50000, 1},
                                       {2, 5, 3000},
                                       {1, 3, 2}}) {
-    for (const cpu::Reduction& r : layouts(outer, reduce, inner)) {
+    for (const cpu::StridedReduction& r : layouts(outer, reduce, inner)) {
       INFO("outer " << outer << " reduce " << reduce << " inner " << inner << " strides " << r.outer_stride
                     << " " << r.reduce_stride << " " << r.inner_stride);
       body(r);
@@ -64,7 +64,7 @@ void for_views(const F& body) {
 TEMPLATE_TEST_CASE("sums equal the sums written out, in any layout and with any number of threads", "", float,
                    double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t) {
   using T = TestType;
-  for_views([](const cpu::Reduction& r) {
+  for_views([](const cpu::StridedReduction& r) {
     std::vector<T> x;
     for (std::int64_t i = 0; i < span(r); ++i) x.push_back(element<T>(i));
     std::vector<cpu::sum_t<T>> one(r.outer * r.inner), two(one);
@@ -87,10 +87,10 @@ TEMPLATE_TEST_CASE("sums equal the sums written out, in any layout and with any 
   });
 }
 
-TEMPLATE_TEST_CASE("maximum and minimum give the first extreme element, and NaN before all",
-                   "[one thread]", float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t) {
+TEMPLATE_TEST_CASE("maximum and minimum give the first extreme element, and NaN before all", "[one thread]",
+                   float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t) {
   using T = TestType;
-  for_views([](const cpu::Reduction& r) {
+  for_views([](const cpu::StridedReduction& r) {
     for (std::int64_t nans : {0, 2}) {
       std::vector<T> x;
       for (std::int64_t i = 0; i < span(r); ++i) x.push_back(element<T>(i));
@@ -126,15 +126,15 @@ TEMPLATE_TEST_CASE("maximum and minimum give the first extreme element, and NaN 
 
 TEST_CASE("an empty reduction sums to zero and an empty result writes nothing") {
   float out = 7;
-  cpu::sum<float>(cpu::Reduction::contiguous(1, 0, 1), nullptr, 1, &out);
+  cpu::sum<float>(cpu::StridedReduction::contiguous(1, 0, 1), nullptr, 1, &out);
   CHECK(out == 0);
-  cpu::sum<float>(cpu::Reduction::contiguous(0, 4, 1), nullptr, 1, &out);
-  cpu::sum<float>(cpu::Reduction::contiguous(3, 4, 0), nullptr, 1, &out);
+  cpu::sum<float>(cpu::StridedReduction::contiguous(0, 4, 1), nullptr, 1, &out);
+  cpu::sum<float>(cpu::StridedReduction::contiguous(3, 4, 0), nullptr, 1, &out);
   CHECK(out == 0);
 }
 
-TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any axis",
-                   "[one thread]", float, double, Half, BFloat16) {
+TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any axis", "[one thread]", float,
+                   double, Half, BFloat16) {
   using T = TestType;
   using C = compute_t<T>;
   const T tenth = T(C(0.1));
@@ -143,9 +143,10 @@ TEMPLATE_TEST_CASE("the error of a sum does not grow with its length, along any 
       if (reduce * inner > 1 << 23) continue;
       const std::vector<T> x(static_cast<std::size_t>(reduce * inner * 2), tenth);
       const double exact = value(tenth) * static_cast<double>(reduce);
-      for (const cpu::Reduction& r :
-           {cpu::Reduction::contiguous(1, reduce, inner), cpu::Reduction{1, reduce, inner, 0, 2 * inner, 2},
-            cpu::Reduction{inner, reduce, 1, reduce, 1, 1}, cpu::Reduction{1, reduce, inner, 0, 1, reduce}}) {
+      for (const cpu::StridedReduction& r : {cpu::StridedReduction::contiguous(1, reduce, inner),
+                                             cpu::StridedReduction{1, reduce, inner, 0, 2 * inner, 2},
+                                             cpu::StridedReduction{inner, reduce, 1, reduce, 1, 1},
+                                             cpu::StridedReduction{1, reduce, inner, 0, 1, reduce}}) {
         for (double divisor : {1.0, static_cast<double>(reduce)}) {
           std::vector<T> out(static_cast<std::size_t>(r.outer * r.inner));
           cpu::sum(r, x.data(), divisor, out.data());
