@@ -104,7 +104,7 @@ std::vector<Section> sections_of(const fs::path& header, const std::string& titl
 /// What the files of ops say of each type: the comment before it, or at the head of a file with one op.
 std::map<std::string, std::string> meanings(const fs::path& root) {
   std::map<std::string, std::string> found;
-  static const std::regex opens(R"(^struct (\w+) \{)");
+  static const std::regex opens(R"(^struct (\w+)(?: : .*)? \{)");
   for (const fs::path& file : files_in(root / "runtime/ops")) {
     if (file.extension() != ".h") continue;
     std::string head, comment;
@@ -204,6 +204,7 @@ Made of the lists of ops (`runtime/ops/list.h`, `runtime/ops/elementwise_list.h`
 
 What a program calls. Operators (`+`, `==`, `+=`, ...) call the functions of their meaning, `x[...]` is `index` and `index_put_`. The kinds are those of `design.md`; a *composed* function is one of other ops,
 and has their gradients on their devices. Functions with a gradient have a second one too, where nothing else is said. A name that ends in `_` writes its first argument.
+Comparisons with NaN are false, but `not_equal`; what gives integers (`floor`, `ceil`, `round`, `trunc`, `sign`) has gradients of 0.
 )";
   for (const Section& section : public_functions(root)) {
     out << "\n### " << section.title << "\n\n| function | kind | gradient | |\n|---|---|---|---|\n";
