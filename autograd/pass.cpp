@@ -188,26 +188,27 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
 
 void BackwardPass::collect() {
   std::vector<Node*> stack;
-  const auto meet = [&](const Edge& edge) {
+  const auto meet = [&](const Edge& edge, DType dtype) {
     if (stops_at(edge) || leaves(edge)) return;
     if (edge.leaf) {
       if (claim(*edge.leaf, this, call_, title(*edge.leaf))) {
-        leaves_.push_back({edge.leaf, {}});
+        leaves_.push_back({edge.leaf});
         edge.leaf->slot = static_cast<std::uint32_t>(leaves_.size() - 1);
       }
-      ++leaves_[edge.leaf->slot].due;
-      ++leaves_[edge.leaf->slot].uses;
+      LeafPlace& place = leaves_[edge.leaf->slot];
+      ++place.due;
+      if (size_of(dtype) == 2) ++place.uses_in_16_bits;
     } else if (edge.node && claim(*edge.node, this, call_, edge.node->op->name())) {
       places_.push_back({edge.node, {}});
       stack.push_back(edge.node.get());
     }
   };
-  for (const auto& [edge, gradient] : seeds_) meet(edge);
+  for (const auto& [edge, gradient] : seeds_) meet(edge, gradient.dtype());
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
     if (node->freed) continue;  // `check_alive` throws if a wanted gradient depends on what lay behind
-    for (const Edge& edge : node->edges) meet(edge);
+    for (std::size_t i = 0; i < node->edges.size(); ++i) meet(node->edges[i], node->specs[i].dtype);
   }
   std::sort(places_.begin(), places_.end(),
             [](const Place& a, const Place& b) { return a.node->sequence > b.node->sequence; });
@@ -379,39 +380,36 @@ Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
     if (Target* target = target_at(edge)) return &target->gradient;
   if (edge.node) return &places_[edge.node->slot].gradients[edge.index];
   LeafPlace& place = leaves_[edge.leaf->slot];
-  const bool first =
-      !place.gradient.defined() || place.gradient.dtype() == dtype || place.rounded_to == dtype;
-  return first ? &place.gradient : &place.in_other_dtype;
+  const bool first = !place.sum.value.defined() || place.sum.dtype == dtype;
+  LeafSum& sum = first ? place.sum : place.in_other_dtype;
+  if (!sum.value.defined()) sum.dtype = dtype;
+  return &sum.value;
 }
 
 /// Of two in 16 bits the sum is rounded once anyway.
 bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) const {
-  return edge.leaf && !stopping_ && leaves_[edge.leaf->slot].uses > 2 && size_of(dtype) == 2;
+  return edge.leaf && !stopping_ && size_of(dtype) == 2 && leaves_[edge.leaf->slot].uses_in_16_bits > 2;
 }
 
 /// Adds what came along `edge` to `sum`, which `sum_at` gave for it.
 void BackwardPass::add(const Edge& edge, Tensor& sum, Tensor gradient) {
-  const DType dtype = gradient.dtype();
-  if (sum.defined() && edge.leaf && !stopping_) {
-    LeafPlace& place = leaves_[edge.leaf->slot];
-    const bool narrow = summed_in_f32(edge, dtype);
-    if (&sum == &place.gradient && narrow && sum.dtype() == dtype) place.rounded_to = dtype;
-    if (&sum == &place.gradient && !narrow) place.rounded_to.reset();  // it is read in f32 too
-    if (narrow) {
-      sum = to(sum, DType::f32);
-      gradient = to(gradient, DType::f32);
-    }
+  if (sum.defined() && summed_in_f32(edge, gradient.dtype())) {
+    sum = to(sum, DType::f32);
+    gradient = to(gradient, DType::f32);
   }
   accumulate(sum, std::move(gradient), options_.create_graph);
 }
 
 /// All that came to a leaf, which the place no longer has.
 Tensor BackwardPass::whole(LeafPlace& place) {
-  if (Tensor other = std::exchange(place.in_other_dtype, {}); other.defined())
-    accumulate(place.gradient, std::move(other), options_.create_graph);
-  else if (place.rounded_to)
-    return to(std::exchange(place.gradient, {}), *place.rounded_to);
-  return std::move(place.gradient);
+  const auto rounded = [](LeafSum& sum) {
+    const Tensor value = std::exchange(sum.value, {});
+    return value.defined() && size_of(sum.dtype) == 2 ? to(value, sum.dtype) : value;
+  };
+  Tensor total = rounded(place.sum);
+  if (Tensor other = rounded(place.in_other_dtype); other.defined())
+    accumulate(total, std::move(other), options_.create_graph);
+  return total;
 }
 
 void BackwardPass::walk() {
@@ -551,7 +549,7 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
 void BackwardPass::settle(const Edge& edge) {
   if (!edge.leaf || stops_at(edge) || leaves(edge)) return;
   LeafPlace& place = leaves_[edge.leaf->slot];
-  if (--place.due == 0 && feeding_ && place.gradient.defined()) hand_over(place);
+  if (--place.due == 0 && feeding_ && place.sum.value.defined()) hand_over(place);
 }
 
 void BackwardPass::hand_over(LeafPlace& place) {

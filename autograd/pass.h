@@ -71,14 +71,16 @@ class BackwardPass {
     bool useful = true;              // a gradient that is asked for depends on its rule
     bool asked_for = false;          // the gradient of one of its outputs is asked for
   };
+  /// What arrived for a leaf in one dtype; in f32 until all is there, where 16 bits would stop growing.
+  struct LeafSum {
+    DType dtype{};
+    Tensor value{};
+  };
   struct LeafPlace {
     Ref<Leaf> leaf;
-    Tensor gradient;
-    Tensor in_other_dtype{};  // of a leaf that is read in two, until all is there
-    int due = 0;              // edges that have not delivered yet
-    int uses = 0;             // all of them
-    /// What the sum is to be, where it is kept in f32 until all is there: in 16 bits it would stop growing.
-    std::optional<DType> rounded_to{};
+    LeafSum sum{}, in_other_dtype{};  // the second of a leaf that is read in two
+    int due = 0;                      // edges that have not delivered yet
+    int uses_in_16_bits = 0;          // of all edges
     bool asked_for = true;
   };
   /// An input of `grad` or `partial`, and what arrived there.
