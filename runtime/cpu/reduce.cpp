@@ -39,30 +39,16 @@ struct ItsSize {
   }
 };
 
-/// An element in the type of sums.
-template <class C, class T>
-constexpr C as(T x) {
-  return static_cast<C>(static_cast<compute_t<T>>(x));
-}
-
 /// Along contiguous elements.
-template <class C, class T, class Of>
+template <class T, class Of, class C = summed_t<T>>
 C sum_row(const T* x, std::int64_t n, Of of) {
-  return sum_vectors<C>(n, [&](std::int64_t j, auto count) {
-    if constexpr (std::is_same_v<C, double> && sizeof(T) == 2) {
-      double values[lanes<double>] = {};
-      for (std::int64_t l = 0; l < std::int64_t{count}; ++l) values[l] = as<double>(x[j + l]);
-      return of(load(values));
-    } else {
-      return of(take<C>(x + j, count));
-    }
-  });
+  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(take<C>(x + j, count)); });
 }
 
 constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
 
 /// Adds `rows` contiguous rows to `sums`, four at a time.
-template <class C, class T, class Of>
+template <class T, class Of, class C = summed_t<T>>
 void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
   if (rows > run) {
     const std::int64_t half = (rows / run + 1) / 2 * run;
@@ -77,31 +63,31 @@ void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64
   for (; r + 4 <= rows; r += 4) {
     const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
     for (std::int64_t j = 0; j < columns; ++j)
-      sums[j] += (of(as<C>(a[j])) + of(as<C>(b[j]))) + (of(as<C>(c[j])) + of(as<C>(d[j])));
+      sums[j] += (of(C(a[j])) + of(C(b[j]))) + (of(C(c[j])) + of(C(d[j])));
   }
   for (; r < rows; ++r) {
-    for (std::int64_t j = 0; j < columns; ++j) sums[j] += of(as<C>(x[r * row_stride + j]));
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += of(C(x[r * row_stride + j]));
   }
 }
 
-template <class C, class T, class Of>
+template <class T, class Of, class C = summed_t<T>>
 C sum_strided(const T* x, std::int64_t n, std::int64_t stride, Of of) {
   constexpr std::int64_t leaf = 16;
   if (n > leaf) {
     const std::int64_t half = (n / leaf + 1) / 2 * leaf;
-    return sum_strided<C>(x, half, stride, of) + sum_strided<C>(x + half * stride, n - half, stride, of);
+    return sum_strided(x, half, stride, of) + sum_strided(x + half * stride, n - half, stride, of);
   }
   C total = 0;
-  for (std::int64_t i = 0; i < n; ++i) total += of(as<C>(x[i * stride]));
+  for (std::int64_t i = 0; i < n; ++i) total += of(C(x[i * stride]));
   return total;
 }
 
 /// `n` steps of the reduced dimension from `x`, added to `sums` [inner].
-template <class C, class T, class Of>
+template <class T, class Of, class C = summed_t<T>>
 void add_chunk(const StridedReduction& r, const T* x, std::int64_t n, C* sums, Of of) {
   if (r.inner_stride == 1 && r.inner > 1) return add_rows(x, n, r.reduce_stride, r.inner, sums, of);
   for (std::int64_t j = 0; j < r.inner; ++j, x += r.inner_stride)
-    sums[j] += r.reduce_stride == 1 ? sum_row<C>(x, n, of) : sum_strided<C>(x, n, r.reduce_stride, of);
+    sums[j] += r.reduce_stride == 1 ? sum_row(x, n, of) : sum_strided(x, n, r.reduce_stride, of);
 }
 
 /// Steps of the reduced dimension that one task adds up: enough for a thread.
@@ -119,11 +105,12 @@ To finished(C total, double divisor) {
 }
 
 /// Many results with a short way each.
-template <class C, class T, class To, class Of>
+template <class T, class To, class Of>
 void sum_whole(const StridedReduction& r, const T* x, double divisor, To* out, Of of) {
+  using C = summed_t<T>;
   for_pieces(r, [&](const StridedReduction& part, std::int64_t from, std::int64_t to) {
     if (part.inner == 1 && part.reduce_stride == 1) {
-      out[to] = finished<To>(sum_row<C>(x + from, part.reduce, of), divisor);
+      out[to] = finished<To>(sum_row(x + from, part.reduce, of), divisor);
       return;
     }
     C sums[piece_width];
@@ -134,8 +121,9 @@ void sum_whole(const StridedReduction& r, const T* x, double divisor, To* out, O
 }
 
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
-template <class C, class T, class To, class Of>
+template <class T, class To, class Of>
 void sum_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, double divisor, To* out, Of of) {
+  using C = summed_t<T>;
   const std::int64_t chunks = ceil_div(r.reduce, chunk);
   std::vector<C> partial(static_cast<std::size_t>(r.outer * chunks * r.inner));
   parallel_for(r.outer * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -152,20 +140,19 @@ void sum_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, doubl
   }
 }
 
-/// Sums in `C`.
-template <class C, class T, class To, class Of>
+template <class T, class To, class Of>
 void sum_of(const StridedReduction& r, const T* x, double divisor, To* out, Of of) {
   if (r.outer == 0 || r.inner == 0) return;
   const std::int64_t chunk = chunk_of(r);
-  if (r.reduce > chunk) return sum_chunks<C>(r, chunk, x, divisor, out, of);
-  sum_whole<C>(r, x, divisor, out, of);
+  if (r.reduce > chunk) return sum_chunks(r, chunk, x, divisor, out, of);
+  sum_whole(r, x, divisor, out, of);
 }
 
 }  // namespace
 
 template <class T>
 void sum(const StridedReduction& r, const T* x, double divisor, sum_t<T>* out) {
-  sum_of<summed_t<T>>(r, x, divisor, out, Itself{});
+  sum_of(r, x, divisor, out, Itself{});
 }
 
 [[gnu::used]] const auto reduce_instances =
@@ -213,13 +200,41 @@ void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
   });
 }
 
+/// The sums in `y` of squares that were too large or too small for f32, again in f64.
+template <class T>
+void sum_again(const StridedReduction& r, const T* x, const float* sums, double* y) {
+  parallel_for(r.outer * r.inner, std::max<std::int64_t>(1, (1 << 14) / r.reduce), [&](auto begin, auto end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (sums[i] > 0x1p-100f && sums[i] < std::numeric_limits<float>::infinity()) continue;
+      const T* from = x + i / r.inner * r.outer_stride + i % r.inner * r.inner_stride;
+      double sum = 0;
+      for (std::int64_t k = 0; k < r.reduce; ++k) {
+        const double value = static_cast<compute_t<T>>(from[k * r.reduce_stride]);
+        sum += value * value;
+      }
+      y[i] = sum;
+    }
+  });
+}
+
 void power_sum_op(const ops::PowerSum& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
   auto* y = reinterpret_cast<double*>(out[0].raw());
   dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
     const T* x = p.x.data<T>();
-    op.power == 1 ? sum_of<double>(p.r, x, 1, y, ItsSize{}) : sum_of<double>(p.r, x, 1, y, ItsSquare{});
+    const auto sum = [&](auto* to) {
+      op.power == 1 ? sum_of(p.r, x, 1, to, ItsSize{}) : sum_of(p.r, x, 1, to, ItsSquare{});
+    };
+    if constexpr (std::is_same_v<T, double>) {
+      sum(y);
+    } else {
+      const Tensor narrow = empty(out[0].shape(), {DType::f32, Device::cpu()});
+      auto* sums = reinterpret_cast<float*>(narrow.raw());
+      sum(sums);
+      std::copy_n(sums, narrow.numel(), y);
+      if (op.power == 2 && p.r.reduce > 0) sum_again(p.r, x, sums, y);
+    }
   });
 }
 

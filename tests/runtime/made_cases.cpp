@@ -144,11 +144,15 @@ void statistics_cases(const Add& put) {
   over_axes("norm 3", [](const Tensor& x, Shape a, Keep k) { return norm(x, 3, a, k); }, {});
   over_axes("norm inf", [](const Tensor& x, Shape a, Keep k) { return norm(x, HUGE_VAL, a, k); }, {});
   put("norm, its sum of squares in other ops", {block},
-      one([](const Tensor& x) { return apply(ops::PowerSum{0b010}, x); }),
-      {.dtypes = floating_dtypes, .sixteen = Bits::rounded, .reference = reference(ops::PowerSum{0b010})});
-  put("logsumexp over outer axes", {block}, one([](const Tensor& x) {
-        return logsumexp(x, {0, 2});
+      one([](const Tensor& x) {  // f64 for its range; the digits are those of the compute dtype
+        return to(apply(ops::PowerSum{0b010}, x), compute_dtype(x.dtype()));
       }),
+      {.dtypes = floating_dtypes,
+       .sixteen = Bits::rounded,
+       .reference = one([](const Tensor& x) {
+         return to(ops::PowerSum{0b010}.reference(std::array{x})[0], compute_dtype(x.dtype()));
+       })});
+  put("logsumexp over outer axes", {block}, one([](const Tensor& x) { return logsumexp(x, {0, 2}); }),
       {.dtypes = floating_dtypes, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
   over_axes("logsumexp", [](const Tensor& x, Shape a, Keep k) { return logsumexp(x, a, k); }, {});
   put("any", {block}, one([](const Tensor& x) { return any(x, {0}); }), {.gradients = false});
