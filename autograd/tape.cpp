@@ -105,10 +105,11 @@ void Tape::before_write(const AnyOp& op, Inputs in) {
     if (needs == 0) continue;
     check_recorded_write(op, in[i]);
   }
-  if (needs != 0) keep_overwritten(op, in, reads);
+  keep_overwritten(op, in, reads);
 }
 
 void Tape::keep_overwritten(const AnyOp& op, Inputs in, Reads reads) {
+  if (reads.inputs == 0) return;
   // Inputs that share memory with a written one are the same elements: other overlaps were refused before.
   const auto is_written = [&](const Tensor& t) {
     for (std::size_t i = 0; i < in.size(); ++i)

@@ -467,10 +467,10 @@ LoadReport load(Module& model, const Dialect& dialect, const Path& folder, const
 /// Whether the folder has other values for the head than for the embedding with which `tied` has one
 /// parameter for both.
 template <class Model>
-bool has_head_of_its_own(const Model& tied, const Path& folder, FileSystem& files) {
+bool has_head_of_its_own(Model tied, const Path& folder, FileSystem& files) {
   const LoadOptions options{Strict::no, {}, files};
   constexpr bool gpt = std::is_same_v<Model, Gpt>;
-  return Loader(const_cast<Model&>(tied), gpt ? gpt_dialect : llama_dialect, folder, options).has_untied();
+  return Loader(tied, gpt ? gpt_dialect : llama_dialect, folder, options).has_untied();
 }
 
 /// A model made on `meta`, so that the files are looked at before it takes memory.

@@ -297,72 +297,73 @@ TEST_CASE("a captured step with recomputed regions holds no more than the step d
   const Block within = [&](const Tensor& h, const Tensor& a, const Tensor& b) {
     return recompute([&] { return plain(h, a, b); });
   };
-  constexpr int blocks = 6;  // so many that what kernels take for themselves matters little
   int kind = 0;
   for (const Block& block : {plain, dropped, products, within}) {
     ++kind;
-    for (const int every : {1, 2}) {  // which blocks are regions
-      manual_seed(3);
-      struct Net {
-        std::vector<Tensor> a, b;
-      };
-      const auto net_of = [&] {
-        Net net;
-        manual_seed(4);
-        for (int i = 0; i < blocks; ++i) {
-          net.a.push_back(mul(randn({512, 64}), 0.1).requires_grad_());
-          net.b.push_back(mul(randn({64, 512}), 0.1).requires_grad_());
-        }
-        return net;
-      };
-      const auto step_of = [&](const Net& net) {
-        return [&](std::span<const Tensor> in) -> std::vector<Tensor> {
-          Tensor h = in[0];
-          for (int i = 0; i < blocks; ++i) {
-            const auto at = static_cast<std::size_t>(i);
-            const auto run = [&] { return block(h, net.a[at], net.b[at]); };
-            h = i % every == 0 ? recompute(run) : run();
-          }
-          const Tensor loss = mean(square(h));
-          h = {};
-          loss.backward();
-          const NoGrad guard;
-          for (const auto* list : {&net.a, &net.b})
-            for (const Tensor& w : *list) {
-              add_(w, mul(w.grad(), -0.1));
-              w.set_grad({});
-            }
-          return {loss.detach()};
+    for (const int blocks : {2, 3, 4, 6, 12})
+      for (const int every : {1, 2}) {  // which of them are regions
+        manual_seed(3);
+        struct Net {
+          std::vector<Tensor> a, b;
         };
-      };
-      const Tensor x = randn({256, 64});
-      const Net net = net_of(), twin = net_of();
-      const auto eager = step_of(twin), step = step_of(net);
-      MemoryLedger& ledger = Context::current().memory();
-      const auto held = [&] { return ledger.held(DeviceType::cpu).total(); };
-      const auto peak_of = [&](const auto& run) {
-        ledger.reset_peak(DeviceType::cpu);
-        run();
-        return ledger.peak(DeviceType::cpu);
-      };
-      manual_seed(9);
-      std::vector<Tensor> losses;
-      const std::int64_t before = held();
-      const std::int64_t own = peak_of([&] { losses.push_back(eager({&x, 1})[0]); }) - before;
-      for (int i = 0; i < 2; ++i) losses.push_back(eager({&x, 1})[0]);
-      manual_seed(9);
-      const std::int64_t base = held();
-      Program program = capture(step, {x});
-      CHECK(same_bits(program.outputs()[0], losses[0]));
-      const std::int64_t captured =
-          peak_of([&] { CHECK(same_bits(program.replay({x})[0], losses[1])); }) - base;
-      CHECK(same_bits(program.replay({x})[0], losses[2]));
-      INFO("kind " << kind << ", " << blocks << " blocks, every " << every << ": " << captured << " against "
-                   << own);
-      CHECK(captured <= own + own / 10);
-      for (std::size_t i = 0; i < net.a.size(); ++i)
-        CHECK((same_bits(net.a[i], twin.a[i]) && same_bits(net.b[i], twin.b[i])));
-    }
+        const auto net_of = [&] {
+          Net net;
+          manual_seed(4);
+          for (int i = 0; i < blocks; ++i) {
+            net.a.push_back(mul(randn({512, 64}), 0.1).requires_grad_());
+            net.b.push_back(mul(randn({64, 512}), 0.1).requires_grad_());
+          }
+          return net;
+        };
+        const auto step_of = [&](const Net& net) {
+          return [&](std::span<const Tensor> in) -> std::vector<Tensor> {
+            Tensor h = in[0];
+            for (int i = 0; i < blocks; ++i) {
+              const auto at = static_cast<std::size_t>(i);
+              const auto run = [&] { return block(h, net.a[at], net.b[at]); };
+              h = i % every == 0 ? recompute(run) : run();
+            }
+            const Tensor loss = mean(square(h));
+            h = {};
+            loss.backward();
+            const NoGrad guard;
+            for (const auto* list : {&net.a, &net.b})
+              for (const Tensor& w : *list) {
+                add_(w, mul(w.grad(), -0.1));
+                w.set_grad({});
+              }
+            return {loss.detach()};
+          };
+        };
+        const Tensor x = randn({256, 64});
+        const Net net = net_of(), twin = net_of();
+        const auto eager = step_of(twin), step = step_of(net);
+        MemoryLedger& ledger = Context::current().memory();
+        const auto held = [&] { return ledger.held(DeviceType::cpu).total(); };
+        const auto peak_of = [&](const auto& run) {
+          ledger.reset_peak(DeviceType::cpu);
+          run();
+          return ledger.peak(DeviceType::cpu);
+        };
+        manual_seed(9);
+        std::vector<Tensor> losses;
+        const std::int64_t before = held();
+        const std::int64_t own = peak_of([&] { losses.push_back(eager({&x, 1})[0]); }) - before;
+        for (int i = 0; i < 2; ++i) losses.push_back(eager({&x, 1})[0]);
+        manual_seed(9);
+        const std::int64_t base = held();
+        Program program = capture(step, {x});
+        CHECK(same_bits(program.outputs()[0], losses[0]));
+        const std::int64_t captured =
+            peak_of([&] { CHECK(same_bits(program.replay({x})[0], losses[1])); }) - base;
+        CHECK(same_bits(program.replay({x})[0], losses[2]));
+        INFO("kind " << kind << ", " << blocks << " blocks, every " << every << ": " << captured
+                     << " against " << own);
+        // The packed memory is at most one block's result above a tenth more.
+        CHECK(captured <= own + own / 10 + x.spec().bytes());
+        for (std::size_t i = 0; i < net.a.size(); ++i)
+          CHECK((same_bits(net.a[i], twin.a[i]) && same_bits(net.b[i], twin.b[i])));
+      }
   }
 }
 
