@@ -118,14 +118,14 @@ void check_unchanged(const Node& node, const SavedTensor& saved, std::string_vie
 
 /// The pass that holds a node or leaf. Graphs on two threads may share leaves, so this is read and taken
 /// atomically; `slot` is valid for the holder only.
-template <class Held>
-std::atomic_ref<const void*> pass_of(Held& held) {
+template <class NodeOrLeaf>
+std::atomic_ref<const void*> pass_of(NodeOrLeaf& held) {
   return std::atomic_ref<const void*>(held.pass);
 }
 
 /// Takes a node or leaf for `pass`; false if `pass` holds it already, StateError if another does.
-template <class Held>
-bool claim(Held& held, const BackwardPass* pass, std::string_view call, std::string_view name) {
+template <class NodeOrLeaf>
+bool claim(NodeOrLeaf& held, const BackwardPass* pass, std::string_view call, std::string_view name) {
   const void* holder = nullptr;
   if (pass_of(held).compare_exchange_strong(holder, pass, std::memory_order_acq_rel)) return true;
   check<StateError>(holder == pass,
@@ -419,6 +419,7 @@ void BackwardPass::walk() {
     if (Tensor* sum = sum_at(edge, given.dtype())) add(edge, *sum, std::move(given));
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
+  for (Place& place : places_) look_beside(place);
   for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
 }
 
@@ -429,19 +430,15 @@ void BackwardPass::visit(Place& place) {
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
                                  [](const Tensor& gradient) { return gradient.defined(); });
-    const Tensors so_far = any ? sums_so_far(node) : Tensors();
-    std::size_t summed = 0;  // the input whose gradient somebody takes sums of
-    while (any && summed < node.edges.size() &&
-           !(node.op->gives_sums(summed) && takes_sums(node.edges[summed])))
-      ++summed;
+    const Tensors so_far = any ? sums_so_far(place) : Tensors();
     Tensors gradients;
     Tensor sums;
-    if (any) gradients = gradients_of(place, so_far, summed < node.edges.size() ? &sums : nullptr);
+    if (any) gradients = gradients_of(place, so_far, place.summed != none ? &sums : nullptr);
     place.gradients.clear();
     for (std::size_t i = 0; i < gradients.size() && i < node.edges.size(); ++i)
       if (gradients[i].defined() && node.edges[i])
         deliver(node.edges[i], std::move(gradients[i]), node, i, i < so_far.size() && so_far[i].defined(),
-                i == summed ? std::move(sums) : Tensor());
+                i == place.summed ? std::move(sums) : Tensor());
     reads_over(node);
   }
   place.gradients.clear();
@@ -462,12 +459,22 @@ void BackwardPass::pass_hooks(Place& place) {
     if (target.edge.node == place.node) target.gradient = place.gradients[target.edge.index];
 }
 
+/// What the place's rule and those at the ends of its edges can save each other.
+void BackwardPass::look_beside(Place& place) {
+  const Node& node = *place.node;
+  place.peephole = place.useful ? node.op->peephole() : nullptr;
+  if (place.peephole == nullptr) return;
+  for (std::size_t i = 0; i < node.edges.size() && place.summed == none; ++i)
+    if (has(place.peephole->gives_sums, i) && takes_sums(node.edges[i])) place.summed = i;
+}
+
 /// What has arrived for the inputs whose sums the rule makes itself; empty where it makes none.
-Tensors BackwardPass::sums_so_far(const Node& node) {
+Tensors BackwardPass::sums_so_far(const Place& place) {
+  const Node& node = *place.node;
   Tensors sums;
-  if (options_.create_graph) return sums;
+  if (options_.create_graph || place.peephole == nullptr) return sums;
   for (std::size_t i = 0; i < node.edges.size(); ++i) {
-    if (!node.op->adds_gradients(i)) continue;
+    if (!has(place.peephole->adds_gradients, i)) continue;
     const DType dtype = node.specs[i].dtype;
     const Tensor* sum = sum_at(node.edges[i], dtype);
     if (sum == nullptr || !sum->defined() || sum->dtype() != dtype) continue;
@@ -484,7 +491,8 @@ bool BackwardPass::takes_sums(const Edge& edge) {
   Mask needs = 0;
   for (std::size_t i = 0; i < edge.node->edges.size() && i < 64; ++i)
     if (wanted(edge.node->edges[i])) needs |= bit(i);
-  return edge.node->op->takes_sums(needs);
+  const Peephole* there = edge.node->op->peephole();
+  return there != nullptr && (there->takes_sums & needs) != 0;
 }
 
 Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
@@ -504,7 +512,8 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
                      ? with_history(saved, {Ref<Node>(&node), static_cast<std::uint32_t>(i), {}})
                      : saved.value;
   }
-  const Reads overwrites = options_.retain_graph ? Reads{} : node.op->overwrites();
+  const Reads overwrites =
+      options_.retain_graph || place.peephole == nullptr ? Reads{} : place.peephole->overwrites;
   const auto spare_of = [](Mask asked, const Tensors& kept) {
     Mask spare = 0;
     for (std::size_t i = 0; asked != 0 && i < kept.size(); ++i)
@@ -517,9 +526,13 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
-  Tensors gradients =
-      node.op->grad({place.gradients, inputs, outputs, node.specs, needs, options_.create_graph, so_far,
-                     spare, std::exchange(place.sums, {}), sums});
+  Tensors gradients = node.op->grad({place.gradients,
+                                     inputs,
+                                     outputs,
+                                     node.specs,
+                                     needs,
+                                     options_.create_graph,
+                                     {so_far, spare, std::exchange(place.sums, {}), sums}});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "

@@ -64,12 +64,15 @@ class BackwardPass {
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
  private:
+  static constexpr std::size_t none = ~std::size_t{0};
   struct Place {  // a node in this pass
     Ref<Node> node;
     InlineVec<Tensor, 1> gradients;  // by output
     Tensor sums{};                   // of the first one over all axes but the last, if its maker gave them
-    bool useful = true;              // a gradient that is asked for depends on its rule
-    bool asked_for = false;          // the gradient of one of its outputs is asked for
+    const Peephole* peephole = nullptr;  // of the node's op
+    std::size_t summed = none;           // the input of whose gradient somebody takes sums
+    bool useful = true;                  // a gradient that is asked for depends on its rule
+    bool asked_for = false;              // the gradient of one of its outputs is asked for
   };
   /// What arrived for a leaf in one dtype; in f32 until all is there, where 16 bits would stop growing.
   struct LeafSum {
@@ -96,7 +99,8 @@ class BackwardPass {
   void walk();
   void visit(Place& place);
   void pass_hooks(Place& place);
-  Tensors sums_so_far(const Node& node);
+  void look_beside(Place& place);
+  Tensors sums_so_far(const Place& place);
   bool takes_sums(const Edge& edge);
   Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);

@@ -18,6 +18,7 @@
 #include "runtime/generator.h"
 #include "runtime/kernel.h"
 #include "runtime/number.h"
+#include "runtime/peephole.h"
 #include "runtime/tensor.h"
 #include "runtime/upper_floor.h"
 
@@ -34,18 +35,7 @@ struct GradArgs {
   SpecSpan specs;                        ///< of every input
   std::span<const std::uint64_t> needs;  ///< bit i % 64 of word i / 64: the gradient of input i is wanted
   bool create_graph;                     ///< the rule's own ops are recorded, for a second derivative
-  /// For an input that the op names in `adds_gradients`: what its other uses gave so far, or an empty handle.
-  /// The rule returns the sum, which saves a pass over both.
-  Inputs so_far{};
-  /// Of the kept values that the op names in `overwrites`, those whose memory nobody else will read: the rule
-  /// may write its result there.
-  Reads spare{};
-  /// Of the first output's gradient, its sums over all axes but the last, where its maker gave them; else
-  /// empty.
-  Tensor gy_sums{};
-  /// Where the same sums of the gradient of the input that the op names in `gives_sums` may go; null where
-  /// nobody takes them.
-  Tensor* gx_sums = nullptr;
+  PeepholeArgs beside{};                 ///< what lies beside the rule, as the op's `peephole` names it
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -65,11 +55,8 @@ struct Arity {
 ///  handles;
 ///  - `fields(on)`: names its fields; a field of type `Number` must fit the dtype that the op works in;
 ///  - `key`, a RandomKey, if it draws random numbers (or `rule.key`): kernels draw with `key_to_draw(key)`;
-///  - `adds_gradients`, bits of inputs for which `grad` uses `GradArgs::so_far`, and `overwrites`, kept
-///  values for which it uses `spare`;
-///  - `among_ranks = true`, if it is a call among ranks or waits for one, and members of `CallAmongRanks`;
-///  - `gives_sums`, the bit of an input for which `grad` fills `gx_sums`, and `takes_sums(needs)`, whether it
-///  reads `gy_sums`.
+///  - `peephole`, what `grad` makes of what lies beside it in a pass;
+///  - `among_ranks = true`, if it is a call among ranks or waits for one, and members of `CallAmongRanks`.
 template <class O>
 concept OpValue = std::copyable<O> && std::equality_comparable<O> && requires {
   { O::name } -> std::convertible_to<std::string_view>;
@@ -171,15 +158,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual bool differentiable() const = 0;
   /// What `grad` will read when the gradients of the inputs in `needs` are wanted.
   virtual Reads reads(Mask needs) const = 0;
-  /// Whether `grad` adds `so_far` to the gradient of input `i`.
-  virtual bool adds_gradients(std::size_t) const { return false; }
-  /// Whether `grad` can give sums of the gradient of input `i` (`gx_sums`).
-  virtual bool gives_sums(std::size_t) const { return false; }
-  /// Whether `grad` reads sums of its output's gradient when the gradients of the inputs in `needs` are
-  /// wanted.
-  virtual bool takes_sums(Mask) const { return false; }
-  /// Kept values that `grad` may overwrite.
-  virtual Reads overwrites() const { return {}; }
+  /// What `grad` makes of what lies beside it in a pass; null for most.
+  virtual const Peephole* peephole() const { return nullptr; }
   /// One gradient an input, empty where it is not needed.
   virtual Tensors grad(const GradArgs& args) const = 0;
 };
@@ -273,29 +253,11 @@ class OpModelBase : public AnyOp {
     else
       return {all_of_them, 0};
   }
-  bool adds_gradients([[maybe_unused]] std::size_t i) const override {
-    if constexpr (requires { O::adds_gradients; })
-      return has(O::adds_gradients, i);
+  const Peephole* peephole() const override {
+    if constexpr (requires { O::peephole; })
+      return &O::peephole;
     else
-      return false;
-  }
-  bool gives_sums([[maybe_unused]] std::size_t i) const override {
-    if constexpr (requires { O::gives_sums; })
-      return has(O::gives_sums, i);
-    else
-      return false;
-  }
-  bool takes_sums([[maybe_unused]] Mask needs) const override {
-    if constexpr (requires { op_.takes_sums(needs); })
-      return op_.takes_sums(needs);
-    else
-      return false;
-  }
-  Reads overwrites() const override {
-    if constexpr (requires { O::overwrites; })
-      return O::overwrites;
-    else
-      return {};
+      return nullptr;
   }
   Tensors grad(const GradArgs& args) const override {
     if constexpr (HasGrad<O>)

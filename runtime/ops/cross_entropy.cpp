@@ -35,8 +35,8 @@ Specs CrossEntropy::infer(SpecSpan in) const {
 Tensors CrossEntropy::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
-  return {has(args.spare.inputs, 0) ? apply_many(CrossEntropyGradInPlace{{*this}}, in)[0]
-                                    : apply_many(CrossEntropyGrad{*this}, in)[0],
+  return {has(args.beside.spare.inputs, 0) ? apply_many(CrossEntropyGradInPlace{{*this}}, in)[0]
+                                           : apply_many(CrossEntropyGrad{*this}, in)[0],
           Tensor{}};
 }
 
@@ -99,7 +99,7 @@ Tensors CrossEntropyInPlace::grad(const GradArgs& args) const {
   Tensors grads(2);
   if (!args.gy[1].defined()) return grads;
   const Tensor &gradient = args.outputs[0], &scale = args.gy[1];
-  const Tensor in[] = {has(args.spare.outputs, 0) ? gradient : clone(gradient), scale};
+  const Tensor in[] = {has(args.beside.spare.outputs, 0) ? gradient : clone(gradient), scale};
   grads[0] = apply_many(ScaleUnlessOne{}, in)[0];
   return grads;
 }

@@ -15,7 +15,7 @@ struct CrossEntropy {
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b11, .outputs = 0b110};
-  static constexpr Reads overwrites{.inputs = 0b1};  // large logits never lie twice
+  static constexpr Peephole peephole{.overwrites = {.inputs = 0b1}};  // large logits never lie twice
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
   LossPrecision precision = LossPrecision::of_logits;
@@ -66,7 +66,7 @@ struct CrossEntropyInPlace {
   static constexpr Mask dense = CrossEntropy::dense;
   static constexpr Mask mutates = 0b1;
   static constexpr Reads reads{.outputs = 0b1};
-  static constexpr Reads overwrites{.outputs = 0b1};
+  static constexpr Peephole peephole{.overwrites = {.outputs = 0b1}};
   CrossEntropy forward;
 
   Specs infer(SpecSpan in) const;

@@ -28,12 +28,13 @@ Specs LayerNorm::infer(SpecSpan in) const {
 
 Tensors LayerNorm::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
-  const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
-                       args.outputs[1], args.outputs[2], args.so_far.empty() ? Tensor() : args.so_far[0]};
+  const Tensor in[] = {args.gy[0],      args.inputs[0],
+                       args.inputs[1],  args.outputs[1],
+                       args.outputs[2], args.beside.so_far.empty() ? Tensor() : args.beside.so_far[0]};
   Tensors grads;
-  if (args.gx_sums != nullptr && args.inputs[0].rank() > 1) {
+  if (args.beside.gx_sums != nullptr && args.inputs[0].rank() > 1) {
     grads = apply_many(LayerNormGradSums{}, in);
-    *args.gx_sums = grads[3];
+    *args.beside.gx_sums = grads[3];
     grads.resize(3);
   } else {
     grads = apply_many(LayerNormGrad{}, in);

@@ -13,8 +13,8 @@ struct LayerNorm {
   static constexpr Mask optional = 0b110;
   static constexpr Mask dense = 0b111;
   static constexpr Reads reads{.inputs = 0b111, .outputs = 0b110};
-  static constexpr Mask adds_gradients = 0b1;  // of a residual stream, which goes round the layer
-  static constexpr Mask gives_sums = 0b1;      // for the bias of the layer that made the stream
+  // A residual stream goes round the layer; sums are for the bias of the layer that made the stream.
+  static constexpr Peephole peephole{.adds_gradients = 0b1, .gives_sums = 0b1};
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const;

@@ -13,7 +13,7 @@ struct Linear {
   static constexpr Mask dense = 0b100;
 
   static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0}; }
-  static bool takes_sums(Mask needs) { return has(needs, 2); }
+  static constexpr Peephole peephole{.takes_sums = 0b100};  // the bias's gradient
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;

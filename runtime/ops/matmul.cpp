@@ -135,7 +135,7 @@ Tensors Linear::grad(const GradArgs& args) const {
   Tensors grads(4);
   if (args.need(0)) grads[0] = reshape(apply(MatMul{}, gy, args.inputs[1]), x_shape);
   if (args.need(1)) grads[1] = apply(MatMul{true, false}, gy, reshape(args.inputs[0], {rows, w_shape[1]}));
-  if (args.need(2)) grads[2] = args.gy_sums.defined() ? args.gy_sums : sum(gy, {0});
+  if (args.need(2)) grads[2] = args.beside.gy_sums.defined() ? args.beside.gy_sums : sum(gy, {0});
   if (args.need(3)) grads[3] = args.gy[0];
   return grads;
 }

@@ -26,7 +26,7 @@ Specs RmsNorm::infer(SpecSpan in) const {
 Tensors RmsNorm::grad(const GradArgs& args) const {
   if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1],
-                       args.so_far.empty() ? Tensor() : args.so_far[0]};
+                       args.beside.so_far.empty() ? Tensor() : args.beside.so_far[0]};
   Tensors grads = apply_many(RmsNormGrad{}, in);
   for (std::size_t i = 0; i < 2; ++i)
     if (!args.need(i)) grads[i] = {};

@@ -13,7 +13,8 @@ struct RmsNorm {
   static constexpr Mask optional = 0b10;
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b11, .outputs = 0b10};
-  static constexpr Mask adds_gradients = 0b1;  // of a residual stream, which goes round the layer
+  static constexpr Peephole peephole{.adds_gradients =
+                                         0b1};  // of a residual stream, which goes round the layer
   double eps = 1e-5;
 
   Specs infer(SpecSpan in) const;
