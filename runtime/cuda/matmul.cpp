@@ -4,14 +4,13 @@
 
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/cuda/matmul_plans.h"
+#include "runtime/cuda/product.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/small_product.h"
 #include "runtime/ops.h"
 #include "runtime/ops/arithmetic.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
-#include "runtime/ops/matrix_operand.h"
 #include "runtime/ops/view_as.h"
 
 namespace sherd::cuda {
@@ -26,22 +25,17 @@ std::uint32_t alignment_of(const void* address) {
 const std::byte* bytes(const void* at) { return static_cast<const std::byte*>(at); }
 std::byte* bytes(void* at) { return static_cast<std::byte*>(at); }
 
-/// What is added, as the library reads it: dense, and aligned for wide loads.
+/// The library counts the matrices of a batch in 32 bits, and a grid's last axis in 16: more are taken in
+/// portions of this many, which leaves every portion's addresses as aligned as the whole's.
+constexpr std::int64_t most_matrices = std::int64_t{1} << 15;
+
+}  // namespace
+
 Tensor dense_addend(const Tensor& t) {
   if (!t.defined()) return {};
   return t.is_contiguous() && alignment_of(t.raw()) >= 16 ? t : clone(t);
 }
 
-/// What is added to a product; empty handles where there is none.
-struct Addends {
-  Tensor bias, residual;
-};
-
-/// The library counts the matrices of a batch in 32 bits, and a grid's last axis in 16: more are taken in
-/// portions of this many, which leaves every portion's addresses as aligned as the whole's.
-constexpr std::int64_t most_matrices = std::int64_t{1} << 15;
-
-/// C = A B of m, n, k and batch as given, into dense `c`.
 void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Addends& add,
               const Tensor& c) {
   DeviceState& state = state_of(c.device());
@@ -86,6 +80,8 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
   if (add.bias.defined() && !s.bias) add_(alias(c, c.layout()), add.bias);
   if (add.residual.defined() && !s.residual) add_(alias(c, c.layout()), add.residual);
 }
+
+namespace {
 
 void matmul_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::MatMul*>(erased);

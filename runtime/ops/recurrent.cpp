@@ -1,6 +1,9 @@
 #include "runtime/ops/recurrent.h"
 
+#include <array>
+
 #include "runtime/apply.h"
+#include "runtime/expr.h"
 #include "runtime/ops.h"
 
 namespace sherd::ops {
@@ -11,52 +14,26 @@ std::int64_t step_at(const Recurrent& op, std::int64_t steps, std::int64_t n) {
   return op.reverse ? steps - 1 - n : n;
 }
 
-struct Step {
-  Tensor hidden, cell;
-  std::vector<Tensor> kept;
-};
+using Exprs = std::array<Expr, 4>;
 
-/// One step, of what the input and the state before come to and that state, in the dtype of sums.
-Step step_of(RecurrentCell cell, const Tensor& x, const Tensor& m, const Tensor& h, const Tensor& c) {
-  if (cell == RecurrentCell::tanh) return {tanh(add(x, m)), {}, {}};
-  if (cell == RecurrentCell::lstm) {
-    const std::vector<Tensor> gate = chunk(add(x, m), 4, -1);
-    const Tensor i = sigmoid(gate[0]), f = sigmoid(gate[1]), g = tanh(gate[2]), o = sigmoid(gate[3]);
-    const Tensor next = add(mul(f, c), mul(i, g));
-    return {mul(o, tanh(next)), next, {i, f, g, o}};
-  }
-  const std::vector<Tensor> gx = chunk(x, 3, -1), gm = chunk(m, 3, -1);
-  const Tensor r = sigmoid(add(gx[0], gm[0])), z = sigmoid(add(gx[1], gm[1])),
-               n = tanh(add(gx[2], mul(r, gm[2])));
-  return {add(n, mul(z, sub(h, n))), {}, {r, z, n, gm[2]}};
+/// The gates of `x`, side by side along the last axis.
+Exprs gates_of(const Tensor& x, std::int64_t count) {
+  Exprs gates;
+  std::size_t next = 0;
+  for (const Tensor& gate : chunk(x, count, -1)) gates[next++] = Expr(gate);
+  return gates;
 }
 
-/// What a step gives back.
-struct StepGrad {
-  Tensor x, m;          // empty m: x's
-  Tensor hidden, cell;  // beside what m gives to the state before
-};
+/// The first `count` of `values` side by side.
+Tensor joined(const Expr* values, int count) {
+  std::vector<Tensor> parts;
+  for (int i = 0; i < count; ++i) parts.push_back(values[i].tensor());
+  return count == 1 ? parts[0] : cat(parts, -1);
+}
 
-Tensor of_sigmoid(const Tensor& s) { return mul(s, sub(1, s)); }
-Tensor of_tanh(const Tensor& t) { return sub(1, square(t)); }
-
-StepGrad step_grad(RecurrentCell cell, const Tensor& gh, const Tensor& gc, const Tensor& h, const Tensor& c,
-                   const Tensor& h_before, const Tensor& c_before, const std::vector<Tensor>& kept) {
-  if (cell == RecurrentCell::tanh) return {mul(gh, of_tanh(h)), {}, {}, {}};
-  if (cell == RecurrentCell::lstm) {
-    const Tensor &i = kept[0], &f = kept[1], &g = kept[2], &o = kept[3], t = tanh(c);
-    const Tensor all = add(gc, mul(mul(gh, o), of_tanh(t)));
-    return {cat({mul(mul(all, g), of_sigmoid(i)), mul(mul(all, c_before), of_sigmoid(f)),
-                 mul(mul(all, i), of_tanh(g)), mul(mul(gh, t), of_sigmoid(o))},
-                -1),
-            {},
-            {},
-            mul(all, f)};
-  }
-  const Tensor &r = kept[0], &z = kept[1], &n = kept[2], &m = kept[3];
-  const Tensor gz = mul(mul(gh, sub(h_before, n)), of_sigmoid(z)), gn = mul(mul(gh, sub(1, z)), of_tanh(n)),
-               gr = mul(mul(gn, m), of_sigmoid(r));
-  return {cat({gr, gz, gn}, -1), cat({gr, gz, mul(gn, r)}, -1), mul(gh, z), {}};
+/// An empty handle is a cell that is not there.
+CellState<Expr> state_of(const Tensor& hidden, const Tensor& cell) {
+  return {Expr(hidden), cell.defined() ? Expr(cell) : Expr()};
 }
 
 Tensor at(const Tensor& x, std::int64_t t, DType wide) { return to(select(x, 0, t), wide); }
@@ -122,15 +99,19 @@ Tensors Recurrent::reference(Inputs in) const {
   Tensor h = in[3], c = in[4];
   const std::int64_t steps = in[0].size(0);
   std::vector<Tensor> hidden(static_cast<std::size_t>(steps)), cells(hidden), kept(hidden);
-  for (std::int64_t n = 0; n < steps; ++n) {
-    const std::int64_t t = step_at(*this, steps, n);
-    const Step step = step_of(cell, at(in[0], t, wide), to(linear(h, in[1], in[2]), wide), to(h, wide),
-                              c.defined() ? to(c, wide) : c);
-    const auto place = static_cast<std::size_t>(t);
-    hidden[place] = h = to(step.hidden, narrow);
-    if (has_cell()) cells[place] = c = to(step.cell, narrow);
-    if (!step.kept.empty()) kept[place] = to(cat(step.kept, -1), narrow);
-  }
+  visit_cell(cell, [&]<class Cell>(Cell) {
+    for (std::int64_t n = 0; n < steps; ++n) {
+      const std::int64_t t = step_at(*this, steps, n);
+      const Exprs x = gates_of(at(in[0], t, wide), Cell::gates),
+                  m = gates_of(to(linear(h, in[1], in[2]), wide), Cell::gates);
+      const auto step =
+          Cell::step(x.data(), m.data(), state_of(to(h, wide), Cell::has_cell ? to(c, wide) : Tensor()));
+      const auto place = static_cast<std::size_t>(t);
+      hidden[place] = h = to(step.state.hidden.tensor(), narrow);
+      if constexpr (Cell::has_cell) cells[place] = c = to(step.state.cell.tensor(), narrow);
+      if constexpr (Cell::kept > 0) kept[place] = to(joined(step.kept, Cell::kept), narrow);
+    }
+  });
   const Tensor none = empty({0}, {narrow, in[0].device()});
   return {stack(hidden), has_cell() ? stack(cells) : none, gates() > 1 ? stack(kept) : none};
 }
@@ -152,22 +133,24 @@ Tensors RecurrentGrad::reference(Inputs in) const {
                none = empty({0}, {narrow, w.device()});
   Tensor gh = zeros(in[3].shape(), {wide, w.device()}), gc = gh;
   std::vector<Tensor> gx(static_cast<std::size_t>(steps)), gm(gx);
-  for (std::int64_t n = steps - 1; n >= 0; --n) {
-    const std::int64_t t = step_at(of, steps, n);
-    if (in[0].defined()) gh = add(gh, at(in[0], t, wide));
-    if (in[1].defined() && of.has_cell()) gc = add(gc, at(in[1], t, wide));
-    const bool saved = kept.rank() == 3, cell = of.has_cell();
-    const StepGrad step =
-        step_grad(of.cell, gh, gc, at(hidden, t, wide), cell ? at(cells, t, wide) : Tensor(),
-                  at(h_before, t, wide), cell ? at(c_before, t, wide) : Tensor(),
-                  saved ? chunk(at(kept, t, wide), 4, -1) : std::vector<Tensor>());
-    const auto place = static_cast<std::size_t>(t);
-    gx[place] = to(step.x, narrow);
-    gm[place] = step.m.defined() ? to(step.m, narrow) : gx[place];
-    gh = to(matmul(gm[place], w), wide);
-    if (step.hidden.defined()) gh = add(gh, step.hidden);
-    if (cell) gc = step.cell;
-  }
+  visit_cell(of.cell, [&]<class Cell>(Cell) {
+    for (std::int64_t n = steps - 1; n >= 0; --n) {
+      const std::int64_t t = step_at(of, steps, n);
+      if (in[0].defined()) gh = add(gh, at(in[0], t, wide));
+      if (in[1].defined() && Cell::has_cell) gc = add(gc, at(in[1], t, wide));
+      const auto now = [&](const Tensor& cells) { return Cell::has_cell ? at(cells, t, wide) : Tensor(); };
+      Exprs read;
+      if constexpr (Cell::kept > 0) read = gates_of(at(kept, t, wide), Cell::kept);
+      const auto step = Cell::grad(state_of(gh, gc), state_of(at(hidden, t, wide), now(cells)),
+                                   state_of(at(h_before, t, wide), now(c_before)), read.data());
+      const auto place = static_cast<std::size_t>(t);
+      gx[place] = to(joined(step.x, Cell::gates), narrow);
+      gm[place] = Cell::apart ? to(joined(step.m, Cell::gates), narrow) : gx[place];
+      gh = to(matmul(gm[place], w), wide);
+      if constexpr (Cell::passes_hidden) gh = add(gh, step.state.hidden.tensor());
+      if constexpr (Cell::has_cell) gc = step.state.cell.tensor();
+    }
+  });
   return {stack(gx), of.cell == RecurrentCell::gru ? stack(gm) : none, to(gh, narrow),
           of.has_cell() ? to(gc, narrow) : none};
 }

@@ -2,15 +2,9 @@
 #pragma once
 
 #include "runtime/op.h"
+#include "runtime/ops/recurrent_cells.h"
 
 namespace sherd::ops {
-
-/// h' is the state before, x what the input gives, m = W h' + b; sigmoid is s.
-enum class RecurrentCell {
-  tanh,  ///< h = tanh(x + m)
-  lstm,  ///< c = s(f) c' + s(i) tanh(g), h = s(o) tanh(c), of i, f, g, o = x + m
-  gru    ///< h = n + s(x_z + m_z) (h' - n), n = tanh(x_n + s(x_r + m_r) m_n), in the order r, z, n
-};
 
 /// Inputs: x (T, B, gates H), W (gates H, H), b (gates H), the first h (B, H), the first c (B, H) or none.
 /// Outputs: h of each step (T, B, H), c of each step (none has no elements), and for the gradient s(i), s(f),
@@ -24,8 +18,12 @@ struct Recurrent {
   RecurrentCell cell = RecurrentCell::tanh;
   bool reverse = false;  ///< from the last step to the first
 
-  std::int64_t gates() const { return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1; }
-  bool has_cell() const { return cell == RecurrentCell::lstm; }
+  std::int64_t gates() const {
+    return visit_cell(cell, [](auto of) { return decltype(of)::gates; });
+  }
+  bool has_cell() const {
+    return visit_cell(cell, [](auto of) { return decltype(of)::has_cell; });
+  }
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
