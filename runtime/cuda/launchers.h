@@ -30,22 +30,32 @@ void launch_integers(DeviceKey key, std::int64_t low, std::uint64_t range, std::
 void launch_dropout(DType dtype, DeviceKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream);
 
-/// Sums of a dense (outer, reduce, inner) array over its middle axis, over `divisor`. The tree depends on the
-/// sizes alone.
-struct SumCall {
+/// A fold of a dense (outer, reduce, inner) array over its middle axis. The tree depends on the sizes alone.
+struct FoldCall {
   DType dtype = DType::f32;
   std::int64_t outer = 1, reduce = 1, inner = 1;
-  double divisor = 1;  ///< integers take 1 only
-  int power = 0;       ///< 1, 2: of |x|^power, floats, and the output is f64
   const void* x = nullptr;
-  void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
   cudaStream_t stream = nullptr;
-  /// Pieces that the reduced axis is cut into so that few sums keep many blocks busy.
+  /// Pieces that the reduced axis is cut into so that few results keep many blocks busy.
   std::int64_t pieces() const;
-  /// Room for pieces() outer inner accumulators of 8 bytes where there is more than one piece.
+  /// Room for pieces() outer inner accumulators where there is more than one piece.
   void* partial = nullptr;
 };
+/// Sums, over `divisor`; accumulators have 8 bytes.
+struct SumCall : FoldCall {
+  double divisor = 1;   ///< integers take 1 only
+  int power = 0;        ///< 1, 2: of |x|^power, floats, and the output is f64
+  void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
+};
 void launch_sum(const SumCall& call);
+/// Means, and squares of deviations from them over `left`; floats but f64. Accumulators have 16 bytes.
+struct VarianceCall : FoldCall {
+  double left = 1;
+  double *variance = nullptr, *mean = nullptr;
+};
+void launch_variance(const VarianceCall& call);
+/// gx = gy 2 (x - mean) / left, of `dtype`.
+void launch_variance_grad(const VarianceCall& call, const double* gy, void* gx);
 
 /// What one launch works on, `n` elements each: at most `most`, longer lists take several launches. Blocks
 /// take chunks of them (slots.cuh).

@@ -10,31 +10,70 @@
 namespace sherd::cuda {
 namespace {
 
+/// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`.
+struct Fold {
+  Tensor x, partial;
+
+  Fold(FoldCall& call, const Tensor& given, Mask axes, std::int64_t bytes) {
+    const ThreeAxes three = as_three_axes(given, axes);
+    x = three.x;
+    call.dtype = x.dtype();
+    call.outer = three.outer;
+    call.reduce = three.reduce;
+    call.inner = three.inner;
+    call.x = x.raw();
+    call.stream = stream_of(x.device());
+    const std::int64_t pieces = call.reduce > 0 ? call.pieces() : 1;
+    if (pieces == 1) return;
+    partial = empty(Shape{pieces * call.outer * call.inner * bytes / 8}, {DType::i64, x.device()});
+    call.partial = partial.raw();
+  }
+};
+
+void fill_with_nan(const Tensor& y) { fill_(alias(y, y.layout()), std::numeric_limits<double>::quiet_NaN()); }
+
 /// Sums, over `divisor`, or means; of |x|^power unless that is 0.
 void reduce(std::string_view op, const Tensor& given, Mask axes, bool mean, int power, const Tensor& y) {
   if (y.numel() == 0) return;
-  const auto [x, outer, reduced, inner] = as_three_axes(given, axes);
   SumCall call;
-  call.outer = outer;
-  call.reduce = reduced;
-  call.inner = inner;
-  if (mean && reduced == 0) {  // the mean of nothing
-    fill_(alias(y, y.layout()), std::numeric_limits<double>::quiet_NaN());
-    return;
-  }
-  call.dtype = x.dtype();
-  call.divisor = mean ? static_cast<double>(reduced) : 1.0;
+  const Fold fold(call, given, axes, 8);
+  if (mean && call.reduce == 0) return fill_with_nan(y);  // the mean of nothing
+  call.divisor = mean ? static_cast<double>(call.reduce) : 1.0;
   call.power = power;
-  call.x = x.raw();
   call.out = y.raw();
-  call.stream = stream_of(y.device());
-  Tensor partial;
-  if (const std::int64_t pieces = call.pieces(); pieces > 1) {
-    partial = empty(Shape{pieces * y.numel()}, {DType::i64, y.device()});
-    call.partial = partial.raw();
-  }
   launch_sum(call);
   check_launch(op);
+}
+
+double* doubles(const Tensor& t) { return reinterpret_cast<double*>(t.raw()); }
+
+void variance(const ops::Variance& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  if (in[0].dtype() == DType::f64)  // needs the mean first: there is nothing wider to add squares up in
+    return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  VarianceCall call;
+  const Fold fold(call, in[0], op.axes, 16);
+  if (call.reduce == 0) {
+    fill_with_nan(out[0]);
+    return fill_with_nan(out[1]);
+  }
+  call.left = op.left(call.reduce);
+  call.variance = doubles(out[0]);
+  call.mean = doubles(out[1]);
+  launch_variance(call);
+  check_launch(op.name);
+}
+
+void variance_grad(const ops::VarianceGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  VarianceCall call;
+  const Fold fold(call, in[1], op.of.axes, 16);
+  if (in[1].dtype() == DType::f64 || call.x != in[1].raw())  // axes that are apart
+    return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  call.left = op.of.left(call.reduce);
+  call.mean = doubles(in[2]);
+  launch_variance_grad(call, doubles(in[0]), out[0].raw());
+  check_launch(op.name);
 }
 
 void sum(const ops::Sum& op, Inputs in, Outputs out) { reduce(op.name, in[0], op.axes, op.mean, 0, out[0]); }
@@ -47,6 +86,8 @@ void power_sum(const ops::PowerSum& op, Inputs in, Outputs out) {
 void add_sum() {
   add_kernel<sum>(DeviceType::cuda);
   add_kernel<power_sum>(DeviceType::cuda);
+  add_kernel<variance>(DeviceType::cuda);
+  add_kernel<variance_grad>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

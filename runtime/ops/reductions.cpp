@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "runtime/apply.h"
@@ -59,6 +60,13 @@ Spec wide_and_reduced(std::string_view op, const Spec& x, Mask axes, bool keep) 
   return {reduced_shape(x.shape, axes, keep), compute_dtype(x.dtype), x.device};
 }
 
+/// Gradients of sums in f64 as `dtype`, at most its largest number where they are finite.
+Tensor finite_in(DType dtype, const Tensor& of_sums) {
+  constexpr double most = std::numeric_limits<float>::max();
+  if (dtype != DType::f32) return of_sums;
+  return to(where(isfinite(of_sums), clamp(of_sums, -most, most), of_sums), DType::f32);
+}
+
 }  // namespace
 
 namespace ops {
@@ -103,13 +111,48 @@ Tensors PowerSum::reference(Inputs in) const {
 
 Tensors PowerSum::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
-  Tensor of_sums = with_kept_axes(args.gy[0], x.shape(), axes);
-  if (constexpr double most = std::numeric_limits<float>::max(); wide.dtype() == DType::f32)
-    of_sums = to(where(isfinite(of_sums), clamp(of_sums, -most, most), of_sums), DType::f32);
-  const Tensor gy = expand(of_sums, x.shape());
+  const Tensor gy = expand(finite_in(wide.dtype(), with_kept_axes(args.gy[0], x.shape(), axes)), x.shape());
   return {to(
       power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
       x.dtype())};
+}
+
+double Variance::left(std::int64_t n) const {
+  const double left = static_cast<double>(n) - correction;
+  return n > 0 && left > 0 ? left : std::numeric_limits<double>::quiet_NaN();
+}
+
+Specs Variance::infer(SpecSpan in) const {
+  Spec spec = wide_and_reduced(name, in[0], axes, keep);
+  spec.dtype = DType::f64;
+  return {spec, spec};
+}
+
+Tensors Variance::reference(Inputs in) const {
+  const Tensor x = detail::to_compute_dtype(in[0]), mean = apply(Sum{axes, true, true}, x);
+  const Tensor squares = apply(PowerSum{axes, keep, 2}, sub(x, mean));
+  const std::int64_t results = mean.numel();
+  return {div(squares, left(results > 0 ? x.numel() / results : 0)),
+          reshape(to(mean, DType::f64), squares.shape())};
+}
+
+Tensors Variance::grad(const GradArgs& args) const {
+  if (args.gy[1].defined() || !args.gy[0].defined())
+    return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor& x = args.inputs[0];
+  if (!args.create_graph)
+    return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
+  const Tensor mean = apply(Sum{axes, true, true}, detail::to_compute_dtype(x));  // depends on x
+  return VarianceGrad{*this}.reference(std::array{args.gy[0], x, to(mean, DType::f64)});
+}
+
+Tensors VarianceGrad::reference(Inputs in) const {
+  const Tensor &gy = in[0], &x = in[1], wide = detail::to_compute_dtype(x);
+  const std::int64_t results = gy.numel();
+  const Tensor factor = div(mul(gy, 2), of.left(results > 0 ? x.numel() / results : 0)),
+               mean = with_kept_axes(to(in[2], wide.dtype()), x.shape(), of.axes);
+  return {to(mul(sub(wide, mean), with_kept_axes(finite_in(wide.dtype(), factor), x.shape(), of.axes)),
+             x.dtype())};
 }
 
 Specs LogSumExp::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }

@@ -45,12 +45,10 @@ Tensor root(const Tensor& x) {
 }
 
 /// In f64, which holds the squares of every f32.
-Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, std::int64_t n,
-                double correction) {
-  const Tensor centred = sub(x, mean(x, axes, Keep::dims));
-  const Tensor squares = apply(ops::PowerSum{ops::axes_of(call, x, axes), keep == Keep::dims, 2}, centred);
-  const double left = static_cast<double>(n) - correction;
-  return div(squares, n > 0 && left > 0 ? left : std::numeric_limits<double>::quiet_NaN());
+Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, double correction) {
+  check_floating(call, x);
+  const ops::Variance op{ops::axes_of(call, x, axes), keep == Keep::dims, correction};
+  return apply_many(op, Inputs(&x, 1))[0];
 }
 
 Picked pick(const Tensor& x, const Tensor& at, std::int64_t axis, Keep keep) {
@@ -76,15 +74,11 @@ Tensor all(const Tensor& x, Shape axes, Keep keep) {
 }
 
 Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
-  check_floating("var", x);
-  const std::int64_t n = count_over("var", x, axes);
-  return in_wide(x, [&](const Tensor& y) { return wide_var("var", y, axes, keep, n, correction); });
+  return to(wide_var("var", x, axes, keep, correction), x.dtype());
 }
 
 Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
-  check_floating("stddev", x);
-  const std::int64_t n = count_over("stddev", x, axes);
-  return in_wide(x, [&](const Tensor& y) { return root(wide_var("stddev", y, axes, keep, n, correction)); });
+  return to(root(wide_var("stddev", x, axes, keep, correction)), x.dtype());
 }
 
 bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
