@@ -26,6 +26,11 @@ namespace {
           "cross_entropy: target {} of row {} is outside [0, {}) and is not ignore_index; the device found "
           "it earlier",
           r.index, r.position, r.bound);
+    case FaultKind::nll_target:
+      fail<ValueError>(
+          "nll_loss: target {} of row {} is outside [0, {}) and is not ignore_index; the device found it "
+          "earlier",
+          r.index, r.position, r.bound);
     case FaultKind::multinomial_weight:
       fail<ValueError>(
           "multinomial: weight {} of row {} is not a finite number >= 0; the device found it earlier",

@@ -15,6 +15,7 @@ enum class FaultKind : std::int64_t {
   scatter_index,
   write_index,
   cross_entropy_target,
+  nll_target,
   multinomial_weight,
   multinomial_zero,
   multinomial_total,

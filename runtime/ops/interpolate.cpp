@@ -1,59 +1,34 @@
-// Scaling of images, made of other ops: rows, and columns as the rows of the images turned.
+#include "runtime/ops/interpolate.h"
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 
 namespace sherd {
+namespace ops {
 namespace {
 
-/// Pixels along one axis before and after, and by what scale where that is what was given.
-struct Axis {
-  std::int64_t from, to;
-  double scale;
-
-  /// How far apart results are, in pixels before: in T, since rounding decides which pixel is nearest.
-  template <class T>
-  T step() const {
-    return scale > 0 ? T(1 / scale) : T(from) / T(to);
-  }
-};
-
-/// As PyTorch has it, in f32 for every dtype, and halves whatever the scale is.
-std::vector<std::int64_t> nearest_of(const Axis& axis) {
-  std::vector<std::int64_t> pixels;
-  const auto step = axis.to == 2 * axis.from ? 0.5F : axis.step<float>();
-  for (std::int64_t i = 0; i < axis.to; ++i)
-    pixels.push_back(
-        std::min(static_cast<std::int64_t>(std::floor(static_cast<float>(i) * step)), axis.from - 1));
-  return pixels;
-}
-
-/// The pixels between which each result lies, and the share of the second.
-struct Places {
-  std::vector<std::int64_t> first, second;
-  std::vector<double> share;
-};
-
-template <class T>
-Places places_of(const Axis& axis, bool align_corners) {
-  Places places;
-  const T last = T(axis.from - 1);
-  const T step = !align_corners ? axis.step<T>() : axis.to > 1 ? last / T(axis.to - 1) : T(0);
-  for (std::int64_t i = 0; i < axis.to; ++i) {
-    const T at = std::clamp(align_corners ? step * T(i) : step * (T(i) + T(0.5)) - T(0.5), T(0), last);
-    const auto first = static_cast<std::int64_t>(at);
-    places.first.push_back(first);
-    places.second.push_back(std::min(first + 1, axis.from - 1));
-    places.share.push_back(at - T(first));
-  }
-  return places;
-}
-
-Tensor on_device_of(const Tensor& x, const auto& values) {
-  return to(Tensor::from(values, {static_cast<std::int64_t>(values.size())}, Device::cpu()), x.device());
+/// (to, from): row i has the shares of the pixels that result i is made of. For a product, so not where
+/// pixels may be infinite.
+Tensor shares_of(const ResampledAxis& axis, TensorOptions options) {
+  std::vector<double> shares(static_cast<std::size_t>(axis.to * axis.from), 0);
+  const auto fill = [&]<class C>(C step) {
+    for (std::int64_t i = 0; i < axis.to; ++i) {
+      const PixelPair<C> pair = axis.pair(i, step);
+      double* row = shares.data() + i * axis.from;
+      row[pair.first] += C(1) - pair.share;
+      row[pair.second] += pair.share;
+    }
+  };
+  if (axis.lines && options.dtype == DType::f64)
+    fill(axis.step<double>());
+  else
+    fill(axis.step<float>());
+  return to(Tensor::from(shares, {axis.to, axis.from}, options.device), options.dtype);
 }
 
 /// These rows of every image, as rows of one table: no axis is moved, and a pixel that is not finite stays
@@ -61,33 +36,87 @@ Tensor on_device_of(const Tensor& x, const auto& values) {
 Tensor rows_of(const Tensor& x, const std::vector<std::int64_t>& rows) {
   const Shape& s = x.shape();
   const std::int64_t planes = s[0] * s[1];
-  const Tensor first = mul(arange(0, planes, 1, {DType::i64, x.device()}), s[2]);
-  const Tensor picked =
-      embedding(reshape(x, {planes * s[2], s[3]}), add(unsqueeze(first, 1), on_device_of(x, rows)));
+  const Tensor first = mul(arange(0, planes, 1, {DType::i64, x.device()}), s[2]),
+               list = Tensor::from(rows, {static_cast<std::int64_t>(rows.size())}, x.device());
+  const Tensor picked = embedding(reshape(x, {planes * s[2], s[3]}), add(unsqueeze(first, 1), list));
   return reshape(picked, {s[0], s[1], static_cast<std::int64_t>(rows.size()), s[3]});
 }
 
-Tensor rows_between(const Tensor& x, const Axis& axis, bool align_corners) {
-  const Places p = x.dtype() == DType::f64 ? places_of<double>(axis, align_corners)
-                                           : places_of<float>(axis, align_corners);
-  const Tensor share = unsqueeze(to(on_device_of(x, p.share), x.dtype()), 1);
-  return add(mul(rows_of(x, p.first), sub(1, share)), mul(rows_of(x, p.second), share));
+template <class C>
+Tensor scaled_in(const Tensor& x, const ResampledAxis& axis) {
+  std::vector<std::int64_t> first, second;
+  std::vector<double> share;
+  for (std::int64_t i = 0; i < axis.to; ++i) {
+    const PixelPair<C> pair = axis.pair(i, axis.step<C>());
+    first.push_back(pair.first);
+    second.push_back(pair.second);
+    share.push_back(pair.share);
+  }
+  if (!axis.lines) return rows_of(x, first);
+  const Tensor of_second = to(Tensor::from(share, {axis.to, 1}, x.device()), x.dtype());
+  return add(mul(rows_of(x, first), sub(1, of_second)), mul(rows_of(x, second), of_second));
 }
 
-Tensor scaled(const Tensor& x, const Axis& axis, const InterpolateOptions& o) {
-  if (axis.from == axis.to) return x;
-  return o.mode == Interpolation::nearest ? rows_of(x, nearest_of(axis))
-                                          : rows_between(x, axis, o.align_corners);
+Tensor scaled(const Tensor& x, const ResampledAxis& axis) {
+  if (axis.stays()) return x;
+  return axis.lines && x.dtype() == DType::f64 ? scaled_in<double>(x, axis) : scaled_in<float>(x, axis);
 }
 
-Axis axis_of(std::int64_t from, std::int64_t size, double scale) {
-  constexpr std::int64_t most = 1 << 24;  // as far as f32 counts; the places are listed on the host
-  if (size > 0 && size <= most) return {from, size, 0};
+Spec resized(std::string_view op, Spec x, std::int64_t rows_before, std::int64_t columns_before,
+             std::int64_t rows, std::int64_t columns) {
+  check<ShapeError>(x.shape.rank() == 4 && x.shape[2] == rows_before && x.shape[3] == columns_before,
+                    "{}: takes images of {} x {} pixels, got shape {}", op, rows_before, columns_before,
+                    x.shape);
+  x.shape[2] = rows, x.shape[3] = columns;
+  return x;
+}
+
+}  // namespace
+
+Specs Interpolate::infer(SpecSpan in) const {
+  return {resized(name, in[0], down.from, across.from, down.to, across.to)};
+}
+
+Tensors Interpolate::reference(Inputs in) const {
+  const Tensor wide = down.lines ? sherd::detail::to_compute_dtype(in[0]) : in[0];
+  const Tensor turned = scaled(transpose(scaled(wide, down), 2, 3), across);
+  return {to(contiguous(transpose(turned, 2, 3)), in[0].dtype())};
+}
+
+Tensors Interpolate::grad(const GradArgs& args) const {
+  return {apply(InterpolateGrad{down, across}, args.gy[0])};
+}
+
+Specs InterpolateGrad::infer(SpecSpan in) const {
+  return {resized(name, in[0], down.to, across.to, down.from, across.from)};
+}
+
+Tensors InterpolateGrad::grad(const GradArgs& args) const {
+  return {apply(Interpolate{down, across}, args.gy[0])};
+}
+
+Tensors InterpolateGrad::reference(Inputs in) const {
+  Tensor g = sherd::detail::to_compute_dtype(in[0]);
+  const TensorOptions like{g.dtype(), g.device()};
+  if (!down.stays()) g = matmul(transpose(shares_of(down, like), 0, 1), g);
+  if (!across.stays()) g = matmul(g, shares_of(across, like));
+  return {to(g.is(in[0]) ? clone(g) : g, in[0].dtype())};
+}
+
+}  // namespace ops
+
+namespace {
+
+ops::ResampledAxis axis_of(std::int64_t from, std::int64_t size, double scale, const InterpolateOptions& o) {
+  constexpr std::int64_t most = 1 << 24;  // as far as f32 counts
+  ops::ResampledAxis axis{from, size, 0, o.mode == Interpolation::bilinear, o.align_corners};
+  if (size > 0 && size <= most) return axis;
   const double to = std::floor(static_cast<double>(from) * scale);
   check<ValueError>(size == 0 && to >= 1 && to <= static_cast<double>(most),
                     "interpolate: {} pixels to a size of {} or by a scale of {}; results have 1 to {} a side",
                     from, size, scale, most);
-  return {from, static_cast<std::int64_t>(to), scale};
+  axis.to = static_cast<std::int64_t>(to), axis.scale = scale;
+  return axis;
 }
 
 }  // namespace
@@ -103,12 +132,9 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
   check<ValueError>((o.size == PerAxis(0)) != (o.scale == ScalePerAxis(0)),
                     "interpolate: a size or a scale, one of them; got size {} x {} and scale {} x {}",
                     o.size.down, o.size.across, o.scale.down, o.scale.across);
-  const Axis down = axis_of(x.shape()[2], o.size.down, o.scale.down),
-             across = axis_of(x.shape()[3], o.size.across, o.scale.across);
-  if (down.from == down.to && across.from == across.to) return clone(x);
-  const Tensor wide = lines ? detail::to_compute_dtype(x) : x;
-  const Tensor turned = scaled(transpose(scaled(wide, down, o), 2, 3), across, o);
-  return to(contiguous(transpose(turned, 2, 3)), x.dtype());
+  const ops::Interpolate op{axis_of(x.shape()[2], o.size.down, o.scale.down, o),
+                            axis_of(x.shape()[3], o.size.across, o.scale.across, o)};
+  return op.down.stays() && op.across.stays() ? clone(x) : apply(op, x);
 }
 
 }  // namespace sherd

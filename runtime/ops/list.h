@@ -19,6 +19,7 @@
 #include "runtime/ops/full.h"
 #include "runtime/ops/group_norm.h"
 #include "runtime/ops/index.h"
+#include "runtime/ops/interpolate.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_fp8.h"
@@ -50,8 +51,9 @@ using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
                          ElementNumbers, Places, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter,
                          GatherAlong, ScatterAlong, TopK, Flip, Roll, Triangle>;
-using ReductionOps = OpList<Sum, PowerSum, LogSumExp, Prod, ProdGrad, Extreme, ArgMax, Recurrence,
-                            Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d, AvgPool2dGrad>;
+using ReductionOps = OpList<Sum, PowerSum, Variance, VarianceGrad, LogSumExp, Prod, ProdGrad, Extreme, ArgMax,
+                            Recurrence, Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d,
+                            AvgPool2dGrad, Interpolate, InterpolateGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,

@@ -367,6 +367,12 @@ TEST_CASE("cuda: a bad index or target is reported at the next wait, and the dev
   CHECK_THAT(message_of<ValueError>([&] { loss.item(); }),
              ContainsSubstring("cross_entropy: target 7 of row 1 is outside [0, 4)"));
   CHECK(std::isnan(loss.item()));
+  for (const Reduction r : {Reduction::mean, Reduction::sum, Reduction::none}) {
+    const Tensor likelihood = nll_loss(ones({3, 4}, {f32, gpu}), bad, {r});
+    CHECK_THAT(message_of<ValueError>([&] { backend(DeviceType::cuda).synchronize(gpu); }),
+               ContainsSubstring("nll_loss: target 7 of row 1 is outside [0, 4)"));
+    CHECK(std::isnan(sum(likelihood).item()));
+  }
   const Tensor picked = gather(ones({1, 4}, {f32, gpu}), Tensor::from<std::int64_t>({3, -1}, {1, 2}, gpu));
   CHECK_THAT(message_of<ValueError>([&] { backend(DeviceType::cuda).synchronize(gpu); }),
              ContainsSubstring("gather: index -1 at position 1 is outside [0, 4)"));

@@ -2,8 +2,10 @@
 #include <cmath>
 #include <functional>
 
+#include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/ops/interpolate.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
@@ -84,7 +86,7 @@ TEST_CASE("images: windows of wide rows are what each window is by itself") {
             INFO(fmt::format("{} width {} stride {} kernel {} padding {}", name_of(dtype), width, stride,
                              kernel, padding));
             const Tensor x = with_specials({1, 2, 7, width}, dtype), plain = numbers({1, 2, 7, width}, dtype);
-            const PoolOptions o{.stride = {2, stride}, .padding = {padding, padding}};
+            const Pool2dOptions o{.stride = {2, stride}, .padding = {padding, padding}};
             const Tensor most = max_pool2d(x, kernel, o), mean = avg_pool2d(plain, kernel, o);
             // Zeros and the least number are what padding adds to a mean and to a maximum; a window that is
             // alone with a stride of 3 is looked at pixel by pixel.
@@ -148,6 +150,38 @@ TEST_CASE(
       }
 }
 
+TEST_CASE("images: a scaled image is what its ops give, and its gradient is the transpose", "[one thread]") {
+  for (const bool lines : {false, true})
+    for (const bool corners : {false, true})
+      for (const double scale : {0.0, 0.31, 1.7})
+        for (const std::int64_t from : {1, 2, 3, 5, 8, 13})
+          for (const std::int64_t size : {1, 2, 3, 6, 7, 26}) {
+            if (corners && !lines) continue;
+            const auto axis = [&](std::int64_t before, std::int64_t after) {
+              if (scale > 0) after = static_cast<std::int64_t>(std::floor(double(before) * scale));
+              return ops::ResampledAxis{before, after, scale, lines, corners};
+            };
+            const ops::Interpolate op{axis(from, size), axis(size, from)};
+            if (op.down.to == 0 || op.across.to == 0) continue;  // no image
+            const ops::InterpolateGrad back{op.down, op.across};
+            INFO(from << " by " << size << " to " << op.down.to << " by " << op.across.to << ", scale "
+                      << scale << ", lines " << lines << ", corners " << corners);
+            for (const DType dtype : {f64, f32, bf16, f16}) {
+              const Tensor x = numbers({2, 1, from, size}, dtype), y = apply(op, x);
+              CHECK(same_bits(y, op.reference(std::array{x})[0]));
+              const Tensor gy = numbers(y.shape(), dtype), gx = apply(back, gy);
+              const Tensor expected = back.reference(std::array{gy})[0];
+              const double digits = dtype == f64   ? 0x1p-52
+                                    : dtype == f32 ? 0x1p-23
+                                    : dtype == f16 ? 0x1p-10
+                                                   : 0x1p-7;
+              CHECK(distance(gx, expected) <= 8 * digits * (1 + amax(abs(to(expected, f64))).item()));
+              if (dtype == f64)
+                CHECK(std::abs(dot(y, gy) - dot(x, gx)) <= 1e-10 * (1 + std::abs(dot(y, gy))));
+            }
+          }
+}
+
 TEST_CASE("images: what is not finite stays near its pixel") {
   for (const double value : {HUGE_VAL, double(NAN)}) {
     Tensor x = zeros({1, 1, 8, 8});
@@ -166,7 +200,7 @@ TEST_CASE(
   for (const std::int64_t kernel : {1, 2, 3})
     for (const std::int64_t stride : {0, 1, 3})
       for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
-        const PoolOptions o{.stride = stride, .padding = padding};
+        const Pool2dOptions o{.stride = stride, .padding = padding};
         const Pool1dOptions line{.stride = stride, .padding = padding};
         pools.emplace_back(4, [=](const Tensor& x) { return max_pool2d(x, kernel, o); });
         pools.emplace_back(4, [=](const Tensor& x) { return avg_pool2d(x, kernel, o); });
@@ -201,14 +235,14 @@ TEST_CASE("images: pooling along an axis is that of each line, whatever the othe
       for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
         INFO(kernel << " " << stride << " " << padding);
         const Tensor x = numbers({2, 3, 4, 9}, f32), lines = reshape(x, {2, 12, 9});
-        const PoolOptions o{.stride = {1, stride}, .padding = {0, padding}};
+        const Pool2dOptions o{.stride = {1, stride}, .padding = {0, padding}};
         const Pool1dOptions line{stride, padding};
         const Tensor most = max_pool2d(x, {1, kernel}, o), mean = avg_pool2d(x, {1, kernel}, o);
         const std::int64_t count = (9 + 2 * padding - kernel) / (stride > 0 ? stride : kernel) + 1;
         CHECK(most.shape() == Shape{2, 3, 4, count});
         CHECK(same_bits(reshape(most, {2, 12, count}), max_pool1d(lines, kernel, line)));
         CHECK(same_bits(reshape(mean, {2, 12, count}), avg_pool1d(lines, kernel, line)));
-        const PoolOptions turned{.stride = {stride, 1}, .padding = {padding, 0}};
+        const Pool2dOptions turned{.stride = {stride, 1}, .padding = {padding, 0}};
         CHECK(same_bits(transpose(max_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), most));
         CHECK(same_bits(transpose(avg_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), mean));
       }

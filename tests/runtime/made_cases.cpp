@@ -152,6 +152,18 @@ void statistics_cases(const Add& put) {
        .reference = one([](const Tensor& x) {
          return to(ops::PowerSum{0b010}.reference(std::array{x})[0], compute_dtype(x.dtype()));
        })});
+  for (const int output : {0, 1}) {
+    const ops::Variance op{0b010, true, 0.5};
+    const auto of = [output](Tensors all, const Tensor& x) {
+      return to(all[output], compute_dtype(x.dtype()));
+    };
+    put(output == 0 ? "variance in other ops" : "variance's mean in other ops", {block},
+        one([=](const Tensor& x) { return of(apply_many(op, std::array{x}), x); }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .reference = one([=](const Tensor& x) { return of(op.reference(std::array{x}), x); })});
+  }
   put("logsumexp over outer axes", {block}, one([](const Tensor& x) { return logsumexp(x, {0, 2}); }),
       {.dtypes = floating_dtypes, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
   over_axes("logsumexp", [](const Tensor& x, Shape a, Keep k) { return logsumexp(x, a, k); }, {});
@@ -339,7 +351,7 @@ void network_cases(const Add& put) {
       {.dtypes = floating_dtypes,
        .reference = reference(ops::AvgPool2d{{{2, 3, 0}, {2, 3, 0}}}),
        .more = {{{1, 1, 2, 2}}, {{0, 2, 4, 4}}}});
-  const PoolOptions uneven{.stride = {2, 3}, .padding = {0, 1}};
+  const Pool2dOptions uneven{.stride = {2, 3}, .padding = {0, 1}};
   put("max_pool2d of oblong windows", {images},
       one([uneven](const Tensor& x) { return max_pool2d(x, {3, 2}, uneven); }),
       {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 0}, {2, 3, 1}}})});
