@@ -62,7 +62,7 @@ class Region final : public StorageOwner {
   void storage_gone(Storage& storage) noexcept override;
 
  private:
-  struct Held {
+  struct FreedStorage {
     std::uint32_t index = TracedTensor::none;
     int reads = 0;  // that the backward under way has announced and not done
   };
@@ -81,7 +81,7 @@ class Region final : public StorageOwner {
   std::vector<Ref<Storage>> owned_outside(const Rerun& rerun) const;
 
   Trace trace_;
-  std::unordered_map<const Storage*, Held> held_;
+  std::unordered_map<const Storage*, FreedStorage> held_;
   std::unordered_map<std::uint32_t, Storage*> by_index_;
   int due_ = 0;                          // reads announced and not done, over all held storages
   std::vector<Ref<Storage>> announced_;  // made outside; their owners expect the reads of the coming rerun
@@ -231,14 +231,14 @@ void Region::run_over() {
 }
 
 void Region::read_done(Storage& storage) {
-  Held& held = held_.at(&storage);
+  FreedStorage& held = held_.at(&storage);
   if (held.reads == 0) return;
   if (--held.reads == 0 && storage.pins() == 0) storage.release();
   if (--due_ == 0) run_over();
 }
 
 void Region::forget_reads(Storage& storage) noexcept {
-  Held& held = held_.at(&storage);
+  FreedStorage& held = held_.at(&storage);
   due_ -= std::exchange(held.reads, 0);
   if (storage.pins() == 0) storage.release();
   if (due_ > 0) return;

@@ -115,8 +115,7 @@ void combine_typed(ReduceOp reduction, std::span<const std::byte* const> sources
 void combine(DType dtype, ReduceOp reduction, std::span<const std::byte* const> sources, std::byte* out,
              std::int64_t count) {
   if (count == 0) return;
-  dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(dtype, [&]<class T>() {
     if constexpr (std::is_same_v<T, bool>)
       fail<InternalError>("combine: bool was let through");
     else

@@ -56,14 +56,17 @@ struct SHERD_API Linear final : Layer<Linear> {
   }
 };
 
-/// For `Conv2d`; see `Conv2dOptions`.
-struct Conv2dLayerOptions {
-  PerAxis stride = 1, padding = 0;
+/// For `Conv2d` (`Conv2dLayerOptions`) and `Conv1d` (`Conv1dLayerOptions`); see `ConvOptions`.
+template <class Axis>
+struct ConvLayerOptions {
+  Axis stride = 1, padding = 0;
   Bias bias = Bias::yes;
   TensorOptions tensor{};
-  PerAxis dilation = 1;
+  Axis dilation = 1;
   std::int64_t groups = 1;
 };
+using Conv2dLayerOptions = ConvLayerOptions<PerAxis>;
+using Conv1dLayerOptions = ConvLayerOptions<std::int64_t>;
 /// Convolution of x (N, in, H, W) with `out` kernels: weight (out, in / groups, kernel) and bias (out) start
 /// uniform in +-1/sqrt(in / groups times the kernel's pixels), as in PyTorch. ValueError for sizes below 1,
 /// and for groups that divide not both sides.
@@ -78,13 +81,6 @@ struct SHERD_API Conv2d final : Layer<Conv2d> {
   }
 };
 
-/// For `Conv1d`; see `Conv1dOptions`.
-struct Conv1dLayerOptions {
-  std::int64_t stride = 1, padding = 0;
-  Bias bias = Bias::yes;
-  TensorOptions tensor{};
-  std::int64_t dilation = 1, groups = 1;
-};
 /// The same of x (N, in, L), with weight (out, in / groups, kernel).
 struct SHERD_API Conv1d final : Layer<Conv1d> {
   Param weight, bias;
@@ -97,14 +93,18 @@ struct SHERD_API Conv1d final : Layer<Conv1d> {
   }
 };
 
-/// For `ConvTranspose2d`; see `ConvTranspose2dOptions`.
-struct ConvTranspose2dLayerOptions {
-  PerAxis stride = 1, padding = 0, output_padding = 0;
+/// For `ConvTranspose2d` (`ConvTranspose2dLayerOptions`) and `ConvTranspose1d`
+/// (`ConvTranspose1dLayerOptions`); see `ConvTransposeOptions`.
+template <class Axis>
+struct ConvTransposeLayerOptions {
+  Axis stride = 1, padding = 0, output_padding = 0;
   Bias bias = Bias::yes;
   TensorOptions tensor{};
-  PerAxis dilation = 1;
+  Axis dilation = 1;
   std::int64_t groups = 1;
 };
+using ConvTranspose2dLayerOptions = ConvTransposeLayerOptions<PerAxis>;
+using ConvTranspose1dLayerOptions = ConvTransposeLayerOptions<std::int64_t>;
 /// Transposed convolution of x (N, in, H, W): weight (in, out / groups, kernel) and bias (out) start uniform
 /// in +-1/sqrt(out / groups times the kernel's pixels), as in PyTorch. ValueError for sizes below 1, and for
 /// groups that divide not both sides.
@@ -120,13 +120,6 @@ struct SHERD_API ConvTranspose2d final : Layer<ConvTranspose2d> {
   }
 };
 
-/// For `ConvTranspose1d`; see `ConvTranspose1dOptions`.
-struct ConvTranspose1dLayerOptions {
-  std::int64_t stride = 1, padding = 0, output_padding = 0;
-  Bias bias = Bias::yes;
-  TensorOptions tensor{};
-  std::int64_t dilation = 1, groups = 1;
-};
 /// The same of x (N, in, L), with weight (in, out / groups, kernel).
 struct SHERD_API ConvTranspose1d final : Layer<ConvTranspose1d> {
   Param weight, bias;
@@ -143,15 +136,15 @@ struct SHERD_API ConvTranspose1d final : Layer<ConvTranspose1d> {
 /// Largest values, or means, of windows of an image (N, C, H, W).
 struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
   PerAxis kernel;
-  PoolOptions options;
-  explicit MaxPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
+  Pool2dOptions options;
+  explicit MaxPool2d(PerAxis kernel, const Pool2dOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return max_pool2d(x, kernel, options); }
   void visit(auto&&) {}
 };
 struct SHERD_API AvgPool2d final : Layer<AvgPool2d> {
   PerAxis kernel;
-  PoolOptions options;
-  explicit AvgPool2d(PerAxis kernel, const PoolOptions& options = {}) : kernel(kernel), options(options) {}
+  Pool2dOptions options;
+  explicit AvgPool2d(PerAxis kernel, const Pool2dOptions& options = {}) : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return avg_pool2d(x, kernel, options); }
   void visit(auto&&) {}
 };

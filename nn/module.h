@@ -242,10 +242,9 @@ constexpr std::string_view short_type_name() {
 }
 
 template <class T>
-concept NoMember = !std::derived_from<T, Param> && !std::derived_from<T, Buffer> &&
-                   !std::derived_from<T, Module> && !requires {
-  requires std::derived_from<typename T::element_type, Module>;
-};
+concept NoMember =
+    !std::derived_from<T, Param> && !std::derived_from<T, Buffer> && !std::derived_from<T, Module> &&
+    !requires { requires std::derived_from<typename T::element_type, Module>; };
 
 /// Calls the function of a MemberVisitor that fits the kind of member.
 struct MemberSorter {
@@ -322,10 +321,10 @@ class Layer : public Module {
   /// While the module is observed, arguments that may hold tensors are copied, since observers may assign to
   /// these; others (a cache that `forward` fills) are passed as they are.
   template <class A>
-  using Held = std::conditional_t<may_hold_tensors<A>(), std::decay_t<A>, A&&>;
+  using Copied = std::conditional_t<may_hold_tensors<A>(), std::decay_t<A>, A&&>;
   template <class A>
-  using Passed = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<Held<A>>&,
-                                    std::remove_reference_t<Held<A>>&&>;
+  using Passed = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<Copied<A>>&,
+                                    std::remove_reference_t<Copied<A>>&&>;
   template <class A, class Item>
   static void collect(Item& item, std::vector<Tensor*>& inputs) {
     if constexpr (may_hold_tensors<A>()) each_tensor(item, [&](Tensor& t) { inputs.push_back(&t); });
@@ -345,7 +344,7 @@ class Layer : public Module {
 
   template <class Self, class... A>
   static auto run_observed(Self& self, D& module, A&&... args) {
-    std::tuple<Held<A>...> held(std::forward<A>(args)...);
+    std::tuple<Copied<A>...> held(std::forward<A>(args)...);
     std::vector<Tensor*> inputs;
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
     try {

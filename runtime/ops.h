@@ -219,21 +219,45 @@ inline Tensor& operator*=(Tensor& a, Number b) { return a = mul_(a, b); }
 inline Tensor& operator/=(Tensor& a, Number b) { return a = div_(a, b); }
 /// The same of a parameter or a buffer, whose values are written.
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator+=(T& a, const Tensor& b) { return add_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator+=(T& a, const Tensor& b) {
+  return add_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator-=(T& a, const Tensor& b) { return sub_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator-=(T& a, const Tensor& b) {
+  return sub_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator*=(T& a, const Tensor& b) { return mul_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator*=(T& a, const Tensor& b) {
+  return mul_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator/=(T& a, const Tensor& b) { return div_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator/=(T& a, const Tensor& b) {
+  return div_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator+=(T& a, Number b) { return add_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator+=(T& a, Number b) {
+  return add_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator-=(T& a, Number b) { return sub_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator-=(T& a, Number b) {
+  return sub_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator*=(T& a, Number b) { return mul_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator*=(T& a, Number b) {
+  return mul_(a, b), a;
+}
 template <TensorLike T>
-requires(!std::derived_from<T, Tensor>) T& operator/=(T& a, Number b) { return div_(a, b), a; }
+  requires(!std::derived_from<T, Tensor>)
+T& operator/=(T& a, Number b) {
+  return div_(a, b), a;
+}
 /// Writes `from`'s values into `to`, broadcast and cast, across devices.
 SHERD_API Tensor copy_(const Tensor& to, const Tensor& from);
 /// Writes random values: uniform in [low, high), or normal.
@@ -426,53 +450,54 @@ struct PerAxis {
   constexpr PerAxis(std::int64_t down, std::int64_t across) : down(down), across(across) {}
   friend bool operator==(const PerAxis&, const PerAxis&) = default;
 };
-/// Passed by reference everywhere: g++ 12 with AVX-512 stores a padding of 1 when it passes the defaults by
-/// value.
-struct Conv2dOptions {
-  PerAxis stride = 1, padding = 0;  ///< zeros around the image
-  PerAxis dilation = 1;             ///< pixels between those that a kernel sees
-  std::int64_t groups = 1;          ///< each sees its own C / groups channels and gives out / groups
+/// Of a convolution: `Conv2dOptions` of images (`Axis` is `PerAxis`), `Conv1dOptions` along one axis (a
+/// number). Passed by reference everywhere: g++ 12 with AVX-512 stores a padding of 1 when it passes the
+/// defaults by value.
+template <class Axis>
+struct ConvOptions {
+  Axis stride = 1, padding = 0;  ///< zeros around the image
+  Axis dilation = 1;             ///< pixels between those that a kernel sees
+  std::int64_t groups = 1;       ///< each sees its own C / groups channels and gives out / groups
 };
+using Conv2dOptions = ConvOptions<PerAxis>;
+using Conv1dOptions = ConvOptions<std::int64_t>;
 /// Cross-correlation of x (N, C, H, W) with weight (out, C / groups, height, width), plus bias (out) unless
 /// it is none.
 SHERD_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Conv2dOptions& options = {});
-struct Conv1dOptions {
-  std::int64_t stride = 1, padding = 0, dilation = 1, groups = 1;  ///< as in Conv2dOptions
-};
 /// The same along one axis: x (N, C, L), weight (out, C / groups, length).
 SHERD_API Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const Conv1dOptions& options = {});
-/// As in Conv2dOptions.
-struct ConvTranspose2dOptions {
-  PerAxis stride = 1, padding = 0;
-  PerAxis output_padding = 0;  ///< pixels more at the end: less than the stride, or than the dilation
-  PerAxis dilation = 1;
+/// As `ConvOptions`: `ConvTranspose2dOptions`, `ConvTranspose1dOptions`.
+template <class Axis>
+struct ConvTransposeOptions {
+  Axis stride = 1, padding = 0;
+  Axis output_padding = 0;  ///< pixels more at the end: less than the stride, or than the dilation
+  Axis dilation = 1;
   std::int64_t groups = 1;
 };
+using ConvTranspose2dOptions = ConvTransposeOptions<PerAxis>;
+using ConvTranspose1dOptions = ConvTransposeOptions<std::int64_t>;
 /// Transposed convolution of x (N, C, H, W) with weight (C, out / groups, height, width), plus bias (out)
 /// unless it is none: what conv2d with these options and this weight gives back to its input. Along each axis
 /// of n pixels it has (n - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
 SHERD_API Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                                   const ConvTranspose2dOptions& options = {});
-struct ConvTranspose1dOptions {
-  std::int64_t stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
-};
 /// The same along one axis: x (N, C, L), weight (C, out / groups, length).
 SHERD_API Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                                   const ConvTranspose1dOptions& options = {});
-/// Passed by reference, as Conv2dOptions.
+/// Of windows, as `ConvOptions` of kernels: `Pool2dOptions`, `Pool1dOptions`.
+template <class Axis>
 struct PoolOptions {
-  PerAxis stride = 0;   ///< the kernel's size along an axis where it is 0
-  PerAxis padding = 0;  ///< at most half the kernel
+  Axis stride = 0;   ///< the kernel's size along an axis where it is 0
+  Axis padding = 0;  ///< at most half the kernel
 };
+using Pool2dOptions = PoolOptions<PerAxis>;
+using Pool1dOptions = PoolOptions<std::int64_t>;
 /// The largest, or the mean, of each window of kernel pixels of x (N, C, H, W). The first of equal values has
 /// the gradient; padding counts as zeros in a mean.
-SHERD_API Tensor max_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
-SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options = {});
-struct Pool1dOptions {
-  std::int64_t stride = 0, padding = 0;  ///< as in PoolOptions
-};
+SHERD_API Tensor max_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options = {});
+SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options = {});
 /// The same along one axis: x (N, C, L).
 SHERD_API Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
 SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});

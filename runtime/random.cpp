@@ -30,8 +30,7 @@ std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream) {
 }
 
 UniformRange uniform_range(DType dtype, double low, double high) {
-  return dispatch_floating("uniform", dtype, [&](auto tag) -> UniformRange {
-    using Wanted = typename decltype(tag)::type;
+  return with_floating("uniform", dtype, [&]<class Wanted>() -> UniformRange {
     using T = std::conditional_t<std::is_same_v<Wanted, double>, float, Wanted>;
     constexpr float infinity = std::numeric_limits<float>::infinity();
     const auto rounded = [](double x) { return T(x); };

@@ -128,8 +128,7 @@ void announce_host_read(const Tensor& tensor) {
 
 template <class To>
 To value_at(const std::byte* at, DType dtype) {
-  return dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(dtype, [&]<class T>() {
     return static_cast<To>(static_cast<compute_t<T>>(*reinterpret_cast<const T*>(at)));
   });
 }
@@ -227,8 +226,7 @@ std::vector<T> Tensor::to_vector() const {
 
 Tensor Tensor::scalar(Number value, TensorOptions options) {
   detail::check_fits("scalar", "value", value, options.dtype);
-  return dispatch(options.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(options.dtype, [&]<class T>() {
     const T host = value.element<T>();
     return from(std::span<const T>(&host, 1), Shape{}, options.device);
   });

@@ -179,7 +179,7 @@ void scatter_along(const ops::ScatterAlong& op, Inputs in, Outputs out) {
       T* to = reinterpret_cast<T*>(y.raw());
       for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) { to[e] = from[i * step]; });
     });
-  dispatch(y.dtype(), [&]<class T>(TypeTag<T>) {
+  with_element(y.dtype(), [&]<class T>() {
     const T* from = reinterpret_cast<const T*>(values.dense.raw());
     T* to = reinterpret_cast<T*>(y.raw());
     if constexpr (std::is_same_v<T, bool>)

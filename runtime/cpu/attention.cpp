@@ -132,11 +132,11 @@ void pack_columns(const Head& h, const Heads<const float>& x, float* out) {
 
 /// Rows for the right side of a product: where they are when the width fills whole vectors, else padded
 /// copies.
-struct Rows {
+struct RightRows {
   const float* data;
   std::int64_t row;
 };
-Rows plain_rows(const Head& h, const Heads<const float>& x, float* copy) {
+RightRows plain_rows(const Head& h, const Heads<const float>& x, float* copy) {
   if (h.padded_width == h.a.width) return {h.row(x, 0), x.row};
   copy_rows(h, x, 0, h.a.keys, h.a.keys, 1.f, copy);
   return {copy, h.padded_width};
@@ -221,7 +221,7 @@ void weigh(const Head& h, const ForwardSpace& space, std::int64_t i, std::int64_
 void forward(const Head& h, const ForwardSpace& space, const Heads<float>& o, float* logsumexp) {
   const Attention& a = h.a;
   pack_columns(h, a.k, space.columns);
-  const Rows values = plain_rows(h, a.v, space.copy);
+  const RightRows values = plain_rows(h, a.v, space.copy);
   for (std::int64_t i = 0; i < a.queries; i += R) {
     const std::int64_t count = std::min<std::int64_t>(R, a.queries - i), seen = h.seen(i + count - 1);
     copy_rows(h, a.q, i, count, R, a.scale, space.query);
@@ -292,8 +292,9 @@ void score_gradient(const Head& h, const AttentionGradient& g, const Mask& mask,
 
 /// Half a strip of rows from `i` on: weights, gradient of the scores, and the gradient of the queries before
 /// scaling.
-void backward_half(const Head& h, const BackwardSpace& space, const AttentionGradient& g, const Rows& keys,
-                   std::int64_t i, std::int64_t half, std::int64_t count, std::int64_t end) {
+void backward_half(const Head& h, const BackwardSpace& space, const AttentionGradient& g,
+                   const RightRows& keys, std::int64_t i, std::int64_t half, std::int64_t count,
+                   std::int64_t end) {
   const std::int64_t rows = std::clamp<std::int64_t>(count - half, 0, R);
   const std::int64_t seen = rows > 0 ? h.seen(i + half + rows - 1) : 0, at = half * h.padded_width;
   float* p = space.weights + half * h.score_row;
@@ -319,7 +320,7 @@ void backward(const Head& h, const BackwardSpace& space, const AttentionGradient
   const Attention& a = h.a;
   pack_columns(h, a.k, space.key_columns);
   pack_columns(h, a.v, space.value_columns);
-  const Rows keys = plain_rows(h, a.k, space.copy);
+  const RightRows keys = plain_rows(h, a.k, space.copy);
   std::fill_n(space.key_sums, h.sum_floats(), 0.f);
   std::fill_n(space.value_sums, h.sum_floats(), 0.f);
   for (std::int64_t i = 0; i < a.queries; i += strip) {

@@ -14,7 +14,7 @@ namespace sherd::cpu {
 namespace {
 
 /// Elements of one channel, the `j`th of its tile: its values are the same in all lanes.
-struct Span {
+struct InChannel {
   std::int64_t j;
   template <class C, class Count>
   Vec<C> value(const C* p, Count) const {
@@ -64,7 +64,7 @@ struct Tile {
     }
     for (std::int64_t j = 0; j < channels(); ++j)
       for (std::int64_t b = 0; b < s.batch; ++b)
-        for_vectors<C>(s.inner, [&](std::int64_t i, auto count) { body(at(b, j) + i, count, Span{j}); });
+        for_vectors<C>(s.inner, [&](std::int64_t i, auto count) { body(at(b, j) + i, count, InChannel{j}); });
   }
 
   /// Sums of `term(at, count, channel)` for each channel; its lanes beyond `count` must be zero. Short sums
@@ -79,7 +79,7 @@ struct Tile {
     for (std::int64_t j = 0; j < channels(); ++j)
       for (std::int64_t b = 0; b < s.batch; ++b)
         totals[j] += sum_vectors<C>(
-            s.inner, [&](std::int64_t i, auto count) { return term(at(b, j) + i, count, Span{j}); });
+            s.inner, [&](std::int64_t i, auto count) { return term(at(b, j) + i, count, InChannel{j}); });
     return totals;
   }
 
@@ -226,8 +226,7 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
     copy_(out[2], in[4]);
   }
   if (x.numel() == 0) return;
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], op.eps);
     if (op.training)
@@ -244,8 +243,7 @@ void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
     zero_(out[2]);
     return;
   }
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], op.eps), gy.data<T>(), op.training,
                         reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),

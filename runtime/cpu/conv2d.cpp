@@ -27,9 +27,9 @@ std::int64_t block_of(const Conv& c) {
 }
 
 /// The windows along one axis that see a pixel at their place `tap`, not padding: [begin, end).
-struct Seen {
+struct WindowsOfTap {
   std::int64_t begin, end;
-  Seen(const ops::ConvRule::Axis& axis, std::int64_t tap, std::int64_t windows, std::int64_t pixels) {
+  WindowsOfTap(const ops::ConvRule::Axis& axis, std::int64_t tap, std::int64_t windows, std::int64_t pixels) {
     const std::int64_t first = tap * axis.dilation - axis.padding;  // pixel of window 0
     begin = first >= 0 ? 0 : std::min(windows, (-first + axis.stride - 1) / axis.stride);
     end = first >= pixels ? begin : std::clamp((pixels - first - 1) / axis.stride + 1, begin, windows);
@@ -45,7 +45,7 @@ void for_lines(const Conv& c, std::int64_t top, std::int64_t bottom, const F& bo
   for (std::int64_t channel = 0; channel < c.channels; ++channel)
     for (std::int64_t i = 0; i < c.height; ++i)
       for (std::int64_t j = 0; j < c.width; ++j) {
-        const Seen across(c.rule.across, j, c.across, c.columns);
+        const WindowsOfTap across(c.rule.across, j, c.across, c.columns);
         const std::int64_t first =
             across.begin * c.rule.across.stride + j * c.rule.across.dilation - c.rule.across.padding;
         for (std::int64_t y = top; y < bottom; ++y, ++line) {
@@ -59,7 +59,7 @@ void for_lines(const Conv& c, std::int64_t top, std::int64_t bottom, const F& bo
 template <class T, class To>
 void unfold(const Conv& c, const T* image, std::int64_t top, std::int64_t bottom, To* out) {
   const std::int64_t stride = c.rule.across.stride;
-  for_lines(c, top, bottom, [&](std::int64_t line, std::int64_t row, Seen seen, std::int64_t first) {
+  for_lines(c, top, bottom, [&](std::int64_t line, std::int64_t row, WindowsOfTap seen, std::int64_t first) {
     To* to = out + line * c.across;
     if (row < 0) return void(std::fill_n(to, c.across, To(0.0F)));
     std::fill_n(to, seen.begin, To(0.0F));
@@ -77,7 +77,7 @@ void unfold(const Conv& c, const T* image, std::int64_t top, std::int64_t bottom
 template <class T, class To>
 void fold(const Conv& c, const T* unfolded, std::int64_t top, std::int64_t bottom, To* image) {
   const std::int64_t stride = c.rule.across.stride;
-  for_lines(c, top, bottom, [&](std::int64_t line, std::int64_t row, Seen seen, std::int64_t first) {
+  for_lines(c, top, bottom, [&](std::int64_t line, std::int64_t row, WindowsOfTap seen, std::int64_t first) {
     if (row < 0) return;
     const T* from = unfolded + line * c.across + seen.begin;
     To* to = image + row * c.columns + first;
@@ -248,8 +248,7 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
     if (conv_forward_onednn(c, out[0].dtype(), {in[0].raw(), in[1].raw(), raw_or_null(in[2]), out[0].raw()}))
       return;
   Rooms rooms;
-  dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, out[0].dtype(), [&]<class T>() {
     forward(c, in[0].data<T>(), in[1].data<T>(), data_or_null<T>(in[2]), reinterpret_cast<T*>(out[0].raw()),
             rooms);
   });
@@ -263,8 +262,7 @@ void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
   if constexpr (has_onednn)
     if (conv_grad_input_onednn(c, out[0].dtype(), {out[0].raw(), in[1].raw(), nullptr, in[0].raw()})) return;
   Rooms rooms;
-  dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, out[0].dtype(), [&]<class T>() {
     grad_input(c, in[0].data<T>(), in[1].data<T>(), reinterpret_cast<T*>(out[0].raw()), rooms);
   });
   rooms.check_enough(op.name);
@@ -278,8 +276,7 @@ void conv2d_grad_weight(const ops::Conv2dGradWeight& op, Inputs in, Outputs out)
         conv_grad_weight_onednn(c, out[0].dtype(), {in[1].raw(), out[0].raw(), nullptr, in[0].raw()}))
       return;
   Rooms rooms;
-  dispatch_floating(op.name, out[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, out[0].dtype(), [&]<class T>() {
     T* gw = reinterpret_cast<T*>(out[0].raw());
     if (c.images == 0) return void(std::fill_n(gw, out[0].numel(), T(0.0F)));
     grad_weight(c, in[0].data<T>(), in[1].data<T>(), gw, rooms);

@@ -210,8 +210,8 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
     return with_bits(
         to_dtype, [&]<class T>(T) { copy_shape(shape, static_cast<const T*>(from), static_cast<T*>(to)); });
   }
-  dispatch(from_dtype, [&]<class From>(TypeTag<From>) {
-    dispatch(to_dtype, [&]<class To>(TypeTag<To>) {
+  with_element(from_dtype, [&]<class From>() {
+    with_element(to_dtype, [&]<class To>() {
       if constexpr (!std::is_same_v<To, From>)
         copy_shape(shape, static_cast<const From*>(from), static_cast<To*>(to));
     });

@@ -29,8 +29,7 @@ void fill_f32_then_cast(const Tensor& out, F&& fill) {
 }
 
 void full(const ops::Full& op, Inputs, Outputs out) {
-  dispatch(out[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(out[0].dtype(), [&]<class T>() {
     std::fill_n(reinterpret_cast<T*>(out[0].raw()), out[0].numel(), element_of<T>(op.value));
   });
 }
@@ -40,15 +39,13 @@ void fill(const ops::Fill& op, Inputs in, Outputs) {
     copy_(alias(in[0], in[0].layout()), Tensor::scalar(op.value, {in[0].dtype(), in[0].device()}));
     return;
   }
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in[0].dtype(), [&]<class T>() {
     std::fill_n(reinterpret_cast<T*>(in[0].raw()), in[0].numel(), element_of<T>(op.value));
   });
 }
 
 void arange(const ops::Arange& op, Inputs, Outputs out) {
-  dispatch(out[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(out[0].dtype(), [&]<class T>() {
     auto* y = reinterpret_cast<T*>(out[0].raw());
     const std::int64_t n = out[0].numel();
     if constexpr (std::is_integral_v<T>) {  // exact beyond 2^53

@@ -11,8 +11,7 @@ namespace {
 void cross_entropy_op(const ops::CrossEntropy& op, Inputs in, Outputs out) {
   const Tensor &logits = in[0], &targets = in[1];
   const std::int64_t rows = logits.shape()[0], columns = logits.shape()[1];
-  dispatch_floating(op.name, logits.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, logits.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const Tensor row_loss = empty({rows}, {dtype_of<C>, Device::cpu()});
     auto* loss = static_cast<C*>(row_loss.storage().data());
@@ -47,8 +46,7 @@ void cross_entropy_op(const ops::CrossEntropy& op, Inputs in, Outputs out) {
 void cross_entropy_grad_op(const ops::CrossEntropyGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &gy = in[0], &logits = in[1], &targets = in[2];
-  dispatch_floating(op.name, logits.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, logits.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const bool each = op.forward.reduction == Reduction::none;
     const Tensor row_scale = each ? to(gy, dtype_of<C>) : Tensor{};

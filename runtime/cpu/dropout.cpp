@@ -9,10 +9,8 @@ namespace {
 
 void dropout_op(const ops::Dropout& op, Inputs in, Outputs out) {
   const Tensor& x = in[0];
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    dropout(key_to_draw(op.key), op.p, x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
-            x.numel());
+  with_floating(op.name, x.dtype(), [&]<class T>() {
+    dropout(key_to_draw(op.key), op.p, x.data<T>(), reinterpret_cast<T*>(out[0].raw()), x.numel());
   });
 }
 

@@ -134,18 +134,18 @@ template <class T, class O, std::size_t... I>
 void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
   constexpr Mask numbers = numbers_of<O>();
   if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
-    using Rows =
+    using Row =
         ElementwiseRow<OnBits<O>, numbers, std::uint16_t,
                        std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
     const OnBits<O> f{op};
-    return run_rows(w, {Rows::best(), numbers, false}, &f);
+    return run_rows(w, {Row::best(), numbers, false}, &f);
   }
   const auto run = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
     using TX = std::conditional_t<in_f32, float, T>;
-    using Rows = ElementwiseRow<F, numbers, std::conditional_t<gives_bool<O>(), bool, TX>,
-                                std::conditional_t<I == 0 && first_is_condition<O>(), Truth, TX>...>;
-    run_rows(w, {Rows::best(), numbers, in_f32}, &f);
+    using Row = ElementwiseRow<F, numbers, std::conditional_t<gives_bool<O>(), bool, TX>,
+                               std::conditional_t<I == 0 && first_is_condition<O>(), Truth, TX>...>;
+    run_rows(w, {Row::best(), numbers, in_f32}, &f);
   };
   if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
     if (op.for_number(run)) return;
@@ -156,8 +156,7 @@ template <class O>
 void run_elementwise(const O& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operands w = operands_of(in, out[0]);
-  dispatch(in.back().dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in.back().dtype(), [&]<class T>() {
     if constexpr (O::dtypes.contains(dtype_of<T>))
       run_typed<T>(op, w, std::make_index_sequence<O::arity>{});
     else

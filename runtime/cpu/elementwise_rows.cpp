@@ -15,12 +15,12 @@ constexpr std::int64_t block = 512;     // elements that are copied at a time
 constexpr std::int64_t short_row = 64;  // so short that setting it up takes longer than computing it
 
 /// Where every operand of a call stands.
-struct Places {
+struct RowPointers {
   std::byte* at[Operands::most] = {};
 
-  explicit Places(const Operands& w) { std::copy_n(w.data, w.count, at); }
+  explicit RowPointers(const Operands& w) { std::copy_n(w.data, w.count, at); }
   /// At the beginning of a row.
-  Places(const Operands& w, std::int64_t row) : Places(w) {
+  RowPointers(const Operands& w, std::int64_t row) : RowPointers(w) {
     for (int d = w.rank - 2; d >= 0; --d) {
       advance(w, d, row % w.sizes[d]);
       row /= w.sizes[d];
@@ -84,9 +84,10 @@ void copy_row(std::int64_t size, const std::byte* from, std::int64_t from_step, 
 }
 
 /// One call: its operands, each as it lies or through a block.
-class Rows {
+class RowsOfCall {
  public:
-  Rows(const Operands& w, const Loop& loop, const void* functor) : w_(w), loop_(loop), functor_(functor) {
+  RowsOfCall(const Operands& w, const Loop& loop, const void* functor)
+      : w_(w), loop_(loop), functor_(functor) {
     const bool one = w.inner() == 1;
     for (int k = 0; k < w.count; ++k) {
       through_[k] = is_widened(k) || (w.step(k) != 1 && !one);
@@ -106,7 +107,7 @@ class Rows {
     if (w_.rank == 0) return run_row(w_.data, n);
     if (w_.rank == 1)
       return parallel_for(n, elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-        Places places(w_);
+        RowPointers places(w_);
         places.advance(w_, 0, begin);
         run_row(places.at, end - begin);
       });
@@ -115,7 +116,8 @@ class Rows {
     parallel_for(w_.outer(), std::max<std::int64_t>(1, elements_per_tile / n),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; i += at_once)
-                     together ? run_together(i, std::min(at_once, end - i)) : run_row(Places(w_, i).at, n);
+                     together ? run_together(i, std::min(at_once, end - i))
+                              : run_row(RowPointers(w_, i).at, n);
                  });
   }
 
@@ -164,12 +166,12 @@ class Rows {
     for (int k = 0; k < w_.count; ++k) given[k] = room.of[k], steps[k] = 1;
     const std::int64_t n = w_.inner();
     for (std::int64_t r = 0; r < rows; ++r) {
-      const Places places(w_, row + r);
+      const RowPointers places(w_, row + r);
       for (int k = 1; k < w_.count; ++k) take(k, places.at[k], n, given[k] + r * n * size_in_room(k));
     }
     loop_.row(functor_, rows * n, given, steps);
     for (std::int64_t r = 0; r < rows; ++r)
-      give(given[0] + r * n * size_in_room(0), n, Places(w_, row + r).at[0]);
+      give(given[0] + r * n * size_in_room(0), n, RowPointers(w_, row + r).at[0]);
   }
 
   const Operands& w_;
@@ -181,6 +183,8 @@ class Rows {
 
 }  // namespace
 
-void run_rows(const Operands& w, const Loop& loop, const void* functor) { Rows(w, loop, functor).run(); }
+void run_rows(const Operands& w, const Loop& loop, const void* functor) {
+  RowsOfCall(w, loop, functor).run();
+}
 
 }  // namespace sherd::detail

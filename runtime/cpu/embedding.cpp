@@ -150,8 +150,7 @@ void embedding(const ops::Embedding& op, Inputs in, Outputs out) {
 
 void embedding_grad(const ops::EmbeddingGrad& op, Inputs in, Outputs out) {
   const std::int64_t width = op.rows == 0 ? 0 : out[0].numel() / op.rows;
-  dispatch_floating(op.name, in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     scatter_add_rows(in[0].data<T>(), in[1].data<std::int64_t>(), in[1].numel(), op.rows, width, false,
                      reinterpret_cast<T*>(out[0].raw()));
   });

@@ -208,8 +208,7 @@ namespace {
 void extreme_op(const ops::Extreme& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in[0].dtype(), [&]<class T>() {
     const auto* x = reinterpret_cast<const T*>(p.x.raw());
     auto* y = reinterpret_cast<T*>(out[0].raw());
     op.largest ? maximum(p.r, x, y, nullptr) : minimum(p.r, x, y, nullptr);
@@ -219,8 +218,7 @@ void extreme_op(const ops::Extreme& op, Inputs in, Outputs out) {
 void argmax_op(const ops::ArgMax& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], in[0].rank() == 0 ? 0 : bit(static_cast<std::size_t>(op.axis)));
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in[0].dtype(), [&]<class T>() {
     const auto find = op.largest ? &maximum<T> : &minimum<T>;
     find(p.r, reinterpret_cast<const T*>(p.x.raw()), nullptr, reinterpret_cast<std::int64_t*>(out[0].raw()));
   });

@@ -87,7 +87,7 @@ void backward(const Groups& s, const T* gy, const T* x, const C* weight, const C
 void group_norm(const ops::GroupNorm& op, Inputs in, Outputs out) {
   const Tensor& x = in[0];
   if (x.numel() == 0) return;
-  dispatch_floating(op.name, x.dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     normalise(Groups(x.shape(), out[1].numel()), x.data<T>(), data_or_null<C>(in[1]), data_or_null<C>(in[2]),
               op.eps, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
@@ -101,7 +101,7 @@ void group_norm_grad(const ops::GroupNormGrad& op, Inputs in, Outputs out) {
     for (int i : {1, 2}) zero_(alias(out[i], out[i].layout()));
     return;
   }
-  dispatch_floating(op.name, x.dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     backward(Groups(x.shape(), in[3].numel()), gy.data<T>(), x.data<T>(), data_or_null<C>(in[2]),
              in[3].data<C>(), in[4].data<C>(), reinterpret_cast<T*>(out[0].raw()),

@@ -49,7 +49,7 @@ C total(const F& f, const T* x, const T* t, std::int64_t n) {
 
 void loss_total(const ops::LossTotal& op, Inputs in, Outputs out) {
   const std::int64_t n = in[0].numel();
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     op.kind.visit([&](const auto& f) {
       const auto sum = total(f, in[0].data<T>(), in[1].data<T>(), n);
       using C = std::remove_const_t<decltype(sum)>;
@@ -72,7 +72,7 @@ void gradient_of_block(const F& f, C gy, const C* x, const C* t, std::int64_t n,
 
 void loss_total_grad(const ops::LossTotalGrad& op, Inputs in, Outputs out) {
   const std::int64_t n = in[1].numel();
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const C g = C(*in[0].data<T>()), gy = op.forward.mean ? g / static_cast<C>(n) : g;
     const T *x = in[1].data<T>(), *t = in[2].data<T>();

@@ -129,8 +129,7 @@ void linear(const ops::Linear&, Inputs in, Outputs out) {
   const std::int64_t n = w.shape()[0], k = w.shape()[1], m = y.numel() / n;
   const ops::MatrixOperand a = ops::rows_operand(in[0], m, k), b = ops::matrix_operand(w, true);
   const Tensor& bias = in[2];
-  dispatch_floating("linear", y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating("linear", y.dtype(), [&]<class T>() {
     auto g = gemm_of<T>(a, b, y);
     g.m = m;
     g.n = n;

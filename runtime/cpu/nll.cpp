@@ -44,8 +44,7 @@ void nll(const ops::Nll& op, Inputs in, Outputs out) {
   const std::int64_t bad = first_bad_target(targets, rows, classes, op.ignore_index);
   check<ValueError>(bad < 0, "{}: target {} of row {} is outside [0, {}) and is not ignore_index {}", op.call,
                     bad < 0 ? 0 : targets[bad], bad, classes, op.ignore_index);
-  dispatch_floating(op.name, scores.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, scores.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     T* loss = reinterpret_cast<T*>(out[0].raw());
     std::vector<Sums> tiles(static_cast<std::size_t>((rows + rows_of_tile - 1) / rows_of_tile));
@@ -67,8 +66,7 @@ void nll_grad(const ops::NllGrad& op, Inputs in, Outputs out) {
   const std::int64_t rows = in[1].numel(), classes = op.classes;
   const std::int64_t* targets = in[1].data<std::int64_t>();
   const bool each = op.forward.reduction == Reduction::none;
-  dispatch_floating(op.name, op.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, op.dtype, [&]<class T>() {
     using C = compute_t<T>;
     const T* gy = in[0].data<T>();
     const C* weight = data_or_null<C>(in[3]);

@@ -107,8 +107,7 @@ void layer_norm_op(const ops::LayerNorm& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &weight = in[1], &bias = in[2];
   const std::int64_t columns = x.shape().back();
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     layer_norm(x.data<T>(), data_or_null<T>(weight), data_or_null<T>(bias), op.eps, x.numel() / columns,
                columns, reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
@@ -119,8 +118,7 @@ void layer_norm_op(const ops::LayerNorm& op, Inputs in, Outputs out) {
 void layer_norm_grad_op(const ops::LayerNormGrad& op, Inputs in, Outputs out) {
   const Tensor &gy = in[0], &x = in[1], &weight = in[2];
   const std::int64_t columns = x.shape().back(), rows = columns == 0 ? 0 : x.numel() / columns;
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     layer_norm_backward(gy.data<T>(), x.data<T>(), data_or_null<T>(weight), in[3].data<C>(), in[4].data<C>(),
                         data_or_null<T>(in[5]), rows, columns, reinterpret_cast<T*>(out[0].raw()),

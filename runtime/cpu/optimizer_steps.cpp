@@ -20,22 +20,21 @@ T* dense_data(std::string_view op, const Tensor& t) {
   return reinterpret_cast<T*>(t.raw());
 }
 
-/// Calls `body(tag, tensors)` for the tensors of each floating dtype that occurs.
+/// Calls `body.operator()<T>(tensors)` for the tensors of each floating dtype that occurs.
 template <class F>
 void by_dtype(std::string_view op, Inputs in, const F& body) {
   for (const DType dtype : all_dtypes) {
     std::vector<Tensor> tensors;
     for (const Tensor& t : in)
       if (t.dtype() == dtype) tensors.push_back(t);
-    if (!tensors.empty()) dispatch_floating(op, dtype, [&](auto tag) { body(tag, tensors); });
+    if (!tensors.empty()) with_floating(op, dtype, [&]<class T>() { body.template operator()<T>(tensors); });
   }
 }
 
 /// The same with the tensors' values: `body(span of Values<T>)`.
 template <class F>
 void values_by_dtype(std::string_view op, Inputs in, const F& body) {
-  by_dtype(op, in, [&](auto tag, std::vector<Tensor>& tensors) {
-    using T = typename decltype(tag)::type;
+  by_dtype(op, in, [&]<class T>(std::vector<Tensor>& tensors) {
     std::vector<Values<T>> list;
     for (Tensor& t : tensors) {
       t = contiguous(t);
@@ -59,8 +58,7 @@ Tensor gradient(const Op& op, Inputs in, std::size_t i) {
   Tensor g = contiguous(in[i]);
   if (factor != 1.0) {
     g = clone(g);
-    dispatch_floating(op.name, g.dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    with_floating(op.name, g.dtype(), [&]<class T>() {
       const MutableValues<T> values{dense_data<T>(op.name, g), g.numel()};
       scale<T>(std::span(&values, 1), factor);
     });
@@ -142,8 +140,7 @@ void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
   const double factor = std::min(op.limit / (scalar(in[0]) + 1e-6), 1.0);  // NaN stays: it is for all tensors
   for (const Tensor& t : in.subspan(1)) dense_data<std::byte>(op.name, t);  // all or none
   if (factor == 1.0) return;
-  by_dtype(op.name, in.subspan(1), [&](auto tag, const std::vector<Tensor>& tensors) {
-    using T = typename decltype(tag)::type;
+  by_dtype(op.name, in.subspan(1), [&]<class T>(const std::vector<Tensor>& tensors) {
     std::vector<MutableValues<T>> list;
     for (const Tensor& t : tensors) list.push_back({dense_data<T>(op.name, t), t.numel()});
     scale<T>(list, factor);

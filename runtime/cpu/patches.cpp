@@ -78,8 +78,7 @@ Windows describe(const ops::PatchRule& rule, const Shape& images, const Shape& w
 void patches(const ops::Patches& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor& x = in[0];
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     gather_windows(describe(op.rule, x.shape(), out[0].shape()), x.data<T>(),
                    reinterpret_cast<T*>(out[0].raw()));
   });
@@ -88,8 +87,7 @@ void patches(const ops::Patches& op, Inputs in, Outputs out) {
 void patches_grad(const ops::PatchesGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor& windows = in[0];
-  dispatch_floating(op.name, windows.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, windows.dtype(), [&]<class T>() {
     sum_windows(describe(op.rule, out[0].shape(), windows.shape()), windows.data<T>(),
                 reinterpret_cast<T*>(out[0].raw()));
   });

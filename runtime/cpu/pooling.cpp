@@ -35,16 +35,16 @@ struct Planes {
 };
 
 /// The pixels along one axis of `size` that window `i` sees.
-struct Seen {
+struct PixelsOfWindow {
   std::int64_t begin, end;
-  Seen(const ops::PoolRule::Axis& axis, std::int64_t i, std::int64_t size)
+  PixelsOfWindow(const ops::PoolRule::Axis& axis, std::int64_t i, std::int64_t size)
       : begin(std::max<std::int64_t>(i * axis.stride - axis.padding, 0)),
         end(std::min(i * axis.stride - axis.padding + axis.kernel, size)) {}
 };
 
 /// The windows along an axis of `size` that see no padding: [begin, end).
-Seen whole(const ops::PoolRule::Axis& axis, std::int64_t windows, std::int64_t size) {
-  Seen seen(axis, 0, size);
+PixelsOfWindow whole(const ops::PoolRule::Axis& axis, std::int64_t windows, std::int64_t size) {
+  PixelsOfWindow seen(axis, 0, size);
   seen.begin = std::min(windows, (axis.padding + axis.stride - 1) / axis.stride);
   const std::int64_t last = size + axis.padding - axis.kernel;  // where such a window may begin
   seen.end = last < 0 ? seen.begin : std::clamp(last / axis.stride + 1, seen.begin, windows);
@@ -70,7 +70,7 @@ Vec<C> spaced(const C* p) {
 /// are those of the windows from lanes * block on, `place` is theirs, counted from the corner of a window.
 /// The windows see `rows`, the first of them from pixel `first` on.
 template <int stride, class T, class F>
-void for_pixels(const Planes& p, const T* image, Seen rows, std::int64_t first, std::int64_t count,
+void for_pixels(const Planes& p, const T* image, PixelsOfWindow rows, std::int64_t first, std::int64_t count,
                 const F& see) {
   using C = compute_t<T>;
   C line[most_pixels + 2 * lanes<C>];
@@ -86,8 +86,8 @@ void for_pixels(const Planes& p, const T* image, Seen rows, std::int64_t first, 
 }
 
 template <int stride, class T>
-void largest_together(const Planes& p, const T* image, Seen rows, std::int64_t first, std::int64_t count,
-                      T* y, std::int64_t* at) {
+void largest_together(const Planes& p, const T* image, PixelsOfWindow rows, std::int64_t first,
+                      std::int64_t count, T* y, std::int64_t* at) {
   using C = compute_t<T>;
   using Place = std::conditional_t<sizeof(C) == 8, std::int64_t, std::int32_t>;
   constexpr std::int64_t L = lanes<C>;
@@ -107,7 +107,8 @@ void largest_together(const Planes& p, const T* image, Seen rows, std::int64_t f
 }
 
 template <class T>
-void largest_of(const Planes& p, const T* image, Seen rows, Seen columns, T& y, std::int64_t& at) {
+void largest_of(const Planes& p, const T* image, PixelsOfWindow rows, PixelsOfWindow columns, T& y,
+                std::int64_t& at) {
   using C = compute_t<T>;
   std::int64_t place = rows.begin * p.width + columns.begin;
   C best = C(image[place]);
@@ -127,7 +128,7 @@ void largest_of(const Planes& p, const T* image, Seen rows, Seen columns, T& y, 
 template <class A, class B>
 void for_windows(const Planes& p, const A& alone, const B& side_by_side) {
   const ops::PoolRule::Axis& axis = p.rule.across;
-  Seen inside = whole(axis, p.across, p.width);
+  PixelsOfWindow inside = whole(axis, p.across, p.width);
   const bool as_vectors = axis.stride <= 2 && axis.kernel <= most_pixels - 2 * most_together &&
                           p.height * p.width <= INT32_MAX;  // places are 32 bits
   if (!as_vectors) inside.end = inside.begin;
@@ -148,13 +149,13 @@ void largest_of(const Planes& p, const T* x, T* y, std::int64_t* at) {
   p.for_each([&](std::int64_t plane) {
     const T* image = x + plane * p.height * p.width;
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule.down, i, p.height);
+      const PixelsOfWindow rows(p.rule.down, i, p.height);
       T* const to = y + (plane * p.down + i) * p.across;
       std::int64_t* const places = at + (plane * p.down + i) * p.across;
       for_windows(
           p,
           [&](std::int64_t j) {
-            largest_of(p, image, rows, Seen(p.rule.across, j, p.width), to[j], places[j]);
+            largest_of(p, image, rows, PixelsOfWindow(p.rule.across, j, p.width), to[j], places[j]);
           },
           [&](auto stride, std::int64_t j, std::int64_t first, std::int64_t count) {
             largest_together<stride>(p, image, rows, first, count, to + j, places + j);
@@ -164,7 +165,7 @@ void largest_of(const Planes& p, const T* x, T* y, std::int64_t* at) {
 }
 
 template <class T>
-T mean_of(const Planes& p, const T* image, Seen rows, Seen columns) {
+T mean_of(const Planes& p, const T* image, PixelsOfWindow rows, PixelsOfWindow columns) {
   using C = compute_t<T>;
   C sum = 0;
   for (std::int64_t r = rows.begin; r < rows.end; ++r)
@@ -173,8 +174,8 @@ T mean_of(const Planes& p, const T* image, Seen rows, Seen columns) {
 }
 
 template <int stride, class T>
-void means_together(const Planes& p, const T* image, Seen rows, std::int64_t first, std::int64_t count,
-                    T* y) {
+void means_together(const Planes& p, const T* image, PixelsOfWindow rows, std::int64_t first,
+                    std::int64_t count, T* y) {
   using C = compute_t<T>;
   constexpr std::int64_t L = lanes<C>;
   const C area = static_cast<C>(p.rule.down.kernel * p.rule.across.kernel);
@@ -189,10 +190,11 @@ void means(const Planes& p, const T* x, T* y) {
   p.for_each([&](std::int64_t plane) {
     const T* image = x + plane * p.height * p.width;
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule.down, i, p.height);
+      const PixelsOfWindow rows(p.rule.down, i, p.height);
       T* const to = y + (plane * p.down + i) * p.across;
       for_windows(
-          p, [&](std::int64_t j) { to[j] = mean_of(p, image, rows, Seen(p.rule.across, j, p.width)); },
+          p,
+          [&](std::int64_t j) { to[j] = mean_of(p, image, rows, PixelsOfWindow(p.rule.across, j, p.width)); },
           [&](auto stride, std::int64_t j, std::int64_t first, std::int64_t count) {
             means_together<stride>(p, image, rows, first, count, to + j);
           });
@@ -209,9 +211,9 @@ void spread(const Planes& p, const T* gy, T* gx) {
     T* to = gx + plane * p.height * p.width;
     std::vector<C> sums(static_cast<std::size_t>(p.height * p.width));
     for (std::int64_t i = 0; i < p.down; ++i) {
-      const Seen rows(p.rule.down, i, p.height);
+      const PixelsOfWindow rows(p.rule.down, i, p.height);
       for (std::int64_t j = 0; j < p.across; ++j) {
-        const Seen columns(p.rule.across, j, p.width);
+        const PixelsOfWindow columns(p.rule.across, j, p.width);
         const C share = C(*from++) / area;
         for (std::int64_t r = rows.begin; r < rows.end; ++r)
           for (std::int64_t c = columns.begin; c < columns.end; ++c)
@@ -224,7 +226,7 @@ void spread(const Planes& p, const T* gy, T* gx) {
 
 void max_pool2d(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     largest_of(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
                reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<std::int64_t*>(out[1].raw()));
   });
@@ -232,7 +234,7 @@ void max_pool2d(const ops::MaxPool2d& op, Inputs in, Outputs out) {
 
 void avg_pool2d(const ops::AvgPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     means(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
           reinterpret_cast<T*>(out[0].raw()));
   });
@@ -240,7 +242,7 @@ void avg_pool2d(const ops::AvgPool2d& op, Inputs in, Outputs out) {
 
 void avg_pool2d_grad(const ops::AvgPool2dGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     spread(Planes(op.rule, out[0].shape(), in[0].shape()), in[0].data<T>(),
            reinterpret_cast<T*>(out[0].raw()));
   });

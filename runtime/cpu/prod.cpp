@@ -110,8 +110,7 @@ void prod_op(const ops::Prod& op, Inputs in, Outputs out) {
     fill_(alias(out[0], out[0].layout()), 1);
     return;
   }
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in[0].dtype(), [&]<class T>() {
     product(p.r, reinterpret_cast<const T*>(p.x.raw()), reinterpret_cast<sum_t<T>*>(out[0].raw()));
   });
 }
@@ -149,7 +148,7 @@ void prod_grad_op(const ops::ProdGrad& op, Inputs in, Outputs out) {
   const Tensor& x = in[1];
   if (x.numel() == 0) return;
   const std::int64_t n = x.shape()[1], grain = std::max<std::int64_t>(1, product_task / n);
-  dispatch_floating(op.name, x.dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const T *gy = in[0].data<T>(), *from = x.data<T>();
     T* gx = reinterpret_cast<T*>(out[0].raw());

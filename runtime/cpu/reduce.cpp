@@ -189,8 +189,7 @@ namespace {
 void sum_op(const ops::Sum& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
-  dispatch(in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(in[0].dtype(), [&]<class T>() {
     const double divisor = op.mean ? static_cast<double>(p.r.reduce) : 1.0;
     if (op.mean && p.r.reduce == 0) {  // the mean of nothing
       fill_(alias(out[0], out[0].layout()), std::numeric_limits<double>::quiet_NaN());
@@ -221,7 +220,7 @@ void power_sum_op(const ops::PowerSum& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operand p = operand(in[0], op.axes);
   auto* y = reinterpret_cast<double*>(out[0].raw());
-  dispatch_floating(op.name, in[0].dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, in[0].dtype(), [&]<class T>() {
     const T* x = p.x.data<T>();
     const auto sum = [&](auto* to) {
       op.power == 1 ? sum_of(p.r, x, 1, to, ItsSize{}) : sum_of(p.r, x, 1, to, ItsSquare{});

@@ -218,8 +218,7 @@ void softmax_op(const ops::Softmax& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor& x = in[0];
   const std::int64_t columns = columns_of(x), rows = x.numel() / columns;
-  dispatch_floating(op.name, x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, x.dtype(), [&]<class T>() {
     auto* y = reinterpret_cast<T*>(out[0].raw());
     op.log ? log_softmax(x.data<T>(), rows, columns, y) : softmax(x.data<T>(), rows, columns, y);
   });
@@ -229,8 +228,7 @@ void softmax_grad_op(const ops::SoftmaxGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &y = in[0], &gy = in[1];
   const std::int64_t columns = columns_of(y), rows = y.numel() / columns;
-  dispatch_floating(op.name, y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_floating(op.name, y.dtype(), [&]<class T>() {
     auto* gx = reinterpret_cast<T*>(out[0].raw());
     op.log ? log_softmax_backward(y.data<T>(), gy.data<T>(), rows, columns, gx)
            : softmax_backward(y.data<T>(), gy.data<T>(), rows, columns, gx);
@@ -245,7 +243,7 @@ void logsumexp_op(const ops::LogSumExp& op, Inputs in, Outputs out) {
     p = {contiguous(transpose(blocks, 1, 2)), {}};
     p.r = StridedReduction::contiguous(out[0].numel(), blocks.shape()[1], 1);
   }
-  dispatch_floating(op.name, p.x.dtype(), [&]<class T>(TypeTag<T>) {
+  with_floating(op.name, p.x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const std::int64_t columns = p.r.reduce;
     const T* x = p.x.data<T>();

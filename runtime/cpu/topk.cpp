@@ -43,8 +43,7 @@ void topk(const ops::TopK& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor& x = in[0];
   const std::int64_t columns = x.shape().back(), rows = x.numel() / columns;
-  dispatch(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(x.dtype(), [&]<class T>() {
     auto* values = reinterpret_cast<T*>(out[0].raw());
     auto* indices = reinterpret_cast<std::int64_t*>(out[1].raw());
     if (sizeof(T) <= 4 && columns <= UINT32_MAX)
@@ -81,8 +80,7 @@ void scatter(const ops::Scatter& op, Inputs in, Outputs out) {
   const std::int64_t picks = index.shape().back(), rows = index.numel() / picks;
   const std::int64_t* at = index.data<std::int64_t>();
   check_positions(op.call, at, index.numel(), columns);
-  dispatch(values.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(values.dtype(), [&]<class T>() {
     using C = compute_t<T>;
     const T* from = values.data<T>();
     auto* y = reinterpret_cast<T*>(out[0].raw());

@@ -10,13 +10,13 @@ constexpr int tile = 64, step_tiles = 4;   // rows of a tile in shared memory; C
 constexpr int step_rows = 8 * step_tiles;  // queries or keys that a warp takes at once
 
 /// One step's scores and gradients of weights, then weights and gradients of scores.
-struct Step {
+struct StepScores {
   float p[step_tiles][4] = {}, ds[step_tiles][4] = {};
 };
 
 /// p += a times `rows`, ds += b times `others`, rows from `r` on; a(d, operand) and b load left operands.
 template <class T, int Width, class A, class B>
-__device__ void add_scores(Step& s, const A& a, const B& b, const TileRows<Width>& rows,
+__device__ void add_scores(StepScores& s, const A& a, const B& b, const TileRows<Width>& rows,
                            const TileRows<Width>& others, int r) {
 #pragma unroll
   for (int d = 0; d < Width / 16; ++d) {
@@ -37,7 +37,7 @@ __device__ void add_scores(Step& s, const A& a, const B& b, const TileRows<Width
 }
 
 /// What the exponent does not apply to the scores.
-__device__ inline void scale_scores(Step& s, const ScoreScale& scale) {
+__device__ inline void scale_scores(StepScores& s, const ScoreScale& scale) {
   if (scale.before == 1) return;
 #pragma unroll
   for (auto& c : s.p)
@@ -46,7 +46,7 @@ __device__ inline void scale_scores(Step& s, const ScoreScale& scale) {
 }
 
 /// -inf where a bool mask, in four bits a tile, shows nothing.
-__device__ inline void show_scores(Step& s, unsigned shown) {
+__device__ inline void show_scores(StepScores& s, unsigned shown) {
 #pragma unroll
   for (int n = 0; n < step_tiles; ++n)
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ inline void show_scores(Step& s, unsigned shown) {
 
 /// -inf where `seen(row half, column)` is false; `masked` says that it may be.
 template <class F>
-__device__ void mask_scores(Step& s, bool masked, const F& seen) {
+__device__ void mask_scores(StepScores& s, bool masked, const F& seen) {
   if (!masked) return;
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
         for (int n = 0; n < step_tiles; ++n) shown |= shown_to_keys(mask, i + 8 * n, mine) << 4 * n;
         if (!__any_sync(whole_warp, shown != 0)) continue;
       }
-      Step s;
+      StepScores s;
       add_scores<T>(s, left_of(k, held_k), left_of(v, held_v), q, go, r);
       scale_scores(s, scale);
       if (c.mask.kind == MaskKind::shows) show_scores(s, shown);
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(attention_threads, Width <= 64 ? 3 : 2)
         for (int n = 0; n < step_tiles; ++n) shown |= shown_to_queries(mask, mine, j + 8 * n) << 4 * n;
         if (!__any_sync(whole_warp, shown != 0)) continue;
       }
-      Step s;
+      StepScores s;
       add_scores<T>(s, left_of(held_q), left_of(held_go), keys(at % 2), values(at % 2), r);
       scale_scores(s, scale);
       if (c.mask.kind == MaskKind::shows) show_scores(s, shown);

@@ -8,7 +8,7 @@ constexpr int side = 16, block = side * side;  // threads: `side` down and acros
 
 /// Rows of a head in shared memory as floats; an odd row length keeps columns in different banks.
 template <int Width>
-struct Rows {
+struct SharedRows {
   static constexpr int row = Width + 1;
   float* at;
   __device__ float operator()(int r, int d) const { return at[r * row + d]; }
@@ -36,7 +36,7 @@ struct Thread {
 
 /// acc[r][c] = a(row, :) . b(column, :).
 template <int N, int Width>
-__device__ void dots(const Rows<Width>& a, const Rows<Width>& b, float (&acc)[N][N]) {
+__device__ void dots(const SharedRows<Width>& a, const SharedRows<Width>& b, float (&acc)[N][N]) {
   const Thread t;
 #pragma unroll
   for (int r = 0; r < N; ++r)
@@ -58,7 +58,7 @@ __device__ void dots(const Rows<Width>& a, const Rows<Width>& b, float (&acc)[N]
 
 /// acc[r][c] += sum over j of weight(j, row) rows(j, column), with weight(j, row) from `at(j, row)`.
 template <int N, int Tile, int Width, class At>
-__device__ void add_products(const Rows<Width>& rows, const At& at, float (&acc)[N][Width / side]) {
+__device__ void add_products(const SharedRows<Width>& rows, const At& at, float (&acc)[N][Width / side]) {
   const Thread t;
 #pragma unroll 2
   for (int j = 0; j < Tile; ++j) {
@@ -136,8 +136,9 @@ template <int Width, int Tile>
 __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_tiles) {
   constexpr int N = Tile / side;
   extern __shared__ float memory[];
-  const Rows<Width> q{memory}, k{q.at + Tile * Rows<Width>::row}, v{k.at + Tile * Rows<Width>::row};
-  const Scores<Tile> p{v.at + Tile * Rows<Width>::row};
+  const SharedRows<Width> q{memory}, k{q.at + Tile * SharedRows<Width>::row},
+      v{k.at + Tile * SharedRows<Width>::row};
+  const Scores<Tile> p{v.at + Tile * SharedRows<Width>::row};
   const HeadIndex head(c, blockIdx.x / row_tiles);
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;  // long rows first
   const int count = min(Tile, c.queries - first);
@@ -205,9 +206,9 @@ __device__ float finite(float x) { return x == lowest<float>() ? 0.f : x; }
 /// Weights (as forward used them) and the gradient of the scores, of a tile of queries and keys.
 template <int Width, int Tile>
 __device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_row, int first, int j,
-                                const float (&bias)[Tile / side][Tile / side], const Rows<Width>& q,
-                                const Rows<Width>& k, const Rows<Width>& go, const Rows<Width>& v,
-                                const Scores<Tile>& p, const Scores<Tile>& ds) {
+                                const float (&bias)[Tile / side][Tile / side], const SharedRows<Width>& q,
+                                const SharedRows<Width>& k, const SharedRows<Width>& go,
+                                const SharedRows<Width>& v, const Scores<Tile>& p, const Scores<Tile>& ds) {
   constexpr int N = Tile / side;
   const AttentionCall& c = g.forward;
   const Thread t;
@@ -238,9 +239,9 @@ __device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_r
 
 template <int Width, int Tile>
 __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g, int key_tiles) {
-  constexpr int N = Tile / side, size = Tile * Rows<Width>::row;
+  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::row;
   extern __shared__ float memory[];
-  const Rows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
+  const SharedRows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
   const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
   const AttentionCall& c = g.forward;
   const HeadIndex shared = HeadIndex::sharing(c, blockIdx.x / key_tiles);
@@ -275,9 +276,9 @@ __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g
 
 template <int Width, int Tile>
 __global__ void __launch_bounds__(block) backward_queries(const AttentionGradCall g, int row_tiles) {
-  constexpr int N = Tile / side, size = Tile * Rows<Width>::row;
+  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::row;
   extern __shared__ float memory[];
-  const Rows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
+  const SharedRows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
   const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
   const AttentionCall& c = g.forward;
   const HeadIndex head(c, blockIdx.x / row_tiles);

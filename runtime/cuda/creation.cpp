@@ -17,8 +17,7 @@ namespace {
 /// The bytes of `value` as one element.
 std::uint64_t bits_of(Number value, DType dtype) {
   std::uint64_t bits = 0;
-  dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(dtype, [&]<class T>() {
     const T element = value.element<T>();
     std::memcpy(&bits, &element, sizeof element);
   });

@@ -87,7 +87,7 @@ __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>... in) {
 /// How dense rows lie: `step` elements from one to the next, 0 where one is for all; bit k of `splat`: a row
 /// of operand k is one element.
 template <int count>
-struct Rows {
+struct DenseRows {
   std::int64_t columns;
   std::int64_t step[count];
   std::uint32_t splat = 0;
@@ -112,7 +112,7 @@ __device__ Pack<T, V> load_operand(const T* row, std::int64_t column, bool splat
 /// `n` elements in rows; one operand, or operands that are all dense, are one row.
 template <int V, class F, class TO, class... TI>
 __global__ void __launch_bounds__(threads_per_block)
-    dense_kernel(F f, std::int64_t n, Rows<sizeof...(TI) + 1> rows, TO* out, const TI*... in) {
+    dense_kernel(F f, std::int64_t n, DenseRows<sizeof...(TI) + 1> rows, TO* out, const TI*... in) {
   wait_for_earlier();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
@@ -144,7 +144,7 @@ template <class F, class TO, class... TI>
 void launch(const F& f, const Operands& p) {
   constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
   if (p.dense || (p.dense_rows && takes_rows<F, TI...>())) {
-    Rows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[1], {}};
+    DenseRows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[1], {}};
     if (!p.dense)
       for (std::size_t k = 0; k <= sizeof...(TI); ++k) {
         rows.step[k] = p.strides[k][0];

@@ -12,7 +12,7 @@ namespace {
 constexpr int block = 128;  // threads; a row belongs to one warp of it or to all four
 
 template <class T>
-struct Rows {
+struct NormRows {
   using C = compute_t<T>;
   std::int64_t rows, columns;
   const T *x, *weight, *bias;
@@ -34,7 +34,7 @@ struct GradRows {
 
 /// A row in registers: `Packs` packs of 16 bytes for each thread of the `Warps` that share it.
 template <int Warps, int Packs>
-struct Held {
+struct RegisterRow {
   static constexpr int threads = Warps * warp_size, groups = block / threads;
   int lane = static_cast<int>(threadIdx.x) % threads, group = static_cast<int>(threadIdx.x) / threads;
   __device__ int pack(int p) const { return p * threads + lane; }
@@ -103,10 +103,10 @@ class OfColumns {
 
 /// Each group takes every so manyth row.
 template <class T, int Warps, int Packs>
-__global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
+__global__ void __launch_bounds__(block) forward_held(const NormRows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
-  using Row = Held<Warps, Packs>;
+  using Row = RegisterRow<Warps, Packs>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ C shared[2][2 * Warps];
   const Staged<T, Packs, 1> staged{reinterpret_cast<T*>(memory)};
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(block) forward_held(const Rows<T> r) {
 
 /// Rows of any width at any address: a block each, read three times.
 template <class T>
-__global__ void __launch_bounds__(block) forward_any(const Rows<T> r) {
+__global__ void __launch_bounds__(block) forward_any(const NormRows<T> r) {
   using C = compute_t<T>;
   constexpr int warps = block / warp_size;
   __shared__ C shared[warps];
@@ -217,7 +217,7 @@ template <class T, int Warps, int Packs, bool Sums>
 __global__ void __launch_bounds__(block) backward_held(const GradRows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
-  using Row = Held<Warps, Packs>;
+  using Row = RegisterRow<Warps, Packs>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ C shared[stages][2 * Warps];
   enum Array { x_array, gy_array, more_array, arrays };
@@ -428,22 +428,22 @@ std::int64_t blocks_of_device(std::int64_t each) {
 template <class T>
 void forward(const LayerNormCall& c) {
   using C = compute_t<T>;
-  const Rows<T> r{c.rows,
-                  c.columns,
-                  static_cast<const T*>(c.x),
-                  static_cast<const T*>(c.weight),
-                  static_cast<const T*>(c.bias),
-                  static_cast<C>(c.eps),
-                  static_cast<T*>(c.y),
-                  static_cast<C*>(c.mean),
-                  static_cast<C*>(c.rstd)};
+  const NormRows<T> r{c.rows,
+                      c.columns,
+                      static_cast<const T*>(c.x),
+                      static_cast<const T*>(c.weight),
+                      static_cast<const T*>(c.bias),
+                      static_cast<C>(c.eps),
+                      static_cast<T*>(c.y),
+                      static_cast<C*>(c.mean),
+                      static_cast<C*>(c.rstd)};
   const int form = form_of<T>(wide_rows<T>(c.columns, r.x, r.weight, r.bias, r.y), c.columns);
   if (form == 0) {
     forward_any<T><<<looping_grid_of(c.rows), block, 0, c.stream>>>(r);
     return;
   }
   with_form(form, [&]<int Warps, int Packs>() {
-    constexpr std::int64_t groups = Held<Warps, Packs>::groups;
+    constexpr std::int64_t groups = RegisterRow<Warps, Packs>::groups;
     constexpr int bytes = Staged<T, Packs, 1>::bytes;
     const std::int64_t wanted = (c.rows + groups - 1) / groups, most = blocks_of_device(held_at_once[form]);
     forward_held<T, Warps, Packs>

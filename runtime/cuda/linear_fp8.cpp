@@ -25,10 +25,10 @@ bool multiplies_eights(Device device) {
 }
 
 /// The product c (m, n) = a (m, k) b (n, k)^T.
-struct Sizes {
+struct ProductSizes {
   std::int64_t m, n, k;
 };
-ProductShape eight_product(DType dtype, Sizes sizes, Eight left, Eight right) {
+ProductShape eight_product(DType dtype, ProductSizes sizes, Eight left, Eight right) {
   const auto bits_of = [](Eight format) { return format == Eight::e4m3 ? EightBits::e4m3 : EightBits::e5m2; };
   ProductShape s;
   s.dtype = dtype;
@@ -43,9 +43,9 @@ ProductShape eight_product(DType dtype, Sizes sizes, Eight left, Eight right) {
 }
 
 /// Whether the library, which scales rows on some GPUs only, has these products.
-bool scales_rows(const Tensor& x, std::initializer_list<Sizes> products) {
+bool scales_rows(const Tensor& x, std::initializer_list<ProductSizes> products) {
   MatMulPlans& plans = state_of(x.device()).matmul_plans();
-  return std::ranges::all_of(products, [&](const Sizes& sizes) {
+  return std::ranges::all_of(products, [&](const ProductSizes& sizes) {
     ProductShape s = eight_product(x.dtype(), sizes, Eight::e4m3, Eight::e4m3);
     s.row_scales = true;
     return plans.has(s);

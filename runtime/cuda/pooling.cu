@@ -29,16 +29,16 @@ __device__ void for_each(const PoolCall& c, int height, int width, const F& body
 }
 
 /// Pixels [begin, end) of window `i`.
-struct Span {
+struct PixelsOfWindow {
   int begin, end;
-  __device__ Span(const PoolCall::Axis& axis, int i, int pixels)
+  __device__ PixelsOfWindow(const PoolCall::Axis& axis, int i, int pixels)
       : begin(max(i * axis.stride - axis.padding, 0)),
         end(min(i * axis.stride - axis.padding + axis.kernel, pixels)) {}
 };
 /// Windows [begin, end) that see pixel `i`.
-struct Windows {
+struct WindowsOfPixel {
   int begin, end;
-  __device__ Windows(const PoolCall::Axis& axis, int i, int windows) {
+  __device__ WindowsOfPixel(const PoolCall::Axis& axis, int i, int windows) {
     const int past =
         i + axis.padding - axis.kernel;  // windows that begin at or before it end before the pixel
     begin = past < 0 ? 0 : past / axis.stride + 1;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads_per_block) max_pool(const PoolCall c) 
   using C = compute_t<T>;
   for_each(c, c.down, c.across, [&](std::int64_t plane, int i, int j) {
     const T* x = static_cast<const T*>(c.x) + plane * c.rows * c.columns;
-    const Span rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
+    const PixelsOfWindow rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
     int place = rows.begin * c.columns + columns.begin;
     T largest = x[place];
     C best = widen(largest);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads_per_block) max_pool_grad(const PoolCal
   using C = compute_t<T>;
   for_each(c, c.rows, c.columns, [&](std::int64_t plane, int row, int column) {
     const std::int64_t first = plane * c.down * c.across;
-    const Windows down(c.down_rule, row, c.down), across(c.across_rule, column, c.across);
+    const WindowsOfPixel down(c.down_rule, row, c.down), across(c.across_rule, column, c.across);
     const int pixel = row * c.columns + column;
     C sum = 0;
     for (int i = down.begin; i < down.end; ++i)
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(threads_per_block) avg_pool(const PoolCall c) 
   const C area = static_cast<C>(c.down_rule.kernel) * static_cast<C>(c.across_rule.kernel);
   for_each(c, c.down, c.across, [&](std::int64_t plane, int i, int j) {
     const T* x = static_cast<const T*>(c.x) + plane * c.rows * c.columns;
-    const Span rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
+    const PixelsOfWindow rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
     C sum = 0;
     for (int row = rows.begin; row < rows.end; ++row)
       for (int column = columns.begin; column < columns.end; ++column)
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(threads_per_block) avg_pool_grad(const PoolCal
   const C area = static_cast<C>(c.down_rule.kernel) * static_cast<C>(c.across_rule.kernel);
   for_each(c, c.rows, c.columns, [&](std::int64_t plane, int row, int column) {
     const T* gy = static_cast<const T*>(c.x) + plane * c.down * c.across;
-    const Windows down(c.down_rule, row, c.down), across(c.across_rule, column, c.across);
+    const WindowsOfPixel down(c.down_rule, row, c.down), across(c.across_rule, column, c.across);
     C sum = 0;
     for (int i = down.begin; i < down.end; ++i)
       for (int j = across.begin; j < across.end; ++j) sum += widen(gy[i * c.across + j]) / area;

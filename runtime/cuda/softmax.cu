@@ -9,11 +9,11 @@ namespace {
 /// A row that a warp holds in registers, `Packs` packs of 16 bytes a lane; it covers the rows that a warp
 /// gets.
 template <class T>
-struct Held {
+struct RegisterRow {
   using C = compute_t<T>;
   static constexpr int V = wide_count<T>, Packs = most_columns_of_warp / (warp_size * V);
   int lane = static_cast<int>(threadIdx.x) % warp_size, count;
-  __device__ explicit Held(std::int64_t columns) : count(static_cast<int>(columns) / V) {}
+  __device__ explicit RegisterRow(std::int64_t columns) : count(static_cast<int>(columns) / V) {}
 
   template <class F>
   __device__ void each_pack(const F& f) const {
@@ -37,7 +37,7 @@ template <class T, bool log>
 __global__ void __launch_bounds__(RowOfThread<1>::block)
     forward_held(const T* x, T* y, std::int64_t rows, std::int64_t columns) {
   using C = compute_t<T>;
-  using Row = Held<T>;
+  using Row = RegisterRow<T>;
   const RowOfThread<1> at;
   if (at.row >= rows) return;
   const Row held(columns);
@@ -73,7 +73,7 @@ template <class T, bool log>
 __global__ void __launch_bounds__(RowOfThread<1>::block)
     backward_held(const T* y, const T* gy, T* gx, std::int64_t rows, std::int64_t columns) {
   using C = compute_t<T>;
-  using Row = Held<T>;
+  using Row = RegisterRow<T>;
   const RowOfThread<1> at;
   if (at.row >= rows) return;
   const Row held(columns);

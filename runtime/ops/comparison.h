@@ -11,7 +11,7 @@ struct Predicate : Functor<name, arity, dtypes> {
   static constexpr bool differentiable = false;
 };
 
-/// True where a = b.
+/// True where a = b; comparisons with NaN are false.
 struct Equal : Predicate<"equal", 2> {
   static constexpr bool light = true;
   constexpr bool operator()(auto a, auto b) const { return a == b; }
@@ -23,25 +23,25 @@ struct NotEqual : Predicate<"not_equal", 2> {
   constexpr bool operator()(auto a, auto b) const { return a != b; }
 };
 
-/// True where a < b.
+/// True where a < b; comparisons with NaN are false.
 struct Less : Predicate<"less", 2> {
   static constexpr bool light = true;
   constexpr bool operator()(auto a, auto b) const { return a < b; }
 };
 
-/// True where a <= b.
+/// True where a <= b; comparisons with NaN are false.
 struct LessEqual : Predicate<"less_equal", 2> {
   static constexpr bool light = true;
   constexpr bool operator()(auto a, auto b) const { return a <= b; }
 };
 
-/// True where a > b.
+/// True where a > b; comparisons with NaN are false.
 struct Greater : Predicate<"greater", 2> {
   static constexpr bool light = true;
   constexpr bool operator()(auto a, auto b) const { return a > b; }
 };
 
-/// True where a >= b.
+/// True where a >= b; comparisons with NaN are false.
 struct GreaterEqual : Predicate<"greater_equal", 2> {
   static constexpr bool light = true;
   constexpr bool operator()(auto a, auto b) const { return a >= b; }

@@ -14,7 +14,7 @@
 namespace sherd {
 namespace {
 
-ops::PoolRule rule_of(PerAxis kernel, const PoolOptions& o) {
+ops::PoolRule rule_of(PerAxis kernel, const Pool2dOptions& o) {
   const auto axis = [](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
     return ops::PoolRule::Axis{kernel, stride == 0 ? kernel : stride, padding};
   };
@@ -78,9 +78,9 @@ Tensor windows_of_channels(std::string_view call, const Tensor& x, const ops::Po
 }
 
 /// A window of adaptive pooling: floor(i size / n) to ceil((i + 1) size / n).
-struct Span {
+struct AdaptiveWindow {
   std::int64_t begin, end;
-  Span(std::int64_t i, std::int64_t n, std::int64_t size)
+  AdaptiveWindow(std::int64_t i, std::int64_t n, std::int64_t size)
       : begin(i * size / n), end(((i + 1) * size + n - 1) / n) {}
 };
 
@@ -88,7 +88,7 @@ struct Span {
 Tensor means_of(std::int64_t n, std::int64_t size, const Tensor& like) {
   std::vector<double> weights(static_cast<std::size_t>(n * size), 0.0);
   for (std::int64_t i = 0; i < n; ++i) {
-    const Span s(i, n, size);
+    const AdaptiveWindow s(i, n, size);
     for (std::int64_t j = s.begin; j < s.end; ++j)
       weights[static_cast<std::size_t>(i * size + j)] = 1.0 / static_cast<double>(s.end - s.begin);
   }
@@ -195,11 +195,11 @@ Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2
 
 }  // namespace ops
 
-Tensor max_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options) {
+Tensor max_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options) {
   return apply_many(ops::MaxPool2d{rule_of(kernel, options)}, std::span(&x, 1))[0];
 }
 
-Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const PoolOptions& options) {
+Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options) {
   return apply(ops::AvgPool2d{rule_of(kernel, options)}, x);
 }
 
@@ -236,7 +236,7 @@ Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
   const auto most = [](std::int64_t n, std::int64_t size) {
     std::int64_t longest = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-      const Span s(i, n, size);
+      const AdaptiveWindow s(i, n, size);
       longest = std::max(longest, s.end - s.begin);
     }
     return longest;
@@ -247,7 +247,7 @@ Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
   pixels.reserve(each * static_cast<std::size_t>(down * across));
   for (std::int64_t i = 0; i < down; ++i)
     for (std::int64_t j = 0; j < across; ++j) {
-      const Span rows(i, down, h), columns(j, across, w);
+      const AdaptiveWindow rows(i, down, h), columns(j, across, w);
       const std::size_t begin = pixels.size();
       for (std::int64_t r = rows.begin; r < rows.end; ++r)
         for (std::int64_t c = columns.begin; c < columns.end; ++c) pixels.push_back(r * w + c);

@@ -16,27 +16,27 @@ struct PiecewiseConstant : Functor<name, 1, dtypes> {
   }
 };
 
-/// The largest integer not above x.
+/// The largest integer not above x; the gradient is 0.
 struct Floor : PiecewiseConstant<"floor"> {
   constexpr auto operator()(auto x) const { return std::floor(x); }
 };
 
-/// The least integer not below x.
+/// The least integer not below x; the gradient is 0.
 struct Ceil : PiecewiseConstant<"ceil"> {
   constexpr auto operator()(auto x) const { return std::ceil(x); }
 };
 
-/// The nearest integer, of two the even one.
+/// The nearest integer, of two the even one; the gradient is 0.
 struct Round : PiecewiseConstant<"round"> {
   constexpr auto operator()(auto x) const { return math::round(x); }
 };
 
-/// The integer towards 0.
+/// The integer towards 0; the gradient is 0.
 struct Trunc : PiecewiseConstant<"trunc"> {
   constexpr auto operator()(auto x) const { return std::trunc(x); }
 };
 
-/// 1 above 0, -1 below, else 0, of NaN too.
+/// 1 above 0, -1 below, else 0, of NaN too; the gradient is 0.
 struct Sign : PiecewiseConstant<"sign", number_dtypes> {
   template <class T>
   constexpr T operator()(T x) const {

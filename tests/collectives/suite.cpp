@@ -124,8 +124,7 @@ std::string CallCase::text() const {
 
 Bytes values_of(DType dtype, std::int64_t count, std::uint64_t seed, bool raw) {
   Bytes bytes(static_cast<std::size_t>(count * size_of(dtype)));
-  dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(dtype, [&]<class T>() {
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
       const std::uint64_t bits = scramble(seed + i);
       if (raw)
@@ -139,8 +138,7 @@ Bytes values_of(DType dtype, std::int64_t count, std::uint64_t seed, bool raw) {
 
 Bytes reference_combine(DType dtype, ReduceOp reduction, std::span<const Bytes> inputs) {
   Bytes out(inputs[0].size());
-  dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  with_element(dtype, [&]<class T>() {
     using A = compute_t<T>;
     if constexpr (!std::is_same_v<T, bool>) {
       std::vector<A> terms(inputs.size());
@@ -156,8 +154,7 @@ Bytes reference_combine(DType dtype, ReduceOp reduction, std::span<const Bytes> 
 bool same_values(DType dtype, const Bytes& a, const Bytes& b, bool numbers) {
   if (a == b) return true;
   if (a.size() != b.size() || !numbers || !is_floating(dtype)) return false;
-  return dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(dtype, [&]<class T>() {
     for (std::size_t i = 0; i < a.size() / sizeof(T); ++i) {
       if (std::memcmp(&a[i * sizeof(T)], &b[i * sizeof(T)], sizeof(T)) == 0) continue;
       const auto x = static_cast<compute_t<T>>(at<T>(a, i)), y = static_cast<compute_t<T>>(at<T>(b, i));

@@ -53,7 +53,7 @@ Tensor Values::operator()(Shape shape, DType dtype, double low, double high) {
     v = uniform(engine_);
     if (!is_floating(dtype)) v = std::floor(dtype == DType::u8 ? std::fabs(v) : v);
   }
-  return dispatch(dtype, [&](auto tag) { return from_doubles<typename decltype(tag)::type>(values, shape); });
+  return with_element(dtype, [&]<class T>() { return from_doubles<T>(values, shape); });
 }
 
 Tensor Values::with_specials(Shape shape, DType dtype) {
@@ -63,7 +63,7 @@ Tensor Values::with_specials(Shape shape, DType dtype) {
   std::vector<double> values(static_cast<std::size_t>(shape.numel()));
   for (double& v : values)
     v = engine_() % 3 == 0 ? specials[engine_() % std::size(specials)] : normal(engine_);
-  return dispatch(dtype, [&](auto tag) { return from_doubles<typename decltype(tag)::type>(values, shape); });
+  return with_element(dtype, [&]<class T>() { return from_doubles<T>(values, shape); });
 }
 
 Tensor on_gpu(const Tensor& host) {
@@ -75,8 +75,7 @@ Tensor on_gpu(const Tensor& host) {
 
 double distance_in_ulps(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return infinity;
-  return dispatch(a.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(a.dtype(), [&]<class T>() {
     const std::vector<T> x = a.to_vector<T>(), y = b.to_vector<T>();
     double worst = 0;
     for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps<T>(x[i], y[i]));
@@ -86,8 +85,7 @@ double distance_in_ulps(const Tensor& a, const Tensor& b) {
 
 double relative_distance(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return infinity;
-  return dispatch(a.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(a.dtype(), [&]<class T>() {
     const std::vector<T> x = a.to_vector<T>(), y = b.to_vector<T>();
     double apart = 0, size = 0;
     for (std::size_t i = 0; i < x.size(); ++i) {

@@ -25,7 +25,7 @@ TEST_CASE("cuda: pooling agrees with the CPU's over windows, strides and padding
         INFO(name_of(dtype) << " kernel " << kernel << " stride " << stride << " padding " << padding);
         Values values(1);
         const Tensor x = values(shape, dtype);
-        const PoolOptions options{.stride = stride, .padding = padding};
+        const Pool2dOptions options{.stride = stride, .padding = padding};
         agree({x}, row_tolerance(dtype),
               [&](std::span<const Tensor> t) { return max_pool2d(t[0], kernel, options); });
         agree({x}, row_tolerance(dtype),

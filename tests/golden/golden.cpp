@@ -116,9 +116,8 @@ std::string difference(const Tensor& actual, const Tensor& expected, double tole
   Tolerance allowed = tolerance_of(expected.dtype());
   allowed.relative *= tolerance;
   allowed.absolute *= tolerance;
-  return dispatch(expected.dtype(), [&](auto tag) {
-    return worst_element<typename decltype(tag)::type>(actual, expected, allowed, scale);
-  });
+  return with_element(expected.dtype(),
+                      [&]<class T>() { return worst_element<T>(actual, expected, allowed, scale); });
 }
 
 Tensor with_holes(const Tensor& tensor) {

@@ -145,11 +145,12 @@ TEST_CASE("modules: a state that does not fit changes nothing") {
       state.emplace_back(name, value);
     return state;
   };
-  refuses(with(1, "first.bias", zeros({5})), TypeTag<ShapeError>{}, "first.bias");
-  refuses(with(9, "third", zeros({5})), TypeTag<ValueError>{}, "third");
-  refuses(with(1, "first.biass", zeros({4})), TypeTag<ValueError>{}, "first.bias");
-  refuses(with(1, "first.bias", empty({4}, {f32, Device::meta()})), TypeTag<DeviceError>{}, "first.bias");
-  refuses(with(9, "first.bias", zeros({4})), TypeTag<ValueError>{}, "twice");
+  refuses(with(1, "first.bias", zeros({5})), std::type_identity<ShapeError>{}, "first.bias");
+  refuses(with(9, "third", zeros({5})), std::type_identity<ValueError>{}, "third");
+  refuses(with(1, "first.biass", zeros({4})), std::type_identity<ValueError>{}, "first.bias");
+  refuses(with(1, "first.bias", empty({4}, {f32, Device::meta()})), std::type_identity<DeviceError>{},
+          "first.bias");
+  refuses(with(9, "first.bias", zeros({4})), std::type_identity<ValueError>{}, "twice");
   StateDict part = with(9, "third", zeros({5}));
   part.erase(part.begin());
   m.load_state_dict(part, Strict::no);
@@ -539,8 +540,9 @@ TEST_CASE("init: trunc_normal_ draws the normal distribution between its bounds"
     double mean, stddev, low, high;
   };
   for (const DType dtype : {f32, f64, bf16, f16})
-    for (const Part& part : {Part{0, 1, -2, 2}, Part{1, 0.5, 0, 1.25}, Part{0, 0.02, -2, 2}, Part{0, 1, 1, 3},
-                             Part{0, 1, -HUGE_VAL, HUGE_VAL}, Part{0, 1, 3.5, 9}, Part{1, 2, -HUGE_VAL, -6}}) {
+    for (const Part& part :
+         {Part{0, 1, -2, 2}, Part{1, 0.5, 0, 1.25}, Part{0, 0.02, -2, 2}, Part{0, 1, 1, 3},
+          Part{0, 1, -HUGE_VAL, HUGE_VAL}, Part{0, 1, 3.5, 9}, Part{1, 2, -HUGE_VAL, -6}}) {
       INFO(name_of(dtype) << " " << part.mean << " " << part.stddev << " " << part.low << " " << part.high);
       manual_seed(6);
       const Parameter p(empty({100, 400}, {dtype}));
@@ -556,7 +558,9 @@ TEST_CASE("init: trunc_normal_ draws the normal distribution between its bounds"
       const double from = cdf(part.low), to = cdf(part.high);
       for (const double share : {0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99}) {
         const double at = got[static_cast<std::size_t>(share * static_cast<double>(got.size()))];
-        const double half = std::abs(at) * (dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : 0);  // by rounding
+        const double half = std::abs(at) * (dtype == bf16  ? 0x1p-8
+                                            : dtype == f16 ? 0x1p-11
+                                                           : 0);  // by rounding
         CHECK((cdf(at - half) - from) / (to - from) < share + 0.01);
         CHECK((cdf(at + half) - from) / (to - from) > share - 0.01);
       }

@@ -11,8 +11,7 @@ namespace sherd::test {
 namespace {
 
 Tensor from_doubles(const std::vector<double>& values, const Shape& shape, DType dtype) {
-  return dispatch(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(dtype, [&]<class T>() {
     Tensor out = empty(shape, {dtype, Device::cpu()});
     auto* at = reinterpret_cast<T*>(out.raw());
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -99,8 +98,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   const NoGrad guard;
   const Tensor x = contiguous(to(a.detach(), Device::cpu())), y = contiguous(to(b.detach(), Device::cpu()));
-  return dispatch(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return with_element(x.dtype(), [&]<class T>() {
     const auto* p = reinterpret_cast<const T*>(x.raw());
     const auto* q = reinterpret_cast<const T*>(y.raw());
     for (std::int64_t i = 0; i < x.numel(); ++i) {

@@ -35,11 +35,10 @@ TEST_CASE("tensor: values go in and come out, in every dtype") {
   for (DType dtype : all_dtypes) {
     INFO(name_of(dtype));
     const Tensor x = numbers({2, 3}, dtype);
-    dispatch(dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    with_element(dtype, [&]<class T>() {
       const std::vector<T> host = values<T>(x);
       REQUIRE(host.size() == 6);
-      const Tensor again = dispatch(dtype, [&](auto) {
+      const Tensor again = with_element(dtype, [&]<class>() {
         Tensor t = empty({2, 3}, {dtype});
         auto* at = t.mutable_data<T>();
         for (std::size_t i = 0; i < host.size(); ++i) at[i] = host[i];
@@ -101,9 +100,7 @@ TEST_CASE("tensor: an empty handle is refused wherever a tensor is needed") {
                                          [&] { (void)none.item(); },
                                          [&] { (void)none.data<float>(); },
                                          [&] { none.detach(); },
-                                         [&] {
-                                           cat(std::vector{x, none});
-                                         },
+                                         [&] { cat(std::vector{x, none}); },
                                          [&] { where(none, x, x); },
                                          [&] { embedding(x, none); },
                                          [&] { Tensor(none).requires_grad_(); }};
@@ -308,9 +305,8 @@ TEST_CASE("tensor: the host copies from a device what a view covers, and no more
   }
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {2}, 10})) == Floats{10, 12, 14}); }) == 5 * 4);
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{3}, {-2}, 10})) == Floats{10, 8, 6}); }) == 5 * 4);
-  CHECK(copied_by([&] {
-          CHECK(to_string(alias(x, {{2}, {0}, 5})).find("[5, 5]") != std::string::npos);
-        }) == 4);
+  CHECK(copied_by([&] { CHECK(to_string(alias(x, {{2}, {0}, 5})).find("[5, 5]") != std::string::npos); }) ==
+        4);
   CHECK(copied_by([&] { CHECK(values<float>(x) == host); }) == 4000);
   CHECK(copied_by([&] { CHECK(values<float>(alias(x, {{0}, {1}, 3})).empty()); }) == 0);
 }
@@ -356,10 +352,8 @@ TEST_CASE("tensor: its truth is that of its one element") {
   for (const Tensor& many : {zeros({2, 3}), zeros({0})})
     CHECK(one_line_about(message_of<ShapeError>([&] { (void)static_cast<bool>(many); }), "any(x)"));
   CHECK(one_line_about(message_of<ValueError>([] { (void)static_cast<bool>(Tensor{}); }), "defined()"));
-  CHECK(one_line_about(message_of<DeviceError>([] {
-                         (void)static_cast<bool>(zeros({}, {f32, Device::meta()}));
-                       }),
-                       "meta"));
+  CHECK(one_line_about(
+      message_of<DeviceError>([] { (void)static_cast<bool>(zeros({}, {f32, Device::meta()})); }), "meta"));
 }
 
 TEST_CASE("tensor: a shape is an integer, or a list of them of any integer type") {

@@ -17,12 +17,11 @@ namespace {
 
 /// The value of an element of any dtype.
 double value_at(DType d, const void* data, std::int64_t i) {
-  return dispatch(d, [&]<class T>(TypeTag<T>) {
-    return double(static_cast<compute_t<T>>(static_cast<const T*>(data)[i]));
-  });
+  return with_element(
+      d, [&]<class T>() { return double(static_cast<compute_t<T>>(static_cast<const T*>(data)[i])); });
 }
 void set_value(DType d, void* data, std::int64_t i, double value) {
-  dispatch(d, [&]<class T>(TypeTag<T>) {
+  with_element(d, [&]<class T>() {
     if constexpr (std::is_same_v<T, bool>)
       static_cast<T*>(data)[i] = value != 0;
     else
@@ -85,7 +84,7 @@ bool copies_right(DType from_dtype, const Arrangement& from, DType to_dtype, con
 
 TEST_CASE("what becomes 16 bits is rounded once, of every dtype that has more digits") {
   // Around the middle between neighbours, which f32 would round to: below, at, and above it.
-  const auto check = [&]<class T>(TypeTag<T>) {
+  const auto check = [&]<class T>(T) {
     const DType dtype = dtype_of<T>;
     std::vector<double> given, expected, expected_whole;
     std::vector<std::int64_t> given_whole;
@@ -132,8 +131,8 @@ TEST_CASE("what becomes 16 bits is rounded once, of every dtype that has more di
     for (const std::int64_t extreme : {INT64_MIN, INT64_MAX, std::int64_t{0}})
       CHECK(float(T(extreme)) == float(T(float(extreme))));
   };
-  check(TypeTag<Half>{});
-  check(TypeTag<BFloat16>{});
+  check(Half{});
+  check(BFloat16{});
 }
 
 TEST_CASE("copies are right between all dtypes", "[one thread]") {
