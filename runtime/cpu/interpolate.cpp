@@ -105,11 +105,11 @@ void gradient(const ops::InterpolateGrad& op, std::int64_t planes, const T* gy, 
     for (std::int64_t i = 0; i < op.down.to; ++i, from += op.across.to) {
       std::fill_n(row, width, C(0));
       for (std::int64_t j = 0; j < op.across.to; ++j) {
-        const auto c = op.across.stays() ? PixelPair<C>{j, j, C(0)} : columns[j];
+        const PixelPair<C>& c = columns[j];
         row[c.first] += C(from[j]) * (C(1) - c.share);
         if (op.across.lines && !op.across.stays()) row[c.second] += C(from[j]) * c.share;
       }
-      const auto r = op.down.stays() ? PixelPair<C>{i, i, C(0)} : rows[i];
+      const PixelPair<C>& r = rows[i];
       C *first = sums + r.first * width, *second = sums + r.second * width;
       for (std::int64_t c = 0; c < width; ++c) first[c] += row[c] * (C(1) - r.share);
       if (!op.down.lines || op.down.stays()) continue;

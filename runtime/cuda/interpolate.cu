@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads_per_block)
   wait_for_earlier();
   for_pixels<V>(c.planes, c.down.to, c.across.to, [&](std::int64_t i, const Pixel& at) {
     const T* plane = static_cast<const T*>(c.from) + at.plane * c.down.from * c.across.from;
-    const PixelPair<C> r = c.down.stays() ? PixelPair<C>{at.row, at.row, C(0)} : c.down.pair(at.row, down);
+    const PixelPair<C> r = c.down.pair(at.row, down);
     const T *first = plane + r.first * c.across.from, *second = plane + r.second * c.across.from;
     // Down and then across, in the order of the CPU.
     const auto column = [&](std::int64_t k) {

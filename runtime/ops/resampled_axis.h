@@ -32,6 +32,7 @@ struct ResampledAxis {
   /// What result `i` is made of. Nearest ones are found in f32 for every dtype.
   template <class C>
   constexpr PixelPair<C> pair(std::int64_t i, C step) const {
+    if (stays()) return {i, i, C(0)};  // whatever the scale is
     if (!lines) {
       const auto at = static_cast<std::int64_t>(std::floor(static_cast<C>(i) * step));
       return {at < from - 1 ? at : from - 1, from - 1, C(0)};

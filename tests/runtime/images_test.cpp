@@ -153,7 +153,7 @@ TEST_CASE(
 TEST_CASE("images: a scaled image is what its ops give, and its gradient is the transpose", "[one thread]") {
   for (const bool lines : {false, true})
     for (const bool corners : {false, true})
-      for (const double scale : {0.0, 0.31, 1.7})
+      for (const double scale : {0.0, 0.31, 1.1, 1.7})
         for (const std::int64_t from : {1, 2, 3, 5, 8, 13})
           for (const std::int64_t size : {1, 2, 3, 6, 7, 26}) {
             if (corners && !lines) continue;
