@@ -33,25 +33,36 @@ __device__ compute_t<T> first_of(const T* x) {
   return {};
 }
 
-/// Along contiguous elements: a block a fold, its threads side by side, then a tree.
-template <class Rule>
+/// Along contiguous elements: a block a fold, its threads side by side with packs of `V`, then a tree.
+template <int V, class Rule>
 __global__ void __launch_bounds__(threads_per_block)
     fold_rows(const Rule rule, Pieces p, const typename Rule::Element* x) {
+  using T = typename Rule::Element;
   using Total = typename Rule::Total;
+  constexpr std::int64_t stretch = run_length * threads_per_block * V;
   __shared__ Total partial[threads_per_block];
   wait_for_earlier();
   const std::int64_t begin = blockIdx.y * p.length, end = min(begin + p.length, p.reduce);
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
-    const auto* row = x + o * p.reduce;
+    const T* row = x + o * p.reduce;
     const auto top = first_of<Rule>(row);
     Total total{};
-    for (std::int64_t first = begin; first < end; first += run_length * threads_per_block) {
-      const std::int64_t last = min(first + run_length * threads_per_block, end);
-      typename Rule::Run run{};
-#pragma unroll 8
-      for (std::int64_t i = first + threadIdx.x; i < last; i += threads_per_block)
-        run += rule.term(widen(row[i]), top);
-      total += run;
+    for (std::int64_t first = begin; first < end; first += stretch) {
+      const std::int64_t last = min(first + stretch, end);
+      typename Rule::Run run[V] = {};
+#pragma unroll V> 1 ? 4 : 8
+      for (std::int64_t i = first + threadIdx.x * V; i < last; i += threads_per_block * V) {
+        if constexpr (V > 1) {
+          compute_t<T> wide[V];
+          Raw<V, T>::load(row + i).widen_to(wide);
+#pragma unroll
+          for (int j = 0; j < V; ++j) run[j] += rule.term(wide[j], top);
+        } else {
+          run[0] += rule.term(widen(row[i]), top);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < V; ++j) total += run[j];
     }
     partial[threadIdx.x] = total;
     for (unsigned half = threads_per_block / 2; half > 0; half /= 2) {
@@ -121,20 +132,28 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
   const auto grid = [&](std::int64_t across) {
     return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   };
+  constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
+  constexpr int wide = floating ? wide_count<T> : 1;
   if (p.inner == 1) {
-    launch_early(fold_rows<Rule>, grid(1), threads_per_block, stream, rule, p, from);
-    return;
+    const auto rows = [&]<int V>() {
+      launch_early(fold_rows<V, Rule>, grid(1), threads_per_block, stream, rule, p, from);
+    };
+    if constexpr (!joins && wide > 1) {
+      // Short rows would leave most threads without a pack.
+      const bool enough = p.length % wide == 0 && p.length >= threads_per_block * wide;
+      if (enough && wide_rows<T>(p.reduce, from)) return rows.template operator()<wide>();
+    }
+    return rows.template operator()<1>();
   }
   const auto columns = [&]<int Rows, int V>() {
     constexpr int width = block_columns * V;
     launch_early(fold_columns<Rows, V, Rule>, grid((p.inner + width - 1) / width), dim3(block_columns, Rows),
                  stream, rule, p, from);
   };
-  constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
   if constexpr (joins)
     columns.template operator()<join_rows, 1>();
   else if (floating && wide_rows<T>(p.inner, from))
-    columns.template operator()<block_rows, floating ? wide_count<T> : 1>();
+    columns.template operator()<block_rows, wide>();
   else
     columns.template operator()<block_rows, 1>();
 }

@@ -48,6 +48,16 @@ struct SumCall : FoldCall {
   void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
 };
 void launch_sum(const SumCall& call);
+/// Products in f64 of floats, in i64 (wrapping) of integers and bool. Accumulators have 8 bytes.
+struct ProductCall : FoldCall {
+  void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
+};
+void launch_product(const ProductCall& call);
+/// gx of rows (outer, reduce) of floats, at most `longest_product` of them each, whose products have the
+/// gradients gy.
+inline constexpr std::int64_t longest_product = 1 << 14;
+void launch_product_grad(const ProductCall& call, const void* gy, void* gx);
+
 /// Means, and squares of deviations from them over `left`; floats but f64. Accumulators have 16 bytes.
 struct VarianceCall : FoldCall {
   double left = 1;

@@ -57,11 +57,21 @@ void recurrent(const ops::Recurrent& op, Inputs in, Outputs out) {
   const Addends bias{dense_addend(in[2]), {}};
   ProductShape product;
   product.m = s.rows, product.n = s.gates * s.features, product.k = s.features;
+  const bool fused = FusedProduct::fits(s.call(w.dtype()), s.gates);
   for (std::int64_t n = 0; n < s.count; ++n) {
     const CellState<std::byte*> before = s.before(out[0], out[1], in[3], in[4], n);
-    multiply(product, {{}, before.hidden, s.features}, weight, bias, m);
-    launch_cell_step({s.call(w.dtype()), s.at(in[0], n, s.gates), m.raw(), read(before),
-                      written(s.state(out[0], out[1], n)), s.at(out[2], n, 4)});
+    const CellStepCall call{s.call(w.dtype()),
+                            s.at(in[0], n, s.gates),
+                            m.raw(),
+                            read(before),
+                            written(s.state(out[0], out[1], n)),
+                            s.at(out[2], n, 4)};
+    if (fused) {
+      launch_fused_step(call, {w.raw(), in[2].raw(), nullptr, n == 0});
+    } else {
+      multiply(product, {{}, before.hidden, s.features}, weight, bias, m);
+      launch_cell_step(call);
+    }
   }
   check_launch(op.name);
 }
@@ -78,6 +88,7 @@ void recurrent_grad(const ops::RecurrentGrad& op, Inputs in, Outputs out) {
   ProductShape product;
   product.m = s.rows, product.n = s.features, product.k = s.gates * s.features;
   CellGradCall call{s.call(w.dtype())};
+  const bool fused = FusedProduct::fits(call, s.gates);
   call.sums = {gh.raw(), raw_or_null(gc)};
   call.product = back.raw();
   for (std::int64_t n = s.count - 1; n >= 0; --n) {
@@ -88,8 +99,11 @@ void recurrent_grad(const ops::RecurrentGrad& op, Inputs in, Outputs out) {
     call.kept = s.at(kept, n, 4);
     call.gx = s.at(gx, n, s.gates);
     call.gm = s.at(gm, n, s.gates);
-    launch_cell_grad(call);
-    multiply(product, {{}, s.at(gm, n, s.gates), product.k}, weight, {}, back);
+    if (fused)
+      launch_fused_grad(call, {w.raw(), nullptr, call.last ? nullptr : s.at(gm, n + 1, s.gates), call.last});
+    else
+      launch_cell_grad(call);
+    if (!fused || n == 0) multiply(product, {{}, s.at(gm, n, s.gates), product.k}, weight, {}, back);
   }
   call.last = false;
   launch_cell_first(call, {out[2].raw(), op.of.has_cell() ? out[3].raw() : nullptr});

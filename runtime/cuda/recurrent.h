@@ -38,6 +38,21 @@ struct CellGradCall : CellCall {
 };
 void launch_cell_grad(const CellGradCall& call);
 
+/// The product that a step's gates or gradient begin with, taken by the same kernel: for small steps, whose
+/// time is mostly that of a launch.
+struct FusedProduct {
+  const void* weight = nullptr;  ///< (gates features, features)
+  const void* bias = nullptr;    ///< (gates features), of a step
+  const void* given = nullptr;   ///< what the step after gives m (rows, gates features), of a gradient
+  bool first = true;             ///< kernels before it may have written the weights
+
+  /// Whether a call is small enough, and of floats that are computed in f32.
+  static bool fits(const CellCall& call, std::int64_t gates);
+};
+/// `m` and `product` of the calls are not read.
+void launch_fused_step(const CellStepCall& call, const FusedProduct& product);
+void launch_fused_grad(const CellGradCall& call, const FusedProduct& product);
+
 /// The gradients of the first state, from the sums and the product of the first step.
 void launch_cell_first(const CellGradCall& call, ops::CellState<void*> first);
 

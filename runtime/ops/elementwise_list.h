@@ -35,7 +35,7 @@
 
 namespace sherd::ops {
 
-using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
+using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Root, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
                         GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot,
                         Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2, Log10,
                         Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;

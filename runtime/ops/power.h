@@ -34,6 +34,23 @@ struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {
   }
 };
 
+/// Square root of what is at least 0, whose gradient at 0 is 0 and not infinite: of sums of squares.
+struct Root : Functor<"root", 1, floating_dtypes> {
+  static constexpr bool light = true;
+  static constexpr Reads reads_a{.outputs = 1};
+  static constexpr double low = 0.1, high = 3;  // where it is tested
+
+  constexpr auto operator()(auto x) const {
+    using math::sqrt;
+    return sqrt(x);
+  }
+  template <class T>
+  constexpr T grad_a(T gy, T, T y) const {
+    using math::where;
+    return where(y == T(0), T(0), gy / (T(2) * where(y == T(0), T(1), y)));
+  }
+};
+
 /// 1 / sqrt(x).
 struct Rsqrt : Functor<"rsqrt", 1, floating_dtypes> {
   static constexpr bool light = true;

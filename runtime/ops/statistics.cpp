@@ -6,6 +6,7 @@
 #include "runtime/context.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
+#include "runtime/ops/power.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd {
@@ -38,11 +39,7 @@ Tensor in_wide(const Tensor& x, const F& f) {
   return to(f(detail::to_compute_dtype(x)), x.dtype());
 }
 
-/// The square root, whose gradient at 0 is 0 and not infinite.
-Tensor root(const Tensor& x) {
-  const Tensor zero = equal(x, 0);
-  return where(zero, x, sqrt(where(zero, 1, x)));
-}
+Tensor root(const Tensor& x) { return apply(ops::Root{}, x); }
 
 /// In f64, which holds the squares of every f32.
 Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, double correction) {

@@ -1,10 +1,11 @@
-// Sums and means over axes.
+// Folds over axes: sums and means, products, variances.
 #include <limits>
 
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/three_axes.h"
 #include "runtime/ops.h"
+#include "runtime/ops/prod.h"
 #include "runtime/ops/sum.h"
 
 namespace sherd::cuda {
@@ -81,11 +82,32 @@ void power_sum(const ops::PowerSum& op, Inputs in, Outputs out) {
   reduce(op.name, in[0], op.axes, false, op.power, out[0]);
 }
 
+void prod(const ops::Prod& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  ProductCall call;
+  const Fold fold(call, in[0], op.axes, 8);
+  if (call.reduce == 0) return void(fill_(alias(out[0], out[0].layout()), 1));  // the product of nothing
+  call.out = out[0].raw();
+  launch_product(call);
+  check_launch(op.name);
+}
+
+void prod_grad(const ops::ProdGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  ProductCall call;
+  const Fold fold(call, in[1], 0b10, 8);
+  if (call.reduce > longest_product) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  launch_product_grad(call, in[0].raw(), out[0].raw());
+  check_launch(op.name);
+}
+
 }  // namespace
 
-void add_sum() {
+void add_folds() {
   add_kernel<sum>(DeviceType::cuda);
   add_kernel<power_sum>(DeviceType::cuda);
+  add_kernel<prod>(DeviceType::cuda);
+  add_kernel<prod_grad>(DeviceType::cuda);
   add_kernel<variance>(DeviceType::cuda);
   add_kernel<variance_grad>(DeviceType::cuda);
 }
