@@ -252,6 +252,7 @@ OPS = {
     **{name: (one, getattr(torch, name)) for name in
        "neg abs exp sin cos tanh sigmoid erf relu square floor isfinite".split()},
     **{name: (one_positive, getattr(torch, name)) for name in "log log1p sqrt rsqrt reciprocal".split()},
+    "root": (one_positive, torch.sqrt),
     "silu": (one, F.silu),
     "gelu": (one, F.gelu),
     "gelu_tanh": (one, lambda x: F.gelu(x, approximate="tanh")),
