@@ -33,6 +33,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/cpu/elementwise_loop.h"
+#include "runtime/cpu/list_step_loop.h"
 #include "runtime/elementwise.h"
 #include "runtime/late_value.h"
 #include "runtime/op.h"

@@ -1,5 +1,5 @@
 // Parts of one's own: an elementwise op, a structural op with its kernel, a module that owns a part by
-// pointer, and an optimizer.
+// pointer, and an optimizer whose rule is one pass over all parameters.
 #include <sherd.h>
 
 #include <cstdio>
@@ -72,7 +72,29 @@ struct Net final : nn::Layer<Net> {
   }
 };
 
-/// Lion (Chen et al., 2023): the sign of an average of gradients.
+/// Lion (Chen et al., 2023): the sign of an average of gradients. A rule over lists of tensors gives the new
+/// value of an element and of what is kept beside it; the loop over all parameters follows, and on a GPU the
+/// kernel, by `cuda::add_list_step<LionStep>()` in a file of nvcc's.
+struct LionStep : ListStep<LionStep> {
+  static constexpr std::string_view name = "lion_step_";
+  static constexpr std::string_view states[] = {"momentum"};
+
+  /// What is one number for a whole step: here the rate alone.
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D, const Rounded& rounded) const {
+    return rounded(-lr);
+  }
+  template <class T>
+  constexpr Stepped<T, 1> operator()(T rate, T p, T g, T m) const {
+    using math::fma;
+    using math::where;
+    const T ahead = fma(T(0.1), g, m * T(0.9));
+    const T sign = where(ahead > T(0), T(1), where(ahead < T(0), T(-1), T(0)));
+    return {fma(rate, sign, p), {fma(T(0.01), g, m * T(0.99))}};
+  }
+  bool operator==(const LionStep&) const = default;
+};
+
 class Lion final : public nn::Optimizer {
  public:
   Lion(std::vector<nn::Parameter> params, double lr) : Optimizer({{std::move(params)}}, {{"lr", lr}}) {}
@@ -82,19 +104,18 @@ class Lion final : public nn::Optimizer {
   Slots fresh(const Tensor& p) const override { return {zeros_like(p)}; }
   void step_group(const Group& group, std::span<const nn::Parameter> params,
                   std::span<Slots* const> slots) override {
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const Tensor p = params[i].local().detach(), g = params[i].grad(), m = (*slots[i])[0];
-      const Tensor ahead = m * 0.9 + g * 0.1;
-      const Tensor sign = to(ahead > 0, p.dtype()) - to(ahead < 0, p.dtype());
-      sub_(p, sign * to(to(group.lr, p.dtype()), p.device()));
-      add_(mul_(m, 0.99), g * 0.01);
-    }
+    if (params.empty()) return;
+    std::vector<Tensor> all{to(group.lr, params[0].local().device())};
+    for (std::size_t i = 0; i < params.size(); ++i)
+      all.insert(all.end(), {params[i].local().detach(), params[i].grad(), (*slots[i])[0]});
+    apply_many(LionStep{}, all);
   }
 };
 
 int main() {
   cpu::add_elementwise<PseudoHuber>();
   add_kernel<running_max>(DeviceType::cpu);
+  cpu::add_list_step<LionStep>();
   manual_seed(0);
   Net net;
   Lion optimizer(net.parameters(), 3e-3);

@@ -8,7 +8,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd::nn {
 namespace {

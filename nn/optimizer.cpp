@@ -10,7 +10,7 @@
 #include "runtime/log.h"
 #include "runtime/ops.h"
 #include "runtime/ops/copy.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "runtime/reach.h"
 #include "runtime/timeline.h"
 

@@ -211,13 +211,13 @@ Optimizer::Slots Adam::fresh(const Tensor& p) const {
 
 void Adam::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};
-  ops::AdamStep op{group.option("beta1"),
-                   group.option("beta2"),
-                   group.option("eps"),
-                   group.option("weight_decay"),
-                   decoupled_,
-                   first.skippable(),
-                   first.clipped()};
+  ops::AdamStep op{.beta1 = group.option("beta1"),
+                   .beta2 = group.option("beta2"),
+                   .eps = group.option("eps"),
+                   .weight_decay = group.option("weight_decay"),
+                   .decoupled = decoupled_,
+                   .skippable = first.skippable(),
+                   .clipped = first.clipped()};
   if (masters_ != Masters::in_f32)
     return step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
   ops::AdamStep with_twins = op;
@@ -262,9 +262,12 @@ Optimizer::Slots Sgd::fresh(const Tensor& p) const {
 
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};
-  const ops::SgdStep op{group.option("momentum"),  group.option("weight_decay"),
-                        group.option("dampening"), group.option("nesterov") != 0,
-                        first.skippable(),         first.clipped()};
+  const ops::SgdStep op{.momentum = group.option("momentum"),
+                        .weight_decay = group.option("weight_decay"),
+                        .dampening = group.option("dampening"),
+                        .nesterov = group.option("nesterov") != 0,
+                        .skippable = first.skippable(),
+                        .clipped = first.clipped()};
   step_list(op, first, foreach_, params,
             [&](std::size_t i) { return op.momentum != 0 ? *slots[i] : Slots(); });
 }
@@ -295,10 +298,13 @@ Optimizer::Slots Rmsprop::fresh(const Tensor& p) const {
 void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
                          std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};
-  const ops::RmspropStep op{
-      group.option("alpha"),    group.option("eps"),           group.option("weight_decay"),
-      group.option("momentum"), group.option("centered") != 0, first.skippable(),
-      first.clipped()};
+  const ops::RmspropStep op{.alpha = group.option("alpha"),
+                            .eps = group.option("eps"),
+                            .weight_decay = group.option("weight_decay"),
+                            .momentum = group.option("momentum"),
+                            .centered = group.option("centered") != 0,
+                            .skippable = first.skippable(),
+                            .clipped = first.clipped()};
   step_list(op, first, foreach_, params, [&](std::size_t i) {
     const Slots& s = *slots[i];
     Slots kept{s.front()};

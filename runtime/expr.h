@@ -53,6 +53,8 @@ class SHERD_API Expr {
 SHERD_API Expr where(const Expr& condition, const Expr& a, const Expr& b);
 /// `x` where the condition holds, else 0.
 inline Expr only_if(const Expr& condition, const Expr& x) { return where(condition, x, Expr(0.0)); }
+/// As two ops, which round twice.
+inline Expr fma(const Expr& a, const Expr& b, const Expr& c) { return a * b + c; }
 SHERD_API Expr exp(const Expr& x);
 SHERD_API Expr log(const Expr& x);
 SHERD_API Expr sqrt(const Expr& x);

@@ -22,6 +22,16 @@ inline constexpr Mask all_of_them = ~Mask{0};
 constexpr Mask bit(std::size_t i) { return Mask{1} << (i < 63 ? i : 63); }
 constexpr bool has(Mask m, std::size_t i) { return (m & bit(i)) != 0; }
 
+/// How many inputs an op takes; an optional one counts, given or not.
+struct Arity {
+  std::size_t least, most;
+  constexpr Arity(int exactly) : least(static_cast<std::size_t>(exactly)), most(least) {}
+  static constexpr Arity at_least(std::size_t n) { return Arity(n, ~std::size_t{0}); }
+
+ private:
+  constexpr Arity(std::size_t least, std::size_t most) : least(least), most(most) {}
+};
+
 /// The inputs and outputs whose values a gradient rule reads; the tape keeps these until the backward.
 struct Reads {
   Mask inputs = 0, outputs = 0;

@@ -187,6 +187,11 @@ constexpr Normal<float> normal(float x) {
   return {bell, where(x > 0.f, 1.f - tail, tail)};
 }
 
+/// a b + c, rounded once.
+template <class T>
+constexpr T fma(T a, T b, T c) {
+  return std::fma(a, b, c);
+}
 template <class T>
 constexpr T sqrt(T x) {
   return std::sqrt(x);

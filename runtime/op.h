@@ -39,16 +39,6 @@ struct GradArgs {
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
-/// How many inputs an op takes; an optional one counts, given or not.
-struct Arity {
-  std::size_t least, most;
-  constexpr Arity(int exactly) : least(static_cast<std::size_t>(exactly)), most(least) {}
-  static constexpr Arity at_least(std::size_t n) { return Arity(n, ~std::size_t{0}); }
-
- private:
-  constexpr Arity(std::size_t least, std::size_t most) : least(least), most(most) {}
-};
-
 /// A value type that is an op: `name` for messages and traces, and fields that say everything about it.
 /// Further members that an op may have:
 ///  - `arity`: how many inputs it takes (1 if it does not say); `optional`: bits of inputs that may be empty

@@ -5,7 +5,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
 #include "shard/unit.h"

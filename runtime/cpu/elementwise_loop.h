@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "runtime/cpu/for_processor.h"
 #include "runtime/cpu/operands.h"
 #include "runtime/elementwise.h"
 
@@ -52,44 +53,13 @@ template <class F, class TO, class... Operand>
 /// How a condition is read: of bools beside wider elements the compiler makes no vectors.
 using Truth = std::uint8_t;
 
-/// One row of a call of functor `F`; one of the operands `numbers` may be a number. An application's own
-/// functors are compiled with its flags: with g++ at -O1 and above the attributes make the loops what the
-/// library's are, without contraction of products and sums, and `best` takes the one for this processor
-/// (flags for single instructions, such as -maes, leave the plain one). Other compilers and sanitized code
-/// compile them as any code.
+/// One row of a call of functor `F`; one of the operands `numbers` may be a number.
 template <class F, Mask numbers, class TO, class... TI>
 struct ElementwiseRow {
-#if defined(__clang__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  static Row best() { return run; }
+  static Row best() { return ForProcessor<run>::best(); }
   static void run(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
     go(f, n, at, steps, std::index_sequence_for<TI...>{});
   }
-#else
-#if !defined(__x86_64__) || defined(__AVX2__)
-  static Row best() { return run; }
-#else
-  static Row best() {
-    static const Row row = __builtin_cpu_supports("x86-64-v4")   ? run_v4
-                           : __builtin_cpu_supports("x86-64-v3") ? run_v3
-                                                                 : run;
-    return row;
-  }
-  [[gnu::target("arch=x86-64-v4"), gnu::flatten,
-    gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void
-  run_v4(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
-    go(f, n, at, steps, std::index_sequence_for<TI...>{});
-  }
-  [[gnu::target("arch=x86-64-v3"), gnu::flatten,
-    gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void
-  run_v3(const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
-    go(f, n, at, steps, std::index_sequence_for<TI...>{});
-  }
-#endif
-  [[gnu::flatten, gnu::optimize("O3,fp-contract=off,no-math-errno,no-trapping-math")]] static void run(
-      const void* f, std::int64_t n, std::byte* const* at, const std::int64_t* steps) {
-    go(f, n, at, steps, std::index_sequence_for<TI...>{});
-  }
-#endif
 
  private:
   template <std::size_t... I>

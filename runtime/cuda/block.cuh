@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "runtime/cuda/packed.cuh"
 #include "runtime/cuda/types.cuh"
 #include "runtime/element.h"
 #include "runtime/math.h"
@@ -14,19 +15,6 @@ namespace sherd::cuda {
 inline constexpr unsigned whole_warp = 0xffffffffu;
 inline constexpr int warp_size = 32;
 
-/// Neighbouring elements, loaded and stored at once.
-template <int V, class T>
-struct alignas(sizeof(T) * V) Packed {
-  T at[V];
-};
-template <int V, class T>
-__device__ Packed<V, T> load_pack(const T* from) {
-  return *reinterpret_cast<const Packed<V, T>*>(from);
-}
-template <int V, class T>
-__device__ void store_pack(T* to, const Packed<V, T>& pack) {
-  *reinterpret_cast<Packed<V, T>*>(to) = pack;
-}
 /// Neighbouring elements as words of memory, for kernels that are bound by instructions: 16-bit elements
 /// taken apart one by one cost more of them than the arithmetic does.
 template <int V, class T>

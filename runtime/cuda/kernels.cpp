@@ -14,10 +14,6 @@ namespace sherd::cuda {
 
 static_assert(Operands::most_dims == max_rank && Operands::most_operands == detail::Operands::most);
 
-namespace {
-
-/// Whether every GPU here can make a kernel ready before the one before it has ended, and
-/// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
 bool launches_early() {
   static const bool all = [] {
     const int count = cuda_device_count();
@@ -33,8 +29,6 @@ bool launches_early() {
   }();
   return all;
 }
-
-}  // namespace
 
 Operands operands_of(Inputs in, Outputs out) {
   Operands p;
@@ -59,19 +53,6 @@ Operands operands_of(Inputs in, Outputs out) {
     p.dense_rows = p.dense_rows && (one || (aligned && o.strides[k][1] == 1 && o.strides[k][0] % whole == 0));
   }
   return p;
-}
-
-void launch_early(const void* kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = launches_early() ? 1 : 0;
-  cudaLaunchKernelExC(&config, kernel, arguments);  // check_launch() says how it went
 }
 
 unsigned grid_of(std::int64_t blocks) {

@@ -49,8 +49,9 @@ inline unsigned looping_grid_of(std::int64_t blocks) {
   return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);
 }
 
-/// Launches any kernel, early where the device can (launch.cuh); `arguments` are the addresses of its.
-void launch_early(const void* kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments);
+/// Whether every GPU here can make a kernel ready before the one before it has ended, and
+/// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
+SHERD_API bool launches_early();
 
 /// Adds the kernels of every file of this folder that has some; its build file lists them.
 void add_kernels();

@@ -17,12 +17,23 @@ __device__ inline void wait_for_earlier() {
 #endif
 }
 
-/// kernel<<<grid, block, 0, stream>>>(arguments...), early where the device can (compute capability 9).
+/// kernel<<<grid, block, 0, stream>>>(arguments...), early where the device can (compute capability 9). By
+/// the CUDA runtime of whoever compiles it, which alone knows the kernel.
 template <class... P>
 void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream,
                   const std::type_identity_t<P>&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = launches_early() ? 1 : 0;
   void* all[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-  launch_early(reinterpret_cast<const void*>(kernel), grid, block, stream, all);
+  cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel),
+                      all);  // check_launch() says how it went
 }
 
 }  // namespace sherd::cuda

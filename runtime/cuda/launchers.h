@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/device_key.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/slots.h"
 #include "runtime/number.h"
 #include "runtime/random.h"
 
@@ -67,25 +68,6 @@ void launch_variance(const VarianceCall& call);
 /// gx = gy 2 (x - mean) / left, of `dtype`.
 void launch_variance_grad(const VarianceCall& call, const double* gy, void* gx);
 
-/// What one launch works on, `n` elements each: at most `most`, longer lists take several launches. Blocks
-/// take chunks of them (slots.cuh).
-template <class Slot, int most_slots>
-struct Slots {
-  static constexpr int most = most_slots;
-  /// Elements that a block takes.
-  static constexpr std::int64_t chunk = 1 << 14;
-  int count = 0;
-  std::int64_t first_chunk[most + 1] = {};  ///< of each slot, and the number of all
-  Slot slot[most];
-
-  void add(const Slot& next) {
-    slot[count] = next;
-    first_chunk[count + 1] = first_chunk[count] + (next.n + chunk - 1) / chunk;
-    ++count;
-  }
-  unsigned blocks() const { return static_cast<unsigned>(first_chunk[count]); }
-};
-
 /// A dense copy of `n` elements; f32 and 16-bit floats become one another, other dtypes stay.
 struct CopySlot {
   void* to;
@@ -97,47 +79,5 @@ using CopySlots = Slots<CopySlot, 96>;
 /// Whether a launch of many copies takes one between these dtypes.
 bool takes_copy(DType to, DType from);
 void launch_copy_each(const CopySlots& slots, cudaStream_t stream);
-
-/// One parameter of an optimizer's step: value, gradient, state (null where there is none), its count of
-/// steps, and a 16-bit twin that gets its rounded values (null where there is none).
-struct OptimizerSlot {
-  float* p;
-  const void* g;
-  float *m, *v;
-  double* steps;
-  std::int64_t n;
-  DType g_dtype = DType::f32;
-  DType twin_dtype = DType::bf16;
-  void* twin = nullptr;
-};
-/// The parameters of one launch.
-using OptimizerSlots = Slots<OptimizerSlot, 48>;
-struct AdamCall {
-  const double* lr;
-  const float* skip;     ///< nothing is done where it is not 0; may be null
-  const double* factor;  ///< by which gradients count as multiplied, rounded to their dtype; may be null
-  double beta1, beta2, eps, weight_decay;
-  bool decoupled;
-};
-/// Adds one to each step count, then takes the steps.
-void launch_adam(const OptimizerSlots& slots, const AdamCall& call, cudaStream_t stream);
-struct SgdCall {
-  const double* lr;
-  const float* skip;
-  const double* factor;
-  double momentum, weight_decay, dampening;
-  bool nesterov;
-};
-/// `m` is the momentum; where it is null, `steps` is too. There are no twins.
-void launch_sgd(const OptimizerSlots& slots, const SgdCall& call, cudaStream_t stream);
-struct RmspropCall {
-  const double* lr;
-  const float* skip;
-  const double* factor;
-  double alpha, eps, weight_decay, momentum;
-};
-/// `v` is the average of squares, `twin` (f32) that of gradients, null unless centred, and `m` the momentum,
-/// null without one.
-void launch_rmsprop(const OptimizerSlots& slots, const RmspropCall& call, cudaStream_t stream);
 
 }  // namespace sherd::cuda

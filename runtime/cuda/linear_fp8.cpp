@@ -9,7 +9,7 @@
 #include "runtime/cuda/matmul_plans.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd::cuda {
 namespace {

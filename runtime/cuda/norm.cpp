@@ -4,8 +4,9 @@
 #include <vector>
 
 #include "runtime/cuda/rank.h"
+#include "runtime/list_step.h"
 #include "runtime/ops.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd::cuda {
 namespace {
@@ -58,9 +59,7 @@ void norm_of_sums(const ops::NormOfSums& op, Inputs in, Outputs out) {
 }
 
 void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
-  for (const Tensor& t : in.subspan(1))
-    check<StateError>(t.is_contiguous(), "{}: a tensor of shape {} and strides {} is not dense; clone it",
-                      op.name, t.shape(), t.strides());
+  for (const Tensor& t : in.subspan(1)) sherd::detail::dense_data(op.name, t);
   const cudaStream_t stream = stream_of(in[0].device());
   in_lists(in.subspan(1),
            [&](const ValueList& list) { launch_clip_scale(list, op.limit, scalar(in[0]), stream); });

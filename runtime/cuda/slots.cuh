@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/cuda/launch.cuh"
-#include "runtime/cuda/launchers.h"
+#include "runtime/cuda/slots.h"
 
 namespace sherd::cuda {
 

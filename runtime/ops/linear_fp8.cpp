@@ -4,7 +4,7 @@
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd {
 namespace ops {

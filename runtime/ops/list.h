@@ -29,6 +29,7 @@
 #include "runtime/ops/multinomial.h"
 #include "runtime/ops/nll.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
 #include "runtime/ops/pool2d.h"

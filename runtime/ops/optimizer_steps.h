@@ -1,43 +1,57 @@
-// Optimizer steps over whole lists of parameters at once. Rate and step counts are tensors, so a recorded
-// step can be replayed.
+// Optimizer steps over whole lists of parameters at once: of each rule the one place where it stands. Rate
+// and step counts are tensors, so a recorded step can be replayed. Safe to include in device code.
 #pragma once
 
-#include "runtime/op.h"
+#include "runtime/list_rule.h"
+#include "runtime/math.h"
 
 namespace sherd::ops {
 
-/// Whether a step takes a second input, skip (0-d, f32): where that is not 0, nothing is changed.
-enum class Skippable : std::uint8_t { no, yes };
-/// Whether a step takes one more input after those, a factor (0-d, f64): gradients count as multiplied by it
-/// and rounded to their dtype, the bits that `ClipScale` leaves; they themselves stay.
-enum class Clipped : std::uint8_t { no, yes };
-/// Whether each parameter brings one more tensor, of 16 bits, which gets the new values rounded.
-enum class Twins : std::uint8_t { no, yes };
-
-/// Which input begins the first parameter: before it are the rate, skip and factor, the last two if there.
-constexpr std::size_t first_parameter(Skippable skippable, Clipped clipped) {
-  return 1u + (skippable == Skippable::yes) + (clipped == Clipped::yes);
-}
-
-/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32. Inputs: lr (0-d, f64),
-/// skip if the step is skippable, the factor if it is clipped, then for each parameter p, g (f32 or of 16
-/// bits), m, v, step (0-d, f64), which counts one up, and its twin if it has one. The first ones and g are
-/// not written.
-struct AdamStep {
+/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32: m = beta1 m + (1 -
+/// beta1) g and v = beta2 v + (1 - beta2) g^2 as published, so that a beta of 0 forgets all that was before.
+/// Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped, then for each parameter
+/// p, g (f32 or of 16 bits), m, v, step (0-d, f64), which counts one up, and its twin if it has one. The
+/// first ones and g are not written.
+struct AdamStep : ListStep<AdamStep> {
   static constexpr std::string_view name = "adam_step_";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
+  static constexpr std::string_view states[] = {"first moment", "second moment"};
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
   Twins twins = Twins::no;
 
-  std::size_t first() const { return first_parameter(skippable, clipped); }
-  std::size_t stride() const { return twins == Twins::yes ? 6 : 5; }
-  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
+  static constexpr bool counts(int) { return true; }
+  template <class T>
+  struct Factors {
+    T keep, decay, beta1, share1, beta2, share2, root2, eps, rate;
+  };
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D step, const Rounded& rounded) const {
+    using math::pow;
+    using math::sqrt;
+    return Factors<decltype(rounded(lr))>{
+        .keep = rounded(decoupled ? D(1.0) - lr * D(weight_decay) : D(1.0)),
+        .decay = rounded(D(decoupled ? 0.0 : weight_decay)),
+        .beta1 = rounded(D(beta1)),
+        .share1 = rounded(D(1 - beta1)),
+        .beta2 = rounded(D(beta2)),
+        .share2 = rounded(D(1 - beta2)),
+        .root2 = rounded(sqrt(D(1.0) - pow(D(beta2), step))),
+        .eps = rounded(D(eps)),
+        .rate = rounded(-(lr / (D(1.0) - pow(D(beta1), step)))),
+    };
+  }
+  template <class T>
+  constexpr Stepped<T, 2> operator()(const Factors<T>& f, T p, T g, T m, T v) const {
+    using math::fma;
+    using math::sqrt;
+    const T kept = p * f.keep;
+    const T grad = fma(kept, f.decay, g);
+    const T mean = fma(f.share1, grad, m * f.beta1);
+    const T square = fma(f.share2 * grad, grad, v * f.beta2);
+    return {kept + f.rate * mean / (sqrt(square) / f.root2 + f.eps), {mean, square}};
+  }
   void fields(auto&& on) const {
     on("beta1", beta1);
     on("beta2", beta2);
@@ -55,20 +69,47 @@ struct AdamStep {
 /// then for each parameter p and g (f32 or of 16 bits), and with momentum also the buffer and a 0-d f64 count
 /// of steps taken (0: the buffer starts as the gradient). The first ones and g are not written. Without
 /// momentum dampening and nesterov say nothing.
-struct SgdStep {
+struct SgdStep : ListStep<SgdStep> {
   static constexpr std::string_view name = "sgd_step_";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
+  static constexpr std::string_view states[] = {"momentum buffer"};
   double momentum = 0, weight_decay = 0, dampening = 0;
   bool nesterov = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
 
-  std::size_t first() const { return first_parameter(skippable, clipped); }
-  std::size_t stride() const { return momentum != 0 ? 4 : 2; }
-  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
+  static constexpr int forms = 3, plain = 0, carries = 1, looks_ahead = 2;
+  constexpr int form() const { return momentum == 0 ? plain : nesterov ? looks_ahead : carries; }
+  static constexpr Mask keeps(int form) { return form != plain; }
+  static constexpr bool counts(int form) { return form != plain; }
+  template <class T, class Truth>
+  struct Factors {
+    T rate, momentum, decay, share;
+    Truth first;
+  };
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D step, const Rounded& rounded) const {
+    return Factors<decltype(rounded(lr)), decltype(step == step)>{
+        .rate = rounded(-lr),
+        .momentum = rounded(D(momentum)),
+        .decay = rounded(D(weight_decay)),
+        .share = rounded(D(1 - dampening)),
+        .first = step == D(1.0),
+    };
+  }
+  template <int form, class T, class Truth>
+  constexpr Stepped<T, 1> operator()(const Factors<T, Truth>& f, T p, T g, T m) const {
+    using math::fma;
+    using math::where;
+    const T step = fma(p, f.decay, g);
+    if constexpr (form == plain) {
+      return {fma(f.rate, step, p), {m}};
+    } else {
+      const T carried = where(f.first, step, fma(m, f.momentum, f.share * step));
+      T move = carried;
+      if constexpr (form == looks_ahead) move = fma(carried, f.momentum, step);
+      return {fma(f.rate, move, p), {carried}};
+    }
+  }
   void fields(auto&& on) const {
     on("momentum", momentum);
     on("weight_decay", weight_decay);
@@ -83,20 +124,50 @@ struct SgdStep {
 /// One step of RMSprop, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is
 /// clipped, then for each parameter p, g (f32 or of 16 bits), the average of squares, that of gradients if it
 /// is centred, and the buffer with momentum. The first ones and g are not written.
-struct RmspropStep {
+struct RmspropStep : ListStep<RmspropStep> {
   static constexpr std::string_view name = "rmsprop_step_";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
+  static constexpr std::string_view states[] = {"average of squares", "average of gradients",
+                                                "momentum buffer"};
   double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
 
-  std::size_t first() const { return first_parameter(skippable, clipped); }
-  std::size_t stride() const { return 3u + centered + (momentum != 0); }
-  bool writes(std::size_t i) const { return i >= first() && (i - first()) % stride() != 1; }
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
+  static constexpr int forms = 4, centers = 1, carries = 2;  // the last two are bits
+  constexpr int form() const { return (centered ? centers : 0) | (momentum != 0 ? carries : 0); }
+  static constexpr Mask keeps(int form) { return Mask{1} | static_cast<Mask>(form) << 1; }
+  template <class T>
+  struct Factors {
+    T rate, alpha, share, eps, decay, momentum;
+  };
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D, const Rounded& rounded) const {
+    return Factors<decltype(rounded(lr))>{
+        .rate = rounded(-lr),
+        .alpha = rounded(D(alpha)),
+        .share = rounded(D(1 - alpha)),
+        .eps = rounded(D(eps)),
+        .decay = rounded(D(weight_decay)),
+        .momentum = rounded(D(momentum)),
+    };
+  }
+  template <int form, class T>
+  constexpr Stepped<T, 3> operator()(const Factors<T>& f, T p, T g, T squares, T average, T carried) const {
+    using math::fma;
+    using math::sqrt;
+    using math::where;
+    const T grad = fma(p, f.decay, g);
+    squares = fma(f.share * grad, grad, squares * f.alpha);
+    T variance = squares;
+    if constexpr ((form & centers) != 0) {
+      average = fma(f.share, grad, average * f.alpha);
+      variance = fma(-average, average, variance);
+      variance = where(variance < T(0), T(0), variance);  // by rounding; NaN stays
+    }
+    T move = grad / (sqrt(variance) + f.eps);
+    if constexpr ((form & carries) != 0) move = carried = fma(carried, f.momentum, move);
+    return {fma(f.rate, move, p), {squares, average, carried}};
+  }
   void fields(auto&& on) const {
     on("alpha", alpha);
     on("eps", eps);
@@ -107,61 +178,6 @@ struct RmspropStep {
     on("clipped", clipped == Clipped::yes);
   }
   bool operator==(const RmspropStep&) const = default;
-};
-
-/// Largest absolute value of all inputs, f64 0-d: 0 for no elements, NaN when there is one.
-struct LargestMagnitude {
-  static constexpr std::string_view name = "largest_magnitude";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
-
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
-  bool operator==(const LargestMagnitude&) const = default;
-};
-
-// The Euclidean norm of any number of tensors in two steps. Its bits do not depend on how elements are
-// ordered or cut into tensors, of one floating dtype or several, and not on ranks either: between the steps
-// sums meet by a sum.
-
-/// Sum of the squares of all inputs without rounding, i64 (134), as `ExactSquares` lays it out. Sums add
-/// element by element. Fewer than 2^32 elements in all.
-struct SquareSums {
-  static constexpr std::string_view name = "square_sums";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
-
-  Specs infer(SpecSpan in) const;
-  bool operator==(const SquareSums&) const = default;
-};
-
-/// The norm, f64 0-d, of the whole sum (i64 (134)): infinite or NaN if an element was.
-struct NormOfSums {
-  static constexpr std::string_view name = "norm_of_sums";
-  static constexpr Arity arity = 1;
-  static constexpr Mask dense = 1;
-  static constexpr bool differentiable = false;
-
-  Specs infer(SpecSpan in) const;
-  bool operator==(const NormOfSums&) const = default;
-};
-
-/// min(1, limit / (norm + 1e-6)), 0-d f64 as `norm` is.
-SHERD_API Tensor clip_factor(const Tensor& norm, double limit);
-
-/// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64); by NaN
-/// when that is one.
-struct ClipScale {
-  static constexpr std::string_view name = "clip_scale_";
-  static constexpr Arity arity = Arity::at_least(1);
-  static constexpr bool differentiable = false;
-  double limit = 1;
-
-  bool writes(std::size_t i) const { return i >= 1; }
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
-  void fields(auto&& on) const { on("limit", limit); }
-  bool operator==(const ClipScale&) const = default;
 };
 
 }  // namespace sherd::ops

@@ -5,6 +5,7 @@
 #include "runtime/apply.h"
 #include "runtime/ops/listing.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;

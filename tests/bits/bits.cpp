@@ -11,6 +11,7 @@
 #include "runtime/ops/index.h"
 #include "runtime/ops/listing.h"
 #include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "tests/runtime/op_cases.h"
 
 namespace sherd::test {

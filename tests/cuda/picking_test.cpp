@@ -7,7 +7,7 @@
 #include "runtime/context.h"
 #include "runtime/exact_squares.h"
 #include "runtime/indexing.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "tests/cuda/agree.h"
 
 using namespace sherd;

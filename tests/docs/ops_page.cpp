@@ -165,7 +165,8 @@ std::string dtypes() {
 
 std::set<std::string> kernels_in_sources(const fs::path& root, const std::string& backend) {
   std::set<std::string> types;
-  static const std::regex row(R"(kernel_row<ops::(\w+)>\(\)\.set\()"), add(R"(add_kernel<(\w+)>\()");
+  static const std::regex row(R"((?:kernel_row<ops::(?=\w+>\(\)\.set\()|add_list_step<ops::)(\w+)>\()"),
+      add(R"(add_kernel<(\w+)>\()");
   for (const fs::path& file : files_in(root / "runtime" / backend)) {
     if (file.extension() != ".cpp" && file.extension() != ".cu") continue;
     const std::string text = text_of(file);

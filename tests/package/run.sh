@@ -86,7 +86,7 @@ headers_alone() {
   local dir=$work/headers
   mkdir "$dir"
   cd "$include"
-  find . -name '*.h' -printf '%P\n' | while read -r header; do
+  find . -name '*.h' -not -path '*/runtime/cuda/*' -printf '%P\n' | while read -r header; do
     echo "#include \"$header\"" >"$dir/${header//\//-}.cpp"
   done
   find "$dir" -name '*.cpp' -print0 |

@@ -5,7 +5,7 @@
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
 #include "runtime/ops/list.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd::test {
 

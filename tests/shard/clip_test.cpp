@@ -10,7 +10,7 @@
 
 #include "collectives/observe.h"
 #include "runtime/apply.h"
-#include "runtime/ops/optimizer_steps.h"
+#include "runtime/ops/order_free_norm.h"
 #include "shard/build.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"

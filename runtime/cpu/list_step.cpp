@@ -1,0 +1,66 @@
+// Steps over lists of parameters: what surrounds the loops of all rules.
+#include "runtime/cpu/list_step_loop.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/cpu/list_tiles.h"
+#include "runtime/cpu/order_free_norm.h"
+#include "runtime/ops.h"
+
+namespace sherd::detail {
+namespace {
+
+/// One parameter: its value, its gradient and all state, null where it is not kept.
+struct StepSlot {
+  float* at[2 + StepLists::most_states];
+  std::int64_t n;
+  double step;
+};
+
+/// A gradient as the step takes it: f32, dense, and clipped in its own dtype.
+Tensor dense_gradient(std::string_view op, const Tensor& given, double factor) {
+  Tensor g = contiguous(given);
+  if (factor != 1.0) {
+    g = clone(g);
+    with_floating(op, g.dtype(), [&]<class T>() {
+      const cpu::MutableValues<T> values{reinterpret_cast<T*>(g.raw()), g.numel()};
+      cpu::scale<T>(std::span(&values, 1), factor);
+    });
+  }
+  return to(g, DType::f32);
+}
+
+}  // namespace
+
+void run_step(const StepLists& lists, Inputs in, const void* rule, StepLoop loop) {
+  if (lists.skippable && *in[1].data<float>() != 0) return;
+  const double factor = lists.clipped ? *in[lists.factor()].data<double>() : 1.0;
+  std::vector<StepSlot> slots;
+  std::vector<Tensor> gradients;  // views become dense, and 16 bits f32
+  for (std::size_t i = lists.first(); i < in.size(); i += lists.stride()) {
+    const Inputs one = in.subspan(i, lists.stride());
+    StepSlot slot{{}, one[0].numel(), 1};
+    slot.at[0] = reinterpret_cast<float*>(dense_data(lists.name, one[0]));
+    slot.at[1] =
+        reinterpret_cast<float*>(gradients.emplace_back(dense_gradient(lists.name, one[1], factor)).raw());
+    for (std::size_t k = 0, from = 2; k < lists.states.size(); ++k)
+      if (has(lists.kept, k)) slot.at[2 + k] = reinterpret_cast<float*>(dense_data(lists.name, one[from++]));
+    if (lists.counts) slot.step = *reinterpret_cast<double*>(one[lists.count()].raw()) += 1;
+    slots.push_back(slot);
+  }
+  const double lr = *in[0].data<double>();
+  cpu::for_elements(std::span<const StepSlot>(slots),
+                    [&](const StepSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {
+                      float* at[std::size(s.at)];
+                      std::ranges::transform(s.at, at, [&](float* p) { return p ? p + begin : p; });
+                      loop(rule, lr, s.step, end - begin, at);
+                    });
+  if (lists.twins)
+    for (std::size_t i = lists.first(); i < in.size(); i += lists.stride()) {
+      const Tensor& twin = in[i + lists.twin()];
+      copy_(alias(twin, twin.layout()), in[i]);
+    }
+}
+
+}  // namespace sherd::detail

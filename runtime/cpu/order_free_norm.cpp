@@ -1,0 +1,184 @@
+// The order-free norm and clipping by it, over lists of tensors.
+#include "runtime/cpu/order_free_norm.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "runtime/cpu/list_tiles.h"
+#include "runtime/exact_squares.h"
+#include "runtime/instances.h"
+#include "runtime/list_step.h"
+#include "runtime/math.h"
+#include "runtime/ops.h"
+#include "runtime/ops/order_free_norm.h"
+
+namespace sherd::cpu {
+
+template <class T>
+double max_abs(std::span<const Values<T>> list) {
+  using C = compute_t<T>;
+  std::vector<C> tops(static_cast<std::size_t>(tile_count(list)));
+  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+    // As bits, because magnitudes order like integers there, NaN above all: integer maxima vectorise and keep
+    // it.
+    using Bits = typename math::detail::Format<C>::Int;
+    Bits top = std::bit_cast<Bits>(tops[tile]);
+    for (std::int64_t i = begin; i < end; ++i) {
+      top = std::max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(values.data[i]))));
+    }
+    tops[tile] = std::bit_cast<C>(top);
+  });
+  double best = 0;
+  for (C top : tops) best = top > best || std::isnan(top) ? static_cast<double>(top) : best;
+  return best;
+}
+
+namespace {
+
+constexpr std::int64_t piece = 1024;  // elements that are summed in f64 before they go to the limbs
+
+/// Those of a piece, `n` of them.
+template <class T, class Add>
+void add_piece(const T* data, std::int64_t n, const Add& add) {
+  using C = compute_t<T>;
+  if constexpr (std::is_same_v<C, double>) {
+    for (std::int64_t i = 0; i < n; ++i) add_square(data[i], add);
+  } else {
+    constexpr std::int64_t lanes = 16;
+    using Grid = SquaresGrid<mantissa_bits<T>>;
+    C x[piece] = {};
+    std::int32_t top = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      x[i] = std::fabs(static_cast<C>(data[i]));
+      top = std::max(top, std::bit_cast<std::int32_t>(x[i]));
+    }
+    const C largest = std::bit_cast<C>(top);
+    if (largest == 0) return;
+    if (!std::isfinite(largest)) {
+      for (std::int64_t i = 0; i < n; ++i) add_square(static_cast<double>(x[i]), add);
+      return;
+    }
+    const Grid grid = Grid::of(static_cast<double>(largest));
+    const auto least = static_cast<C>(grid.least);
+    double above[lanes] = {}, below[lanes] = {};
+    std::int32_t small = 0;
+    for (std::int64_t i = 0; i < piece; i += lanes)
+      for (std::int64_t j = 0; j < lanes; ++j) {
+        const bool sums = x[i + j] >= least;
+        small += !sums && x[i + j] != 0;
+        const double value = sums ? static_cast<double>(x[i + j]) : 0.0, square = value * value;
+        const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
+        above[j] += on_grid;
+        if (Grid::split) below[j] += square - on_grid;
+      }
+    std::int64_t high = 0, low = 0;
+    for (std::int64_t j = 0; j < lanes; ++j) {
+      high += static_cast<std::int64_t>(above[j] * grid.to_high);
+      low += static_cast<std::int64_t>(below[j] * grid.to_low);
+    }
+    grid.finish(high, low, add);
+    for (std::int64_t i = 0; small > 0 && i < n; ++i)
+      if (x[i] < least) add_square(static_cast<double>(x[i]), add);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void add_squares(std::span<const Values<T>> list, std::int64_t* limbs) {
+  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+    std::array<std::uint64_t, ExactSquares::limbs> sums{};
+    const auto add = [&](int limb, std::uint64_t value) { sums[static_cast<std::size_t>(limb)] += value; };
+    for (; begin < end; begin += piece) add_piece(values.data + begin, std::min(piece, end - begin), add);
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      if (sums[i] != 0)
+        std::atomic_ref(limbs[i]).fetch_add(static_cast<std::int64_t>(sums[i]), std::memory_order_relaxed);
+  });
+}
+
+template <class T>
+void scale(std::span<const MutableValues<T>> list, double factor) {
+  for_elements(list, [&](const MutableValues<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+    for (std::int64_t i = begin; i < end; ++i)
+      values.data[i] = T(
+          static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(values.data[i])) * factor));
+  });
+}
+
+[[gnu::used]] const auto optim_instances = instances_for<floating_dtypes>(
+    []<class T>() { return std::tuple(&max_abs<T>, &add_squares<T>, &scale<T>); });
+
+namespace {
+
+/// Calls `body.operator()<T>(tensors)` for the tensors of each floating dtype that occurs.
+template <class F>
+void by_dtype(std::string_view op, Inputs in, const F& body) {
+  for (const DType dtype : all_dtypes) {
+    std::vector<Tensor> tensors;
+    for (const Tensor& t : in)
+      if (t.dtype() == dtype) tensors.push_back(t);
+    if (!tensors.empty()) with_floating(op, dtype, [&]<class T>() { body.template operator()<T>(tensors); });
+  }
+}
+
+/// The same with the tensors' values: `body(span of Values<T>)`.
+template <class F>
+void values_by_dtype(std::string_view op, Inputs in, const F& body) {
+  by_dtype(op, in, [&]<class T>(std::vector<Tensor>& tensors) {
+    std::vector<Values<T>> list;
+    for (Tensor& t : tensors) {
+      t = contiguous(t);
+      list.push_back({t.data<T>(), t.numel()});
+    }
+    body(std::span<const Values<T>>(list));
+  });
+}
+
+double& scalar(const Tensor& t) { return *reinterpret_cast<double*>(t.raw()); }
+
+void largest_magnitude(const ops::LargestMagnitude& op, Inputs in, Outputs out) {
+  double largest = 0;
+  values_by_dtype(op.name, in, [&](auto values) {
+    const double here = max_abs(values);
+    if (here > largest || std::isnan(here)) largest = here;
+    if (std::isnan(largest)) largest = std::numeric_limits<double>::quiet_NaN();  // one of many bit patterns
+  });
+  scalar(out[0]) = largest;
+}
+
+void square_sums(const ops::SquareSums& op, Inputs in, Outputs out) {
+  auto* limbs = reinterpret_cast<std::int64_t*>(out[0].raw());
+  std::fill_n(limbs, static_cast<int>(ExactSquares::limbs), 0);
+  values_by_dtype(op.name, in, [&](auto values) { add_squares(values, limbs); });
+}
+
+void norm_of_sums(const ops::NormOfSums&, Inputs in, Outputs out) {
+  scalar(out[0]) = root_of(in[0].data<std::int64_t>());
+}
+
+void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
+  const double factor = std::min(op.limit / (scalar(in[0]) + 1e-6), 1.0);  // NaN stays: it is for all tensors
+  for (const Tensor& t : in.subspan(1)) detail::dense_data(op.name, t);    // all or none
+  if (factor == 1.0) return;
+  by_dtype(op.name, in.subspan(1), [&]<class T>(const std::vector<Tensor>& tensors) {
+    std::vector<MutableValues<T>> list;
+    for (const Tensor& t : tensors) list.push_back({reinterpret_cast<T*>(t.raw()), t.numel()});
+    scale<T>(list, factor);
+  });
+}
+
+}  // namespace
+
+void add_order_free_norm() {
+  add_kernel<largest_magnitude>(DeviceType::cpu);
+  add_kernel<square_sums>(DeviceType::cpu);
+  add_kernel<norm_of_sums>(DeviceType::cpu);
+  add_kernel<clip_scale>(DeviceType::cpu);
+}
+
+}  // namespace sherd::cpu
