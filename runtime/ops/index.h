@@ -58,7 +58,7 @@ struct Places {
 
 /// Writes input 2, 0-d, over the elements of input 0 where the bool input 1, which broadcasts to it, holds.
 struct FillWhere {
-  static constexpr std::string_view name = "fill_where_";
+  static constexpr std::string_view name = "masked_fill_";
   static constexpr Arity arity = 3;
   static constexpr Mask mutates = 1;
   static constexpr Reads reads{.inputs = 0b010};

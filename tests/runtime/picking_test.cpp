@@ -168,3 +168,26 @@ TEST_CASE("picking: a position outside is named, with the call and the first pla
     refused("scatter_add", [&] { return scatter_add(x, 1, reshape(at, {3, 1}), ones({3, 1})); });
   }
 }
+
+TEST_CASE("picking: masked_fill_ writes in place, by masks that broadcast and by the tensor itself") {
+  for (const DType dtype : all_dtypes) {
+    INFO(name_of(dtype));
+    const Tensor x = whole({4, 3}, dtype, 7);
+    for (const Shape& shape : {Shape{4, 3}, Shape{3}, Shape{4, 1}, Shape{}}) {
+      const Tensor mask = whole(shape, boolean, 8), copy = clone(x);
+      CHECK(masked_fill_(copy, mask, 1).is(copy));
+      CHECK(same_bits(copy, where(mask, 1, x)));
+    }
+  }
+  const Tensor mask = whole({4, 3}, boolean, 9);
+  const Tensor itself = clone(mask);
+  masked_fill_(itself, itself, false);
+  CHECK(doubles(itself) == Doubles(12));
+  CHECK(one_line_about(message_of<ShapeError>([&] { masked_fill_(ones({3}), mask, 1); }), "masked_fill_"));
+  Tensor leaf = ones({4, 3});
+  leaf.requires_grad_();
+  const Tensor y = leaf * 3;
+  masked_fill_(y, mask, 0);
+  sum(y).backward();
+  CHECK(same_bits(leaf.grad(), where(mask, 0, full({4, 3}, 3))));
+}
