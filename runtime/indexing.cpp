@@ -6,10 +6,9 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
-#include "runtime/ops/embedding.h"
 #include "runtime/ops/index.h"
+#include "runtime/ops/picking.h"
 #include "runtime/ops/slice.h"
-#include "runtime/ops/topk.h"
 
 namespace sherd {
 namespace {
@@ -126,32 +125,42 @@ class Taking {
   int from_ = 0, to_ = 0;  // the next axis of x, and of the box
 };
 
-/// The picks of an index as one: `order` brings the axes that are picked along to the front, `rows` are
-/// positions in the product of these.
-struct PickedRows {
-  Shape order, picked, rest;
-  Tensor rows;
-  int place = 0;  // of the positions' axes among those of the result
+/// The picks of an index as one, of slices across neighbouring axes. Those of axes that are apart come to the
+/// front, which is what `order` says.
+struct PickedSlices {
+  Shape order, picked;
+  Tensor positions;
+  bool together = true, distinct = false;
+  int axis = 0;
+
+  /// The shape of what is picked, out of an `order`ed box.
+  Shape shape(const Shape& box) const {
+    Shape all;
+    for (int i = 0; i < axis; ++i) all.push_back(box[i]);
+    for (std::int64_t n : positions.shape()) all.push_back(n);
+    for (int i = axis + picked.rank(); i < box.rank(); ++i) all.push_back(box[static_cast<int>(order[i])]);
+    return all;
+  }
 };
 
-PickedRows rows_of(std::string_view call, const Parts& parts) {
+PickedSlices slices_of(std::string_view call, const Parts& parts) {
   const Shape& shape = parts.box.shape();
-  PickedRows r;
-  bool together = true;
+  PickedSlices r;
   for (std::size_t i = 0; i < parts.picks.size(); ++i) {
     const int axis = parts.picks[i].first;
-    together = together && axis == parts.picks[0].first + static_cast<int>(i);
+    r.together = r.together && axis == parts.picks[0].first + static_cast<int>(i);
     r.order.push_back(axis);
     r.picked.push_back(shape[axis]);
   }
   for (int i = 0; i < shape.rank(); ++i)
-    if (std::find(r.order.begin(), r.order.end(), i) == r.order.end()) r.rest.push_back(shape[i]);
-  for (int i = 0; i < shape.rank(); ++i)
-    if (std::find(r.order.begin(), r.order.begin() + r.picked.rank(), i) == r.order.begin() + r.picked.rank())
-      r.order.push_back(i);
-  r.place = together ? parts.picks[0].first : 0;
+    if (std::find(r.order.begin(), r.order.end(), i) == r.order.end()) r.order.push_back(i);
+  if (r.together) {
+    r.axis = parts.picks[0].first;
+    std::sort(r.order.begin(), r.order.end());
+  }
   if (parts.masks.size() == 1 && parts.masks[0].shape == r.picked) {
-    r.rows = parts.masks[0].places;
+    r.positions = parts.masks[0].places;
+    r.distinct = true;
     return r;
   }
   std::vector<std::pair<int, Tensor>> picks = parts.picks;
@@ -173,7 +182,8 @@ PickedRows rows_of(std::string_view call, const Parts& parts) {
     together_shape = broadcast_shapes(call, together_shape, index.shape());
   }
   for (Tensor& at : positions) at = expand(at, together_shape);
-  r.rows = apply_many(ops::ElementNumbers{r.picked, call}, Inputs(positions.begin(), positions.size()))[0];
+  r.positions =
+      apply_many(ops::ElementNumbers{r.picked, call}, Inputs(positions.begin(), positions.size()))[0];
   return r;
 }
 
@@ -184,46 +194,10 @@ Tensor ordered(const Tensor& x, const Shape& axes) {
   return x;
 }
 
-Shape joined(const Shape& a, const Shape& b) {
-  Shape both = a;
-  for (std::int64_t n : b) both.push_back(n);
-  return both;
-}
-
-/// The box with the axes that are picked along as one in front.
-Tensor table_of(const Tensor& box, const PickedRows& r) {
-  return reshape(ordered(box, r.order), joined({r.picked.numel()}, r.rest));
-}
-
-/// Where axis i of (positions, rest) stands in the result.
-Shape places_of(const PickedRows& r) {
-  Shape axes;
-  const int n = r.rows.rank();
-  for (int i = 0; i < r.place; ++i) axes.push_back(n + i);
-  for (int i = 0; i < n; ++i) axes.push_back(i);
-  for (int i = r.place; i < r.rest.rank(); ++i) axes.push_back(n + i);
-  return axes;
-}
-
 Shape inverse(const Shape& axes) {
   Shape back = axes;
   for (int i = 0; i < axes.rank(); ++i) back[static_cast<int>(axes[i])] = i;
   return back;
-}
-
-/// `table` with `values` at or added to its rows, as a new tensor.
-Tensor with_rows(std::string_view call, const Tensor& table, const Tensor& rows, const Tensor& values,
-                 Put put) {
-  if (put == Put::replace) return apply(ops::WriteRows{call}, clone(table), rows, values);
-  const DType dtype = table.dtype();
-  if (is_floating(dtype)) {
-    const Tensor wide = to(values, compute_dtype(dtype));
-    return to(add(to(table, wide.dtype()), apply(ops::EmbeddingGrad{table.shape()[0]}, wide, rows)), dtype);
-  }
-  const std::int64_t n = rows.numel(), width = table.numel() / std::max<std::int64_t>(table.shape()[0], 1);
-  const Tensor at = expand(reshape(rows, {1, n}), {width, n});
-  const Tensor sums = apply(ops::Scatter{table.shape()[0]}, transpose(reshape(values, {n, width}), 0, 1), at);
-  return add(table, reshape(transpose(sums, 0, 1), table.shape()));
 }
 
 bool fits_into(const Shape& values, const Shape& place) {
@@ -243,8 +217,9 @@ void write_box(const Tensor& x, const ops::WriteBox& box, const Tensor& values) 
 Tensor index(const Tensor& x, std::span<const At> at) {
   const Parts parts = Taking("index", x, at).parts();
   if (parts.picks.empty()) return parts.box;
-  const PickedRows r = rows_of("index", parts);
-  return ordered(apply(ops::Embedding{"index"}, table_of(parts.box, r), r.rows), places_of(r));
+  const PickedSlices r = slices_of("index", parts);
+  const ops::Take op{ops::Of::slices, r.axis, r.picked.rank(), r.distinct, "index"};
+  return apply(op, ordered(parts.box, r.order), r.positions);
 }
 
 namespace {
@@ -278,8 +253,8 @@ Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values,
   // What is looked at here is written through `x` itself, so no history is made of it, and no view stays.
   Parts parts = Taking(call, x.detach(), at).parts();
   const Shape box = parts.box.shape();
-  PickedRows r;
-  if (!parts.picks.empty()) r = rows_of(call, parts);
+  PickedSlices r;
+  if (!parts.picks.empty()) r = slices_of(call, parts);
   parts.box = {};
   Tensor given = to(values, x.dtype());
   if (&given.storage() == &x.storage()) given = clone(given);
@@ -294,17 +269,17 @@ Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values,
     write_box(x, parts.write, put == Put::replace ? fitted : add(old(), fitted));
     return x;
   }
-  const Shape places = places_of(r), result = joined(r.rows.shape(), r.rest);
-  Shape shape = result;
-  for (int i = 0; i < places.rank(); ++i) shape[i] = result[static_cast<int>(places[i])];
-  const Tensor fitted = ordered(fit(shape), inverse(places));
-  const bool whole = parts.write.size == x.shape() && box == x.shape();
-  if (put == Put::replace && whole && r.picked.rank() == 1 && r.order[0] == 0) {
-    apply(ops::WriteRows{call}, x, r.rows, fitted);
+  const Tensor fitted = fit(r.shape(box));
+  Shape shape = box;
+  for (int i = 0; i < box.rank(); ++i) shape[i] = box[static_cast<int>(r.order[i])];
+  const ops::PutAt op{ops::Of::slices, r.axis, r.picked.rank(), put, shape, r.distinct, call};
+  if (r.together && parts.write.size == x.shape() && box == x.shape()) {
+    const bool shared = r.positions.storage().id() == x.storage().id();  // as they are before the write
+    apply(ops::PutAtInPlace{op}, x, shared ? clone(r.positions) : r.positions, fitted);
     return x;
   }
-  const Tensor after = with_rows(call, table_of(old(), r), r.rows, fitted, put);
-  write_box(x, parts.write, ordered(reshape(after, joined(r.picked, r.rest)), inverse(r.order)));
+  const Tensor after = apply(op, ordered(old(), r.order), r.positions, fitted);
+  write_box(x, parts.write, ordered(after, inverse(r.order)));
   return x;
 }
 

@@ -19,7 +19,7 @@ namespace {
       fail<ValueError>("scatter: index {} at position {} is outside [0, {}); the device found it earlier",
                        r.index, r.position, r.bound);
     case FaultKind::write_index:
-      fail<ValueError>("write_rows_: index {} at position {} is outside [0, {}); the device found it earlier",
+      fail<ValueError>("index_put_: index {} at position {} is outside [0, {}); the device found it earlier",
                        r.index, r.position, r.bound);
     case FaultKind::cross_entropy_target:
       fail<ValueError>(

@@ -1,4 +1,4 @@
-// Writing rows by their numbers.
+// Places where bools hold, and elements written by a mask.
 #include "runtime/cuda/index.h"
 
 #include "runtime/cuda/rank.h"
@@ -7,19 +7,6 @@
 
 namespace sherd::cuda {
 namespace {
-
-void write_rows(const ops::WriteRows& op, Inputs in, Outputs out) {
-  const Tensor index = contiguous(in[1]), values = contiguous(in[2]);
-  if (values.numel() == 0) return;
-  const Tensor table = out[0].is_contiguous() ? out[0] : clone(out[0]);
-  const Tensor last = full({table.shape()[0]}, -1, {DType::i64, table.device()});
-  DeviceState& state = state_of(table.device());
-  launch_write_rows({table.shape()[0], values.spec().bytes() / index.numel(), index.numel(),
-                     reinterpret_cast<const std::int64_t*>(index.raw()), values.raw(), table.raw(),
-                     reinterpret_cast<long long*>(last.raw()), state.faults(), state.stream()});
-  check_launch(op.name);
-  if (!table.is(out[0])) copy_(alias(out[0], out[0].layout()), table);
-}
 
 void places(const ops::Places& op, Inputs in, Outputs out) {
   if (op.count == 0) return;
@@ -50,7 +37,6 @@ void fill_where(const ops::FillWhere& op, Inputs in, Outputs out) {
 }  // namespace
 
 void add_index() {
-  add_kernel<write_rows>(DeviceType::cuda);
   add_kernel<places>(DeviceType::cuda);
   add_kernel<fill_where>(DeviceType::cuda);
 }

@@ -13,7 +13,7 @@ namespace {
 DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Elements that share a channel.
-std::int64_t per_channel(const Shape& shape) {
+std::int64_t elements_per_channel(const Shape& shape) {
   std::int64_t n = shape[0];
   for (int i = 2; i < shape.rank(); ++i) n *= shape[i];
   return n;
@@ -61,7 +61,7 @@ Specs BatchNorm::infer(SpecSpan in) const {
                     "batch_norm: running_mean and running_var come together or not at all");
   check<ValueError>(training || !in[3].is_none(),
                     "batch_norm: without running statistics there is only training mode");
-  check<ValueError>(!training || per_channel(x.shape) != 1,
+  check<ValueError>(!training || elements_per_channel(x.shape) != 1,
                     "batch_norm: expected more than 1 value per channel when training, got shape {}; use "
                     "eval mode or a larger batch",
                     x.shape);
@@ -111,7 +111,7 @@ Tensors BatchNormGrad::reference(Inputs in) const {
   const Tensor g_weight = sum(mul(gy, normal), others, Keep::dims), g_bias = sum(gy, others, Keep::dims);
   Tensor g = gy;
   if (training) {
-    const double n = static_cast<double>(std::max<std::int64_t>(per_channel(in[1].shape()), 1));
+    const double n = static_cast<double>(std::max<std::int64_t>(elements_per_channel(in[1].shape()), 1));
     g = sub(sub(gy, div(g_bias, n)), mul(normal, div(g_weight, n)));
   }
   if (in[2].defined()) g = mul(g, along(in[2]));

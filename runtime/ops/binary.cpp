@@ -2,6 +2,7 @@
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/elementwise_list.h"
+#include "runtime/ops/index.h"
 #include "runtime/ops/listing.h"
 
 namespace sherd {
@@ -89,7 +90,9 @@ Tensor where(const Tensor& condition, Number a, Number b) {
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) { return where(mask, value, x); }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) { return where(mask, value, x); }
 Tensor masked_fill_(const Tensor& x, const Tensor& mask, Number value) {
-  return copy_(x, masked_fill(x, mask, value));
+  const Tensor number = Tensor::scalar(value, {x.dtype(), x.device()});
+  const bool shared = mask.defined() && mask.storage().id() == x.storage().id();  // as it is before the write
+  return apply(ops::FillWhere{}, x, shared ? clone(mask) : mask, number);
 }
 
 Tensors ops::Where::grad(const GradArgs& args) const {

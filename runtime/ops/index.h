@@ -27,22 +27,6 @@ struct WriteBox {
   bool operator==(const WriteBox&) const = default;
 };
 
-/// Writes rows of input 0 (rows, ...): those at input 1 (i64, any shape) become those of input 2 (index shape
-/// + rest), of repeated ones the last.
-struct WriteRows {
-  static constexpr std::string_view name = "write_rows_";
-  static constexpr Arity arity = 3;
-  static constexpr Mask mutates = 1;
-  static constexpr Mask dense = 0b110;
-  static constexpr Reads reads{.inputs = 0b010};
-  std::string_view call = "write_rows_";  ///< what messages name
-
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
-  Tensors grad(const GradArgs& args) const;
-  bool operator==(const WriteRows&) const = default;
-};
-
 /// Inputs: positions (i64, of one shape) along each axis of `sizes`, from the end where they are negative.
 /// Output: the numbers of the elements there, in row-major order; ValueError for a position outside its axis.
 struct ElementNumbers {
@@ -74,7 +58,7 @@ struct Places {
 
 /// Writes input 2, 0-d, over the elements of input 0 where the bool input 1, which broadcasts to it, holds.
 struct FillWhere {
-  static constexpr std::string_view name = "fill_where_";
+  static constexpr std::string_view name = "masked_fill_";
   static constexpr Arity arity = 3;
   static constexpr Mask mutates = 1;
   static constexpr Reads reads{.inputs = 0b010};

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "runtime/functor.h"
-#include "runtime/ops/along.h"
 #include "runtime/ops/arange.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/batch_norm.h"
@@ -12,7 +11,6 @@
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/diagonal.h"
 #include "runtime/ops/dropout.h"
-#include "runtime/ops/embedding.h"
 #include "runtime/ops/expand.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/flip.h"
@@ -32,6 +30,7 @@
 #include "runtime/ops/order_free_norm.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/permute.h"
+#include "runtime/ops/picking.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/random.h"
@@ -49,9 +48,8 @@ namespace sherd::ops {
 
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
-using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, WriteRows, Cat,
-                         ElementNumbers, Places, FillWhere, Embedding, EmbeddingGrad, Gather, Scatter,
-                         GatherAlong, ScatterAlong, TopK, Flip, Roll, Triangle>;
+using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, Cat, ElementNumbers,
+                         Places, FillWhere, Take, PutAt, PutAtInPlace, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, Variance, VarianceGrad, LogSumExp, Prod, ProdGrad, Extreme, ArgMax,
                             Recurrence, Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d,
                             AvgPool2dGrad, Interpolate, InterpolateGrad>;
@@ -67,9 +65,9 @@ using OptimizerOps =
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs
 /// everything, and they are what a program is decomposed to.
-using Primitives = OpList<Full, Arange, Uniform, Normal, RandomInteger, RandomOrder, Cast, Clone, CopyInto,
-                          Embedding, EmbeddingGrad, Gather, Scatter, TopK, Sum, Extreme, ArgMax, Multinomial,
-                          MatMul, SquareSums, NormOfSums>;
+using Primitives =
+    OpList<Full, Arange, Uniform, Normal, RandomInteger, RandomOrder, Cast, Clone, CopyInto, Take, PutAt,
+           TopK, Sum, Extreme, ArgMax, Multinomial, MatMul, SquareSums, NormOfSums>;
 
 /// Calls `f.operator()<O>()` for every op of the library that is not elementwise.
 template <class F>

@@ -8,8 +8,8 @@
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
+#include "runtime/ops/picking.h"
 #include "runtime/ops/pool2d.h"
-#include "runtime/ops/topk.h"
 
 namespace sherd {
 namespace {
@@ -145,20 +145,18 @@ Specs MaxPool2dGrad::infer(SpecSpan in) const {
 }
 
 Tensors MaxPool2dGrad::reference(Inputs in) const {
-  const DType dtype = in[0].dtype();
   const Shape& s = in[0].shape();
-  // A pixel of several windows has a sum, which in 16 bits stops growing.
   const bool overlap = rule.down.stride < rule.down.kernel || rule.across.stride < rule.across.kernel;
-  const Tensor gy = overlap ? to(in[0], compute_dtype(dtype)) : in[0];
   const Shape lines{s[0], s[1], s[2] * s[3]};
-  const Tensor gx = apply(Scatter{rows * columns}, reshape(gy, lines), reshape(in[1], lines));
-  return {to(reshape(gx, {s[0], s[1], rows, columns}), dtype)};
+  const PutAt sums{Of::elements, 2, 1, Put::add, {s[0], s[1], rows * columns}, !overlap, name};
+  const Tensor gx = apply(sums, Tensor{}, reshape(in[1], lines), reshape(in[0], lines));
+  return {reshape(gx, {s[0], s[1], rows, columns})};
 }
 
 Tensors MaxPool2dGrad::grad(const GradArgs& args) const {
   const Shape& s = args.specs[0].shape;
-  const Tensor picked = apply(Gather{}, reshape(args.gy[0], {s[0], s[1], rows * columns}),
-                              reshape(args.inputs[1], {s[0], s[1], s[2] * s[3]}));
+  const Tensor picked = gather(reshape(args.gy[0], {s[0], s[1], rows * columns}),
+                               reshape(args.inputs[1], {s[0], s[1], s[2] * s[3]}));
   return {reshape(picked, s), Tensor{}};
 }
 

@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/picking.h"
 
 namespace sherd {
 namespace ops {
@@ -16,41 +17,9 @@ Specs TopK::infer(SpecSpan in) const {
 }
 
 Tensors TopK::grad(const GradArgs& args) const {
-  return {
-      apply(Scatter{.columns = args.specs[0].shape.back(), .distinct = true}, args.gy[0], args.outputs[1])};
-}
-
-Specs Gather::infer(SpecSpan in) const {
-  check<DTypeError>(in[1].dtype == DType::i64, "{}: the index must be integers, got {}", call,
-                    name_of(in[1].dtype));
-  Shape rest = in[1].shape;
-  check<ShapeError>(rest.rank() == in[0].shape.rank() && rest.rank() >= 1, "{}: shapes {} and {}", call,
-                    in[0].shape, in[1].shape);
-  rest[rest.rank() - 1] = in[0].shape.back();
-  check<ShapeError>(rest == in[0].shape, "{}: shapes {} and {} differ before the last axis", call,
-                    in[0].shape, in[1].shape);
-  return {{in[1].shape, in[0].dtype, in[0].device}};
-}
-
-Tensors Gather::grad(const GradArgs& args) const {
-  // Positions may repeat, and a sum in 16 bits stops growing.
-  const DType dtype = args.specs[0].dtype;
-  const Tensor wide = to(args.gy[0], compute_dtype(dtype));
-  return {to(apply(Scatter{args.specs[0].shape.back()}, wide, args.inputs[1]), dtype), Tensor{}};
-}
-
-Specs Scatter::infer(SpecSpan in) const {
-  check<DTypeError>(in[1].dtype == DType::i64, "{}: positions must be i64, got {}", call,
-                    name_of(in[1].dtype));
-  check<ShapeError>(in[0].shape == in[1].shape && in[0].shape.rank() >= 1,
-                    "{}: values of shape {} at positions of shape {}", call, in[0].shape, in[1].shape);
-  Spec out = in[0];
-  out.shape[out.shape.rank() - 1] = columns;
-  return {out};
-}
-
-Tensors Scatter::grad(const GradArgs& args) const {
-  return {apply(Gather{}, args.gy[0], args.inputs[1]), Tensor{}};
+  const Shape& shape = args.specs[0].shape;
+  const PutAt back{Of::elements, shape.rank() - 1, 1, Put::add, shape, true, "topk"};
+  return {apply(back, Tensor{}, args.outputs[1], args.gy[0])};
 }
 
 }  // namespace ops
@@ -80,10 +49,6 @@ TopK topk(const Tensor& x, std::int64_t k, std::int64_t axis, Order order) {
   return {narrow(all.values, at, 0, k), narrow(all.indices, at, 0, k)};
 }
 
-Tensor gather(const Tensor& x, const Tensor& index) {
-  return apply(ops::Gather{}, x, is_integral(index.dtype()) ? to(index, DType::i64) : index);
-}
-
 Picked sort(const Tensor& x, std::int64_t axis, Order order) {
   const int at = normalize_axis("sort", axis, x.rank());
   if (x.rank() == 0) return {clone(x), zeros({}, {DType::i64, x.device()})};
@@ -104,7 +69,10 @@ Tensor one_hot(const Tensor& index, std::int64_t classes) {
                     name_of(index.dtype()));
   check<ValueError>(classes > 0, "one_hot: {} classes; at least one", classes);
   const Tensor at = unsqueeze(to(index, DType::i64), -1);
-  return apply(ops::Scatter{classes, "one_hot", true}, ones_like(at), at);
+  Shape shape = index.shape();
+  shape.push_back(classes);
+  const ops::PutAt op{ops::Of::elements, index.rank(), 1, Put::replace, shape, true, "one_hot"};
+  return apply(op, Tensor{}, at, ones_like(at));
 }
 
 }  // namespace sherd

@@ -22,6 +22,60 @@ void equal_bits(const Tensor& x, const std::function<Tensor(const Tensor&)>& fn)
   CHECK(distance_in_ulps(fn(on_gpu(x)), fn(x)) == 0);
 }
 
+/// `fn` gives the same bits on both devices, and once more on the GPU.
+void equal_values(const std::vector<Tensor>& in, const Function& fn) {
+  std::vector<Tensor> moved;
+  for (const Tensor& t : in) moved.push_back(on_gpu(t));
+  const Tensor host = fn(in), once = fn(moved);
+  CHECK(distance_in_ulps(once, host) == 0);
+  CHECK(distance_in_ulps(fn(moved), once) == 0);
+}
+
+/// Positions below `below` along an axis.
+struct PickCase {
+  int axis;
+  Shape shape, index;
+  std::int64_t below;
+};
+
+/// Each way in which sums are made: lines in one part and in several, of one tile and of more; runs, short
+/// and over all picks; one pick a line. Axes first, in the middle and last; indices shorter than x elsewhere.
+std::vector<PickCase> elements_along() {
+  return {{1, {7, 33}, {7, 50}, 33},       {0, {33, 7}, {50, 7}, 33},
+          {1, {5, 40, 6}, {5, 90, 6}, 40}, {1, {9, 40, 6}, {4, 70, 3}, 40},
+          {2, {4, 3, 9}, {2, 3, 300}, 9},  {0, {9, 4, 5}, {1, 4, 5}, 9},
+          {1, {9, 40, 6}, {9, 1, 2}, 40},  {0, {10}, {100003}, 10},
+          {0, {20001}, {50000}, 20001},    {0, {300000}, {100001}, 300000},
+          {0, {300000}, {100001}, 1},      {1, {3, 70000}, {3, 501}, 70000},
+          {1, {3, 70000}, {2, 5000}, 3},   {0, {70000, 3}, {9000, 2}, 70000},
+          {0, {50, 300}, {5000, 300}, 50}, {1, {4, 5}, {4, 0}, 5},
+          {0, {0, 5}, {0, 5}, 1}};
+}
+
+/// Rows that words of every width move, slices with others around them, narrow ones of short and long axes.
+std::vector<PickCase> slices_across() {
+  return {{0, {40, 64}, {301}, 40},
+          {0, {40, 63}, {10, 30}, 7},
+          {1, {40, 64}, {200}, 64},
+          {1, {6, 50, 33}, {400}, 50},
+          {1, {6, 50, 64}, {400}, 50},
+          {1, {5, 50, 3}, {100}, 50},
+          {1, {2, 40000, 3}, {600}, 900},
+          {0, {300000}, {5000}, 300000},
+          {0, {300}, {50000}, 300},
+          {0, {50, 16}, {9000}, 1},
+          {2, {3, 4, 30}, {2, 50}, 30},
+          {0, {6, 2}, {0}, 6},
+          {0, {9, 3}, {1}, 9},
+          {1, {4, 90000}, {2000}, 90000},
+          {0, {5, 0}, {4}, 5}};
+}
+
+/// `x` with its first axis innermost in memory.
+Tensor laid_as_columns(const Tensor& x) {
+  return x.rank() < 2 ? clone(x) : transpose(contiguous(transpose(x, 0, -1)), 0, -1);
+}
+
 }  // namespace
 
 TEST_CASE("cuda: amax, amin and argmax equal the CPU's over any axes") {
@@ -152,6 +206,88 @@ TEST_CASE("cuda: rows are written as the CPU writes them, and a captured step ma
   const Tensor out = program.replay({zeros({9, 2}, {f32, gpu}), to(at, i64), ones({3, 2}, {f32, gpu})})[0];
   CHECK(sum(out).item() == 4);
   CHECK(program.is_device_graph());
+}
+
+TEST_CASE("cuda: elements picked and put along any axis are the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (const PickCase& c : elements_along()) {
+    for (DType dtype : all_dtypes) {
+      INFO(name_of(dtype) << " axis " << c.axis << " of " << to_string(c.shape) << " at "
+                          << to_string(c.index) << " below " << c.below);
+      const Tensor x = Values(21)(c.shape, dtype, 0, 9), given = Values(22)(c.index, dtype, 0, 9);
+      const Tensor at = Values(23)(c.index, i64, 0, static_cast<double>(c.below) - 0.1);
+      const auto taken = [&](std::span<const Tensor> t) { return gather(t[0], c.axis, t[1]); };
+      const auto put = [&](std::span<const Tensor> t) { return scatter(t[0], c.axis, t[1], t[2]); };
+      const auto added = [&](std::span<const Tensor> t) { return scatter_add(t[0], c.axis, t[1], t[2]); };
+      const auto filled = [&](std::span<const Tensor> t) { return scatter(t[0], c.axis, t[1], 7); };
+      equal_values({x, at}, taken);
+      equal_values({x, at}, filled);
+      agree({x, at, given}, 0, put);
+      if (!is_floating(dtype)) {
+        if (dtype != boolean) equal_values({x, at, given}, added);
+        continue;
+      }
+      agree({x, at}, row_tolerance(dtype), taken);
+      agree({x, at, given}, row_tolerance(dtype), added);
+    }
+  }
+}
+
+TEST_CASE("cuda: slices picked and put across any axis are the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (const PickCase& c : slices_across()) {
+    for (DType dtype : all_dtypes) {
+      INFO(name_of(dtype) << " axis " << c.axis << " of " << to_string(c.shape) << " at "
+                          << to_string(c.index) << " below " << c.below);
+      const Tensor x = Values(24)(c.shape, dtype, 0, 9);
+      const Tensor at = Values(25)(c.index, i64, 0, static_cast<double>(c.below) - 0.1);
+      const auto places = [&](const Tensor& positions) {
+        std::vector<At> list(static_cast<std::size_t>(c.axis), Slice{});
+        list.emplace_back(positions);
+        return list;
+      };
+      const auto taken = [&](std::span<const Tensor> t) { return index(t[0], places(t[1])); };
+      const Tensor given = Values(26)(index(x, places(at)).shape(), dtype, 0, 9);
+      const auto with = [&](Put put) {
+        return
+            [&, put](std::span<const Tensor> t) { return index_put_(clone(t[0]), places(t[1]), t[2], put); };
+      };
+      equal_values({x, at}, taken);
+      agree({x, at, given}, 0, with(Put::replace));
+      const Tensor turned = laid_as_columns(x);
+      equal_values({turned, at, given}, with(Put::replace));
+      if (!is_floating(dtype)) {
+        if (dtype != boolean) equal_values({x, at, given}, with(Put::add));
+        continue;
+      }
+      agree({x, at}, row_tolerance(dtype), taken);
+      agree({turned, at}, row_tolerance(dtype), taken);
+      agree({x, at, given}, row_tolerance(dtype), with(Put::add));
+    }
+  }
+}
+
+TEST_CASE("cuda: what masks and several positions pick and put is the CPU's, gradients included") {
+  if (no_gpu()) return;
+  for (DType dtype : all_dtypes)
+    for (const Shape& shape : {Shape{1}, Shape{5000}, Shape{70, 33}, Shape{6, 5, 7}, Shape{0, 4}}) {
+      INFO(name_of(dtype) << " " << to_string(shape));
+      const Tensor x = Values(27)(shape, dtype, 0, 9), mask = greater(Values(28)(shape, f32), 0);
+      const Tensor listed = Values(29)(masked_select(x, mask).shape(), dtype, 0, 9);
+      const auto with = [](Put put) {
+        return [put](std::span<const Tensor> t) { return index_put_(clone(t[0]), {t[1]}, t[2], put); };
+      };
+      agree({x, mask}, 0, [](std::span<const Tensor> t) { return index(t[0], {t[1]}); });
+      agree({x, mask, listed}, 0, with(Put::replace));
+      agree({x, mask, ones({}, {dtype})}, is_floating(dtype) ? row_tolerance(dtype) : 0, with(Put::replace));
+      if (dtype != boolean) agree({x, mask, listed}, 0, with(Put::add));
+      if (shape.rank() < 2 || shape[0] == 0) continue;
+      const Tensor first = Values(30)({40}, i64, 0, static_cast<double>(shape[0]) - 0.1),
+                   last = Values(31)({40}, i64, 0, static_cast<double>(shape.back()) - 0.1);
+      const auto both = [&](std::span<const Tensor> t) { return index(t[0], {t[1], Ellipsis{}, t[2]}); };
+      equal_values({x, first, last}, both);
+      if (is_floating(dtype)) agree({x, first, last}, row_tolerance(dtype), both);
+    }
 }
 
 TEST_CASE("cuda: a bad index of one_hot, of scatter and of rows to write is reported") {

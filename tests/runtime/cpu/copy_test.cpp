@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "runtime/context.h"
-#include "runtime/cpu/embedding.h"
 #include "runtime/ops.h"
 #include "tests/catch.h"
 
@@ -171,46 +168,4 @@ TEST_CASE("an empty copy touches nothing") {
   float target = 7;
   cpu::copy(sizes, f32, nullptr, strides, f32, &target, strides);
   CHECK(target == 7);
-}
-
-TEMPLATE_TEST_CASE("gathered rows and the sum of their gradients are right", "", float, double, Half,
-                   BFloat16) {
-  using T = TestType;
-  using C = compute_t<T>;
-  for (auto [n, rows, width] : {std::array{1, 1, 1}, {100, 7, 5}, {700, 256, 130}, {0, 3, 4}}) {
-    std::vector<T> table, g;
-    std::vector<std::int64_t> indices;
-    for (int i = 0; i < rows * width; ++i) table.push_back(T(C(i % 97)));
-    for (int i = 0; i < n * width; ++i) g.push_back(T(C(i % 7 - 3)));
-    for (int i = 0; i < n; ++i) indices.push_back((i * i + 3) % rows);
-    std::vector<T> out(n * width), one(rows * width, T(C(1))), two(one);
-    CHECK(cpu::gather_rows(table.data(), sizeof(T), rows, width, indices.data(), n, out.data()) == -1);
-    Context::current().set_threads(1);
-    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, true, one.data());
-    Context::current().set_threads(2);
-    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, true, two.data());
-    CHECK(std::memcmp(one.data(), two.data(), one.size() * sizeof(T)) == 0);
-    bool right = true;
-    std::vector<double> want(rows * width, 1);
-    for (int i = 0; i < n; ++i) {
-      for (int j = 0; j < width; ++j) {
-        right &= C(out[i * width + j]) == C(table[indices[i] * width + j]);
-        want[indices[i] * width + j] += double(C(g[i * width + j]));
-      }
-    }
-    for (int i = 0; i < rows * width; ++i) right &= double(C(one[i])) == want[i];
-    CHECK(right);
-    cpu::scatter_add_rows(g.data(), indices.data(), n, rows, width, false, two.data());
-    for (int i = 0; i < rows * width; ++i) right &= double(C(two[i])) == want[i] - 1;
-    CHECK(right);
-  }
-}
-
-TEST_CASE("gather_rows names the first index outside the table") {
-  const std::vector<float> table(12);
-  std::vector<float> out(12);
-  for (auto [indices, bad] :
-       {std::pair<std::vector<std::int64_t>, int>{{0, 3, 2}, -1}, {{0, 4, -1}, 1}, {{1, 2, -1}, 2}}) {
-    CHECK(cpu::gather_rows(table.data(), 4, 4, 3, indices.data(), 3, out.data()) == bad);
-  }
 }

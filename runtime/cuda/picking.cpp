@@ -1,0 +1,189 @@
+// Elements and slices picked and put by their positions.
+#include "runtime/ops/picking.h"
+
+#include "runtime/cuda/picking.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
+
+namespace sherd::cuda {
+namespace {
+
+const std::int64_t* integers(const Tensor& t) { return reinterpret_cast<const std::int64_t*>(t.raw()); }
+
+/// Of dense tensors: all picks, and the lines along the axis of the positions.
+struct Picks {
+  PickWalk all, lines;
+  std::int64_t of_line = 1, index_axis = 1, value_axis = 1, outer = 1, inner = 1;
+
+  /// `unit` is how many elements of a slice are moved as one.
+  template <class O>
+  Picks(const O& op, const Shape& shape, const Shape& index, std::int64_t unit = 1) {
+    if (op.of == ops::Of::slices) {
+      const ops::SliceSizes s(shape, op.axis, op.axes);
+      outer = s.outer, inner = s.inner / unit;
+      across(inner, 1, 0, 1);
+      along(index.numel(), s.columns, inner, 1, inner);
+      across(outer, s.columns * inner, 0, of_line * inner);
+      return;
+    }
+    std::int64_t in_x = 1, in_index = 1;
+    for (int i = shape.rank() - 1; i >= 0; --i) {
+      if (i == op.axis)
+        along(index[i], shape[i], in_x, in_index, in_index);
+      else
+        across(index[i], in_x, in_index, in_index);
+      in_x *= shape[i], in_index *= index[i];
+    }
+  }
+
+ private:
+  void across(std::int64_t n, std::int64_t in_x, std::int64_t in_index, std::int64_t in_values) {
+    all.add(n, in_x, in_index, in_values);
+    lines.add(n, in_x, in_index, in_values);
+  }
+  void along(std::int64_t n, std::int64_t columns, std::int64_t in_x, std::int64_t in_index,
+             std::int64_t in_values) {
+    all.add(n, 0, in_index, in_values);
+    of_line = n, index_axis = in_index, value_axis = in_values;
+    all.columns = lines.columns = columns;
+    all.x_axis = lines.x_axis = in_x;
+  }
+};
+
+/// Elements that are moved as one: of slices as many as make up to 16 bytes.
+template <class O>
+std::int64_t unit_of(const O& op, const Shape& shape, std::int64_t size, const void* a, const void* b) {
+  if (op.of == ops::Of::elements) return 1;
+  const auto bits = static_cast<std::uintptr_t>(ops::SliceSizes(shape, op.axis, op.axes).inner * size) |
+                    reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b);
+  std::int64_t bytes = size;
+  while (bytes < 16 && bits % static_cast<std::uintptr_t>(2 * bytes) == 0) bytes *= 2;
+  return bytes / size;
+}
+
+void take_picks(const ops::Take& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor &x = in[0], &index = in[1];
+  const std::int64_t size = size_of(x.dtype()), unit = unit_of(op, x.shape(), size, x.raw(), out[0].raw());
+  const bool slices = op.of == ops::Of::slices;
+  DeviceState& state = state_of(x.device());
+  launch_take({Picks(op, x.shape(), index.shape(), unit).all, size * unit, x.raw(), integers(index),
+               out[0].raw(), slices ? FaultKind::embedding_index : FaultKind::gather_index, state.faults(),
+               state.stream()});
+  check_launch(op.name);
+}
+
+FaultKind fault_of(const ops::PutAt& op) {
+  return op.of == ops::Of::slices ? FaultKind::write_index : FaultKind::scatter_index;
+}
+
+void check_count(const ops::PutAt& op, std::int64_t picks, std::int64_t places) {
+  check<ValueError>(picks < std::int64_t{1} << 31 && places < std::int64_t{1} << 31,
+                    "{}: {} positions for {} places are more than 2^31; take them in parts", op.call, picks,
+                    places);
+}
+
+/// Whether all elements are one.
+bool is_one(const Tensor& values) {
+  bool one = true;
+  for (int i = 0; i < values.rank(); ++i) one = one && (values.shape()[i] == 1 || values.strides()[i] == 0);
+  return one;
+}
+
+void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, const Tensor& y) {
+  DeviceState& state = state_of(y.device());
+  const bool slices = op.of == ops::Of::slices, one = is_one(given);
+  const Tensor values = one ? given : contiguous(given);
+  const std::int64_t size = size_of(y.dtype());
+  const std::int64_t unit = one ? 1 : unit_of(op, y.shape(), size, values.raw(), y.raw());
+  const Picks picks(op, y.shape(), index.shape(), unit);
+  ReplaceCall call{picks.all,    size * unit,     slices,        one,
+                   values.raw(), integers(index), y.raw(),       nullptr,
+                   fault_of(op), state.faults(),  state.stream()};
+  Tensor last;
+  if (!op.distinct && picks.of_line > 1) {
+    FindLastCall find{picks.all, call.index, nullptr, call.fault, call.faults, call.stream};
+    if (slices) {
+      find.picks = {};
+      find.picks.add(picks.of_line, 0, 1, 1);
+      find.picks.columns = picks.all.columns;
+    }
+    const std::int64_t places = slices ? picks.all.columns : y.numel();
+    check_count(op, find.picks.count, places);
+    last = full({places}, -1, {DType::i32, y.device()});
+    find.last = reinterpret_cast<int*>(last.raw());
+    call.last = find.last;
+    launch_find_last(find);
+  }
+  launch_replace(call);
+}
+
+AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values, const Tensor& y,
+                 bool based) {
+  const Picks picks(op, y.shape(), index.shape());
+  DeviceState& state = state_of(y.device());
+  AddCall call;
+  call.dtype = y.dtype();
+  call.picks = picks.all;
+  call.lines = picks.lines;
+  call.line_picks = picks.of_line;
+  call.index_axis = picks.index_axis;
+  call.value_axis = picks.value_axis;
+  call.outer = picks.outer;
+  call.inner = picks.inner;
+  call.numel = y.numel();
+  call.slices = op.of == ops::Of::slices;
+  call.distinct = op.distinct;
+  call.based = based;
+  call.values = values.raw();
+  call.index = integers(index);
+  call.y = y.raw();
+  call.fault = fault_of(op);
+  call.faults = state.faults();
+  call.stream = state.stream();
+  return call;
+}
+
+void add(const ops::PutAt& op, bool based, const Tensor& index, const Tensor& given, const Tensor& y) {
+  const Tensor values = contiguous(given);
+  AddCall call = add_call(op, index, values, y, based);
+  const AddCall::Way way = call.way();
+  if (way == AddCall::Way::runs || way == AddCall::Way::wide_runs)
+    check_count(op, call.sorted(), call.destinations());
+  if (!based && !call.covers()) zero_(y);
+  const Tensor scratch =
+      empty(Shape{static_cast<std::int64_t>(call.scratch_bytes())}, {DType::u8, y.device()});
+  call.scratch = scratch.raw();
+  launch_add(call);
+}
+
+/// Puts into `y`, which is dense and, if `based`, has what was there before.
+void put_into(const ops::PutAt& op, bool based, const Tensor& index, const Tensor& values, const Tensor& y) {
+  const bool nothing = values.numel() == 0, sums = op.put == Put::add && !nothing;
+  if (!based && !sums) zero_(y);
+  if (nothing) return;
+  sums ? add(op, based, index, values, y) : replace(op, index, values, y);
+  check_launch(op.name);
+}
+
+void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
+  const Tensor y = alias(out[0], out[0].layout());
+  if (in[0].defined()) copy_(y, in[0]);
+  put_into(op, in[0].defined(), in[1], in[2], y);
+}
+
+void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
+  const Tensor x = alias(out[0], out[0].layout()), y = x.is_contiguous() ? x : clone(x);
+  put_into(op.op, true, in[1], in[2], y);
+  if (!y.is(x)) copy_(x, y);
+}
+
+}  // namespace
+
+void add_picking() {
+  add_kernel<take_picks>(DeviceType::cuda);
+  add_kernel<put_picks>(DeviceType::cuda);
+  add_kernel<put_picks_in_place>(DeviceType::cuda);
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,108 @@
+// Picking and putting by positions, as calls on plain pointers. Safe to include in device code.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/cuda/faults.h"
+#include "runtime/cuda/kernels.h"
+
+namespace sherd::cuda {
+
+/// Where picks, numbered in row-major order, lie in a dense tensor x, in the index and among the values: axes
+/// from the innermost on, with their steps in each. A position is worth `x_axis` elements of x.
+struct PickWalk {
+  static constexpr int most_axes = 8;
+  int axes = 0;
+  std::int64_t count = 1, columns = 0, x_axis = 1;
+  std::int64_t size[most_axes], x_step[most_axes], index_step[most_axes], value_step[most_axes];
+
+  /// One axis more, or a longer one where it goes on in all three.
+  void add(std::int64_t n, std::int64_t in_x, std::int64_t in_index, std::int64_t in_values) {
+    count *= n;
+    if (n == 1) return;
+    const int a = axes - 1;
+    if (axes > 0 && x_step[a] * size[a] == in_x && index_step[a] * size[a] == in_index &&
+        value_step[a] * size[a] == in_values) {
+      size[a] *= n;
+      return;
+    }
+    size[axes] = n, x_step[axes] = in_x, index_step[axes] = in_index, value_step[axes] = in_values;
+    ++axes;
+  }
+};
+
+/// y[i] = x at pick i, in elements of `bytes` (1, 2, 4, 8 or 16). A position outside of [0, columns) is
+/// reported, and gives bytes of 0xff: NaN in floating dtypes.
+struct TakeCall {
+  PickWalk picks;
+  std::int64_t bytes = 4;
+  const void* x = nullptr;
+  const std::int64_t* index = nullptr;
+  void* y = nullptr;
+  FaultKind fault = FaultKind::embedding_index;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+};
+void launch_take(const TakeCall& call);
+
+/// y at pick i = values[i], or values[0] for all if `one_value`; positions outside take no part and are
+/// reported. Where positions may repeat, `last` says which pick an element, or of slices a position, takes.
+struct ReplaceCall {
+  PickWalk picks;
+  std::int64_t bytes = 4;
+  bool slices = false, one_value = false;
+  const void* values = nullptr;
+  const std::int64_t* index = nullptr;
+  void* y = nullptr;
+  const int* last = nullptr;
+  FaultKind fault = FaultKind::scatter_index;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+};
+void launch_replace(const ReplaceCall& call);
+
+/// last[d] = the largest number of a pick whose place in x is d; all are -1 before. Reports positions
+/// outside.
+struct FindLastCall {
+  PickWalk picks;
+  const std::int64_t* index = nullptr;
+  int* last = nullptr;
+  FaultKind fault = FaultKind::scatter_index;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+};
+void launch_find_last(const FindLastCall& call);
+
+/// y at pick i += values[i], in order of i or in a tree that depends on the sizes and on the index alone.
+/// Positions outside take no part and are reported.
+struct AddCall {
+  DType dtype = DType::f32;
+  PickWalk picks, lines;  ///< all picks; and the lines of x along the axis of the positions
+  std::int64_t line_picks = 0, index_axis = 1,
+               value_axis = 1;        ///< of a line: picks, and the steps to the next
+  std::int64_t outer = 1, inner = 1;  ///< around the positions of slices
+  std::int64_t numel = 0;             ///< of y
+  bool slices = false, distinct = false;
+  bool based = false;  ///< y has values to add to; else zeros, and nothing where `covers`
+  const void* values = nullptr;
+  const std::int64_t* index = nullptr;
+  void* y = nullptr;
+  FaultKind fault = FaultKind::scatter_index;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+  void* scratch = nullptr;
+
+  /// How it is done: one for each, where no element is met twice; sums of lines, which fit shared memory; and
+  /// runs of picks with one destination, sorted, of elements or of wide slices.
+  enum class Way { apart, lines, runs, wide_runs };
+  Way way() const;
+  /// Whether all of y is written, so that it need not be zero before.
+  bool covers() const { return way() == Way::lines && lines.count * picks.columns == numel; }
+  /// Picks that are sorted, and destinations; each less than 2^31.
+  std::int64_t sorted() const { return way() == Way::wide_runs ? line_picks : picks.count; }
+  std::int64_t destinations() const { return way() == Way::wide_runs ? picks.columns : numel; }
+  std::size_t scratch_bytes() const;
+};
+void launch_add(const AddCall& call);
+
+}  // namespace sherd::cuda

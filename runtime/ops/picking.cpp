@@ -1,0 +1,188 @@
+#include "runtime/ops/picking.h"
+
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+
+namespace sherd {
+namespace ops {
+namespace {
+
+void check_positions(std::string_view call, const Spec& index) {
+  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be integers, got {}", call,
+                    name_of(index.dtype));
+}
+
+/// The shape of what `op` picks from, or puts into, a tensor of `shape`.
+template <class O>
+Shape picked(const O& op, const Shape& shape, const Spec& index) {
+  check_positions(op.call, index);
+  if (op.of == Of::slices) {
+    check<ShapeError>(op.axis >= 0 && op.axes >= 1 && op.axis + op.axes <= shape.rank(),
+                      "{}: the table must have rows, got shape {}", op.call, shape);
+    Shape all;
+    for (int i = 0; i < op.axis; ++i) all.push_back(shape[i]);
+    for (const std::int64_t n : index.shape) all.push_back(n);
+    for (int i = op.axis + op.axes; i < shape.rank(); ++i) all.push_back(shape[i]);
+    return all;
+  }
+  check<ShapeError>(op.axis >= 0 && op.axis < shape.rank() && index.shape.rank() == shape.rank(),
+                    "{}: an index of shape {} for shape {}", op.call, index.shape, shape);
+  for (int i = 0; i < shape.rank(); ++i)
+    check<ShapeError>(i == op.axis || index.shape[i] <= shape[i],
+                      "{}: axis {} of the index has {} elements, but shape {} has {}", op.call, i,
+                      index.shape[i], shape, shape[i]);
+  return index.shape;
+}
+
+Tensor put_into(const PutAt& op, const Tensor& base, const Tensor& index, const Tensor& values) {
+  return apply(op, base, index, values);
+}
+
+}  // namespace
+
+SliceSizes::SliceSizes(const Shape& shape, int axis, int axes) {
+  for (int i = 0; i < shape.rank(); ++i) (i < axis ? outer : i < axis + axes ? columns : inner) *= shape[i];
+}
+
+Specs Take::infer(SpecSpan in) const {
+  return {{picked(*this, in[0].shape, in[1]), in[0].dtype, in[0].device}};
+}
+
+Tensors Take::grad(const GradArgs& args) const {
+  const PutAt sums{of, axis, axes, Put::add, args.specs[0].shape, distinct, "scatter_add"};
+  return {put_into(sums, {}, args.inputs[1], args.gy[0]), Tensor{}};
+}
+
+Specs PutAt::infer(SpecSpan in) const {
+  const Spec &base = in[0], &index = in[1], &values = in[2];
+  check<ShapeError>((base.is_none() || base.shape == shape) && values.shape == picked(*this, shape, index),
+                    "{}: values of shape {} for an index of shape {} into shape {}", call, values.shape,
+                    index.shape, shape);
+  check<DTypeError>(base.is_none() || base.dtype == values.dtype, "{}: {} values for {}; cast them", call,
+                    name_of(values.dtype), name_of(base.dtype));
+  check<DTypeError>(put == Put::replace || values.dtype != DType::boolean,
+                    "{}: takes numbers, got bool; cast them", call);
+  return {{shape, values.dtype, values.device}};
+}
+
+Tensors PutAt::grad(const GradArgs& args) const {
+  const Tensor &gy = args.gy[0], &index = args.inputs[1];
+  const Take values{of, axis, axes, distinct, call};
+  Tensors grads(3);
+  if (put == Put::add) {
+    if (args.need(0)) grads[0] = gy;
+    if (args.need(2)) grads[2] = apply(values, gy, index);
+    return grads;
+  }
+  const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
+  if (args.need(0)) grads[0] = put_into(*this, gy, index, expand(zero, args.specs[2].shape));
+  if (!args.need(2)) return grads;
+  grads[2] = apply(values, gy, index);
+  if (distinct) return grads;
+  // Of equal positions the last one's value is there, and it alone has a gradient.
+  const TensorOptions counts{DType::i64, gy.device()};
+  const Tensor order = reshape(arange(0, index.numel(), 1, counts), index.shape());
+  if (of == Of::elements) {
+    const Tensor last = apply(values, put_into(*this, {}, index, order), index);
+    grads[2] = where(equal(last, order), grads[2], zero);
+    return grads;
+  }
+  const PutAt list{.shape = {SliceSizes(shape, axis, axes).columns}, .call = call};
+  const Tensor last = apply(Take{.call = call}, put_into(list, {}, index, order), index);
+  Shape along = index.shape();
+  for (int i = axis + axes; i < shape.rank(); ++i) along.push_back(1);
+  grads[2] = where(reshape(equal(last, order), along), grads[2], zero);
+  return grads;
+}
+
+Specs PutAtInPlace::infer(SpecSpan in) const {
+  op.infer(in);
+  return {};
+}
+
+Tensors PutAtInPlace::reference(Inputs in) const { return {put_into(op, in[0], in[1], in[2])}; }
+
+}  // namespace ops
+
+namespace {
+
+void check_index(std::string_view call, const Tensor& x, const Tensor& index) {
+  check<DTypeError>(is_integral(index.dtype()), "{}: positions must be integers, got {}", call,
+                    name_of(index.dtype()));
+  check<DeviceError>(index.device() == x.device(), "{}: positions on {} for a tensor on {}", call,
+                     to_string(index.device()), to_string(x.device()));
+}
+
+/// Integers of any size as positions; the op refuses what is none.
+Tensor as_positions(const Tensor& index) {
+  return is_integral(index.dtype()) ? to(index, DType::i64) : index;
+}
+
+Tensor picked_along(const Tensor& x, int axis, const Tensor& index) {
+  return apply(ops::Take{.of = ops::Of::elements, .axis = axis, .call = "gather"}, x, as_positions(index));
+}
+
+/// A tensor of one element has one axis here.
+Tensor with_axis(const Tensor& x) { return x.rank() == 0 ? reshape(x, {1}) : x; }
+
+Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, const Tensor& index,
+                 const Tensor& values, Put put) {
+  check<DTypeError>(values.dtype() == x.dtype(), "{}: {} values for {}; cast them", call,
+                    name_of(values.dtype()), name_of(x.dtype()));
+  check<DeviceError>(values.device() == x.device(), "{}: values on {} for a tensor on {}", call,
+                     to_string(values.device()), to_string(x.device()));
+  const int at = normalize_axis(call, axis, x.rank());
+  check_index(call, x, index);
+  if (x.rank() == 0 || index.rank() == 0)
+    return reshape(scattered(call, with_axis(x), axis, with_axis(index), with_axis(values), put), x.shape());
+  Tensor given = values;
+  for (int i = 0; i < values.rank() && values.rank() == index.rank(); ++i) {
+    check<ShapeError>(index.shape()[i] <= values.shape()[i],
+                      "{}: axis {} of the index has {} elements, but the values of shape {} have {}", call, i,
+                      index.shape()[i], values.shape(), values.shape()[i]);
+    if (index.shape()[i] != given.shape()[i]) given = narrow(given, i, 0, index.shape()[i]);
+  }
+  const ops::PutAt op{ops::Of::elements, at, 1, put, x.shape(), false, call};
+  return apply(op, x, to(index, DType::i64), given);
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& index) {
+  return apply(ops::Take{}, table, as_positions(index));
+}
+
+Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index) {
+  check<ShapeError>(index.rank() == 1, "index_select: the index must be 1-D, got shape {}", index.shape());
+  const int at = normalize_axis("index_select", axis, x.rank());
+  return apply(ops::Take{.axis = at, .call = "index_select"}, x, as_positions(index));
+}
+
+Tensor gather(const Tensor& x, const Tensor& index) {
+  const int rank = x.rank();
+  check<ShapeError>(rank >= 1 && index.rank() == rank, "gather: shapes {} and {}", x.shape(), index.shape());
+  for (int i = 0; i + 1 < rank; ++i)
+    check<ShapeError>(index.shape()[i] == x.shape()[i],
+                      "gather: shapes {} and {} differ before the last axis", x.shape(), index.shape());
+  return picked_along(x, rank - 1, index);
+}
+
+Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
+  const int at = normalize_axis("gather", axis, x.rank());
+  check_index("gather", x, index);
+  if (x.rank() == 0 || index.rank() == 0)
+    return reshape(gather(with_axis(x), axis, with_axis(index)), index.shape());
+  return picked_along(x, at, index);
+}
+
+Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  return scattered("scatter", x, axis, index, values, Put::replace);
+}
+Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, Number value) {
+  return scatter(x, axis, index, expand(Tensor::scalar(value, {x.dtype(), x.device()}), index.shape()));
+}
+Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  return scattered("scatter_add", x, axis, index, values, Put::add);
+}
+
+}  // namespace sherd
