@@ -20,10 +20,15 @@ std::int64_t number_bytes(DType dtype) {  // of the type that sums are made in
   const std::int64_t size = size_of(dtype);
   return size == 2 ? 4 : size;
 }
+std::int64_t long_sum_bytes(DType dtype) { return is_floating(dtype) ? 8 : size_of(dtype); }
 std::int64_t tile_of(const AddCall& c) {
-  const std::int64_t most = sum_bytes / number_bytes(c.dtype);
+  const std::int64_t most = sum_bytes / long_sum_bytes(c.dtype);
   return c.picks.columns < most ? c.picks.columns : most;
 }
+
+/// The type in which any number of values are summed.
+template <class C>
+using long_sum_t = std::conditional_t<std::is_integral_v<C>, C, double>;
 
 template <class C>
 __device__ C plus(C a, C b) {
@@ -74,18 +79,18 @@ struct LineParts {
 
 /// Adds the warp's 32 values to the sums that they belong to, equal ones in order of lanes; those of no sum
 /// have key -1.
-template <class C>
-__device__ void add_in_order(C* sums, int key, C value) {
+template <class C, class Sum = long_sum_t<C>>
+__device__ void add_in_order(Sum* sums, int key, C value) {
   if (!__any_sync(whole_warp, key >= 0)) return;
   const int lane = static_cast<int>(threadIdx.x);
   const unsigned same = __match_any_sync(whole_warp, key);
   const bool first = key >= 0 && lane == __ffs(static_cast<int>(same)) - 1;
-  C total = first ? plus(sums[key], value) : value;
+  Sum total = first ? plus(sums[key], static_cast<Sum>(value)) : Sum(0);
   unsigned left = first ? same & (same - 1) : 0;
   while (__any_sync(whole_warp, left != 0)) {
     const C other =
         static_cast<C>(__shfl_sync(whole_warp, value, left != 0 ? __ffs(static_cast<int>(left)) - 1 : lane));
-    if (left != 0) total = plus(total, other);
+    if (left != 0) total = plus(total, static_cast<Sum>(other));
     left &= left - 1;
   }
   if (first) sums[key] = total;
@@ -95,8 +100,9 @@ __device__ void add_in_order(C* sums, int key, C value) {
 template <class T>
 __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, const LineParts parts) {
   using C = compute_t<T>;
+  using Sum = long_sum_t<C>;
   extern __shared__ double memory[];
-  C* sums = reinterpret_cast<C*>(memory) + threadIdx.y * parts.tile;
+  Sum* sums = reinterpret_cast<Sum*>(memory) + threadIdx.y * parts.tile;
   const std::int64_t unit = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (unit >= parts.units) return;
   // Neighbouring warps have neighbouring lines, whose picks lie side by side.
@@ -109,7 +115,7 @@ __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, c
   const bool alone = parts.parts == 1, from_base = alone && c.based && !c.slices;
   const int lane = static_cast<int>(threadIdx.x);
   for (std::int64_t k = lane; k < width; k += warp_size)
-    sums[k] = from_base ? widen(y[k * c.picks.x_axis]) : C(0);
+    sums[k] = from_base ? static_cast<Sum>(widen(y[k * c.picks.x_axis])) : Sum(0);
   __syncwarp();
   const std::int64_t begin = part * parts.part,
                      end = begin + parts.part < c.line_picks ? begin + parts.part : c.line_picks;
@@ -134,10 +140,10 @@ __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, c
 #pragma unroll
     for (int a = 0; a < ahead; ++a) add_in_order(sums, key[a], value[a]);
   }
-  C* partial = static_cast<C*>(c.scratch) + (part * c.lines.count + line) * c.picks.columns + first;
+  Sum* partial = static_cast<Sum*>(c.scratch) + (part * c.lines.count + line) * c.picks.columns + first;
   for (std::int64_t k = lane; k < width; k += warp_size)
     if (alone)
-      write_sum(y + k * c.picks.x_axis, sums[k], c.based && c.slices);
+      write_sum(y + k * c.picks.x_axis, static_cast<C>(sums[k]), c.based && c.slices);
     else
       partial[k] = sums[k];
 }
@@ -148,21 +154,23 @@ constexpr int joiners = 8;  // threads that share the parts of a sum
 template <class T>
 __global__ void __launch_bounds__(warp_size* joiners) join_lines(const AddCall c, std::int64_t parts) {
   using C = compute_t<T>;
-  __shared__ C shared[joiners][warp_size];
+  using Sum = long_sum_t<C>;
+  __shared__ Sum shared[joiners][warp_size];
   const std::int64_t sums = c.lines.count * c.picks.columns,
                      s = static_cast<std::int64_t>(blockIdx.x) * warp_size + threadIdx.x;
-  C total = 0;
+  Sum total = 0;
   if (s < sums)
 #pragma unroll 4
     for (std::int64_t part = threadIdx.y; part < parts; part += joiners)
-      total = plus(total, static_cast<const C*>(c.scratch)[part * sums + s]);
+      total = plus(total, static_cast<const Sum*>(c.scratch)[part * sums + s]);
   shared[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
   if (threadIdx.y != 0 || s >= sums) return;
   for (int j = 1; j < joiners; ++j) total = plus(total, shared[j][threadIdx.x]);
   const std::int64_t line = s / c.picks.columns;
   const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
-  write_sum(static_cast<T*>(c.y) + p.x + (s - line * c.picks.columns) * c.picks.x_axis, total, c.based);
+  write_sum(static_cast<T*>(c.y) + p.x + (s - line * c.picks.columns) * c.picks.x_axis, static_cast<C>(total),
+            c.based);
 }
 
 // ---- Runs. Picks are sorted by destination, stably; runs of one destination are then summed in pieces of a
@@ -258,10 +266,6 @@ __global__ void __launch_bounds__(threads_per_block) sum_short_pieces(const AddC
     total = 0;
   }
 }
-
-/// The type in which any number of parts are summed.
-template <class C>
-using long_sum_t = std::conditional_t<std::is_integral_v<C>, C, double>;
 
 /// Joins runs that cross pieces: the warp that has the piece where one starts walks to where it ends.
 template <class T>
@@ -421,7 +425,7 @@ void for_numbers(DType dtype, const F& f) {
 template <class T>
 void add_lines(const AddCall& c) {
   const LineParts parts(c);
-  const auto shared = static_cast<std::size_t>(warps * parts.tile) * sizeof(compute_t<T>);
+  const auto shared = static_cast<std::size_t>(warps * parts.tile) * sizeof(long_sum_t<compute_t<T>>);
   sum_lines<T>
       <<<grid_of(blocks_of(parts.units, warps)), dim3(warp_size, warps), shared, c.stream>>>(c, parts);
   if (parts.parts == 1) return;
@@ -470,9 +474,9 @@ std::size_t AddCall::scratch_bytes() const {
       return 0;
     case Way::lines: {
       const LineParts parts(*this);
-      return parts.parts == 1
-                 ? 0
-                 : static_cast<std::size_t>(parts.parts * lines.count * picks.columns * number_bytes(dtype));
+      return parts.parts == 1 ? 0
+                              : static_cast<std::size_t>(parts.parts * lines.count * picks.columns *
+                                                         long_sum_bytes(dtype));
     }
     default:
       return Runs(*this).bytes;

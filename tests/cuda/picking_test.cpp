@@ -219,7 +219,9 @@ TEST_CASE("cuda: elements picked and put along any axis are the CPU's, gradients
       const auto taken = [&](std::span<const Tensor> t) { return gather(t[0], c.axis, t[1]); };
       const auto put = [&](std::span<const Tensor> t) { return scatter(t[0], c.axis, t[1], t[2]); };
       const auto added = [&](std::span<const Tensor> t) { return scatter_add(t[0], c.axis, t[1], t[2]); };
-      const auto filled = [&](std::span<const Tensor> t) { return scatter(t[0], c.axis, t[1], 7); };
+      const auto filled = [&](std::span<const Tensor> t) {
+        return scatter(t[0], c.axis, t[1], dtype == boolean ? 1 : 7);
+      };
       equal_values({x, at}, taken);
       equal_values({x, at}, filled);
       agree({x, at, given}, 0, put);
