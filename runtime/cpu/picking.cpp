@@ -157,36 +157,35 @@ void for_runs(const Slices& s, std::int64_t grain, const F& body) {
   });
 }
 
-void take_slices(const ops::Take& op, Inputs in, Outputs out) {
-  const Slices s(op, in[0].shape(), in[1]);
+void take_slices(const Slices& s, const Tensor& from, const Tensor& y) {
+  const std::int64_t size = size_of(from.dtype()), bytes = s.inner * size;
   if (s.inner == 1)
-    return with_bits(in[0].dtype(), [&]<class T>(T) {
-      const T* x = reinterpret_cast<const T*>(in[0].raw());
-      T* y = reinterpret_cast<T*>(out[0].raw());
+    return with_bits(size, [&]<class T>(T) {
+      const T* x = reinterpret_cast<const T*>(from.raw());
+      T* to = reinterpret_cast<T*>(y.raw());
       for_runs(s, task_elements,
                [&](std::int64_t first, const std::int64_t* at, std::int64_t base, std::int64_t n) {
-                 const T* from = x + base;
-                 T* to = y + first;
-                 for (std::int64_t i = 0; i < n; ++i) to[i] = from[at[i]];
+                 for (std::int64_t i = 0; i < n; ++i) to[first + i] = x[base + at[i]];
                });
     });
-  const std::int64_t bytes = s.inner * size_of(in[0].dtype());
   for_runs(s, std::max<std::int64_t>(1, (1 << 16) / bytes),
            [&](std::int64_t first, const std::int64_t* at, std::int64_t base, std::int64_t n) {
-             const std::byte* from = in[0].raw() + base * bytes;
-             std::byte* to = out[0].raw() + first * bytes;
+             const std::byte* x = from.raw() + base * bytes;
+             std::byte* to = y.raw() + first * bytes;
              for (std::int64_t i = 0; i < n; ++i)
-               std::memcpy(to + i * bytes, from + at[i] * bytes, static_cast<std::size_t>(bytes));
+               std::memcpy(to + i * bytes, x + at[i] * bytes, static_cast<std::size_t>(bytes));
            });
 }
 
 void take_picks(const ops::Take& op, Inputs in, Outputs out) {
-  const std::int64_t columns = op.of == ops::Of::elements
-                                   ? in[0].shape()[op.axis]
-                                   : ops::SliceSizes(in[0].shape(), op.axis, op.axes).columns;
-  check_positions(op.call, in[1].data<std::int64_t>(), in[1].numel(), columns);
-  if (out[0].numel() == 0) return;
-  op.of == ops::Of::elements ? take_elements(op, in, out) : take_slices(op, in, out);
+  if (op.of == ops::Of::elements) {
+    check_positions(op.call, in[1].data<std::int64_t>(), in[1].numel(), in[0].shape()[op.axis]);
+    if (out[0].numel() > 0) take_elements(op, in, out);
+    return;
+  }
+  const Slices s(op, in[0].shape(), in[1]);
+  check_positions(op.call, s.at, s.picks, s.columns);
+  if (out[0].numel() > 0) take_slices(s, in[0], out[0]);
 }
 
 /// Values one after another, or one for all places.
@@ -358,8 +357,17 @@ void add_columns(const Slices& s, const T* values, std::int64_t columns, C* sums
 
 /// A task owns columns: all its sums run over the picks in order.
 template <class T>
-void add_narrow_slices(const Slices& s, const T* values, bool add, T* y) {
+void add_narrow_slices(const Slices& s, bool distinct, const T* values, bool add, T* y) {
   using C = compute_t<T>;
+  if (distinct && s.inner == 1)
+    return for_runs(s, task_elements,
+                    [&](std::int64_t first, const std::int64_t* at, std::int64_t base, std::int64_t n) {
+                      for (std::int64_t i = 0; i < n; ++i) {
+                        T& place = y[base + at[i]];
+                        const C sum = math::wrapping(std::plus<>{}, C(0), C(values[first + i]));
+                        place = T(math::wrapping(std::plus<>{}, C(place), sum));
+                      }
+                    });
   const std::int64_t once = s.picks * s.inner;
   const std::int64_t grain = once > 1 << 14 ? 8 : s.inner * std::max<std::int64_t>(1, (1 << 14) / once);
   parallel_for(s.outer * s.inner, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -392,7 +400,8 @@ void put_slices(const ops::PutAt& op, bool based, const Tensor& index, const Ten
   for_numbers(y.dtype(), [&]<class T>() {
     T* to = reinterpret_cast<T*>(y.raw());
     const T* from = reinterpret_cast<const T*>(values.raw());
-    s.inner >= wide_slice ? add_wide_slices(s, from, based, to) : add_narrow_slices(s, from, based, to);
+    s.inner >= wide_slice ? add_wide_slices(s, from, based, to)
+                          : add_narrow_slices(s, op.distinct, from, based, to);
   });
 }
 
@@ -400,18 +409,17 @@ void put_slices(const ops::PutAt& op, bool based, const Tensor& index, const Ten
 void put_into(const ops::PutAt& op, bool based, const Tensor& index, const Tensor& values, const Tensor& y) {
   const bool of_elements = op.of == ops::Of::elements;
   const ops::SliceSizes sizes(op.shape, op.axis, of_elements ? 1 : op.axes);
-  check_positions(op.call, index.data<std::int64_t>(), index.numel(), sizes.columns);
+  if (!op.checked) check_positions(op.call, index.data<std::int64_t>(), index.numel(), sizes.columns);
   const bool nothing = values.numel() == 0,
              all = !of_elements && op.put == Put::add && sizes.inner >= wide_slice;
-  if (!based && (nothing || !all)) zero_(y);
+  if (!based && (nothing || !all)) zero_(alias(y, y.layout()));
   if (nothing) return;
   of_elements ? put_elements(op, index, values, y) : put_slices(op, based, index, values, y);
 }
 
 void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
-  const Tensor y = alias(out[0], out[0].layout());
-  if (in[0].defined()) copy_(y, in[0]);
-  put_into(op, in[0].defined(), in[1], in[2], y);
+  if (in[0].defined()) copy_(alias(out[0], out[0].layout()), in[0]);
+  put_into(op, in[0].defined(), in[1], in[2], out[0]);
 }
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {

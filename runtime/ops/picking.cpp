@@ -49,7 +49,7 @@ Specs Take::infer(SpecSpan in) const {
 }
 
 Tensors Take::grad(const GradArgs& args) const {
-  const PutAt sums{of, axis, axes, Put::add, args.specs[0].shape, distinct, "scatter_add"};
+  const PutAt sums{of, axis, axes, Put::add, args.specs[0].shape, distinct, call, true};
   return {put_into(sums, {}, args.inputs[1], args.gy[0]), Tensor{}};
 }
 

@@ -49,6 +49,7 @@ struct PutAt {
   Shape shape{};
   bool distinct = false;              ///< the positions, of elements those of a line, are known to differ
   std::string_view call = "scatter";  ///< what messages name
+  bool checked = false;               ///< a `Take` has seen the positions, which are inside
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -59,6 +60,7 @@ struct PutAt {
     on("add", put == Put::add);
     on("shape", shape);
     on("distinct", distinct);
+    on("checked", checked);
   }
   bool operator==(const PutAt&) const = default;
 };

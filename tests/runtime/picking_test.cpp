@@ -147,6 +147,12 @@ TEST_CASE("picking: positions that differ give the same whether the op knows it 
       const Tensor sums = apply(rows, x, order, given);
       rows.distinct = true;
       CHECK(doubles(apply(rows, x, order, given)) == doubles(sums));
+      ops::PutAt columns{Of::slices, 2, 1, put, x.shape()};
+      const Tensor some = Tensor::from(std::vector<std::int64_t>{4, 0, 2, 1}, {4});
+      const Tensor narrow_given = numbers({6, 8, 4}, dtype, 5, 0, 9);
+      const Tensor by_columns = apply(columns, x, some, narrow_given);
+      columns.distinct = true;
+      CHECK(doubles(apply(columns, x, some, narrow_given)) == doubles(by_columns));
     }
   }
 }
