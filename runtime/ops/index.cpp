@@ -86,8 +86,8 @@ Tensors ElementNumbers::reference(Inputs in) const {
 Specs FillWhere::infer(SpecSpan in) const {
   const Spec &x = in[0], &mask = in[1], &value = in[2];
   check<DTypeError>(mask.dtype == DType::boolean && value.dtype == x.dtype,
-                    "masked_fill_: a {} mask and a {} value for {}", name_of(mask.dtype), name_of(value.dtype),
-                    name_of(x.dtype));
+                    "masked_fill_: a {} mask and a {} value for {}", name_of(mask.dtype),
+                    name_of(value.dtype), name_of(x.dtype));
   check<ShapeError>(broadcast_shapes(name, x.shape, mask.shape) == x.shape && value.shape.rank() == 0,
                     "masked_fill_: a mask of shape {} and a value of shape {} for shape {}", mask.shape,
                     value.shape, x.shape);
