@@ -168,13 +168,15 @@ void take_slices(const Slices& s, const Tensor& from, const Tensor& y) {
                  for (std::int64_t i = 0; i < n; ++i) to[first + i] = x[base + at[i]];
                });
     });
-  for_runs(s, std::max<std::int64_t>(1, (1 << 16) / bytes),
-           [&](std::int64_t first, const std::int64_t* at, std::int64_t base, std::int64_t n) {
-             const std::byte* x = from.raw() + base * bytes;
-             std::byte* to = y.raw() + first * bytes;
-             for (std::int64_t i = 0; i < n; ++i)
-               std::memcpy(to + i * bytes, x + at[i] * bytes, static_cast<std::size_t>(bytes));
-           });
+  // By value, since bytes that are written might be what a reference names.
+  const auto move = [bytes, x = from.raw(), to = y.raw()](std::int64_t first, const std::int64_t* at,
+                                                          std::int64_t base, std::int64_t n) {
+    const std::byte* slices = x + base * bytes;
+    std::byte* next = to + first * bytes;
+    for (std::int64_t i = 0; i < n; ++i, next += bytes)
+      std::memcpy(next, slices + at[i] * bytes, static_cast<std::size_t>(bytes));
+  };
+  for_runs(s, std::max<std::int64_t>(1, (1 << 16) / bytes), move);
 }
 
 void take_picks(const ops::Take& op, Inputs in, Outputs out) {
@@ -423,9 +425,9 @@ void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
 }
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
-  const Tensor x = alias(out[0], out[0].layout()), y = x.is_contiguous() ? x : clone(x);
+  const Tensor y = out[0].is_contiguous() ? out[0] : clone(out[0]);
   put_into(op.op, true, in[1], in[2], y);
-  if (!y.is(x)) copy_(x, y);
+  if (!y.is(out[0])) copy_(alias(out[0], out[0].layout()), y);
 }
 
 }  // namespace
