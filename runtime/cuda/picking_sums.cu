@@ -79,7 +79,7 @@ struct LineParts {
 
 /// Adds the warp's 32 values to the sums that they belong to, equal ones in order of lanes; those of no sum
 /// have key -1.
-template <class C, class Sum = long_sum_t<C>>
+template <class C, class Sum>
 __device__ void add_in_order(Sum* sums, int key, C value) {
   if (!__any_sync(whole_warp, key >= 0)) return;
   const int lane = static_cast<int>(threadIdx.x);
@@ -97,10 +97,11 @@ __device__ void add_in_order(Sum* sums, int key, C value) {
   __syncwarp();
 }
 
-template <class T>
+/// `Sum` is what a line is summed in: where one warp has all its picks that is what the CPU sums them in,
+/// with the CPU's bits.
+template <class T, class Sum>
 __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, const LineParts parts) {
   using C = compute_t<T>;
-  using Sum = long_sum_t<C>;
   extern __shared__ double memory[];
   Sum* sums = reinterpret_cast<Sum*>(memory) + threadIdx.y * parts.tile;
   const std::int64_t unit = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.y;
@@ -425,10 +426,13 @@ void for_numbers(DType dtype, const F& f) {
 template <class T>
 void add_lines(const AddCall& c) {
   const LineParts parts(c);
-  const auto shared = static_cast<std::size_t>(warps * parts.tile) * sizeof(long_sum_t<compute_t<T>>);
-  sum_lines<T>
-      <<<grid_of(blocks_of(parts.units, warps)), dim3(warp_size, warps), shared, c.stream>>>(c, parts);
-  if (parts.parts == 1) return;
+  const auto sum = [&]<class Sum>() {
+    const auto shared = static_cast<std::size_t>(warps * parts.tile) * sizeof(Sum);
+    sum_lines<T, Sum>
+        <<<grid_of(blocks_of(parts.units, warps)), dim3(warp_size, warps), shared, c.stream>>>(c, parts);
+  };
+  if (parts.parts == 1) return sum.template operator()<compute_t<T>>();
+  sum.template operator()<long_sum_t<compute_t<T>>>();
   const unsigned grid = grid_of(blocks_of(c.lines.count * c.picks.columns, warp_size));
   join_lines<T><<<grid, dim3(warp_size, joiners), 0, c.stream>>>(c, parts.parts);
 }

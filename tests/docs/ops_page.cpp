@@ -129,6 +129,13 @@ std::map<std::string, std::string> meanings(const fs::path& root) {
   return found;
 }
 
+const std::string& comment_of(const std::map<std::string, std::string>& meaning, const std::string& type) {
+  const auto found = meaning.find(type);
+  if (found == meaning.end())
+    throw std::runtime_error("no header in runtime/ops opens `struct " + type + " {`");
+  return found->second;
+}
+
 /// Headers with public functions, in the order of the page; those of ops.h have titles of their own.
 constexpr std::pair<const char*, const char*> headers[] = {
     {"runtime/ops.h", ""}, {"runtime/indexing.h", "indexing"}, {"runtime/losses.h", "losses"}};
@@ -218,7 +225,7 @@ Comparisons with NaN are false, but `not_equal`; what gives integers (`floor`, `
       for (const std::string& d : f.declarations)
         declarations += (declarations.empty() ? "" : "<br>") + code(d);
       std::string what = f.meaning;
-      if (what.empty() && known) what = meaning.at(op->type);
+      if (what.empty() && known) what = comment_of(meaning, op->type);
       const bool takes_tensors = declarations.find("(const Tensor") != std::string::npos ||
                                  declarations.find("span<const Tensor>") != std::string::npos;
       const bool none = what.find("no gradient") != std::string::npos;
@@ -264,7 +271,7 @@ Elementwise ops are one functor for all devices. Ops in **bold** are the primiti
     };
     const std::string mark = primitives.contains(op.type) ? "**" : "";
     out << "| " << mark << code(op.type) << mark << " | " << op.kind << " | " << op.gradient << " | "
-        << on(cpu) << " | " << on(cuda) << " | " << cell(meaning.at(op.type)) << " |\n";
+        << on(cpu) << " | " << on(cuda) << " | " << cell(comment_of(meaning, op.type)) << " |\n";
   }
   return std::move(out).str();
 }
