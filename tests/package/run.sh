@@ -31,17 +31,17 @@ flags_are_few() {  # library
   mkdir "$dir"
   cp "$(pkg-config --variable=pcfiledir fmt)/fmt.pc" "$dir"
   local -x PKG_CONFIG_LIBDIR=$(libdir_of "$1")/pkgconfig:$dir
-  flags=$(pkg-config --cflags $package)
-  echo "$flags"
-  for flag in $flags; do
+  flags_into flags --cflags $package
+  echo "${flags[@]}"
+  for flag in "${flags[@]}"; do
     [[ " $(pkg-config --cflags fmt) " == *" $flag "* || $(readlink -e "${flag#-I}") == "$(readlink -e "$(libdir_of "$1")/../../include/sherd")" ]]
   done
 }
 
 # With a spdlog of its own, of headers alone, which is another than the library's.
 with_spdlog() {  # library
-  local dir=$work/spdlog-$1 static= flags
-  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig
+  local dir=$work/spdlog-$1 static= flags libs
+  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
   mkdir "$dir"
   cat >"$dir/main.cpp" <<'END'
 #include <sherd.h>
@@ -57,9 +57,10 @@ int main() {
 END
   # Beside no shared library the static one is linked for -lsherd.
   [[ $1 == shared ]] || static=--static
-  flags=$(pkg-config $static --cflags sherd)
-  "${compile[@]}" -c "$dir/main.cpp" -o "$dir/main.o" $flags
-  "${CXX:-c++}" "$dir/main.o" -o "$dir/main" $(pkg-config $static --libs sherd) "-Wl,-rpath,$(libdir_of "$1")"
+  flags_into flags $static --cflags sherd
+  flags_into libs $static --libs sherd
+  "${compile[@]}" -c "$dir/main.cpp" -o "$dir/main.o" "${flags[@]}"
+  "${cxx[@]}" "$dir/main.o" -o "$dir/main" "${libs[@]}" "-Wl,-rpath,$(libdir_of "$1")"
   run_linked "$1" "$dir/main"
 }
 

@@ -6,8 +6,14 @@ passed=0 failed=0 skipped=0
 unset CFLAGS CXXFLAGS LDFLAGS DESTDIR MAKEFLAGS LD_LIBRARY_PATH
 
 # A compiler that has seen the same text before need not look again.
-compile=("${CXX:-c++}" -std=c++20)
-! command -v ccache >/dev/null || compile=(ccache "${compile[@]}")
+read -ra cxx <<<"${CXX:-c++}"  # "ccache g++" is one too
+compile=("${cxx[@]}" -std=c++20)
+[[ ${cxx[0]} == *ccache ]] || ! command -v ccache >/dev/null || compile=(ccache "${compile[@]}")
+
+# What pkg-config says, into an array: it quotes paths as a shell does.
+flags_into() {  # array argument...
+  eval "$1=($(pkg-config "${@:2}"))"
+}
 
 try() {  # name command...
   local name=$1 start=$SECONDS log="$work/$1.log"
@@ -53,14 +59,16 @@ run_linked() {  # library program
 
 # With flags of its own, of which Eigen's layouts depend on one.
 with_pkg_config() {  # library
-  local dir=$work/pkg-config-$1 package=sherd rpath flags
-  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig
+  local dir=$work/pkg-config-$1 package=sherd rpath flags libs
+  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
   mkdir "$dir"
   [[ $1 == shared ]] || package=sherd-static
-  rpath=-Wl,-rpath,$(pkg-config --variable=libdir sherd)
-  flags=$(pkg-config --cflags $package eigen3)
-  "${compile[@]}" -O1 -DEIGEN_MAX_ALIGN_BYTES=16 -c "$source/examples/embed/main.cpp" -o "$dir/main.o" $flags
-  "${CXX:-c++}" "$dir/main.o" -o "$dir/embed" $(pkg-config --libs $package eigen3) "$rpath"
+  flags_into rpath --variable=libdir sherd
+  rpath=-Wl,-rpath,$rpath
+  flags_into flags --cflags $package eigen3
+  flags_into libs --libs $package eigen3
+  "${compile[@]}" -O1 -DEIGEN_MAX_ALIGN_BYTES=16 -c "$source/examples/embed/main.cpp" -o "$dir/main.o" "${flags[@]}"
+  "${cxx[@]}" "$dir/main.o" -o "$dir/embed" "${libs[@]}" "$rpath"
   run_linked "$1" "$dir/embed"
 }
 
@@ -79,7 +87,7 @@ with_cmake() {  # library
 # As a dependency that Meson finds installed: one build of the library serves.
 with_meson() {  # library
   local dir=$work/meson-$1
-  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig
+  local -x PKG_CONFIG_PATH=$(libdir_of "$1")/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
   cp -r "$source/examples/embed" "$dir"
   meson setup "$dir/build" "$dir" -Dbuildtype=plain -Doptimization=1 -Dprefix="$dir/installed" \
     -Dprefer_static="$([[ $1 == static ]] && echo true || echo false)"
