@@ -11,7 +11,8 @@
 namespace sherd::cuda {
 namespace {
 
-/// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`.
+/// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`;
+/// of 0, as gradients want it, none.
 struct Fold {
   Tensor x, partial;
 
@@ -24,7 +25,7 @@ struct Fold {
     call.inner = three.inner;
     call.x = x.raw();
     call.stream = stream_of(x.device());
-    const std::int64_t pieces = call.reduce > 0 ? call.pieces() : 1;
+    const std::int64_t pieces = call.reduce > 0 && bytes > 0 ? call.pieces() : 1;
     if (pieces == 1) return;
     partial = empty(Shape{pieces * call.outer * call.inner * bytes / 8}, {DType::i64, x.device()});
     call.partial = partial.raw();
@@ -68,7 +69,7 @@ void variance(const ops::Variance& op, Inputs in, Outputs out) {
 void variance_grad(const ops::VarianceGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   VarianceCall call;
-  const Fold fold(call, in[1], op.of.axes, 16);
+  const Fold fold(call, in[1], op.of.axes, 0);
   if (in[1].dtype() == DType::f64 || call.x != in[1].raw())  // axes that are apart
     return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   call.left = op.of.left(call.reduce);
@@ -95,7 +96,7 @@ void prod(const ops::Prod& op, Inputs in, Outputs out) {
 void prod_grad(const ops::ProdGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   ProductCall call;
-  const Fold fold(call, in[1], 0b10, 8);
+  const Fold fold(call, in[1], 0b10, 0);
   if (call.reduce > longest_product) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   launch_product_grad(call, in[0].raw(), out[0].raw());
   check_launch(op.name);

@@ -52,17 +52,17 @@ void recurrent(const ops::Recurrent& op, Inputs in, Outputs out) {
   const Tensor& w = in[1];
   const Steps s(op, out[0]);
   const TensorOptions like{w.dtype(), w.device()};
-  const Tensor m = empty({s.rows, s.gates * s.features}, like);
   const ops::MatrixOperand weight = ops::matrix_operand(w, true);
   const Addends bias{dense_addend(in[2]), {}};
   ProductShape product;
   product.m = s.rows, product.n = s.gates * s.features, product.k = s.features;
   const bool fused = FusedProduct::fits(s.call(w.dtype()), s.gates);
+  const Tensor m = fused ? Tensor() : empty({s.rows, s.gates * s.features}, like);
   for (std::int64_t n = 0; n < s.count; ++n) {
     const CellState<std::byte*> before = s.before(out[0], out[1], in[3], in[4], n);
     const CellStepCall call{s.call(w.dtype()),
                             s.at(in[0], n, s.gates),
-                            m.raw(),
+                            raw_or_null(m),
                             read(before),
                             written(s.state(out[0], out[1], n)),
                             s.at(out[2], n, 4)};

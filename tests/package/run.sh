@@ -87,6 +87,7 @@ headers_alone() {
   local dir=$work/headers
   mkdir "$dir"
   cd "$include"
+  # Those of runtime/cuda include the CUDA toolkit's, which need not be here.
   find . -name '*.h' -not -path '*/runtime/cuda/*' -printf '%P\n' | while read -r header; do
     echo "#include \"$header\"" >"$dir/${header//\//-}.cpp"
   done
