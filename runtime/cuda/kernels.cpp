@@ -55,6 +55,13 @@ Operands operands_of(Inputs in, Outputs out) {
   return p;
 }
 
+int attribute_of_device(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, which, device);
+  return value;
+}
+
 unsigned grid_of(std::int64_t blocks) {
   check<NotImplementedError>(blocks <= most_blocks_of_grid,
                              "cuda: this size takes {} blocks of threads, and a launch has room for {}; take "

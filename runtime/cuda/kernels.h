@@ -49,6 +49,11 @@ inline unsigned looping_grid_of(std::int64_t blocks) {
   return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);
 }
 
+/// What the current device has of something, as its multiprocessors or the shared memory of a block.
+int attribute_of_device(cudaDeviceAttr which);
+/// Bytes of shared memory that a block may have if its kernel asks for them.
+inline int most_shared_memory() { return attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
 /// Whether every GPU here can make a kernel ready before the one before it has ended, and
 /// CUDA_LAUNCH_BLOCKING=1 does not ask for launches one by one.
 SHERD_API bool launches_early();

@@ -2,6 +2,7 @@
 // results are equal to the bit; only what the two C libraries compute (sin, cos, pow, and in double what
 // runtime/elementary.h leaves to them) may differ by a few units in the last place.
 #include <functional>
+#include <numeric>
 #include <set>
 
 #include "autograd/autograd.h"
@@ -110,6 +111,33 @@ TEST_CASE("cuda: elementwise values equal the CPU's for every op, dtype and layo
         const Tensors host = apply(*entry.op, Inputs(c.inputs)),
                       moved = apply(*entry.op, Inputs(on_gpu(c.inputs)));
         CHECK(distance_in_ulps(moved[0], host[0]) <= allowed_ulps(entry.op->name()));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: functions of one 16-bit float give every value its bits, however many elements there are") {
+  if (no_gpu()) return;
+  std::vector<std::int32_t> numbers(1 << 16);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  for (DType dtype : {f16, bf16}) {
+    std::vector<std::uint16_t> bits(numbers.begin(), numbers.end());
+    const Tensor every = to(from_blob(bits.data(), {1 << 16}, dtype), gpu);
+    for (const std::int64_t more : {0, 13}) {
+      // 2^22 elements and more.
+      const Tensor many = reshape(expand(unsqueeze(every, 0), {65, 1 << 16}), {-1});
+      const Tensor x = slice(many, 0, 0, (1 << 22) + more);
+      for (const ElementwiseListing& entry : elementwise_listing()) {
+        if (entry.arity != 1 || entry.gives_bool || !entry.dtypes.contains(dtype)) continue;
+        INFO(entry.op->name() << " " << name_of(dtype) << " and " << more);
+        const Tensor once = apply(*entry.op, Inputs(&every, 1))[0], all = apply(*entry.op, Inputs(&x, 1))[0];
+        CHECK(distance_in_ulps(reshape(slice(all, 0, 0, 1 << 22), {64, 1 << 16}),
+                               expand(unsqueeze(once, 0), {64, 1 << 16})) == 0);
+        CHECK(distance_in_ulps(slice(all, 0, 1 << 22, x.size(0)), slice(once, 0, 0, more)) == 0);
+        if (!entry.in_place) continue;
+        const Tensor written = clone(x);
+        apply(*entry.in_place, Inputs(&written, 1));
+        CHECK(distance_in_ulps(written, all) == 0);
       }
     }
   }
