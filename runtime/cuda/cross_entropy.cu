@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) row_losses(const Cr
   C loss = 0;
   switch (target_kind(target, c.ignore_index, c.columns)) {
     case Target::counted:
-      loss = (sum.top - static_cast<C>(logits[target])) + log;
+      loss = (sum.top - widen(logits[target])) + log;
       break;
     case Target::bad:
       loss = std::numeric_limits<C>::quiet_NaN();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
   C factor = 0;
   switch (target_kind(target, c.ignore_index, c.columns)) {
     case Target::counted:
-      factor = static_cast<C>(static_cast<const L*>(c.gy)[c.form == RowLosses::each ? at.row : 0]);
+      factor = widen(static_cast<const L*>(c.gy)[c.form == RowLosses::each ? at.row : 0]);
       if (c.form == RowLosses::mean) factor /= *static_cast<const C*>(c.count);
       break;
     case Target::bad:
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block) gradient(const Cros
     Packed<V, T> result;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const C p = exponential<L>((static_cast<C>(pack.at[j]) - top) - log);
+      const C p = exponential<L>((widen(pack.at[j]) - top) - log);
       result.at[j] = narrow<T>((i * V + j == target ? p - C(1) : p) * factor);
     }
     store_pack<V>(gx + i * V, result);
@@ -312,11 +312,11 @@ __global__ void __launch_bounds__(threads_per_block)
     scale_unless_one(T* x, const void* factor, bool wide_factor, std::int64_t n) {
   using C = compute_t<T>;
   const C by = wide_factor ? static_cast<C>(*static_cast<const float*>(factor))
-                           : static_cast<C>(*static_cast<const T*>(factor));
+                           : widen(*static_cast<const T*>(factor));
   if (by == C(1)) return;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < n;
        i += static_cast<std::int64_t>(gridDim.x) * threads_per_block)
-    x[i] = static_cast<T>(static_cast<C>(x[i]) * by);
+    x[i] = narrow<T>(widen(x[i]) * by);
 }
 
 /// Calls `f.operator()<T, L>()` with the types of logits and loss.
@@ -336,14 +336,7 @@ bool packed_rows(std::int64_t columns, const P*... pointers) {
   return columns % wide_count<L> == 0 && ((reinterpret_cast<std::uintptr_t>(pointers) % bytes == 0) && ...);
 }
 
-std::int64_t attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, which, device);
-  return value;
-}
-/// Of a block's own memory, what it may ask for at its launch.
-std::int64_t most_shared_bytes() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (1 << 10); }
+std::int64_t most_shared_bytes() { return most_shared_memory() - (1 << 10); }
 
 /// The bound belongs to the process, so it is the same in all calls: one of this call's size would refuse the
 /// launch of another thread that asked for more.
@@ -366,7 +359,8 @@ template <class T>
 void launch_in_turn(const CrossEntropyCall& c) {
   constexpr auto kernel = losses_and_gradients_in_turn<T, wide_count<T>>;
   allow_most_shared(kernel);
-  const std::int64_t blocks = std::min(c.rows, attribute(cudaDevAttrMultiProcessorCount));
+  const std::int64_t blocks =
+      std::min<std::int64_t>(c.rows, attribute_of_device(cudaDevAttrMultiProcessorCount));
   kernel<<<static_cast<unsigned>(blocks), turn_threads, static_cast<unsigned>(2 * bytes_of_row(c)),
            c.stream>>>(c);
 }

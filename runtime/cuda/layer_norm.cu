@@ -10,6 +10,9 @@ namespace sherd::cuda {
 namespace {
 
 constexpr int block = 128;  // threads; a row belongs to one warp of it or to all four
+/// Of the kernels whose rows `Warps` share; of long rows more.
+template <int Warps>
+constexpr int block_of = Warps * warp_size < block ? block : Warps * warp_size;
 
 template <class T>
 struct NormRows {
@@ -35,7 +38,7 @@ struct GradRows {
 /// A row in registers: `Packs` packs of 16 bytes for each thread of the `Warps` that share it.
 template <int Warps, int Packs>
 struct RegisterRow {
-  static constexpr int threads = Warps * warp_size, groups = block / threads;
+  static constexpr int threads = Warps * warp_size, groups = block_of<Warps> / threads;
   int lane = static_cast<int>(threadIdx.x) % threads, group = static_cast<int>(threadIdx.x) / threads;
   __device__ int pack(int p) const { return p * threads + lane; }
 };
@@ -68,12 +71,13 @@ __device__ void group_sums(C (&shared)[2 * Warps], C& value, More&... more) {
 constexpr int stages = 2;  // rows of a group in shared memory: one on its way while one is computed
 
 /// Rows of `Arrays` arrays in a block's shared memory. Each thread computes what it brought there itself.
-template <class T, int Packs, int Arrays>
+template <class T, int Warps, int Packs, int Arrays>
 struct Staged {
-  static constexpr int V = wide_count<T>, bytes = stages * Arrays * Packs * block * 16;
+  static constexpr int V = wide_count<T>, bytes = stages * Arrays * Packs * block_of<Warps> * 16;
   T* memory;
   __device__ T* at(int stage, int array, int p) const {
-    return memory + (((stage * Arrays + array) * Packs + p) * block + static_cast<int>(threadIdx.x)) * V;
+    return memory +
+           (((stage * Arrays + array) * Packs + p) * block_of<Warps> + static_cast<int>(threadIdx.x)) * V;
   }
 };
 
@@ -103,13 +107,13 @@ class OfColumns {
 
 /// Each group takes every so manyth row.
 template <class T, int Warps, int Packs>
-__global__ void __launch_bounds__(block) forward_held(const NormRows<T> r) {
+__global__ void __launch_bounds__(block_of<Warps>) forward_held(const NormRows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
   using Row = RegisterRow<Warps, Packs>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ C shared[2][2 * Warps];
-  const Staged<T, Packs, 1> staged{reinterpret_cast<T*>(memory)};
+  const Staged<T, Warps, Packs, 1> staged{reinterpret_cast<T*>(memory)};
   const Row held;
   const int count = static_cast<int>(r.columns) / V;
   const C n = static_cast<C>(r.columns);
@@ -203,10 +207,10 @@ __global__ void __launch_bounds__(block) forward_any(const NormRows<T> r) {
       r.rstd[row] = rstd;
     }
     for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-      const C normal = (static_cast<C>(x[j]) - mean) * rstd;
-      const C shift = r.bias ? static_cast<C>(r.bias[j]) : C(0);
+      const C normal = (widen(x[j]) - mean) * rstd;
+      const C shift = r.bias ? widen(r.bias[j]) : C(0);
       r.y[row * r.columns + j] =
-          narrow<T>(r.weight ? std::fma(normal, static_cast<C>(r.weight[j]), shift) : normal + shift);
+          narrow<T>(r.weight ? std::fma(normal, widen(r.weight[j]), shift) : normal + shift);
     }
   }
 }
@@ -214,14 +218,14 @@ __global__ void __launch_bounds__(block) forward_any(const NormRows<T> r) {
 /// Each group takes every so manyth row and keeps its share of the column sums in registers; a block adds up
 /// those of its groups.
 template <class T, int Warps, int Packs, bool Sums>
-__global__ void __launch_bounds__(block) backward_held(const GradRows<T> r) {
+__global__ void __launch_bounds__(block_of<Warps>) backward_held(const GradRows<T> r) {
   using C = compute_t<T>;
   constexpr int V = wide_count<T>;
   using Row = RegisterRow<Warps, Packs>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ C shared[stages][2 * Warps];
   enum Array { x_array, gy_array, more_array, arrays };
-  const Staged<T, Packs, arrays> staged{reinterpret_cast<T*>(memory)};
+  const Staged<T, Warps, Packs, arrays> staged{reinterpret_cast<T*>(memory)};
   const Row held;
   const int count = static_cast<int>(r.columns) / V;
   const C n = static_cast<C>(r.columns);
@@ -323,20 +327,20 @@ __global__ void __launch_bounds__(block) backward_rows_any(const GradRows<T> r) 
     const T *x = r.x + row * r.columns, *gy = r.gy + row * r.columns;
     const C mean = r.mean ? r.mean[row] : C(0), rstd = r.rstd[row], n = static_cast<C>(r.columns);
     const auto scaled = [&](std::int64_t j) {
-      return r.weight ? static_cast<C>(gy[j]) * static_cast<C>(r.weight[j]) : static_cast<C>(gy[j]);
+      return r.weight ? widen(gy[j]) * widen(r.weight[j]) : widen(gy[j]);
     };
     C ones = 0, along = 0;
     for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
       ones += scaled(j);
-      along = std::fma(scaled(j), (static_cast<C>(x[j]) - mean) * rstd, along);
+      along = std::fma(scaled(j), (widen(x[j]) - mean) * rstd, along);
     }
     ones = r.mean ? group_sum<warps>(ones, shared) / n : C(0);
     along = group_sum<warps>(along, shared) / n;
     for (std::int64_t j = threadIdx.x; j < r.columns; j += block) {
-      const C normal = (static_cast<C>(x[j]) - mean) * rstd;
+      const C normal = (widen(x[j]) - mean) * rstd;
       const C own = (std::fma(normal, -along, scaled(j)) - ones) * rstd;
       const std::int64_t at = row * r.columns + j;
-      r.gx[at] = narrow<T>(r.more ? own + static_cast<C>(r.more[at]) : own);
+      r.gx[at] = narrow<T>(r.more ? own + widen(r.more[at]) : own);
     }
   }
 }
@@ -394,15 +398,28 @@ __global__ void __launch_bounds__(tile_columns* tile_rows)
 
 /// How a row of `columns` is held in registers, as a number of (warps, packs); 0: it is not.
 template <class T>
-int form_of(bool wide, std::int64_t columns) {
-  const std::int64_t packs = columns / wide_count<T>;
-  return !wide ? 0 : packs <= 32 ? 1 : packs <= 96 ? 2 : packs <= 256 ? 3 : packs <= 512 ? 4 : 0;
+int form_of(bool wide, std::int64_t columns, int last_form) {
+  constexpr std::int64_t most_packs[] = {0, 32, 96, 256, 512, 2048, 4096};
+  int form = 1;
+  while (form <= last_form && columns / wide_count<T> > most_packs[form]) ++form;
+  return wide && form <= last_form ? form : 0;
 }
+/// Long rows need more shared memory than every device has, most of all those of the gradient.
+constexpr int last_form = 6, last_grad_form = 5;
+int last_form_here() {
+  const int kib = most_shared_memory() >> 10;
+  return kib >= 128 ? last_form : kib >= 64 ? 5 : 4;
+}
+int last_grad_form_here() { return most_shared_memory() >> 10 >= 193 ? last_grad_form : 4; }
 
 /// Calls `f.operator()<warps, packs>()` for a form that is not 0.
-template <class F>
+template <int last, class F>
 void with_form(int form, F&& f) {
   switch (form) {
+    case 6:
+      if constexpr (last >= 6) return f.template operator()<32, 4>();
+    case 5:
+      return f.template operator()<16, 4>();
     case 1:
       return f.template operator()<1, 1>();
     case 2:
@@ -415,14 +432,11 @@ void with_form(int form, F&& f) {
 }
 
 /// Blocks of a form that a multiprocessor was measured to be fastest with.
-constexpr std::int64_t held_at_once[] = {0, 8, 4, 6, 8};
+constexpr std::int64_t held_at_once[] = {0, 8, 4, 6, 8, 3, 1};
 
 /// As many blocks as the device has multiprocessors, `each` times.
 std::int64_t blocks_of_device(std::int64_t each) {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return each * count;
+  return each * attribute_of_device(cudaDevAttrMultiProcessorCount);
 }
 
 template <class T>
@@ -437,17 +451,19 @@ void forward(const LayerNormCall& c) {
                       static_cast<T*>(c.y),
                       static_cast<C*>(c.mean),
                       static_cast<C*>(c.rstd)};
-  const int form = form_of<T>(wide_rows<T>(c.columns, r.x, r.weight, r.bias, r.y), c.columns);
+  const int form =
+      form_of<T>(wide_rows<T>(c.columns, r.x, r.weight, r.bias, r.y), c.columns, last_form_here());
   if (form == 0) {
     forward_any<T><<<looping_grid_of(c.rows), block, 0, c.stream>>>(r);
     return;
   }
-  with_form(form, [&]<int Warps, int Packs>() {
+  with_form<last_form>(form, [&]<int Warps, int Packs>() {
     constexpr std::int64_t groups = RegisterRow<Warps, Packs>::groups;
-    constexpr int bytes = Staged<T, Packs, 1>::bytes;
+    constexpr int bytes = Staged<T, Warps, Packs, 1>::bytes;
     const std::int64_t wanted = (c.rows + groups - 1) / groups, most = blocks_of_device(held_at_once[form]);
-    forward_held<T, Warps, Packs>
-        <<<static_cast<unsigned>(std::min(wanted, most)), block, bytes, c.stream>>>(r);
+    const auto kernel = forward_held<T, Warps, Packs>;
+    if (bytes > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    kernel<<<static_cast<unsigned>(std::min(wanted, most)), block_of<Warps>, bytes, c.stream>>>(r);
   });
 }
 
@@ -456,7 +472,7 @@ int grad_form(const LayerNormGradCall& c) {
   return form_of<T>(wide_rows<T>(c.columns, static_cast<const T*>(c.gy), static_cast<const T*>(c.x),
                                  static_cast<const T*>(c.weight), static_cast<const T*>(c.more),
                                  static_cast<const T*>(c.gx)),
-                    c.columns);
+                    c.columns, last_grad_form_here());
 }
 
 template <class T>
@@ -479,11 +495,11 @@ void backward(const LayerNormGradCall& c) {
     const dim3 grid(static_cast<unsigned>((c.columns + block - 1) / block), static_cast<unsigned>(parts));
     backward_columns_any<T><<<grid, block, 0, c.stream>>>(r, c.kinds());
   } else {
-    with_form(form, [&]<int Warps, int Packs>() {
+    with_form<last_grad_form>(form, [&]<int Warps, int Packs>() {
       const auto launch = [&](auto kernel) {
-        constexpr int bytes = Staged<T, Packs, 3>::bytes;
+        constexpr int bytes = Staged<T, Warps, Packs, 3>::bytes;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        kernel<<<static_cast<unsigned>(parts), block, bytes, c.stream>>>(r);
+        kernel<<<static_cast<unsigned>(parts), block_of<Warps>, bytes, c.stream>>>(r);
       };
       c.sums ? launch(backward_held<T, Warps, Packs, true>) : launch(backward_held<T, Warps, Packs, false>);
     });
@@ -500,10 +516,10 @@ std::int64_t LayerNormGradCall::parts() const {
   int form = 0;
   for_floating(dtype, [&]<class T>() { form = grad_form<T>(*this); });
   // By form, what was fastest on a Hopper GPU of 132 multiprocessors, which holds that many blocks at once.
-  constexpr std::int64_t without[] = {256, 792, 396, 528, 528}, with[] = {256, 792, 396, 396, 396};
+  constexpr std::int64_t without[] = {256, 792, 396, 528, 528, 132}, with[] = {256, 792, 396, 396, 396, 132};
   const std::int64_t most = (sums != nullptr ? with : without)[form],
                      rows_of_block = form == 0   ? 16
-                                     : form == 4 ? 2
+                                     : form >= 4 ? 2
                                                  : 8,
                      wanted = (rows + rows_of_block - 1) / rows_of_block;
   return wanted < 1 ? 1 : wanted < most ? wanted : most;
