@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(block) statistics(const BatchNormCall c) {
   tile.for_each([&](std::int64_t i) { total += static_cast<double>(static_cast<C>(x[i])); });
   const C mean = static_cast<C>(tile.sum(total, shared) / elements);
   tile.for_each([&](std::int64_t i) {
-    const C d = static_cast<C>(x[i]) - mean;
+    const C d = widen(x[i]) - mean;
     squares += static_cast<double>(d * d);
   });
   const C variance = static_cast<C>(tile.sum(squares, shared) / elements);
@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(block) normalise(const BatchNormCall c, std::i
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x; i < n; i += step) {
     const std::int64_t channel = i % c.channels;
-    const C d = static_cast<C>(static_cast<const T*>(c.x)[i]) - static_cast<const C*>(c.mean)[channel];
+    const C d = widen(static_cast<const T*>(c.x)[i]) - static_cast<const C*>(c.mean)[channel];
     const C shift = c.bias ? static_cast<const C*>(c.bias)[channel] : C(0);
-    static_cast<T*>(c.y)[i] = static_cast<T>(std::fma(d, factor_of<T>(c, channel), shift));
+    static_cast<T*>(c.y)[i] = narrow<T>(std::fma(d, factor_of<T>(c, channel), shift));
   }
 }
 
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
   const C mean = static_cast<const C*>(c.mean)[channel];
   double ones = 0, along = 0;
   tile.for_each([&](std::int64_t i) {
-    const C upstream = static_cast<C>(gy[i]);
+    const C upstream = widen(gy[i]);
     ones += static_cast<double>(upstream);
     along += static_cast<double>(upstream * (static_cast<C>(x[i]) - mean));
   });
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
   const C shift = g.through_statistics ? static_cast<C>(ones / elements) : C(0);
   const C factor = factor_of<T>(c, channel);
   tile.for_each([&](std::int64_t i) {
-    const C d = static_cast<C>(x[i]) - mean;
-    static_cast<T*>(g.gx)[i] = static_cast<T>(std::fma(d, back, static_cast<C>(gy[i]) - shift) * factor);
+    const C d = widen(x[i]) - mean;
+    static_cast<T*>(g.gx)[i] = narrow<T>(std::fma(d, back, widen(gy[i]) - shift) * factor);
   });
 }
 

@@ -74,7 +74,7 @@ bool wide_rows(std::int64_t columns, const P*... pointers) {
 template <int V, class T, class C>
 __device__ void widen_all(const T (&x)[V], C (&wide)[V]) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) wide[j] = static_cast<C>(x[j]);
+  for (int j = 0; j < V; ++j) wide[j] = widen(x[j]);
 }
 
 /// e^x; what a 16-bit result rounds away leaves room for the fast instruction.

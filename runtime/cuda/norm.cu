@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(threads_per_block)
   // Magnitudes order like integers, NaN above all.
   Bits top = 0;
   for_chunk<T>(list, [&](T*, const auto& pack) {
-    for (const T& value : pack.at) top = max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(value))));
+    for (const T& value : pack.at) top = max(top, std::bit_cast<Bits>(std::fabs(widen(value))));
   });
   for (int step = warp_size / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(whole_warp, top, step));
   if (threadIdx.x % warp_size != 0) return;
@@ -71,7 +71,7 @@ __device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, b
 #pragma unroll
     for (int k = 0; k < per_lane / V; ++k)
 #pragma unroll
-      for (int j = 0; j < V; ++j) body(std::fabs(static_cast<C>(packs[k].at[j])));
+      for (int j = 0; j < V; ++j) body(std::fabs(widen(packs[k].at[j])));
   };
   each([&](C x) { top = max(top, std::bit_cast<unsigned>(x)); });
   for (int step = warp_size / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(whole_warp, top, step));
@@ -146,8 +146,7 @@ __global__ void __launch_bounds__(threads_per_block)
   if (factor >= 1.0) return;  // NaN is for all
   for_chunk<T>(list, [&](T* at, auto pack) {
     for (T& value : pack.at)
-      value = static_cast<T>(
-          static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(value)) * factor));
+      value = narrow<T>(static_cast<compute_t<T>>(static_cast<double>(widen(value)) * factor));
     store_pack(at, pack);
   });
 }

@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(threads_per_block) sum_windows(const PatchesCa
         const std::int64_t window = (image * c.count[0] + down) * c.count[1] + across;
         const std::int64_t place =
             (channel * c.kernel[0] + y - down * c.stride) * c.kernel[1] + x - across * c.stride;
-        total += static_cast<C>(static_cast<const T*>(c.from)[window * row + place]);
+        total += widen(static_cast<const T*>(c.from)[window * row + place]);
       }
-    static_cast<T*>(c.to)[i] = static_cast<T>(total);
+    static_cast<T*>(c.to)[i] = narrow<T>(total);
   }
 }
 

@@ -3,7 +3,9 @@
 
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/softmax.h"
+#include "runtime/cuda/three_axes.h"
 #include "runtime/ops.h"
+#include "runtime/ops/sum.h"
 
 namespace sherd::cuda {
 namespace {
@@ -28,9 +30,21 @@ void softmax_grad(const ops::SoftmaxGrad& op, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
+void logsumexp(const ops::LogSumExp& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  ThreeAxes three = as_three_axes(in[0], op.axes);
+  if (three.reduce == 0) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  if (three.inner > 1)  // rows of what is summed
+    three.x = contiguous(transpose(reshape(three.x, {three.outer, three.reduce, three.inner}), 1, 2));
+  launch_logsumexp({three.x.dtype(), three.outer * three.inner, three.reduce, three.x.raw(), out[0].raw(),
+                    stream_of(three.x.device())});
+  check_launch(op.name);
+}
+
 }  // namespace
 
 void add_softmax() {
+  add_kernel<logsumexp>(DeviceType::cuda);
   add_kernel<softmax>(DeviceType::cuda);
   add_kernel<softmax_grad>(DeviceType::cuda);
 }

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
     Packed<V, T> result;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const C over = static_cast<C>(pack.at[j]) - sum.top;
-      result.at[j] = static_cast<T>(log ? over - log_total : exponential<T>(over) * factor);
+      const C over = widen(pack.at[j]) - sum.top;
+      result.at[j] = narrow<T>(log ? over - log_total : exponential<T>(over) * factor);
     }
     store_pack<V>(to + i * V, result);
   }
@@ -136,11 +136,11 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
     const Packed<V, T> g = load_pack<V>(grad + i * V);
     if constexpr (log) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) total += static_cast<C>(g.at[j]);
+      for (int j = 0; j < V; ++j) total += widen(g.at[j]);
     } else {
       const Packed<V, T> p = load_pack<V>(out + i * V);
 #pragma unroll
-      for (int j = 0; j < V; ++j) total += static_cast<C>(p.at[j]) * static_cast<C>(g.at[j]);
+      for (int j = 0; j < V; ++j) total += widen(p.at[j]) * widen(g.at[j]);
     }
   }
   total = group_sum<Warps>(total, shared);
@@ -149,12 +149,37 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
     Packed<V, T> result;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const C value = static_cast<C>(p.at[j]), upstream = static_cast<C>(g.at[j]);
-      result.at[j] =
-          static_cast<T>(log ? upstream - exponential<T>(value) * total : value * (upstream - total));
+      const C value = widen(p.at[j]), upstream = widen(g.at[j]);
+      result.at[j] = narrow<T>(log ? upstream - exponential<T>(value) * total : value * (upstream - total));
     }
     store_pack<V>(gx + at.row * columns + i * V, result);
   }
+}
+
+template <class T, int Warps, int V>
+__global__ void __launch_bounds__(RowOfThread<Warps>::block)
+    log_sums(const T* x, compute_t<T>* y, std::int64_t rows, std::int64_t columns) {
+  using C = compute_t<T>;
+  __shared__ C shared[2 * Warps];
+  const RowOfThread<Warps> at;
+  if (at.row >= rows) return;
+  const T* from = x + at.row * columns;
+  LogSum<C> sum;  // the result is wider than 16 bits
+#pragma unroll 2
+  for (std::int64_t i = at.lane; i < columns / V; i += at.threads) {
+    C wide[V];
+    Raw<V, T>::load(from + i * V).widen_to(wide);
+    sum.add(wide);
+  }
+  sum.template merge_group<Warps>(shared);
+  if (at.lane != 0) return;
+  C total = math::log(sum.total) + LogSum<C>::shift(sum.top);
+  if (sum.top == std::numeric_limits<C>::infinity()) {  // which has no difference to itself
+    total = sum.top;
+    for (std::int64_t i = 0; i < columns; ++i)
+      total = widen(from[i]) == widen(from[i]) ? total : widen(from[i]);
+  }
+  y[at.row] = total;
 }
 
 template <class F>
@@ -176,6 +201,17 @@ void launch_softmax(const SoftmaxCall& c) {
                      else
                        forward<T, Warps, V, log><<<blocks, threads, 0, c.stream>>>(x, y, c.rows, c.columns);
                    });
+                 });
+  });
+}
+
+void launch_logsumexp(const LogSumExpCall& c) {
+  for_floating(c.dtype, [&]<class T>() {
+    const auto* x = static_cast<const T*>(c.x);
+    with_rows<T>(c.rows, c.columns, wide_rows<T>(c.columns, x),
+                 [&]<int Warps, int V>(unsigned blocks, unsigned threads) {
+                   log_sums<T, Warps, V><<<blocks, threads, 0, c.stream>>>(x, static_cast<compute_t<T>*>(c.y),
+                                                                           c.rows, c.columns);
                  });
   });
 }

@@ -26,4 +26,14 @@ struct SoftmaxGradCall {
 };
 void launch_softmax_grad(const SoftmaxGradCall& call);
 
+/// y[row] = log of the sum of e^x, in the type that `dtype` is computed in; `columns` > 0.
+struct LogSumExpCall {
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, columns = 0;
+  const void* x = nullptr;
+  void* y = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_logsumexp(const LogSumExpCall& call);
+
 }  // namespace sherd::cuda

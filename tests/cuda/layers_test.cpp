@@ -56,6 +56,54 @@ TEST_CASE("cuda: layer_norm agrees with the CPU's, gradients included") {
   }
 }
 
+TEST_CASE("cuda: norms of long rows agree with the CPU's, gradients and a residual stream included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 4224},
+                                        {40, 8192},
+                                        {300, 5120},
+                                        {7, 16384},
+                                        {3, 20480},
+                                        {2, 32768}}) {
+      INFO(name_of(dtype) << " " << rows << " x " << columns);
+      Values values(4);
+      const Tensor x = values({rows, columns}, dtype, -1, 3), w = values({columns}, dtype),
+                   b = values({columns}, dtype);
+      const double tolerance = 2 * row_tolerance(dtype);
+      agree({x, w, b}, tolerance, [](std::span<const Tensor> t) { return layer_norm(t[0], t[1], t[2]); });
+      agree({x, w}, tolerance, [](std::span<const Tensor> t) { return add(t[0], rms_norm(t[0], t[1])); });
+    }
+}
+
+TEST_CASE("cuda: logsumexp agrees with the CPU's over any axes, infinities and NaN included") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    INFO(name_of(dtype));
+    Values values(5);
+    for (const std::int64_t columns : sizes)
+      agree({values({5, columns}, dtype, -30, 30)}, row_tolerance(dtype),
+            [](std::span<const Tensor> t) { return logsumexp(t[0], {1}); });
+    agree({values({6, 40, 9}, dtype)}, row_tolerance(dtype),
+          [](std::span<const Tensor> t) { return logsumexp(t[0], {1}); });
+    agree({values({6, 4, 9}, dtype)}, row_tolerance(dtype),
+          [](std::span<const Tensor> t) { return logsumexp(t[0], {0, 2}); });
+    const Tensor x = values({6, 2000}, dtype);
+    fill_(select(select(x, 0, 1), 0, 700), infinity);
+    fill_(select(select(x, 0, 2), 0, 1900), std::nan(""));
+    fill_(select(x, 0, 3), -infinity);
+    fill_(select(x, 0, 4), infinity);
+    fill_(select(select(x, 0, 4), 0, 3), std::nan(""));
+    for (const std::int64_t columns : {2000, 801, 33}) {
+      const auto of = [&](const Tensor& t) { return logsumexp(slice(t, 1, 0, columns), {1}); };
+      const Tensor host = of(x), moved = of(on_gpu(x));
+      CHECK(distance_in_ulps(where(isfinite(host), 0, host),
+                             to(where(isfinite(moved), 0, moved), Device::cpu())) == 0);
+    }
+    CHECK(distance_in_ulps(logsumexp(empty({3, 0}, {dtype, gpu}), {1}),
+                           logsumexp(empty({3, 0}, {dtype}), {1})) == 0);
+  }
+}
+
 TEST_CASE("cuda: rms_norm agrees with the CPU's, gradients and a residual stream included") {
   if (no_gpu()) return;
   for (DType dtype : floats)
