@@ -45,12 +45,12 @@ void arange_kernel(const void* erased, Inputs, Outputs out) {
   check_launch(op.name);
 }
 
-/// Random kernels make numbers of `T`; other dtypes convert from them, as on the CPU.
-template <class T, class Launch>
-void make_then_cast(std::string_view op, const Tensor& out, Launch&& launch) {
+/// Random kernels make numbers of `made_as`; other dtypes convert from them, as on the CPU.
+template <class Launch>
+void make_then_cast(std::string_view op, const Tensor& out, DType made_as, Launch&& launch) {
   if (out.numel() == 0) return;
-  const Tensor made = out.dtype() == dtype_of<T> ? out : empty(out.shape(), {dtype_of<T>, out.device()});
-  launch(reinterpret_cast<T*>(made.raw()), stream_of(out.device()));
+  const Tensor made = out.dtype() == made_as ? out : empty(out.shape(), {made_as, out.device()});
+  launch(made.raw(), stream_of(out.device()));
   check_launch(op);
   if (!made.is(out)) copy_(alias(out, out.layout()), made);
 }
@@ -58,19 +58,22 @@ void make_then_cast(std::string_view op, const Tensor& out, Launch&& launch) {
 void uniform_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Uniform*>(erased);
   if (out[0].dtype() == DType::f64)
-    return make_then_cast<double>(op.name, out[0], [&](double* y, cudaStream_t stream) {
-      launch_uniform(device_key(op.key), uniform_range_f64(op.low, op.high), y, out[0].numel(), stream);
+    return make_then_cast(op.name, out[0], DType::f64, [&](std::byte* y, cudaStream_t stream) {
+      launch_uniform(device_key(op.key), uniform_range_f64(op.low, op.high), reinterpret_cast<double*>(y),
+                     out[0].numel(), stream);
     });
-  const UniformRange range = uniform_range(out[0].dtype(), op.low, op.high);
-  make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_uniform(device_key(op.key), range, y, out[0].numel(), stream);
+  const DType dtype = out[0].dtype();
+  const UniformRange range = uniform_range(dtype, op.low, op.high);
+  make_then_cast(op.name, out[0], dtype, [&](std::byte* y, cudaStream_t stream) {
+    launch_uniform(device_key(op.key), range, dtype, y, out[0].numel(), stream);
   });
 }
 
 void normal_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::Normal*>(erased);
-  make_then_cast<float>(op.name, out[0], [&](float* y, cudaStream_t stream) {
-    launch_normal(device_key(op.key), static_cast<float>(op.mean), static_cast<float>(op.stddev), y,
+  const DType dtype = out[0].dtype() == DType::f64 ? DType::f32 : out[0].dtype();
+  make_then_cast(op.name, out[0], dtype, [&](std::byte* y, cudaStream_t stream) {
+    launch_normal(device_key(op.key), static_cast<float>(op.mean), static_cast<float>(op.stddev), dtype, y,
                   out[0].numel(), stream);
   });
 }
@@ -78,8 +81,9 @@ void normal_kernel(const void* erased, Inputs, Outputs out) {
 void integer_kernel(const void* erased, Inputs, Outputs out) {
   const auto& op = *static_cast<const ops::RandomInteger*>(erased);
   const std::uint64_t range = static_cast<std::uint64_t>(op.high) - static_cast<std::uint64_t>(op.low);
-  make_then_cast<std::int64_t>(op.name, out[0], [&](std::int64_t* y, cudaStream_t stream) {
-    launch_integers(device_key(op.key), op.low, range, y, out[0].numel(), stream);
+  make_then_cast(op.name, out[0], DType::i64, [&](std::byte* y, cudaStream_t stream) {
+    launch_integers(device_key(op.key), op.low, range, reinterpret_cast<std::int64_t*>(y), out[0].numel(),
+                    stream);
   });
 }
 

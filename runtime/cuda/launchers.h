@@ -19,10 +19,12 @@ void launch_fill(const Operands& p, std::uint64_t bits);
 void launch_arange(DType dtype, Number start, Number step, void* out, std::int64_t n, cudaStream_t stream);
 
 // Element i uses word i % 4 of the Philox counter `key.offset + i / 4`, as on the CPU.
-void launch_uniform(DeviceKey key, UniformRange range, float* out, std::int64_t n, cudaStream_t stream);
+// They are made in f32; 16-bit floats are those rounded.
+void launch_uniform(DeviceKey key, UniformRange range, DType dtype, void* out, std::int64_t n,
+                    cudaStream_t stream);
 void launch_uniform(DeviceKey key, UniformRangeOf<double> range, double* out, std::int64_t n,
                     cudaStream_t stream);
-void launch_normal(DeviceKey key, float mean, float deviation, float* out, std::int64_t n,
+void launch_normal(DeviceKey key, float mean, float deviation, DType dtype, void* out, std::int64_t n,
                    cudaStream_t stream);
 /// Integers in [low, low + range).
 void launch_integers(DeviceKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,

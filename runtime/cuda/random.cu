@@ -34,14 +34,15 @@ __device__ void store_four(T* out, std::int64_t i, std::int64_t n, const Packed<
     for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = four.at[j];
 }
 
+template <class T>
 struct UniformFill {
   UniformRange range;
-  float* out;
+  T* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    Packed<4, float> four;
+    Packed<4, T> four;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) four.at[j] = range(uniform_from(words[j]));
+    for (int j = 0; j < 4; ++j) four.at[j] = narrow<T>(range(uniform_from(words[j])));
     store_four(out, i, n, four);
   }
 };
@@ -61,17 +62,18 @@ struct UniformFill64 {
   }
 };
 
+template <class T>
 struct NormalFill {
   float mean, deviation;
-  float* out;
+  T* out;
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    Packed<4, float> four;
+    Packed<4, T> four;
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const NormalPair pair = normal_from(words[j], words[j + 1]);
-      four.at[j] = std::fma(pair.first, deviation, mean);
-      four.at[j + 1] = std::fma(pair.second, deviation, mean);
+      four.at[j] = narrow<T>(std::fma(pair.first, deviation, mean));
+      four.at[j + 1] = narrow<T>(std::fma(pair.second, deviation, mean));
     }
     store_four(out, i, n, four);
   }
@@ -119,6 +121,13 @@ void dropout(DeviceKey at, std::uint32_t threshold, double scale, const void* x,
                               static_cast<T*>(out), n});
 }
 
+template <class F>
+void for_small_floats(DType dtype, const F& f) {
+  for_floating(dtype, [&]<class T>() {
+    if constexpr (std::is_same_v<compute_t<T>, float>) f.template operator()<T>();
+  });
+}
+
 __global__ void set_key(RandomKey value, RandomKey* to) { *to = value; }
 
 }  // namespace
@@ -126,16 +135,21 @@ __global__ void set_key(RandomKey value, RandomKey* to) { *to = value; }
 void launch_set_key(RandomKey value, RandomKey* to, cudaStream_t stream) {
   set_key<<<1, 1, 0, stream>>>(value, to);
 }
-void launch_uniform(DeviceKey at, UniformRange range, float* out, std::int64_t n, cudaStream_t stream) {
-  launch_for_words(at, n, stream, UniformFill{range, out, n});
+void launch_uniform(DeviceKey at, UniformRange range, DType dtype, void* out, std::int64_t n,
+                    cudaStream_t stream) {
+  for_small_floats(dtype, [&]<class T>() {
+    launch_for_words(at, n, stream, UniformFill<T>{range, static_cast<T*>(out), n});
+  });
 }
 void launch_uniform(DeviceKey at, UniformRangeOf<double> range, double* out, std::int64_t n,
                     cudaStream_t stream) {
   launch_for_words(at, n, stream, UniformFill64{at, range, out, n});
 }
-void launch_normal(DeviceKey at, float mean, float deviation, float* out, std::int64_t n,
+void launch_normal(DeviceKey at, float mean, float deviation, DType dtype, void* out, std::int64_t n,
                    cudaStream_t stream) {
-  launch_for_words(at, n, stream, NormalFill{mean, deviation, out, n});
+  for_small_floats(dtype, [&]<class T>() {
+    launch_for_words(at, n, stream, NormalFill<T>{mean, deviation, static_cast<T*>(out), n});
+  });
 }
 void launch_integers(DeviceKey at, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream) {
