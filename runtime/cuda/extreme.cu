@@ -29,7 +29,7 @@ struct Value {
     else
       value = better ? x.value : value;
   }
-  __device__ static Value of(T x, std::int64_t) { return {static_cast<C>(x)}; }
+  __device__ static Value of(T x, std::int64_t) { return {static_cast<C>(widen(x))}; }
   __device__ Value from_lane(int step) const {
     return {static_cast<C>(__shfl_down_sync(whole_warp, value, step))};
   }
@@ -43,7 +43,7 @@ struct Place : Candidate<T> {
   __device__ void take(const Place& x, bool largest) {
     if (x.before(*this, largest)) *this = x;
   }
-  __device__ static Place of(T x, std::int64_t place) { return {{static_cast<C>(x), place}}; }
+  __device__ static Place of(T x, std::int64_t place) { return {{static_cast<C>(widen(x)), place}}; }
   __device__ Place from_lane(int step) const {
     return {{static_cast<C>(__shfl_down_sync(whole_warp, this->value, step)),
              __shfl_down_sync(whole_warp, static_cast<long long>(this->place), step)}};
@@ -75,16 +75,26 @@ __global__ void __launch_bounds__(threads_per_block)
     const std::int64_t o = first + static_cast<int>(threadIdx.x) / lanes;
     const T* row = x + o * c.reduce;
     Best best = Best::none(c.largest);
-    if (o < c.outer)
-      for (std::int64_t i = begin + lane * V; i < end; i += lanes * V) {
-        if (wide) {
-          const Packed<V, T> pack = load_pack<V>(row + i);
+    if (o < c.outer && wide) {
+      constexpr int ahead = 4;  // packs on their way at a time
+      const auto take = [&](const Packed<V, T>& pack, std::int64_t i) {
 #pragma unroll
-          for (int j = 0; j < V; ++j) best.take(Best::of(pack.at[j], i + j), c.largest);
-        } else {
-          for (std::int64_t j = i; j < min(i + V, end); ++j) best.take(Best::of(row[j], j), c.largest);
-        }
+        for (int j = 0; j < V; ++j) best.take(Best::of(pack.at[j], i + j), c.largest);
+      };
+      const std::int64_t step = lanes * V;
+      std::int64_t i = begin + lane * V;
+      for (; i + (ahead - 1) * step < end; i += ahead * step) {
+        Packed<V, T> packs[ahead];
+#pragma unroll
+        for (int a = 0; a < ahead; ++a) packs[a] = load_pack<V>(row + i + a * step);
+#pragma unroll
+        for (int a = 0; a < ahead; ++a) take(packs[a], i + a * step);
       }
+      for (; i < end; i += step) take(load_pack<V>(row + i), i);
+    } else if (o < c.outer) {
+      for (std::int64_t i = begin + lane * V; i < end; i += lanes * V)
+        for (std::int64_t j = i; j < min(i + V, end); ++j) best.take(Best::of(row[j], j), c.largest);
+    }
     for (int step = warp_size / 2; step > 0; step /= 2) best.take(best.from_lane(step), c.largest);
     if (lanes > warp_size) {
       __syncthreads();  // what was shared before has been read
@@ -112,7 +122,7 @@ __global__ void __launch_bounds__(threads_per_block) along_columns(const Extreme
        r += step) {
     const std::int64_t offset = r / c.inner * c.reduce * c.inner + r % c.inner;
     Best best = Best::none(c.largest);
-#pragma unroll 4
+#pragma unroll 8
     for (std::int64_t i = begin; i < end; ++i) best.take(Best::of(x[offset + i * c.inner], i), c.largest);
     if (c.partial)
       static_cast<Best*>(c.partial)[blockIdx.y * results + r] = best;
@@ -121,16 +131,20 @@ __global__ void __launch_bounds__(threads_per_block) along_columns(const Extreme
   }
 }
 
+/// A warp a result, whose lanes share its pieces.
 template <class T, class Best>
 __global__ void __launch_bounds__(threads_per_block) join_pieces(const ExtremeCall c, std::int64_t pieces) {
-  const std::int64_t results = c.outer * c.inner,
-                     step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
-  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; r < results;
+  constexpr int groups = threads_per_block / warp_size;
+  const std::int64_t results = c.outer * c.inner, step = static_cast<std::int64_t>(gridDim.x) * groups;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / warp_size; r < results;
        r += step) {
     Best best = Best::none(c.largest);
-    for (std::int64_t p = 0; p < pieces; ++p)
+#pragma unroll 4
+    for (std::int64_t p = lane; p < pieces; p += warp_size)
       best.take(static_cast<const Best*>(c.partial)[p * results + r], c.largest);
-    write(c, r, r / c.inner * c.reduce * c.inner + r % c.inner, best);
+    for (int half = warp_size / 2; half > 0; half /= 2) best.take(best.from_lane(half), c.largest);
+    if (lane == 0) write(c, r, r / c.inner * c.reduce * c.inner + r % c.inner, best);
   }
 }
 
@@ -149,16 +163,17 @@ void launch_best(const ExtremeCall& c) {
         <<<dim3(blocks_for(c.outer * c.inner), down), threads_per_block, 0, c.stream>>>(c, length);
   }
   if (pieces > 1)
-    join_pieces<T, Best><<<blocks_for(c.outer * c.inner), threads_per_block, 0, c.stream>>>(c, pieces);
+    join_pieces<T, Best>
+        <<<blocks_for(c.outer * c.inner * warp_size), threads_per_block, 0, c.stream>>>(c, pieces);
 }
 
 }  // namespace
 
 std::int64_t ExtremeCall::pieces() const {
   // Threads that keep the largest GPU busy; pieces are no shorter than what is worth a thread or a block.
-  constexpr std::int64_t threads = 1 << 18, least_column = 64, least_row = 4096;
+  constexpr std::int64_t threads = 1 << 18, least_column = 16, least_row = 4096;
   const std::int64_t threads_of_result = inner == 1 ? threads_per_block : 1;
-  constexpr std::int64_t most = 1024;  // pieces of a result that one thread joins
+  constexpr std::int64_t most = 1024;  // pieces of a result that one warp joins
   const std::int64_t wanted = std::min(blocks_of(threads, outer * inner * threads_of_result), most),
                      room = reduce / (inner == 1 ? least_row : least_column);
   return wanted < room ? wanted : room > 1 ? room : 1;
