@@ -9,17 +9,8 @@ namespace {
 
 [[noreturn]] void refuse(const FaultReport& r) {
   switch (r.kind) {
-    case FaultKind::embedding_index:
-      fail<ValueError>("embedding: index {} at position {} is outside [0, {}); the device found it earlier",
-                       r.index, r.position, r.bound);
-    case FaultKind::gather_index:
-      fail<ValueError>("gather: index {} at position {} is outside [0, {}); the device found it earlier",
-                       r.index, r.position, r.bound);
-    case FaultKind::scatter_index:
-      fail<ValueError>("scatter: index {} at position {} is outside [0, {}); the device found it earlier",
-                       r.index, r.position, r.bound);
-    case FaultKind::write_index:
-      fail<ValueError>("index_put_: index {} at position {} is outside [0, {}); the device found it earlier",
+    case FaultKind::position:
+      fail<ValueError>("{}: index {} at position {} is outside [0, {}); the device found it earlier", r.call,
                        r.index, r.position, r.bound);
     case FaultKind::cross_entropy_target:
       fail<ValueError>(

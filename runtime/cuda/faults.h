@@ -10,10 +10,7 @@ namespace sherd::cuda {
 /// The kind of bad value; fault_board.cpp has a message for each.
 enum class FaultKind : std::int64_t {
   none,
-  embedding_index,
-  gather_index,
-  scatter_index,
-  write_index,
+  position,
   cross_entropy_target,
   nll_target,
   multinomial_weight,
@@ -23,12 +20,13 @@ enum class FaultKind : std::int64_t {
 };
 
 /// Where a kernel leaves the first bad value that it meets, an index or a weight, at `position`, bounded by
-/// `bound`.
+/// `bound`. `call` is host memory that lives as long as the program, and is carried alone.
 struct FaultReport {
   FaultKind kind;
   std::int64_t position, bound;
   std::int64_t index;
   double weight;
+  const char* call;
 };
 
 /// A kernel's way to report. The report lies in host memory that the device sees.
@@ -39,10 +37,14 @@ struct FaultSlot {
 #ifdef __CUDACC__
   __device__ void operator()(FaultKind kind, std::int64_t index, std::int64_t position,
                              std::int64_t bound) const {
-    write({kind, position, bound, index, 0});
+    write({kind, position, bound, index, 0, nullptr});
   }
   __device__ void operator()(FaultKind kind, double weight, std::int64_t position, std::int64_t bound) const {
-    write({kind, position, bound, 0, weight});
+    write({kind, position, bound, 0, weight, nullptr});
+  }
+  __device__ void operator()(const char* call, std::int64_t index, std::int64_t position,
+                             std::int64_t bound) const {
+    write({FaultKind::position, position, bound, index, 0, call});
   }
   __device__ void write(const FaultReport& found) const {
     if (atomicCAS(taken, 0u, 1u) != 0) return;
@@ -51,6 +53,7 @@ struct FaultSlot {
     to->bound = found.bound;
     to->index = found.index;
     to->weight = found.weight;
+    to->call = found.call;
     __threadfence_system();
     to->kind = found.kind;
   }

@@ -49,13 +49,19 @@ __global__ void __launch_bounds__(threads_per_block) count_places(const PlacesCa
   if (threadIdx.x == 0) c.counts[blockIdx.x] = all;
 }
 
+/// Places are listed in shared memory first, from where neighbouring threads write neighbouring ones.
 __global__ void __launch_bounds__(threads_per_block) write_places(const PlacesCall c) {
-  const std::int64_t first = blockIdx.x * PlacesCall::chunk + threadIdx.x * per_thread;
-  const unsigned bits = bits_of(c, first);
+  __shared__ std::uint16_t listed[PlacesCall::chunk];
+  const std::int64_t begin = blockIdx.x * PlacesCall::chunk;
+  const unsigned first = threadIdx.x * per_thread, bits = bits_of(c, begin + first);
   int all = 0;
-  const int before = before_thread(__popc(bits), all);
-  std::int64_t* to = c.places + (blockIdx.x == 0 ? 0 : c.counts[blockIdx.x - 1]) + before;
-  for (unsigned left = bits; left != 0; left &= left - 1) *to++ = first + __ffs(static_cast<int>(left)) - 1;
+  int at = before_thread(__popc(bits), all);
+  for (unsigned left = bits; left != 0; left &= left - 1)
+    listed[at++] =
+        static_cast<std::uint16_t>(first + static_cast<unsigned>(__ffs(static_cast<int>(left))) - 1);
+  __syncthreads();
+  std::int64_t* to = c.places + (blockIdx.x == 0 ? 0 : c.counts[blockIdx.x - 1]);
+  for (int i = static_cast<int>(threadIdx.x); i < all; i += threads_per_block) to[i] = begin + listed[i];
 }
 
 template <class Bits>

@@ -4,6 +4,7 @@
 #include "runtime/cuda/picking.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
+#include "runtime/ops/index.h"
 
 namespace sherd::cuda {
 namespace {
@@ -65,16 +66,10 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t size = size_of(x.dtype()), unit = unit_of(op, x.shape(), size, x.raw(), out[0].raw());
-  const bool slices = op.of == ops::Of::slices;
   DeviceState& state = state_of(x.device());
   launch_take({Picks(op, x.shape(), index.shape(), unit).all, size * unit, x.raw(), integers(index),
-               out[0].raw(), slices ? FaultKind::embedding_index : FaultKind::gather_index, state.faults(),
-               state.stream()});
+               out[0].raw(), op.call.data(), state.faults(), state.stream()});
   check_launch(op.name);
-}
-
-FaultKind fault_of(const ops::PutAt& op) {
-  return op.of == ops::Of::slices ? FaultKind::write_index : FaultKind::scatter_index;
 }
 
 void check_count(const ops::PutAt& op, std::int64_t picks, std::int64_t places) {
@@ -97,12 +92,31 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
   const std::int64_t size = size_of(y.dtype());
   const std::int64_t unit = one ? 1 : unit_of(op, y.shape(), size, values.raw(), y.raw());
   const Picks picks(op, y.shape(), index.shape(), unit);
-  ReplaceCall call{picks.all,    size * unit,     slices,        one,
-                   values.raw(), integers(index), y.raw(),       nullptr,
-                   fault_of(op), state.faults(),  state.stream()};
+  ReplaceCall call;
+  call.picks = picks.all;
+  call.bytes = size * unit;
+  call.slices = slices;
+  call.one_value = one;
+  call.values = values.raw();
+  call.index = integers(index);
+  call.y = y.raw();
+  call.name = op.call.data();
+  call.faults = state.faults();
+  call.stream = state.stream();
   Tensor last;
-  if (!op.distinct && picks.of_line > 1) {
-    FindLastCall find{picks.all, call.index, nullptr, call.fault, call.faults, call.stream};
+  const bool repeats = !op.distinct && !one && picks.of_line > 1;
+  if (repeats && !slices && picks.index_axis == 1 && picks.all.columns <= most_replaced_columns &&
+      (picks.lines.count >= 64 || picks.of_line <= 4096)) {
+    check_count(op, picks.of_line, picks.all.columns);
+    call.lines = picks.lines;
+    call.line_picks = picks.of_line;
+  } else if (repeats && !slices && size <= 4 && picks.all.count >= y.numel() / 4) {
+    check_count(op, picks.all.count, y.numel());
+    const Tensor packed = zeros(Shape{y.numel()}, {DType::i64, y.device()});
+    launch_replace_packed({call, y.numel(), reinterpret_cast<unsigned long long*>(packed.raw())});
+    return;
+  } else if (repeats) {
+    FindLastCall find{picks.all, call.index, nullptr, call.name, call.faults, call.stream};
     if (slices) {
       find.picks = {};
       find.picks.add(picks.of_line, 0, 1, 1);
@@ -138,7 +152,7 @@ AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values
   call.values = values.raw();
   call.index = integers(index);
   call.y = y.raw();
-  call.fault = fault_of(op);
+  call.name = op.call.data();
   call.faults = state.faults();
   call.stream = state.stream();
   return call;
@@ -178,9 +192,29 @@ void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
   if (!y.is(x)) copy_(x, y);
 }
 
+void element_numbers(const ops::ElementNumbers& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  if (in.size() > NumbersCall::most_axes)
+    return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  DeviceState& state = state_of(out[0].device());
+  NumbersCall call;
+  for (const Tensor& at : in) {
+    call.size[call.axes] = op.sizes[call.axes];
+    call.at[call.axes++] = integers(at);
+  }
+  call.count = out[0].numel();
+  call.numbers = reinterpret_cast<std::int64_t*>(out[0].raw());
+  call.name = op.call.data();
+  call.faults = state.faults();
+  call.stream = state.stream();
+  launch_numbers(call);
+  check_launch(op.name);
+}
+
 }  // namespace
 
 void add_picking() {
+  add_kernel<element_numbers>(DeviceType::cuda);
   add_kernel<take_picks>(DeviceType::cuda);
   add_kernel<put_picks>(DeviceType::cuda);
   add_kernel<put_picks_in_place>(DeviceType::cuda);

@@ -1,6 +1,7 @@
 #include "runtime/cuda/picking.cuh"
 
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/launch.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(threads_per_block) take(const TakeCall c) {
       const PickPlace p = place_of(c.picks, i);
       const std::int64_t at = c.index[p.index];
       const bool valid = at >= 0 && at < c.picks.columns;
-      if (!valid) c.faults(c.fault, at, p.index, c.picks.columns);
+      if (!valid) c.faults(c.name, at, p.index, c.picks.columns);
       from[k] = valid ? p.x + at * c.picks.x_axis : -1;
     });
     for_some(first, count, [&](N, int k) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(threads_per_block) replace(const ReplaceCall c
       const std::int64_t at = c.index[p.index];
       to[k] = -1;
       if (at < 0 || at >= c.picks.columns) {
-        if (!c.last) c.faults(c.fault, at, p.index, c.picks.columns);
+        if (!c.last) c.faults(c.name, at, p.index, c.picks.columns);
         return;
       }
       const std::int64_t place = p.x + at * c.picks.x_axis;
@@ -72,6 +73,58 @@ __global__ void __launch_bounds__(threads_per_block) replace(const ReplaceCall c
   }
 }
 
+/// A line a block: the last pick of each of its columns is found in shared memory.
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) replace_lines(const ReplaceCall c) {
+  extern __shared__ int last_of[];
+  const int columns = static_cast<int>(c.picks.columns), picks = static_cast<int>(c.line_picks);
+  for (std::int64_t line = blockIdx.x; line < c.lines.count; line += gridDim.x) {
+    for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block) last_of[k] = -1;
+    __syncthreads();
+    const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
+#pragma unroll 4
+    for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
+      const std::int64_t at = c.index[p.index + j];
+      if (at >= 0 && at < columns)
+        atomicMax(last_of + at, j);
+      else
+        c.faults(c.name, at, p.index + j, columns);
+    }
+    __syncthreads();
+    const Bits* values = static_cast<const Bits*>(c.values) + p.value;
+    Bits* y = static_cast<Bits*>(c.y) + p.x;
+#pragma unroll 4
+    for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block)
+      if (last_of[k] >= 0) y[k * c.picks.x_axis] = values[last_of[k]];
+    __syncthreads();
+  }
+}
+
+/// The number of a pick, from 1 on, above its value.
+template <class Bits, class N>
+__global__ void __launch_bounds__(threads_per_block) pack_last(const ReplacePackedCall c) {
+  const N count = static_cast<N>(c.call.picks.count), step = static_cast<N>(gridDim.x) * threads_per_block;
+  for (N i = static_cast<N>(blockIdx.x) * threads_per_block + threadIdx.x; i < count; i += step) {
+    const PickPlace p = place_of(c.call.picks, i);
+    const std::int64_t at = c.call.index[p.index];
+    if (at >= 0 && at < c.call.picks.columns)
+      atomicMax(c.packed + p.x + at * c.call.picks.x_axis,
+                (static_cast<unsigned long long>(i) + 1) << 32 | static_cast<const Bits*>(c.call.values)[i]);
+    else
+      c.call.faults(c.call.name, at, p.index, c.call.picks.columns);
+  }
+}
+
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) unpack_last(const ReplacePackedCall c) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < c.numel;
+       i += step) {
+    const unsigned long long found = c.packed[i];
+    if (found != 0) static_cast<Bits*>(c.call.y)[i] = static_cast<Bits>(found);
+  }
+}
+
 template <class N>
 __global__ void __launch_bounds__(threads_per_block) find_last(const FindLastCall c) {
   const N count = static_cast<N>(c.picks.count), step = static_cast<N>(gridDim.x) * threads_per_block;
@@ -81,7 +134,26 @@ __global__ void __launch_bounds__(threads_per_block) find_last(const FindLastCal
     if (at >= 0 && at < c.picks.columns)
       atomicMax(c.last + p.x + at * c.picks.x_axis, static_cast<int>(i));
     else
-      c.faults(c.fault, at, p.index, c.picks.columns);
+      c.faults(c.name, at, p.index, c.picks.columns);
+  }
+}
+
+__global__ void __launch_bounds__(threads_per_block) element_numbers(const NumbersCall c) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  wait_for_earlier();
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < c.count;
+       i += step) {
+    std::int64_t number = 0;
+    bool valid = true;
+    for (int k = 0; k < c.axes; ++k) {
+      const std::int64_t at = c.at[k][i], size = c.size[k];
+      if (at < -size || at >= size) {
+        c.faults(c.name, at, i, size);
+        valid = false;
+      }
+      number = number * size + at + (at < 0 ? size : 0);
+    }
+    c.numbers[i] = valid ? number : -1;
   }
 }
 
@@ -112,11 +184,40 @@ void launch_take(const TakeCall& c) {
 }
 
 void launch_replace(const ReplaceCall& c) {
+  if (c.line_picks > 0)
+    return for_bytes(c.bytes, [&]<class Bits>() {
+      const auto shared = static_cast<std::size_t>(c.picks.columns) * sizeof(int);
+      // The process's bound, so the same in all calls: this call's would refuse another thread's launch.
+      cudaFuncSetAttribute(replace_lines<Bits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(most_replaced_columns * sizeof(int)));
+      replace_lines<Bits><<<looping_grid_of(c.lines.count), threads_per_block, shared, c.stream>>>(c);
+    });
   const unsigned blocks = blocks_for(blocks_of(c.picks.count, at_once));
   for_bytes(c.bytes, [&]<class Bits>() {
     for_numbers_of(c.picks.count,
                    [&]<class N>() { replace<Bits, N><<<blocks, threads_per_block, 0, c.stream>>>(c); });
   });
+}
+
+void launch_replace_packed(const ReplacePackedCall& c) {
+  const auto put = [&]<class Bits>() {
+    for_numbers_of(c.call.picks.count, [&]<class N>() {
+      pack_last<Bits, N><<<blocks_for(c.call.picks.count), threads_per_block, 0, c.call.stream>>>(c);
+    });
+    unpack_last<Bits><<<blocks_for(c.numel), threads_per_block, 0, c.call.stream>>>(c);
+  };
+  switch (c.call.bytes) {
+    case 1:
+      return put.operator()<std::uint8_t>();
+    case 2:
+      return put.operator()<std::uint16_t>();
+    default:
+      return put.operator()<std::uint32_t>();
+  }
+}
+
+void launch_numbers(const NumbersCall& c) {
+  launch_early(element_numbers, blocks_for(c.count), threads_per_block, c.stream, c);
 }
 
 void launch_find_last(const FindLastCall& c) {

@@ -39,7 +39,7 @@ struct TakeCall {
   const void* x = nullptr;
   const std::int64_t* index = nullptr;
   void* y = nullptr;
-  FaultKind fault = FaultKind::embedding_index;
+  const char* name = nullptr;  ///< of the call, for reports
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
 };
@@ -55,11 +55,38 @@ struct ReplaceCall {
   const std::int64_t* index = nullptr;
   void* y = nullptr;
   const int* last = nullptr;
-  FaultKind fault = FaultKind::scatter_index;
+  PickWalk lines{};             ///< along the axis of the positions, if each is dense and short
+  std::int64_t line_picks = 0;  ///< of a line; if not 0, a block finds in its own memory what is last
+  const char* name = nullptr;   ///< of the call, for reports
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
 };
+/// The same of elements of at most four bytes, with what is last and its value as one number for each element
+/// of y, all 0 before: one scattered pass instead of three.
+struct ReplacePackedCall {
+  ReplaceCall call;
+  std::int64_t numel = 0;  ///< of y
+  unsigned long long* packed = nullptr;
+};
+void launch_replace_packed(const ReplacePackedCall& call);
+/// Columns of a line that a block has memory for.
+constexpr std::int64_t most_replaced_columns = 14336;
 void launch_replace(const ReplaceCall& call);
+
+/// numbers[i] = the sum of at[k][i], or of that and size[k] where it is negative, times the sizes after k. Of
+/// a position outside [-size[k], size[k]), which is reported, -1.
+struct NumbersCall {
+  static constexpr int most_axes = 8;
+  int axes = 0;
+  std::int64_t count = 0;
+  const std::int64_t* at[most_axes];
+  std::int64_t size[most_axes];
+  std::int64_t* numbers = nullptr;
+  const char* name = nullptr;
+  FaultSlot faults{};
+  cudaStream_t stream = nullptr;
+};
+void launch_numbers(const NumbersCall& call);
 
 /// last[d] = the largest number of a pick whose place in x is d; all are -1 before. Reports positions
 /// outside.
@@ -67,7 +94,7 @@ struct FindLastCall {
   PickWalk picks;
   const std::int64_t* index = nullptr;
   int* last = nullptr;
-  FaultKind fault = FaultKind::scatter_index;
+  const char* name = nullptr;  ///< of the call, for reports
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
 };
@@ -87,7 +114,7 @@ struct AddCall {
   const void* values = nullptr;
   const std::int64_t* index = nullptr;
   void* y = nullptr;
-  FaultKind fault = FaultKind::scatter_index;
+  const char* name = nullptr;  ///< of the call, for reports
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
   void* scratch = nullptr;

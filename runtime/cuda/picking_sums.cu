@@ -12,8 +12,11 @@ namespace sherd::cuda {
 namespace {
 
 constexpr int warps = 4;  // of a block that sums lines, each with sums of its own
-constexpr std::int64_t sum_bytes = (48 << 10) / warps;  // of shared memory for the sums of a warp
+// Of shared memory for the sums of a warp that has a line's picks alone, and of one that shares them.
+std::int64_t alone_bytes() { return most_shared_memory() / warps; }
+constexpr std::int64_t shared_bytes = 12 << 10;
 constexpr std::int64_t most_tiles = 8;  // of a line, whose picks are all read for each of them
+constexpr int ahead = 8;                // values of a thread on their way at a time
 constexpr std::int64_t wide_slice = 8;  // elements that make it worth a warp to read a slice
 
 std::int64_t number_bytes(DType dtype) {  // of the type that sums are made in
@@ -21,10 +24,6 @@ std::int64_t number_bytes(DType dtype) {  // of the type that sums are made in
   return size == 2 ? 4 : size;
 }
 std::int64_t long_sum_bytes(DType dtype) { return is_floating(dtype) ? 8 : size_of(dtype); }
-std::int64_t tile_of(const AddCall& c) {
-  const std::int64_t most = sum_bytes / long_sum_bytes(c.dtype);
-  return c.picks.columns < most ? c.picks.columns : most;
-}
 
 /// The type in which any number of values are summed.
 template <class C>
@@ -51,38 +50,64 @@ __global__ void __launch_bounds__(threads_per_block) add_apart(const AddCall c) 
       write_sum(static_cast<T*>(c.y) + p.x + at * c.picks.x_axis, widen(static_cast<const T*>(c.values)[i]),
                 c.based);
     else
-      c.faults(c.fault, at, p.index, c.picks.columns);
+      c.faults(c.name, at, p.index, c.picks.columns);
   }
 }
 
 // ---- Lines. A warp takes a part of a line's picks, 32 at a time, in order, and sums those that fall into a
 // tile of the line in shared memory.
 
-/// Which tiles and parts lines are cut into.
+/// Which tiles and parts lines are cut into. The sums of a part are written and read again, which its picks
+/// must be worth; where no line is cut into parts, sums are shorter and fewer warps do, so tiles are wider.
 struct LineParts {
   std::int64_t tile, tiles, parts, part, units;
   explicit LineParts(const AddCall& c) {
-    tile = tile_of(c);
+    const std::int64_t least = c.picks.columns / 4 > 1024 ? c.picks.columns / 4 : 1024;
+    cut(c, shared_bytes / (long_sum_bytes(c.dtype) + 1), c.line_picks / least);
+    if (parts == 1) cut(c, alone_bytes() / (number_bytes(c.dtype) + 1), 1);
+  }
+
+ private:
+  void cut(const AddCall& c, std::int64_t most_columns, std::int64_t most_parts) {
+    tile = c.picks.columns < most_columns ? c.picks.columns : most_columns;
     tiles = blocks_of(c.picks.columns, tile);
     units = c.lines.count * tiles;
-    // As many as fill the device; but the sums of a part are written and read again, which its picks must be
-    // worth.
-    const std::int64_t least = c.picks.columns / 4 > 1024 ? c.picks.columns / 4 : 1024,
-                       most = c.line_picks / least, wanted = 4096 / units;
-    parts = wanted < most ? wanted : most;
+    const std::int64_t wanted = 4096 / units;  // as many as fill the device
+    parts = wanted < most_parts ? wanted : most_parts;
     if (parts < 1) parts = 1;
-    part = blocks_of(blocks_of(c.line_picks, parts), 4 * warp_size) * 4 * warp_size;
+    part = blocks_of(blocks_of(c.line_picks, parts), ahead * warp_size) * ahead * warp_size;
     parts = blocks_of(c.line_picks, part);
     units *= parts;
   }
 };
 
+/// The sums of a warp; and, where lines are so wide that the keys of 32 picks seldom meet, for each of them
+/// the lane that wrote last, by which meetings are found: to compare all lanes takes far longer.
+template <class Sum>
+struct WarpSums {
+  Sum* sums;
+  std::uint8_t* writer;  ///< null for narrow lines
+};
+constexpr std::int64_t wide_line = 256;
+
 /// Adds the warp's 32 values to the sums that they belong to, equal ones in order of lanes; those of no sum
 /// have key -1.
 template <class C, class Sum>
-__device__ void add_in_order(Sum* sums, int key, C value) {
-  if (!__any_sync(whole_warp, key >= 0)) return;
+__device__ void add_in_order(const WarpSums<Sum>& at, int key, C value) {
   const int lane = static_cast<int>(threadIdx.x);
+  Sum* sums = at.sums;
+  if (at.writer != nullptr) {
+    if (key >= 0) at.writer[key] = static_cast<std::uint8_t>(lane);
+    __syncwarp();
+    const bool met = key >= 0 && at.writer[key] != lane;
+    if (!__any_sync(whole_warp, met)) {
+      if (key >= 0) sums[key] = plus(sums[key], static_cast<Sum>(value));
+      __syncwarp();
+      return;
+    }
+  } else if (!__any_sync(whole_warp, key >= 0)) {
+    return;
+  }
   const unsigned same = __match_any_sync(whole_warp, key);
   const bool first = key >= 0 && lane == __ffs(static_cast<int>(same)) - 1;
   Sum total = first ? plus(sums[key], static_cast<Sum>(value)) : Sum(0);
@@ -104,6 +129,11 @@ __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, c
   using C = compute_t<T>;
   extern __shared__ double memory[];
   Sum* sums = reinterpret_cast<Sum*>(memory) + threadIdx.y * parts.tile;
+  const WarpSums<Sum> of_warp{
+      sums, parts.tile < wide_line
+                ? nullptr
+                : reinterpret_cast<std::uint8_t*>(reinterpret_cast<Sum*>(memory) + warps * parts.tile) +
+                      threadIdx.y * parts.tile};
   const std::int64_t unit = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (unit >= parts.units) return;
   // Neighbouring warps have neighbouring lines, whose picks lie side by side.
@@ -120,26 +150,24 @@ __global__ void __launch_bounds__(warp_size* warps) sum_lines(const AddCall c, c
   __syncwarp();
   const std::int64_t begin = part * parts.part,
                      end = begin + parts.part < c.line_picks ? begin + parts.part : c.line_picks;
-  constexpr int ahead = 4;
+  const T* values = static_cast<const T*>(c.values) + p.value;
   for (std::int64_t j = begin; j < end; j += ahead * warp_size) {
-    int key[ahead];
-    C value[ahead];
+    std::int64_t at[ahead];
+    T value[ahead];
 #pragma unroll
-    for (int a = 0; a < ahead; ++a) {
-      const std::int64_t i = j + a * warp_size + lane;
-      key[a] = -1;
-      value[a] = 0;
-      if (i >= end) continue;
-      const std::int64_t place = p.index + i * c.index_axis, at = c.index[place], in_tile = at - first;
-      if (in_tile >= 0 && in_tile < width) {
-        key[a] = static_cast<int>(in_tile);
-        value[a] = widen(static_cast<const T*>(c.values)[p.value + i * c.value_axis]);
-      } else if (at < 0 || at >= c.picks.columns) {
-        c.faults(c.fault, at, place, c.picks.columns);
-      }
+    for (int a = 0; a < ahead; ++a) {  // without a branch, so that all are on their way at a time
+      const std::int64_t i = min(j + a * warp_size + lane, end - 1);
+      at[a] = c.index[p.index + i * c.index_axis];
+      value[a] = values[i * c.value_axis];
     }
 #pragma unroll
-    for (int a = 0; a < ahead; ++a) add_in_order(sums, key[a], value[a]);
+    for (int a = 0; a < ahead; ++a) {
+      const std::int64_t i = j + a * warp_size + lane, in_tile = at[a] - first;
+      const bool mine = i < end && in_tile >= 0 && in_tile < width;
+      if (i < end && (at[a] < 0 || at[a] >= c.picks.columns))
+        c.faults(c.name, at[a], p.index + i * c.index_axis, c.picks.columns);
+      add_in_order(of_warp, mine ? static_cast<int>(in_tile) : -1, widen(value[a]));
+    }
   }
   Sum* partial = static_cast<Sum*>(c.scratch) + (part * c.lines.count + line) * c.picks.columns + first;
   for (std::int64_t k = lane; k < width; k += warp_size)
@@ -179,7 +207,6 @@ __global__ void __launch_bounds__(warp_size* joiners) join_lines(const AddCall c
 
 constexpr int piece = warp_size;  // sorted picks of slices that one warp sums, for each of its columns
 constexpr int piece_warps = 8;    // of a block, each with a piece
-constexpr int ahead = 8;          // values on their way at a time
 constexpr int short_piece = 8;    // sorted picks of elements that one thread sums
 
 struct Runs {
@@ -230,7 +257,7 @@ __global__ void __launch_bounds__(threads_per_block) list_picks(const AddCall c,
       p = place_of(c.picks, static_cast<std::uint32_t>(i));
     const std::int64_t at = c.index[p.index];
     const bool valid = at >= 0 && at < c.picks.columns;
-    if (!valid) c.faults(c.fault, at, p.index, c.picks.columns);
+    if (!valid) c.faults(c.name, at, p.index, c.picks.columns);
     s.key[i] = static_cast<unsigned>(!valid ? s.bound : Wide ? at : p.x + at * c.picks.x_axis);
     s.pick[i] = static_cast<unsigned>(i);
   }
@@ -427,7 +454,10 @@ template <class T>
 void add_lines(const AddCall& c) {
   const LineParts parts(c);
   const auto sum = [&]<class Sum>() {
-    const auto shared = static_cast<std::size_t>(warps * parts.tile) * sizeof(Sum);
+    const auto shared = static_cast<std::size_t>(warps * parts.tile) * (sizeof(Sum) + 1);
+    // The process's bound, so the same in all calls: this call's would refuse another thread's launch.
+    cudaFuncSetAttribute(sum_lines<T, Sum>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         most_shared_memory());
     sum_lines<T, Sum>
         <<<grid_of(blocks_of(parts.units, warps)), dim3(warp_size, warps), shared, c.stream>>>(c, parts);
   };
@@ -468,7 +498,7 @@ AddCall::Way AddCall::way() const {
   const bool by_slices = slices && is_floating(dtype);          // integers are rare, and kernels for them too
   if (by_slices && inner >= wide_slice) return Way::wide_runs;  // lanes have neighbouring elements of a slice
   // Sums in shared memory cost no sort; a line of many tiles is read too often.
-  if (blocks_of(picks.columns, tile_of(*this)) <= most_tiles) return Way::lines;
+  if (LineParts(*this).tiles <= most_tiles) return Way::lines;
   return by_slices && inner > 1 ? Way::wide_runs : Way::runs;
 }
 

@@ -35,7 +35,7 @@ struct ElementNumbers {
   static constexpr Mask dense = all_of_them;
   static constexpr bool differentiable = false;
   Shape sizes;
-  std::string_view call = "element_numbers";  ///< what messages name
+  std::string_view call = "element_numbers";  ///< a literal: what messages name
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;

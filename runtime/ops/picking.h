@@ -21,7 +21,7 @@ struct Take {
   Of of = Of::slices;
   int axis = 0, axes = 1;
   bool distinct = false;                ///< the positions, of elements those of a line, are known to differ
-  std::string_view call = "embedding";  ///< what messages name
+  std::string_view call = "embedding";  ///< a literal: what messages name
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
@@ -48,7 +48,7 @@ struct PutAt {
   Put put = Put::replace;
   Shape shape{};
   bool distinct = false;              ///< the positions, of elements those of a line, are known to differ
-  std::string_view call = "scatter";  ///< what messages name
+  std::string_view call = "scatter";  ///< a literal: what messages name
   bool checked = false;               ///< a `Take` has seen the positions, which are inside
 
   Specs infer(SpecSpan in) const;

@@ -191,6 +191,7 @@ std::vector<OpRow> written_rows() {
   put("gather_axis1", without_values(square_at), [](const List& in) { return gather(in[0], 1, in[1]); });
   put("scatter_line", line, [](const List& in) { return scatter(in[0], 0, in[1], in[2]); });
   put("scatter_axis0", square_at, [](const List& in) { return scatter(in[0], 0, in[1], in[2]); });
+  put("scatter_axis1", square_at, [](const List& in) { return scatter(in[0], 1, in[1], in[2]); });
   put("scatter_add_line", line, [](const List& in) { return scatter_add(in[0], 0, in[1], in[2]); });
   put("scatter_add_axis1", square_at, [](const List& in) { return scatter_add(in[0], 1, in[1], in[2]); });
   const auto masked = [](std::int64_t n, DType d) -> List {

@@ -293,6 +293,7 @@ OPS = {
     "gather_axis1": (without_values(square_at), lambda x, i: x.gather(1, i)),
     "scatter_line": (line, lambda x, i, v: x.scatter(0, i, v)),
     "scatter_axis0": (square_at, lambda x, i, v: x.scatter(0, i, v)),
+    "scatter_axis1": (square_at, lambda x, i, v: x.scatter(1, i, v)),
     "scatter_add_line": (line, lambda x, i, v: x.scatter_add(0, i, v)),
     "scatter_add_axis1": (square_at, lambda x, i, v: x.scatter_add(1, i, v)),
     "mask_read": (masked, torch.masked_select),

@@ -39,16 +39,29 @@ struct PickCase {
 };
 
 /// Each way in which sums are made: lines in one part and in several, of one tile and of more; runs, short
-/// and over all picks; one pick a line. Axes first, in the middle and last; indices shorter than x elsewhere.
+/// and over all picks; one pick a line; and lines whose last picks a block finds. Axes first, in the middle
+/// and last; indices shorter than x elsewhere.
 std::vector<PickCase> elements_along() {
-  return {{1, {7, 33}, {7, 50}, 33},       {0, {33, 7}, {50, 7}, 33},
-          {1, {5, 40, 6}, {5, 90, 6}, 40}, {1, {9, 40, 6}, {4, 70, 3}, 40},
-          {2, {4, 3, 9}, {2, 3, 300}, 9},  {0, {9, 4, 5}, {1, 4, 5}, 9},
-          {1, {9, 40, 6}, {9, 1, 2}, 40},  {0, {10}, {100003}, 10},
-          {0, {20001}, {50000}, 20001},    {0, {300000}, {100001}, 300000},
-          {0, {300000}, {100001}, 1},      {1, {3, 70000}, {3, 501}, 70000},
-          {1, {3, 70000}, {2, 5000}, 3},   {0, {70000, 3}, {9000, 2}, 70000},
-          {0, {50, 300}, {5000, 300}, 50}, {1, {4, 5}, {4, 0}, 5},
+  return {{1, {7, 33}, {7, 50}, 33},
+          {0, {33, 7}, {50, 7}, 33},
+          {1, {5, 40, 6}, {5, 90, 6}, 40},
+          {1, {9, 40, 6}, {4, 70, 3}, 40},
+          {2, {4, 3, 9}, {2, 3, 300}, 9},
+          {0, {9, 4, 5}, {1, 4, 5}, 9},
+          {1, {9, 40, 6}, {9, 1, 2}, 40},
+          {0, {10}, {100003}, 10},
+          {0, {20001}, {50000}, 20001},
+          {0, {300000}, {100001}, 300000},
+          {0, {300000}, {100001}, 1},
+          {1, {3, 70000}, {3, 501}, 70000},
+          {1, {3, 70000}, {2, 5000}, 3},
+          {0, {70000, 3}, {9000, 2}, 70000},
+          {0, {50, 300}, {5000, 300}, 50},
+          {1, {4, 5}, {4, 0}, 5},
+          {1, {70, 2000}, {70, 3000}, 9},
+          {1, {66, 14336}, {65, 500}, 14336},
+          {2, {9, 9, 200}, {9, 8, 300}, 200},
+          {1, {150, 20000}, {140, 900}, 20000},
           {0, {0, 5}, {0, 5}, 1}};
 }
 
@@ -309,6 +322,20 @@ TEST_CASE("cuda: a bad index of one_hot, of scatter and of rows to write is repo
           synchronize();
         }(),
         ValueError);
+    const Tensor x = zeros({5, 3}, {f32, gpu}), along = reshape(index, {1, 3});
+    const std::pair<std::string, std::function<Tensor()>> calls[] = {
+        {"embedding", [&] { return embedding(x, index); }},
+        {"index_select", [&] { return index_select(x, 0, index); }},
+        {"gather", [&] { return gather(x, 0, along); }},
+        {"scatter", [&] { return scatter(x, 0, along, ones({1, 3}, {f32, gpu})); }},
+        {"scatter_add", [&] { return scatter_add(x, 0, along, ones({1, 3}, {f32, gpu})); }},
+        {"index", [&] { return sherd::index(x, {index, abs(index) * 0}); }},
+        {"index_put_", [&] { return index_put_(clone(x), {index, abs(index) * 0}, ones({}, {f32, gpu})); }}};
+    for (const auto& [name, call] : calls) {
+      INFO(name << " " << bad);
+      const std::string start = name + ": index " + std::to_string(bad) + " at position 1 is outside [0, 5)";
+      CHECK_THROWS_WITH((void(call()), synchronize()), Catch::Matchers::StartsWith(start));
+    }
     CHECK_NOTHROW(
         one_hot(to(Tensor::from(std::vector<std::int32_t>{0, 4}, {2}), gpu), 5).to_vector<std::int64_t>());
   }
