@@ -229,7 +229,7 @@ void backward(std::string_view op, const ops::AttentionRule& rule, const Tensor&
 /// the device, gradients too.
 template <class O>
 bool ran_reference(const O& op, DType dtype, std::int64_t width, Inputs in, Outputs out) {
-  if (dtype != DType::f64 && width <= widest_head) return false;
+  if (dtype != DType::f64 && (on_tensor_cores(dtype, width) || width <= widest_head_here())) return false;
   sherd::detail::adopt_reference(O::name, op.reference(in), out);
   return true;
 }

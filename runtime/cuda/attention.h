@@ -57,11 +57,20 @@ struct AttentionGradCall {
   float* delta = nullptr;  ///< room for (batch, heads, queries): the sums of o times its gradient
 };
 
-/// Widths up to this have kernels; wider heads are computed by the op's own formula.
-inline constexpr int widest_head = 256;
-/// On tensor cores: f16 and bf16, heads of 32, 64, 96 or 128, all data aligned to 16 bytes and strides too.
-constexpr bool on_tensor_cores(DType dtype, std::int64_t width) {
-  return size_of(dtype) == 2 && (width == 32 || width == 64 || width == 96 || width == 128);
+/// Of shared memory, for heads of 128 on tensor cores.
+inline constexpr int bytes_of_widest_gradient = 105472;
+/// Widths up to this have kernels, where a block has the shared memory that their gradient needs, else up to
+/// that of narrow ones; wider heads are computed by the op's own formula.
+inline constexpr int widest_head = 256, narrow_head = 64, bytes_of_wide_gradient = 165376;
+inline int widest_head_here() {
+  return most_shared_memory() >= bytes_of_wide_gradient ? widest_head : narrow_head;
+}
+/// On tensor cores: f16 and bf16, heads of 32, 64, 96 or, where a block has the shared memory that their
+/// gradient needs, 128; all data aligned to 16 bytes and strides too.
+inline bool on_tensor_cores(DType dtype, std::int64_t width) {
+  const bool held = width == 32 || width == 64 || width == 96 ||
+                    (width == 128 && most_shared_memory() >= bytes_of_widest_gradient);
+  return size_of(dtype) == 2 && held;
 }
 void launch_attention_mma(const AttentionCall& call);
 void launch_attention_grad_mma(const AttentionGradCall& call);

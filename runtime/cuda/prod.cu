@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "runtime/cuda/fold.cuh"
@@ -127,12 +128,17 @@ void launch_product(const ProductCall& c) {
   });
 }
 
+std::int64_t longest_product_here() {
+  const std::int64_t room = most_shared_memory() - (4 << 10);  // what a block needs besides
+  return std::min(longest_product, room / static_cast<std::int64_t>(sizeof(double)));
+}
+
 void launch_product_grad(const ProductCall& c, const void* gy, void* gx) {
-  const std::int64_t each = blocks_of(c.reduce, threads_per_block) | 1;
+  const std::int64_t each = blocks_of(c.reduce, threads_per_block) | 1, most = longest_product_here();
   const auto bytes = static_cast<std::size_t>(c.reduce) * sizeof(double);
   for_floating(c.dtype, [&]<class T>() {
     cudaFuncSetAttribute(product_grad<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(longest_product * sizeof(double)));
+                         static_cast<int>(most * static_cast<std::int64_t>(sizeof(double))));
     product_grad<T><<<looping_grid_of(c.outer), threads_per_block, bytes, c.stream>>>(
         c, each, static_cast<const T*>(gy), static_cast<T*>(gx));
   });
