@@ -38,6 +38,16 @@ Ema::Ema(Module& module, double decay) : decay_(decay) {
   }
 }
 
+/// From its nearer end, which is not lost then however far apart the two are.
+void Ema::step_towards(const Tensor& average, const Tensor& value) const {
+  if (decay_ == 0) return void(copy_(average, value));
+  if (decay_ == 1) return;
+  if (decay_ < 0.5)
+    copy_(average, add(value, mul(sub(average, value), decay_)));
+  else
+    add_(average, mul(sub(value, average), 1 - decay_));
+}
+
 void Ema::update(Module& module) {
   const StateDict state = module.state_dict();
   check_same(state, averages_);
@@ -48,7 +58,7 @@ void Ema::update(Module& module) {
     if (buffers.contains(state[i].first) || !is_floating(average.dtype()))
       copy_(average, value);
     else
-      add_(average, mul(sub(to(value, average.dtype()), average), 1 - decay_));
+      step_towards(average, to(value, average.dtype()));
   }
 }
 

@@ -21,6 +21,8 @@ class SHERD_API Ema {
   void load_state_dict(const StateDict& state);
 
  private:
+  void step_towards(const Tensor& average, const Tensor& value) const;
+
   double decay_;
   StateDict averages_;
 };

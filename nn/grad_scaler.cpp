@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -13,9 +12,17 @@
 namespace sherd::nn {
 namespace {
 
+/// Scales by which a loss is multiplied and a gradient divided in f32.
+constexpr double least_scale = 0x1p-126, most_scale = 0x1p126;
+
 void check_scale(double scale) {
-  check<ValueError>(scale > 0 && scale <= std::numeric_limits<float>::max(),
-                    "GradScaler: scale {} must be above 0 and finite in f32", scale);
+  check<ValueError>(scale >= least_scale && scale <= most_scale,
+                    "GradScaler: scale {} must be from 2^-126 to 2^126, so that f32 holds it and its inverse",
+                    scale);
+}
+
+Tensor is_scale(const Tensor& scale) {
+  return logical_and(greater_equal(scale, least_scale), less_equal(scale, most_scale));
 }
 
 void check_options(const GradScalerOptions& o) {
@@ -113,12 +120,12 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
     for (const Tensor& gradient : list) divide(gradient);
   // Of the quotients, which are infinite for a scale below 1 where the gradients need not be.
   Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
-  return rounds_[&optimizer] = {.found = std::move(found)};
+  return rounds_[optimizer.lifetime()] = {.found = std::move(found)};
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!enabled()) return;
-  const auto round = rounds_.find(&optimizer);
+  const auto round = rounds_.find(optimizer.lifetime());
   check<StateError>(round == rounds_.end(),
                     "GradScaler::unscale_: this optimizer's gradients were {} since the last update(); call "
                     "it once, before step",
@@ -131,7 +138,7 @@ Tensor GradScaler::step(Optimizer& optimizer) {
     optimizer.step();
     return Tensor::scalar(0, {DType::f32, Device::cpu()});
   }
-  const auto round = rounds_.find(&optimizer);
+  const auto round = rounds_.find(optimizer.lifetime());
   check<StateError>(round == rounds_.end() || !round->second.stepped,
                     "GradScaler::step: this optimizer has stepped since the last update(); call update() "
                     "after each step");
@@ -150,10 +157,10 @@ void GradScaler::update() {
   Tensor found = zeros({}, {DType::f32, scale_.device()});
   for (const auto& [optimizer, round] : rounds_) found = maximum(found, round.found);
   const Tensor skipped = greater(found, 0), count = add(tracker_, 1);
-  const Tensor grown = mul(scale_, options_.growth_factor);
+  const Tensor grown = mul(scale_, options_.growth_factor), less = mul(scale_, options_.backoff_factor);
   const Tensor due = logical_and(greater_equal(count, options_.growth_interval), logical_not(skipped));
-  const Tensor after = where(logical_and(due, isfinite(grown)), grown, scale_);
-  copy_(scale_, where(skipped, mul(scale_, options_.backoff_factor), after));
+  const Tensor after = where(logical_and(due, is_scale(grown)), grown, scale_);
+  copy_(scale_, where(logical_and(skipped, is_scale(less)), less, where(skipped, scale_, after)));
   copy_(tracker_, where(logical_or(skipped, due), zeros_like(count), count));
   rounds_.clear();
 }

@@ -2,8 +2,9 @@
 // overflowed are skipped.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <string_view>
-#include <unordered_map>
 
 #include "nn/optimizer.h"
 
@@ -12,7 +13,8 @@ namespace sherd::nn {
 /// Whether a GradScaler scales, or every call of it does nothing but step.
 enum class Scaling : std::uint8_t { on, off };
 
-/// For `GradScaler`. ValueError unless the scale is positive and finite in f32, growth above 1, backoff
+/// For `GradScaler`. ValueError unless the scale is positive and it and its inverse are finite and not 0 in
+/// f32, growth above 1, backoff
 /// between 0 and 1 and the interval at least 1.
 struct GradScalerOptions {
   double init_scale = 65536;
@@ -48,7 +50,7 @@ class SHERD_API GradScaler {
   /// where the step was skipped. Once between two updates (StateError).
   Tensor step(Optimizer& optimizer);
   /// After all optimizers have stepped: a skipped step multiplies the scale by `backoff_factor`,
-  /// `growth_interval` steps in a row by `growth_factor` unless that leaves f32. StateError when nothing was
+  /// `growth_interval` steps in a row by `growth_factor`, unless that is a scale that options may not have. StateError when nothing was
   /// unscaled since the last update.
   void update();
   /// The same, with this scale in place of one that follows from the steps. ValueError as for `init_scale`.
@@ -80,7 +82,7 @@ class SHERD_API GradScaler {
   GradScalerOptions options_;
   Tensor scale_, tracker_;  ///< 0-d f32, 0-d i64
   bool used_ = false;       ///< a loss was scaled
-  std::unordered_map<const Optimizer*, Round> rounds_;
+  std::map<std::weak_ptr<const void>, Round, std::owner_less<>> rounds_;  ///< by lifetime, not by address
 };
 
 }  // namespace sherd::nn

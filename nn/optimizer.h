@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,6 +64,9 @@ class SHERD_API Optimizer {
   /// below 0.
   void step_clipped(const Tensor& norm, double max_norm);
   void zero_grad(ZeroGrad mode = ZeroGrad::to_none);
+  /// Expires with the optimizer, and is owned by no other one (`std::owner_less`): for those that remember it
+  /// after its address may be another's.
+  std::weak_ptr<const void> lifetime() const { return alive_; }
   /// Sets the learning rate of every group, or of one. It is kept as a tensor, so a captured step uses the
   /// new value.
   void set_lr(double lr);
@@ -136,6 +140,7 @@ class SHERD_API Optimizer {
                           std::span<Slots* const> slots) = 0;
 
  private:
+  std::shared_ptr<const void> alive_ = std::make_shared<char>();
   void check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const;
   Slots first_state(const Parameter& p) const;
   using States = std::unordered_map<const void*, Slots>;

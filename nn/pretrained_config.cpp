@@ -143,8 +143,9 @@ class Config {
   }
 
   [[noreturn]] void refuse(const std::string& key, std::string_view supported) const {
+    const json* given = find(key);
     fail<ValueError>("pretrained: '{}': {} is {}; supported: {}", file_, shown(key),
-                     shown(object_.at(key).dump(-1, ' ', true)), supported);
+                     given ? shown(given->dump(-1, ' ', true)) : "not there, or null", supported);
   }
 
  private:

@@ -240,6 +240,8 @@ const Tensor* mask_to_fill(const Tensor& x, std::span<const At> at, const Tensor
 
 Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
   constexpr std::string_view call = "index_put_";
+  check<DTypeError>(put == Put::replace || x.dtype() != DType::boolean,
+                    "{}: adding takes numbers, got bool; cast them", call);
   if (const Tensor* mask = mask_to_fill(x, at, values, put)) {
     Shape shape = mask->shape();
     while (shape.rank() < x.rank()) shape.push_back(1);

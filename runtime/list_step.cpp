@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "runtime/ops.h"
+#include "runtime/ops/order_free_norm.h"
 
 namespace sherd::detail {
 namespace {
@@ -63,8 +64,8 @@ void check_one(const StepLists& lists, SpecSpan in) {
 
 /// A gradient as the step takes it.
 Tensor gradient(const StepLists& lists, Inputs in, const Tensor& g, DType dtype) {
-  const Tensor clipped = lists.clipped ? to(mul(to(g, DType::f64), in[lists.factor()]), g.dtype()) : g;
-  return to(clipped, dtype);
+  if (!lists.clipped) return to(g, dtype);
+  return to(ops::times_factor(g, in[lists.factor()]), dtype);
 }
 
 }  // namespace

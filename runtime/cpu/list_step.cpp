@@ -46,9 +46,12 @@ void run_step(const StepLists& lists, Inputs in, const void* rule, StepLoop loop
         reinterpret_cast<float*>(gradients.emplace_back(dense_gradient(lists.name, one[1], factor)).raw());
     for (std::size_t k = 0, from = 2; k < lists.states.size(); ++k)
       if (has(lists.kept, k)) slot.at[2 + k] = reinterpret_cast<float*>(dense_data(lists.name, one[from++]));
-    if (lists.counts) slot.step = *reinterpret_cast<double*>(one[lists.count()].raw()) += 1;
     slots.push_back(slot);
   }
+  if (lists.counts)  // once nothing can be refused any more
+    for (std::size_t k = 0; k < slots.size(); ++k)
+      slots[k].step =
+          *reinterpret_cast<double*>(in[lists.first() + k * lists.stride() + lists.count()].raw()) += 1;
   const double lr = *in[0].data<double>();
   cpu::for_elements(std::span<const StepSlot>(slots),
                     [&](const StepSlot& s, std::int64_t begin, std::int64_t end, std::int64_t) {

@@ -39,11 +39,15 @@ void run_step(const StepLists& lists, Inputs in, const void* rule, LaunchStep la
                       lists.clipped ? in[lists.factor()].data<double>() : nullptr};
   const cudaStream_t stream = stream_of(in[0].device());
   std::vector<Tensor> gradients;  // they may be views
-  StepSlots slots;
+  std::vector<StepSlot> all;      // before the first launch, since one of them may be refused
   for (std::size_t i = lists.first(); i < in.size(); i += lists.stride()) {
     const Inputs one = in.subspan(i, lists.stride());
-    slots.add(slot_of(lists, one, gradients.emplace_back(contiguous(one[1]))));
-    if (slots.count < StepSlots::most && i + lists.stride() < in.size()) continue;
+    all.push_back(slot_of(lists, one, gradients.emplace_back(contiguous(one[1]))));
+  }
+  StepSlots slots;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    slots.add(all[k]);
+    if (slots.count < StepSlots::most && k + 1 < all.size()) continue;
     check_cuda(launch(rule, slots, call, stream), lists.name);
     slots = {};
   }

@@ -142,7 +142,10 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& targets, const
                     "cross_entropy: targets must be integers or probabilities, got {}", targets.dtype());
   const ScoreRows rows = score_rows("cross_entropy", logits, to(targets, DType::i64));
   check_weight("cross_entropy", o.weight, rows.scores);
-  const ScoreRows log_p{log_softmax(to_compute_dtype(rows.scores)), rows.targets, rows.shape};
+  // What an ignored row holds, infinities and NaN among it, is not used.
+  const Tensor ignored = unsqueeze(equal(rows.targets, o.ignore_index), 1);
+  const Tensor used = masked_fill(to_compute_dtype(rows.scores), ignored, 0);
+  const ScoreRows log_p{log_softmax(used), rows.targets, rows.shape};
   if (smoothing == 0) return nll_of(log_p, {o.reduction, o.ignore_index, "cross_entropy"}, weight).loss;
   const NllLoss nll = nll_of(log_p, {Reduction::none, o.ignore_index, "cross_entropy"}, weight);
   const auto classes = static_cast<double>(log_p.scores.shape().back());

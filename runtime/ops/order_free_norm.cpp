@@ -51,10 +51,14 @@ Tensors LargestMagnitude::reference(Inputs in) const {
 
 Tensor clip_factor(const Tensor& norm, double limit) { return minimum(div(limit, add(norm, 1e-6)), 1); }
 
+Tensor times_factor(const Tensor& x, const Tensor& factor) {
+  return to(to(mul(to(x, DType::f64), factor), compute_dtype(x.dtype())), x.dtype());
+}
+
 Tensors ClipScale::reference(Inputs in) const {
   const Tensor factor = clip_factor(in[0], limit);
   Tensors out;
-  for (const Tensor& x : in.subspan(1)) out.push_back(to(mul(to(x, DType::f64), factor), x.dtype()));
+  for (const Tensor& x : in.subspan(1)) out.push_back(times_factor(x, factor));
   return out;
 }
 

@@ -45,6 +45,10 @@ struct NormOfSums {
 /// min(1, limit / (norm + 1e-6)), 0-d f64 as `norm` is.
 SHERD_API Tensor clip_factor(const Tensor& norm, double limit);
 
+/// `x` times a factor (0-d f64) as kernels clip it: in f64, then rounded to the type that `x` is computed in
+/// and to its own.
+Tensor times_factor(const Tensor& x, const Tensor& factor);
+
 /// Multiplies inputs 1.. by min(1, limit / (input 0 + 1e-6)), input 0 being their norm (0-d, f64); by NaN
 /// when that is one.
 struct ClipScale {

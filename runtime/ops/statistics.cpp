@@ -49,7 +49,7 @@ Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep 
 }
 
 Picked pick(const Tensor& x, const Tensor& at, std::int64_t axis, Keep keep) {
-  if (x.rank() == 0) return {x, at};
+  if (x.rank() == 0) return {clone(x), at};
   const Tensor values = gather(x, axis, at);
   return keep == Keep::dims ? Picked{values, at} : Picked{squeeze(values, axis), squeeze(at, axis)};
 }

@@ -271,25 +271,59 @@ TEST_CASE("GradScaler: calls out of order are refused by name, and change nothin
 
   for (const GradScalerOptions& bad :
        {GradScalerOptions{.init_scale = 0}, GradScalerOptions{.init_scale = 1e39},
-        GradScalerOptions{.init_scale = not_a_number}, GradScalerOptions{.growth_factor = 1},
-        GradScalerOptions{.growth_factor = infinity}, GradScalerOptions{.backoff_factor = 1},
-        GradScalerOptions{.backoff_factor = 0}, GradScalerOptions{.growth_interval = 0}})
+        GradScalerOptions{.init_scale = 2e38}, GradScalerOptions{.init_scale = 2e-39},
+        GradScalerOptions{.init_scale = 1e-60}, GradScalerOptions{.init_scale = not_a_number},
+        GradScalerOptions{.growth_factor = 1}, GradScalerOptions{.growth_factor = infinity},
+        GradScalerOptions{.backoff_factor = 1}, GradScalerOptions{.backoff_factor = 0},
+        GradScalerOptions{.growth_interval = 0}})
     CHECK_THAT(message_of<ValueError>([&] { GradScaler made(bad); }), ContainsSubstring("GradScaler"));
-  CHECK_THAT(message_of<ValueError>([&] { scaler.update(-1); }), ContainsSubstring("-1"));
+  for (const double bad : {-1.0, 1e-60, 3e38})
+    CHECK(one_line_about(message_of<ValueError>([&] { scaler.update(bad); }), "2^-126"));
 }
 
-TEST_CASE("GradScaler: the scale does not grow out of f32, and may be set") {
+TEST_CASE("GradScaler: the scale grows and shrinks to where f32 holds it and its inverse, and may be set") {
   Net net = net_of(5);
   Sgd sgd(net.parameters());
-  GradScaler scaler({.init_scale = 0x1p126, .growth_interval = 1});
-  for (const double expected : {0x1p127, 0x1p127, 0x1p127}) {
+  GradScaler scaler({.init_scale = 0x1p125, .growth_interval = 1});
+  for (const double expected : {0x1p126, 0x1p126, 0x1p126}) {
     scaler.scale(zeros({}));
     scaler.step(sgd);
     scaler.update();
     CHECK(scaler.scale_tensor().item() == expected);
   }
+  scaler.update(0x1p-125);
+  for (const double expected : {0x1p-126, 0x1p-126, 0x1p-126}) {
+    scaler.scale(loss_of(net, 0)).backward();
+    plant(net, 0, 1, infinity);
+    CHECK(scaler.step(sgd).item() == 1);
+    scaler.update();
+    sgd.zero_grad();
+    CHECK(scaler.scale_tensor().item() == expected);
+  }
+  Parameter p(ones({3}));
+  Sgd healthy({p});
+  scaler.scale(sum(p.tensor())).backward();
+  CHECK(scaler.step(healthy).item() == 0);
   scaler.update(12);
   CHECK(scaler.scale_tensor().item() == 12);
+}
+
+TEST_CASE("GradScaler: what was done for an optimizer is not another one's that has its address") {
+  Parameter a(ones({3})), b(ones({3}));
+  GradScaler scaler({.init_scale = 1024});
+  std::optional<Sgd> sgd(std::in_place, std::vector{a}, SgdOptions{.lr = 1});
+  for (int round = 0; round < 3; ++round) {
+    scaler.scale(sum(a.tensor()) + sum(b.tensor())).backward();
+    scaler.unscale_(*sgd);
+    sgd.emplace(std::vector{b}, SgdOptions{.lr = 1});
+    const Tensor before = clone(b.data());
+    CHECK(scaler.step(*sgd).item() == 0);
+    CHECK(same_bits(b.data(), before - 1.0));
+    scaler.update();
+    sgd.emplace(std::vector{a}, SgdOptions{.lr = 1});
+    a.set_grad({});
+    b.set_grad({});
+  }
 }
 
 TEST_CASE("GradScaler: a run that goes on from its state is the run that was never stopped") {

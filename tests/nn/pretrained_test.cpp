@@ -439,6 +439,16 @@ TEST_CASE("pretrained: a setting that is not supported is refused with its key, 
   refused(goldens / "llama", "rope_scaling", 3, "an object");
   refused(goldens / "llama", "quantization_config", {{"quant_method", "gptq"}}, "fp8, compressed-tensors");
 
+  // A key that only has its default is told of as well.
+  for (const json& config : {json{{"model_type", "gpt2"}, {"resid_pdrop", 0.0}},
+                             json{{"model_type", "gpt2"}, {"resid_pdrop", 0.0}, {"attn_pdrop", nullptr}}}) {
+    const TempDirectory root;
+    write_text(root / "config.json", config.dump());
+    const std::string message = message_of<ValueError>([&] { gpt_options(root.path()); });
+    CHECK(one_line_about(message, "attn_pdrop"));
+    CHECK_THAT(message, ContainsSubstring("not there"));
+  }
+
   for (const char* text : {"", "{", "[1]", "7", "{\"a\":\xff}", "[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]"}) {
     const TempDirectory root;
     write_text(root / "config.json", text);

@@ -111,6 +111,34 @@ TEST_CASE("ema: averages follow the parameters, buffers are copied, and a state 
   CHECK_THROWS_AS(Ema(model, 1.5), ValueError);
 }
 
+TEST_CASE("ema: neither the average nor the value is lost where the two are far apart, or infinite") {
+  const NoGrad guard;
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {f64, f32})
+    for (const double decay : {0.0, 0.125, 0.5, 0.875, 1.0})
+      for (const double first : {1.0, 1e8, -1e8, infinity, -infinity})
+        for (const double second : {1.0, 1e8, 3.0}) {
+          INFO(name_of(dtype) << " " << decay << " from " << first << " to " << second);
+          BatchNorm1d model(3, {.tensor = {dtype}});
+          fill_(model.weight.data(), first);
+          Ema ema(model, decay);
+          fill_(model.weight.data(), second);
+          ema.update(model);
+          // A weight of 0 leaves nothing of an infinity.
+          const double expected = decay == 0   ? second
+                                  : decay == 1 ? first
+                                               : decay * first + (1 - decay) * second;
+          const double got = ema.state_dict().at("weight")[0].item();
+          const double ulp = dtype == f64 ? 0x1p-52 : 0x1p-23;
+          if (decay == 0 || decay == 1)
+            CHECK(got == expected);
+          else if (std::isinf(expected))
+            CHECK_FALSE(std::isfinite(got));
+          else
+            CHECK(std::abs(got - expected) <= 2 * ulp * std::max(std::abs(first) * decay, second));
+        }
+}
+
 TEST_CASE("ema: an average follows however small its steps are, in every dtype of the model") {
   const NoGrad guard;
   for (const DType dtype : {f64, f32, f16, bf16})

@@ -569,3 +569,12 @@ TEST_CASE("indexing: positions far outside are named, on whatever axis they are"
       CHECK(one_line_about(message, fmt::format("index {} at position 1 is outside", far)));
     }
 }
+
+TEST_CASE(
+    "indexing: adding to a bool tensor is refused in the name of index_put_, however its part is named") {
+  const Tensor x = zeros({4, 3}, {boolean}), one = ones({}, {boolean});
+  const Tensor rows = Tensor::from<std::int64_t>({1, 2}, {2}), mask = ones({4}, {boolean});
+  for (const At& at : {At(1), At(Slice{1, 3}), At(rows), At(mask)})
+    CHECK(one_line_about(message_of<DTypeError>([&] { index_put_(x, {at}, one, Put::add); }), "index_put_"));
+  CHECK(sum(x).item() == 0);
+}

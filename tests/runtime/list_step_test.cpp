@@ -148,6 +148,36 @@ TEST_CASE("lists: forms, counts, skipped and clipped steps and twins are what a 
         }
 }
 
+TEST_CASE("lists: a clipped gradient has the same bits in ops and in kernels, in every dtype") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const double factor : {0.3, 0.5 * (1 + 0x1p-8 + 0x1p-30), 0.5 * (1 + 0x1p-11 + 0x1p-30), 1e-3}) {
+      INFO(name_of(dtype) << " times " << factor);
+      ops::SgdStep op;
+      op.clipped = ops::Clipped::yes;
+      const Tensor gradient = cat(std::vector{ones({8}, {dtype}), numbers({3000}, dtype, 5)}, 0);
+      const std::vector<Tensor> in{Tensor::scalar(-1.0, {f64}), Tensor::scalar(factor, {f64}),
+                                   zeros(gradient.shape()), gradient};
+      const Tensor expected = op.reference(in)[0];
+      apply_many(op, in);
+      CHECK(same_bits(in[2], expected));
+    }
+}
+
+TEST_CASE("lists: a step that is refused for one parameter has changed nothing of the others") {
+  const Tensor holes = slice(ones({2, 4}), 1, 0, 4, 2);
+  for (const std::size_t bad : {0, 1, 2}) {
+    std::vector<Tensor> in{Tensor::scalar(0.1, {f64})};
+    for (std::size_t k = 0; k < 3; ++k)
+      for (const Tensor& t : {k == bad ? holes : ones({2, 2}), ones({2, 2}), zeros({2, 2}), zeros({2, 2}),
+                              Tensor::scalar(0.0, {f64})})
+        in.push_back(t);
+    std::vector<Tensor> before;
+    for (const Tensor& t : in) before.push_back(clone(t));
+    CHECK_THROWS_AS(apply_many(ops::AdamStep{}, in), StateError);
+    for (std::size_t i = 0; i < in.size(); ++i) CHECK(same_bits(in[i], before[i]));
+  }
+}
+
 TEST_CASE("lists: what does not fit an own rule is refused by its name") {
   const Tensor lr = Tensor::scalar(0.1, {f64}), p = zeros({3});
   CHECK(one_line_about(message_of<ValueError>([&] { apply_many(SignStep{}, {lr, p, p}); }), "sign_step_"));

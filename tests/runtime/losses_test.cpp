@@ -21,6 +21,31 @@ TEST_CASE("nll_loss without classes has no loss where all targets are ignored, s
   }
 }
 
+TEST_CASE("cross_entropy does not use what an ignored row holds, whatever its options") {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const Tensor targets = Tensor::from<std::int64_t>({1, -100, 2}, {3});
+  for (const DType dtype : {f64, f32, bf16})
+    for (const double bad : {infinity, -infinity, std::nan("")})
+      for (const double smoothing : {0.0, 0.1})
+        for (const bool weighted : {false, true})
+          for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+            INFO(name_of(dtype) << " " << bad << ", smoothing " << smoothing << ", weighted " << weighted);
+            CrossEntropyOptions options{.reduction = reduction, .label_smoothing = smoothing};
+            if (weighted) options.weight = numbers({4}, dtype, 3);
+            const auto run = [&](double held) {
+              Tensor x = numbers({3, 4}, dtype, 4);
+              fill_(select(x, 0, 1), held);
+              x.requires_grad_();
+              const Tensor loss = cross_entropy(x, targets, options);
+              return std::array{loss.detach(), grad(sum(loss), std::span(&x, 1))[0]};
+            };
+            const auto clean = run(0.5), found = run(bad);
+            CHECK(same_bits(found[0], clean[0]));
+            CHECK(same_bits(found[1], clean[1]));
+            CHECK(amax(abs(found[1][1])).item() == 0);
+          }
+}
+
 TEST_CASE("losses of probabilities at 0 and 1 have finite gradients") {
   const Tensor x = Tensor::from<float>({20, -20, 200, -200}, {4}).requires_grad_(),
                t = Tensor::from<float>({1, 0, 0, 1}, {4});

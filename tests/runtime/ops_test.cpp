@@ -48,9 +48,8 @@ TEST_CASE("ops: a layout changes nothing, in every dtype and shape", "[one threa
   });
 }
 
-TEST_CASE(
-    "ops: without elements along any axis an op gives a result or one line, and so do its gradients",
-    "[one thread]") {
+TEST_CASE("ops: without elements along any axis an op gives a result or one line, and so do its gradients",
+          "[one thread]") {
   const auto swept = [](const Case& c, DType dtype, const std::vector<Shape>& shapes) {
     INFO(fmt::format("{}", fmt::join(shapes, " ")));
     const std::vector<Tensor> in = draw(c, dtype, shapes);
@@ -692,6 +691,17 @@ TEST_CASE("ops: the sign of zero: abs, tanh, and the first zero that amax and am
         CHECK(same_bits(amax(columns, {0}), clone(expand(first, {20}))));
         CHECK(same_bits(amin(columns, {0}), clone(expand(first, {20}))));
       }
+    }
+  }
+}
+
+TEST_CASE("ops: what max, min and sort give of a 0-d tensor is memory of its own") {
+  for (const DType dtype : all_dtypes) {
+    const Tensor x = Tensor::scalar(1, {dtype}), before = clone(x);
+    for (const Tensor& values : {max(x, 0).values, min(x, 0).values, sort(x).values}) {
+      CHECK(same_bits(values, before));
+      fill_(values, 0);
+      CHECK(same_bits(x, before));
     }
   }
 }
