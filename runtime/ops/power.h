@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/ops/abs.h"
 #include "runtime/wrapping.h"
 
 namespace sherd::ops {
@@ -17,6 +18,12 @@ struct Square : Functor<"square", 1, number_dtypes> {
     return gy * (T(2) * x);
   }
 };
+
+/// Calls `body` with |x|^power, 1 or 2, as a functor.
+template <class F>
+constexpr auto with_size_to(int power, const F& body) {
+  return power == 1 ? body(Abs{}) : body(Square{});
+}
 
 /// Square root.
 struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {

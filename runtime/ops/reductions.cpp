@@ -5,7 +5,6 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
-#include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/power.h"
 #include "runtime/ops/prod.h"
@@ -106,15 +105,14 @@ Specs PowerSum::infer(SpecSpan in) const {
 
 Tensors PowerSum::reference(Inputs in) const {
   const Tensor wide = to(in[0], DType::f64);
-  return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
+  return {apply(Sum{axes, keep}, with_size_to(power, [&](auto size) { return apply(size, wide); }))};
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
   const Tensor gy = expand(finite_in(wide.dtype(), with_kept_axes(args.gy[0], x.shape(), axes)), x.shape());
-  return {to(
-      power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
-      x.dtype())};
+  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, gy, wide); };
+  return {to(with_size_to(power, slope), x.dtype())};
 }
 
 double Variance::left(std::int64_t n) const {
@@ -140,8 +138,7 @@ Tensors Variance::grad(const GradArgs& args) const {
   if (args.gy[1].defined() || !args.gy[0].defined())
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor& x = args.inputs[0];
-  if (!args.create_graph)
-    return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
+  if (!args.create_graph) return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
   const Tensor mean = apply(Sum{axes, true, true}, detail::to_compute_dtype(x));  // depends on x
   return VarianceGrad{*this}.reference(std::array{args.gy[0], x, to(mean, DType::f64)});
 }
