@@ -1,10 +1,9 @@
 #include "collectives/combine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <type_traits>
 
+#include "runtime/combine_rule.h"
 #include "runtime/dtype.h"
 #include "runtime/parallel.h"
 
@@ -14,23 +13,6 @@ namespace {
 constexpr std::int64_t block = 1024;          // accumulators stay in the first-level cache
 constexpr std::int64_t grain = 32 * block;    // elements a tile
 constexpr std::int64_t copy_grain = 1 << 20;  // bytes a tile
-
-/// Integers add as unsigned numbers do: they wrap.
-template <class A>
-A add(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
-    using U = std::make_unsigned_t<A>;
-    return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
-  } else {
-    return a + b;
-  }
-}
-
-template <class A>
-A larger(A a, A b) {
-  if constexpr (std::is_floating_point_v<A>) return (a > b || a != a) ? a : b;
-  return a > b ? a : b;
-}
 
 /// A loop whose elements do not depend on each other, though what it writes may be what it reads.
 template <class F>
@@ -43,14 +25,15 @@ template <class F>
   for (std::int64_t i = 0; i < n; ++i) f(i);
 }
 
-/// `begin(x)` is the first rank's term, `next(acc, x)` adds another's, `end(acc)` finishes. One or two
-/// sources take one pass. `out` may be a source: every element is read before it is written.
-template <class T, class Begin, class Next, class End>
-void fold(std::span<const std::byte* const> sources, T* out, std::int64_t from, std::int64_t to, Begin begin,
-          Next next, End end) {
+/// One or two sources take one pass. `out` may be a source: every element is read before it is written.
+template <class T, class Rule>
+void fold(std::span<const std::byte* const> sources, T* out, std::int64_t from, std::int64_t to, Rule rule) {
   using A = compute_t<T>;
   const auto source = [&](std::size_t r, std::int64_t at) {
     return reinterpret_cast<const T*>(sources[r]) + at;
+  };
+  const auto end = [rule, ranks = static_cast<int>(sources.size())](A x) {
+    return static_cast<T>(rule.last(x, ranks));
   };
   const std::size_t last = sources.size() - 1;
   A acc[block];
@@ -59,55 +42,23 @@ void fold(std::span<const std::byte* const> sources, T* out, std::int64_t from, 
     const T* x = source(0, at);
     T* y = out + at;
     if (last == 0) {
-      each_apart(n, [&](std::int64_t i) { y[i] = static_cast<T>(end(begin(static_cast<A>(x[i])))); });
+      each_apart(n, [&](std::int64_t i) { y[i] = end(rule.first(static_cast<A>(x[i]))); });
       continue;
     }
     const T* z = source(last, at);
     if (last == 1) {
       each_apart(n, [&](std::int64_t i) {
-        y[i] = static_cast<T>(end(next(begin(static_cast<A>(x[i])), static_cast<A>(z[i]))));
+        y[i] = end(rule.next(rule.first(static_cast<A>(x[i])), static_cast<A>(z[i])));
       });
       continue;
     }
-    for (std::int64_t i = 0; i < n; ++i) acc[i] = begin(static_cast<A>(x[i]));
+    for (std::int64_t i = 0; i < n; ++i) acc[i] = rule.first(static_cast<A>(x[i]));
     for (std::size_t r = 1; r < last; ++r) {
       x = source(r, at);
-      for (std::int64_t i = 0; i < n; ++i) acc[i] = next(acc[i], static_cast<A>(x[i]));
+      for (std::int64_t i = 0; i < n; ++i) acc[i] = rule.next(acc[i], static_cast<A>(x[i]));
     }
-    each_apart(n, [&](std::int64_t i) { y[i] = static_cast<T>(end(next(acc[i], static_cast<A>(z[i])))); });
+    each_apart(n, [&](std::int64_t i) { y[i] = end(rule.next(acc[i], static_cast<A>(z[i]))); });
   }
-}
-
-template <class T>
-void combine_typed(ReduceOp reduction, std::span<const std::byte* const> sources, T* out,
-                   std::int64_t count) {
-  using A = compute_t<T>;
-  const auto same = [](A x) { return x; };
-  const auto plus = [](A a, A x) { return add(a, x); };
-  const auto run = [&](auto begin, auto next, auto end) {
-    parallel_for(count, grain, [&](std::int64_t from, std::int64_t to) {
-      fold<T>(sources, out, from, to, begin, next, end);
-    });
-  };
-  switch (reduction.kind) {
-    case ReduceOp::Kind::sum:
-      return run(same, plus, same);
-    case ReduceOp::Kind::max:
-      return run(same, [](A a, A x) { return larger(a, x); }, same);
-    case ReduceOp::Kind::average:
-      if constexpr (std::is_floating_point_v<A>) {
-        const A ranks = static_cast<A>(sources.size());
-        return run(same, plus, [ranks](A a) { return a / ranks; });
-      }
-      break;
-    case ReduceOp::Kind::prescaled_sum:
-      if constexpr (std::is_floating_point_v<A>) {
-        const A scale = static_cast<A>(reduction.scale);
-        return run([scale](A x) { return x * scale; }, [scale](A a, A x) { return a + x * scale; }, same);
-      }
-      break;
-  }
-  fail<InternalError>("combine: {} of integers was let through", to_string(reduction));
 }
 
 }  // namespace
@@ -115,12 +66,13 @@ void combine_typed(ReduceOp reduction, std::span<const std::byte* const> sources
 void combine(DType dtype, ReduceOp reduction, std::span<const std::byte* const> sources, std::byte* out,
              std::int64_t count) {
   if (count == 0) return;
-  with_element(dtype, [&]<class T>() {
-    if constexpr (std::is_same_v<T, bool>)
-      fail<InternalError>("combine: bool was let through");
-    else
-      combine_typed<T>(reduction, sources, reinterpret_cast<T*>(out), count);
-  });
+  const auto run = [&]<class T, class Rule>(Rule rule) {
+    parallel_for(count, grain, [&](std::int64_t from, std::int64_t to) {
+      fold<T>(sources, reinterpret_cast<T*>(out), from, to, rule);
+    });
+  };
+  check<InternalError>(with_combine_rule(dtype, reduction, static_cast<int>(sources.size()), run),
+                       "combine: {} of {} was let through", to_string(reduction), name_of(dtype));
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {

@@ -218,7 +218,7 @@ Tensor index(const Tensor& x, std::span<const At> at) {
   const Parts parts = Taking("index", x, at).parts();
   if (parts.picks.empty()) return parts.box;
   const PickedSlices r = slices_of("index", parts);
-  const ops::Take op{ops::Of::slices, r.axis, r.picked.rank(), r.distinct, "index"};
+  const ops::Take op{{ops::Of::slices, r.axis, r.picked.rank(), r.distinct, "index"}};
   return apply(op, ordered(parts.box, r.order), r.positions);
 }
 
@@ -274,7 +274,7 @@ Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values,
   const Tensor fitted = fit(r.shape(box));
   Shape shape = box;
   for (int i = 0; i < box.rank(); ++i) shape[i] = box[static_cast<int>(r.order[i])];
-  const ops::PutAt op{ops::Of::slices, r.axis, r.picked.rank(), put, shape, r.distinct, call};
+  const ops::PutAt op{{ops::Of::slices, r.axis, r.picked.rank(), r.distinct, call}, put, shape};
   if (r.together && parts.write.size == x.shape() && box == x.shape()) {
     const bool shared = r.positions.storage().id() == x.storage().id();  // as they are before the write
     apply(ops::PutAtInPlace{op}, x, shared ? clone(r.positions) : r.positions, fitted);

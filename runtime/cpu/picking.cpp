@@ -139,8 +139,7 @@ void take_elements(const ops::Take& op, Inputs in, Outputs out) {
 struct Slices : ops::SliceSizes {
   std::int64_t picks;
   const std::int64_t* at;
-  template <class O>
-  Slices(const O& op, const Shape& shape, const Tensor& index)
+  Slices(const ops::Picking& op, const Shape& shape, const Tensor& index)
       : SliceSizes(shape, op.axis, op.axes), picks(index.numel()), at(index.data<std::int64_t>()) {}
 };
 
@@ -426,7 +425,7 @@ void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
   const Tensor y = out[0].is_contiguous() ? out[0] : clone(out[0]);
-  put_into(op.op, true, in[1], in[2], y);
+  put_into(op, true, in[1], in[2], y);
   if (!y.is(out[0])) copy_(alias(out[0], out[0].layout()), y);
 }
 

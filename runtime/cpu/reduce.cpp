@@ -1,12 +1,14 @@
 #include "runtime/cpu/reduce.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <vector>
 
 #include "runtime/cpu/rows.h"
 #include "runtime/instances.h"
 #include "runtime/ops.h"
+#include "runtime/ops/power.h"
 #include "runtime/ops/sum.h"
 #include "runtime/parallel.h"
 
@@ -19,30 +21,12 @@ namespace {
 template <class T>
 using summed_t = std::conditional_t<std::is_integral_v<T>, std::uint64_t, compute_t<T>>;
 
-/// What is summed of an element, or of a vector of them.
-struct Itself {
-  template <class V>
-  V operator()(V x) const {
-    return x;
-  }
-};
-struct ItsSquare {
-  template <class V>
-  V operator()(V x) const {
-    return x * x;
-  }
-};
-struct ItsSize {
-  template <class V>
-  V operator()(V x) const {
-    return x < V{} ? -x : x + V{};  // -0 + 0 is +0
-  }
-};
+// `of` is a functor: what is summed of an element.
 
 /// Along contiguous elements.
 template <class T, class Of, class C = summed_t<T>>
 C sum_row(const T* x, std::int64_t n, Of of) {
-  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(take<C>(x + j, count)); });
+  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).v; });
 }
 
 constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
@@ -152,7 +136,7 @@ void sum_of(const StridedReduction& r, const T* x, double divisor, To* out, Of o
 
 template <class T>
 void sum(const StridedReduction& r, const T* x, double divisor, sum_t<T>* out) {
-  sum_of(r, x, divisor, out, Itself{});
+  sum_of(r, x, divisor, out, std::identity{});
 }
 
 [[gnu::used]] const auto reduce_instances =
@@ -207,10 +191,8 @@ void sum_again(const StridedReduction& r, const T* x, const float* sums, double*
       if (sums[i] > 0x1p-100f && sums[i] < std::numeric_limits<float>::infinity()) continue;
       const T* from = x + i / r.inner * r.outer_stride + i % r.inner * r.inner_stride;
       double sum = 0;
-      for (std::int64_t k = 0; k < r.reduce; ++k) {
-        const double value = static_cast<compute_t<T>>(from[k * r.reduce_stride]);
-        sum += value * value;
-      }
+      for (std::int64_t k = 0; k < r.reduce; ++k)
+        sum += ops::Square{}(static_cast<double>(static_cast<compute_t<T>>(from[k * r.reduce_stride])));
       y[i] = sum;
     }
   });
@@ -223,7 +205,7 @@ void power_sum_op(const ops::PowerSum& op, Inputs in, Outputs out) {
   with_floating(op.name, in[0].dtype(), [&]<class T>() {
     const T* x = p.x.data<T>();
     const auto sum = [&](auto* to) {
-      op.power == 1 ? sum_of(p.r, x, 1, to, ItsSize{}) : sum_of(p.r, x, 1, to, ItsSquare{});
+      ops::with_size_to(op.power, [&](auto of) { sum_of(p.r, x, 1, to, of); });
     };
     if constexpr (std::is_same_v<T, double>) {
       sum(y);

@@ -71,6 +71,19 @@ inline Vec<T> splat(T x) {
   return Vec<T>{} + x;
 }
 
+/// A vector as functors take numbers, to compute with all of its lanes at once.
+template <class T>
+struct Lanes {
+  Vec<T> v;
+  explicit Lanes(Vec<T> vector) : v(vector) {}
+  explicit Lanes(T x) : v(splat(x)) {}
+  friend Lanes operator+(Lanes a, Lanes b) { return Lanes(a.v + b.v); }
+  friend Lanes operator-(Lanes a) { return Lanes(-a.v); }
+  friend Lanes operator*(Lanes a, Lanes b) { return Lanes(a.v * b.v); }
+  friend auto operator<(Lanes a, Lanes b) { return a.v < b.v; }
+  friend Lanes where(auto condition, Lanes a, Lanes b) { return Lanes(condition ? a.v : b.v); }
+};
+
 /// The first `count` lanes of `v` and `fill` in the others.
 inline Vec<float> first_lanes(Vec<float> v, std::int64_t count, float fill) {
   using Index = std::int32_t __attribute__((vector_size(64)));

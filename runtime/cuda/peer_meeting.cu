@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "runtime/combine_rule.h"
 #include "runtime/cuda/block.cuh"
-#include "runtime/cuda/reduce_rule.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -188,7 +188,7 @@ void launch_meeting_copies(const MeetingTable& table, const MeetingParts& parts,
 
 void launch_meeting_sums(const MeetingTable& table, const MeetingParts& parts, DType dtype,
                          ReduceOp reduction, cudaStream_t stream) {
-  with_rule(dtype, reduction, table.size, [&]<class T, class R>(R rule) {
+  with_combine_rule(dtype, reduction, table.size, [&]<class T, class R>(R rule) {
     meet_to_sum<T><<<blocks_for(parts), meeting_threads, 0, stream>>>(table, parts, rule);
   });
 }

@@ -1,7 +1,7 @@
 #include "runtime/cuda/peer_moves.h"
 
+#include "runtime/combine_rule.h"
 #include "runtime/cuda/block.cuh"
-#include "runtime/cuda/reduce_rule.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -148,7 +148,7 @@ void launch_copies(const CopyTable& table, cudaStream_t stream) {
 void launch_combine(DType dtype, ReduceOp reduction, const CombineTable& table, cudaStream_t stream) {
   std::int64_t count = 0;
   for (int i = 0; i < table.count; ++i) count += table.piece[i].count;
-  with_rule(dtype, reduction, table.sources, [&]<class T, class R>(R rule) {
+  with_combine_rule(dtype, reduction, table.sources, [&]<class T, class R>(R rule) {
     combine_pieces<T>
         <<<move_blocks(count * static_cast<std::int64_t>(sizeof(T)), table.count), move_threads, 0, stream>>>(
             table, rule);

@@ -17,8 +17,7 @@ struct Picks {
   std::int64_t of_line = 1, index_axis = 1, value_axis = 1, outer = 1, inner = 1;
 
   /// `unit` is how many elements of a slice are moved as one.
-  template <class O>
-  Picks(const O& op, const Shape& shape, const Shape& index, std::int64_t unit = 1) {
+  Picks(const ops::Picking& op, const Shape& shape, const Shape& index, std::int64_t unit = 1) {
     if (op.of == ops::Of::slices) {
       const ops::SliceSizes s(shape, op.axis, op.axes);
       outer = s.outer, inner = s.inner / unit;
@@ -52,8 +51,8 @@ struct Picks {
 };
 
 /// Elements that are moved as one: of slices as many as make up to 16 bytes.
-template <class O>
-std::int64_t unit_of(const O& op, const Shape& shape, std::int64_t size, const void* a, const void* b) {
+std::int64_t unit_of(const ops::Picking& op, const Shape& shape, std::int64_t size, const void* a,
+                     const void* b) {
   if (op.of == ops::Of::elements) return 1;
   const auto bits = static_cast<std::uintptr_t>(ops::SliceSizes(shape, op.axis, op.axes).inner * size) |
                     reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b);
@@ -188,7 +187,7 @@ void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
   const Tensor x = alias(out[0], out[0].layout()), y = x.is_contiguous() ? x : clone(x);
-  put_into(op.op, true, in[1], in[2], y);
+  put_into(op, true, in[1], in[2], y);
   if (!y.is(x)) copy_(x, y);
 }
 

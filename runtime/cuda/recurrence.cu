@@ -3,8 +3,8 @@
 #include <type_traits>
 
 #include "runtime/cuda/block.cuh"
-#include "runtime/cuda/reduce_rule.cuh"
 #include "runtime/cuda/rows.cuh"
+#include "runtime/ops/arithmetic.h"
 
 namespace sherd::cuda {
 namespace {
@@ -21,27 +21,17 @@ struct Stretch {
   C sum = 0, factor = 1;
 
   __device__ Stretch then(const Stretch& next) const {
-    if constexpr (factors)
-      return {added(multiplied(next.factor, sum), next.sum), multiplied(next.factor, factor)};
-    return {added(sum, next.sum), C(1)};
+    if constexpr (factors) return {next.of(sum), ops::Mul{}(next.factor, factor)};
+    return {next.of(sum), C(1)};
   }
   __device__ C of(C h) const {
-    if constexpr (factors) return added(multiplied(factor, h), sum);
-    return added(h, sum);
+    if constexpr (factors) return ops::Add{}(ops::Mul{}(factor, h), sum);
+    return ops::Add{}(h, sum);
   }
   __device__ Stretch lane_before(int step) const {
     if constexpr (factors)
       return {__shfl_up_sync(whole_warp, sum, step), __shfl_up_sync(whole_warp, factor, step)};
     return {__shfl_up_sync(whole_warp, sum, step), C(1)};
-  }
-
- private:
-  __device__ static C multiplied(C a, C b) {
-    if constexpr (std::is_integral_v<C>)
-      return static_cast<C>(static_cast<std::make_unsigned_t<C>>(a) *
-                            static_cast<std::make_unsigned_t<C>>(b));
-    else
-      return a * b;
   }
 };
 

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "runtime/cuda/fold.cuh"
+#include "runtime/ops/power.h"
 
 namespace sherd::cuda {
 namespace {
@@ -26,10 +27,8 @@ struct Summing {
 
   __device__ Acc term(compute_t<T> element, compute_t<T>) const {
     const Acc x = static_cast<Acc>(element);
-    if constexpr (std::is_floating_point_v<Acc>) {
-      if (power == 1) return std::fabs(x);
-      if (power == 2) return x * x;
-    }
+    if constexpr (std::is_floating_point_v<Acc>)
+      if (power != 0) return ops::with_size_to(power, [x](auto size) { return size(x); });
     return x;
   }
   __device__ void store(std::int64_t i, Total total) const {

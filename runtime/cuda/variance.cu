@@ -1,4 +1,5 @@
 #include "runtime/cuda/fold.cuh"
+#include "runtime/ops/power.h"
 
 namespace sherd::cuda {
 namespace {
@@ -31,7 +32,7 @@ struct Deviations {
   __device__ Moments term(compute_t<X> x, compute_t<X> first) const {
     if constexpr (reads_first) {
       const double apart = static_cast<double>(x) - static_cast<double>(first);
-      return {apart, apart * apart};
+      return {apart, ops::Square{}(apart)};
     } else {
       return x;
     }

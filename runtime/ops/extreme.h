@@ -1,23 +1,20 @@
 // Largest and smallest values.
 #pragma once
 
-#include "runtime/op.h"
+#include "runtime/ops/sum.h"
 
 namespace sherd::ops {
 
-/// Over `axes` (bits); NaN wins, and equal values share the gradient evenly, as in PyTorch's amax.
-struct Extreme {
+/// Over `axes`; NaN wins, and equal values share the gradient evenly, as in PyTorch's amax.
+struct Extreme : OverAxes {
   static constexpr std::string_view name = "extreme";
   static constexpr Reads reads{.inputs = 1, .outputs = 1};
-  Mask axes = 0;
-  bool keep = false;
   bool largest = true;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
+    OverAxes::fields(on);
     on("largest", largest);
   }
   bool operator==(const Extreme&) const = default;

@@ -76,7 +76,7 @@ Tensors ElementNumbers::reference(Inputs in) const {
     // Those outside stay as they are, for the error to name.
     const Tensor behind = logical_and(less(given, 0), greater_equal(given, -size));
     // Looked up, so that each is compared with its own axis.
-    const Tensor at = apply(Take{.call = call}, mul(arange(0, size, 1, like), step),
+    const Tensor at = apply(Take{{.call = call}}, mul(arange(0, size, 1, like), step),
                             where(behind, add(given, size), given));
     numbers = k == 0 ? at : add(numbers, at);
   }

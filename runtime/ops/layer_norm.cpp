@@ -84,7 +84,7 @@ Specs LayerNormGradSums::infer(SpecSpan in) const {
 void LayerNormGradSums::run(Inputs in, Outputs out) const {
   run_again(OpModel<LayerNormGrad>(LayerNormGrad{}), in, out.first(3));
   const Mask all_but_last = bit(static_cast<std::size_t>(in[1].rank() - 1)) - 1;
-  run_again(OpModel<Sum>(Sum{.axes = all_but_last}), Inputs(&out[0], 1), out.subspan(3));
+  run_again(OpModel<Sum>(Sum{{.axes = all_but_last}}), Inputs(&out[0], 1), out.subspan(3));
 }
 
 }  // namespace ops

@@ -65,7 +65,7 @@ Specs GeluGradSums::infer(SpecSpan in) const {
 
 void GeluGradSums::run(Inputs in, Outputs out) const {
   into(ElementwiseGrad<Gelu, 0>{}, in, out[0]);
-  into(Sum{.axes = 0b1}, Inputs(&out[0], 1), out[1]);
+  into(Sum{{.axes = 0b1}}, Inputs(&out[0], 1), out[1]);
 }
 
 }  // namespace ops

@@ -7,55 +7,47 @@ namespace sherd {
 namespace ops {
 namespace {
 
-void check_positions(std::string_view call, const Spec& index) {
-  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be integers, got {}", call,
-                    name_of(index.dtype));
-}
-
-/// The shape of what `op` picks from, or puts into, a tensor of `shape`.
-template <class O>
-Shape picked(const O& op, const Shape& shape, const Spec& index) {
-  check_positions(op.call, index);
-  if (op.of == Of::slices) {
-    check<ShapeError>(op.axis >= 0 && op.axes >= 1 && op.axis + op.axes <= shape.rank(),
-                      "{}: the table must have rows, got shape {}", op.call, shape);
-    Shape all;
-    for (int i = 0; i < op.axis; ++i) all.push_back(shape[i]);
-    for (const std::int64_t n : index.shape) all.push_back(n);
-    for (int i = op.axis + op.axes; i < shape.rank(); ++i) all.push_back(shape[i]);
-    return all;
-  }
-  check<ShapeError>(op.axis >= 0 && op.axis < shape.rank() && index.shape.rank() == shape.rank(),
-                    "{}: an index of shape {} for shape {}", op.call, index.shape, shape);
-  for (int i = 0; i < shape.rank(); ++i)
-    check<ShapeError>(i == op.axis || index.shape[i] <= shape[i],
-                      "{}: axis {} of the index has {} elements, but shape {} has {}", op.call, i,
-                      index.shape[i], shape, shape[i]);
-  return index.shape;
-}
-
 Tensor put_into(const PutAt& op, const Tensor& base, const Tensor& index, const Tensor& values) {
   return apply(op, base, index, values);
 }
 
 }  // namespace
 
+Shape Picking::picked(const Shape& shape, const Spec& index) const {
+  check<DTypeError>(index.dtype == DType::i64, "{}: the index must be integers, got {}", call,
+                    name_of(index.dtype));
+  if (of == Of::slices) {
+    check<ShapeError>(axis >= 0 && axes >= 1 && axis + axes <= shape.rank(),
+                      "{}: the table must have rows, got shape {}", call, shape);
+    Shape all;
+    for (int i = 0; i < axis; ++i) all.push_back(shape[i]);
+    for (const std::int64_t n : index.shape) all.push_back(n);
+    for (int i = axis + axes; i < shape.rank(); ++i) all.push_back(shape[i]);
+    return all;
+  }
+  check<ShapeError>(axis >= 0 && axis < shape.rank() && index.shape.rank() == shape.rank(),
+                    "{}: an index of shape {} for shape {}", call, index.shape, shape);
+  for (int i = 0; i < shape.rank(); ++i)
+    check<ShapeError>(i == axis || index.shape[i] <= shape[i],
+                      "{}: axis {} of the index has {} elements, but shape {} has {}", call, i,
+                      index.shape[i], shape, shape[i]);
+  return index.shape;
+}
+
 SliceSizes::SliceSizes(const Shape& shape, int axis, int axes) {
   for (int i = 0; i < shape.rank(); ++i) (i < axis ? outer : i < axis + axes ? columns : inner) *= shape[i];
 }
 
-Specs Take::infer(SpecSpan in) const {
-  return {{picked(*this, in[0].shape, in[1]), in[0].dtype, in[0].device}};
-}
+Specs Take::infer(SpecSpan in) const { return {{picked(in[0].shape, in[1]), in[0].dtype, in[0].device}}; }
 
 Tensors Take::grad(const GradArgs& args) const {
-  const PutAt sums{of, axis, axes, Put::add, args.specs[0].shape, distinct, call, true};
+  const PutAt sums{*this, Put::add, args.specs[0].shape, true};
   return {put_into(sums, {}, args.inputs[1], args.gy[0]), Tensor{}};
 }
 
 Specs PutAt::infer(SpecSpan in) const {
   const Spec &base = in[0], &index = in[1], &values = in[2];
-  check<ShapeError>((base.is_none() || base.shape == shape) && values.shape == picked(*this, shape, index),
+  check<ShapeError>((base.is_none() || base.shape == shape) && values.shape == picked(shape, index),
                     "{}: values of shape {} for an index of shape {} into shape {}", call, values.shape,
                     index.shape, shape);
   check<DTypeError>(base.is_none() || base.dtype == values.dtype, "{}: {} values for {}; cast them", call,
@@ -67,7 +59,7 @@ Specs PutAt::infer(SpecSpan in) const {
 
 Tensors PutAt::grad(const GradArgs& args) const {
   const Tensor &gy = args.gy[0], &index = args.inputs[1];
-  const Take values{of, axis, axes, distinct, call};
+  const Take values{*this};
   Tensors grads(3);
   if (put == Put::add) {
     if (args.need(0)) grads[0] = gy;
@@ -87,8 +79,8 @@ Tensors PutAt::grad(const GradArgs& args) const {
     grads[2] = where(equal(last, order), grads[2], zero);
     return grads;
   }
-  const PutAt list{.shape = {SliceSizes(shape, axis, axes).columns}, .call = call};
-  const Tensor last = apply(Take{.call = call}, put_into(list, {}, index, order), index);
+  const PutAt list{{.call = call}, Put::replace, {SliceSizes(shape, axis, axes).columns}};
+  const Tensor last = apply(Take{list}, put_into(list, {}, index, order), index);
   Shape along = index.shape();
   for (int i = axis + axes; i < shape.rank(); ++i) along.push_back(1);
   grads[2] = where(reshape(equal(last, order), along), grads[2], zero);
@@ -96,11 +88,11 @@ Tensors PutAt::grad(const GradArgs& args) const {
 }
 
 Specs PutAtInPlace::infer(SpecSpan in) const {
-  op.infer(in);
+  PutAt::infer(in);
   return {};
 }
 
-Tensors PutAtInPlace::reference(Inputs in) const { return {put_into(op, in[0], in[1], in[2])}; }
+Tensors PutAtInPlace::reference(Inputs in) const { return {put_into(*this, in[0], in[1], in[2])}; }
 
 }  // namespace ops
 
@@ -119,7 +111,7 @@ Tensor as_positions(const Tensor& index) {
 }
 
 Tensor picked_along(const Tensor& x, int axis, const Tensor& index) {
-  return apply(ops::Take{.of = ops::Of::elements, .axis = axis, .call = "gather"}, x, as_positions(index));
+  return apply(ops::Take{{.of = ops::Of::elements, .axis = axis, .call = "gather"}}, x, as_positions(index));
 }
 
 /// A tensor of one element has one axis here.
@@ -142,20 +134,20 @@ Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, cons
                       index.shape()[i], values.shape(), values.shape()[i]);
     if (index.shape()[i] != given.shape()[i]) given = narrow(given, i, 0, index.shape()[i]);
   }
-  const ops::PutAt op{ops::Of::elements, at, 1, put, x.shape(), false, call};
+  const ops::PutAt op{{ops::Of::elements, at, 1, false, call}, put, x.shape()};
   return apply(op, x, to(index, DType::i64), given);
 }
 
 }  // namespace
 
 Tensor embedding(const Tensor& table, const Tensor& index) {
-  return apply(ops::Take{}, table, as_positions(index));
+  return apply(ops::Take{{.call = "embedding"}}, table, as_positions(index));
 }
 
 Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index) {
   check<ShapeError>(index.rank() == 1, "index_select: the index must be 1-D, got shape {}", index.shape());
   const int at = normalize_axis("index_select", axis, x.rank());
-  return apply(ops::Take{.axis = at, .call = "index_select"}, x, as_positions(index));
+  return apply(ops::Take{{.axis = at, .call = "index_select"}}, x, as_positions(index));
 }
 
 Tensor gather(const Tensor& x, const Tensor& index) {

@@ -10,74 +10,70 @@ namespace sherd::ops {
 /// which the position itself lies.
 enum class Of { slices, elements };
 
-/// Inputs: x, positions i64 of any shape. Of slices the shape of the positions stands where the axis was, or
-/// `axes` axes from it on, over whose elements positions count in row-major order. Of elements it is the
-/// output's: x[..., index[..., j, ...], ...] at j; along other axes it is as long as x's or shorter.
-struct Take {
-  static constexpr std::string_view name = "take";
-  static constexpr Arity arity = 2;
-  static constexpr Mask dense = 0b11;
-  static constexpr Reads reads{.inputs = 0b10};
+/// What picking and putting say of their positions.
+struct Picking {
   Of of = Of::slices;
   int axis = 0, axes = 1;
-  bool distinct = false;                ///< the positions, of elements those of a line, are known to differ
-  std::string_view call = "embedding";  ///< a literal: what messages name
+  bool distinct = false;            ///< the positions, of elements those of a line, are known to differ
+  std::string_view call = "index";  ///< a literal: what messages name
 
-  Specs infer(SpecSpan in) const;
-  Tensors grad(const GradArgs& args) const;
+  /// The shape of what lies at positions `index` of a tensor of `shape`.
+  Shape picked(const Shape& shape, const Spec& index) const;
   void fields(auto&& on) const {
     on("elements", of == Of::elements);
     on("axis", axis);
     on("axes", axes);
     on("distinct", distinct);
   }
+  bool operator==(const Picking&) const = default;
+};
+
+/// Inputs: x, positions i64 of any shape. Of slices the shape of the positions stands where the axis was, or
+/// `axes` axes from it on, over whose elements positions count in row-major order. Of elements it is the
+/// output's: x[..., index[..., j, ...], ...] at j; along other axes it is as long as x's or shorter.
+struct Take : Picking {
+  static constexpr std::string_view name = "take";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
+  static constexpr Reads reads{.inputs = 0b10};
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
   bool operator==(const Take&) const = default;
 };
 
 /// The inverse: input 0, or zeros of `shape` where it is not given, with input 2 written or added at the
 /// positions that are input 1. Of repeated positions the last is written; all are added in order, 16-bit
 /// floats in f32.
-struct PutAt {
+struct PutAt : Picking {
   static constexpr std::string_view name = "put_at";
   static constexpr Arity arity = 3;
   static constexpr Mask optional = 0b001;
   static constexpr Mask dense = 0b010;
   static constexpr Reads reads{.inputs = 0b010};
-  Of of = Of::slices;
-  int axis = 0, axes = 1;
   Put put = Put::replace;
   Shape shape{};
-  bool distinct = false;              ///< the positions, of elements those of a line, are known to differ
-  std::string_view call = "scatter";  ///< a literal: what messages name
-  bool checked = false;               ///< a `Take` has seen the positions, which are inside
+  bool checked = false;  ///< a `Take` has seen the positions, which are inside
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
-    on("elements", of == Of::elements);
-    on("axis", axis);
-    on("axes", axes);
+    Picking::fields(on);
     on("add", put == Put::add);
     on("shape", shape);
-    on("distinct", distinct);
     on("checked", checked);
   }
   bool operator==(const PutAt&) const = default;
 };
 
-/// The form that writes input 0, whose shape is `op.shape`.
-struct PutAtInPlace {
+/// The form that writes input 0, whose shape is `shape`.
+struct PutAtInPlace : PutAt {
   static constexpr std::string_view name = "put_at_";
-  static constexpr Arity arity = 3;
+  static constexpr Mask optional = 0;
   static constexpr Mask mutates = 1;
-  static constexpr Mask dense = 0b010;
-  static constexpr Reads reads{.inputs = 0b010};
-  PutAt op;
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
-  Tensors grad(const GradArgs& args) const { return op.grad(args); }
-  void fields(auto&& on) const { op.fields(on); }
   bool operator==(const PutAtInPlace&) const = default;
 };
 

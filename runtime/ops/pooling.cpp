@@ -148,7 +148,7 @@ Tensors MaxPool2dGrad::reference(Inputs in) const {
   const Shape& s = in[0].shape();
   const bool overlap = rule.down.stride < rule.down.kernel || rule.across.stride < rule.across.kernel;
   const Shape lines{s[0], s[1], s[2] * s[3]};
-  const PutAt sums{Of::elements, 2, 1, Put::add, {s[0], s[1], rows * columns}, !overlap, name};
+  const PutAt sums{{Of::elements, 2, 1, !overlap, name}, Put::add, {s[0], s[1], rows * columns}};
   const Tensor gx = apply(sums, Tensor{}, reshape(in[1], lines), reshape(in[0], lines));
   return {reshape(gx, {s[0], s[1], rows, columns})};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/ops/abs.h"
 #include "runtime/wrapping.h"
 
 namespace sherd::ops {
@@ -18,8 +19,15 @@ struct Square : Functor<"square", 1, number_dtypes> {
   }
 };
 
-/// Square root.
-struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {
+/// Calls `body` with |x|^power, 1 or 2, as a functor.
+template <class F>
+constexpr auto with_size_to(int power, const F& body) {
+  return power == 1 ? body(Abs{}) : body(Square{});
+}
+
+/// What both kinds of square root say.
+template <detail::FixedName Name>
+struct SquareRoot : Functor<Name, 1, floating_dtypes> {
   static constexpr bool light = true;
   static constexpr Reads reads_a{.outputs = 1};
   static constexpr double low = 0.1, high = 3;  // where it is tested
@@ -28,6 +36,10 @@ struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {
     using math::sqrt;
     return sqrt(x);
   }
+};
+
+/// Square root.
+struct Sqrt : SquareRoot<"sqrt"> {
   template <class T>
   constexpr T grad_a(T gy, T, T y) const {
     return gy / (T(2) * y);
@@ -35,19 +47,11 @@ struct Sqrt : Functor<"sqrt", 1, floating_dtypes> {
 };
 
 /// Square root of what is at least 0, whose gradient at 0 is 0 and not infinite: of sums of squares.
-struct Root : Functor<"root", 1, floating_dtypes> {
-  static constexpr bool light = true;
-  static constexpr Reads reads_a{.outputs = 1};
-  static constexpr double low = 0.1, high = 3;  // where it is tested
-
-  constexpr auto operator()(auto x) const {
-    using math::sqrt;
-    return sqrt(x);
-  }
+struct Root : SquareRoot<"root"> {
   template <class T>
-  constexpr T grad_a(T gy, T, T y) const {
+  constexpr T grad_a(T gy, T x, T y) const {
     using math::where;
-    return where(y == T(0), T(0), gy / (T(2) * where(y == T(0), T(1), y)));
+    return where(y == T(0), T(0), Sqrt{}.grad_a(gy, x, where(y == T(0), T(1), y)));
   }
 };
 

@@ -1,24 +1,18 @@
 // Products.
 #pragma once
 
-#include "runtime/op.h"
+#include "runtime/ops/sum.h"
 
 namespace sherd::ops {
 
-/// Over `axes` (bits); integers and bool as i64.
-struct Prod {
+/// Over `axes`; integers and bool as i64.
+struct Prod : OverAxes {
   static constexpr std::string_view name = "prod";
   static constexpr Reads reads{.inputs = 1};
-  Mask axes = 0;
-  bool keep = false;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
-  void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
-  }
   bool operator==(const Prod&) const = default;
 };
 

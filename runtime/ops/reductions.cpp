@@ -5,7 +5,6 @@
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
 #include "runtime/ops.h"
-#include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/power.h"
 #include "runtime/ops/prod.h"
@@ -54,10 +53,12 @@ Tensor product_gradient(const Tensor& gy, const Tensor& x) {
   return cat({mul(of_pairs, b), narrow(g, 1, pairs, odd), mul(of_pairs, a)}, 1);
 }
 
-Spec wide_and_reduced(std::string_view op, const Spec& x, Mask axes, bool keep) {
-  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", op,
-                    name_of(x.dtype));
-  return {reduced_shape(x.shape, axes, keep), compute_dtype(x.dtype), x.device};
+/// In which sums and products of elements of `dtype` are given.
+DType total_dtype(DType dtype) { return is_floating(dtype) ? dtype : DType::i64; }
+
+/// The mean over `axes`, kept, in the compute dtype.
+Tensor wide_mean(const Tensor& x, Mask axes) {
+  return apply(ops::Sum{{axes, true}, true}, detail::to_compute_dtype(x));
 }
 
 /// Gradients of sums in f64 as `dtype`, at most its largest number where they are finite.
@@ -71,7 +72,7 @@ Tensor finite_in(DType dtype, const Tensor& of_sums) {
 
 namespace ops {
 
-Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
+OverAxes over_axes(std::string_view op, const Tensor& x, const Shape& axes, Keep keep) {
   Mask mask = 0;
   for (std::int64_t axis : axes) {
     const Mask added = bit(static_cast<std::size_t>(normalize_axis(op, axis, x.rank())));
@@ -81,14 +82,22 @@ Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes) {
   }
   if (axes.empty())
     for (int i = 0; i < x.rank(); ++i) mask |= bit(static_cast<std::size_t>(i));
-  return mask;
+  return {mask, keep == Keep::dims};
+}
+
+Spec OverAxes::reduced(const Spec& x, DType dtype) const {
+  return {reduced_shape(x.shape, axes, keep), dtype, x.device};
+}
+
+Spec OverAxes::reduced_floats(std::string_view op, const Spec& x, DType dtype) const {
+  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", op,
+                    name_of(x.dtype));
+  return reduced(x, dtype);
 }
 
 Specs Sum::infer(SpecSpan in) const {
-  check<DTypeError>(!mean || is_floating(in[0].dtype),
-                    "mean: takes floating dtypes, got {}; cast the input first", name_of(in[0].dtype));
-  return {{reduced_shape(in[0].shape, axes, keep), is_floating(in[0].dtype) ? in[0].dtype : DType::i64,
-           in[0].device}};
+  const DType dtype = total_dtype(in[0].dtype);
+  return {mean ? reduced_floats("mean", in[0], dtype) : reduced(in[0], dtype)};
 }
 
 Tensors Sum::grad(const GradArgs& args) const {
@@ -98,23 +107,18 @@ Tensors Sum::grad(const GradArgs& args) const {
   return {expand(with_kept_axes(gy, shape, axes), shape)};
 }
 
-Specs PowerSum::infer(SpecSpan in) const {
-  Spec spec = wide_and_reduced(name, in[0], axes, keep);
-  spec.dtype = DType::f64;
-  return {spec};
-}
+Specs PowerSum::infer(SpecSpan in) const { return {reduced_floats(name, in[0], DType::f64)}; }
 
 Tensors PowerSum::reference(Inputs in) const {
   const Tensor wide = to(in[0], DType::f64);
-  return {apply(Sum{axes, keep}, power == 1 ? abs(wide) : square(wide))};
+  return {apply(Sum{*this}, with_size_to(power, [&](auto size) { return apply(size, wide); }))};
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
   const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
   const Tensor gy = expand(finite_in(wide.dtype(), with_kept_axes(args.gy[0], x.shape(), axes)), x.shape());
-  return {to(
-      power == 1 ? apply(ElementwiseGrad<Abs, 0>{}, gy, wide) : apply(ElementwiseGrad<Square, 0>{}, gy, wide),
-      x.dtype())};
+  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, gy, wide); };
+  return {to(with_size_to(power, slope), x.dtype())};
 }
 
 double Variance::left(std::int64_t n) const {
@@ -123,14 +127,13 @@ double Variance::left(std::int64_t n) const {
 }
 
 Specs Variance::infer(SpecSpan in) const {
-  Spec spec = wide_and_reduced(name, in[0], axes, keep);
-  spec.dtype = DType::f64;
+  const Spec spec = reduced_floats(name, in[0], DType::f64);
   return {spec, spec};
 }
 
 Tensors Variance::reference(Inputs in) const {
-  const Tensor x = detail::to_compute_dtype(in[0]), mean = apply(Sum{axes, true, true}, x);
-  const Tensor squares = apply(PowerSum{axes, keep, 2}, sub(x, mean));
+  const Tensor x = detail::to_compute_dtype(in[0]), mean = wide_mean(x, axes);
+  const Tensor squares = apply(PowerSum{*this, 2}, sub(x, mean));
   const std::int64_t results = mean.numel();
   return {div(squares, left(results > 0 ? x.numel() / results : 0)),
           reshape(to(mean, DType::f64), squares.shape())};
@@ -140,9 +143,8 @@ Tensors Variance::grad(const GradArgs& args) const {
   if (args.gy[1].defined() || !args.gy[0].defined())
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor& x = args.inputs[0];
-  if (!args.create_graph)
-    return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
-  const Tensor mean = apply(Sum{axes, true, true}, detail::to_compute_dtype(x));  // depends on x
+  if (!args.create_graph) return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
+  const Tensor mean = wide_mean(x, axes);  // depends on x
   return VarianceGrad{*this}.reference(std::array{args.gy[0], x, to(mean, DType::f64)});
 }
 
@@ -155,15 +157,17 @@ Tensors VarianceGrad::reference(Inputs in) const {
              x.dtype())};
 }
 
-Specs LogSumExp::infer(SpecSpan in) const { return {wide_and_reduced(name, in[0], axes, keep)}; }
+Specs LogSumExp::infer(SpecSpan in) const {
+  return {reduced_floats(name, in[0], compute_dtype(in[0].dtype))};
+}
 
 Tensors LogSumExp::reference(Inputs in) const {
   const Tensor x = detail::to_compute_dtype(in[0]);
-  const Shape shape = reduced_shape(x.shape(), axes, keep);
-  if (x.numel() == 0) return {log(apply(Sum{axes, keep}, exp(x)))};
+  if (x.numel() == 0) return {log(apply(Sum{*this}, exp(x)))};
   // What is taken away and added is a constant to the gradient: any number would give the same.
-  const Tensor top = apply(Extreme{axes, true}, x.detach()), finite = where(isfinite(top), top, 0);
-  return {add(log(apply(Sum{axes, keep}, exp(sub(x, finite)))), reshape(finite, shape))};
+  const Tensor top = apply(Extreme{{axes, true}}, x.detach()), finite = where(isfinite(top), top, 0);
+  const Tensor logs = log(apply(Sum{*this}, exp(sub(x, finite))));
+  return {add(logs, reshape(finite, logs.shape()))};
 }
 
 Tensors LogSumExp::grad(const GradArgs& args) const {
@@ -171,15 +175,12 @@ Tensors LogSumExp::grad(const GradArgs& args) const {
   const Tensor y = with_kept_axes(args.outputs[0], x.shape(), axes).detach();
   // Shares of their own sum, as softmax has them: that of the output's rounding is off by as much as it is.
   const Tensor above = sub(wide, y), share = args.create_graph ? exp(above) : exp_(above);
-  const Tensor total = apply(Sum{axes, true}, share);
+  const Tensor total = apply(Sum{{axes, true}}, share);
   const Tensor gy = div(with_kept_axes(args.gy[0], x.shape(), axes), where(isfinite(total), total, 1));
   return {to(args.create_graph ? mul(share, gy) : mul_(share, gy), x.dtype())};
 }
 
-Specs Prod::infer(SpecSpan in) const {
-  return {{reduced_shape(in[0].shape, axes, keep), is_floating(in[0].dtype) ? in[0].dtype : DType::i64,
-           in[0].device}};
-}
+Specs Prod::infer(SpecSpan in) const { return {reduced(in[0], total_dtype(in[0].dtype))}; }
 
 Tensors Prod::reference(Inputs in) const {
   const Spec out = infer(Specs{in[0].spec()})[0];
@@ -219,7 +220,7 @@ Specs Extreme::infer(SpecSpan in) const {
     check<ShapeError>(!has(axes, static_cast<std::size_t>(i)) || in[0].shape[i] > 0,
                       "{}: axis {} of shape {} is empty and has no largest value", largest ? "amax" : "amin",
                       i, in[0].shape);
-  return {{reduced_shape(in[0].shape, axes, keep), in[0].dtype, in[0].device}};
+  return {reduced(in[0], in[0].dtype)};
 }
 
 Tensors Extreme::grad(const GradArgs& args) const {
@@ -227,10 +228,7 @@ Tensors Extreme::grad(const GradArgs& args) const {
   // Counted in wide numbers: there may be more winners than f16 can say.
   const DType wide = compute_dtype(x.dtype());
   const Tensor winners = to(equal(x, with_kept_axes(args.outputs[0], x.shape(), axes)), wide);
-  Shape list;
-  for (int i = 0; i < x.rank(); ++i)
-    if (has(axes, static_cast<std::size_t>(i))) list.push_back(i);
-  const Tensor share = x.rank() == 0 ? winners : div(winners, sum(winners, list, Keep::dims));
+  const Tensor share = x.rank() == 0 ? winners : div(winners, apply(Sum{{axes, true}}, winners));
   return {to(mul(share, to(with_kept_axes(args.gy[0], x.shape(), axes), wide)), x.dtype())};
 }
 
@@ -240,25 +238,25 @@ Specs ArgMax::infer(SpecSpan in) const {
                     axis, in[0].shape);
   check<ShapeError>(in[0].shape.rank() == 0 || in[0].shape[axis] > 0, "{}: axis {} of shape {} is empty",
                     call, axis, in[0].shape);
-  return {{reduced_shape(in[0].shape, bit(static_cast<std::size_t>(axis)), keep), DType::i64, in[0].device}};
+  return {OverAxes{bit(static_cast<std::size_t>(axis)), keep}.reduced(in[0], DType::i64)};
 }
 
 }  // namespace ops
 
 Tensor sum(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Sum{ops::axes_of("sum", x, axes), keep == Keep::dims, false}, x);
+  return apply(ops::Sum{ops::over_axes("sum", x, axes, keep)}, x);
 }
 Tensor mean(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Sum{ops::axes_of("mean", x, axes), keep == Keep::dims, true}, x);
+  return apply(ops::Sum{ops::over_axes("mean", x, axes, keep), true}, x);
 }
 Tensor prod(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Prod{ops::axes_of("prod", x, axes), keep == Keep::dims}, x);
+  return apply(ops::Prod{ops::over_axes("prod", x, axes, keep)}, x);
 }
 Tensor amax(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Extreme{ops::axes_of("amax", x, axes), keep == Keep::dims, true}, x);
+  return apply(ops::Extreme{ops::over_axes("amax", x, axes, keep)}, x);
 }
 Tensor amin(const Tensor& x, Shape axes, Keep keep) {
-  return apply(ops::Extreme{ops::axes_of("amin", x, axes), keep == Keep::dims, false}, x);
+  return apply(ops::Extreme{ops::over_axes("amin", x, axes, keep), false}, x);
 }
 Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep) {
   return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims, true}, x);

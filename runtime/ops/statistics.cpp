@@ -12,22 +12,6 @@
 namespace sherd {
 namespace {
 
-/// How many elements each result is made of.
-std::int64_t count_over(std::string_view call, const Tensor& x, const Shape& axes) {
-  if (axes.empty()) return x.numel();
-  std::int64_t n = 1;
-  std::uint64_t seen = 0;
-  for (std::int64_t axis : axes) {
-    if (x.rank() == 0) continue;
-    const int at = normalize_axis(call, axis, x.rank());
-    check<ValueError>((seen >> at & 1) == 0, "{}: axis {} of axes {} is there twice; name each axis once",
-                      call, axis, axes);
-    seen |= std::uint64_t{1} << at;
-    n *= x.shape()[at];
-  }
-  return n;
-}
-
 void check_floating(std::string_view call, const Tensor& x) {
   check<DTypeError>(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; cast the input first", call,
                     name_of(x.dtype()));
@@ -44,7 +28,7 @@ Tensor root(const Tensor& x) { return apply(ops::Root{}, x); }
 /// In f64, which holds the squares of every f32.
 Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, double correction) {
   check_floating(call, x);
-  const ops::Variance op{ops::axes_of(call, x, axes), keep == Keep::dims, correction};
+  const ops::Variance op{ops::over_axes(call, x, axes, keep), correction};
   return apply_many(op, Inputs(&x, 1))[0];
 }
 
@@ -95,12 +79,12 @@ bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute
 Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
   check_floating("norm", x);
   check<ValueError>(!std::isnan(p), "norm: an order that is no number");
-  const std::int64_t count = count_over("norm", x, axes);
-  check<ShapeError>(count > 0 || !std::isinf(p),
-                    "norm: of no elements none is the largest; shape {} has an empty axis", x.shape());
+  const ops::OverAxes over = ops::over_axes("norm", x, axes, keep);
+  for (int i = 0; std::isinf(p) && i < x.rank(); ++i)
+    check<ShapeError>(!has(over.axes, static_cast<std::size_t>(i)) || x.shape()[i] > 0,
+                      "norm: of no elements none is the largest; shape {} has an empty axis", x.shape());
   if (p == 1 || p == 2) {
-    const ops::PowerSum op{ops::axes_of("norm", x, axes), keep == Keep::dims, static_cast<int>(p)};
-    const Tensor total = apply(op, x);
+    const Tensor total = apply(ops::PowerSum{over, static_cast<int>(p)}, x);
     return to(p == 1 ? total : root(total), x.dtype());
   }
   return in_wide(x, [&](const Tensor& y) {
@@ -119,8 +103,7 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
 
 Tensor logsumexp(const Tensor& x, Shape axes, Keep keep) {
   check_floating("logsumexp", x);
-  const ops::LogSumExp op{ops::axes_of("logsumexp", x, axes), keep == Keep::dims};
-  return to(apply(op, x), x.dtype());
+  return to(apply(ops::LogSumExp{ops::over_axes("logsumexp", x, axes, keep)}, x), x.dtype());
 }
 
 }  // namespace sherd

@@ -3,41 +3,53 @@
 
 #include "runtime/op.h"
 
-namespace sherd::ops {
+namespace sherd {
+enum class Keep;
 
-/// The sum over `axes` (bits), divided by their number for a mean. Integers and bools sum to i64. Kept axes
-/// have size 1 if `keep`.
-struct Sum {
-  static constexpr std::string_view name = "sum";
-  static constexpr Reads reads{};
+namespace ops {
+
+/// What every op that reduces axes says: those of `axes` (bits), which stay with size 1 if `keep`.
+struct OverAxes {
   Mask axes = 0;
   bool keep = false;
+
+  /// What is left of `x`, in `dtype`.
+  Spec reduced(const Spec& x, DType dtype) const;
+  /// The same of floats (DTypeError).
+  Spec reduced_floats(std::string_view op, const Spec& x, DType dtype) const;
+  void fields(auto&& on) const {
+    on("axes", axes);
+    on("keep", keep);
+  }
+  bool operator==(const OverAxes&) const = default;
+};
+
+/// The sum over `axes`, divided by their number for a mean. Integers and bools sum to i64.
+struct Sum : OverAxes {
+  static constexpr std::string_view name = "sum";
+  static constexpr Reads reads{};
   bool mean = false;
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
+    OverAxes::fields(on);
     on("mean", mean);
   }
   bool operator==(const Sum&) const = default;
 };
 
 /// The sum of |x|^power, 1 or 2, over `axes`, in f64: f32 holds no squares of its larger half.
-struct PowerSum {
+struct PowerSum : OverAxes {
   static constexpr std::string_view name = "power_sum";
   static constexpr Reads reads{.inputs = 1};
-  Mask axes = 0;
-  bool keep = false;
   int power = 2;
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
+    OverAxes::fields(on);
     on("power", power);
   }
   bool operator==(const PowerSum&) const = default;
@@ -45,11 +57,9 @@ struct PowerSum {
 
 /// The mean of x over `axes`, and the squares of what lies apart from it over their number less `correction`:
 /// NaN where nothing is left. Outputs: that variance and the mean, f64.
-struct Variance {
+struct Variance : OverAxes {
   static constexpr std::string_view name = "variance";
   static constexpr Reads reads{.inputs = 1, .outputs = 0b10};
-  Mask axes = 0;
-  bool keep = false;
   double correction = 1;
 
   /// What the squares of `n` elements are divided by.
@@ -58,8 +68,7 @@ struct Variance {
   Tensors reference(Inputs in) const;
   Tensors grad(const GradArgs& args) const;
   void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
+    OverAxes::fields(on);
     on("correction", correction);
   }
   bool operator==(const Variance&) const = default;
@@ -80,23 +89,18 @@ struct VarianceGrad {
 };
 
 /// log(sum(e^x)) over `axes`, in the compute dtype.
-struct LogSumExp {
+struct LogSumExp : OverAxes {
   static constexpr std::string_view name = "logsumexp";
   static constexpr Reads reads{.inputs = 1, .outputs = 1};
-  Mask axes = 0;
-  bool keep = false;
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   Tensors grad(const GradArgs& args) const;
-  void fields(auto&& on) const {
-    on("axes", axes);
-    on("keep", keep);
-  }
   bool operator==(const LogSumExp&) const = default;
 };
 
-/// Axes as bits; none means all. ValueError for one that is named twice.
-Mask axes_of(std::string_view op, const Tensor& x, const Shape& axes);
+/// The axes of a call; none means all. ValueError for one that is named twice.
+OverAxes over_axes(std::string_view op, const Tensor& x, const Shape& axes, Keep keep);
 
-}  // namespace sherd::ops
+}  // namespace ops
+}  // namespace sherd

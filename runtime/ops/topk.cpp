@@ -18,7 +18,7 @@ Specs TopK::infer(SpecSpan in) const {
 
 Tensors TopK::grad(const GradArgs& args) const {
   const Shape& shape = args.specs[0].shape;
-  const PutAt back{Of::elements, shape.rank() - 1, 1, Put::add, shape, true, "topk"};
+  const PutAt back{{Of::elements, shape.rank() - 1, 1, true, "topk"}, Put::add, shape};
   return {apply(back, Tensor{}, args.outputs[1], args.gy[0])};
 }
 
@@ -71,7 +71,7 @@ Tensor one_hot(const Tensor& index, std::int64_t classes) {
   const Tensor at = unsqueeze(to(index, DType::i64), -1);
   Shape shape = index.shape();
   shape.push_back(classes);
-  const ops::PutAt op{ops::Of::elements, index.rank(), 1, Put::replace, shape, true, "one_hot"};
+  const ops::PutAt op{{ops::Of::elements, index.rank(), 1, true, "one_hot"}, Put::replace, shape};
   return apply(op, Tensor{}, at, ones_like(at));
 }
 

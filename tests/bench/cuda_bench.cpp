@@ -129,7 +129,7 @@ void kernels() {
     const double gb = 2.0 * rows * 768 / 1e9;
     report("embedding forward 768", 2 * gb, [&] { embedding(table, index); });
     report("embedding backward 768", gb + 2.0 * 50304 * 768 / 1e9,
-           [&] { apply(ops::PutAt{.put = Put::add, .shape = table.shape()}, Tensor{}, index, gy); });
+           [&] { apply(ops::PutAt{{}, Put::add, table.shape()}, Tensor{}, index, gy); });
   }
   attention_bench(64, 12, 1024, 64);
   attention_bench(16, 25, 1024, 64);

@@ -145,15 +145,15 @@ void statistics_cases(const Add& put) {
   over_axes("norm inf", [](const Tensor& x, Shape a, Keep k) { return norm(x, HUGE_VAL, a, k); }, {});
   put("norm, its sum of squares in other ops", {block},
       one([](const Tensor& x) {  // f64 for its range; the digits are those of the compute dtype
-        return to(apply(ops::PowerSum{0b010}, x), compute_dtype(x.dtype()));
+        return to(apply(ops::PowerSum{{0b010}}, x), compute_dtype(x.dtype()));
       }),
       {.dtypes = floating_dtypes,
        .sixteen = Bits::rounded,
        .reference = one([](const Tensor& x) {
-         return to(ops::PowerSum{0b010}.reference(std::array{x})[0], compute_dtype(x.dtype()));
+         return to(ops::PowerSum{{0b010}}.reference(std::array{x})[0], compute_dtype(x.dtype()));
        })});
   for (const int output : {0, 1}) {
-    const ops::Variance op{0b010, true, 0.5};
+    const ops::Variance op{{0b010, true}, 0.5};
     const auto of = [output](Tensors all, const Tensor& x) {
       return to(all[output], compute_dtype(x.dtype()));
     };
@@ -173,11 +173,11 @@ void statistics_cases(const Add& put) {
   put("prod", {short_rows}, one([](const Tensor& x) { return prod(x, {1}); }),
       {.layouts = Bits::rounded,
        .sixteen = Bits::rounded,
-       .reference = reference(ops::Prod{0b10}),
+       .reference = reference(ops::Prod{{0b10}}),
        .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
   put("prod over outer axes", {{{3, 4, 5}, {7, 300, 41}, Kind::number, 0, 0.9, 1.1}},
       one([](const Tensor& x) { return prod(x, {0, 2}, Keep::dims); }),
-      {.layouts = Bits::rounded, .reference = reference(ops::Prod{0b101, true})});
+      {.layouts = Bits::rounded, .reference = reference(ops::Prod{{0b101, true}})});
   put("cumsum", {block}, one([](const Tensor& x) { return cumsum(x, 1); }),
       {.more = {{{1, 1, 1}}, {{2, 0, 3}}, {{3, 4, 1}}}});
   put("cumsum along the last axis", {block}, one([](const Tensor& x) { return cumsum(x, -1); }), {});

@@ -1124,7 +1124,7 @@ TEST_CASE("ops: products of every length, along each axis, wrap as integers and 
       const Tensor x = numbers(shape, dtype, 1, is_floating(dtype) ? 0.99 : 3, is_floating(dtype) ? 1.01 : 7);
       for (Mask axes = 1; axes < 8; ++axes) {
         INFO(name_of(dtype) << " " << to_string(shape) << " " << axes);
-        const ops::Prod op{axes};
+        const ops::Prod op{{axes}};
         const Tensor got = apply(op, x), expected = op.reference(std::span(&x, 1))[0];
         if (is_floating(dtype))
           CHECK(distance(got, expected) < (dtype == f32 ? 1e-5 : 1e-13));

@@ -103,7 +103,7 @@ TEST_CASE("picking: what is taken and put is what one pick after another gives",
       const Tensor index = numbers(c.index, i64, ++seed, 0, static_cast<double>(columns - 1));
       const std::vector<std::int64_t> place = places(c, index.to_vector<std::int64_t>());
       const Doubles base = doubles(x);
-      const ops::Take take{.of = c.of, .axis = c.axis, .axes = c.axes};
+      const ops::Take take{{.of = c.of, .axis = c.axis, .axes = c.axes}};
       const Doubles taken = by_threads([&] { return apply(take, x, index); });
       Doubles want;
       for (const std::int64_t p : place) want.push_back(base[static_cast<std::size_t>(p)]);
@@ -113,7 +113,7 @@ TEST_CASE("picking: what is taken and put is what one pick after another gives",
       const Doubles what = doubles(given);
       for (const Put put : {Put::replace, Put::add}) {
         if (put == Put::add && dtype == boolean) continue;
-        const ops::PutAt op{c.of, c.axis, c.axes, put, c.shape};
+        const ops::PutAt op{{c.of, c.axis, c.axes}, put, c.shape};
         for (const bool based : {false, true}) {
           INFO((put == Put::add ? "add" : "replace") << (based ? " to x" : ""));
           want = based ? base : Doubles(base.size());
@@ -138,16 +138,16 @@ TEST_CASE("picking: positions that differ give the same whether the op knows it 
     const Tensor x = numbers({6, 8, 5}, dtype, 1, 0, 9), given = numbers({6, 4, 5}, dtype, 2, 0, 9);
     const Tensor index = narrow(argsort(numbers({6, 8, 5}, f32, 3), 1), 1, 0, 4);
     for (const Put put : {Put::replace, Put::add}) {
-      ops::PutAt op{Of::elements, 1, 1, put, x.shape()};
+      ops::PutAt op{{Of::elements, 1, 1}, put, x.shape()};
       const Tensor plain = apply(op, x, index, given);
       op.distinct = true;
       CHECK(doubles(apply(op, x, index, given)) == doubles(plain));
-      ops::PutAt rows{Of::slices, 1, 1, put, x.shape()};
+      ops::PutAt rows{{Of::slices, 1, 1}, put, x.shape()};
       const Tensor order = narrow(argsort(numbers({8}, f32, 4), 0), 0, 0, 4);
       const Tensor sums = apply(rows, x, order, given);
       rows.distinct = true;
       CHECK(doubles(apply(rows, x, order, given)) == doubles(sums));
-      ops::PutAt columns{Of::slices, 2, 1, put, x.shape()};
+      ops::PutAt columns{{Of::slices, 2, 1}, put, x.shape()};
       const Tensor some = Tensor::from(std::vector<std::int64_t>{4, 0, 2, 1}, {4});
       const Tensor narrow_given = numbers({6, 8, 4}, dtype, 5, 0, 9);
       const Tensor by_columns = apply(columns, x, some, narrow_given);
