@@ -56,9 +56,12 @@ Tensor product_gradient(const Tensor& gy, const Tensor& x) {
 /// In which sums and products of elements of `dtype` are given.
 DType total_dtype(DType dtype) { return is_floating(dtype) ? dtype : DType::i64; }
 
-/// The mean over `axes`, kept, in the compute dtype.
-Tensor wide_mean(const Tensor& x, Mask axes) {
-  return apply(ops::Sum{{axes, true}, true}, detail::to_compute_dtype(x));
+/// The mean of f64 over `axes`, kept, and once more of what lies apart from it: where all are equal, it is
+/// what they are.
+Tensor exact_mean(const Tensor& x, Mask axes) {
+  const ops::Sum mean{{axes, true}, true};
+  const Tensor rough = apply(mean, x), rest = apply(mean, sub(x, rough));
+  return add(rough, where(isfinite(rest), rest, 0));
 }
 
 /// Gradients of sums in f64 as `dtype`, at most its largest number where they are finite.
@@ -132,11 +135,10 @@ Specs Variance::infer(SpecSpan in) const {
 }
 
 Tensors Variance::reference(Inputs in) const {
-  const Tensor x = detail::to_compute_dtype(in[0]), mean = wide_mean(x, axes);
+  const Tensor x = to(in[0], DType::f64), mean = exact_mean(x, axes);
   const Tensor squares = apply(PowerSum{*this, 2}, sub(x, mean));
   const std::int64_t results = mean.numel();
-  return {div(squares, left(results > 0 ? x.numel() / results : 0)),
-          reshape(to(mean, DType::f64), squares.shape())};
+  return {div(squares, left(results > 0 ? x.numel() / results : 0)), reshape(mean, squares.shape())};
 }
 
 Tensors Variance::grad(const GradArgs& args) const {
@@ -144,17 +146,16 @@ Tensors Variance::grad(const GradArgs& args) const {
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor& x = args.inputs[0];
   if (!args.create_graph) return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
-  const Tensor mean = wide_mean(x, axes);  // depends on x
-  return VarianceGrad{*this}.reference(std::array{args.gy[0], x, to(mean, DType::f64)});
+  const Tensor mean = exact_mean(to(x, DType::f64), axes);  // depends on x
+  return VarianceGrad{*this}.reference(std::array{args.gy[0], x, mean});
 }
 
 Tensors VarianceGrad::reference(Inputs in) const {
-  const Tensor &gy = in[0], &x = in[1], wide = detail::to_compute_dtype(x);
+  const Tensor &gy = in[0], &x = in[1], wide = to(x, DType::f64);
   const std::int64_t results = gy.numel();
   const Tensor factor = div(mul(gy, 2), of.left(results > 0 ? x.numel() / results : 0)),
-               mean = with_kept_axes(to(in[2], wide.dtype()), x.shape(), of.axes);
-  return {to(mul(sub(wide, mean), with_kept_axes(finite_in(wide.dtype(), factor), x.shape(), of.axes)),
-             x.dtype())};
+               mean = with_kept_axes(in[2], x.shape(), of.axes);
+  return {to(mul(sub(wide, mean), with_kept_axes(factor, x.shape(), of.axes)), x.dtype())};
 }
 
 Specs LogSumExp::infer(SpecSpan in) const {

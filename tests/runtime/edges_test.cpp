@@ -257,3 +257,45 @@ TEST_CASE("edges: the gradient of logsumexp is softmax, however far from 0 the v
           CHECK(distance(to(slopes.detach(), f64), expected) < near);
         }
 }
+
+TEST_CASE("edges: variances are right however far from 0 the values lie, along any axes") {
+  const Shape shape{3, 700, 5};
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const double centre : {0.0, 50.0, 1e4, 1e8, 3e38}) {
+      if (dtype == f16 && centre > 6e4) continue;
+      const double spread = std::max(1.0, centre * (is_floating(dtype) && size_of(dtype) == 2 ? 0.1 : 1e-6));
+      const Tensor x = to(centre - spread * rand(shape, {f64}), dtype);
+      for (const Shape& axes :
+           {Shape{0}, Shape{1}, Shape{2}, Shape{0, 1}, Shape{1, 2}, Shape{0, 2}, Shape{0, 1, 2}})
+        for (const double correction : {0.0, 1.0}) {
+          INFO(name_of(dtype) << " around " << centre << " over " << to_string(axes));
+          // The same by hand, in f64 and of what lies apart from one of the values.
+          const Tensor apart = sub(to(x, f64), to(select(select(select(x, 0, 0), 0, 0), 0, 0), f64));
+          const Tensor rest = sub(apart, mean(apart, axes, Keep::dims));
+          const auto count = static_cast<double>(x.numel() / mean(rest, axes).numel());
+          const Tensor expected = div(sum(mul(rest, rest), axes), count - correction);
+          const double ulp = dtype == f64 ? 1e-9 : dtype == f32 ? 2e-7 : dtype == f16 ? 1e-3 : 8e-3;
+          const Tensor found = to(var(x, axes, Keep::drop, correction), f64);
+          const Tensor finite = to(to(expected, dtype), f64);  // a variance may be beyond its dtype
+          CHECK(
+              all(logical_or(equal(found, finite), less_equal(abs(sub(found, expected)), mul(expected, ulp))))
+                  .item<bool>());
+        }
+    }
+}
+
+TEST_CASE("edges: what is all equal has no deviation, and its gradient is 0") {
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const double value : {0.1, -0.3, 50.0, 333333.0, 3e38, 0x1p-140})
+      for (const std::int64_t n : {2, 7, 1000, 70000})
+        for (const bool columns : {false, true}) {
+          if (dtype == f16 && std::abs(value) > 6e4) continue;
+          INFO(name_of(dtype) << " " << n << " times " << value << (columns ? " in columns" : ""));
+          Tensor x = full(columns ? Shape{n, 3} : Shape{3, n}, value, {dtype}).requires_grad_();
+          const Shape axes{columns ? 0 : 1};
+          const Tensor deviation = stddev(x, axes);
+          CHECK(amax(abs(deviation.detach())).item() == 0);
+          CHECK(amax(abs(grad(sum(deviation), std::span(&x, 1))[0])).item() == 0);
+          CHECK(amax(abs(var(x.detach(), axes))).item() == 0);
+        }
+}
