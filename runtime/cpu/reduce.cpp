@@ -23,9 +23,43 @@ using summed_t = std::conditional_t<std::is_integral_v<T>, std::uint64_t, comput
 
 // `of` is a functor: what is summed of an element.
 
+/// How many of bools hold, by vectors of bytes: as many rounds as a byte counts, then they are added up.
+std::uint64_t count_true(const bool* x, std::int64_t n) {
+  constexpr std::int64_t width = 64, rounds = 255;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(x);  // of bools none is a vector
+  std::uint64_t count = 0;
+  std::int64_t i = 0;
+  while (n - i >= width) {
+    std::uint8_t held[width] = {};
+    for (const std::int64_t end = i + std::min(rounds, (n - i) / width) * width; i < end; i += width)
+      for (std::int64_t k = 0; k < width; ++k) held[k] = static_cast<std::uint8_t>(held[k] + bytes[i + k]);
+    for (const std::uint8_t one : held) count += one;
+  }
+  for (; i < n; ++i) count += bytes[i];
+  return count;
+}
+
+/// The same of `rows` rows, for each column.
+void count_true_rows(const bool* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns,
+                     std::uint64_t* counts) {
+  constexpr std::int64_t width = 256, rounds = 255;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(x);
+  for (std::int64_t j = 0; j < columns; j += width) {
+    const std::int64_t n = std::min(width, columns - j);
+    for (std::int64_t r = 0; r < rows;) {
+      std::uint8_t held[width] = {};
+      for (const std::int64_t end = std::min(r + rounds, rows); r < end; ++r)
+        for (std::int64_t k = 0; k < n; ++k)
+          held[k] = static_cast<std::uint8_t>(held[k] + bytes[r * row_stride + j + k]);
+      for (std::int64_t k = 0; k < n; ++k) counts[j + k] += held[k];
+    }
+  }
+}
+
 /// Along contiguous elements.
 template <class T, class Of, class C = summed_t<T>>
 C sum_row(const T* x, std::int64_t n, Of of) {
+  if constexpr (std::is_same_v<T, bool>) return count_true(x, n);
   return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).v; });
 }
 
@@ -34,6 +68,7 @@ constexpr std::int64_t run = 64;  // rows that are added one after the other; mo
 /// Adds `rows` contiguous rows to `sums`, four at a time.
 template <class T, class Of, class C = summed_t<T>>
 void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
+  if constexpr (std::is_same_v<T, bool>) return count_true_rows(x, rows, row_stride, columns, sums);
   if (rows > run) {
     const std::int64_t half = (rows / run + 1) / 2 * run;
     C rest[piece_width];  // so many rows only where they are short (see chunk_of)

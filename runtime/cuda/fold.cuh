@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads_per_block)
 /// Across rows: neighbouring threads take neighbouring packs of `V` columns, `Rows` of them share a pack. The
 /// tree of a column is the same for every `V`.
 template <int Rows, int V, class Rule>
-__global__ void __launch_bounds__(block_columns* Rows, 1024 / (block_columns * Rows))
+__global__ void __launch_bounds__(block_columns* Rows, Rows > 1 ? 1024 / (block_columns * Rows) : 16)
     fold_columns(const Rule rule, Pieces p, const typename Rule::Element* x) {
   using T = typename Rule::Element;
   __shared__ typename Rule::Total partial[Rows][V][block_columns];
@@ -132,8 +132,9 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
   const auto grid = [&](std::int64_t across) {
     return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   };
-  constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
-  constexpr int wide = floating ? wide_count<T> : 1;
+  // Of integers those that are counted.
+  constexpr bool in_packs = std::is_floating_point_v<compute_t<T>> || std::is_same_v<T, bool>;
+  constexpr int wide = in_packs ? wide_count<T> : 1;
   if (p.inner == 1) {
     const auto rows = [&]<int V>() {
       launch_early(fold_rows<V, Rule>, grid(1), threads_per_block, stream, rule, p, from);
@@ -150,11 +151,14 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
     launch_early(fold_columns<Rows, V, Rule>, grid((p.inner + width - 1) / width), dim3(block_columns, Rows),
                  stream, rule, p, from);
   };
-  if constexpr (joins)
+  if constexpr (joins) {
     columns.template operator()<join_rows, 1>();
-  else if (floating && wide_rows<T>(p.inner, from))
-    columns.template operator()<block_rows, wide>();
-  else
+  } else if (in_packs && wide_rows<T>(p.inner, from)) {
+    if (p.reduce <= 2)  // both in one thread: more would be another tree
+      columns.template operator()<1, wide>();
+    else
+      columns.template operator()<block_rows, wide>();
+  } else
     columns.template operator()<block_rows, 1>();
 }
 

@@ -51,7 +51,8 @@ Tensor any(const Tensor& x, Shape axes, Keep keep) {
   return greater(sum(to(x, DType::boolean), std::move(axes), keep), 0);
 }
 Tensor all(const Tensor& x, Shape axes, Keep keep) {
-  return equal(sum(logical_not(to(x, DType::boolean)), std::move(axes), keep), 0);
+  const Tensor count = sum(to(x, DType::boolean), std::move(axes), keep);
+  return equal(count, count.numel() > 0 ? x.numel() / count.numel() : 0);
 }
 
 Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
