@@ -179,6 +179,7 @@ void take_slices(const Slices& s, const Tensor& from, const Tensor& y) {
 }
 
 void take_picks(const ops::Take& op, Inputs in, Outputs out) {
+  if (op.last) return sherd::detail::adopt_reference(op.name, {op.last_in_ops(in)}, out);
   if (op.of == ops::Of::elements) {
     check_positions(op.call, in[1].data<std::int64_t>(), in[1].numel(), in[0].shape()[op.axis]);
     if (out[0].numel() > 0) take_elements(op, in, out);

@@ -1,6 +1,7 @@
 // Elements and slices picked and put by their positions.
 #include "runtime/ops/picking.h"
 
+#include "runtime/cuda/check.h"
 #include "runtime/cuda/picking.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
@@ -61,20 +62,55 @@ std::int64_t unit_of(const ops::Picking& op, const Shape& shape, std::int64_t si
   return bytes / size;
 }
 
+void check_count(const ops::Picking& op, std::int64_t picks, std::int64_t places) {
+  check<ValueError>(picks < std::int64_t{1} << 31 && places < std::int64_t{1} << 31,
+                    "{}: {} positions for {} places are more than 2^31; take them in parts", op.call, picks,
+                    places);
+}
+
+/// Whether the last picks are found line by line: each is dense, and fits a block's memory.
+bool last_by_lines(const ops::Picking& op, const Picks& picks) {
+  return op.of == ops::Of::elements && picks.index_axis == 1 && picks.all.columns <= most_line_columns &&
+         (picks.lines.count >= 64 || picks.of_line <= 4096);
+}
+
+/// The last pick of each element of x, or of slices of each position: -1 where there is none.
+Tensor last_picks(const ops::Picking& op, const Picks& picks, std::int64_t numel, const Tensor& index) {
+  DeviceState& state = state_of(index.device());
+  FindLastCall find{picks.all, integers(index), nullptr, op.call.data(), state.faults(), state.stream()};
+  std::int64_t places = numel;
+  if (op.of == ops::Of::slices) {
+    find.picks = {};
+    find.picks.add(picks.of_line, 0, 1, 1);
+    find.picks.columns = places = picks.all.columns;
+  }
+  check_count(op, find.picks.count, places);
+  const Tensor last = empty(Shape{places}, {DType::i32, index.device()});
+  check_cuda(cudaMemsetAsync(last.raw(), 0xff, static_cast<std::size_t>(places) * sizeof(int), find.stream),
+             op.call);
+  find.last = reinterpret_cast<int*>(last.raw());
+  launch_find_last(find);
+  return last;
+}
+
 void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t size = size_of(x.dtype()), unit = unit_of(op, x.shape(), size, x.raw(), out[0].raw());
+  const Picks picks(op, x.shape(), index.shape(), unit);
   DeviceState& state = state_of(x.device());
-  launch_take({Picks(op, x.shape(), index.shape(), unit).all, size * unit, x.raw(), integers(index),
-               out[0].raw(), op.call.data(), state.faults(), state.stream()});
+  const TakeCall call{picks.all,    size * unit,    x.raw(),        integers(index),
+                      out[0].raw(), op.call.data(), state.faults(), state.stream()};
+  if (!op.last) {
+    launch_take(call);
+  } else if (last_by_lines(op, picks)) {
+    check_count(op, picks.of_line, picks.all.columns);
+    launch_take_last({call, false, nullptr, picks.lines, picks.of_line});
+  } else {
+    const Tensor last = last_picks(op, picks, x.numel(), index);
+    launch_take_last({call, op.of == ops::Of::slices, reinterpret_cast<const int*>(last.raw()), {}, 0});
+  }
   check_launch(op.name);
-}
-
-void check_count(const ops::PutAt& op, std::int64_t picks, std::int64_t places) {
-  check<ValueError>(picks < std::int64_t{1} << 31 && places < std::int64_t{1} << 31,
-                    "{}: {} positions for {} places are more than 2^31; take them in parts", op.call, picks,
-                    places);
 }
 
 /// Whether all elements are one.
@@ -104,8 +140,7 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
   call.stream = state.stream();
   Tensor last;
   const bool repeats = !op.distinct && !one && picks.of_line > 1;
-  if (repeats && !slices && picks.index_axis == 1 && picks.all.columns <= most_replaced_columns &&
-      (picks.lines.count >= 64 || picks.of_line <= 4096)) {
+  if (repeats && last_by_lines(op, picks)) {
     check_count(op, picks.of_line, picks.all.columns);
     call.lines = picks.lines;
     call.line_picks = picks.of_line;
@@ -115,18 +150,8 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
     launch_replace_packed({call, y.numel(), reinterpret_cast<unsigned long long*>(packed.raw())});
     return;
   } else if (repeats) {
-    FindLastCall find{picks.all, call.index, nullptr, call.name, call.faults, call.stream};
-    if (slices) {
-      find.picks = {};
-      find.picks.add(picks.of_line, 0, 1, 1);
-      find.picks.columns = picks.all.columns;
-    }
-    const std::int64_t places = slices ? picks.all.columns : y.numel();
-    check_count(op, find.picks.count, places);
-    last = full({places}, -1, {DType::i32, y.device()});
-    find.last = reinterpret_cast<int*>(last.raw());
-    call.last = find.last;
-    launch_find_last(find);
+    last = last_picks(op, picks, y.numel(), index);
+    call.last = reinterpret_cast<const int*>(last.raw());
   }
   launch_replace(call);
 }

@@ -73,30 +73,70 @@ __global__ void __launch_bounds__(threads_per_block) replace(const ReplaceCall c
   }
 }
 
-/// A line a block: the last pick of each of its columns is found in shared memory.
+/// Finds the last pick of each column of a line in shared memory, a block a line.
+__device__ void find_last_of_line(int* last, const std::int64_t* index, int picks, int columns) {
+  for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block) last[k] = -1;
+  __syncthreads();
+#pragma unroll 4
+  for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
+    const std::int64_t at = index[j];
+    if (at >= 0 && at < columns) atomicMax(last + at, j);
+  }
+  __syncthreads();
+}
+
 template <class Bits>
 __global__ void __launch_bounds__(threads_per_block) replace_lines(const ReplaceCall c) {
-  extern __shared__ int last_of[];
+  extern __shared__ int last[];
   const int columns = static_cast<int>(c.picks.columns), picks = static_cast<int>(c.line_picks);
   for (std::int64_t line = blockIdx.x; line < c.lines.count; line += gridDim.x) {
-    for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block) last_of[k] = -1;
-    __syncthreads();
     const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
-#pragma unroll 4
+    find_last_of_line(last, c.index + p.index, picks, columns);
     for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
       const std::int64_t at = c.index[p.index + j];
-      if (at >= 0 && at < columns)
-        atomicMax(last_of + at, j);
-      else
-        c.faults(c.name, at, p.index + j, columns);
+      if (at < 0 || at >= columns) c.faults(c.name, at, p.index + j, columns);
     }
-    __syncthreads();
     const Bits* values = static_cast<const Bits*>(c.values) + p.value;
     Bits* y = static_cast<Bits*>(c.y) + p.x;
 #pragma unroll 4
     for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block)
-      if (last_of[k] >= 0) y[k * c.picks.x_axis] = values[last_of[k]];
+      if (last[k] >= 0) y[k * c.picks.x_axis] = values[last[k]];
     __syncthreads();
+  }
+}
+
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) take_last_of_lines(const TakeLastCall c) {
+  extern __shared__ int last[];
+  const int columns = static_cast<int>(c.call.picks.columns), picks = static_cast<int>(c.line_picks);
+  for (std::int64_t line = blockIdx.x; line < c.lines.count; line += gridDim.x) {
+    const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
+    const std::int64_t* index = c.call.index + p.index;
+    find_last_of_line(last, index, picks, columns);
+    const Bits* x = static_cast<const Bits*>(c.call.x) + p.x;
+    Bits* y = static_cast<Bits*>(c.call.y) + p.value;
+#pragma unroll 4
+    for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
+      const std::int64_t at = index[j];
+      const bool valid = at >= 0 && at < columns;
+      if (!valid) c.call.faults(c.call.name, at, p.index + j, columns);
+      y[j] = valid && last[at] == j ? x[at * c.call.picks.x_axis] : Bits{};
+    }
+    __syncthreads();
+  }
+}
+
+template <class Bits, class N>
+__global__ void __launch_bounds__(threads_per_block) take_last(const TakeLastCall c) {
+  const PickWalk& picks = c.call.picks;
+  const N count = static_cast<N>(picks.count), step = static_cast<N>(gridDim.x) * threads_per_block;
+  for (N i = static_cast<N>(blockIdx.x) * threads_per_block + threadIdx.x; i < count; i += step) {
+    const PickPlace p = place_of(picks, i);
+    const std::int64_t at = c.call.index[p.index], place = p.x + at * picks.x_axis;
+    const bool mine =
+        at >= 0 && at < picks.columns &&
+        (c.slices ? c.last[at] == static_cast<int>(p.index) : c.last[place] == static_cast<int>(i));
+    static_cast<Bits*>(c.call.y)[i] = mine ? static_cast<const Bits*>(c.call.x)[place] : Bits{};
   }
 }
 
@@ -173,6 +213,16 @@ void for_bytes(std::int64_t bytes, const F& f) {
   }
 }
 
+/// A kernel with a number for each column of a line in shared memory.
+template <class C, class Picks>
+void launch_lines(void (*kernel)(C), const C& call, const PickWalk& lines, const Picks& c) {
+  // The process's bound, so the same in all calls: this call's would refuse another thread's launch.
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(most_line_columns * sizeof(int)));
+  kernel<<<looping_grid_of(lines.count), threads_per_block,
+           static_cast<std::size_t>(c.picks.columns) * sizeof(int), c.stream>>>(call);
+}
+
 }  // namespace
 
 void launch_take(const TakeCall& c) {
@@ -183,15 +233,18 @@ void launch_take(const TakeCall& c) {
   });
 }
 
+void launch_take_last(const TakeLastCall& c) {
+  for_bytes(c.call.bytes, [&]<class Bits>() {
+    if (c.last == nullptr) return launch_lines(take_last_of_lines<Bits>, c, c.lines, c.call);
+    for_numbers_of(c.call.picks.count, [&]<class N>() {
+      take_last<Bits, N><<<blocks_for(c.call.picks.count), threads_per_block, 0, c.call.stream>>>(c);
+    });
+  });
+}
+
 void launch_replace(const ReplaceCall& c) {
   if (c.line_picks > 0)
-    return for_bytes(c.bytes, [&]<class Bits>() {
-      const auto shared = static_cast<std::size_t>(c.picks.columns) * sizeof(int);
-      // The process's bound, so the same in all calls: this call's would refuse another thread's launch.
-      cudaFuncSetAttribute(replace_lines<Bits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(most_replaced_columns * sizeof(int)));
-      replace_lines<Bits><<<looping_grid_of(c.lines.count), threads_per_block, shared, c.stream>>>(c);
-    });
+    return for_bytes(c.bytes, [&]<class Bits>() { launch_lines(replace_lines<Bits>, c, c.lines, c); });
   const unsigned blocks = blocks_for(blocks_of(c.picks.count, at_once));
   for_bytes(c.bytes, [&]<class Bits>() {
     for_numbers_of(c.picks.count,

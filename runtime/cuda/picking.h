@@ -45,6 +45,18 @@ struct TakeCall {
 };
 void launch_take(const TakeCall& call);
 
+/// The same, but only the last pick of an element (or of slices of a position) gets it; the others get zeros.
+/// The last are `last`, or where it is null those of `lines`, dense ones of `line_picks`, which a block
+/// finds.
+struct TakeLastCall {
+  TakeCall call;
+  bool slices = false;
+  const int* last = nullptr;
+  PickWalk lines{};
+  std::int64_t line_picks = 0;
+};
+void launch_take_last(const TakeLastCall& call);
+
 /// y at pick i = values[i], or values[0] for all if `one_value`; positions outside take no part and are
 /// reported. Where positions may repeat, `last` says which pick an element, or of slices a position, takes.
 struct ReplaceCall {
@@ -70,7 +82,7 @@ struct ReplacePackedCall {
 };
 void launch_replace_packed(const ReplacePackedCall& call);
 /// Columns of a line that a block has memory for.
-constexpr std::int64_t most_replaced_columns = 14336;
+constexpr std::int64_t most_line_columns = 14336;
 void launch_replace(const ReplaceCall& call);
 
 /// numbers[i] = the sum of at[k][i], or of that and size[k] where it is negative, times the sizes after k. Of

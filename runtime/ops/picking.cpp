@@ -41,8 +41,25 @@ SliceSizes::SliceSizes(const Shape& shape, int axis, int axes) {
 Specs Take::infer(SpecSpan in) const { return {{picked(in[0].shape, in[1]), in[0].dtype, in[0].device}}; }
 
 Tensors Take::grad(const GradArgs& args) const {
-  const PutAt sums{*this, Put::add, args.specs[0].shape, true};
-  return {put_into(sums, {}, args.inputs[1], args.gy[0]), Tensor{}};
+  const PutAt back{*this, last ? Put::replace : Put::add, args.specs[0].shape, true};
+  return {put_into(back, {}, args.inputs[1], args.gy[0]), Tensor{}};
+}
+
+Tensor Take::last_in_ops(Inputs in) const {
+  const Tensor &x = in[0], &index = in[1];
+  const Take every{static_cast<const Picking&>(*this)};
+  const Tensor taken = apply(every, x, index), zero = Tensor::scalar(0, {x.dtype(), x.device()});
+  const TensorOptions counts{DType::i64, x.device()};
+  const Tensor order = reshape(arange(0, index.numel(), 1, counts), index.shape());
+  if (of == Of::elements) {
+    const Tensor found = put_into({*this, Put::replace, x.shape(), true}, {}, index, order);
+    return where(equal(apply(every, found, index), order), taken, zero);
+  }
+  const PutAt list{{.call = call}, Put::replace, {SliceSizes(x.shape(), axis, axes).columns}, true};
+  const Tensor found = apply(Take{list}, put_into(list, {}, index, order), index);
+  Shape along = index.shape();
+  for (int i = axis + axes; i < x.rank(); ++i) along.push_back(1);
+  return where(reshape(equal(found, order), along), taken, zero);
 }
 
 Specs PutAt::infer(SpecSpan in) const {
@@ -59,31 +76,17 @@ Specs PutAt::infer(SpecSpan in) const {
 
 Tensors PutAt::grad(const GradArgs& args) const {
   const Tensor &gy = args.gy[0], &index = args.inputs[1];
-  const Take values{*this};
   Tensors grads(3);
   if (put == Put::add) {
     if (args.need(0)) grads[0] = gy;
-    if (args.need(2)) grads[2] = apply(values, gy, index);
+    if (args.need(2)) grads[2] = apply(Take{*this}, gy, index);
     return grads;
   }
   const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
   if (args.need(0)) grads[0] = put_into(*this, gy, index, expand(zero, args.specs[2].shape));
   if (!args.need(2)) return grads;
-  grads[2] = apply(values, gy, index);
-  if (distinct) return grads;
   // Of equal positions the last one's value is there, and it alone has a gradient.
-  const TensorOptions counts{DType::i64, gy.device()};
-  const Tensor order = reshape(arange(0, index.numel(), 1, counts), index.shape());
-  if (of == Of::elements) {
-    const Tensor last = apply(values, put_into(*this, {}, index, order), index);
-    grads[2] = where(equal(last, order), grads[2], zero);
-    return grads;
-  }
-  const PutAt list{{.call = call}, Put::replace, {SliceSizes(shape, axis, axes).columns}};
-  const Tensor last = apply(Take{list}, put_into(list, {}, index, order), index);
-  Shape along = index.shape();
-  for (int i = axis + axes; i < shape.rank(); ++i) along.push_back(1);
-  grads[2] = where(reshape(equal(last, order), along), grads[2], zero);
+  grads[2] = apply(Take{*this, !distinct}, gy, index);
   return grads;
 }
 

@@ -36,9 +36,16 @@ struct Take : Picking {
   static constexpr Arity arity = 2;
   static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
+  bool last = false;  ///< of picks from one place the last has what is there, and the others 0
 
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
+  /// For kernels without a form of their own: what `last` gives, of other picks and puts.
+  Tensor last_in_ops(Inputs in) const;
+  void fields(auto&& on) const {
+    Picking::fields(on);
+    on("last", last);
+  }
   bool operator==(const Take&) const = default;
 };
 
