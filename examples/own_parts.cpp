@@ -1,5 +1,5 @@
-// Parts of one's own: an elementwise op, a structural op with its kernel, a module that owns a part by
-// pointer, and an optimizer whose rule is one pass over all parameters.
+// Parts of one's own: a loss, which is an elementwise op, a structural op with its kernel, a module that owns
+// a part by pointer, and an optimizer whose rule is one pass over all parameters.
 #include <sherd.h>
 
 #include <cstdio>
@@ -8,21 +8,26 @@
 
 using namespace sherd;
 
-/// sqrt(1 + x^2) - 1: an elementwise op is a call on one number and the gradient beside it. Loops,
-/// broadcasting, dtypes and the second derivative follow.
-struct PseudoHuber : Functor<"pseudo_huber", 1, floating_dtypes> {
-  static constexpr Reads reads_a{.inputs = 1};
+/// sqrt(1 + d^2) - 1 of the difference d: an elementwise op is a call on numbers and the gradients beside it.
+/// Loops, broadcasting, dtypes and the second derivative follow; of a loss, which takes input and target, its
+/// mean and sum in one pass too, and on a GPU all of it, by `cuda::add_loss<PseudoHuber>()` in a file of
+/// nvcc's.
+struct PseudoHuber : Functor<"pseudo_huber", 2, floating_dtypes> {
+  static constexpr Reads reads_a{.inputs = 0b11}, reads_b{.inputs = 0b11};
 
   template <class T>
-  constexpr T operator()(T x) const {
+  constexpr T operator()(T x, T t) const {
     using math::sqrt;
-    return sqrt(T(1) + x * x) - T(1);
+    const T d = x - t;
+    return sqrt(T(1) + d * d) - T(1);
   }
   template <class T>
-  constexpr T grad_a(T gy, T x, T) const {
+  constexpr T grad_a(T gy, T x, T t, T) const {
     using math::sqrt;
-    return gy * x / sqrt(T(1) + x * x);
+    const T d = x - t;
+    return gy * d / sqrt(T(1) + d * d);
   }
+  constexpr auto grad_b(auto gy, auto x, auto t, auto y) const { return -grad_a(gy, x, t, y); }
 };
 
 /// The running maximum along the rows of a matrix, and where it stands: a structural op infers its outputs
@@ -113,7 +118,7 @@ class Lion final : public nn::Optimizer {
 };
 
 int main() {
-  cpu::add_elementwise<PseudoHuber>();
+  cpu::add_loss<PseudoHuber>();
   add_kernel<running_max>(DeviceType::cpu);
   cpu::add_list_step<LionStep>();
   manual_seed(0);
@@ -122,7 +127,7 @@ int main() {
   const Tensor x = randn({64, 6}), y = cumsum(x, 1);
   double last = 0;
   for (int step = 0; step < 100; ++step) {
-    const Tensor loss = mean(apply(PseudoHuber{}, net(x) - y));
+    const Tensor loss = elementwise_loss(PseudoHuber{}, net(x), y);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
@@ -130,7 +135,9 @@ int main() {
     if (step % 20 == 0) std::printf("loss.%d %.9g\n", step, last);
   }
 
-  const Tensor points = randn({4, 3}, {f64}).requires_grad_();
-  const double error = gradcheck([](auto in) { return apply(PseudoHuber{}, in[0]); }, {points});
+  const Tensor points = randn({4, 3}, {f64}).requires_grad_(),
+               targets = randn({4, 3}, {f64}).requires_grad_();
+  const double error =
+      gradcheck([](auto in) { return elementwise_loss(PseudoHuber{}, in[0], in[1]); }, {points, targets});
   return error < 1e-6 && last < 0.5 ? 0 : 1;
 }

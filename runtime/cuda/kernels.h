@@ -25,10 +25,10 @@ struct Operands {
   std::int64_t strides[most_operands][most_dims];  // in elements; 0 where broadcast
   void* data[most_operands];
 };
-Operands operands_of(Inputs in, Outputs out);
+SHERD_API Operands operands_of(Inputs in, Outputs out);
 
 /// DeviceError, whose message opens with `op`, when the launch before was refused.
-void check_launch(std::string_view op);
+SHERD_API void check_launch(std::string_view op);
 
 inline constexpr int threads_per_block = 256;
 inline constexpr std::int64_t most_blocks_of_grid = (std::int64_t{1} << 31) - 1;  // of its first axis
@@ -43,7 +43,7 @@ inline unsigned blocks_for(std::int64_t work) {
 constexpr std::int64_t blocks_of(std::int64_t n, std::int64_t each) { return (n + each - 1) / each; }
 /// `blocks` as the grid of a kernel that does not loop over the rest; NotImplementedError, and nothing is
 /// launched, where a launch has no room for as many.
-unsigned grid_of(std::int64_t blocks);
+SHERD_API unsigned grid_of(std::int64_t blocks);
 /// The same for a kernel that loops with the grid's stride.
 inline unsigned looping_grid_of(std::int64_t blocks) {
   return static_cast<unsigned>(blocks < most_blocks_of_grid ? blocks : most_blocks_of_grid);

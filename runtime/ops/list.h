@@ -2,9 +2,11 @@
 #pragma once
 
 #include "runtime/functor.h"
+#include "runtime/ops/absolute_error.h"
 #include "runtime/ops/arange.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/batch_norm.h"
+#include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/copy.h"
@@ -16,6 +18,7 @@
 #include "runtime/ops/flip.h"
 #include "runtime/ops/full.h"
 #include "runtime/ops/group_norm.h"
+#include "runtime/ops/huber.h"
 #include "runtime/ops/index.h"
 #include "runtime/ops/interpolate.h"
 #include "runtime/ops/layer_norm.h"
@@ -39,6 +42,7 @@
 #include "runtime/ops/rms_norm.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
+#include "runtime/ops/squared_error.h"
 #include "runtime/ops/sum.h"
 #include "runtime/ops/topk.h"
 #include "runtime/ops/triangle.h"
@@ -58,7 +62,9 @@ using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
            CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
-           NllGrad, LossTotal, LossTotalGrad, Dropout, Attention, AttentionGrad, MaskedAttention,
+           NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>,
+           LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<BceWithLogits>,
+           LossTotalGrad<BceWithLogits>, Dropout, Attention, AttentionGrad, MaskedAttention,
            MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;

@@ -1,35 +1,60 @@
 #include "runtime/ops/loss_total.h"
 
-#include "runtime/apply.h"
-#include "runtime/elementwise.h"
+#include "runtime/loss.h"
 #include "runtime/ops.h"
+#include "runtime/ops/absolute_error.h"
+#include "runtime/ops/bce_with_logits.h"
+#include "runtime/ops/huber.h"
+#include "runtime/ops/squared_error.h"
 
-namespace sherd::ops {
+namespace sherd {
+namespace detail {
 
-Specs LossTotal::infer(SpecSpan in) const {
-  check<DTypeError>(is_floating(in[0].dtype) && in[0].dtype == in[1].dtype,
-                    "loss_total: takes two of one floating dtype, got {} and {}", name_of(in[0].dtype),
-                    name_of(in[1].dtype));
-  check<ShapeError>(in[0].shape == in[1].shape, "loss_total: an input of shape {} and a target of shape {}",
+void check_loss(std::string_view call, const Tensor& input, const Tensor& target) {
+  const DType dtype = input.dtype();
+  check<DTypeError>(is_floating(dtype) && dtype == target.dtype(),
+                    "{}: takes two of one floating dtype, got {} and {}", call, name_of(dtype),
+                    name_of(target.dtype()));
+  // (4, 1) beside (4) would broadcast to (4, 4), and the model learn the mean.
+  check<ShapeError>(input.shape() == target.shape() || input.rank() == 0 || target.rank() == 0,
+                    "{}: an input of shape {} and a target of shape {}, which must be equal; reshape one, or "
+                    "expand() it where that is meant",
+                    call, input.shape(), target.shape());
+}
+
+Tensor reduced_loss(const Tensor& loss, Reduction reduction, DType dtype) {
+  return to(reduction == Reduction::none  ? loss
+            : reduction == Reduction::sum ? sum(loss)
+                                          : mean(loss),
+            dtype);
+}
+
+Specs infer_total(std::string_view op, DTypeSet dtypes, SpecSpan in) {
+  check<DTypeError>(is_floating(in[0].dtype) && in[0].dtype == in[1].dtype && dtypes.contains(in[0].dtype),
+                    "{}: takes two of one floating dtype that its loss takes, got {} and {}; cast them", op,
+                    name_of(in[0].dtype), name_of(in[1].dtype));
+  check<ShapeError>(in[0].shape == in[1].shape, "{}: an input of shape {} and a target of shape {}", op,
                     in[0].shape, in[1].shape);
   return {{{}, in[0].dtype, in[0].device}};
 }
 
-Tensors LossTotal::reference(Inputs in) const {
-  return {sherd::detail::in_compute_dtype(in, [&](Inputs wide) {
-    const Tensor loss = kind.visit([&](const auto& op) { return apply(op, wide[0], wide[1]); });
-    return mean ? sherd::mean(loss) : sum(loss);
-  })};
+Specs infer_total_grad(Mask needs, SpecSpan in) {
+  Specs out;
+  for (const std::size_t i : {0, 1})
+    if (has(needs, i)) out.push_back(in[1 + i]);
+  return out;
 }
 
-Tensors LossTotal::grad(const GradArgs& args) const {
-  if (args.create_graph)
-    return sherd::detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+Tensor total_in_ops(Inputs in, bool mean, const std::function<Tensor(Inputs)>& loss) {
+  return in_compute_dtype(in, [&](Inputs wide) { return mean ? sherd::mean(loss(wide)) : sum(loss(wide)); });
+}
+
+Tensors grads_of_total(const GradArgs& args, const std::function<Tensors(Mask, Inputs)>& grad) {
   Mask needs = 0;
   for (const std::size_t i : {0, 1})
     if (args.need(i)) needs |= bit(i);
   const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1]};
-  const Tensors found = apply_many(LossTotalGrad{*this, needs}, in);
+  const Tensors found = grad(needs, in);
   Tensors grads(2);
   std::size_t next = 0;
   for (const std::size_t i : {0, 1})
@@ -37,33 +62,29 @@ Tensors LossTotal::grad(const GradArgs& args) const {
   return grads;
 }
 
-Specs LossTotalGrad::infer(SpecSpan in) const {
-  Specs out;
-  for (const std::size_t i : {0, 1})
-    if (has(needs, i)) out.push_back(in[1 + i]);
-  return out;
-}
-
-Tensors LossTotalGrad::reference(Inputs in) const {
+Tensors total_grads_in_ops(Inputs in, bool mean, Mask needs,
+                           const std::function<Tensor(std::size_t, Inputs)>& grad) {
   const DType dtype = in[0].dtype(), wide = compute_dtype(dtype);
-  const Tensor x = to(in[1], wide), t = to(in[2], wide);
-  const auto n = static_cast<double>(x.numel());
-  const Tensor gy = expand(forward.mean ? div(to(in[0], wide), n) : to(in[0], wide), x.shape());
-  const Tensor values[] = {gy, x, t};
-  const auto gradient = [&]<int i>() {
-    return forward.kind.visit([&]<class O>(const O& op) {
-      // What the rule reads; targets' rules may read less.
-      constexpr Mask reads = sherd::detail::reads_of<O, i>().inputs;
-      Tensors read{gy};
-      for (const std::size_t k : {0, 1})
-        if (has(reads, k)) read.push_back(values[1 + k]);
-      return to(apply_many(ElementwiseGrad<O, i>{op}, Inputs(read.begin(), read.size()))[0], dtype);
-    });
-  };
+  const Tensor x = to(in[1], wide), t = to(in[2], wide), gy = to(in[0], wide);
+  const Tensor each[] = {expand(mean ? div(gy, static_cast<double>(x.numel())) : gy, x.shape()), x, t};
   Tensors out;
-  if (has(needs, 0)) out.push_back(gradient.template operator()<0>());
-  if (has(needs, 1)) out.push_back(gradient.template operator()<1>());
+  for (const std::size_t i : {0, 1})
+    if (has(needs, i)) out.push_back(to(grad(i, each), dtype));
   return out;
 }
 
-}  // namespace sherd::ops
+}  // namespace detail
+
+namespace ops {
+
+template struct LossTotal<SquaredError>;
+template struct LossTotal<AbsoluteError>;
+template struct LossTotal<Huber>;
+template struct LossTotal<BceWithLogits>;
+template struct LossTotalGrad<SquaredError>;
+template struct LossTotalGrad<AbsoluteError>;
+template struct LossTotalGrad<Huber>;
+template struct LossTotalGrad<BceWithLogits>;
+
+}  // namespace ops
+}  // namespace sherd

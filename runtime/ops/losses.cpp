@@ -2,53 +2,32 @@
 #include "runtime/losses.h"
 
 #include "runtime/apply.h"
-#include "runtime/elementwise.h"
+#include "runtime/loss.h"
 #include "runtime/ops.h"
+#include "runtime/ops/absolute_error.h"
 #include "runtime/ops/bce.h"
+#include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cross_entropy.h"
-#include "runtime/ops/loss_total.h"
+#include "runtime/ops/huber.h"
 #include "runtime/ops/nll.h"
+#include "runtime/ops/squared_error.h"
 
 namespace sherd {
 namespace {
 
+using detail::elementwise_loss;
 using detail::to_compute_dtype;
 
-using Kind = ops::LossKind::Of;
-
 Tensor reduced(const Tensor& loss, Reduction reduction) {
-  return reduction == Reduction::none ? loss : reduction == Reduction::sum ? sum(loss) : mean(loss);
-}
-
-void check_pair(std::string_view call, const Tensor& input, const Tensor& target) {
-  const DType dtype = input.dtype();
-  check<DTypeError>(is_floating(dtype) && dtype == target.dtype(),
-                    "{}: takes two of one floating dtype, got {} and {}", call, name_of(dtype),
-                    name_of(target.dtype()));
-  // (4, 1) beside (4) would broadcast to (4, 4), and the model learn the mean.
-  check<ShapeError>(input.shape() == target.shape() || input.rank() == 0 || target.rank() == 0,
-                    "{}: an input of shape {} and a target of shape {}, which must be equal; reshape one, or "
-                    "expand() it where that is meant",
-                    call, input.shape(), target.shape());
+  return detail::reduced_loss(loss, reduction, loss.dtype());
 }
 
 /// The loss that `f` makes of both, element by element; 16-bit floats are computed in f32 and rounded once.
 template <class F>
 Tensor loss_of(std::string_view call, const Tensor& input, const Tensor& target, Reduction reduction,
                const F& f) {
-  check_pair(call, input, target);
-  return to(reduced(f(to_compute_dtype(input), to_compute_dtype(target)), reduction), input.dtype());
-}
-
-/// A loss that is an elementwise op: one pass with its reduction where the shapes are equal.
-template <class O>
-Tensor elementwise_loss(std::string_view call, const Tensor& input, const Tensor& target, Reduction reduction,
-                        const O& op, const ops::LossKind& kind) {
-  check_pair(call, input, target);
-  if (reduction == Reduction::none) return apply(op, input, target);
-  if (input.shape() == target.shape())
-    return apply(ops::LossTotal{kind, reduction == Reduction::mean}, input, target);
-  return to(reduced(apply(op, to_compute_dtype(input), to_compute_dtype(target)), reduction), input.dtype());
+  detail::check_loss(call, input, target);
+  return detail::reduced_loss(f(to_compute_dtype(input), to_compute_dtype(target)), reduction, input.dtype());
 }
 
 /// Scores and targets of a classification as rows: (n, classes) and (n).
@@ -187,30 +166,28 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptio
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  return elementwise_loss("mse_loss", input, target, reduction, ops::SquaredError{}, {Kind::squared_error});
+  return elementwise_loss("mse_loss", ops::SquaredError{}, input, target, reduction);
 }
 
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  return elementwise_loss("l1_loss", input, target, reduction, ops::AbsoluteError{}, {Kind::absolute_error});
+  return elementwise_loss("l1_loss", ops::AbsoluteError{}, input, target, reduction);
 }
 
 Tensor huber_loss(const Tensor& input, const Tensor& target, double delta, Reduction reduction) {
   check<ValueError>(delta > 0, "huber_loss: delta {} must be positive", delta);
-  return elementwise_loss("huber_loss", input, target, reduction, ops::Huber{delta}, {Kind::huber, delta});
+  return elementwise_loss("huber_loss", ops::Huber{delta}, input, target, reduction);
 }
 
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Reduction reduction) {
   constexpr std::string_view call = "smooth_l1_loss";
   check<ValueError>(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
-  if (beta == 0)
-    return elementwise_loss(call, input, target, reduction, ops::AbsoluteError{}, {Kind::absolute_error});
-  return elementwise_loss(call, input, target, reduction, ops::Huber{beta, beta}, {Kind::huber, beta, beta});
+  if (beta == 0) return elementwise_loss(call, ops::AbsoluteError{}, input, target, reduction);
+  return elementwise_loss(call, ops::Huber{beta, beta}, input, target, reduction);
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
   if (!o.weight.defined() && !o.positive_weight.defined())
-    return elementwise_loss("bce_with_logits", logits, target, o.reduction, ops::BceWithLogits{},
-                            {Kind::bce_with_logits});
+    return elementwise_loss("bce_with_logits", ops::BceWithLogits{}, logits, target, o.reduction);
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
     check_factors("bce_with_logits", o, x);
     const auto weighted = [&](const Tensor& weight) {  // what is the positive targets' counts so often

@@ -40,7 +40,8 @@ template <class O>
 std::string type_of() {
   const std::string text = __PRETTY_FUNCTION__, before = "O = sherd::ops::";
   const std::size_t begin = text.find(before) + before.size();
-  return text.substr(begin, text.find_first_of(";]", begin) - begin);
+  static const std::regex space("sherd::ops::");  // of a template's arguments
+  return std::regex_replace(text.substr(begin, text.find_first_of(";]", begin) - begin), space, "");
 }
 
 template <class O>
@@ -104,7 +105,7 @@ std::vector<Section> sections_of(const fs::path& header, const std::string& titl
 /// What the files of ops say of each type: the comment before it, or at the head of a file with one op.
 std::map<std::string, std::string> meanings(const fs::path& root) {
   std::map<std::string, std::string> found;
-  static const std::regex opens(R"(^struct (\w+)(?: : .*)? \{)");
+  static const std::regex opens(R"(^struct (?:SHERD_API )?(\w+)(?: : .*)? \{)");
   for (const fs::path& file : files_in(root / "runtime/ops")) {
     if (file.extension() != ".h") continue;
     std::string head, comment;
@@ -123,14 +124,14 @@ std::map<std::string, std::string> meanings(const fs::path& root) {
         found[match[1]] = comment.empty() ? head : comment;
         head.clear();  // of the file's first op
       }
-      comment.clear();
+      if (!line.starts_with("template <")) comment.clear();
     }
   }
   return found;
 }
 
 const std::string& comment_of(const std::map<std::string, std::string>& meaning, const std::string& type) {
-  const auto found = meaning.find(type);
+  const auto found = meaning.find(type.substr(0, type.find('<')));
   if (found == meaning.end())
     throw std::runtime_error("no header in runtime/ops opens `struct " + type + " {`");
   return found->second;
@@ -173,11 +174,13 @@ std::string dtypes() {
 std::set<std::string> kernels_in_sources(const fs::path& root, const std::string& backend) {
   std::set<std::string> types;
   static const std::regex row(R"((?:kernel_row<ops::(?=\w+>\(\)\.set\()|add_list_step<ops::)(\w+)>\()"),
-      add(R"(add_kernel<(\w+)>\()");
+      loss(R"(add_loss_total<ops::(\w+)>\()"), add(R"(add_kernel<(\w+)>\()");
   for (const fs::path& file : files_in(root / "runtime" / backend)) {
     if (file.extension() != ".cpp" && file.extension() != ".cu") continue;
     const std::string text = text_of(file);
     for (std::sregex_iterator at(text.begin(), text.end(), row), end; at != end; ++at) types.insert((*at)[1]);
+    for (std::sregex_iterator at(text.begin(), text.end(), loss), end; at != end; ++at)
+      for (const char* op : {"LossTotal<", "LossTotalGrad<"}) types.insert(op + (*at)[1].str() + ">");
     for (std::sregex_iterator at(text.begin(), text.end(), add), end; at != end; ++at) {
       const std::regex kernel("void " + (*at)[1].str() + R"(\(const ops::(\w+)&)");
       std::smatch match;

@@ -1,14 +1,18 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
+#include "runtime/ops/absolute_error.h"
+#include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/flip.h"
 #include "runtime/ops/group_norm.h"
+#include "runtime/ops/huber.h"
 #include "runtime/ops/loss_total.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/recurrent.h"
+#include "runtime/ops/squared_error.h"
 #include "runtime/ops/sum.h"
 #include "runtime/ops/triangle.h"
 #include "tests/runtime/op_cases.h"
@@ -259,22 +263,23 @@ void loss_cases(const Add& put) {
   };
   for (const Reduction r : {Reduction::mean, Reduction::sum}) {
     const bool mean = r == Reduction::mean;
-    const auto fused = [&](const std::string& name, auto f, ops::LossKind kind) {
+    const auto fused = [&](const std::string& name, auto f, auto loss) {
       put(name + (mean ? ", its mean" : ", its sum") + " in other ops", {block, block},
           two([f, r](const Tensor& x, const Tensor& t) { return f(x, t, r); }),
           {.dtypes = floating_dtypes,
-           .reference = reference(ops::LossTotal{kind, mean}),
+           .reference = reference(ops::LossTotal<decltype(loss)>{loss, mean}),
            .more = {{{}, {}}, {{0}, {0}}, {{1}, {1}}}});
     };
-    using Kind = ops::LossKind::Of;
-    fused("mse_loss", &mse_loss, {Kind::squared_error});
-    fused("l1_loss", &l1_loss, {Kind::absolute_error});
-    fused("huber_loss",
-          [](const Tensor& x, const Tensor& t, Reduction how) { return huber_loss(x, t, 0.7, how); },
-          {Kind::huber, 0.7});
-    fused("bce_with_logits",
-          [](const Tensor& x, const Tensor& t, Reduction how) { return bce_with_logits(x, t, {how}); },
-          {Kind::bce_with_logits});
+    fused("mse_loss", &mse_loss, ops::SquaredError{});
+    fused("l1_loss", &l1_loss, ops::AbsoluteError{});
+    fused(
+        "huber_loss",
+        [](const Tensor& x, const Tensor& t, Reduction how) { return huber_loss(x, t, 0.7, how); },
+        ops::Huber{0.7});
+    fused(
+        "bce_with_logits",
+        [](const Tensor& x, const Tensor& t, Reduction how) { return bce_with_logits(x, t, {how}); },
+        ops::BceWithLogits{});
   }
   pair(
       "mse_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return mse_loss(x, t, r); }, block,
