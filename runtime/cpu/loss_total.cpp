@@ -6,10 +6,7 @@
 
 #include "runtime/cpu/loss_loop.h"
 #include "runtime/cpu/rows.h"
-#include "runtime/ops/absolute_error.h"
-#include "runtime/ops/bce_with_logits.h"
-#include "runtime/ops/huber.h"
-#include "runtime/ops/squared_error.h"
+#include "runtime/ops/elementwise_list.h"
 #include "runtime/parallel.h"
 
 namespace sherd::detail {
@@ -127,10 +124,7 @@ void run_loss_total_grad(std::string_view op, bool mean, Mask needs, const LossL
 namespace sherd::cpu {
 
 void add_loss_total() {
-  detail::add_loss_total<ops::SquaredError>();
-  detail::add_loss_total<ops::AbsoluteError>();
-  detail::add_loss_total<ops::Huber>();
-  detail::add_loss_total<ops::BceWithLogits>();
+  ops::SummedLosses::for_each([]<class Loss>() { detail::add_loss_total<Loss>(); });
 }
 
 }  // namespace sherd::cpu

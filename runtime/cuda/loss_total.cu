@@ -1,8 +1,5 @@
 #include "runtime/cuda/loss_total.cuh"
-#include "runtime/ops/absolute_error.h"
-#include "runtime/ops/bce_with_logits.h"
-#include "runtime/ops/huber.h"
-#include "runtime/ops/squared_error.h"
+#include "runtime/ops/elementwise_list.h"
 
 namespace sherd::cuda {
 namespace {
@@ -26,10 +23,7 @@ void launch_join_chunks(const LossCall& c, const double* partial, void* out) {
 }
 
 void add_loss_total() {
-  detail::add_loss_total<ops::SquaredError>();
-  detail::add_loss_total<ops::AbsoluteError>();
-  detail::add_loss_total<ops::Huber>();
-  detail::add_loss_total<ops::BceWithLogits>();
+  ops::SummedLosses::for_each([]<class Loss>() { detail::add_loss_total<Loss>(); });
 }
 
 }  // namespace sherd::cuda

@@ -35,13 +35,15 @@
 
 namespace sherd::ops {
 
-using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Root, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu, Gelu,
-                        GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite, LogicalNot,
-                        Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2, Log10,
-                        Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;
+using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Root, Rsqrt, Sin, Cos, Tanh, Sigmoid, Erf, Relu,
+                        Gelu, GeluTanh, Silu, LeakyRelu, Square, Reciprocal, Clamp, Floor, IsFinite,
+                        LogicalNot, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2,
+                        Log10, Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, SquaredError, AbsoluteError, Huber,
                              Bce, BceWithLogits, Atan2, Remainder, FloorDivide>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
+/// Those of an input and a target whose mean and sum over all elements are ops too.
+using SummedLosses = OpList<SquaredError, AbsoluteError, Huber, Bce, BceWithLogits>;
 /// Binary ops whose second, or first, input may be a number.
 using BoundRight = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, Equal, NotEqual, Less, LessEqual,
                           Greater, GreaterEqual, Remainder, FloorDivide>;

@@ -63,9 +63,10 @@ using FusedOps =
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
            CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
            NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>,
-           LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<BceWithLogits>,
-           LossTotalGrad<BceWithLogits>, Dropout, Attention, AttentionGrad, MaskedAttention,
-           MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
+           LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>,
+           LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention,
+           AttentionGrad, MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent,
+           RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

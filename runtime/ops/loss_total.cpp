@@ -2,10 +2,7 @@
 
 #include "runtime/loss.h"
 #include "runtime/ops.h"
-#include "runtime/ops/absolute_error.h"
-#include "runtime/ops/bce_with_logits.h"
-#include "runtime/ops/huber.h"
-#include "runtime/ops/squared_error.h"
+#include "runtime/ops/elementwise_list.h"
 
 namespace sherd {
 namespace detail {
@@ -80,10 +77,12 @@ namespace ops {
 template struct LossTotal<SquaredError>;
 template struct LossTotal<AbsoluteError>;
 template struct LossTotal<Huber>;
+template struct LossTotal<Bce>;
 template struct LossTotal<BceWithLogits>;
 template struct LossTotalGrad<SquaredError>;
 template struct LossTotalGrad<AbsoluteError>;
 template struct LossTotalGrad<Huber>;
+template struct LossTotalGrad<Bce>;
 template struct LossTotalGrad<BceWithLogits>;
 
 }  // namespace ops

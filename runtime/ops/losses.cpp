@@ -200,6 +200,8 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
 }
 
 Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions o) {
+  if (!o.weight.defined() && !o.positive_weight.defined())
+    return elementwise_loss("bce_loss", ops::Bce{}, p, target, o.reduction);
   return loss_of("bce_loss", p, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
     check_factors("bce_loss", o, x);
     Tensor loss = apply(ops::Bce{}, x, t);

@@ -263,23 +263,26 @@ void loss_cases(const Add& put) {
   };
   for (const Reduction r : {Reduction::mean, Reduction::sum}) {
     const bool mean = r == Reduction::mean;
-    const auto fused = [&](const std::string& name, auto f, auto loss) {
-      put(name + (mean ? ", its mean" : ", its sum") + " in other ops", {block, block},
+    const auto fused = [&](const std::string& name, auto f, auto loss, const Input& input) {
+      put(name + (mean ? ", its mean" : ", its sum") + " in other ops", {input, input},
           two([f, r](const Tensor& x, const Tensor& t) { return f(x, t, r); }),
           {.dtypes = floating_dtypes,
            .reference = reference(ops::LossTotal<decltype(loss)>{loss, mean}),
            .more = {{{}, {}}, {{0}, {0}}, {{1}, {1}}}});
     };
-    fused("mse_loss", &mse_loss, ops::SquaredError{});
-    fused("l1_loss", &l1_loss, ops::AbsoluteError{});
+    fused("mse_loss", &mse_loss, ops::SquaredError{}, block);
+    fused("l1_loss", &l1_loss, ops::AbsoluteError{}, block);
     fused(
         "huber_loss",
         [](const Tensor& x, const Tensor& t, Reduction how) { return huber_loss(x, t, 0.7, how); },
-        ops::Huber{0.7});
+        ops::Huber{0.7}, block);
     fused(
         "bce_with_logits",
         [](const Tensor& x, const Tensor& t, Reduction how) { return bce_with_logits(x, t, {how}); },
-        ops::BceWithLogits{});
+        ops::BceWithLogits{}, block);
+    fused(
+        "bce_loss", [](const Tensor& x, const Tensor& t, Reduction how) { return bce_loss(x, t, {how}); },
+        ops::Bce{}, probabilities);
   }
   pair(
       "mse_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return mse_loss(x, t, r); }, block,
