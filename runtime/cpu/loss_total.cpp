@@ -124,7 +124,7 @@ void run_loss_total_grad(std::string_view op, bool mean, Mask needs, const LossL
 namespace sherd::cpu {
 
 void add_loss_total() {
-  ops::SummedLosses::for_each([]<class Loss>() { detail::add_loss_total<Loss>(); });
+  ops::SummedLosses::for_each([&]<class Loss>() { detail::add_loss_total<Loss>(); });
 }
 
 }  // namespace sherd::cpu

@@ -23,7 +23,7 @@ void launch_join_chunks(const LossCall& c, const double* partial, void* out) {
 }
 
 void add_loss_total() {
-  ops::SummedLosses::for_each([]<class Loss>() { detail::add_loss_total<Loss>(); });
+  ops::SummedLosses::for_each([&]<class Loss>() { detail::add_loss_total<Loss>(); });
 }
 
 }  // namespace sherd::cuda
