@@ -63,21 +63,23 @@ void copy_from(const Operands& p) {
   });
 }
 
-/// Whether both operands have rows of whole packs of `V` elements, wherever they lie.
+/// Whether both operands have rows of whole packs of `V` elements, wherever they lie; `turned`: of the second
+/// one from their ends on.
 template <int V, class Bits>
-bool in_packs(const Operands& p) {
+bool in_packs(const Operands& p, bool turned) {
   const int last = p.rank - 1;
-  if (p.rank < 2 || p.sizes[last] % V != 0) return false;
+  if (p.rank < (turned ? 1 : 2) || p.sizes[last] % V != 0) return false;
   for (int k = 0; k < 2; ++k) {
-    if (p.strides[k][last] != 1 || reinterpret_cast<std::uintptr_t>(p.data[k]) % (V * sizeof(Bits)) != 0)
-      return false;
+    const bool ends = turned && k == 1;
+    const auto first = reinterpret_cast<std::uintptr_t>(p.data[k]) - (ends ? (V - 1) * sizeof(Bits) : 0);
+    if (p.strides[k][last] != (ends ? -1 : 1) || first % (V * sizeof(Bits)) != 0) return false;
     for (int d = 0; d < last; ++d)
       if (p.strides[k][d] % V != 0) return false;
   }
   return true;
 }
 
-template <int V, class Bits>
+template <int V, class Bits, bool turned>
 __global__ void __launch_bounds__(threads_per_block) copy_packs(const __grid_constant__ Operands p) {
   wait_for_earlier();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
@@ -88,8 +90,15 @@ __global__ void __launch_bounds__(threads_per_block) copy_packs(const __grid_con
       offsets_of(p, static_cast<std::uint32_t>(i * V), at);  // division in 64 bits is slow
     else
       offsets_of(p, static_cast<std::uint64_t>(i * V), at);
-    store_pack(static_cast<Bits*>(p.data[0]) + at[0],
-               load_pack<V>(static_cast<const Bits*>(p.data[1]) + at[1]));
+    Packed<V, Bits> pack = load_pack<V>(static_cast<const Bits*>(p.data[1]) + at[1] - (turned ? V - 1 : 0));
+    if constexpr (turned)
+#pragma unroll
+      for (int j = 0; j < V / 2; ++j) {
+        const Bits one = pack.at[j];
+        pack.at[j] = pack.at[V - 1 - j];
+        pack.at[V - 1 - j] = one;
+      }
+    store_pack(static_cast<Bits*>(p.data[0]) + at[0], pack);
   }
 }
 
@@ -156,8 +165,10 @@ __global__ void __launch_bounds__(Turned::tile* Turned::tile_rows)
 template <class Bits>
 void copy_bits(const Operands& p) {
   constexpr int V = 16 / static_cast<int>(sizeof(Bits));
-  if (!p.dense && in_packs<V, Bits>(p))
-    return launch_early(copy_packs<V, Bits>, blocks_for(p.numel / V), threads_per_block, p.stream, p);
+  if (!p.dense && in_packs<V, Bits>(p, false))
+    return launch_early(copy_packs<V, Bits, false>, blocks_for(p.numel / V), threads_per_block, p.stream, p);
+  if (!p.dense && in_packs<V, Bits>(p, true))
+    return launch_early(copy_packs<V, Bits, true>, blocks_for(p.numel / V), threads_per_block, p.stream, p);
   if (const int axis = turned_axis(p); !p.dense && axis >= 0) {
     const Turned t = turned(p, axis);
     return launch_early(copy_turned<Bits>, looping_grid_of(t.across * t.down * t.others.numel),

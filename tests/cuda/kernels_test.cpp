@@ -137,6 +137,14 @@ TEST_CASE("cuda: axes turned round are the CPU's") {
       same(flip(x, axes), flip(on_gpu(x), axes));
       same(flip(view, axes), flip(transpose(on_gpu(x), 1, 3), axes));
     }
+    // Rows of whole packs, and not quite.
+    for (const std::int64_t columns : {16, 64, 65, 4096}) {
+      const Tensor rows = Values(9)({7, 3, columns}, dtype, 0, 9), line = Values(10)({columns}, dtype, 0, 9);
+      for (const Shape& axes : {Shape{2}, Shape{0, 2}, Shape{0}, Shape{1, 2}})
+        same(flip(rows, axes), flip(on_gpu(rows), axes));
+      same(flip(line, {0}), flip(on_gpu(line), {0}));
+      same(flip(slice(rows, 2, 1, columns), {2}), flip(slice(on_gpu(rows), 2, 1, columns), {2}));
+    }
   }
 }
 
