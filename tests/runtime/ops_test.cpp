@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <regex>
 
@@ -48,9 +49,8 @@ TEST_CASE("ops: a layout changes nothing, in every dtype and shape", "[one threa
   });
 }
 
-TEST_CASE(
-    "ops: without elements along any axis an op gives a result or one line, and so do its gradients",
-    "[one thread]") {
+TEST_CASE("ops: without elements along any axis an op gives a result or one line, and so do its gradients",
+          "[one thread]") {
   const auto swept = [](const Case& c, DType dtype, const std::vector<Shape>& shapes) {
     INFO(fmt::format("{}", fmt::join(shapes, " ")));
     const std::vector<Tensor> in = draw(c, dtype, shapes);
@@ -520,6 +520,22 @@ TEST_CASE("ops: many draws of one row follow its weights, and without replacemen
                        "multinomial"));
   CHECK(one_line_about(message_of<ValueError>([&] { multinomial(weights, 5, Replacement::without); }),
                        "multinomial"));
+}
+
+TEST_CASE("ops: draws have more digits than f32, so that no small weight is passed over") {
+  // Behind a first weight of nearly everything there are 2^15 of 2^-27 each: numbers of 24 bits would meet
+  // every eighth of them.
+  const std::int64_t rare = 1 << 15, draws = 1 << 22;
+  const Tensor weights = cat({full({1}, 1 - 0x1p-12, {f64}), full({rare}, 0x1p-27, {f64})});
+  const auto count_by_rest = [&](const Tensor& drawn) {
+    std::array<std::int64_t, 8> counts{};
+    for (const std::int64_t i : masked_select(drawn, greater(drawn, 0)).to_vector<std::int64_t>())
+      ++counts[static_cast<std::size_t>(i % 8)];
+    return counts;
+  };
+  manual_seed(7);
+  // 1024 in all are expected, 128 of each: 40 are eight deviations away.
+  for (const std::int64_t n : count_by_rest(multinomial(weights, draws))) CHECK((n > 40 && n < 216));
 }
 
 TEST_CASE("ops: a long line has one largest element and one product, whatever pieces it is cut into") {
