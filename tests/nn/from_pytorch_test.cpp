@@ -27,11 +27,11 @@ void check_values(const Tensor& got, const std::vector<float>& expected, double 
 
 }  // namespace
 
-TEST_CASE("from PyTorch: maximize is a loss with the other sign") {
+TEST_CASE("from PyTorch: maximize climbs") {
   nn::Linear net(1, 1, {.bias = nn::Bias::no});
   net.weight.set_data(full({1, 1}, 2));
-  nn::Sgd optimizer(net.parameters(), {.lr = 0.5});
-  (-sum(net(full({1, 1}, 3)))).backward();
+  nn::Sgd optimizer(net.parameters(), {.lr = 0.5, .maximize = true});
+  sum(net(full({1, 1}, 3))).backward();
   optimizer.step();
   check_values(net.weight.local().detach(), {3.5F});  // 2 + 0.5 * 3
 }
@@ -95,15 +95,29 @@ TEST_CASE("from PyTorch: logcumsumexp is a line") {
   check_values(log(cumsum(exp(x - m), 0)) + m, expected);
 }
 
-TEST_CASE("from PyTorch: gradients are clipped by their largest element") {
+TEST_CASE("from PyTorch: gradients are clipped by norms of any order") {
   nn::Linear net(2, 1);
   const std::vector<nn::Parameter> params = net.parameters();
   nn::Parameter weight = params[0], bias = params[1];
-  weight.set_grad(Tensor::from<float>({{3, -4}}));
-  bias.set_grad(Tensor::from<float>({2}));
-  Tensor m = zeros({});
-  for (const auto& p : params) m = maximum(m, amax(abs(p.grad())));
-  nn::clip_grads_with_norm_(params, 1, m);
+  const auto set = [&] {
+    weight.set_grad(Tensor::from<float>({{3, -4}}));
+    bias.set_grad(Tensor::from<float>({2}));
+  };
+  set();
+  CHECK(nn::clip_grad_norm_(params, 1, inf).item() == 4);
   check_values(weight.grad(), {0.75F, -1}, 1e-5);
   check_values(bias.grad(), {0.5F}, 1e-5);
+  for (const double order : {0.5, 1.0, 2.0, 3.0}) {
+    INFO(order);
+    set();
+    const double norm = std::pow(std::pow(3, order) + std::pow(4, order) + std::pow(2, order), 1 / order);
+    CHECK(std::abs(nn::grad_norm(params, order).item() / norm - 1) < 1e-12);
+    CHECK(std::abs(nn::clip_grad_norm_(params, 1, order).item() / norm - 1) < 1e-12);
+    check_values(bias.grad(), {static_cast<float>(2 / norm)}, 1e-5);
+  }
+  for (const double order : {0.0, -1.0, double{NAN}})
+    CHECK_THROWS_AS(nn::clip_grad_norm_(params, 1, order), ValueError);
+  weight.set_grad({});
+  bias.set_grad({});
+  for (const double order : {1.0, 2.0, double{inf}}) CHECK(nn::clip_grad_norm_(params, 1, order).item() == 0);
 }
