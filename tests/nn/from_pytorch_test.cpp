@@ -1,8 +1,10 @@
 // docs/from_pytorch.md: options of PyTorch that are a line here, against values written out.
 #include <cmath>
 
+#include "autograd/autograd.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
+#include "nn/recurrent.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "tests/catch.h"
@@ -120,4 +122,73 @@ TEST_CASE("from PyTorch: gradients are clipped by norms of any order") {
   weight.set_grad({});
   bias.set_grad({});
   for (const double order : {1.0, 2.0, double{inf}}) CHECK(nn::clip_grad_norm_(params, 1, order).item() == 0);
+}
+
+namespace {
+
+/// One way of one layer of an LSTM with a projection, step by step as PyTorch's page has it.
+Tensor projected_by_hand(const nn::detail::RecurrentWeights& w, const Tensor& x, Tensor h, Tensor c,
+                         bool back, std::vector<Tensor>& last_h, std::vector<Tensor>& last_c) {
+  std::vector<Tensor> steps(static_cast<std::size_t>(x.size(0)));
+  for (std::int64_t n = 0; n < x.size(0); ++n) {
+    const std::int64_t t = back ? x.size(0) - 1 - n : n;
+    const std::vector<Tensor> gates =
+        chunk(linear(select(x, 0, t), w.weight_ih, w.bias_ih) + linear(h, w.weight_hh, w.bias_hh), 4, -1);
+    c = sigmoid(gates[1]) * c + sigmoid(gates[0]) * tanh(gates[2]);
+    h = linear(sigmoid(gates[3]) * tanh(c), w.weight_hr);
+    steps[static_cast<std::size_t>(t)] = h;
+  }
+  last_h.push_back(h);
+  last_c.push_back(c);
+  return stack(steps);
+}
+
+}  // namespace
+
+TEST_CASE("from PyTorch: an LSTM with projections is that of its equations, gradients too") {
+  for (const bool both : {false, true})
+    for (const bool with_state : {false, true}) {
+      INFO(both << with_state);
+      const std::int64_t ways = both ? 2 : 1;
+      nn::Lstm lstm(3, 5, {.layers = 2, .tensor = {f64}, .bidirectional = both, .proj_size = 2});
+      CHECK(lstm.state_dict().at("weight_hr_l1").shape() == Shape{2, 5});
+      CHECK(lstm.state_dict().at("weight_ih_l1").shape() == Shape{20, 2 * ways});
+      CHECK(lstm.state_dict().at("weight_hh_l0").shape() == Shape{20, 2});
+      const auto options = TensorOptions{f64};
+      const Tensor x = randn({4, 3, 3}, options);
+      Tensor h = with_state ? randn({2 * ways, 3, 2}, options) : zeros({2 * ways, 3, 2}, options),
+             c = with_state ? randn({2 * ways, 3, 5}, options) : zeros({2 * ways, 3, 5}, options);
+      h.requires_grad_(), c.requires_grad_();
+      std::vector<Tensor> last_h, last_c;
+      Tensor rows = x;
+      for (std::size_t layer = 0; layer < 2; ++layer) {
+        std::vector<Tensor> given;
+        for (std::int64_t way = 0; way < ways; ++way) {
+          const std::int64_t i = static_cast<std::int64_t>(layer) * ways + way;
+          given.push_back(projected_by_hand(lstm.weights[static_cast<std::size_t>(i)], rows, select(h, 0, i),
+                                            select(c, 0, i), way == 1, last_h, last_c));
+        }
+        rows = cat(given, -1);
+      }
+      const auto result = with_state ? lstm(x, {h, c}) : lstm(x);
+      CHECK(result.y.shape() == Shape{4, 3, 2 * ways});
+      CHECK(allclose(result.y, rows, 1e-9, 1e-12));
+      CHECK(allclose(result.state.hidden, stack(last_h), 1e-9, 1e-12));
+      CHECK(allclose(result.state.cell, stack(last_c), 1e-9, 1e-12));
+      std::vector<Tensor> leaves;
+      for (const auto& p : lstm.parameters()) leaves.push_back(p.tensor());
+      if (with_state) leaves.insert(leaves.end(), {h, c});
+      const auto loss = [](const Tensor& y, const Tensor& hidden, const Tensor& cell) {
+        return sum(square(y)) + sum(hidden * 3) + sum(square(cell));
+      };
+      const std::vector<Tensor> got = grad(loss(result.y, result.state.hidden, result.state.cell), leaves),
+                                expected = grad(loss(rows, stack(last_h), stack(last_c)), leaves);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        INFO(i);
+        CHECK(allclose(got[i], expected[i], 1e-8, 1e-10));
+      }
+    }
+  CHECK_THROWS_AS(nn::Gru(3, 5, {.proj_size = 2}), ValueError);
+  CHECK_THROWS_AS(nn::Lstm(3, 5, {.proj_size = 5}), ValueError);
+  CHECK_THROWS_AS(nn::Lstm(3, 5, {.proj_size = -1}), ValueError);
 }
