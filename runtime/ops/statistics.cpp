@@ -123,4 +123,20 @@ Tensor logsumexp(const Tensor& x, Shape axes, Keep keep) {
   return to(apply(op, x), x.dtype());
 }
 
+Tensor logcumsumexp(const Tensor& x, std::int64_t axis) {
+  check_floating("logcumsumexp", x);
+  const int at = normalize_axis("logcumsumexp", axis, x.rank());
+  if (x.rank() == 0) return clone(x);
+  const std::int64_t n = x.shape()[at];
+  Tensor y = detail::to_compute_dtype(x);
+  if (n <= 1) return clone(x);
+  // Sums of pairs at growing distances (Hillis and Steele, 1986): each has the maximum of its own elements
+  // taken off, where one maximum for all would lose what is far below it.
+  for (std::int64_t by = 1; by < n; by *= 2)
+    y = cat({narrow(y, at, 0, by),
+             logsumexp(stack({narrow(y, at, by, n - by), narrow(y, at, 0, n - by)}, 0), {0})},
+            at);
+  return to(y, x.dtype());
+}
+
 }  // namespace sherd
