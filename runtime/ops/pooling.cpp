@@ -6,6 +6,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/picking.h"
@@ -258,14 +259,17 @@ Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2
 }  // namespace ops
 
 Tensor max_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options) {
+  detail::check_given("max_pool2d", x);
   return apply_many(ops::MaxPool2d{rule_of("max_pool2d", x, kernel, options)}, std::span(&x, 1))[0];
 }
 
 Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const AvgPool2dOptions& options) {
+  detail::check_given("avg_pool2d", x);
   return means_of("avg_pool2d", x, kernel, options);
 }
 
 Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options) {
+  detail::check_given("max_pool1d", x);
   const Tensor image = image_of("max_pool1d", x);
   const ops::PoolRule rule = rule_of("max_pool1d", image, {1, kernel},
                                      {{1, options.stride}, {0, options.padding}, options.ceil_mode});
@@ -274,6 +278,7 @@ Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& opt
 }
 
 Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const AvgPool1dOptions& options) {
+  detail::check_given("avg_pool1d", x);
   return squeeze(means_of("avg_pool1d", image_of("avg_pool1d", x), {1, kernel},
                           {.stride = {1, options.stride},
                            .padding = {0, options.padding},
@@ -284,6 +289,7 @@ Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const AvgPool1dOptions& 
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
+  detail::check_given("adaptive_avg_pool2d", x);
   check_adaptive("adaptive_avg_pool2d", x, down, across);
   const Shape& s = x.shape();
   if (down == 1 && across == 1)
@@ -300,6 +306,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
 }
 
 Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
+  detail::check_given("adaptive_max_pool2d", x);
   check_adaptive("adaptive_max_pool2d", x, down, across);
   const std::int64_t h = x.shape()[2], w = x.shape()[3];
   const auto most = [](std::int64_t n, std::int64_t size) {

@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/abs.h"
 #include "runtime/ops/extreme.h"
@@ -140,8 +141,7 @@ Tensors Variance::grad(const GradArgs& args) const {
   if (args.gy[1].defined() || !args.gy[0].defined())
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor& x = args.inputs[0];
-  if (!args.create_graph)
-    return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
+  if (!args.create_graph) return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
   const Tensor mean = apply(Sum{axes, true, true}, detail::to_compute_dtype(x));  // depends on x
   return VarianceGrad{*this}.reference(std::array{args.gy[0], x, to(mean, DType::f64)});
 }
@@ -246,24 +246,31 @@ Specs ArgMax::infer(SpecSpan in) const {
 }  // namespace ops
 
 Tensor sum(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("sum", x);
   return apply(ops::Sum{ops::axes_of("sum", x, axes), keep == Keep::dims, false}, x);
 }
 Tensor mean(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("mean", x);
   return apply(ops::Sum{ops::axes_of("mean", x, axes), keep == Keep::dims, true}, x);
 }
 Tensor prod(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("prod", x);
   return apply(ops::Prod{ops::axes_of("prod", x, axes), keep == Keep::dims}, x);
 }
 Tensor amax(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("amax", x);
   return apply(ops::Extreme{ops::axes_of("amax", x, axes), keep == Keep::dims, true}, x);
 }
 Tensor amin(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("amin", x);
   return apply(ops::Extreme{ops::axes_of("amin", x, axes), keep == Keep::dims, false}, x);
 }
 Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("argmax", x);
   return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims, true}, x);
 }
 Tensor argmin(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("argmin", x);
   return apply(ops::ArgMax{normalize_axis("argmin", axis, x.rank()), keep == Keep::dims, false}, x);
 }
 
