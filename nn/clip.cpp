@@ -1,4 +1,7 @@
 // Norms of gradients, and clipping them.
+#include <cmath>
+
+#include "nn/norm_parts.h"
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -15,23 +18,56 @@ std::vector<Tensor> gradients_of(std::span<const Parameter> params) {
   return gradients;
 }
 
-Tensor norm_of(std::string_view what, std::span<const Parameter> params) {
+Tensor norm_of(std::string_view what, std::span<const Parameter> params, double norm_type) {
   for (const Parameter& p : params)
     check<StateError>(p.owner() == nullptr,
                       "{}: a parameter of shape {} is sharded, so its norm is not this rank's to take; use "
                       "shard::{}",
                       what, p.shape(), what);
   const NoGrad guard;
-  return order_free_norm(gradients_of(params));
+  const std::vector<Tensor> gradients = gradients_of(params);
+  const NormParts parts(what, norm_type);
+  return parts.norm(parts.of(gradients, gradients.empty() ? Device::cpu() : gradients[0].device()));
 }
 
 }  // namespace
 
-Tensor grad_norm(std::span<const Parameter> params) { return norm_of("grad_norm", params); }
+NormParts::NormParts(std::string_view call, double order) : order_(order) {
+  check<ValueError>(order > 0, "{}: a norm of order {}; it is above 0, as 2, 1 or INFINITY", call, order);
+}
 
-Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm) {
+Tensor NormParts::of(std::span<const Tensor> gradients, Device device) const {
+  if (order_ == 2 || std::isinf(order_)) {
+    const Tensor none = zeros({0}, {DType::f32, device});
+    const std::span<const Tensor> all = gradients.empty() ? std::span(&none, 1) : gradients;
+    return (order_ == 2 ? apply_many(ops::SquareSums{}, all) : apply_many(ops::LargestMagnitude{}, all))[0];
+  }
+  Tensor total = zeros({}, {DType::f64, device});
+  for (const Tensor& g : gradients) {
+    const Tensor size = abs(to(g, DType::f64));
+    total = add(total, sum(order_ == 1 ? size : pow(size, order_)));
+  }
+  return total;
+}
+
+Tensor NormParts::both(const Tensor& a, const Tensor& b) const {
+  return std::isinf(order_) ? maximum(a, b) : add(a, b);
+}
+
+ReduceOp NormParts::among_ranks() const { return std::isinf(order_) ? ReduceOp::max() : ReduceOp::sum(); }
+
+Tensor NormParts::norm(const Tensor& parts) const {
+  if (order_ == 2) return apply(ops::NormOfSums{}, parts);
+  return order_ == 1 || std::isinf(order_) ? parts : pow(parts, 1 / order_);
+}
+
+Tensor grad_norm(std::span<const Parameter> params, double norm_type) {
+  return norm_of("grad_norm", params, norm_type);
+}
+
+Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm, double norm_type) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
-  const Tensor norm = norm_of("clip_grad_norm_", params);
+  const Tensor norm = norm_of("clip_grad_norm_", params, norm_type);
   clip_grads_with_norm_(params, max_norm, norm);
   return norm;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "runtime/context.h"
+#include "runtime/indexing.h"
 
 namespace sherd::nn {
 
@@ -41,15 +42,30 @@ void init_conv(auto& conv, const Shape& weight, std::int64_t out, const auto& o)
 }  // namespace
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& o)
-    : options{o.stride, o.padding, o.dilation, o.groups} {
+    : options{o.stride, o.padding, o.dilation, o.groups}, padding_mode(o.padding_mode) {
   check_conv("Conv2d", in, out, kernel, o.groups);
   init_conv(*this, {out, in / o.groups, kernel.down, kernel.across}, out, o);
 }
 
 Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& o)
-    : options{o.stride, o.padding, o.dilation, o.groups} {
+    : options{o.stride, o.padding, o.dilation, o.groups}, padding_mode(o.padding_mode) {
   check_conv("Conv1d", in, out, {1, kernel}, o.groups);
   init_conv(*this, {out, in / o.groups, kernel}, out, o);
+}
+
+Tensor Conv2d::forward(const Tensor& x) const {
+  if (padding_mode == Padding::constant) return conv2d(x, weight, bias, options);
+  const auto [down, across] = options.padding;
+  Conv2dOptions unpadded = options;
+  unpadded.padding = 0;
+  return conv2d(pad(x, {across, across, down, down}, padding_mode), weight, bias, unpadded);
+}
+
+Tensor Conv1d::forward(const Tensor& x) const {
+  if (padding_mode == Padding::constant) return conv1d(x, weight, bias, options);
+  Conv1dOptions unpadded = options;
+  unpadded.padding = 0;
+  return conv1d(pad(x, {options.padding, options.padding}, padding_mode), weight, bias, unpadded);
 }
 
 ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, PerAxis kernel,
@@ -72,6 +88,10 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, TensorOptions optio
 Embedding::Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions options)
     : Embedding(count, width, options.tensor) {
   padding = options.padding;
+  max_norm = options.max_norm;
+  norm_type = options.norm_type;
+  check<ValueError>(!max_norm || *max_norm > 0, "Embedding: max_norm {} must be above 0",
+                    max_norm.value_or(0));
   if (!padding) return;
   check<ValueError>(*padding >= 0 && *padding < count, "Embedding: padding {} is outside [0, {})", *padding,
                     count);
@@ -79,7 +99,27 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions op
   fill_(select(weight.data(), 0, *padding), 0);
 }
 
+namespace {
+
+/// Scales the rows that `index` selects and whose norm is larger; each once, however often it is selected.
+void renormalise(const Param& weight, const Tensor& index, double max_norm, double order) {
+  check<StateError>(weight.object().owner() == nullptr,
+                    "Embedding: max_norm scales rows of weight {} in place, and it is sharded, so that ranks "
+                    "would scale other rows each; leave it out (ignored_parameters), or drop max_norm",
+                    weight.shape());
+  const NoGrad guard;
+  const Tensor table = weight.local().detach(), positions = reshape(index, {-1});
+  const Tensor rows = embedding(table, positions);
+  const Tensor wide = to(rows, compute_dtype(rows.dtype()));
+  const Tensor size = norm(wide, order, {1}, Keep::dims);
+  const Tensor scaled = to(mul(wide, div(max_norm, add(size, 1e-7))), rows.dtype());
+  index_put_(table, {positions}, where(greater(size, max_norm), scaled, rows));
+}
+
+}  // namespace
+
 Tensor Embedding::forward(const Tensor& index) const {
+  if (max_norm && index.numel() > 0) renormalise(weight, index, *max_norm, norm_type);
   const Tensor rows = embedding(weight, index);
   if (!padding) return rows;
   return where(unsqueeze(equal(index, *padding), -1), rows.detach(), rows);
@@ -96,6 +136,33 @@ LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
 
 RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), eps(eps) {}
+
+Tensor detail::tracked_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                  const RunningStatistics& running, bool training,
+                                  std::optional<double> momentum, double eps) {
+  const auto& [mean, var, batches] = running;
+  if (!mean.defined()) return batch_norm(x, {}, {}, weight, bias, {.training = true, .eps = eps});
+  if (!training || momentum) {
+    const Tensor y = batch_norm(x, mean, var, weight, bias, {training, momentum.value_or(0), eps});
+    if (training) add_(batches, 1);
+    return y;
+  }
+  // The batch's own statistics, then what they move the means by: the count is not read on the host.
+  const Tensor batch_mean = zeros_like(mean), batch_var = zeros_like(var);
+  const Tensor y =
+      batch_norm(x, batch_mean, batch_var, weight, bias, {.training = true, .momentum = 1, .eps = eps});
+  const NoGrad guard;
+  add_(batches, 1);
+  if (x.numel() == 0) return y;
+  const auto follow = [&](const Tensor& all, const Tensor& batch) {
+    const DType wide = compute_dtype(all.dtype());
+    const Tensor old = to(all, wide);
+    copy_(all, add(old, div(sub(to(batch, wide), old), to(batches, wide))));
+  };
+  follow(mean, batch_mean);
+  follow(var, batch_var);
+  return y;
+}
 
 bool is_batch_norm(const Module& module) {
   return module.type_name().starts_with("BatchNorm") || module.type_name() == "SyncBatchNorm";

@@ -64,6 +64,7 @@ struct ConvLayerOptions {
   TensorOptions tensor{};
   Axis dilation = 1;
   std::int64_t groups = 1;
+  Padding padding_mode = Padding::constant;  ///< what the padding is: zeros, or as `pad` says
 };
 using Conv2dLayerOptions = ConvLayerOptions<PerAxis>;
 using Conv1dLayerOptions = ConvLayerOptions<std::int64_t>;
@@ -73,8 +74,9 @@ using Conv1dLayerOptions = ConvLayerOptions<std::int64_t>;
 struct SHERD_API Conv2d final : Layer<Conv2d> {
   Param weight, bias;
   Conv2dOptions options;
+  Padding padding_mode;
   Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& options = {});
-  Tensor forward(const Tensor& x) const { return conv2d(x, weight, bias, options); }
+  Tensor forward(const Tensor& x) const;
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
@@ -85,8 +87,9 @@ struct SHERD_API Conv2d final : Layer<Conv2d> {
 struct SHERD_API Conv1d final : Layer<Conv1d> {
   Param weight, bias;
   Conv1dOptions options;
+  Padding padding_mode;
   Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& options = {});
-  Tensor forward(const Tensor& x) const { return conv1d(x, weight, bias, options); }
+  Tensor forward(const Tensor& x) const;
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
@@ -143,8 +146,9 @@ struct SHERD_API MaxPool2d final : Layer<MaxPool2d> {
 };
 struct SHERD_API AvgPool2d final : Layer<AvgPool2d> {
   PerAxis kernel;
-  Pool2dOptions options;
-  explicit AvgPool2d(PerAxis kernel, const Pool2dOptions& options = {}) : kernel(kernel), options(options) {}
+  AvgPool2dOptions options;
+  explicit AvgPool2d(PerAxis kernel, const AvgPool2dOptions& options = {})
+      : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return avg_pool2d(x, kernel, options); }
   void visit(auto&&) {}
 };
@@ -159,8 +163,8 @@ struct SHERD_API MaxPool1d final : Layer<MaxPool1d> {
 };
 struct SHERD_API AvgPool1d final : Layer<AvgPool1d> {
   std::int64_t kernel;
-  Pool1dOptions options;
-  explicit AvgPool1d(std::int64_t kernel, const Pool1dOptions& options = {})
+  AvgPool1dOptions options;
+  explicit AvgPool1d(std::int64_t kernel, const AvgPool1dOptions& options = {})
       : kernel(kernel), options(options) {}
   Tensor forward(const Tensor& x) const { return avg_pool1d(x, kernel, options); }
   void visit(auto&&) {}
@@ -193,12 +197,18 @@ struct SHERD_API Upsample final : Layer<Upsample> {
 struct EmbeddingOptions {
   std::optional<std::int64_t> padding{};
   TensorOptions tensor{};
+  std::optional<double>
+      max_norm{};        ///< rows that a forward selects are first scaled to it, in place, if larger
+  double norm_type = 2;  ///< the order of these norms
 };
 /// Rows of weight (count, width), selected by an index (integers) of any shape (...), to (..., width). Starts
-/// standard normal. ValueError for a padding outside [0, count).
+/// standard normal. ValueError for a padding outside [0, count) and a `max_norm` that is not above 0;
+/// StateError from a forward with one of a sharded weight, of which each rank would scale other rows.
 struct SHERD_API Embedding final : Layer<Embedding> {
   Param weight;
   std::optional<std::int64_t> padding;
+  std::optional<double> max_norm;
+  double norm_type = 2;
   Embedding(std::int64_t count, std::int64_t width, TensorOptions options = {});
   Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions options);
   Tensor forward(const Tensor& index) const;
@@ -243,40 +253,59 @@ struct SHERD_API RmsNorm final : Layer<RmsNorm> {
   void visit(auto&& on) { on("weight", weight); }
 };
 
-/// For the batch normalisations; `momentum` is the share of the batch in the running statistics.
+/// For the batch normalisations.
 struct BatchNormLayerOptions {
-  double eps = 1e-5, momentum = 0.1;
+  double eps = 1e-5;
+  /// The share of the batch in the running statistics; without one they are the means of all batches so far.
+  std::optional<double> momentum = 0.1;
   TensorOptions tensor{};
+  /// Without running statistics, of which there are then no buffers, the batch's count in eval mode too.
+  bool track_running_stats = true;
 };
+namespace detail {
+
+/// The running statistics of a batch normalisation, and of how many batches; all there or none.
+struct RunningStatistics {
+  const Tensor &mean, &var, &batches;
+};
+SHERD_API Tensor tracked_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                    const RunningStatistics& running, bool training,
+                                    std::optional<double> momentum, double eps);
+
+}  // namespace detail
+
 /// What the batch normalisations share. Each channel (axis 1) is normalised by the batch's statistics in
 /// training, which also updates the running ones, and by the running ones in eval mode. running_mean starts
-/// at 0, running_var at 1, weight at 1, bias at 0. ShapeError for a number of axes that the class does not
-/// take.
+/// at 0, running_var at 1, weight at 1, bias at 0. In bf16 running statistics stop up to 4 % from what they
+/// follow (PyTorch's: 7 %), so cast a model but for these, `model.to(DType::bf16, nn::is_batch_norm)`.
+/// ShapeError for a number of axes that the class does not take.
 template <class D>
 struct BatchNorm : Layer<D> {
   Param weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
-  double eps, momentum;
+  double eps;
+  std::optional<double> momentum;
 
   explicit BatchNorm(std::int64_t channels, BatchNormLayerOptions options = {})
       : weight(ones({channels}, options.tensor)),
         bias(zeros({channels}, options.tensor)),
-        running_mean(zeros({channels}, options.tensor)),
-        running_var(ones({channels}, options.tensor)),
-        num_batches_tracked(zeros({}, {DType::i64, options.tensor.device})),
         eps(options.eps),
-        momentum(options.momentum) {}
+        momentum(options.momentum) {
+    if (!options.track_running_stats) return;
+    running_mean = Buffer(zeros({channels}, options.tensor));
+    running_var = Buffer(ones({channels}, options.tensor));
+    num_batches_tracked = Buffer(zeros({}, {DType::i64, options.tensor.device}));
+  }
   Tensor forward(const Tensor& x) const {
     check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank, "{}: takes {}, got shape {}",
                       this->type_name(), D::takes, x.shape());
-    const Tensor y =
-        batch_norm(x, running_mean, running_var, weight, bias, {this->training(), momentum, eps});
-    if (this->training()) add_(num_batches_tracked, 1);
-    return y;
+    return detail::tracked_batch_norm(x, weight, bias, {running_mean, running_var, num_batches_tracked},
+                                      this->training(), momentum, eps);
   }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
+    if (!running_mean.tensor().defined()) return;
     on("running_mean", running_mean);
     on("running_var", running_var);
     on("num_batches_tracked", num_batches_tracked);
@@ -374,14 +403,19 @@ class SHERD_API Sequential final : public Layer<Sequential> {
   std::vector<std::unique_ptr<Module>> modules_;
 };
 
-/// Layers of one class, whose addresses do not change, named "0", "1", ...; has no `forward`.
+/// Layers of one class, or of several below one that cannot stand alone (`ModuleList<Module>`), whose
+/// addresses do not change, named "0", "1", ...; has no `forward`.
 template <class M>
 class ModuleList final : public Layer<ModuleList<M>> {
  public:
   ModuleList() = default;
   /// For `clone()` alone (StateError).
   ModuleList(const ModuleList& other) : Layer<ModuleList>(other) {
-    for (const auto& module : other.modules_) modules_.push_back(std::make_unique<M>(*module));
+    for (const auto& module : other.modules_)
+      if constexpr (std::is_abstract_v<M>)
+        modules_.emplace_back(&dynamic_cast<M&>(*module->clone_module().release()));
+      else
+        modules_.push_back(std::make_unique<M>(*module));
   }
   ModuleList(ModuleList&&) noexcept = default;
   ModuleList& operator=(ModuleList&&) noexcept = default;
@@ -392,6 +426,16 @@ class ModuleList final : public Layer<ModuleList<M>> {
   M& emplace_back(A&&... args) {
     this->check_alive();
     return *modules_.emplace_back(std::make_unique<M>(std::forward<A>(args)...));
+  }
+  /// Moves a layer to the end, of a class below M too; returns a reference to it there, which stays valid.
+  template <MovedOrCloned L>
+    requires std::derived_from<L, M>
+  L& append(L&& layer) {
+    this->check_alive();
+    auto owned = std::make_unique<L>(std::move(layer));
+    L& there = *owned;
+    modules_.push_back(std::move(owned));
+    return there;
   }
   std::size_t size() const {
     this->check_alive();

@@ -178,13 +178,16 @@ struct AdamOptions {
   /// another, to the same bits.
   bool foreach = true;
   Masters masters = Masters::none;
+  bool amsgrad = false;   ///< divides by the root of the largest v so far (Reddi, Kale and Kumar, 2018)
+  bool maximize = false;  ///< climbs: takes gradients with the other sign
 };
 
 /// Adam (Kingma and Ba, 2015): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and p moves by
 /// -lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is added to the gradient. Options
-/// of groups: "lr", "beta1", "beta2", "eps", "weight_decay". In f16 squares of gradients below 1e-3 vanish
-/// from v, so keep such parameters, or masters of them, in f32. DTypeError, with masters, for a parameter
-/// in f64.
+/// of groups: "lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize". State has the parameter's
+/// dtype, as PyTorch's: in f16 squares of gradients below 1e-3 vanish from v, and in bf16 v no longer falls
+/// (beta2 0.999), so keep such parameters, or masters of them, in f32. DTypeError, with masters, for a
+/// parameter in f64.
 class SHERD_API Adam : public Optimizer {
  public:
   Adam(std::vector<ParamGroup> groups, AdamOptions options = {}) : Adam(std::move(groups), options, false) {}
@@ -212,6 +215,7 @@ struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   bool foreach = true;
   Masters masters = Masters::none;
+  bool amsgrad = false, maximize = false;  ///< as in AdamOptions
 };
 
 /// AdamW (Loshchilov and Hutter, 2019): Adam, but weight decay multiplies the parameter by 1 - lr
@@ -219,8 +223,9 @@ struct AdamWOptions {
 class SHERD_API AdamW final : public Adam {
  public:
   AdamW(std::vector<ParamGroup> groups, AdamWOptions o = {})
-      : Adam(std::move(groups), {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.foreach, o.masters}, true) {
-  }
+      : Adam(std::move(groups),
+             {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.foreach, o.masters, o.amsgrad, o.maximize},
+             true) {}
   AdamW(std::vector<Parameter> params, AdamWOptions o = {})
       : AdamW(std::vector<ParamGroup>{{std::move(params)}}, o) {}
 };
@@ -231,11 +236,12 @@ struct SgdOptions {
   bool foreach = true;   ///< as in AdamOptions
   double dampening = 0;  ///< what gradients lose on their way into the momentum
   bool nesterov = false;
+  bool maximize = false;  ///< as in AdamOptions
 };
 
 /// p -= lr v with v = momentum v + (1 - dampening) g, where g is the gradient plus weight_decay p, and v
 /// starts as g; without momentum v is g. Nesterov's form moves by g + momentum v. Options of groups: "lr",
-/// "momentum", "weight_decay", "dampening", "nesterov".
+/// "momentum", "weight_decay", "dampening", "nesterov", "maximize".
 class SHERD_API Sgd final : public Optimizer {
  public:
   Sgd(std::vector<ParamGroup> groups, SgdOptions options = {});
@@ -258,13 +264,14 @@ class SHERD_API Sgd final : public Optimizer {
 struct RmspropOptions {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false;
-  bool foreach = true;  ///< as in AdamOptions
+  bool foreach = true;    ///< as in AdamOptions
+  bool maximize = false;  ///< as in AdamOptions
 };
 
 /// RMSprop (Tieleman and Hinton, 2012; centred: Graves, 2013): s = alpha s + (1 - alpha) g^2, and p moves by
 /// -lr g / (sqrt(s) + eps), where g is the gradient plus weight_decay p. With `centered` the squared average
 /// of gradients is taken off s before the root; with momentum p moves by -lr v, v = momentum v + g / (sqrt(s)
-/// + eps). Options of groups: "lr", "alpha", "eps", "weight_decay", "momentum", "centered".
+/// + eps). Options of groups: "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize".
 class SHERD_API Rmsprop final : public Optimizer {
  public:
   Rmsprop(std::vector<ParamGroup> groups, RmspropOptions options = {});
@@ -283,13 +290,15 @@ class SHERD_API Rmsprop final : public Optimizer {
   bool foreach_;
 };
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their Euclidean norm before that (0-d
-/// f64), the same to the bit for every order and cut of the parameters; 0 without gradients. A NaN among the
-/// gradients makes all of them NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a negative or NaN
-/// `max_norm`; StateError for sharded parameters, whose norm needs all ranks: `shard::clip_grad_norm_`.
-SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm);
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their norm of order `norm_type`, of
+/// all elements as one vector, before that (0-d f64): the Euclidean and the largest magnitude (an order of
+/// INFINITY) are the same to the bit for every order and cut of the parameters; 0 without gradients. A NaN
+/// among the gradients makes all of them NaN; a `max_norm` of 0 makes finite ones 0. ValueError for a
+/// negative or NaN `max_norm` and an order that is not above 0; StateError for sharded parameters, whose norm
+/// needs all ranks: `shard::clip_grad_norm_`.
+SHERD_API Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm, double norm_type = 2);
 /// Its two halves. The norm alone; StateError for sharded parameters, which `shard::grad_norm` takes.
-SHERD_API Tensor grad_norm(std::span<const Parameter> params);
+SHERD_API Tensor grad_norm(std::span<const Parameter> params, double norm_type = 2);
 /// The scaling alone, by a norm of one element; of sharded parameters this rank's parts. ShapeError for
 /// another.
 SHERD_API void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, const Tensor& norm);

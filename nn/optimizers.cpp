@@ -10,6 +10,10 @@
 namespace sherd::nn {
 namespace {
 
+Option flag(std::string name, bool value) {
+  return {std::move(name), value ? 1.0 : 0.0, OptionRange::yes_or_no};
+}
+
 /// How a parameter is stepped: by an op on a whole list, as it is or as a copy in f32, or by itself.
 enum class Form { listed, widened, alone };
 
@@ -182,14 +186,19 @@ Adam::Adam(std::vector<ParamGroup> groups, AdamOptions o, bool decoupled)
                                     {"beta1", o.beta1, OptionRange::below_1},
                                     {"beta2", o.beta2, OptionRange::below_1},
                                     {"eps", o.eps},
-                                    {"weight_decay", o.weight_decay}}),
+                                    {"weight_decay", o.weight_decay},
+                                    flag("amsgrad", o.amsgrad),
+                                    flag("maximize", o.maximize)}),
       foreach_(o.foreach),
       masters_(o.masters),
       decoupled_(decoupled) {}
 
 std::vector<std::string> Adam::state_names() const {
-  if (masters_ == Masters::in_f32) return {"exp_avg", "exp_avg_sq", "master", "step"};
-  return {"exp_avg", "exp_avg_sq", "step"};
+  std::vector<std::string> names{"exp_avg", "exp_avg_sq"};
+  if (any("amsgrad")) names.emplace_back("max_exp_avg_sq");
+  if (masters_ == Masters::in_f32) names.emplace_back("master");
+  names.emplace_back("step");
+  return names;
 }
 
 DType Adam::state_dtype(DType dtype) const { return masters_ == Masters::in_f32 ? DType::f32 : dtype; }
@@ -197,6 +206,7 @@ DType Adam::state_dtype(DType dtype) const { return masters_ == Masters::in_f32 
 Optimizer::Slots Adam::fresh(const Tensor& p) const {
   const TensorOptions like{state_dtype(p.dtype()), p.device()};
   Slots slots{zeros(p.shape(), like), zeros(p.shape(), like)};
+  if (any("amsgrad")) slots.push_back(zeros(p.shape(), like));
   if (masters_ == Masters::in_f32) {
     check<DTypeError>(
         p.dtype() != DType::f64,
@@ -216,10 +226,20 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
                    .eps = group.option("eps"),
                    .weight_decay = group.option("weight_decay"),
                    .decoupled = decoupled_,
+                   .amsgrad = group.option("amsgrad") != 0,
+                   .maximize = group.option("maximize") != 0,
                    .skippable = first.skippable(),
                    .clipped = first.clipped()};
+  const auto moments = [&](std::size_t i) {  // another group may keep the largest
+    const Slots& s = *slots[i];
+    return Slots(s.begin(), s.begin() + (op.amsgrad ? 3 : 2));
+  };
   if (masters_ != Masters::in_f32)
-    return step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
+    return step_list(op, first, foreach_, params, [&](std::size_t i) {
+      Slots kept = moments(i);
+      kept.push_back(slots[i]->back());
+      return kept;
+    });
   ops::AdamStep with_twins = op;
   with_twins.twins = ops::Twins::yes;
   DeviceLists narrow(first), wide(first);
@@ -227,13 +247,17 @@ void Adam::step_group(const Group& group, std::span<const Parameter> params, std
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach();
     const Slots& s = *slots[i];
+    const Slots kept = moments(i);
+    const Tensor master = s[s.size() - 2], &step = s.back();
     const bool twin = size_of(p.dtype()) == 2;
     std::vector<Tensor>& list = (twin ? narrow : wide).on(p.device());
-    list.insert(list.end(), {s[2], to(params[i].grad(), p.device()), s[0], s[1], s[3]});
+    list.insert(list.end(), {master, to(params[i].grad(), p.device())});
+    list.insert(list.end(), kept.begin(), kept.end());
+    list.push_back(step);
     if (twin)
       list.push_back(p);
     else
-      copies.emplace_back(p, s[2]);
+      copies.emplace_back(p, master);
     if (foreach_) continue;
     narrow.step(with_twins);
     wide.step(op);
@@ -248,7 +272,8 @@ Sgd::Sgd(std::vector<ParamGroup> groups, SgdOptions o)
                                     {"momentum", o.momentum},
                                     {"weight_decay", o.weight_decay},
                                     {"dampening", o.dampening},
-                                    {"nesterov", o.nesterov ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+                                    flag("nesterov", o.nesterov),
+                                    flag("maximize", o.maximize)}),
       foreach_(o.foreach) {}
 
 std::vector<std::string> Sgd::state_names() const {
@@ -266,6 +291,7 @@ void Sgd::step_group(const Group& group, std::span<const Parameter> params, std:
                         .weight_decay = group.option("weight_decay"),
                         .dampening = group.option("dampening"),
                         .nesterov = group.option("nesterov") != 0,
+                        .maximize = group.option("maximize") != 0,
                         .skippable = first.skippable(),
                         .clipped = first.clipped()};
   step_list(op, first, foreach_, params,
@@ -278,7 +304,8 @@ Rmsprop::Rmsprop(std::vector<ParamGroup> groups, RmspropOptions o)
                                     {"eps", o.eps},
                                     {"weight_decay", o.weight_decay},
                                     {"momentum", o.momentum},
-                                    {"centered", o.centered ? 1.0 : 0.0, OptionRange::yes_or_no}}),
+                                    flag("centered", o.centered),
+                                    flag("maximize", o.maximize)}),
       foreach_(o.foreach) {}
 
 std::vector<std::string> Rmsprop::state_names() const {
@@ -303,6 +330,7 @@ void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
                             .weight_decay = group.option("weight_decay"),
                             .momentum = group.option("momentum"),
                             .centered = group.option("centered") != 0,
+                            .maximize = group.option("maximize") != 0,
                             .skippable = first.skippable(),
                             .clipped = first.clipped()};
   step_list(op, first, foreach_, params, [&](std::size_t i) {

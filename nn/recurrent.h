@@ -16,6 +16,9 @@ struct RecurrentOptions {
   double dropout = 0;        ///< of what each layer but the last gives, while training; in [0, 1]
   TensorOptions tensor{};
   bool bidirectional = false;  ///< each layer goes both ways and gives both outputs, (..., 2 hidden)
+  /// Of an LSTM: outputs and hidden states (not cells) are projected to so many features, fewer than hidden
+  /// (Sak, Senior and Beaufays, 2014); 0: they are not.
+  std::int64_t proj_size = 0;
 };
 
 /// What a sequence left in each layer: (layers, B, hidden), and where layers go both ways (2 layers, B,
@@ -42,9 +45,10 @@ void tensors_in(RecurrentResult& result, F&& visit) {
 
 namespace detail {
 
-/// The weights of one layer, or of one of its ways: gates x hidden rows, in PyTorch's order of gates.
+/// The weights of one layer, or of one of its ways: gates x hidden rows, in PyTorch's order of gates. Without
+/// a projection `weight_hr` is none.
 struct RecurrentWeights {
-  Param weight_ih, weight_hh, bias_ih, bias_hh;
+  Param weight_ih, weight_hh, bias_ih, bias_hh, weight_hr;
 };
 SHERD_API std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int64_t in,
                                                           std::int64_t hidden, std::int64_t gates,
@@ -57,8 +61,10 @@ SHERD_API RecurrentResult run_recurrent(std::string_view layer, std::span<const 
 
 /// What the three share. Parameters are weight_ih_l0 (gates hidden, in), weight_hh_l0 (gates hidden, hidden),
 /// bias_ih_l0, bias_hh_l0, those of the way back (weight_ih_l0_reverse, ...) if there is one, then those of
-/// layer 1, whose input is what layer 0 gives, and start uniform in +-1/sqrt(hidden). ShapeError for x or a
-/// state of another shape, ValueError for sizes below 1 and a dropout outside [0, 1].
+/// layer 1, whose input is what layer 0 gives, and start uniform in +-1/sqrt(hidden); with projections
+/// weight_hh_l0 is (gates hidden, proj_size), and weight_hr_l0 (proj_size, hidden) comes last of its layer.
+/// ShapeError for x or a state of another shape, ValueError for sizes below 1, a dropout outside [0, 1] and
+/// projections of another layer than an LSTM, or to as many features as hidden.
 template <class D>
 struct Recurrent : Layer<D> {
   std::vector<detail::RecurrentWeights> weights;
@@ -87,6 +93,7 @@ struct Recurrent : Layer<D> {
       on("weight_hh" + end, weights[i].weight_hh);
       on("bias_ih" + end, weights[i].bias_ih);
       on("bias_hh" + end, weights[i].bias_hh);
+      if (weights[i].weight_hr.defined()) on("weight_hr" + end, weights[i].weight_hr);
     }
   }
 };

@@ -36,16 +36,20 @@ Tensor SyncBatchNorm::forward(const Tensor& x) const {
   const Tensor mean = div(narrow(sums, 0, 0, channels), count);
   const Tensor centred = sub(all, reshape(mean, along));
   const Tensor var = div(of_all(sum(square(centred), others), "batch norm variance"), count);
-  {
+  if (running_mean.tensor().defined()) {
     const NoGrad guard;
+    add_(num_batches_tracked, 1);
+    // Without a momentum the share of one batch among all so far.
+    const Tensor share = momentum ? Tensor() : div(1, sherd::to(num_batches_tracked.tensor(), wide));
     const Tensor any_sample = greater(count, 0);  // of all ranks; without one the statistics stay
     const auto follow = [&](const Buffer& running, const Tensor& now) {
-      const Tensor old = sherd::to(running, wide), moved = add(mul(old, 1 - momentum), mul(now, momentum));
+      const Tensor old = sherd::to(running, wide);
+      const Tensor moved = momentum ? add(mul(old, 1 - *momentum), mul(now, *momentum))
+                                    : add(mul(old, sub(1, share)), mul(now, share));
       copy_(running, where(any_sample, moved, old));
     };
     follow(running_mean, mean.detach());
     follow(running_var, mul(var.detach(), div(count, maximum(sub(count, 1), 1))));
-    add_(num_batches_tracked, 1);
   }
   const auto of_channels = [&](const Param& p) { return sherd::to(reshape(p, along), wide); };
   const Tensor scale = mul(reshape(rsqrt(add(var, eps)), along), of_channels(weight));

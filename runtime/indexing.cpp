@@ -5,6 +5,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/index.h"
 #include "runtime/ops/picking.h"
@@ -215,6 +216,7 @@ void write_box(const Tensor& x, const ops::WriteBox& box, const Tensor& values) 
 }  // namespace
 
 Tensor index(const Tensor& x, std::span<const At> at) {
+  detail::check_given("index", x);
   const Parts parts = Taking("index", x, at).parts();
   if (parts.picks.empty()) return parts.box;
   const PickedSlices r = slices_of("index", parts);
@@ -239,6 +241,7 @@ const Tensor* mask_to_fill(const Tensor& x, std::span<const At> at, const Tensor
 }  // namespace
 
 Tensor index_put_(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
+  detail::check_given("index_put_", x, values);
   constexpr std::string_view call = "index_put_";
   check<DTypeError>(put == Put::replace || x.dtype() != DType::boolean,
                     "{}: adding takes numbers, got bool; cast them", call);

@@ -399,6 +399,8 @@ SHERD_API Tensor stddev(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop
 SHERD_API Tensor norm(const Tensor& x, double p = 2, Shape axes = {}, Keep keep = Keep::drop);
 /// log of the sum of e^x, without overflow.
 SHERD_API Tensor logsumexp(const Tensor& x, Shape axes = {}, Keep keep = Keep::drop);
+/// log of the sum of e^x over the elements up to each, along `axis`, without overflow.
+SHERD_API Tensor logcumsumexp(const Tensor& x, std::int64_t axis);
 /// Sums and products of the elements up to each, along `axis`; integers and bools in i64.
 SHERD_API Tensor cumsum(const Tensor& x, std::int64_t axis);
 SHERD_API Tensor cumprod(const Tensor& x, std::int64_t axis);
@@ -489,18 +491,30 @@ SHERD_API Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const T
 /// Of windows, as `ConvOptions` of kernels: `Pool2dOptions`, `Pool1dOptions`.
 template <class Axis>
 struct PoolOptions {
-  Axis stride = 0;   ///< the kernel's size along an axis where it is 0
-  Axis padding = 0;  ///< at most half the kernel
+  Axis stride = 0;         ///< the kernel's size along an axis where it is 0
+  Axis padding = 0;        ///< at most half the kernel
+  bool ceil_mode = false;  ///< pixels left over at the end have a window too, which begins before the padding
 };
 using Pool2dOptions = PoolOptions<PerAxis>;
 using Pool1dOptions = PoolOptions<std::int64_t>;
-/// The largest, or the mean, of each window of kernel pixels of x (N, C, H, W). The first of equal values has
-/// the gradient; padding counts as zeros in a mean.
+/// Of windows of which means are taken: `AvgPool2dOptions`, `AvgPool1dOptions`.
+template <class Axis>
+struct AvgPoolOptions {
+  Axis stride = 0;                ///< the kernel's size along an axis where it is 0
+  Axis padding = 0;               ///< at most half the kernel
+  bool ceil_mode = false;         ///< as in `PoolOptions`; what lies beyond the padding never counts
+  bool count_include_pad = true;  ///< padding counts as zeros; else a mean is of pixels alone
+  std::optional<std::int64_t> divisor_override{};  ///< of sums, instead of how many pixels count; not 0
+};
+using AvgPool2dOptions = AvgPoolOptions<PerAxis>;
+using AvgPool1dOptions = AvgPoolOptions<std::int64_t>;
+/// The largest of each window of kernel pixels of x (N, C, H, W); the first of equal ones has the gradient.
 SHERD_API Tensor max_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options = {});
-SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options = {});
+/// The mean of each window, of as many pixels as the options count.
+SHERD_API Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const AvgPool2dOptions& options = {});
 /// The same along one axis: x (N, C, L).
 SHERD_API Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
-SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options = {});
+SHERD_API Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const AvgPool1dOptions& options = {});
 /// Means of down x across windows that cover the image, whatever its size.
 SHERD_API Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across);
 inline Tensor adaptive_avg_pool2d(const Tensor& x, PerAxis size) {

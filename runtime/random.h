@@ -47,6 +47,18 @@ constexpr double uniform_from(std::uint32_t word, std::uint32_t more) {
 /// The Philox stream that has `more`, at the counter and place of `word`.
 inline constexpr std::uint32_t stream_of_more = 1;
 
+/// Four uniform numbers of 53 bits at one counter.
+struct UniformNumbers {
+  double number[4];
+  constexpr double operator[](int i) const { return number[i]; }
+};
+constexpr UniformNumbers uniform_numbers(std::uint64_t seed, std::uint64_t counter) {
+  const PhiloxWords words = philox(seed, counter), more = philox(seed, counter, stream_of_more);
+  UniformNumbers four{};
+  for (int i = 0; i < 4; ++i) four.number[i] = uniform_from(words[i], more[i]);
+  return four;
+}
+
 /// Turns a uniform `u` in [0, 1) into a draw from [low, high) of a dtype: base + u range, computed in f32
 /// (in f64 for f64), then limited to [first, last], the smallest and largest numbers of the dtype in the
 /// interval, because rounding may leave it at both ends.

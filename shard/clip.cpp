@@ -1,11 +1,9 @@
 // The norm of gradients whose parts lie on several ranks.
 #include <algorithm>
 
+#include "nn/norm_parts.h"
 #include "nn/optimizer.h"
-#include "runtime/apply.h"
 #include "runtime/context.h"
-#include "runtime/ops.h"
-#include "runtime/ops/order_free_norm.h"
 #include "shard/fully_shard.h"
 #include "shard/group.h"
 #include "shard/unit.h"
@@ -35,31 +33,33 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
 }
 
 /// `what` asks, of parameters on `device`.
-Tensor norm_of(std::string_view what, std::span<const Share> shares, Device device) {
-  Tensor sum;
+Tensor norm_of(std::string_view what, const nn::NormParts& parts, std::span<const Share> shares,
+               Device device) {
+  Tensor all;
   for (const Share& s : shares) {
-    const Tensor none = zeros({0}, {DType::f32, device});
-    const Tensor here =
-        apply_many(ops::SquareSums{}, s.gradients.empty() ? std::span(&none, 1) : std::span(s.gradients))[0];
-    if (s.ranks) s.ranks->all_reduce(here, ReduceOp::sum(), {.label = std::string(what)});
-    sum = sum.defined() ? add(sum, here) : here;
+    const Tensor here = parts.of(s.gradients, device);
+    if (s.ranks) s.ranks->all_reduce(here, parts.among_ranks(), {.label = std::string(what)});
+    all = all.defined() ? parts.both(all, here) : here;
   }
-  return apply(ops::NormOfSums{}, sum);
+  return parts.norm(all);
 }
 
-Tensor norm_of(std::string_view what, std::span<const nn::Parameter> params) {
+Tensor norm_of(std::string_view what, std::span<const nn::Parameter> params, double norm_type) {
+  const nn::NormParts parts(what, norm_type);
   const NoGrad guard;
   write_back(what, params);
-  return norm_of(what, shares_of(params), params.empty() ? Device::cpu() : params[0].local().device());
+  return norm_of(what, parts, shares_of(params), params.empty() ? Device::cpu() : params[0].local().device());
 }
 
 }  // namespace
 
-Tensor grad_norm(std::span<const nn::Parameter> params) { return norm_of("grad_norm", params); }
+Tensor grad_norm(std::span<const nn::Parameter> params, double norm_type) {
+  return norm_of("grad_norm", params, norm_type);
+}
 
-Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm) {
+Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm, double norm_type) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
-  const Tensor norm = norm_of("clip_grad_norm_", params);
+  const Tensor norm = norm_of("clip_grad_norm_", params, norm_type);
   nn::clip_grads_with_norm_(params, max_norm, norm);
   return norm;
 }

@@ -83,7 +83,9 @@ class SHERD_API FullyShardedDataParallel {
   [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
     return SummonFullParams(module(), options);
   }
-  Tensor clip_grad_norm_(double max_norm) { return shard::clip_grad_norm_(module().parameters(), max_norm); }
+  Tensor clip_grad_norm_(double max_norm, double norm_type = 2) {
+    return shard::clip_grad_norm_(module().parameters(), max_norm, norm_type);
+  }
 
  private:
   std::shared_ptr<nn::Module* const> module_;

@@ -98,14 +98,16 @@ class SHERD_API NoSync {
 };
 [[nodiscard]] inline NoSync no_sync(nn::Module& module) { return NoSync(module); }
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the Euclidean norm, before that, of
-/// the whole gradient over all ranks (0-d f64): the same to the bit for every layout, strategy and number of
-/// ranks, given the same gradients. Collective over the parameters' groups; parameters that are not sharded
-/// count once. A NaN and a `max_norm` of 0 do what they do in `nn::clip_grad_norm_`; ValueError for a
-/// negative or NaN `max_norm`.
-SHERD_API Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm);
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm of order `norm_type`, before
+/// that, of the whole gradient over all ranks (0-d f64): the Euclidean one and that of order INFINITY are the
+/// same to the bit for every layout, strategy and number of ranks, given the same gradients. Collective over
+/// the parameters' groups; parameters that are not sharded count once. A NaN and a `max_norm` of 0 do what
+/// they do in `nn::clip_grad_norm_`; ValueError for a negative or NaN `max_norm` and an order that is not
+/// above 0.
+SHERD_API Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm,
+                                 double norm_type = 2);
 /// The norm alone, as collective: for `Optimizer::step_clipped`, which clips in the pass that steps.
-SHERD_API Tensor grad_norm(std::span<const nn::Parameter> params);
+SHERD_API Tensor grad_norm(std::span<const nn::Parameter> params, double norm_type = 2);
 
 /// The whole parameters and saved buffers on every rank, by name, each in its own dtype; collective. Values
 /// are copies. DeviceError on `meta`, where `Module::materialize` gives values first.

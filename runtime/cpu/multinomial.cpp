@@ -38,7 +38,7 @@ void multinomial(const ops::Multinomial& op, Inputs in, Outputs out) {
     const double* w = weights.data<double>() + row * columns;
     const double total = total_of(w, columns, row);
     const std::uint64_t counter = key.offset + static_cast<std::uint64_t>(row / 4);
-    const double share = uniform_from(philox(key.seed, counter)[static_cast<int>(row % 4)]) * total;
+    const double share = uniform_numbers(key.seed, counter)[static_cast<int>(row % 4)] * total;
     double running = 0;
     std::int64_t last = 0;  // rounding may leave the share at the very end: then the last possible index
     for (std::int64_t j = 0; j < columns; ++j) {
@@ -61,12 +61,12 @@ void draw_with_replacement(RandomKey key, const Tensor& weights, std::int64_t co
     std::int64_t last = columns - 1;
     while (w[last] <= 0) --last;
     parallel_for(count, 1 << 10, [&](std::int64_t begin, std::int64_t end) {
-      PhiloxWords words{};
+      UniformNumbers four{};
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t number = row * count + i;
         if (i == begin || number % 4 == 0)
-          words = philox(key.seed, key.offset + static_cast<std::uint64_t>(number / 4));
-        const double share = uniform_from(words[static_cast<int>(number % 4)]) * total;
+          four = uniform_numbers(key.seed, key.offset + static_cast<std::uint64_t>(number / 4));
+        const double share = four[static_cast<int>(number % 4)] * total;
         const auto above = std::upper_bound(running.begin(), running.end(), share);
         chosen[number] = std::min<std::int64_t>(above - running.begin(), last);
       }

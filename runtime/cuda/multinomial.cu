@@ -35,7 +35,7 @@ __device__ void draw_row(const MultinomialCall& c, std::int64_t row, double (&su
     return c.faults(FaultKind::multinomial_total, total, row, c.columns);
   const RandomKey key = c.key.read();
   const std::uint64_t counter = key.offset + static_cast<std::uint64_t>(row / 4);
-  const double share = uniform_from(philox(key.seed, counter)[static_cast<int>(row % 4)]) * total;
+  const double share = uniform_numbers(key.seed, counter)[static_cast<int>(row % 4)] * total;
   double running = 0;
   std::int64_t last = 0;
   for (int i = 0; i < threads_per_block; ++i) {
@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(threads_per_block)
   const std::int64_t n = c.rows * draws, step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t four = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
        4 * four < n; four += step) {
-    const PhiloxWords words = philox(key.seed, key.offset + static_cast<std::uint64_t>(four));
+    const UniformNumbers numbers = uniform_numbers(key.seed, key.offset + static_cast<std::uint64_t>(four));
     for (int j = 0; j < 4 && 4 * four + j < n; ++j) {
       const double* sums = running + (4 * four + j) / draws * c.columns;
-      const double total = sums[c.columns - 1], share = uniform_from(words[j]) * total;
+      const double total = sums[c.columns - 1], share = numbers[j] * total;
       // The first sum above the share; where rounding leaves none, the first that is all.
       std::int64_t low = 0, high = c.columns - 1;
       while (low < high) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/diagonal.h"
@@ -25,6 +26,7 @@ TensorOptions positions_on(const Tensor& x) { return {DType::i64, x.device()}; }
 }  // namespace
 
 std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, std::int64_t axis) {
+  detail::check_given("chunk", x);
   check<ValueError>(count > 0, "chunk: {} pieces", count);
   check<ShapeError>(x.rank() > 0, "chunk: a 0-d tensor has no axis");
   const std::int64_t n = x.shape()[normalize_axis("chunk", axis, x.rank())];
@@ -32,6 +34,7 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, std::int64_t axis
 }
 
 std::vector<Tensor> unbind(const Tensor& x, std::int64_t axis) {
+  detail::check_given("unbind", x);
   const int at = normalize_axis("unbind", axis, x.rank());
   check<ShapeError>(x.rank() > 0, "unbind: a 0-d tensor has no axis");
   std::vector<Tensor> parts;
@@ -40,6 +43,7 @@ std::vector<Tensor> unbind(const Tensor& x, std::int64_t axis) {
 }
 
 Tensor repeat(const Tensor& x, Shape counts) {
+  detail::check_given("repeat", x);
   const int extra = counts.rank() - x.rank();
   check<ShapeError>(extra >= 0, "repeat: {} counts for shape {}; one for each axis at least", counts.rank(),
                     x.shape());
@@ -78,6 +82,7 @@ Tensors ops::Flip::reference(Inputs in) const {
 Tensors ops::Flip::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
 
 Tensor flip(const Tensor& x, Shape axes) {
+  detail::check_given("flip", x);
   Mask turned = 0;
   for (std::int64_t axis : axes)  // twice the same is as before
     turned ^= bit(static_cast<std::size_t>(normalize_axis("flip", axis, x.rank())));
@@ -85,6 +90,7 @@ Tensor flip(const Tensor& x, Shape axes) {
 }
 
 Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
+  detail::check_given("roll", x);
   const int at = normalize_axis("roll", axis, x.rank());
   if (x.numel() == 0 || x.rank() == 0) return clone(x);
   const std::int64_t n = x.shape()[at];
@@ -147,6 +153,7 @@ Tensor pad_axis(const Tensor& x, int axis, std::int64_t before, std::int64_t aft
 }  // namespace
 
 Tensor pad(const Tensor& x, Shape counts, Padding padding, Number value) {
+  detail::check_given("pad", x);
   check<ShapeError>(counts.rank() % 2 == 0 && counts.rank() / 2 <= x.rank(),
                     "pad: {} counts for shape {}; two for each padded axis, the last axis first",
                     counts.rank(), x.shape());
@@ -164,6 +171,7 @@ Tensor pad(const Tensor& x, Shape counts, Padding padding, Number value) {
 // ---- matrices
 
 Tensor outer(const Tensor& a, const Tensor& b) {
+  detail::check_given("outer", a, b);
   check<ShapeError>(a.rank() == 1 && b.rank() == 1, "outer: takes 1-D tensors, got shapes {} and {}",
                     a.shape(), b.shape());
   return mul(unsqueeze(a, 1), b);
@@ -202,8 +210,14 @@ Tensors ops::Triangle::reference(Inputs in) const {
 
 Tensors ops::Triangle::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
 
-Tensor tril(const Tensor& x, std::int64_t offset) { return triangle("tril", x, offset, true); }
-Tensor triu(const Tensor& x, std::int64_t offset) { return triangle("triu", x, offset, false); }
+Tensor tril(const Tensor& x, std::int64_t offset) {
+  detail::check_given("tril", x);
+  return triangle("tril", x, offset, true);
+}
+Tensor triu(const Tensor& x, std::int64_t offset) {
+  detail::check_given("triu", x);
+  return triangle("triu", x, offset, false);
+}
 
 namespace {
 
@@ -250,12 +264,14 @@ Tensors ops::Diagonal::grad(const GradArgs& args) const {
 }
 
 Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t a, std::int64_t b) {
+  detail::check_given("diagonal", x);
   return apply(
       ops::Diagonal{normalize_axis("diagonal", a, x.rank()), normalize_axis("diagonal", b, x.rank()), offset},
       x);
 }
 
 Tensor diag(const Tensor& x, std::int64_t offset) {
+  detail::check_given("diag", x);
   if (x.rank() == 2) return clone(diagonal(x, offset));
   check<ShapeError>(x.rank() == 1, "diag: takes a vector or a matrix, got shape {}", x.shape());
   constexpr std::int64_t limit = std::int64_t{1} << 30;

@@ -8,6 +8,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/math.h"
 #include "runtime/ops.h"
 #include "runtime/ops/dropout.h"
@@ -311,6 +312,7 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
 }  // namespace
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
+  detail::check_given("attention", q, k, v);
   check<ShapeError>(q.rank() == 4 && k.rank() == 4,
                     "attention: q (B, H, Tq, D), k and v (B, H, Tk, D), got {} and {}", q.shape(), k.shape());
   check<ShapeError>(v.shape() == k.shape(), "attention: k and v (B, H, Tk, D) of one shape, got {} and {}",
@@ -327,6 +329,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOpt
 }
 
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options) {
+  detail::check_given("self_attention", qkv);
   check<ShapeError>(qkv.rank() == 3 && heads > 0,
                     "self_attention: a projection (B, T, 3 * heads * D) and heads > 0, got {} and {}",
                     qkv.shape(), heads);
@@ -343,6 +346,7 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions op
 }
 
 Tensor rotary(const Tensor& x, RotaryOptions o) {
+  detail::check_given("rotary", x);
   check<DTypeError>(is_floating(x.dtype()), "rotary: takes floating dtypes, got {}", name_of(x.dtype()));
   check<ShapeError>(x.rank() >= 2 && x.shape().back() % 2 == 0,
                     "rotary: x (..., T, D) with an even D, got shape {}", x.shape());

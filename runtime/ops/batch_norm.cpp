@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -133,6 +134,7 @@ void follow(const Tensor& running, const Tensor& batch, double momentum, double 
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, BatchNormOptions options) {
+  detail::check_given("batch_norm", x);
   const Tensor in[] = {x, weight, bias, running_mean, running_var};
   const Tensors out = apply_many(ops::BatchNorm{options.training, options.eps}, in);
   if (options.training && running_mean.defined() && x.numel() > 0) {

@@ -1,5 +1,6 @@
 // The public functions of the binary ops and of `where`.
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/index.h"
@@ -87,9 +88,16 @@ Tensor where(const Tensor& condition, Number a, Number b) {
   const TensorOptions options{whole ? DType::i64 : default_dtype(), condition.device()};
   return where(condition, Tensor::scalar(a, options), Tensor::scalar(b, options));
 }
-Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) { return where(mask, value, x); }
-Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) { return where(mask, value, x); }
+Tensor masked_fill(const Tensor& x, const Tensor& mask, Number value) {
+  detail::check_given("masked_fill", x, mask);
+  return where(mask, value, x);
+}
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
+  detail::check_given("masked_fill", x, mask, value);
+  return where(mask, value, x);
+}
 Tensor masked_fill_(const Tensor& x, const Tensor& mask, Number value) {
+  detail::check_given("masked_fill_", x, mask);
   const Tensor number = Tensor::scalar(value, {x.dtype(), x.device()});
   const bool shared = mask.defined() && mask.storage().id() == x.storage().id();  // as it is before the write
   return apply(ops::FillWhere{}, x, shared ? clone(mask) : mask, number);

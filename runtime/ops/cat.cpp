@@ -1,6 +1,7 @@
 #include "runtime/ops/cat.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -53,6 +54,7 @@ Tensor cat(std::span<const Tensor> parts, std::int64_t axis) {
 }
 
 Tensor stack(std::span<const Tensor> parts, std::int64_t axis) {
+  detail::check_given("stack", parts);
   std::vector<Tensor> grown;
   for (const Tensor& part : parts)
     check<ShapeError>(part.shape() == parts[0].shape(), "stack: shapes {} and {} differ", parts[0].shape(),

@@ -1,6 +1,7 @@
 #include "runtime/ops/conv2d.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/slice.h"
@@ -188,6 +189,7 @@ Tensors Conv2dGradWeight::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dOptions& o) {
+  detail::check_given("conv2d", x, weight);
   const ops::ConvRule rule{{o.stride.down, o.padding.down, o.dilation.down},
                            {o.stride.across, o.padding.across, o.dilation.across},
                            o.groups};
@@ -195,6 +197,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
 }
 
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dOptions& o) {
+  detail::check_given("conv1d", x, weight);
   check<ShapeError>(x.rank() == 3 && weight.rank() == 3,
                     "conv1d: input (N, C, L) and weight (out, C / groups, length), got {} and {}", x.shape(),
                     weight.shape());

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
 
@@ -65,6 +66,7 @@ Tensor transposed(std::string_view call, const Tensor& x, const Tensor& weight, 
 
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTranspose2dOptions& o) {
+  detail::check_given("conv_transpose2d", x, weight);
   check<ShapeError>(
       x.rank() == 4 && weight.rank() == 4,
       "conv_transpose2d: input (N, C, H, W) and weight (C, out / groups, height, width), got {} and {}",
@@ -77,6 +79,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTranspose1dOptions& o) {
+  detail::check_given("conv_transpose1d", x, weight);
   check<ShapeError>(x.rank() == 3 && weight.rank() == 3,
                     "conv_transpose1d: input (N, C, L) and weight (C, out / groups, length), got {} and {}",
                     x.shape(), weight.shape());

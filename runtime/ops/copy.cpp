@@ -3,6 +3,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -64,19 +65,30 @@ void CopyEach::run(Inputs in, Outputs out) const {
 
 }  // namespace ops
 
-Tensor to(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : apply(ops::Cast{dtype}, x); }
+Tensor to(const Tensor& x, DType dtype) {
+  detail::check_given("to", x);
+  return x.dtype() == dtype ? x : apply(ops::Cast{dtype}, x);
+}
 
 Tensor to(const Tensor& x, Device device) {
+  detail::check_given("to", x);
   if (x.device() == device) return x;
   check<DeviceError>(x.device().type != DeviceType::meta, "to: a tensor on meta has no values to move to {}",
                      device);
   return apply(ops::Transfer{device}, contiguous(x));
 }
 
-Tensor clone(const Tensor& x) { return apply(ops::Clone{}, x); }
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
+Tensor clone(const Tensor& x) {
+  detail::check_given("clone", x);
+  return apply(ops::Clone{}, x);
+}
+Tensor contiguous(const Tensor& x) {
+  detail::check_given("contiguous", x);
+  return x.is_contiguous() ? x : clone(x);
+}
 
 Tensor copy_(const Tensor& into, const Tensor& from) {
+  detail::check_given("copy_", into, from);
   return apply(ops::CopyInto{}, into, to(from, into.device()));
 }
 

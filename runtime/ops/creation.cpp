@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/arange.h"
 #include "runtime/ops/full.h"
@@ -97,9 +98,18 @@ Tensor full(Shape shape, Number value, TensorOptions options) {
 }
 Tensor zeros(Shape shape, TensorOptions options) { return full(std::move(shape), 0, options); }
 Tensor ones(Shape shape, TensorOptions options) { return full(std::move(shape), 1, options); }
-Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), {x.dtype(), x.device()}); }
-Tensor full_like(const Tensor& x, Number value) { return full(x.shape(), value, {x.dtype(), x.device()}); }
-Tensor ones_like(const Tensor& x) { return ones(x.shape(), {x.dtype(), x.device()}); }
+Tensor zeros_like(const Tensor& x) {
+  detail::check_given("zeros_like", x);
+  return zeros(x.shape(), {x.dtype(), x.device()});
+}
+Tensor full_like(const Tensor& x, Number value) {
+  detail::check_given("full_like", x);
+  return full(x.shape(), value, {x.dtype(), x.device()});
+}
+Tensor ones_like(const Tensor& x) {
+  detail::check_given("ones_like", x);
+  return ones(x.shape(), {x.dtype(), x.device()});
+}
 
 Tensor arange(Number start, Number end, Number step, TensorOptions options) {
   const auto from = start.as<double>(), to = end.as<double>(), by = step.as<double>();
@@ -178,6 +188,7 @@ void check_probabilities(const Tensor& p) {
 }  // namespace
 
 Tensor bernoulli(const Tensor& p) {
+  detail::check_given("bernoulli", p);
   check<DTypeError>(is_floating(p.dtype()), "bernoulli: takes floating probabilities, got {}",
                     name_of(p.dtype()));
   const Tensor wide = to(p.detach(), compute_dtype(p.dtype()));
@@ -199,12 +210,20 @@ Tensor randint(std::int64_t low, std::int64_t high, Shape shape, TensorOptions o
   return apply(ops::RandomInteger{spec, reserve(spec), low, high});
 }
 
-Tensor fill_(const Tensor& x, Number value) { return apply(ops::Fill{value}, x); }
-Tensor zero_(const Tensor& x) { return fill_(x, 0); }
+Tensor fill_(const Tensor& x, Number value) {
+  detail::check_given("fill_", x);
+  return apply(ops::Fill{value}, x);
+}
+Tensor zero_(const Tensor& x) {
+  detail::check_given("zero_", x);
+  return fill_(x, 0);
+}
 Tensor uniform_(const Tensor& x, double low, double high) {
+  detail::check_given("uniform_", x);
   return copy_(x, rand(x.shape(), {x.dtype(), x.device()}, low, high));
 }
 Tensor normal_(const Tensor& x, double mean, double stddev) {
+  detail::check_given("normal_", x);
   return copy_(x, randn(x.shape(), {x.dtype(), x.device()}, mean, stddev));
 }
 

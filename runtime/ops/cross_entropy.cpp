@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 
 namespace sherd {
 namespace ops {
@@ -121,6 +122,7 @@ Tensors ScaleUnlessOne::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
+  detail::check_given("cross_entropy_", logits, targets);
   check<NotImplementedError>(
       options.label_smoothing == 0 && !options.weight.defined(),
       "cross_entropy_: takes no label smoothing ({}) and no weights; call cross_entropy",

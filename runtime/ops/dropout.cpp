@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/random.h"
 
@@ -27,6 +28,7 @@ Tensors Dropout::grad(const GradArgs& args) const { return {apply(*this, args.gy
 }  // namespace ops
 
 Tensor dropout(const Tensor& x, double p) {
+  detail::check_given("dropout", x);
   check<ValueError>(p >= 0 && p <= 1, "dropout: probability {} is outside [0, 1]", p);
   if (p == 0) return x;
   return apply(ops::Dropout{p, Context::current().generator().reserve(x.numel())}, x);

@@ -3,6 +3,7 @@
 #include <cctype>
 #include <string>
 
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -166,6 +167,7 @@ Named multiplied(std::string_view equation, Named a, Named b, const std::string&
 }  // namespace
 
 Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
+  detail::check_given("einsum", operands);
   const std::size_t arrow = equation.find("->");
   std::string_view left = equation.substr(0, arrow);
   std::vector<Term> terms;

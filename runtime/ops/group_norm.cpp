@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/layer_norm.h"
 
@@ -78,6 +79,7 @@ Tensors GroupNormGrad::reference(Inputs in) const {
 
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
                   double eps) {
+  detail::check_given("group_norm", x);
   const auto wide = [&](const Tensor& t) { return t.defined() ? to(t, compute_dtype(x.dtype())) : t; };
   const Tensor in[] = {x, wide(weight), wide(bias)};
   return apply_many(ops::GroupNorm{groups, eps}, in)[0];

@@ -6,6 +6,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -122,6 +123,7 @@ ops::ResampledAxis axis_of(std::int64_t from, std::int64_t size, double scale, c
 }  // namespace
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
+  detail::check_given("interpolate", x);
   const bool lines = o.mode == Interpolation::bilinear;
   check<ShapeError>(x.rank() == 4 && x.shape()[2] > 0 && x.shape()[3] > 0,
                     "interpolate: input (N, C, H, W) with pixels, got shape {}", x.shape());

@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/sum.h"
 
@@ -90,6 +91,7 @@ void LayerNormGradSums::run(Inputs in, Outputs out) const {
 }  // namespace ops
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  detail::check_given("layer_norm", x);
   const Tensor in[] = {x, weight, bias};
   return apply_many(ops::LayerNorm{eps}, in)[0];
 }

@@ -1,6 +1,7 @@
 #include "runtime/ops/linear_fp8.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
@@ -85,6 +86,7 @@ Tensors LinearFp8Grad::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, EightScales scales) {
+  detail::check_given("linear_fp8", x, weight);
   const Tensor in[] = {x, weight, bias};
   return apply_many(ops::LinearFp8{scales == EightScales::of_rows}, in)[0];
 }

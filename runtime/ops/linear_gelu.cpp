@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/gelu.h"
 #include "runtime/ops/linear.h"
@@ -71,6 +72,7 @@ void GeluGradSums::run(Inputs in, Outputs out) const {
 }  // namespace ops
 
 Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  detail::check_given("linear_gelu", x, weight);
   const Tensor in[] = {x, weight, bias};
   return apply_many(ops::LinearGelu{}, in)[0];
 }

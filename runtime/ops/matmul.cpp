@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matrix_operand.h"
@@ -150,6 +151,7 @@ Tensors Linear::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  detail::check_given("matmul", a, b);
   check<ShapeError>(a.rank() >= 1 && b.rank() >= 1,
                     "matmul: operands of shape {} and {}; 0-d tensors multiply with *", a.shape(), b.shape());
   if (a.rank() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.rank() == 1 ? 0 : -2);
@@ -177,6 +179,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual) {
+  detail::check_given("linear", x, weight);
   return apply(ops::Linear{}, x, weight, bias, residual);
 }
 

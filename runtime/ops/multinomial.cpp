@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/random.h"
 
@@ -57,6 +58,7 @@ Tensors ManyDraws::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor multinomial(const Tensor& weights) {
+  detail::check_given("multinomial", weights);
   check<ShapeError>(weights.rank() >= 1 && weights.shape().back() > 0,
                     "multinomial: weights of shape {} leave nothing to draw", weights.shape());
   const std::int64_t rows = weights.numel() / weights.shape().back();
@@ -64,6 +66,7 @@ Tensor multinomial(const Tensor& weights) {
 }
 
 Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replacement) {
+  detail::check_given("multinomial", weights);
   ops::ManyDraws op{count, replacement == Replacement::with};
   op.infer(Specs{weights.spec()});
   std::int64_t words = 0;

@@ -7,7 +7,7 @@
 namespace sherd::ops {
 
 /// One i64 index along the last axis, with probability proportional to its weight: the first whose running
-/// sum exceeds a uniform share of the total.
+/// sum exceeds a uniform share of the total, of 53 random bits.
 struct Multinomial {
   static constexpr std::string_view name = "multinomial";
   static constexpr Mask dense = 1;

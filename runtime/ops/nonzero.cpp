@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/indexing.h"
 #include "runtime/ops.h"
 #include "runtime/ops/index.h"
@@ -94,6 +95,7 @@ Tensor positions_of(const Tensor& places, const Shape& shape) {
 }  // namespace
 
 Tensor nonzero(const Tensor& x) {
+  detail::check_given("nonzero", x);
   const Tensor places = detail::places_where("nonzero", x);
   if (x.rank() == 1) return unsqueeze(places, 1);
   return x.device().type == DeviceType::cpu ? positions_on_host(places, x.shape())
@@ -101,6 +103,7 @@ Tensor nonzero(const Tensor& x) {
 }
 
 Tensor masked_select(const Tensor& x, const Tensor& mask) {
+  detail::check_given("masked_select", x, mask);
   check<DTypeError>(mask.dtype() == DType::boolean, "masked_select: the mask must be bool, got {}",
                     name_of(mask.dtype()));
   const Shape shape = broadcast_shapes("masked_select", x.shape(), mask.shape());

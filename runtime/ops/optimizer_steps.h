@@ -7,24 +7,31 @@
 
 namespace sherd::ops {
 
+/// By what each rule multiplies gradients.
+constexpr double sign_of(bool maximize) { return maximize ? -1 : 1; }
+
 /// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32: m = beta1 m + (1 -
 /// beta1) g and v = beta2 v + (1 - beta2) g^2 as published, so that a beta of 0 forgets all that was before.
 /// Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped, then for each parameter
-/// p, g (f32 or of 16 bits), m, v, step (0-d, f64), which counts one up, and its twin if it has one. The
-/// first ones and g are not written.
+/// p, g (f32 or of 16 bits), m, v, the largest v with amsgrad (Reddi, Kale and Kumar, 2018), step (0-d, f64),
+/// which counts one up, and its twin if it has one. The first ones and g are not written.
 struct AdamStep : ListStep<AdamStep> {
   static constexpr std::string_view name = "adam_step_";
-  static constexpr std::string_view states[] = {"first moment", "second moment"};
+  static constexpr std::string_view states[] = {"first moment", "second moment", "largest second moment"};
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< AdamW: decay shrinks the parameter instead of adding to the gradient
+  bool amsgrad = false, maximize = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
   Twins twins = Twins::no;
 
+  static constexpr int forms = 2, plain = 0, keeps_largest = 1;
+  constexpr int form() const { return amsgrad ? keeps_largest : plain; }
+  static constexpr Mask keeps(int form) { return form == plain ? 0b11 : 0b111; }
   static constexpr bool counts(int) { return true; }
   template <class T>
   struct Factors {
-    T keep, decay, beta1, share1, beta2, share2, root2, eps, rate;
+    T keep, sign, decay, beta1, share1, beta2, share2, root2, eps, rate;
   };
   template <class D, class Rounded>
   constexpr auto factors(D lr, D step, const Rounded& rounded) const {
@@ -32,6 +39,7 @@ struct AdamStep : ListStep<AdamStep> {
     using math::sqrt;
     return Factors<decltype(rounded(lr))>{
         .keep = rounded(decoupled ? D(1.0) - lr * D(weight_decay) : D(1.0)),
+        .sign = rounded(D(sign_of(maximize))),
         .decay = rounded(D(decoupled ? 0.0 : weight_decay)),
         .beta1 = rounded(D(beta1)),
         .share1 = rounded(D(1 - beta1)),
@@ -42,15 +50,19 @@ struct AdamStep : ListStep<AdamStep> {
         .rate = rounded(-(lr / (D(1.0) - pow(D(beta1), step)))),
     };
   }
-  template <class T>
-  constexpr Stepped<T, 2> operator()(const Factors<T>& f, T p, T g, T m, T v) const {
+  template <int form, class T>
+  constexpr Stepped<T, 3> operator()(const Factors<T>& f, T p, T g, T m, T v, T largest) const {
     using math::fma;
     using math::sqrt;
+    using math::where;
     const T kept = p * f.keep;
-    const T grad = fma(kept, f.decay, g);
+    const T grad = fma(kept, f.decay, g * f.sign);
     const T mean = fma(f.share1, grad, m * f.beta1);
     const T square = fma(f.share2 * grad, grad, v * f.beta2);
-    return {kept + f.rate * mean / (sqrt(square) / f.root2 + f.eps), {mean, square}};
+    T scale = square;
+    if constexpr (form == keeps_largest)  // NaN stays, in either
+      scale = largest = where(largest != largest, largest, where(square <= largest, largest, square));
+    return {kept + f.rate * mean / (sqrt(scale) / f.root2 + f.eps), {mean, square, largest}};
   }
   void fields(auto&& on) const {
     on("beta1", beta1);
@@ -58,6 +70,8 @@ struct AdamStep : ListStep<AdamStep> {
     on("eps", eps);
     on("weight_decay", weight_decay);
     on("decoupled", decoupled);
+    on("amsgrad", amsgrad);
+    on("maximize", maximize);
     on("skippable", skippable == Skippable::yes);
     on("clipped", clipped == Clipped::yes);
     on("twins", twins == Twins::yes);
@@ -73,7 +87,7 @@ struct SgdStep : ListStep<SgdStep> {
   static constexpr std::string_view name = "sgd_step_";
   static constexpr std::string_view states[] = {"momentum buffer"};
   double momentum = 0, weight_decay = 0, dampening = 0;
-  bool nesterov = false;
+  bool nesterov = false, maximize = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
 
@@ -83,13 +97,14 @@ struct SgdStep : ListStep<SgdStep> {
   static constexpr bool counts(int form) { return form != plain; }
   template <class T, class Truth>
   struct Factors {
-    T rate, momentum, decay, share;
+    T rate, sign, momentum, decay, share;
     Truth first;
   };
   template <class D, class Rounded>
   constexpr auto factors(D lr, D step, const Rounded& rounded) const {
     return Factors<decltype(rounded(lr)), decltype(step == step)>{
         .rate = rounded(-lr),
+        .sign = rounded(D(sign_of(maximize))),
         .momentum = rounded(D(momentum)),
         .decay = rounded(D(weight_decay)),
         .share = rounded(D(1 - dampening)),
@@ -100,7 +115,7 @@ struct SgdStep : ListStep<SgdStep> {
   constexpr Stepped<T, 1> operator()(const Factors<T, Truth>& f, T p, T g, T m) const {
     using math::fma;
     using math::where;
-    const T step = fma(p, f.decay, g);
+    const T step = fma(p, f.decay, g * f.sign);
     if constexpr (form == plain) {
       return {fma(f.rate, step, p), {m}};
     } else {
@@ -115,6 +130,7 @@ struct SgdStep : ListStep<SgdStep> {
     on("weight_decay", weight_decay);
     on("dampening", dampening);
     on("nesterov", nesterov);
+    on("maximize", maximize);
     on("skippable", skippable == Skippable::yes);
     on("clipped", clipped == Clipped::yes);
   }
@@ -129,7 +145,7 @@ struct RmspropStep : ListStep<RmspropStep> {
   static constexpr std::string_view states[] = {"average of squares", "average of gradients",
                                                 "momentum buffer"};
   double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  bool centered = false;
+  bool centered = false, maximize = false;
   Skippable skippable = Skippable::no;
   Clipped clipped = Clipped::no;
 
@@ -138,12 +154,13 @@ struct RmspropStep : ListStep<RmspropStep> {
   static constexpr Mask keeps(int form) { return Mask{1} | static_cast<Mask>(form) << 1; }
   template <class T>
   struct Factors {
-    T rate, alpha, share, eps, decay, momentum;
+    T rate, sign, alpha, share, eps, decay, momentum;
   };
   template <class D, class Rounded>
   constexpr auto factors(D lr, D, const Rounded& rounded) const {
     return Factors<decltype(rounded(lr))>{
         .rate = rounded(-lr),
+        .sign = rounded(D(sign_of(maximize))),
         .alpha = rounded(D(alpha)),
         .share = rounded(D(1 - alpha)),
         .eps = rounded(D(eps)),
@@ -156,7 +173,7 @@ struct RmspropStep : ListStep<RmspropStep> {
     using math::fma;
     using math::sqrt;
     using math::where;
-    const T grad = fma(p, f.decay, g);
+    const T grad = fma(p, f.decay, g * f.sign);
     squares = fma(f.share * grad, grad, squares * f.alpha);
     T variance = squares;
     if constexpr ((form & centers) != 0) {
@@ -174,6 +191,7 @@ struct RmspropStep : ListStep<RmspropStep> {
     on("weight_decay", weight_decay);
     on("momentum", momentum);
     on("centered", centered);
+    on("maximize", maximize);
     on("skippable", skippable == Skippable::yes);
     on("clipped", clipped == Clipped::yes);
   }

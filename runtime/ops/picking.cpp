@@ -1,6 +1,7 @@
 #include "runtime/ops/picking.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -144,16 +145,19 @@ Tensor scattered(std::string_view call, const Tensor& x, std::int64_t axis, cons
 }  // namespace
 
 Tensor embedding(const Tensor& table, const Tensor& index) {
+  detail::check_given("embedding", table, index);
   return apply(ops::Take{{.call = "embedding"}}, table, as_positions(index));
 }
 
 Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index) {
+  detail::check_given("index_select", x, index);
   check<ShapeError>(index.rank() == 1, "index_select: the index must be 1-D, got shape {}", index.shape());
   const int at = normalize_axis("index_select", axis, x.rank());
   return apply(ops::Take{{.axis = at, .call = "index_select"}}, x, as_positions(index));
 }
 
 Tensor gather(const Tensor& x, const Tensor& index) {
+  detail::check_given("gather", x, index);
   const int rank = x.rank();
   check<ShapeError>(rank >= 1 && index.rank() == rank, "gather: shapes {} and {}", x.shape(), index.shape());
   for (int i = 0; i + 1 < rank; ++i)
@@ -163,6 +167,7 @@ Tensor gather(const Tensor& x, const Tensor& index) {
 }
 
 Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
+  detail::check_given("gather", x, index);
   const int at = normalize_axis("gather", axis, x.rank());
   check_index("gather", x, index);
   if (x.rank() == 0 || index.rank() == 0)
@@ -171,12 +176,15 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
 }
 
 Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  detail::check_given("scatter", x, index, values);
   return scattered("scatter", x, axis, index, values, Put::replace);
 }
 Tensor scatter(const Tensor& x, std::int64_t axis, const Tensor& index, Number value) {
+  detail::check_given("scatter", x, index);
   return scatter(x, axis, index, expand(Tensor::scalar(value, {x.dtype(), x.device()}), index.shape()));
 }
 Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& values) {
+  detail::check_given("scatter_add", x, index, values);
   return scattered("scatter_add", x, axis, index, values, Put::add);
 }
 

@@ -9,6 +9,7 @@ namespace sherd::ops {
 struct PoolRule {
   struct Axis {
     std::int64_t kernel = 1, stride = 1, padding = 0;
+    std::int64_t beyond = 0;  ///< pixels beyond the padding at the end that the last window may see
     bool operator==(const Axis&) const = default;
   };
   Axis down, across;
@@ -17,6 +18,7 @@ struct PoolRule {
     on("height", down.kernel), on("width", across.kernel);
     on("stride_down", down.stride), on("stride_across", across.stride);
     on("padding_down", down.padding), on("padding_across", across.padding);
+    on("beyond_down", down.beyond), on("beyond_across", across.beyond);
   }
   bool operator==(const PoolRule&) const = default;
 };

@@ -6,6 +6,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/picking.h"
@@ -14,51 +15,112 @@
 namespace sherd {
 namespace {
 
-ops::PoolRule rule_of(PerAxis kernel, const Pool2dOptions& o) {
-  const auto axis = [](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
-    return ops::PoolRule::Axis{kernel, stride == 0 ? kernel : stride, padding};
-  };
-  return {axis(kernel.down, o.stride.down, o.padding.down),
-          axis(kernel.across, o.stride.across, o.padding.across)};
-}
-
 void check_axis(std::string_view call, const ops::PoolRule::Axis& axis) {
-  const auto [kernel, stride, padding] = axis;
+  const auto [kernel, stride, padding, beyond] = axis;
   constexpr std::int64_t most = std::int64_t{1} << 31;  // so that no sum of sizes wraps
   check<ValueError>(kernel > 0 && kernel < most && stride > 0 && padding >= 0 && padding <= kernel / 2,
                     "{}: kernel {} and stride {} must be positive, the kernel below 2^31, and padding {} at "
                     "most half the kernel",
                     call, kernel, stride, padding);
+  check<ValueError>(beyond >= 0 && beyond < std::max(kernel, stride),
+                    "{}: {} pixels beyond the padding; fewer than a kernel of {} or a stride of {}", call,
+                    beyond, kernel, stride);
+}
+
+void check_images(std::string_view call, const Spec& x) {
+  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
+                    name_of(x.dtype));
+  check<ShapeError>(x.shape.rank() == 4 && x.shape[2] > 0 && x.shape[3] > 0,
+                    "{}: input (N, C, H, W) with pixels, got shape {}", call, x.shape);
 }
 
 /// The windows' spec: (N, C, down, across).
 Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
   const auto& [down, across] = rule;
-  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
-                    name_of(x.dtype));
-  check<ShapeError>(x.shape.rank() == 4 && x.shape[2] > 0 && x.shape[3] > 0,
-                    "{}: input (N, C, H, W) with pixels, got shape {}", call, x.shape);
+  check_images(call, x);
   check_axis(call, down), check_axis(call, across);
-  const std::int64_t h = x.shape[2] + 2 * down.padding, w = x.shape[3] + 2 * across.padding;
+  const std::int64_t h = x.shape[2] + 2 * down.padding + down.beyond,
+                     w = x.shape[3] + 2 * across.padding + across.beyond;
   check<ShapeError>(h >= down.kernel && w >= across.kernel,
                     "{}: windows of {} x {} do not fit input {} padded by {} and {}", call, down.kernel,
                     across.kernel, x.shape, down.padding, across.padding);
-  return {
-      {x.shape[0], x.shape[1], (h - down.kernel) / down.stride + 1, (w - across.kernel) / across.stride + 1},
-      x.dtype,
-      x.device};
+  const std::int64_t last_down = (h - down.kernel) / down.stride,
+                     last_across = (w - across.kernel) / across.stride;
+  check<ShapeError>(last_down * down.stride < x.shape[2] + down.padding &&
+                        last_across * across.stride < x.shape[3] + across.padding,
+                    "{}: of input {} the last window would begin beyond the image", call, x.shape);
+  return {{x.shape[0], x.shape[1], last_down + 1, last_across + 1}, x.dtype, x.device};
+}
+
+/// How many pixels beyond the padding of `size` the windows of ceil_mode see: one that begins there is none.
+std::int64_t beyond(const ops::PoolRule::Axis& axis, std::int64_t size) {
+  const auto [kernel, stride, padding, _] = axis;
+  const std::int64_t left = size + 2 * padding - kernel;  // behind the first window
+  if (left <= -stride) return 0;                          // not even one fits, which is refused
+  std::int64_t last = left <= 0 ? 0 : left / stride + (left % stride != 0);
+  if (last * stride >= size + padding) --last;
+  return std::max<std::int64_t>(last * stride - left, 0);
+}
+
+/// The rule for images x.
+ops::PoolRule rule_of(std::string_view call, const Tensor& x, PerAxis kernel, const Pool2dOptions& o) {
+  const auto axis = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+    return ops::PoolRule::Axis{kernel, stride == 0 ? kernel : stride, padding};
+  };
+  ops::PoolRule rule{axis(kernel.down, o.stride.down, o.padding.down),
+                     axis(kernel.across, o.stride.across, o.padding.across)};
+  check_images(call, x.spec());
+  check_axis(call, rule.down), check_axis(call, rule.across);
+  if (!o.ceil_mode) return rule;
+  rule.down.beyond = beyond(rule.down, x.shape()[2]);
+  rule.across.beyond = beyond(rule.across, x.shape()[3]);
+  return rule;
 }
 
 /// A line of pixels as an image of one row.
-Tensor image_of(std::string_view call, const Tensor& x, const ops::PoolRule& rule) {
+Tensor image_of(std::string_view call, const Tensor& x) {
   check<ShapeError>(x.rank() == 3, "{}: input (N, C, L), got shape {}", call, x.shape());
-  const Tensor image = unsqueeze(x, 2);
-  pooled(call, image.spec(), rule);
-  return image;
+  return unsqueeze(x, 2);
 }
 
-ops::PoolRule rule_of(std::int64_t kernel, const Pool1dOptions& o) {
-  return rule_of({1, kernel}, {{1, o.stride}, {0, o.padding}});
+/// How many pixels of an axis of `size` each window's mean counts.
+std::vector<double> counts_of(const ops::PoolRule::Axis& axis, std::int64_t size, std::int64_t windows,
+                              bool include_pad) {
+  std::vector<double> counts;
+  for (std::int64_t i = 0; i < windows; ++i) {
+    const std::int64_t begin = i * axis.stride - axis.padding, end = begin + axis.kernel;
+    counts.push_back(static_cast<double>(include_pad
+                                             ? std::min(end, size + axis.padding) - begin
+                                             : std::min(end, size) - std::max<std::int64_t>(begin, 0)));
+  }
+  return counts;
+}
+
+/// What turns means that divide by the whole kernel into those that divide as `o` says: (down, across).
+Tensor corrections(std::string_view call, const Tensor& x, const ops::PoolRule& rule,
+                   const AvgPool2dOptions& o) {
+  const Shape s = pooled(call, x.spec(), rule).shape;
+  const std::vector<double> down = counts_of(rule.down, x.shape()[2], s[2], o.count_include_pad),
+                            across = counts_of(rule.across, x.shape()[3], s[3], o.count_include_pad);
+  const auto area = static_cast<double>(rule.down.kernel) * static_cast<double>(rule.across.kernel);
+  std::vector<double> factors;
+  for (const double rows : down)
+    for (const double columns : across) factors.push_back(area / (rows * columns));
+  return to(to(Tensor::from(factors, {s[2], s[3]}, Device::cpu()), x.dtype()), x.device());
+}
+
+Tensor means_of(std::string_view call, const Tensor& x, PerAxis kernel, const AvgPool2dOptions& o) {
+  const ops::PoolRule rule = rule_of(call, x, kernel, {o.stride, o.padding, o.ceil_mode});
+  check<ValueError>(o.divisor_override != 0, "{}: divisor_override is 0; sums are divided by it", call);
+  const bool beyond = rule.down.beyond > 0 || rule.across.beyond > 0;
+  const bool padded = rule.down.padding > 0 || rule.across.padding > 0;
+  pooled(call, x.spec(), rule);
+  if (!o.divisor_override && !beyond && (o.count_include_pad || !padded))
+    return apply(ops::AvgPool2d{rule}, x);
+  const Tensor wide = detail::to_compute_dtype(x), means = apply(ops::AvgPool2d{rule}, wide);
+  if (!o.divisor_override) return to(mul(means, corrections(call, wide, rule, o)), x.dtype());
+  const auto area = static_cast<double>(rule.down.kernel) * static_cast<double>(rule.across.kernel);
+  return to(mul(means, area / static_cast<double>(*o.divisor_override)), x.dtype());
 }
 
 /// The same windows for what convolutions are made of.
@@ -71,7 +133,8 @@ Tensor windows_of_channels(std::string_view call, const Tensor& x, const ops::Po
   const std::int64_t p = rule.down.padding, q = rule.across.padding, height = rule.down.kernel,
                      width = rule.across.kernel;
   const Shape s = pooled(call, x.spec(), rule).shape;
-  const Tensor padded = p > 0 || q > 0 ? pad(x, {q, q, p, p}, Padding::constant, around) : x;
+  const Tensor padded =
+      pad(x, {q, q + rule.across.beyond, p, p + rule.down.beyond}, Padding::constant, around);
   const Tensor rows =
       ops::windows_of({{rule.down.stride}, {rule.across.stride}}, padded, height, width, s[2], s[3]);
   return permute(reshape(rows, {s[0], s[2], s[3], s[1], height * width}), {0, 3, 1, 2, 4});
@@ -186,7 +249,9 @@ Tensors AvgPool2dGrad::reference(Inputs in) const {
   const Tensor share = div(to(permute(gy, {0, 2, 3, 1}), compute_dtype(gy.dtype())), area);
   const Tensor windows =
       reshape(expand(unsqueeze(share, -1), {s[0], s[2], s[3], s[1], area}), {s[0], s[2], s[3], s[1] * area});
-  return {to(images_of(conv_rule(rule), windows, height, width, rows, columns), gy.dtype())};
+  const Tensor images = images_of(conv_rule(rule), windows, height, width, rows + rule.down.beyond,
+                                  columns + rule.across.beyond);
+  return {to(contiguous(narrow(narrow(images, 2, 0, rows), 3, 0, columns)), gy.dtype())};
 }
 
 Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2d{rule}, args.gy[0])}; }
@@ -194,25 +259,37 @@ Tensors AvgPool2dGrad::grad(const GradArgs& args) const { return {apply(AvgPool2
 }  // namespace ops
 
 Tensor max_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options) {
-  return apply_many(ops::MaxPool2d{rule_of(kernel, options)}, std::span(&x, 1))[0];
+  detail::check_given("max_pool2d", x);
+  return apply_many(ops::MaxPool2d{rule_of("max_pool2d", x, kernel, options)}, std::span(&x, 1))[0];
 }
 
-Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const Pool2dOptions& options) {
-  return apply(ops::AvgPool2d{rule_of(kernel, options)}, x);
+Tensor avg_pool2d(const Tensor& x, PerAxis kernel, const AvgPool2dOptions& options) {
+  detail::check_given("avg_pool2d", x);
+  return means_of("avg_pool2d", x, kernel, options);
 }
 
 Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options) {
-  const ops::PoolRule rule = rule_of(kernel, options);
-  const Tensor image = image_of("max_pool1d", x, rule);
+  detail::check_given("max_pool1d", x);
+  const Tensor image = image_of("max_pool1d", x);
+  const ops::PoolRule rule = rule_of("max_pool1d", image, {1, kernel},
+                                     {{1, options.stride}, {0, options.padding}, options.ceil_mode});
+  pooled("max_pool1d", image.spec(), rule);
   return squeeze(apply_many(ops::MaxPool2d{rule}, std::span(&image, 1))[0], 2);
 }
 
-Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const Pool1dOptions& options) {
-  const ops::PoolRule rule = rule_of(kernel, options);
-  return squeeze(apply(ops::AvgPool2d{rule}, image_of("avg_pool1d", x, rule)), 2);
+Tensor avg_pool1d(const Tensor& x, std::int64_t kernel, const AvgPool1dOptions& options) {
+  detail::check_given("avg_pool1d", x);
+  return squeeze(means_of("avg_pool1d", image_of("avg_pool1d", x), {1, kernel},
+                          {.stride = {1, options.stride},
+                           .padding = {0, options.padding},
+                           .ceil_mode = options.ceil_mode,
+                           .count_include_pad = options.count_include_pad,
+                           .divisor_override = options.divisor_override}),
+                 2);
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
+  detail::check_given("adaptive_avg_pool2d", x);
   check_adaptive("adaptive_avg_pool2d", x, down, across);
   const Shape& s = x.shape();
   if (down == 1 && across == 1)
@@ -229,6 +306,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t down, std::int64_t acro
 }
 
 Tensor adaptive_max_pool2d(const Tensor& x, std::int64_t down, std::int64_t across) {
+  detail::check_given("adaptive_max_pool2d", x);
   check_adaptive("adaptive_max_pool2d", x, down, across);
   const std::int64_t h = x.shape()[2], w = x.shape()[3];
   const auto most = [](std::int64_t n, std::int64_t size) {

@@ -1,6 +1,7 @@
 #include "runtime/ops/recurrence.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/slice.h"
 
@@ -83,10 +84,12 @@ Tensor along(std::string_view call, const Tensor& x, std::int64_t axis, const F&
 }  // namespace
 
 Tensor cumsum(const Tensor& x, std::int64_t axis) {
+  detail::check_given("cumsum", x);
   return along("cumsum", x, axis, [](const Tensor& y) { return ops::run_recurrence(y, {}, false); });
 }
 
 Tensor cumprod(const Tensor& x, std::int64_t axis) {
+  detail::check_given("cumprod", x);
   return along("cumprod", x, axis, [](const Tensor& y) {
     const std::int64_t n = y.shape().back();
     if (n == 0) return clone(y);

@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/extreme.h"
 #include "runtime/ops/power.h"
@@ -245,24 +246,31 @@ Specs ArgMax::infer(SpecSpan in) const {
 }  // namespace ops
 
 Tensor sum(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("sum", x);
   return apply(ops::Sum{ops::over_axes("sum", x, axes, keep)}, x);
 }
 Tensor mean(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("mean", x);
   return apply(ops::Sum{ops::over_axes("mean", x, axes, keep), true}, x);
 }
 Tensor prod(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("prod", x);
   return apply(ops::Prod{ops::over_axes("prod", x, axes, keep)}, x);
 }
 Tensor amax(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("amax", x);
   return apply(ops::Extreme{ops::over_axes("amax", x, axes, keep)}, x);
 }
 Tensor amin(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("amin", x);
   return apply(ops::Extreme{ops::over_axes("amin", x, axes, keep), false}, x);
 }
 Tensor argmax(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("argmax", x);
   return apply(ops::ArgMax{normalize_axis("argmax", axis, x.rank()), keep == Keep::dims, true}, x);
 }
 Tensor argmin(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("argmin", x);
   return apply(ops::ArgMax{normalize_axis("argmin", axis, x.rank()), keep == Keep::dims, false}, x);
 }
 

@@ -2,6 +2,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -58,6 +59,7 @@ Tensors RmsNormGrad::reference(Inputs in) const {
 }  // namespace ops
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  detail::check_given("rms_norm", x);
   const Tensor in[] = {x, weight};
   return apply_many(ops::RmsNorm{eps}, in)[0];
 }

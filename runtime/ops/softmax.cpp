@@ -1,6 +1,7 @@
 #include "runtime/ops/softmax.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -44,7 +45,13 @@ Tensor along(const Tensor& x, std::int64_t axis, bool log) {
 }
 }  // namespace
 
-Tensor softmax(const Tensor& x, std::int64_t axis) { return along(x, axis, false); }
-Tensor log_softmax(const Tensor& x, std::int64_t axis) { return along(x, axis, true); }
+Tensor softmax(const Tensor& x, std::int64_t axis) {
+  detail::check_given("softmax", x);
+  return along(x, axis, false);
+}
+Tensor log_softmax(const Tensor& x, std::int64_t axis) {
+  detail::check_given("log_softmax", x);
+  return along(x, axis, true);
+}
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/power.h"
 #include "runtime/ops/sum.h"
@@ -41,29 +42,36 @@ Picked pick(const Tensor& x, const Tensor& at, std::int64_t axis, Keep keep) {
 }  // namespace
 
 Picked max(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("max", x);
   return pick(x, argmax(x, axis, Keep::dims), axis, keep);
 }
 Picked min(const Tensor& x, std::int64_t axis, Keep keep) {
+  detail::check_given("min", x);
   return pick(x, argmin(x, axis, Keep::dims), axis, keep);
 }
 
 Tensor any(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("any", x);
   return greater(sum(to(x, DType::boolean), std::move(axes), keep), 0);
 }
 Tensor all(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("all", x);
   const Tensor count = sum(to(x, DType::boolean), std::move(axes), keep);
   return equal(count, count.numel() > 0 ? x.numel() / count.numel() : 0);
 }
 
 Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
+  detail::check_given("var", x);
   return to(wide_var("var", x, axes, keep, correction), x.dtype());
 }
 
 Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
+  detail::check_given("stddev", x);
   return to(root(wide_var("stddev", x, axes, keep, correction)), x.dtype());
 }
 
 bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
+  detail::check_given("allclose", a, b);
   check<ValueError>(relative >= 0 && absolute >= 0, "allclose: tolerances {} and {} are not above 0",
                     relative, absolute);
   check<DTypeError>(a.dtype() == b.dtype(), "allclose: inputs are {} and {}; cast one of them",
@@ -78,6 +86,7 @@ bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute
 }
 
 Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
+  detail::check_given("norm", x);
   check_floating("norm", x);
   check<ValueError>(!std::isnan(p), "norm: an order that is no number");
   const ops::OverAxes over = ops::over_axes("norm", x, axes, keep);
@@ -103,8 +112,26 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
 }
 
 Tensor logsumexp(const Tensor& x, Shape axes, Keep keep) {
+  detail::check_given("logsumexp", x);
   check_floating("logsumexp", x);
   return to(apply(ops::LogSumExp{ops::over_axes("logsumexp", x, axes, keep)}, x), x.dtype());
+}
+
+Tensor logcumsumexp(const Tensor& x, std::int64_t axis) {
+  detail::check_given("logcumsumexp", x);
+  check_floating("logcumsumexp", x);
+  const int at = normalize_axis("logcumsumexp", axis, x.rank());
+  if (x.rank() == 0) return clone(x);
+  const std::int64_t n = x.shape()[at];
+  Tensor y = detail::to_compute_dtype(x);
+  if (n <= 1) return clone(x);
+  // Sums of pairs at growing distances (Hillis and Steele, 1986): each has the maximum of its own elements
+  // taken off, where one maximum for all would lose what is far below it.
+  for (std::int64_t by = 1; by < n; by *= 2)
+    y = cat({narrow(y, at, 0, by),
+             logsumexp(stack({narrow(y, at, by, n - by), narrow(y, at, 0, n - by)}, 0), {0})},
+            at);
+  return to(y, x.dtype());
 }
 
 }  // namespace sherd

@@ -1,6 +1,7 @@
 #include "runtime/ops/topk.h"
 
 #include "runtime/apply.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/picking.h"
 
@@ -35,6 +36,7 @@ TopK largest(const Tensor& rows, std::int64_t k) {
 }  // namespace
 
 TopK topk(const Tensor& x, std::int64_t k, std::int64_t axis, Order order) {
+  detail::check_given("topk", x);
   const int at = normalize_axis("topk", axis, x.rank());
   const bool last = at == x.rank() - 1;
   const auto turned = [&](const Tensor& t) { return last ? t : transpose(t, at, -1); };
@@ -50,6 +52,7 @@ TopK topk(const Tensor& x, std::int64_t k, std::int64_t axis, Order order) {
 }
 
 Picked sort(const Tensor& x, std::int64_t axis, Order order) {
+  detail::check_given("sort", x);
   const int at = normalize_axis("sort", axis, x.rank());
   if (x.rank() == 0) return {clone(x), zeros({}, {DType::i64, x.device()})};
   const std::int64_t n = x.shape()[at];
@@ -62,9 +65,13 @@ Picked sort(const Tensor& x, std::int64_t axis, Order order) {
   return {turned(flip(found.values, {-1})), turned(sub(n - 1, flip(found.indices, {-1})))};
 }
 
-Tensor argsort(const Tensor& x, std::int64_t axis, Order order) { return sort(x, axis, order).indices; }
+Tensor argsort(const Tensor& x, std::int64_t axis, Order order) {
+  detail::check_given("argsort", x);
+  return sort(x, axis, order).indices;
+}
 
 Tensor one_hot(const Tensor& index, std::int64_t classes) {
+  detail::check_given("one_hot", index);
   check<DTypeError>(is_integral(index.dtype()), "one_hot: the index must be integers, got {}",
                     name_of(index.dtype()));
   check<ValueError>(classes > 0, "one_hot: {} classes; at least one", classes);

@@ -1,5 +1,6 @@
 // The public functions of the unary ops.
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/listing.h"
@@ -50,7 +51,10 @@ Tensor sign(const Tensor& x) { return apply(ops::Sign{}, x); }
 Tensor isnan(const Tensor& x) { return apply(ops::IsNan{}, x); }
 Tensor isinf(const Tensor& x) { return apply(ops::IsInf{}, x); }
 Tensor elu(const Tensor& x, double alpha) { return apply(ops::Elu{alpha}, x); }
-Tensor selu(const Tensor& x) { return apply(ops::Elu{1.6732632423543772, 1.0507009873554805}, x); }
+Tensor selu(const Tensor& x) {
+  detail::check_given("selu", x);
+  return apply(ops::Elu{1.6732632423543772, 1.0507009873554805}, x);
+}
 Tensor logical_not(const Tensor& x) { return apply(ops::LogicalNot{}, x); }
 
 Tensor relu_(const Tensor& x) { return apply(InPlace<ops::Relu>{}, x); }

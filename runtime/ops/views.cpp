@@ -3,6 +3,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/elementwise.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/expand.h"
 #include "runtime/ops/permute.h"
@@ -159,16 +160,19 @@ Shape resolve(std::string_view op, const Tensor& x, Shape shape) {
 }  // namespace
 
 Tensor reshape(const Tensor& x, Shape shape) {
+  detail::check_given("reshape", x);
   shape = resolve("reshape", x, std::move(shape));
   if (shape == x.shape()) return x;
   return apply(ops::ViewAs{shape}, ops::ViewAs::strides_over(x, shape) ? x : clone(x));
 }
 
 Tensor view(const Tensor& x, Shape shape) {
+  detail::check_given("view", x);
   return apply(ops::ViewAs{resolve("view", x, std::move(shape))}, x);
 }
 
 Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
+  detail::check_given("flatten", x);
   const int a = normalize_axis("flatten", first, x.rank()), b = normalize_axis("flatten", last, x.rank());
   check<ShapeError>(a <= b, "flatten: axis {} comes after axis {}", first, last);
   Shape shape;
@@ -184,6 +188,7 @@ Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
 }
 
 Tensor permute(const Tensor& x, Shape axes) {
+  detail::check_given("permute", x);
   check<ShapeError>(axes.rank() == x.rank(), "permute: {} axes for a tensor with {} dimensions", axes.rank(),
                     x.rank());
   Mask seen = 0;
@@ -196,6 +201,7 @@ Tensor permute(const Tensor& x, Shape axes) {
 }
 
 Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b) {
+  detail::check_given("transpose", x);
   const int from = normalize_axis("transpose", a, x.rank()), to = normalize_axis("transpose", b, x.rank());
   Shape axes = x.shape();
   for (int i = 0; i < axes.rank(); ++i) axes[i] = i == from ? to : i == to ? from : i;
@@ -203,6 +209,7 @@ Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b) {
 }
 
 Tensor squeeze(const Tensor& x, std::int64_t axis) {
+  detail::check_given("squeeze", x);
   const int at = normalize_axis("squeeze", axis, x.rank());
   check<ShapeError>(x.rank() > 0 && x.shape()[at] == 1, "squeeze: axis {} of shape {} has not size 1", axis,
                     x.shape());
@@ -212,6 +219,7 @@ Tensor squeeze(const Tensor& x, std::int64_t axis) {
 }
 
 Tensor squeeze(const Tensor& x) {
+  detail::check_given("squeeze", x);
   Shape shape;
   for (std::int64_t n : x.shape())
     if (n != 1) shape.push_back(n);
@@ -219,16 +227,19 @@ Tensor squeeze(const Tensor& x) {
 }
 
 Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
+  detail::check_given("unsqueeze", x);
   Shape shape = x.shape();
   shape.insert(normalize_axis("unsqueeze", axis, x.rank() + 1), 1);
   return apply(ops::ViewAs{shape}, x);
 }
 
 Tensor expand(const Tensor& x, Shape shape) {
+  detail::check_given("expand", x);
   return x.shape() == shape ? x : apply(ops::Expand{std::move(shape)}, x);
 }
 
 Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step) {
+  detail::check_given("slice", x);
   const int at = normalize_axis("slice", axis, x.rank());
   check<ShapeError>(x.rank() > 0, "slice: a 0-d tensor has no axis");
   check<ValueError>(step > 0, "slice: step {} must be positive", step);
@@ -240,6 +251,7 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
 }
 
 Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length) {
+  detail::check_given("narrow", x);
   const int at = normalize_axis("narrow", axis, x.rank());
   check<ShapeError>(
       x.rank() > 0 && start >= 0 && length >= 0 && start <= x.shape()[at] && length <= x.shape()[at] - start,
@@ -248,6 +260,7 @@ Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64
 }
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
+  detail::check_given("select", x);
   const int at = normalize_axis("select", axis, x.rank());
   check<ShapeError>(x.rank() > 0, "select: a tensor of rank 0 has no axis to select from");
   check<ShapeError>(index >= -x.shape()[at] && index < x.shape()[at],
@@ -257,6 +270,7 @@ Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
 }
 
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis) {
+  detail::check_given("split", x);
   const int at = normalize_axis("split", axis, x.rank());
   check<ShapeError>(x.rank() > 0, "split: a 0-d tensor has no axis");
   check<ValueError>(size > 0, "split: pieces of size {}", size);

@@ -29,7 +29,14 @@ TEST_CASE("cuda: pooling agrees with the CPU's over windows, strides and padding
         agree({x}, row_tolerance(dtype),
               [&](std::span<const Tensor> t) { return max_pool2d(t[0], kernel, options); });
         agree({x}, row_tolerance(dtype),
-              [&](std::span<const Tensor> t) { return avg_pool2d(t[0], kernel, options); });
+              [&](std::span<const Tensor> t) { return avg_pool2d(t[0], kernel, {stride, padding}); });
+        const Pool2dOptions up{.stride = stride, .padding = padding, .ceil_mode = true};
+        agree({x}, row_tolerance(dtype),
+              [&](std::span<const Tensor> t) { return max_pool2d(t[0], kernel, up); });
+        for (const bool include : {false, true})
+          agree({x}, row_tolerance(dtype), [&](std::span<const Tensor> t) {
+            return avg_pool2d(t[0], kernel, {stride, padding, true, include});
+          });
         const Tensor special = values.with_specials(shape, dtype);
         same(max_pool2d(special, kernel, options), max_pool2d(on_gpu(special), kernel, options));
       }

@@ -117,7 +117,8 @@ void check_step(const Op& op, std::int64_t count, std::size_t kept, bool counts)
   std::vector<Tensor> host{Tensor::scalar(0.1, {f64})};
   for (std::int64_t i = 0; i < count; ++i) {
     const Shape shape{i % 5 == 0 ? 20000 + i : i % 7};
-    for (std::size_t k = 0; k < 2 + kept; ++k) host.push_back(values(shape, f32, k == 2 ? 0 : -2, 2));
+    for (std::size_t k = 0; k < 2 + kept; ++k)
+      host.push_back(values(shape, f32, k == 2 || k == 3 ? 0 : -2, 2));
     if (counts) host.push_back(Tensor::scalar(static_cast<double>(i), {f64}));
   }
   std::vector<Tensor> moved;
@@ -138,6 +139,9 @@ TEST_CASE("cuda: steps of SGD's and RMSprop's forms have the CPU's bits") {
     for (bool form : {false, true}) {
       check_step(ops::SgdStep{.momentum = 0.9, .weight_decay = 0.1, .dampening = 0.2, .nesterov = form},
                  count, 1, true);
+      for (double momentum : {0.0, 0.9})
+        check_step(ops::AdamStep{.weight_decay = 0.1, .amsgrad = true, .maximize = momentum != 0}, count, 3,
+                   true);
       for (double momentum : {0.0, 0.9})
         check_step(ops::RmspropStep{.weight_decay = 0.1, .momentum = momentum, .centered = form}, count,
                    1u + form + (momentum != 0), false);

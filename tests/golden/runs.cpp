@@ -213,14 +213,16 @@ PerAxis per_axis(const json& args, const char* key) {
   return {value[0].get<std::int64_t>(), value[1].get<std::int64_t>()};
 }
 
-Run pooling(Tensor (*op)(const Tensor&, PerAxis, const Pool2dOptions&)) {
+template <class Options>
+Run pooling(Tensor (*op)(const Tensor&, PerAxis, const Options&)) {
   return [op](const json& args, const TensorList& in) {
     return Tensors{
         op(in.at(0), per_axis(args, "kernel"), {per_axis(args, "stride"), per_axis(args, "padding")})};
   };
 }
 
-Run pooling(Tensor (*op)(const Tensor&, std::int64_t, const Pool1dOptions&)) {
+template <class Options>
+Run pooling(Tensor (*op)(const Tensor&, std::int64_t, const Options&)) {
   return [op](const json& args, const TensorList& in) {
     return Tensors{
         op(in.at(0), integer(args, "kernel"), {integer(args, "stride"), integer(args, "padding")})};

@@ -77,3 +77,17 @@ TEST_CASE("optimizers: one line in the log says that 16 bits are stepped without
         CHECK((text.find("Masters::in_f32") != std::string::npos) == lost);
       }
 }
+
+TEST_CASE("batch norm: in bf16 running statistics stop on their way, in f32 they arrive") {
+  const std::int64_t channels = 64;
+  const Tensor wanted = linspace(1, 2, channels), x = stack({wanted - 0.5, wanted + 0.5});
+  for (const bool narrow : {true, false}) {
+    BatchNorm1d layer(channels);
+    if (narrow) layer.to(bf16);
+    for (int step = 0; step < 200; ++step) layer(sherd::to(x, bf16));
+    const Tensor rounded = sherd::to(mean(sherd::to(sherd::to(x, bf16), f32), {0}), f32);
+    const double off = amax(abs(sherd::to(layer.running_mean, f32) / rounded - 1)).item();
+    INFO(narrow << " " << off);
+    CHECK((narrow ? off > 0.01 && off < 0.04 : off < 1e-5));
+  }
+}

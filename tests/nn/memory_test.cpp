@@ -57,7 +57,7 @@ TEST_CASE("memory: a training step's tensors count for what they are for") {
     loss.backward();
     CHECK(holds(now(MemoryUse::gradients), numel));
     CHECK(now(MemoryUse::activations) < activations / 2);
-    CHECK(now(MemoryUse::optimizer) <= 5 * 64);  // its options
+    CHECK(now(MemoryUse::optimizer) <= 7 * 64);  // its options
     optimizer.step();
     CHECK(holds(now(MemoryUse::optimizer), 2 * numel));
     optimizer.zero_grad();

@@ -29,22 +29,24 @@ void give_gradient(Parameter p, unsigned seed) {
 struct ByHand {
   AdamOptions o;
   bool decoupled;
-  std::vector<double> p, m, v;
+  std::vector<double> p, m, v, most;
   int t = 0;
   ByHand(const Parameter& start, AdamOptions o, bool decoupled)
-      : o(o), decoupled(decoupled), p(doubles(start.data())), m(p.size()), v(p.size()) {}
+      : o(o), decoupled(decoupled), p(doubles(start.data())), m(p.size()), v(p.size()), most(p.size()) {}
   void step(const std::vector<double>& gradient) {
     ++t;
     for (std::size_t i = 0; i < p.size(); ++i) {
-      double g = gradient[i];
+      double g = o.maximize ? -gradient[i] : gradient[i];
       if (decoupled)
         p[i] -= o.lr * o.weight_decay * p[i];
       else
         g += o.weight_decay * p[i];
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
       v[i] = o.beta2 * v[i] + (1 - o.beta2) * g * g;
-      p[i] -=
-          o.lr * (m[i] / (1 - std::pow(o.beta1, t))) / (std::sqrt(v[i] / (1 - std::pow(o.beta2, t))) + o.eps);
+      most[i] = std::max(most[i], v[i]);
+      const double scale = o.amsgrad ? most[i] : v[i];
+      p[i] -= o.lr * (m[i] / (1 - std::pow(o.beta1, t))) /
+              (std::sqrt(scale / (1 - std::pow(o.beta2, t))) + o.eps);
     }
   }
 };
@@ -75,6 +77,143 @@ TEST_CASE("optimizers: Adam and AdamW follow their formulas, in every dtype and 
         CHECK(far(p, hand.p) < (dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : 0.1));
         CHECK(p.tensor().device() == device);
       }
+}
+
+TEST_CASE(
+    "optimizers: amsgrad and maximize follow their formulas, with masters and without, as lists and not") {
+  for (const bool decoupled : {false, true})
+    for (const DType dtype : {f32, f64, bf16})
+      for (const Masters masters : {Masters::none, Masters::in_f32})
+        for (const bool maximize : {false, true})
+          for (const bool foreach : {false, true}) {
+            if (masters == Masters::in_f32 && dtype == f64) continue;
+            INFO(decoupled << name_of(dtype) << maximize << foreach << (masters == Masters::in_f32));
+            const AdamOptions o{.lr = 0.03,
+                                .beta1 = 0.8,
+                                .beta2 = 0.6,
+                                .weight_decay = 0.1,
+                                .foreach = foreach,
+                                .masters = masters,
+                                .amsgrad = true,
+                                .maximize = maximize};
+            const Parameter p = parameter({17}, 1, dtype), q = parameter({3}, 2, dtype);
+            ByHand hand(p, o, decoupled);
+            const std::unique_ptr<Optimizer> optimizer =
+                decoupled ? std::unique_ptr<Optimizer>(
+                                new AdamW({p, q}, {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, foreach,
+                                                   masters, o.amsgrad, maximize}))
+                          : std::unique_ptr<Optimizer>(new Adam({p, q}, o));
+            for (unsigned k = 0; k < 10; ++k) {
+              give_gradient(p, 20 + k);
+              if (k > 3) Parameter(p).set_grad(mul(p.grad(), 0.1));  // so that the largest is of long ago
+              optimizer->step();
+              hand.step(doubles(p.grad()));
+            }
+            CHECK(far(p, hand.p) < (dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : 0.1));
+            if (dtype == f64)
+              CHECK(distance(optimizer->state_dict().at("state.0.max_exp_avg_sq"),
+                             Tensor::from(hand.most, {17}, Device::cpu())) < 1e-12);
+          }
+}
+
+TEST_CASE("optimizers: maximize steps as by gradients of the other sign, to the bit") {
+  for (const DType dtype : {f32, f64, bf16, f16}) {
+    const auto make = [](const Parameter& p, bool up) {
+      std::vector<std::unique_ptr<Optimizer>> all;
+      for (const bool more : {false, true}) {
+        all.push_back(std::make_unique<Sgd>(std::vector{p}, SgdOptions{.lr = 0.1,
+                                                                       .momentum = more ? 0.9 : 0,
+                                                                       .weight_decay = 0.1,
+                                                                       .nesterov = more,
+                                                                       .maximize = up}));
+        all.push_back(std::make_unique<Rmsprop>(
+            std::vector{p}, RmspropOptions{.momentum = more ? 0.5 : 0, .centered = more, .maximize = up}));
+        all.push_back(
+            std::make_unique<Adam>(std::vector{p}, AdamOptions{.weight_decay = 0.1, .maximize = up}));
+        all.push_back(std::make_unique<AdamW>(std::vector{p}, AdamWOptions{.amsgrad = more, .maximize = up}));
+      }
+      return all;
+    };
+    for (std::size_t kind = 0; kind < 8; ++kind) {
+      INFO(name_of(dtype) << " " << kind);
+      Parameter p = parameter({33}, 1, dtype), q = parameter({33}, 1, dtype);
+      const auto up = std::move(make(p, true)[kind]), down = std::move(make(q, false)[kind]);
+      for (unsigned k = 0; k < 4; ++k) {
+        give_gradient(p, 30 + k);
+        q.set_grad(neg(p.grad()));
+        up->step();
+        down->step();
+        CHECK(same_bits(p.data(), q.data()));
+      }
+      const StateDict a = up->state_dict(), b = down->state_dict();
+      for (const auto& [name, t] : a)
+        if (name.starts_with("state.")) CHECK(same_bits(t, b.at(name)));
+      CHECK(a.at("group.0.maximize").item() == 1);
+    }
+  }
+}
+
+TEST_CASE(
+    "optimizers: amsgrad is an option of groups, whose state has PyTorch's names and goes on to the bit") {
+  const auto named = [](const Optimizer& o, const char* name) { return o.state_dict().contains(name); };
+  for (const Masters masters : {Masters::none, Masters::in_f32}) {
+    const DType dtype = masters == Masters::none ? f32 : bf16;
+    const auto make = [&](const Parameter& a, const Parameter& b) {
+      return std::make_unique<Adam>(
+          std::vector<ParamGroup>{{.params = {a}, .options = {{"amsgrad", 1}}}, {.params = {b}}},
+          AdamOptions{.lr = 0.1, .beta2 = 0.5, .masters = masters});
+    };
+    Parameter a = parameter({5}, 1, dtype), b = parameter({4}, 2, dtype), lone = parameter({4}, 2, dtype);
+    const auto both = make(a, b);
+    Adam plain({lone}, {.lr = 0.1, .beta2 = 0.5, .masters = masters});
+    const auto step = [&](Optimizer& o, unsigned k) {
+      give_gradient(a, k);
+      give_gradient(b, 10 + k);
+      o.step();
+    };
+    for (unsigned k = 0; k < 3; ++k) {
+      step(*both, k);
+      give_gradient(lone, 10 + k);
+      plain.step();
+    }
+    CHECK(same_bits(b.data(), lone.data()));  // the group without it steps as without it
+    CHECK(named(*both, "state.0.max_exp_avg_sq"));
+    CHECK_FALSE(named(plain, "state.0.max_exp_avg_sq"));
+    Parameter c(clone(a.data())), d(clone(b.data()));
+    const auto other = make(c, d);
+    StateDict state;
+    for (const auto& [name, t] : both->state_dict()) state.emplace_back(name, clone(t));
+    other->load_state_dict(state);
+    step(*both, 7);
+    c.set_grad(clone(a.grad()));
+    d.set_grad(clone(b.grad()));
+    other->step();
+    CHECK(same_bits(a.data(), c.data()));
+    CHECK(same_bits(b.data(), d.data()));
+    Adam more({lone}, {.masters = masters, .amsgrad = true});
+    more.load_state_dict(plain.state_dict());  // with the options of its groups
+    CHECK(more.option("amsgrad") == 0);
+    StateDict lacks = state;
+    std::erase_if(lacks, [](const auto& entry) { return entry.first == "state.0.max_exp_avg_sq"; });
+    CHECK(one_line_about(message_of<ValueError>([&] { other->load_state_dict(lacks); }), "max_exp_avg_sq"));
+    both->set_option("amsgrad", 0);
+    CHECK_FALSE(named(*both, "state.0.max_exp_avg_sq"));
+    step(*both, 8);
+    CHECK_THROWS_AS(both->set_option("amsgrad", 0.5), ValueError);
+  }
+}
+
+TEST_CASE("optimizers: in bf16 a second moment does not fall, with masters it does") {
+  for (const Masters masters : {Masters::none, Masters::in_f32}) {
+    Parameter p = parameter({8}, 1, bf16);
+    Adam adam({p}, {.masters = masters});
+    p.set_grad(ones({8}, {bf16}));
+    adam.step();
+    const Tensor first = clone(adam.state_dict().at("state.0.exp_avg_sq"));
+    p.set_grad(zeros({8}, {bf16}));
+    for (int k = 0; k < 50; ++k) adam.step();
+    CHECK(same_bits(adam.state_dict().at("state.0.exp_avg_sq"), first) == (masters == Masters::none));
+  }
 }
 
 TEST_CASE("optimizers: SGD follows its formula, momentum starting as the gradient") {
@@ -339,8 +478,14 @@ TEST_CASE("optimizers: a state that does not fit changes nothing") {
   const auto changed = [&](std::string_view at, const std::string& name, const Tensor& t) {
     StateDict state;
     for (const auto& [n, v] : before) {
-      const bool beta = n.starts_with("group.0.beta");
-      state.emplace_back(n == at ? name : n, n == at ? t : full(v.shape(), beta ? 0.5 : 5, {v.dtype()}));
+      const bool beta = n.starts_with("group.0.beta"),
+                 flag = n.ends_with("amsgrad") || n.ends_with("maximize");
+      state.emplace_back(n == at ? name : n, n == at ? t
+                                                     : full(v.shape(),
+                                                            flag   ? 0
+                                                            : beta ? 0.5
+                                                                   : 5,
+                                                            {v.dtype()}));
     }
     return state;
   };
@@ -812,7 +957,7 @@ TEST_CASE(
     if (rms) CHECK(square() == kept);
     CHECK(a.optimizer->state_dict().contains("state.0.momentum"));
     for (const std::string& name : a.optimizer->option_names())
-      if (name != "nesterov" && name != "centered") {
+      if (name != "nesterov" && name != "centered" && name != "maximize") {
         const double value = a.optimizer->option(name) + 0.125;
         a.optimizer->set_option(0, name, value);
         CHECK(a.optimizer->option(name) == value);

@@ -148,6 +148,27 @@ TEST_CASE(
   }));
 }
 
+TEST_CASE("sync batch norm: means over all batches, and no running statistics, as of one large batch") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    SyncBatchNorm mean_of_all(4, {.momentum = std::nullopt, .tensor = {f64}}),
+        untracked(4, {.tensor = {f64}, .track_running_stats = false});
+    BatchNorm2d whole(4, {.momentum = std::nullopt, .tensor = {f64}});
+    for (unsigned step = 1; step <= 3; ++step) {
+      const Tensor all = numbers({6, 4, 2, 2}, f64, step), part = narrow(all, 0, 3 * world.rank(), 3);
+      const Tensor expected = narrow(whole(all), 0, 3 * world.rank(), 3);
+      expect_close(mean_of_all(part), expected, "y", 1e-10);
+      expect_close(mean_of_all.running_mean, whole.running_mean, "mean", 1e-12);
+      expect_close(mean_of_all.running_var, whole.running_var, "variance", 1e-12);
+      untracked.train();
+      expect_close(untracked(part), expected, "y without statistics", 1e-10);
+      untracked.eval();  // by this rank's batch, as in PyTorch
+      expect_close(untracked(part), batch_norm(part, {}, {}, {}, {}, {.training = true}), "in eval mode",
+                   1e-10);
+    }
+    expect(untracked.named_buffers().empty(), "there are buffers");
+  }));
+}
+
 TEST_CASE("sync batch norm: without ranks it is the plain one, and other channels are refused") {
   SyncBatchNorm layer(4);
   BatchNorm2d plain(4);

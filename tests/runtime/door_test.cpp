@@ -6,6 +6,8 @@
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
 #include "runtime/cpu/elementwise_loop.h"
+#include "runtime/indexing.h"
+#include "runtime/losses.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
 #include "tests/runtime/harness.h"
@@ -111,6 +113,123 @@ TEST_CASE("door: every op refuses a wrong number of inputs and empty handles, by
     std::vector<Tensor> in(1 + extra, p);
     in[0] = lr;
     CHECK(one_line_about(message_of<ValueError>([&] { apply_many(ops::AdamStep{}, in); }), "adam_step_"));
+  }
+}
+
+TEST_CASE("door: functions made of ops refuse empty handles in their own name") {
+  const Tensor none, x = ones({2, 3}), image = ones({1, 1, 4, 4}), index = zeros({2}, {i64}),
+                     mask = ones({2, 3}, {boolean});
+  const std::vector<std::pair<std::string, std::function<void()>>> calls = {
+      {"zeros_like", [&] { zeros_like(none); }},
+      {"ones_like", [&] { ones_like(none); }},
+      {"full_like", [&] { full_like(none, 1); }},
+      {"bernoulli", [&] { bernoulli(none); }},
+      {"selu", [&] { selu(none); }},
+      {"masked_fill", [&] { masked_fill(none, mask, 1); }},
+      {"masked_fill", [&] { masked_fill(x, none, 1); }},
+      {"masked_fill_", [&] { masked_fill_(none, mask, 1); }},
+      {"masked_select", [&] { masked_select(none, mask); }},
+      {"masked_select", [&] { masked_select(x, none); }},
+      {"nonzero", [&] { nonzero(none); }},
+      {"to", [&] { to(none, f64); }},
+      {"contiguous", [&] { contiguous(none); }},
+      {"reshape", [&] { reshape(none, {2}); }},
+      {"view", [&] { view(none, {2}); }},
+      {"flatten", [&] { flatten(none); }},
+      {"permute", [&] { permute(none, {0}); }},
+      {"transpose", [&] { transpose(none, 0, 1); }},
+      {"squeeze", [&] { squeeze(none); }},
+      {"squeeze", [&] { squeeze(none, 0); }},
+      {"unsqueeze", [&] { unsqueeze(none, 0); }},
+      {"expand", [&] { expand(none, {2}); }},
+      {"slice", [&] { slice(none, 0, 0, 1); }},
+      {"narrow", [&] { narrow(none, 0, 0, 1); }},
+      {"select", [&] { select(none, 0, 0); }},
+      {"split", [&] { split(none, 1); }},
+      {"chunk", [&] { chunk(none, 1); }},
+      {"unbind", [&] { unbind(none); }},
+      {"cat", [&] { cat({x, none}); }},
+      {"stack", [&] { stack({x, none}); }},
+      {"einsum", [&] { einsum("ij,jk->ik", {x, none}); }},
+      {"repeat", [&] { repeat(none, {2}); }},
+      {"flip", [&] { flip(none, {0}); }},
+      {"roll", [&] { roll(none, 1, 0); }},
+      {"pad", [&] { pad(none, {1, 1}); }},
+      {"outer", [&] { outer(none, index); }},
+      {"tril", [&] { tril(none); }},
+      {"triu", [&] { triu(none); }},
+      {"diag", [&] { diag(none); }},
+      {"diagonal", [&] { diagonal(none); }},
+      {"embedding", [&] { embedding(none, index); }},
+      {"embedding", [&] { embedding(x, none); }},
+      {"index_select", [&] { index_select(none, 0, index); }},
+      {"gather", [&] { gather(none, index); }},
+      {"gather", [&] { gather(x, 0, none); }},
+      {"scatter", [&] { scatter(x, 0, none, x); }},
+      {"scatter_add", [&] { scatter_add(none, 0, index, x); }},
+      {"topk", [&] { topk(none, 1); }},
+      {"sort", [&] { sort(none); }},
+      {"argsort", [&] { argsort(none); }},
+      {"one_hot", [&] { one_hot(none, 2); }},
+      {"multinomial", [&] { multinomial(none); }},
+      {"multinomial", [&] { multinomial(none, 2); }},
+      {"sum", [&] { sum(none); }},
+      {"mean", [&] { mean(none); }},
+      {"amax", [&] { amax(none); }},
+      {"amin", [&] { amin(none); }},
+      {"argmax", [&] { argmax(none, 0); }},
+      {"argmin", [&] { argmin(none, 0); }},
+      {"max", [&] { max(none, 0); }},
+      {"min", [&] { min(none, 0); }},
+      {"any", [&] { any(none); }},
+      {"all", [&] { all(none); }},
+      {"allclose", [&] { allclose(x, none); }},
+      {"prod", [&] { prod(none); }},
+      {"var", [&] { var(none); }},
+      {"stddev", [&] { stddev(none); }},
+      {"norm", [&] { norm(none); }},
+      {"logsumexp", [&] { logsumexp(none); }},
+      {"logcumsumexp", [&] { logcumsumexp(none, 0); }},
+      {"cumsum", [&] { cumsum(none, 0); }},
+      {"cumprod", [&] { cumprod(none, 0); }},
+      {"matmul", [&] { matmul(x, none); }},
+      {"linear", [&] { linear(none, x); }},
+      {"linear_gelu", [&] { linear_gelu(x, none); }},
+      {"conv2d", [&] { conv2d(none, image); }},
+      {"conv1d", [&] { conv1d(none, ones({1, 1, 2})); }},
+      {"conv_transpose2d", [&] { conv_transpose2d(image, none); }},
+      {"conv_transpose1d", [&] { conv_transpose1d(none, ones({1, 1, 2})); }},
+      {"max_pool2d", [&] { max_pool2d(none, 2); }},
+      {"avg_pool2d", [&] { avg_pool2d(none, 2); }},
+      {"max_pool1d", [&] { max_pool1d(none, 2); }},
+      {"avg_pool1d", [&] { avg_pool1d(none, 2); }},
+      {"adaptive_avg_pool2d", [&] { adaptive_avg_pool2d(none, 1); }},
+      {"adaptive_max_pool2d", [&] { adaptive_max_pool2d(none, 1); }},
+      {"interpolate", [&] { interpolate(none, {.scale = 2}); }},
+      {"softmax", [&] { softmax(none); }},
+      {"log_softmax", [&] { log_softmax(none); }},
+      {"layer_norm", [&] { layer_norm(none, {}, {}); }},
+      {"rms_norm", [&] { rms_norm(none); }},
+      {"group_norm", [&] { group_norm(none, 1); }},
+      {"batch_norm", [&] { batch_norm(none, {}, {}, {}, {}, {.training = true}); }},
+      {"dropout", [&] { dropout(none, 0.5); }},
+      {"attention", [&] { attention(image, none, image); }},
+      {"self_attention", [&] { self_attention(none, 1); }},
+      {"rotary", [&] { rotary(none); }},
+      {"cross_entropy", [&] { cross_entropy(none, index); }},
+      {"nll_loss", [&] { nll_loss(x, none); }},
+      {"mse_loss", [&] { mse_loss(none, x); }},
+      {"l1_loss", [&] { l1_loss(x, none); }},
+      {"huber_loss", [&] { huber_loss(none, x); }},
+      {"smooth_l1_loss", [&] { smooth_l1_loss(none, x); }},
+      {"bce_with_logits", [&] { bce_with_logits(none, x); }},
+      {"bce_loss", [&] { bce_loss(none, x); }},
+      {"kl_div", [&] { kl_div(none, x); }},
+  };
+  for (const auto& [name, call] : calls) {
+    const std::string text = message_of<ValueError>(call);
+    INFO(name << " says " << text);
+    CHECK(one_line_about(text, name + ":"));
   }
 }
 

@@ -87,7 +87,8 @@ TEST_CASE("images: windows of wide rows are what each window is by itself") {
                              kernel, padding));
             const Tensor x = with_specials({1, 2, 7, width}, dtype), plain = numbers({1, 2, 7, width}, dtype);
             const Pool2dOptions o{.stride = {2, stride}, .padding = {padding, padding}};
-            const Tensor most = max_pool2d(x, kernel, o), mean = avg_pool2d(plain, kernel, o);
+            const Tensor most = max_pool2d(x, kernel, o),
+                         mean = avg_pool2d(plain, kernel, {o.stride, o.padding});
             // Zeros and the least number are what padding adds to a mean and to a maximum; a window that is
             // alone with a stride of 3 is looked at pixel by pixel.
             const double least = -std::numeric_limits<double>::infinity();
@@ -202,10 +203,12 @@ TEST_CASE(
       for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
         const Pool2dOptions o{.stride = stride, .padding = padding};
         const Pool1dOptions line{.stride = stride, .padding = padding};
+        const AvgPool2dOptions means{.stride = stride, .padding = padding};
+        const AvgPool1dOptions line_means{.stride = stride, .padding = padding};
         pools.emplace_back(4, [=](const Tensor& x) { return max_pool2d(x, kernel, o); });
-        pools.emplace_back(4, [=](const Tensor& x) { return avg_pool2d(x, kernel, o); });
+        pools.emplace_back(4, [=](const Tensor& x) { return avg_pool2d(x, kernel, means); });
         pools.emplace_back(3, [=](const Tensor& x) { return max_pool1d(x, kernel, line); });
-        pools.emplace_back(3, [=](const Tensor& x) { return avg_pool1d(x, kernel, line); });
+        pools.emplace_back(3, [=](const Tensor& x) { return avg_pool1d(x, kernel, line_means); });
       }
   for (const std::int64_t to : {1, 2, 3}) {
     pools.emplace_back(4, [=](const Tensor& x) { return adaptive_avg_pool2d(x, to, 1); });
@@ -237,13 +240,98 @@ TEST_CASE("images: pooling along an axis is that of each line, whatever the othe
         const Tensor x = numbers({2, 3, 4, 9}, f32), lines = reshape(x, {2, 12, 9});
         const Pool2dOptions o{.stride = {1, stride}, .padding = {0, padding}};
         const Pool1dOptions line{stride, padding};
-        const Tensor most = max_pool2d(x, {1, kernel}, o), mean = avg_pool2d(x, {1, kernel}, o);
+        const Tensor most = max_pool2d(x, {1, kernel}, o),
+                     mean = avg_pool2d(x, {1, kernel}, {o.stride, o.padding});
         const std::int64_t count = (9 + 2 * padding - kernel) / (stride > 0 ? stride : kernel) + 1;
         CHECK(most.shape() == Shape{2, 3, 4, count});
         CHECK(same_bits(reshape(most, {2, 12, count}), max_pool1d(lines, kernel, line)));
-        CHECK(same_bits(reshape(mean, {2, 12, count}), avg_pool1d(lines, kernel, line)));
+        CHECK(same_bits(reshape(mean, {2, 12, count}), avg_pool1d(lines, kernel, {stride, padding})));
         const Pool2dOptions turned{.stride = {stride, 1}, .padding = {padding, 0}};
         CHECK(same_bits(transpose(max_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), most));
-        CHECK(same_bits(transpose(avg_pool2d(transpose(x, 2, 3), {kernel, 1}, turned), 2, 3), mean));
+        const AvgPool2dOptions turned_means{.stride = turned.stride, .padding = turned.padding};
+        CHECK(same_bits(transpose(avg_pool2d(transpose(x, 2, 3), {kernel, 1}, turned_means), 2, 3), mean));
       }
+}
+
+namespace {
+
+/// Windows of an axis of `size` with ceil_mode: each begins within the image or the padding before it.
+std::int64_t windows_of(std::int64_t size, std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+  std::int64_t count = 1;
+  while ((count - 1) * stride + kernel < size + 2 * padding && count * stride < size + padding) ++count;
+  return count;
+}
+
+/// The sum over window `i` and how many places it counts, those of the padding too.
+struct WindowSum {
+  Tensor pixels;
+  double counted;
+};
+WindowSum window_of(const Tensor& x, int axis, std::int64_t i, std::int64_t kernel, std::int64_t stride,
+                    std::int64_t padding, bool include_pad) {
+  const std::int64_t size = x.size(axis), first = i * stride - padding;
+  const std::int64_t begin = std::max<std::int64_t>(first, 0), end = std::min(first + kernel, size);
+  const std::int64_t places = std::min(first + kernel, size + padding) - first;
+  return {narrow(x, axis, begin, end - begin), static_cast<double>(include_pad ? places : end - begin)};
+}
+
+}  // namespace
+
+TEST_CASE("images: windows of ceil_mode begin before the padding, and a mean counts what it is told to") {
+  for (const std::int64_t size : {1, 2, 5, 6, 7, 20})
+    for (const std::int64_t kernel : {1, 2, 3, 4, 5})
+      for (const std::int64_t stride : {1, 2, 3, 5})
+        for (std::int64_t padding = 0; padding <= kernel / 2; ++padding) {
+          if (size + 2 * padding - kernel <= -stride) {
+            CHECK_THROWS_AS(max_pool1d(ones({1, 1, size}), kernel, {stride, padding, true}), ShapeError);
+            continue;
+          }
+          INFO(fmt::format("size {} kernel {} stride {} padding {}", size, kernel, stride, padding));
+          const Tensor x = sub(numbers({2, 3, size, 4}, f64, 3), 5);  // below 0, where zeros would win
+          const std::int64_t count = windows_of(size, kernel, stride, padding);
+          const Tensor most =
+              max_pool2d(x, {kernel, 1}, {.stride = {stride, 1}, .padding = {padding, 0}, .ceil_mode = true});
+          REQUIRE(most.shape() == Shape{2, 3, count, 4});
+          for (const bool include : {false, true})
+            for (const bool up : {false, true})
+              for (const std::int64_t divisor : {0, 3, -2}) {
+                if (!up && size + 2 * padding < kernel) continue;
+                AvgPool2dOptions o{.stride = {stride, 1},
+                                   .padding = {padding, 0},
+                                   .ceil_mode = up,
+                                   .count_include_pad = include};
+                if (divisor != 0) o.divisor_override = divisor;
+                const Tensor mean = avg_pool2d(x, {kernel, 1}, o);
+                REQUIRE(mean.size(2) == (up ? count : (size + 2 * padding - kernel) / stride + 1));
+                for (std::int64_t i = 0; i < mean.size(2); ++i) {
+                  const WindowSum w = window_of(x, 2, i, kernel, stride, padding, include);
+                  const Tensor expected =
+                      sum(w.pixels, {2}, Keep::dims) / (divisor != 0 ? double(divisor) : w.counted);
+                  CHECK(distance(narrow(mean, 2, i, 1), expected) < 1e-12);
+                  CHECK(same_bits(
+                      narrow(most, 2, i, 1),
+                      amax(window_of(x, 2, i, kernel, stride, padding, true).pixels, {2}, Keep::dims)));
+                  if (!up) break;
+                }
+                const Tensor lines = reshape(transpose(x, 2, 3), {2, 12, size});
+                const AvgPool1dOptions line{stride, padding, up, include, o.divisor_override};
+                CHECK(same_bits(avg_pool1d(lines, kernel, line),
+                                reshape(contiguous(transpose(mean, 2, 3)), {2, 12, mean.size(2)})));
+              }
+        }
+  CHECK_THROWS_AS(avg_pool2d(ones({1, 1, 4, 4}), 2, {.divisor_override = 0}), ValueError);
+}
+
+TEST_CASE("images: gradients of pooling with ceil_mode and of means that count pixels alone") {
+  for (const auto& [kernel, stride, padding] : {std::tuple{2, 2, 0}, {3, 2, 1}, {2, 3, 1}, {5, 4, 2}}) {
+    const Tensor x = numbers({2, 2, 7, 6}, f64, 5);
+    const Pool2dOptions up{stride, padding, true};
+    CHECK(gradient_error([&](std::span<const Tensor> in) { return max_pool2d(in[0], kernel, up); },
+                         std::span(&x, 1)) < 1e-6);
+    for (const bool include : {false, true}) {
+      const AvgPool2dOptions o{stride, padding, true, include};
+      CHECK(gradient_error([&](std::span<const Tensor> in) { return avg_pool2d(in[0], kernel, o); },
+                           std::span(&x, 1)) < 1e-6);
+    }
+  }
 }

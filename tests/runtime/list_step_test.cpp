@@ -209,6 +209,7 @@ TEST_CASE("lists: a step has the same bits however the elements are split over t
     apply_many(rule, {parts[0]});
   };
   check(ops::AdamStep{.weight_decay = 0.01, .decoupled = true});
+  check(ops::AdamStep{.weight_decay = 0.01, .amsgrad = true, .maximize = true});
   check(ops::SgdStep{.momentum = 0.9, .nesterov = true});
   check(ops::RmspropStep{.momentum = 0.9});
 }
@@ -240,6 +241,26 @@ TEST_CASE("lists: ten steps of Adam and AdamW follow the formulas") {
       CHECK(in[5].item() == 10);
       CHECK(distance(in[1], Tensor::from(p, {1000})) < 4e-6);
     }
+}
+
+TEST_CASE("lists: amsgrad divides by the largest average so far, NaN included") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  // Of v = 0.5 v + 0.5 g^2: the third is below the second.
+  std::vector<Tensor> in{Tensor::scalar(1, {f64}), zeros({3}), Tensor(), zeros({3}), zeros({3}), zeros({3}),
+                         zeros({}, {f64})};
+  const ops::AdamStep op{.beta1 = 0, .beta2 = 0.5, .eps = 0, .amsgrad = true};
+  double v = 0, most = 0, p = 0;
+  for (int step = 1; const double g : {1.0, 4.0, -1.0, 0.5, 8.0}) {
+    in[2] = Tensor::from<float>({static_cast<float>(g), static_cast<float>(step == 2 ? nan : g), 1});
+    apply_many(op, in);
+    v = 0.5 * v + 0.5 * g * g;
+    most = std::max(most, v);
+    p -= g / std::sqrt(most / (1 - std::pow(0.5, step++)));
+    const auto values = in[1].to_vector<float>();
+    CHECK(std::abs(values[0] - p) < 1e-5);
+    CHECK(std::isnan(values[1]) == (step > 2));
+    CHECK(std::abs(in[5].to_vector<float>()[0] - most) < 1e-5);
+  }
 }
 
 TEST_CASE("lists: SGD with and without momentum follows the formulas") {

@@ -363,9 +363,27 @@ void network_cases(const Add& put) {
   put("max_pool2d of oblong windows", {images},
       one([uneven](const Tensor& x) { return max_pool2d(x, {3, 2}, uneven); }),
       {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  const AvgPool2dOptions uneven_means{.stride = {2, 3}, .padding = {0, 1}};
   put("avg_pool2d of oblong windows", {images},
-      one([uneven](const Tensor& x) { return avg_pool2d(x, {3, 2}, uneven); }),
+      one([uneven_means](const Tensor& x) { return avg_pool2d(x, {3, 2}, uneven_means); }),
       {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{3, 2, 0}, {2, 3, 1}}})});
+  // Of 9 pixels windows of 2 leave one over; 2 beyond the padding of 7 stand for a window of one row.
+  put("max_pool2d, ceil_mode", {{{2, 2, 7, 9}, {3, 3, 11, 17}}},
+      one([](const Tensor& x) { return max_pool2d(x, {3, 2}, {.ceil_mode = true}); }),
+      {.dtypes = floating_dtypes});
+  put("max_pool2d of windows beyond the image", {{{2, 2, 7, 9}, {3, 3, 10, 17}}}, one([](const Tensor& x) {
+        return apply_many(ops::MaxPool2d{{{3, 3, 0, 2}, {2, 2, 0, 1}}}, std::span(&x, 1))[0];
+      }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::MaxPool2d{{{3, 3, 0, 2}, {2, 2, 0, 1}}})});
+  put("avg_pool2d of windows beyond the image", {{{2, 2, 7, 8}, {3, 3, 10, 16}}},
+      one([](const Tensor& x) { return apply(ops::AvgPool2d{{{3, 3, 0, 2}, {2, 2, 1, 1}}}, x); }),
+      {.dtypes = floating_dtypes, .reference = reference(ops::AvgPool2d{{{3, 3, 0, 2}, {2, 2, 1, 1}}})});
+  for (const bool include : {false, true})
+    put(fmt::format("avg_pool2d, ceil_mode, padding counts: {}", include), {{{2, 2, 7, 9}, {3, 3, 11, 17}}},
+        one([include](const Tensor& x) {
+          return avg_pool2d(x, {3, 2}, {.padding = 1, .ceil_mode = true, .count_include_pad = include});
+        }),
+        {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
   const Input lines{{2, 4, 9}, {3, 6, 50}};
   put("max_pool1d", {lines}, one([](const Tensor& x) { return max_pool1d(x, 3, {2, 1}); }),
       {.dtypes = floating_dtypes, .more = {{{0, 2, 4}}, {{1, 1, 3}}}});

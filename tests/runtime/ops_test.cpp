@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <regex>
 
@@ -519,6 +520,61 @@ TEST_CASE("ops: many draws of one row follow its weights, and without replacemen
                        "multinomial"));
   CHECK(one_line_about(message_of<ValueError>([&] { multinomial(weights, 5, Replacement::without); }),
                        "multinomial"));
+}
+
+TEST_CASE("ops: draws have more digits than f32, so that no small weight is passed over") {
+  // Behind a first weight of nearly everything there are 2^15 of 2^-27 each: numbers of 24 bits would meet
+  // every eighth of them.
+  const std::int64_t rare = 1 << 15, draws = 1 << 22;
+  const Tensor weights = cat({full({1}, 1 - 0x1p-12, {f64}), full({rare}, 0x1p-27, {f64})});
+  const auto count_by_rest = [&](const Tensor& drawn) {
+    std::array<std::int64_t, 8> counts{};
+    for (const std::int64_t i : masked_select(drawn, greater(drawn, 0)).to_vector<std::int64_t>())
+      ++counts[static_cast<std::size_t>(i % 8)];
+    return counts;
+  };
+  manual_seed(7);
+  // 1024 in all are expected, 128 of each: 40 are eight deviations away.
+  for (const std::int64_t n : count_by_rest(multinomial(weights, draws))) CHECK((n > 40 && n < 216));
+}
+
+TEST_CASE("ops: logcumsumexp keeps what is far below what comes, and its gradient sums to the upstream's") {
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const std::int64_t n : {1, 2, 3, 8, 21}) {
+      INFO(name_of(dtype) << " " << n);
+      const Tensor x = mul(numbers({3, n, 2}, dtype, 4), 4);
+      const Tensor y = logcumsumexp(x, 1);
+      CHECK(same_bits(y, logcumsumexp(x, -2)));
+      for (std::int64_t i = 0; i < n; ++i) {
+        const Tensor expected = logsumexp(narrow(to(x, f64), 1, 0, i + 1), {1});
+        CHECK(distance(select(to(y, f64), 1, i), expected) < (dtype == f64   ? 1e-13
+                                                              : dtype == f32 ? 1e-5
+                                                              : dtype == f16 ? 2e-2
+                                                                             : 0.1));
+      }
+    }
+  // 800 below what comes, and nothing at all: each is what a sum of its own elements gives.
+  const Tensor steep = Tensor::from<double>({-800, -800, 0, 800, -infinite, 5}, {6});
+  Tensor x = clone(steep).requires_grad_();
+  const Tensor y = logcumsumexp(x, 0);
+  const auto values = y.detach().to_vector<double>();
+  CHECK((values[0] == -800 && std::abs(values[1] - (std::log(2.0) - 800)) < 1e-12 && values[2] == 0));
+  CHECK((values[3] == 800 && values[5] == 800));
+  sum(y).backward();
+  const auto slopes = x.grad().to_vector<double>();
+  // Each output hands on 1 in all, to the largest of what it sums.
+  CHECK(std::abs(std::accumulate(slopes.begin(), slopes.end(), 0.0) - 6) < 1e-12);
+  CHECK((std::abs(slopes[0] - 1.5) < 1e-12 && std::abs(slopes[2] - 1) < 1e-12 && slopes[3] == 3));
+  CHECK(logcumsumexp(Tensor::from<double>({-infinite, -infinite, 1}), 0).to_vector<double>() ==
+        std::vector<double>{-infinite, -infinite, 1});
+  const Tensor smooth = numbers({2, 7}, f64, 9);
+  CHECK(gradient_error([](std::span<const Tensor> in) { return logcumsumexp(in[0], 1); },
+                       std::span(&smooth, 1)) < 1e-6);
+  CHECK(logcumsumexp(Tensor::scalar(3, {f32}), 0).item() == 3);
+  CHECK(logcumsumexp(zeros({2, 0}), 1).shape() == Shape{2, 0});
+  CHECK_THROWS_AS(logcumsumexp(ones({3}, {i32}), 0), DTypeError);
+  CHECK_THROWS_AS(logcumsumexp(ones({3}), 1), ShapeError);
 }
 
 TEST_CASE("ops: a long line has one largest element and one product, whatever pieces it is cut into") {

@@ -110,7 +110,8 @@ TEST_CASE("plain: optimizer steps and clipping") {
     std::vector<Tensor> in{to(Tensor::scalar(0.1, {f64}), device)};
     if (op.skippable == ops::Skippable::yes) in.push_back(to(Tensor::scalar(skip, {f32}), device));
     if (op.clipped == ops::Clipped::yes) in.push_back(to(Tensor::scalar(0.3, {f64}), device));
-    const bool twins = stride == 6;
+    bool twins = false;
+    if constexpr (requires { op.twins; }) twins = op.twins == ops::Twins::yes;
     if (twins) --stride;
     for (unsigned i = 0; i < 3; ++i) {
       for (std::size_t k = 0; k + 1 < stride; ++k) {
@@ -164,6 +165,15 @@ TEST_CASE("plain: optimizer steps and clipping") {
           agree(op, op.stride());
         }
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes}, 5);
+    for (const bool maximize : {false, true}) {
+      agree(ops::AdamStep{.weight_decay = decay, .amsgrad = true, .maximize = maximize}, 6);
+      agree(
+          ops::AdamStep{
+              .weight_decay = decay, .amsgrad = true, .maximize = maximize, .twins = ops::Twins::yes},
+          7);
+      agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .maximize = maximize}, 4);
+      agree(ops::RmspropStep{.weight_decay = decay, .centered = true, .maximize = maximize}, 4);
+    }
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes, .twins = ops::Twins::yes},
           6);
     agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .clipped = ops::Clipped::yes}, 4);

@@ -267,6 +267,43 @@ TEST_CASE("clipping a sharded module is clipping the whole, to the bit") {
   for (double limit : {0.5, 1e6}) clip_in_all_ways(limit, everywhere, expect_equal);
 }
 
+TEST_CASE("clipping by norms of other orders is clipping the whole, by the largest element to the bit") {
+  const std::vector<Way> all = ways();
+  for (const double order : {0.5, 1.0, 3.0, infinity})
+    for (std::size_t w = 0; w < all.size(); w += 3)
+      for (int ranks : {1, 2, 4}) {
+        INFO(all[w].name << " on " << ranks << " ranks, order " << order);
+        if (!all[w].possible(ranks)) continue;
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Net net = net_of(), whole = net_of();
+          all[w].wrap(net, world);
+          std::vector<Tensor> gradients = whole_gradients(whole);
+          set_parts(net, gradients, everywhere);
+          std::vector<nn::Parameter> params = whole.parameters();
+          for (std::size_t i = 0; i < params.size(); ++i) params[i].set_grad(clone(gradients[i]));
+          const double expected = nn::clip_grad_norm_(params, 0.5, order).item(),
+                       alone = shard::grad_norm(net.parameters(), order).item(),
+                       norm = shard::clip_grad_norm_(net.parameters(), 0.5, order).item();
+          expect(same_bits(norm, alone), "norm {}, without clipping {}", norm, alone);
+          if (std::isinf(order)) return expect_equal(net, params, norm, expected);
+          expect(std::abs(norm / expected - 1) < 1e-12, "norm {}, whole {}", norm, expected);
+        }));
+      }
+  for (double special : {infinity, std::numeric_limits<double>::quiet_NaN()})
+    CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+      Net net = net_of();
+      shard::fully_shard(net);
+      std::vector<Tensor> gradients = whole_gradients(net_of());
+      fill_(narrow(flatten(gradients[0]), 0, 0, 1), special);
+      set_parts(net, gradients, everywhere);
+      for (const double order : {1.0, infinity}) {
+        const double norm = shard::grad_norm(net.parameters(), order).item();
+        expect(std::isnan(special) ? std::isnan(norm) : norm == special, "norm {} on rank {}", norm,
+               world.rank());
+      }
+    }));
+}
+
 TEST_CASE("gradients that are none on some ranks add nothing") {
   clip_in_all_ways(0.5, [](std::size_t i, std::size_t rank) { return (i + rank) % 3 != 0; }, expect_equal);
   clip_in_all_ways(0.5, [](std::size_t, std::size_t rank) { return rank == 0; }, expect_equal);

@@ -375,3 +375,24 @@ TEST_CASE("what is ignored is in the module that is wrapped") {
     wrap({.ignored_parameters = {net.linear.weight.object()}, .ignored_modules = {&net.norm}});
   }));
 }
+
+TEST_CASE("a sharded table whose rows a forward would scale is refused, one that is left out scales them") {
+  for (const shard::GroupLayout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World&) {
+      const auto make = [] {
+        manual_seed(3);
+        nn::Embedding table(6, 4, nn::EmbeddingOptions{.max_norm = 0.5});
+        return nn::Sequential{std::move(table), nn::Linear(4, 2)};
+      };
+      nn::Sequential sharded = make(), left_out = make();
+      const Tensor index = Tensor::from<std::int64_t>({0, 2, 5});
+      shard::fully_shard(sharded, {.layout = layout});
+      const std::string text = refusal<StateError>([&] { sharded(index); });
+      expect(text.find("max_norm") != std::string::npos, "says {}", text);
+      const nn::Parameter table = left_out.parameters()[0];
+      shard::fully_shard(left_out, {.layout = layout, .ignored_parameters = {table}});
+      left_out(index);
+      expect(amax(norm(index_select(table.local().detach(), 0, index), 2, {1})).item() < 0.501,
+             "rows are not scaled");
+    }));
+}
