@@ -6,6 +6,7 @@
 #include "runtime/ops/arange.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/batch_norm.h"
+#include "runtime/ops/bce.h"
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/conv2d.h"
