@@ -1,6 +1,7 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
 #include "runtime/ops/absolute_error.h"
+#include "runtime/ops/bce.h"
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/flip.h"
