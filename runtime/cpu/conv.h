@@ -13,7 +13,7 @@ namespace sherd::cpu {
 struct Conv {
   ops::ConvRule rule;
   std::int64_t images, channels, rows, columns, outputs, height, width, down, across;
-  struct Steps {
+  struct {
     std::int64_t image, channel, row, pixel;
   } steps;  ///< from one of the images' to the next
 

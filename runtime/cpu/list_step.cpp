@@ -16,6 +16,7 @@ struct StepSlot {
   float* at[2 + StepLists::most_states];
   std::int64_t n;
   double step;
+  std::int64_t size() const { return n; }
 };
 
 /// A gradient as the step takes it: f32, dense, and clipped in its own dtype.
@@ -24,7 +25,7 @@ Tensor dense_gradient(std::string_view op, const Tensor& given, double factor) {
   if (factor != 1.0) {
     g = clone(g);
     with_floating(op, g.dtype(), [&]<class T>() {
-      const cpu::MutableValues<T> values{reinterpret_cast<T*>(g.raw()), g.numel()};
+      const std::span values(reinterpret_cast<T*>(g.raw()), static_cast<std::size_t>(g.numel()));
       cpu::scale<T>(std::span(&values, 1), factor);
     });
   }

@@ -18,7 +18,7 @@ template <class Slot, class F>
 void for_elements(std::span<const Slot> slots, const F& body) {
   std::vector<std::int64_t> starts{0};
   starts.reserve(slots.size() + 1);
-  for (const Slot& s : slots) starts.push_back(starts.back() + s.n);
+  for (const Slot& s : slots) starts.push_back(starts.back() + static_cast<std::int64_t>(s.size()));
   parallel_for(starts.back(), chunk, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t tile = begin / chunk;
     auto i =
@@ -34,7 +34,7 @@ void for_elements(std::span<const Slot> slots, const F& body) {
 template <class Slot>
 std::int64_t tile_count(std::span<const Slot> slots) {
   std::int64_t n = 0;
-  for (const Slot& s : slots) n += s.n;
+  for (const Slot& s : slots) n += static_cast<std::int64_t>(s.size());
   return (n + chunk - 1) / chunk;
 }
 

@@ -20,16 +20,16 @@
 namespace sherd::cpu {
 
 template <class T>
-double max_abs(std::span<const Values<T>> list) {
+double max_abs(std::span<const std::span<const T>> list) {
   using C = compute_t<T>;
   std::vector<C> tops(static_cast<std::size_t>(tile_count(list)));
-  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+  for_elements(list, [&](std::span<const T> values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
     // As bits, because magnitudes order like integers there, NaN above all: integer maxima vectorise and keep
     // it.
     using Bits = typename math::detail::Format<C>::Int;
     Bits top = std::bit_cast<Bits>(tops[tile]);
     for (std::int64_t i = begin; i < end; ++i) {
-      top = std::max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(values.data[i]))));
+      top = std::max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(values[i]))));
     }
     tops[tile] = std::bit_cast<C>(top);
   });
@@ -90,11 +90,11 @@ void add_piece(const T* data, std::int64_t n, const Add& add) {
 }  // namespace
 
 template <class T>
-void add_squares(std::span<const Values<T>> list, std::int64_t* limbs) {
-  for_elements(list, [&](const Values<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+void add_squares(std::span<const std::span<const T>> list, std::int64_t* limbs) {
+  for_elements(list, [&](std::span<const T> values, std::int64_t begin, std::int64_t end, std::int64_t) {
     std::array<std::uint64_t, ExactSquares::limbs> sums{};
     const auto add = [&](int limb, std::uint64_t value) { sums[static_cast<std::size_t>(limb)] += value; };
-    for (; begin < end; begin += piece) add_piece(values.data + begin, std::min(piece, end - begin), add);
+    for (; begin < end; begin += piece) add_piece(values.data() + begin, std::min(piece, end - begin), add);
     for (std::size_t i = 0; i < sums.size(); ++i)
       if (sums[i] != 0)
         std::atomic_ref(limbs[i]).fetch_add(static_cast<std::int64_t>(sums[i]), std::memory_order_relaxed);
@@ -102,11 +102,11 @@ void add_squares(std::span<const Values<T>> list, std::int64_t* limbs) {
 }
 
 template <class T>
-void scale(std::span<const MutableValues<T>> list, double factor) {
-  for_elements(list, [&](const MutableValues<T>& values, std::int64_t begin, std::int64_t end, std::int64_t) {
+void scale(std::span<const std::span<T>> list, double factor) {
+  for_elements(list, [&](std::span<T> values, std::int64_t begin, std::int64_t end, std::int64_t) {
     for (std::int64_t i = begin; i < end; ++i)
-      values.data[i] = T(
-          static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(values.data[i])) * factor));
+      values[i] =
+          T(static_cast<compute_t<T>>(static_cast<double>(static_cast<compute_t<T>>(values[i])) * factor));
   });
 }
 
@@ -126,16 +126,16 @@ void by_dtype(std::string_view op, Inputs in, const F& body) {
   }
 }
 
-/// The same with the tensors' values: `body(span of Values<T>)`.
+/// The same with the tensors' values: `body(span of a span for each)`.
 template <class F>
 void values_by_dtype(std::string_view op, Inputs in, const F& body) {
   by_dtype(op, in, [&]<class T>(std::vector<Tensor>& tensors) {
-    std::vector<Values<T>> list;
+    std::vector<std::span<const T>> list;
     for (Tensor& t : tensors) {
       t = contiguous(t);
-      list.push_back({t.data<T>(), t.numel()});
+      list.emplace_back(t.data<T>(), static_cast<std::size_t>(t.numel()));
     }
-    body(std::span<const Values<T>>(list));
+    body(std::span<const std::span<const T>>(list));
   });
 }
 
@@ -166,8 +166,9 @@ void clip_scale(const ops::ClipScale& op, Inputs in, Outputs) {
   for (const Tensor& t : in.subspan(1)) detail::dense_data(op.name, t);    // all or none
   if (factor == 1.0) return;
   by_dtype(op.name, in.subspan(1), [&]<class T>(const std::vector<Tensor>& tensors) {
-    std::vector<MutableValues<T>> list;
-    for (const Tensor& t : tensors) list.push_back({reinterpret_cast<T*>(t.raw()), t.numel()});
+    std::vector<std::span<T>> list;
+    for (const Tensor& t : tensors)
+      list.emplace_back(reinterpret_cast<T*>(t.raw()), static_cast<std::size_t>(t.numel()));
     scale<T>(list, factor);
   });
 }

@@ -8,27 +8,17 @@
 
 namespace sherd::cpu {
 
-/// A stretch of `n` values for the norm; T is double, float, Half or BFloat16.
-template <class T>
-struct Values {
-  const T* data = nullptr;
-  std::int64_t n = 0;
-};
+// T is double, float, Half or BFloat16.
 
 /// Largest absolute value; 0 for none, NaN when there is one.
 template <class T>
-double max_abs(std::span<const Values<T>> list);
+double max_abs(std::span<const std::span<const T>> list);
 /// Adds the squares to `limbs`, as `ExactSquares` has them.
 template <class T>
-void add_squares(std::span<const Values<T>> list, std::int64_t* limbs);
+void add_squares(std::span<const std::span<const T>> list, std::int64_t* limbs);
 
 /// x *= factor over a list (the clipping of gradients), in one pass.
 template <class T>
-struct MutableValues {
-  T* data = nullptr;
-  std::int64_t n = 0;
-};
-template <class T>
-void scale(std::span<const MutableValues<T>> list, double factor);
+void scale(std::span<const std::span<T>> list, double factor);
 
 }  // namespace sherd::cpu

@@ -190,19 +190,6 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   if (out[0].numel() > 0) take_slices(s, in[0], out[0]);
 }
 
-/// Values one after another, or one for all places.
-struct Values {
-  Tensor dense;
-  std::int64_t step = 1;
-  explicit Values(const Tensor& values) : dense(values) {
-    bool same = true;
-    for (int i = 0; i < values.rank(); ++i)
-      same = same && (values.shape()[i] == 1 || values.strides()[i] == 0);
-    step = same ? 0 : 1;
-    if (!same) dense = contiguous(values);
-  }
-};
-
 /// 16-bit floats are added in f32, all elements of a few lines at a time.
 template <class T>
 void add_halves(const Lines& l, std::int64_t length, const std::int64_t* at, const T* values,
@@ -236,16 +223,16 @@ void add_halves(const Lines& l, std::int64_t length, const std::int64_t* at, con
 void put_elements(const ops::PutAt& op, const Tensor& index, const Tensor& given, const Tensor& y) {
   const std::int64_t* at = index.data<std::int64_t>();
   const Lines l(op.shape, index.shape(), op.axis);
-  const Values values(given);
-  const std::int64_t step = values.step;
+  const std::int64_t step = ops::is_one(given) ? 0 : 1;
+  const Tensor values = step == 0 ? given : contiguous(given);
   if (op.put == Put::replace)
     return with_bits(y.dtype(), [&]<class T>(T) {
-      const T* from = reinterpret_cast<const T*>(values.dense.raw());
+      const T* from = reinterpret_cast<const T*>(values.raw());
       T* to = reinterpret_cast<T*>(y.raw());
       for_each_pick(l, at, [&](std::int64_t e, std::int64_t i) { to[e] = from[i * step]; });
     });
   for_numbers(y.dtype(), [&]<class T>() {
-    const T* from = reinterpret_cast<const T*>(values.dense.raw());
+    const T* from = reinterpret_cast<const T*>(values.raw());
     T* to = reinterpret_cast<T*>(y.raw());
     if constexpr (!std::is_same_v<T, compute_t<T>>) {
       if (l.picks > 1 && !op.distinct) return add_halves(l, op.shape[op.axis], at, from, step, to);

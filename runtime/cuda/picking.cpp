@@ -113,16 +113,9 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
-/// Whether all elements are one.
-bool is_one(const Tensor& values) {
-  bool one = true;
-  for (int i = 0; i < values.rank(); ++i) one = one && (values.shape()[i] == 1 || values.strides()[i] == 0);
-  return one;
-}
-
 void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, const Tensor& y) {
   DeviceState& state = state_of(y.device());
-  const bool slices = op.of == ops::Of::slices, one = is_one(given);
+  const bool slices = op.of == ops::Of::slices, one = ops::is_one(given);
   const Tensor values = one ? given : contiguous(given);
   const std::int64_t size = size_of(y.dtype());
   const std::int64_t unit = one ? 1 : unit_of(op, y.shape(), size, values.raw(), y.raw());

@@ -39,6 +39,12 @@ SliceSizes::SliceSizes(const Shape& shape, int axis, int axes) {
   for (int i = 0; i < shape.rank(); ++i) (i < axis ? outer : i < axis + axes ? columns : inner) *= shape[i];
 }
 
+bool is_one(const Tensor& values) {
+  bool one = true;
+  for (int i = 0; i < values.rank(); ++i) one = one && (values.shape()[i] == 1 || values.strides()[i] == 0);
+  return one;
+}
+
 Specs Take::infer(SpecSpan in) const { return {{picked(in[0].shape, in[1]), in[0].dtype, in[0].device}}; }
 
 Tensors Take::grad(const GradArgs& args) const {

@@ -90,4 +90,7 @@ struct SliceSizes {
   SliceSizes(const Shape& shape, int axis, int axes);
 };
 
+/// Whether all elements of `values` are one.
+bool is_one(const Tensor& values);
+
 }  // namespace sherd::ops
