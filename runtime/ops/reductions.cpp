@@ -146,9 +146,8 @@ Tensors Variance::grad(const GradArgs& args) const {
   if (args.gy[1].defined() || !args.gy[0].defined())
     return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
   const Tensor& x = args.inputs[0];
-  if (!args.create_graph) return apply_many(VarianceGrad{*this}, std::array{args.gy[0], x, args.outputs[1]});
-  const Tensor mean = exact_mean(to(x, DType::f64), axes);  // depends on x
-  return VarianceGrad{*this}.reference(std::array{args.gy[0], x, mean});
+  const std::array in{args.gy[0], x, args.outputs[1]};
+  return args.create_graph ? VarianceGrad{*this}.reference(in) : apply_many(VarianceGrad{*this}, in);
 }
 
 Tensors VarianceGrad::reference(Inputs in) const {
@@ -156,7 +155,8 @@ Tensors VarianceGrad::reference(Inputs in) const {
   const std::int64_t results = gy.numel();
   const Tensor factor = div(mul(gy, 2), of.left(results > 0 ? x.numel() / results : 0)),
                mean = with_kept_axes(in[2], x.shape(), of.axes);
-  return {to(mul(sub(wide, mean), with_kept_axes(factor, x.shape(), of.axes)), x.dtype())};
+  const Tensor gx = mul(sub(wide, mean), with_kept_axes(factor, x.shape(), of.axes));
+  return {to(to(gx, compute_dtype(x.dtype())), x.dtype())};  // rounded as kernels round it
 }
 
 Specs LogSumExp::infer(SpecSpan in) const {
