@@ -174,13 +174,15 @@ std::string dtypes() {
 std::set<std::string> kernels_in_sources(const fs::path& root, const std::string& backend) {
   std::set<std::string> types;
   static const std::regex row(R"((?:kernel_row<ops::(?=\w+>\(\)\.set\()|add_list_step<ops::)(\w+)>\()"),
-      loss(R"(add_loss_total<ops::(\w+)>\()"), add(R"(add_kernel<(\w+)>\()");
+      add(R"(add_kernel<(\w+)>\()");
   for (const fs::path& file : files_in(root / "runtime" / backend)) {
     if (file.extension() != ".cpp" && file.extension() != ".cu") continue;
     const std::string text = text_of(file);
     for (std::sregex_iterator at(text.begin(), text.end(), row), end; at != end; ++at) types.insert((*at)[1]);
-    for (std::sregex_iterator at(text.begin(), text.end(), loss), end; at != end; ++at)
-      for (const char* op : {"LossTotal<", "LossTotalGrad<"}) types.insert(op + (*at)[1].str() + ">");
+    if (text.find("ops::SummedLosses::for_each(") != std::string::npos)
+      ops::SummedLosses::for_each([&]<class Loss>() {
+        for (const char* op : {"LossTotal<", "LossTotalGrad<"}) types.insert(op + type_of<Loss>() + ">");
+      });
     for (std::sregex_iterator at(text.begin(), text.end(), add), end; at != end; ++at) {
       const std::regex kernel("void " + (*at)[1].str() + R"(\(const ops::(\w+)&)");
       std::smatch match;
