@@ -3,11 +3,15 @@
 #include <charconv>
 #include <string_view>
 
+#include "runtime/shown.h"
+
 namespace sherd {
 
 ProcessRun::~ProcessRun() = default;
 
 namespace {
+
+constexpr const char* port_name = "MASTER_PORT";
 
 using Variable = std::function<const char*(const char*)>;
 
@@ -23,8 +27,12 @@ constexpr Names known[] = {
 };
 
 [[noreturn]] void refuse(const char* name, const char* text) {
+  const std::string cut = shown(text);
+  if (std::string_view(name) == port_name)
+    fail<ValueError>("launch: MASTER_PORT is '{}', which is no number; set it to a free port from 1 to 65534",
+                     cut);
   fail<ValueError>("launch: {} is '{}', which is no rank or count; start the program through its launcher",
-                   name, text);
+                   name, cut);
 }
 
 /// Takes a number off `text`.
@@ -111,7 +119,7 @@ std::string text_or(const Variable& variable, std::initializer_list<const char*>
 MeetingPlace read_meeting_place(const Launch& launch, const Variable& variable) {
   MeetingPlace place;
   place.host = text_or(variable, {"MASTER_ADDR"});
-  place.port = number(variable, "MASTER_PORT", 0);
+  place.port = number(variable, port_name, 0);
   const char *const job = "SLURM_JOB_ID", *const step = "SLURM_STEP_ID";
   if (launch.launcher == Launcher::slurm) {
     if (place.host.empty())
@@ -120,13 +128,18 @@ MeetingPlace read_meeting_place(const Launch& launch, const Variable& variable) 
     if (place.port == 0)
       place.port = 20000 + (number(variable, job, 0) % 12000 + number(variable, step, 0) % 12000) % 12000;
   }
+  check<ValueError>(
+      launch.launcher == Launcher::slurm || variable(port_name) != nullptr,
+      "launch: MASTER_PORT is not set; set it to a port of {} from 1 to 65534 that is free, on which "
+      "{} processes meet",
+      shown(place.host), launch.size);
   if (text_or(variable, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True" && place.port != 0) ++place.port;
   check<ValueError>(!place.host.empty(),
                     "launch: MASTER_ADDR is not set; it names the machine of rank 0, where {} processes meet",
                     launch.size);
   check<ValueError>(place.port > 0 && place.port < 65536,
                     "launch: MASTER_PORT gives port {}; set it to a port of {} from 1 to 65534 that is free",
-                    place.port, place.host);
+                    place.port, shown(place.host));
   place.token = text_or(variable, {"SHERD_JOB_TOKEN", "TORCHELASTIC_RUN_ID"});
   if (place.token.empty())
     place.token = fmt::format("{}.{}", text_or(variable, {job}), text_or(variable, {step}));
@@ -137,7 +150,7 @@ WireKind read_wire(const Launch& launch, const Variable& variable, bool has_mpi)
   const std::string said = text_or(variable, {"SHERD_WIRE"});
   if (said == "mpi") return WireKind::mpi;
   if (said == "tcp") return WireKind::tcp;
-  check<ValueError>(said.empty(), "launch: SHERD_WIRE is '{}'; it is mpi or tcp", said);
+  check<ValueError>(said.empty(), "launch: SHERD_WIRE is '{}'; it is mpi or tcp", shown(said));
   return launch.launcher == Launcher::torchrun || !has_mpi ? WireKind::tcp : WireKind::mpi;
 }
 

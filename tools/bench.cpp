@@ -10,7 +10,6 @@
 #include "nn/optimizer.h"
 #include "runtime/backend.h"
 #include "runtime/context.h"
-#include "runtime/io/durable.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 #include "runtime/timeline.h"
@@ -18,6 +17,7 @@
 #include "tools/among_ranks.h"
 #include "tools/evaluate.h"
 #include "tools/forecast.h"
+#include "tools/output.h"
 #include "tools/sharding.h"
 #include "tools/trace.h"
 
@@ -330,12 +330,15 @@ std::string json_text(const BenchReport& r) {
 }
 
 std::string bench(const BenchOptions& options, FileSystem& files) {
+  const Output out{"--out", options.out, {options.against, options.trace}},
+      trace{"--trace", options.trace, {options.against, options.out}};
+  for (const Output* output : {&out, &trace})
+    if (!output->path.empty()) check_output(*output, files);
   const std::string earlier = options.against.empty() ? "" : files.read(options.against);
   if (!options.against.empty()) report_from(earlier);
   const std::optional<BenchReport> report = run_bench(options, files);
   if (!report) return {};
-  if (!options.out.empty())
-    write_durably(options.out, [&](OutputFile& file) { file.write(json_text(*report)); }, files);
+  if (!options.out.empty()) write_output(out, json_text(*report), files);
   return text_of(*report) + (options.against.empty() ? "" : comparison(*report, earlier));
 }
 

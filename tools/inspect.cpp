@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "runtime/error.h"
-#include "runtime/io/durable.h"
 #include "tools/drawing.h"
+#include "tools/output.h"
 
 namespace sherd::tools {
 namespace {
@@ -148,11 +148,12 @@ std::string table(const Placement& placement) {
 }
 
 std::string inspect(const InspectOptions& options, FileSystem& files) {
+  const Output svg{"--svg", options.svg};
+  if (!options.svg.empty()) check_output(svg, files);
   const Placement placement = place(options);
   std::string text = table(placement);
   if (options.svg.empty()) return text;
-  const std::string picture = drawing(placement);
-  write_durably(options.svg, [&](OutputFile& file) { file.write(picture); }, files);
+  write_output(svg, drawing(placement), files);
   return text + fmt::format("\ndrawn in {}\n", options.svg);
 }
 

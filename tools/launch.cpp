@@ -17,12 +17,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <system_error>
 
 #include "collectives/launch_report.h"
 #include "runtime/error.h"
 #include "tools/launch_process.h"
+#include "tools/output.h"
 #include "tools/terminal.h"
 
 namespace sherd::tools {
@@ -130,21 +132,25 @@ std::string first_words(const std::string& file) {
 /// What happened when, for whoever asked for it.
 class Events {
  public:
-  explicit Events(const std::string& file) {
-    if (file.empty()) return;
-    out_.open(file);
-    check<FileError>(out_.is_open(), "launch: --events '{}' cannot be written ({})", file,
-                     std::generic_category().message(errno));
+  /// FileError where the file may not be replaced.
+  explicit Events(const LaunchOptions& options) {
+    if (!options.events.empty())
+      out_ = begin_output({"--events", options.events, options.command}, posix_file_system());
   }
   void note(std::string_view what) {
-    if (!out_.is_open()) return;
+    if (!out_) return;
     const std::chrono::duration<double> seconds = Clock::now() - begin_;
-    out_ << fmt::format("{:.3f} {}\n", seconds.count(), what) << std::flush;
+    try {
+      out_->write(std::string_view(fmt::format("{:.3f} {}\n", seconds.count(), what)));
+    } catch (const FileError& error) {  // the job matters more
+      out_.reset();
+      say(fmt::format("--events: {}", error.what()));
+    }
   }
 
  private:
   Clock::time_point begin_ = Clock::now();
-  std::ofstream out_;
+  std::unique_ptr<OutputFile> out_;
 };
 
 // ---- ranks ----
@@ -167,6 +173,7 @@ class OtherProcess {
 
 struct Rank {
   OtherProcess keeper;
+  pid_t keeper_id = 0;
   pid_t program = 0;
   bool joining = false, joined = false;
   std::optional<int> status{};  ///< as from `waitpid`, once it has ended
@@ -190,11 +197,11 @@ Handle listen_at(const std::string& path) {
 /// Starts the ranks and sees them to their end.
 class Supervisor {
  public:
-  Supervisor(const LaunchOptions& options, const Folders& folders, pid_t launcher)
+  Supervisor(const LaunchOptions& options, const Folders& folders, Events& events, pid_t launcher)
       : options_(options),
         folders_(folders),
         launcher_(launcher),
-        events_(options.events),
+        events_(events),
         ranks_(static_cast<std::size_t>(options.ranks)),
         socket_(listen_at(folders.socket())),
         signal_source_(::signalfd(-1, &signals_.held(), SFD_CLOEXEC | SFD_NONBLOCK)) {}
@@ -207,6 +214,7 @@ class Supervisor {
       hear_signals();
       hear_reports();
       look_for_lost_keepers();
+      look_for_missing_keepers();
       look_at_mpirun();
       judge();
       judge_end_of_mpirun();
@@ -294,6 +302,7 @@ class Supervisor {
         if (report.program != 0) events_.note(fmt::format("rank {} started", report.rank));
         if (rank.keeper.known()) break;
         rank.keeper = OtherProcess(report.value);
+        rank.keeper_id = report.value;
         if (asked_ != 0) rank.keeper.signal(asked_);
         if (ending_) rank.keeper.signal(SIGQUIT);
         break;
@@ -325,6 +334,42 @@ class Supervisor {
       if (rank.program > 0) ::kill(-rank.program, SIGKILL);
       end_of(rank, SIGKILL);
     }
+  }
+
+  /// A keeper that ended before it was heard, or was never started, is nobody's news: the others would wait
+  /// for its rank for ever. It is missing once mpirun has no child that may become it, and sleeps.
+  void look_for_missing_keepers() {
+    if (!options_.hosts.empty() || mpirun_status_ || ending_) return;
+    const auto unheard = [](const Rank& rank) { return !rank.keeper.known() && !rank.status; };
+    if (std::ranges::none_of(ranks_, unheard)) return missing_since_.reset();
+    const Activity now = activity_of(mpirun_);
+    const auto lives = [&](pid_t process) {
+      return std::ranges::find(now.children, process) != now.children.end();
+    };
+    const auto is_keeper = [&](pid_t process) {
+      return std::ranges::any_of(ranks_, [&](const Rank& rank) { return rank.keeper_id == process; });
+    };
+    const auto missing =
+        std::ranges::find_if(ranks_, [&](const Rank& r) { return unheard(r) && !lives(r.keeper_id); });
+    // Before the first rank it may think for long; afterwards it is at work while ranks print.
+    const bool some = std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.keeper_id != 0; });
+    const bool works = !now.sleeps || (!some && now.ticks != std::exchange(ticks_, now.ticks));
+    if (missing == ranks_.end() || works || !std::ranges::all_of(now.children, is_keeper))
+      return missing_since_.reset();
+    if (!missing_since_) missing_since_ = Clock::now();
+    if (Clock::now() - *missing_since_ < (some ? Clock::duration(look_time) : Clock::duration(grace))) return;
+    hear_reports();
+    if (!unheard(*missing)) return;
+    constexpr std::string_view way_out =
+        "look at --mpirun-arg and at the limits of processes (ulimit -u) and open files (ulimit -n)";
+    if (asked_ == 0)
+      say(some ? fmt::format(
+                     "rank {} never reported, its process ended before it could start the program or was not "
+                     "started, so the others are ended too; if nobody killed it {}",
+                     number_of(*missing), way_out)
+               : fmt::format("mpirun starts no rank and waits, so it is ended; {}", way_out));
+    if (first_failure_ == 0) first_failure_ = 1;
+    end_job();
   }
 
   /// A signal to mpirun alone is meant for the job.
@@ -409,6 +454,9 @@ class Supervisor {
     asked_ = signal == SIGINT ? SIGINT : SIGTERM;
     events_.note("the ranks are asked to stop");
     tell_keepers(asked_);
+    if (options_.hosts.empty() &&
+        std::ranges::none_of(ranks_, [](const Rank& rank) { return rank.keeper_id != 0; }))
+      end_job();  // nobody is there to hear it
     if (!options_.hosts.empty())
       ::kill(mpirun_, end_mpirun);  // whose ranks elsewhere have keepers of their own
   }
@@ -446,11 +494,13 @@ class Supervisor {
   const Folders& folders_;
   pid_t launcher_;
   HeldSignals signals_{SIGINT, SIGTERM, SIGHUP, SIGCHLD, parent_died};
-  Events events_;
+  Events& events_;
   std::vector<Rank> ranks_;
   Handle socket_, signal_source_;
   pid_t mpirun_ = 0;
   std::optional<int> mpirun_status_;
+  std::optional<Clock::time_point> missing_since_;   ///< a keeper, as far as mpirun can tell
+  std::uint64_t ticks_ = 0;                          ///< of mpirun, at the last look
   std::optional<Clock::time_point> waiting_since_;   ///< all ranks, for mpirun to connect them
   std::optional<Clock::time_point> all_over_since_;  ///< all ranks have ended, and mpirun has not
   bool launcher_asked_ = false;
@@ -483,13 +533,15 @@ bool is_ignored(int signal) {
 std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 /// In a process of its own, so that neither its death nor the launcher's leaves anything behind.
-[[noreturn]] void supervise(const LaunchOptions& options, const Folders& folders, pid_t launcher,
-                            std::vector<std::string> command, const sigset_t& mask) {
+[[noreturn]] void supervise(const LaunchOptions& options, const Folders& folders, Events& events,
+                            pid_t launcher, std::vector<std::string> command, const sigset_t& mask) {
   int status = 1;
   try {
     ::setpgid(0, 0);  // Ctrl-C is the launcher's to hear
-    Supervisor supervisor(options, folders, launcher);
-    if (end_with_parent(parent_died, launcher)) status = supervisor.run(std::move(command), mask);
+    const HeldSignals held{parent_died};
+    const bool has_parent = end_with_parent(parent_died, launcher);
+    Supervisor supervisor(options, folders, events, launcher);
+    if (has_parent) status = supervisor.run(std::move(command), mask);
   } catch (const std::exception& error) {
     say(error.what());
   }
@@ -546,11 +598,12 @@ int launch(const LaunchOptions& options) {
   const Folders folders;
   std::vector<std::string> command =
       launch_command(options, ::geteuid() == 0, own_program(), folders.socket());
+  Events events(options);
   // Under nohup a terminal that goes is no reason to stop.
   const HeldSignals signals{SIGINT, SIGTERM, SIGCHLD, is_ignored(SIGHUP) ? SIGCHLD : SIGHUP};
   adopt_orphans();
   const pid_t launcher = ::getpid(), supervisor = ::fork();
-  if (supervisor == 0) supervise(options, folders, launcher, std::move(command), signals.before());
+  if (supervisor == 0) supervise(options, folders, events, launcher, std::move(command), signals.before());
   check<StateError>(supervisor > 0, "launch: no process can be started ({})",
                     std::generic_category().message(errno));
   return see_through(supervisor, signals);

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <system_error>
 
 #include "runtime/shown.h"
@@ -92,6 +94,44 @@ void end_children(std::chrono::milliseconds time, const std::function<bool()>& h
       for (const pid_t process : own_children()) ::kill(process, SIGKILL);
     if (hurry()) end = std::min(end, Clock::now());
   }
+}
+
+namespace {
+
+/// What stands behind the name in a `stat` of /proc, from the state on.
+std::vector<std::string> words_of_stat(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');
+  std::istringstream rest(name_end == std::string::npos ? "" : line.substr(name_end + 1));
+  std::vector<std::string> words;
+  for (std::string word; rest >> word;) words.push_back(word);
+  return words;
+}
+
+}  // namespace
+
+Activity activity_of(pid_t process) {
+  const std::filesystem::path folder = fmt::format("/proc/{}", process);
+  Activity activity;
+  std::error_code gone;
+  for (std::filesystem::directory_iterator task(folder / "task", gone), end; !gone && task != end;
+       task.increment(gone)) {
+    const std::vector<std::string> state = words_of_stat(task->path());
+    activity.sleeps = activity.sleeps && !state.empty() && state[0] == "S";
+    std::ifstream children(task->path() / "children");
+    for (pid_t child = 0; children >> child;) {
+      const std::vector<std::string> its = words_of_stat(fmt::format("/proc/{}", child));
+      if (!its.empty() && its[0] != "Z" && its[0] != "X") activity.children.push_back(child);
+    }
+  }
+  const std::vector<std::string> words = words_of_stat(folder);
+  constexpr std::size_t user = 11, system = 12;
+  if (words.size() > system)
+    activity.ticks =
+        std::strtoull(words[user].c_str(), nullptr, 10) + std::strtoull(words[system].c_str(), nullptr, 10);
+  return activity;
 }
 
 bool is_pending(pid_t process, int signal) {

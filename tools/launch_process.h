@@ -97,6 +97,14 @@ void adopt_orphans();
 /// again, since theirs may come after them. Gives up two seconds later: nobody can end what belongs to
 /// another user. `hurry` waits a little and says whether the time is over at once.
 void end_children(std::chrono::milliseconds time, const std::function<bool()>& hurry);
+/// What another process is at.
+struct Activity {
+  std::vector<pid_t> children;  ///< that live
+  bool sleeps = true;           ///< all of its threads do
+  std::uint64_t ticks = 0;      ///< of processor time so far
+};
+Activity activity_of(pid_t process);
+
 /// Whether the signal has come to that process, which holds it off.
 bool is_pending(pid_t process, int signal);
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "runtime/io/durable.h"
+#include "tools/output.h"
 
 namespace sherd::tools {
 namespace {
@@ -33,9 +34,7 @@ void cut_metrics(const FileSystem::Path& path, std::int64_t step, FileSystem& fi
     const std::string_view line(content.data() + begin, end + 1 - begin);
     if (line.size() > 1 && line.size() <= longest_line && stays(line, step, must)) kept += line;
   }
-  if (kept != content)
-    write_durably(
-        path, [&](OutputFile& file) { file.write(kept); }, files);
+  if (kept != content) write_durably(path, [&](OutputFile& file) { file.write(kept); }, files);
 }
 
 void each_line(const FileSystem::Path& path, FileSystem& files,
@@ -60,6 +59,8 @@ void each_line(const FileSystem::Path& path, FileSystem& files,
     }
   }
 }
+
+Metrics::Metrics(const FileSystem::Path& path, FileSystem& files) : file_(go_on_with(path, files)) {}
 
 void Metrics::add(const nlohmann::ordered_json& line) { file_->write(line.dump() + "\n"); }
 

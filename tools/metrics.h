@@ -27,7 +27,7 @@ void each_line(const FileSystem::Path& path, FileSystem& files,
 /// The file, open at its end. What was added is written at once, so that others can follow the run.
 class Metrics {
  public:
-  Metrics(const FileSystem::Path& path, FileSystem& files) : file_(files.append(path)) {}
+  Metrics(const FileSystem::Path& path, FileSystem& files);
   void add(const nlohmann::ordered_json& line);
   /// Returns when all lines are on the disk.
   void sync() { file_->sync(); }

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "runtime/error.h"
-#include "runtime/io/durable.h"
 #include "runtime/memory.h"
 #include "runtime/shown.h"
 #include "tools/chart.h"
@@ -17,6 +16,7 @@
 #include "tools/drawing.h"
 #include "tools/inspect.h"
 #include "tools/metrics.h"
+#include "tools/output.h"
 #include "tools/svg.h"
 
 namespace sherd::tools {
@@ -353,10 +353,13 @@ std::string page(const std::vector<std::string>& folders, FileSystem& files) {
 }
 
 std::string report(const ReportOptions& options, FileSystem& files) {
-  const std::string html = page(options.runs, files);
-  const Path out = options.out.empty() ? Path(options.runs[0]) / "report.html" : Path(options.out);
-  write_durably(out, [&](OutputFile& file) { file.write(html); }, files);
-  return fmt::format("report in {}\n", shown(out.string(), 300));
+  Output out{"--out", options.out};
+  if (options.out.empty() && !options.runs.empty()) out.path = Path(options.runs[0]) / "report.html";
+  for (const Path run : options.runs)
+    for (const std::string_view name : {metrics_name, speed_name}) out.taken.push_back((run / name).string());
+  check_output(out, files);
+  write_output(out, page(options.runs, files), files);
+  return fmt::format("report in {}\n", shown(out.path.string(), 300));
 }
 
 }  // namespace sherd::tools

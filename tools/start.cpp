@@ -5,6 +5,7 @@
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
 #include "tools/forecast.h"
+#include "tools/output.h"
 #include "tools/run_folder.h"
 
 namespace sherd::tools {
@@ -53,6 +54,10 @@ void check_sizes(const TrainOptions& options, const World& world) {
   check_fits(training_needs(options), options, memory_of_machine(), share_of(world));
 }
 
+void check_trace(const TrainOptions& asked, const RunConfig& config, FileSystem& files) {
+  if (!asked.trace.empty()) check_output({"--trace", asked.trace, config.options.data}, files);
+}
+
 Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
   Start start{.out = resumed_folder(asked, files)};
   require_run_folder(start.out, files);
@@ -60,6 +65,7 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
   const Path checkpoint = checkpoint_path(start.out, newest_step(start.out, files));
   start.config = resumed_config(asked, checkpoint, files);
   check_sizes(start.config.options, world);
+  check_trace(asked, start.config, files);
   check_states(checkpoint, start.config.options, files);
   check<ValueError>(text.get(start.config.options, files).digest == start.config.data_digest,
                     "--resume: the data is not what the run in '{}' was started with", start.out.string());
@@ -70,6 +76,7 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
 Start new_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
   Start start{.out = {}, .config = fresh_config(asked)};
   check_sizes(start.config.options, world);
+  check_trace(asked, start.config, files);
   start.config.data_digest = text.get(start.config.options, files).digest;
   LockedFolder folder = create_run_folder(asked, files);
   start.out = std::move(folder.path);

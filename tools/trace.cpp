@@ -6,6 +6,7 @@
 
 #include "runtime/context.h"
 #include "runtime/log.h"
+#include "tools/output.h"
 
 namespace sherd::tools {
 namespace {
@@ -57,8 +58,7 @@ class Trace::ModuleWatch final : public nn::ModuleObserver {
 Trace::Trace(FileSystem::Path path, FileSystem& files, Group ranks, Device device)
     : path_(std::move(path)), ranks_(std::move(ranks)), device_(device) {
   if (ranks_.rank() == 0) {
-    if (files.exists(path_)) files.remove(path_);
-    files.create(path_)->write(std::string_view("[\n"));
+    begin_output({"--trace", path_}, files)->write(std::string_view("[\n"));
   }
   ranks_.barrier({.label = "trace"});
   file_ = files.append(path_);

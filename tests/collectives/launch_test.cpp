@@ -161,7 +161,13 @@ TEST_CASE("where processes meet is read from MASTER_ADDR and MASTER_PORT, or fro
   for (const char* bad : {"", "0", "65536", "port", "-1"})
     CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", bad}}),
                ContainsSubstring("MASTER_PORT"));
-  CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}}), ContainsSubstring("MASTER_PORT"));
+  CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}}), ContainsSubstring("MASTER_PORT is not set"));
+  for (const std::size_t length : {1, 100, 5000}) {
+    const std::string text(length, 'x');
+    const std::string said = error(torchrun, {{"MASTER_ADDR", text}, {"MASTER_PORT", text}});
+    CHECK_THAT(said, ContainsSubstring("which is no number"));
+    CHECK(said.size() < 300);
+  }
 }
 
 TEST_CASE("what connects processes follows from their launcher, unless SHERD_WIRE says it") {

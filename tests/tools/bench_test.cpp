@@ -118,7 +118,9 @@ TEST_CASE("bench against an earlier report gives ratios and names what was anoth
   CHECK_THAT(other,
              ContainsSubstring("tokens_per_s  2.000") && ContainsSubstring("another width: 32 now, 16 then"));
 
-  options.against = options.out;  // read before it is replaced
+  options.against = options.out;
+  CHECK_THAT(message_of<FileError>([&] { run(options); }), ContainsSubstring("--out"));
+  options.out.clear();
   CHECK_THAT(run(options), ContainsSubstring("against tokens_per_s"));
 
   for (const std::string bad : {"", "{}", "[1, 2]", "no JSON", R"({"settings":{},"figures":{"step_ms":1}})",

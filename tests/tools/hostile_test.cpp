@@ -215,6 +215,44 @@ TEST_CASE("metrics and text that are no such files are refused by their names, a
   }
 }
 
+TEST_CASE("no command writes over what is no regular file, what it reads, or a file of a run") {
+  const Run run;
+  write_file(run / "old.json", "{\"settings\":{},\"figures\":{}}");
+  write_file(run / "linked", "mine");
+  std::filesystem::create_symlink("linked", run / "link");
+  std::filesystem::create_directory(run / "empty");
+  REQUIRE(::mkfifo((run / "fifo").c_str(), 0600) == 0);
+  auto before = contents(run.path());
+  before.erase("err");
+  const Arguments traced = {"train", "--data", "text", "--steps", "1", "--out", "new", "--trace"};
+  const std::vector<Arguments> commands = {traced,
+                                           {"bench", "--steps", "1", "--against", "old.json", "--trace"},
+                                           {"bench", "--steps", "1", "--against", "old.json", "--out"},
+                                           {"inspect", "--ranks", "2", "--svg"},
+                                           {"report", "run", "--out"},
+                                           {"train", "--resume", "--out", "run", "--trace"}};
+  std::vector<std::string> never = {"link",           "empty", "fifo", "/dev/full", "run/metrics.jsonl",
+                                    "run/speed.jsonl"};
+  for (const std::string name : {"model.safetensors", "optimizer.safetensors", "config.json"})
+    never.push_back("run/step-2/" + name);
+  const auto check = [&](const Arguments& command, const std::string& name) {
+    INFO(command[0] << " " << command.back() << " " << name);
+    refused(run, with(command, {name}), name);
+    auto after = contents(run.path());
+    for (const char* own : {"err", "peak"}) after.erase(own);
+    CHECK(after == before);
+    CHECK_FALSE(std::filesystem::exists(run / "new"));
+    CHECK(std::filesystem::is_symlink(run / "link"));
+    CHECK(std::filesystem::is_fifo(run / "fifo"));
+    CHECK(std::filesystem::is_directory(run / "empty"));
+  };
+  for (const Arguments& command : commands)
+    for (const std::string& name : never) check(command, name);
+  for (const std::string name : {"text", "./run/../text"}) check(traced, name);
+  check(commands[1], "old.json");
+  check(commands[2], "old.json");
+}
+
 TEST_CASE("a configuration of another size than the weights is refused before a model is made") {
   const Run run;
   const Path path = run.checkpoint / "config.json";

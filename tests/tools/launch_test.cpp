@@ -1,4 +1,6 @@
 // `sherd launch`: however a process of a job ends, the job ends, says so in one line and leaves nothing.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -350,6 +352,53 @@ TEST_CASE("a launcher without streams of its own starts its ranks") {
     CHECK(posix_file_system().read(done) == "done\ndone\n");
     fs::remove(done);
   }
+}
+
+TEST_CASE("a keeper that never reports ends the job in one line") {
+  const Place place;
+  // An mpirun that starts all ranks but one, or none and waits.
+  const std::string mpirun = (place.folder() / "mpirun").string();
+  write_file(mpirun,
+             "#!/bin/bash\nwhile [[ $1 != */sherd ]]; do shift; done\n"
+             "for rank in $STARTED; do OMPI_COMM_WORLD_RANK=$rank \"$@\" & done\n"
+             "trap 'exit 1' HUP\nexec 3<>fifo; read -u 3\n");
+  fs::permissions(mpirun, fs::perms::owner_all);
+  REQUIRE(::mkfifo((place.folder() / "fifo").c_str(), 0600) == 0);
+  const std::string path = "PATH=" + place.folder().path().string() + ":" + std::getenv("PATH");
+  for (const std::string started : {"0 1", "1 2", "0 2", ""}) {
+    INFO("ranks " << started);
+    Command command(place.folder(), launch(3, {"sleep", "600"}), {},
+                    {"/usr/bin/env", path, "STARTED=" + started});
+    const pid_t launcher = command.process();
+    CHECK(command.wait() == 1);
+    INFO(command.err());
+    CHECK(lines(command.err()) == 1);
+    CHECK_THAT(command.err(), ContainsSubstring("ulimit -u"));
+    place.check_clean(launcher);
+    // A signal is heard though there is no keeper to pass it on to.
+    if (!started.empty()) continue;
+    Command asked(place.folder(), launch(3, {"sleep", "600"}), {}, {"/usr/bin/env", path, "STARTED="});
+    REQUIRE(family_of(asked.process(), 3).size() >= 3);
+    asked.signal(SIGTERM);
+    CHECK(asked.wait() == 128 + SIGTERM);
+  }
+}
+
+TEST_CASE("events go into no file that is not regular, nor into the program") {
+  const Place place;
+  const fs::path fifo = place.folder() / "fifo", program = place.folder() / "program";
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  write_file(program, "#!/bin/sh\n");
+  fs::permissions(program, fs::perms::owner_all);
+  for (const std::string events : {"fifo", "/dev/full", "program", "tmp"}) {
+    INFO(events);
+    Command command(place.folder(), {"launch", "--events", events, "-n", "1", "./program"});
+    CHECK(command.wait() == 1);
+    CHECK(lines(command.err()) == 1);
+    CHECK_THAT(command.err(), ContainsSubstring("--events: '" + events + "'"));
+  }
+  CHECK(posix_file_system().read(program) == "#!/bin/sh\n");
+  CHECK(fs::is_fifo(fifo));
 }
 
 TEST_CASE("many ranks on few cores start, and one of them ends all") {

@@ -1,0 +1,34 @@
+// The one door through which every file goes that a command is told to write.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/io/file_system.h"
+
+namespace sherd::tools {
+
+/// A file that a flag names.
+struct Output {
+  std::string_view flag;  ///< "--trace"
+  FileSystem::Path path;
+  std::vector<std::string> taken{};  ///< files and folders that the command reads, and what else it writes
+};
+
+/// FileError unless nothing is there, or a regular file that is no run's or checkpoint's and none of `taken`,
+/// nor in a folder of these. Asked before a command's work, so that none is done in vain.
+void check_output(const Output& output, FileSystem& files);
+
+/// Checks, and replaces the file as a whole. FileError.
+void write_output(const Output& output, std::string_view content, FileSystem& files);
+
+/// Checks, and puts an empty file in its place, which is open at its end: for what comes line by line.
+std::unique_ptr<OutputFile> begin_output(const Output& output, FileSystem& files);
+
+/// A file of the command's own, open at its end. FileError where something else than a regular file is there:
+/// a link would lead to what is another's.
+std::unique_ptr<OutputFile> go_on_with(const FileSystem::Path& path, FileSystem& files);
+
+}  // namespace sherd::tools
