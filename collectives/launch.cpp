@@ -15,6 +15,9 @@ constexpr const char* port_name = "MASTER_PORT";
 
 using Variable = std::function<const char*(const char*)>;
 
+/// Of ranks, for each of which every process keeps a little: far above any machine, far below its memory.
+constexpr int most_ranks = 1 << 16;
+
 struct Names {
   Launcher launcher;
   const char *rank, *size, *local_rank, *local_size;
@@ -72,7 +75,7 @@ int number_of_node(const Variable& variable, const char* name, int node, int oth
       repeats = take_number(rest);
       if (!take(rest, ")")) refuse(name, text);
     }
-    if (!value || !repeats) refuse(name, text);
+    if (!value || !repeats || *repeats > most_ranks - nodes) refuse(name, text);
     nodes += *repeats;
     if (!found && node < nodes) found = value;
   } while (take(rest, ","));
@@ -89,6 +92,9 @@ std::optional<Launch> read_launch(const Variable& variable) {
     const Launch launch{names.launcher, number(variable, names.rank, 0), number(variable, names.size, 1),
                         number(variable, names.local_rank, 0),
                         number_of_node(variable, names.local_size, node, 1)};
+    check<ValueError>(launch.size <= most_ranks,
+                      "launch: {} is {}, at most {} ranks are supported; start fewer", names.size,
+                      launch.size, most_ranks);
     check<ValueError>(launch.rank < launch.size, "launch: {} is {} and {} is {}; a rank is below the size",
                       names.rank, launch.rank, names.size, launch.size);
     return launch;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/most_layers.h"
 
 namespace sherd::nn {
 
@@ -49,6 +50,8 @@ Gpt::Gpt(GptOptions o)
                     o.width, o.heads);
   check<ValueError>(o.layers > 0 && o.context > 0 && o.vocab > 0, "Gpt: {} layers, context {}, vocabulary {}",
                     o.layers, o.context, o.vocab);
+  check<ValueError>(o.layers <= most_layers, "Gpt: {} layers, at most {} are supported; give fewer", o.layers,
+                    most_layers);
   for (std::int64_t i = 0; i < o.layers; ++i) blocks.emplace_back(o);
   if (o.tie_word_embeddings) tie(tok.weight, head.weight);
   // As GPT-2: normal 0.02, the projections back into the residual stream scaled by 1/sqrt(2 layers).

@@ -1,6 +1,7 @@
 #include "nn/llama.h"
 
 #include "nn/init.h"
+#include "nn/most_layers.h"
 
 namespace sherd::nn {
 namespace {
@@ -19,6 +20,9 @@ const LlamaOptions& checked(const LlamaOptions& o) {
       "max_position_embeddings {}",
       o.vocab_size, o.hidden_size, o.intermediate_size, o.num_hidden_layers, o.num_attention_heads,
       o.key_value_heads(), o.max_position_embeddings);
+  check<ValueError>(o.num_hidden_layers <= most_layers,
+                    "Llama: num_hidden_layers {}, at most {} are supported; give fewer", o.num_hidden_layers,
+                    most_layers);
   check<ValueError>(o.num_attention_heads % o.key_value_heads() == 0,
                     "Llama: {} heads do not divide into groups for {} of keys and values",
                     o.num_attention_heads, o.key_value_heads());

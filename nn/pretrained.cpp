@@ -150,7 +150,9 @@ class Weights {
   }
 
   void add_indexed() {
-    const json index = pretrained::read_object(folder_ / index_file, files_);
+    // What is parsed takes a multiple in memory; an index of very many tensors still fits.
+    constexpr std::uint64_t most_bytes = std::uint64_t{1} << 24;
+    const json index = pretrained::read_object(folder_ / index_file, files_, most_bytes);
     const auto map = index.find("weight_map");
     check<ValueError>(map != index.end() && map->is_object(), "pretrained: '{}': has no object weight_map",
                       shown((folder_ / index_file).string(), 300));

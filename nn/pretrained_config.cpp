@@ -16,17 +16,22 @@ namespace pretrained {
 using nlohmann::json;
 using Path = FileSystem::Path;
 
-json read_object(const Path& file, FileSystem& files) {
-  // What is parsed takes a multiple in memory; an index of very many tensors still fits.
-  constexpr std::uint64_t most_bytes = std::uint64_t{1} << 24;
+json read_object(const Path& file, FileSystem& files, std::uint64_t most_bytes) {
   constexpr int most_levels = 16;
+  constexpr std::size_t most_names = std::size_t{1} << 17;  // as many tensors as a state file has
   const std::string text = files.read(file, most_bytes);
   const std::string name = shown(file.string(), 300);
   if (const std::string_view kind = foreign_file(text); !kind.empty())
     fail<ValueError>("pretrained: '{}': {}", name, kind);
   json object;
+  std::size_t names = 0;
   try {
-    object = json::parse(text, [&](int depth, json::parse_event_t, const json&) {
+    object = json::parse(text, [&](int depth, json::parse_event_t event, const json&) {
+      names += event == json::parse_event_t::key ? 1 : 0;
+      check<ValueError>(
+          names <= most_names,
+          "pretrained: '{}': holds more than {} names, the limit; save the model in fewer tensors", name,
+          most_names);
       check<ValueError>(depth <= most_levels, "pretrained: '{}': nested deeper than {} levels", name,
                         most_levels);
       return true;

@@ -15,7 +15,8 @@ namespace sherd::nn::pretrained {
 
 /// The object in a JSON file. ValueError names the file, also where it holds something else, is nested deeply
 /// or above 16 MiB; FileError.
-nlohmann::json read_object(const FileSystem::Path& file, FileSystem& files);
+nlohmann::json read_object(const FileSystem::Path& file, FileSystem& files,
+                           std::uint64_t most_bytes = std::uint64_t{1} << 21);
 
 /// What is written for such a model with parameters of this dtype; what `from`, another config.json of its
 /// type, has beside that stays.

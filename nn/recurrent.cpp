@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "nn/most_layers.h"
+
 namespace sherd::nn::detail {
 
 std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int64_t in, std::int64_t hidden,
@@ -9,6 +11,8 @@ std::vector<RecurrentWeights> recurrent_weights(std::string_view layer, std::int
   check<ValueError>(in > 0 && hidden > 0 && o.layers > 0,
                     "{}: {} inputs, {} hidden features and {} layers must be at least 1", layer, in, hidden,
                     o.layers);
+  check<ValueError>(o.layers <= most_layers, "{}: {} layers, at most {} are supported; give fewer", layer,
+                    o.layers, most_layers);
   check<ValueError>(o.dropout >= 0 && o.dropout <= 1, "{}: probability {} is outside [0, 1]", layer,
                     o.dropout);
   check<ValueError>(o.proj_size >= 0 && o.proj_size < hidden,

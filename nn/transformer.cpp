@@ -1,6 +1,7 @@
 #include "nn/transformer.h"
 
 #include "nn/init.h"
+#include "nn/most_layers.h"
 
 namespace sherd::nn {
 namespace {
@@ -13,6 +14,8 @@ MultiheadAttention attention_of(const TransformerOptions& o) {
 template <class M>
 ModuleList<M> stack_of(const M& prototype, std::int64_t count) {
   check<ValueError>(count >= 0, "Transformer: {} layers", count);
+  check<ValueError>(count <= most_layers, "Transformer: {} layers, at most {} are supported; give fewer",
+                    count, most_layers);
   ModuleList<M> layers;
   for (std::int64_t i = 0; i < count; ++i) layers.emplace_back(prototype.clone());
   return layers;

@@ -18,12 +18,12 @@ struct Outcome {
   End end = End::well;
   std::string message{};
   std::exception_ptr error{};
+  std::uint64_t returned = 0;
 };
 
-Outcome outcome_of(const std::function<void()>& act) {
+Outcome outcome_of(const std::function<std::uint64_t()>& act) {
   try {
-    act();
-    return {};
+    return {.returned = act()};
   } catch (const CollectiveError&) {
     throw;  // its group carries nothing any more
   } catch (const FileError& error) {
@@ -47,23 +47,37 @@ std::string text_of(const Group& ranks, int from, std::string text, std::size_t 
 }  // namespace
 
 void together(const Group& ranks, const std::function<void()>& act) {
-  if (!ranks.defined() || ranks.size() == 1) return act();
+  together_all(ranks, [&] {
+    act();
+    return std::uint64_t{0};
+  });
+}
+
+std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act) {
+  if (!ranks.defined() || ranks.size() == 1) return {act()};
   const Outcome mine = outcome_of(act);
   const NoGrad guard;
-  const Tensor all = empty({ranks.size(), 2}, {DType::i64, Device::cpu()});
-  const auto size = static_cast<std::int64_t>(mine.message.size());
+  constexpr std::size_t words = 3;
+  const Tensor all = empty({ranks.size(), words}, {DType::i64, Device::cpu()});
+  const std::int64_t own[words] = {static_cast<std::int64_t>(mine.end),
+                                   static_cast<std::int64_t>(mine.message.size()),
+                                   static_cast<std::int64_t>(mine.returned)};
   try {
-    ranks.all_gather(all, Tensor::from({static_cast<std::int64_t>(mine.end), size}, {2}, Device::cpu()),
-                     {.label = "how it went"});
+    ranks.all_gather(all, Tensor::from(own, {words}, Device::cpu()), {.label = "how it went"});
   } catch (const CollectiveError&) {
     if (mine.error) std::rethrow_exception(mine.error);  // the others are in the midst of `act`, or gone
     throw;
   }
   const auto ends = all.to_vector<std::int64_t>();
   int first = 0;
-  while (first < ranks.size() && ends[2 * static_cast<std::size_t>(first)] == 0) ++first;
-  if (first == ranks.size()) return;
-  const std::size_t at = 2 * static_cast<std::size_t>(first);
+  while (first < ranks.size() && ends[words * static_cast<std::size_t>(first)] == 0) ++first;
+  if (first == ranks.size()) {
+    std::vector<std::uint64_t> returned;
+    for (std::size_t i = 2; i < ends.size(); i += words)
+      returned.push_back(static_cast<std::uint64_t>(ends[i]));
+    return returned;
+  }
+  const std::size_t at = words * static_cast<std::size_t>(first);
   const std::string theirs = text_of(ranks, first, mine.message, static_cast<std::size_t>(ends[at + 1]));
   if (mine.error) std::rethrow_exception(mine.error);
   switch (static_cast<End>(ends[at])) {

@@ -1,7 +1,9 @@
 // One end for all ranks of what each does for itself.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "collectives/group.h"
 
@@ -11,5 +13,7 @@ namespace sherd::shard {
 /// threw on any, all throw: the exception itself there, elsewhere one that says whose it was (FileError,
 /// ValueError or StateError). The group goes on; a CollectiveError in `act` is thrown as it is.
 void together(const Group& ranks, const std::function<void()>& act);
+/// The same, in the same call, and gives what every rank's `act` returned.
+std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act);
 
 }  // namespace sherd::shard

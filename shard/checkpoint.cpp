@@ -1,5 +1,7 @@
 #include "shard/checkpoint.h"
 
+#include <algorithm>
+#include <charconv>
 #include <optional>
 
 #include "runtime/context.h"
@@ -49,6 +51,18 @@ Named state_of(nn::Module& model, const Group& ranks) {
   return named;
 }
 
+/// This rank's parts.
+void write_parts(const Path& partial, std::span<const Named> states, const RankOfGroup& me,
+                 FileSystem& files) {
+  DirectoryWriter writer(files, partial);
+  std::string beside;
+  for (const Named& named : states) {
+    writer.add(part_name(named.what, me.rank, me.ranks),
+               [&](OutputFile& file) { write_part(file, named.state, me.rank, beside); });
+    if (me.ranks == 1 && &named != &states.back()) beside = signature_of(partial, named.what, files).checksum;
+  }
+}
+
 /// All parts lie on the disk and are complete, as the first rank sees them.
 void finish(PendingDirectory& pending, const Path& partial, std::span<const Named> states, int ranks,
             const CheckpointOptions& options) {
@@ -79,12 +93,7 @@ void save(std::span<const Named> states, const Path& folder, const Group& ranks,
   together(ranks, [&] {
     if (me.rank == 0) pending.emplace(folder, options.files);
   });
-  together(ranks, [&] {
-    DirectoryWriter writer(options.files, partial);
-    for (const Named& named : states)
-      writer.add(part_name(named.what, me.rank, me.ranks),
-                 [&](OutputFile& file) { write_part(file, named.state, me.rank); });
-  });
+  together(ranks, [&] { write_parts(partial, states, me, options.files); });
   together(ranks, [&] {
     if (pending) finish(*pending, partial, states, me.ranks, options);
   });
@@ -104,21 +113,44 @@ void naming(const Path& file, const std::function<void()>& act) {
   fail<ValueError>("checkpoint: '{}': {}", shown(file.string(), 300), why);
 }
 
+/// A checksum of hexadecimal digits as a number, 0 where there is none.
+std::uint64_t number_of(std::string_view checksum) {
+  std::uint64_t number = 0;
+  std::from_chars(checksum.data(), checksum.data() + checksum.size(), number, 16);
+  return number;
+}
+
+/// All ranks have read the save of that number; on all of them alike.
+void check_one_save(std::span<const std::uint64_t> saves, const Path& file) {
+  const auto other = std::ranges::find_if(saves, [&](std::uint64_t save) { return save != saves[0]; });
+  if (other == saves.end()) return;
+  fail<ValueError>(
+      "checkpoint: '{}': rank {} finds another save there than rank 0: its checksum is {:016x}, rank 0's is "
+      "{:016x}; give all ranks the same folder",
+      shown(file.string(), 300), other - saves.begin(), *other, saves[0]);
+}
+
 void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const Group& ranks,
           FileSystem& files) {
   std::optional<StagedModel> weights;
   nn::StateDict moments;
-  Path moments_file;
-  together(ranks, [&] {
+  Path weights_file, moments_file;
+  const std::vector<std::uint64_t> saves = together_all(ranks, [&] {
     const Path folder = committed_directory(given, files);
     const SavedState saved_model(folder, model_name, files);
-    naming(saved_model.path(), [&] { weights.emplace("load_checkpoint", model, SavedSource(saved_model)); });
-    if (optimizer == nullptr) return;
-    const SavedState saved_optimizer(folder, optimizer_name, files);
-    moments_file = saved_optimizer.path();
+    weights_file = saved_model.path();
+    const std::uint64_t save = number_of(saved_model.checksum());
+    std::optional<SavedState> saved_optimizer;
+    if (optimizer != nullptr)
+      saved_optimizer.emplace(folder, optimizer_name, files).check_beside(saved_model);
+    naming(weights_file, [&] { weights.emplace("load_checkpoint", model, SavedSource(saved_model)); });
+    if (!saved_optimizer) return save;
+    moments_file = saved_optimizer->path();
     naming(moments_file,
-           [&] { moments = staged_optimizer_state(*optimizer, SavedSource(saved_optimizer), &model); });
+           [&] { moments = staged_optimizer_state(*optimizer, SavedSource(*saved_optimizer), &model); });
+    return save;
   });
+  check_one_save(saves, weights_file);
   // What it refuses it refuses on all ranks: they read the same names, shapes, rates and counts.
   together(ranks, [&] {
     if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });

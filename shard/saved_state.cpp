@@ -26,6 +26,8 @@ constexpr std::size_t most_index_bytes = std::size_t{1} << 21, most_index_depth 
 /// Before a tensor's name in a part's metadata. The value says where the tensor's run belongs: its first
 /// element in the whole, and the whole's sizes, with spaces between.
 constexpr std::string_view run_key = "sherd.run.";
+/// In the metadata of a file without an index: the checksum of the file that it was saved beside.
+constexpr std::string_view beside_key = "sherd.saved_beside";
 
 /// Opens its file for every read, since a process may not have as many files open as there are parts.
 class BrieflyOpen final : public InputFile {
@@ -74,7 +76,8 @@ std::optional<std::int64_t> numel_of(std::span<const std::int64_t> shape) {
 /// What an index says of one state: a checksum of each part's header.
 struct Index {
   std::vector<std::string> checksums;
-  bool sealed = false;
+  std::string own{};  ///< checksum; empty for an index without
+  bool sealed() const { return !own.empty(); }
 };
 
 Index parsed_index(const std::string& text, std::string_view what) {
@@ -93,7 +96,8 @@ Index parsed_index(const std::string& text, std::string_view what) {
                     "is damaged: it does not fit its checksum");
   check<ValueError>(found.contains("parts") && found.at("parts").contains(std::string(what)),
                     "has no {}; it was saved without one", what);
-  Index index{found.at("parts").at(std::string(what)).get<std::vector<std::string>>(), sealed};
+  Index index{found.at("parts").at(std::string(what)).get<std::vector<std::string>>()};
+  if (sealed) found.at(checksum_key).get_to(index.own);
   check<ValueError>(!index.checksums.empty(), "lists no part");
   return index;
 }
@@ -120,10 +124,12 @@ SavedState::SavedState(Path folder, std::string_view what, FileSystem& files)
     : folder_(std::move(folder)), indexed_(files.exists(folder_ / index_name)) {
   if (!indexed_) {
     open(part_name(what, 0, 1), files);
-    sealed_ = parts_[0].has_checksums();
+    checksum_ = parts_[0].header_checksum();
+    sealed_ = !checksum_.empty();
   } else {
     const Index index = read_index(folder_ / index_name, what, files);
-    sealed_ = index.sealed;
+    checksum_ = index.own;
+    sealed_ = index.sealed();
     const int ranks = static_cast<int>(index.checksums.size());
     for (int rank = 0; rank < ranks; ++rank) {
       open(part_name(what, rank, ranks), files);
@@ -150,8 +156,21 @@ void SavedState::check_part(const std::string& checksum) const {
                        "to take it from all files of the checkpoint",
                        (sealed_ ? index : part).filename().string()));
   if (sealed_ && found != checksum)
-    refuse(part, fmt::format("is a part of another save: its checksum is {}, {} has {}", found, index_name,
-                             shown(checksum)));
+    refuse(part, fmt::format(
+                     "is a part of another save: its checksum is {}, {} has {}; take all files from one save",
+                     found, index_name, shown(checksum)));
+}
+
+void SavedState::check_beside(const SavedState& model) const {
+  if (indexed_ || model.indexed_) return;  // an index has all parts of both, and they were held against it
+  const auto note = parts_[0].metadata().find(std::string(beside_key));
+  if (note == parts_[0].metadata().end() || note->second == model.checksum()) return;
+  if (!sealed_ && !model.sealed_) return;  // changed on purpose
+  refuse(path(),
+         fmt::format("is of another save than {}, whose checksum is {}: it was saved beside one of {}; take "
+                     "all files from one save",
+                     model.path().filename().string(), model.sealed_ ? model.checksum() : "not there",
+                     shown(note->second)));
 }
 
 /// Where the elements lie that a part has.
@@ -225,9 +244,18 @@ Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int6
   return all;
 }
 
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank) {
+Signature signature_of(const Path& folder, std::string_view what, FileSystem& files) {
+  if (files.exists(folder / index_name))
+    return {std::string(index_name), read_index(folder / index_name, what, files).own};
+  std::string name = part_name(what, 0, 1);
+  const SafetensorsFile file(folder / name, files);
+  return {std::move(name), std::string(file.header_checksum())};
+}
+
+void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside) {
   nn::StateDict part;
   TensorMetadata notes;
+  if (!beside.empty()) notes.emplace(beside_key, beside);
   for (const ShardedTensor& t : state) {
     const ShardedTensor share = share_of(t, rank);
     const std::int64_t numel = share.values.numel();

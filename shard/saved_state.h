@@ -45,6 +45,11 @@ class SHERD_API SavedState {
   FileSystem::Path path() const;
   /// Whether all files were written with checksums; else none was.
   bool has_checksums() const { return sealed_; }
+  /// That of the file which `path` names. It follows from all that was saved, and so is the save's; empty
+  /// without checksums.
+  std::string_view checksum() const { return checksum_; }
+  /// ValueError unless this optimizer was saved beside that model, as far as their files say.
+  void check_beside(const SavedState& model) const;
 
  private:
   struct Run {
@@ -60,6 +65,7 @@ class SHERD_API SavedState {
 
   FileSystem::Path folder_;
   bool indexed_, sealed_ = false;
+  std::string checksum_;
   std::vector<std::string> names_;  ///< of the parts
   std::vector<SafetensorsFile> parts_;
   std::deque<std::vector<std::int64_t>> shapes_;  ///< of tensors that were cut; stay where they are
@@ -67,10 +73,17 @@ class SHERD_API SavedState {
   std::vector<SavedTensor> tensors_;
 };
 
+/// What `SavedState` says of its path and checksum, without a look at the parts of an index.
+struct Signature {
+  std::string file, checksum;
+};
+SHERD_API Signature signature_of(const FileSystem::Path& folder, std::string_view what, FileSystem& files);
+
 /// Writes rank `rank`'s part: of what several ranks hold alike its share. Tensors that it has as a whole are
-/// written as they are, others in one dimension with a note of where they belong. Errors as
+/// written as they are, others in one dimension with a note of where they belong. Of one rank the optimizer's
+/// file takes the checksum of the model's, `beside`; of several an index has all. Errors as
 /// `nn::write_state`.
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank);
+void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside = {});
 /// The index of the parts in `folder` of each of `what`, whose headers it reads.
 std::string index_of(const FileSystem::Path& folder, std::span<const std::string_view> what, int ranks,
                      FileSystem& files);

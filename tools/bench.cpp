@@ -209,8 +209,20 @@ std::vector<Figure> figures(const BenchReport& r) {
 
 std::string percent_text(double part) { return fmt::format("{:.1f} %", 100 * part); }
 
+/// What is parsed takes a multiple in memory.
+constexpr std::uint64_t most_report_bytes = std::uint64_t{1} << 20;
+
 json report_from(const std::string& text) {
-  json report = json::parse(text, nullptr, false);
+  // Deeper than any report is; what is written out of one goes down as deep.
+  static constexpr int most_depth = 8;
+  const auto shallow = [](int depth, json::parse_event_t, const json&) {
+    check<ValueError>(depth <= most_depth,
+                      "--against: the file is nested deeper than {} levels; give a report that sherd bench "
+                      "wrote with --out",
+                      most_depth);
+    return true;
+  };
+  json report = json::parse(text, shallow, false);
   check<ValueError>(report.is_object() && report.contains("settings") && report["settings"].is_object() &&
                         report.contains("figures") && report["figures"].is_object(),
                     "--against: the file is no report of sherd bench; write one with --out");
@@ -334,7 +346,7 @@ std::string bench(const BenchOptions& options, FileSystem& files) {
       trace{"--trace", options.trace, {options.against, options.out}};
   for (const Output* output : {&out, &trace})
     if (!output->path.empty()) check_output(*output, files);
-  const std::string earlier = options.against.empty() ? "" : files.read(options.against);
+  const std::string earlier = options.against.empty() ? "" : files.read(options.against, most_report_bytes);
   if (!options.against.empty()) report_from(earlier);
   const std::optional<BenchReport> report = run_bench(options, files);
   if (!report) return {};

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -70,6 +69,7 @@ json to_json(const RunConfig& c) {
                  {"data", {{"paths", c.options.data}, {"digest", c.data_digest}}},
                  {"generator", {{"seed", c.generator.seed}, {"offset", c.generator.offset}}},
                  {"changes", changes},
+                 {"saved_beside", c.saved_beside},
                  {checksum_key, std::string(checksum_digits, '0')}};
   if (c.loss_scale) config["loss_scale"] = {{"scale", c.loss_scale->scale}, {"steps", c.loss_scale->steps}};
   if (c.best) config["best"] = {{"step", c.best->step}, {"val_loss", c.best->loss}};
@@ -95,6 +95,7 @@ RunConfig config_from(const json& from) {
   for (const json& change : from.at("changes")) {
     c.changes.push_back({change.at("step"), change.at("setting"), change.at("from"), change.at("to")});
   }
+  if (from.contains("saved_beside")) from["saved_beside"].get_to(c.saved_beside);
   validate(c.options);
   check<ValueError>(c.step >= 0, "step {} is negative", c.step);
   check<ValueError>(
@@ -169,6 +170,16 @@ void check_shapes(const shard::SavedState& state, const Shapes& shapes, const Co
   }
 }
 
+/// What `RunConfig` has of the states in a folder.
+std::map<std::string, std::string> signatures_in(const Path& folder, FileSystem& files) {
+  std::map<std::string, std::string> found;
+  for (const std::string_view what : {"model", "optimizer"}) {
+    const shard::Signature its = shard::signature_of(folder, what, files);
+    found[its.file] = its.checksum;
+  }
+  return found;
+}
+
 /// The files of a checkpoint, open one after the other, before anything of them is used.
 class Inspection {
  public:
@@ -176,7 +187,9 @@ class Inspection {
       : checkpoint_(std::move(checkpoint)), options_(options), files_(files) {
     const Path config = checkpoint_ / "config.json";
     reading(config, [&] {
-      note(config, seal_of(files_.read(config, most_config_bytes), checksum_marker) != Seal::none);
+      const std::string text = files_.read(config, most_config_bytes);
+      note(config, seal_of(text, checksum_marker) != Seal::none);
+      saved_beside_ = parse_config(text).saved_beside;
     });
   }
 
@@ -200,8 +213,23 @@ class Inspection {
  private:
   void look(std::string_view what, const std::function<void(const shard::SavedState&)>& inspect) {
     const shard::SavedState state(checkpoint_, what, files_);  // names the file that is wrong
-    reading(state.path(), [&] { inspect(state); });
     note(state.path(), state.has_checksums());
+    reading(state.path(), [&] {
+      check_save(state);
+      inspect(state);
+    });
+  }
+
+  /// It is what config.json was written beside.
+  void check_save(const shard::SavedState& state) const {
+    if (saved_beside_.empty() || !state.has_checksums()) return;
+    const auto found = saved_beside_.find(state.path().filename().string());
+    const std::string_view written = found == saved_beside_.end() ? std::string_view("none") : found->second;
+    check<ValueError>(
+        written == state.checksum(),
+        "is of another save than config.json beside it: its checksum is {}, config.json has {}; take "
+        "all files from one save",
+        state.checksum(), shown(written));
   }
 
   /// In one folder all files have a checksum or, made elsewhere, none has. Else damage that hides a checksum
@@ -221,6 +249,7 @@ class Inspection {
   const TrainOptions& options_;
   FileSystem& files_;
   Shapes shapes_;
+  std::map<std::string, std::string> saved_beside_;
   Path bare_, sealed_;  ///< files without and with a checksum
 };
 
@@ -279,11 +308,13 @@ std::optional<std::int64_t> newest_checkpoint(const Path& run, FileSystem& files
 
 void save_checkpoint(const Path& run, const RunConfig& config, nn::Gpt& model, const nn::Optimizer& optimizer,
                      const Group& ranks, FileSystem& files) {
+  const Path checkpoint = checkpoint_path(run, config.step);
   const auto add_config = [&](DirectoryWriter& folder) {
-    folder.add("config.json", [&](OutputFile& file) { file.write(config_text(config)); });
+    RunConfig recorded = config;
+    recorded.saved_beside = signatures_in(PendingDirectory::partial_of(checkpoint), files);
+    folder.add("config.json", [&](OutputFile& file) { file.write(config_text(recorded)); });
   };
-  shard::save_checkpoint(model, optimizer, checkpoint_path(run, config.step), ranks,
-                         {.also = add_config, .files = files});
+  shard::save_checkpoint(model, optimizer, checkpoint, ranks, {.also = add_config, .files = files});
 }
 
 void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {

@@ -2,6 +2,7 @@
 // for the newest steps and the best one.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ struct RunConfig {
   std::optional<LossScale> loss_scale{};
   std::optional<Validation> best;
   std::vector<Change> changes;
+  /// Of the files that say what the states hold, by name: checksums, by which the save is known. None in
+  /// checkpoints of earlier versions.
+  std::map<std::string, std::string> saved_beside{};
 };
 
 /// The folder of the checkpoint after `step` steps.
@@ -67,9 +71,9 @@ void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem
 // changed since it was written is noticed by the file's checksum. In a checkpoint that was made elsewhere no
 // file has one.
 RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
-/// Refuses a file without a checksum beside one with, a part that is missing or of another save, and compares
-/// the shapes in the headers of the states with those of such a model, before one is built or a tensor read:
-/// the weights alone, or the optimizer's state too.
+/// Refuses a file without a checksum beside one with, a part that is missing, a file of another save, and
+/// compares the shapes in the headers of the states with those of such a model, before one is built or a
+/// tensor read: the weights alone, or the optimizer's state too.
 void check_weights(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void check_states(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);

@@ -93,7 +93,8 @@ TEST_CASE("Slurm's way of counting tasks is understood, machine by machine") {
   CHECK(local_sizes("4(x2)", 2) == std::vector{4, 4});
   CHECK(local_sizes("4,3", 2) == std::vector{4, 3});
   CHECK(local_sizes("2(x3),1,5(x2)", 6) == std::vector{2, 2, 2, 1, 5, 5});
-  for (const char* bad : {"4(", "4(x", "4(x2", "4(2)", "4,", "4x2", "(x2)", "4(x-1)", "4 ,3"})
+  for (const char* bad :
+       {"4(", "4(x", "4(x2", "4(2)", "4,", "4x2", "(x2)", "4(x-1)", "4 ,3", "4(x2147483647),4(x2147483647)"})
     CHECK_THROWS_AS(local_sizes(bad, 1), ValueError);
   CHECK_THROWS_AS(local_sizes("4(x2)", 3), ValueError);  // a machine that the list lacks
 }
@@ -112,6 +113,10 @@ TEST_CASE("values that are no ranks are named with their variable") {
     const std::string text = message_of<ValueError>([&] { read(f.say("8", "8", "0", "1")); });
     CHECK_THAT(text, ContainsSubstring(f.rank + " is 8 and " + f.size + " is 8"));
     CHECK_THROWS_AS(read(f.say("0", "0", "0", "1")), ValueError);
+    CHECK(read(f.say("0", "65536", "0", "1"))->size == 65536);
+    for (const char* many : {"65537", "50000000", "2147483647"})
+      CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", many, "0", "1")); }),
+                 ContainsSubstring(f.size + " is " + many) && ContainsSubstring("at most 65536"));
   }
 }
 

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <thread>
 
+#include "nn/llama.h"
 #include "nn/optimizer.h"
+#include "nn/recurrent.h"
+#include "nn/transformer.h"
 #include "tests/runtime/harness.h"
 
 using namespace sherd;
@@ -48,6 +51,21 @@ TEST_CASE("gpt: logits from a cache are those of the whole sequence") {
   }
 }
 
+TEST_CASE("stacks of more layers than any memory holds are refused before the first is made") {
+  for (const std::int64_t layers : {std::int64_t{65537}, std::int64_t{1} << 40, INT64_MAX}) {
+    const auto refused = [&](const auto& make) {
+      CHECK(one_line_about(message_of<ValueError>(make), fmt::format("{}", layers)));
+      CHECK(one_line_about(message_of<ValueError>(make), "65536"));
+    };
+    const DefaultOptions nowhere({.device = Device::meta()});
+    refused([&] { Gpt({.layers = layers}); });
+    refused([&] { Llama({.num_hidden_layers = layers}); });
+    refused([&] { Transformer({.encoder_layers = layers}); });
+    refused([&] { Transformer({.decoder_layers = layers}); });
+    refused([&] { Lstm(2, 3, {.layers = layers}); });
+  }
+}
+
 TEST_CASE("gpt: a position does not see what follows") {
   Gpt model = make();
   model.eval();
@@ -86,7 +104,7 @@ TEST_CASE(
   const Gpt exact = make();
   const Tensor tokens = randint(0, 20, {2, 8}, {i64}), x = randn({3, 16}), residual = randn({3, 8});
   for (const auto& [products, scales] : {std::pair{Products::fp8, EightScales::of_tensors},
-                                        std::pair{Products::fp8_rows, EightScales::of_rows}}) {
+                                         std::pair{Products::fp8_rows, EightScales::of_rows}}) {
     const Linear layer(16, 8, {.products = products});
     const Tensor y = linear_fp8(x, layer.weight, layer.bias, scales);
     CHECK(same_bits(layer(x), y));

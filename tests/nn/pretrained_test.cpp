@@ -332,6 +332,17 @@ TEST_CASE("pretrained: what an index says wrongly is damaged by name, whatever i
     CHECK(one_line_about(message_of<ValueError>([&] { load_pretrained(model, copy.folder, {Strict::no}); }),
                          "model.safetensors.index.json"));
   }
+  {
+    const Copy copy;  // a name too many
+    std::string text = R"({"weight_map":{"0":"0")";
+    for (int i = 1; i <= 1 << 17; ++i) text += fmt::format(R"(,"{}":"0")", i);
+    write_text(copy.folder / "model.safetensors.index.json", text + "}}");
+    Llama model(copy.whole.options);
+    CHECK(one_line_about(message_of<ValueError>([&] { load_pretrained(model, copy.folder, {Strict::no}); }),
+                         "more than 131072 names"));
+    write_text(copy.folder / "config.json", std::string((std::size_t{1} << 21) + 1, ' '));
+    CHECK(one_line_about(message_of<FileError>([&] { load_llama(copy.folder); }), "2097152"));
+  }
   const TempDirectory empty_folder;
   Llama model(llama_options(goldens / "llama"));
   CHECK(one_line_about(message_of<FileError>([&] { load_pretrained(model, empty_folder.path()); }),

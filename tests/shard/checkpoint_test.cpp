@@ -506,6 +506,56 @@ TEST_CASE("a part that is missing, cut, damaged or of another save is named on e
   }
 }
 
+TEST_CASE("files of two saves in one folder are refused on every rank, whichever are mixed") {
+  const TempDirectory folder;
+  for (const int ranks : {1, 2}) {
+    const Path mixed = folder / "mixed", one = folder / "one";
+    save(one, ranks, Way::rows);
+    const std::set<std::string> set = names_in(one);
+    const std::vector<std::string> names(set.begin(), set.end());
+    for (const auto& [steps, seed] : {std::pair(3, 3U), std::pair(2, 4U)}) {
+      const Path other = folder / "other";
+      save(other, ranks, Way::rows, steps, seed);
+      for (unsigned from_other = 0; from_other < 1U << names.size(); ++from_other) {
+        INFO(ranks << " ranks, step " << steps << " of seed " << seed << ", files " << from_other);
+        std::filesystem::remove_all(mixed);
+        std::filesystem::create_directory(mixed);
+        for (std::size_t i = 0; i < names.size(); ++i)
+          std::filesystem::copy((from_other >> i & 1U) == 0 ? one / names[i] : other / names[i], mixed);
+        if (from_other == 0 || from_other + 1 == 1U << names.size())
+          CHECK_NOTHROW(run_ranks(1, [&](World& world) {
+            Trainee t(world, Way::plain, 7);
+            shard::load_checkpoint(t.net, *t.optimizer, mixed, world.group());
+            expect(values(t) == (from_other == 0 ? plain_values(2) : plain_values(steps, seed)), "values");
+          }));
+        else
+          CHECK_NOTHROW(check_refused(mixed, 2, Way::flat, "another save"));
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that find different saves in their folders are refused, and nothing changes") {
+  const TempDirectory folder;
+  for (const int saved_by : {1, 2}) {
+    save(folder / "0", saved_by, Way::rows);
+    save(folder / "1", saved_by, Way::rows, 3);
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      Trainee t(world, Way::rows, 7);
+      const Values before = values(t);
+      const auto load = [&](int number) {
+        shard::load_checkpoint(t.net, *t.optimizer, folder / std::to_string(number), world.group());
+      };
+      const std::string message = message_on_all(world, [&] { load(world.rank()); });
+      expect(message.find("rank 1 finds another save there than rank 0") != std::string::npos, "'{}'",
+             message);
+      expect(values(t) == before, "something changed");
+      load(1);
+      expect(values(t) == plain_values(3), "other values");
+    }));
+  }
+}
+
 TEST_CASE("whichever read fails, and on whichever rank, nothing is changed, and the ranks go on") {
   const TempDirectory folder;
   save(folder / "checkpoint", 3, Way::flat);

@@ -130,6 +130,87 @@ TEST_CASE("a checkpoint without checksums loads, and one where some files have t
   }
 }
 
+TEST_CASE("files of two saves are no checkpoint, whichever are mixed: of other steps, seeds and rates") {
+  const Runs runs;
+  FileSystem& files = posix_file_system();
+  for (const std::int64_t ranks : {1, 2}) {
+    const auto checkpoint = [&](const std::string& out, std::uint64_t seed, double lr, std::int64_t step) {
+      tools::TrainOptions options = runs.options(fmt::format("{} of {}", out, ranks));
+      options.ranks = ranks;
+      options.seed = seed;
+      options.lr = lr;
+      options.keep = 9;
+      if (!std::filesystem::exists(options.out)) runs.run(options);
+      return tools::checkpoint_path(options.out, step);
+    };
+    const auto one = checkpoint("one", 1, 0.01, 6), begin = checkpoint("one", 1, 0.01, 0);
+    const std::pair<std::filesystem::path, std::filesystem::path> pairs[] = {
+        {one, checkpoint("one", 1, 0.01, 4)},
+        {one, checkpoint("another", 2, 0.01, 6)},
+        {begin, checkpoint("faster", 1, 0.02, 0)},  // the same weights
+    };
+    for (const auto& [first, second] : pairs) {
+      const auto ours = contents(first), others = contents(second);
+      for (unsigned from_other = 0; from_other < 1U << ours.size(); ++from_other) {
+        const auto mixed = runs.folder / "mixed";
+        std::filesystem::remove_all(mixed);
+        std::filesystem::create_directory(mixed);
+        bool mixes = false;
+        unsigned at = 0;
+        for (const auto& [name, content] : ours) {
+          const bool other = (from_other >> at++ & 1U) != 0;
+          write_file(mixed / name, other ? others.at(name) : content);
+          // Equal files are of both saves.
+          mixes |= content != others.at(name);
+        }
+        std::set<std::map<std::string, std::string>> whole = {ours, others};
+        const std::string message = message_of<ValueError>(
+            [&] { tools::check_states(mixed, tools::read_config(mixed, files).options, files); });
+        INFO(ranks << " ranks, " << second << ", files " << from_other << ": " << message);
+        CHECK(mixes);
+        if (whole.contains(contents(mixed))) {
+          CHECK(message == "(nothing was thrown)");
+        } else {
+          CHECK_THAT(message, ContainsSubstring("another save") && ContainsSubstring(mixed.string()) &&
+                                  ContainsSubstring("take all files from one save"));
+          CHECK(message.find('\n') == std::string::npos);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("nothing is sampled from weights and settings of two saves, and older checkpoints load") {
+  const Trained run;
+  const auto sample = [&] {
+    tools::sample({.checkpoint = run.checkpoint.string()}, posix_file_system(), [](char) {});
+  };
+  tools::TrainOptions other = run.options("other");
+  other.seed += 1;
+  run.run(other);
+  const auto ours = contents(run.checkpoint), theirs = contents(run.folder / "other/step-6");
+  for (const std::string name : {"config.json", "model.safetensors", "optimizer.safetensors"}) {
+    write_file(run.checkpoint / name, theirs.at(name));
+    const std::string message = message_of<ValueError>(sample);
+    if (name == "optimizer.safetensors")
+      CHECK(message == "(nothing was thrown)");  // which sampling does without
+    else
+      CHECK_THAT(message, ContainsSubstring("another save than config.json"));
+    write_file(run.checkpoint / name, ours.at(name));
+  }
+  // As before saves had an identity.
+  tools::RunConfig config = tools::read_config(run.checkpoint, posix_file_system());
+  CHECK(config.saved_beside.size() == 2);
+  config.saved_beside.clear();
+  write_file(run.checkpoint / "config.json", tools::config_text(config));
+  nn::save_state(run.checkpoint / "optimizer.safetensors",
+                 nn::load_state(run.checkpoint / "optimizer.safetensors"));
+  CHECK(message_of<Error>(sample) == "(nothing was thrown)");
+  tools::TrainOptions resume = run.settings;
+  resume.resume = true;
+  CHECK(message_of<Error>([&] { run.run(resume); }) == "(nothing was thrown)");
+}
+
 TEST_CASE("damaged lines of the metrics go, and all good ones stay") {
   const Trained run;
   const auto path = run.folder / "run" / "metrics.jsonl";

@@ -253,6 +253,26 @@ TEST_CASE("no command writes over what is no regular file, what it reads, or a f
   check(commands[2], "old.json");
 }
 
+TEST_CASE("what is no report is refused before anything is benched, at little cost") {
+  const TempDirectory folder;
+  const Path report = folder / "report.json";
+  const auto refused_as = [&](const std::string& part) {
+    refused(folder,
+            {"bench", "--layers", "1", "--width", "8", "--heads", "1", "--context", "8", "--against",
+             "report.json"},
+            part);
+  };
+  write_file(report, "");
+  std::filesystem::resize_file(report, 100'000'000);
+  refused_as("1048576");
+  std::string full = "[0";
+  while (full.size() < 1'000'000) full += ",[]";
+  write_file(report, full + "]");
+  refused_as("--against");
+  write_file(report, std::string(400'000, '[') + std::string(400'000, ']'));
+  refused_as("nested deeper than 8 levels");
+}
+
 TEST_CASE("a configuration of another size than the weights is refused before a model is made") {
   const Run run;
   const Path path = run.checkpoint / "config.json";
