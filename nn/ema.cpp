@@ -9,8 +9,9 @@ namespace sherd::nn {
 namespace {
 
 void check_same(const StateDict& state, const StateDict& averages) {
-  check<StateError>(state.size() == averages.size(), "ema: {} values for {} averages", state.size(),
-                    averages.size());
+  check<StateError>(state.size() == averages.size(),
+                    "ema: {} values for {} averages; update it with the model that it was made of",
+                    state.size(), averages.size());
   for (std::size_t i = 0; i < state.size(); ++i)
     check<StateError>(
         state[i].first == averages[i].first && state[i].second.shape() == averages[i].second.shape(),

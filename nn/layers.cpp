@@ -29,6 +29,13 @@ void check_conv(std::string_view layer, std::int64_t in, std::int64_t out, PerAx
                     "{}: {} groups do not divide {} inputs and {} outputs", layer, groups, in, out);
 }
 
+/// What is not zeros is taken from the image, of which nothing is cut off.
+void check_padding(std::string_view layer, Padding mode, PerAxis padding) {
+  check<ValueError>(mode == Padding::constant || (padding.down >= 0 && padding.across >= 0),
+                    "{}: padding {} x {} is below 0; take a slice of the input", layer, padding.down,
+                    padding.across);
+}
+
 /// First values of a convolution. The fan-in is counted of all axes of the weight but the first, as PyTorch
 /// does for transposed ones too.
 void init_conv(auto& conv, const Shape& weight, std::int64_t out, const auto& o) {
@@ -44,12 +51,14 @@ void init_conv(auto& conv, const Shape& weight, std::int64_t out, const auto& o)
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, PerAxis kernel, const Conv2dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups}, padding_mode(o.padding_mode) {
   check_conv("Conv2d", in, out, kernel, o.groups);
+  check_padding("Conv2d", o.padding_mode, o.padding);
   init_conv(*this, {out, in / o.groups, kernel.down, kernel.across}, out, o);
 }
 
 Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv1dLayerOptions& o)
     : options{o.stride, o.padding, o.dilation, o.groups}, padding_mode(o.padding_mode) {
   check_conv("Conv1d", in, out, {1, kernel}, o.groups);
+  check_padding("Conv1d", o.padding_mode, {0, o.padding});
   init_conv(*this, {out, in / o.groups, kernel}, out, o);
 }
 
@@ -92,6 +101,7 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, EmbeddingOptions op
   norm_type = options.norm_type;
   check<ValueError>(!max_norm || *max_norm > 0, "Embedding: max_norm {} must be above 0",
                     max_norm.value_or(0));
+  check<ValueError>(norm_type > 0, "Embedding: norm_type {} must be above 0", norm_type);
   if (!padding) return;
   check<ValueError>(*padding >= 0 && *padding < count, "Embedding: padding {} is outside [0, {})", *padding,
                     count);

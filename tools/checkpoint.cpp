@@ -150,8 +150,11 @@ struct Counts {
 
 /// Weights have every parameter, and what is tied perhaps twice.
 Counts weight_counts(const Shapes& shapes) { return {shapes.size(), shapes.size() + 1}; }
-/// AdamW's state has up to three tensors a parameter, and five options for each of its two groups.
-Counts moment_counts(const Shapes& shapes) { return {0, 3 * shapes.size() + 2 * 5}; }
+/// AdamW's state has up to three tensors a parameter, and its options for each of its two groups.
+Counts moment_counts(const Shapes& shapes) {
+  const nn::AdamW one(std::vector{nn::Parameter(zeros({}))});
+  return {0, 3 * shapes.size() + 2 * one.option_names().size()};
+}
 
 /// Every tensor has the shape of a parameter, of its own where it has a parameter's name, or is a number.
 void check_shapes(const shard::SavedState& state, const Shapes& shapes, const Counts& counts) {

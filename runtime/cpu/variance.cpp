@@ -1,6 +1,7 @@
 // Variances and their gradients, in f64: of what lies apart from the first element of each fold, which is 0
 // where all are equal, as on GPUs.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "runtime/cpu/reduce.h"
@@ -25,6 +26,13 @@ struct Moments {
     squares += other.squares;
   }
 };
+
+/// What deviations of a fold are from: its first element, unless all were NaN then.
+template <class T>
+double origin_of(T first) {
+  const auto value = static_cast<double>(static_cast<compute_t<T>>(first));
+  return std::isfinite(value) ? value : 0;
+}
 
 constexpr std::int64_t row_chunk = 1 << 14;  // elements of a row that one task takes
 
@@ -51,10 +59,11 @@ Moments moments_of_row(const T* x, std::int64_t n, double first) {
 template <class T>
 void add_rows(const T* x, std::int64_t rows, std::int64_t step, std::int64_t columns, const T* first,
               Moments* to) {
+  double origin[piece_width];
+  std::transform(first, first + columns, origin, origin_of<T>);
   for (std::int64_t r = 0; r < rows; ++r, x += step)
     for (std::int64_t j = 0; j < columns; ++j)
-      to[j].add(static_cast<double>(static_cast<compute_t<T>>(x[j])) -
-                static_cast<double>(static_cast<compute_t<T>>(first[j])));
+      to[j].add(static_cast<double>(static_cast<compute_t<T>>(x[j])) - origin[j]);
 }
 
 /// Moments of [chunks][outer][inner], each of a chunk of the reduced axis; chunks depend on the sizes alone.
@@ -77,7 +86,7 @@ void add_chunk(const StridedReduction& r, const Chunks& chunks, const T* x, std:
   const T* from = x + o * r.reduce * r.inner;
   Moments* to = moments + fold * r.inner + j;
   if (r.inner == 1)
-    *to = moments_of_row(from + begin, n, static_cast<double>(static_cast<compute_t<T>>(*from)));
+    *to = moments_of_row(from + begin, n, origin_of(*from));
   else
     add_rows(from + begin * r.inner + j, n, r.inner, std::min(piece_width, r.inner - j), from + j, to);
 }
@@ -101,7 +110,7 @@ void variances(const ops::Variance& op, const StridedReduction& r, const T* x, d
         all.add(moments[static_cast<std::size_t>(c * results + i)]);
       const double apart = all.sum / n, squares = all.squares - all.sum * apart;
       const T first = x[i / r.inner * r.reduce * r.inner + i % r.inner];
-      mean[i] = static_cast<double>(static_cast<compute_t<T>>(first)) + apart;
+      mean[i] = origin_of(first) + apart;
       variance[i] = (squares < 0 ? 0 : squares) / left;
     }
   });

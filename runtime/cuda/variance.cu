@@ -20,6 +20,12 @@ struct Moments {
   }
 };
 
+/// What deviations of a fold are from: its first element, unless all were NaN then.
+template <class C>
+__device__ double origin_of(C first) {
+  return isfinite(first) ? static_cast<double>(first) : 0;
+}
+
 /// Of elements, or of pieces of them.
 template <class T, class X = T>
 struct Deviations {
@@ -31,7 +37,7 @@ struct Deviations {
 
   __device__ Moments term(compute_t<X> x, compute_t<X> first) const {
     if constexpr (reads_first) {
-      const double apart = static_cast<double>(x) - static_cast<double>(first);
+      const double apart = static_cast<double>(x) - origin_of(first);
       return {apart, ops::Square{}(apart)};
     } else {
       return x;
@@ -41,7 +47,7 @@ struct Deviations {
     const T* first = static_cast<const T*>(c.x) + i / c.inner * c.reduce * c.inner + i % c.inner;
     const auto n = static_cast<double>(c.reduce);
     const double mean = total.sum / n, squares = total.squares - total.sum * mean;
-    c.mean[i] = static_cast<double>(widen(*first)) + mean;
+    c.mean[i] = origin_of(widen(*first)) + mean;
     c.variance[i] = (squares < 0 ? 0 : squares) / c.left;
   }
 };

@@ -53,6 +53,7 @@ Specs BatchNorm::infer(SpecSpan in) const {
   const Spec& x = in[0];
   check<DTypeError>(is_floating(x.dtype), "batch_norm: takes floating dtypes, got {}; cast the input first",
                     name_of(x.dtype));
+  check<ValueError>(eps >= 0, "batch_norm: eps {} is below 0", eps);
   check<ShapeError>(x.shape.rank() >= 2, "batch_norm: an input (N, C, ...), got shape {}", x.shape);
   if (!in[1].is_none()) check_affine(x, in[1], "weight");
   if (!in[2].is_none()) check_affine(x, in[2], "bias");
@@ -62,10 +63,11 @@ Specs BatchNorm::infer(SpecSpan in) const {
                     "batch_norm: running_mean and running_var come together or not at all");
   check<ValueError>(training || !in[3].is_none(),
                     "batch_norm: without running statistics there is only training mode");
-  check<ValueError>(!training || elements_per_channel(x.shape) != 1,
-                    "batch_norm: expected more than 1 value per channel when training, got shape {}; use "
-                    "eval mode or a larger batch",
-                    x.shape);
+  check<ValueError>(
+      !training || elements_per_channel(x.shape) != 1,
+      "batch_norm: expected more than 1 value per channel when training, got shape {}; use {}", x.shape,
+      in[3].is_none() ? "a larger batch, whose own statistics count in either mode where none are kept"
+                      : "eval mode or a larger batch");
   const Spec statistics{{x.shape[1]}, wide(x.dtype), x.device};
   return {x, statistics, statistics};
 }
@@ -135,6 +137,8 @@ void follow(const Tensor& running, const Tensor& batch, double momentum, double 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, BatchNormOptions options) {
   detail::check_given("batch_norm", x);
+  check<ValueError>(options.momentum >= 0 && options.momentum <= 1,
+                    "batch_norm: momentum {} is outside [0, 1]", options.momentum);
   const Tensor in[] = {x, weight, bias, running_mean, running_var};
   const Tensors out = apply_many(ops::BatchNorm{options.training, options.eps}, in);
   if (options.training && running_mean.defined() && x.numel() > 0) {

@@ -23,8 +23,7 @@ struct Bce : Functor<"bce", 2, floating_dtypes> {
   }
   template <class T>
   constexpr T grad_b(T gy, T p, T, T) const {
-    using math::log;
-    return gy * (bounded(log(T(1) - p)) - bounded(log(p)));
+    return gy * (bounded_log(T(1) - p) - bounded_log(p));
   }
 
  private:
@@ -32,6 +31,14 @@ struct Bce : Functor<"bce", 2, floating_dtypes> {
   static constexpr T bounded(T logarithm) {
     using math::where;
     return where(logarithm < T(-100), T(-100), logarithm);
+  }
+  /// With a derivative of 0, and not of 0 / 0, where it is bounded.
+  template <class T>
+  static constexpr T bounded_log(T x) {
+    using math::log;
+    using math::where;
+    const T whole = log(x);
+    return where(whole < T(-100), T(-100), log(where(whole < T(-100), T(1), x)));
   }
 };
 

@@ -123,15 +123,17 @@ Tensor logcumsumexp(const Tensor& x, std::int64_t axis) {
   const int at = normalize_axis("logcumsumexp", axis, x.rank());
   if (x.rank() == 0) return clone(x);
   const std::int64_t n = x.shape()[at];
-  Tensor y = detail::to_compute_dtype(x);
-  if (n <= 1) return clone(x);
+  if (n <= 1 || x.numel() == 0) return clone(x);
+  std::int64_t outer = 1;
+  for (int i = 0; i < at; ++i) outer *= x.shape()[i];
+  Tensor y = reshape(detail::to_compute_dtype(x), {outer, n, x.numel() / outer / n});
   // Sums of pairs at growing distances (Hillis and Steele, 1986): each has the maximum of its own elements
   // taken off, where one maximum for all would lose what is far below it.
   for (std::int64_t by = 1; by < n; by *= 2)
-    y = cat({narrow(y, at, 0, by),
-             logsumexp(stack({narrow(y, at, by, n - by), narrow(y, at, 0, n - by)}, 0), {0})},
-            at);
-  return to(y, x.dtype());
+    y = cat(
+        {narrow(y, 1, 0, by), logsumexp(stack({narrow(y, 1, by, n - by), narrow(y, 1, 0, n - by)}, 0), {0})},
+        1);
+  return to(reshape(y, x.shape()), x.dtype());
 }
 
 }  // namespace sherd

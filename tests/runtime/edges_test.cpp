@@ -299,3 +299,40 @@ TEST_CASE("edges: what is all equal has no deviation, and its gradient is 0") {
           CHECK(amax(abs(var(x.detach(), axes))).item() == 0);
         }
 }
+
+TEST_CASE("edges: the gradient of var is the same wherever in a fold an infinite element stands") {
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const double infinite : {inf, -inf})
+      for (const bool columns : {false, true})
+        for (const std::int64_t n : {3, 40, 20000})
+          for (const std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
+            INFO(name_of(dtype) << " " << infinite << " at " << at << " of " << n
+                                << (columns ? " rows" : ""));
+            Tensor x = numbers(columns ? Shape{n, 2} : Shape{2, n}, dtype, 3);
+            fill_(select(select(x, columns ? 1 : 0, 1), 0, at), infinite);
+            x.requires_grad_();
+            const Tensor y = var(x, {columns ? 0 : 1});
+            CHECK(std::isfinite(y[0].item()));
+            CHECK(std::isnan(y[1].item()));
+            const Tensor slopes = select(grad(sum(y), std::span(&x, 1))[0], columns ? 1 : 0, 1);
+            const std::vector<double> found = doubles(slopes);
+            for (std::int64_t i = 0; i < n; ++i)
+              CHECK((i == at ? std::isnan(found[std::size_t(i)])
+                             : found[std::size_t(i)] == (infinite > 0 ? -inf : inf)));
+          }
+}
+
+TEST_CASE("edges: second derivatives of bce_loss are 0 where its logarithms are bounded") {
+  for (const DType dtype : {f64, f32})
+    for (const double p : {0.0, 1e-320, 1.0})
+      for (const double t : {0.0, 0.25, 1.0}) {
+        if (dtype == f32 && p > 0 && p < 1) continue;
+        INFO(name_of(dtype) << " " << p << " " << t);
+        const std::vector<Tensor> in{full({1}, p, {dtype}).requires_grad_(),
+                                     full({1}, t, {dtype}).requires_grad_()};
+        const Tensor loss = bce_loss(in[0], in[1], {.reduction = Reduction::none});
+        const Tensor of_target = grad(sum(loss), in, {}, {.create_graph = true})[1];
+        CHECK(std::isfinite(of_target.item()));
+        CHECK(std::isfinite(grad(sum(of_target), std::span(in.data(), 1))[0].item()));
+      }
+}
