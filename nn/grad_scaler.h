@@ -50,8 +50,8 @@ class SHERD_API GradScaler {
   /// where the step was skipped. Once between two updates (StateError).
   Tensor step(Optimizer& optimizer);
   /// After all optimizers have stepped: a skipped step multiplies the scale by `backoff_factor`,
-  /// `growth_interval` steps in a row by `growth_factor`, unless that is a scale that options may not have. StateError when nothing was
-  /// unscaled since the last update.
+  /// `growth_interval` steps in a row by `growth_factor`, unless that is a scale that options may not have.
+  /// StateError when nothing was unscaled since the last update.
   void update();
   /// The same, with this scale in place of one that follows from the steps. ValueError as for `init_scale`.
   void update(double scale);
@@ -80,8 +80,8 @@ class SHERD_API GradScaler {
   void divide(const Tensor& gradient) const;
 
   GradScalerOptions options_;
-  Tensor scale_, tracker_;  ///< 0-d f32, 0-d i64
-  bool used_ = false;       ///< a loss was scaled
+  Tensor scale_, tracker_;                                                ///< 0-d f32, 0-d i64
+  bool used_ = false;                                                     ///< a loss was scaled
   std::map<std::weak_ptr<const void>, Round, std::owner_less<>> rounds_;  ///< by lifetime, not by address
 };
 

@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(block) row_deltas(const __grid_constant__ Atte
     for (int d = static_cast<int>(threadIdx.x) % row_threads * V; d < c.width; d += row_threads * V) {
       const Packed<V, T> x = load_pack<V>(o + d), y = load_pack<V>(go + d);
 #pragma unroll
-      for (int j = 0; j < V; ++j)
-        total = std::fma(widen(x.at[j]), widen(y.at[j]), total);
+      for (int j = 0; j < V; ++j) total = std::fma(widen(x.at[j]), widen(y.at[j]), total);
     }
   }
   for (int step = row_threads / 2; step > 0; step /= 2) total += __shfl_xor_sync(whole_warp, total, step);

@@ -6,10 +6,10 @@ namespace sherd::cuda {
 namespace {
 
 /// Those that take longer than reading and writing 16-bit elements does.
-using Costly = OpList<ops::Log, ops::Log1p, ops::Sin, ops::Cos, ops::Tanh, ops::Sigmoid, ops::Erf,
-                      ops::Gelu, ops::GeluTanh, ops::Silu, ops::Tan, ops::Asin, ops::Acos, ops::Atan,
-                      ops::Sinh, ops::Cosh, ops::Asinh, ops::Acosh, ops::Atanh, ops::Exp2, ops::Expm1,
-                      ops::Log2, ops::Log10, ops::Softplus, ops::Elu>;
+using Costly = OpList<ops::Log, ops::Log1p, ops::Sin, ops::Cos, ops::Tanh, ops::Sigmoid, ops::Erf, ops::Gelu,
+                      ops::GeluTanh, ops::Silu, ops::Tan, ops::Asin, ops::Acos, ops::Atan, ops::Sinh,
+                      ops::Cosh, ops::Asinh, ops::Acosh, ops::Atanh, ops::Exp2, ops::Expm1, ops::Log2,
+                      ops::Log10, ops::Softplus, ops::Elu>;
 
 template <class O>
 void costly_kernel(const void* op, Inputs in, Outputs out) {

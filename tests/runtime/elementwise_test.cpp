@@ -411,7 +411,8 @@ TEST_CASE("steps have no slope, whatever gradient comes") {
 
 TEST_CASE("gradients of atan2 keep pairs of any size, and are 0 at the origin") {
   for (const double size : {1e-30, 1e-20, 1.0, 1e20, 1e30}) {
-    const std::vector<Tensor> in = {full({1}, 3 * size).requires_grad_(), full({1}, 4 * size).requires_grad_()};
+    const std::vector<Tensor> in = {full({1}, 3 * size).requires_grad_(),
+                                    full({1}, 4 * size).requires_grad_()};
     const auto g = grad(atan2(in[0], in[1]), in);
     CHECK(std::fabs(g[0].item() * size / 0.16 - 1) < 1e-6);
     CHECK(std::fabs(g[1].item() * size / -0.12 - 1) < 1e-6);
