@@ -129,13 +129,22 @@ std::string first_words(const std::string& file) {
 
 // ---- events ----
 
+/// The words that may be files: of a folder, as `/`, a program does not read all.
+std::vector<std::string> files_of(std::vector<std::string> words) {
+  std::erase_if(words, [](const std::string& word) {
+    std::error_code none;
+    return std::filesystem::is_directory(word, none);
+  });
+  return words;
+}
+
 /// What happened when, for whoever asked for it.
 class Events {
  public:
   /// FileError where the file may not be replaced.
   explicit Events(const LaunchOptions& options) {
     if (!options.events.empty())
-      out_ = begin_output({"--events", options.events, options.command}, posix_file_system());
+      out_ = begin_output({"--events", options.events, files_of(options.command)}, posix_file_system());
   }
   void note(std::string_view what) {
     if (!out_) return;
