@@ -1,5 +1,6 @@
 #include "runtime/ops/loss_total.h"
 
+#include "runtime/given.h"
 #include "runtime/loss.h"
 #include "runtime/ops.h"
 #include "runtime/ops/elementwise_list.h"
@@ -8,6 +9,7 @@ namespace sherd {
 namespace detail {
 
 void check_loss(std::string_view call, const Tensor& input, const Tensor& target) {
+  check_given(call, input, target);
   const DType dtype = input.dtype();
   check<DTypeError>(is_floating(dtype) && dtype == target.dtype(),
                     "{}: takes two of one floating dtype, got {} and {}", call, name_of(dtype),

@@ -169,23 +169,19 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, NllOptio
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  detail::check_given("mse_loss", input, target);
   return elementwise_loss("mse_loss", ops::SquaredError{}, input, target, reduction);
 }
 
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  detail::check_given("l1_loss", input, target);
   return elementwise_loss("l1_loss", ops::AbsoluteError{}, input, target, reduction);
 }
 
 Tensor huber_loss(const Tensor& input, const Tensor& target, double delta, Reduction reduction) {
-  detail::check_given("huber_loss", input, target);
   check<ValueError>(delta > 0, "huber_loss: delta {} must be positive", delta);
   return elementwise_loss("huber_loss", ops::Huber{delta}, input, target, reduction);
 }
 
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Reduction reduction) {
-  detail::check_given("smooth_l1_loss", input, target);
   constexpr std::string_view call = "smooth_l1_loss";
   check<ValueError>(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
   if (beta == 0) return elementwise_loss(call, ops::AbsoluteError{}, input, target, reduction);
@@ -193,7 +189,6 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, double beta, Re
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEntropyOptions o) {
-  detail::check_given("bce_with_logits", logits, target);
   if (!o.weight.defined() && !o.positive_weight.defined())
     return elementwise_loss("bce_with_logits", ops::BceWithLogits{}, logits, target, o.reduction);
   return loss_of("bce_with_logits", logits, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
@@ -208,7 +203,6 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, BinaryCrossEn
 }
 
 Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions o) {
-  detail::check_given("bce_loss", p, target);
   if (!o.weight.defined() && !o.positive_weight.defined())
     return elementwise_loss("bce_loss", ops::Bce{}, p, target, o.reduction);
   return loss_of("bce_loss", p, target, o.reduction, [&](const Tensor& x, const Tensor& t) {
@@ -223,7 +217,6 @@ Tensor bce_loss(const Tensor& p, const Tensor& target, BinaryCrossEntropyOptions
 }
 
 Tensor kl_div(const Tensor& log_input, const Tensor& target, Reduction reduction, KlTarget form) {
-  detail::check_given("kl_div", log_input, target);
   return loss_of("kl_div", log_input, target, reduction, [&](const Tensor& x, const Tensor& t) {
     if (form == KlTarget::logarithms) return mul(exp(t), sub(t, x));
     const Tensor some = not_equal(t, 0);  // t log t is 0 at 0

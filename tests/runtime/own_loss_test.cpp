@@ -194,6 +194,8 @@ TEST_CASE("own losses: what does not fit is refused by the loss's name") {
     CHECK(one_line_about(message_of<DTypeError>(says(x, zeros({3}, {f64}))), "rooted"));
     CHECK(one_line_about(message_of<DTypeError>(says(zeros({3}, {i32}), zeros({3}, {i32}))), "rooted"));
     CHECK(one_line_about(message_of<DeviceError>(says(x, far)), "rooted"));
+    CHECK(message_of<ValueError>(says({}, x)).starts_with("rooted: input 0 is an empty handle"));
+    CHECK(message_of<ValueError>(says(x, {})).starts_with("rooted: input 1 is an empty handle"));
     CHECK(one_line_about(message_of<DTypeError>([&] { elementwise_loss(OfDoubles{}, x, x, reduction); }),
                          "of_doubles"));
     const Tensor two = full({3}, 2, {f64});
