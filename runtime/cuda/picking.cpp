@@ -12,6 +12,14 @@ namespace {
 
 const std::int64_t* integers(const Tensor& t) { return reinterpret_cast<const std::int64_t*>(t.raw()); }
 
+ReportingCall reporting(std::string_view name, const Tensor& index) {
+  DeviceState& state = state_of(index.device());
+  return {name.data(), state.faults(), state.stream()};
+}
+PositionsCall positions(const ops::Picking& op, const Tensor& index) {
+  return {reporting(op.call, index), integers(index)};
+}
+
 /// Of dense tensors: all picks, and the lines along the axis of the positions.
 struct Picks {
   PickWalk all, lines;
@@ -76,8 +84,7 @@ bool last_by_lines(const ops::Picking& op, const Picks& picks) {
 
 /// The last pick of each element of x, or of slices of each position: -1 where there is none.
 Tensor last_picks(const ops::Picking& op, const Picks& picks, std::int64_t numel, const Tensor& index) {
-  DeviceState& state = state_of(index.device());
-  FindLastCall find{picks.all, integers(index), nullptr, op.call.data(), state.faults(), state.stream()};
+  FindLastCall find{positions(op, index), picks.all};
   std::int64_t places = numel;
   if (op.of == ops::Of::slices) {
     find.picks = {};
@@ -98,9 +105,7 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   const Tensor &x = in[0], &index = in[1];
   const std::int64_t size = size_of(x.dtype()), unit = unit_of(op, x.shape(), size, x.raw(), out[0].raw());
   const Picks picks(op, x.shape(), index.shape(), unit);
-  DeviceState& state = state_of(x.device());
-  const TakeCall call{picks.all,    size * unit,    x.raw(),        integers(index),
-                      out[0].raw(), op.call.data(), state.faults(), state.stream()};
+  const TakeCall call{positions(op, index), picks.all, size * unit, x.raw(), out[0].raw()};
   if (!op.last) {
     launch_take(call);
   } else if (last_by_lines(op, picks)) {
@@ -114,23 +119,12 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
 }
 
 void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, const Tensor& y) {
-  DeviceState& state = state_of(y.device());
   const bool slices = op.of == ops::Of::slices, one = ops::is_one(given);
   const Tensor values = one ? given : contiguous(given);
   const std::int64_t size = size_of(y.dtype());
   const std::int64_t unit = one ? 1 : unit_of(op, y.shape(), size, values.raw(), y.raw());
   const Picks picks(op, y.shape(), index.shape(), unit);
-  ReplaceCall call;
-  call.picks = picks.all;
-  call.bytes = size * unit;
-  call.slices = slices;
-  call.one_value = one;
-  call.values = values.raw();
-  call.index = integers(index);
-  call.y = y.raw();
-  call.name = op.call.data();
-  call.faults = state.faults();
-  call.stream = state.stream();
+  ReplaceCall call{positions(op, index), picks.all, size * unit, slices, one, values.raw(), y.raw()};
   Tensor last;
   const bool repeats = !op.distinct && !one && picks.of_line > 1;
   if (repeats && last_by_lines(op, picks)) {
@@ -152,8 +146,7 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
 AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values, const Tensor& y,
                  bool based) {
   const Picks picks(op, y.shape(), index.shape());
-  DeviceState& state = state_of(y.device());
-  AddCall call;
+  AddCall call{positions(op, index)};
   call.dtype = y.dtype();
   call.picks = picks.all;
   call.lines = picks.lines;
@@ -167,11 +160,7 @@ AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values
   call.distinct = op.distinct;
   call.based = based;
   call.values = values.raw();
-  call.index = integers(index);
   call.y = y.raw();
-  call.name = op.call.data();
-  call.faults = state.faults();
-  call.stream = state.stream();
   return call;
 }
 
@@ -213,17 +202,13 @@ void element_numbers(const ops::ElementNumbers& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   if (in.size() > NumbersCall::most_axes)
     return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  DeviceState& state = state_of(out[0].device());
-  NumbersCall call;
+  NumbersCall call{reporting(op.call, in[0])};
   for (const Tensor& at : in) {
     call.size[call.axes] = op.sizes[call.axes];
     call.at[call.axes++] = integers(at);
   }
   call.count = out[0].numel();
   call.numbers = reinterpret_cast<std::int64_t*>(out[0].raw());
-  call.name = op.call.data();
-  call.faults = state.faults();
-  call.stream = state.stream();
   launch_numbers(call);
   check_launch(op.name);
 }

@@ -73,14 +73,19 @@ __global__ void __launch_bounds__(threads_per_block) replace(const ReplaceCall c
   }
 }
 
-/// Finds the last pick of each column of a line in shared memory, a block a line.
-__device__ void find_last_of_line(int* last, const std::int64_t* index, int picks, int columns) {
+/// Finds the last pick of each column of a line, whose positions begin at `first`, in shared memory, a block
+/// a line. Reports positions outside.
+__device__ void find_last_of_line(int* last, const PositionsCall& c, std::int64_t first, int picks,
+                                  int columns) {
   for (int k = static_cast<int>(threadIdx.x); k < columns; k += threads_per_block) last[k] = -1;
   __syncthreads();
 #pragma unroll 4
   for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
-    const std::int64_t at = index[j];
-    if (at >= 0 && at < columns) atomicMax(last + at, j);
+    const std::int64_t at = c.index[first + j];
+    if (at >= 0 && at < columns)
+      atomicMax(last + at, j);
+    else
+      c.faults(c.name, at, first + j, columns);
   }
   __syncthreads();
 }
@@ -91,11 +96,7 @@ __global__ void __launch_bounds__(threads_per_block) replace_lines(const Replace
   const int columns = static_cast<int>(c.picks.columns), picks = static_cast<int>(c.line_picks);
   for (std::int64_t line = blockIdx.x; line < c.lines.count; line += gridDim.x) {
     const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
-    find_last_of_line(last, c.index + p.index, picks, columns);
-    for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
-      const std::int64_t at = c.index[p.index + j];
-      if (at < 0 || at >= columns) c.faults(c.name, at, p.index + j, columns);
-    }
+    find_last_of_line(last, c, p.index, picks, columns);
     const Bits* values = static_cast<const Bits*>(c.values) + p.value;
     Bits* y = static_cast<Bits*>(c.y) + p.x;
 #pragma unroll 4
@@ -111,16 +112,14 @@ __global__ void __launch_bounds__(threads_per_block) take_last_of_lines(const Ta
   const int columns = static_cast<int>(c.call.picks.columns), picks = static_cast<int>(c.line_picks);
   for (std::int64_t line = blockIdx.x; line < c.lines.count; line += gridDim.x) {
     const PickPlace p = place_of(c.lines, static_cast<std::uint64_t>(line));
-    const std::int64_t* index = c.call.index + p.index;
-    find_last_of_line(last, index, picks, columns);
+    find_last_of_line(last, c.call, p.index, picks, columns);
     const Bits* x = static_cast<const Bits*>(c.call.x) + p.x;
     Bits* y = static_cast<Bits*>(c.call.y) + p.value;
 #pragma unroll 4
     for (int j = static_cast<int>(threadIdx.x); j < picks; j += threads_per_block) {
-      const std::int64_t at = index[j];
-      const bool valid = at >= 0 && at < columns;
-      if (!valid) c.call.faults(c.call.name, at, p.index + j, columns);
-      y[j] = valid && last[at] == j ? x[at * c.call.picks.x_axis] : Bits{};
+      const std::int64_t at = c.call.index[p.index + j];
+      const bool mine = at >= 0 && at < columns && last[at] == j;
+      y[j] = mine ? x[at * c.call.picks.x_axis] : Bits{};
     }
     __syncthreads();
   }

@@ -31,17 +31,23 @@ struct PickWalk {
   }
 };
 
-/// y[i] = x at pick i, in elements of `bytes` (1, 2, 4, 8 or 16). A position outside of [0, columns) is
-/// reported, and gives bytes of 0xff: NaN in floating dtypes.
-struct TakeCall {
-  PickWalk picks;
-  std::int64_t bytes = 4;
-  const void* x = nullptr;
-  const std::int64_t* index = nullptr;
-  void* y = nullptr;
-  const char* name = nullptr;  ///< of the call, for reports
+/// What every call here has: the name by which positions outside are reported, and where.
+struct ReportingCall {
+  const char* name = nullptr;
   FaultSlot faults{};
   cudaStream_t stream = nullptr;
+};
+struct PositionsCall : ReportingCall {
+  const std::int64_t* index = nullptr;
+};
+
+/// y[i] = x at pick i, in elements of `bytes` (1, 2, 4, 8 or 16). A position outside of [0, columns) is
+/// reported, and gives bytes of 0xff: NaN in floating dtypes.
+struct TakeCall : PositionsCall {
+  PickWalk picks{};
+  std::int64_t bytes = 4;
+  const void* x = nullptr;
+  void* y = nullptr;
 };
 void launch_take(const TakeCall& call);
 
@@ -59,19 +65,15 @@ void launch_take_last(const TakeLastCall& call);
 
 /// y at pick i = values[i], or values[0] for all if `one_value`; positions outside take no part and are
 /// reported. Where positions may repeat, `last` says which pick an element, or of slices a position, takes.
-struct ReplaceCall {
-  PickWalk picks;
+struct ReplaceCall : PositionsCall {
+  PickWalk picks{};
   std::int64_t bytes = 4;
   bool slices = false, one_value = false;
   const void* values = nullptr;
-  const std::int64_t* index = nullptr;
   void* y = nullptr;
   const int* last = nullptr;
   PickWalk lines{};             ///< along the axis of the positions, if each is dense and short
   std::int64_t line_picks = 0;  ///< of a line; if not 0, a block finds in its own memory what is last
-  const char* name = nullptr;   ///< of the call, for reports
-  FaultSlot faults{};
-  cudaStream_t stream = nullptr;
 };
 /// The same of elements of at most four bytes, with what is last and its value as one number for each element
 /// of y, all 0 before: one scattered pass instead of three.
@@ -87,36 +89,29 @@ void launch_replace(const ReplaceCall& call);
 
 /// numbers[i] = the sum of at[k][i], or of that and size[k] where it is negative, times the sizes after k. Of
 /// a position outside [-size[k], size[k]), which is reported, -1.
-struct NumbersCall {
+struct NumbersCall : ReportingCall {
   static constexpr int most_axes = 8;
   int axes = 0;
   std::int64_t count = 0;
   const std::int64_t* at[most_axes];
   std::int64_t size[most_axes];
   std::int64_t* numbers = nullptr;
-  const char* name = nullptr;
-  FaultSlot faults{};
-  cudaStream_t stream = nullptr;
 };
 void launch_numbers(const NumbersCall& call);
 
 /// last[d] = the largest number of a pick whose place in x is d; all are -1 before. Reports positions
 /// outside.
-struct FindLastCall {
-  PickWalk picks;
-  const std::int64_t* index = nullptr;
+struct FindLastCall : PositionsCall {
+  PickWalk picks{};
   int* last = nullptr;
-  const char* name = nullptr;  ///< of the call, for reports
-  FaultSlot faults{};
-  cudaStream_t stream = nullptr;
 };
 void launch_find_last(const FindLastCall& call);
 
 /// y at pick i += values[i], in order of i or in a tree that depends on the sizes and on the index alone.
 /// Positions outside take no part and are reported.
-struct AddCall {
+struct AddCall : PositionsCall {
   DType dtype = DType::f32;
-  PickWalk picks, lines;  ///< all picks; and the lines of x along the axis of the positions
+  PickWalk picks{}, lines{};  ///< all picks; and the lines of x along the axis of the positions
   std::int64_t line_picks = 0, index_axis = 1,
                value_axis = 1;        ///< of a line: picks, and the steps to the next
   std::int64_t outer = 1, inner = 1;  ///< around the positions of slices
@@ -124,11 +119,7 @@ struct AddCall {
   bool slices = false, distinct = false;
   bool based = false;  ///< y has values to add to; else zeros, and nothing where `covers`
   const void* values = nullptr;
-  const std::int64_t* index = nullptr;
   void* y = nullptr;
-  const char* name = nullptr;  ///< of the call, for reports
-  FaultSlot faults{};
-  cudaStream_t stream = nullptr;
   void* scratch = nullptr;
 
   /// How it is done: one for each, where no element is met twice; sums of lines, which fit shared memory; and
