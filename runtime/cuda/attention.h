@@ -58,18 +58,18 @@ struct AttentionGradCall {
 };
 
 /// Of shared memory, for heads of 128 on tensor cores.
-inline constexpr int bytes_of_widest_gradient = 105472;
+inline constexpr int gradient_bytes_on_tensor_cores = 105472;
 /// Widths up to this have kernels, where a block has the shared memory that their gradient needs, else up to
 /// that of narrow ones; wider heads are computed by the op's own formula.
-inline constexpr int widest_head = 256, narrow_head = 64, bytes_of_wide_gradient = 165376;
+inline constexpr int widest_head = 256, narrow_head = 64, gradient_bytes_on_plain_cores = 165376;
 inline int widest_head_here() {
-  return most_shared_memory() >= bytes_of_wide_gradient ? widest_head : narrow_head;
+  return most_shared_memory() >= gradient_bytes_on_plain_cores ? widest_head : narrow_head;
 }
 /// On tensor cores: f16 and bf16, heads of 32, 64, 96 or, where a block has the shared memory that their
 /// gradient needs, 128; all data aligned to 16 bytes and strides too.
 inline bool on_tensor_cores(DType dtype, std::int64_t width) {
   const bool held = width == 32 || width == 64 || width == 96 ||
-                    (width == 128 && most_shared_memory() >= bytes_of_widest_gradient);
+                    (width == 128 && most_shared_memory() >= gradient_bytes_on_tensor_cores);
   return size_of(dtype) == 2 && held;
 }
 void launch_attention_mma(const AttentionCall& call);

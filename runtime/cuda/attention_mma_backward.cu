@@ -340,7 +340,7 @@ void launch_attention_grad_mma(const AttentionGradCall& call) {
   for_mma_form(c, [&]<class T, int Width>() {
     constexpr int rows = 6 * tile * 2 * TileRows<Width>::row;
     constexpr int bytes = rows + 4 * tile * static_cast<int>(sizeof(float));
-    static_assert(bytes <= bytes_of_widest_gradient);
+    static_assert(bytes <= gradient_bytes_on_tensor_cores);
     const std::int64_t key_tiles = tiles(c.keys, tile), row_tiles = tiles(c.queries, tile);
     cudaFuncSetAttribute(backward_keys<T, Width>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     cudaFuncSetAttribute(backward_queries<T, Width>, cudaFuncAttributeMaxDynamicSharedMemorySize, rows);

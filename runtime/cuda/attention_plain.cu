@@ -345,7 +345,7 @@ void launch_attention_grad_plain(const AttentionGradCall& g) {
   const AttentionCall& c = g.forward;
   for_form(c.width, [&]<int Width, int Tile>() {
     constexpr int bytes = memory_of<Width, Tile>(4, 2);
-    static_assert(bytes <= (Width > narrow_head ? bytes_of_wide_gradient : 99 << 10));
+    static_assert(bytes <= (Width > narrow_head ? gradient_bytes_on_plain_cores : 99 << 10));
     const std::int64_t row_tiles = tiles(c.queries, Tile), key_tiles = tiles(c.keys, Tile);
     allow_memory(backward_keys<Width, Tile>, bytes);
     allow_memory(backward_queries<Width, Tile>, bytes);

@@ -132,7 +132,7 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
   const auto grid = [&](std::int64_t across) {
     return dim3(blocks_for(p.outer * across * threads_per_block), static_cast<unsigned>(pieces));
   };
-  // Of integers those that are counted.
+  // Of integers bools alone, which are counted often: others would be more kernels.
   constexpr bool in_packs = std::is_floating_point_v<compute_t<T>> || std::is_same_v<T, bool>;
   constexpr int wide = in_packs ? wide_count<T> : 1;
   if (p.inner == 1) {
@@ -158,8 +158,9 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
       columns.template operator()<1, wide>();
     else
       columns.template operator()<block_rows, wide>();
-  } else
+  } else {
     columns.template operator()<block_rows, 1>();
+  }
 }
 
 /// A fold by `whole`, or in `c.pieces()`, each by `piece` into `c.partial`, which `join` folds again.
