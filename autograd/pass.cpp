@@ -426,6 +426,7 @@ void BackwardPass::walk() {
 void BackwardPass::visit(Place& place) {
   Node& node = *place.node;
   if (feeding_) state_.place = node.sequence;
+  if (node.sequence < watched_below_) watched_below_ = passing_(node.sequence);
   pass_hooks(place);
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),

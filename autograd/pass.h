@@ -62,6 +62,13 @@ class BackwardPass {
   /// For gradient rules that differentiate the ops they have just applied.
   std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  /// `passing` is told the place of the first node that was recorded before `below`, ahead of its hooks and
+  /// its rule, and says before which place it is to be told next; 0: no more.
+  using Passing = std::function<std::uint64_t(std::uint64_t place)>;
+  void watch(std::uint64_t below, Passing passing) {
+    watched_below_ = below;
+    passing_ = std::move(passing);
+  }
 
  private:
   static constexpr std::size_t none = ~std::size_t{0};
@@ -144,6 +151,8 @@ class BackwardPass {
   std::vector<std::size_t> target_of_;  // by input: its place in targets_
   std::vector<std::shared_ptr<GradSink>> sinks_;
   std::vector<std::function<void()>> callbacks_;
+  std::uint64_t watched_below_ = 0;
+  Passing passing_;
 };
 
 }  // namespace sherd

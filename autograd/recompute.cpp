@@ -271,7 +271,7 @@ class Recording::Recorder final : public Tracer {
     state() = {std::make_shared<RecordedRegion>(), false};
   }
   ~Recorder() override {
-    state().region->end = Context::current().slot<Tape>().next_sequence();
+    state().region->end = Context::current().slot<Tape>().take_sequence();
     state() = {};
   }
 

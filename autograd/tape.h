@@ -20,6 +20,9 @@ class Tape final : public Listener {
   /// The number of the next node that this rank records; larger if a node that it has an edge to (recorded on
   /// another thread) has a number as large.
   std::uint64_t next_sequence() const { return next_sequence_; }
+  /// A number for a moment between two nodes, which no node and no other moment has: of two moments the later
+  /// one's is larger, whatever the rank records between them.
+  std::uint64_t take_sequence() { return next_sequence_++; }
 
  private:
   /// Copies of inputs of the write under way, empty handles for those that it leaves.

@@ -221,7 +221,8 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
                  .compute_device = options.compute_device,
                  .reduce_at_end = options.strategy == ShardingStrategy::zero1,
                  .one_flat_param = form.one_flat_param,
-                 .unused = options.layout == GroupLayout::flat ? Unused::zeros : Unused::none};
+                 .unused = options.layout == GroupLayout::flat ? Unused::zeros : Unused::none,
+                 .backward_gather = options.backward_gather};
   Members members;
   std::vector<Tensor> whole;
   const NoGrad guard;
@@ -262,7 +263,7 @@ void number(std::span<const FoundParameter> parameters) {
     const nn::Parameter& p = parameters[i].member->object();
     if (auto* unit = dynamic_cast<Unit*>(p.owner())) {
       unit->set_order(p, {root, i});
-      unit->set_slots(p, parameters[i].slots);
+      unit->add_slots(p, parameters[i].slots);
     }
   }
 }
@@ -384,7 +385,7 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
                     .strategy = options.strategy,
                     .after_forward = after,
                     .writeback_check = options.writeback_check,
-                    .schedule = {options.forward_prefetch, options.backward_prefetch, options.cached_gathers},
+                    .schedule = {options.forward_prefetch, options.backward_prefetch},
                     .ignored = std::move(ignored),
                     .type = std::string(module.type_name())};
   module.extend(Unit::make(std::move(policy), std::move(members)));

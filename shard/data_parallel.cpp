@@ -13,6 +13,7 @@
 #include "autograd/node.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/anchor.h"
 #include "shard/share.h"
 
 namespace sherd::shard {
@@ -28,7 +29,9 @@ std::vector<Tensor> buffers_of(const nn::Module& module) {
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
-class GradientBuckets final : public GradSink, public nn::ModuleObserver {
+class GradientBuckets final : public GradSink,
+                              public nn::ModuleObserver,
+                              public std::enable_shared_from_this<GradientBuckets> {
  public:
   /// `buffers`: those to share.
   GradientBuckets(const nn::Module& module, std::vector<nn::NamedParameter> parameters,
@@ -88,20 +91,30 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     check_parameters();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
+  /// So that a backward through outputs that come of no parameter on this rank communicates too.
+  void after_forward(nn::Module&, std::span<Tensor* const> outputs) override {
+    if (entries_.empty() || !Context::current().grad_enabled()) return;
+    if (!mark_) mark_ = std::make_shared<Mark>(weak_from_this());
+    anchor(outputs, mark_);
+  }
 
   // ---- one backward ----
 
   void begin(PassInfo pass, Leaf& leaf) override {
+    begin_run(pass);
+    ++reached_;
+    entry(leaf).reached = true;
+    ++buckets_[entry(leaf).bucket].due;
+  }
+  void begin_run(PassInfo pass) {
     check<StateError>(
         run_ == pass.number || run_ == 0,
         "backward: it reaches parameters of a data parallel model and was started within another "
         "backward that does (in a hook); start it after that one, or use grad()");
     run_ = pass.number;
-    ++reached_;
-    entry(leaf).reached = true;
-    ++buckets_[entry(leaf).bucket].due;
   }
-  void begun(PassInfo) override {
+  void begun(PassInfo pass) override {
+    if (run_ != pass.number || std::exchange(begun_, true)) return;
     awaited_ = false;
     check_parameters();
     check_gradients();
@@ -124,7 +137,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
     reduce_what_is_complete();
   }
   bool accumulates_later() const override { return true; }
-  void finish(PassInfo) override {
+  void finish(PassInfo pass) override {
+    if (run_ != pass.number) return;
     if (run_synchronises_) {
       const NoGrad guard;
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
@@ -174,6 +188,32 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   }
 
  private:
+  /// Hears of backwards through what forwards of the module gave, while the object is in charge of it.
+  class Mark final : public GradSink {
+   public:
+    explicit Mark(std::weak_ptr<GradientBuckets> of) : of_(std::move(of)) {}
+    void begin(PassInfo pass, Leaf&) override {
+      if (const auto buckets = in_charge()) buckets->begin_run(pass);
+    }
+    void begun(PassInfo pass) override {
+      if (const auto buckets = in_charge()) buckets->begun(pass);
+    }
+    void accept(PassInfo, Leaf&, Tensor) override {}
+    void finish(PassInfo pass) override {
+      if (const auto buckets = in_charge()) buckets->finish(pass);
+    }
+    void abort(PassInfo pass) noexcept override {
+      if (const auto buckets = in_charge()) buckets->abort(pass);
+    }
+
+   private:
+    std::shared_ptr<GradientBuckets> in_charge() const {
+      auto buckets = of_.lock();
+      if (buckets && sink_of(buckets->entries_[0].parameter.local()) != buckets.get()) return nullptr;
+      return buckets;
+    }
+    std::weak_ptr<GradientBuckets> of_;
+  };
   struct Entry {
     std::string name;
     nn::Parameter parameter;
@@ -398,6 +438,7 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   /// Returns the leaves that gradients came for. Calls that are still under way keep their memory.
   std::vector<Leaf*> end_run() noexcept {
     run_ = 0;
+    begun_ = false;
     reached_ = 0;
     for (Entry& entry : entries_) entry.reached = false;
     for (Bucket& bucket : buckets_) {
@@ -423,6 +464,8 @@ class GradientBuckets final : public GradSink, public nn::ModuleObserver {
   std::vector<Leaf*> arrived_;  // in the backward under way, which holds them
 
   std::uint64_t run_ = 0;  ///< the backward under way; 0: none
+  bool begun_ = false;     ///< it
+  std::shared_ptr<Mark> mark_;
   bool run_synchronises_ = true;
   std::size_t next_ = 0;  ///< bucket to reduce next
 

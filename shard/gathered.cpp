@@ -46,7 +46,7 @@ Gathered::Gathered(ParameterGroup& group, DType dtype)
                        group.compute_device() == group.shard().device()) {
   const GroupSpec& spec = group.spec();
   if (spec.ranks.block.defined()) block_partition_ = spec.partition.over(spec.ranks.block.size());
-  if (is_shard_itself_) residency_ = Full{};
+  if (is_shard_itself_) residency_ = Full{epoch()};
 }
 
 std::shared_ptr<Gathered> Gathered::shared() { return {group_.shared_from_this(), this}; }
@@ -88,7 +88,7 @@ void Gathered::end_all() noexcept {
 /// What an op is reading at this moment stays until the next lease ends.
 void Gathered::free() noexcept {
   if (is_shard_itself_) return;
-  unsharded_ = written_ = false;
+  shown_ = false;
   if (here() && storage_ != nullptr && storage_->device().type != DeviceType::meta) {
     if (pinned()) return;
     storage_->release();
@@ -98,7 +98,7 @@ void Gathered::free() noexcept {
   } catch (const std::exception&) {  // the device has failed
   }
   residency_ = Sharded{};
-  if (const auto& root = group_.root(); root && root->now) root->now->freed(*this);
+  if (const auto& root = group_.root()) root->freed(*this);
 }
 
 // ---- gathers ----
@@ -107,12 +107,12 @@ std::uint64_t Gathered::epoch() const { return epoch_ + group_.shard().storage()
 
 void Gathered::start() {
   if (here() || on_its_way()) return;
-  Engine::current().check_unstepped(group_);
   const Housekeeping guard;
   const MemoryScope held(MemoryUse::gathered);
   const Engine::OwnCalls own_calls;
   const GroupSpec& spec = group_.spec();
   const Sliced* sliced = std::get_if<Sliced>(&residency_);
+  const std::uint64_t made_of = sliced != nullptr ? sliced->epoch : epoch();
   const Tensor source = sliced != nullptr ? sliced->slice : group_.shard();
   const Group& group = sliced != nullptr ? spec.ranks.block : spec.ranks.shard;
   const Partition& partition = sliced != nullptr ? *block_partition_ : spec.partition;
@@ -131,9 +131,7 @@ void Gathered::start() {
     work = group.enqueue(std::move(c));
     if (!in_place && sliced == nullptr) reading_ = work.without_outputs();
   }
-  if (sliced == nullptr) epoch_gathered_ = epoch();
-  written_ = false;
-  residency_ = Gathering{std::move(work), all.storage_ref()};
+  residency_ = Gathering{std::move(work), all.storage_ref(), made_of};
 }
 
 void Gathered::finish() {
@@ -147,7 +145,7 @@ void Gathered::finish() {
   follow_copies();
   if (storage_ != nullptr && storage_->device().type != DeviceType::meta)
     storage_->provide(std::move(gathering.memory));
-  residency_ = Full{};
+  residency_ = Full{gathering.epoch};
 }
 
 void Gathered::mark_copies() {
@@ -177,14 +175,15 @@ void Gathered::slice() {
     own.push_back(flat_view(all, partition.shard_offset(s) * partition.ranks() + rank * numel, numel));
   }
   copy_each_(parts, own);
+  const std::uint64_t made_of = std::get<Full>(residency_).epoch;
   free();
-  residency_ = Sliced{slice};
+  residency_ = Sliced{slice, made_of};
   lease(Lease::policy);
 }
 
 void Gathered::shard_written() {
   shard_written_here();
-  for (const Lease owner : {Lease::policy, Lease::cache}) end(owner);
+  for (const Lease owner : {Lease::forward, Lease::policy, Lease::list}) end(owner);
 }
 
 void Gathered::shard_written_here() {
@@ -201,12 +200,29 @@ void Gathered::shard_written_here() {
   if (EarlySteps::current().in_walk() == &group_) return;
   if (leased(Lease::module) || leased(Lease::backward) || !(here() || on_its_way())) return;
   free();
-  written_ = leased();
+  if (leased() && !here()) residency_ = Written{};
+}
+
+bool Gathered::stale() const {
+  const std::uint64_t now = epoch();
+  if (const auto* full = std::get_if<Full>(&residency_)) return full->epoch != now;
+  if (const auto* gathering = std::get_if<Gathering>(&residency_)) return gathering->epoch != now;
+  if (const auto* sliced = std::get_if<Sliced>(&residency_)) return sliced->epoch != now;
+  return true;
+}
+
+void Gathered::tell_replaced(const std::string& name) {
+  if (auto* written = std::get_if<Written>(&residency_)) written->replaced = name;
+}
+
+std::string Gathered::take_replaced() {
+  auto* const written = std::get_if<Written>(&residency_);
+  return written != nullptr ? std::exchange(written->replaced, {}) : std::string();
 }
 
 void Gathered::check_unwritten() const {
   check<StateError>(
-      !written_,
+      !std::holds_alternative<Written>(residency_),
       "fully_shard: parameters of '{}' ({}) are read where no forward runs, and this rank wrote its part "
       "since "
       "they were gathered: ranks that did not have them still and would gather nothing; reshard() the module "
@@ -234,7 +250,7 @@ void Gathered::expect_reads(Storage&, int reads) {
 }
 
 void Gathered::read_done(Storage&) {
-  if (reads_ > 0 && --reads_ == 0) Engine::current().read_over(*this);
+  if (reads_ > 0) --reads_;
 }
 
 void Gathered::before_write(Storage&) {

@@ -16,27 +16,36 @@ namespace sherd::shard {
 
 class ParameterGroup;
 
-/// Who wants the whole parameters here. All but what a backward gives back early, once this rank reads no
-/// more, begin and end by program position and policy, alike on all ranks: so they alone decide what is
-/// gathered again.
+/// Who wants the whole parameters here. Leases begin and end by program position and policy, alike on all
+/// ranks: so they alone decide what is gathered again.
 enum class Lease : std::uint8_t {
   module,    ///< modules that run; counted
-  backward,  ///< a backward, from its plan to this rank's last read, or to its end
-  policy,    ///< from a forward to a backward or a write; after a backward that does not reshard, to a write
-  cache,     ///< gathered ahead, or read outside their module: while there is room in this forward
+  backward,  ///< a backward, from its plan to where the group's first use began; read after that, to its end
+  forward,   ///< a forward that keeps it for its backward, or to a write
+  policy,  ///< `unshard`, a slice, a forward without gradients, a backward that does not reshard: to a write
+  list,    ///< gathered ahead by a forward's list, or read outside its module, until the cursor goes on
 };
 
-// Where the whole parameters are.
+// Where the whole parameters are, and of which values of the shard (`epoch`) they are made.
 struct Sharded {};
 /// This rank's slice within `Ranks::block`, between forward and backward.
 struct Sliced {
   Tensor slice;
+  std::uint64_t epoch;
 };
 struct Gathering {
   Work work;
   Ref<Storage> memory;
+  std::uint64_t epoch;
 };
-struct Full {};
+struct Full {
+  std::uint64_t epoch;
+};
+/// This rank wrote its part of what ranks keep, so that it alone does not have it any more: a gather here
+/// would be one that those that wrote nothing do not make.
+struct Written {
+  std::string replaced;  ///< parameter whose values the user gave in their place, for a backward to come
+};
 
 /// Whether a rank's own slices are copied to their place among all before a gather, or read where they are.
 enum class InPlace : std::uint8_t { no, yes };
@@ -66,8 +75,8 @@ class Gathered final : public StorageOwner {
   int reads() const { return reads_; }
 
   /// The program asked for it (`unshard`): parameters show it until it is freed.
-  bool unsharded() const { return unsharded_ && here(); }
-  void show() { unsharded_ = true; }
+  bool shown() const { return shown_ && here(); }
+  void show() { shown_ = true; }
 
   void lease(Lease owner);
   bool leased(Lease owner) const { return leases_[static_cast<std::size_t>(owner)] > 0; }
@@ -84,15 +93,15 @@ class Gathered final : public StorageOwner {
   void start();
   /// Waits for a gather that was started.
   void finish();
-  /// Whether this rank wrote its part of what ranks keep, so that it alone does not have it any more. A
-  /// gather here would be one that those that wrote nothing do not make.
-  bool written() const { return written_; }
   /// Whether it is here, or is on the ranks that did not write their parts.
-  bool kept_whole() const { return here() || written_; }
+  bool kept_whole() const { return here() || std::holds_alternative<Written>(residency_); }
   /// StateError where this rank wrote.
   void check_unwritten() const;
+  /// The write was of values that the user gave parameter `name`; the name of the last such one, once.
+  void tell_replaced(const std::string& name);
+  std::string take_replaced();
   /// Whether the shard was written since, or nothing is kept.
-  bool stale() const { return std::holds_alternative<Sharded>(residency_) || epoch() != epoch_gathered_; }
+  bool stale() const;
   /// What is old goes, unless a module reads it.
   void drop() noexcept {
     if (!leased(Lease::module)) free();
@@ -128,10 +137,10 @@ class Gathered final : public StorageOwner {
   bool is_shard_itself_;
   std::optional<Partition> block_partition_;
   Storage* storage_ = nullptr;  // held by the parameters and by graphs
-  std::variant<Sharded, Sliced, Gathering, Full> residency_;
-  std::array<int, 4> leases_{};
-  bool unsharded_ = false, written_ = false;
-  std::uint64_t epoch_ = 1, epoch_gathered_ = 0;
+  std::variant<Sharded, Sliced, Gathering, Full, Written> residency_;
+  std::array<int, 5> leases_{};
+  bool shown_ = false;
+  std::uint64_t epoch_ = 1;
   std::unique_ptr<DeviceEvent> copied_;  // of a shard that lies on another device
   Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;

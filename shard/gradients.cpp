@@ -90,6 +90,10 @@ void Gradients::check_replaced() const {
 
 // ---- GradSink ----
 
+void EngineSink::begun(PassInfo pass) { Engine::current().begun(pass.number); }
+void EngineSink::finish(PassInfo pass) { Engine::current().finish(pass.number); }
+void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
+
 void Gradients::begin(PassInfo pass, Leaf& leaf) {
   Engine::current().begin(pass.number, group_);
   members_[member_of_.at(&leaf)].leaf = Ref<Leaf>(&leaf);

@@ -145,10 +145,10 @@ std::vector<Tensor> ParameterGroup::make_used(Precision precision, std::span<con
   return used;
 }
 
-Gathered& ParameterGroup::in_use() { return gathered(root_->precision); }
+Gathered& ParameterGroup::in_use() { return gathered(root_->precision()); }
 
 void ParameterGroup::set_root(std::shared_ptr<Root> root, std::string label) {
-  root_ = std::move(root);
+  if (std::exchange(root_, std::move(root)) != root_ && root_) root_->add(shared_from_this());
   label_ = std::move(label);
 }
 

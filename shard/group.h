@@ -14,7 +14,7 @@
 
 namespace sherd::shard {
 
-struct Root;
+class Root;
 class Unit;
 
 /// The ranks that share `p`; null when this rank has it whole.
@@ -57,6 +57,7 @@ struct GroupSpec {
   bool reduce_at_end = false;              ///< gradients stay whole until the backward is over
   bool one_flat_param = false;             ///< parameters are listed and stepped as one
   Unused unused = Unused::none;
+  BackwardGather backward_gather = BackwardGather::yes;
 };
 
 /// What a program may switch between two steps, on every rank alike.

@@ -108,6 +108,12 @@ class BackwardPrefetch {
   bool after_reduction_ = false;
 };
 
+/// Whether backwards gather a module's parameters. With `no` they do not, for frozen modules before all that
+/// is trained, whose inputs need no gradients: a backward that comes to their parameters all the same is a
+/// StateError. Which modules a backward comes to would depend on what each rank's inputs and parameters ask
+/// for, and ranks gather alike.
+enum class BackwardGather : std::uint8_t { yes, no };
+
 /// The program's own reduction of one gradient: from all of `unsharded`, padded to equal slices, this rank's
 /// slice in `shard`, both of one dimension and in the reduce dtype. Of replicas without shards the two are
 /// the same tensor. It may call `ranks`, which all run it in the same order.
@@ -135,8 +141,7 @@ struct Options {
   /// Groups that are gathered ahead, in forward (guessed from the step before) and in backward.
   int forward_prefetch = 1;
   BackwardPrefetch backward_prefetch = 1;
-  /// Groups that may stay gathered in forward though no module needs them (used outside their own).
-  int cached_gathers = 2;
+  BackwardGather backward_gather = BackwardGather::yes;
   /// Whether all ranks of the mesh get the parameters and buffers of its first one, each where it lies. On
   /// other ranks they may be on `meta`: they get memory on `device`, or the CPU, as long as this module's are
   /// whole. DeviceError where the first rank has none.

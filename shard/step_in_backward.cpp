@@ -27,7 +27,7 @@ StepInBackward::~StepInBackward() { EarlySteps::current().remove(*optimizer_); }
 EarlySteps& EarlySteps::current() { return Context::current().slot<EarlySteps>(); }
 
 void EarlySteps::add(nn::Optimizer& optimizer) {
-  check<StateError>(Engine::current().plan().run == 0,
+  check<StateError>(!Engine::current().in_backward(),
                     "StepInBackward: a scope begins within a backward, of which it would step a part; begin "
                     "it before");
   check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
@@ -60,7 +60,7 @@ const std::unordered_set<const void*>& EarlySteps::ids(Stepper& stepper) {
 }
 
 void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
-  ended_within_ = ended_within_ || Engine::current().plan().run != 0;
+  ended_within_ = ended_within_ || Engine::current().in_backward();
   std::erase_if(steppers_, [&](const Stepper& s) { return s.optimizer == &optimizer; });
 }
 

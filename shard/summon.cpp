@@ -40,7 +40,7 @@ void check_options(const SummonOptions& options) {
 }
 
 void check_idle(const NamedUnit& u) {
-  check<StateError>(!u.unit->running() && Engine::current().plan().run == 0,
+  check<StateError>(!u.unit->running() && !Engine::current().in_backward(),
                     "summon_full_params of {}: Cannot manually unshard parameters during forward/backward",
                     u.module->type_name());
   check<StateError>(!u.unit->summoned(),

@@ -38,20 +38,6 @@ std::vector<NamedUnit> units_of(nn::Module& module) {
   return units;
 }
 
-bool Ignored::covers(std::string_view name) const {
-  if (parameters.contains(name)) return true;
-  if (modules.empty()) return false;
-  for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1))
-    if (modules.contains(name.substr(0, dot))) return true;
-  return false;
-}
-
-void Ignored::add(std::string_view name, const Ignored& of_inner) {
-  const auto full = [&](const std::string& n) { return name.empty() ? n : fmt::format("{}.{}", name, n); };
-  for (const std::string& n : of_inner.parameters) parameters.insert(full(n));
-  for (const std::string& n : of_inner.modules) modules.insert(full(n));
-}
-
 Unit::Unit(UnitPolicy policy, std::vector<Members> members)
     : policy_(std::move(policy)),
       members_(std::move(members)),
@@ -66,6 +52,7 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
 std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members) {
   auto unit = std::make_shared<Unit>(std::move(policy), std::move(members));
   Engine::current().add(unit);
+  unit->root_->add(unit);
   return unit;
 }
 
@@ -160,9 +147,12 @@ void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
     members_of(*found->second.members->group).order[found->second.index] = order;
 }
 
-void Unit::set_slots(const nn::Parameter& parameter, std::vector<Slot> slots) {
-  if (const auto found = places_.find(parameter.id()); found != places_.end())
-    members_of(*found->second.members->group).slots[found->second.index] = std::move(slots);
+void Unit::add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots) {
+  const auto found = places_.find(parameter.id());
+  if (found == places_.end()) return;
+  std::vector<Slot>& known = members_of(*found->second.members->group).slots[found->second.index];
+  for (const Slot& slot : slots)
+    if (std::ranges::find(known, slot) == known.end()) known.push_back(slot);
 }
 
 void Unit::leave_slots(const std::unordered_set<const nn::Parameter*>& held) {
@@ -186,7 +176,7 @@ void Unit::check_changeable() const {
   const Plan& plan = Engine::current().plan();
   for (const auto& group : groups_) {
     bool used = running();
-    group->each_gathered([&](const Gathered& gathered) { used |= plan.run != 0 && plan.concerns(gathered); });
+    group->each_gathered([&](const Gathered& gathered) { used |= plan.concerns(gathered); });
     check<StateError>(
         !used,
         "fully_shard: a module with '{}' is moved or cast within a forward or backward that uses "
@@ -255,122 +245,33 @@ void Unit::apply_synchronising() {
 
 // ---- forward ----
 
-/// The first module to run from outside is the root of those below; what was put in since joins them.
-void Unit::take_over(nn::Module& root) {
-  struct Changes final : nn::MemberVisitor {
-    explicit Changes(const std::vector<nn::Parameter>& known) : known(known) {}
-    void param(std::string_view, nn::Param& p) override {
-      same = same && next < known.size() && p.object() == known[next];
-      ++next;
-    }
-    const std::vector<nn::Parameter>& known;
-    std::size_t next = 0;
-    bool same = true;
-  };
-  Changes changes(below_);
-  root.visit_all_members(changes);
-  if (took_over_ && changes.same && changes.next == below_.size()) return;
-  ignored_below_ = {};
-  casts_buffers_ = false;
-  const std::vector<NamedUnit> units = units_of(root);
-  for (const NamedUnit& below : units) {
-    ignored_below_.add(below.name, below.unit->policy_.ignored);
-    casts_buffers_ = casts_buffers_ || below.unit->policy_.buffer_dtype;
+void Unit::join(const Unit& outer, std::string_view name) {
+  const bool moves = root_ != outer.root_;
+  if (!moves && !outer.label_.empty()) return;
+  label_ = outer.label_.empty() ? std::string(name)
+           : name.empty()       ? outer.label_
+                                : fmt::format("{}.{}", outer.label_, name);
+  if (moves) {
+    root_->end_listed();
+    root_ = outer.root_;
+    root_->add(shared_from_this());
   }
-  if (casts_buffers_) find_buffers(root);
-  shard::write_back(root);
-  std::unordered_set<const nn::Parameter*> held;
-  for (const FoundParameter& p : find_members(root).parameters) {
-    Unit* unit = unit_of(p.member->object());
-    check<StateError>(unit != nullptr || ignored_below_.covers(p.name),
-                      "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
-                      "would train it alone; shard a module when it is complete",
-                      p.name, p.member->shape(), root.type_name());
-    if (unit == nullptr) continue;
-    unit->set_slots(p.member->object(), p.slots);
-    for (const Slot& slot : p.slots) held.insert(slot.get());
-  }
-  for (const NamedUnit& below : units) below.unit->leave_slots(held);
-  took_over_ = true;
-  struct Objects final : nn::MemberVisitor {
-    std::vector<nn::Parameter> all;
-    void param(std::string_view, nn::Param& p) override { all.push_back(p.object()); }
-  };
-  Objects objects;
-  root.visit_all_members(objects);
-  below_ = std::move(objects.all);
-  std::erase_if(root_->units, [](const auto& weak) { return weak.expired(); });
-  std::unordered_set<const Unit*> known;
-  for (const auto& weak : root_->units) known.insert(weak.lock().get());
-  for (const NamedUnit& below : units) {
-    Unit& unit = *below.unit;
-    unit.root_ = root_;
-    unit.compute_in(root_->precision);
-    if (known.insert(&unit).second)
-      root_->units.push_back(std::dynamic_pointer_cast<Unit>(below.module->extension()));
-    for (const auto& group : unit.groups_)
-      group->set_root(root_, below.name.empty() ? std::string("root") : below.name);
-  }
+  compute_in(root_->precision());
+  for (const auto& group : groups_) group->set_root(root_, label_.empty() ? "root" : label_);
 }
 
 /// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
 void Unit::begin_root(nn::Module& root) {
-  take_over(root);
-  for (const auto& weak : root_->units)
-    if (const auto unit = weak.lock()) {
-      unit->write_back();
-      unit->check_gradients();
-    }
+  below_.look(root, *this);
+  const auto units = root_->units();
+  for (const auto& unit : units) {
+    unit->write_back();
+    unit->check_gradients();
+  }
   const Precision precision = root.training() ? Precision::reduced : policy_.evaluation;
-  if (std::exchange(root_->precision, precision) != precision)
-    for (const auto& weak : root_->units)
-      if (const auto unit = weak.lock()) unit->compute_in(precision);
-  if (casts_buffers_) cast_buffers(root);
-}
-
-/// Each as the unit that it is in says: once, since members and names change seldom.
-void Unit::find_buffers(nn::Module& root) {
-  struct Finder final : nn::MemberVisitor {
-    Unit& root;
-    const UnitPolicy* policy;
-    std::string prefix{};
-    explicit Finder(Unit& root) : root(root), policy(&root.policy_) {}
-    void buffer(std::string_view name, nn::Buffer&) override {
-      root.buffer_casts_.push_back(
-          {root.ignored_below_.covers(prefix + std::string(name)), policy->buffer_dtype});
-    }
-    void child(std::string_view name, nn::Module& module) override {
-      const std::string outer = std::exchange(prefix, prefix + std::string(name) + ".");
-      const UnitPolicy* const around = policy;
-      if (const Unit* unit = unit_of(module)) policy = &unit->policy_;
-      module.visit_members(*this);
-      policy = around;
-      prefix = outer;
-    }
-  };
-  buffer_casts_.clear();
-  Finder finder(*this);
-  root.visit_members(finder);
-}
-
-void Unit::cast_buffers(nn::Module& root) {
-  struct Caster final : nn::MemberVisitor {
-    const Unit& root;
-    std::size_t at = 0;
-    explicit Caster(const Unit& root) : root(root) {}
-    void buffer(std::string_view, nn::Buffer& b) override {
-      const std::size_t i = at++;
-      if (i >= root.buffer_casts_.size() || root.buffer_casts_[i].left_alone) return;
-      if (!b.tensor().defined() || !is_floating(b.tensor().dtype())) return;
-      const bool reduced = root.root_->precision == Precision::reduced;
-      b.compute_in(reduced ? root.buffer_casts_[i].dtype.value_or(b.own_dtype()) : b.own_dtype());
-    }
-  };
-  Caster caster(*this);
-  root.visit_all_members(caster);
-  if (caster.at == buffer_casts_.size()) return;
-  find_buffers(root);  // there are others now
-  cast_buffers(root);
+  if (root_->compute_in(precision))
+    for (const auto& unit : units) unit->compute_in(precision);
+  below_.cast_buffers(root, *this, precision);
 }
 
 /// What is on `meta` computes shapes alone, from inputs on `meta`.
@@ -387,7 +288,7 @@ void Unit::check_values(const nn::Module& module, std::span<Tensor* const> input
 
 void Unit::cast_inputs(std::span<Tensor* const> inputs, bool root) const {
   const bool cast =
-      policy_.param_dtype && root_->precision == Precision::reduced &&
+      policy_.param_dtype && root_->precision() == Precision::reduced &&
       (policy_.input_cast == InputCast::always || (policy_.input_cast == InputCast::when_root && root));
   for (Tensor* input : inputs) {
     if (!input->defined()) continue;
@@ -408,31 +309,28 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   check_complete(module);
   refuse_summoned("a forward begins");
   check_values(module, inputs);
-  const bool root = root_->depth == 0;
+  const bool root = !root_->running();
   if (root) begin_root(module);
-  Engine& engine = Engine::current();
   ++running_;
-  engine.enter(*root_, inputs);
+  root_->enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
   cast_inputs(inputs, root);
-  for (const auto& group : groups_) engine.begin_use(*group);
+  for (const auto& group : groups_) root_->begin_use(*group);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
-  Engine& engine = Engine::current();
-  const bool root = root_->depth == 1;
-  for (const auto& group : groups_) engine.end_use(*group, root ? AfterForward::keep : policy_.after_forward);
+  const bool root = root_->depth() == 1;
+  for (const auto& group : groups_) root_->end_use(*group, root ? AfterForward::keep : policy_.after_forward);
   if (policy_.output_dtype)
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
   --running_;
-  backward_to_come_ = Context::current().grad_enabled();
-  engine.leave(*root_, outputs);
+  root_->leave(outputs);
 }
 
 void Unit::forward_failed(nn::Module&) noexcept {
   if (running_ == 0) return;
   --running_;
-  Engine::current().fail(*root_, groups_);
+  root_->fail(groups_);
 }
 
 // ---- what lists and users see of the parameters ----
@@ -458,7 +356,7 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
   ParameterGroup& group = *found->second.members->group;
   const Gathered& gathered = group.in_use();
   const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
-                     gathered.unsharded() || (gathered.here() && kept_for_backward(group));
+                     gathered.shown() || (gathered.here() && kept_for_backward(group));
   return shown ? parameter.tensor().detach() : parameter.local().detach();
 }
 
@@ -470,16 +368,14 @@ Tensor Unit::state(const nn::Parameter& parameter) const {
 
 /// Between a forward that keeps what it gathered and its backward, by policy: also where this rank wrote.
 bool Unit::kept_for_backward(ParameterGroup& group) const {
-  return backward_to_come_ && policy_.after_forward == AfterForward::keep &&
-         group.spec().partition.ranks() > 1 && group.in_use().leased(Lease::policy);
+  return policy_.after_forward == AfterForward::keep && group.spec().partition.ranks() > 1 &&
+         group.in_use().leased(Lease::forward);
 }
 
 void Unit::let_go() {
-  backward_to_come_ = false;
-  changed_.clear();
   for (const auto& group : groups_)
     group->each_gathered([](Gathered& gathered) {
-      for (const Lease owner : {Lease::policy, Lease::cache}) gathered.end(owner);
+      for (const Lease owner : {Lease::forward, Lease::policy, Lease::list}) gathered.end(owner);
     });
 }
 

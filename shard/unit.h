@@ -15,22 +15,13 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "shard/below.h"
 #include "shard/engine.h"
 
 namespace sherd::shard {
 
 /// When a module's floating inputs are cast to the parameters' precision.
 enum class InputCast : std::uint8_t { never, when_root, with_parameters, always };
-
-/// What a unit leaves to the program, by names below its module.
-struct Ignored {
-  std::set<std::string, std::less<>> parameters, modules;
-  bool empty() const { return parameters.empty() && modules.empty(); }
-  /// Whether it names a member, or a module that holds it.
-  bool covers(std::string_view name) const;
-  /// Takes over what a module named `name` ignores.
-  void add(std::string_view name, const Ignored& of_inner);
-};
 
 struct UnitPolicy {
   InputCast input_cast = InputCast::never;
@@ -73,7 +64,9 @@ struct Members {
   }
 };
 
-class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
+class Unit final : public nn::ModuleExtension,
+                   public nn::ParameterOwner,
+                   public std::enable_shared_from_this<Unit> {
  public:
   /// Known to the rank's engine.
   static std::shared_ptr<Unit> make(UnitPolicy policy, std::vector<Members> members);
@@ -92,9 +85,8 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   /// ValueError for a flat parameter, which is many.
   Place place(const nn::Parameter& parameter) const;
   void set_order(const nn::Parameter& parameter, MemberOrder order);
-  /// The members that have it, also by ties.
-  void set_slots(const nn::Parameter& parameter, std::vector<Slot> slots);
-  /// The same where they are not known yet, as of a clone, by the parameters' names in the module.
+  /// Members that have it, also by ties, beside those that are known: of modules that run elsewhere too.
+  void add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots);
   /// Members that have parameters of others now (`held`) are theirs. A parameter without a member keeps a
   /// slot that nobody else has.
   void leave_slots(const std::unordered_set<const nn::Parameter*>& held);
@@ -102,6 +94,10 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   const Members* flattened(const nn::Parameter& parameter) const;
   /// What forwards read from now on.
   void compute_in(Precision precision);
+  const Root& root() const { return *root_; }
+  /// Becomes a part of the root of `outer`, in which its module is `name`. One that is a part of it already,
+  /// when a module within that runs alone, keeps its label.
+  void join(const Unit& outer, std::string_view name);
   /// Another shard for every group that `change` gives one; graphs from before keep the old ones. Nothing is
   /// changed when it throws.
   void replace(const std::function<Tensor(const Tensor&)>& change);
@@ -116,7 +112,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void end_no_sync();
 
   // ---- parameters that are whole for a while (summon.cpp) ----
-  bool running() const { return root_->depth > 0; }
+  bool running() const { return root_->running(); }
   bool summoned() const {
     return std::ranges::any_of(groups_, [](const auto& g) { return g->summoned; });
   }
@@ -171,10 +167,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void take_in(Members& members, std::size_t i);
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
-  void take_over(nn::Module& root);
   void begin_root(nn::Module& root);
-  void find_buffers(nn::Module& root);
-  void cast_buffers(nn::Module& root);
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
@@ -184,20 +177,10 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::vector<std::shared_ptr<ParameterGroup>> groups_;
   std::unordered_map<const void*, Place> places_;
   std::shared_ptr<Root> root_;
-  /// The parameter objects below, by member, when it ran as a root and those below got its schedule.
-  std::vector<nn::Parameter> below_;  ///< held, so that no new one passes for one that is gone
-  Ignored ignored_below_;
-  /// How a root's forward casts buffers, in the order of members.
-  struct BufferCast {
-    bool left_alone;
-    std::optional<DType> dtype;
-  };
-  std::vector<BufferCast> buffer_casts_;
-  bool casts_buffers_ = false;  ///< of this unit or one below, as a root
-  bool took_over_ = false, abandoned_ = false;
-  int running_ = 0;                ///< forwards under way
-  bool backward_to_come_ = false;  ///< of the last forward
-  std::string changed_{};          ///< whose values were replaced while its whole was kept for a backward
+  std::string label_;  ///< name in the outermost module; empty: it is that
+  Below below_;
+  bool abandoned_ = false;
+  int running_ = 0;  ///< forwards under way
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes

@@ -27,6 +27,12 @@ constexpr std::string_view name_of(ShardingStrategy strategy) {
   return "?";
 }
 
+/// Without those of modules that are gone, which nobody else holds.
+void drop_dead(std::vector<Slot>& slots, const nn::Parameter& parameter) {
+  std::erase_if(slots, [](const Slot& slot) { return slot.use_count() == 1; });
+  if (slots.empty()) slots = {std::make_shared<const nn::Parameter>(parameter)};
+}
+
 }  // namespace
 
 void check_writeback(std::string_view what, const std::string& name, const Shape& expected,
@@ -46,8 +52,11 @@ void Unit::write_back() {
   for (Members& m : members_) {
     check_unchanged(m, kept_for_backward(*m.group));
     if (policy_.writeback_check == WritebackCheck::off) continue;
-    for (std::size_t i = 0; i < m.parameters.size(); ++i)
+    for (std::size_t i = 0; i < m.parameters.size(); ++i) {
+      if (!m.replaced(i)) continue;
+      drop_dead(m.slots[i], m.parameters[i]);
       if (m.replaced(i)) take_in(m, i);
+    }
   }
 }
 
@@ -96,13 +105,14 @@ void Unit::begin_backward(const Plan& plan) {
     if (!concerned) continue;
     check_unchanged(m, true);
     m.group->gradients().check_replaced();
-    backward_to_come_ = false;
   }
 }
 
 /// A graph that holds gathered values cannot be told that others are to count.
 void Unit::check_unchanged(const Members& m, bool in_graph) {
-  if (const std::string changed = std::exchange(changed_, {}); !changed.empty()) fail_changed(changed);
+  m.group->each_gathered([&](Gathered& gathered) {
+    if (const std::string name = gathered.take_replaced(); !name.empty()) fail_changed(name);
+  });
   if (policy_.writeback_check == WritebackCheck::off) return;
   for (std::size_t i = 0; in_graph && i < m.parameters.size(); ++i)
     if (m.replaced(i) && m.slots[i][0]->defined() && m.slots[i][0]->owner() == nullptr)
@@ -172,8 +182,9 @@ void Unit::set_data(const nn::Parameter& parameter, const Tensor& data) {
   const Tensor local = parameter.local().detach();
   const bool whole = data.shape() == parameter.shape();
   if (!whole) check_writeback("parameter", name, local.shape(), data.shape());
-  if (kept_for_backward(*members->group)) changed_ = name;
+  const bool kept = kept_for_backward(*members->group);
   copy_(local, whole ? members->group->part_of(index, data) : data);
+  if (kept) members->group->in_use().tell_replaced(name);
 }
 
 }  // namespace sherd::shard

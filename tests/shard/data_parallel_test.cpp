@@ -337,7 +337,9 @@ TEST_CASE("a module is a replica or sharded, not both at once, but one after the
              "names a parameter: {}", message);
       expect(message.find("make it anew") == std::string::npos, "sends the user in circles: {}", message);
 
-      { const shard::DataParallel ended(net, world.group()); }
+      {
+        const shard::DataParallel ended(net, world.group());
+      }
       shard::fully_shard(net);
       sum(net(data_of(world.rank(), 0), true)).backward();
       for (std::size_t p = 0; p < by_hand.size(); ++p) {

@@ -211,7 +211,7 @@ TEST_CASE("what is read after its module, or after the forward, may be read on s
           "[threads meet]") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     Chain c(width);
-    shard_links(c, {.layout = layout, .cached_gathers = 1});
+    shard_links(c, {.layout = layout});
     const auto penalty = [&](std::size_t link) { return sum(square(c.links[link].layer.weight.tensor())); };
     for (const int user : {0, world.size() - 1})
       for (const bool again : {false, true}) {
@@ -680,20 +680,56 @@ TEST_CASE("a hook after accumulation sees the gradient that was averaged") {
   });
 }
 
-TEST_CASE("frozen modules before the first trained one are not gathered again") {
+TEST_CASE("frozen modules are gathered for a backward on all ranks or, where all say so, on none") {
   on_ranks([](World& world, shard::GroupLayout layout) {
-    Chain by_hand(5, 4), c(5, 4);
-    for (Chain* chain : {&by_hand, &c})
-      for (const std::size_t i : {0, 1}) chain->links[i].set_requires_grad(false);
-    shard_links(c, {.layout = layout});
-    const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
-    for (int times = 0; times < 2; ++times) {
-      c.zero_grad();
-      const Tensor y = loss(c, world.rank());
-      const auto gathers = gathers_of([&] { y.backward(); });
-      expect(gathers.size() == 2, "{} gathers", gathers.size());
-      expect_gradients(c, world, averages(by_hand, world, loss), "with a frozen trunk");
-    }
+    for (const auto frozen : {shard::BackwardGather::yes, shard::BackwardGather::no})
+      for (const bool one_wants_grad : {false, true}) {
+        if (one_wants_grad && frozen == shard::BackwardGather::no) continue;  // refused, below
+        Chain by_hand(5, 4), c(5, 4);
+        for (Chain* chain : {&by_hand, &c})
+          for (const std::size_t i : {0, 1}) chain->links[i].set_requires_grad(false);
+        for (const std::size_t i : {0, 1})
+          shard::fully_shard(c.links[i], {.layout = layout, .backward_gather = frozen});
+        for (std::size_t i = 2; i < c.links.size(); ++i) shard::fully_shard(c.links[i], {.layout = layout});
+        shard::fully_shard(c, {.layout = layout});
+        Tensor input = input_of(world.rank());
+        input.requires_grad_(one_wants_grad && world.rank() == 0);
+        const auto loss = [](Chain& chain, int rank) { return sum(chain(input_of(rank))); };
+        for (int times = 0; times < 2; ++times) {
+          c.zero_grad();
+          const Tensor y = sum(c(input));
+          const auto gathers = gathers_of([&] { y.backward(); });
+          const std::size_t due = frozen == shard::BackwardGather::yes ? 4 : 2;
+          expect(gathers.size() == due, "{} gathers where {} are due", gathers.size(), due);
+          expect_gradients(c, world, averages(by_hand, world, loss), "with a frozen trunk");
+        }
+      }
+  });
+}
+
+TEST_CASE(
+    "a backward that comes to what it is not to gather is refused on every rank, and the next one works") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    Chain c(5, 4);
+    shard::fully_shard(c.links[0], {.layout = layout, .backward_gather = shard::BackwardGather::no});
+    for (std::size_t i = 1; i < c.links.size(); ++i) shard::fully_shard(c.links[i], {.layout = layout});
+    shard::fully_shard(c, {.layout = layout});
+    const auto refused = [&](const Tensor& x, std::string_view why) {
+      std::string line;
+      try {
+        sum(c(x)).backward();
+      } catch (const StateError& e) {
+        line = e.what();
+      }
+      expect(line.find(why) != line.npos, "refused by: {}", line);
+    };
+    Tensor x = ones({2, 5});
+    refused(x, "is trained, and was sharded with BackwardGather::no");
+    c.links[0].set_requires_grad(false);
+    x.requires_grad_();
+    refused(x, "it comes to");
+    sum(c(x.detach())).backward();
+    expect(c.links[1].layer.weight.grad().defined(), "what is above is trained");
   });
 }
 
@@ -820,8 +856,9 @@ TEST_CASE("data parallel refuses parameters that are not those it was made with"
     expect(message.find("make it anew") != std::string::npos, "{}", message);
     for (Link& link : replaced.links)
       for (nn::Param* p : {&link.layer.weight, &link.layer.bias}) *p = nn::Parameter(ones(p->shape()));
-    sum(replaced(x)).backward();
-    refused(replaced, x);
+    const Tensor of_others = sum(replaced(x));  // of no parameter that is averaged
+    const std::string again = message_of<StateError>([&] { of_others.backward(); });
+    expect(again.find("make it anew") != std::string::npos, "{}", again);
     frozen.links[0].set_requires_grad(false);
     sum(frozen(x)).backward();
   }));

@@ -370,7 +370,6 @@ shard::Options draw_options(Random& random, const Common& common) {
           .forward_prefetch = below(random, 4),
           .backward_prefetch = once_in(random, 3) ? shard::BackwardPrefetch::post(below(random, 4))
                                                   : shard::BackwardPrefetch::pre(below(random, 4)),
-          .cached_gathers = below(random, 3),
           .ignored_parameters = common.ignored_parameters,
           .ignored_modules = common.ignored_modules};
 }

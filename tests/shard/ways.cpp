@@ -68,9 +68,6 @@ void add_layouts(std::vector<Way>& ways) {
       shard::set_modules_to_forward_prefetch(n, {&n.blocks[1], &n.blocks[0]});
       shard::set_modules_to_backward_prefetch(n.blocks[2], {&n.blocks[0], &n});
     }));
-    for (const int ring : {1, 4})
-      ways.push_back(
-          grouped(fmt::format("{}, ring {}", name, ring), {.layout = layout, .cached_gathers = ring}));
     ways.push_back(grouped(recomputed + "recomputed inside blocks", {.layout = layout},
                            {.recomputed = Recomputed::inside}));
     ways.push_back(

@@ -1,0 +1,42 @@
+#include "shard/record.h"
+
+#include <utility>
+
+#include "autograd/tape.h"
+#include "runtime/context.h"
+#include "shard/engine.h"
+
+namespace sherd::shard {
+namespace {
+
+/// Program position, so that of two moments all ranks see the same one first.
+std::uint64_t next_place() { return Context::current().slot<Tape>().take_sequence(); }
+
+}  // namespace
+
+void Record::add(Gathered& gathered, Moment moment) {
+  auto region = recording_region();
+  const bool planned = Context::current().grad_enabled() || region != nullptr;
+  uses_.push_back({gathered.shared(), moment, next_place(), planned, std::move(region)});
+}
+
+void Record::freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }
+
+void Record::set_freed_at(const Gathered& gathered, std::uint64_t place) {
+  const auto last = std::find_if(uses_.rbegin(), uses_.rend(),
+                                 [&](const Use& u) { return u.gathered.lock().get() == &gathered; });
+  if (last != uses_.rend()) last->freed_at = place;
+}
+
+bool Record::planned() const { return std::ranges::any_of(uses_, &Use::planned); }
+
+bool Record::trainable() const {
+  return std::ranges::any_of(uses_, [](const Use& use) {
+    const auto gathered = use.gathered.lock();
+    return use.planned && gathered && gathered->group().trainable();
+  });
+}
+
+void Record::begin(PassInfo pass, Leaf&) { Engine::current().begin(pass.number, *this); }
+
+}  // namespace sherd::shard

@@ -1,0 +1,60 @@
+// What one forward of a root used, in order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "autograd/recompute.h"
+#include "shard/gradients.h"
+
+namespace sherd::shard {
+
+class Gathered;
+
+/// The list of a forward: the next one gathers ahead by it, and a backward's plan is made of it. The graph
+/// behind the forward's outputs keeps it, as the sink of a mark in it.
+class Record final : public EngineSink {
+ public:
+  enum class Moment : std::uint8_t {
+    begin,  ///< of a module
+    end,
+    read,  ///< outside its module, or the program asked for it
+    tied,  ///< to a parameter below the root, so that an op in it may read it
+  };
+  struct Use {
+    std::weak_ptr<Gathered> gathered;
+    Moment moment;
+    std::uint64_t place;  ///< in the rank's order of recording
+    bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
+    std::shared_ptr<const RecordedRegion> region{};  ///< that it is in, or null
+    std::uint64_t freed_at = std::uint64_t(-1);      ///< place; the last: not by the end of the forward
+
+    /// The last place at which a backward that comes to it may read the group. In a region all is read again
+    /// from its end on, and until it was freed it could be read without anybody noticing.
+    std::uint64_t last_read() const { return std::max({place, region ? region->end : 0, freed_at}); }
+  };
+  /// `number`: larger for later ones, over all models of the rank.
+  explicit Record(std::uint64_t number) : number_(number) {}
+  std::uint64_t number() const { return number_; }
+  const std::vector<Use>& uses() const { return uses_; }
+  void add(Gathered& gathered, Moment moment);
+  /// Its last use ends; or, where it is read after the forward, has no end.
+  void freed(const Gathered& gathered);
+  void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
+  /// Whether a backward has anything to do, and whether any group of it is trained.
+  bool planned() const;
+  bool trainable() const;
+
+  void begin(PassInfo pass, Leaf&) override;
+  void accept(PassInfo, Leaf&, Tensor) override {}
+
+ private:
+  void set_freed_at(const Gathered& gathered, std::uint64_t place);
+
+  std::uint64_t number_;
+  std::vector<Use> uses_;
+};
+
+}  // namespace sherd::shard

@@ -1,0 +1,216 @@
+#include "shard/root.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "shard/anchor.h"
+#include "shard/engine.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+namespace {
+
+using Moment = Record::Moment;
+
+/// Of what modules that the program named compute with, those that are gone left out.
+std::vector<std::shared_ptr<Gathered>> in_use(std::span<const std::weak_ptr<Unit>> units) {
+  std::vector<std::shared_ptr<Gathered>> wholes;
+  for (const auto& weak : units)
+    if (const auto unit = weak.lock())
+      for (const Members& m : unit->members()) wholes.push_back(m.group->in_use().shared());
+  return wholes;
+}
+
+}  // namespace
+
+void Root::add(const std::shared_ptr<ParameterGroup>& group) { remember(groups_, group); }
+
+void Root::add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
+
+std::vector<std::shared_ptr<Unit>> Root::units() const {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto& weak : units_)
+    if (auto unit = weak.lock(); unit && &unit->root() == this) units.push_back(std::move(unit));
+  return units;
+}
+
+std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
+  std::vector<std::shared_ptr<ParameterGroup>> groups;
+  for (const auto& weak : groups_)
+    if (auto group = weak.lock(); group && group->root().get() == this) groups.push_back(std::move(group));
+  return groups;
+}
+
+// ---- the cursor ----
+
+/// The one place of a forward where gathers are posted.
+void Root::advance(Gathered& wanted, Moment moment) {
+  Engine& engine = Engine::current();
+  engine.check_unstepped(wanted.group());
+  end_reads(&wanted);
+  const bool recorded = now_ && (moment == Moment::begin || !engine.walking());
+  if (recorded) now_->add(wanted, moment);
+  wanted.start();
+  if (recorded) gather_ahead(wanted, moment);
+}
+
+/// The program says what comes next, or the last forward does.
+void Root::gather_ahead(const Gathered& from, Moment moment) {
+  const bool listed = follows(from, moment);
+  const auto gather = [this](const std::shared_ptr<Gathered>& next) {
+    if (next->leased(Lease::policy) || next->leased(Lease::forward) || next->here() || next->on_its_way())
+      return;
+    next->lease(Lease::list);
+    ahead_.push_back(next);
+    next->start();
+  };
+  if (const auto& named = from.group().switches.forward_prefetch; named && moment == Moment::begin) {
+    for (const auto& next : in_use(*named)) gather(next);
+    return;
+  }
+  if (!listed) return;
+  int ahead = 0;
+  const auto& uses = last_->uses();
+  for (std::size_t i = now_->uses().size(); i < uses.size() && ahead < policy_.forward_prefetch; ++i) {
+    if (uses[i].moment != Moment::begin && uses[i].moment != Moment::read) continue;
+    ++ahead;
+    if (const auto next = uses[i].gathered.lock()) gather(next);
+  }
+}
+
+/// Whether this forward has come to its last place as the last forward did.
+bool Root::follows(const Gathered& wanted, Moment moment) {
+  if (!last_ || departed_) return false;
+  const auto& uses = last_->uses();
+  const std::size_t at = now_->uses().size() - 1;
+  departed_ = at >= uses.size() || uses[at].moment != moment || uses[at].gathered.lock().get() != &wanted;
+  return !departed_;
+}
+
+/// What was read outside its module is given back when the cursor goes on, unless an op reads it now.
+void Root::end_reads(const Gathered* but) {
+  std::erase_if(reads_, [&](const std::weak_ptr<Gathered>& weak) {
+    const auto gathered = weak.lock();
+    if (gathered && (gathered.get() == but || gathered->pinned())) return false;
+    if (gathered) gathered->end(Lease::list);
+    return true;
+  });
+}
+
+void Root::end_listed() {
+  for (auto* list : {&ahead_, &reads_})
+    for (const auto& weak : std::exchange(*list, {}))
+      if (const auto gathered = weak.lock()) gathered->end(Lease::list);
+}
+
+// ---- forward ----
+
+void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
+  if (depth_++ > 0) return;
+  now_ = std::make_shared<Record>(Engine::current().next_record());
+  departed_ = false;
+  // What was read since the last forward is here on every rank, but for one that wrote its part.
+  end_listed();
+  std::vector<std::shared_ptr<Gathered>> kept;
+  for (const auto& group : groups())
+    group->each_gathered([&](Gathered& gathered) {
+      if (gathered.leased(Lease::policy) || gathered.leased(Lease::forward))
+        kept.push_back(gathered.shared());
+    });
+  drop_stale(std::move(kept));
+  for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
+}
+
+/// What is kept goes on all ranks if any one of them wrote its part since: also what a forward that begins
+/// reads outside its module. One call for all that the same ranks share.
+void Root::drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const {
+  if (capturing()) {  // a program begins with nothing kept, whatever its replays find
+    for (const auto& gathered : kept)
+      for (const Lease owner : {Lease::forward, Lease::policy}) gathered->end(owner);
+    return;
+  }
+  const Housekeeping guard;
+  const Engine::OwnCalls own_calls;
+  while (!kept.empty()) {
+    const Group ranks = kept[0]->group().spec().ranks.shard;
+    const auto others = std::ranges::stable_partition(
+        kept, [&](const auto& g) { return g->group().spec().ranks.shard == ranks; });
+    std::vector<int> stale;
+    for (auto g = kept.begin(); g != others.begin(); ++g) stale.push_back((*g)->stale());
+    const Tensor any = Tensor::from(stale, {std::ssize(stale)}, Device::cpu());
+    if (ranks.defined())
+      ranks.all_reduce(any, ReduceOp::max(), {.label = "kept parameters", .channel = gather_channel});
+    stale = any.to_vector<int>();
+    for (std::size_t i = 0; i < stale.size(); ++i)
+      if (stale[i] != 0) kept[i]->drop();
+    kept.erase(kept.begin(), others.begin());
+  }
+}
+
+void Root::begin_use(ParameterGroup& group) {
+  Gathered& gathered = group.in_use();
+  if (gathered.stale()) gathered.drop();
+  gathered.lease(Lease::module);
+  advance(gathered, Moment::begin);
+  gathered.end(Lease::list);
+  gathered.finish();
+}
+
+void Root::end_use(ParameterGroup& group, AfterForward after) {
+  Gathered& gathered = group.in_use();
+  if (now_) now_->add(gathered, Moment::end);
+  const bool grad = Context::current().grad_enabled();
+  if (gathered.modules() == 1 && gathered.here()) {
+    // Without gradients, only what an earlier forward left for its backward.
+    const bool sliced = after == AfterForward::slice && (grad || gathered.leased(Lease::policy)) &&
+                        !gathered.leased(Lease::backward);
+    if (after == AfterForward::free) gathered.end(Lease::policy);
+    if (after == AfterForward::keep) {
+      gathered.lease(grad ? Lease::forward : Lease::policy);
+      gathered.end(grad ? Lease::policy : Lease::forward);
+    }
+    if (sliced) gathered.slice();
+  }
+  gathered.end(Lease::module);
+}
+
+void Root::leave(std::span<Tensor* const> outputs) {
+  if (--depth_ > 0) return;
+  end_listed();  // guesses that were wrong, and what was used outside its module
+  last_ = std::move(now_);
+  if (!Context::current().grad_enabled() || !last_->planned()) return;
+  // Frozen groups are gathered in a backward too, when it goes on to the inputs.
+  const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
+  if (any || last_->trainable()) anchor(outputs, last_);
+}
+
+void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noexcept {
+  for (const auto& group : of_module) group->in_use().end(Lease::module);
+  if (--depth_ > 0) return;
+  now_ = last_ = nullptr;
+  ahead_.clear(), reads_.clear();
+  for (const auto& group : groups()) group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+}
+
+void Root::unshard(Gathered& gathered) {
+  if (!now_ && !Engine::current().walking() && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
+  gathered.lease(Lease::policy);
+  advance(gathered, Moment::read);
+  gathered.end(Lease::list);
+  gathered.show();
+}
+
+void Root::read(Gathered& gathered) {
+  const bool walking = Engine::current().walking();
+  if (walking || !now_) gathered.check_unwritten();
+  if (!walking && !now_ && last_) last_->read_later(gathered);
+  gathered.lease(Lease::list);
+  reads_.push_back(gathered.shared());
+  advance(gathered, Moment::read);
+}
+
+}  // namespace sherd::shard
