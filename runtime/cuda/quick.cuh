@@ -3,6 +3,13 @@
 // the result. Where not, for one element in thousands, the library's own formula is computed.
 #pragma once
 
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
 #include "runtime/cuda/elementwise.cuh"
 #include "runtime/ops/elementwise_list.h"
 

@@ -1,7 +1,9 @@
 // Every elementwise op of the list, CPU against CUDA. Functors are one source and nothing is contracted, so
 // results are equal to the bit; only what the two C libraries compute (sin, cos, pow, and in double what
 // runtime/elementary.h leaves to them) may differ by a few units in the last place.
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <set>
 
