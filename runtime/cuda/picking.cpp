@@ -127,6 +127,10 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
   ReplaceCall call{positions(op, index), picks.all, size * unit, slices, one, values.raw(), y.raw()};
   Tensor last;
   const bool repeats = !op.distinct && !one && picks.of_line > 1;
+  constexpr std::int64_t short_call = 1 << 18;  // picks; of more, other launches are a small part
+  if (repeats && slices && picks.all.count <= short_call && picks.all.columns < std::int64_t{1} << 31)
+    call.few = FewPositions::of(picks.of_line, picks.all.columns);
+  if (call.few.count > 0) return launch_replace(call);
   if (repeats && last_by_lines(op, picks)) {
     check_count(op, picks.of_line, picks.all.columns);
     call.lines = picks.lines;

@@ -106,6 +106,49 @@ __global__ void __launch_bounds__(threads_per_block) replace_lines(const Replace
   }
 }
 
+/// The slot of a column, which has one or gets it.
+__device__ int slot_of(int* columns, int column, bool one_each, int bits) {
+  if (one_each) return column;
+  for (unsigned slot = static_cast<unsigned>(column) * 2654435769u >> (32 - bits);; ++slot) {
+    slot &= (1u << bits) - 1;
+    const int found = atomicCAS(columns + slot, -1, column);
+    if (found == -1 || found == column) return static_cast<int>(slot);
+  }
+}
+
+/// Every block finds what is last among all positions, which is done sooner than one more launch.
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) replace_few(const ReplaceCall c) {
+  __shared__ int memory[FewPositions::most_words];
+  const int slots = 1 << c.few.slot_bits, thread = static_cast<int>(threadIdx.x);
+  const bool one_each = slots >= c.picks.columns;
+  int *columns = memory, *last = columns + slots, *to = last + slots;
+  for (int k = thread; k < slots; k += threads_per_block) columns[k] = last[k] = -1;
+  wait_for_earlier();
+  __syncthreads();
+  for (int j = thread; j < c.few.count; j += threads_per_block) {
+    const std::int64_t at = c.index[j];
+    const bool valid = at >= 0 && at < c.picks.columns;
+    to[j] = valid ? static_cast<int>(at) : -1;
+    if (valid)
+      atomicMax(last + slot_of(columns, to[j], one_each, c.few.slot_bits), j);
+    else if (blockIdx.x == 0)
+      c.faults(c.name, at, j, c.picks.columns);
+  }
+  __syncthreads();
+  for (int j = thread; j < c.few.count; j += threads_per_block)
+    if (to[j] >= 0 && last[slot_of(columns, to[j], one_each, c.few.slot_bits)] != j) to[j] = -1;
+  __syncthreads();
+  const Bits* values = static_cast<const Bits*>(c.values);
+  Bits* y = static_cast<Bits*>(c.y);
+  const std::uint32_t count = static_cast<std::uint32_t>(c.picks.count);
+  for (std::uint32_t i = blockIdx.x * threads_per_block + threadIdx.x; i < count;
+       i += gridDim.x * threads_per_block) {
+    const PickPlace p = place_of(c.picks, i);
+    if (const int at = to[p.index]; at >= 0) y[p.x + at * c.picks.x_axis] = values[i];
+  }
+}
+
 template <class Bits>
 __global__ void __launch_bounds__(threads_per_block) take_last_of_lines(const TakeLastCall c) {
   extern __shared__ int last[];
@@ -242,6 +285,11 @@ void launch_take_last(const TakeLastCall& c) {
 }
 
 void launch_replace(const ReplaceCall& c) {
+  if (c.few.count > 0)
+    return for_bytes(c.bytes, [&]<class Bits>() {
+      launch_early(replace_few<Bits>, blocks_for(blocks_of(c.picks.count, at_once)), threads_per_block,
+                   c.stream, c);
+    });
   if (c.line_picks > 0)
     return for_bytes(c.bytes, [&]<class Bits>() { launch_lines(replace_lines<Bits>, c, c.lines, c); });
   const unsigned blocks = blocks_for(blocks_of(c.picks.count, at_once));

@@ -63,6 +63,22 @@ struct TakeLastCall {
 };
 void launch_take_last(const TakeLastCall& call);
 
+/// Positions of slices that a block has memory for: a table of 2^slot_bits of them, one slot a column where
+/// that is few enough, else two slots a position.
+struct FewPositions {
+  static constexpr std::int64_t most_words = 12288;
+  int count = 0, slot_bits = 0;
+
+  /// None where memory is too small.
+  static FewPositions of(std::int64_t count, std::int64_t columns) {
+    const std::int64_t slots = 2 * count < columns ? 2 * count : columns;
+    int bits = 0;
+    while (bits < 31 && std::int64_t{1} << bits < slots) ++bits;
+    if ((std::int64_t{2} << bits) + count > most_words) return {};
+    return {static_cast<int>(count), bits};
+  }
+};
+
 /// y at pick i = values[i], or values[0] for all if `one_value`; positions outside take no part and are
 /// reported. Where positions may repeat, `last` says which pick an element, or of slices a position, takes.
 struct ReplaceCall : PositionsCall {
@@ -74,6 +90,7 @@ struct ReplaceCall : PositionsCall {
   const int* last = nullptr;
   PickWalk lines{};             ///< along the axis of the positions, if each is dense and short
   std::int64_t line_picks = 0;  ///< of a line; if not 0, a block finds in its own memory what is last
+  FewPositions few{};           ///< of slices: if it has some, each block finds the same by itself
 };
 /// The same of elements of at most four bytes, with what is last and its value as one number for each element
 /// of y, all 0 before: one scattered pass instead of three.

@@ -1,5 +1,4 @@
-#include "runtime/cuda/elementwise.cuh"
-#include "runtime/ops/elementwise_list.h"
+#include "runtime/cuda/quick.cuh"
 
 namespace sherd::cuda {
 

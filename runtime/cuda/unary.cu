@@ -1,6 +1,5 @@
-#include "runtime/cuda/elementwise.cuh"
 #include "runtime/cuda/half_table.h"
-#include "runtime/ops/elementwise_list.h"
+#include "runtime/cuda/quick.cuh"
 
 namespace sherd::cuda {
 namespace {

@@ -1,7 +1,9 @@
 // Every elementwise op of the list, CPU against CUDA. Functors are one source and nothing is contracted, so
 // results are equal to the bit; only what the two C libraries compute (sin, cos, pow, and in double what
 // runtime/elementary.h leaves to them) may differ by a few units in the last place.
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -78,6 +80,31 @@ std::vector<Tensor> gradients(const std::function<Tensor(std::span<const Tensor>
   return grad(fn(inputs), inputs, upstream);
 }
 
+/// Whether all have the same bits, or both are NaN; asked on their device. Of zeros of both signs, 1 / x
+/// differs.
+bool alike(const Tensor& a, const Tensor& b) {
+  const Tensor values = logical_or(equal(a, b), logical_and(isnan(a), isnan(b)));
+  const Tensor signs = logical_or(not_equal(a, 0), equal(reciprocal(a), reciprocal(b)));
+  return all(logical_and(values, signs)).item<bool>();
+}
+
+/// Every `step`-th float of the GPU of one sign and `count` exponents from 2^(first - 127) on, those below
+/// 2^-126 as if of 0; infinity and NaN at the end.
+Tensor floats(bool negative, int first, int count, std::int64_t step = 1) {
+  const Tensor fractions = arange(0, 1 << 23, step, {f32, gpu}) * 0x1p-23;
+  std::vector<Tensor> parts;
+  for (int e = first; e < std::min(first + count, 255); ++e)
+    parts.push_back((fractions + (e > 0 ? 1 : 0)) * std::ldexp(1, std::max(e, 1) - 127));
+  parts.push_back(full({4}, std::numeric_limits<float>::infinity(), {f32, gpu}));
+  parts.push_back(full({4}, std::numeric_limits<float>::quiet_NaN(), {f32, gpu}));
+  const Tensor all = cat(parts);
+  return negative ? -all : all;
+}
+/// The same values where no pack can be loaded, so that kernels take them one by one.
+Tensor one_by_one(const Tensor& x) {
+  return slice(cat({full({1}, 0, {x.dtype(), gpu}), x}), 0, 1, 1 + x.size(0));
+}
+
 void compare_gradients(const Case& c, double ulps, const std::function<Tensor(std::span<const Tensor>)>& fn) {
   const Tensor y = fn(c.inputs);
   const Tensor upstream = Values(7)(y.shape(), y.dtype());
@@ -121,12 +148,6 @@ TEST_CASE("cuda: functions of one 16-bit float give every value its bits, howeve
   constexpr std::int64_t values = 1 << 16, times = 64, more = 13;  // 2^22 elements and a few
   std::vector<std::uint16_t> bits(values);
   std::iota(bits.begin(), bits.end(), std::uint16_t{0});
-  // On the device; of zeros of both signs, 1 / x differs.
-  const auto alike = [](const Tensor& a, const Tensor& b) {
-    const Tensor values = logical_or(equal(a, b), logical_and(isnan(a), isnan(b)));
-    const Tensor signs = logical_or(not_equal(a, 0), equal(reciprocal(a), reciprocal(b)));
-    return all(logical_and(values, signs)).item<bool>();
-  };
   for (DType dtype : {f16, bf16}) {
     const Tensor every = to(from_blob(bits.data(), {values}, dtype), gpu);
     const auto repeated = [&](const Tensor& once) {
@@ -143,6 +164,86 @@ TEST_CASE("cuda: functions of one 16-bit float give every value its bits, howeve
       const Tensor written = clone(x);
       apply(*entry.in_place, Inputs(&written, 1));
       CHECK(alike(written, all));
+    }
+  }
+}
+
+// What is taken in packs may be computed by shorter formulas; what is taken one by one is as it is defined.
+TEST_CASE("cuda: functions give every f32 the same bits in packs and one by one") {
+  if (no_gpu()) return;
+  constexpr int exponents = 8;
+  for (bool negative : {false, true}) {
+    for (int first = 0; first < 255; first += exponents) {
+      const Tensor x = floats(negative, first, exponents), apart = one_by_one(x);
+      INFO((negative ? "below 0, from exponent " : "from exponent ") << first);
+      for (const ElementwiseListing& entry : elementwise_listing()) {
+        if (entry.arity != 1 || entry.gives_bool || !entry.dtypes.contains(f32)) continue;
+        INFO(entry.op->name());
+        CHECK(alike(apply(*entry.op, Inputs(&x, 1))[0], apply(*entry.op, Inputs(&apart, 1))[0]));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: powers with a number, and gradients, give f32 the same bits in packs and one by one") {
+  if (no_gpu()) return;
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t step = 31;
+  const auto gradient = [](const auto& fn, const Tensor& x) {
+    Tensor leaf = x.detach();
+    leaf.requires_grad_();
+    const Tensor y = fn(leaf);
+    return grad(y, std::vector{leaf}, full(y.shape(), 1.25, {f32, gpu}))[0];
+  };
+  for (bool negative : {false, true}) {
+    const Tensor x = floats(negative, 0, 255, step), apart = one_by_one(x);
+    for (double power : {2.5, -1.5, 0.1, 7.0, 1.0 / 3, 1e-4, 100.0, -40.0, -0.0, infinity, std::nan("")}) {
+      const auto fn = [&](const Tensor& t) { return pow(t, power); };
+      INFO("pow " << power << (negative ? " below 0" : ""));
+      CHECK(alike(fn(x), fn(apart)));
+      CHECK(alike(gradient(fn, x), gradient(fn, apart)));
+    }
+    for (const ElementwiseListing& entry : elementwise_listing()) {
+      if (entry.arity != 1 || entry.gives_bool || !entry.dtypes.contains(f32)) continue;
+      if (!entry.op->differentiable()) continue;
+      INFO(entry.op->name() << (negative ? " below 0" : ""));
+      const auto fn = [&](const Tensor& t) { return apply(*entry.op, Inputs(&t, 1))[0]; };
+      CHECK(alike(gradient(fn, x), gradient(fn, apart)));
+    }
+  }
+}
+
+TEST_CASE("cuda: functions of two f32 give the same bits in packs and one by one") {
+  if (no_gpu()) return;
+  constexpr std::int64_t n = 1 << 20;
+  Values values(9);
+  const auto specials = [&] { return on_gpu(values.with_specials({n}, f32)); };
+  const auto between = [&](double low, double high) { return on_gpu(values({n}, f32, low, high)); };
+  const Tensor sweep = cat({floats(false, 0, 255, 2051), floats(true, 0, 255, 2051)});
+  const Tensor shuffled = index_select(sweep, 0, randperm(sweep.size(0), {i64, gpu}));
+  const std::pair<Tensor, Tensor> pairs[] = {
+      {specials(), specials()},
+      {sweep, shuffled},                                       // all sizes
+      {exp(between(-80, 80)), between(-8, 8)},                 // powers that are floats
+      {between(-10, 10), round(between(-40, 40))},             // of both signs
+      {round(between(-40, 40)), round(between(-6, 6)) * 0.5},  // exact, and halfway
+      {1.0 + between(-1, 1) * 1e-4, between(-1, 1) * 1e6},     // near 1
+      {between(-1, 1), between(-1, 1)}};
+  for (const ElementwiseListing& entry : elementwise_listing()) {
+    if (entry.arity != 2 || entry.gives_bool || !entry.dtypes.contains(f32)) continue;
+    for (std::size_t k = 0; k < std::size(pairs); ++k) {
+      const auto& [a, b] = pairs[k];
+      INFO(entry.op->name() << ", pair " << k);
+      const std::vector<Tensor> packed{a, b}, apart{one_by_one(a), one_by_one(b)};
+      const auto fn = [&](std::span<const Tensor> in) { return apply(*entry.op, in)[0]; };
+      CHECK(alike(fn(packed), fn(apart)));
+      if (!entry.op->differentiable()) continue;
+      const Tensor upstream = full(a.shape(), 1.25, {f32, gpu});
+      const std::vector<Tensor> one = gradients(fn, packed, upstream), other = gradients(fn, apart, upstream);
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        REQUIRE(one[i].defined() == other[i].defined());
+        if (one[i].defined()) CHECK(alike(one[i], other[i]));
+      }
     }
   }
 }

@@ -310,6 +310,31 @@ TEST_CASE("cuda: what masks and several positions pick and put is the CPU's, gra
     }
 }
 
+TEST_CASE("cuda: of repeated positions of slices the last is put, however many and far apart they are") {
+  if (no_gpu()) return;
+  for (std::int64_t columns : {2, 7, 4096, 5000, 40000}) {
+    const std::int64_t few = std::min<std::int64_t>(columns, 50);
+    for (std::int64_t count : {2, 700, 2048, 2049, 4096, 4097}) {
+      const auto below = static_cast<double>(columns);
+      const Tensor drawn = Values(32)({count}, i64, 0, below - 0.1);
+      const std::pair<const char*, Tensor> positions[] = {{"drawn", drawn},
+                                                          {"from the end", remainder(drawn, few) - few},
+                                                          {"in steps", remainder(drawn * 4096, columns)},
+                                                          {"one", zeros_like(drawn)},
+                                                          {"each once", remainder(arange(count), columns)}};
+      for (std::int64_t inner : {1, 3, 64}) {
+        const Tensor x = zeros({columns, inner}), values = reshape(arange(count * inner) + 1, {count, inner});
+        for (const auto& [name, at] : positions) {
+          INFO(count << " positions, " << name << ", of " << columns << " rows of " << inner);
+          const Tensor host = index_put_(clone(x), {at}, to(values, f32)),
+                       moved = index_put_(on_gpu(x), {on_gpu(at)}, on_gpu(to(values, f32)));
+          CHECK(distance_in_ulps(moved, host) == 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: a bad index of one_hot, of scatter and of rows to write is reported") {
   if (no_gpu()) return;
   for (const std::int64_t bad : {-6, 5}) {
