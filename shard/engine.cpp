@@ -57,7 +57,8 @@ void Engine::unshard(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
   if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(gathered);
-  hold(gathered);
+  // Once a backward: ranks whose walks come here at unlike steps of the plan make no call of their own.
+  gather_up_to(plan().turn_of(gathered));
   gathered.show();
 }
 
@@ -71,8 +72,8 @@ void Engine::demand(Gathered& gathered) {
   gathered.finish();
 }
 
-/// A read where the plan has none, of a hook, or of a graph that is older than its group's record. All ranks
-/// that make it are at the same step of the plan, and have it from here to its first use, or to the end.
+/// The program reads what the walk has not come to, or has left: a hook. The first is the plan's own gather,
+/// early; the second one of its own, held to the end, by all ranks whose hooks read it.
 void Engine::hold(Gathered& gathered) {
   const ParameterGroup& group = gathered.group();
   check<StateError>(
@@ -80,6 +81,7 @@ void Engine::hold(Gathered& gathered) {
       "backward: it comes to '{}' ({}), which was sharded with BackwardGather::no; that is for what lies "
       "before all that is trained and gives no gradient to inputs: shard it with BackwardGather::yes",
       group.spec().names[0], group.label());
+  gather_up_to(plan().turn_of(gathered));
   check_unstepped(gathered.group());
   gathered.lease(Lease::backward);
   gathered.start();
@@ -163,9 +165,8 @@ std::uint64_t Engine::passes(std::uint64_t place) {
   while (std::max(release_at(), step_at()) > place) {
     if (release_at() >= step_at()) {
       held[b.released++].gathered->end(Lease::backward);
-    } else if (const Plan::Step& step = steps[b.passed++]; step.kind == Plan::Step::Kind::gather) {
-      check_unstepped(step.group());
-      step.gathered->start();
+    } else if (steps[b.passed++].kind == Plan::Step::Kind::gather) {
+      gather_up_to(b.passed);
     } else {
       reduce_in_turn(When::complete);
     }
@@ -173,6 +174,15 @@ std::uint64_t Engine::passes(std::uint64_t place) {
   bring_down();
   step_early();
   return std::max(release_at(), step_at());
+}
+
+void Engine::gather_up_to(std::size_t end) {
+  for (std::size_t& next = backward_->gathered; next < end; ++next) {
+    const Plan::Step& step = plan().steps()[next];
+    if (step.kind != Plan::Step::Kind::gather) continue;
+    check_unstepped(step.group());
+    step.gathered->start();
+  }
 }
 
 void Engine::arrived(std::uint64_t run) {

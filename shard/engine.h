@@ -88,9 +88,9 @@ class Engine {
     bool begun = false;
     Plan plan{};
     std::uint64_t place = std::uint64_t(-1);  ///< that the walk has come to
-    // Cursors. Steps that the walk has passed, of which reductions may wait for gradients; reductions that
-    // are done; and what is given back.
-    std::size_t passed = 0, reduced = 0, released = 0;
+    // Cursors: steps that the walk has passed; gathers, which the program may ask for earlier, and
+    // reductions, which may wait for gradients; what is given back.
+    std::size_t passed = 0, gathered = 0, reduced = 0, released = 0;
     /// The same of averages that were given to come down, and the last of those.
     std::size_t down = 0;
     Gradients* coming = nullptr;
@@ -102,6 +102,7 @@ class Engine {
   Backward& in_run(std::uint64_t run);
   Backward* of_run(std::uint64_t run) { return backward_ && backward_->run == run ? &*backward_ : nullptr; }
   std::uint64_t passes(std::uint64_t place);
+  void gather_up_to(std::size_t end);
   void hold(Gathered& gathered);
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);

@@ -172,7 +172,9 @@ Plan::Plan(std::vector<Record*>& records, std::span<const std::shared_ptr<Parame
     }
   }
   held_ = found.held();
-  for (const Held& held : held_) until_[held.gathered.get()] = held.until;
+  for (const Held& held : held_) turn_of_[held.gathered.get()] = 0;
+  for (std::size_t i = 0; i < steps_.size(); ++i)
+    if (steps_[i].kind == Kind::gather) turn_of_[steps_[i].gathered.get()] = i + 1;
 }
 
 std::vector<std::shared_ptr<ParameterGroup>> Plan::groups() const {

@@ -41,14 +41,15 @@ class Plan {
   const std::vector<Held>& held() const { return held_; }
   /// The groups of the reductions, in their order.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
-  bool concerns(const Gathered& gathered) const { return until_.contains(&gathered); }
-  std::uint64_t until(const Gathered& gathered) const { return until_.at(&gathered); }
+  bool concerns(const Gathered& gathered) const { return turn_of_.contains(&gathered); }
+  /// Steps up to which are done once `gathered`, which it concerns, is; 0: it has no step.
+  std::size_t turn_of(const Gathered& gathered) const { return turn_of_.at(&gathered); }
   std::string text() const;
 
  private:
   std::vector<Step> steps_;
   std::vector<Held> held_;
-  std::unordered_map<const Gathered*, std::uint64_t> until_;
+  std::unordered_map<const Gathered*, std::size_t> turn_of_;
 };
 
 }  // namespace sherd::shard
