@@ -7,6 +7,7 @@
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/ops.h"
+#include "shard/group.h"
 
 namespace sherd::shard {
 namespace {
@@ -88,6 +89,15 @@ std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<
     default:
       fail<StateError>("rank {}: {}", first, theirs);
   }
+}
+
+std::vector<bool> said_by_any(const Group& ranks, const std::vector<bool>& flags, std::string_view label) {
+  if (!ranks.defined()) return flags;
+  const std::vector<int> own(flags.begin(), flags.end());
+  const Tensor any = Tensor::from(own, {std::ssize(own)}, Device::cpu());
+  ranks.all_reduce(any, ReduceOp::max(), {.label = std::string(label), .channel = gather_channel});
+  const std::vector<int> all = any.to_vector<int>();
+  return {all.begin(), all.end()};
 }
 
 }  // namespace sherd::shard

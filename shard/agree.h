@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "collectives/group.h"
@@ -15,5 +16,9 @@ namespace sherd::shard {
 void together(const Group& ranks, const std::function<void()>& act);
 /// The same, in the same call, and gives what every rank's `act` returned.
 std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act);
+
+/// For each of `flags` whether any rank of `ranks` says so, in one call of the gathers' channel; without
+/// ranks what this one says. Collective.
+std::vector<bool> said_by_any(const Group& ranks, const std::vector<bool>& flags, std::string_view label);
 
 }  // namespace sherd::shard

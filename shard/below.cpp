@@ -18,6 +18,12 @@ std::string joined(std::string_view outer, std::string_view name) {
                         : fmt::format("{}.{}", outer, name);
 }
 
+/// The objects of all members, by member.
+struct Objects final : nn::MemberVisitor {
+  std::vector<const void*> ids;
+  void param(std::string_view, nn::Param& p) override { ids.push_back(p.object().id()); }
+};
+
 }  // namespace
 
 bool Ignored::covers(std::string_view name) const {
@@ -33,24 +39,11 @@ void Ignored::add(std::string_view name, const Ignored& of_inner) {
   for (const std::string& n : of_inner.modules) modules.insert(joined(name, n));
 }
 
-bool Below::unchanged(nn::Module& root) const {
-  struct Comparison final : nn::MemberVisitor {
-    explicit Comparison(const std::vector<nn::Parameter>& known) : known(known) {}
-    void param(std::string_view, nn::Param& p) override {
-      same = same && next < known.size() && p.object() == known[next];
-      ++next;
-    }
-    const std::vector<nn::Parameter>& known;
-    std::size_t next = 0;
-    bool same = true;
-  };
-  Comparison comparison(objects_);
-  root.visit_all_members(comparison);
-  return looked_ && comparison.same && comparison.next == objects_.size();
-}
-
 void Below::look(nn::Module& root, Unit& unit) {
-  if (unchanged(root)) return;
+  Objects now;
+  now.ids.reserve(ids_.size());
+  root.visit_all_members(now);
+  if (looked_ && now.ids == ids_) return;
   looked_ = false;
   ignored_ = {};
   casts_buffers_ = false;
@@ -63,6 +56,7 @@ void Below::look(nn::Module& root, Unit& unit) {
   write_back(root);
   for (const nn::Parameter& p : std::exchange(tied_, {}))
     if (Unit* keeper = unit_of(p)) keeper->write_back();
+  held_.clear();
   std::unordered_set<const nn::Parameter*> held;
   for (const FoundParameter& p : find_members(root).parameters) {
     Unit* const keeper = unit_of(p.member->object());
@@ -70,6 +64,7 @@ void Below::look(nn::Module& root, Unit& unit) {
                       "fully_shard: '{}' of shape {} was put into {} after it was sharded, and every rank "
                       "would train it alone; shard a module when it is complete",
                       p.name, p.member->shape(), root.type_name());
+    held_.push_back(p.member->object());
     if (keeper == nullptr) continue;
     keeper->add_slots(p.member->object(), p.slots);
     for (const Slot& slot : p.slots) held.insert(slot.get());
@@ -78,13 +73,9 @@ void Below::look(nn::Module& root, Unit& unit) {
   }
   for (const NamedUnit& below : units) below.unit->leave_slots(held);
   for (const NamedUnit& below : units) below.unit->join(unit, below.name);
-  struct Objects final : nn::MemberVisitor {
-    std::vector<nn::Parameter> all;
-    void param(std::string_view, nn::Param& p) override { all.push_back(p.object()); }
-  };
   Objects objects;
   root.visit_all_members(objects);
-  objects_ = std::move(objects.all);
+  ids_ = std::move(objects.ids);
   looked_ = true;
 }
 

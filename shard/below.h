@@ -38,11 +38,11 @@ class Below {
   void cast_buffers(nn::Module& root, const Unit& unit, Precision precision);
 
  private:
-  bool unchanged(nn::Module& root) const;
   void find_buffers(nn::Module& root, const Unit& unit);
 
   bool looked_ = false;
-  std::vector<nn::Parameter> objects_;  ///< by member; held, so that no new one passes for one that is gone
+  std::vector<const void*> ids_;     ///< of the parameters, by member
+  std::vector<nn::Parameter> held_;  ///< those, so that no new one passes for one that is gone
   std::vector<nn::Parameter> tied_;
   Ignored ignored_;
   /// How buffers are cast, in the order of members.

@@ -7,6 +7,7 @@
 #include "autograd/capture/capture.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/agree.h"
 #include "shard/anchor.h"
 #include "shard/engine.h"
 #include "shard/unit.h"
@@ -139,14 +140,11 @@ void Root::drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const {
     const Group ranks = kept[0]->group().spec().ranks.shard;
     const auto others = std::ranges::stable_partition(
         kept, [&](const auto& g) { return g->group().spec().ranks.shard == ranks; });
-    std::vector<int> stale;
+    std::vector<bool> stale;
     for (auto g = kept.begin(); g != others.begin(); ++g) stale.push_back((*g)->stale());
-    const Tensor any = Tensor::from(stale, {std::ssize(stale)}, Device::cpu());
-    if (ranks.defined())
-      ranks.all_reduce(any, ReduceOp::max(), {.label = "kept parameters", .channel = gather_channel});
-    stale = any.to_vector<int>();
+    stale = said_by_any(ranks, stale, "kept parameters");
     for (std::size_t i = 0; i < stale.size(); ++i)
-      if (stale[i] != 0) kept[i]->drop();
+      if (stale[i]) kept[i]->drop();
     kept.erase(kept.begin(), others.begin());
   }
 }

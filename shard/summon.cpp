@@ -6,6 +6,7 @@
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "shard/agree.h"
 #include "shard/build.h"
 #include "shard/unit.h"
 
@@ -54,15 +55,9 @@ bool is_first(const Ranks& ranks) {
 
 /// Whether any rank that shares the parameters has each one's gradient.
 std::vector<bool> with_gradient(const Members& m) {
-  std::vector<int> present;
+  std::vector<bool> present;
   for (const nn::Parameter& p : m.parameters) present.push_back(p.grad().defined());
-  const Group& ranks = m.group->spec().ranks.shard;
-  if (ranks.defined()) {
-    const Tensor any = Tensor::from(present, {std::ssize(present)}, Device::cpu());
-    ranks.all_reduce(any, ReduceOp::max(), {.label = "gradients to summon", .channel = gather_channel});
-    present = any.to_vector<int>();
-  }
-  return {present.begin(), present.end()};
+  return said_by_any(m.group->spec().ranks.shard, present, "gradients to summon");
 }
 
 /// Of what every rank has in the shard's form, each parameter's; and what it was when it was made.
