@@ -50,5 +50,7 @@
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "shard/optimizer_state.h"
+#include "shard/saved_state.h"
+#include "shard/sharded_state.h"
 #include "shard/step_in_backward.h"
 #include "shard/summon.h"

@@ -134,15 +134,17 @@ MeetingPlace read_meeting_place(const Launch& launch, const Variable& variable) 
     if (place.port == 0)
       place.port = 20000 + (number(variable, job, 0) % 12000 + number(variable, step, 0) % 12000) % 12000;
   }
+  // On one machine it is loopback, whatever is said.
+  if (place.host.empty() && launch.local_size == launch.size) place.host = "127.0.0.1";
+  check<ValueError>(!place.host.empty(),
+                    "launch: MASTER_ADDR is not set; it names the machine of rank 0, where {} processes meet",
+                    launch.size);
   check<ValueError>(
       launch.launcher == Launcher::slurm || variable(port_name) != nullptr,
       "launch: MASTER_PORT is not set; set it to a port of {} from 1 to 65534 that is free, on which "
       "{} processes meet",
       shown(place.host), launch.size);
   if (text_or(variable, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True" && place.port != 0) ++place.port;
-  check<ValueError>(!place.host.empty(),
-                    "launch: MASTER_ADDR is not set; it names the machine of rank 0, where {} processes meet",
-                    launch.size);
   check<ValueError>(place.port > 0 && place.port < 65536,
                     "launch: MASTER_PORT gives port {}; set it to a port of {} from 1 to 65534 that is free",
                     place.port, shown(place.host));

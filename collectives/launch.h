@@ -23,7 +23,7 @@ struct Launch {
 /// that are set: Slurm's are also set when one of the others runs inside its allocation. Empty when none are.
 /// Throws ValueError for values that are no ranks. `variable` gives the text of a variable, null for one that
 /// is not set.
-std::optional<Launch> read_launch(const std::function<const char*(const char*)>& variable);
+SHERD_API std::optional<Launch> read_launch(const std::function<const char*(const char*)>& variable);
 
 /// Where the processes of a job meet that connect by themselves: at the first one.
 struct MeetingPlace {
@@ -32,7 +32,8 @@ struct MeetingPlace {
   std::string token;  ///< who does not know it is no process of the job
 };
 
-/// Reads MASTER_ADDR, MASTER_PORT and SHERD_JOB_TOKEN. Slurm's own variables stand in for the first two; the
+/// Reads MASTER_ADDR, MASTER_PORT and SHERD_JOB_TOKEN. Slurm's own variables stand in for the first two, and
+/// loopback for the first where all ranks are on one machine; the
 /// job's name, as torchrun and Slurm tell it, for the token. The port after MASTER_PORT, if the latter is the
 /// one of torchrun's store. Throws ValueError for what is missing or no port.
 MeetingPlace read_meeting_place(const Launch& launch,

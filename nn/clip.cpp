@@ -1,5 +1,6 @@
 // Norms of gradients, and clipping them.
 #include <cmath>
+#include <unordered_set>
 
 #include "nn/norm_parts.h"
 #include "nn/optimizer.h"
@@ -61,12 +62,22 @@ Tensor NormParts::norm(const Tensor& parts) const {
   return order_ == 1 || std::isinf(order_) ? parts : pow(parts, 1 / order_);
 }
 
+void check_listed_once(std::string_view call, std::span<const Parameter> params) {
+  std::unordered_set<const void*> seen;
+  for (const Parameter& p : params)
+    check<ValueError>(!p.defined() || seen.insert(p.id()).second,
+                      "{}: a parameter of shape {} is listed twice, and its gradient would be scaled twice; "
+                      "list it once",
+                      call, p.shape());
+}
+
 Tensor grad_norm(std::span<const Parameter> params, double norm_type) {
   return norm_of("grad_norm", params, norm_type);
 }
 
 Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm, double norm_type) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
+  check_listed_once("clip_grad_norm_", params);
   const Tensor norm = norm_of("clip_grad_norm_", params, norm_type);
   clip_grads_with_norm_(params, max_norm, norm);
   return norm;
@@ -74,6 +85,7 @@ Tensor clip_grad_norm_(std::span<const Parameter> params, double max_norm, doubl
 
 void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, const Tensor& norm) {
   check<ValueError>(max_norm >= 0, "clip_grads_with_norm_: limit {} must be at least 0", max_norm);
+  check_listed_once("clip_grads_with_norm_", params);
   check<ShapeError>(norm.numel() == 1, "clip_grads_with_norm_: takes the norm in one element, got shape {}",
                     norm.shape());
   for (const Parameter& p : params)

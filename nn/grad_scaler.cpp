@@ -6,6 +6,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 #include "runtime/ops.h"
 #include "runtime/ops/order_free_norm.h"
 
@@ -90,6 +91,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
+  sherd::detail::check_given("GradScaler::scale", loss);
   if (!enabled()) return loss;
   if (!std::exchange(used_, true)) {
     scale_ = to(scale_, loss.device());

@@ -297,6 +297,8 @@ struct BatchNorm : Layer<D> {
     num_batches_tracked = Buffer(zeros({}, {DType::i64, options.tensor.device}));
   }
   Tensor forward(const Tensor& x) const {
+    check<ValueError>(x.defined(), "{}: input 0 is an empty handle; assign it a tensor first",
+                      this->type_name());
     check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank, "{}: takes {}, got shape {}",
                       this->type_name(), D::takes, x.shape());
     return detail::tracked_batch_norm(x, weight, bias, {running_mean, running_var, num_batches_tracked},

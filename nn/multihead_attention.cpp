@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "nn/init.h"
+#include "runtime/given.h"
 
 namespace sherd::nn {
 
@@ -80,6 +81,7 @@ AttentionOptions MultiheadAttention::rule(const AttentionMasks& masks, const Sha
 
 Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const AttentionMasks& masks) const {
+  sherd::detail::check_given("MultiheadAttention", query, key, value);
   const std::int64_t width = out_proj.weight.shape()[0];
   const Tensor* in[] = {&query, &key, &value};
   for (const Tensor* x : in)

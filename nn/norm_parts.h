@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "collectives/group.h"
+#include "nn/parameter.h"
 #include "runtime/tensor.h"
 
 namespace sherd::nn {
@@ -26,5 +27,9 @@ class NormParts {
  private:
   double order_;
 };
+
+/// ValueError, in the name of `call`, for a parameter that is listed twice, whose gradient would be scaled
+/// twice.
+void check_listed_once(std::string_view call, std::span<const Parameter> params);
 
 }  // namespace sherd::nn

@@ -135,6 +135,12 @@ void Parameter::set_data(Tensor data) {
   fresh.storage().set_use(MemoryUse::parameters);
 }
 
+void Parameter::set_grad(Tensor grad) {
+  State& s = state("set_grad");
+  if (s.owner != nullptr && grad.defined()) s.owner->check_gradient_taken(*this);
+  s.local.set_grad(std::move(grad));
+}
+
 void Parameter::leave_owner_to_another(std::string name) {
   leave_owner();
   state_->replaced_as = std::move(name);

@@ -45,6 +45,9 @@ class SHERD_API ParameterOwner {
   /// StateError for a parameter that an optimizer cannot step, because another stands for it, or its gradient
   /// is this rank's own.
   virtual void check_steppable(const Parameter& parameter) const = 0;
+  /// StateError for a parameter that is given a gradient which nobody would read, because another stands for
+  /// it.
+  virtual void check_gradient_taken(const Parameter& parameter) const = 0;
   /// For messages: why the whole does not fit `parameter`, and the way out.
   virtual std::string explain(const Parameter& parameter, WholeOf whole) const = 0;
   /// Called after `set_requires_grad` of `parameter`.
@@ -82,8 +85,9 @@ class SHERD_API Parameter {
   /// Gradient and hooks stay. StateError for an empty handle.
   void set_data(Tensor data);
   /// The gradient of `local()`; `set_grad` takes any shape, dtype and device, an empty handle is none.
+  /// StateError of `set_grad` for a part of a flat parameter, which has the gradient.
   Tensor grad() const { return state("grad").local.grad(); }
-  void set_grad(Tensor grad) { state("set_grad").local.set_grad(std::move(grad)); }
+  void set_grad(Tensor grad);
   bool requires_grad() const { return state("requires_grad").requires_grad; }
   void set_requires_grad(bool requires_grad);
   /// Shape and number of elements of the whole parameter.

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/most_layers.h"
+#include "runtime/given.h"
 
 namespace sherd::nn::detail {
 
@@ -68,6 +69,7 @@ ops::RecurrentSteps run_way(const ops::Recurrent& op, const RecurrentWeights& w,
 RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentWeights> weights,
                               const Tensor& x, const RecurrentState& state, double p, bool batch_first,
                               bool bidirectional, ops::RecurrentCell cell) {
+  sherd::detail::check_given(layer, x);
   const bool has_cell = cell == ops::RecurrentCell::lstm;
   const std::int64_t in = weights[0].weight_ih.shape()[1], hidden = weights[0].weight_hh.shape()[1];
   check<ShapeError>(x.rank() == 3 && x.shape().back() == in && x.size(batch_first ? 1 : 0) > 0,

@@ -11,6 +11,9 @@ void write_state(OutputFile& file, const StateDict& state, const TensorMetadata&
   std::vector<TensorRecord> records;
   std::vector<Tensor> dense;  // the records point into these
   for (const auto& [name, tensor] : state) {
+    check<ValueError>(tensor.defined(),
+                      "save_state: '{}' of the state is an empty handle; assign it a tensor, or leave it out",
+                      shown(name));
     const Tensor t = dense.emplace_back(contiguous(to(tensor.detach(), Device::cpu())));
     const std::vector<std::int64_t> shape(t.shape().begin(), t.shape().end());
     records.push_back({name, t.dtype(), shape, {t.raw(), static_cast<std::size_t>(t.spec().bytes())}});

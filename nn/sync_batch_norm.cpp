@@ -3,6 +3,7 @@
 #include "collectives/differentiable.h"
 #include "collectives/world.h"
 #include "runtime/context.h"
+#include "runtime/given.h"
 
 namespace sherd::nn {
 
@@ -13,6 +14,7 @@ SyncBatchNorm::SyncBatchNorm(std::int64_t channels, BatchNormLayerOptions option
 }
 
 Tensor SyncBatchNorm::forward(const Tensor& x) const {
+  sherd::detail::check_given("SyncBatchNorm", x);
   if (!training() || !group.defined() || group.size() == 1) return BatchNorm::forward(x);
   const std::int64_t channels = weight.shape()[0];
   check<ShapeError>(x.rank() >= min_rank && x.rank() <= max_rank && x.shape()[1] == channels,

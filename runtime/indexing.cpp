@@ -45,6 +45,10 @@ class Taking {
     int used = 0;
     bool open = false;
     for (const At& one : at) {
+      const auto* picks = std::get_if<Tensor>(&one.what());
+      check<ValueError>(!picks || picks->defined(),
+                        "{}: entry {} of the index is an empty handle; assign it a tensor first", call_,
+                        &one - at.data());
       const std::optional<int> axes = axes_used(one);
       check<ValueError>(axes || !open, "{}: more than one Ellipsis; which of them is meant is not known",
                         call_);
@@ -230,7 +234,8 @@ namespace {
 /// them: that is written without looking where they are.
 const Tensor* mask_to_fill(const Tensor& x, std::span<const At> at, const Tensor& values, Put put) {
   const auto* mask = at.size() == 1 ? std::get_if<Tensor>(&at[0].what()) : nullptr;
-  if (!mask || mask->dtype() != DType::boolean || mask->device() != x.device()) return nullptr;
+  if (!mask || !mask->defined() || mask->dtype() != DType::boolean || mask->device() != x.device())
+    return nullptr;
   const int rank = mask->rank();
   bool fits = put == Put::replace && rank <= x.rank() && values.device() == x.device() &&
               values.numel() == 1 && values.rank() <= x.rank() - rank + 1;

@@ -36,6 +36,11 @@ Outcome outcome_of(const std::function<std::uint64_t()>& act) {
   }
 }
 
+template <class E>
+struct Told final : E, OfAnotherRank {
+  Told(int rank, const std::string& text) : E(fmt::format("rank {}: {}", rank, text)), OfAnotherRank(rank) {}
+};
+
 /// The bytes of rank `from`'s text, of which all know the size.
 std::string text_of(const Group& ranks, int from, std::string text, std::size_t size) {
   text.resize(size);
@@ -46,6 +51,8 @@ std::string text_of(const Group& ranks, int from, std::string text, std::size_t 
 }
 
 }  // namespace
+
+OfAnotherRank::~OfAnotherRank() = default;
 
 void together(const Group& ranks, const std::function<void()>& act) {
   together_all(ranks, [&] {
@@ -83,11 +90,11 @@ std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<
   if (mine.error) std::rethrow_exception(mine.error);
   switch (static_cast<End>(ends[at])) {
     case End::file:
-      fail<FileError>("rank {}: {}", first, theirs);
+      throw Told<FileError>(first, theirs);
     case End::value:
-      fail<ValueError>("rank {}: {}", first, theirs);
+      throw Told<ValueError>(first, theirs);
     default:
-      fail<StateError>("rank {}: {}", first, theirs);
+      throw Told<StateError>(first, theirs);
   }
 }
 

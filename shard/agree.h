@@ -7,8 +7,16 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "runtime/export.h"
 
 namespace sherd::shard {
+
+/// Beside its type what `together` throws has this where another rank's `act` threw.
+struct SHERD_API OfAnotherRank {
+  explicit OfAnotherRank(int who) : rank(who) {}
+  virtual ~OfAnotherRank();
+  int rank;  ///< of the group
+};
 
 /// Runs `act`, and returns when every rank of `ranks` has run its own; without ranks it just runs. Where it
 /// threw on any, all throw: the exception itself there, elsewhere one that says whose it was (FileError,

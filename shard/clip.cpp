@@ -59,6 +59,7 @@ Tensor grad_norm(std::span<const nn::Parameter> params, double norm_type) {
 
 Tensor clip_grad_norm_(std::span<const nn::Parameter> params, double max_norm, double norm_type) {
   check<ValueError>(max_norm >= 0, "clip_grad_norm_: limit {} must be at least 0", max_norm);
+  nn::check_listed_once("clip_grad_norm_", params);
   const Tensor norm = norm_of("clip_grad_norm_", params, norm_type);
   nn::clip_grads_with_norm_(params, max_norm, norm);
   return norm;

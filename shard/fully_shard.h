@@ -116,9 +116,10 @@ SHERD_API nn::StateDict full_state_dict(nn::Module& module);
 /// `Module::load_state_dict`.
 SHERD_API void load_full_state_dict(nn::Module& module, const nn::StateDict& state);
 
-/// From every rank's part (shaped as `p.local()`, any dtype) to the whole on every rank: for optimizer state.
-/// Collective over the ranks that share `p`. ValueError for a flat parameter. Of a parameter that is not
-/// sharded, a copy.
+/// From every rank's part (shaped as `p.local()`, any dtype) to the whole on every rank: for gradients and
+/// optimizer state. A rank that has no element of `p` may give an empty handle, as its gradient is in a flat
+/// group, which is taken for a part of `p`'s dtype (StateError where it has some). Collective over the ranks
+/// that share `p`. ValueError for a flat parameter. Of a parameter that is not sharded, a copy.
 SHERD_API Tensor gather_whole(const nn::Parameter& p, const Tensor& part);
 /// This rank's part of a whole tensor, shaped as `p.local()`: a copy.
 SHERD_API Tensor part_of(const nn::Parameter& p, const Tensor& whole);

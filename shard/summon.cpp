@@ -124,12 +124,12 @@ struct SummonFullParams::Summoned {
     const Tensor now = p.grad();
     const bool untouched = now.defined() ? &now.storage() == &gradients.all.storage() && !gradients.written()
                                          : !gradients.of[i].defined();
-    p.set_grad(held[i]);
+    p.local().set_grad(held[i]);
     if (untouched || !writeback) return;
     if (now.defined()) check_writeback("gradient", group->spec().names[i], p.shape(), now.shape());
-    p.set_grad(now.defined() && !group->elsewhere(i)
-                   ? to(clone(group->part_of(i, now)), group->shard().device())
-                   : Tensor{});
+    p.local().set_grad(now.defined() && !group->elsewhere(i)
+                           ? to(clone(group->part_of(i, now)), group->shard().device())
+                           : Tensor{});
   }
 };
 

@@ -440,6 +440,14 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
   fail<StateError>("fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
 
+void Unit::check_gradient_taken(const nn::Parameter& parameter) const {
+  check<StateError>(
+      !hides(parameter),
+      "set_grad: a parameter of shape {} is part of a flat parameter, which has the gradient of "
+      "all in it; set that one's (FullyShardedDataParallel::flat_param), or pass use_orig_params",
+      parameter.shape());
+}
+
 std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {
   const auto found = places_.find(parameter.id());
   const std::string name = found == places_.end()

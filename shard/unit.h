@@ -152,6 +152,7 @@ class Unit final : public nn::ModuleExtension,
   std::vector<Group> ranks(const nn::Parameter& parameter) const override;
   void zeroed(const nn::Parameter& parameter) override;
   void check_steppable(const nn::Parameter& parameter) const override;
+  void check_gradient_taken(const nn::Parameter& parameter) const override;
   std::string explain(const nn::Parameter& parameter, nn::WholeOf whole) const override;
   void requires_grad_changed(const nn::Parameter& parameter) override;
   void member_moved(const nn::Parameter& parameter, const nn::Parameter* from,

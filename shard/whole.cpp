@@ -36,12 +36,19 @@ const Group* shard_group_of(const nn::Parameter& p) {
   return group.defined() ? &group : nullptr;
 }
 
-Tensor gather_whole(const nn::Parameter& p, const Tensor& part) {
+Tensor gather_whole(const nn::Parameter& p, const Tensor& given) {
   const NoGrad guard;
   const Group* group = shard_group_of(p);
-  check<ShapeError>(part.shape() == p.local().shape(),
+  const Tensor local = p.local();
+  check<StateError>(given.defined() || local.numel() == 0,
+                    "gather_whole: the part is an empty handle, and this rank has {} elements of the "
+                    "parameter of shape {}; give a tensor shaped as its local(), which is zeros where the "
+                    "parameter has no gradient",
+                    local.numel(), p.shape());
+  const Tensor part = given.defined() ? given : empty(local.shape(), {local.dtype(), local.device()});
+  check<ShapeError>(part.shape() == local.shape(),
                     "gather_whole: the part has shape {}, the parameter's is {}", part.shape(),
-                    p.local().shape());
+                    local.shape());
   check<DeviceError>(
       part.device().type != DeviceType::meta,
       "gather_whole: a part of shape {} is on meta and holds no values; call materialize() of the "

@@ -137,6 +137,57 @@ TEST_CASE("only runtime/upper_floor.h declares what the floor above defines") {
   CHECK(found > 50);
 }
 
+namespace {
+
+/// The headers that are reached from `sherd.h`, with itself.
+std::set<std::string> reached() {
+  std::vector<std::string> todo = {"sherd.h"};
+  std::set<std::string> seen;
+  while (!todo.empty()) {
+    const std::string header = todo.back();
+    todo.pop_back();
+    if (!seen.insert(header).second) continue;
+    for (const Include& include : includes_of(root / header))
+      if (include.quoted) todo.push_back(include.name);
+  }
+  return seen;
+}
+
+/// The headers that a folder's `meson.build` lists to be installed.
+std::set<std::string> installed(const std::string& folder) {
+  static const std::regex lists(R"re((?:_headers = files|install_headers)\(([^)]*)\))re"),
+      names(R"re('([^']+\.h)')re");
+  std::ifstream in(root / folder / "meson.build");
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  std::set<std::string> found;
+  for (std::sregex_iterator list(text.begin(), text.end(), lists), end; list != end; ++list) {
+    const std::string inner = (*list)[1];
+    for (std::sregex_iterator name(inner.begin(), inner.end(), names); name != end; ++name)
+      found.insert(folder + "/" + (*name)[1].str());
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("every header that is installed comes with sherd.h, but for those that few need") {
+  const std::set<std::string> apart = {// for kernels, ops and back ends of one's own (docs/extending.md)
+                                       "runtime/elementary.h", "runtime/parallel.h", "runtime/replay.h",
+                                       "runtime/waiting.h", "runtime/wrapping.h",
+                                       // for programs that show or check what others wrote
+                                       "runtime/io/checksum.h", "runtime/shown.h"};
+  const std::set<std::string> with_sherd = reached();
+  std::set<std::string> without;
+  int seen = 0;
+  for (const std::string folder : {"runtime", "runtime/io", "autograd", "collectives", "nn", "shard"})
+    for (const std::string& header : installed(folder)) {
+      ++seen;
+      if (!with_sherd.contains(header)) without.insert(header);
+    }
+  CHECK(seen > 80);
+  CHECK(without == apart);
+}
+
 TEST_CASE("no header that a user reaches from sherd.h names a back end") {
   const std::vector<std::string> back_ends = {"cuda",   "cublas", "nvrtc", "nccl",   "mpi",     "dnnl",
                                               "oneapi", "Eigen",  "omp.h", "spdlog", "nlohmann"};

@@ -287,6 +287,10 @@ std::vector<std::int64_t> saved_steps(const Path& run, FileSystem& files) {
   return steps;
 }
 
+bool has_checkpoint_name(std::string_view name) {
+  return step_of(name.substr(0, name.find('.'))).has_value();
+}
+
 bool has_checkpoints(const Path& run, FileSystem& files) {
   return std::ranges::any_of(names_in(run, files),
                              [](const std::string& name) { return step_of(name).has_value(); });

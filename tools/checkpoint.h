@@ -49,6 +49,8 @@ FileSystem::Path checkpoint_path(const FileSystem::Path& run, std::int64_t step)
 /// The steps whose checkpoints `run` holds, rising; none where there is no such folder.
 std::vector<std::int64_t> saved_steps(const FileSystem::Path& run, FileSystem& files);
 
+/// Whether a checkpoint is named so, or so while it is written.
+bool has_checkpoint_name(std::string_view name);
 /// Whether anything in `run` is named as a checkpoint is.
 bool has_checkpoints(const FileSystem::Path& run, FileSystem& files);
 /// The step of the newest checkpoint in `run`, if there is one. ValueError that names what looks newer and is

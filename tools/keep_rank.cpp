@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "collectives/launch_report.h"
+#include "tools/last_words.h"
 #include "tools/launch.h"
 #include "tools/launch_process.h"
 
@@ -51,6 +52,7 @@ class Keeper {
     // What MPI's library has to say about a rank's end is for MPI's authors.
     const Handle nowhere = output_for_mpi("/dev/null");
     ::setenv(launch_socket_variable, socket_, 1);
+    ::setenv(launch_errors_variable, identity_of_stderr().c_str(), 1);
     if (const char* epoll = std::getenv(no_epoll_variable);
         epoll && std::string_view(epoll) == no_epoll_value)
       ::unsetenv(no_epoll_variable);

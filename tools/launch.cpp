@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -19,6 +20,8 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <random>
+#include <set>
 #include <system_error>
 
 #include "collectives/launch_report.h"
@@ -102,6 +105,33 @@ constexpr int end_mpirun = SIGHUP;
 /// wrong order, and may hear nothing more; its poll does not.
 void keep_from_epoll() { ::setenv(no_epoll_variable, no_epoll_value, 0); }
 
+/// One on which nobody listens, below those that the system gives to connections.
+std::string free_port() {
+  std::random_device random;
+  for (int tries = 0; tries < 100; ++tries) {
+    const auto port = static_cast<std::uint16_t>(10000 + random() % 20000);
+    const Handle socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    own.sin_port = htons(port);
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0)
+      return std::to_string(port);
+  }
+  return {};
+}
+
+/// Where ranks of one machine meet that connect by themselves.
+void choose_meeting_place() {
+  const auto set = [](const char* variable, const std::string& value) {
+    if (!value.empty()) ::setenv(variable, value.c_str(), 0);
+  };
+  std::random_device random;
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", free_port());
+  set("SHERD_JOB_TOKEN", fmt::format("{:08x}{:08x}", random(), random()));
+}
+
 /// On one machine nobody else has to connect, and what is left of the job lies in folders that go with it.
 void keep_to_this_machine(const Folders& folders) {
   const auto set = [](const char* variable, const std::string& value) {
@@ -129,8 +159,12 @@ std::string first_words(const std::string& file) {
 
 // ---- events ----
 
-/// The words that may be files: of a folder, as `/`, a program does not read all.
+/// The words that may be files, or what stands behind a '=' in them: of a folder, as `/`, a program does not
+/// read all.
 std::vector<std::string> files_of(std::vector<std::string> words) {
+  for (std::size_t i = 0, n = words.size(); i < n; ++i)
+    if (const std::size_t at = words[i].find('='); at != std::string::npos)
+      words.push_back(words[i].substr(at + 1));
   std::erase_if(words, [](const std::string& word) {
     std::error_code none;
     return std::filesystem::is_directory(word, none);
@@ -185,6 +219,7 @@ struct Rank {
   pid_t keeper_id = 0;
   pid_t program = 0;
   bool joining = false, joined = false;
+  bool spoke = false;           ///< it said why it ends
   std::optional<int> status{};  ///< as from `waitpid`, once it has ended
   int unstartable = 0;          ///< errno
 
@@ -230,6 +265,7 @@ class Supervisor {
       if (next_step_ && Clock::now() >= *next_step_) end_harder();
     }
     hear_reports();
+    if (!told_ && !others_fault_.empty()) speak(others_fault_);
     events_.note("all is over");
     return verdict();
   }
@@ -237,7 +273,7 @@ class Supervisor {
  private:
   bool start(std::vector<std::string>& command, const sigset_t& mask) {
     const Handle output = output_for_mpi(folders_.mpi_output().c_str());
-    if (options_.hosts.empty()) keep_to_this_machine(folders_);
+    if (options_.hosts.empty()) keep_to_this_machine(folders_), choose_meeting_place();
     keep_from_epoll();
     std::vector<char*> words;
     for (std::string& word : command) words.push_back(word.data());
@@ -248,9 +284,9 @@ class Supervisor {
     int failure = 0;
     mpirun_ = start_process(words, {.at_parents_end = end_mpirun, .mask = &held}, failure);
     if (failure != 0)
-      say(cannot_start(command[0], failure) +
-          "; install OpenMPI (on Debian and Ubuntu openmpi-bin), or run the program alone: its ranks are "
-          "threads then");
+      tell(cannot_start(command[0], failure) +
+           "; install OpenMPI (on Debian and Ubuntu openmpi-bin), or run the program alone: its ranks are "
+           "threads then");
     return failure == 0;
   }
 
@@ -297,12 +333,17 @@ class Supervisor {
 
   void hear_reports() {
     LaunchReport report;
-    while (::recv(socket_.get(), &report, sizeof report, 0) == sizeof report)
+    std::string bytes(sizeof report + most_report_text, '\0');
+    for (ssize_t got = 0; (got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0)) >=
+                          static_cast<ssize_t>(sizeof report);) {
+      std::memcpy(&report, bytes.data(), sizeof report);
       if (report.rank >= 0 && report.rank < options_.ranks)
-        note(report, ranks_[static_cast<std::size_t>(report.rank)]);
+        note(report, ranks_[static_cast<std::size_t>(report.rank)],
+             std::string_view(bytes).substr(sizeof report, static_cast<std::size_t>(got) - sizeof report));
+    }
   }
 
-  void note(const LaunchReport& report, Rank& rank) {
+  void note(const LaunchReport& report, Rank& rank, std::string_view text) {
     switch (report.kind) {
       case Kind::born:
         rank.program = report.program;
@@ -330,8 +371,33 @@ class Supervisor {
       case Kind::ended:
         end_of(rank, report.value);
         break;
+      case Kind::last_words:
+        rank.spoke = true;
+        hear_words(rank, report.value != 0, std::string(text));
+        break;
     }
   }
+
+  // ---- one fault, one line ----
+
+  /// Whose fault it is says so at once, of ranks that say the same the first. Who tells of another's fault is
+  /// heard at the end, when nobody else has said anything: that one may have told everybody but this process.
+  void hear_words(const Rank& rank, bool own, const std::string& text) {
+    const std::string line = own && rank.joined ? fmt::format("rank {}: {}", number_of(rank), text) : text;
+    if (!own)
+      others_fault_ = others_fault_.empty() ? line : others_fault_;
+    else if (words_.insert(text).second)
+      speak(line);
+  }
+  void speak(const std::string& line) {
+    told_ = true;
+    say_as_program(line);
+  }
+  void tell(std::string_view text) {
+    told_ = true;
+    say(text);
+  }
+  void tell(int rank, std::string_view text) { tell(fmt::format("rank {} {}", rank, text)); }
 
   /// A keeper that is gone without a word took its program with it, but not what that had started.
   void look_for_lost_keepers() {
@@ -372,7 +438,8 @@ class Supervisor {
     constexpr std::string_view way_out =
         "look at --mpirun-arg and at the limits of processes (ulimit -u) and open files (ulimit -n)";
     if (asked_ == 0)
-      say(some ? fmt::format(
+      tell(some
+               ? fmt::format(
                      "rank {} never reported, its process ended before it could start the program or was not "
                      "started, so the others are ended too; if nobody killed it {}",
                      number_of(*missing), way_out)
@@ -395,9 +462,11 @@ class Supervisor {
     // Who was killed is why the others failed, though they may be heard first.
     const bool killed = WIFSIGNALED(status) && !ending_;
     if (first_failure_ == 0 || (killed && first_failure_ < 128)) first_failure_ = exit_status(status);
-    // When the job has to end every rank does, and of a signal that was asked for nobody needs to be told.
+    // When the job has to end every rank does, and of a signal that was asked for nobody needs to be told. A
+    // status that follows another's may follow from it.
     const bool expected = ending_ || (asked_ != 0 && exit_status(status) == 128 + asked_);
-    if (rank.joined && !expected) say(number_of(rank), how_it_ended(status));
+    const bool is_news = killed || (!rank.spoke && !told_);
+    if (rank.joined && !expected && is_news) tell(number_of(rank), how_it_ended(status));
   }
 
   // ---- what follows ----
@@ -413,10 +482,10 @@ class Supervisor {
       if (!rank.status || rank.joined) continue;
       if (!rank.failed() && waiting == ranks_.end()) continue;
       if (rank.unstartable != 0)
-        say(cannot_start(options_.command[0], rank.unstartable));
-      else if (asked_ == 0)
-        say(number_of(rank),
-            how_it_ended(*rank.status) + " before all ranks had met, so the others are ended too");
+        tell(cannot_start(options_.command[0], rank.unstartable));
+      else if (asked_ == 0 && !rank.spoke)
+        tell(number_of(rank),
+             how_it_ended(*rank.status) + " before all ranks had met, so the others are ended too");
       if (first_failure_ == 0) first_failure_ = 1;
       return end_job();
     }
@@ -429,7 +498,7 @@ class Supervisor {
     if (!options_.hosts.empty() || !std::ranges::all_of(ranks_, &Rank::waits)) return waiting_since_.reset();
     if (!waiting_since_) waiting_since_ = Clock::now();
     if (Clock::now() - *waiting_since_ < std::chrono::seconds(options_.connect_within)) return;
-    say(fmt::format(
+    tell(fmt::format(
         "mpirun has not connected the ranks in {} s, though all wait for it, so they are ended; "
         "what connects to its port and says nothing holds it up (--connect-within takes more seconds)",
         options_.connect_within));
@@ -512,6 +581,9 @@ class Supervisor {
   std::uint64_t ticks_ = 0;                          ///< of mpirun, at the last look
   std::optional<Clock::time_point> waiting_since_;   ///< all ranks, for mpirun to connect them
   std::optional<Clock::time_point> all_over_since_;  ///< all ranks have ended, and mpirun has not
+  std::set<std::string> words_;                      ///< that ranks said at their end
+  std::string others_fault_;  ///< what the first rank said that ended by another's fault
+  bool told_ = false;         ///< something was said of why the job ends
   bool launcher_asked_ = false;
   int asked_ = 0;          ///< the signal by which ranks were asked to stop
   int first_failure_ = 0;  ///< exit status

@@ -154,10 +154,16 @@ std::string cannot_start(std::string_view program, int error) {
   return fmt::format("{} cannot be started ({})", program, std::generic_category().message(error));
 }
 
-void say(std::string_view text) {
-  const std::string line = fmt::format("sherd launch: {}\n", one_line(text));
+namespace {
+
+void say_whole(const std::string& line) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
+
+}  // namespace
+
+void say(std::string_view text) { say_whole(fmt::format("sherd launch: {}\n", one_line(text))); }
+void say_as_program(std::string_view text) { say_whole(fmt::format("sherd: {}\n", one_line(text))); }
 void say(int rank, std::string_view text) { say(fmt::format("rank {} {}", rank, text)); }
 
 }  // namespace sherd::tools

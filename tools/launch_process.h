@@ -117,5 +117,7 @@ std::string cannot_start(std::string_view program, int error);
 /// Prints "sherd launch: rank 1 ..." in one piece.
 void say(int rank, std::string_view text);
 void say(std::string_view text);
+/// The same as "sherd: ...", as a rank itself would.
+void say_as_program(std::string_view text);
 
 }  // namespace sherd::tools

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "tools/bench.h"
 #include "tools/inspect.h"
 #include "tools/interrupt.h"
+#include "tools/last_words.h"
 #include "tools/launch.h"
 #include "tools/number.h"
 #include "tools/progress.h"
@@ -158,20 +160,41 @@ void add_launch_flags(CLI::App& app, LaunchOptions& options) {
   app.prefix_command();  // the program's flags are its own
 }
 
-/// Where `sherd launch FLAGS -- PROGRAM` has its two dashes, else `argc`. What follows is not for CLI11,
-/// which knows them only before words of its own.
-int launch_dashes(int argc, char** argv) {
+/// Where the program begins that `sherd launch` starts, or two dashes before it; else `argc`.
+int program_begin(int argc, char** argv) {
   int at = 2;
   if (argc < 2 || std::string_view(argv[1]) != "launch") return argc;
   for (std::string_view word; at < argc && (word = argv[at]).starts_with('-') && word != "--"; ++at)
     if (word == "-n" || (word.starts_with("--") && word.find('=') == word.npos)) ++at;  // its value
+  return std::min(at, argc);
+}
+
+/// Where `sherd launch FLAGS -- PROGRAM` has its two dashes, else `argc`. What follows is not for CLI11,
+/// which knows them only before words of its own.
+int launch_dashes(int argc, char** argv) {
+  const int at = program_begin(argc, argv);
   return at < argc && std::string_view(argv[at]) == "--" ? at : argc;
+}
+
+/// The words behind the program's name, for CLI11: where nothing stands behind a flag's '=' it would take the
+/// next word for the value, so that the nothing becomes a word.
+std::vector<std::string> words_for_parser(int argc, char** argv) {
+  const int own = program_begin(argc, argv), end = launch_dashes(argc, argv);
+  std::vector<std::string> words;
+  for (int i = 1; i < end; ++i) {
+    words.emplace_back(argv[i]);
+    if (i >= own || !words.back().starts_with("--") || !words.back().ends_with('=')) continue;
+    words.back().pop_back();
+    words.emplace_back();
+  }
+  return words;
 }
 
 /// The settings that stand on the command line.
 void note_given(const CLI::App& app, TrainOptions& options) {
   visit_settings(options, [&](const Setting& setting, auto&) {
-    if (app.count(fmt::format("--{}", setting.name)) > 0) options.given.emplace(setting.name);
+    const CLI::Option* option = app.get_option_no_throw(fmt::format("--{}", setting.name));
+    if (option != nullptr && option->count() > 0) options.given.emplace(setting.name);
   });
 }
 
@@ -278,15 +301,28 @@ std::string in_words(const std::string& text) {
                    command.example, name);
 }
 
+/// A value that is empty is a variable of a shell that was not set, but for a text to continue.
+void refuse_empty_values(const Command& command) {
+  for (const CLI::Option* option : command.parser->get_options())
+    check<ValueError>(
+        option->check_lname("prompt") || std::ranges::find(option->results(), "") == option->results().end(),
+        "{}: {} stands there with an empty value; leave it out or name something, for example {} "
+        "(sherd {} --help lists its flags)",
+        command.parser->get_name(), option->get_name(), command.example, command.parser->get_name());
+}
+
 /// The command line behind the program's name: `words`, without what follows `sherd launch`'s two dashes.
-int run_command(const Command& command, const std::vector<Command>& all, int words, char** argv,
+int run_command(const Command& command, const std::vector<Command>& all, std::vector<std::string> words,
                 bool dashes) {
   const auto refuse_stray = [&] {
     const std::string stray = stray_word(*command.parser, dashes);
     check<ValueError>(stray.empty(), "{}", unknown_word(stray, words_of(command), words_of(all)));
   };
   try {
-    command.parser->parse(words, argv);  // alone, so that other commands' names are words like others
+    // Alone, so that other commands' names are words like others; CLI11 takes them from the back.
+    words.erase(words.begin());
+    std::ranges::reverse(words);
+    command.parser->parse(std::move(words));
   } catch (const CLI::Success&) {
     return print_whole(command.parser->help("sherd"));
   } catch (const CLI::ParseError& error) {
@@ -294,6 +330,7 @@ int run_command(const Command& command, const std::vector<Command>& all, int wor
     explain(error, command);
   }
   refuse_stray();
+  refuse_empty_values(command);
   return command.run();
 }
 
@@ -338,8 +375,7 @@ int run(int argc, char** argv) {
        [&] { return print_whole(inspect(inspect_options, posix_file_system())); }},
       {&bench_command, "sherd bench --steps 50",
        [&] {
-         if (bench_command.count("--dtype") > 0) bench_options.sizes.given.emplace("param-dtype");
-         if (bench_command.count("--ranks") > 0) bench_options.sizes.given.emplace("ranks");
+         note_given(bench_command, bench_options.sizes);
          return print_whole(bench(bench_options, posix_file_system()));
        }},
       {&report_command, "sherd report runs/1",
@@ -352,7 +388,7 @@ int run(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
   for (const Command& command : commands)
     if (command.parser->get_name() == first)
-      return run_command(command, commands, dashes - 1, argv + 1, dashes < argc);
+      return run_command(command, commands, words_for_parser(argc, argv), dashes < argc);
   if (first == "-h" || first == "--help") return print_whole(app.help());
   if (first == "--version") return print_whole("sherd " SHERD_VERSION "\n");
   fail<ValueError>("{}", unknown_command(first, words_of(commands)));
@@ -364,10 +400,9 @@ int main(int argc, char** argv) {
   reserve_standard_streams();
   try {
     return run(argc, argv);
-  } catch (const std::bad_alloc&) {
-    complain("out of memory");
   } catch (const std::exception& error) {
-    complain(error.what());
+    const LastWords words = last_words(error);
+    if (!leave_to_launcher(words)) complain(own_line(words));
   }
   return 1;
 }

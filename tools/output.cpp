@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "runtime/error.h"
 #include "runtime/io/durable.h"
 #include "runtime/shown.h"
+#include "tools/checkpoint.h"
 #include "tools/metrics.h"
 
 namespace sherd::tools {
@@ -28,14 +30,17 @@ bool is_same(const Path& a, const Path& b) {
   return fs::equivalent(a, b, none) || resolved(a) == resolved(b);
 }
 
-/// What begins with a dot is not read with its folder.
-bool is_read_with(const Path& folder, const Path& path) {
-  std::error_code none;
-  if (!fs::is_directory(folder, none)) return false;
+/// The names that lead from `folder` to `path`; none where it leads elsewhere.
+std::optional<std::vector<std::string>> way_to(const Path& folder, const Path& path) {
   const Path inner = resolved(path), outer = resolved(folder);
   const auto [end, rest] = std::ranges::mismatch(outer, inner);
-  return end == outer.end() &&
-         std::none_of(rest, inner.end(), [](const Path& part) { return part.string().starts_with('.'); });
+  if (end != outer.end()) return {};
+  return std::vector<std::string>(rest, inner.end());
+}
+
+bool is_a_folder(const Path& path) {
+  std::error_code none;
+  return fs::is_directory(path.empty() ? "." : path, none);
 }
 
 bool is_in_checkpoint(const Path& path, FileSystem& files) {
@@ -53,6 +58,12 @@ bool is_of_a_run(const Path& path) {
 
 }  // namespace
 
+bool is_read_with(const Path& folder, const Path& path) {
+  const auto way = way_to(folder, path);
+  return is_a_folder(folder) && way &&
+         std::ranges::none_of(*way, [](const std::string& name) { return name.starts_with('.'); });
+}
+
 void check_output(const Output& output, FileSystem& files) {
   const Path& path = output.path;
   const auto refuse_if = [&](bool wrong, std::string_view why) {
@@ -62,6 +73,15 @@ void check_output(const Output& output, FileSystem& files) {
   const fs::file_type there = files.type(path);
   refuse_if(there != fs::file_type::regular && there != fs::file_type::not_found,
             fmt::format("is {}, only a regular file is replaced", sherd::name_of(there)));
+  bool has_folder = is_a_folder(path.parent_path());
+  for (const std::string& made : output.made) {
+    refuse_if(way_to(path, made).has_value(),
+              fmt::format("is where the folder '{}' is made", shown(made, 300)));
+    const auto way = way_to(made, path);
+    refuse_if(way && has_checkpoint_name(way->front()), "is where a checkpoint is made");
+    has_folder = has_folder || (way && way->size() == 1);
+  }
+  refuse_if(!has_folder, "lies in no folder that is there");
   const bool replaces = there == fs::file_type::regular;
   for (const std::string& taken : output.taken) {
     if (taken.empty()) continue;

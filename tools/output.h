@@ -15,11 +15,16 @@ struct Output {
   std::string_view flag;  ///< "--trace"
   FileSystem::Path path;
   std::vector<std::string> taken{};  ///< files and folders that the command reads, and what else it writes
+  std::vector<std::string> made{};   ///< folders that it makes, where they are not there yet
 };
 
 /// FileError unless nothing is there, or a regular file that is no run's or checkpoint's and none of `taken`,
-/// nor in a folder of these. Asked before a command's work, so that none is done in vain.
+/// nor in a folder of these; and for a name that a folder of `made` or a checkpoint in it will have, or in a
+/// folder that will not be there. Asked before a command's work, so that none is done in vain.
 void check_output(const Output& output, FileSystem& files);
+
+/// Whether `path` would be read with the folder `folder`, as what begins with a dot is not.
+bool is_read_with(const FileSystem::Path& folder, const FileSystem::Path& path);
 
 /// Checks, and replaces the file as a whole. FileError.
 void write_output(const Output& output, std::string_view content, FileSystem& files);

@@ -354,7 +354,10 @@ std::string page(const std::vector<std::string>& folders, FileSystem& files) {
 
 std::string report(const ReportOptions& options, FileSystem& files) {
   Output out{"--out", options.out};
-  if (options.out.empty() && !options.runs.empty()) out.path = Path(options.runs[0]) / "report.html";
+  if (options.out.empty() && !options.runs.empty()) {
+    out.path = Path(options.runs[0]) / "report.html";
+    out.made = {options.runs[0]};  // a run that is not there is complained of when it is read
+  }
   for (const Path run : options.runs)
     for (const std::string_view name : {metrics_name, speed_name}) out.taken.push_back((run / name).string());
   check_output(out, files);

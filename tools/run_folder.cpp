@@ -79,6 +79,16 @@ Path resumed_folder(const TrainOptions& options, FileSystem& files) {
   return Path(runs) / std::to_string(newest);
 }
 
+Path run_folder_to_make(const TrainOptions& options) {
+  return options.out.empty() ? Path(runs) : named_folder(options);
+}
+
+bool has_number_of_run(const Path& path) {
+  const Path way =
+      std::filesystem::absolute(path).lexically_normal().lexically_relative(std::filesystem::absolute(runs));
+  return !way.empty() && way.string().find_first_not_of("0123456789") == std::string::npos;
+}
+
 std::unique_ptr<FileLock> lock_run_folder(const Path& run, FileSystem& files) {
   const Path path = run / ".lock";
   std::unique_ptr<FileLock> lock = files.try_lock(path);

@@ -9,6 +9,11 @@ namespace sherd::tools {
 /// The folder of the run that is to go on: the one that `options` name, or the newest of `runs/`.
 FileSystem::Path resumed_folder(const TrainOptions& options, FileSystem& files);
 
+/// The folder that a new run makes: the one that `options` name, or `runs/`, in which it makes one.
+FileSystem::Path run_folder_to_make(const TrainOptions& options);
+/// Whether `path` is what may become the folder of a run without a name.
+bool has_number_of_run(const FileSystem::Path& path);
+
 /// Locks the folder for the one process that writes it. StateError that names the folder, and the process
 /// that has it.
 std::unique_ptr<FileLock> lock_run_folder(const FileSystem::Path& run, FileSystem& files);

@@ -1,10 +1,14 @@
 #include "tools/start.h"
 
+#include <algorithm>
+
 #include "runtime/backend.h"
 #include "runtime/error.h"
+#include "runtime/shown.h"
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
 #include "tools/forecast.h"
+#include "tools/generate.h"
 #include "tools/output.h"
 #include "tools/run_folder.h"
 
@@ -12,6 +16,14 @@ namespace sherd::tools {
 namespace {
 
 using Path = FileSystem::Path;
+
+/// What is no UTF-8 would be another path in config.json, and the run could not go on.
+void check_recordable(const std::vector<std::string>& data) {
+  for (const std::string& path : data)
+    check<ValueError>(printable(path) == without_controls(path),
+                      "--data: '{}' is not UTF-8, and is recorded in config.json, which is; rename it",
+                      printable(shown(path, 300)));
+}
 
 RunConfig fresh_config(const TrainOptions& asked) {
   RunConfig config{.options = asked};
@@ -21,6 +33,7 @@ RunConfig fresh_config(const TrainOptions& asked) {
   // The run may be resumed from another folder.
   for (std::string& path : config.options.data)
     path = std::filesystem::absolute(path).lexically_normal().string();
+  check_recordable(config.options.data);
   return config;
 }
 
@@ -29,6 +42,7 @@ RunConfig resumed_config(const TrainOptions& asked, const Path& checkpoint, File
   std::vector<std::string> data = asked.data.empty() ? config.options.data : asked.data;
   config.options = resumed(asked, config.options, config.step, config.changes);
   config.options.data = std::move(data);
+  check_recordable(config.options.data);
   check<ValueError>(config.options.steps >= config.step, "--steps {}: the run has done {} already",
                     config.options.steps, config.step);
   return config;
@@ -39,6 +53,15 @@ void check_length(std::span<const std::uint8_t> part, std::string_view name, std
                     "--context {}: the {} part of the data has {} bytes, at least {} are needed; give more "
                     "data or a shorter context",
                     context, name, part.size(), context + 1);
+}
+
+/// Who goes on beside one who begins would be in another run.
+void check_alike(bool resume, const Group& group) {
+  const std::vector<double> all = everyones(group, resume ? 1 : 0);
+  const auto with = std::ranges::find(all, 1), without = std::ranges::find(all, 0);
+  check<ValueError>(with == all.end() || without == all.end(),
+                    "--resume: rank {} was started with it, rank {} without; start all ranks alike",
+                    with - all.begin(), without - all.begin());
 }
 
 /// The part of all ranks that lies on this machine.
@@ -54,8 +77,21 @@ void check_sizes(const TrainOptions& options, const World& world) {
   check_fits(training_needs(options), options, memory_of_machine(), share_of(world));
 }
 
-void check_trace(const TrainOptions& asked, const RunConfig& config, FileSystem& files) {
-  if (!asked.trace.empty()) check_output({"--trace", asked.trace, config.options.data}, files);
+void check_trace(const TrainOptions& asked, const RunConfig& config, const Path& out, FileSystem& files) {
+  if (asked.trace.empty()) return;
+  check_output({"--trace", asked.trace, config.options.data, {out.string()}}, files);
+  check<FileError>(!asked.out.empty() || !has_number_of_run(asked.trace),
+                   "--trace: '{}' may be the folder of this run; name another", shown(asked.trace, 300));
+}
+
+/// A run that wrote into what it reads could not go on: the data would be another.
+void check_apart(const RunConfig& config, const Path& out) {
+  for (const std::string& data : config.options.data)
+    check<ValueError>(
+        !is_read_with(data, out),
+        "--out '{}': is read with the data in '{}', and the run could not go on when it had changed that; "
+        "name a folder elsewhere, or one whose name begins with a dot",
+        shown(out.string(), 300), shown(data, 300));
 }
 
 Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
@@ -65,7 +101,7 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
   const Path checkpoint = checkpoint_path(start.out, newest_step(start.out, files));
   start.config = resumed_config(asked, checkpoint, files);
   check_sizes(start.config.options, world);
-  check_trace(asked, start.config, files);
+  check_trace(asked, start.config, start.out, files);
   check_states(checkpoint, start.config.options, files);
   check<ValueError>(text.get(start.config.options, files).digest == start.config.data_digest,
                     "--resume: the data is not what the run in '{}' was started with", start.out.string());
@@ -76,8 +112,10 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
 Start new_start(const TrainOptions& asked, FileSystem& files, SharedText& text, const World& world) {
   Start start{.out = {}, .config = fresh_config(asked)};
   check_sizes(start.config.options, world);
-  check_trace(asked, start.config, files);
+  const Path out = run_folder_to_make(asked);
+  check_trace(asked, start.config, out, files);
   start.config.data_digest = text.get(start.config.options, files).digest;
+  check_apart(start.config, out);
   LockedFolder folder = create_run_folder(asked, files);
   start.out = std::move(folder.path);
   start.lock = std::move(folder.lock);
@@ -107,6 +145,7 @@ int ranks_to_start(const TrainOptions& asked, FileSystem& files) {
 
 Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const World& world) {
   const Group& group = world.group();
+  check_alike(asked.resume, group);
   asked.ranks = group.size();
   asked.given.insert("ranks");
   const bool first = group.rank() == 0;

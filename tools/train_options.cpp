@@ -41,8 +41,9 @@ void check_ranks(const TrainOptions& o) {
                         "--strategy data_parallel: computes and averages in f32, not in {}; take no_shard",
                         *dtype);
   }
-  check<ValueError>(o.strategy == "full_shard" || o.reshard == "true",
-                    "--reshard {}: is of --strategy full_shard; {} has its own rule", o.reshard, o.strategy);
+  check<ValueError>(o.strategy == "full_shard" || (o.reshard == "true" && !o.given.contains("reshard")),
+                    "--reshard {}: is of --strategy full_shard; {} has its own rule, leave --reshard out",
+                    o.reshard, o.strategy);
   if (o.ranks == 0) return;  // not known yet
   check<ValueError>(o.batch % o.ranks == 0, "--ranks {}: does not divide --batch {}", o.ranks, o.batch);
   check<ValueError>(!kept || o.ranks % *kept == 0, "--reshard {}: does not divide --ranks {}", o.reshard,
@@ -139,7 +140,9 @@ TrainOptions resumed(const TrainOptions& asked, const TrainOptions& saved, std::
   visit_settings(result, [&](const Setting& s, auto& value) {
     if (s.on_resume == OnResume::free) return;
     const json& old = before.at(std::string(s.name));
-    if (!asked.given.contains(s.name)) old.get_to(value);
+    // What the run's strategy had beside it is nothing to another one, which `validate` would refuse it with.
+    const bool moot = s.name == "reshard" && result.strategy != "full_shard";
+    if (!asked.given.contains(s.name) && !moot) old.get_to(value);
     if (json(value) == old) return;
     check<ValueError>(s.on_resume == OnResume::recorded,
                       "--{} {}: the run was started with {}; leave the flag out to go on, or start another "

@@ -10,6 +10,25 @@ namespace sherd {
 namespace ops {
 namespace {
 
+/// What images and lines have in common; both ranks are right.
+void check_channels(std::string_view call, const Spec& x, const Spec& weight, const Spec& bias,
+                    std::int64_t groups) {
+  const Shape& w = weight.shape;
+  check<DTypeError>(is_floating(x.dtype), "{}: takes floating dtypes, got {}; cast the input first", call,
+                    name_of(x.dtype));
+  check<DTypeError>(weight.dtype == x.dtype, "{}: input is {} and its weight {}; cast one of them", call,
+                    name_of(x.dtype), name_of(weight.dtype));
+  check<ValueError>(groups > 0, "{}: {} groups; at least one", call, groups);
+  check<ShapeError>(x.shape[1] % groups == 0 && x.shape[1] / groups == w[1],
+                    "{}: the input has {} channels and the weight takes {} in each of {} groups: {} and {}",
+                    call, x.shape[1], w[1], groups, x.shape, w);
+  check<ShapeError>(w[0] % groups == 0, "{}: {} outputs are not a multiple of {} groups", call, w[0], groups);
+  if (bias.is_none()) return;
+  check<ShapeError>(bias.shape == Shape{w[0]}, "{}: bias of shape {} for {} outputs", call, bias.shape, w[0]);
+  check<DTypeError>(bias.dtype == x.dtype, "{}: input is {} and its bias {}; cast one of them", call,
+                    name_of(x.dtype), name_of(bias.dtype));
+}
+
 constexpr std::int64_t most = ConvRule::most;
 
 /// Whether `Patches` can make the windows, padding apart.
@@ -78,25 +97,10 @@ Tensor images_of(const ConvRule& rule, const Tensor& windows, std::int64_t heigh
 Specs Conv2d::infer(SpecSpan in) const {
   const Spec &x = in[0], &weight = in[1], &bias = in[2];
   const Shape& w = weight.shape;
-  check<DTypeError>(is_floating(x.dtype), "conv2d: takes floating dtypes, got {}; cast the input first",
-                    name_of(x.dtype));
-  check<DTypeError>(weight.dtype == x.dtype, "conv2d: input is {} and its weight {}; cast one of them",
-                    name_of(x.dtype), name_of(weight.dtype));
-  check<ValueError>(rule.groups > 0, "conv2d: {} groups; at least one", rule.groups);
   check<ShapeError>(x.shape.rank() == 4 && w.rank() == 4 && w[2] > 0 && w[3] > 0,
                     "conv2d: input (N, C, H, W) and weight (out, C / groups, height, width), got {} and {}",
                     x.shape, w);
-  check<ShapeError>(
-      x.shape[1] % rule.groups == 0 && x.shape[1] / rule.groups == w[1],
-      "conv2d: the input has {} channels and the weight takes {} in each of {} groups: {} and {}", x.shape[1],
-      w[1], rule.groups, x.shape, w);
-  check<ShapeError>(w[0] % rule.groups == 0, "conv2d: {} outputs are not a multiple of {} groups", w[0],
-                    rule.groups);
-  if (!bias.is_none()) {
-    check<ShapeError>(bias.shape == Shape{w[0]}, "conv2d: bias of shape {} for {} outputs", bias.shape, w[0]);
-    check<DTypeError>(bias.dtype == x.dtype, "conv2d: input is {} and its bias {}; cast one of them",
-                      name_of(x.dtype), name_of(bias.dtype));
-  }
+  check_channels(name, x, weight, bias, rule.groups);
   rule.down.check_for(name), rule.across.check_for(name);
   check<ShapeError>(w[2] < most && w[3] < most && x.shape[2] < most && x.shape[3] < most,
                     "conv2d: images and kernels have below 2^31 pixels a side, got {} and {} x {}", x.shape,
@@ -198,12 +202,21 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
 
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dOptions& o) {
   detail::check_given("conv1d", x, weight);
-  check<ShapeError>(x.rank() == 3 && weight.rank() == 3,
+  check<ShapeError>(x.rank() == 3 && weight.rank() == 3 && weight.size(2) > 0,
                     "conv1d: input (N, C, L) and weight (out, C / groups, length), got {} and {}", x.shape(),
                     weight.shape());
+  ops::check_channels("conv1d", x.spec(), weight.spec(), bias.defined() ? bias.spec() : Spec::none(),
+                      o.groups);
   // An image of one row; the kernel moves along it alone.
   const ops::ConvRule rule{{}, {o.stride, o.padding, o.dilation}, o.groups};
   rule.across.check_for("conv1d");
+  const std::int64_t length = x.size(2), kernel = weight.size(2);
+  check<ShapeError>(length < ops::ConvRule::most && kernel < ops::ConvRule::most,
+                    "conv1d: lines and kernels have below 2^31 pixels, got {} and {}", x.shape(), kernel);
+  const std::int64_t padded = length + 2 * o.padding;
+  check<ShapeError>(padded > 0 && (padded - 1) / o.dilation >= kernel - 1,
+                    "conv1d: a kernel of {} spread by {} does not fit input {} padded by {}", kernel,
+                    o.dilation, x.shape(), o.padding);
   return squeeze(apply(ops::Conv2d{rule}, unsqueeze(x, 2), unsqueeze(weight, 2), bias), 2);
 }
 

@@ -41,6 +41,10 @@ Spec pooled(std::string_view call, const Spec& x, const ops::PoolRule& rule) {
   check_axis(call, down), check_axis(call, across);
   const std::int64_t h = x.shape[2] + 2 * down.padding + down.beyond,
                      w = x.shape[3] + 2 * across.padding + across.beyond;
+  // In the words of lines, where they stand for images of one row.
+  const bool line = call.ends_with("1d");
+  check<ShapeError>(!line || w >= across.kernel, "{}: windows of {} do not fit input {} padded by {}", call,
+                    across.kernel, Shape{x.shape[0], x.shape[1], x.shape[3]}, across.padding);
   check<ShapeError>(h >= down.kernel && w >= across.kernel,
                     "{}: windows of {} x {} do not fit input {} padded by {} and {}", call, down.kernel,
                     across.kernel, x.shape, down.padding, across.padding);

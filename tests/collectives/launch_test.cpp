@@ -162,7 +162,10 @@ TEST_CASE("where processes meet is read from MASTER_ADDR and MASTER_PORT, or fro
   const auto error = [&](const Environment& environment, const Environment& more) {
     return message_of<ValueError>([&] { place(environment, more); });
   };
-  CHECK_THAT(error(torchrun, {{"MASTER_PORT", "29500"}}), ContainsSubstring("MASTER_ADDR"));
+  const Environment two_machines = flavours[1].say("1", "4", "1", "2");
+  CHECK_THAT(error(two_machines, {{"MASTER_PORT", "29500"}}), ContainsSubstring("MASTER_ADDR is not set"));
+  for (const Flavour& f : {flavours[0], flavours[1]})
+    CHECK(place(f.say("1", "4", "1", "4"), {{"MASTER_PORT", "29500"}}).host == "127.0.0.1");
   for (const char* bad : {"", "0", "65536", "port", "-1"})
     CHECK_THAT(error(torchrun, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", bad}}),
                ContainsSubstring("MASTER_PORT"));

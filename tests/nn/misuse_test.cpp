@@ -5,10 +5,14 @@
 #include <type_traits>
 
 #include "nn/gpt.h"
+#include "nn/grad_scaler.h"
 #include "nn/init.h"
 #include "nn/layers.h"
+#include "nn/multihead_attention.h"
 #include "nn/optimizer.h"
+#include "nn/recurrent.h"
 #include "nn/state_file.h"
+#include "nn/sync_batch_norm.h"
 #include "nn/transformer.h"
 #include "tests/runtime/harness.h"
 #include "tests/temp_directory.h"
@@ -134,12 +138,63 @@ struct Holder final : Layer<Holder> {
 
 }  // namespace
 
+TEST_CASE("layers and calls of training refuse empty handles in their own name") {
+  const TempDirectory folder;
+  const Tensor none, x = ones({2, 3, 4});
+  const std::pair<std::string, std::function<void()>> calls[] = {
+      {"Lstm", [&] { nn::Lstm(4, 2)(none); }},
+      {"Gru", [&] { nn::Gru(4, 2)(none); }},
+      {"Rnn", [&] { nn::Rnn(4, 2)(none); }},
+      {"BatchNorm1d",
+       [&] {
+         nn::BatchNorm1d layer(3);
+         layer(none);
+       }},
+      {"BatchNorm2d",
+       [&] {
+         nn::BatchNorm2d layer(3);
+         layer(none);
+       }},
+      {"SyncBatchNorm",
+       [&] {
+         nn::SyncBatchNorm layer(3);
+         layer(none);
+       }},
+      {"MultiheadAttention", [&] { nn::MultiheadAttention(4, 2)(none, x, x); }},
+      {"MultiheadAttention", [&] { nn::MultiheadAttention(4, 2)(x, x, none); }},
+      {"GradScaler::scale", [&] { nn::GradScaler().scale(none); }},
+      {"save_state: 'w'", [&] { nn::save_state(folder / "state", {{"v", x}, {"w", none}}); }},
+  };
+  for (const auto& [name, call] : calls) {
+    const std::string message = message_of<Error>(call);
+    INFO(name << ": " << message);
+    CHECK(message.starts_with(name));
+    CHECK(message.find("is an empty handle") != std::string::npos);
+  }
+}
+
+TEST_CASE("clipping refuses a parameter that is listed twice, in its own name") {
+  nn::Linear a(3, 2), b(3, 2);
+  sum(add(a(ones({2, 3})), b(ones({2, 3})))).backward();
+  const std::vector<float> before = a.weight.grad().to_vector<float>();
+  const std::vector<nn::Parameter> twice = {a.weight, b.weight, a.weight};
+  CHECK(message_of<ValueError>([&] {
+          nn::clip_grad_norm_(twice, 0.1);
+        }).starts_with("clip_grad_norm_: a parameter of shape (2, 3) is listed twice"));
+  CHECK(message_of<ValueError>([&] {
+          nn::clip_grads_with_norm_(twice, 0.1, Tensor::scalar(1.0));
+        }).starts_with("clip_grads_with_norm_: a parameter of shape (2, 3) is listed twice"));
+  CHECK(a.weight.grad().to_vector<float>() == before);
+  CHECK_NOTHROW(nn::clip_grad_norm_(std::vector<nn::Parameter>{a.weight, b.weight}, 0.1));
+}
+
 TEST_CASE("parameters: an empty one says so, whatever it is asked") {
   all_throw<StateError>(parameter_calls({}), "empty");
   nn::Linear linear(2, 2, {Bias::no});
   all_throw<StateError>(value_calls(linear.bias), "empty");
   CHECK_FALSE(linear.bias.defined());
-  STATIC_REQUIRE_FALSE(std::is_constructible_v<bool, const nn::Param&>);  // of values, or of whether it is there?
+  STATIC_REQUIRE_FALSE(
+      std::is_constructible_v<bool, const nn::Param&>);  // of values, or of whether it is there?
   CHECK_FALSE(linear.bias.tensor().defined());
   CHECK_FALSE(linear.bias.object().defined());
   CHECK(linear.bias.object() == Parameter{});

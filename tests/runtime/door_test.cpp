@@ -116,10 +116,46 @@ TEST_CASE("door: every op refuses a wrong number of inputs and empty handles, by
   }
 }
 
+TEST_CASE("door: calls of lines are refused in their own name and in shapes of lines") {
+  const Tensor x = ones({2, 3, 7}), weight = ones({4, 3, 3});
+  const std::tuple<std::string, std::string, std::function<void()>> calls[] = {
+      {"conv1d", "(2, 5, 7) and (4, 3, 3)", [&] { conv1d(ones({2, 5, 7}), weight); }},
+      {"conv1d", "2 groups: (2, 3, 7)", [&] { conv1d(x, weight, {}, {.groups = 2}); }},
+      {"conv1d", "0 groups", [&] { conv1d(x, weight, {}, {.groups = 0}); }},
+      {"conv1d", "f32 and its weight f64", [&] { conv1d(x, ones({4, 3, 3}, {f64})); }},
+      {"conv1d", "got i64", [&] { conv1d(ones({2, 3, 7}, {i64}), ones({4, 3, 3}, {i64})); }},
+      {"conv1d", "bias of shape (3) for 4", [&] { conv1d(x, weight, ones({3})); }},
+      {"conv1d", "f32 and its bias f64", [&] { conv1d(x, weight, ones({4}, {f64})); }},
+      {"conv1d", "(2, 3, 2) padded by 0", [&] { conv1d(ones({2, 3, 2}), weight); }},
+      {"conv1d", "spread by 4 does not fit input (2, 3, 7)", [&] { conv1d(x, weight, {}, {.dilation = 4}); }},
+      {"conv1d", "(4, 3, 0)", [&] { conv1d(x, ones({4, 3, 0})); }},
+      {"max_pool1d", "windows of 8 do not fit input (2, 3, 7) padded by 0", [&] { max_pool1d(x, 8); }},
+      {"avg_pool1d", "windows of 9 do not fit input (2, 3, 7) padded by 0", [&] { avg_pool1d(x, 9); }},
+      {"max_pool1d", "windows of 9 do not fit input (2, 3, 4) padded by 2",
+       [&] { max_pool1d(ones({2, 3, 4}), 9, {.padding = 2}); }},
+  };
+  for (const auto& [name, part, call] : calls) {
+    const std::string message = message_of<Error>(call);
+    INFO(message);
+    CHECK(message.starts_with(name + ": "));
+    CHECK(message.find(part) != std::string::npos);
+  }
+  // What fits to the last pixel is none of that.
+  CHECK(conv1d(x, ones({4, 3, 7})).shape() == Shape{2, 4, 1});
+  CHECK(conv1d(x, weight, {}, {.dilation = 3}).shape() == Shape{2, 4, 1});
+  CHECK(max_pool1d(x, 7).shape() == Shape{2, 3, 1});
+}
+
 TEST_CASE("door: functions made of ops refuse empty handles in their own name") {
   const Tensor none, x = ones({2, 3}), image = ones({1, 1, 4, 4}), index = zeros({2}, {i64}),
                      mask = ones({2, 3}, {boolean});
   const std::vector<std::pair<std::string, std::function<void()>>> calls = {
+      {"index", [&] { Tensor part = none[0]; }},
+      {"index", [&] { Tensor part = x[none]; }},
+      {"index", [&] { Tensor part = x[{0, none}]; }},
+      {"index", [&] { none[0] = ones({3}); }},
+      {"index_put_", [&] { index_put_(x, {At(none)}, ones({3})); }},
+      {"index_put_", [&] { x[0] = none; }},
       {"zeros_like", [&] { zeros_like(none); }},
       {"ones_like", [&] { ones_like(none); }},
       {"full_like", [&] { full_like(none, 1); }},

@@ -9,6 +9,7 @@
 #include "shard/data_parallel.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "tests/message_of.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -470,5 +471,94 @@ TEST_CASE("what was read between forwards is gathered anew where any one rank wr
     by_hand.a.weight.set_data(of_all);
     const Tensor x = batch_of(0, 0, 5).x;
     expect(net(x).to_vector<float>() == by_hand(x).to_vector<float>(), "as written");
+  });
+}
+
+TEST_CASE("values and gradients gather whole, also where a rank has no element of a parameter") {
+  on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
+    Pair by_hand(width), net(width);
+    shard_both(net, {.mesh = world.mesh(), .layout = layout});
+    const Gradients expected = averages(by_hand, world, {0}, width);
+    backward(net, world, 0, width);
+    const auto named = net.named_parameters();
+    int without = 0;
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const nn::Parameter& p = named[i].parameter;
+      without += p.local().numel() == 0;
+      expect(shard::gather_whole(p, p.local().detach()).to_vector<float>() ==
+                 by_hand.parameters()[i].local().to_vector<float>(),
+             "the values of {}", named[i].name);
+      expect(shard::gather_whole(p, p.grad()).to_vector<float>() == expected[i], "the gradient of {}",
+             named[i].name);
+      if (p.local().numel() == 0) continue;
+      const std::string refused = message_of<StateError>([&] { shard::gather_whole(p, {}); });
+      expect(refused.starts_with("gather_whole: the part is an empty handle"), "it said '{}'", refused);
+    }
+    const double ranks_without = [&] {
+      const Tensor all = Tensor::scalar(without, {f64});
+      world.group().all_reduce(all, ReduceOp::sum(), {.label = "without"});
+      return all.item();
+    }();
+    if (layout == shard::GroupLayout::flat) expect(ranks_without > 0, "every rank has all parameters");
+  });
+}
+
+TEST_CASE("a gradient for a part of a flat parameter is refused, and the flat one takes it") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    Pair net(5);
+    nn::Param &weight = net.a.weight, &bias = net.b.bias;
+    const shard::FullyShardedDataParallel handle(net);
+    for (nn::Param* p : {&weight, &bias}) {
+      const std::string refused = message_of<StateError>([&] { p->set_grad(ones(p->local().shape())); });
+      expect(refused.starts_with("set_grad: a parameter of shape ") &&
+                 refused.find("flat parameter") != std::string::npos,
+             "it said '{}'", refused);
+      p->set_grad({});  // there is none
+    }
+    nn::Parameter flat = handle.flat_param();
+    nn::Sgd optimizer(net.parameters(), {.lr = 1});
+    const std::vector<float> before = flat.local().to_vector<float>();
+    flat.set_grad(ones(flat.local().shape()));
+    optimizer.step();
+    const std::vector<float> after = flat.local().to_vector<float>();
+    for (std::size_t i = 0; i < before.size(); ++i) expect(after[i] == before[i] - 1, "element {}", i);
+    // Those that have their own take theirs.
+    Pair own(5);
+    const shard::FullyShardedDataParallel originals(own, {.use_orig_params = true});
+    own.a.weight.set_grad(ones(own.a.weight.local().shape()));
+  }));
+}
+
+TEST_CASE("gradient penalties have the bits of averages by hand, in every layout and strategy") {
+  // Of the slope in the inputs, as in WGAN-GP, alone and beside a loss, and of the parameters' own gradients.
+  const auto penalised = [](Pair& net, int way, int rank, std::int64_t width) {
+    const Tensor x = batch_of(rank, 0, width).x.detach().requires_grad_();
+    const Tensor y = net(x);
+    std::vector<Tensor> in = {x};
+    if (way == 2) in = {net.a.weight.tensor(), net.b.weight.tensor()};
+    const std::vector<Tensor> slopes = grad(sum(square(y)), in, {}, {.create_graph = true});
+    Tensor loss = way == 0 ? mul(sum(square(slopes[0])), 10.0) : mean(square(y));
+    if (way != 0)
+      for (const Tensor& slope : slopes) loss = add(loss, sum(square(slope)));
+    return loss;
+  };
+  on_ranks_and_widths([&](World& world, shard::GroupLayout layout, std::int64_t width) {
+    for (const int way : {0, 1, 2}) {
+      Pair by_hand(width);
+      const Gradients expected = average_by_hand(
+          by_hand, world.size(), [&](int rank) { penalised(by_hand, way, rank, width).backward(); });
+      for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op,
+                                  shard::ShardingStrategy::zero1, shard::ShardingStrategy::no_shard}) {
+        Pair net(width);
+        shard_both(net, {.mesh = world.mesh(), .layout = layout, .strategy = strategy});
+        penalised(net, way, world.rank(), width).backward();
+        expect_gradients(net, world, as_sharded(expected, net), "sharded");
+      }
+      Pair replica(width);
+      const shard::DataParallel replicas(replica, world.group());
+      penalised(replica, way, world.rank(), width).backward();
+      const std::string found = difference(gradients(replica), expected);
+      expect(found.empty(), "DataParallel: {}", found);
+    }
   });
 }

@@ -327,6 +327,136 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
   }
 }
 
+TEST_CASE("a value that is empty is refused by its flag, but for a prompt") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const std::pair<Arguments, std::vector<std::string>> commands[] = {
+      {{"train"}, {"--data", "--out", "--trace", "--steps", "--lr", "--strategy"}},
+      {{"bench"}, {"--out", "--against", "--trace", "--layers", "--dtype"}},
+      {{"inspect"}, {"--svg", "--model", "--ranks"}},
+      {{"sample"}, {"--checkpoint"}},
+      {{"sample", "--checkpoint", "."}, {"--device"}},
+      {{"report", "."}, {"--out"}},
+      {{"launch", "-n", "1"}, {"--hosts", "--events", "--mpirun-arg", "--connect-within"}}};
+  for (const auto& [command, flags] : commands)
+    for (const std::string& flag : flags)
+      for (const Arguments& empty : {Arguments{flag, ""}, Arguments{flag + "="}}) {
+        const Arguments rest = command[0] == "launch"   ? Arguments{"true"}
+                               : command[0] == "sample" ? Arguments{"--tokens", "5"}
+                                                        : Arguments{};
+        Command run(folder, with(with(command, empty), rest));
+        CHECK(run.wait() == 1);
+        INFO(flag << ": " << run.err());
+        CHECK(std::ranges::count(run.err(), '\n') == 1);
+        CHECK_THAT(run.err(), ContainsSubstring(flag));
+        CHECK(run.out().empty());
+      }
+  Command nobody(folder, {"report", ""});
+  CHECK(nobody.wait() == 1);
+  CHECK_THAT(nobody.err(), ContainsSubstring("RUN stands there with an empty value"));
+  // A program's own words stay as they are.
+  Command program(folder, {"launch", "-n", "1", "echo", "--out=", "x"});
+  if (program.wait() == 0) CHECK(program.out() == "--out= x\n");
+
+  REQUIRE(Command(folder, with(train, {"--steps", "2", "--out", "run"})).wait() == 0);
+  std::vector<std::string> texts;
+  for (const Arguments& prompt : {Arguments{}, Arguments{"--prompt", ""}, Arguments{"--prompt="}}) {
+    Command sample(folder, with(with({"sample", "--checkpoint", "run"}, prompt), {"--tokens", "5"}));
+    CHECK(sample.wait() == 0);
+    CHECK(sample.out().size() == 5 + 1);
+    texts.push_back(sample.out());
+  }
+  CHECK(texts == std::vector(3, texts[0]));
+}
+
+TEST_CASE("options of which one would be in another's way are refused before anything is made") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  std::filesystem::create_directory(folder / "notes");
+  write_file(folder / "notes/text", small_text());
+  REQUIRE(Command(folder, with(train, {"--steps", "2", "--out", "old"})).wait() == 0);
+  const Arguments bench = {"bench", "--layers",  "1", "--heads", "1", "--width",
+                           "8",     "--context", "8", "--steps", "1"};
+  const std::pair<Arguments, std::string> wrong[] = {
+      {with(train, {"--trace", "one", "--out", "one"}), "--trace: 'one' is where the folder 'one' is made"},
+      {with(train, {"--trace", "one", "--out", "one/"}), "--trace: 'one'"},
+      {with(train, {"--trace", "./one", "--out", "one/run"}), "--trace: './one' is where the folder"},
+      {with(train, {"--trace", "runs"}), "--trace: 'runs' is where the folder 'runs' is made"},
+      {with(train, {"--trace", "runs/1"}), "--trace: 'runs/1' may be the folder of this run"},
+      {with(train, {"--trace", "runs/1/trace"}), "--trace: 'runs/1/trace' lies in no folder"},
+      {with(train, {"--trace", "one/step-2", "--out", "one"}), "'one/step-2' is where a checkpoint is made"},
+      {with(train, {"--trace", "one/step-2.sherd-partial", "--out", "one"}), "is where a checkpoint is made"},
+      {with(train, {"--trace", "one/metrics.jsonl", "--out", "one"}), "is a file of a run"},
+      {with(train, {"--trace", "one/two/trace", "--out", "one"}), "lies in no folder that is there"},
+      {with(train, {"--trace", "nowhere/trace", "--out", "one"}), "lies in no folder that is there"},
+      {with(train, {"--trace", "text/trace", "--out", "one"}), "--trace: 'text/trace'"},
+      {with(train, {"--trace", "text", "--out", "one"}), "--trace: 'text' is a file that this command reads"},
+      {{"train", "--resume", "--out", "old", "--trace", "old/step-9"}, "is where a checkpoint is made"},
+      {{"train", "--resume", "--out", "old", "--trace", "old/step-2/trace"}, "is where a checkpoint is made"},
+      {{"train", "--resume", "--out", "old", "--trace", "old"}, "--trace: 'old' is a folder"},
+      {with(train, {"--data", "notes", "--out", "notes/run"}), "--out 'notes/run': is read with the data"},
+      {with(train, {"--data", "notes", "--out", "notes"}), "--out 'notes': is read with the data"},
+      {with(train, {"--data", "."}), "--out 'runs': is read with the data"},
+      {with(bench, {"--trace", "one", "--out", "one"}), "'one' is a file that this command reads or writes"},
+      {with(bench, {"--trace", "./one", "--out", "one"}), "is a file that this command reads or writes"},
+      {with(bench, {"--out", "nowhere/report"}), "--out: 'nowhere/report' lies in no folder"},
+      {with(bench, {"--trace", "nowhere/trace"}), "--trace: 'nowhere/trace' lies in no folder"},
+      {{"inspect", "--svg", "nowhere/svg"}, "--svg: 'nowhere/svg' lies in no folder"},
+      {{"report", "old", "--out", "nowhere/page"}, "--out: 'nowhere/page' lies in no folder"},
+      {{"report", "old", "--out", "old/step-2/config.json"}, "is a file of a run"},
+      {{"launch", "-n", "1", "--events", "one", "echo", "--trace=./one"}, "--events: 'one' is a file"},
+      {{"launch", "-n", "1", "--events", "one", "echo", "one"}, "--events: 'one' is a file"},
+  };
+  const auto all = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+      if (entry.path() != folder / "err") names.push_back(entry.path().string());
+    std::ranges::sort(names);
+    return names;
+  };
+  const auto before = all();
+  for (const auto& [arguments, part] : wrong) {
+    Command run(folder, arguments);
+    CHECK(run.wait() == 1);
+    INFO(fmt::format("{}", fmt::join(arguments, " ")) << "\n" << run.err());
+    CHECK(std::ranges::count(run.err(), '\n') == 1);
+    CHECK_THAT(run.err(), ContainsSubstring(part));
+    CHECK(run.out().empty());
+    CHECK(all() == before);
+  }
+  // What is not in the way is none of that.
+  CHECK(Command(folder, with(train, {"--steps", "2", "--trace", "one/trace", "--out", "one"})).wait() == 0);
+  CHECK(Command(folder, with(train, {"--steps", "2", "--trace", "runs/trace"})).wait() == 0);
+  CHECK(Command(folder, {"train", "--resume", "--steps", "3", "--trace", "runs/1/trace"}).wait() == 0);
+  const Arguments hidden = with(train, {"--data", "notes", "--out", "notes/.run"});
+  CHECK(Command(folder, with(hidden, {"--steps", "2"})).wait() == 0);
+  CHECK(Command(folder, {"train", "--resume", "--steps", "3", "--out", "notes/.run"}).wait() == 0);
+}
+
+TEST_CASE("data whose path config.json cannot hold is refused, and the line can be read") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(Command(folder, with(train, {"--steps", "2", "--out", "run"})).wait() == 0);
+  for (const std::string name : {"te\xffxt", "\xc3", "\xed\xa0\x80"}) {
+    write_file(folder / name, small_text());
+    const Arguments data = {"train", "--data", name};
+    for (const Arguments& run : {data, with(data, {"--resume", "--out", "run"})}) {
+      Command refused(folder, run);
+      CHECK(refused.wait() == 1);
+      INFO(refused.err());
+      CHECK(std::ranges::count(refused.err(), '\n') == 1);
+      CHECK_THAT(refused.err(), ContainsSubstring("is not UTF-8"));
+      CHECK(nlohmann::json(refused.err()).dump().size() > 10);  // which throws for what is not
+    }
+  }
+  CHECK_FALSE(std::filesystem::exists(folder / "runs"));
+  write_file(folder / "t\xc3\xa4xt", small_text());
+  REQUIRE(Command(folder, {"train", "--data", "t\xc3\xa4xt", "--layers", "1", "--width", "8", "--heads", "1",
+                           "--context", "8", "--batch", "2", "--steps", "2", "--out", "other"})
+              .wait() == 0);
+  CHECK(Command(folder, {"train", "--resume", "--steps", "3", "--out", "other"}).wait() == 0);
+}
+
 TEST_CASE("the program says its version") {
   const TempDirectory folder;
   for (const Arguments& words : {Arguments{"--version"}, Arguments{"--version", "train"}}) {

@@ -79,6 +79,11 @@ const BadOptions bad_options[] = {
        o.strategy = "zero1";
        o.reshard = "false";
      }},
+    {"--reshard true: is of --strategy full_shard; zero1 has its own rule, leave --reshard out",
+     [](TrainOptions& o) {
+       o.strategy = "zero1";
+       o.given = {"strategy", "reshard"};
+     }},
     {"--strategy data_parallel: computes and averages in f32",
      [](TrainOptions& o) {
        o.strategy = "data_parallel";
@@ -216,6 +221,24 @@ TEST_CASE("sampling finds the best checkpoint of a run, and says where there is 
   CHECK(tools::find_checkpoint(run.checkpoint, posix_file_system()) == run.checkpoint);
   CHECK_THAT(run.sample_complaint(run.folder / "nowhere"), ContainsSubstring("no such folder"));
   CHECK_THAT(run.sample_complaint(run.folder.path()), ContainsSubstring("holds no checkpoint"));
+}
+
+TEST_CASE("a run that goes on by another strategy leaves behind what only the first one asks for") {
+  for (const std::string strategy : {"zero1", "shard_grad_op", "no_shard", "data_parallel", "full_shard"})
+    for (const std::string reshard : {"true", "false", "2"}) {
+      INFO(strategy << " after --reshard " << reshard);
+      TrainOptions saved, asked;
+      saved.ranks = asked.ranks = 2;
+      saved.reshard = reshard;
+      asked.strategy = strategy;
+      asked.given = {"ranks", "strategy"};
+      std::vector<tools::Change> changes;
+      const TrainOptions result = tools::resumed(asked, saved, 4, changes);
+      CHECK(result.reshard == (strategy == "full_shard" ? reshard : "true"));
+      const std::ptrdiff_t noted = std::ranges::count(changes, "reshard", &tools::Change::name);
+      CHECK(noted == (result.reshard != reshard));
+      CHECK_NOTHROW(tools::validate(result));
+    }
 }
 
 TEST_CASE("ranks come from whatever launched the process, and --ranks may only repeat their number") {

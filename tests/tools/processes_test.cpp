@@ -128,6 +128,92 @@ TEST_CASE("one process speaks for all") {
   CHECK(tools::read_config(folder / "runs/1/step-3", posix_file_system()).options.ranks == 3);
 }
 
+TEST_CASE("one fault of a launched job is one line, whichever rank it is of and however many see it") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments trains = {built::program, "train", "--data",    "text", "--layers",  "1", "--heads", "1",
+                            "--width",      "32",    "--context", "8",    "--threads", "1"};
+  const auto said = [&](const std::string& script, const Arguments& more, int status = 1) {
+    const Arguments command = with({"sh", "-c", script + "; exec \"$0\" \"$@\" $MORE"}, with(trains, more));
+    Command run(folder, with({"launch", "-n", "3"}, command));
+    CHECK(run.wait() == status);
+    INFO(run.err());
+    CHECK(std::ranges::count(run.err(), '\n') == 1);
+    return run.err();
+  };
+  for (const char* wire : {"mpi", "tcp"}) {
+    INFO(wire);
+    const std::string over = fmt::format("SHERD_WIRE={}; export SHERD_WIRE; ", wire);
+    for (const int culprit : {0, 1, 2}) {
+      const std::string is_culprit = fmt::format("[ $OMPI_COMM_WORLD_RANK = {} ] && ", culprit);
+      const std::string out = fmt::format("{}-{}", wire, culprit);
+      const std::string full = said(over + is_culprit + "{ trap '' XFSZ; ulimit -f 8; }",
+                                    {"--batch", "6", "--steps", "2", "--out", out});
+      CHECK_THAT(full, ContainsSubstring(fmt::format("sherd: rank {}: write: '{}/step-0", culprit, out)));
+      CHECK_THAT(full, ContainsSubstring("File too large"));
+      const std::string mixed =
+          said(over + is_culprit + "MORE=--resume", {"--batch", "6", "--steps", "2", "--out", "mixed"});
+      CHECK_THAT(mixed, ContainsSubstring(fmt::format("--resume: rank {} was started with it", culprit)));
+    }
+  }
+  // What all of them meet is one fault too; so is a word that none of them knows.
+  CHECK(said("true", {"--steps", "0"}).starts_with("sherd: --steps 0: takes values"));
+  CHECK_THAT(said("true", {"--batch", "7"}), ContainsSubstring("--ranks 3: does not divide --batch 7"));
+  CHECK_THAT(said("true", {"--stpes", "7"}), ContainsSubstring("did you mean --steps?"));
+  CHECK_THAT(said("MASTER_PORT=abc; SHERD_WIRE=tcp; export MASTER_PORT SHERD_WIRE", {}),
+             ContainsSubstring("sherd: launch: MASTER_PORT is 'abc'"));
+}
+
+TEST_CASE("a rank that is killed is one line, of the launcher that saw it") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments endless = {"--steps", "4000000", "--eval-every", "4000000", "--batch", "6", "--out"};
+  for (std::size_t whom = 0; whom < 3; ++whom) {
+    Command command(folder, launched(3, train(3, with(endless, {std::to_string(whom)}))));
+    REQUIRE(command.prints("step 1/"));
+    std::vector<pid_t> programs = family(command.process());
+    std::erase_if(programs, [](pid_t process) { return family(process).size() > 1; });
+    REQUIRE(programs.size() == 3);
+    ::kill(programs[whom], SIGKILL);
+    CHECK(command.wait() == 128 + SIGKILL);
+    INFO(command.err());
+    CHECK(std::ranges::count(command.err(), '\n') == 1);
+    CHECK_THAT(command.err(), ContainsSubstring("ended by signal 9 (Killed)"));
+  }
+}
+
+TEST_CASE("what a rank says goes where its own errors go, too") {
+  const TempDirectory folder;
+  Command run(folder, launched(2, {"train", "--steps", "0"}));
+  CHECK(run.wait() == 1);
+  Command apart(folder, {"launch", "-n", "2", "sh", "-c",
+                         fmt::format("exec {} train --steps 0 2>err-$OMPI_COMM_WORLD_RANK", built::program)});
+  CHECK(apart.wait() == 1);
+  CHECK(std::ranges::count(apart.err(), '\n') == 1);
+  std::string own;
+  for (const std::string rank : {"0", "1"}) {
+    const auto file = folder / ("err-" + rank);
+    if (!posix_file_system().exists(file)) continue;  // it was ended with the first
+    const std::string its = posix_file_system().read(file);
+    CHECK((its.empty() || its.starts_with("sherd: rank " + rank + ": --steps 0: takes")));
+    own += its;
+  }
+  CHECK_FALSE(own.empty());
+}
+
+TEST_CASE("ranks of one machine meet over TCP without being told where") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments sizes = {"--steps", "3", "--batch", "4", "--out"};
+  REQUIRE(run(folder, train(2, with(sizes, {"threads"}))) == 0);
+  const Arguments over_tcp = {"/usr/bin/env", "-u", "MASTER_ADDR", "-u", "MASTER_PORT", "SHERD_WIRE=tcp"};
+  Command tcp(folder, launched(2, train(2, with(sizes, {"tcp"}))), {}, over_tcp);
+  const int code = tcp.wait();
+  INFO(tcp.err());
+  CHECK(code == 0);
+  CHECK(contents(folder / "tcp") == contents(folder / "threads"));
+}
+
 TEST_CASE("a polite kill ends all processes at one step, with a checkpoint to go on from") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());

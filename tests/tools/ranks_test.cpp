@@ -165,6 +165,41 @@ TEST_CASE("processes that know of each other by torchrun's variables train to th
     }
 }
 
+TEST_CASE("one fault of one process is at most a line a process, which names its rank and what it met") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  const Arguments train = {"train", "--data",    "text", "--layers",  "1", "--heads",
+                           "1",     "--width",   "32",   "--context", "8", "--batch",
+                           "3",     "--threads", "1",    "--steps",   "2", "--out"};
+  const auto said = [&](const std::string& deed, const Arguments& arguments) {
+    const std::string script = deed + "; exec \"$0\" \"$@\" $MORE";
+    Command run(folder, arguments, {}, {built::starter, "-n", "3", "sh", "-c", script});
+    CHECK(run.wait() == 1);
+    INFO(run.err());
+    std::istringstream err(run.err());
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(err, line);) lines.push_back(line);
+    CHECK(lines.size() == 3);
+    return lines;
+  };
+  for (const int culprit : {0, 1, 2}) {
+    const std::string is_culprit = fmt::format("[ $RANK = {} ] && ", culprit);
+    const std::string out = fmt::format("full-{}", culprit);
+    for (const std::string& line : said(is_culprit + "{ trap '' XFSZ; ulimit -f 8; }", with(train, {out}))) {
+      CHECK_THAT(line, ContainsSubstring(fmt::format("sherd: rank {}: write: '{}/step-0", culprit, out)));
+      CHECK_THAT(line, ContainsSubstring("File too large"));
+    }
+    // One that goes on among those that begin, and the other way round.
+    for (const std::string& flag : {is_culprit + "MORE=--resume", "MORE=--resume; " + is_culprit + "MORE="})
+      for (const std::string& line : said(flag, with(train, {"mixed"}))) {
+        CHECK_THAT(line, ContainsSubstring(fmt::format("--resume: rank ")));
+        CHECK_THAT(line, ContainsSubstring(fmt::format("rank {} with", culprit)) ||
+                             ContainsSubstring(fmt::format("rank {} was started with it", culprit)));
+      }
+  }
+  CHECK_FALSE(std::filesystem::exists(folder / "mixed"));
+}
+
 TEST_CASE("a checkpoint goes on on any other ranks, in any other layout") {
   const Runs runs;
   const Way flat = {"full_shard", "flat"}, rows = {"zero1", "per-parameter"};
