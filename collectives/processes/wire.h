@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "collectives/launch.h"
@@ -47,6 +48,11 @@ class Wire {
   virtual Failure test(Ticket& ticket, bool& over) = 0;
   /// Nobody needs what the ticket receives any more; it will be over soon.
   virtual Failure cancel(Ticket& ticket) = 0;
+  /// Nothing more is sent to `to` by `tag`, and nobody needs there what was: what is not over of it, `sent`,
+  /// will be soon, received or not. Receives there end only by `cancel`.
+  virtual void withdraw(int to, int tag, std::span<const Ticket> sent) = 0;
+  /// Nothing more is received from `from` by `tag`; what was to be is cancelled.
+  virtual void decline(int from, int tag) = 0;
 
   /// Ends the connections, of which all processes have taken leave; whether they use no memory any more.
   virtual bool end() = 0;

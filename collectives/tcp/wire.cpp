@@ -10,6 +10,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "collectives/tcp/meeting.h"
@@ -22,7 +24,14 @@ using processes::Descriptor, processes::Door, processes::Failure, processes::Fra
 
 /// What a connection carries. A message is sent when its receiver has asked for it, so it is read to where it
 /// belongs, and no message that nobody asked for stands before a frame.
-enum class Kind : std::uint32_t { frame, request, message };
+enum class Kind : std::uint32_t {
+  frame,
+  request,
+  message,
+  withdrawal,  ///< no message of `tag` comes any more; the answer is
+  farewell,    ///< no request of `tag` comes any more
+  refusal,     ///< the same of requests, and a withdrawal is the answer where one waited for its message
+};
 struct Head {
   Kind kind;
   std::int32_t tag;
@@ -136,6 +145,19 @@ class TcpWire final : public processes::Wire {
     return {};
   }
 
+  void withdraw(int to, int tag, std::span<const Ticket> sent) override {
+    Peer& p = peer(to);
+    if (!p.socket.open() || sent.empty()) return;  // what is over was asked for
+    if (const auto list = p.unasked.find(tag); list != p.unasked.end()) {
+      for (const Outgoing& o : list->second) finish(o.ticket);
+      p.unasked.erase(list);
+    }
+    p.asked.erase(tag);
+    p.withdrawn.insert(tag);
+    queue(to, {{Kind::withdrawal, tag, 0}, nullptr, none});
+  }
+  void decline(int from, int tag) override { queue(from, {{Kind::refusal, tag, 0}, nullptr, none}); }
+
   bool end() override {
     for (Peer& p : peers_) p.socket.close();
     return true;
@@ -146,7 +168,7 @@ class TcpWire final : public processes::Wire {
 
   struct Outgoing {
     Head head;
-    const std::byte* data;  ///< `head.bytes` of them follow; null for a request
+    const std::byte* data;  ///< `head.bytes` of them follow; null where none do
     Ticket ticket;
     std::size_t written = 0;  ///< of head and data
 
@@ -169,6 +191,7 @@ class TcpWire final : public processes::Wire {
     std::deque<Outgoing> out;
     std::map<int, std::deque<Outgoing>> unasked;  ///< messages that were not asked for yet
     std::map<int, int> asked;                     ///< how many messages that are not there yet
+    std::set<int> withdrawn;                      ///< tags of which requests may be on their way
 
     std::size_t held() const { return end - begin; }
   };
@@ -302,6 +325,17 @@ class TcpWire final : public processes::Wire {
         if (list->second.empty()) p.expected.erase(list);
         return true;
       }
+      case Kind::withdrawal:
+        p.expected.erase(head.tag);
+        queue(number_of(p), {{Kind::farewell, head.tag, 0}, nullptr, none});
+        return true;
+      case Kind::farewell:
+        p.withdrawn.erase(head.tag);
+        return true;
+      case Kind::refusal:
+        if (p.asked.erase(head.tag) > 0)
+          queue(number_of(p), {{Kind::withdrawal, head.tag, 0}, nullptr, none});
+        return true;
     }
     return false;
   }
@@ -318,6 +352,7 @@ class TcpWire final : public processes::Wire {
   }
   /// A process wants the next message of `tag`.
   void ask(Peer& p, int tag) {
+    if (p.withdrawn.contains(tag)) return;
     const auto list = p.unasked.find(tag);
     if (list == p.unasked.end()) {
       ++p.asked[tag];
@@ -338,6 +373,8 @@ class TcpWire final : public processes::Wire {
       for (const Outgoing& o : list) finish(o.ticket);
     p.out.clear();
     p.unasked.clear();
+    p.asked.clear();
+    p.withdrawn.clear();
     if (lost_) lost_(number_of(p));
   }
 

@@ -322,6 +322,43 @@ TEST_CASE("memory of a message that is cancelled is written no more, and what fo
     }
 }
 
+TEST_CASE("a message that is withdrawn is over whether it was asked for or not, and what follows comes") {
+  enum class Asked { before, meanwhile, never };
+  for (const Asked asked : {Asked::before, Asked::meanwhile, Asked::never})
+    for (const std::size_t bytes : {std::size_t{10}, std::size_t{8} << 20}) {
+      std::atomic<int> wrong = 0;
+      std::barrier both(2);
+      among(2, [&](Rank& own) {
+        const auto first = content(0, 1, 0, bytes), second = content(0, 1, 1, bytes);
+        if (own.wire->rank() == 0) {
+          const Wire::Ticket sent = own.send(1, 7, first);
+          both.arrive_and_wait();
+          if (asked == Asked::before) own.until_over({sent});
+          const std::array<Wire::Ticket, 1> under_way = {sent};
+          own.wire->withdraw(1, 7, asked == Asked::before ? std::span<const Wire::Ticket>() : under_way);
+          if (asked != Asked::before) own.until_over({sent});
+          own.until_over({own.send(1, 9, second)});
+          both.arrive_and_wait();
+          return;
+        }
+        std::vector<std::byte> early(bytes), kept(bytes);
+        if (asked == Asked::never) both.arrive_and_wait();
+        const Wire::Ticket receiving = asked == Asked::never ? 0 : own.receive(0, 7, early);
+        if (asked != Asked::never) both.arrive_and_wait();
+        own.until_over({own.receive(0, 9, kept)});
+        wrong += kept != second;
+        if (Wire::Ticket ticket = receiving; asked != Asked::never) {
+          if (asked == Asked::meanwhile) own.wire->cancel(ticket);
+          own.until_over({ticket});
+          own.wire->decline(0, 7);
+        }
+        if (asked == Asked::before) wrong += early != first;
+        both.arrive_and_wait();
+      });
+      CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("a connection that ends is told once, and what goes there is over") {
   std::vector<int> told;
   bool over = true;

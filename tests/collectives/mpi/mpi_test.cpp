@@ -142,6 +142,17 @@ TEST_CASE("a process that is killed at a random moment is named by all others") 
     expect_others_report(2 + seed % 4, "random_death " + std::to_string(seed));
 }
 
+TEST_CASE("faults and renewals leave nothing in a process, whatever their number") {
+  for (int ranks : {2, 3}) {
+    expect_all_well(ranks, "fault_memory");
+    expect_all_well(ranks, "fault_memory_small");
+  }
+}
+
+TEST_CASE("ten thousand faults of large calls leave nothing in a process", "[.soak]") {
+  expect_all_well(2, "fault_memory_long");
+}
+
 TEST_CASE("thousands of random faults among processes", "[.soak]") {
   for (int round = 0; round < 10; ++round)
     for (int ranks = 2; ranks <= 8; ++ranks)
