@@ -99,13 +99,15 @@ void Process::start(const Launch& launch) {
   peers_.resize(static_cast<std::size_t>(wire_->size()));
   watch_ = std::make_unique<Watch>(rank_, size(),
                                    launch.local_size == size() ? Reach::this_machine : Reach::network);
-  const Card own{watch_->door(), draw_group_key()};
-  std::vector<Card> cards(peers_.size());
-  wire_->all_gather(&own, cards.data(), sizeof own);
-  key_ = cards[0].key;
-  std::vector<Door> doors;
-  for (const Card& card : cards) doors.push_back(card.door);
-  watch_->connect(doors);
+  wire_->meet([&](const Vigil& vigil) {
+    const Card own{watch_->door(), draw_group_key()};
+    std::vector<Card> cards(peers_.size());
+    wire_->all_gather(&own, cards.data(), sizeof own);
+    key_ = cards[0].key;
+    std::vector<Door> doors;
+    for (const Card& card : cards) doors.push_back(card.door);
+    watch_->connect(doors, vigil);
+  });
   go_deaf(wire_->open([this](int process) { watch_->cut(process); }));
   throw_if_deaf();
 }

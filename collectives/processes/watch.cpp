@@ -29,8 +29,8 @@ Watch::Watch(int process, int size, Reach reach)
                     system_text(errno));
 }
 
-void Watch::connect(std::span<const Door> doors) {
-  std::vector<Descriptor> sockets = entrance_.connect(process_, doors);
+void Watch::connect(std::span<const Door> doors, const Vigil& vigil) {
+  std::vector<Descriptor> sockets = entrance_.connect(process_, doors, vigil);
   for (std::size_t p = 0; p < peers_.size(); ++p) peers_[p].socket = std::move(sockets[p]);
   // Signals go to the program's own threads.
   sigset_t all, before;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "collectives/launch.h"
+#include "collectives/processes/entrance.h"
 #include "collectives/processes/frame.h"
 
 namespace sherd::processes {
@@ -31,6 +32,9 @@ class Wire {
   virtual std::int32_t last_tag() const = 0;
   /// Gathers `bytes` bytes of every process in the order of their ranks; waits. Before all else. StateError.
   virtual void all_gather(const void* own, void* all, std::size_t bytes) = 0;
+  /// Calls `connect`, in which all processes connect in another way too, and waits until all have. StateError
+  /// when one ends meanwhile.
+  virtual void meet(const std::function<void(const Vigil&)>& connect) { connect(Vigil::of(meeting_time)); }
   /// From here on frames come. `lost` is called when the connection to a process has ended by which its
   /// frames came, if that is not how its end is noticed anyway.
   virtual Failure open(std::function<void(int process)> lost) = 0;

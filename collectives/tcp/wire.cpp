@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -54,8 +55,9 @@ class TcpWire final : public processes::Wire {
     const bool alone = launch.local_size == launch.size;
     processes::Entrance entrance(alone ? processes::Reach::this_machine : processes::Reach::network,
                                  "the wire between the processes");
-    const std::vector<Door> doors = meet(launch, place, entrance.door());
-    std::vector<Descriptor> sockets = entrance.connect(rank_, doors);
+    meeting_.emplace(launch, place, entrance.door());
+    std::vector<Descriptor> sockets;
+    hearing_of_ends([&] { sockets = entrance.connect(rank_, meeting_->doors(), meeting_->vigil()); });
     for (std::size_t p = 0; p < peers_.size(); ++p) {
       peers_[p].socket = std::move(sockets[p]);
       if (!peers_[p].socket.open()) continue;
@@ -74,15 +76,23 @@ class TcpWire final : public processes::Wire {
 
   void all_gather(const void* own, void* all, std::size_t bytes) override {
     auto* to = static_cast<std::byte*>(all);
+    const processes::Vigil& vigil = meeting_->vigil();
     for (const Peer& peer : peers_)
-      if (peer.socket.open()) require(processes::send_all(peer.socket.get(), own, bytes), peer);
+      if (peer.socket.open()) require(processes::send_all(peer.socket.get(), own, bytes, vigil), peer);
     for (Peer& peer : peers_) {
       if (peer.socket.open())
-        require(processes::receive_all(peer.socket.get(), to, bytes), peer);
+        require(processes::receive_all(peer.socket.get(), to, bytes, vigil), peer);
       else
         std::memcpy(to, own, bytes);
       to += bytes;
     }
+  }
+  void meet(const std::function<void(const processes::Vigil&)>& connect) override {
+    hearing_of_ends([&] {
+      connect(meeting_->vigil());
+      meeting_->conclude();
+    });
+    meeting_.reset();
   }
   Failure open(std::function<void(int)> lost) override {
     lost_ = std::move(lost);
@@ -198,8 +208,18 @@ class TcpWire final : public processes::Wire {
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   int number_of(const Peer& p) const { return static_cast<int>(&p - peers_.data()); }
 
+  /// Whatever is felt here of a rank that ends, that rank is named.
+  void hearing_of_ends(const std::function<void()>& act) {
+    try {
+      act();
+    } catch (const StateError&) {
+      meeting_->look_for_the_cause();
+      throw;
+    }
+  }
   void require(bool ok, const Peer& peer) const {
-    check<StateError>(ok, "launch: rank {} ended before all {} processes had met", number_of(peer), size());
+    check<StateError>(ok, "launch: rank {} ended or stopped before all {} processes had met", number_of(peer),
+                      size());
   }
 
   Ticket new_ticket() {
@@ -381,6 +401,7 @@ class TcpWire final : public processes::Wire {
   int rank_;
   std::vector<Peer> peers_;
   Descriptor poll_;
+  std::optional<Meeting> meeting_;  ///< until all are connected
   std::function<void(int)> lost_;
   std::vector<bool> over_;  ///< a ticket
   std::vector<Ticket> free_;

@@ -106,6 +106,7 @@ void among(int size, const std::function<void(Rank&)>& body) {
   on_threads(size, [&](int rank) {
     Rank own{tcp::connect(launch_of(rank, size), place)};
     own.frames.resize(static_cast<std::size_t>(size));
+    own.wire->meet([](const Vigil&) {});
     body(own);
   });
 }
@@ -150,7 +151,9 @@ TEST_CASE("strangers at the meeting place are refused and logged, and the job co
       const auto come = [&](int rank) {
         Door own{};
         own.port = static_cast<std::uint16_t>(rank);
-        doors[static_cast<std::size_t>(rank)] = tcp::meet(launch_of(rank, size), place, own);
+        tcp::Meeting meeting(launch_of(rank, size), place, own);
+        meeting.conclude();
+        doors[static_cast<std::size_t>(rank)] = meeting.doors();
       };
       std::thread first(come, 0);
       std::vector<Descriptor> strangers;
@@ -175,25 +178,27 @@ TEST_CASE("strangers at the meeting place are refused and logged, and the job co
 
 TEST_CASE("who does not come to the meeting, or is not let in, is named") {
   const MeetingPlace place = new_place();
-  CHECK_THAT(message_of<StateError>([&] { tcp::meet(launch_of(0, 4), place, {}, 10ms); }),
+  CHECK_THAT(message_of<StateError>([&] { tcp::Meeting(launch_of(0, 4), place, {}, 10ms); }),
              ContainsSubstring("1, 2, 3"));
   const std::string unreachable =
-      message_of<StateError>([&] { tcp::meet(launch_of(2, 4), place, {}, 10ms); });
+      message_of<StateError>([&] { tcp::Meeting(launch_of(2, 4), place, {}, 10ms); });
   CHECK_THAT(unreachable, ContainsSubstring("rank 2") && ContainsSubstring(std::to_string(place.port)));
 
   std::uint16_t port = 0;
   const Descriptor taken = listen_on(Reach::this_machine, port);
-  CHECK_THAT(
-      message_of<StateError>([&] { tcp::meet(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
-      ContainsSubstring("cannot listen on MASTER_PORT"));
+  CHECK_THAT(message_of<StateError>(
+                 [&] { tcp::Meeting(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
+             ContainsSubstring("cannot listen on MASTER_PORT"));
 
   // One with another token hears it at once, and the others meet.
   std::string refused;
-  std::thread host([&] { tcp::meet(launch_of(0, 2), place, {}); });
+  std::thread host([&] { tcp::Meeting(launch_of(0, 2), place, {}).conclude(); });
   refused = message_of<StateError>(
-      [&] { tcp::meet(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
+      [&] { tcp::Meeting(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
   CHECK_THAT(refused, ContainsSubstring("SHERD_JOB_TOKEN"));
-  CHECK(tcp::meet(launch_of(1, 2), place, {}).size() == 2);
+  tcp::Meeting meeting(launch_of(1, 2), place, {});
+  CHECK(meeting.doors().size() == 2);
+  meeting.conclude();
   host.join();
 }
 
@@ -219,7 +224,7 @@ TEST_CASE("a process that ends after the meeting and before it connects is named
   std::array<std::string, 2> told;
   on_threads(2, [&](int process) {
     const auto place = static_cast<std::size_t>(process);
-    told[place] = message_of<StateError>([&] { entrances[place].connect(process, doors, 50ms); });
+    told[place] = message_of<StateError>([&] { entrances[place].connect(process, doors, Vigil::of(50ms)); });
   });
   for (const std::string& text : told) CHECK_THAT(text, ContainsSubstring("process 2 has not connected"));
 }

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "tests/catch.h"
 #include "tests/rank_device.h"
+#include "tests/sanitizer.h"
 
 // What a build without MPI has not.
 #ifndef SHERD_TOOL
@@ -119,6 +121,39 @@ TEST_CASE("survivors of a killed process name it within two seconds") {
   for (const char* scenario : {"killed_before", "killed_within", "killed_waiting"})
     for (int ranks : {2, 3}) expect_survivors_report(ranks, scenario);
   expect_survivors_report(4, "killed_elsewhere");
+}
+
+/// The word behind `before` in what a program printed.
+std::int64_t number_behind(const std::string& before, const std::string& output) {
+  const std::size_t at = output.find(before);
+  return at == std::string::npos ? -1 : std::stoll(output.substr(at + before.size()));
+}
+
+TEST_CASE("whatever a rank is at in a meeting when it is killed, the others name it within two seconds",
+          "[tcp]") {
+  constexpr int ranks = 3, step = sherd::test::sanitized ? 11 : 1;
+  constexpr std::int64_t in_time = (sherd::test::sanitized ? 30 : 2) * std::int64_t{1'000'000'000};
+  for (int victim = 0; victim < ranks; ++victim) {
+    int deaths = 0;
+    for (int call = 1;; call += step) {
+      const Outcome outcome =
+          launch(ranks, std::to_string(victim) + ' ' + std::to_string(call), SHERD_MEETING_KILLS);
+      INFO("rank " << victim << " at its call " << call << ":\n" << outcome.output);
+      const std::int64_t killed = number_behind("killed ", outcome.output);
+      if (killed < 0) {  // it made fewer
+        CHECK(outcome.status == 0);
+        break;
+      }
+      ++deaths;
+      REQUIRE(outcome.verdicts.size() == ranks - 1);
+      for (const std::string& verdict : outcome.verdicts) {
+        const std::int64_t heard = number_behind(verdict.substr(0, std::strlen("verdict 0 ")), verdict);
+        CHECK(heard - killed < in_time);
+        CHECK_THAT(verdict, Catch::Matchers::ContainsSubstring("rank " + std::to_string(victim) + " "));
+      }
+    }
+    CHECK(deaths > 20 / step);
+  }
 }
 
 TEST_CASE("a process that is stopped for a while is only slow") {
