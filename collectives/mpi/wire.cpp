@@ -5,10 +5,16 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
+#include <new>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "collectives/mpi/codes.h"
 #include "runtime/error.h"
@@ -28,6 +34,14 @@ struct Incoming {
   std::array<Frame, 16> frames;
   std::array<MPI_Request, 16> requests;
 };
+/// Comes among the frames, from which its size tells it: messages of `tag` are not needed any more, and what
+/// waits to be received of them is to be received and dropped.
+struct Withdrawal {
+  std::int32_t from, tag;
+  std::int32_t more;  ///< withdrawals of which something is under way; what is not has come before this
+};
+static_assert(sizeof(Withdrawal) < sizeof(processes::Header));
+
 /// Leaves it to MPI, which may use it while the process ends.
 struct LeaveToMpi {
   void operator()([[maybe_unused]] Incoming* incoming) const noexcept {
@@ -75,12 +89,18 @@ class MpiWire final : public processes::Wire {
   }
   /// MPI matches receives in the order in which they were posted.
   Failure take(Frame& frame, bool& came) override {
-    int done = 0;
-    const int code = MPI_Test(&incoming_->requests[next_], &done, MPI_STATUS_IGNORE);
+    if (!withdrawals_.empty() || !sent_withdrawals_.empty() || !dropped_.empty()) drop_withdrawn();
+    int done = 0, bytes = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&incoming_->requests[next_], &done, &status);
     if (!succeeded(code)) return failure("MPI_Test", code);
     if (done == 0) return {};
-    came = true;
-    std::swap(frame, incoming_->frames[next_]);
+    if (succeeded(MPI_Get_count(&status, MPI_BYTE, &bytes)) && bytes == sizeof(Withdrawal)) {
+      hear(incoming_->frames[next_]);
+    } else {
+      came = true;
+      std::swap(frame, incoming_->frames[next_]);
+    }
     return receive_into(std::exchange(next_, (next_ + 1) % incoming_->frames.size()));
   }
 
@@ -93,24 +113,44 @@ class MpiWire final : public processes::Wire {
     });
   }
   Failure receive(int from, int tag, std::byte* data, std::int64_t bytes, Ticket& ticket) override {
+    if (withdrawals_.contains({from, tag})) {  // its message is dropped, and the group's fault on its way
+      ticket = never;
+      return {};
+    }
     return start(ticket, "MPI_Irecv", [&](MPI_Request* request) {
       return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, first_tag + tag, comm_, request);
     });
   }
   Failure test(Ticket& ticket, bool& over) override {
+    over = ticket == no_more;
+    if (ticket == never || over) return {};
+    const Ticket was = ticket;
     MPI_Request request = request_of(ticket);
     int done = 0;
     const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (!succeeded(code)) return failure("MPI_Test", code);
     ticket = ticket_of(request);
     over = done != 0;
+    if (over && !withdrawn_.empty()) note_over(was);
     return {};
   }
   Failure cancel(Ticket& ticket) override {
+    if (ticket == never || ticket == no_more) {
+      ticket = no_more;
+      return {};
+    }
     MPI_Request request = request_of(ticket);
     const int code = MPI_Cancel(&request);
     return succeeded(code) ? Failure() : failure("MPI_Cancel", code);
   }
+
+  /// MPI takes back no send: the receiver has to receive it, also what MPI has sent without being asked,
+  /// which is over here.
+  void withdraw(int to, int tag, std::span<const Ticket> sent) override {
+    tell(to, {rank_, tag, sent.empty() ? 0 : 1});
+    if (!sent.empty()) withdrawn_.push_back({to, tag, {sent.begin(), sent.end()}});
+  }
+  void decline(int, int) override {}
 
   bool end() override {
     for (MPI_Request& request : incoming_->requests)
@@ -121,6 +161,8 @@ class MpiWire final : public processes::Wire {
   }
 
  private:
+  static constexpr Ticket never = ~Ticket{0};        ///< a receive that waits for its end
+  static constexpr Ticket no_more = ~Ticket{0} - 1;  ///< and one that has ended
   static_assert(sizeof(MPI_Request) <= sizeof(Ticket) && std::is_trivially_copyable_v<MPI_Request>);
   static MPI_Request request_of(Ticket ticket) {
     MPI_Request request;
@@ -139,6 +181,67 @@ class MpiWire final : public processes::Wire {
     if (!succeeded(code)) return failure(function, code);
     ticket = ticket_of(request);
     return {};
+  }
+
+  /// Sends of one tag that were withdrawn and are not over.
+  struct Withdrawn {
+    int to, tag;
+    std::vector<Ticket> tickets;
+  };
+  struct Sent {
+    Withdrawal withdrawal;
+    MPI_Request request;
+  };
+  /// A message that is received to be dropped.
+  struct Dropped {
+    std::unique_ptr<std::byte[]> bytes;
+    MPI_Request request;
+  };
+  void tell(int to, const Withdrawal& withdrawal) {
+    Sent& sent = sent_withdrawals_.emplace_back(withdrawal);
+    if (!succeeded(MPI_Isend(&sent.withdrawal, sizeof sent.withdrawal, MPI_BYTE, to, frame_tag, comm_,
+                             &sent.request)))
+      sent_withdrawals_.pop_back();  // what was sent stays under way
+  }
+  void note_over(Ticket ticket) {
+    std::erase_if(withdrawn_, [&](Withdrawn& w) {
+      if (std::erase(w.tickets, ticket) == 0 || !w.tickets.empty()) return false;
+      tell(w.to, {rank_, w.tag, -1});
+      return true;
+    });
+  }
+  void hear(const Frame& frame) {
+    Withdrawal said;
+    std::memcpy(&said, frame.bytes.get(), sizeof said);
+    while (drop(said.from, said.tag)) {
+    }
+    const auto found = withdrawals_.try_emplace({said.from, said.tag}, 0).first;
+    if ((found->second += said.more) == 0) withdrawals_.erase(found);
+  }
+  /// Begins to receive a message, if one has come.
+  bool drop(int from, int tag) {
+    int there = 0, bytes = 0;
+    MPI_Status status;
+    if (!succeeded(MPI_Iprobe(from, first_tag + tag, comm_, &there, &status)) || there == 0 ||
+        !succeeded(MPI_Get_count(&status, MPI_BYTE, &bytes)))
+      return false;
+    Dropped drop{std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes)]),
+                 MPI_REQUEST_NULL};
+    if (!drop.bytes ||
+        !succeeded(MPI_Irecv(drop.bytes.get(), bytes, MPI_BYTE, from, first_tag + tag, comm_, &drop.request)))
+      return false;
+    dropped_.push_back(std::move(drop));
+    return true;
+  }
+  /// Begins to receive what was withdrawn and has come, and forgets what is over.
+  void drop_withdrawn() {
+    const auto over = [](auto& part) {
+      int done = 0;
+      return !succeeded(MPI_Test(&part.request, &done, MPI_STATUS_IGNORE)) || done != 0;
+    };
+    while (!sent_withdrawals_.empty() && over(sent_withdrawals_.front())) sent_withdrawals_.pop_front();
+    std::erase_if(dropped_, over);
+    for (const auto& [place, count] : withdrawals_) drop(place.first, place.second);
   }
   Failure receive_into(std::size_t slot) {
     const int code = MPI_Irecv(incoming_->frames[slot].bytes.get(), frame_bytes, MPI_BYTE, MPI_ANY_SOURCE,
@@ -199,6 +302,11 @@ class MpiWire final : public processes::Wire {
   std::int32_t last_tag_ = 0;
   std::unique_ptr<Incoming, LeaveToMpi> incoming_{std::make_unique<Incoming>().release()};
   std::size_t next_ = 0;
+  std::vector<Withdrawn> withdrawn_;
+  std::deque<Sent> sent_withdrawals_;
+  std::map<std::pair<int, int>, int>
+      withdrawals_;  ///< by peers, of a rank and its tag: how many are not over
+  std::vector<Dropped> dropped_;
 };
 
 }  // namespace

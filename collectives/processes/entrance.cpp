@@ -24,6 +24,11 @@
 namespace sherd::processes {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+/// For one address.
+constexpr std::chrono::seconds connecting_time{5};
+
 /// Differs between machines, also between two with one name.
 std::string machine_name() {
   char name[40] = {};
@@ -159,28 +164,40 @@ void prepare_socket(int fd) {
 namespace {
 
 /// Milliseconds until `end`, as poll takes them; 0 when it has come, -1 where there is none.
-int milliseconds_until(Deadline end) {
+int milliseconds_until(Vigil::Deadline end) {
   if (!end) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*end - std::chrono::steady_clock::now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now());
   return static_cast<int>(std::max(left.count(), std::chrono::milliseconds::rep{0}));
 }
 
-/// Waits for events on a socket; false at `end`.
-bool wait_for(int fd, short events, Deadline end) {
-  for (;;) {
-    pollfd ready{fd, events, 0};
-    const int patience = milliseconds_until(end);
-    const int found = ::poll(&ready, 1, patience);
-    if (found > 0 || (found < 0 && errno != EINTR)) return true;
-    if (patience == 0) return false;
-  }
+}  // namespace
+
+bool wait_for(std::vector<pollfd>& own, const Vigil& vigil) {
+  const std::size_t count = own.size();
+  if (vigil.watch) vigil.watch(own);
+  const int patience = milliseconds_until(vigil.end);
+  const int found = ::poll(own.data(), own.size(), patience);
+  const auto has_news = [](const pollfd& socket) { return socket.revents != 0; };
+  if (found > 0 && std::any_of(own.begin() + static_cast<std::ptrdiff_t>(count), own.end(), has_news))
+    vigil.look();
+  own.resize(count);
+  return found > 0 || patience != 0;
+}
+
+namespace {
+
+/// Waits for events on a socket; false at the end.
+bool wait_for(int fd, short events, const Vigil& vigil) {
+  for (std::vector<pollfd> own(1); wait_for(own = {{fd, events, 0}}, vigil);)
+    if (own[0].revents != 0) return true;
+  return false;
 }
 
 /// Calls `move(at, left)`, which returns what `send` does, until all is moved.
 template <class Move>
-bool move_all(int fd, std::size_t bytes, short events, Deadline end, const Move& move) {
+bool move_all(int fd, std::size_t bytes, short events, const Vigil& vigil, const Move& move) {
   for (std::size_t done = 0; done < bytes;) {
-    if (!wait_for(fd, events, end)) return false;
+    if (!wait_for(fd, events, vigil)) return false;
     const auto moved = move(done, bytes - done);
     if (moved > 0) done += static_cast<std::size_t>(moved);
     if (moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR)) return false;
@@ -200,7 +217,14 @@ bool meets_itself(int fd) {
 
 }  // namespace
 
-Descriptor connect_to(std::uint32_t address, std::uint16_t port, std::chrono::milliseconds patience) {
+Vigil Vigil::at_most(std::chrono::steady_clock::duration time) const {
+  Vigil shorter = *this;
+  const auto then = Clock::now() + time;
+  if (!end || then < *end) shorter.end = then;
+  return shorter;
+}
+
+Descriptor connect_to(std::uint32_t address, std::uint16_t port, const Vigil& vigil) {
   Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.open()) return fd;
   // So that who is to listen there can, also while this socket has the port.
@@ -211,7 +235,7 @@ Descriptor connect_to(std::uint32_t address, std::uint16_t port, std::chrono::mi
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a) != 0) error = errno;
   if (error == EINPROGRESS || error == EINTR) {  // also after a signal it goes on
     socklen_t length = sizeof error;
-    if (!wait_for(fd.get(), POLLOUT, std::chrono::steady_clock::now() + patience))
+    if (!wait_for(fd.get(), POLLOUT, vigil.at_most(connecting_time)))
       error = ETIMEDOUT;
     else if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0)
       error = errno;
@@ -222,37 +246,42 @@ Descriptor connect_to(std::uint32_t address, std::uint16_t port, std::chrono::mi
   return fd;
 }
 
-bool send_all(int fd, const void* data, std::size_t bytes, Deadline end) {
-  return move_all(fd, bytes, POLLOUT, end, [&](std::size_t at, std::size_t left) {
+bool send_all(int fd, const void* data, std::size_t bytes, const Vigil& vigil) {
+  return move_all(fd, bytes, POLLOUT, vigil, [&](std::size_t at, std::size_t left) {
     return ::send(fd, static_cast<const char*>(data) + at, left, MSG_NOSIGNAL | MSG_DONTWAIT);
   });
 }
-bool receive_all(int fd, void* data, std::size_t bytes, Deadline end) {
-  return move_all(fd, bytes, POLLIN, end, [&](std::size_t at, std::size_t left) {
+bool receive_all(int fd, void* data, std::size_t bytes, const Vigil& vigil) {
+  return move_all(fd, bytes, POLLIN, vigil, [&](std::size_t at, std::size_t left) {
     return ::recv(fd, static_cast<char*>(data) + at, left, MSG_DONTWAIT);
   });
 }
 
-void welcome(int listener, std::size_t greeting,
-             const std::function<bool(Descriptor& socket, const std::byte* said)>& admit,
-             const std::function<bool()>& enough, Deadline end) {
+void welcome(int listener, const Guests& guests, const Vigil& vigil) {
   std::deque<Visitor> visitors;
   const auto settle = [&](Visitor& visitor) {
     if (!visitor.greets()) {
       if (visitor.gone) visitor.refuse("ends without the greeting of this job's processes");
       return visitor.gone;
     }
-    if (!admit(visitor.socket, visitor.said.data()))
-      visitor.refuse("does not greet as one of this job's processes");
+    const std::string why_not = guests.admit(visitor.socket, visitor.said.data());
+    if (!why_not.empty()) visitor.refuse(why_not);
     return true;
   };
-  while (!enough()) {
-    const int patience = milliseconds_until(end);
-    if (patience == 0) return;
+  const auto start = Clock::now();
+  const Vigil silent = vigil.end
+                           ? vigil.at_most(std::min<Clock::duration>(before_naming, (*vigil.end - start) / 2))
+                           : vigil.at_most(before_naming);
+  bool named = false;
+  while (!guests.enough()) {
     std::vector<pollfd> waiting = {{listener, POLLIN, 0}};
     for (const Visitor& visitor : visitors) waiting.push_back({visitor.socket.get(), POLLIN, 0});
-    if (::poll(waiting.data(), waiting.size(), patience) < 0) continue;
-    let_in(listener, greeting, visitors);
+    if (!wait_for(waiting, named ? vigil : silent)) {
+      if (std::exchange(named, true)) return;
+      write_log(LogLevel::warning, "processes: after {:.2g} s {}",
+                std::chrono::duration<double>(Clock::now() - start).count(), guests.missing());
+    }
+    let_in(listener, guests.greeting, visitors);
     std::erase_if(visitors, settle);
     for (; visitors.size() > most_visitors; visitors.pop_front()) visitors.front().refuse(says_nothing);
   }
@@ -270,50 +299,53 @@ Entrance::Entrance(Reach reach, std::string_view whose) : whose_(whose) {
   door_.token = draw_token();
 }
 
-Descriptor Entrance::reach(const Door& to, int process) const {
+Descriptor Entrance::reach(const Door& to, int process, const Vigil& vigil) const {
   std::vector<std::uint32_t> numbers;
   if (to.machine == door_.machine) numbers.push_back(htonl(INADDR_LOOPBACK));
   for (std::uint32_t number : to.addresses)
     if (number != 0) numbers.push_back(number);
   for (std::uint32_t number : numbers)
-    if (Descriptor fd = connect_to(number, to.port); fd.open()) return fd;
+    if (Descriptor fd = connect_to(number, to.port, vigil); fd.open()) return fd;
   fail<StateError>(
       "processes: {} cannot reach process {} on its port {}; let the machines' processes connect", whose_,
       process, ntohs(to.port));
 }
 
-std::vector<Descriptor> Entrance::connect(int process, std::span<const Door> doors,
-                                          std::chrono::milliseconds time) {
-  const auto end = std::chrono::steady_clock::now() + time;
+std::vector<Descriptor> Entrance::connect(int process, std::span<const Door> doors, const Vigil& vigil) {
+  const auto start = Clock::now();
   const std::array<char, 16> token = doors[0].token;
   std::vector<Descriptor> sockets(doors.size());
   for (int p = 0; p < process; ++p) {
-    Descriptor fd = reach(doors[static_cast<std::size_t>(p)], p);
+    Descriptor fd = reach(doors[static_cast<std::size_t>(p)], p, vigil);
     const Hello hello{token, process};
-    check<StateError>(send_all(fd.get(), &hello, sizeof hello, end),
+    check<StateError>(send_all(fd.get(), &hello, sizeof hello, vigil),
                       "processes: {} cannot greet process {} ({})", whose_, p, system_text(errno));
     sockets[static_cast<std::size_t>(p)] = std::move(fd);
   }
-  const auto admit = [&](Descriptor& socket,
-                         const std::byte* said) {  // those with higher numbers, in any order
-    Hello hello;
+  const auto admit = [&](Descriptor& socket, const std::byte* said) -> std::string {
+    Hello hello;  // of those with higher numbers, in any order
     std::memcpy(&hello, said, sizeof hello);
-    if (hello.token != token || hello.process <= process || hello.process >= static_cast<int>(doors.size()))
-      return false;
+    if (hello.token != token) return "does not know the word of this job's processes";
+    if (hello.process <= process || hello.process >= static_cast<int>(doors.size()))
+      return fmt::format("greets as process {}, for which nobody waits", hello.process);
     Descriptor& place = sockets[static_cast<std::size_t>(hello.process)];
-    if (place.open()) return false;
+    if (place.open()) return fmt::format("greets as process {}, which has come", hello.process);
     place = std::move(socket);
-    return true;
+    return {};
   };
   const auto first_missing = [&] {
     return std::find_if_not(sockets.begin() + process + 1, sockets.end(),
                             [](const Descriptor& socket) { return socket.open(); });
   };
-  welcome(listener_.get(), sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, end);
+  const auto missing = [&] {
+    return fmt::format("process {} has not connected to {}", first_missing() - sockets.begin(), whose_);
+  };
+  welcome(listener_.get(), {sizeof(Hello), admit, [&] { return first_missing() == sockets.end(); }, missing},
+          vigil);
   listener_.close();
-  check<StateError>(first_missing() == sockets.end(),
-                    "processes: process {} has not connected to {} within {} s; look whether it has ended",
-                    first_missing() - sockets.begin(), whose_, time.count() / 1000);
+  if (first_missing() != sockets.end())
+    fail<StateError>("processes: {} within {:.2g} s; look whether it has ended", missing(),
+                     std::chrono::duration<double>(Clock::now() - start).count());
   for (const Descriptor& socket : sockets)
     if (socket.open()) prepare_socket(socket.get());
   return sockets;

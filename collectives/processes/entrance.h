@@ -1,6 +1,8 @@
 // How the processes of a job connect to each other over TCP, and nobody else to them.
 #pragma once
 
+#include <poll.h>
+
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -47,32 +49,51 @@ enum class Reach : std::uint8_t { this_machine, network };
 /// Listens on `port` (host order; 0: any), which then has its number; not open, with `errno`, where it
 /// cannot.
 Descriptor listen_on(Reach reach, std::uint16_t& port);
-/// A connection to one address (IPv4 and port in network order), whose calls do not wait; not open, with
-/// `errno`, where there is none within `patience`: an address that only the other machine's own network has
-/// may answer nothing at all.
-Descriptor connect_to(std::uint32_t address, std::uint16_t port,
-                      std::chrono::milliseconds patience = std::chrono::seconds(5));
-/// How long to wait for all processes of a job.
-constexpr std::chrono::minutes meeting_time{5};
-
 /// Keep-alive, since a machine that is switched off sends no end, while the kernel of a stopped process still
 /// answers; nothing waits to fill a packet, nor for the peer.
 void prepare_socket(int fd);
-using Deadline = std::optional<std::chrono::steady_clock::time_point>;
-/// Sends or receives all of it, waiting; false when the peer ends the connection, or at the deadline.
-bool send_all(int fd, const void* data, std::size_t bytes, Deadline end = {});
-bool receive_all(int fd, void* data, std::size_t bytes, Deadline end = {});
+/// Until when one waits, and whom one looks at meanwhile.
+struct Vigil {
+  using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+  Deadline end{};
+  std::function<void(std::vector<pollfd>&)> watch{};  ///< appends sockets; none where it is empty
+  std::function<void()> look{};  ///< called when something has come there; what it throws ends the waiting
+
+  /// Of `time` from now on.
+  static Vigil of(std::chrono::milliseconds time) { return {std::chrono::steady_clock::now() + time}; }
+  /// The same until `time` from now on, if that comes first.
+  Vigil at_most(std::chrono::steady_clock::duration time) const;
+};
+/// Waits until something is at `own` or at whom the vigil looks, which is looked at; false at the end.
+bool wait_for(std::vector<pollfd>& own, const Vigil& vigil);
+/// How long to wait for all processes of a job to come.
+constexpr std::chrono::minutes meeting_time{5};
+/// After so long it is logged who is missing, or after half of the time that there is.
+constexpr std::chrono::seconds before_naming{10};
+
+/// A connection to one address (IPv4 and port in network order), whose calls do not wait; not open, with
+/// `errno`, where there is none within 5 s: an address that only the other machine's own network has may
+/// answer nothing at all.
+Descriptor connect_to(std::uint32_t address, std::uint16_t port, const Vigil& vigil = {});
+/// Sends or receives all of it, waiting; false when the peer ends the connection, or at the end.
+bool send_all(int fd, const void* data, std::size_t bytes, const Vigil& vigil = {});
+bool receive_all(int fd, void* data, std::size_t bytes, const Vigil& vigil = {});
 /// What the system says about `error`.
 std::string system_text(int error);
 /// 16 random bytes that nobody guesses.
 std::array<char, 16> draw_token();
 
-/// Accepts connections at a listening socket until `enough`, or until `end`. Each has to begin with
-/// `greeting` bytes; `admit` takes the connection over whose bytes are right, or leaves it. Strangers, silent
-/// or not, delay nobody: they are refused, and logged.
-void welcome(int listener, std::size_t greeting,
-             const std::function<bool(Descriptor& socket, const std::byte* said)>& admit,
-             const std::function<bool()>& enough, Deadline end = {});
+/// Who is let in at a listening socket.
+struct Guests {
+  std::size_t greeting;  ///< bytes with which each has to begin
+  /// Takes the connection over whose bytes are right and returns ""; else why it is not let in.
+  std::function<std::string(Descriptor& socket, const std::byte* said)> admit;
+  std::function<bool()> enough;
+  std::function<std::string()> missing;  ///< who has not come, in words: logged once it takes long
+};
+/// Accepts connections until there are enough, or until the end. Strangers, silent or not, delay nobody: they
+/// are refused, and logged.
+void welcome(int listener, const Guests& guests, const Vigil& vigil = {});
 
 /// A process's own listening socket, on a port that the system chooses. StateError where a socket cannot be
 /// made or reached.
@@ -83,12 +104,12 @@ class Entrance {
   const Door& door() const { return door_; }
   /// Connects to all others; every process calls it with the doors of all, in order. Returns a prepared
   /// socket for each; none in its own place. Then nobody listens any more. StateError when one does not come
-  /// within `time`, because it has ended.
+  /// in time.
   std::vector<Descriptor> connect(int process, std::span<const Door> doors,
-                                  std::chrono::milliseconds time = meeting_time);
+                                  const Vigil& vigil = Vigil::of(meeting_time));
 
  private:
-  Descriptor reach(const Door& to, int process) const;
+  Descriptor reach(const Door& to, int process, const Vigil& vigil) const;
 
   std::string_view whose_;
   Door door_{};

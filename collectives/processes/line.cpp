@@ -32,7 +32,7 @@ class Stepping {
 }  // namespace
 
 ProcessLine::ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<GroupCore> core, LineId id)
-    : process_(std::move(process)), core_(std::move(core)), id_(id), calls_(depth) {
+    : process_(std::move(process)), core_(std::move(core)), id_(id), calls_(depth), tags_(open_at_peers) {
   if (id.source < 0) {
     processes_ = core_->members;
     self_ = static_cast<std::size_t>(core_->rank);
@@ -51,16 +51,37 @@ ProcessLine::ProcessLine(std::shared_ptr<Process> process, std::shared_ptr<Group
 ProcessLine::~ProcessLine() {
   process_->remove(id_);
   if (route_ && route_->way() == DeviceRoute::Way::network) leave_device();
-  Abandoned left;
-  const auto leave = [](std::vector<Wire::Ticket>& to, const std::vector<Message>& messages) {
-    for (const Message& m : messages) to.push_back(m.ticket);
-  };
-  leave(left.receives, receives_);
+  Abandoned left{.core = core_, .receives = {}, .sends = {}, .keep = {}};
+  for (const Message& m : receives_) left.receives.push_back(m.ticket);
   for (const Call& c : calls_) {
-    leave(left.sends, c.sends);
+    for (const Message& m : c.sends) left.sends.push_back(leave(m));
     std::ranges::copy(memory_of(c), std::back_inserter(left.keep));
   }
+  if (core_->fault) std::ranges::move(leave_tags(), std::back_inserter(left.sends));
   if (!left.receives.empty() || !left.sends.empty()) process_->abandon(std::move(left));
+  decline();
+}
+
+/// By which peers may not have received what the wire has sent.
+std::vector<Abandoned::Sent> ProcessLine::leave_tags() {
+  std::vector<Abandoned::Sent> left;
+  for (std::uint64_t sequence = posted_ - std::min(posted_, open_at_peers); sequence < posted_; ++sequence)
+    for (std::size_t lane = 0; lane < lanes(); ++lane)
+      for (int round = 0; round < 2 && tags(sequence)[lane] >= 0; ++round)
+        left.push_back({processes_[lane], tags(sequence)[lane] + round, {}});
+  return left;
+}
+
+/// What the call that is under way was to receive.
+void ProcessLine::decline() {
+  const Call& own = call(finished_);
+  if (process_->forked() || stage_ == Stage::calls || !own.device.is_cpu()) return;
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    for (int round = 0; round < own.movement.rounds && lane != self_; ++round) {
+      const std::int64_t bytes = bytes_between(own, round, lane, self_);
+      if (bytes > 0 && (round > 0 || !within_frame(own, bytes)))
+        process_->wire().decline(processes_[lane], header(lane).tag + round);
+    }
 }
 
 /// What the wire may read or write for the call.
@@ -115,7 +136,7 @@ void ProcessLine::fill(Call& call, const Collective& c, const Signature& signatu
   call.moves = (!c.inputs.empty() || !c.outputs.empty()) && device_of(c).type != DeviceType::meta;
   call.element = size_of(signature.dtype);
   call.sends.clear();
-  call.tags.assign(lanes(), 0);
+  tags(posted_).assign(lanes(), -1);
   const bool slices = c.kind == CollectiveKind::all_reduce && signature.total * call.element >= slices_from;
   call.movement = Movement::of(c, static_cast<int>(lanes()), slices ? 2 : 1);
   fill_parts(call, c);
@@ -158,11 +179,11 @@ void ProcessLine::send_to(std::size_t lane, Call& call) {
   const std::int64_t bytes = bytes_between(call, 0, self_, lane);
   const bool eager = within_frame(call, bytes);
   const int to = processes_[lane];
-  if (!eager || call.movement.rounds == 2) call.tags[lane] = process_->next_tags(to);
+  if (!eager || call.movement.rounds == 2) tags(posted_)[lane] = process_->next_tags(to);
   Frame frame = process_->take_frame();
   Header header;
   header.line = id_;
-  header.tag = call.tags[lane];
+  header.tag = tags(posted_)[lane];
   header.sequence = posted_;
   header.bytes = eager ? static_cast<std::uint32_t>(bytes) : 0;
   header.from = process_->rank();
@@ -186,7 +207,7 @@ void ProcessLine::send_to(std::size_t lane, Call& call) {
 /// What does not come within a frame.
 void ProcessLine::send_pieces(std::size_t lane, Call& call) {
   pieces(call, 0, self_, lane, [&](const Part& part, Piece piece) {
-    send_piece(call, lane, call.tags[lane], part.in + piece.source * call.element,
+    send_piece(call, lane, tags(call.sequence)[lane], part.in + piece.source * call.element,
                piece.count * call.element);
   });
 }
@@ -198,7 +219,7 @@ void ProcessLine::send_piece(Call& call, std::size_t lane, int tag, const std::b
     Wire::Ticket ticket;
     const Failure failed = process_->wire().send(processes_[lane], tag, data, std::min(bytes, step), ticket);
     if (!failed.empty()) return break_off(call, lane, failed);
-    call.sends.push_back({ticket, lane});
+    call.sends.push_back({ticket, lane, tag});
   }
 }
 
@@ -209,7 +230,7 @@ void ProcessLine::receive_piece(std::size_t lane, int tag, std::byte* data, std:
     const Failure failed =
         process_->wire().receive(processes_[lane], tag, data, std::min(bytes, step), ticket);
     if (!failed.empty()) return break_off(call(finished_), lane, failed);
-    receives_.push_back({ticket, lane});
+    receives_.push_back({ticket, lane, tag});
   }
 }
 
@@ -381,7 +402,7 @@ void ProcessLine::begin_second_round() {
     if (lane == self_) continue;
     receive_placed(lane, own, 1, header(lane).tag + 1);
     pieces(own, 1, self_, lane, [&](const Part& part, Piece piece) {
-      send_piece(own, lane, own.tags[lane] + 1, part.out + piece.source * own.element,
+      send_piece(own, lane, tags(finished_)[lane] + 1, part.out + piece.source * own.element,
                  piece.count * own.element);
     });
   }
@@ -431,7 +452,8 @@ bool ProcessLine::still_receives() {
     }
     if (over) return true;
     if (!process_->gone(processes_[m.lane], id_.group.run)) return false;
-    process_->abandon({.receives = {m.ticket}, .sends = {}, .keep = memory_of(call(finished_))});
+    process_->abandon(
+        {.core = core_, .receives = {m.ticket}, .sends = {}, .keep = memory_of(call(finished_))});
     return true;
   });
   return !receives_.empty();
@@ -447,7 +469,7 @@ bool ProcessLine::sent(Call& call) {
   std::erase_if(call.sends, [&](Message& m) {
     if (completed(call, m)) return true;
     if (!process_->deaf(processes_[m.lane], id_.group.run)) return false;
-    process_->abandon({.receives = {}, .sends = {m.ticket}, .keep = memory_of(call)});
+    process_->abandon({.core = core_, .receives = {}, .sends = {leave(m)}, .keep = memory_of(call)});
     return true;
   });
   return call.sends.empty() && !broken_;

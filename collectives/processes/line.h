@@ -49,6 +49,9 @@ class ProcessLine final : public Line {
 
  private:
   static constexpr std::uint64_t depth = 8;  ///< calls under way
+  /// Of the calls that a rank has posted, a peer may not have ended so many: it has posted what this one has
+  /// ended.
+  static constexpr std::uint64_t open_at_peers = 2 * depth;
 
   struct Part {
     const std::byte* in;
@@ -69,6 +72,7 @@ class ProcessLine final : public Line {
   struct Message {
     Wire::Ticket ticket;
     std::size_t lane;
+    int tag;
   };
   struct Call {
     std::uint64_t sequence = 0;
@@ -84,7 +88,6 @@ class ProcessLine final : public Line {
     std::vector<Ref<Storage>> inputs, outputs;  ///< as long as they are needed
     std::vector<Landing> landings;              ///< until the rank waits for the call, or one after it
     std::vector<Message> sends;
-    std::vector<int> tags;  ///< of this rank's long payloads, a lane
   };
   /// Of the oldest unfinished call.
   enum class Stage { calls, first_round, inputs_read, second_round, connecting, exchanging, spreading };
@@ -93,6 +96,7 @@ class ProcessLine final : public Line {
   int rank_of(std::size_t lane) const;
   CallPlace place(std::uint64_t sequence) const;
   Call& call(std::uint64_t sequence) { return calls_[sequence % depth]; }
+  std::vector<int>& tags(std::uint64_t sequence) { return tags_[sequence % tags_.size()]; }
   const Header& header(std::size_t lane) const { return inbox_[lane].front().header(); }
 
   bool room();
@@ -142,6 +146,11 @@ class ProcessLine final : public Line {
 
   bool received();
   bool sent(Call& call);
+  Abandoned::Sent leave(const Message& message) const {
+    return {processes_[message.lane], message.tag, {message.ticket}};
+  }
+  std::vector<Abandoned::Sent> leave_tags();
+  void decline();
   bool completed(Call& call, Message& message);
   std::vector<Ref<Storage>> memory_of(const Call& call) const;
   void break_off(const Call& call, std::size_t lane, const Failure& failed);
@@ -162,6 +171,7 @@ class ProcessLine final : public Line {
   std::vector<std::deque<Frame>> inbox_;
   std::vector<std::optional<Signature>> last_;  ///< each lane's last call that is finished here
   std::vector<Call> calls_;
+  std::vector<std::vector<int>> tags_;  ///< by call, of this rank's long payloads, a lane; -1: none
   std::uint64_t posted_ = 0, finished_ = 0, released_ = 0;  // released: memory of calls before it is freed
   std::uint64_t landed_ = 0;                            // what calls before it put on the host lies in place
   bool holds_ = false;                                  // the process knows that some is not

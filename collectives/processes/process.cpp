@@ -99,13 +99,15 @@ void Process::start(const Launch& launch) {
   peers_.resize(static_cast<std::size_t>(wire_->size()));
   watch_ = std::make_unique<Watch>(rank_, size(),
                                    launch.local_size == size() ? Reach::this_machine : Reach::network);
-  const Card own{watch_->door(), draw_group_key()};
-  std::vector<Card> cards(peers_.size());
-  wire_->all_gather(&own, cards.data(), sizeof own);
-  key_ = cards[0].key;
-  std::vector<Door> doors;
-  for (const Card& card : cards) doors.push_back(card.door);
-  watch_->connect(doors);
+  wire_->meet([&](const Vigil& vigil) {
+    const Card own{watch_->door(), draw_group_key()};
+    std::vector<Card> cards(peers_.size());
+    wire_->all_gather(&own, cards.data(), sizeof own);
+    key_ = cards[0].key;
+    std::vector<Door> doors;
+    for (const Card& card : cards) doors.push_back(card.door);
+    watch_->connect(doors, vigil);
+  });
   go_deaf(wire_->open([this](int process) { watch_->cut(process); }));
   throw_if_deaf();
 }
@@ -410,22 +412,40 @@ void Process::abandon(Abandoned left) {
   const auto cancelled = [&](Wire::Ticket& ticket) { return wire_->cancel(ticket).empty(); };
   if (!forked() && !std::ranges::all_of(left.receives, cancelled)) return lose(std::move(left.keep));
   lent_->abandoned.push_back(std::move(left));
-  if (!forked()) std::erase_if(lent_->abandoned, [&](Abandoned& a) { return over(a); });
+  if (!forked()) look_at_abandoned();
 }
 
-/// Whether the wire is done with it, or nobody will know.
+void Process::look_at_abandoned() {
+  std::erase_if(lent_->abandoned, [&](Abandoned& left) {
+    withdraw(left);
+    return over(left);
+  });
+}
+
+/// All members hear of a fault, so none completes a call for want of which another waits.
+void Process::withdraw(Abandoned& left) {
+  for (Abandoned::Sent& sent : left.sends) {
+    const bool ended = peer(sent.to).died || peer(sent.to).goodbye;  // nobody is there to be told
+    if (sent.withdrawn || ended || !(left.core->fault || deaf(sent.to, left.core->id.run))) continue;
+    wire_->withdraw(sent.to, sent.tag, sent.tickets);
+    sent.withdrawn = true;
+  }
+}
+
+/// Whether the wire is done with them, or nobody will know.
+bool Process::over(std::vector<Wire::Ticket>& tickets, Abandoned& left) {
+  std::erase_if(tickets, [&](Wire::Ticket& ticket) {
+    bool over = false;
+    const bool known = wire_->test(ticket, over).empty();
+    if (!known) lose(std::exchange(left.keep, {}));
+    return over || !known;
+  });
+  return tickets.empty();
+}
 bool Process::over(Abandoned& left) {
-  for (std::vector<Wire::Ticket>* tickets : {&left.receives, &left.sends})
-    while (!tickets->empty()) {
-      bool over = false;
-      if (!wire_->test(tickets->back(), over).empty()) {
-        lose(std::move(left.keep));
-        return true;
-      }
-      if (!over) return false;
-      tickets->pop_back();
-    }
-  return true;
+  bool all = over(left.receives, left);
+  for (Abandoned::Sent& sent : left.sends) all = over(sent.tickets, left) && all;
+  return all;
 }
 
 void Process::lose(std::vector<Ref<Storage>> memory) {
@@ -517,6 +537,7 @@ bool Process::progress() {
   if (news) take_news();
   const bool any = receive();
   reap();
+  if (!lent_->abandoned.empty()) look_at_abandoned();
   close_retired();
   return any || news;
 }

@@ -48,7 +48,14 @@ struct Gone {
 
 /// What is under way though its line is gone, and the memory that it uses until it is over.
 struct Abandoned {
-  std::vector<Wire::Ticket> receives, sends;
+  struct Sent {
+    int to, tag;
+    std::vector<Wire::Ticket> tickets;
+    bool withdrawn = false;
+  };
+  std::shared_ptr<GroupCore> core;
+  std::vector<Wire::Ticket> receives;
+  std::vector<Sent> sends;
   std::vector<Ref<Storage>> keep;
 };
 
@@ -127,7 +134,8 @@ class Process : public std::enable_shared_from_this<Process> {
   void remove(const LineId& id);
   /// Takes over a line without a handle whose calls are under way, until they are done or never can be.
   void adopt(std::unique_ptr<ProcessLine> line);
-  /// Takes over what a line leaves that is gone; its memory lives until the wire is done with it.
+  /// Takes over what a line leaves that is gone; its memory lives until the wire is done with it. What peers
+  /// need no more, since the group has failed or their bodies are over, is withdrawn.
   void abandon(Abandoned left);
   /// Keeps memory for as long as the process: the wire does not say whether it still uses it.
   void lose(std::vector<Ref<Storage>> memory);
@@ -186,6 +194,9 @@ class Process : public std::enable_shared_from_this<Process> {
   bool receive();
   void deliver(Frame frame);
   void reap();
+  void look_at_abandoned();
+  void withdraw(Abandoned& left);
+  bool over(std::vector<Wire::Ticket>& tickets, Abandoned& left);
   bool over(Abandoned& left);
   bool to_come(GroupId id) const;
   void forget_dropped();

@@ -11,6 +11,12 @@
 #include "runtime/error.h"
 
 namespace sherd::processes {
+namespace {
+
+/// Of groups whose members may still report the fault that they have not heard of.
+constexpr std::size_t most_decided = 256;
+
+}  // namespace
 
 Watch::Watch(int process, int size, Reach reach)
     : process_(process),
@@ -23,8 +29,8 @@ Watch::Watch(int process, int size, Reach reach)
                     system_text(errno));
 }
 
-void Watch::connect(std::span<const Door> doors) {
-  std::vector<Descriptor> sockets = entrance_.connect(process_, doors);
+void Watch::connect(std::span<const Door> doors, const Vigil& vigil) {
+  std::vector<Descriptor> sockets = entrance_.connect(process_, doors, vigil);
   for (std::size_t p = 0; p < peers_.size(); ++p) peers_[p].socket = std::move(sockets[p]);
   // Signals go to the program's own threads.
   sigset_t all, before;
@@ -85,6 +91,8 @@ void Watch::forget(std::uint32_t run) {
 
 void Watch::decide_locked(const Notice& report) {
   if (!decided_.insert(report.group).second) return;
+  // Who reports so late that it is decided again has heard the first decision before the second.
+  if (decided_.size() > most_decided) decided_.erase(decided_.begin());
   Notice fault = report;
   fault.kind = Notice::Kind::fault;
   for (int member : report.members) {

@@ -33,7 +33,7 @@ class Watch {
   const Door& door() const { return entrance_.door(); }
   /// Connects to all others; every process calls it with the doors of all, in order. Strangers who connect
   /// and send nothing, or a wrong token, delay nobody.
-  void connect(std::span<const Door> doors);
+  void connect(std::span<const Door> doors, const Vigil& vigil = Vigil::of(meeting_time));
 
   void send(int process, const Notice& notice);
   /// Says nothing more to a process, which then counts as dead here, and this one there.

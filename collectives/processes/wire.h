@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "collectives/launch.h"
+#include "collectives/processes/entrance.h"
 #include "collectives/processes/frame.h"
 
 namespace sherd::processes {
@@ -30,6 +32,9 @@ class Wire {
   virtual std::int32_t last_tag() const = 0;
   /// Gathers `bytes` bytes of every process in the order of their ranks; waits. Before all else. StateError.
   virtual void all_gather(const void* own, void* all, std::size_t bytes) = 0;
+  /// Calls `connect`, in which all processes connect in another way too, and waits until all have. StateError
+  /// when one ends meanwhile.
+  virtual void meet(const std::function<void(const Vigil&)>& connect) { connect(Vigil::of(meeting_time)); }
   /// From here on frames come. `lost` is called when the connection to a process has ended by which its
   /// frames came, if that is not how its end is noticed anyway.
   virtual Failure open(std::function<void(int process)> lost) = 0;
@@ -47,6 +52,11 @@ class Wire {
   virtual Failure test(Ticket& ticket, bool& over) = 0;
   /// Nobody needs what the ticket receives any more; it will be over soon.
   virtual Failure cancel(Ticket& ticket) = 0;
+  /// Nothing more is sent to `to` by `tag`, and nobody needs there what was: what is not over of it, `sent`,
+  /// will be soon, received or not. Receives there end only by `cancel`.
+  virtual void withdraw(int to, int tag, std::span<const Ticket> sent) = 0;
+  /// Nothing more is received from `from` by `tag`; what was to be is cancelled.
+  virtual void decline(int from, int tag) = 0;
 
   /// Ends the connections, of which all processes have taken leave; whether they use no memory any more.
   virtual bool end() = 0;

@@ -10,6 +10,9 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "collectives/tcp/meeting.h"
@@ -22,7 +25,14 @@ using processes::Descriptor, processes::Door, processes::Failure, processes::Fra
 
 /// What a connection carries. A message is sent when its receiver has asked for it, so it is read to where it
 /// belongs, and no message that nobody asked for stands before a frame.
-enum class Kind : std::uint32_t { frame, request, message };
+enum class Kind : std::uint32_t {
+  frame,
+  request,
+  message,
+  withdrawal,  ///< no message of `tag` comes any more; the answer is
+  farewell,    ///< no request of `tag` comes any more
+  refusal,     ///< the same of requests, and a withdrawal is the answer where one waited for its message
+};
 struct Head {
   Kind kind;
   std::int32_t tag;
@@ -45,8 +55,9 @@ class TcpWire final : public processes::Wire {
     const bool alone = launch.local_size == launch.size;
     processes::Entrance entrance(alone ? processes::Reach::this_machine : processes::Reach::network,
                                  "the wire between the processes");
-    const std::vector<Door> doors = meet(launch, place, entrance.door());
-    std::vector<Descriptor> sockets = entrance.connect(rank_, doors);
+    meeting_.emplace(launch, place, entrance.door());
+    std::vector<Descriptor> sockets;
+    hearing_of_ends([&] { sockets = entrance.connect(rank_, meeting_->doors(), meeting_->vigil()); });
     for (std::size_t p = 0; p < peers_.size(); ++p) {
       peers_[p].socket = std::move(sockets[p]);
       if (!peers_[p].socket.open()) continue;
@@ -65,15 +76,23 @@ class TcpWire final : public processes::Wire {
 
   void all_gather(const void* own, void* all, std::size_t bytes) override {
     auto* to = static_cast<std::byte*>(all);
+    const processes::Vigil& vigil = meeting_->vigil();
     for (const Peer& peer : peers_)
-      if (peer.socket.open()) require(processes::send_all(peer.socket.get(), own, bytes), peer);
+      if (peer.socket.open()) require(processes::send_all(peer.socket.get(), own, bytes, vigil), peer);
     for (Peer& peer : peers_) {
       if (peer.socket.open())
-        require(processes::receive_all(peer.socket.get(), to, bytes), peer);
+        require(processes::receive_all(peer.socket.get(), to, bytes, vigil), peer);
       else
         std::memcpy(to, own, bytes);
       to += bytes;
     }
+  }
+  void meet(const std::function<void(const processes::Vigil&)>& connect) override {
+    hearing_of_ends([&] {
+      connect(meeting_->vigil());
+      meeting_->conclude();
+    });
+    meeting_.reset();
   }
   Failure open(std::function<void(int)> lost) override {
     lost_ = std::move(lost);
@@ -136,6 +155,19 @@ class TcpWire final : public processes::Wire {
     return {};
   }
 
+  void withdraw(int to, int tag, std::span<const Ticket> sent) override {
+    Peer& p = peer(to);
+    if (!p.socket.open() || sent.empty()) return;  // what is over was asked for
+    if (const auto list = p.unasked.find(tag); list != p.unasked.end()) {
+      for (const Outgoing& o : list->second) finish(o.ticket);
+      p.unasked.erase(list);
+    }
+    p.asked.erase(tag);
+    p.withdrawn.insert(tag);
+    queue(to, {{Kind::withdrawal, tag, 0}, nullptr, none});
+  }
+  void decline(int from, int tag) override { queue(from, {{Kind::refusal, tag, 0}, nullptr, none}); }
+
   bool end() override {
     for (Peer& p : peers_) p.socket.close();
     return true;
@@ -146,7 +178,7 @@ class TcpWire final : public processes::Wire {
 
   struct Outgoing {
     Head head;
-    const std::byte* data;  ///< `head.bytes` of them follow; null for a request
+    const std::byte* data;  ///< `head.bytes` of them follow; null where none do
     Ticket ticket;
     std::size_t written = 0;  ///< of head and data
 
@@ -169,14 +201,25 @@ class TcpWire final : public processes::Wire {
     std::deque<Outgoing> out;
     std::map<int, std::deque<Outgoing>> unasked;  ///< messages that were not asked for yet
     std::map<int, int> asked;                     ///< how many messages that are not there yet
+    std::set<int> withdrawn;                      ///< tags of which requests may be on their way
 
     std::size_t held() const { return end - begin; }
   };
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   int number_of(const Peer& p) const { return static_cast<int>(&p - peers_.data()); }
 
+  /// Whatever is felt here of a rank that ends, that rank is named.
+  void hearing_of_ends(const std::function<void()>& act) {
+    try {
+      act();
+    } catch (const StateError&) {
+      meeting_->look_for_the_cause();
+      throw;
+    }
+  }
   void require(bool ok, const Peer& peer) const {
-    check<StateError>(ok, "launch: rank {} ended before all {} processes had met", number_of(peer), size());
+    check<StateError>(ok, "launch: rank {} ended or stopped before all {} processes had met", number_of(peer),
+                      size());
   }
 
   Ticket new_ticket() {
@@ -302,6 +345,17 @@ class TcpWire final : public processes::Wire {
         if (list->second.empty()) p.expected.erase(list);
         return true;
       }
+      case Kind::withdrawal:
+        p.expected.erase(head.tag);
+        queue(number_of(p), {{Kind::farewell, head.tag, 0}, nullptr, none});
+        return true;
+      case Kind::farewell:
+        p.withdrawn.erase(head.tag);
+        return true;
+      case Kind::refusal:
+        if (p.asked.erase(head.tag) > 0)
+          queue(number_of(p), {{Kind::withdrawal, head.tag, 0}, nullptr, none});
+        return true;
     }
     return false;
   }
@@ -318,6 +372,7 @@ class TcpWire final : public processes::Wire {
   }
   /// A process wants the next message of `tag`.
   void ask(Peer& p, int tag) {
+    if (p.withdrawn.contains(tag)) return;
     const auto list = p.unasked.find(tag);
     if (list == p.unasked.end()) {
       ++p.asked[tag];
@@ -338,12 +393,15 @@ class TcpWire final : public processes::Wire {
       for (const Outgoing& o : list) finish(o.ticket);
     p.out.clear();
     p.unasked.clear();
+    p.asked.clear();
+    p.withdrawn.clear();
     if (lost_) lost_(number_of(p));
   }
 
   int rank_;
   std::vector<Peer> peers_;
   Descriptor poll_;
+  std::optional<Meeting> meeting_;  ///< until all are connected
   std::function<void(int)> lost_;
   std::vector<bool> over_;  ///< a ticket
   std::vector<Ticket> free_;

@@ -109,7 +109,7 @@ void Core::fail(Fault fault) {
 void Core::fail_renewal(Fault fault) {
   {
     const std::scoped_lock lock(renewal_.mutex);
-    if (renewal_.first_fault || renewal_.next) return;
+    if (renewal_.first_fault || renewal_.ready.load()) return;
     renewal_.first_fault = std::make_unique<const Fault>(std::move(fault));
     renewal_.fault.store(renewal_.first_fault.get(), std::memory_order_seq_cst);
   }

@@ -94,12 +94,13 @@ class Core : public std::enable_shared_from_this<Core> {
   const Fault* fault() const { return fault_.load(std::memory_order_seq_cst); }
   void fail(Fault fault);
 
-  /// The ranks that have called `renew`, and the new core, which the last of them makes.
+  /// The ranks that have called `renew`, and the new core, which the last of them makes and each takes once.
   struct Renewal {
     explicit Renewal(std::size_t size) : asked(size) {}
     std::vector<std::atomic<std::uint64_t>> asked;  ///< 1 for each rank that came
     std::mutex mutex;
-    std::shared_ptr<Core> next;
+    std::shared_ptr<Core> next;  ///< until all have taken it
+    std::size_t taken = 0;
     std::atomic<bool> ready{false};
     std::unique_ptr<const Fault> first_fault;
     std::atomic<const Fault*> fault{nullptr};  ///< the renewal failed: ranks renew groups in different orders

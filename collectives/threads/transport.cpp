@@ -57,7 +57,7 @@ class ThreadLine final : public Line {
     lines_.all.push_back(this);
   }
   ~ThreadLine() override {
-    if (uses_devices_ && core_.fault() != nullptr) forget();
+    if (core_.fault() != nullptr) forget();
     std::erase(lines_.all, this);
     std::erase(lines_.holding, this);
   }
@@ -180,8 +180,8 @@ class ThreadLine final : public Line {
     if (!inputs && !outputs) return clear(slot);
     free_after_moves(*exchange_.moments, slot.on_device->device, [&] { clear(slot); });
   }
-  /// After a fault peers begin to read nothing more: what slots hold is given back on this rank's own thread,
-  /// which knows what its devices still do with it.
+  /// After a fault peers begin to read nothing more: what slots hold is given back with the line, though
+  /// others may keep the group, and on this rank's own thread, which knows what its devices still do with it.
   void forget() noexcept {
     try {
       drain_own();
@@ -341,8 +341,7 @@ class ThreadLine final : public Line {
           if (out != from) copies.push_back({out, from, devices[lane], static_cast<std::size_t>(bytes)});
         });
     if (!copies.empty()) queue.copy(copies);
-    if (!combinations.empty())
-      queue.combine(own.signature.dtype, own.reduction, combinations, devices);
+    if (!combinations.empty()) queue.combine(own.signature.dtype, own.reduction, combinations, devices);
     DeviceEvent& moved = *moments.moved[static_cast<std::size_t>(round_)];
     queue.mark(moved);
     own.on_device->latest.store(&moved, std::memory_order_seq_cst);
@@ -627,7 +626,7 @@ class ThreadTransport final : public Transport {
       if (const std::vector<int> gone = gone_ranks(); !gone.empty() && !ready()) raise_gone(gone);
       sleep_until_asked(renewal, ready);
     }
-    auto renewed = std::make_unique<ThreadTransport>(renewal.next, rank_);
+    auto renewed = std::make_unique<ThreadTransport>(take(renewal), rank_);
     renewed->renewed_ = true;
     return renewed;
   }
@@ -666,6 +665,11 @@ class ThreadTransport final : public Transport {
     if (!std::ranges::all_of(renewal.asked, [](const auto& asked) { return asked.load() > 0; })) return;
     renewal.next = std::make_shared<Core>(core_->crew_ref(), core_->seats(), core_->name());
     renewal.ready.store(true, std::memory_order_seq_cst);
+  }
+  /// The last rank to take it leaves none: a group that somebody keeps would keep all that it became.
+  std::shared_ptr<Core> take(Core::Renewal& renewal) {
+    const std::scoped_lock lock(renewal.mutex);
+    return ++renewal.taken == renewal.asked.size() ? std::move(renewal.next) : renewal.next;
   }
   template <class Ready>
   void sleep_until_asked(Core::Renewal& renewal, const Ready& ready) {

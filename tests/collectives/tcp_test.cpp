@@ -106,6 +106,7 @@ void among(int size, const std::function<void(Rank&)>& body) {
   on_threads(size, [&](int rank) {
     Rank own{tcp::connect(launch_of(rank, size), place)};
     own.frames.resize(static_cast<std::size_t>(size));
+    own.wire->meet([](const Vigil&) {});
     body(own);
   });
 }
@@ -150,7 +151,9 @@ TEST_CASE("strangers at the meeting place are refused and logged, and the job co
       const auto come = [&](int rank) {
         Door own{};
         own.port = static_cast<std::uint16_t>(rank);
-        doors[static_cast<std::size_t>(rank)] = tcp::meet(launch_of(rank, size), place, own);
+        tcp::Meeting meeting(launch_of(rank, size), place, own);
+        meeting.conclude();
+        doors[static_cast<std::size_t>(rank)] = meeting.doors();
       };
       std::thread first(come, 0);
       std::vector<Descriptor> strangers;
@@ -175,25 +178,27 @@ TEST_CASE("strangers at the meeting place are refused and logged, and the job co
 
 TEST_CASE("who does not come to the meeting, or is not let in, is named") {
   const MeetingPlace place = new_place();
-  CHECK_THAT(message_of<StateError>([&] { tcp::meet(launch_of(0, 4), place, {}, 10ms); }),
+  CHECK_THAT(message_of<StateError>([&] { tcp::Meeting(launch_of(0, 4), place, {}, 10ms); }),
              ContainsSubstring("1, 2, 3"));
   const std::string unreachable =
-      message_of<StateError>([&] { tcp::meet(launch_of(2, 4), place, {}, 10ms); });
+      message_of<StateError>([&] { tcp::Meeting(launch_of(2, 4), place, {}, 10ms); });
   CHECK_THAT(unreachable, ContainsSubstring("rank 2") && ContainsSubstring(std::to_string(place.port)));
 
   std::uint16_t port = 0;
   const Descriptor taken = listen_on(Reach::this_machine, port);
-  CHECK_THAT(
-      message_of<StateError>([&] { tcp::meet(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
-      ContainsSubstring("cannot listen on MASTER_PORT"));
+  CHECK_THAT(message_of<StateError>(
+                 [&] { tcp::Meeting(launch_of(0, 2), {"127.0.0.1", port, "a token"}, {}, 10ms); }),
+             ContainsSubstring("cannot listen on MASTER_PORT"));
 
   // One with another token hears it at once, and the others meet.
   std::string refused;
-  std::thread host([&] { tcp::meet(launch_of(0, 2), place, {}); });
+  std::thread host([&] { tcp::Meeting(launch_of(0, 2), place, {}).conclude(); });
   refused = message_of<StateError>(
-      [&] { tcp::meet(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
+      [&] { tcp::Meeting(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
   CHECK_THAT(refused, ContainsSubstring("SHERD_JOB_TOKEN"));
-  CHECK(tcp::meet(launch_of(1, 2), place, {}).size() == 2);
+  tcp::Meeting meeting(launch_of(1, 2), place, {});
+  CHECK(meeting.doors().size() == 2);
+  meeting.conclude();
   host.join();
 }
 
@@ -219,7 +224,7 @@ TEST_CASE("a process that ends after the meeting and before it connects is named
   std::array<std::string, 2> told;
   on_threads(2, [&](int process) {
     const auto place = static_cast<std::size_t>(process);
-    told[place] = message_of<StateError>([&] { entrances[place].connect(process, doors, 50ms); });
+    told[place] = message_of<StateError>([&] { entrances[place].connect(process, doors, Vigil::of(50ms)); });
   });
   for (const std::string& text : told) CHECK_THAT(text, ContainsSubstring("process 2 has not connected"));
 }
@@ -316,6 +321,43 @@ TEST_CASE("memory of a message that is cancelled is written no more, and what fo
         wrong += dropped != as_cancelled;
         wrong += kept != second;
         if (!asked_first) both.arrive_and_wait();
+        both.arrive_and_wait();
+      });
+      CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("a message that is withdrawn is over whether it was asked for or not, and what follows comes") {
+  enum class Asked { before, meanwhile, never };
+  for (const Asked asked : {Asked::before, Asked::meanwhile, Asked::never})
+    for (const std::size_t bytes : {std::size_t{10}, std::size_t{8} << 20}) {
+      std::atomic<int> wrong = 0;
+      std::barrier both(2);
+      among(2, [&](Rank& own) {
+        const auto first = content(0, 1, 0, bytes), second = content(0, 1, 1, bytes);
+        if (own.wire->rank() == 0) {
+          const Wire::Ticket sent = own.send(1, 7, first);
+          both.arrive_and_wait();
+          if (asked == Asked::before) own.until_over({sent});
+          const std::array<Wire::Ticket, 1> under_way = {sent};
+          own.wire->withdraw(1, 7, asked == Asked::before ? std::span<const Wire::Ticket>() : under_way);
+          if (asked != Asked::before) own.until_over({sent});
+          own.until_over({own.send(1, 9, second)});
+          both.arrive_and_wait();
+          return;
+        }
+        std::vector<std::byte> early(bytes), kept(bytes);
+        if (asked == Asked::never) both.arrive_and_wait();
+        const Wire::Ticket receiving = asked == Asked::never ? 0 : own.receive(0, 7, early);
+        if (asked != Asked::never) both.arrive_and_wait();
+        own.until_over({own.receive(0, 9, kept)});
+        wrong += kept != second;
+        if (Wire::Ticket ticket = receiving; asked != Asked::never) {
+          if (asked == Asked::meanwhile) own.wire->cancel(ticket);
+          own.until_over({ticket});
+          own.wire->decline(0, 7);
+        }
+        if (asked == Asked::before) wrong += early != first;
         both.arrive_and_wait();
       });
       CHECK(wrong == 0);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "tests/catch.h"
 #include "tests/rank_device.h"
+#include "tests/sanitizer.h"
 
 // What a build without MPI has not.
 #ifndef SHERD_TOOL
@@ -121,6 +123,39 @@ TEST_CASE("survivors of a killed process name it within two seconds") {
   expect_survivors_report(4, "killed_elsewhere");
 }
 
+/// The word behind `before` in what a program printed.
+std::int64_t number_behind(const std::string& before, const std::string& output) {
+  const std::size_t at = output.find(before);
+  return at == std::string::npos ? -1 : std::stoll(output.substr(at + before.size()));
+}
+
+TEST_CASE("whatever a rank is at in a meeting when it is killed, the others name it within two seconds",
+          "[tcp]") {
+  constexpr int ranks = 3, step = sherd::test::sanitized ? 11 : 1;
+  constexpr std::int64_t in_time = (sherd::test::sanitized ? 30 : 2) * std::int64_t{1'000'000'000};
+  for (int victim = 0; victim < ranks; ++victim) {
+    int deaths = 0;
+    for (int call = 1;; call += step) {
+      const Outcome outcome =
+          launch(ranks, std::to_string(victim) + ' ' + std::to_string(call), SHERD_MEETING_KILLS);
+      INFO("rank " << victim << " at its call " << call << ":\n" << outcome.output);
+      const std::int64_t killed = number_behind("killed ", outcome.output);
+      if (killed < 0) {  // it made fewer
+        CHECK(outcome.status == 0);
+        break;
+      }
+      ++deaths;
+      REQUIRE(outcome.verdicts.size() == ranks - 1);
+      for (const std::string& verdict : outcome.verdicts) {
+        const std::int64_t heard = number_behind(verdict.substr(0, std::strlen("verdict 0 ")), verdict);
+        CHECK(heard - killed < in_time);
+        CHECK_THAT(verdict, Catch::Matchers::ContainsSubstring("rank " + std::to_string(victim) + " "));
+      }
+    }
+    CHECK(deaths > 20 / step);
+  }
+}
+
 TEST_CASE("a process that is stopped for a while is only slow") {
   for (int ranks : {2, 3}) expect_all_well(ranks, "stopped");
 }
@@ -140,6 +175,17 @@ TEST_CASE("a random fault beside a process that is stopped: every process hears 
 TEST_CASE("a process that is killed at a random moment is named by all others") {
   for (int seed = 0; seed < 6; ++seed)
     expect_others_report(2 + seed % 4, "random_death " + std::to_string(seed));
+}
+
+TEST_CASE("faults and renewals leave nothing in a process, whatever their number") {
+  for (int ranks : {2, 3}) {
+    expect_all_well(ranks, "fault_memory");
+    expect_all_well(ranks, "fault_memory_small");
+  }
+}
+
+TEST_CASE("ten thousand faults of large calls leave nothing in a process", "[.soak]") {
+  expect_all_well(2, "fault_memory_long");
 }
 
 TEST_CASE("thousands of random faults among processes", "[.soak]") {

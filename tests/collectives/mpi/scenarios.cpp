@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "sherd.h"
+#include "tests/collectives/fault_memory.h"
 #include "tests/collectives/random_faults.h"
 #include "tests/late_device.h"
 #include "tests/rank_device.h"
@@ -505,6 +506,11 @@ void random_faults(std::uint64_t first, std::uint64_t count, const test::Fate& f
   }
 }
 
+void fault_memory(int faults, std::int64_t elements) {
+  if (seed > 0) faults = static_cast<int>(seed);
+  run_ranks(0, [=](World& world) { test::faults_leave_nothing(world, faults, elements); });
+}
+
 void die() { std::raise(SIGKILL); }
 
 const std::map<std::string, void (*)()> scenarios = {
@@ -512,6 +518,9 @@ const std::map<std::string, void (*)()> scenarios = {
     {"bodies", bodies},
     {"dropped", dropped},
     {"fault_elsewhere", fault_elsewhere},
+    {"fault_memory", [] { fault_memory(300, large / 4); }},
+    {"fault_memory_long", [] { fault_memory(10000, large / 4); }},
+    {"fault_memory_small", [] { fault_memory(3000, large / 256); }},
     {"forks", forks},
     {"initial", initial},
     {"killed_before", killed_before},
