@@ -380,6 +380,7 @@ void Engine::fail(Root& root, std::span<const std::shared_ptr<ParameterGroup>> g
 void Engine::unshard(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
+  check_steps(group);
   if (plan_.made() &&
       plan_.concerns(gathered)) {  // once a backward: whether it was read is this rank's alone
     gather_up_to(plan_.turn_of(gathered), &gathered);
@@ -400,6 +401,7 @@ void Engine::unshard(ParameterGroup& group) {
 }
 
 void Engine::demand(Gathered& gathered) {
+  check_steps(gathered.group());
   if (plan_.made() || !gathered.group().root()->now) gathered.check_unwritten();
   if (plan_.made() && plan_.concerns(gathered)) {
     gather_up_to(plan_.turn_of(gathered), &gathered);
@@ -489,9 +491,11 @@ void Engine::tell_units() const {
   for (const auto& gathered : plan_.gathereds())
     if (const Root* root = gathered->group().root().get(); std::ranges::find(roots, root) == roots.end())
       roots.push_back(root);
-  for (const Root* root : roots)
+  for (const Root* root : roots) {
+    check_backward(root->units);
     for (const auto& weak : root->units)
       if (const auto unit = weak.lock()) unit->begin_backward(plan_);
+  }
 }
 
 /// Posts the gathers up to `end`. What this rank's graph does not read is posted for the peers.
@@ -635,6 +639,7 @@ void Engine::finish(std::uint64_t run) {
   }
   if (!stepping)
     for (const auto& group : groups) group->gradients().commit();
+  early.over();
   const Plan done = std::exchange(plan_, {});
   for (const auto& gathered : done.gathereds()) gathered->end(Lease::backward);
   std::vector<Gradients::Added> added;  // of all groups before the first hook, which may throw
@@ -646,6 +651,7 @@ void Engine::finish(std::uint64_t run) {
 
 void Engine::abort(std::uint64_t run) noexcept {
   if (plan_.run != run) return;
+  EarlySteps::current().broke_off();
   const Plan failed = std::exchange(plan_, {});
   for (const auto& list : {failed.groups(), failed.begun})
     for (const auto& group : list) {

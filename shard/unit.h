@@ -160,6 +160,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   void requires_grad_changed(const nn::Parameter& parameter) override;
   void member_moved(const nn::Parameter& parameter, const nn::Parameter* from,
                     const Slot& to) noexcept override;
+  nn::Parameter stepped_as(const nn::Parameter& parameter) const override;
 
  private:
   void bind(Members& members);
@@ -195,6 +196,7 @@ class Unit final : public nn::ModuleExtension, public nn::ParameterOwner {
   std::vector<BufferCast> buffer_casts_;
   bool casts_buffers_ = false;  ///< of this unit or one below, as a root
   bool took_over_ = false, abandoned_ = false;
+  StepCheck step_check_{};         ///< as a root
   int running_ = 0;                ///< forwards under way
   bool backward_to_come_ = false;  ///< of the last forward
   std::string changed_{};          ///< whose values were replaced while its whole was kept for a backward
