@@ -35,7 +35,7 @@ struct CollectiveState {
   Subscribers<std::function<void()>> before;
   bool told = false;  ///< those are running
   Subscribers<std::function<void(const Group&)>> renewed;
-  std::uint64_t calls = 0;
+  std::uint64_t calls = 0, renewals = 0;
 
   static CollectiveState& current() { return Context::current().slot<CollectiveState>(); }
   void log(const GroupEnd& group, const Collective& c) const {
@@ -72,6 +72,7 @@ Subscription after_renewals(std::function<void(const Group&)> act) {
   return CollectiveState::current().renewed.add(std::move(act));
 }
 std::uint64_t collective_calls() { return CollectiveState::current().calls; }
+std::uint64_t renewals() { return CollectiveState::current().renewals; }
 
 // ---- one rank's end ----
 
@@ -184,6 +185,7 @@ bool GroupEnd::observed() const { return !state_.interceptions.empty() || !state
 void GroupEnd::renew() {
   check_thread();
   transport_ = home_->keep(transport_->renew());
+  ++state_.renewals;
   const Group group(shared_from_this());
   state_.renewed.each([&](const auto& act) { act(group); });
 }

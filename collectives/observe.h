@@ -54,6 +54,8 @@ class SHERD_API OrderLog {
 [[nodiscard]] SHERD_API Subscription before_calls(std::function<void()> act);
 /// `act` runs when the calling rank has renewed a group.
 [[nodiscard]] SHERD_API Subscription after_renewals(std::function<void(const Group&)> act);
+/// Number of renewals of groups by the calling rank.
+SHERD_API std::uint64_t renewals();
 
 /// Number of calls that the calling rank has posted so far, over all its groups.
 SHERD_API std::uint64_t collective_calls();

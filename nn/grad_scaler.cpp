@@ -4,6 +4,12 @@
 #include <array>
 #include <cmath>
 
+#include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
+#include "autograd/node.h"
+#include "collectives/observe.h"
+#include "nn/shared_gradients.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/given.h"
@@ -67,6 +73,40 @@ std::vector<Group> ranks_of(const Optimizer& optimizer) {
   return groups;
 }
 
+/// The same, and those of replicas whose gradients are averaged.
+std::vector<Group> sharers_of(const Optimizer& optimizer) {
+  std::vector<Group> groups = ranks_of(optimizer);
+  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
+    for (const Parameter& p : optimizer.parameters(g))
+      if (const auto* shared = dynamic_cast<const SharedGradients*>(sink_of(p.local())))
+        if (std::ranges::find(groups, shared->ranks()) == groups.end()) groups.push_back(shared->ranks());
+  return groups;
+}
+
+/// What a rank's scaler has come to.
+struct Standing {
+  double updates, scale, tracker, unlike;
+};
+
+/// The one with most updates of a group's, and whether they are unlike.
+Standing foremost_of(const Group& group, const Standing& mine) {
+  constexpr std::int64_t words = 4;
+  const Tensor all = empty({group.size() * words}, {DType::f64, Device::cpu()});
+  group.all_gather(
+      all,
+      Tensor::from<double>({mine.updates, mine.scale, mine.tracker, mine.unlike}, {words}, Device::cpu()),
+      {.label = "GradScaler after renew"});
+  const std::vector<double> of_all = all.to_vector<double>();
+  Standing first{-1, 0, 0, 0};
+  double unlike = 0;
+  for (std::size_t i = 0; i < of_all.size(); i += words) {
+    if (of_all[i + 3] != 0 || !std::equal(of_all.begin(), of_all.begin() + 3, &of_all[i])) unlike = 1;
+    if (of_all[i] > first.updates) first = {of_all[i], of_all[i + 1], of_all[i + 2], 0};
+  }
+  first.unlike = unlike;
+  return first;
+}
+
 /// 1 where any is inf or NaN, on any rank; 0-d f32.
 Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, std::span<const Group> ranks,
                       Device device) {
@@ -84,7 +124,7 @@ Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64
 
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
+GradScaler::GradScaler(GradScalerOptions options) : options_(options), renewals_(renewals()) {
   check_options(options_);
   scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
@@ -110,6 +150,31 @@ void GradScaler::divide(const Tensor& gradient) const {
     copy_(gradient, mul(to(gradient, DType::f32), to(factor, DType::f32)));
 }
 
+/// What was begun before a fault is begun anew.
+void GradScaler::forget_faulty_round() {
+  if (renewals_ != renewals()) rounds_.clear();
+}
+
+/// After a fault, before gradients are divided.
+void GradScaler::agree(Optimizer& optimizer) {
+  const std::uint64_t now = renewals();
+  if (renewals_ == now || capturing()) return;
+  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(), 0};
+  Standing first = mine;
+  for (const Group& group : sharers_of(optimizer)) first = foremost_of(group, first);
+  renewals_ = now;
+  if (first.unlike == 0) return;
+  *updates_ = static_cast<std::int64_t>(first.updates);
+  fill_(scale_, first.scale);
+  fill_(tracker_, first.tracker);
+  optimizer.zero_grad();
+  fail<StateError>(
+      "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
+      "here {} updates and a scale of {}, at most {} and {} elsewhere, which all have now; gradients are "
+      "cleared, go on with the next backward",
+      mine.updates, mine.scale, first.updates, first.scale);
+}
+
 GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view call) {
   check<StateError>(used_, "GradScaler::{}: no loss was scaled yet; call scale(loss).backward() before",
                     call);
@@ -117,6 +182,7 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
     for (const Parameter& p : optimizer.parameters(g))
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
+  agree(optimizer);
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
   for (const std::vector<Tensor>& list : lists)
     for (const Tensor& gradient : list) divide(gradient);
@@ -127,6 +193,7 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
 
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!enabled()) return;
+  forget_faulty_round();
   const auto round = rounds_.find(optimizer.lifetime());
   check<StateError>(round == rounds_.end(),
                     "GradScaler::unscale_: this optimizer's gradients were {} since the last update(); call "
@@ -140,6 +207,7 @@ Tensor GradScaler::step(Optimizer& optimizer) {
     optimizer.step();
     return Tensor::scalar(0, {DType::f32, Device::cpu()});
   }
+  forget_faulty_round();
   const auto round = rounds_.find(optimizer.lifetime());
   check<StateError>(round == rounds_.end() || !round->second.stepped,
                     "GradScaler::step: this optimizer has stepped since the last update(); call update() "
@@ -148,6 +216,11 @@ Tensor GradScaler::step(Optimizer& optimizer) {
   optimizer.step_unless(now.found);
   now.stepped = true;
   return now.found;
+}
+
+void GradScaler::count_update() const {
+  if (capturing()) repeat_in_replays([updates = updates_] { ++*updates; });
+  ++*updates_;
 }
 
 void GradScaler::update() {
@@ -164,6 +237,7 @@ void GradScaler::update() {
   const Tensor after = where(logical_and(due, is_scale(grown)), grown, scale_);
   copy_(scale_, where(logical_and(skipped, is_scale(less)), less, where(skipped, scale_, after)));
   copy_(tracker_, where(logical_or(skipped, due), zeros_like(count), count));
+  count_update();
   rounds_.clear();
 }
 
@@ -171,6 +245,7 @@ void GradScaler::update(double scale) {
   if (!enabled()) return;
   check_scale(scale);
   fill_(scale_, scale);
+  count_update();
   rounds_.clear();
 }
 
@@ -214,6 +289,7 @@ void GradScaler::load_state_dict(const StateDict& state) {
   const NoGrad guard;
   fill_(scale_, values.at("scale"));
   fill_(tracker_, tracker);
+  *updates_ = 0;
   options_ = options;
 }
 

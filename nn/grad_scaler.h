@@ -36,6 +36,9 @@ struct GradScalerOptions {
 /// every skip and every scale. Scale and counts live on the device of the first loss that was scaled. The
 /// optimizers of this library look there whether to skip, so no call waits for the device, and a scaled step
 /// can be captured; for an optimizer that does not, `step` reads it (`Optimizer::step_unless`).
+/// The first `unscale_` or `step` after a rank renewed a group compares scales and updates over those ranks.
+/// Where a fault cost some of them an update, all take the scale of the one with most of them, gradients are
+/// cleared, as they are of unlike scales, and all throw StateError; the next step goes on.
 class SHERD_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
@@ -77,11 +80,16 @@ class SHERD_API GradScaler {
     Tensor found;  ///< 0-d f32: not 0 where a gradient is not finite
   };
   Round& unscaled(Optimizer& optimizer, std::string_view call);
+  void agree(Optimizer& optimizer);
+  void forget_faulty_round();
+  void count_update() const;
   void divide(const Tensor& gradient) const;
 
   GradScalerOptions options_;
-  Tensor scale_, tracker_;                                                ///< 0-d f32, 0-d i64
-  bool used_ = false;                                                     ///< a loss was scaled
+  Tensor scale_, tracker_;                                                     ///< 0-d f32, 0-d i64
+  bool used_ = false;                                                          ///< a loss was scaled
+  std::shared_ptr<std::int64_t> updates_ = std::make_shared<std::int64_t>(0);  ///< since the scale was loaded
+  std::uint64_t renewals_;  ///< of this rank's groups, after which ranks were alike
   std::map<std::weak_ptr<const void>, Round, std::owner_less<>> rounds_;  ///< by lifetime, not by address
 };
 

@@ -485,6 +485,7 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   std::unordered_map<const void*, std::pair<std::string, Tensor>> taken;
   std::unordered_set<std::string> asked;
   std::vector<ParameterOwner*> owners;
+  std::vector<Parameter> loaded;
   std::string of_owners;  // the end of messages about names
   const auto take = [&](const std::string& name, const void* id, const Tensor& into,
                         const std::string& of_owner = "") -> std::optional<Tensor> {
@@ -524,7 +525,10 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
       owners.push_back(p.owner());
       of_owners = of_owner = "; " + p.owner()->explain(p, WholeOf::values);
     }
-    if (const auto from = take(name, p.id(), into, of_owner)) copies.emplace_back(into, *from);
+    if (const auto from = take(name, p.id(), into, of_owner)) {
+      copies.emplace_back(into, *from);
+      loaded.push_back(p);
+    }
   };
   all.on_buffer = [&](const std::string& name, Buffer& b) {
     if (b.persistence() != Persistence::saved) return;
@@ -552,6 +556,7 @@ Mismatch Module::load_state_dict(const StateDict& state, Strict strict) {
   const NoGrad guard;
   for (ParameterOwner* owner : owners) owner->before_write();
   for (const auto& [into, from] : copies) copy_(into, from);
+  for (const Parameter& p : loaded) p.loaded(0);
   for (const auto& [buffer, from] : loads) buffer->load(from);
   Mismatch left;
   for (auto& [id, name] : missing) left.missing.push_back(std::move(name));

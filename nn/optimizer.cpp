@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
 #include "nn/on_meta.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -66,6 +68,25 @@ bool can_replace(const Tensor& given, const Tensor& wanted) {
          !given.requires_grad();
 }
 
+/// A step counts for each parameter that it was to step: what ranks that share one compare after a fault.
+struct Counted {
+  std::vector<Parameter> all{}, written{};
+  bool has_state;  ///< the optimizer keeps some
+
+  void begin() const {
+    for (const Parameter& p : written) p.step_count().broken_off = true;
+  }
+  void end() const {
+    for (const Parameter& p : all) ++p.step_count().steps;
+    for (const Parameter& p : written) {
+      StepCount& count = p.step_count();
+      ++count.written;
+      if (has_state) ++count.state;
+      count.broken_off = false;
+    }
+  }
+};
+
 }  // namespace
 
 Optimizer::Optimizer(std::vector<ParamGroup> groups, std::vector<Option> options)
@@ -97,6 +118,7 @@ void Optimizer::add_param_group(ParamGroup given) {
   }
   group.lr = group.options.at("lr");
   const auto add = [&] {
+    for (const Parameter& p : group.params) p.step_count().state = 0;
     groups_.push_back(std::move(group));
     group_of_.merge(added);
   };
@@ -128,7 +150,9 @@ void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<con
 void Optimizer::step_unless(const Tensor& skip) {
   check<ShapeError>(skip.numel() == 1, "step_unless: takes one element, got shape {}", skip.shape());
   if (!skips_on_device()) {
-    if (skip.item() == 0) step();
+    if (skip.item() == 0) return step();
+    for (const Group& group : groups_)
+      for (const Parameter& p : group.params) ++p.step_count().steps;
     return;
   }
   const NoGrad guard;
@@ -224,8 +248,17 @@ void Optimizer::step_those(std::span<const std::vector<Parameter>> of_groups) {
     for (std::size_t i = 0; i < params.size(); ++i)
       if (slots[i] == nullptr)
         slots[i] = &state_.emplace(params[i].id(), first_state(params[i])).first->second;
+  Counted counted{.has_state = !names.empty()};
+  for (const std::vector<Parameter>& params : of_groups)
+    counted.all.insert(counted.all.end(), params.begin(), params.end());
+  for (const Part& part : parts)
+    counted.written.insert(counted.written.end(), part.params.begin(), part.params.end());
+  if (capturing()) repeat_in_replays([counted] { counted.begin(); });
+  counted.begin();
   for (std::size_t g = 0; g < groups_.size(); ++g)
     if (!parts[g].params.empty()) step_group(groups_[g], parts[g].params, parts[g].slots);
+  if (capturing()) repeat_in_replays([counted] { counted.end(); });
+  counted.end();
 }
 
 /// What `fresh` of an application's own optimizer gives is held against its names.
@@ -468,6 +501,8 @@ void Optimizer::load_state_dict(StateDict given) {
     swap_numbers();
     throw;
   }
+  for (const Group& group : groups_)
+    for (const Parameter& p : group.params) p.step_count().state = 0;
   // Into the memory that is there, which captured steps know.
   for (auto& [id, slots] : state) {
     const auto found = state_.find(id);

@@ -7,6 +7,7 @@
 
 #include "autograd/autograd.h"
 #include "nn/copy_record.h"
+#include "nn/shared_gradients.h"
 #include "runtime/context.h"
 #include "runtime/indexing.h"
 #include "runtime/ops.h"
@@ -33,7 +34,9 @@ struct Cloning {
   /// Of a parameter that an owner keeps, the owner's clone takes the copy over at the end.
   const Parameter& copy(const Parameter& p) {
     Copied& copied = copies[p.id()];
-    if (!copied.to.defined()) copied = {p, Parameter(copy_of(p.local()), p.requires_grad())};
+    if (copied.to.defined()) return copied.to;
+    copied = {p, Parameter(copy_of(p.local()), p.requires_grad())};
+    copied.to.step_count() = p.step_count();
     return copied.to;
   }
 };
@@ -94,6 +97,7 @@ Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()
 }
 
 ParameterOwner::~ParameterOwner() = default;
+SharedGradients::~SharedGradients() = default;
 
 void Parameter::refuse(std::string_view call) {
   fail<StateError>(
@@ -103,6 +107,13 @@ void Parameter::refuse(std::string_view call) {
 Tensor Parameter::data() const {
   const State& s = state("data");
   return s.owner != nullptr ? s.owner->data(*this) : s.used.detach();
+}
+
+Parameter ParameterOwner::stepped_as(const Parameter& parameter) const { return parameter; }
+
+void Parameter::loaded(std::int64_t steps) const {
+  const State& s = state("loaded");
+  (s.owner == nullptr ? *this : s.owner->stepped_as(*this)).step_count().load(steps);
 }
 
 void Parameter::set_owner(Owned owned) {

@@ -3,6 +3,7 @@
 // optimizers hold and tied members share.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,18 @@ class Parameter;
 
 /// Where something whole meets a parameter of which its owner keeps a part.
 enum class WholeOf { values, optimizer_state, gradient, clone };
+
+/// What optimizers did to a parameter, by which the ranks that share it find out that some of them lost a
+/// step (`shard/lost_steps.h`). Alike on all of them.
+struct StepCount {
+  std::int64_t steps = 0;    ///< that were to step it: also without a gradient, and left out (`step_unless`)
+  std::int64_t written = 0;  ///< of these, those that had a gradient, since its values were loaded
+  std::int64_t state = 0;    ///< the same, since the optimizer's state was made or loaded
+  bool broken_off = false;   ///< one of them threw while it wrote
+
+  /// Other values came, of which that many steps were taken.
+  void load(std::int64_t taken) { steps = taken, written = 0, broken_off = false; }
+};
 
 /// The interface of what keeps the values of parameters in a form of its own: a sharded module keeps one
 /// shard for many parameters.
@@ -56,6 +69,8 @@ class SHERD_API ParameterOwner {
   /// in slot `to` now.
   virtual void member_moved(const Parameter& parameter, const Parameter* from,
                             const std::shared_ptr<const Parameter>& to) noexcept = 0;
+  /// What optimizers step in the place of `parameter`: itself, or a flat one that it is in.
+  virtual Parameter stepped_as(const Parameter& parameter) const;
 };
 
 /// A handle on a parameter object. Copies name the same object, which is what `==` compares. A handle made
@@ -95,6 +110,10 @@ class SHERD_API Parameter {
   std::int64_t numel() const { return shape().numel(); }
   DType dtype() const { return local().dtype(); }
   Device device() const { return local().device(); }
+  /// Of a parameter in a flat one, the flat one has it.
+  StepCount& step_count() const { return state("step_count").steps; }
+  /// Other values are there, of which optimizers took that many steps.
+  void loaded(std::int64_t steps) const;
   /// A part of `tensor()`: see runtime/indexing.h.
   Indexed operator[](const At& at) const;
   Indexed operator[](std::initializer_list<At> at) const;
@@ -124,6 +143,7 @@ class SHERD_API Parameter {
     Tensor local, used;
     Shape shape;
     bool requires_grad = true;
+    StepCount steps;
   };
   State& state(std::string_view call) const {
     if (!state_) refuse(call);

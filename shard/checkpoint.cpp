@@ -30,6 +30,7 @@ class SavedSource final : public StateSource {
     const SavedTensor* found = state_.find(name);
     return found == nullptr ? std::nullopt : std::optional<Shape>(found->shape);
   }
+  std::int64_t steps(const std::string& name) const override { return state_.steps(name); }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
     return state_.read(*state_.find(name), begin, numel);
   }
@@ -47,6 +48,7 @@ struct Named {
 /// What one rank's module refuses, all refuse.
 Named state_of(nn::Module& model, const Group& ranks) {
   Named named{model_name, {}};
+  check_steps(model);
   together(ranks, [&] { named.state = sharded_state_dict(model); });
   return named;
 }
@@ -97,6 +99,7 @@ void save(std::span<const Named> states, const Path& folder, const Group& ranks,
   together(ranks, [&] {
     if (pending) finish(*pending, partial, states, me.ranks, options);
   });
+  remember_checkpoint(folder.string());
 }
 
 /// Runs `act`, and puts the name of the file before what it says does not fit.
@@ -156,6 +159,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
     if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
   });
   weights->commit();
+  remember_checkpoint(given.string());
 }
 
 }  // namespace

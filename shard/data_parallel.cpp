@@ -10,11 +10,16 @@
 #include <vector>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
 #include "autograd/node.h"
+#include "nn/shared_gradients.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/anchor.h"
+#include "shard/group.h"
 #include "shard/share.h"
+#include "shard/step_check.h"
 
 namespace sherd::shard {
 namespace {
@@ -25,12 +30,18 @@ std::vector<Tensor> buffers_of(const nn::Module& module) {
   return buffers;
 }
 
+/// How many of these a rank has made.
+struct ReplicasCounter {
+  std::uint64_t last = 0;
+};
+
 }  // namespace
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
 class GradientBuckets final : public GradSink,
                               public nn::ModuleObserver,
+                              public nn::SharedGradients,
                               public std::enable_shared_from_this<GradientBuckets> {
  public:
   /// `buffers`: those to share.
@@ -41,6 +52,8 @@ class GradientBuckets final : public GradSink,
         frozen_(std::move(frozen)),
         buffers_(std::move(buffers)),
         group_(std::move(group)),
+        ranks_{.shard = {}, .replicas = group_, .block = {}},
+        number_(++Context::current().slot<ReplicasCounter>().last),
         channel_(options.channel),
         static_graph_(options.static_graph) {
     std::ranges::reverse(parameters);
@@ -85,6 +98,7 @@ class GradientBuckets final : public GradSink,
                       "register_comm_hook: this data parallel object has a communication hook already");
     hook_ = std::move(hook);
   }
+  const Group& ranks() const override { return group_; }
   bool set_synchronising(bool synchronising) { return std::exchange(synchronising_, synchronising); }
 
   void before_forward(nn::Module&, std::span<Tensor* const>) override {
@@ -123,6 +137,7 @@ class GradientBuckets final : public GradSink,
     next_ = 0;
     if (!run_synchronises_) return;
     const NoGrad guard;
+    check_ranks();
     if (graph_known_) check_graph();
     if (join_) meet(true);
     for (Bucket& bucket : buckets_) fill(bucket);
@@ -175,6 +190,7 @@ class GradientBuckets final : public GradSink,
     const NoGrad guard;
     for (;;) {
       const std::vector<int> before = in_;
+      check_ranks();
       meet(false);
       if (left() == 0) return take_last(before);
       std::vector<Tensor> nothing;
@@ -219,12 +235,13 @@ class GradientBuckets final : public GradSink,
     nn::Parameter parameter;
     Spec spec;
     std::size_t bucket;
-    std::int64_t offset;    ///< in the bucket, in elements
-    bool reached = false;   ///< by the backward under way
-    bool placed = false;    ///< the bucket has something of it in this backward
-    bool unsynced = false;  ///< `.grad` is this rank's own, from backwards without communication
-    bool uses = false;      ///< this rank did in its last average, where the graph is static always
-    bool used = false;      ///< so by any rank
+    std::int64_t offset;      ///< in the bucket, in elements
+    bool reached = false;     ///< by the backward under way
+    bool placed = false;      ///< the bucket has something of it in this backward
+    bool unsynced = false;    ///< `.grad` is this rank's own, from backwards without communication
+    bool uses = false;        ///< this rank did in its last average, where the graph is static always
+    bool used = false;        ///< so by any rank
+    HeldAverages averages{};  ///< in `.grad`
   };
   struct Bucket {
     std::vector<std::size_t> entries;
@@ -289,6 +306,32 @@ class GradientBuckets final : public GradSink,
                         name);
   }
 
+  /// Before the first average after a fault.
+  void check_ranks() {
+    if (capturing()) {  // the first replay after one
+      repeat_in_replays([self = weak_from_this()] {
+        if (const auto buckets = self.lock()) buckets->check_ranks();
+      });
+      return;
+    }
+    if (alone() || !step_check_.due()) return;
+    const std::string model(*module_ == nullptr ? "the module" : (*module_)->type_name());
+    Compared c{"data parallel", model, number_, ranks_, channel_};
+    for (const Entry& entry : entries_) {
+      c.parameters.push_back(entry.parameter);
+      c.gradients.push_back(averages_in(entry));
+    }
+    c.checks = {&step_check_};
+    check_steps(c);
+    shard::check_gradients(c);
+  }
+  /// Zeros are none.
+  static std::int64_t averages_in(const Entry& entry) {
+    const Tensor held = entry.parameter.grad();
+    return held.defined() && held.numel() > 0 && any(not_equal(held, 0)).item() != 0
+               ? entry.averages.number(held)
+               : 0;
+  }
   void check_graph() const {
     for (const Entry& entry : entries_) {
       const bool uses = entry.reached || (entry.unsynced && entry.parameter.grad().defined());
@@ -417,6 +460,7 @@ class GradientBuckets final : public GradSink,
         add_(held, average);
       else
         entry.parameter.set_grad(clone(average));
+      entry.averages.put(entry.parameter.grad(), held.defined());
     }
   }
   /// For each entry, whether any rank has a gradient. Read from the bucket only where this rank has not got
@@ -453,7 +497,10 @@ class GradientBuckets final : public GradSink,
   std::vector<nn::NamedParameter> frozen_;
   std::vector<Tensor> buffers_;  ///< to share, should the module be gone; none: nothing is shared
   Group group_;
+  Ranks ranks_;
+  std::uint64_t number_;
   int channel_;
+  StepCheck step_check_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
   std::unordered_map<const Leaf*, std::size_t> entry_of_;
@@ -505,16 +552,23 @@ DataParallel::DataParallel(nn::Module& module, const Group& group, DataParallelO
   check<ValueError>(options.bucket_bytes > 0, "data parallel: buckets of {} bytes; a bucket has at least one",
                     options.bucket_bytes);
   std::vector<Tensor> all;
+  std::vector<std::int64_t> steps;  // that the values have taken
   std::vector<nn::NamedParameter> trainable, frozen;
   for (const nn::NamedParameter& named : module.named_parameters()) {
     const auto& [name, p] = named;
     check_whole(name, p);
     all.push_back(p.data());
+    steps.push_back(p.step_count().steps);
     (p.requires_grad() ? trainable : frozen).push_back(named);
   }
   std::vector<Tensor> buffers = buffers_of(module);
   all.insert(all.end(), buffers.begin(), buffers.end());
+  const Tensor taken = Tensor::from(steps, {std::ssize(steps)}, Device::cpu());
+  all.push_back(taken);
   share(std::move(all), group, {.label = "replicas", .channel = options.channel});
+  steps = taken.to_vector<std::int64_t>();
+  for (std::size_t i = 0; const nn::NamedParameter& named : module.named_parameters())
+    named.parameter.loaded(steps[i++]);
   if (options.broadcast_buffers == BroadcastBuffers::no) buffers.clear();
   buckets_ = std::make_shared<GradientBuckets>(module, std::move(trainable), std::move(frozen),
                                                std::move(buffers), group, options);

@@ -33,6 +33,9 @@ class EarlySteps {
   void step(ParameterGroup& group, When when);
   /// Tells the owners of parameters that were stepped within the walk, at its end.
   void written(const ParameterGroup& group);
+  /// A backward ends, or throws: what it has stepped then is a part of a step.
+  void over() { stepped_.clear(); }
+  void broke_off() noexcept;
   /// While a step runs.
   bool stepping() const { return stepping_ != nullptr; }
   /// The group of the step that runs within a walk, or null.
@@ -54,7 +57,8 @@ class EarlySteps {
   const std::vector<nn::Parameter>& parameters(Stepper& stepper, const ParameterGroup& group) const;
 
   std::vector<Stepper> steppers_;
-  bool ended_within_ = false;  ///< a scope, the backward
+  std::vector<nn::Parameter> stepped_;  ///< in this backward
+  bool ended_within_ = false;           ///< a scope, the backward
   ParameterGroup* stepping_ = nullptr;
   When when_ = When::at_end;
 };

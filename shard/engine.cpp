@@ -56,6 +56,7 @@ void Engine::renewed(const Group& ranks) {
 void Engine::unshard(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
+  check_steps(group);
   if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(gathered);
   // Once a backward: ranks whose walks come here at unlike steps of the plan make no call of their own.
   gather_up_to(plan().turn_of(gathered));
@@ -63,6 +64,7 @@ void Engine::unshard(ParameterGroup& group) {
 }
 
 void Engine::demand(Gathered& gathered) {
+  check_steps(gathered.group());
   if (walking() && plan().concerns(gathered)) {
     gathered.check_unwritten();
     hold(gathered);
@@ -149,8 +151,11 @@ void Engine::tell_units() const {
   for (const auto& [gathered, until] : plan().held())
     if (const Root* root = gathered->group().root().get(); std::ranges::find(roots, root) == roots.end())
       roots.push_back(root);
-  for (const Root* root : roots)
-    for (const auto& unit : root->units()) unit->begin_backward(plan());
+  for (const Root* root : roots) {
+    const auto units = root->units();
+    check_backward(units);
+    for (const auto& unit : units) unit->begin_backward(plan());
+  }
 }
 
 /// The walk comes to `place`, which is the cursor: what is due before it is done in the order of places,
@@ -309,6 +314,7 @@ void Engine::finish(std::uint64_t run) {
   }
   if (!stepping)
     for (const auto& group : groups) group->gradients().commit();
+  early.over();
   const Plan done = std::move(b->plan);
   backward_.reset();
   for (const auto& [gathered, until] : done.held()) gathered->end(Lease::backward);
@@ -321,6 +327,7 @@ void Engine::finish(std::uint64_t run) {
 
 void Engine::abort(std::uint64_t run) noexcept {
   if (of_run(run) == nullptr) return;
+  EarlySteps::current().broke_off();
   const Backward failed = std::move(*backward_);
   backward_.reset();
   for (const auto& list : {failed.plan.groups(), failed.groups})

@@ -57,10 +57,12 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
     Slot &slot = slots_[i], &before = old.slots_[i];
     slot.unsynced = before.unsynced;
     slot.zeroed = before.zeroed;
+    slot.averages = before.averages;
     if (before.averaged.defined()) slot.averaged = change(before.averaged);
     if (const Tensor grad = slot.leaf.grad(); grad.defined()) slot.shown = grad.storage().id();
   }
   if (old.summed_.defined()) summed_ = to(old.summed_, group_.compute_device());
+  sums_ = old.sums_;
 }
 
 bool Gradients::pending() const { return unreduced_ || (summed_.defined() && group_.switches.all_reducing); }
@@ -393,7 +395,18 @@ bool Gradients::own(std::size_t member) const {
 
 void Gradients::zeroed(std::size_t member) {
   for (Slot& slot : slots_)
-    if (slot.first <= member && member < slot.last) slot.averaged = {}, slot.zeroed = true;
+    if (slot.first <= member && member < slot.last)
+      slot.averaged = {}, slot.averages.clear(), slot.zeroed = true;
+}
+
+std::vector<std::int64_t> Gradients::averages() const {
+  std::vector<std::int64_t> held;
+  for (const Slot& slot : slots_) {
+    const Tensor average = slot.unsynced ? slot.averaged : slot.leaf.grad();
+    held.push_back(slot.leaf.numel() == 0 ? no_number : slot.averages.number(average));
+  }
+  held.push_back(summed_.defined() ? sums_ : 0);
+  return held;
 }
 
 bool Gradients::any(const Slot& slot, std::span<const Tensor> parts) {
@@ -552,6 +565,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
 void Gradients::add_to(Slot& slot, const Tensor& part) {
   const Tensor held = slot.leaf.grad();  // the user's may be of any dtype and lie anywhere
   slot.leaf.set_grad(held.defined() ? add_(to(to(held, part.dtype()), part.device()), part) : part);
+  slot.averages.put(slot.leaf.grad(), held.defined());
   slot.added = true;
   slot.zeroed = false;
 }
@@ -566,6 +580,7 @@ Tensor Gradients::divided(const Tensor& sum) const {
 
 /// What the next backward that goes on to the replicas takes along.
 void Gradients::commit_over_shards() {
+  sums_ = summed_.defined() ? sums_ + 1 : 1;
   summed_ = std::exchange(reduced_, {});
   for (Slot& slot : slots_) end_own_sum(slot);
 }

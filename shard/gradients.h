@@ -2,6 +2,8 @@
 // changes; an abort forgets what came and keeps what earlier backwards left.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +19,32 @@
 namespace sherd::shard {
 
 class ParameterGroup;
+
+/// How many averages a `.grad` holds, as a number that ranks compare after a fault: also of what was written
+/// over them since, as by clipping, which a fault may have kept from some ranks.
+class HeldAverages {
+ public:
+  /// One was put there; `added`: to what was there.
+  void put(const Tensor& grad, bool added) {
+    count_ = added ? count_ + 1 : 1;
+    storage_ = grad.storage().id();
+    version_ = grad.storage().version();
+  }
+  void clear() { count_ = 0; }
+  std::int64_t number(const Tensor& grad) const {
+    if (count_ == 0 || !grad.defined()) return 0;
+    const bool own = grad.storage().id() == storage_;
+    const std::int64_t writes = own ? std::int64_t{grad.storage().version()} - version_ : replaced;
+    return count_ * (replaced + 1) + std::min(writes, replaced);
+  }
+  static std::int64_t count_in(std::int64_t number) { return number / (replaced + 1); }
+
+ private:
+  static constexpr std::int64_t replaced = 999'999;
+  std::int64_t count_ = 0;
+  std::uint64_t storage_ = 0;
+  std::int64_t version_ = 0;
+};
 
 /// A sink whose backwards are the engine's.
 class EngineSink : public GradSink {
@@ -94,6 +122,11 @@ class Gradients final : public EngineSink {
   /// The program sets all gradients of a member to zero: also what `.grad` does not show at the moment.
   void zeroed(std::size_t member);
 
+  /// `HeldAverages::number` of each `.grad`, `no_number` where this rank has no elements; and of how many
+  /// backwards sums wait for replicas.
+  std::vector<std::int64_t> averages() const;
+  void forget_sums() { summed_ = {}; }
+
   // ---- GradSink ----
   void begin(PassInfo pass, Leaf& leaf) override;
   void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override;
@@ -109,6 +142,7 @@ class Gradients final : public EngineSink {
     std::uint64_t shown = 0;  ///< the storage that it was left in
     Tensor averaged{};        ///< what it showed before
     bool added = false;       ///< by this commit
+    HeldAverages averages{};  ///< in `.grad`, if it is one
     bool zeroed = false;      ///< since then
   };
   struct Member {
@@ -157,7 +191,8 @@ class Gradients final : public EngineSink {
   std::vector<Member> members_;
   std::unordered_map<const Leaf*, std::size_t> member_of_;
   bool unreduced_ = false;
-  Tensor summed_;  // as `reduced_`: of backwards since the last sum over replicas
+  Tensor summed_;          // as `reduced_`: of backwards since the last sum over replicas
+  std::int64_t sums_ = 0;  // of how many backwards
 
   Turn turn_ = Turn::to_come;
   int due_ = 0;

@@ -155,6 +155,7 @@ void ParameterGroup::set_root(std::shared_ptr<Root> root, std::string label) {
 void ParameterGroup::take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change) {
   label_ = old.label_;
   switches = old.switches;
+  step_check = old.step_check;
   gradients_.take_over(old.gradients_, change);
 }
 

@@ -11,6 +11,7 @@
 #include "shard/gathered.h"
 #include "shard/gradients.h"
 #include "shard/options.h"
+#include "shard/step_check.h"
 
 namespace sherd::shard {
 
@@ -127,6 +128,7 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
 
   Switches switches{};
+  StepCheck step_check{};
   /// A scope shows its parameters whole: what they are is written there.
   bool summoned = false;
   /// The whole parameters in a precision; one object for both where they are the same.

@@ -171,6 +171,7 @@ void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
                 const std::function<void(const std::string&, const Tensor&)>& on_number,
                 const std::function<void(const std::string&, const nn::Parameter&, const Tensor&)>& on_part) {
   check_optimizer(optimizer);
+  check_steps(all_parameters(optimizer));
   const nn::StateDict state = optimizer.state_dict();
   const Entries own(state.begin(), state.end());
   const std::vector<nn::Parameter> params = all_parameters(optimizer);

@@ -28,6 +28,8 @@ constexpr std::size_t most_index_bytes = std::size_t{1} << 21, most_index_depth 
 constexpr std::string_view run_key = "sherd.run.";
 /// In the metadata of a file without an index: the checksum of the file that it was saved beside.
 constexpr std::string_view beside_key = "sherd.saved_beside";
+/// In a part's metadata: the most steps that optimizers took of one of its parameters.
+constexpr std::string_view steps_key = "sherd.steps";
 
 /// Opens its file for every read, since a process may not have as many files open as there are parts.
 class BrieflyOpen final : public InputFile {
@@ -244,6 +246,16 @@ Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int6
   return all;
 }
 
+std::int64_t SavedState::steps(std::string_view name) const {
+  const SavedTensor* tensor = find(name);
+  if (tensor == nullptr || tensor->runs == 0) return 0;
+  const TensorMetadata& notes = parts_[runs_[tensor->first_run].part].metadata();
+  const auto note = notes.find(std::string(steps_key));
+  const std::vector<std::int64_t> number =
+      note == notes.end() ? std::vector<std::int64_t>() : numbers_in(note->second);
+  return number.size() == 1 ? number[0] : 0;
+}
+
 Signature signature_of(const Path& folder, std::string_view what, FileSystem& files) {
   if (files.exists(folder / index_name))
     return {std::string(index_name), read_index(folder / index_name, what, files).own};
@@ -256,6 +268,9 @@ void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const
   nn::StateDict part;
   TensorMetadata notes;
   if (!beside.empty()) notes.emplace(beside_key, beside);
+  std::int64_t steps = 0;
+  for (const ShardedTensor& t : state) steps = std::max(steps, t.steps);
+  if (steps > 0) notes.emplace(steps_key, std::to_string(steps));
   for (const ShardedTensor& t : state) {
     const ShardedTensor share = share_of(t, rank);
     const std::int64_t numel = share.values.numel();

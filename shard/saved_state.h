@@ -41,6 +41,8 @@ class SHERD_API SavedState {
   /// the whole tensor at once. FileError, ValueError for damaged values and for a dtype that the library
   /// lacks.
   Tensor read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const;
+  /// That optimizers took of the parameters beside which it was saved; 0 where the files do not say.
+  std::int64_t steps(std::string_view name) const;
   /// The file that says what there is: the whole's, or the index.
   FileSystem::Path path() const;
   /// Whether all files were written with checksums; else none was.

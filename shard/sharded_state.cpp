@@ -30,11 +30,21 @@ class RanksSource final : public StateSource {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? std::nullopt : std::optional(found->second->shape);
   }
+  std::int64_t steps(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? 0 : found->second->steps;
+  }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
     const ShardedTensor mine = share_of(*tensors_.at(name), RankOfGroup(ranks_).rank);
     const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
     std::int64_t filled = 0;
-    for (const Owned& run : everyones_runs(mine)) {
+    const std::vector<Owned> runs = everyones_runs(mine);
+    for (const Owned& run : runs) {
+      check<ValueError>(
+          run.steps == runs[0].steps,
+          "{}: of '{}' rank {} has the values of {} steps and rank {} those of {}; take all from one "
+          "state",
+          call_, name, runs[0].rank, runs[0].steps, run.rank, run.steps);
       check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
                         call_, name, filled, run.begin);
       const Tensor part = narrow(whole, 0, run.begin, run.numel);
@@ -50,21 +60,22 @@ class RanksSource final : public StateSource {
 
  private:
   struct Owned {
-    std::int64_t begin, numel;
+    std::int64_t begin, numel, steps;
     int rank;
   };
   /// All runs that have elements, by their begin; the same on every rank.
   std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
-    Tensor bounds = Tensor::from({mine.begin, mine.values.numel()}, {2}, Device::cpu());
+    Tensor bounds = Tensor::from({mine.begin, mine.values.numel(), mine.steps}, {3}, Device::cpu());
     if (ranks_.defined()) {
-      const Tensor all = empty({2 * ranks_.size()}, {DType::i64, Device::cpu()});
+      const Tensor all = empty({3 * ranks_.size()}, {DType::i64, Device::cpu()});
       ranks_.all_gather(all, bounds, {.label = mine.name});
       bounds = all;
     }
     const auto numbers = bounds.to_vector<std::int64_t>();
     std::vector<Owned> runs;
-    for (std::size_t i = 0; i < numbers.size(); i += 2)
-      if (numbers[i + 1] > 0) runs.push_back({numbers[i], numbers[i + 1], static_cast<int>(i / 2)});
+    for (std::size_t i = 0; i < numbers.size(); i += 3)
+      if (numbers[i + 1] > 0)
+        runs.push_back({numbers[i], numbers[i + 1], numbers[i + 2], static_cast<int>(i / 3)});
     std::ranges::stable_sort(runs, {}, &Owned::begin);
     return runs;
   }

@@ -17,6 +17,7 @@ struct ShardedTensor {
   /// Which one this rank is of those that hold the same run, and how many these are. 0: all ranks hold the
   /// whole, and rank 0's counts.
   int replica = 0, replicas = 1;
+  std::int64_t steps = 0;  ///< that optimizers took of a parameter, as `steps_taken`
 };
 /// In the order of members.
 using ShardedStateDict = std::vector<ShardedTensor>;
@@ -32,8 +33,8 @@ SHERD_API ShardedStateDict sharded_optimizer_state(nn::Module& model, const nn::
 
 /// Takes this rank's part of what the ranks of `ranks` hold together: of as many ranks as `state` was made
 /// on, in any layout and strategy. Collective over `ranks`; one tensor at a time is whole on every rank.
-/// ValueError where no rank has some elements; other errors are those of `load_full_state_dict` and
-/// `load_full_optimizer_state`. Nothing is changed when it throws.
+/// ValueError where no rank has some elements, and for runs of unlike steps; other errors are those of
+/// `load_full_state_dict` and `load_full_optimizer_state`. Nothing is changed when it throws.
 SHERD_API void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks);
 SHERD_API void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
                                             const Group& ranks);

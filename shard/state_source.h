@@ -23,6 +23,8 @@ class StateSource {
   virtual std::optional<Shape> shape(const std::string& name) const = 0;
   /// `numel` elements from `begin` on of one that is there: in one dimension, in memory of their own.
   virtual Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const = 0;
+  /// That optimizers took of one; 0 where it is not there or nobody says.
+  virtual std::int64_t steps(const std::string&) const { return 0; }
   /// The end of a message that it lacks `name`: what it has in its place, and the way out.
   virtual std::string instead_of(const std::string& name) const;
 };
@@ -75,6 +77,7 @@ class StagedModel {
   std::vector<std::pair<Tensor, Tensor>> copies_;  // into, from
   std::vector<std::pair<nn::Buffer*, Tensor>> buffers_;
   std::vector<nn::ParameterOwner*> owners_;
+  std::vector<std::pair<nn::Parameter, std::int64_t>> loaded_;  // and their steps
 };
 
 /// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no

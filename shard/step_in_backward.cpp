@@ -66,6 +66,7 @@ void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
 
 void EarlySteps::begin() {
   ended_within_ = false;
+  stepped_.clear();
   for (Stepper& s : steppers_) {
     check_new_groups(s);
     s.known = false;
@@ -103,7 +104,15 @@ void EarlySteps::step(ParameterGroup& group, When when) {
   stepping_ = &group;
   when_ = when;
   for (Stepper& s : steppers_)
-    if (const auto& own = parameters(s, group); !own.empty()) s.optimizer->step(own);
+    if (const auto& own = parameters(s, group); !own.empty()) {
+      stepped_.insert(stepped_.end(), own.begin(), own.end());
+      s.optimizer->step(own);
+    }
+}
+
+void EarlySteps::broke_off() noexcept {
+  for (const nn::Parameter& p : stepped_) p.step_count().broken_off = true;
+  stepped_.clear();
 }
 
 void EarlySteps::written(const ParameterGroup& group) {

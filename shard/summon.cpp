@@ -139,6 +139,7 @@ SummonFullParams::SummonFullParams(nn::Module& module, SummonOptions options)
   check_options(options);
   const std::vector<NamedUnit> units = units_to_summon(module, options.recurse);
   for (const NamedUnit& u : units) check_idle(u);
+  check_steps(module);
   write_back(units);
   for (const NamedUnit& u : units) u.unit->check_gradients();
   for (const NamedUnit& u : units)

@@ -264,6 +264,7 @@ void Unit::join(const Unit& outer, std::string_view name) {
 void Unit::begin_root(nn::Module& root) {
   below_.look(root, *this);
   const auto units = root_->units();
+  check_steps(step_check_, root.type_name(), units);
   for (const auto& unit : units) {
     unit->write_back();
     unit->check_gradients();
@@ -490,6 +491,12 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
       members->group->spec().names[index]);
 }
 
+nn::Parameter Unit::stepped_as(const nn::Parameter& parameter) const {
+  const auto found = places_.find(parameter.id());
+  return found != places_.end() && found->second.members->flat.defined() ? found->second.members->flat
+                                                                         : parameter;
+}
+
 void Unit::member_moved(const nn::Parameter& parameter, const nn::Parameter* from, const Slot& to) noexcept {
   const auto found = places_.find(parameter.id());
   if (found == places_.end()) return;  // a flat parameter is no member's
@@ -507,6 +514,7 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& clo
     copy.group->set_root(nullptr, m.group->label());
     copy.group->switches = m.group->switches;
     copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
+    copy.group->step_check = m.group->step_check;
     for (std::size_t i = 0; i < m.parameters.size(); ++i) {
       copy.parameters.push_back(cloned.object(m.parameters[i]));
       copy.slots.emplace_back();
@@ -516,6 +524,10 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& clo
     members.push_back(std::move(copy));
   }
   auto unit = make(policy_, std::move(members));
+  unit->step_check_ = step_check_;
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (const nn::Parameter& flat = members_[i].flat; flat.defined())
+      unit->members_[i].flat.step_count() = flat.step_count();
   unit->set_synchronising(synchronising_);  // scopes stay with the original
   return unit;
 }

@@ -157,6 +157,7 @@ class Unit final : public nn::ModuleExtension,
   void requires_grad_changed(const nn::Parameter& parameter) override;
   void member_moved(const nn::Parameter& parameter, const nn::Parameter* from,
                     const Slot& to) noexcept override;
+  nn::Parameter stepped_as(const nn::Parameter& parameter) const override;
 
  private:
   void bind(Members& members);
@@ -181,7 +182,8 @@ class Unit final : public nn::ModuleExtension,
   std::string label_;  ///< name in the outermost module; empty: it is that
   Below below_;
   bool abandoned_ = false;
-  int running_ = 0;  ///< forwards under way
+  StepCheck step_check_{};  ///< as a root
+  int running_ = 0;         ///< forwards under way
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes

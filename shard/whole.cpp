@@ -20,6 +20,11 @@ void check_values(std::string_view call, std::string_view name, const Tensor& t)
                      name);
 }
 
+/// Of a parameter in a flat one, the flat one's.
+std::int64_t steps_of(const nn::Parameter& p) {
+  return (p.owner() == nullptr ? p : p.owner()->stepped_as(p)).step_count().steps;
+}
+
 std::vector<FoundBuffer> saved_buffers(const Found& found) {
   std::vector<FoundBuffer> saved;
   for (const FoundBuffer& b : found.buffers)
@@ -93,6 +98,7 @@ Run run_of(const nn::Parameter& p) {
 nn::StateDict full_state_dict(nn::Module& module) {
   const NoGrad guard;
   nn::StateDict state;
+  check_steps(module);
   write_back(module);
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
@@ -120,8 +126,8 @@ ShardedStateDict sharded_state_dict(nn::Module& module) {
     const Tensor local = p.member->local().detach();
     check_values("sharded_state_dict", p.name, local);
     const Run run = run_of(p.member->object());
-    state.push_back(
-        {p.name, p.member->shape(), run.begin, reshape(local, {local.numel()}), run.replica, run.replicas});
+    state.push_back({p.name, p.member->shape(), run.begin, reshape(local, {local.numel()}), run.replica,
+                     run.replicas, steps_of(p.member->object())});
   }
   for (const FoundBuffer& b : saved_buffers(found)) {
     const Tensor own = b.member->values();
@@ -154,6 +160,13 @@ std::string name_in(std::string_view call, const StateSource& from, const std::s
   return there[0];
 }
 
+/// Of a tie under any of its names.
+std::int64_t steps_in(const StateSource& from, std::span<const std::string> names) {
+  std::int64_t steps = 0;
+  for (const std::string& name : names) steps = std::max(steps, from.steps(name));
+  return steps;
+}
+
 }  // namespace
 
 StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from) {
@@ -183,6 +196,7 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
     const nn::Parameter& object = p.member->object();
     const Tensor local = object.local().detach();
     copies_.emplace_back(local, take(p.name, p.names, local, object.shape(), run_of(object)));
+    loaded_.emplace_back(object, steps_in(from, p.names));
     if (object.owner() != nullptr) owners_.push_back(object.owner());
   }
   for (const FoundBuffer& b : saved_buffers(found)) {
@@ -196,6 +210,7 @@ void StagedModel::commit() {
   const NoGrad guard;
   for (nn::ParameterOwner* owner : owners_) owner->before_write();
   for (const auto& [into, from] : copies_) copy_(into, from);
+  for (const auto& [object, steps] : loaded_) object.loaded(steps);
   for (const auto& [buffer, from] : buffers_) buffer->load(from);
 }
 

@@ -160,6 +160,7 @@ void Unit::take_in(Members& m, std::size_t i) {
   nn::Parameter old = std::exchange(m.parameters[i], fresh);
   places_.erase(old.id());
   old.leave_owner_to_another(name);
+  fresh.step_count() = old.step_count();
   old.set_data(own);
   m.group->renew_local(i);
   bind_one(m, i);

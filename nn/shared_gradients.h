@@ -1,0 +1,15 @@
+// Sinks that average gradients over ranks each of which has the whole parameter.
+#pragma once
+
+#include "collectives/group.h"
+
+namespace sherd::nn {
+
+/// What such a sink is besides: it says which ranks, for those that meet only the parameter.
+class SHERD_API SharedGradients {
+ public:
+  virtual ~SharedGradients();
+  virtual const Group& ranks() const = 0;
+};
+
+}  // namespace sherd::nn

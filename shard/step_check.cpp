@@ -1,0 +1,354 @@
+#include "shard/step_check.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
+#include "collectives/observe.h"
+#include "runtime/context.h"
+#include "runtime/ops.h"
+#include "runtime/shown.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+
+/// The renewals of a rank.
+class Renewals {
+ public:
+  Renewals() : watching_(after_renewals([this](const Group& group) { add(group); })) {}
+  static Renewals& current() { return Context::current().slot<Renewals>(); }
+  std::uint64_t last() const { return last_; }
+
+  /// Which ranks of a model have renewed a group with this one since renewal `seen`. Needs no call: who
+  /// shares a group with this rank has renewed it too.
+  enum class By : std::uint8_t { none, some, all };
+  By renewed_by(const Ranks& ranks, std::uint64_t seen) const {
+    bool any = false, shards = !ranks.shard.defined(), replicas = !ranks.replicas.defined();
+    for (const Renewed& r : renewed_) {
+      if (!counts(r, seen) || is(r, ranks.block)) continue;
+      any = true;
+      shards = shards || has(r, ranks.shard);
+      replicas = replicas || has(r, ranks.replicas);
+    }
+    return !any ? By::none : shards && replicas ? By::all : By::some;
+  }
+  std::string name_since(std::uint64_t seen) const {
+    const auto found = std::ranges::find_if(renewed_, [&](const Renewed& r) { return counts(r, seen); });
+    return found == renewed_.end() ? std::string() : found->name;
+  }
+
+  std::string checkpoint{};  ///< the last that was saved or loaded
+
+ private:
+  struct Renewed {
+    std::weak_ptr<const void> group;
+    std::vector<int> members;  ///< in the world
+    std::string name;
+    std::uint64_t number;  ///< the last time
+  };
+  static bool counts(const Renewed& r, std::uint64_t seen) { return r.number > seen && r.members.size() > 1; }
+  static bool is(const Renewed& r, const Group& group) {
+    return group.defined() && !r.group.owner_before(group.watch()) && !group.watch().owner_before(r.group);
+  }
+  static bool has(const Renewed& r, const Group& group) {
+    if (!group.defined()) return true;
+    return std::ranges::all_of(
+        group.world_ranks(), [&](int rank) { return std::ranges::find(r.members, rank) != r.members.end(); });
+  }
+  /// One entry a group, however often it is renewed.
+  void add(const Group& group) {
+    ++last_;
+    const auto known = std::ranges::find_if(renewed_, [&](const Renewed& r) { return is(r, group); });
+    if (known != renewed_.end()) return void(known->number = last_);
+    std::erase_if(renewed_, [](const Renewed& r) { return r.group.expired(); });
+    const auto members = group.world_ranks();
+    renewed_.push_back({group.watch(), {members.begin(), members.end()}, group.name(), last_});
+  }
+
+  std::uint64_t last_ = 0;
+  std::vector<Renewed> renewed_;
+  Subscription watching_;
+};
+
+/// "5 on ranks 0 and 2, 4 on rank 1", of `least` to `most` here.
+std::string by_rank(const Compared& c, std::int64_t least, std::int64_t most, bool broken_off) {
+  constexpr std::size_t words = 4, most_ranks = 8;
+  const Group& own = c.ranks.shard.defined() ? c.ranks.shard : c.ranks.replicas;
+  Numbers all{own.world_ranks()[static_cast<std::size_t>(own.rank())], least, most, broken_off ? 1 : 0};
+  for (const Group& group : {c.ranks.shard, c.ranks.replicas}) {
+    if (!group.defined()) continue;
+    const Tensor mine = Tensor::from(all, {std::ssize(all)}, Device::cpu());
+    const Tensor gathered = empty({group.size() * mine.numel()}, {DType::i64, Device::cpu()});
+    group.all_gather(gathered, mine, {.label = "unlike steps", .channel = c.channel});
+    all = gathered.to_vector<std::int64_t>();
+  }
+  std::map<std::string, std::vector<std::int64_t>, std::greater<>> ranks;
+  for (std::size_t i = 0; i < all.size(); i += words) {
+    if (all[i + 1] == no_number) continue;
+    std::string text = fmt::format("{}", all[i + 1]);
+    if (all[i + 2] != all[i + 1]) text += fmt::format(" to {}", all[i + 2]);
+    ranks[text + (all[i + 3] != 0 ? " and a part of one" : "")].push_back(all[i]);
+  }
+  std::string said;
+  for (auto& [text, of] : ranks) {
+    std::ranges::sort(of);
+    const std::size_t left = of.size() > most_ranks ? of.size() - most_ranks : 0;
+    of.resize(of.size() - left);
+    said += fmt::format("{}{} on rank{} {}{}", said.empty() ? "" : ", ", text, of.size() == 1 ? "" : "s",
+                        fmt::join(of, ", "), left > 0 ? fmt::format(" and {} others", left) : "");
+  }
+  return said;
+}
+
+bool whole(std::span<const Range> ranges, std::size_t i) {
+  return ranges[i].alike() && (i % 3 != 0 || ranges[i].most % 2 == 0);
+}
+
+/// What is told of the numbers of one kind that are unlike: the least and the most here of them.
+[[noreturn]] void fail_steps(const Compared& c, std::span<const std::int64_t> mine,
+                             std::span<const Range> ranges, std::size_t kind) {
+  std::int64_t least = no_number, most = no_number;
+  bool broken_off = false;
+  for (std::size_t i = kind; i < mine.size(); i += 3) {
+    if (whole(ranges, i) || mine[i] == no_number) continue;
+    const std::int64_t number = kind == 0 ? mine[i] / 2 : mine[i];
+    least = least == no_number ? number : std::min(least, number);
+    most = std::max(most, number);
+    broken_off = broken_off || (kind == 0 && mine[i] % 2 != 0);
+  }
+  constexpr std::string_view what[] = {"steps", "steps with gradients", "steps in the optimizer's state"};
+  const std::string ranks = by_rank(c, least, most, broken_off);
+  fail<StateError>("{}: a fault cost some ranks of {} a step: {} are {}; {}{}", c.call, c.model, what[kind],
+                   ranks, c.ranks.replicas.defined() ? "bring_up(model, optimizer) on every rank, or " : "",
+                   load_a_checkpoint());
+}
+
+void compare_steps(const Compared& c) {
+  const Numbers model{static_cast<std::int64_t>(c.number), std::ssize(c.parameters)};
+  for (const Range& r : over_ranks(model, c.ranks, c.channel, "model after renew"))
+    check<StateError>(r.alike(),
+                      "{}: ranks go on with calls of several models after renew(), here of {}, which is "
+                      "number {} of this rank and has {} parameters; go on at one place on every rank",
+                      c.call, c.model, c.number, c.parameters.size());
+  const Numbers mine = numbers_of(c.parameters);
+  const std::vector<Range> ranges = over_ranks(mine, c.ranks, c.channel, "steps after renew");
+  for (std::size_t kind = 0; kind < 3; ++kind)
+    for (std::size_t i = kind; i < ranges.size(); i += 3)
+      if (!whole(ranges, i)) fail_steps(c, mine, ranges, kind);
+}
+
+void compare_gradients(const Compared& c) {
+  const std::vector<Range> ranges = over_ranks(c.gradients, c.ranks, c.channel, "gradients after renew");
+  if (std::ranges::all_of(ranges, &Range::alike)) return;
+  std::int64_t least = no_number, most = no_number;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].alike() || c.gradients[i] == no_number) continue;
+    const std::int64_t count = HeldAverages::count_in(c.gradients[i]);
+    least = least == no_number ? count : std::min(least, count);
+    most = std::max(most, count);
+  }
+  for (ParameterGroup* group : c.groups) group->gradients().forget_sums();  // which zero_grad leaves
+  fail<StateError>(
+      "{}: after a fault .grad of {} holds averages of unlike backwards, or some that only a part of the "
+      "ranks "
+      "has clipped or unscaled: {}; zero_grad() on every rank, and go on",
+      c.call, c.model, by_rank(c, least, most, false));
+}
+
+/// `compare`, unless nothing was renewed since it last passed.
+void check_after_renewal(const Compared& c, std::uint64_t StepCheck::* seen,
+                         void (*compare)(const Compared&)) {
+  const Renewals& renewals = Renewals::current();
+  std::uint64_t first = renewals.last();
+  for (const StepCheck* check : c.checks) first = std::min(first, check->*seen);
+  if (first == renewals.last()) return;
+  const Renewals::By by = renewals.renewed_by(c.ranks, first);
+  check<StateError>(by != Renewals::By::some,
+                    "{}: group {} was renewed after a fault, and not all ranks of {} are in it: the others "
+                    "may have taken a step that this one lost; renew() the mesh, or a group of all of them",
+                    c.call, renewals.name_since(first), c.model);
+  const std::uint64_t now = renewals.last();
+  if (by == Renewals::By::all && (c.ranks.shard.defined() || c.ranks.replicas.defined())) {
+    const Housekeeping guard;
+    compare(c);
+  }
+  for (StepCheck* check : c.checks) check->*seen = now;
+}
+
+}  // namespace
+
+bool StepCheck::due() const {
+  const std::uint64_t last = Renewals::current().last();
+  return steps != last || gradients != last;
+}
+
+StepCheck::StepCheck() : steps(Renewals::current().last()), gradients(steps) {}
+
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
+                              const std::string& label) {
+  Numbers ends;
+  for (const std::int64_t n : numbers) {
+    ends.push_back(n);
+    ends.push_back(n == no_number ? n : -n);
+  }
+  for (const Group& group : {ranks.shard, ranks.replicas}) {
+    if (!group.defined() || ends.empty()) continue;
+    const Tensor all = Tensor::from(ends, {std::ssize(ends)}, Device::cpu());
+    group.all_reduce(all, ReduceOp::max(), {.label = label, .channel = channel});
+    ends = all.to_vector<std::int64_t>();
+  }
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < ends.size(); i += 2)
+    ranges.push_back({ends[i + 1] == no_number ? no_number : -ends[i + 1], ends[i]});
+  return ranges;
+}
+
+Numbers numbers_of(std::span<const nn::Parameter> parameters) {
+  Numbers numbers;
+  for (const nn::Parameter& p : parameters) {
+    const nn::StepCount& count = p.step_count();
+    const bool here = p.local().numel() > 0;  // in the flat layout what is not has no gradient
+    numbers.insert(numbers.end(), {2 * count.steps + (count.broken_off ? 1 : 0),
+                                   here ? count.written : no_number, here ? count.state : no_number});
+  }
+  return numbers;
+}
+
+void remember_checkpoint(const std::string& folder) { Renewals::current().checkpoint = folder; }
+
+std::string load_a_checkpoint() {
+  const std::string& last = Renewals::current().checkpoint;
+  return last.empty()
+             ? "load a checkpoint of model and optimizer"
+             : fmt::format("load a checkpoint of model and optimizer, the last of which here is '{}'",
+                           shown(last, 300));
+}
+
+void check_steps(const Compared& compared) {
+  check_after_renewal(compared, &StepCheck::steps, compare_steps);
+}
+void check_gradients(const Compared& compared) {
+  check_after_renewal(compared, &StepCheck::gradients, compare_gradients);
+}
+
+// ---- of sharded modules ----
+
+namespace {
+
+using Units = std::vector<std::shared_ptr<Unit>>;
+
+Units locked(std::span<const std::weak_ptr<Unit>> units) {
+  Units alive;
+  for (const auto& weak : units)
+    if (auto unit = weak.lock()) alive.push_back(std::move(unit));
+  return alive;
+}
+
+/// A list for each choice of ranks that groups live on, in the order of units.
+std::deque<Compared> compared(std::string_view model, const Units& units) {
+  std::deque<Compared> lists;
+  for (const auto& unit : units)
+    for (const Members& m : unit->members()) {
+      const Ranks& ranks = m.group->spec().ranks;
+      auto list = std::ranges::find_if(lists, [&](const Compared& c) {
+        return c.ranks.shard == ranks.shard && c.ranks.replicas == ranks.replicas;
+      });
+      if (list == lists.end()) {
+        lists.push_back({"fully_shard", model, m.order.empty() ? 0 : m.order[0].root, ranks, gather_channel});
+        list = lists.end() - 1;
+      }
+      if (m.flat.defined())
+        list->parameters.push_back(m.flat);
+      else
+        list->parameters.insert(list->parameters.end(), m.parameters.begin(), m.parameters.end());
+      std::ranges::copy(m.group->gradients().averages(), std::back_inserter(list->gradients));
+      list->checks.push_back(&m.group->step_check);
+      list->groups.push_back(m.group.get());
+    }
+  return lists;
+}
+
+/// Calls are the engine's own: nothing of a backward is due before them.
+void check_units(std::string_view model, const Units& units, bool backward) {
+  if (capturing()) {  // the first replay after a renewal compares
+    repeat_in_replays([model = std::string(model),
+                       weak = std::vector<std::weak_ptr<Unit>>(units.begin(), units.end()),
+                       backward] { check_units(model, locked(weak), backward); });
+    return;
+  }
+  const bool due = std::ranges::any_of(units, [](const auto& unit) {
+    return std::ranges::any_of(unit->members(), [](const Members& m) { return m.group->step_check.due(); });
+  });
+  if (!due) return;
+  const Engine::OwnCalls own_calls;
+  for (const Compared& c : compared(model, units)) {
+    check_steps(c);
+    if (backward) check_gradients(c);
+  }
+}
+
+std::string_view model_of(const Units& units) {
+  return units.empty() ? std::string_view() : std::string_view(units.front()->policy().type);
+}
+
+}  // namespace
+
+void check_steps(StepCheck& of_root, std::string_view model, const Units& units) {
+  const std::uint64_t now = Renewals::current().last();
+  if (of_root.steps == now && !capturing()) return;
+  check_units(model, units, false);
+  of_root.steps = now;
+}
+
+void check_backward(const Units& units) {
+  if (Renewals::current().last() == 0 && !capturing()) return;
+  check_units(model_of(units), units, true);
+}
+
+void check_steps(const ParameterGroup& group) {
+  if (group.step_check.steps == Renewals::current().last() || capturing()) return;
+  Units units = group.root()->units();
+  if (units.empty()) {  // it ran in no root yet
+    units = Engine::current().units();
+    std::erase_if(units, [&](const auto& unit) {
+      return std::ranges::none_of(unit->members(), [&](const Members& m) { return m.group.get() == &group; });
+    });
+  }
+  check_units(model_of(units), units, false);
+}
+
+namespace {
+
+void check_some(std::string_view model, const std::function<bool(const Unit&)>& among) {
+  if (Renewals::current().last() == 0 || capturing()) return;
+  Units units = Engine::current().units();
+  std::erase_if(units, [&](const auto& unit) { return !among(*unit); });
+  check_units(model, units, false);
+}
+
+}  // namespace
+
+void check_steps(nn::Module& module) {
+  std::unordered_set<const Unit*> of;
+  if (Renewals::current().last() > 0)
+    for (const NamedUnit& u : units_of(module)) of.insert(u.unit);
+  check_some(module.type_name(), [&](const Unit& unit) { return of.contains(&unit); });
+}
+
+void check_steps(std::span<const nn::Parameter> parameters) {
+  std::unordered_set<const Unit*> of;
+  if (Renewals::current().last() > 0)
+    for (const nn::Parameter& p : parameters) of.insert(unit_of(p));
+  check_some("the optimizer's model", [&](const Unit& unit) { return of.contains(&unit); });
+}
+
+}  // namespace sherd::shard

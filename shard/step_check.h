@@ -1,0 +1,79 @@
+// Whether the ranks that share a model have taken the same steps: the model's first call after a renewal of
+// groups asks, since a fault between two steps may have cost a slow rank one that the others took.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/group.h"
+#include "nn/module.h"
+
+namespace sherd::shard {
+
+class ParameterGroup;
+class Unit;
+struct Ranks;
+
+/// Up to which renewal of this rank's groups ranks were found alike: that of its making at first.
+class StepCheck {
+ public:
+  StepCheck();
+  /// Whether there was one since, as of both.
+  bool due() const;
+  std::uint64_t steps, gradients;
+};
+
+/// What is compared, and over which ranks.
+struct Compared {
+  std::string_view call, model;
+  std::uint64_t number;  ///< of the model among those of the rank
+  const Ranks& ranks;
+  int channel;
+  std::vector<nn::Parameter> parameters{};  ///< that are stepped
+  std::vector<std::int64_t> gradients{};  ///< averages that each holds; `no_number` where it has no elements
+  std::vector<StepCheck*> checks{};
+  std::vector<ParameterGroup*> groups{};  ///< of sharded modules
+};
+inline constexpr std::int64_t no_number = std::numeric_limits<std::int64_t>::min();
+
+/// StateError on all ranks where one lost a step that others took, or a part of one, and where some ranks
+/// have not renewed what others did. Makes calls after a renewal alone.
+void check_steps(const Compared& compared);
+/// The same where `.grad` has the averages of a failed backward on some ranks, before others are added.
+void check_gradients(const Compared& compared);
+
+// ---- of sharded modules ----
+
+/// Before the forward of a root: of all its units.
+void check_steps(StepCheck& of_root, std::string_view model, const std::vector<std::shared_ptr<Unit>>& units);
+/// Before a backward, both.
+void check_backward(const std::vector<std::shared_ptr<Unit>>& units);
+/// Of the root of a group.
+void check_steps(const ParameterGroup& group);
+/// Of all units in a module, or that have one of `parameters`.
+void check_steps(nn::Module& module);
+void check_steps(std::span<const nn::Parameter> parameters);
+
+// ---- what both this and `bring_up` do ----
+
+/// The least and the most of any rank that has the number.
+struct Range {
+  std::int64_t least = no_number, most = no_number;
+  bool alike() const { return least == most; }
+};
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
+                              const std::string& label);
+/// What optimizers did to each, as numbers that are alike on ranks at one step, three a parameter. The first
+/// is odd where a step was broken off; the others are `no_number` where this rank has no elements.
+std::vector<std::int64_t> numbers_of(std::span<const nn::Parameter> parameters);
+
+/// For messages: the folder of the last checkpoint that this rank saved or loaded, and the way out.
+void remember_checkpoint(const std::string& folder);
+std::string load_a_checkpoint();
+
+}  // namespace sherd::shard

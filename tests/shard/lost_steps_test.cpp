@@ -1,0 +1,437 @@
+// Faults at random places of random training loops that go on after them: a run ends with the bits of one
+// without a fault, or all ranks were told alike that some of them lost a step; never a silent difference.
+#include <fmt/ranges.h>
+#include <sherd.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "shard/fsdp.h"
+#include "shard/fully_shard.h"
+#include "shard/lost_steps.h"
+#include "tests/catch.h"
+#include "tests/message_of.h"
+#include "tests/ranks.h"
+#include "tests/sanitizer.h"
+#include "tests/shard/random.h"
+#include "tests/temp_directory.h"
+
+using namespace sherd;
+using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+struct Boom : std::runtime_error {
+  Boom() : std::runtime_error("boom") {}
+};
+
+enum class Way { per_parameter, flat, one_flat, grad_op, hybrid, hybrid_flat, replicas };
+constexpr std::array all_ways = {Way::per_parameter, Way::flat,        Way::one_flat, Way::grad_op,
+                                 Way::hybrid,        Way::hybrid_flat, Way::replicas};
+bool is_hybrid(Way way) { return way == Way::hybrid || way == Way::hybrid_flat; }
+bool has_replicas(Way way) { return is_hybrid(way) || way == Way::replicas; }
+
+enum class Place {
+  before,
+  in_forward,
+  after_forward,
+  in_backward,
+  after_backward,
+  in_step,
+  after_step,  // before the scaler's update
+  after_update,
+};
+constexpr int places = static_cast<int>(Place::after_update) + 1;
+
+struct Fault {
+  int rank;
+  std::int64_t step;
+  Place place;
+};
+
+/// A training loop, the same on all ranks, and what goes wrong in it.
+struct Program {
+  std::uint64_t seed = 0;
+  int ranks = 2;
+  Way way = Way::per_parameter;
+  bool momentum = false;      ///< SGD, else Adam
+  bool scales = false;        ///< with a GradScaler
+  bool clears_late = false;   ///< gradients at the end of a step, else at its beginning
+  bool meets = false;         ///< a call of the program's own in each step
+  bool steps_within = false;  ///< the backward
+  bool gives_up = false;      ///< where nothing whole is there; else it begins anew
+  bool forgets = false;       ///< to clear gradients after a fault, if it does at the end of steps
+  std::vector<Fault> faults{};
+
+  /// Without what goes wrong: programs of one key end alike.
+  auto key() const { return std::tuple(ranks, way, momentum, scales); }
+};
+
+constexpr std::int64_t steps = 4;
+
+std::string describe(const Program& p) {
+  std::string text = fmt::format("{} ranks, way {}", p.ranks, static_cast<int>(p.way));
+  for (const auto& [on, name] : {std::pair(p.momentum, "momentum"),
+                                 {p.scales, "scales"},
+                                 {p.clears_late, "clears late"},
+                                 {p.meets, "meets"},
+                                 {p.steps_within, "steps within"},
+                                 {p.gives_up, "gives up"},
+                                 {p.forgets, "forgets"}})
+    if (on) text += fmt::format(", {}", name);
+  for (const Fault& f : p.faults)
+    text += fmt::format("; rank {} at step {}, place {}", f.rank, f.step, static_cast<int>(f.place));
+  return text;
+}
+
+Program draw(std::uint64_t seed) {
+  Random random(seed);
+  Program p{.seed = seed};
+  p.way = all_ways[static_cast<std::size_t>(below(random, std::ssize(all_ways)))];
+  p.ranks = is_hybrid(p.way) ? 4 : 2 + below(random, 3);
+  p.momentum = once_in(random, 3);
+  p.scales = once_in(random, 3);
+  p.clears_late = once_in(random, 2);
+  p.meets = once_in(random, 2);
+  p.steps_within = !p.scales && p.way != Way::replicas && once_in(random, 4);
+  p.gives_up = once_in(random, 2);
+  p.forgets = p.clears_late && !p.steps_within && once_in(random, 2);
+  for (int n = !p.forgets && once_in(random, 4) ? 2 : 1; n > 0; --n) {
+    p.faults.push_back(
+        {below(random, p.ranks), below(random, steps), static_cast<Place>(below(random, places))});
+    Fault& fault = p.faults.back();  // when all ranks have made the model
+    if (fault.place < Place::after_backward) fault.step = std::max<std::int64_t>(fault.step, 1);
+  }
+  return p;
+}
+
+struct Body final : nn::Layer<Body> {
+  nn::Linear first{5, 6}, second{6, 3}, third{3, 2};
+  bool throws = false;
+  Tensor forward(const Tensor& x) {
+    const Tensor y = second(relu(first(x)));
+    if (throws) throw Boom();
+    return third(y);
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("third", third);
+  }
+};
+
+/// Throws between its two groups where it is told to.
+struct Fragile final : nn::Adam {
+  using nn::Adam::Adam;
+  bool throws = false;
+  int turn = 0;
+  void step_group(const Group& group, std::span<const nn::Parameter> params,
+                  std::span<Slots* const> slots) override {
+    if (throws && turn++ == 1) throw Boom();
+    nn::Adam::step_group(group, params, slots);
+  }
+};
+
+struct Slow {
+  Random random;
+  void dawdle() {
+    for (int i = below(random, once_in(random, 6) ? 400 : 8); i > 0; --i) std::this_thread::yield();
+  }
+};
+
+std::vector<nn::ParamGroup> halves(const nn::Module& model) {
+  const std::vector<nn::Parameter> all = model.parameters();
+  const auto middle = all.begin() + (std::ssize(all) + 1) / 2;
+  std::vector<nn::ParamGroup> groups{{{all.begin(), middle}}, {{middle, all.end()}}};
+  return groups;
+}
+
+/// What one rank has at the end.
+struct End {
+  bool gave_up = false;
+  std::vector<std::string> told{};
+  std::vector<std::vector<float>> values{};
+  double scale = 0;
+  int turns = 0;
+};
+
+/// A rank that plays a program.
+class Player {
+ public:
+  /// `twice`: a step whose backward runs twice.
+  Player(World& world, const Program& program, const std::vector<Fault>& faults, std::int64_t twice)
+      : world_(world),
+        twice_(twice),
+        program_(program),
+        faults_(faults),
+        slow_{Random(program.seed * 64 + static_cast<std::uint64_t>(world.rank()))} {
+    manual_seed(4);
+    model_.emplace();
+    if (is_hybrid(program.way))
+      mesh_ = DeviceMesh(world.group(), {2, 2}, {"replicas", "shards"});
+    else
+      mesh_ = world.mesh();
+    shard();
+    if (program.momentum)
+      sgd_.emplace(halves(*model_), nn::SgdOptions{.lr = 0.05, .momentum = 0.9});
+    else
+      adam_.emplace(halves(*model_), nn::AdamOptions{.lr = 0.01});
+    first_values_ = shard::full_state_dict(*model_);
+    first_state_ = optimizer().state_dict();
+    for (auto& [name, tensor] : first_state_) tensor = clone(tensor);
+    first_scale_ = scaler_.state_dict();
+    for (auto& [name, tensor] : first_scale_) tensor = clone(tensor);
+  }
+
+  End play() {
+    const Interception slow([&](const ObservedCall& call, const Interception::Proceed& proceed) {
+      proceed(call.collective);
+      slow_.dawdle();
+    });
+    while (!turn())
+      expect(++end_.turns < 80, "seed {}: goes round, told {}", program_.seed, fmt::join(end_.told, " | "));
+    return std::move(end_);
+  }
+
+ private:
+  void shard() {
+    const bool flat = program_.way == Way::flat || program_.way == Way::hybrid_flat;
+    shard::Options options{.mesh = mesh_};
+    if (flat) options.layout = shard::GroupLayout::flat;
+    if (program_.way == Way::grad_op) options.strategy = shard::ShardingStrategy::shard_grad_op;
+    if (program_.way == Way::replicas) {
+      replicas_.emplace(*model_, world_.group());
+    } else if (program_.way == Way::one_flat) {
+      shard::FullyShardedDataParallel(*model_, {.mesh = mesh_});
+    } else {
+      shard::fully_shard(model_->first, options);
+      shard::fully_shard(model_->third, options);
+      shard::fully_shard(*model_, options);
+    }
+  }
+  nn::Optimizer& optimizer() {
+    if (sgd_) return *sgd_;
+    return *adam_;
+  }
+  void break_step(bool throws) {
+    if (adam_) adam_->throws = throws, adam_->turn = 0;
+  }
+
+  /// Whether this rank is to throw here.
+  bool faulty(Place place, std::int64_t step) {
+    const auto fault = std::ranges::find_if(faults_, [&](const Fault& f) {
+      return f.rank == world_.rank() && f.step == step && f.place == place;
+    });
+    if (fault == faults_.end()) return false;
+    faults_.erase(fault);
+    return true;
+  }
+  void come_to(Place place, std::int64_t step) {
+    slow_.dawdle();
+    if (faulty(place, step)) throw Boom();
+  }
+
+  Tensor input(std::int64_t step) const {
+    std::vector<float> values;
+    for (int i = 0; i < 10; ++i)
+      values.push_back(0.1f * static_cast<float>((world_.rank() * 7 + step * 5 + i * 3) % 11) - 0.4f);
+    if (program_.scales && step == 2 && world_.rank() == 0)
+      values[0] = std::numeric_limits<float>::infinity();
+    return Tensor::from(values, {2, 5}, Device::cpu());
+  }
+  Tensor loss_at(std::int64_t step) {
+    model_->throws = faulty(Place::in_forward, step);
+    struct Over {
+      bool& throws;
+      ~Over() { throws = false; }
+    } over{model_->throws};
+    Tensor x = input(step);
+    if (faulty(Place::in_backward, step)) {
+      x.requires_grad_();
+      register_hook(x, [](const Tensor&) -> Tensor { throw Boom(); }).keep();
+    }
+    Tensor loss = mean(square((*model_)(x)));
+    return program_.scales ? scaler_.scale(loss) : loss;
+  }
+
+  void train(std::int64_t step) {
+    come_to(Place::before, step);
+    if (!program_.clears_late) optimizer().zero_grad();
+    break_step(faulty(Place::in_step, step));
+    if (step == twice_) loss_at(step).backward();
+    const Tensor loss = loss_at(step);
+    come_to(Place::after_forward, step);
+    {
+      std::optional<shard::StepInBackward> scope;
+      if (program_.steps_within) scope.emplace(optimizer());
+      loss.backward();
+    }
+    come_to(Place::after_backward, step);
+    if (program_.meets) {
+      const Tensor total = loss.detach();
+      world_.group().all_reduce(total, ReduceOp::sum(), {.label = "loss"});
+    }
+    if (program_.scales)
+      scaler_.step(optimizer());
+    else if (!program_.steps_within)
+      optimizer().step();
+    break_step(false);
+    come_to(Place::after_step, step);
+    if (program_.scales) scaler_.update();
+    if (program_.clears_late) optimizer().zero_grad();
+    come_to(Place::after_update, step);
+  }
+
+  /// Compares what ranks have come to, by one more backward.
+  void finish() {
+    optimizer().zero_grad();
+    loss_at(0).backward();
+    if (program_.scales) scaler_.unscale_(optimizer()), scaler_.update(scaler_.get_scale());
+    optimizer().zero_grad();
+    world_.group().barrier({.label = "the end"});
+    const nn::StateDict whole = shard::full_state_dict(*model_),
+                        state = shard::full_optimizer_state(*model_, optimizer());
+    for (const nn::StateDict* dict : {&whole, &state})
+      for (const auto& [name, tensor] : *dict)
+        end_.values.push_back(to(reshape(tensor, {tensor.numel()}), f32).to_vector<float>());
+    end_.scale = scaler_.get_scale();
+    world_.group().barrier({.label = "after the end"});
+  }
+
+  /// Nothing whole is there: from the first values, as a checkpoint.
+  void begin_anew() {
+    shard::load_full_state_dict(*model_, first_values_);
+    nn::StateDict state = first_state_;
+    for (auto& [name, tensor] : state) tensor = clone(tensor);
+    optimizer().load_state_dict(std::move(state));
+    scaler_.load_state_dict(first_scale_);
+    optimizer().zero_grad();
+  }
+
+  void act_on(const std::string& told) {
+    end_.told.push_back(told);
+    optimizer().zero_grad();
+    if (told.find("bring_up(model") != std::string::npos)
+      next_ = &Player::bring_up;
+    else if (told.find("load a checkpoint") != std::string::npos)
+      next_ = &Player::begin_anew;
+  }
+  void bring_up() { shard::bring_up(*model_, optimizer()); }
+
+  /// Whether the program is over.
+  bool turn() {
+    try {
+      if (const auto next = std::exchange(next_, nullptr)) {
+        if (next == &Player::begin_anew && program_.gives_up) return end_.gave_up = true;
+        (this->*next)();
+      }
+      const std::int64_t step = shard::steps_taken(*model_);
+      if (step < steps) return train(step), false;
+      finish();
+      return true;
+    } catch (const Boom&) {
+    } catch (const CollectiveError&) {
+    } catch (const StateError& error) {
+      act_on(error.what());
+      return false;
+    }
+    next_ = nullptr;
+    break_step(false);
+    if (!program_.forgets) optimizer().zero_grad();
+    mesh_.renew();
+    return false;
+  }
+
+  World& world_;
+  std::int64_t twice_;
+  const Program& program_;
+  std::vector<Fault> faults_;
+  Slow slow_;
+  std::optional<Body> model_;
+  DeviceMesh mesh_;
+  std::optional<shard::DataParallel> replicas_;
+  std::optional<nn::Sgd> sgd_;
+  std::optional<Fragile> adam_;
+  nn::GradScaler scaler_{{.init_scale = 1024, .growth_interval = 2}};
+  nn::StateDict first_values_, first_state_, first_scale_;
+  void (Player::*next_)() = nullptr;
+  End end_;
+};
+
+std::vector<End> ends_of(const Program& program, const std::vector<Fault>& faults, std::int64_t twice = -1) {
+  std::vector<End> ends(static_cast<std::size_t>(program.ranks));
+  run_ranks(program.ranks, [&](World& world) {
+    ends[static_cast<std::size_t>(world.rank())] = Player(world, program, faults, twice).play();
+  });
+  return ends;
+}
+
+/// What programs came to.
+struct Tally {
+  int same = 0, told = 0, gave_up = 0;
+};
+
+using Values = std::vector<std::vector<float>>;
+
+/// What a program without a fault comes to.
+const Values& expected(const Program& program, std::int64_t twice) {
+  static std::map<std::pair<decltype(program.key()), std::int64_t>, Values> known;
+  Values& values = known[{program.key(), twice}];
+  if (values.empty()) values = ends_of(program, {}, twice)[0].values;
+  return values;
+}
+
+/// Gradients that a program forgot on all ranks are added to those of the step that is made again.
+bool is_right(const Program& program, const Values& values) {
+  bool right = values == expected(program, -1);
+  for (std::int64_t twice = 0; program.forgets && !right && twice < steps; ++twice)
+    right = values == expected(program, twice);
+  return right;
+}
+
+void play_one(const Program& program, Tally& tally) {
+  const std::vector<End> ends = ends_of(program, program.faults);
+  const bool gave_up = ends[0].gave_up;
+  bool told = false;
+  for (const End& end : ends) {
+    told = told || !end.told.empty();
+    INFO("told: " << fmt::format("{}", fmt::join(end.told, " | ")));
+    CHECK(end.gave_up == gave_up);
+    if (gave_up) continue;
+    const bool right = is_right(program, end.values), alike = end.values == ends[0].values;
+    CHECK(right);
+    CHECK(alike);
+    CHECK(end.scale == ends[0].scale);
+  }
+  ++(gave_up ? tally.gave_up : told ? tally.told : tally.same);
+}
+
+Tally play_seeds(std::uint64_t first, std::uint64_t last) {
+  Tally tally;
+  for (std::uint64_t seed = first; seed <= last; ++seed) {
+    const Program program = draw(seed);
+    INFO("seed " << seed << ": " << describe(program));
+    CHECK_NOTHROW(play_one(program, tally));
+  }
+  return tally;
+}
+
+}  // namespace
+
+TEST_CASE("faults at random places of training loops leave no silent difference", "[faults][threads meet]") {
+  const Tally tally = play_seeds(1, thread_sanitizer ? 40 : 400);
+  CHECK(tally.same > 0);
+  CHECK(tally.told > 0);
+  CHECK(tally.gave_up > 0);
+}
+
+TEST_CASE("many faults at random places of training loops leave no silent difference", "[.soak]") {
+  const Tally tally = play_seeds(401, 20000);
+  WARN(tally.same << " ended as without a fault, " << tally.told << " too after ranks were told, "
+                  << tally.gave_up << " gave up");
+}
