@@ -330,14 +330,16 @@ void Engine::abort(std::uint64_t run) noexcept {
   EarlySteps::current().broke_off();
   const Backward failed = std::move(*backward_);
   backward_.reset();
-  for (const auto& list : {failed.plan.groups(), failed.groups})
-    for (const auto& group : list) {
-      group->gradients().drop();
-      group->each_gathered([](Gathered& gathered) {
-        for (const Lease owner : {Lease::backward, Lease::forward, Lease::policy, Lease::list})
-          gathered.end(owner);
-      });
-    }
+  std::vector<std::shared_ptr<ParameterGroup>> groups = failed.groups;
+  for (const auto& [gathered, until] : failed.plan.held())
+    groups.push_back(gathered->group().shared_from_this());
+  for (const auto& group : groups) {
+    group->gradients().drop();
+    group->each_gathered([](Gathered& gathered) {
+      for (const Lease owner : {Lease::backward, Lease::forward, Lease::policy, Lease::list})
+        gathered.end(owner);
+    });
+  }
 }
 
 }  // namespace sherd::shard
