@@ -119,7 +119,7 @@ class Taking {
   }
   /// The places of a mask, of as many axes of the box.
   void take_where(const Tensor& mask) {
-    const Tensor places = detail::places_where("nonzero", mask);
+    const Tensor places = detail::places_where(call_, mask);
     parts_.masks.push_back({parts_.picks.size(), mask.shape(), places});
     for (int i = 0; i < mask.rank(); ++i) parts_.picks.emplace_back(to_++, Tensor{});
   }

@@ -1,6 +1,7 @@
 // Where a tensor is not zero.
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 #include <vector>
 
 #include "runtime/apply.h"
@@ -58,8 +59,17 @@ Tensor detail::places_where(std::string_view call, const Tensor& x) {
   check<DeviceError>(x.device().type != DeviceType::meta,
                      "{}: a tensor on meta has no values to look at; move it to a device", call);
   const Tensor mask = to(x.detach(), DType::boolean);
-  if (mask.device().type == DeviceType::cpu) return places_on_host(mask);
-  return apply(ops::Places{sum(mask).item<std::int64_t>()}, mask);
+  try {
+    if (mask.device().type == DeviceType::cpu) return places_on_host(mask);
+    return apply(ops::Places{sum(mask).item<std::int64_t>()}, mask);
+  } catch (const StateError& refused) {
+    const std::string_view why = refused.what();
+    if (!why.starts_with("capture:")) throw;
+    fail<StateError>(
+        "{}: how many elements are picked is a value, which the host reads and a captured step "
+        "cannot follow; where(mask, x, 0) and masked_fill have a shape of their own ({})",
+        call, why);
+  }
 }
 
 namespace {

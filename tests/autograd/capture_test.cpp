@@ -618,6 +618,16 @@ TEST_CASE("what could not change on replay is refused by name") {
       ContainsSubstring("the host reads"));
   CHECK_THAT(test::message_of<StateError>(refused([](const Tensor& t) { return mul(t, *t.data<float>()); })),
              ContainsSubstring("the host reads"));
+  const std::pair<std::string, std::function<Tensor(const Tensor&)>> picks[] = {
+      {"index", [](const Tensor& t) { return Tensor(t[greater(t, 0)]); }},
+      {"index", [](const Tensor& t) { return masked_select(t, greater(t, 0)); }},
+      {"nonzero", [](const Tensor& t) { return nonzero(t); }}};
+  for (const auto& [name, pick] : picks) {
+    const std::string message = test::message_of<StateError>(refused(pick));
+    INFO(message);
+    CHECK(message.starts_with(name + ": how many elements are picked"));
+    CHECK_THAT(message, ContainsSubstring("where(mask, x, 0)"));
+  }
   const LateValue earlier(sum(x));
   CHECK_THAT(test::message_of<StateError>(refused([&](const Tensor& t) { return mul(t, earlier.read()); })),
              ContainsSubstring("the host reads"));
