@@ -278,8 +278,9 @@ void welcome(int listener, const Guests& guests, const Vigil& vigil) {
     for (const Visitor& visitor : visitors) waiting.push_back({visitor.socket.get(), POLLIN, 0});
     if (!wait_for(waiting, named ? vigil : silent)) {
       if (std::exchange(named, true)) return;
-      write_log(LogLevel::warning, "processes: after {:.2g} s {}",
-                std::chrono::duration<double>(Clock::now() - start).count(), guests.missing());
+      if (guests.missing)
+        write_log(LogLevel::warning, "processes: after {:.2g} s {}",
+                  std::chrono::duration<double>(Clock::now() - start).count(), guests.missing());
     }
     let_in(listener, guests.greeting, visitors);
     std::erase_if(visitors, settle);

@@ -89,7 +89,7 @@ struct Guests {
   /// Takes the connection over whose bytes are right and returns ""; else why it is not let in.
   std::function<std::string(Descriptor& socket, const std::byte* said)> admit;
   std::function<bool()> enough;
-  std::function<std::string()> missing;  ///< who has not come, in words: logged once it takes long
+  std::function<std::string()> missing{};  ///< who has not come, in words: logged once it takes long
 };
 /// Accepts connections until there are enough, or until the end. Strangers, silent or not, delay nobody: they
 /// are refused, and logged.

@@ -90,8 +90,8 @@ Meeting::Meeting(const Launch& launch, const MeetingPlace& place, const Door& ow
     host(place, own, time);
   else
     join(place, own, time);
-  vigil_ = {Clock::now() + connecting_time + launch.size * 2ms, [this](auto& sockets) { watch(sockets); },
-            [this] { look(); }};
+  vigil_ = {Clock::now() + std::min<Clock::duration>(connecting_time + launch.size * 2ms, time),
+            [this](auto& sockets) { watch(sockets); }, [this] { look(); }};
 }
 
 // ---- rank 0 ----
@@ -130,7 +130,7 @@ void Meeting::host(const MeetingPlace& place, const Door& own, std::chrono::mill
                      {end, watching, hearing});
   if (lost_ >= 0) {
     for (std::size_t rank = 1; rank < sockets_.size(); ++rank) tell_of_loss(rank);
-    processes::welcome(listener.get(), {sizeof(Claim), admit, all_came, naming}, Vigil::of(telling_time));
+    processes::welcome(listener.get(), {sizeof(Claim), admit, all_came}, Vigil::of(telling_time));
     fail_for_loss();
   }
   check<StateError>(all_came(), "launch: of {} processes these ranks did not come to port {} within {} s: {}",

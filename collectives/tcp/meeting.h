@@ -24,7 +24,8 @@ class Meeting {
  public:
   /// Gives the others `own` and gets the doors of all. Rank 0 listens at the place; connections that do not
   /// know the token are refused, and logged. StateError when not all come within `time`, when rank 0 cannot
-  /// listen there, for whom it refuses, and when one who had come ends.
+  /// listen there, for whom it refuses, and when one who had come ends. Once all have come they are to be
+  /// connected within half a minute, or `time` if that is shorter.
   Meeting(const Launch& launch, const MeetingPlace& place, const processes::Door& own,
           std::chrono::milliseconds time = processes::meeting_time);
   Meeting(const Meeting&) = delete;

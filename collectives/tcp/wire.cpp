@@ -46,7 +46,7 @@ constexpr std::size_t most_at_once = 4 << 20;
 
 class TcpWire final : public processes::Wire {
  public:
-  TcpWire(const Launch& launch, const MeetingPlace& place)
+  TcpWire(const Launch& launch, const MeetingPlace& place, std::chrono::milliseconds time)
       : rank_(launch.rank),
         peers_(static_cast<std::size_t>(launch.size)),
         poll_(::epoll_create1(EPOLL_CLOEXEC)) {
@@ -55,7 +55,7 @@ class TcpWire final : public processes::Wire {
     const bool alone = launch.local_size == launch.size;
     processes::Entrance entrance(alone ? processes::Reach::this_machine : processes::Reach::network,
                                  "the wire between the processes");
-    meeting_.emplace(launch, place, entrance.door());
+    meeting_.emplace(launch, place, entrance.door(), time);
     std::vector<Descriptor> sockets;
     hearing_of_ends([&] { sockets = entrance.connect(rank_, meeting_->doors(), meeting_->vigil()); });
     for (std::size_t p = 0; p < peers_.size(); ++p) {
@@ -411,8 +411,9 @@ class TcpWire final : public processes::Wire {
 
 }  // namespace
 
-std::unique_ptr<processes::Wire> connect(const Launch& launch, const MeetingPlace& place) {
-  return std::make_unique<TcpWire>(launch, place);
+std::unique_ptr<processes::Wire> connect(const Launch& launch, const MeetingPlace& place,
+                                         std::chrono::milliseconds time) {
+  return std::make_unique<TcpWire>(launch, place, time);
 }
 
 }  // namespace sherd::tcp

@@ -6,7 +6,8 @@
 
 namespace sherd::tcp {
 
-/// Connects all processes of `launch`, who meet at `place`.
-std::unique_ptr<processes::Wire> connect(const Launch& launch, const MeetingPlace& place);
+/// Connects all processes of `launch`, who meet at `place` within `time` as `Meeting` says.
+std::unique_ptr<processes::Wire> connect(const Launch& launch, const MeetingPlace& place,
+                                         std::chrono::milliseconds time = processes::meeting_time);
 
 }  // namespace sherd::tcp

@@ -17,6 +17,7 @@
 #include "collectives/tcp/wire.h"
 #include "tests/catch.h"
 #include "tests/free_port.h"
+#include "tests/sanitizer.h"
 
 using namespace sherd;
 using namespace sherd::processes;
@@ -200,6 +201,120 @@ TEST_CASE("who does not come to the meeting, or is not let in, is named") {
   CHECK(meeting.doors().size() == 2);
   meeting.conclude();
   host.join();
+}
+
+TEST_CASE("it is logged who is missing, and why somebody is refused") {
+  const Logged logged;
+  const MeetingPlace place = new_place();
+  message_of<StateError>([&] { tcp::Meeting(launch_of(0, 4), place, {}, 20ms); });
+  CHECK(logged.count(fmt::format("these ranks of 4 have not come to port {}: 1, 2, 3", place.port)) == 1);
+  message_of<StateError>([&] { tcp::Meeting(launch_of(2, 4), place, {}, 100ms); });
+  CHECK(logged.count("rank 2 still waits for rank 0 at MASTER_ADDR 127.0.0.1") == 1);
+
+  std::thread host([&] { tcp::Meeting(launch_of(0, 2), place, {}).conclude(); });
+  message_of<StateError>([&] { tcp::Meeting(launch_of(1, 3), place, {}); });
+  message_of<StateError>(
+      [&] { tcp::Meeting(launch_of(1, 2), {place.host, place.port, "another token"}, {}); });
+  tcp::Meeting(launch_of(1, 2), place, {}).conclude();
+  host.join();
+  CHECK(logged.count("is refused, since it is rank 1 of 3, and here 2 processes meet") == 1);
+  CHECK(logged.count("is refused, since it has another SHERD_JOB_TOKEN") == 1);
+}
+
+TEST_CASE("once somebody who had come has ended, those who come later hear of it too") {
+  for (const int later : {0, 1, 2}) {  // of the two others, those who come after the end
+    const MeetingPlace place = new_place();
+    std::array<std::string, 4> told;
+    const auto come = [&](int rank) {
+      told[static_cast<std::size_t>(rank)] =
+          message_of<StateError>([&] { tcp::Meeting(launch_of(rank, 4), place, {}).conclude(); });
+    };
+    std::thread host(come, 0);
+    std::deque<std::thread> others;
+    for (int rank = 3; rank > 1 + later; --rank) others.emplace_back(come, rank);
+    {
+      const Descriptor socket = visit(place);
+      const tcp::Claim claim = tcp::claim_of(launch_of(1, 4), place, {});
+      REQUIRE(send_all(socket.get(), &claim, sizeof claim));
+    }
+    for (int rank = 2; rank <= 1 + later; ++rank) others.emplace_back(come, rank);
+    for (std::thread& other : others) other.join();
+    host.join();
+    for (const int rank : {0, 2, 3})
+      CHECK_THAT(told[static_cast<std::size_t>(rank)], ContainsSubstring("rank 1 ended before all 4"));
+  }
+}
+
+TEST_CASE("who lies once it is let in keeps nobody past the time that there is to connect") {
+  using Lie = std::function<void(int socket)>;
+  const auto say = [](const std::string& text) -> Lie {
+    return [text](int socket) { ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT); };
+  };
+  const std::vector<Lie> lies = {
+      say(""),
+      say("sherdjo"),
+      say("sherdjo2"),
+      say(std::string(12, '\xff')),
+      say(std::string(100000, 'x')),
+      [](int socket) { ::shutdown(socket, SHUT_WR); },
+      [](int socket) { ::shutdown(socket, SHUT_RDWR); },
+  };
+  for (const Lie& lie : lies) {
+    const MeetingPlace place = new_place();
+    std::array<std::string, 3> told;
+    const auto come = [&](int rank) {
+      told[static_cast<std::size_t>(rank)] =
+          message_of<StateError>([&] { tcp::Meeting(launch_of(rank, 3), place, {}, 2s).conclude(); });
+    };
+    const auto start = std::chrono::steady_clock::now();
+    std::thread host(come, 0), honest(come, 2);
+    const Descriptor socket = visit(place);
+    const tcp::Claim claim = tcp::claim_of(launch_of(1, 3), place, {});
+    REQUIRE(send_all(socket.get(), &claim, sizeof claim));
+    lie(socket.get());
+    host.join();
+    honest.join();
+    CHECK(std::chrono::steady_clock::now() - start < (test::sanitized ? 60s : 6s));
+    CHECK_THAT(told[0], ContainsSubstring("rank 1 "));
+    CHECK_THAT(told[2], ContainsSubstring("rank 1 ") || ContainsSubstring("rank 0 "));
+  }
+}
+
+TEST_CASE("who meets and then connects in part keeps nobody past the time that there is to connect") {
+  // How far it goes: to the meeting, to half a greeting, to silence, to half of what all give each other.
+  for (const int steps : {0, 1, 2, 3}) {
+    const MeetingPlace place = new_place();
+    std::string told;
+    std::atomic<bool> over = false;
+    std::thread honest([&] {
+      told = message_of<StateError>([&] {
+        const auto wire = tcp::connect(launch_of(0, 2), place, 500ms);
+        wire->meet([&](const Vigil&) {
+          std::array<char, 100> own{}, all[2];
+          wire->all_gather(own.data(), all, own.size());
+        });
+      });
+      over = true;
+      over.notify_one();
+    });
+    {
+      tcp::Meeting meeting(launch_of(1, 2), place, {});
+      const Door& door = meeting.doors()[0];
+      struct {
+        std::array<char, 16> token;
+        std::int32_t process;
+      } const hello{door.token, 1};
+      Descriptor socket(-1);
+      if (steps > 0) {
+        socket = connect_to(htonl(INADDR_LOOPBACK), door.port);
+        REQUIRE(send_all(socket.get(), &hello, steps == 1 ? sizeof hello / 2 : sizeof hello));
+      }
+      if (steps == 3) REQUIRE(send_all(socket.get(), std::array<char, 50>{}.data(), 50));
+      over.wait(false);
+    }
+    honest.join();
+    CHECK_THAT(told, ContainsSubstring("rank 1 ") || ContainsSubstring("process 1 "));
+  }
 }
 
 TEST_CASE("where nobody listens no connection comes about, however often one is tried") {
