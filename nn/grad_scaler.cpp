@@ -170,9 +170,9 @@ void GradScaler::agree(Optimizer& optimizer) {
   optimizer.zero_grad();
   fail<StateError>(
       "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
-      "here {} updates and a scale of {}, at most {} and {} elsewhere, which all have now; gradients are "
-      "cleared, go on with the next backward",
-      mine.updates, mine.scale, first.updates, first.scale);
+      "this rank had a scale of {} after {} updates, the foremost {} after {}, which all have now; gradients "
+      "are cleared, go on with the next backward",
+      mine.scale, mine.updates, first.scale, first.updates);
 }
 
 GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view call) {
