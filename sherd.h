@@ -36,6 +36,7 @@
 #include "runtime/cpu/list_step_loop.h"
 #include "runtime/cpu/loss_loop.h"
 #include "runtime/elementwise.h"
+#include "runtime/float32_precision.h"
 #include "runtime/late_value.h"
 #include "runtime/loss.h"
 #include "runtime/op.h"

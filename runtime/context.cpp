@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/float32_precision.h"
 #include "runtime/parallel.h"
 #include "runtime/processor.h"
 #include "runtime/this_library.h"
@@ -118,6 +119,20 @@ DefaultOptions::DefaultOptions(TensorOptions options) : before_(Context::current
   Context::current().set_default_options(options);
 }
 DefaultOptions::~DefaultOptions() { Context::current().set_default_options(before_); }
+
+namespace {
+struct F32Products {
+  Float32MatmulPrecision precision = Float32MatmulPrecision::highest;
+};
+}  // namespace
+
+Float32MatmulPrecision& detail::float32_matmul_precision_here() {
+  return Context::current().slot<F32Products>().precision;
+}
+Float32MatmulPrecision float32_matmul_precision() { return detail::float32_matmul_precision_here(); }
+void set_float32_matmul_precision(Float32MatmulPrecision precision) {
+  detail::float32_matmul_precision_here() = precision;
+}
 
 int intra_op_threads() noexcept {
   const Context* context = Context::current_or_null();
