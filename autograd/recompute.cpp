@@ -178,6 +178,8 @@ void Region::need(Storage& asked) {
   OneMoreRead borrowed(owned_outside(rerun));
   borrowed.expect();
 
+  const Float32MatmulPrecisionScope restored(float32_matmul_precision());
+  Float32MatmulPrecision& precision = detail::float32_matmul_precision_here();
   // Computed in fresh memory first, so that an op that throws leaves every storage as it was.
   const NoGrad no_grad;
   std::vector<Ref<Storage>> memory(trace_.storages.size());
@@ -197,6 +199,7 @@ void Region::need(Storage& asked) {
     Tensors in, out;
     for (const TracedTensor& t : traced.in) in.push_back(tensor(t));
     for (const TracedTensor& t : traced.out) out.push_back(tensor(t));
+    precision = traced.precision;
     run_again(*traced.op, in, out);
     tell_captures(*traced.op, in, out);  // of memory that a storage then shows as its own
     in.clear();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/context.h"
+#include "runtime/float32_precision.h"
 #include "runtime/op.h"
 
 namespace sherd {
@@ -35,7 +36,8 @@ struct TracedStorage {
 struct TracedOp {
   Ref<const AnyOp> op;
   std::vector<TracedTensor> in, out;
-  bool once = false;  ///< it must not run again
+  bool once = false;                                                   ///< it must not run again
+  Float32MatmulPrecision precision = Float32MatmulPrecision::highest;  ///< that it ran with
 };
 
 struct Trace {

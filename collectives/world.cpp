@@ -15,6 +15,7 @@
 #include "collectives/threads/transport.h"
 #include "runtime/backend.h"
 #include "runtime/context.h"
+#include "runtime/float32_precision.h"
 
 namespace sherd {
 namespace {
@@ -67,16 +68,18 @@ struct Inheritance {
   bool grad_enabled;
   TensorOptions default_options;
   int threads;
+  Float32MatmulPrecision precision;
 
   static Inheritance from(Context& parent, int ranks) {
     return {parent.generator().state(), parent.grad_enabled(), parent.default_options(),
-            std::max(1, parent.threads() / ranks)};
+            std::max(1, parent.threads() / ranks), float32_matmul_precision()};
   }
   void enter(Context& rank) const {
     rank.set_generator(Generator(generator));
     rank.set_grad_enabled(grad_enabled);
     rank.set_default_options(default_options);
     rank.set_threads(threads);
+    set_float32_matmul_precision(precision);
   }
 };
 

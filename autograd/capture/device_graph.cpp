@@ -194,7 +194,7 @@ bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
       if (steps[i].op->call_among_ranks() != nullptr)
         made.calls->record({steps[i].op.get(), steps[i].bound_in});
       else
-        run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+        run_op(steps[i]);
     }
   });
   return part.recording != nullptr;
@@ -276,8 +276,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
   each_input([&](const TracedStorage&, std::byte* theirs, std::byte* ours, std::size_t bytes) {
     copy(ours, theirs, bytes);
   });
-  for (const std::uint32_t i : graph->bringing)
-    run_again(*steps[i].op, steps[i].bound_in, steps[i].bound_out);
+  for (const std::uint32_t i : graph->bringing) run_op(steps[i]);
   bool as_recorded = true;  // in the memory that the recording knows
   for (const DeviceGraph::Part& part : graph->parts) {
     as_recorded = as_recorded && free_soon(part);
@@ -298,7 +297,7 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
       continue;
     }
     Step& call = steps[part.first];
-    run_again(*call.op, call.bound_in, call.bound_out);
+    run_op(call);
     lend(call);
     const auto kept = [&](std::uint32_t v) {
       const Home home = places[values[v].storage].home;

@@ -91,6 +91,7 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
   for (const TracedOp& traced : trace.ops) {
     Step& step = steps.emplace_back();
     step.op = traced.op;
+    step.precision = traced.precision;
     for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
@@ -391,12 +392,18 @@ void Program::Impl::wait_for_peers() {
   lent_.clear();
 }
 
+/// With the precision of the captured run, which may have differed from op to op.
+void Program::Impl::run_op(Step& step) {
+  *precision_ = step.precision;
+  run_again(*step.op, step.bound_in, step.bound_out);
+}
+
 void Program::Impl::run_step(Step& step) {
   take_buffers(step);
   for (const auto& again : step.effects) again();
   if (step.op->is_view()) return;
   if (step.op->mutating()) announce_writes(step);
-  run_again(*step.op, step.bound_in, step.bound_out);
+  run_op(step);
   lend(step);
 }
 
@@ -416,6 +423,8 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   random.start = generator.state();
   generator.set_state({random.start.seed, random.start.offset + (random.end - random.first.offset)});
   const ReplayingRandom drawing(random);
+  const Float32MatmulPrecisionScope restored(float32_matmul_precision());
+  precision_ = &detail::float32_matmul_precision_here();
   const Bound bound(*this);
   bool by_graph = graph_takes(given) && ready_to_run();
   bind_all(given);

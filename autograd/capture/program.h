@@ -10,6 +10,7 @@
 #include "autograd/capture/packing.h"
 #include "autograd/capture/tracer.h"
 #include "runtime/device_recording.h"
+#include "runtime/float32_precision.h"
 #include "runtime/lent_call.h"
 #include "runtime/recorded_calls.h"
 #include "runtime/replay.h"
@@ -34,6 +35,7 @@ struct Program::Impl {
   };
   struct Step {
     Ref<const AnyOp> op;
+    Float32MatmulPrecision precision{};  // that it was captured with
     std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
     std::vector<std::uint32_t> takes{};  // buffers that it is the first to use for a storage
     std::vector<std::uint32_t> lends{};  // buffers that peers may read after it
@@ -114,6 +116,7 @@ struct Program::Impl {
   void replace(std::uint32_t buffer);
   void lend(const Step& step);
   void wait_for_peers();
+  void run_op(Step& step);
   void run_step(Step& step);
   void run_steps();
 
@@ -132,6 +135,7 @@ struct Program::Impl {
   // The first may meet work that is done once, such as a search for the best kernel.
   static constexpr int attempts = 2;
   int graph_attempts_ = attempts, attempts_with_calls_ = attempts;
+  Float32MatmulPrecision* precision_ = nullptr;  // the rank's, during a replay
   std::vector<std::shared_ptr<LentCall>> lent_;  // what the program does not own
   std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
 };

@@ -3,6 +3,7 @@
 #include "runtime/cuda/conv_cudnn.h"
 #include "runtime/cuda/depthwise.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/cuda/tf32.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
 #include "runtime/ops/matmul.h"
@@ -176,6 +177,7 @@ struct Operands3 {
 ConvForm form_of(const Convolution& c, const Operands3& o, bool bias) {
   return {c.makes,
           c.x.dtype(),
+          takes_tf32(c.x.dtype()),
           bias,
           o.x.last,
           o.x.sizes(),

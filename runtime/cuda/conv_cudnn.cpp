@@ -21,6 +21,7 @@ CudnnChoice choice_for(const ConvForm& form) {
           .fallback = true,
           .plain_sums = true,
           .f32 = form.dtype == DType::f32,
+          .tf32 = form.tf32,
           .most_workspace_bytes = most_workspace_bytes};
 }
 

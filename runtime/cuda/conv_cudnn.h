@@ -20,6 +20,7 @@ enum class ConvMakes : std::uint8_t { y, x, w };
 struct ConvForm {
   ConvMakes makes = ConvMakes::y;
   DType dtype = DType::f32;
+  bool tf32 = false;           ///< f32 may be rounded to it
   bool bias = false;           ///< one for each channel is added to y, which is made
   bool channels_last = false;  ///< dense so, all three, instead of in row-major order
   /// (N, C, H, W), (out, C / groups, height, width) and (N, out, H, W).

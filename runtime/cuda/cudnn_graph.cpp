@@ -73,7 +73,9 @@ class Notes {
         has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) || has(CUDNN_NUMERICAL_NOTE_FFT) ||
         has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6) || has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13))
       return false;
-    return choice.f32 ? !has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE) : !has(CUDNN_NUMERICAL_NOTE_WINOGRAD);
+    const bool cores = has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE), winograd = has(CUDNN_NUMERICAL_NOTE_WINOGRAD);
+    if (!choice.f32) return !winograd;
+    return !cores || (choice.tf32 && !winograd);
   }
 
  private:

@@ -61,7 +61,8 @@ struct CudnnChoice {
   /// Only kernels whose sums are what sums of the inputs' products in f32 are but for their order: no factor
   /// is rounded to fewer bits, no sum kept in them, and no transform loses some (FFT, large Winograd tiles).
   bool plain_sums = false;
-  bool f32 = false;  ///< the inputs are, which tensor cores would round to TF32
+  bool f32 = false;   ///< the inputs are, which tensor cores would round to TF32
+  bool tf32 = false;  ///< and may
   std::int64_t most_workspace_bytes = std::numeric_limits<std::int64_t>::max();
 };
 

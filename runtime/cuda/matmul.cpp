@@ -7,6 +7,7 @@
 #include "runtime/cuda/product.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/small_product.h"
+#include "runtime/cuda/tf32.h"
 #include "runtime/ops.h"
 #include "runtime/ops/arithmetic.h"
 #include "runtime/ops/linear.h"
@@ -50,6 +51,7 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
                "matmul");
   } else {
     s.dtype = c.dtype();
+    s.tf32 = takes_tf32(s.dtype);
     s.transpose_a = a.transposed;
     s.transpose_b = b.transposed;
     s.lda = a.ld;

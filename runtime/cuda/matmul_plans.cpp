@@ -69,10 +69,11 @@ Layout layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::in
 
 Operation operation(const ProductShape& s) {
   const bool wide = s.dtype == DType::f64;
+  const cublasComputeType_t compute = wide     ? CUBLAS_COMPUTE_64F
+                                      : s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                               : CUBLAS_COMPUTE_32F;
   cublasLtMatmulDesc_t made = nullptr;
-  check_blas(cublaslt().desc_create(&made, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                    wide ? CUDA_R_64F : CUDA_R_32F),
-             "operation");
+  check_blas(cublaslt().desc_create(&made, compute, wide ? CUDA_R_64F : CUDA_R_32F), "operation");
   Operation owned(made, cublaslt().desc_destroy);
   // The library is column-major and sees C transposed: op(B) transposed comes first.
   const cublasOperation_t first = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,

@@ -20,6 +20,7 @@ enum class EightBits : std::uint8_t { no, e4m3, e5m2 };
 /// right.
 struct ProductShape {
   DType dtype = DType::f32;  ///< of C, and of factors that are not 8 bits wide
+  bool tf32 = false;         ///< f32 factors may be rounded to it
   EightBits eight_a = EightBits::no, eight_b = EightBits::no;  ///< both or none; A as it lies, B transposed
   bool row_scales = false;  ///< of 8-bit factors: one for each row of C and one for each column, not one each
   bool transpose_a = false, transpose_b = false, bias = false;
@@ -47,8 +48,8 @@ class MatMulPlans {
   MatMulPlans(const MatMulPlans&) = delete;
   MatMulPlans& operator=(const MatMulPlans&) = delete;
 
-  /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, never in
-  /// TF32; halves accumulate in f32.
+  /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, in
+  /// TF32 only where the shape says so; halves accumulate in f32.
   void run(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
   /// Whether the library has an algorithm for it; `run` throws NotImplementedError where it has none.
   bool has(const ProductShape& shape) { return find(shape) != nullptr; }

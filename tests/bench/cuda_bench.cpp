@@ -1,6 +1,6 @@
 // Kernels and GPT-2-shaped training steps on one GPU; one line a figure. torch_cuda.py prints the same lines.
-//   cuda_bench [kernels] [small] [parity FILE] [step BATCH] [d48 BATCH] [d48fp8 BATCH] [d48fp8rows BATCH]
-//   [profile BATCH]
+//   cuda_bench [kernels] [tf32] [small] [parity FILE] [step BATCH] [d48 BATCH] [d48fp8 BATCH] [d48fp8rows
+//   BATCH] [profile BATCH]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "nn/state_file.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/float32_precision.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/cross_entropy.h"
 #include "runtime/ops/layer_norm.h"
@@ -145,6 +146,41 @@ void kernels() {
     const Tensor g = in[2];
     report("order_free_norm 512 M", 8.0 * n / 1e9, [&] { order_free_norm(std::span(&g, 1)); }, 3);
   }
+}
+
+/// How far `f` of f32 in each precision lies from `f` of f64, by element and of all, in units of a typical
+/// element (the root mean square), and its time.
+template <class F>
+void precision_bench(const char* what, double tera, const std::vector<Tensor>& in, const F& f) {
+  const auto magnitude = [](const Tensor& t) { return norm(t).item() / std::sqrt(t.numel()); };
+  const Tensor exact = f(to(in[0], f64), to(in[1], f64));
+  for (const auto precision : {Float32MatmulPrecision::highest, Float32MatmulPrecision::high}) {
+    const Float32MatmulPrecisionScope scope(precision);
+    const Tensor off = sub(to(f(in[0], in[1]), f64), exact);
+    const double unit = magnitude(exact), largest = amax(abs(off)).item() / unit,
+                 typical = magnitude(off) / unit;
+    const double us = microseconds([&] { f(in[0], in[1]); });
+    std::printf("%-34s %-8s off by %.1e at most, %.1e typically %10.1f us %7.1f TFLOP/s\n", what,
+                precision == Float32MatmulPrecision::high ? "high" : "highest", largest, typical, us,
+                tera / us * 1e6);
+    std::fflush(stdout);
+  }
+}
+
+void tf32() {
+  const NoGrad guard;
+  constexpr std::int64_t n = 4096;
+  const auto t = [](std::int64_t multiplications) {
+    return 2.0 * static_cast<double>(multiplications) / 1e12;
+  };
+  precision_bench("matmul 4096 x 4096 x 4096", t(n * n * n), {randn({n, n}, single), randn({n, n}, single)},
+                  [](const Tensor& a, const Tensor& b) { return matmul(a, b); });
+  precision_bench("linear 1024 to 4096, 8192 rows", t(8192 * 1024 * n),
+                  {randn({8192, 1024}, single), randn({n, 1024}, single)},
+                  [](const Tensor& x, const Tensor& w) { return linear(x, w); });
+  precision_bench("conv2d 3x3, 64 channels, 32 x 56^2", t(std::int64_t{32} * 56 * 56 * 64 * 64 * 9),
+                  {randn({32, 64, 56, 56}, single), randn({64, 64, 3, 3}, single)},
+                  [](const Tensor& x, const Tensor& w) { return conv2d(x, w, {}, {.padding = 1}); });
 }
 
 /// What the driver's pools hold, and the most that they held.
@@ -346,6 +382,7 @@ int main(int count, char** arguments) {
   manual_seed(1);
   for (int i = 1; i < count; ++i) {
     if (std::strcmp(arguments[i], "kernels") == 0) kernels();
+    if (std::strcmp(arguments[i], "tf32") == 0) tf32();
     if (std::strcmp(arguments[i], "step") == 0) step_bench(d12, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "d48") == 0) step_bench(d48, std::atoll(arguments[++i]));
     if (std::strcmp(arguments[i], "d48fp8") == 0) step_bench(d48_fp8, std::atoll(arguments[++i]));

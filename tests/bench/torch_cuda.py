@@ -1,4 +1,4 @@
-"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [eager BATCH] [compile BATCH] [d48 BATCH] [parity FILE]
+"""The figures of cuda_bench in PyTorch: python3 torch_cuda.py [kernels] [tf32] [eager BATCH] [compile BATCH] [d48 BATCH] [parity FILE]
 
 parity writes first weights and batches to FILE (safetensors) and the losses of 100 steps, in bf16 and in f32, to
 FILE.losses; cuda_bench parity FILE trains the same."""
@@ -81,6 +81,26 @@ def kernels():
     p.grad = torch.full_like(p, 1e-3)
     optimizer = torch.optim.AdamW([p], fused=True)
     report("adamw 512 M", 28 * (1 << 29) / 1e9, optimizer.step, 3)
+
+
+def precision(what, multiplications, a, b, f):
+    magnitude = lambda t: (t.norm() / t.numel() ** 0.5).item()
+    exact = f(a.double(), b.double())
+    for name, allowed in (("highest", False), ("high", True)):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        off, unit = f(a, b).double() - exact, magnitude(exact)
+        us = microseconds(lambda: f(a, b))
+        print(f"{what:34s} {name:8s} off by {off.abs().max().item() / unit:.1e} at most, {magnitude(off) / unit:.1e} typically "
+              f"{us:10.1f} us {2 * multiplications / us / 1e6:7.1f} TFLOP/s", flush=True)
+
+
+@torch.no_grad()
+def tf32(n=4096):
+    single = lambda *shape: torch.randn(*shape, device=device)
+    precision("matmul 4096 x 4096 x 4096", n**3, single(n, n), single(n, n), torch.matmul)
+    precision("linear 1024 to 4096, 8192 rows", 8192 * 1024 * n, single(8192, 1024), single(n, 1024), F.linear)
+    precision("conv2d 3x3, 64 channels, 32 x 56^2", 32 * 56 * 56 * 64 * 64 * 9, single(32, 64, 56, 56), single(64, 64, 3, 3),
+              lambda x, w: F.conv2d(x, w, padding=1))
 
 
 class Block(nn.Module):
@@ -192,6 +212,8 @@ while arguments:
     word = arguments.pop(0)
     if word == "kernels":
         kernels()
+    elif word == "tf32":
+        tf32()
     elif word == "parity":
         parity(arguments.pop(0))
     elif word == "d48":

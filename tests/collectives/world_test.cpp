@@ -94,6 +94,8 @@ TEST_CASE("ranks begin with their parent's seed and position, and draw alike") {
   for (int drawn : {0, 7, 1000}) {
     manual_seed(42);
     if (drawn > 0) rand({drawn});
+    const auto precision = outer.rank() == 0 ? Float32MatmulPrecision::highest : Float32MatmulPrecision::high;
+    const Float32MatmulPrecisionScope products(precision);
     const RandomKey parent = Context::current().generator().state();
     const auto keys = from_ranks<RandomKey>(3, [](World&) { return Context::current().generator().state(); });
     CHECK(keys == all_same(3, parent));
@@ -224,6 +226,7 @@ TEST_CASE("nested ranks inherit from the rank that starts them") {
       expect(Context::current().generator().state() == parent, "seed");
       expect(!Context::current().grad_enabled(), "grad mode");
       expect(Context::current().threads() == 1, "threads");
+      expect(float32_matmul_precision() == precision, "precision of products");
     });
   }));
 }

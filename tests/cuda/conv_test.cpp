@@ -107,6 +107,7 @@ ConvForm form_of(const Sizes& s, DType dtype, ConvMakes makes, bool channels_las
   return {makes,
           dtype,
           false,
+          false,
           channels_last,
           {s.x[0], s.x[1], s.x[2], s.x[3]},
           {s.w[0], s.w[1], s.w[2], s.w[3]},
