@@ -101,7 +101,8 @@ Program draw(std::uint64_t seed) {
   p.meets = once_in(random, 2);
   p.steps_within = !p.scales && p.way != Way::replicas && once_in(random, 4);
   p.gives_up = once_in(random, 2);
-  p.forgets = p.clears_late && !p.steps_within && once_in(random, 2);
+  // A scaler may have divided on all ranks what is left, and what is added is not.
+  p.forgets = p.clears_late && !p.steps_within && !p.scales && once_in(random, 2);
   for (int n = !p.forgets && once_in(random, 4) ? 2 : 1; n > 0; --n) {
     p.faults.push_back(
         {below(random, p.ranks), below(random, steps), static_cast<Place>(below(random, places))});
