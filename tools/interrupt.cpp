@@ -2,10 +2,10 @@
 
 #include <atomic>
 #include <csignal>
-#include <initializer_list>
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
+#include <initializer_list>
 
 #include "collectives/launch_report.h"
 
@@ -37,6 +37,8 @@ extern "C" void note_signal(int signal) {
 
 }  // namespace
 
+void ignore_closed_output() { ::signal(SIGPIPE, SIG_IGN); }
+
 void catch_interrupts() {
   launched = std::getenv(launch_socket_variable) != nullptr;
   const auto ignored = [](int signal) {
@@ -49,8 +51,6 @@ void catch_interrupts() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP})
     if (!ignored(signal))
       ::sigaction(signal, &action, nullptr);  // what whoever started us ignores stays ignored
-  // A reader of the output that goes away ends no training.
-  ::signal(SIGPIPE, SIG_IGN);
 }
 
 bool interrupted() { return caught_at.load(std::memory_order_relaxed) != 0; }

@@ -19,6 +19,7 @@
 #include "tools/interrupt.h"
 #include "tools/last_words.h"
 #include "tools/launch.h"
+#include "tools/log_lines.h"
 #include "tools/number.h"
 #include "tools/progress.h"
 #include "tools/report.h"
@@ -225,7 +226,7 @@ int print_whole(std::string_view text) {
 }
 
 int run_train(const TrainOptions& options) {
-  catch_interrupts();
+  ignore_closed_output();
   Progress progress(stdout);
   try {
     train(options, posix_file_system(), progress);
@@ -338,6 +339,7 @@ int run(int argc, char** argv) {
   check_processor();
   if (argc > 3 && std::string_view(argv[1]) == keeper_command)
     return keep_rank(argv[2], std::span(argv + 3, static_cast<std::size_t>(argc - 2)));
+  show_log();
   CLI::App app("Trains a byte-level GPT and writes text with it.", "sherd");
   app.require_subcommand(1);
   app.set_version_flag("--version", "sherd " SHERD_VERSION, "Print the version and exit");

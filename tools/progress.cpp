@@ -68,6 +68,8 @@ void Progress::validated(std::int64_t step, double loss) {
   std::fflush(out_);
 }
 
+void Progress::met() { catch_interrupts(); }
+
 bool Progress::stop_wanted() { return interrupted(); }
 
 void Progress::finished(const TrainResult& r) {

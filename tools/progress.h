@@ -15,6 +15,8 @@ class Progress final : public Reporter {
  public:
   explicit Progress(std::FILE* out);
 
+  /// Signals ask it to stop from then on; before, they end the program, which waits for others.
+  void met() override;
   void started(const RunFacts& facts) override;
   void stepped(const StepFacts& facts) override;
   void validated(std::int64_t step, double loss) override;

@@ -388,10 +388,11 @@ TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& report
   TrainResult result;
   const std::thread::id caller = std::this_thread::get_id();
   run_ranks(ranks_to_start(asked, files), [&](World& world) {
-    Start start = start_run(asked, files, text, world);
-    const Text& read = text.get(start.config.options, files);
     const bool first = world.rank() == 0;
     const bool may_stop = first || std::this_thread::get_id() == caller;
+    if (may_stop) reporter.met();
+    Start start = start_run(asked, files, text, world);
+    const Text& read = text.get(start.config.options, files);
     std::optional<Trace> trace;  // outlives the modules that it watches
     Run run(world, std::move(start), read, files, {reporter, may_stop});
     asked.resume ? run.restore() : run.begin();

@@ -31,6 +31,8 @@ struct TrainResult;
 class Reporter {
  public:
   virtual ~Reporter();
+  /// In every process, once all ranks have met: nothing was begun before.
+  virtual void met() {}
   virtual void started(const RunFacts&) {}
   virtual void stepped(const StepFacts&) {}
   virtual void validated(std::int64_t /*step*/, double /*loss*/) {}

@@ -19,7 +19,7 @@ void check(int ranks, int faults, std::int64_t elements) {
 TEST_CASE("faults and renewals leave nothing on threads, whatever their number", "[faults]") {
   for (const int ranks : test::sanitized ? std::vector{2} : std::vector{2, 3}) {
     check(ranks, 300, 1 << 18);
-    check(ranks, 3000, 1 << 12);
+    check(ranks, 1000, 1 << 12);
   }
 }
 

@@ -520,7 +520,7 @@ const std::map<std::string, void (*)()> scenarios = {
     {"fault_elsewhere", fault_elsewhere},
     {"fault_memory", [] { fault_memory(300, large / 4); }},
     {"fault_memory_long", [] { fault_memory(10000, large / 4); }},
-    {"fault_memory_small", [] { fault_memory(3000, large / 256); }},
+    {"fault_memory_small", [] { fault_memory(1000, large / 256); }},
     {"forks", forks},
     {"initial", initial},
     {"killed_before", killed_before},
