@@ -11,6 +11,7 @@
 
 #include "autograd/autograd.h"
 #include "collectives/observe.h"
+#include "runtime/float32_precision.h"
 #include "runtime/ops.h"
 #include "runtime/parallel.h"
 #include "tests/catch.h"
@@ -94,8 +95,6 @@ TEST_CASE("ranks begin with their parent's seed and position, and draw alike") {
   for (int drawn : {0, 7, 1000}) {
     manual_seed(42);
     if (drawn > 0) rand({drawn});
-    const auto precision = outer.rank() == 0 ? Float32MatmulPrecision::highest : Float32MatmulPrecision::high;
-    const Float32MatmulPrecisionScope products(precision);
     const RandomKey parent = Context::current().generator().state();
     const auto keys = from_ranks<RandomKey>(3, [](World&) { return Context::current().generator().state(); });
     CHECK(keys == all_same(3, parent));
@@ -218,6 +217,8 @@ TEST_CASE("nested ranks inherit from the rank that starts them") {
     manual_seed(static_cast<std::uint64_t>(outer.rank()));
     const NoGrad guard;
     const DefaultOptions defaults({.dtype = outer.rank() == 0 ? f64 : bf16, .device = Device::meta()});
+    const auto precision = outer.rank() == 0 ? Float32MatmulPrecision::highest : Float32MatmulPrecision::high;
+    const Float32MatmulPrecisionScope products(precision);
     const RandomKey parent = Context::current().generator().state();
     run_ranks(2, [&](World&) {
       const Tensor made = zeros({2});
