@@ -212,7 +212,7 @@ void Engine::reduce_in_turn(When when) {
     if (!group.trainable() && !gradients.pending())
       gradients.drop();
     else if (group.reduces())
-      gradients.reduce(step.gathered->dtype());
+      gradients.reduce(step.gathered->dtype(), step.label);
     else
       gradients.keep(step.gathered->dtype());
   }
@@ -330,16 +330,19 @@ void Engine::abort(std::uint64_t run) noexcept {
   EarlySteps::current().broke_off();
   const Backward failed = std::move(*backward_);
   backward_.reset();
-  std::vector<std::shared_ptr<ParameterGroup>> groups = failed.groups;
-  for (const auto& [gathered, until] : failed.plan.held())
-    groups.push_back(gathered->group().shared_from_this());
-  for (const auto& group : groups) {
-    group->gradients().drop();
-    group->each_gathered([](Gathered& gathered) {
+  const auto give_up = [](ParameterGroup& group) {
+    group.gradients().drop();
+    group.each_gathered([](Gathered& gathered) {
       for (const Lease owner : {Lease::backward, Lease::forward, Lease::policy, Lease::list})
         gathered.end(owner);
     });
-  }
+  };
+  for (const Plan::Held& held : failed.plan.held()) give_up(held.gathered->group());
+  // Without a plan the records tell the same on all ranks, which the graph does not.
+  for (const Record* record : failed.records)
+    for (const Record::Use& use : record->uses())
+      if (const auto gathered = use.gathered.lock(); gathered && use.planned) give_up(gathered->group());
+  for (const auto& group : failed.groups) give_up(*group);
 }
 
 }  // namespace sherd::shard

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -88,8 +89,8 @@ class Gradients final : public EngineSink {
   /// As this rank's own, without communication. `computed_in`: the dtype of forward, alike on all ranks.
   void keep(DType computed_in);
   /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
-  /// replicas, the sum over the ranks that share it.
-  void reduce(DType computed_in);
+  /// replicas, the sum over the ranks that share it. `label`: as all ranks call it, whenever they post.
+  void reduce(DType computed_in, const std::string& label);
   /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them, unless the
   /// program put that off.
   void pass_on();
@@ -173,7 +174,7 @@ class Gradients final : public EngineSink {
   Tensor divided(const Tensor& sum) const;
   DType reduce_dtype() const;
   DType grad_dtype() const;  ///< of averages in `.grad`
-  Collective reduction(std::vector<Tensor> totals);
+  Collective reduction(std::vector<Tensor> totals, const std::string& label);
   void leave_to_hook(Collective& reduction);
   void run_hook();
   void commit_own();

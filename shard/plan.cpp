@@ -61,14 +61,17 @@ Events::OfGroup& Events::reduce(const std::shared_ptr<Gathered>& gathered) {
   return groups_[at->second];
 }
 
-/// Of a group's uses in a record the last one says how long it may be read.
+/// Of a group's uses in a record the last one says how long it may be read, also one without gradients: until
+/// it was freed nobody noticed reads.
 void Events::add(const Record& record) {
-  std::unordered_set<const Gathered*> met;
+  std::unordered_map<const Gathered*, std::uint64_t> last;
   for (auto use = record.uses().rbegin(); use != record.uses().rend(); ++use) {
     const auto gathered = use->gathered.lock();
-    if (!gathered || !use->planned) continue;
+    if (!gathered) continue;
+    const std::uint64_t last_read = last.emplace(gathered.get(), use->last_read()).first->second;
+    if (!use->planned) continue;
     OfGathered& of = concern(gathered);
-    if (met.insert(gathered.get()).second) of.last = std::max(of.last, use->last_read());
+    of.last = std::max(of.last, last_read);
     of.first = std::min(of.first, use->place);
     OfGroup& group = reduce(gathered);
     group.first = std::min(group.first, use->place);
@@ -152,10 +155,10 @@ Plan::Plan(std::vector<Record*>& records, std::span<const std::shared_ptr<Parame
     const bool reduces = event.kind == Kind::reduce;
     const auto list = [&](const std::shared_ptr<Gathered>& gathered) {
       if (listed.insert(gathered.get()).second)
-        steps_.push_back({Kind::gather, gathered, event.place, reduces});
+        steps_.push_back({Kind::gather, gathered, event.place, gathered->group().label(), reduces});
     };
     if (reduces) {
-      steps_.push_back({Kind::reduce, event.gathered, event.place});
+      steps_.push_back({Kind::reduce, event.gathered, event.place, event.gathered->group().label()});
     } else {
       list(event.gathered);
       ++due;
@@ -191,7 +194,7 @@ std::string Plan::text() const {
                         step.kind == Kind::reduce ? "reduce"
                         : step.early              ? "gather early"
                                                   : "gather",
-                        step.group().label());
+                        step.label);
   return text;
 }
 

@@ -14,10 +14,15 @@ std::uint64_t next_place() { return Context::current().slot<Tape>().take_sequenc
 
 }  // namespace
 
-void Record::add(Gathered& gathered, Moment moment) {
+Record::Use Record::use_of(Gathered& gathered, Moment moment) {
   auto region = recording_region();
   const bool planned = Context::current().grad_enabled() || region != nullptr;
-  uses_.push_back({gathered.shared(), moment, next_place(), planned, std::move(region)});
+  return {gathered.shared(), moment, next_place(), planned, std::move(region)};
+}
+
+void Record::add_unless_used(const Use& use) {
+  const auto same = [&](const Use& u) { return u.planned && u.gathered.lock() == use.gathered.lock(); };
+  if (std::ranges::none_of(uses_, same)) uses_.push_back(use);
 }
 
 void Record::freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }
@@ -35,6 +40,18 @@ bool Record::trainable() const {
     const auto gathered = use.gathered.lock();
     return use.planned && gathered && gathered->group().trainable();
   });
+}
+
+std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record) {
+  struct Kept {
+    std::shared_ptr<Record> record;
+    std::vector<std::shared_ptr<Gathered>> gathered;
+  };
+  auto kept = std::make_shared<Kept>(record);
+  for (const Record::Use& use : record->uses())
+    if (auto gathered = use.gathered.lock(); gathered && use.planned)
+      kept->gathered.push_back(std::move(gathered));
+  return {kept, record.get()};
 }
 
 void Record::begin(PassInfo pass, Leaf&) { Engine::current().begin(pass.number, *this); }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "autograd/recompute.h"
@@ -21,7 +22,7 @@ class Record final : public EngineSink {
     begin,  ///< of a module
     end,
     read,  ///< outside its module, or the program asked for it
-    tied,  ///< to a parameter below the root, so that an op in it may read it
+    tied,  ///< to a parameter below the root, so that an op in it may read it; or read between two forwards
   };
   struct Use {
     std::weak_ptr<Gathered> gathered;
@@ -39,7 +40,11 @@ class Record final : public EngineSink {
   explicit Record(std::uint64_t number) : number_(number) {}
   std::uint64_t number() const { return number_; }
   const std::vector<Use>& uses() const { return uses_; }
-  void add(Gathered& gathered, Moment moment);
+  /// At this moment.
+  static Use use_of(Gathered& gathered, Moment moment);
+  void add(Use use) { uses_.push_back(std::move(use)); }
+  void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
+  void add_unless_used(const Use& use);
   /// Its last use ends; or, where it is read after the forward, has no end.
   void freed(const Gathered& gathered);
   void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
@@ -56,5 +61,9 @@ class Record final : public EngineSink {
   std::uint64_t number_;
   std::vector<Use> uses_;
 };
+
+/// The record with the groups that it names, for a graph: a rank whose own reads none of a group reduces it
+/// with the others, also when the module is gone. A root has the record alone, since groups have their root.
+std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record);
 
 }  // namespace sherd::shard

@@ -1,6 +1,7 @@
 #include "shard/root.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "autograd/autograd.h"
@@ -108,6 +109,11 @@ void Root::end_listed() {
       if (const auto gathered = weak.lock()) gathered->end(Lease::list);
 }
 
+void Root::take_over(Root& inner) {
+  inner.end_listed();
+  std::ranges::move(std::exchange(inner.outside_, {}), std::back_inserter(outside_));
+}
+
 // ---- forward ----
 
 void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
@@ -123,6 +129,7 @@ void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
         kept.push_back(gathered.shared());
     });
   drop_stale(std::move(kept));
+  for (Record::Use& use : std::exchange(outside_, {})) now_->add(std::move(use));
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
 }
 
@@ -183,29 +190,39 @@ void Root::leave(std::span<Tensor* const> outputs) {
   if (!Context::current().grad_enabled() || !last_->planned()) return;
   // Frozen groups are gathered in a backward too, when it goes on to the inputs.
   const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
-  if (any || last_->trainable()) anchor(outputs, last_);
+  if (any || last_->trainable()) anchor(outputs, with_groups(last_));
 }
 
 void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noexcept {
   for (const auto& group : of_module) group->in_use().end(Lease::module);
   if (--depth_ > 0) return;
   now_ = last_ = nullptr;
-  ahead_.clear(), reads_.clear();
+  ahead_.clear(), reads_.clear(), outside_.clear();
   for (const auto& group : groups()) group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
 void Root::unshard(Gathered& gathered) {
   if (!now_ && !Engine::current().walking() && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
+  if (Engine::current().walking()) gathered.check_unwritten();
   gathered.lease(Lease::policy);
   advance(gathered, Moment::read);
   gathered.end(Lease::list);
   gathered.show();
 }
 
+/// Between two forwards: backwards through either may come to it, on some ranks and not on others.
+void Root::read_outside(Gathered& gathered) {
+  if (last_) last_->read_later(gathered);
+  Record::Use use = Record::use_of(gathered, Moment::tied);
+  if (!use.planned) return;
+  if (last_) last_->add_unless_used(use);
+  outside_.push_back(std::move(use));
+}
+
 void Root::read(Gathered& gathered) {
   const bool walking = Engine::current().walking();
   if (walking || !now_) gathered.check_unwritten();
-  if (!walking && !now_ && last_) last_->read_later(gathered);
+  if (!walking && !now_) read_outside(gathered);
   gathered.lease(Lease::list);
   reads_.push_back(gathered.shared());
   advance(gathered, Moment::read);

@@ -46,6 +46,9 @@ class Root {
   /// Also of graphs from before a module was moved or cast.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
 
+  /// What ran alone so far becomes a part of this root.
+  void take_over(Root& inner);
+
   // ---- forward ----
   /// A module begins; the outermost one opens a record. `tied`: groups of other roots whose parameters are
   /// members below it.
@@ -67,7 +70,7 @@ class Root {
     if (now_) now_->freed(gathered);
   }
   /// After a fault: nothing that was guessed counts.
-  void renewed() { last_ = nullptr; }
+  void renewed() { last_ = nullptr, outside_.clear(); }
   /// Gives back what was gathered ahead, or read outside its module.
   void end_listed();
 
@@ -76,6 +79,7 @@ class Root {
   void gather_ahead(const Gathered& from, Record::Moment moment);
   bool follows(const Gathered& wanted, Record::Moment moment);
   void end_reads(const Gathered* but);
+  void read_outside(Gathered& gathered);
   void drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const;
 
   SchedulePolicy policy_;
@@ -84,7 +88,8 @@ class Root {
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   int depth_ = 0;
   std::shared_ptr<Record> now_, last_;
-  bool departed_ = false;  ///< this forward, from the last one's list
+  std::vector<Record::Use> outside_;  ///< between the last forward and the next, whose record takes it over
+  bool departed_ = false;             ///< this forward, from the last one's list
   // Leased by the list: gathered ahead, and read outside their modules at the cursor.
   std::vector<std::weak_ptr<Gathered>> ahead_, reads_;
 };

@@ -252,7 +252,7 @@ void Unit::join(const Unit& outer, std::string_view name) {
            : name.empty()       ? outer.label_
                                 : fmt::format("{}.{}", outer.label_, name);
   if (moves) {
-    root_->end_listed();
+    outer.root_->take_over(*root_);
     root_ = outer.root_;
     root_->add(shared_from_this());
   }

@@ -297,3 +297,68 @@ TEST_CASE("a weight tied to another model's is averaged in backwards of either, 
     }
   });
 }
+
+TEST_CASE("a parameter read before the forward is there in the backward, whichever rank's loss uses it") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int user : {0, 1})
+      for (const bool after : {false, true}) {
+        manual_seed(1);
+        Pair by_hand;
+        Pair pair = by_hand.clone();
+        shard_pair(pair, {.layout = layout});
+        const auto backward = [&](Pair& p, int rank) {
+          const auto read = [&] { return sum(square(p.first.weight.tensor())); };
+          Tensor term = after ? Tensor() : read();
+          const Tensor y = p(input_of(rank));
+          if (after) term = read();
+          const Tensor loss = sum(square(y));
+          (rank == user ? add(loss, term) : loss).backward();
+        };
+        for (int times = 0; times < 2; ++times) {
+          pair.zero_grad();
+          backward(pair, world.rank());
+          const Gradients expected =
+              average_by_hand(by_hand, world.size(), [&](int rank) { backward(by_hand, rank); });
+          const std::string found =
+              difference(whole_gradients(pair, world.group()), as_sharded(expected, pair));
+          expect(found.empty(), "user {}, after the forward {}: {}", user, after, found);
+        }
+      }
+  });
+}
+
+TEST_CASE("a backward of a model that is gone makes the same calls, whichever rank's graph has its layers") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int user : {0, 1}) {
+      manual_seed(1);
+      Tensor loss;
+      {
+        Pair pair;
+        shard_pair(pair, {.layout = layout});
+        pair.uses_second = world.rank() == user;
+        loss = sum(square(pair(input_of(world.rank()))));
+      }
+      loss.backward();
+      world.group().barrier();
+    }
+  });
+}
+
+TEST_CASE("a backward that failed keeps nothing of what it would not have gathered") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(1);
+    Pair pair;
+    pair.first.set_requires_grad(false);
+    shard::fully_shard(pair.first, {.layout = layout, .backward_gather = shard::BackwardGather::no});
+    shard::fully_shard(pair.second, {.layout = layout});
+    shard::fully_shard(pair, {.layout = layout});
+    shard::unshard(pair.first);
+    const Tensor y = pair(input_of(world.rank()));
+    shard::unshard(pair.first);
+    const Subscription hook =
+        register_hook(y, [](const Tensor&) -> Tensor { throw std::runtime_error("not this one"); });
+    expect_refused<std::runtime_error>([&] { sum(y).backward(); }, "not this one");
+    world.group().barrier();
+    expect(!pair.first.weight.tensor().storage().resident(), "it is here still");
+  });
+}
