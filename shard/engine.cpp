@@ -162,7 +162,6 @@ void Engine::tell_units() const {
 /// whatever this rank's graph has there. Says where the next of it is due.
 std::uint64_t Engine::passes(std::uint64_t place) {
   Backward& b = *backward_;
-  b.place = place;
   const auto& steps = plan().steps();
   const auto& held = plan().held();
   const auto release_at = [&] { return b.released < held.size() ? held[b.released].until : 0; };
@@ -198,17 +197,19 @@ void Engine::arrived(std::uint64_t run) {
 }
 
 /// While the backward runs nothing waits for a reduction: a peer may bring its part only after a gather that
-/// this rank still has to post.
+/// this rank still has to post. A reduction follows the gathers before it, which read what it may have
+/// stepped.
 void Engine::reduce_in_turn(When when) {
   Backward& b = *backward_;
   for (; b.reduced < plan().steps().size(); ++b.reduced) {
     const Plan::Step& step = plan().steps()[b.reduced];
-    if (step.kind != Plan::Step::Kind::reduce) continue;
+    if (step.kind != Plan::Step::Kind::reduce) {
+      if (b.reduced >= b.gathered) return;
+      continue;
+    }
     ParameterGroup& group = step.group();
     Gradients& gradients = group.gradients();
-    if (when == When::complete &&
-        (step.place <= b.place || !gradients.complete() || group.spec().reduce_at_end))
-      return;
+    if (when == When::complete && (!gradients.complete() || group.spec().reduce_at_end)) return;
     if (!group.trainable() && !gradients.pending())
       gradients.drop();
     else if (group.reduces())

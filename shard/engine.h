@@ -87,7 +87,6 @@ class Engine {
 
     bool begun = false;
     Plan plan{};
-    std::uint64_t place = std::uint64_t(-1);  ///< that the walk has come to
     // Cursors: steps that the walk has passed; gathers, which the program may ask for earlier, and
     // reductions, which may wait for gradients; what is given back.
     std::size_t passed = 0, gathered = 0, reduced = 0, released = 0;
