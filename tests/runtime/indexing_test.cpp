@@ -346,7 +346,7 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { conv_transpose1d(line, ones({4, 2, 3}), {}, {.output_padding = 1}); },
           "conv_transpose1d: output padding");
   refused([&] { max_pool1d(image, 2); }, "max_pool1d: input (N, C, L)");
-  refused([&] { avg_pool1d(line, 6); }, "avg_pool1d: windows of 1 x 6");
+  refused([&] { avg_pool1d(line, 6); }, "avg_pool1d: windows of 6 do not fit");
   refused([&] { max_pool1d(line, 2, {.padding = 2}); }, "max_pool1d: kernel 2");
   refused([&] { avg_pool1d(to(line, i32), 2); }, "avg_pool1d: takes floating");
   refused([&] { avg_pool2d(image, {2, 3}, {.padding = {0, 2}}); }, "avg_pool2d: kernel 3 and stride 3");

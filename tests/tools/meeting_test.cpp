@@ -71,7 +71,7 @@ TEST_CASE("who is refused where ranks meet is told on stderr, and the others go 
   place.visit();
   Command stranger(second, place.train(), {}, place.as(1, 3));
   CHECK(stranger.wait() == 1);
-  CHECK_THAT(stranger.err(), ContainsSubstring("sherd: launch: rank 1 of 3 was not let in"));
+  CHECK_THAT(stranger.err(), ContainsSubstring("launch: rank 1 of 3 was not let in"));
   Command guest(third, place.train(), {}, place.as(1, 2));
   const int of_guest = guest.wait(), of_host = host.wait();
   INFO(guest.err() << host.err());
