@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -11,7 +12,7 @@
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // no header of gcc declares it
 #endif
 
 namespace sherd::test {
