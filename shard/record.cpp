@@ -20,9 +20,9 @@ Record::Use Record::use_of(Gathered& gathered, Moment moment) {
   return {gathered.shared(), moment, next_place(), planned, std::move(region)};
 }
 
-void Record::add_unless_used(const Use& use) {
+void Record::add_unless_used(std::vector<Use>& uses, const Use& use) {
   const auto same = [&](const Use& u) { return u.planned && u.gathered.lock() == use.gathered.lock(); };
-  if (std::ranges::none_of(uses_, same)) uses_.push_back(use);
+  if (std::ranges::none_of(uses, same)) uses.push_back(use);
 }
 
 void Record::freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }

@@ -44,7 +44,9 @@ class Record final : public EngineSink {
   static Use use_of(Gathered& gathered, Moment moment);
   void add(Use use) { uses_.push_back(std::move(use)); }
   void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
-  void add_unless_used(const Use& use);
+  /// Of uses that begin nothing and end nowhere the first of a group says all.
+  static void add_unless_used(std::vector<Use>& uses, const Use& use);
+  void add_unless_used(const Use& use) { add_unless_used(uses_, use); }
   /// Its last use ends; or, where it is read after the forward, has no end.
   void freed(const Gathered& gathered);
   void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }

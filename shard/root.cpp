@@ -213,10 +213,10 @@ void Root::unshard(Gathered& gathered) {
 /// Between two forwards: backwards through either may come to it, on some ranks and not on others.
 void Root::read_outside(Gathered& gathered) {
   if (last_) last_->read_later(gathered);
-  Record::Use use = Record::use_of(gathered, Moment::tied);
+  const Record::Use use = Record::use_of(gathered, Moment::tied);
   if (!use.planned) return;
   if (last_) last_->add_unless_used(use);
-  outside_.push_back(std::move(use));
+  Record::add_unless_used(outside_, use);  // a module that never runs is read without end
 }
 
 void Root::read(Gathered& gathered) {
