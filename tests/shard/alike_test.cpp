@@ -39,6 +39,13 @@ struct Fork final : nn::Layer<Fork> {
   void visit(auto&& on) { on("layer", layer); }
 };
 
+/// Of a loss that takes the output which comes of parameters on rank `user` alone.
+void backward(Fork& fork, int rank, int user) {
+  const auto [of_layer, of_none] = fork(input_of(rank));
+  const Tensor loss = sum(rank == user ? of_layer : of_none);
+  if (loss.requires_grad()) loss.backward();
+}
+
 /// A layer below a frozen pair.
 struct Model final : nn::Layer<Model> {
   nn::Linear own{5, 5};
@@ -226,16 +233,11 @@ TEST_CASE("a loss on one rank of an output that comes of no parameter takes part
       Fork by_hand;
       Fork fork = by_hand.clone();
       shard::fully_shard(fork, {.layout = layout});
-      const auto backward = [&](Fork& f, int rank) {
-        const auto [of_layer, of_none] = f(input_of(rank));
-        Tensor loss = sum(rank == user ? of_layer : of_none);
-        if (loss.requires_grad()) loss.backward();
-      };
       for (int times = 0; times < 2; ++times) {
         fork.zero_grad();
-        backward(fork, world.rank());
+        backward(fork, world.rank(), user);
         const Gradients expected =
-            average_by_hand(by_hand, world.size(), [&](int rank) { backward(by_hand, rank); });
+            average_by_hand(by_hand, world.size(), [&](int rank) { backward(by_hand, rank, user); });
         expect_gradients(fork, world, expected, "with one user");
       }
     }
@@ -249,16 +251,11 @@ TEST_CASE("a replica whose loss reaches none of its parameters takes part in the
       Fork by_hand;
       Fork fork = by_hand.clone();
       const shard::DataParallel replica(fork, world.group());
-      const auto backward = [&](Fork& f, int rank) {
-        const auto [of_layer, of_none] = f(input_of(rank));
-        const Tensor loss = sum(rank == user ? of_layer : of_none);
-        if (loss.requires_grad()) loss.backward();
-      };
       for (int times = 0; times < 2; ++times) {
         fork.zero_grad();
-        backward(fork, world.rank());
+        backward(fork, world.rank(), user);
         const Gradients expected =
-            average_by_hand(by_hand, world.size(), [&](int rank) { backward(by_hand, rank); });
+            average_by_hand(by_hand, world.size(), [&](int rank) { backward(by_hand, rank, user); });
         const std::string found = difference(gradients(fork), expected);
         expect(found.empty(), "user {}: {}", user, found);
       }
