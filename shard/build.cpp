@@ -236,7 +236,7 @@ Members make_group(std::span<const FoundParameter> parameters, const nn::Module&
   spec.shapes = std::move(shapes);
   const Tensor shard = empty({spec.partition.shard_numel()}, {whole[0].dtype(), whole[0].device()});
   members.group = std::make_shared<ParameterGroup>(std::move(spec), shard);
-  members.group->set_root(nullptr, std::string(module.type_name()));  // its name follows with a root
+  members.group->set_name(std::string(module.type_name()));  // its name follows with a root
   fill_shard(*members.group, whole);
   return members;
 }

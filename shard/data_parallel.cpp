@@ -17,6 +17,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/anchor.h"
+#include "shard/engine.h"
 #include "shard/group.h"
 #include "shard/share.h"
 #include "shard/step_check.h"
@@ -70,7 +71,9 @@ class GradientBuckets final : public GradSink,
                           .unsynced = p.grad().defined()});
       bucket.numel += p.numel();
     }
-    for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].label = fmt::format("gradients {}", b);
+    const int model = Engine::current().count_model(group_);
+    for (std::size_t b = 0; b < buckets_.size(); ++b)
+      buckets_[b].label = of_model(fmt::format("gradients {}", b), model);
   }
 
   /// Makes `self`, which is this object, the sink of its parameters.

@@ -31,9 +31,17 @@ std::vector<std::shared_ptr<Unit>> Engine::units() const {
 Group Engine::block_of(const Group& shard, int ranks) {
   std::erase_if(blocks_, [](const Block& known) { return known.shard.expired(); });
   for (const Block& known : blocks_)
-    if (known.of(shard) && known.ranks == ranks) return known.block;
+    if (watches(known.shard, shard) && known.ranks == ranks) return known.block;
   blocks_.push_back({shard.watch(), shard.blocks(ranks), ranks});
   return blocks_.back().block;
+}
+
+int Engine::count_model(const Group& ranks) {
+  std::erase_if(models_, [](const ModelNumber& last) { return last.ranks.expired(); });
+  for (ModelNumber& last : models_)
+    if (watches(last.ranks, ranks)) return ++last.number;
+  models_.push_back({ranks.watch(), 1});
+  return 1;
 }
 
 /// What was gathered or guessed before a fault is not what the peers have.
@@ -48,7 +56,7 @@ void Engine::renewed(const Group& ranks) {
     group->root()->renewed();
   }
   for (const Block& known : blocks_)
-    if (known.of(ranks)) known.block.renew();
+    if (watches(known.shard, ranks)) known.block.renew();
 }
 
 // ---- reads ----
@@ -213,7 +221,7 @@ void Engine::reduce_in_turn(When when) {
     if (!group.trainable() && !gradients.pending())
       gradients.drop();
     else if (group.reduces())
-      gradients.reduce(step.gathered->dtype(), step.label);
+      gradients.reduce(step.gathered->dtype(), step.name);
     else
       gradients.keep(step.gathered->dtype());
   }

@@ -53,6 +53,8 @@ class Engine {
   /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
   /// `shard`.
   Group block_of(const Group& shard, int ranks);
+  /// How many models there are among `ranks` with one more.
+  int count_model(const Group& ranks);
   std::uint64_t next_record() { return ++last_record_; }
 
   /// The program asks for a group: begins to gather it, for its module's next forward or until `reshard`.
@@ -117,14 +119,11 @@ class Engine {
     std::weak_ptr<const void> shard;
     Group block;
     int ranks;
-    bool of(const Group& group) const {
-      const std::shared_ptr<const void> own = shard.lock();
-      return own && own == group.watch().lock();
-    }
   };
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
+  std::vector<ModelNumber> models_;  ///< the last one's among each group of ranks
   std::uint64_t last_record_ = 0;
   std::optional<Backward> backward_;
   bool own_calls_ = false;

@@ -124,7 +124,7 @@ void Gathered::start() {
   const Tensor all = empty({partition.gathered_numel()}, {dtype_, device});
   Collective c =
       gather_call(all, source, partition, RankOfGroup(group).rank, in_place ? InPlace::yes : InPlace::no);
-  c.label = group_.label();
+  c.label = sliced != nullptr ? group_.name()->among_block() : group_.name()->among_shard();
   if (aside) mark_copies();
   Work work;
   if (group.defined()) {

@@ -140,8 +140,9 @@ DType Gradients::grad_dtype() const {
 
 DType Gradients::reduce_dtype() const { return group_.spec().reduce_dtype.value_or(own_); }
 
-void Gradients::reduce(DType computed_in, const std::string& label) {
+void Gradients::reduce(DType computed_in, std::shared_ptr<const CallName> name) {
   due_ = 0;
+  called_ = std::move(name);
   own_ = computed_in;
   const bool over_all = !in_two_calls() || group_.switches.all_reducing;
   turn_ = over_all ? Turn::reduced : Turn::reduced_over_shards;
@@ -159,7 +160,7 @@ void Gradients::reduce(DType computed_in, const std::string& label) {
     return;
   }
   const Engine::OwnCalls own_calls;
-  Collective call = reduction(totals(), label);
+  Collective call = reduction(totals());
   if (group_.switches.comm_hook) leave_to_hook(call);
   reduction_ = group.enqueue(std::move(call), WhenFull::queue);
 }
@@ -204,7 +205,7 @@ void Gradients::pass_on() {
                                                      .outputs = {reduced_},
                                                      .reduction = ReduceOp::sum(),
                                                      .channel = reduce_channel,
-                                                     .label = group_.label()},
+                                                     .label = called_->among_replicas()},
                                                     WhenFull::queue);
 }
 
@@ -513,7 +514,7 @@ bool Gradients::in_two_calls() const {
 /// Every segment's gradient over all ranks, zeros where this rank has none, and for every slot whether
 /// it has one. A gradient that is its segment as it lies travels from where it is, unless others see its
 /// memory, who may write it while peers read.
-Collective Gradients::reduction(std::vector<Tensor> totals, const std::string& label) {
+Collective Gradients::reduction(std::vector<Tensor> totals) {
   const GroupSpec& spec = group_.spec();
   const Partition& partition = spec.partition;
   const std::int64_t ranks = partition.ranks(), flags = static_cast<std::int64_t>(slots_.size());
@@ -539,7 +540,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals, const std::string& l
       .outputs = {},
       .reduction = divided_here() ? ReduceOp::sum() : ReduceOp::average(),
       .channel = reduce_channel,
-      .label = label};
+      .label = spec.ranks.shard.defined() ? called_->among_shard() : called_->among_replicas()};
   std::int64_t at = 0;
   Copies copies;
   for (int s = 0; s < partition.segments(); ++s) {

@@ -16,6 +16,7 @@
 #include "collectives/group.h"
 #include "runtime/backend.h"
 #include "runtime/tensor.h"
+#include "shard/call_name.h"
 
 namespace sherd::shard {
 
@@ -89,8 +90,8 @@ class Gradients final : public EngineSink {
   /// As this rank's own, without communication. `computed_in`: the dtype of forward, alike on all ranks.
   void keep(DType computed_in);
   /// Posts the average over the ranks, of what is here and what earlier backwards kept. Where the shard has
-  /// replicas, the sum over the ranks that share it. `label`: as all ranks call it, whenever they post.
-  void reduce(DType computed_in, const std::string& label);
+  /// replicas, the sum over the ranks that share it. `name`: as all ranks call it, whenever they post.
+  void reduce(DType computed_in, std::shared_ptr<const CallName> name);
   /// Where the shard has replicas: waits for what `reduce` posted, and posts the sum over them, unless the
   /// program put that off.
   void pass_on();
@@ -174,7 +175,7 @@ class Gradients final : public EngineSink {
   Tensor divided(const Tensor& sum) const;
   DType reduce_dtype() const;
   DType grad_dtype() const;  ///< of averages in `.grad`
-  Collective reduction(std::vector<Tensor> totals, const std::string& label);
+  Collective reduction(std::vector<Tensor> totals);
   void leave_to_hook(Collective& reduction);
   void run_hook();
   void commit_own();
@@ -199,6 +200,7 @@ class Gradients final : public EngineSink {
   int due_ = 0;
   DType own_ = DType::f32;  // of gradients as they come, where nothing else was asked for
   Tensor reduced_;          // average, or sum in two calls: shard gradient, then a presence flag a slot
+  std::shared_ptr<const CallName> called_;  ///< by all ranks, in the group's last turn
   Work reduction_;
   std::optional<double> divide_by_;  // of this reduction
   Tensor average_, flags_;           // made of it; in the end where the shard is

@@ -108,7 +108,7 @@ Tensor ParameterGroup::gather(const Tensor& shard) const {
   const Partition& partition = spec_.partition;
   const Tensor all = empty({partition.gathered_numel()}, {shard.dtype(), compute_device()});
   Collective c = gather_call(all, shard, partition, RankOfGroup(spec_.ranks.shard).rank, InPlace::yes);
-  c.label = label_;
+  c.label = name_->among_shard();
   if (!spec_.ranks.shard.defined()) return all;
   Work work = spec_.ranks.shard.enqueue(std::move(c));
   work.wait();
@@ -147,13 +147,22 @@ std::vector<Tensor> ParameterGroup::make_used(Precision precision, std::span<con
 
 Gathered& ParameterGroup::in_use() { return gathered(root_->precision()); }
 
-void ParameterGroup::set_root(std::shared_ptr<Root> root, std::string label) {
-  if (std::exchange(root_, std::move(root)) != root_ && root_) root_->add(shared_from_this());
-  label_ = std::move(label);
+void ParameterGroup::set_root(std::shared_ptr<Root> root) {
+  if (std::exchange(root_, std::move(root)) != root_) root_->add(shared_from_this());
+}
+
+void ParameterGroup::set_name(std::string module) {
+  CallName name{.module = std::move(module)};
+  if (root_) {
+    name.on_shard = root_->number_among(spec_.ranks.shard);
+    name.on_replicas = root_->number_among(spec_.ranks.replicas);
+    name.on_block = root_->number_among(spec_.ranks.block);
+  }
+  name_ = std::make_shared<const CallName>(std::move(name));
 }
 
 void ParameterGroup::take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change) {
-  label_ = old.label_;
+  name_ = old.name_;
   switches = old.switches;
   step_check = old.step_check;
   gradients_.take_over(old.gradients_, change);

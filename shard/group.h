@@ -119,10 +119,12 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   /// gradient.
   std::vector<Tensor> make_used(Precision precision, std::span<const Tensor> others = {});
 
-  /// The module's name, once its root has run.
-  const std::string& label() const { return label_; }
+  const std::string& label() const { return name_->module; }
+  const std::shared_ptr<const CallName>& name() const { return name_; }
   const std::shared_ptr<Root>& root() const { return root_; }
-  void set_root(std::shared_ptr<Root> root, std::string label);
+  void set_root(std::shared_ptr<Root> root);
+  /// With a root, as a part of a model that runs.
+  void set_name(std::string module);
   /// Takes over what a group with the same members was told and kept; `change` makes of its gradients what
   /// was made of its shard.
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
@@ -151,7 +153,7 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   Tensor shard_, flat_;
   DType compute_dtype_;
   std::vector<Tensor> locals_;
-  std::string label_ = "?";
+  std::shared_ptr<const CallName> name_ = std::make_shared<CallName>();
   std::shared_ptr<Root> root_;
   Gathered gathered_;
   std::optional<Gathered> in_full_;

@@ -155,10 +155,10 @@ Plan::Plan(std::vector<Record*>& records, std::span<const std::shared_ptr<Parame
     const bool reduces = event.kind == Kind::reduce;
     const auto list = [&](const std::shared_ptr<Gathered>& gathered) {
       if (listed.insert(gathered.get()).second)
-        steps_.push_back({Kind::gather, gathered, event.place, gathered->group().label(), reduces});
+        steps_.push_back({Kind::gather, gathered, event.place, gathered->group().name(), reduces});
     };
     if (reduces) {
-      steps_.push_back({Kind::reduce, event.gathered, event.place, event.gathered->group().label()});
+      steps_.push_back({Kind::reduce, event.gathered, event.place, event.gathered->group().name()});
     } else {
       list(event.gathered);
       ++due;
@@ -194,7 +194,7 @@ std::string Plan::text() const {
                         step.kind == Kind::reduce ? "reduce"
                         : step.early              ? "gather early"
                                                   : "gather",
-                        step.label);
+                        step.name->module);
   return text;
 }
 

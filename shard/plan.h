@@ -21,10 +21,10 @@ class Plan {
  public:
   struct Step {
     enum class Kind : std::uint8_t { gather, reduce } kind;
-    std::shared_ptr<Gathered> gathered;  ///< whose gradients the group's are, of a reduction
-    std::uint64_t place;                 ///< due before what was recorded earlier
-    std::string label;                   ///< the group's, which a forward in a hook may change
-    bool early = false;                  ///< a gather that follows a reduction
+    std::shared_ptr<Gathered> gathered;    ///< whose gradients the group's are, of a reduction
+    std::uint64_t place;                   ///< due before what was recorded earlier
+    std::shared_ptr<const CallName> name;  ///< the group's, which a forward in a hook may change
+    bool early = false;                    ///< a gather that follows a reduction
     ParameterGroup& group() const { return gathered->group(); }
   };
   /// What a backward holds, to the place where its first use began: nothing before that reads it.

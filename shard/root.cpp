@@ -109,6 +109,14 @@ void Root::end_listed() {
       if (const auto gathered = weak.lock()) gathered->end(Lease::list);
 }
 
+int Root::number_among(const Group& ranks) {
+  if (!ranks.defined()) return 0;
+  for (const ModelNumber& known : numbers_)
+    if (watches(known.ranks, ranks)) return known.number;
+  numbers_.push_back({ranks.watch(), Engine::current().count_model(ranks)});
+  return numbers_.back().number;
+}
+
 void Root::take_over(Root& inner) {
   inner.end_listed();
   std::ranges::move(std::exchange(inner.outside_, {}), std::back_inserter(outside_));

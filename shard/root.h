@@ -23,6 +23,18 @@ struct SchedulePolicy {
   BackwardPrefetch backward_prefetch = 1;
 };
 
+/// Of a model among ranks, or the last one's.
+struct ModelNumber {
+  std::weak_ptr<const void> ranks;
+  int number;
+};
+
+/// Whether a `Group::watch` is of `group`.
+inline bool watches(const std::weak_ptr<const void>& watch, const Group& group) {
+  const std::shared_ptr<const void> its = watch.lock();
+  return its && its == group.watch().lock();
+}
+
 /// Its forwards gather by one cursor: what needs a group names a place, and only `advance` posts, that place
 /// and those that the last forward's list has behind it. A forward that departs from the list goes on place
 /// by place, and is the next one's list.
@@ -46,6 +58,9 @@ class Root {
   /// Also of graphs from before a module was moved or cast.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
 
+  /// Which of the models that ran outermost among `ranks` this one is, from 1; the same on all of them. 0 for
+  /// no group.
+  int number_among(const Group& ranks);
   /// What ran alone so far becomes a part of this root.
   void take_over(Root& inner);
 
@@ -84,6 +99,7 @@ class Root {
 
   SchedulePolicy policy_;
   Precision precision_ = Precision::reduced;
+  std::vector<ModelNumber> numbers_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   int depth_ = 0;

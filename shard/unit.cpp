@@ -76,7 +76,7 @@ const std::vector<Tensor>& Members::used_in(Precision precision) {
 /// Takes the parameters over: the optimizer steps their parts of the shard, forward reads the gathered ones.
 void Unit::bind(Members& members) {
   ParameterGroup& group = *members.group;
-  group.set_root(root_, group.label());
+  group.set_root(root_);
   groups_.push_back(members.group);
   use(members);
   if (!group.spec().one_flat_param) return;
@@ -257,7 +257,10 @@ void Unit::join(const Unit& outer, std::string_view name) {
     root_->add(shared_from_this());
   }
   compute_in(root_->precision());
-  for (const auto& group : groups_) group->set_root(root_, label_.empty() ? "root" : label_);
+  for (const auto& group : groups_) {
+    group->set_root(root_);
+    group->set_name(label_.empty() ? "root" : label_);
+  }
 }
 
 /// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
@@ -511,7 +514,7 @@ std::shared_ptr<nn::ModuleExtension> Unit::clone(const nn::ClonedParameters& clo
   for (const Members& m : members_) {
     Members copy{
         std::make_shared<ParameterGroup>(m.group->spec(), sherd::clone(m.group->shard())), {}, m.order, {}};
-    copy.group->set_root(nullptr, m.group->label());
+    copy.group->set_name(m.group->label());
     copy.group->switches = m.group->switches;
     copy.group->switches.forward_prefetch = copy.group->switches.backward_prefetch = {};
     copy.group->step_check = m.group->step_check;

@@ -359,3 +359,28 @@ TEST_CASE("a backward that failed keeps nothing of what it would not have gather
     expect(!pair.first.weight.tensor().storage().resident(), "it is here still");
   });
 }
+
+TEST_CASE("calls of two like models never pass for each other's, when a rank's graph leaves a forward out") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto step = [&](bool replicas, int leaves_out) {
+      manual_seed(1);
+      Pair one, other;
+      std::optional<shard::DataParallel> of_one, of_other;
+      if (replicas)
+        of_one.emplace(one, world.group()), of_other.emplace(other, world.group());
+      else
+        for (Pair* pair : {&one, &other}) shard::fully_shard(*pair, {.layout = layout});
+      const Tensor first = one(input_of(0)), between = other(input_of(1)), last = one(input_of(2));
+      const Tensor loss = add(sum(between), sum(last));
+      (world.rank() == leaves_out ? loss : add(sum(first), loss)).backward();
+    };
+    for (const bool replicas : {false, true}) {
+      step(replicas, -1);
+      for (const int leaves_out : {0, 1}) {
+        // A slow rank may hear of it before its backward.
+        expect_refused<CollectiveError>([&] { step(replicas, leaves_out); }, " of model ");
+        world.group().renew();
+      }
+    }
+  });
+}

@@ -341,8 +341,8 @@ struct Noting final : nn::Optimizer {
 }  // namespace
 
 TEST_CASE("a group is stepped when its average is there, before the next one's is waited for") {
-  DryRun run({.size = 3});
   for (const GroupLayout layout : layouts) {
+    DryRun run({.size = 3});
     Net net;
     shard_blocks_and_rest(net, {.mesh = run.world().mesh(), .layout = layout});
     Noting noting(net.parameters());

@@ -50,7 +50,8 @@ struct Borrower final : nn::Layer<Borrower> {
   }
 };
 
-/// "Ga Gb ... | Ra": posts only; G gather, R reduce, P pass on to replicas; a bar where the forward ends.
+/// "Ga Gb ... | Ra": posts only, of modules whatever their model; G gather, R reduce, P pass on to replicas;
+/// a bar where the forward ends.
 std::string posts(const DryRun& run, std::size_t from = 0) {
   std::string text;
   for (std::size_t i = from; i < run.steps().size(); ++i) {
@@ -61,7 +62,7 @@ std::string posts(const DryRun& run, std::size_t from = 0) {
                         : step.call == CollectiveKind::barrier  ? "|"
                         : step.group.ends_with("replica")       ? "P"
                                                                 : "R") +
-            step.label;
+            step.label.substr(0, step.label.find(' '));
   }
   return text;
 }
