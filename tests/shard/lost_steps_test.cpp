@@ -436,7 +436,7 @@ TEST_CASE("faults at random places of training loops leave no silent difference"
 }
 
 TEST_CASE("many faults at random places of training loops leave no silent difference", "[.soak]") {
-  const Tally tally = play_seeds(401, 20000);
+  const Tally tally = play_seeds(401, 100000);
   WARN(tally.same << " ended as without a fault, " << tally.told << " too after ranks were told, "
                   << tally.gave_up << " gave up");
 }
