@@ -87,7 +87,10 @@ nlohmann::json measured(const OpRow& row, Device device, DType dtype, std::int64
       leaves.push_back(x.detach());
       if (is_floating(x.dtype())) wanted.push_back(leaves.back().requires_grad_());
     }
-    line["both"] = us([&] { grad(row.call(leaves), wanted, upstream); });
+    line["both"] = us([&] {
+      for (const Tensor& x : wanted) x.set_grad({});
+      row.call(leaves).backward(upstream);
+    });
   }
   return line;
 }
