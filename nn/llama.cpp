@@ -39,9 +39,9 @@ const LlamaOptions& checked(const LlamaOptions& o) {
 SwiGlu::SwiGlu(std::int64_t width, std::int64_t hidden, LinearOptions options)
     : gate_proj(width, hidden, options), up_proj(width, hidden, options), down_proj(hidden, width, options) {}
 
-Tensor SwiGlu::forward(const Tensor& x) const { return down_proj(mul(silu(gate_proj(x)), up_proj(x))); }
+Tensor SwiGlu::forward(const Tensor& x) const { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
 Tensor SwiGlu::forward(const Tensor& x, const Tensor& residual) const {
-  return down_proj(mul(silu(gate_proj(x)), up_proj(x)), residual);
+  return down_proj(swiglu(gate_proj(x), up_proj(x)), residual);
 }
 
 LlamaAttention::LlamaAttention(const LlamaOptions& o)

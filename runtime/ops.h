@@ -114,6 +114,8 @@ SHERD_API Tensor maximum(const Tensor& a, const Tensor& b);
 SHERD_API Tensor minimum(const Tensor& a, const Tensor& b);
 /// The angle of (b, a), from -pi to pi.
 SHERD_API Tensor atan2(const Tensor& a, const Tensor& b);
+/// silu(gate) x (Shazeer, 2020), rounded once.
+SHERD_API Tensor swiglu(const Tensor& gate, const Tensor& x);
 /// What dividing a by b leaves, of the sign of b. Integers by 0 leave 0.
 SHERD_API Tensor remainder(const Tensor& a, const Tensor& b);
 /// The integer at or below a / b, a step without a slope; of integers by 0: 0.

@@ -41,6 +41,7 @@ Tensor pow(const Tensor& a, const Tensor& b) { return apply(ops::Pow{}, a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return apply(ops::Maximum{}, a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return apply(ops::Minimum{}, a, b); }
 Tensor atan2(const Tensor& a, const Tensor& b) { return apply(ops::Atan2{}, a, b); }
+Tensor swiglu(const Tensor& gate, const Tensor& x) { return apply(ops::Swiglu{}, gate, x); }
 Tensor remainder(const Tensor& a, const Tensor& b) { return apply(ops::Remainder{}, a, b); }
 Tensor floor_divide(const Tensor& a, const Tensor& b) { return apply(ops::FloorDivide{}, a, b); }
 Tensor add(const Tensor& a, Number b) { return apply(WithScalar<ops::Add>{b}, a); }

@@ -30,6 +30,7 @@
 #include "runtime/ops/silu.h"
 #include "runtime/ops/softplus.h"
 #include "runtime/ops/squared_error.h"
+#include "runtime/ops/swiglu.h"
 #include "runtime/ops/trigonometry.h"
 #include "runtime/ops/where.h"
 
@@ -40,7 +41,7 @@ using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Root, Rsqrt, Sin, Cos, 
                         LogicalNot, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Exp2, Expm1, Log2,
                         Log10, Sign, Round, Trunc, Ceil, IsNan, IsInf, Softplus, Elu>;
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, SquaredError, AbsoluteError, Huber,
-                             Bce, BceWithLogits, Atan2, Remainder, FloorDivide>;
+                             Bce, BceWithLogits, Atan2, Remainder, FloorDivide, Swiglu>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
 /// Those of an input and a target whose mean and sum over all elements are ops too.
 using SummedLosses = OpList<SquaredError, AbsoluteError, Huber, Bce, BceWithLogits>;

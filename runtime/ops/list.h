@@ -41,6 +41,7 @@
 #include "runtime/ops/recurrence.h"
 #include "runtime/ops/recurrent.h"
 #include "runtime/ops/rms_norm.h"
+#include "runtime/ops/rotary.h"
 #include "runtime/ops/slice.h"
 #include "runtime/ops/softmax.h"
 #include "runtime/ops/squared_error.h"
@@ -61,13 +62,13 @@ using ReductionOps = OpList<Sum, PowerSum, Variance, VarianceGrad, LogSumExp, Pr
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
-           LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, BatchNorm, BatchNormGrad,
-           CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace, ScaleUnlessOne, Nll,
-           NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>,
-           LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>,
-           LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention,
-           AttentionGrad, MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent,
-           RecurrentGrad>;
+           LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, RotaryTable, Rotary, BatchNorm,
+           BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
+           ScaleUnlessOne, Nll, NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>,
+           LossTotal<AbsoluteError>, LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>,
+           LossTotal<Bce>, LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>,
+           Dropout, Attention, AttentionGrad, MaskedAttention, MaskedAttentionGrad, SelfAttention,
+           SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

@@ -266,6 +266,7 @@ std::vector<OpRow> written_rows() {
       [](const List& in) { return matmul(in[0], in[1]); });
   put("linear", products, [](const List& in) { return linear(in[0], in[1], in[2]); });
   put("linear_gelu", products, [](const List& in) { return linear_gelu(in[0], in[1], in[2]); });
+  put("rotary", heads, [](const List& in) { return rotary(in[0]); });
   put("attention", heads, [](const List& in) { return attention(in[0], in[1], in[2]); });
   put("attention_causal", heads,
       [](const List& in) { return attention(in[0], in[1], in[2], {.causal = true}); });

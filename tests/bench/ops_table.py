@@ -208,6 +208,18 @@ def masked_attention(q, k, v, mask):
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
+def turning(n, d):
+    """x, and what is turned by; a model makes these once."""
+    x = heads(n, d)[0]
+    angles = torch.outer(torch.arange(x.shape[2]), 10000.0 ** (-torch.arange(0, x.shape[3], 2) / x.shape[3])).repeat(1, 2)
+    return [x, angles.cos().to(d), angles.sin().to(d)]
+
+
+def turned(x, cos, sin):
+    low, high = x.chunk(2, -1)
+    return x * cos.detach() + torch.cat((-high, low), -1) * sin.detach()
+
+
 def packed_attention(x):
     q, k, v = (part.view(*x.shape[:2], 4, 32).transpose(1, 2) for part in x.split(128, 2))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], 128)
@@ -336,6 +348,7 @@ OPS = {
     "matmul_batch": (batches, torch.matmul),
     "linear": (products, F.linear),
     "linear_gelu": (products, lambda x, w, b: F.gelu(F.linear(x, w, b))),
+    "rotary": (turning, turned),
     "attention": (heads, F.scaled_dot_product_attention),
     "attention_causal": (heads, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
     "conv2d_3x3": (convolution(64, 3, 1), lambda x, w: F.conv2d(x, w, padding=1)),
@@ -424,6 +437,7 @@ ELEMENTWISE = {
     "softplus": F.softplus,
     "elu": F.elu,
     "equal": torch.eq,
+    "swiglu": lambda a, b: F.silu(a) * b,
 }
 
 

@@ -121,6 +121,22 @@ TEST_CASE("cuda: rms_norm agrees with the CPU's, gradients and a residual stream
       }
 }
 
+TEST_CASE("cuda: rotary agrees with the CPU's to the bit, wherever heads lie") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const std::int64_t width : {2, 6, 16, 64, 128})
+      for (const RotaryPairs pairs : {RotaryPairs::halves, RotaryPairs::neighbours}) {
+        INFO(name_of(dtype) << " " << width);
+        Values values(3);
+        const RotaryOptions options{.first = 5, .pairs = pairs, .scaling = {.factor = 8, .original = 512}};
+        const auto turned = [&](std::span<const Tensor> t) { return rotary(t[0], options); };
+        agree({values({2, 3, 70, width}, dtype)}, 0, turned);
+        agree({transpose(values({2, 70, 3, width}, dtype), 1, 2)}, 0, turned);
+        agree({slice(values({2, 3, 70, width + 1}, dtype), 3, 1, width + 1)}, 0, turned);
+        agree({values({0, 3, width}, dtype)}, 0, turned);
+      }
+}
+
 TEST_CASE("cuda: linear_fp8 agrees with its form in other ops, and repeats to the bit") {
   if (no_gpu()) return;
   for (DType dtype : floats)
