@@ -32,6 +32,7 @@ struct Strip {
         begin(piece * d.length),
         end(min(begin + d.length, c.batch)) {}
   __device__ bool inside() const { return channel < channels; }
+  __device__ std::int64_t first_of_block() const { return channel - lane * V; }
   /// Calls `use(load(at), at)` for the places of the thread's elements, `U` loads before the first use: what
   /// is stored might be what is loaded, for all that the compiler knows. `after()` follows each such stretch.
   template <int U, class Load, class Use, class After>
@@ -57,12 +58,6 @@ template <class T, class C = compute_t<T>>
 __device__ C at(const void* values, std::int64_t i, C otherwise = C(1)) {
   return values ? static_cast<const C*>(values)[i] : otherwise;
 }
-template <int V, class C>
-__device__ void load_all(const void* values, std::int64_t i, C otherwise, C (&all)[V]) {
-#pragma unroll
-  for (int j = 0; j < V; ++j) all[j] = values ? static_cast<const C*>(values)[i + j] : otherwise;
-}
-
 /// 1 / deviation of a channel.
 template <class T, class C = compute_t<T>>
 __device__ C rstd_of(const Call& c, std::int64_t channel) {
@@ -73,6 +68,24 @@ template <class T, class C = compute_t<T>>
 __device__ C factor_of(const Call& c, std::int64_t channel) {
   return rstd_of<T>(c, channel) * at<T>(c.weight, channel);
 }
+
+/// Values of a block's channels, each computed once and then read by all threads.
+template <int V, class C>
+struct Shared {
+  C values[warp_size * V];
+
+  /// `of(channel)` of each; to be read after `__syncthreads`.
+  template <class F>
+  __device__ void fill(const Strip<V>& strip, const F& of) {
+    const std::int64_t first = strip.first_of_block();
+    for (int i = static_cast<int>(threadIdx.x); i < block / strip.lines * V; i += block)
+      if (first + i < strip.channels) values[i] = of(first + i);
+  }
+  __device__ void read(const Strip<V>& strip, C (&mine)[V]) const {
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine[j] = values[strip.lane * V + j];
+  }
+};
 
 /// What a channel's elements are counted from while its mean is not known: its first one, so that squares are
 /// small.
@@ -110,7 +123,7 @@ __device__ void write_sums(const Call& c, const Deal& d, const Strip<V>& strip, 
 #pragma unroll
     for (int k = 0; k < 2 * V; ++k) shared[threadIdx.x / warp_size][k][strip.lane] = sums[k];
   __syncthreads();
-  const std::int64_t first = (strip.channel - strip.lane * V) * 2;  // the block's first sum
+  const std::int64_t first = strip.first_of_block() * 2;
   double* const to = c.sums + strip.piece * c.channels * 2;
   for (int i = static_cast<int>(threadIdx.x); i < d.across * 2 * V; i += block) {
     if (first + i >= c.channels * 2) return;
@@ -199,12 +212,13 @@ template <class T, int V>
 __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
   using C = compute_t<T>;
   const Strip<V> strip(c, d);
-  if (!strip.inside()) return;
+  __shared__ Shared<V, C> means, factors, shifts;
+  means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
+  factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
+  shifts.fill(strip, [&](std::int64_t i) { return at<T>(c.bias, i, C(0)); });
+  __syncthreads();
   C mean[V], factor[V], shift[V];
-  load_all(c.mean, strip.channel, C(0), mean);
-  load_all(c.bias, strip.channel, C(0), shift);
-#pragma unroll
-  for (int j = 0; j < V; ++j) factor[j] = factor_of<T>(c, strip.channel + j);
+  means.read(strip, mean), factors.read(strip, factor), shifts.read(strip, shift);
   strip.template for_each<4>([&](std::int64_t i) { return Raw<V, T>::load(static_cast<const T*>(c.x) + i); },
                              [&](const Raw<V, T>& x, std::int64_t i) {
                                C value[V];
@@ -239,13 +253,15 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, con
   using C = compute_t<T>;
   const Call& c = g.forward;
   const Strip<V> strip(c, d);
-  if (!strip.inside()) return;
+  __shared__ Shared<V, C> means, factors, backs, shifts;
+  means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
+  factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
+  backs.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, i); });
+  shifts.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, c.channels + i); });
+  __syncthreads();
   C mean[V], back[V], shift[V], factor[V];
-  load_all(c.mean, strip.channel, C(0), mean);
-  load_all(g.of_channels, strip.channel, C(0), back);
-  load_all(g.of_channels, c.channels + strip.channel, C(0), shift);
-#pragma unroll
-  for (int j = 0; j < V; ++j) factor[j] = factor_of<T>(c, strip.channel + j);
+  means.read(strip, mean), factors.read(strip, factor);
+  backs.read(strip, back), shifts.read(strip, shift);
   const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(g.gy);
   strip.template for_each<4>([&](std::int64_t i) { return Both<V, T, true>(x + i, gy + i); },
                              [&](const Both<V, T, true>& both, std::int64_t i) {
