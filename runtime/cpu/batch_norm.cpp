@@ -220,7 +220,7 @@ Tensor as_statistics(const Tensor& t, const Tensor& x) {
 }
 
 void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
-  const Tensor &x = in[0], weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
   if (!op.training) {
     copy_(out[1], in[3]);
     copy_(out[2], in[4]);
@@ -237,7 +237,7 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
 }
 
 void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
-  const Tensor &gy = in[0], &x = in[1], weight = as_statistics(in[2], x);
+  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
   if (x.numel() == 0) {
     zero_(out[1]);
     zero_(out[2]);

@@ -243,13 +243,14 @@ void grad_weight(const Conv& c, const T* gy, const T* x, T* gw, Rooms& rooms) {
 
 void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  const Conv c(op.rule, in[0].shape(), in[1].shape(), out[0].shape());
+  const Tensor x = contiguous(in[0]);
+  const Conv c(op.rule, x.shape(), in[1].shape(), out[0].shape());
   if constexpr (has_onednn)
-    if (conv_forward_onednn(c, out[0].dtype(), {in[0].raw(), in[1].raw(), raw_or_null(in[2]), out[0].raw()}))
+    if (conv_forward_onednn(c, out[0].dtype(), {x.raw(), in[1].raw(), raw_or_null(in[2]), out[0].raw()}))
       return;
   Rooms rooms;
   with_floating(op.name, out[0].dtype(), [&]<class T>() {
-    forward(c, in[0].data<T>(), in[1].data<T>(), data_or_null<T>(in[2]), reinterpret_cast<T*>(out[0].raw()),
+    forward(c, x.data<T>(), in[1].data<T>(), data_or_null<T>(in[2]), reinterpret_cast<T*>(out[0].raw()),
             rooms);
   });
   rooms.check_enough(op.name);
@@ -258,28 +259,30 @@ void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
 void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   if (in[2].defined()) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  const Conv c(op.rule, out[0].shape(), in[1].shape(), in[0].shape());
+  const Tensor gy = contiguous(in[0]);
+  const Conv c(op.rule, out[0].shape(), in[1].shape(), gy.shape());
   if constexpr (has_onednn)
-    if (conv_grad_input_onednn(c, out[0].dtype(), {out[0].raw(), in[1].raw(), nullptr, in[0].raw()})) return;
+    if (conv_grad_input_onednn(c, out[0].dtype(), {out[0].raw(), in[1].raw(), nullptr, gy.raw()})) return;
   Rooms rooms;
   with_floating(op.name, out[0].dtype(), [&]<class T>() {
-    grad_input(c, in[0].data<T>(), in[1].data<T>(), reinterpret_cast<T*>(out[0].raw()), rooms);
+    grad_input(c, gy.data<T>(), in[1].data<T>(), reinterpret_cast<T*>(out[0].raw()), rooms);
   });
   rooms.check_enough(op.name);
 }
 
 void conv2d_grad_weight(const ops::Conv2dGradWeight& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  const Conv c(op.rule, in[1].shape(), out[0].shape(), in[0].shape());
+  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]);
+  const Conv c(op.rule, x.shape(), out[0].shape(), gy.shape());
   if constexpr (has_onednn)
     if (c.images > 0 &&
-        conv_grad_weight_onednn(c, out[0].dtype(), {in[1].raw(), out[0].raw(), nullptr, in[0].raw()}))
+        conv_grad_weight_onednn(c, out[0].dtype(), {x.raw(), out[0].raw(), nullptr, gy.raw()}))
       return;
   Rooms rooms;
   with_floating(op.name, out[0].dtype(), [&]<class T>() {
     T* gw = reinterpret_cast<T*>(out[0].raw());
     if (c.images == 0) return void(std::fill_n(gw, out[0].numel(), T(0.0F)));
-    grad_weight(c, in[0].data<T>(), in[1].data<T>(), gw, rooms);
+    grad_weight(c, gy.data<T>(), x.data<T>(), gw, rooms);
   });
   rooms.check_enough(op.name);
 }

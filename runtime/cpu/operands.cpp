@@ -1,5 +1,8 @@
 #include "runtime/cpu/operands.h"
 
+#include <cstdlib>
+#include <utility>
+
 #include "runtime/tensor.h"
 
 namespace sherd::detail {
@@ -20,11 +23,26 @@ void erase_dimension(Operands& o, int d) {
   --o.rank;
 }
 
+void drop_ones(Operands& o) {
+  for (int d = o.rank - 1; d >= 0; --d)
+    if (o.sizes[d] == 1) erase_dimension(o, d);
+}
+
+/// Puts the dimensions, none of size 1, into the order of the output's memory, so that it is written from one
+/// end to the other however its axes are permuted.
+void follow_output(Operands& o) {
+  const auto step = [&](int d) { return std::abs(o.strides[0][d]); };
+  for (int end = 1; end < o.rank; ++end)
+    for (int d = end; d > 0 && step(d - 1) < step(d); --d) {
+      std::swap(o.sizes[d - 1], o.sizes[d]);
+      for (int k = 0; k < o.count; ++k) std::swap(o.strides[k][d - 1], o.strides[k][d]);
+    }
+}
+
 }  // namespace
 
 void Operands::collapse() {
-  for (int d = rank - 1; d >= 0; --d)
-    if (sizes[d] == 1) erase_dimension(*this, d);
+  drop_ones(*this);
   for (int d = rank - 2; d >= 0; --d) {
     if (!mergeable(*this, d)) continue;
     sizes[d + 1] *= sizes[d];
@@ -59,6 +77,8 @@ Operands operands_of(Inputs in, const Tensor& out) {
       o.strides[k + 1][d] = at < 0 || in[k].shape()[at] == 1 ? 0 : in[k].strides()[at];
     }
   }
+  drop_ones(o);
+  follow_output(o);
   o.collapse();
   return o;
 }

@@ -226,25 +226,26 @@ void spread(const Planes& p, const T* gy, T* gx) {
 
 void max_pool2d(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  with_floating(op.name, in[0].dtype(), [&]<class T>() {
-    largest_of(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
-               reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<std::int64_t*>(out[1].raw()));
+  const Tensor x = contiguous(in[0]);
+  with_floating(op.name, x.dtype(), [&]<class T>() {
+    largest_of(Planes(op.rule, x.shape(), out[0].shape()), x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
+               reinterpret_cast<std::int64_t*>(out[1].raw()));
   });
 }
 
 void avg_pool2d(const ops::AvgPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  with_floating(op.name, in[0].dtype(), [&]<class T>() {
-    means(Planes(op.rule, in[0].shape(), out[0].shape()), in[0].data<T>(),
-          reinterpret_cast<T*>(out[0].raw()));
+  const Tensor x = contiguous(in[0]);
+  with_floating(op.name, x.dtype(), [&]<class T>() {
+    means(Planes(op.rule, x.shape(), out[0].shape()), x.data<T>(), reinterpret_cast<T*>(out[0].raw()));
   });
 }
 
 void avg_pool2d_grad(const ops::AvgPool2dGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  with_floating(op.name, in[0].dtype(), [&]<class T>() {
-    spread(Planes(op.rule, out[0].shape(), in[0].shape()), in[0].data<T>(),
-           reinterpret_cast<T*>(out[0].raw()));
+  const Tensor x = contiguous(in[0]);
+  with_floating(op.name, x.dtype(), [&]<class T>() {
+    spread(Planes(op.rule, out[0].shape(), x.shape()), x.data<T>(), reinterpret_cast<T*>(out[0].raw()));
   });
 }
 

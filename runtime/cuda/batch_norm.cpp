@@ -2,6 +2,7 @@
 #include "runtime/ops/batch_norm.h"
 
 #include "runtime/cuda/batch_norm.h"
+#include "runtime/cuda/image_order.h"
 #include "runtime/cuda/plane_norm.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
@@ -17,8 +18,8 @@ BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias
                        const Tensor& variance, double eps) {
   BatchNormCall call;
   call.dtype = x.dtype();
-  call.batch = x.shape()[0];
   call.channels = x.shape()[1];
+  call.batch = is_channels_last(x) ? x.numel() / call.channels : x.shape()[0];
   call.inner = x.numel() / (call.batch * call.channels);
   call.eps = eps;
   call.x = x.raw();
@@ -28,6 +29,12 @@ BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias
   call.variance = variance.raw();
   call.stream = stream_of(x.device());
   return call;
+}
+
+Tensor room_for_sums(BatchNormCall& call, Device device) {
+  const Tensor room = empty(Shape{2 * call.channels * call.pieces()}, {DType::f64, device});
+  call.sums = reinterpret_cast<double*>(room.raw());
+  return room;
 }
 
 /// The same, for channels whose elements lie side by side in planes.
@@ -45,12 +52,15 @@ PlaneNormCall planes_of(const BatchNormCall& c) {
 }
 
 void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
-  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  const bool last = is_channels_last(in[0]);
+  const Tensor x = last ? in[0] : contiguous(in[0]), weight = as_statistics(in[1], x),
+               bias = as_statistics(in[2], x);
   if (!op.training) {
     copy_(alias(out[1], out[1].layout()), in[3]);
     copy_(alias(out[2], out[2].layout()), in[4]);
   }
   if (x.numel() == 0) return;
+  if (last) lay_channels_last(out[0]);
   BatchNormCall call = describe(x, weight, bias, out[1], out[2], op.eps);
   call.y = out[0].raw();
   if (call.inner > 1) {
@@ -59,6 +69,7 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
     if (op.training) launch_plane_statistics(planes);
     launch_plane_norm(planes);
   } else {
+    const Tensor sums = op.training ? room_for_sums(call, x.device()) : Tensor();
     if (op.training) launch_channel_statistics(call);
     launch_batch_norm(call);
   }
@@ -66,21 +77,27 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
 }
 
 void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
-  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
+  const bool last = is_channels_last(in[1]);
+  const Tensor gy = last ? channels_last(in[0]) : contiguous(in[0]), x = last ? in[1] : contiguous(in[1]),
+               weight = as_statistics(in[2], x);
   if (x.numel() == 0) {
     zero_(alias(out[1], out[1].layout()));
     zero_(alias(out[2], out[2].layout()));
     return;
   }
   const Tensor mean = contiguous(in[3]), variance = contiguous(in[4]);
-  const BatchNormCall call = describe(x, weight, {}, mean, variance, op.eps);
+  if (last) lay_channels_last(out[0]);
+  BatchNormCall call = describe(x, weight, {}, mean, variance, op.eps);
   if (call.inner > 1) {
     PlaneNormGradCall planes{planes_of(call), op.training,  gy.raw(),
                              out[0].raw(),    out[1].raw(), out[2].raw()};
     const Tensor sums = room_for_sums(planes.forward, x.device()), of_sets = room_for_sets(planes, mean);
     launch_plane_norm_grad(planes);
   } else {
-    launch_batch_norm_grad({call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw()});
+    const Tensor sums = room_for_sums(call, x.device()),
+                 of_channels = empty({2 * call.channels}, {mean.dtype(), x.device()});
+    launch_batch_norm_grad(
+        {call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw(), of_channels.raw()});
   }
   check_launch(op.name);
 }

@@ -1,133 +1,343 @@
 #include "runtime/cuda/batch_norm.h"
 
 #include "runtime/cuda/block.cuh"
-#include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
 
-constexpr int block = 256;
+using Call = BatchNormCall;
 
-/// A block's threads lie over 32 channels side by side, as neighbouring elements belong to neighbouring
-/// channels.
-struct Tile {
-  static constexpr int across = 32, along = block / across;
-  const BatchNormCall& c;
-  int x = static_cast<int>(threadIdx.x) % across, y = static_cast<int>(threadIdx.x) / across;
-  std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * across + x;
+constexpr int block = 256, warps = block / warp_size;
 
-  __device__ explicit Tile(const BatchNormCall& call) : c(call) {}
-  __device__ bool inside() const { return channel < c.channels; }
-  /// Calls `body(offset)` for this thread's elements of its channel.
-  template <class F>
-  __device__ void for_each(const F& body) const {
+/// How a launch deals out the elements: to blocks tiles of `across` threads side by side with some channels
+/// each, and pieces of the batch.
+struct Deal {
+  int across;  // a power of two, a warp at most
+  std::int64_t tiles, pieces, length;
+};
+
+/// The thread's `V` channels, and its elements of them.
+template <int V>
+struct Strip {
+  int lane, line, lines;
+  std::int64_t channel, channels, piece, begin, end;
+
+  __device__ Strip(const Call& c, const Deal& d)
+      : lane(static_cast<int>(threadIdx.x) % d.across),
+        line(static_cast<int>(threadIdx.x) / d.across),
+        lines(block / d.across),
+        channel((blockIdx.x % d.tiles * d.across + lane) * V),
+        channels(c.channels),
+        piece(blockIdx.x / d.tiles),
+        begin(piece * d.length),
+        end(min(begin + d.length, c.batch)) {}
+  __device__ bool inside() const { return channel < channels; }
+  __device__ std::int64_t first_of_block() const { return channel - lane * V; }
+  /// Calls `use(load(at), at)` for the places of the thread's elements, `U` loads before the first use: what
+  /// is stored might be what is loaded, for all that the compiler knows. `after()` follows each such stretch.
+  template <int U, class Load, class Use, class After>
+  __device__ void for_each(const Load& load, const Use& use, const After& after) const {
     if (!inside()) return;
-    for (std::int64_t i = y; i < c.batch; i += along) body(i * c.channels + channel);
-  }
-  /// The sum of the channel's threads, in each of them.
-  __device__ double sum(double mine, double (&shared)[block]) const {
-    __syncthreads();
-    shared[threadIdx.x] = mine;
-    for (int half = along / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (y < half) shared[threadIdx.x] += shared[threadIdx.x + half * across];
+    const auto place = [&](std::int64_t row) { return row * channels + channel; };
+    std::int64_t row = begin + line;
+    for (; row + (U - 1) * lines < end; row += U * lines) {
+      decltype(load(0)) loaded[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) loaded[u] = load(place(row + u * lines));
+#pragma unroll
+      for (int u = 0; u < U; ++u) use(loaded[u], place(row + u * lines));
+      after();
     }
-    __syncthreads();
-    return shared[x];
+#pragma unroll 1
+    for (; row < end; row += lines) use(load(place(row)), place(row));
+    after();
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(block) statistics(const BatchNormCall c) {
-  using C = compute_t<T>;
-  __shared__ double shared[block];
-  const Tile tile(c);
-  const T* x = static_cast<const T*>(c.x);
-  const auto elements = static_cast<double>(c.batch);
-  double total = 0, squares = 0;
-  tile.for_each([&](std::int64_t i) { total += static_cast<double>(static_cast<C>(x[i])); });
-  const C mean = static_cast<C>(tile.sum(total, shared) / elements);
-  tile.for_each([&](std::int64_t i) {
-    const C d = widen(x[i]) - mean;
-    squares += static_cast<double>(d * d);
-  });
-  const C variance = static_cast<C>(tile.sum(squares, shared) / elements);
-  if (tile.y != 0 || !tile.inside()) return;
-  static_cast<C*>(c.mean)[tile.channel] = mean;
-  static_cast<C*>(c.variance)[tile.channel] = variance;
+template <class T, class C = compute_t<T>>
+__device__ C at(const void* values, std::int64_t i, C otherwise = C(1)) {
+  return values ? static_cast<const C*>(values)[i] : otherwise;
 }
-
 /// 1 / deviation of a channel.
 template <class T, class C = compute_t<T>>
-__device__ C rstd_of(const BatchNormCall& c, std::int64_t channel) {
-  return C(1) / std::sqrt(static_cast<const C*>(c.variance)[channel] + static_cast<C>(c.eps));
+__device__ C rstd_of(const Call& c, std::int64_t channel) {
+  return C(1) / std::sqrt(at<T>(c.variance, channel) + static_cast<C>(c.eps));
 }
 /// That times the weight.
 template <class T, class C = compute_t<T>>
-__device__ C factor_of(const BatchNormCall& c, std::int64_t channel) {
-  return rstd_of<T>(c, channel) * (c.weight ? static_cast<const C*>(c.weight)[channel] : C(1));
+__device__ C factor_of(const Call& c, std::int64_t channel) {
+  return rstd_of<T>(c, channel) * at<T>(c.weight, channel);
 }
 
+/// Values of a block's channels, each computed once and then read by all threads.
+template <int V, class C>
+struct Shared {
+  C values[warp_size * V];
+
+  /// `of(channel)` of each; to be read after `__syncthreads`.
+  template <class F>
+  __device__ void fill(const Strip<V>& strip, const F& of) {
+    const std::int64_t first = strip.first_of_block();
+    for (int i = static_cast<int>(threadIdx.x); i < block / strip.lines * V; i += block)
+      if (first + i < strip.channels) values[i] = of(first + i);
+  }
+  __device__ void read(const Strip<V>& strip, C (&mine)[V]) const {
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine[j] = values[strip.lane * V + j];
+  }
+};
+
+/// What a channel's elements are counted from while its mean is not known: its first one, so that squares are
+/// small.
 template <class T>
-__global__ void __launch_bounds__(block) normalise(const BatchNormCall c, std::int64_t n) {
-  using C = compute_t<T>;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x; i < n; i += step) {
-    const std::int64_t channel = i % c.channels;
-    const C d = widen(static_cast<const T*>(c.x)[i]) - static_cast<const C*>(c.mean)[channel];
-    const C shift = c.bias ? static_cast<const C*>(c.bias)[channel] : C(0);
-    static_cast<T*>(c.y)[i] = narrow<T>(std::fma(d, factor_of<T>(c, channel), shift));
+__device__ compute_t<T> origin_of(const Call& c, std::int64_t channel) {
+  const auto first = widen(static_cast<const T*>(c.x)[channel]);
+  return first - first == 0 ? first : 0;
+}
+
+/// What short runs of terms add up in: a few 16-bit numbers lose nothing that counts in f32.
+template <class T>
+using run_t = std::conditional_t<sizeof(T) == 2, float, double>;
+constexpr int run_length = 8;
+/// Of a thread's channels those that it sums: accumulators are many registers.
+constexpr int summed(int V) { return V > 4 ? 4 : V; }
+
+/// Neighbouring elements of x and, for a gradient, of gy.
+template <int V, class T, bool gradient>
+struct Both {
+  Raw<V, T> x, up;
+  Both() = default;
+  __device__ Both(const T* at, const T* upstream) : x(Raw<V, T>::load(at)) {
+    if constexpr (gradient) up = Raw<V, T>::load(upstream);
+  }
+};
+
+/// Adds the sums of the lines of a block up in order, and writes two for each channel.
+template <int V>
+__device__ void write_sums(const Call& c, const Deal& d, const Strip<V>& strip, double (&sums)[2 * V]) {
+  __shared__ double shared[warps][2 * V][warp_size];
+#pragma unroll
+  for (double& sum : sums)
+    for (int step = d.across; step < warp_size; step *= 2) sum += __shfl_xor_sync(whole_warp, sum, step);
+  if (static_cast<int>(threadIdx.x) % warp_size < d.across)
+#pragma unroll
+    for (int k = 0; k < 2 * V; ++k) shared[threadIdx.x / warp_size][k][strip.lane] = sums[k];
+  __syncthreads();
+  const std::int64_t first = strip.first_of_block() * 2;
+  double* const to = c.sums + strip.piece * c.channels * 2;
+  for (int i = static_cast<int>(threadIdx.x); i < d.across * 2 * V; i += block) {
+    if (first + i >= c.channels * 2) return;
+    double sum = shared[0][i % (2 * V)][i / (2 * V)];
+    for (int w = 1; w < warps; ++w) sum += shared[w][i % (2 * V)][i / (2 * V)];
+    to[first + i] = sum;
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g) {
+/// Of each piece of a channel the sums of x and of its squares, from the channel's origin; or, with gy, of gy
+/// and of gy (x - mean).
+template <class T, int V, bool gradient>
+__global__ void __launch_bounds__(block) sums_of_pieces(const Call c, const void* upstream, const Deal d) {
   using C = compute_t<T>;
-  __shared__ double shared[block];
-  const BatchNormCall& c = g.forward;
-  const Tile tile(c);
-  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(g.gy);
-  const std::int64_t channel = tile.inside() ? tile.channel : 0;
-  const C mean = static_cast<const C*>(c.mean)[channel];
-  double ones = 0, along = 0;
-  tile.for_each([&](std::int64_t i) {
-    const C upstream = widen(gy[i]);
-    ones += static_cast<double>(upstream);
-    along += static_cast<double>(upstream * (static_cast<C>(x[i]) - mean));
-  });
-  ones = tile.sum(ones, shared);
-  along = tile.sum(along, shared);
+  const Strip<V> strip(c, d);
+  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(upstream);
+  double sums[2 * V] = {};
+  run_t<T> run[2 * V] = {};
+  C from[V] = {};
+  if (strip.inside())
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      from[j] = gradient ? at<T>(c.mean, strip.channel + j) : origin_of<T>(c, strip.channel + j);
+  strip.template for_each<run_length>(
+      [&](std::int64_t i) { return Both<V, T, gradient>(x + i, gy + i); },
+      [&](const Both<V, T, gradient>& both, std::int64_t) {
+        C value[V], up[V];
+        both.x.widen_to(value);
+        both.up.widen_to(up);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          if constexpr (gradient) {
+            run[2 * j] += static_cast<run_t<T>>(up[j]);
+            run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - from[j]));
+          } else {
+            const run_t<T> apart = static_cast<run_t<T>>(value[j]) - static_cast<run_t<T>>(from[j]);
+            run[2 * j] += apart;
+            run[2 * j + 1] = std::fma(apart, apart, run[2 * j + 1]);
+          }
+        }
+      },
+      [&] {
+#pragma unroll
+        for (int k = 0; k < 2 * V; ++k) sums[k] += static_cast<double>(run[k]), run[k] = 0;
+      });
+  write_sums<V>(c, d, strip, sums);
+}
+
+constexpr int channels_of_block = 2;  // that join pieces: their sums fill a sector of memory
+
+/// A block's two channels: the sums of all pieces, in its first two threads.
+__device__ double2 join_pieces(const Call& c, std::int64_t pieces, std::int64_t channel) {
+  __shared__ double2 shared[warps][channels_of_block];
+  double2 total{};
+  if (channel < c.channels)
+    for (std::int64_t p = threadIdx.x / channels_of_block; p < pieces; p += block / channels_of_block) {
+      const double2 sums = reinterpret_cast<const double2*>(c.sums)[p * c.channels + channel];
+      total.x += sums.x, total.y += sums.y;
+    }
+  for (int step = channels_of_block; step < warp_size; step *= 2) {
+    total.x += __shfl_xor_sync(whole_warp, total.x, step);
+    total.y += __shfl_xor_sync(whole_warp, total.y, step);
+  }
+  if (threadIdx.x % warp_size < channels_of_block)
+    shared[threadIdx.x / warp_size][threadIdx.x % warp_size] = total;
+  __syncthreads();
+  if (threadIdx.x >= channels_of_block) return {};
+  total = shared[0][threadIdx.x];
+  for (int w = 1; w < warps; ++w) total.x += shared[w][threadIdx.x].x, total.y += shared[w][threadIdx.x].y;
+  return total;
+}
+
+template <class T>
+__global__ void __launch_bounds__(block) statistics(const Call c, std::int64_t pieces) {
+  using C = compute_t<T>;
+  const std::int64_t channel = blockIdx.x * channels_of_block + threadIdx.x % channels_of_block;
+  const double2 sums = join_pieces(c, pieces, channel);
+  if (threadIdx.x >= channels_of_block || channel >= c.channels) return;
+  const auto elements = static_cast<double>(c.batch);
+  const double shift = sums.x / elements, variance = sums.y / elements - shift * shift;
+  static_cast<C*>(c.mean)[channel] = static_cast<C>(static_cast<double>(origin_of<T>(c, channel)) + shift);
+  static_cast<C*>(c.variance)[channel] = static_cast<C>(variance < 0 ? 0 : variance);  // NaN stays
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
+  using C = compute_t<T>;
+  const Strip<V> strip(c, d);
+  __shared__ Shared<V, C> means, factors, shifts;
+  means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
+  factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
+  shifts.fill(strip, [&](std::int64_t i) { return at<T>(c.bias, i, C(0)); });
+  __syncthreads();
+  C mean[V], factor[V], shift[V];
+  means.read(strip, mean), factors.read(strip, factor), shifts.read(strip, shift);
+  strip.template for_each<4>([&](std::int64_t i) { return Raw<V, T>::load(static_cast<const T*>(c.x) + i); },
+                             [&](const Raw<V, T>& x, std::int64_t i) {
+                               C value[V];
+                               x.widen_to(value);
+#pragma unroll
+                               for (int j = 0; j < V; ++j)
+                                 value[j] = std::fma(value[j] - mean[j], factor[j], shift[j]);
+                               Raw<V, T>::of(value).store(static_cast<T*>(c.y) + i);
+                             },
+                             [] {});
+}
+
+/// The gradients of weight and bias, and what every element's gradient loses through mean and deviation.
+template <class T>
+__global__ void __launch_bounds__(block) finish_sums(const BatchNormGradCall g, std::int64_t pieces) {
+  using C = compute_t<T>;
+  const Call& c = g.forward;
+  const std::int64_t channel = blockIdx.x * channels_of_block + threadIdx.x % channels_of_block;
+  const double2 sums = join_pieces(c, pieces, channel);
+  if (threadIdx.x >= channels_of_block || channel >= c.channels) return;
   const auto elements = static_cast<double>(c.batch);
   const auto rstd = static_cast<double>(rstd_of<T>(c, channel));
-  if (tile.y == 0 && tile.inside()) {
-    static_cast<C*>(g.gbias)[channel] = static_cast<C>(ones);
-    static_cast<C*>(g.gweight)[channel] = static_cast<C>(along * rstd);
-  }
-  const C back = g.through_statistics ? static_cast<C>(-along * rstd * rstd / elements) : C(0);
-  const C shift = g.through_statistics ? static_cast<C>(ones / elements) : C(0);
-  const C factor = factor_of<T>(c, channel);
-  tile.for_each([&](std::int64_t i) {
-    const C d = widen(x[i]) - mean;
-    static_cast<T*>(g.gx)[i] = narrow<T>(std::fma(d, back, widen(gy[i]) - shift) * factor);
-  });
+  static_cast<C*>(g.gbias)[channel] = static_cast<C>(sums.x);
+  static_cast<C*>(g.gweight)[channel] = static_cast<C>(sums.y * rstd);
+  C* const to = static_cast<C*>(g.of_channels);
+  to[channel] = g.through_statistics ? static_cast<C>(-sums.y * rstd * rstd / elements) : C(0);
+  to[c.channels + channel] = g.through_statistics ? static_cast<C>(sums.x / elements) : C(0);
 }
 
-unsigned blocks_of_tiles(const BatchNormCall& c) { return grid_of(blocks_of(c.channels, Tile::across)); }
+template <class T, int V>
+__global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, const Deal d) {
+  using C = compute_t<T>;
+  const Call& c = g.forward;
+  const Strip<V> strip(c, d);
+  __shared__ Shared<V, C> means, factors, backs, shifts;
+  means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
+  factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
+  backs.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, i); });
+  shifts.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, c.channels + i); });
+  __syncthreads();
+  C mean[V], back[V], shift[V], factor[V];
+  means.read(strip, mean), factors.read(strip, factor);
+  backs.read(strip, back), shifts.read(strip, shift);
+  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(g.gy);
+  strip.template for_each<4>([&](std::int64_t i) { return Both<V, T, true>(x + i, gy + i); },
+                             [&](const Both<V, T, true>& both, std::int64_t i) {
+                               C value[V], up[V];
+                               both.x.widen_to(value);
+                               both.up.widen_to(up);
+#pragma unroll
+                               for (int j = 0; j < V; ++j)
+                                 up[j] = std::fma(value[j] - mean[j], back[j], up[j] - shift[j]) * factor[j];
+                               Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
+                             },
+                             [] {});
+}
+
+/// Threads of a tile, each with `V` channels.
+int across_of(const Call& c, std::int64_t V) {
+  int across = 1;
+  while (across < warp_size && across * V < c.channels) across *= 2;
+  return across;
+}
+
+Deal deal_of(const Call& c, int V) {
+  const int across = across_of(c, V);
+  const std::int64_t pieces = c.pieces();
+  return {across, blocks_of(c.channels, std::int64_t{across} * V), pieces, blocks_of(c.batch, pieces)};
+}
+unsigned grid_of(const Deal& d) { return cuda::grid_of(d.tiles * d.pieces); }
+unsigned joining_grid_of(const Call& c) { return cuda::grid_of(blocks_of(c.channels, channels_of_block)); }
+
+/// Calls `body.operator()<T, V>(deal)`, with packs of 16 bytes where the arrays allow it.
+template <class F>
+void with_packs(const Call& c, const void* a, const void* b, F&& body) {
+  for_floating(c.dtype, [&]<class T>() {
+    constexpr int V = wide_count<T>;
+    const auto data = [](const void* p) { return static_cast<const T*>(p); };
+    if (wide_rows<T>(c.channels, data(c.x), data(a), data(b)))
+      body.template operator()<T, V>(deal_of(c, V));
+    else
+      body.template operator()<T, 1>(deal_of(c, 1));
+  });
+}
 
 }  // namespace
 
-void launch_channel_statistics(const BatchNormCall& c) {
-  for_floating(c.dtype, [&]<class T>() { statistics<T><<<blocks_of_tiles(c), block, 0, c.stream>>>(c); });
+/// By the sizes alone, as the tree of sums.
+std::int64_t BatchNormCall::pieces() const {
+  constexpr std::int64_t blocks = 1024, least = 8;  // enough for the largest GPU; rows worth a thread
+  const std::int64_t wide = 16 / size_of(dtype), V = channels % wide == 0 ? wide : 1;
+  const int across = across_of(*this, V);
+  const std::int64_t wanted = blocks_of(blocks, blocks_of(channels, across * V)),
+                     room = batch / (block / across * least);
+  return wanted < room ? wanted : room > 1 ? room : 1;
 }
 
-void launch_batch_norm(const BatchNormCall& c) {
-  const std::int64_t n = c.batch * c.channels;
-  for_floating(c.dtype, [&]<class T>() { normalise<T><<<blocks_for(n), block, 0, c.stream>>>(c, n); });
+void launch_channel_statistics(const Call& c) {
+  with_packs(c, nullptr, nullptr, [&]<class T, int V>(const Deal&) {
+    const Deal s = deal_of(c, summed(V));
+    sums_of_pieces<T, summed(V), false><<<grid_of(s), block, 0, c.stream>>>(c, nullptr, s);
+    statistics<T><<<joining_grid_of(c), block, 0, c.stream>>>(c, s.pieces);
+  });
+}
+
+void launch_batch_norm(const Call& c) {
+  with_packs(c, c.y, nullptr, [&]<class T, int V>(const Deal& d) {
+    normalise<T, V><<<grid_of(d), block, 0, c.stream>>>(c, d);
+  });
 }
 
 void launch_batch_norm_grad(const BatchNormGradCall& g) {
-  const BatchNormCall& c = g.forward;
-  for_floating(c.dtype, [&]<class T>() { gradient<T><<<blocks_of_tiles(c), block, 0, c.stream>>>(g); });
+  const Call& c = g.forward;
+  with_packs(c, g.gy, g.gx, [&]<class T, int V>(const Deal& d) {
+    const Deal s = deal_of(c, summed(V));
+    sums_of_pieces<T, summed(V), true><<<grid_of(s), block, 0, c.stream>>>(c, g.gy, s);
+    finish_sums<T><<<joining_grid_of(c), block, 0, c.stream>>>(g, d.pieces);
+    gradient<T, V><<<grid_of(d), block, 0, c.stream>>>(g, d);
+  });
 }
 
 }  // namespace sherd::cuda

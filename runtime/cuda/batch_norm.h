@@ -15,6 +15,9 @@ struct BatchNormCall {
   const void *x = nullptr, *weight = nullptr, *bias = nullptr;
   void *mean = nullptr, *variance = nullptr, *y = nullptr;
   cudaStream_t stream = nullptr;
+  /// Pieces that the batch is cut into, so that few channels keep many blocks busy.
+  std::int64_t pieces() const;
+  double* sums = nullptr;  ///< room for 2 channels pieces()
 };
 /// Writes mean and variance (without bias correction).
 void launch_channel_statistics(const BatchNormCall& call);
@@ -26,6 +29,7 @@ struct BatchNormGradCall {
   bool through_statistics = true;
   const void* gy = nullptr;
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
+  void* of_channels = nullptr;  ///< room for 2 values of the compute type a channel
 };
 void launch_batch_norm_grad(const BatchNormGradCall& call);
 

@@ -4,24 +4,25 @@ namespace sherd::cuda {
 namespace {
 
 /// Values are chosen, not computed with, so their size says it all.
-void where_kernel(const void*, Inputs in, Outputs out) {
-  const Operands p = operands_of(in, out);
-  if (p.numel == 0) return;
+void launch_where(const Operands& p) {
   switch (size_of(p.dtype)) {
     case 1:
-      launch<ops::Where, std::uint8_t, bool, std::uint8_t, std::uint8_t>({}, p);
-      break;
+      return launch<ops::Where, std::uint8_t, bool, std::uint8_t, std::uint8_t>({}, p);
     case 2:
-      launch<ops::Where, std::uint16_t, bool, std::uint16_t, std::uint16_t>({}, p);
-      break;
+      return launch<ops::Where, std::uint16_t, bool, std::uint16_t, std::uint16_t>({}, p);
     case 4:
-      launch<ops::Where, std::uint32_t, bool, std::uint32_t, std::uint32_t>({}, p);
-      break;
+      return launch<ops::Where, std::uint32_t, bool, std::uint32_t, std::uint32_t>({}, p);
     default:
-      launch<ops::Where, std::uint64_t, bool, std::uint64_t, std::uint64_t>({}, p);
-      break;
+      return launch<ops::Where, std::uint64_t, bool, std::uint64_t, std::uint64_t>({}, p);
   }
-  check_launch(ops::Where::name);
+}
+
+void where_kernel(const void*, Inputs in, Outputs out) {
+  with_operands(in, out, [](const Operands& p) {
+    if (p.numel == 0) return;
+    launch_where(p);
+    check_launch(ops::Where::name);
+  });
 }
 
 }  // namespace

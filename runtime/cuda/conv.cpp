@@ -2,6 +2,7 @@
 #include "runtime/cuda/channels_last.h"
 #include "runtime/cuda/conv_cudnn.h"
 #include "runtime/cuda/depthwise.h"
+#include "runtime/cuda/image_order.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/tf32.h"
 #include "runtime/ops.h"
@@ -17,7 +18,8 @@ constexpr std::int64_t least_work = std::int64_t{1} << 18;
 constexpr std::int64_t most_elements = std::int64_t{1} << 31;  // of a tensor that cuDNN is given
 constexpr std::int64_t most_multiplier = 8;  // outputs of a channel, for the kernels of `depthwise.cu`
 
-/// Three dense tensors, of which `makes` names the one to be made of the other two; the bias is added to it.
+/// Three dense tensors, images in either order of their elements, of which `makes` names the one to be made
+/// of the other two; the bias is added to it.
 struct Convolution {
   std::string_view op;
   const ops::ConvRule& rule;
@@ -44,26 +46,60 @@ bool has_kernels(const Convolution& c) {
 
 // ---- kernels of one pixel
 
-/// Whether it is a product of matrices as the tensors lie, one for each image: without a bias, which a
-/// product adds to columns alone, and for the gradient of the kernels of one image, since it is a sum over
-/// them. Rows are whole units of 16 bytes, without which the library has slow kernels only.
-bool is_product(const Convolution& c) {
+/// Without a bias, which a product adds to columns alone.
+bool has_one_pixel(const Convolution& c) {
   constexpr ops::ConvRule plain{};
-  return c.rule == plain && c.w.shape()[2] * c.w.shape()[3] == 1 && !c.bias.defined() &&
-         (c.makes != ConvMakes::w || c.x.shape()[0] == 1) &&
-         c.x.shape()[2] * c.x.shape()[3] * size_of(c.x.dtype()) % 16 == 0;
+  return c.rule == plain && c.w.shape()[2] * c.w.shape()[3] == 1 && !c.bias.defined();
+}
+
+bool is_whole_units(const Convolution& c, std::int64_t row) { return row * size_of(c.x.dtype()) % 16 == 0; }
+
+void multiply(const ops::MatMul& op, const Tensor& a, const Tensor& b, Tensor made) {
+  const Tensor given[] = {a, b};
+  kernel_row<ops::MatMul>().on(DeviceType::cuda)(&op, Inputs(given, 2), Outputs(&made, 1));
+}
+
+/// Whether it is a product of matrices as the tensors lie, one for each image; for the gradient of the
+/// kernels of one image, since it is a sum over them. Rows are whole units of 16 bytes, without which the
+/// library has slow kernels only.
+bool run_product_of_planes(const Convolution& c) {
+  const bool in_rows =
+      (c.makes == ConvMakes::x || c.x.is_contiguous()) && (c.makes == ConvMakes::y || c.y.is_contiguous());
+  const std::int64_t n = c.x.shape()[0], in = c.inputs(), out = c.outputs(), pixels = c.x.numel() / n / in;
+  if (!in_rows || (c.makes == ConvMakes::w && n != 1) || !is_whole_units(c, pixels)) return false;
+  const auto planes = [&](const Tensor& t, std::int64_t channels) {
+    return alias(t, {{n, channels, pixels}, {channels * pixels, pixels, 1}, t.layout().offset});
+  };
+  const Tensor x = planes(c.x, in), y = planes(c.y, out),
+               w = expand(reshape(c.w, {1, out, in}), {n, out, in});
+  const ops::MatMul op{c.makes == ConvMakes::x, c.makes == ConvMakes::w};
+  multiply(op, c.makes == ConvMakes::w ? y : w, c.makes == ConvMakes::x ? y : x,
+           c.makes == ConvMakes::y   ? y
+           : c.makes == ConvMakes::x ? x
+                                     : w);
+  return true;
+}
+
+/// The same of images whose channels come last: one product over all pixels, which makes such an image. The
+/// gradient of kernels is a long sum with few results, which cuDNN cuts into parts.
+bool run_product_of_pixels(const Convolution& c) {
+  if (c.makes == ConvMakes::w || !is_channels_last(c.makes == ConvMakes::y ? c.x : c.y)) return false;
+  const std::int64_t in = c.inputs(), out = c.outputs(), pixels = c.x.numel() / in;
+  if (!is_whole_units(c, in) || !is_whole_units(c, out)) return false;
+  const auto rows = [&](const Tensor& t, std::int64_t channels) {
+    return alias(t, {{pixels, channels}, {channels, 1}, t.layout().offset});
+  };
+  const Tensor x = rows(c.x, in), y = rows(c.y, out), w = reshape(c.w, {out, in});
+  if (c.makes == ConvMakes::y)
+    multiply({false, true}, x, w, y);
+  else
+    multiply({false, false}, y, w, x);
+  lay_channels_last(c.makes == ConvMakes::y ? c.y : c.x);
+  return true;
 }
 
 bool run_product(const Convolution& c) {
-  if (!is_product(c)) return false;
-  const std::int64_t n = c.x.shape()[0], in = c.inputs(), out = c.outputs(), pixels = c.x.numel() / n / in;
-  const Tensor x = reshape(c.x, {n, in, pixels}), y = reshape(c.y, {n, out, pixels}),
-               w = expand(reshape(c.w, {1, out, in}), {n, out, in});
-  const ops::MatMul op{c.makes == ConvMakes::x, c.makes == ConvMakes::w};
-  const Tensor given[] = {c.makes == ConvMakes::w ? y : w, c.makes == ConvMakes::x ? y : x};
-  Tensor made = c.makes == ConvMakes::y ? y : c.makes == ConvMakes::x ? x : w;
-  kernel_row<ops::MatMul>().on(DeviceType::cuda)(&op, Inputs(given, 2), Outputs(&made, 1));
-  return true;
+  return has_one_pixel(c) && (run_product_of_pixels(c) || run_product_of_planes(c));
 }
 
 // ---- groups of one channel
@@ -71,6 +107,8 @@ bool run_product(const Convolution& c) {
 bool run_depthwise(const Convolution& c) {
   if (c.inputs() != 1) return false;
   const auto& [stride, padding, dilation] = c.rule.down;
+  const Tensor images = c.makes == ConvMakes::x ? c.x : contiguous(c.x),
+               windows = c.makes == ConvMakes::y ? c.y : contiguous(c.y);
   const Shape &x = c.x.shape(), &w = c.w.shape(), &y = c.y.shape();
   DepthwiseCall call{.dtype = c.x.dtype(),
                      .batch = x[0],
@@ -82,8 +120,8 @@ bool run_depthwise(const Convolution& c) {
                      .stride = {stride, c.rule.across.stride},
                      .padding = {padding, c.rule.across.padding},
                      .dilation = {dilation, c.rule.across.dilation},
-                     .x = c.x.raw(),
-                     .y = c.y.raw(),
+                     .x = images.raw(),
+                     .y = windows.raw(),
                      .w = c.w.raw(),
                      .bias = raw_or_null(c.bias),
                      .stream = c.stream()};
@@ -114,8 +152,8 @@ bool wants_channels_last(const Convolution& c) {
 
 /// A tensor of a call as cuDNN sees it.
 struct Operand {
-  Tensor tensor;  // in row-major order
-  bool last;
+  Tensor tensor;  // in row-major order, or channels last
+  bool last, is_image;
   PaddedAxis images, channels;
 
   std::int64_t pixels() const {
@@ -126,10 +164,13 @@ struct Operand {
     const bool image = s.rank() == 4;
     return {images.all_places(), channels.all_places(), image ? s[2] : 1, image ? s[3] : 1};
   }
-  /// The same memory in both orders.
+  bool is_padded() const { return images.places != images.size || channels.places != channels.size; }
+  /// Whether it lies as cuDNN wants it.
   bool is_there() const {
-    return !last || (pixels() == 1 && images.places == images.size && channels.places == channels.size);
+    return last ? !is_padded() && (pixels() == 1 || is_channels_last(tensor)) : tensor.is_contiguous();
   }
+  /// Whether it may stay as cuDNN gives it.
+  bool stays() const { return is_image && last && !is_padded(); }
   bool is_aligned() const { return reinterpret_cast<std::uintptr_t>(tensor.raw()) % 16 == 0; }
   ChannelsCall moving() const {
     return {images, channels, pixels(), nullptr, nullptr, stream_of(tensor.device())};
@@ -137,21 +178,26 @@ struct Operand {
   Tensor room() const {
     return empty({images.all_places() * channels.all_places() * pixels()}, {tensor.dtype(), tensor.device()});
   }
+  Tensor flat() const { return alias(tensor, {{tensor.numel()}, {1}, tensor.layout().offset}); }
   /// What cuDNN reads.
   Tensor given() const {
-    if (is_there()) return is_aligned() ? tensor : clone(tensor);
+    if (is_there()) return is_aligned() ? tensor : clone(flat());
+    const Tensor rows = contiguous(tensor);
+    if (!last) return rows;
     const Tensor made = room();
     ChannelsCall call = moving();
-    call.from = tensor.raw();
+    call.from = rows.raw();
     call.to = made.raw();
     launch_channels_last(call);
     return made;
   }
   /// Where cuDNN writes, and what brings it to the tensor.
-  Tensor target() const { return is_there() && is_aligned() ? tensor : room(); }
+  Tensor target() const { return (stays() || is_there()) && is_aligned() ? tensor : room(); }
   void take(const Tensor& written) const {
+    if (stays()) lay_channels_last(tensor);
     if (written.is(tensor)) return;
-    if (is_there()) return void(copy_(alias(tensor, tensor.layout()), reshape(written, tensor.shape())));
+    if (is_there()) return void(copy_(flat(), reshape(written, {-1})));
+    if (!last) return void(copy_(alias(tensor, tensor.layout()), reshape(written, tensor.shape())));
     ChannelsCall call = moving();
     call.from = written.raw();
     call.to = tensor.raw();
@@ -167,10 +213,10 @@ PaddedAxis padded(std::int64_t groups, std::int64_t size, bool last) {
 struct Operands3 {
   Operand x, w, y, bias;
   Operands3(const Convolution& c, bool last)
-      : x{c.x, last, whole(c.x.shape()[0]), padded(c.rule.groups, c.inputs(), last)},
-        w{c.w, last, padded(c.rule.groups, c.outputs(), last), padded(1, c.inputs(), last)},
-        y{c.y, last, whole(c.y.shape()[0]), padded(c.rule.groups, c.outputs(), last)},
-        bias{c.bias, last, whole(1), y.channels} {}
+      : x{c.x, last, true, whole(c.x.shape()[0]), padded(c.rule.groups, c.inputs(), last)},
+        w{c.w, last, false, padded(c.rule.groups, c.outputs(), last), padded(1, c.inputs(), last)},
+        y{c.y, last, true, whole(c.y.shape()[0]), padded(c.rule.groups, c.outputs(), last)},
+        bias{c.bias, last, false, whole(1), y.channels} {}
   static PaddedAxis whole(std::int64_t size) { return {1, size, size}; }
 };
 
@@ -235,18 +281,23 @@ bool run(const Convolution& c) {
   return run_cudnn(c) || run_depthwise(c);
 }
 
+/// Images in an order that the kernels take.
+Tensor in_order(const Tensor& t) {
+  return size_of(t.dtype()) == 2 && is_channels_last(t) ? t : contiguous(t);
+}
+
 void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {
-  if (!run({op.name, op.rule, ConvMakes::y, in[0], in[1], out[0], in[2]}))
+  if (!run({op.name, op.rule, ConvMakes::y, in_order(in[0]), in[1], out[0], in[2]}))
     sherd::detail::adopt_reference(op.name, op.reference(in), out);
 }
 
 void conv2d_grad_input(const ops::Conv2dGradInput& op, Inputs in, Outputs out) {
-  if (!run({op.name, op.rule, ConvMakes::x, out[0], in[1], in[0], in[2]}))
+  if (!run({op.name, op.rule, ConvMakes::x, out[0], in[1], in_order(in[0]), in[2]}))
     sherd::detail::adopt_reference(op.name, op.reference(in), out);
 }
 
 void conv2d_grad_weight(const ops::Conv2dGradWeight& op, Inputs in, Outputs out) {
-  if (!run({op.name, op.rule, ConvMakes::w, in[1], out[0], in[0]}))
+  if (!run({op.name, op.rule, ConvMakes::w, in_order(in[1]), out[0], in_order(in[0])}))
     sherd::detail::adopt_reference(op.name, op.reference(in), out);
 }
 

@@ -217,11 +217,12 @@ void launch_typed(const O& op, const Operands& p) {
 template <class O, DTypeSet allowed>
 void elementwise_kernel(const void* erased, Inputs in, Outputs out) {
   const O& op = *static_cast<const O*>(erased);
-  const Operands p = operands_of(in, out);
-  if (p.numel == 0) return;
   constexpr DTypeSet dtypes{static_cast<std::uint16_t>(O::dtypes.mask & allowed.mask)};
-  with_element<dtypes>(p.dtype, [&]<class T>() { launch_typed<O, T>(op, p); });
-  check_launch(O::name);
+  with_operands(in, out, [&op](const Operands& p) {
+    if (p.numel == 0) return;
+    with_element<dtypes>(p.dtype, [&]<class T>() { launch_typed<O, T>(op, p); });
+    check_launch(O::name);
+  });
 }
 
 template <class O, DTypeSet allowed = any_dtype>

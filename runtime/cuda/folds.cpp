@@ -1,6 +1,7 @@
 // Folds over axes: sums and means, products, variances.
 #include <limits>
 
+#include "runtime/cuda/image_order.h"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/three_axes.h"
@@ -11,13 +12,30 @@
 namespace sherd::cuda {
 namespace {
 
+/// `x` with channels last as it lies, and `axes` with it, where the axes that stay keep their order.
+Tensor as_it_lies(const Tensor& x, Mask& axes) {
+  const auto stays = [&](int axis) { return ((axes >> axis) & 1) == 0; };
+  bool inner = false;
+  for (int i = 2; i < x.rank(); ++i) inner = inner || stays(i);
+  if (!is_channels_last(x) || (stays(1) && inner)) return x;
+  Shape order{0};
+  for (int i = 2; i < x.rank(); ++i) order.push_back(i);
+  order.push_back(1);
+  Mask moved = 0;
+  for (int i = 0; i < order.rank(); ++i)
+    if (!stays(static_cast<int>(order[i]))) moved |= Mask{1} << i;
+  axes = moved;
+  return permute(x, order);
+}
+
 /// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`;
 /// of 0, as gradients want it, none.
 struct Fold {
   Tensor x, partial;
 
   Fold(FoldCall& call, const Tensor& given, Mask axes, std::int64_t bytes) {
-    const ThreeAxes three = as_three_axes(given, axes);
+    const Tensor lying = bytes > 0 ? as_it_lies(given, axes) : given;
+    const ThreeAxes three = as_three_axes(lying, axes);
     x = three.x;
     call.dtype = x.dtype();
     call.outer = three.outer;

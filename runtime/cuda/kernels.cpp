@@ -7,7 +7,9 @@
 #include "runtime/cpu/operands.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/image_order.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
 #include "runtime/tensor.h"
 
 namespace sherd::cuda {
@@ -31,6 +33,24 @@ bool launches_early() {
 }
 
 Operands operands_of(Inputs in, Outputs out) {
+  follow_operands(in, out[0]);
+  return operands_as_they_lie(in, out);
+}
+
+void with_operands(Inputs in, Outputs out, void (*body)(const void* data, const Operands& operands),
+                   const void* data) {
+  follow_operands(in, out[0]);
+  std::size_t first = 0;
+  while (first < in.size() && !lies_across(in[first], out[0])) ++first;
+  if (first == in.size()) return body(data, operands_as_they_lie(in, out));
+  Tensors turned(in);
+  for (std::size_t i = first; i < in.size(); ++i)
+    if (lies_across(in[i], out[0]))
+      turned[i] = out[0].is_contiguous() ? contiguous(in[i]) : channels_last(in[i]);
+  body(data, operands_as_they_lie(Inputs(turned.begin(), turned.size()), out));
+}
+
+Operands operands_as_they_lie(Inputs in, Outputs out) {
   Operands p;
   const Tensor& y = out[0];
   p.dtype = in.empty() ? y.dtype() : in.back().dtype();

@@ -25,7 +25,16 @@ struct Operands {
   std::int64_t strides[most_operands][most_dims];  // in elements; 0 where broadcast
   void* data[most_operands];
 };
+/// Of an elementwise call; the output takes the order of the inputs where channels lie last (image_order.h).
 SHERD_API Operands operands_of(Inputs in, Outputs out);
+/// The same for `body(data, operands)`; images that lie in the other order than the output are brought into
+/// it first where that takes less than reading them across.
+SHERD_API void with_operands(Inputs in, Outputs out, void (*body)(const void* data, const Operands& operands),
+                             const void* data);
+template <class F>
+void with_operands(Inputs in, Outputs out, const F& body) {
+  with_operands(in, out, [](const void* f, const Operands& p) { (*static_cast<const F*>(f))(p); }, &body);
+}
 
 /// DeviceError, whose message opens with `op`, when the launch before was refused.
 SHERD_API void check_launch(std::string_view op);

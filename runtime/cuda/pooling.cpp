@@ -1,7 +1,10 @@
 // Pooling.
 #include "runtime/cuda/pooling.h"
 
+#include <algorithm>
+
 #include "runtime/apply.h"
+#include "runtime/cuda/image_order.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 #include "runtime/ops/pool2d.h"
@@ -20,54 +23,77 @@ PoolCall::Axis narrow(const ops::PoolRule::Axis& axis) {
   return {static_cast<int>(axis.kernel), static_cast<int>(axis.stride), static_cast<int>(axis.padding)};
 }
 
-PoolCall describe(const ops::PoolRule& rule, const Shape& images, const Shape& windows, const Tensor& x,
-                  const Tensor& y) {
-  PoolCall call;
-  call.dtype = x.dtype();
-  call.down_rule = narrow(rule.down);
-  call.across_rule = narrow(rule.across);
-  call.planes = images[0] * images[1];
-  call.rows = static_cast<int>(images[2]);
-  call.columns = static_cast<int>(images[3]);
-  call.down = static_cast<int>(windows[2]);
-  call.across = static_cast<int>(windows[3]);
-  call.x = x.raw();
-  call.y = y.raw();
-  call.stream = stream_of(x.device());
-  return call;
+/// Whether images are pooled as they lie, with channels last: those whose channels fit as well.
+bool stays_last(const Tensor& t, const Shape& images, const Shape& windows) {
+  constexpr std::int64_t most = std::int64_t{1} << 30;
+  return is_channels_last(t) && images[1] < most / std::max(images[3], windows[3]);
 }
+
+/// A call from x to y, both in the order that `last` says: x is copied if need be, y laid out so.
+struct Pooling {
+  Tensor x;
+  PoolCall call;
+
+  Pooling(const ops::PoolRule& rule, const Shape& images, const Shape& windows, bool last,
+          const Tensor& given, const Tensor& y)
+      : x(last ? channels_last(given) : contiguous(given)) {
+    if (last) lay_channels_last(y);
+    call.dtype = x.dtype();
+    call.down_rule = narrow(rule.down);
+    call.across_rule = narrow(rule.across);
+    call.planes = images[0] * images[1];
+    call.channels = last ? static_cast<int>(images[1]) : 0;
+    call.rows = static_cast<int>(images[2]);
+    call.columns = static_cast<int>(images[3]);
+    call.down = static_cast<int>(windows[2]);
+    call.across = static_cast<int>(windows[3]);
+    call.x = x.raw();
+    call.y = y.raw();
+    call.stream = stream_of(x.device());
+  }
+};
 
 std::int64_t* integers(const Tensor& t) { return reinterpret_cast<std::int64_t*>(t.raw()); }
 
 void max_pool(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  if (!fits(op.rule, in[0].shape())) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  PoolCall call = describe(op.rule, in[0].shape(), out[0].shape(), in[0], out[0]);
-  call.places = integers(out[1]);
-  launch_max_pool(call);
+  const Shape &images = in[0].shape(), &windows = out[0].shape();
+  if (!fits(op.rule, images)) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const bool last = stays_last(in[0], images, windows);
+  Pooling pooling(op.rule, images, windows, last, in[0], out[0]);
+  if (last) lay_channels_last(out[1]);
+  pooling.call.places = integers(out[1]);
+  launch_max_pool(pooling.call);
   check_launch(op.name);
 }
 
 void max_pool_grad(const ops::MaxPool2dGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  if (!fits(op.rule, out[0].shape())) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  PoolCall call = describe(op.rule, out[0].shape(), in[0].shape(), in[0], out[0]);
-  call.places = integers(in[1]);
-  launch_max_pool_grad(call);
+  const Shape &images = out[0].shape(), &windows = in[0].shape();
+  if (!fits(op.rule, images)) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const bool last = stays_last(in[0], images, windows) || stays_last(in[1], images, windows);
+  Pooling pooling(op.rule, images, windows, last, in[0], out[0]);
+  const Tensor places = last ? channels_last(in[1]) : contiguous(in[1]);
+  pooling.call.places = integers(places);
+  launch_max_pool_grad(pooling.call);
   check_launch(op.name);
 }
 
 void avg_pool(const ops::AvgPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  if (!fits(op.rule, in[0].shape())) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  launch_avg_pool(describe(op.rule, in[0].shape(), out[0].shape(), in[0], out[0]));
+  const Shape &images = in[0].shape(), &windows = out[0].shape();
+  if (!fits(op.rule, images)) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const Pooling pooling(op.rule, images, windows, stays_last(in[0], images, windows), in[0], out[0]);
+  launch_avg_pool(pooling.call);
   check_launch(op.name);
 }
 
 void avg_pool_grad(const ops::AvgPool2dGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
-  if (!fits(op.rule, out[0].shape())) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  launch_avg_pool_grad(describe(op.rule, out[0].shape(), in[0].shape(), in[0], out[0]));
+  const Shape &images = out[0].shape(), &windows = in[0].shape();
+  if (!fits(op.rule, images)) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const Pooling pooling(op.rule, images, windows, stays_last(in[0], images, windows), in[0], out[0]);
+  launch_avg_pool_grad(pooling.call);
   check_launch(op.name);
 }
 

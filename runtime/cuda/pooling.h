@@ -6,7 +6,9 @@
 namespace sherd::cuda {
 
 /// Dense images (planes, rows, columns) and their windows (planes, down, across), of which window i begins at
-/// i stride - padding. The output is of windows in a forward, of pixels in a gradient.
+/// i stride - padding. The output is of windows in a forward, of pixels in a gradient. With `channels` that
+/// many planes are an image, and their elements lie side by side: (planes / channels, rows, columns,
+/// channels).
 struct PoolCall {
   struct Axis {
     int kernel = 1, stride = 1, padding = 0;
@@ -14,6 +16,7 @@ struct PoolCall {
   DType dtype = DType::f32;
   Axis down_rule, across_rule;
   std::int64_t planes = 0;
+  int channels = 0;  ///< below 2^30 / columns and / across; 0: planes lie one after another
   int rows = 0, columns = 0, down = 0, across = 0;
   const void* x = nullptr;
   void* y = nullptr;

@@ -12,7 +12,7 @@ struct BatchNorm {
   static constexpr std::string_view name = "batch_norm";
   static constexpr Arity arity = 5;
   static constexpr Mask optional = 0b11110;
-  static constexpr Mask dense = 0b11111;
+  static constexpr Mask dense = 0b11110;
   bool training = true;
   double eps = 1e-5;
 
@@ -34,7 +34,7 @@ struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
   static constexpr Arity arity = 5;
   static constexpr Mask optional = 0b100;
-  static constexpr Mask dense = 0b11111;
+  static constexpr Mask dense = 0b11100;
   static constexpr bool differentiable = false;
   bool training = true;
   double eps = 1e-5;

@@ -32,7 +32,7 @@ struct Conv2d {
   static constexpr std::string_view name = "conv2d";
   static constexpr Arity arity = 3;
   static constexpr Mask optional = 0b100;
-  static constexpr Mask dense = 0b111;
+  static constexpr Mask dense = 0b110;
   ConvRule rule;
 
   static Reads reads(Mask needs) { return {((needs & 1) << 1) | ((needs >> 1) & 1), 0}; }
@@ -49,7 +49,7 @@ struct Conv2dGradInput {
   static constexpr std::string_view name = "conv2d_grad_input";
   static constexpr Arity arity = 3;
   static constexpr Mask optional = 0b100;
-  static constexpr Mask dense = 0b111;
+  static constexpr Mask dense = 0b110;
   ConvRule rule;
   std::int64_t rows = 1, columns = 1;
 
@@ -68,7 +68,6 @@ struct Conv2dGradInput {
 struct Conv2dGradWeight {
   static constexpr std::string_view name = "conv2d_grad_weight";
   static constexpr Arity arity = 2;
-  static constexpr Mask dense = 0b11;
   ConvRule rule;
   std::int64_t height = 1, width = 1;
 

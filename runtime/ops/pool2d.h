@@ -27,7 +27,6 @@ struct PoolRule {
 /// of all.
 struct MaxPool2d {
   static constexpr std::string_view name = "max_pool2d";
-  static constexpr Mask dense = 1;
   static constexpr Reads reads{.outputs = 0b10};
   PoolRule rule;
 
@@ -43,7 +42,6 @@ struct MaxPool2d {
 struct MaxPool2dGrad {
   static constexpr std::string_view name = "max_pool2d_grad";
   static constexpr Arity arity = 2;
-  static constexpr Mask dense = 0b11;
   static constexpr Reads reads{.inputs = 0b10};
   PoolRule rule;
   std::int64_t rows = 1, columns = 1;
@@ -62,7 +60,6 @@ struct MaxPool2dGrad {
 /// The mean of each window; what is outside the image counts as 0.
 struct AvgPool2d {
   static constexpr std::string_view name = "avg_pool2d";
-  static constexpr Mask dense = 1;
   static constexpr Reads reads{};
   PoolRule rule;
 
@@ -76,7 +73,6 @@ struct AvgPool2d {
 /// Each window's gradient spread over its pixels, for images of the given size.
 struct AvgPool2dGrad {
   static constexpr std::string_view name = "avg_pool2d_grad";
-  static constexpr Mask dense = 1;
   static constexpr Reads reads{};
   PoolRule rule;
   std::int64_t rows = 1, columns = 1;

@@ -451,8 +451,8 @@ TEST_CASE("cuda: batch_norm agrees with the CPU's, running statistics and gradie
   if (no_gpu()) return;
   for (DType dtype : floats) {
     const DType wide = dtype == f64 ? f64 : f32;
-    for (const Shape& shape :
-         {Shape{9, 5}, Shape{33, 70}, Shape{4, 3, 31}, Shape{2, 65, 7, 9}, Shape{3, 1, 4097}}) {
+    for (const Shape& shape : {Shape{9, 5}, Shape{33, 70}, Shape{300, 64}, Shape{5000, 24}, Shape{4, 3, 31},
+                               Shape{2, 65, 7, 9}, Shape{3, 1, 4097}}) {
       for (bool training : {false, true}) {
         for (bool affine : {false, true}) {
           INFO(name_of(dtype) << " " << to_string(shape) << (training ? " training" : "")
