@@ -57,6 +57,7 @@ void Below::look(nn::Module& root, Unit& unit) {
   for (const nn::Parameter& p : std::exchange(tied_, {}))
     if (Unit* keeper = unit_of(p)) keeper->write_back();
   held_.clear();
+  shared_.clear();
   std::unordered_set<const nn::Parameter*> held;
   for (const FoundParameter& p : find_members(root).parameters) {
     Unit* const keeper = unit_of(p.member->object());
@@ -70,6 +71,8 @@ void Below::look(nn::Module& root, Unit& unit) {
     for (const Slot& slot : p.slots) held.insert(slot.get());
     if (std::ranges::find(units, keeper, &NamedUnit::unit) == units.end())
       tied_.push_back(p.member->object());
+    else if (p.slots.size() > 1)
+      shared_.push_back(p.member->object());
   }
   for (const NamedUnit& below : units) below.unit->leave_slots(held);
   for (const NamedUnit& below : units) below.unit->join(unit, below.name);
@@ -81,11 +84,15 @@ void Below::look(nn::Module& root, Unit& unit) {
 
 std::vector<std::shared_ptr<ParameterGroup>> Below::tied() const {
   std::vector<std::shared_ptr<ParameterGroup>> groups;
-  for (const nn::Parameter& p : tied_)
-    if (const Unit* keeper = unit_of(p))
-      if (const auto& group = keeper->place(p).members->group;
-          std::ranges::find(groups, group) == groups.end())
-        groups.push_back(group);
+  const auto add = [&](const nn::Parameter& p, bool gathered_too) {
+    const Unit* const keeper = unit_of(p);
+    if (keeper == nullptr) return;
+    const auto& group = keeper->place(p).members->group;
+    if (!gathered_too && !group->in_use().is_shard_itself()) return;
+    if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
+  };
+  for (const nn::Parameter& p : tied_) add(p, true);
+  for (const nn::Parameter& p : shared_) add(p, false);
   return groups;
 }
 

@@ -32,7 +32,8 @@ class Below {
   /// the last time. It visits all members to know that: containers of modules move without telling anybody,
   /// and what was put in unsharded would be trained by each rank alone. StateError for that.
   void look(nn::Module& root, Unit& unit);
-  /// Groups of units that are not below, of which a member below has a parameter.
+  /// Groups of units that are not below, of which a member below has a parameter; and groups that nobody
+  /// gathers, of which another module below may read one without anybody noticing.
   std::vector<std::shared_ptr<ParameterGroup>> tied() const;
   /// Gives buffers the dtypes that their units say, once each, since members and names change seldom.
   void cast_buffers(nn::Module& root, const Unit& unit, Precision precision);
@@ -41,9 +42,10 @@ class Below {
   void find_buffers(nn::Module& root, const Unit& unit);
 
   bool looked_ = false;
-  std::vector<const void*> ids_;     ///< of the parameters, by member
-  std::vector<nn::Parameter> held_;  ///< those, so that no new one passes for one that is gone
-  std::vector<nn::Parameter> tied_;
+  std::vector<const void*> ids_;       ///< of the parameters, by member
+  std::vector<nn::Parameter> held_;    ///< those, so that no new one passes for one that is gone
+  std::vector<nn::Parameter> tied_;    ///< to members of other roots
+  std::vector<nn::Parameter> shared_;  ///< of several members below
   Ignored ignored_;
   /// How buffers are cast, in the order of members.
   struct BufferCast {

@@ -7,12 +7,9 @@
 #include "shard/engine.h"
 
 namespace sherd::shard {
-namespace {
 
 /// Program position, so that of two moments all ranks see the same one first.
-std::uint64_t next_place() { return Context::current().slot<Tape>().take_sequence(); }
-
-}  // namespace
+std::uint64_t Record::next_place() { return Context::current().slot<Tape>().take_sequence(); }
 
 Record::Use Record::use_of(Gathered& gathered, Moment moment) {
   auto region = recording_region();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Record final : public EngineSink {
     begin,  ///< of a module
     end,
     read,  ///< outside its module, or the program asked for it
-    tied,  ///< to a parameter below the root, so that an op in it may read it; or read between two forwards
+    tied,  ///< to a parameter below the root, so that an op in it may read it; or here, or read, before it
   };
   struct Use {
     std::weak_ptr<Gathered> gathered;
@@ -40,8 +41,12 @@ class Record final : public EngineSink {
   explicit Record(std::uint64_t number) : number_(number) {}
   std::uint64_t number() const { return number_; }
   const std::vector<Use>& uses() const { return uses_; }
+  /// Those of the forward itself, which the next one is compared with: not those that it found.
+  std::span<const Use> listed() const { return std::span(uses_).subspan(found_); }
+  void begin_list() { found_ = uses_.size(); }
   /// At this moment.
   static Use use_of(Gathered& gathered, Moment moment);
+  static std::uint64_t next_place();
   void add(Use use) { uses_.push_back(std::move(use)); }
   void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
   /// Of uses that begin nothing and end nowhere the first of a group says all.
@@ -62,6 +67,7 @@ class Record final : public EngineSink {
 
   std::uint64_t number_;
   std::vector<Use> uses_;
+  std::size_t found_ = 0;
 };
 
 /// The record with the groups that it names, for a graph: a rank whose own reads none of a group reduces it

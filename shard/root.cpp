@@ -76,8 +76,8 @@ void Root::gather_ahead(const Gathered& from, Moment moment) {
   }
   if (!listed) return;
   int ahead = 0;
-  const auto& uses = last_->uses();
-  for (std::size_t i = now_->uses().size(); i < uses.size() && ahead < policy_.forward_prefetch; ++i) {
+  const auto uses = last_->listed();
+  for (std::size_t i = now_->listed().size(); i < uses.size() && ahead < policy_.forward_prefetch; ++i) {
     if (uses[i].moment != Moment::begin && uses[i].moment != Moment::read) continue;
     ++ahead;
     if (const auto next = uses[i].gathered.lock()) gather(next);
@@ -87,8 +87,8 @@ void Root::gather_ahead(const Gathered& from, Moment moment) {
 /// Whether this forward has come to its last place as the last forward did.
 bool Root::follows(const Gathered& wanted, Moment moment) {
   if (!last_ || departed_) return false;
-  const auto& uses = last_->uses();
-  const std::size_t at = now_->uses().size() - 1;
+  const auto uses = last_->listed();
+  const std::size_t at = now_->listed().size() - 1;
   departed_ = at >= uses.size() || uses[at].moment != moment || uses[at].gathered.lock().get() != &wanted;
   return !departed_;
 }
@@ -119,6 +119,7 @@ int Root::number_among(const Group& ranks) {
 
 void Root::take_over(Root& inner) {
   inner.end_listed();
+  left_ = std::min(left_, inner.left_);
   std::ranges::move(std::exchange(inner.outside_, {}), std::back_inserter(outside_));
 }
 
@@ -136,9 +137,22 @@ void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
       if (gathered.leased(Lease::policy) || gathered.leased(Lease::forward))
         kept.push_back(gathered.shared());
     });
-  drop_stale(std::move(kept));
+  drop_stale(kept);
+  find_kept(kept);
   for (Record::Use& use : std::exchange(outside_, {})) now_->add(std::move(use));
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
+  now_->begin_list();
+}
+
+/// Nobody notices who reads what is kept, in this forward or since the last one. So a backward has it for all
+/// of that, also on ranks whose graphs do not read it there.
+void Root::find_kept(std::span<const std::shared_ptr<Gathered>> kept) {
+  for (const auto& gathered : kept) {
+    if (!gathered->here() && !gathered->on_its_way()) continue;
+    Record::Use use = Record::use_of(*gathered, Moment::tied);
+    use.place = left_;
+    if (use.planned) now_->add(std::move(use));
+  }
 }
 
 /// What is kept goes on all ranks if any one of them wrote its part since: also what a forward that begins
@@ -195,6 +209,7 @@ void Root::leave(std::span<Tensor* const> outputs) {
   if (--depth_ > 0) return;
   end_listed();  // guesses that were wrong, and what was used outside its module
   last_ = std::move(now_);
+  left_ = Record::next_place();
   if (!Context::current().grad_enabled() || !last_->planned()) return;
   // Frozen groups are gathered in a backward too, when it goes on to the inputs.
   const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
@@ -210,8 +225,10 @@ void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noex
 }
 
 void Root::unshard(Gathered& gathered) {
-  if (!now_ && !Engine::current().walking() && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
-  if (Engine::current().walking()) gathered.check_unwritten();
+  const bool walking = Engine::current().walking();
+  if (!now_ && !walking && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
+  if (walking) gathered.check_unwritten();
+  if (!now_ && !walking) read_outside(gathered);  // nobody notices reads of it from now on
   gathered.lease(Lease::policy);
   advance(gathered, Moment::read);
   gathered.end(Lease::list);

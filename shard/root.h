@@ -95,6 +95,7 @@ class Root {
   bool follows(const Gathered& wanted, Record::Moment moment);
   void end_reads(const Gathered* but);
   void read_outside(Gathered& gathered);
+  void find_kept(std::span<const std::shared_ptr<Gathered>> kept);
   void drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const;
 
   SchedulePolicy policy_;
@@ -105,6 +106,7 @@ class Root {
   int depth_ = 0;
   std::shared_ptr<Record> now_, last_;
   std::vector<Record::Use> outside_;  ///< between the last forward and the next, whose record takes it over
+  std::uint64_t left_ = 0;            ///< place at which the last forward ended
   bool departed_ = false;             ///< this forward, from the last one's list
   // Leased by the list: gathered ahead, and read outside their modules at the cursor.
   std::vector<std::weak_ptr<Gathered>> ahead_, reads_;
