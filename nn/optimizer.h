@@ -174,8 +174,7 @@ enum class Masters { none, in_f32 };
 /// For `Adam`. ValueError unless the betas lie in [0, 1) and eps is at least 0.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  /// Steps the parameters of a device as one list, those in 16 bits as f32 copies; without it one after
-  /// another, to the same bits.
+  /// Steps the parameters of a device as one list; without it one after another, to the same bits.
   bool foreach = true;
   Masters masters = Masters::none;
   bool amsgrad = false;   ///< divides by the root of the largest v so far (Reddi, Kale and Kumar, 2018)

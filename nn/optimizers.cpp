@@ -1,10 +1,10 @@
 // Adam, Sgd and Rmsprop: what they keep, and how lists of parameters go through their ops.
+#include <algorithm>
 #include <map>
 
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
 #include "runtime/ops.h"
-#include "runtime/ops/copy.h"
 #include "runtime/ops/optimizer_steps.h"
 
 namespace sherd::nn {
@@ -14,15 +14,12 @@ Option flag(std::string name, bool value) {
   return {std::move(name), value ? 1.0 : 0.0, OptionRange::yes_or_no};
 }
 
-/// How a parameter is stepped: by an op on a whole list, as it is or as a copy in f32, or by itself.
-enum class Form { listed, widened, alone };
-
-Form form_of(const Tensor& p, const Tensor& g) {
-  const bool fits =
-      g.device() == p.device() && p.is_contiguous() && is_floating(g.dtype()) && g.dtype() != DType::f64;
-  return !fits || p.dtype() == DType::f64 ? Form::alone
-         : p.dtype() == DType::f32        ? Form::listed
-                                          : Form::widened;
+/// Whether a parameter is stepped by an op on a whole list; else by itself.
+bool is_listed(const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
+  const auto fits = [](const Tensor& t) { return is_floating(t.dtype()) && t.dtype() != DType::f64; };
+  const auto is_as_p = [&](const Tensor& s) { return s.dtype() == p.dtype() || s.dtype() == DType::f64; };
+  return g.device() == p.device() && p.is_contiguous() && fits(p) && fits(g) &&
+         std::ranges::all_of(state, is_as_p);
 }
 
 /// The inputs of a step before its parameters: the rate, and if there are such, the flag to skip and the
@@ -100,83 +97,30 @@ class Elements {
   std::map<std::pair<const Storage*, std::int64_t>, std::int64_t> ends_;
 };
 
-/// Parameters in 16 bits of one device, stepped as f32 copies of them and their state, which are rounded
-/// once.
-class Widened {
- public:
-  explicit Widened(const FirstInputs& first) : lists_(first) {}
-  /// Steps those before where this one is on another device, shares their memory, or has too much of it.
-  template <class Op>
-  void add(const Op& op, const Tensor& p, const Tensor& g, std::span<const Tensor> state) {
-    const std::int64_t numel = p.numel() * static_cast<std::int64_t>(1 + state.size());
-    if (!narrow_.empty() && (p.device() != narrow_[0].device() || numel_ + numel > most_numel)) step(op);
-    if (!elements_.add(p)) {
-      step(op);
-      elements_.add(p);
-    }
-    numel_ += numel;
-    std::vector<Tensor>& list = lists_.on(p.device());
-    list.insert(list.end(), {widened(p), g});
-    for (const Tensor& s : state) list.push_back(s.dtype() == DType::f64 ? s : widened(s));
-  }
-  template <class Op>
-  void step(const Op& op) {
-    copy_each_(wide_, narrow_);
-    lists_.step(op);
-    copy_each_(narrow_, wide_);
-    narrow_.clear();
-    wide_.clear();
-    elements_.clear();
-    numel_ = 0;
-  }
-
- private:
-  static constexpr std::int64_t most_numel = 1 << 24;  // of copies
-  Tensor widened(const Tensor& t) {
-    narrow_.push_back(t);
-    return wide_.emplace_back(empty(t.shape(), {DType::f32, t.device()}));
-  }
-  DeviceLists lists_;
-  std::vector<Tensor> narrow_, wide_;
-  Elements elements_;
-  std::int64_t numel_ = 0;
-};
-
-/// Steps the parameters of a group by the op, each in its form.
-/// `kept(i)` is what it takes of the state of the i-th.
+/// Steps the parameters of a group by the op. `kept(i)` is what it takes of the state of the i-th.
 template <class Op, class Kept>
 void step_list(const Op& op, const FirstInputs& first, bool foreach, std::span<const Parameter> params,
                const Kept& kept) {
   DeviceLists lists(first);
-  Widened widened(first);
   Elements listed;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Tensor p = params[i].local().detach(), g = params[i].grad();
     const std::vector<Tensor> state = kept(i);
-    switch (form_of(p, g)) {
-      case Form::listed: {
-        if (!listed.add(p)) {  // one after the other, as without lists
-          lists.step(op);
-          listed.clear();
-          listed.add(p);
-        }
-        std::vector<Tensor>& list = lists.on(p.device());
-        list.insert(list.end(), {p, g});
-        list.insert(list.end(), state.begin(), state.end());
-        break;
-      }
-      case Form::widened:
-        widened.add(op, p, g, state);
-        break;
-      case Form::alone:
-        step_alone(op, first, p, g, state);
+    if (!is_listed(p, g, state)) {
+      step_alone(op, first, p, g, state);
+      continue;
     }
-    if (foreach) continue;
-    lists.step(op);
-    widened.step(op);
+    if (!listed.add(p)) {  // one after the other, as without lists
+      lists.step(op);
+      listed.clear();
+      listed.add(p);
+    }
+    std::vector<Tensor>& list = lists.on(p.device());
+    list.insert(list.end(), {p, g});
+    list.insert(list.end(), state.begin(), state.end());
+    if (!foreach) lists.step(op);
   }
   lists.step(op);
-  widened.step(op);
 }
 
 }  // namespace

@@ -55,10 +55,11 @@ struct StepLists {
 };
 
 /// The base of a rule `Rule`, which makes an op of it: `struct Lion : ListStep<Lion> { ... };`. Parameters
-/// and state are f32, gradients that or of 16 bits; all are written but the gradients. A rule has
+/// and gradients are f32 or of 16 bits, state as the parameter; all are written but the gradients, of 16 bits
+/// rounded once. A rule has
 ///  - `name`, and `states`, an array of what each tensor of state is;
 ///  - `factors(lr, step, rounded)`: the scalars of a step, computed in f64 from the rate and the number of
-///  the step, which counts from 1, and each `rounded` to the dtype of the parameter;
+///  the step, which counts from 1, and each `rounded` to the dtype that is computed in;
 ///  - a call on those, a value, its gradient and its state, which gives `Stepped`;
 ///  - fields that say the rest of it, among them `skippable`, `clipped` and `twins` if it has such.
 /// Numbers are those of `D = decltype(lr)` in the one and of the values' type in the other; choose with

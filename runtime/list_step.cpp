@@ -8,11 +8,17 @@
 namespace sherd::detail {
 namespace {
 
-/// The f32 tensors of one parameter have one shape; the gradient may not have another.
+constexpr std::string_view gradients = "gradient";
+
+bool is_narrow(DType dtype) { return is_floating(dtype) && size_of(dtype) == 2; }
+bool is_stepped(DType dtype) { return dtype == DType::f32 || is_narrow(dtype); }
+
+/// The tensors of one parameter have one shape, and but for the gradient one dtype.
 void check_parameter(std::string_view op, const Spec& p, const Spec& other, std::string_view what) {
   check<DTypeError>(
-      p.dtype == DType::f32 && other.dtype == DType::f32,
-      "{}: parameters, gradients and state must be f32, got a {} parameter with a {} {}; keep f32 masters",
+      is_stepped(p.dtype) && is_stepped(other.dtype) && (what == gradients || p.dtype == other.dtype),
+      "{}: parameters and gradients must be f32, bf16 or f16, and state as its parameter; got a {} "
+      "parameter with a {} {}",
       op, name_of(p.dtype), name_of(other.dtype), what);
   check<ShapeError>(p.shape == other.shape, "{}: a parameter of shape {} has a {} of shape {}", op, p.shape,
                     what, other.shape);
@@ -22,8 +28,6 @@ void check_scalar(std::string_view op, std::string_view what, const Spec& s) {
   check<DTypeError>(s.dtype == DType::f64 && s.shape.rank() == 0,
                     "{}: {} must be a 0-d f64 tensor, got {} {}", op, what, name_of(s.dtype), s.shape);
 }
-
-bool is_narrow(DType dtype) { return is_floating(dtype) && size_of(dtype) == 2; }
 
 /// What comes before the parameters.
 void check_first(const StepLists& lists, SpecSpan in) {
@@ -48,9 +52,7 @@ void check_first(const StepLists& lists, SpecSpan in) {
 void check_one(const StepLists& lists, SpecSpan in) {
   const std::string_view op = lists.name;
   const Spec& p = in[0];
-  Spec gradient = in[1];  // it may have 16 bits where the parameter has not
-  if (is_narrow(gradient.dtype) && p.dtype == DType::f32) gradient.dtype = DType::f32;
-  check_parameter(op, p, gradient, "gradient");
+  check_parameter(op, p, in[1], gradients);
   for (std::size_t k = 0, at = 2; k < lists.states.size(); ++k)
     if (has(lists.kept, k)) check_parameter(op, p, in[at++], lists.states[k]);
   if (lists.counts) check_scalar(op, "a count of steps", in[lists.count()]);
@@ -96,13 +98,14 @@ Tensors step_in_ops(const StepLists& lists, Inputs in, const std::function<Tenso
   for (std::size_t i = lists.first(); i < in.size(); i += lists.stride()) {
     const Inputs one = in.subspan(i, lists.stride());
     const Tensor count = lists.counts ? add(one[lists.count()], 1) : Tensor();
-    std::vector<Tensor> given{in[0], count, one[0], gradient(lists, in, one[1], one[0].dtype())};
+    const DType narrow = one[0].dtype(), wide = compute_dtype(narrow);
+    std::vector<Tensor> given{in[0], count, to(one[0], wide), gradient(lists, in, one[1], wide)};
     for (std::size_t k = 0, at = 2; k < lists.states.size(); ++k)
-      given.push_back(has(lists.kept, k) ? one[at++] : Tensor());
+      given.push_back(has(lists.kept, k) ? to(one[at++], wide) : Tensor());
     const Tensors stepped = step(given);
-    write(one[0], stepped[0]);
+    write(one[0], to(stepped[0], narrow));
     for (std::size_t k = 0, at = 2; k < lists.states.size(); ++k)
-      if (has(lists.kept, k)) write(one[at++], stepped[1 + k]);
+      if (has(lists.kept, k)) write(one[at++], to(stepped[1 + k], narrow));
     if (lists.counts) write(one[lists.count()], count);
     if (lists.twins) write(one[lists.twin()], to(stepped[0], one[lists.twin()].dtype()));
   }

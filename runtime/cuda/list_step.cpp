@@ -18,12 +18,13 @@ T* dense(const StepLists& lists, const Tensor& t) {
 /// One parameter, whose gradient is dense.
 StepSlot slot_of(const StepLists& lists, Inputs one, const Tensor& gradient) {
   StepSlot slot{};
-  slot.p = dense<float>(lists, one[0]);
+  slot.p = dense<void>(lists, one[0]);
+  slot.p_dtype = one[0].dtype();
   slot.g = gradient.raw();
   slot.g_dtype = gradient.dtype();
   slot.n = one[0].numel();
   for (std::size_t k = 0, from = 2; k < lists.states.size(); ++k)
-    if (has(lists.kept, k)) slot.state[k] = dense<float>(lists, one[from++]);
+    if (has(lists.kept, k)) slot.state[k] = dense<void>(lists, one[from++]);
   if (lists.counts) slot.steps = dense<double>(lists, one[lists.count()]);
   if (lists.twins) {
     slot.twin = dense<void>(lists, one[lists.twin()]);

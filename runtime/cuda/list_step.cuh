@@ -1,4 +1,4 @@
-// The kernel of a rule over lists of tensors: wide loads, gradients of 16 bits, twins, skipped and clipped
+// The kernel of a rule over lists of tensors: wide loads, tensors of 16 bits, twins, skipped and clipped
 // steps, written once for all rules. An application compiles it for a rule of its own.
 #pragma once
 
@@ -23,7 +23,7 @@ static __global__ void count_steps(const __grid_constant__ StepSlots slots, cons
 inline __device__ bool aligned(const StepSlot& s) {
   auto bits = reinterpret_cast<std::uintptr_t>(s.p) | reinterpret_cast<std::uintptr_t>(s.g) |
               reinterpret_cast<std::uintptr_t>(s.twin);
-  for (const float* state : s.state) bits |= reinterpret_cast<std::uintptr_t>(state);
+  for (const void* state : s.state) bits |= reinterpret_cast<std::uintptr_t>(state);
   return bits % 16 == 0;
 }
 
@@ -55,13 +55,13 @@ __device__ void store_narrow(void* to, std::int64_t i, const Packed<V, float>& w
   store_pack(static_cast<T*>(to) + i, pack);
 }
 
-/// V elements from i on.
-template <int V, int form, class Rule, class Factors, std::size_t... k>
+/// V elements from i on, the parameter's and its state's of T.
+template <int V, class T, int form, class Rule, class Factors, std::size_t... k>
 __device__ void step_pack(const Rule& rule, const Factors& factors, const StepSlot& s, std::int64_t i,
                           double clip, std::index_sequence<k...>) {
   constexpr Mask kept = Rule::keeps(form);
-  Packed<V, float> p = load_pack<V>(s.p + i), state[sizeof...(k)] = {};
-  ((has(kept, k) ? void(state[k] = load_pack<V>(s.state[k] + i)) : void()), ...);
+  Packed<V, float> p = widened<V, T>(s.p, i, 1.0), state[sizeof...(k)] = {};
+  ((has(kept, k) ? void(state[k] = widened<V, T>(s.state[k], i, 1.0)) : void()), ...);
   const Packed<V, float> g = gradient<V>(s, i, clip);
 #pragma unroll
   for (int j = 0; j < V; ++j) {
@@ -70,8 +70,8 @@ __device__ void step_pack(const Rule& rule, const Factors& factors, const StepSl
     p.at[j] = after.value;
     ((state[k].at[j] = after.state[k]), ...);
   }
-  ((has(kept, k) ? store_pack(s.state[k] + i, state[k]) : void()), ...);
-  store_pack(s.p + i, p);
+  ((has(kept, k) ? store_narrow<T>(s.state[k], i, state[k]) : void()), ...);
+  store_narrow<T>(s.p, i, p);
   if constexpr (requires { rule.twins; }) {
     if (s.twin == nullptr) return;
     if (s.twin_dtype == DType::bf16)
@@ -97,9 +97,14 @@ __global__ void __launch_bounds__(threads_per_block)
   __syncthreads();
   const Factors factors = shared;
   const double clip = call.factor == nullptr ? 1.0 : *call.factor;
-  chunk.for_each<4>(aligned(s), [&]<int V>(std::int64_t i) {
-    step_pack<V, form>(rule, factors, s, i, clip, std::make_index_sequence<std::size(Rule::states)>{});
-  });
+  const auto step = [&]<class T>() {
+    chunk.for_each<4>(aligned(s), [&]<int V>(std::int64_t i) {
+      step_pack<V, T, form>(rule, factors, s, i, clip, std::make_index_sequence<std::size(Rule::states)>{});
+    });
+  };
+  s.p_dtype == DType::bf16  ? step.template operator()<BFloat16>()
+  : s.p_dtype == DType::f16 ? step.template operator()<Half>()
+                            : step.template operator()<float>();
 }
 
 template <class Rule>

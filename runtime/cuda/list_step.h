@@ -10,13 +10,13 @@ namespace sherd::cuda {
 /// One parameter: its value, gradient and state (null where it is not kept), its count of steps and its twin
 /// (null where there is none).
 struct StepSlot {
-  float* p;
+  void* p;
   const void* g;
-  float* state[StepLists::most_states];
+  void* state[StepLists::most_states];  ///< as `p`
   double* steps;
   void* twin;
   std::int64_t n;
-  DType g_dtype, twin_dtype;
+  DType p_dtype, g_dtype, twin_dtype;
 };
 /// The parameters of one launch.
 using StepSlots = Slots<StepSlot, 48>;

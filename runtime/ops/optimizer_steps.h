@@ -10,7 +10,7 @@ namespace sherd::ops {
 /// By what each rule multiplies gradients.
 constexpr double sign_of(bool maximize) { return maximize ? -1 : 1; }
 
-/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019), f32: m = beta1 m + (1 -
+/// One step of Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019): m = beta1 m + (1 -
 /// beta1) g and v = beta2 v + (1 - beta2) g^2 as published, so that a beta of 0 forgets all that was before.
 /// Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped, then for each parameter
 /// p, g (f32 or of 16 bits), m, v, the largest v with amsgrad (Reddi, Kale and Kumar, 2018), step (0-d, f64),
@@ -79,7 +79,7 @@ struct AdamStep : ListStep<AdamStep> {
   bool operator==(const AdamStep&) const = default;
 };
 
-/// One step of SGD, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped,
+/// One step of SGD. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is clipped,
 /// then for each parameter p and g (f32 or of 16 bits), and with momentum also the buffer and a 0-d f64 count
 /// of steps taken (0: the buffer starts as the gradient). The first ones and g are not written. Without
 /// momentum dampening and nesterov say nothing.
@@ -137,7 +137,7 @@ struct SgdStep : ListStep<SgdStep> {
   bool operator==(const SgdStep&) const = default;
 };
 
-/// One step of RMSprop, f32. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is
+/// One step of RMSprop. Inputs: lr (0-d, f64), skip if the step is skippable, the factor if it is
 /// clipped, then for each parameter p, g (f32 or of 16 bits), the average of squares, that of gradients if it
 /// is centred, and the buffer with momentum. The first ones and g are not written.
 struct RmspropStep : ListStep<RmspropStep> {

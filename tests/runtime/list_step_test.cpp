@@ -72,17 +72,17 @@ const std::vector<std::int64_t> sizes{0, 1, 3, 1000, 40000, 0, 17};
 
 /// Inputs of one step of `rule`.
 template <class Rule>
-std::vector<Tensor> inputs(const Rule& rule, DType gradients = f32, double skip = 0) {
+std::vector<Tensor> inputs(const Rule& rule, DType gradients = f32, double skip = 0, DType dtype = f32) {
   const StepLists lists = rule.lists();
   std::vector<Tensor> in{Tensor::scalar(0.1, {f64})};
   if (lists.skippable) in.push_back(Tensor::scalar(skip, {f32}));
   if (lists.clipped) in.push_back(Tensor::scalar(0.3, {f64}));
   unsigned seed = 1;
   for (const std::int64_t n : sizes) {
-    in.push_back(numbers({n}, f32, ++seed));
+    in.push_back(numbers({n}, dtype, ++seed));
     in.push_back(numbers({n}, gradients, ++seed));
     for (std::size_t k = 0; k < lists.states.size(); ++k)
-      if (has(lists.kept, k)) in.push_back(numbers({n}, f32, ++seed));
+      if (has(lists.kept, k)) in.push_back(numbers({n}, dtype, ++seed));
     if (lists.counts) in.push_back(Tensor::scalar(static_cast<double>(n % 5), {f64}));
     if (lists.twins) in.push_back(numbers({n}, bf16, ++seed));
   }
@@ -105,7 +105,9 @@ void check_step(const Rule& rule, DType gradients, double skip = 0) {
       CHECK(same_bits(in[i], before[i]));
       continue;
     }
-    CHECK(distance(in[i], expected[written++]) < (in[i].dtype() == bf16 ? 1e-2 : 1e-6));
+    CHECK(distance(in[i], expected[written++]) < (in[i].dtype() == bf16  ? 1e-2
+                                                  : in[i].dtype() == f16 ? 1e-3
+                                                                         : 1e-6));
     if (skip != 0) CHECK(same_bits(in[i], before[i]));
   }
   CHECK(written == expected.size());
@@ -146,6 +148,39 @@ TEST_CASE("lists: forms, counts, skipped and clipped steps and twins are what a 
                     .counted = counted, .skippable = ops::Skippable::yes, .clipped = clipped, .twins = twins},
                 gradients, skip);
         }
+}
+
+TEST_CASE("lists: a step of 16 bits has the bits of one of f32 copies, rounded once, in ops and in kernels") {
+  const auto check = [](const auto& rule, DType dtype) {
+    INFO(detail::op_text(rule.name, rule) << " of " << name_of(dtype));
+    const std::vector<Tensor> in =
+        inputs(rule, dtype == bf16 ? f16 : bf16, 0, dtype);  // clipped in their own
+    std::vector<Tensor> wide, by_ops;
+    for (const Tensor& t : in) {
+      wide.push_back(t.dtype() == dtype ? to(t, f32) : clone(t));
+      by_ops.push_back(clone(t));
+    }
+    const Tensors in_ops = rule.reference(by_ops), wide_in_ops = rule.reference(wide);
+    apply_many(rule, in);
+    apply_many(rule, wide);
+    std::size_t written = 0;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      INFO("input " << i);
+      if (!rule.writes(i)) continue;
+      CHECK(same_bits(in[i], to(wide[i], in[i].dtype())));
+      CHECK(same_bits(in_ops[written], to(wide_in_ops[written], in[i].dtype())));
+      ++written;
+    }
+  };
+  for (const DType dtype : {bf16, f16}) {
+    check(SignStep{}, dtype);
+    for (const bool counted : {false, true})
+      for (const ops::Clipped clipped : {ops::Clipped::no, ops::Clipped::yes})
+        check(FullStep{.counted = counted, .skippable = ops::Skippable::yes, .clipped = clipped}, dtype);
+    check(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, dtype);
+    check(ops::SgdStep{.momentum = 0.9}, dtype);
+    check(ops::RmspropStep{}, dtype);
+  }
 }
 
 TEST_CASE("lists: a clipped gradient has the same bits in ops and in kernels, in every dtype") {
