@@ -28,13 +28,6 @@ struct Sharers {
   std::vector<nn::Parameter> parameters{};
 };
 
-const Ranks* ranks_of(const nn::Parameter& p) {
-  const Unit* unit = unit_of(p);
-  if (unit == nullptr) return nullptr;
-  const Members* flat = unit->flattened(p);
-  return &(flat != nullptr ? flat : unit->place(p).members)->group->spec().ranks;
-}
-
 std::vector<nn::Parameter> all_of(const nn::Optimizer& optimizer) {
   std::vector<nn::Parameter> all;
   for (std::size_t g = 0; g < optimizer.group_count(); ++g)
@@ -63,8 +56,8 @@ std::deque<Sharers> sharers(nn::Module& model, const nn::Optimizer& optimizer) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nn::Parameter& p = parameters[i];
     if (!of_model.contains(p.id())) continue;
-    if (const Ranks* ranks = ranks_of(p))
-      add("fully_shard", *ranks, gather_channel, i, p);
+    if (const ParameterGroup* group = group_of(p))
+      add("fully_shard", group->spec().ranks, gather_channel, i, p);
     else if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
       add("data parallel", {.shard = {}, .replicas = shared->ranks(), .block = {}}, 0, i, p);
   }

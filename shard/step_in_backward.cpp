@@ -8,16 +8,6 @@
 #include "shard/unit.h"
 
 namespace sherd::shard {
-namespace {
-
-const ParameterGroup* group_of(const nn::Parameter& p) {
-  const Unit* unit = unit_of(p);
-  if (unit == nullptr) return nullptr;
-  const Members* flat = unit->flattened(p);
-  return (flat != nullptr ? flat : unit->place(p).members)->group.get();
-}
-
-}  // namespace
 
 StepInBackward::StepInBackward(nn::Optimizer& optimizer) : optimizer_(&optimizer) {
   EarlySteps::current().add(optimizer);

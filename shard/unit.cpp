@@ -31,6 +31,11 @@ Unit* unit_of(const nn::Module& module) { return dynamic_cast<Unit*>(module.exte
 
 Unit* unit_of(const nn::Parameter& parameter) { return dynamic_cast<Unit*>(parameter.owner()); }
 
+ParameterGroup* group_of(const nn::Parameter& parameter) {
+  const Unit* unit = unit_of(parameter);
+  return unit != nullptr ? unit->stepped_at(parameter).members->group.get() : nullptr;
+}
+
 std::vector<NamedUnit> units_of(nn::Module& module) {
   std::vector<NamedUnit> units;
   for (const nn::NamedModule& m : module.named_modules())
@@ -140,6 +145,11 @@ Unit::Place Unit::place(const nn::Parameter& parameter) const {
                     "fully_shard: a flat parameter of {} elements stands for many; name one of those",
                     parameter.numel());
   return found->second;
+}
+
+Unit::Place Unit::stepped_at(const nn::Parameter& parameter) const {
+  const Members* flat = flattened(parameter);
+  return flat != nullptr ? Place{flat, 0} : place(parameter);
 }
 
 void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
@@ -410,8 +420,7 @@ void Unit::before_write() {
 }
 
 std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
-  const Members* flat = flattened(parameter);
-  const Ranks& ranks = (flat != nullptr ? flat : place(parameter).members)->group->spec().ranks;
+  const Ranks& ranks = stepped_at(parameter).members->group->spec().ranks;
   std::vector<Group> groups;
   for (const Group& group : {ranks.shard, ranks.replicas})
     if (group.defined() && group.size() > 1) groups.push_back(group);
@@ -419,8 +428,7 @@ std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
 }
 
 void Unit::zeroed(const nn::Parameter& parameter) {
-  if (const Members* flat = flattened(parameter)) return flat->group->gradients().zeroed(0);
-  const auto [members, index] = place(parameter);
+  const auto [members, index] = stepped_at(parameter);
   members->group->gradients().zeroed(index);
 }
 
@@ -435,11 +443,9 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
       "fully_shard: a parameter of shape {} is stepped within backwards (StepInBackward), so its "
       "gradient cannot be stepped, clipped or unscaled after them; end that scope",
       parameter.shape());
-  const Tensor gradient = parameter.grad();
-  const Members* flat = flattened(parameter);
-  ParameterGroup& group = *(flat != nullptr ? flat : place(parameter).members)->group;
-  if (!gradient.defined() || !group.spec().ranks.shard.defined()) return;
-  if (!group.gradients().own(flat != nullptr ? 0 : place(parameter).index)) return;
+  const auto [members, index] = stepped_at(parameter);
+  ParameterGroup& group = *members->group;
+  if (!group.spec().ranks.shard.defined() || !group.gradients().own(index)) return;
   refuse_summoned("whole gradients are stepped or clipped");
   fail<StateError>("fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
