@@ -139,12 +139,17 @@ void Unit::refuse_summoned(std::string_view call) const {
                       group->spec().names[0]);
 }
 
-Unit::Place Unit::place(const nn::Parameter& parameter) const {
+const Unit::Place* Unit::placed(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
-  check<ValueError>(found != places_.end(),
+  return found != places_.end() ? &found->second : nullptr;
+}
+
+Unit::Place Unit::place(const nn::Parameter& parameter) const {
+  const Place* at = placed(parameter);
+  check<ValueError>(at != nullptr,
                     "fully_shard: a flat parameter of {} elements stands for many; name one of those",
                     parameter.numel());
-  return found->second;
+  return *at;
 }
 
 Unit::Place Unit::stepped_at(const nn::Parameter& parameter) const {
@@ -153,14 +158,13 @@ Unit::Place Unit::stepped_at(const nn::Parameter& parameter) const {
 }
 
 void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
-  if (const auto found = places_.find(parameter.id()); found != places_.end())
-    members_of(*found->second.members->group).order[found->second.index] = order;
+  if (const Place* at = placed(parameter)) members_of(*at->members->group).order[at->index] = order;
 }
 
 void Unit::add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots) {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return;
-  std::vector<Slot>& known = members_of(*found->second.members->group).slots[found->second.index];
+  const Place* at = placed(parameter);
+  if (at == nullptr) return;
+  std::vector<Slot>& known = members_of(*at->members->group).slots[at->index];
   for (const Slot& slot : slots)
     if (std::ranges::find(known, slot) == known.end()) known.push_back(slot);
 }
@@ -357,17 +361,15 @@ std::vector<nn::NamedParameter> Unit::own_parameters() const {
 }
 
 bool Unit::hides(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return false;
-  const Members& m = *found->second.members;
-  return m.flat.defined() && m.summoned.empty();
+  const Place* at = placed(parameter);
+  return at != nullptr && at->members->flat.defined() && at->members->summoned.empty();
 }
 
 Tensor Unit::data(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return parameter.local().detach();  // a flat parameter
-  if (!found->second.members->summoned.empty()) return parameter.tensor().detach();
-  ParameterGroup& group = *found->second.members->group;
+  const Place* at = placed(parameter);
+  if (at == nullptr) return parameter.local().detach();
+  if (!at->members->summoned.empty()) return parameter.tensor().detach();
+  ParameterGroup& group = *at->members->group;
   const Gathered& gathered = group.in_use();
   const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
                      gathered.shown() || (gathered.here() && kept_for_backward(group));
@@ -375,8 +377,8 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
 }
 
 Tensor Unit::state(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  const bool whole = found != places_.end() && !found->second.members->summoned.empty();
+  const Place* at = placed(parameter);
+  const bool whole = at != nullptr && !at->members->summoned.empty();
   return (whole ? parameter.tensor() : parameter.local()).detach();
 }
 
@@ -459,10 +461,8 @@ void Unit::check_gradient_taken(const nn::Parameter& parameter) const {
 }
 
 std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {
-  const auto found = places_.find(parameter.id());
-  const std::string name = found == places_.end()
-                               ? "_flat_param"
-                               : found->second.members->group->spec().names[found->second.index];
+  const Place* at = placed(parameter);
+  const std::string name = at == nullptr ? "_flat_param" : at->members->group->spec().names[at->index];
   switch (whole) {
     case nn::WholeOf::values:
       return "sharded parameters take this rank's parts here; load whole values with "
@@ -501,15 +501,14 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
 }
 
 nn::Parameter Unit::stepped_as(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  return found != places_.end() && found->second.members->flat.defined() ? found->second.members->flat
-                                                                         : parameter;
+  const Place* at = placed(parameter);
+  return at != nullptr && at->members->flat.defined() ? at->members->flat : parameter;
 }
 
 void Unit::member_moved(const nn::Parameter& parameter, const nn::Parameter* from, const Slot& to) noexcept {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return;  // a flat parameter is no member's
-  auto& slots = members_of(*found->second.members->group).slots[found->second.index];
+  const Place* at = placed(parameter);
+  if (at == nullptr) return;  // a flat parameter is no member's
+  auto& slots = members_of(*at->members->group).slots[at->index];
   std::ranges::replace_if(slots, [&](const Slot& slot) { return slot.get() == from; }, to);
 }
 

@@ -162,6 +162,8 @@ class Unit final : public nn::ModuleExtension,
   nn::Parameter stepped_as(const nn::Parameter& parameter) const override;
 
  private:
+  /// Null for a flat parameter.
+  const Place* placed(const nn::Parameter& parameter) const;
   void bind(Members& members);
   void bind_one(Members& members, std::size_t i);
   bool kept_for_backward(ParameterGroup& group) const;
