@@ -65,7 +65,7 @@ void Engine::unshard(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
   check_steps(group);
-  if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(gathered);
+  if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(*this, gathered);
   // Once a backward: ranks whose walks come here at unlike steps of the plan make no call of their own.
   gather_up_to(plan().turn_of(gathered));
   gathered.show();
@@ -77,7 +77,7 @@ void Engine::demand(Gathered& gathered) {
     gathered.check_unwritten();
     hold(gathered);
   } else {
-    gathered.group().root()->read(gathered);
+    gathered.group().root()->read(*this, gathered);
   }
   gathered.finish();
 }

@@ -50,8 +50,7 @@ std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
 // ---- the cursor ----
 
 /// The one place of a forward where gathers are posted.
-void Root::advance(Gathered& wanted, Moment moment) {
-  Engine& engine = Engine::current();
+void Root::advance(Engine& engine, Gathered& wanted, Moment moment) {
   engine.check_unstepped(wanted.group());
   end_reads(&wanted);
   const bool recorded = now_ && (moment == Moment::begin || !engine.walking());
@@ -125,9 +124,9 @@ void Root::take_over(Root& inner) {
 
 // ---- forward ----
 
-void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
+void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>> tied) {
   if (depth_++ > 0) return;
-  now_ = std::make_shared<Record>(Engine::current().next_record());
+  now_ = std::make_shared<Record>(engine.next_record());
   departed_ = false;
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   end_listed();
@@ -178,11 +177,11 @@ void Root::drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const {
   }
 }
 
-void Root::begin_use(ParameterGroup& group) {
+void Root::begin_use(Engine& engine, ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.stale()) gathered.drop();
   gathered.lease(Lease::module);
-  advance(gathered, Moment::begin);
+  advance(engine, gathered, Moment::begin);
   gathered.end(Lease::list);
   gathered.finish();
 }
@@ -224,13 +223,13 @@ void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noex
   for (const auto& group : groups()) group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
-void Root::unshard(Gathered& gathered) {
-  const bool walking = Engine::current().walking();
+void Root::unshard(Engine& engine, Gathered& gathered) {
+  const bool walking = engine.walking();
   if (!now_ && !walking && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
   if (walking) gathered.check_unwritten();
   if (!now_ && !walking) read_outside(gathered);  // nobody notices reads of it from now on
   gathered.lease(Lease::policy);
-  advance(gathered, Moment::read);
+  advance(engine, gathered, Moment::read);
   gathered.end(Lease::list);
   gathered.show();
 }
@@ -244,13 +243,13 @@ void Root::read_outside(Gathered& gathered) {
   Record::add_unless_used(outside_, use);  // a module that never runs is read without end
 }
 
-void Root::read(Gathered& gathered) {
-  const bool walking = Engine::current().walking();
+void Root::read(Engine& engine, Gathered& gathered) {
+  const bool walking = engine.walking();
   if (walking || !now_) gathered.check_unwritten();
   if (!walking && !now_) read_outside(gathered);
   gathered.lease(Lease::list);
   reads_.push_back(gathered.shared());
-  advance(gathered, Moment::read);
+  advance(engine, gathered, Moment::read);
 }
 
 }  // namespace sherd::shard

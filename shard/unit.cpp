@@ -330,9 +330,10 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   const bool root = !root_->running();
   if (root) begin_root(module);
   ++running_;
-  root_->enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
+  Engine& engine = Engine::current();
+  root_->enter(engine, root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
   cast_inputs(inputs, root);
-  for (const auto& group : groups_) root_->begin_use(*group);
+  for (const auto& group : groups_) root_->begin_use(engine, *group);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
