@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/subscription.h"
+#include "shard/early_steps.h"
 #include "shard/plan.h"
 #include "shard/root.h"
 
@@ -63,7 +64,7 @@ class Engine {
   void demand(Gathered& gathered);
   /// StateError within a backward that may have stepped the group, here or on a peer: what is gathered now
   /// would be values of two steps.
-  void check_unstepped(ParameterGroup& group) const;
+  void check_unstepped(ParameterGroup& group);
 
   // ---- backward, from sinks ----
   void begin(std::uint64_t run, ParameterGroup& group);
@@ -77,6 +78,7 @@ class Engine {
   bool walking() const { return backward_ && backward_->begun; }
   /// Of that one; else empty.
   const Plan& plan() const;
+  EarlySteps& early_steps() { return early_; }
 
  private:
   /// A backward under way.
@@ -108,7 +110,7 @@ class Engine {
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
   void bring_down();
-  static bool steps_in_walk(ParameterGroup& group);
+  bool steps_in_walk(ParameterGroup& group);
   void step_early();
   void tell_units() const;
   void before_call();
@@ -126,6 +128,7 @@ class Engine {
   std::vector<ModelNumber> models_;  ///< the last one's among each group of ranks
   std::uint64_t last_record_ = 0;
   std::optional<Backward> backward_;
+  EarlySteps early_{*this};
   bool own_calls_ = false;
   Subscription calls_, renewals_;
 };
