@@ -92,12 +92,13 @@ void Gradients::check_replaced() const {
 
 // ---- GradSink ----
 
-void EngineSink::begun(PassInfo pass) { Engine::current().begun(pass.number); }
-void EngineSink::finish(PassInfo pass) { Engine::current().finish(pass.number); }
-void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
+Engine& EngineSink::engine() { return Engine::current(); }
+void EngineSink::begun(PassInfo pass) { engine().begun(pass.number); }
+void EngineSink::finish(PassInfo pass) { engine().finish(pass.number); }
+void EngineSink::abort(PassInfo pass) noexcept { engine().abort(pass.number); }
 
 void Gradients::begin(PassInfo pass, Leaf& leaf) {
-  Engine::current().begin(pass.number, group_);
+  engine().begin(pass.number, group_);
   members_[member_of_.at(&leaf)].leaf = Ref<Leaf>(&leaf);
   ++due_;
 }
@@ -107,7 +108,7 @@ void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
   const DType full = group_.shard().dtype();  // if it comes in two precisions
   sum = sum.defined() ? add(to(sum, full), to(gradient, full)) : std::move(gradient);
   --due_;
-  Engine::current().arrived(pass.number);
+  engine().arrived(pass.number);
 }
 
 // ---- turns ----

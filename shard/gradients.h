@@ -20,6 +20,7 @@
 
 namespace sherd::shard {
 
+class Engine;
 class ParameterGroup;
 
 /// How many averages a `.grad` holds, as a number that ranks compare after a fault: also of what was written
@@ -54,6 +55,10 @@ class EngineSink : public GradSink {
   void begun(PassInfo pass) override;
   void finish(PassInfo pass) override;
   void abort(PassInfo pass) noexcept override;
+
+ protected:
+  /// Of the rank that the backward is of.
+  static Engine& engine();
 };
 
 class Gradients final : public EngineSink {
