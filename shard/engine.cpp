@@ -20,13 +20,6 @@ Engine::Engine()
 Engine::OwnCalls::OwnCalls() : engine_(current()), outer_(std::exchange(engine_.own_calls_, true)) {}
 Engine::OwnCalls::~OwnCalls() { engine_.own_calls_ = outer_; }
 
-std::vector<std::shared_ptr<Unit>> Engine::units() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : units_)
-    if (auto unit = weak.lock()) units.push_back(std::move(unit));
-  return units;
-}
-
 Group Engine::block_of(const Group& shard, int ranks) {
   std::erase_if(blocks_, [](const Block& known) { return known.shard.expired(); });
   for (const Block& known : blocks_)
@@ -45,15 +38,14 @@ int Engine::count_model(const Group& ranks) {
 
 /// What was gathered or guessed before a fault is not what the peers have.
 void Engine::renewed(const Group& ranks) {
-  for (const auto& weak : std::vector(groups_)) {
-    const auto group = weak.lock();
-    if (!group) continue;
-    const Ranks& its = group->spec().ranks;
-    if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
-    group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
-    group->gradients().renewed();
-    group->root()->renewed();
-  }
+  for (const auto& root : alive<Root>(roots_))
+    for (const auto& group : root->groups()) {
+      const Ranks& its = group->spec().ranks;
+      if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
+      group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+      group->gradients().renewed();
+      root->renewed();
+    }
   for (const Block& known : blocks_)
     if (watches(known.shard, ranks)) known.block.renew();
 }

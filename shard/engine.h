@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <vector>
 
@@ -28,6 +29,15 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& one
   list.push_back(one);
 }
 
+/// Those of such a list that are not.
+template <class T>
+std::vector<std::shared_ptr<T>> alive(std::span<const std::weak_ptr<T>> list) {
+  std::vector<std::shared_ptr<T>> alive;
+  for (const auto& weak : list)
+    if (auto one = weak.lock()) alive.push_back(std::move(one));
+  return alive;
+}
+
 class Engine {
  public:
   Engine();
@@ -46,10 +56,13 @@ class Engine {
     bool outer_;
   };
 
-  void add(const std::shared_ptr<ParameterGroup>& group) { remember(groups_, group); }
-  void add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
+  /// A unit, and the root that it has by itself.
+  void add(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Root>& root) {
+    remember(units_, unit);
+    remember(roots_, root);
+  }
   /// Those of the rank's sharded modules.
-  std::vector<std::shared_ptr<Unit>> units() const;
+  std::vector<std::shared_ptr<Unit>> units() const { return alive<Unit>(units_); }
 
   /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
   /// `shard`.
@@ -122,7 +135,7 @@ class Engine {
     Group block;
     int ranks;
   };
-  std::vector<std::weak_ptr<ParameterGroup>> groups_;
+  std::vector<std::weak_ptr<Root>> roots_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
   std::vector<ModelNumber> models_;  ///< the last one's among each group of ranks

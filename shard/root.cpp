@@ -21,9 +21,8 @@ using Moment = Record::Moment;
 /// Of what modules that the program named compute with, those that are gone left out.
 std::vector<std::shared_ptr<Gathered>> in_use(std::span<const std::weak_ptr<Unit>> units) {
   std::vector<std::shared_ptr<Gathered>> wholes;
-  for (const auto& weak : units)
-    if (const auto unit = weak.lock())
-      for (const Members& m : unit->members()) wholes.push_back(m.group->in_use().shared());
+  for (const auto& unit : alive(units))
+    for (const Members& m : unit->members()) wholes.push_back(m.group->in_use().shared());
   return wholes;
 }
 
@@ -34,16 +33,14 @@ void Root::add(const std::shared_ptr<ParameterGroup>& group) { remember(groups_,
 void Root::add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
 
 std::vector<std::shared_ptr<Unit>> Root::units() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : units_)
-    if (auto unit = weak.lock(); unit && &unit->root() == this) units.push_back(std::move(unit));
+  auto units = alive<Unit>(units_);
+  std::erase_if(units, [this](const auto& unit) { return &unit->root() != this; });
   return units;
 }
 
 std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
-  std::vector<std::shared_ptr<ParameterGroup>> groups;
-  for (const auto& weak : groups_)
-    if (auto group = weak.lock(); group && group->root().get() == this) groups.push_back(std::move(group));
+  auto groups = alive<ParameterGroup>(groups_);
+  std::erase_if(groups, [this](const auto& group) { return group->root().get() != this; });
   return groups;
 }
 

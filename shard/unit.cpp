@@ -56,7 +56,7 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
 
 std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members) {
   auto unit = std::make_shared<Unit>(std::move(policy), std::move(members));
-  Engine::current().add(unit);
+  Engine::current().add(unit, unit->root_);
   unit->root_->add(unit);
   return unit;
 }
