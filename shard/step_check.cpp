@@ -125,20 +125,22 @@ std::string by_rank(const Compared& c, const Range& here, bool broken_off = fals
 
 void compare_steps(const Compared& c) {
   const Numbers model{static_cast<std::int64_t>(c.number), std::ssize(c.parameters)};
-  for (const Range& r : over_ranks(model, c.ranks, c.channel, "model after renew"))
+  for (const Range& r : over_ranks(model, c.ranks, {.label = "model after renew", .channel = c.channel}))
     check<StateError>(r.alike(),
                       "{}: ranks go on with calls of several models after renew(), here of {}, which is "
                       "number {} of this rank and has {} parameters; go on at one place on every rank",
                       c.call, c.model, c.number, c.parameters.size());
   const Numbers mine = numbers_of(c.parameters);
-  const std::vector<Range> ranges = over_ranks(mine, c.ranks, c.channel, "steps after renew");
+  const std::vector<Range> ranges =
+      over_ranks(mine, c.ranks, {.label = "steps after renew", .channel = c.channel});
   for (std::size_t kind = 0; kind < numbers_a_parameter; ++kind)
     for (std::size_t i = kind; i < ranges.size(); i += numbers_a_parameter)
       if (!whole(ranges, i)) fail_steps(c, mine, ranges, kind);
 }
 
 void compare_gradients(const Compared& c) {
-  const std::vector<Range> ranges = over_ranks(c.gradients, c.ranks, c.channel, "gradients after renew");
+  const std::vector<Range> ranges =
+      over_ranks(c.gradients, c.ranks, {.label = "gradients after renew", .channel = c.channel});
   if (std::ranges::all_of(ranges, &Range::alike)) return;
   Range here;
   for (std::size_t i = 0; i < ranges.size(); ++i)
@@ -179,8 +181,8 @@ bool StepCheck::due() const {
 
 StepCheck::StepCheck() : steps(Renewals::current().last()), gradients(steps) {}
 
-std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
-                              const std::string& label) {
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks,
+                              const CallOptions& options) {
   Numbers ends;
   for (const std::int64_t n : numbers) {
     ends.push_back(n);
@@ -189,7 +191,7 @@ std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks
   for (const Group& group : {ranks.shard, ranks.replicas}) {
     if (!group.defined() || ends.empty()) continue;
     const Tensor all = Tensor::from(ends, {std::ssize(ends)}, Device::cpu());
-    group.all_reduce(all, ReduceOp::max(), {.label = label, .channel = channel});
+    group.all_reduce(all, ReduceOp::max(), options);
     ends = all.to_vector<std::int64_t>();
   }
   std::vector<Range> ranges;

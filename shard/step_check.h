@@ -72,8 +72,8 @@ struct Range {
     most = std::max(most, number);
   }
 };
-std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
-                              const std::string& label);
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks,
+                              const CallOptions& options);
 /// What optimizers did to each, as numbers that are alike on ranks at one step, three a parameter. The first
 /// is odd where a step was broken off; the others are `no_number` where this rank has no elements.
 std::vector<std::int64_t> numbers_of(std::span<const nn::Parameter> parameters);
