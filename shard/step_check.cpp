@@ -291,7 +291,7 @@ void check_steps(StepCheck& of_root, std::string_view model, const Units& units)
   const std::uint64_t now = Renewals::current().last();
   if (of_root.steps == now && !capturing()) return;
   check_units(model, units, false);
-  of_root.steps = now;
+  if (!capturing()) of_root.steps = now;  // else replays compare, and nobody has yet
 }
 
 void check_backward(const Units& units) {

@@ -670,3 +670,19 @@ TEST_CASE("a replay of a captured step compares after a renewal", "[faults]") {
     expect_text(message_of<StateError>([&] { step.replay({x}); }), {"load a checkpoint"});
   });
 }
+
+TEST_CASE("a forward after a capture compares, since only replays of that do", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    if (way == Way::replicas) return;  // its forwards compare nothing
+    Trained t(world, way);
+    t.backward();
+    if (world.rank() != 1) t.optimizer->step();
+    t.optimizer->zero_grad();
+    t.renew();
+    const Tensor x = ones({2, 5});
+    const NoGrad guard;
+    const sherd::Program kept =
+        capture([&](std::span<const Tensor> in) { return std::vector{(*t.model)(in[0])}; }, {x});
+    expect_text(message_of<StateError>([&] { (*t.model)(x); }), {"2 on rank", "1 on rank 1"});
+  });
+}
