@@ -82,14 +82,19 @@ int foremost(const Sharers& s) {
 class StateFrom {
  public:
   StateFrom(const Sharers& s, const nn::Optimizer& optimizer, int source)
-      : s_(s), optimizer_(optimizer), source_(source), names_(optimizer.state_names()) {}
+      : s_(s), optimizer_(optimizer), source_(source) {}
 
   /// Takes the place of what `state` has for them.
   void put_into(nn::StateDict& state) {
     const std::vector<bool> kept = numbers(state);
+    const std::vector<std::string> names = state_names_with(optimizer_, state);
+    std::erase_if(state, [&](const auto& entry) {  // of no use with the source's options
+      return entry.first.starts_with("state.") &&
+             std::ranges::find(names, entry.first.substr(entry.first.find('.', 6) + 1)) == names.end();
+    });
     std::vector<Tensor> tensors;
     for (std::size_t k = 0; k < s_.index.size(); ++k)
-      for (const std::string& name : names_) {
+      for (const std::string& name : names) {
         const std::string entry = state_entry(s_.index[k], name);
         const auto found = std::ranges::find(state, entry, &nn::StateDict::value_type::first);
         if (!kept[k]) {
@@ -114,18 +119,19 @@ class StateFrom {
   Tensor fresh(const nn::Parameter& p, const std::string& name) const {
     return counts_steps(name) ? zeros({}, {DType::f64, p.local().device()}) : no_state(optimizer_, p);
   }
-  /// Options and counts; says for which parameters there is state.
-  std::vector<bool> numbers(const nn::StateDict& state) {
+  /// Options, which the optimizer takes with its state, and counts; says for which parameters there is state.
+  std::vector<bool> numbers(nn::StateDict& state) {
+    const std::vector<std::string> names = optimizer_.state_names();
     std::vector<double> numbers;
     for (std::size_t k = 0; k < s_.index.size(); ++k) {
       const nn::StepCount& count = s_.parameters[k].step_count();
-      const bool kept = !names_.empty() && state.contains(state_entry(s_.index[k], names_[0]));
+      const bool kept = !names.empty() && state.contains(state_entry(s_.index[k], names[0]));
       for (const std::int64_t n : {count.steps, count.written, count.state, std::int64_t{kept ? 1 : 0}})
         numbers.push_back(static_cast<double>(n));
     }
     std::vector<Tensor> options;
-    for (const auto& [name, tensor] : state)
-      if (name.starts_with("group.")) options.push_back(tensor);
+    for (auto& [name, tensor] : state)
+      if (name.starts_with("group.")) options.push_back(tensor = clone(tensor));
     const Tensor all = Tensor::from(numbers, {std::ssize(numbers)}, Device::cpu());
     options.push_back(all);
     send(std::move(options));
@@ -143,7 +149,6 @@ class StateFrom {
   const Sharers& s_;
   const nn::Optimizer& optimizer_;
   int source_;
-  std::vector<std::string> names_;
   std::vector<nn::StepCount> counts_;
 };
 

@@ -595,6 +595,43 @@ TEST_CASE("a replica is brought up to the one that has taken most steps", "[faul
   });
 }
 
+TEST_CASE("a replica is brought up to options with which an optimizer keeps other state", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    if (!has_replicas(way)) return;
+    for (const double before : {0.0, 0.9}) {
+      Trained t(world, way);
+      nn::Sgd sgd(t.model->parameters(), {.lr = 0.1, .momentum = before});
+      const auto step = [&] {
+        t.backward();
+        sgd.step();
+        sgd.zero_grad();
+      };
+      step();
+      const bool first = way == Way::hybrid ? t.mesh.coordinate("replicas") == 0 : world.rank() == 0;
+      t.backward();
+      if (first) {
+        sgd.set_option("momentum", 0.9 - before);
+        sgd.step();
+      }
+      sgd.zero_grad();
+      t.renew();
+      shard::bring_up(*t.model, sgd);
+      step();
+      for (const nn::StateDict& dict : {shard::full_state_dict(*t.model), shard::full_optimizer_state(sgd)}) {
+        const Tensor entries = Tensor::from({static_cast<double>(dict.size())}, {1});
+        world.group().all_reduce(entries, ReduceOp::max());
+        expect(entries.item() == static_cast<double>(dict.size()), "{} entries", dict.size());
+        for (const auto& [name, tensor] : dict) {
+          const Tensor theirs = clone(tensor);
+          world.group().broadcast(theirs, 0);
+          expect(to(theirs, f64).to_vector<double>() == to(tensor, f64).to_vector<double>(), "'{}' differs",
+                 name);
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("a scaler that lost an update has the others' scale, and its gradients do not count", "[faults]") {
   on_each_way([&](World& world, Way way) {
     Trained t(world, way);
