@@ -47,7 +47,8 @@ std::vector<Sharers> sharers(const nn::Module& model, const nn::Optimizer& optim
     const std::optional<Sharers> its = of_model.contains(p.id()) ? sharers_of(p) : std::nullopt;
     if (!its) continue;
     auto of = std::ranges::find_if(all, [&](const Sharers& s) {
-      return s.ranks.shard == its->ranks.shard && s.ranks.replicas == its->ranks.replicas;
+      return s.sharded == its->sharded && s.ranks.shard == its->ranks.shard &&
+             s.ranks.replicas == its->ranks.replicas;
     });
     if (of == all.end()) of = all.insert(of, *its);
     of->index.push_back(i);

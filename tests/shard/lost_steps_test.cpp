@@ -632,6 +632,44 @@ TEST_CASE("a replica is brought up to options with which an optimizer keeps othe
   });
 }
 
+namespace {
+
+struct Both final : nn::Layer<Both> {
+  nn::Linear alone{5, 6};
+  nn::BatchNorm1d norm{6};
+  Tensor forward(const Tensor& x) { return norm(alone(x)); }
+  void visit(auto&& on) {
+    on("alone", alone);
+    on("norm", norm);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("buffers of data parallel modules are brought up beside sharded ones of the same ranks",
+          "[faults]") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    manual_seed(4);
+    Both model;
+    const DeviceMesh mesh = world.mesh();
+    shard::fully_shard(model.alone, {.mesh = mesh, .strategy = shard::ShardingStrategy::no_shard});
+    const shard::DataParallel replicas(model.norm, mesh.all(),
+                                       {.broadcast_buffers = shard::BroadcastBuffers::no});
+    nn::AdamW optimizer(model.parameters());
+    mean(square(model(ones({4, 5}) * Tensor::from({1.f, 2.f, 3.f, world.rank() + 4.f}, {4, 1})))).backward();
+    optimizer.step();
+    const std::vector<nn::NamedBuffer> buffers = model.named_buffers();
+    expect(!buffers.empty(), "no buffers");
+    shard::bring_up(model, optimizer);
+    for (const nn::NamedBuffer& b : buffers) {
+      const Tensor theirs = clone(b.tensor);
+      mesh.all().broadcast(theirs, 0);
+      expect(to(theirs, f64).to_vector<double>() == to(b.tensor, f64).to_vector<double>(), "'{}' differs",
+             b.name);
+    }
+  }));
+}
+
 TEST_CASE("a scaler that lost an update has the others' scale, and its gradients do not count", "[faults]") {
   on_each_way([&](World& world, Way way) {
     Trained t(world, way);
