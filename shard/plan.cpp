@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <unordered_set>
-#include <utility>
 
 #include "shard/root.h"
 #include "shard/unit.h"

@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <utility>
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
@@ -35,7 +34,7 @@ class Renewals {
   By renewed_by(const Ranks& ranks, std::uint64_t seen) const {
     bool any = false, shards = !ranks.shard.defined(), replicas = !ranks.replicas.defined();
     for (const Renewed& r : renewed_) {
-      if (!counts(r, seen) || is(r, ranks.block)) continue;
+      if (!counts(r, seen) || watches(r.group, ranks.block)) continue;
       any = true;
       shards = shards || has(r, ranks.shard);
       replicas = replicas || has(r, ranks.replicas);
@@ -57,9 +56,6 @@ class Renewals {
     std::uint64_t number;  ///< the last time
   };
   static bool counts(const Renewed& r, std::uint64_t seen) { return r.number > seen && r.members.size() > 1; }
-  static bool is(const Renewed& r, const Group& group) {
-    return group.defined() && !r.group.owner_before(group.watch()) && !group.watch().owner_before(r.group);
-  }
   static bool has(const Renewed& r, const Group& group) {
     if (!group.defined()) return true;
     return std::ranges::all_of(
@@ -68,7 +64,8 @@ class Renewals {
   /// One entry a group, however often it is renewed.
   void add(const Group& group) {
     ++last_;
-    const auto known = std::ranges::find_if(renewed_, [&](const Renewed& r) { return is(r, group); });
+    const auto known =
+        std::ranges::find_if(renewed_, [&](const Renewed& r) { return watches(r.group, group); });
     if (known != renewed_.end()) return void(known->number = last_);
     std::erase_if(renewed_, [](const Renewed& r) { return r.group.expired(); });
     const auto members = group.world_ranks();
