@@ -66,17 +66,16 @@ std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<
   const Outcome mine = outcome_of(act);
   const NoGrad guard;
   constexpr std::size_t words = 3;
-  const Tensor all = empty({ranks.size(), words}, {DType::i64, Device::cpu()});
   const std::int64_t own[words] = {static_cast<std::int64_t>(mine.end),
                                    static_cast<std::int64_t>(mine.message.size()),
                                    static_cast<std::int64_t>(mine.returned)};
+  std::vector<std::int64_t> ends;
   try {
-    ranks.all_gather(all, Tensor::from(own, {words}, Device::cpu()), {.label = "how it went"});
+    ends = of_all_ranks(ranks, own, {.label = "how it went"});
   } catch (const CollectiveError&) {
     if (mine.error) std::rethrow_exception(mine.error);  // the others are in the midst of `act`, or gone
     throw;
   }
-  const auto ends = all.to_vector<std::int64_t>();
   int first = 0;
   while (first < ranks.size() && ends[words * static_cast<std::size_t>(first)] == 0) ++first;
   if (first == ranks.size()) {
@@ -96,6 +95,15 @@ std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<
     default:
       throw Told<StateError>(first, theirs);
   }
+}
+
+std::vector<std::int64_t> of_all_ranks(const Group& ranks, std::span<const std::int64_t> own,
+                                       const CallOptions& options) {
+  if (!ranks.defined()) return {own.begin(), own.end()};
+  const Tensor mine = Tensor::from(own, {std::ssize(own)}, Device::cpu());
+  const Tensor all = empty({ranks.size() * mine.numel()}, {DType::i64, Device::cpu()});
+  ranks.all_gather(all, mine, options);
+  return all.to_vector<std::int64_t>();
 }
 
 std::vector<bool> said_by_any(const Group& ranks, const std::vector<bool>& flags, std::string_view label) {

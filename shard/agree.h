@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct SHERD_API OfAnotherRank {
 void together(const Group& ranks, const std::function<void()>& act);
 /// The same, in the same call, and gives what every rank's `act` returned.
 std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act);
+
+/// The numbers of all ranks, rank by rank, each of which gives as many; without ranks this one's. Collective.
+std::vector<std::int64_t> of_all_ranks(const Group& ranks, std::span<const std::int64_t> own,
+                                       const CallOptions& options);
 
 /// For each of `flags` whether any rank of `ranks` says so, in one call of the gathers' channel; without
 /// ranks what this one says. Collective.

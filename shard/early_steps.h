@@ -1,4 +1,4 @@
-// The optimizers of a rank that step within backwards.
+// The optimizers of a rank that step within backwards: a part of its engine.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,12 @@
 
 namespace sherd::shard {
 
+class Engine;
 class ParameterGroup;
 
 class EarlySteps {
  public:
+  explicit EarlySteps(const Engine& engine) : engine_(engine) {}
   static EarlySteps& current();
 
   void add(nn::Optimizer& optimizer);
@@ -56,6 +58,7 @@ class EarlySteps {
   static const std::unordered_set<const void*>& ids(Stepper& stepper);
   const std::vector<nn::Parameter>& parameters(Stepper& stepper, const ParameterGroup& group) const;
 
+  const Engine& engine_;
   std::vector<Stepper> steppers_;
   std::vector<nn::Parameter> stepped_;  ///< in this backward
   bool ended_within_ = false;           ///< a scope, the backward

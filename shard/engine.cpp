@@ -7,7 +7,6 @@
 #include "collectives/observe.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
-#include "shard/early_steps.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -20,13 +19,6 @@ Engine::Engine()
 
 Engine::OwnCalls::OwnCalls() : engine_(current()), outer_(std::exchange(engine_.own_calls_, true)) {}
 Engine::OwnCalls::~OwnCalls() { engine_.own_calls_ = outer_; }
-
-std::vector<std::shared_ptr<Unit>> Engine::units() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : units_)
-    if (auto unit = weak.lock()) units.push_back(std::move(unit));
-  return units;
-}
 
 Group Engine::block_of(const Group& shard, int ranks) {
   std::erase_if(blocks_, [](const Block& known) { return known.shard.expired(); });
@@ -46,15 +38,14 @@ int Engine::count_model(const Group& ranks) {
 
 /// What was gathered or guessed before a fault is not what the peers have.
 void Engine::renewed(const Group& ranks) {
-  for (const auto& weak : std::vector(groups_)) {
-    const auto group = weak.lock();
-    if (!group) continue;
-    const Ranks& its = group->spec().ranks;
-    if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
-    group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
-    group->gradients().renewed();
-    group->root()->renewed();
-  }
+  for (const auto& root : alive<Root>(roots_))
+    for (const auto& group : root->groups()) {
+      const Ranks& its = group->spec().ranks;
+      if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
+      group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+      group->gradients().renewed();
+      root->renewed();
+    }
   for (const Block& known : blocks_)
     if (watches(known.shard, ranks)) known.block.renew();
 }
@@ -65,7 +56,7 @@ void Engine::unshard(ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
   check_steps(group);
-  if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(gathered);
+  if (!walking() || !plan().concerns(gathered)) return group.root()->unshard(*this, gathered);
   // Once a backward: ranks whose walks come here at unlike steps of the plan make no call of their own.
   gather_up_to(plan().turn_of(gathered));
   gathered.show();
@@ -77,7 +68,7 @@ void Engine::demand(Gathered& gathered) {
     gathered.check_unwritten();
     hold(gathered);
   } else {
-    gathered.group().root()->read(gathered);
+    gathered.group().root()->read(*this, gathered);
   }
   gathered.finish();
 }
@@ -135,7 +126,7 @@ void Engine::begun(std::uint64_t run) {
         "shard it with BackwardGather::yes",
         group->spec().names[0], group->label());
   backward->plan = Plan(backward->records, backward->groups);
-  EarlySteps::current().begin();
+  early_.begin();
   for (const auto& [gathered, until] : plan().held())
     check<StateError>(!gathered->group().summoned,
                       "backward: it reaches '{}', which summon_full_params shows whole; end that scope first",
@@ -244,10 +235,10 @@ void Engine::bring_down() {
 /// Whether it is stepped while the walk goes on: what graphs read of it is a copy, so that the shard may be
 /// written, and its average comes to the host, whose steps the device needs not wait for.
 bool Engine::steps_in_walk(ParameterGroup& group) {
-  if (!EarlySteps::current().any() || !group.reduces() || group.gradients().calls_follow()) return false;
+  if (!early_.any() || !group.reduces() || group.gradients().calls_follow()) return false;
   bool copied = group.shard().device().is_cpu();
   group.each_gathered([&](const Gathered& gathered) { copied = copied && !gathered.is_shard_itself(); });
-  return copied && EarlySteps::current().steps(group);
+  return copied && early_.steps(group);
 }
 
 /// Steps groups whose averages are here, in the order of the plan, when this rank's graph has read their
@@ -270,7 +261,7 @@ void Engine::step_early() {
     gradients.commit();
     b.stepped.push_back(&group);
     try {
-      EarlySteps::current().step(group, EarlySteps::When::in_walk);
+      early_.step(group, EarlySteps::When::in_walk);
     } catch (...) {
       b.step_failed = std::current_exception();
       return;
@@ -278,9 +269,9 @@ void Engine::step_early() {
   }
 }
 
-void Engine::check_unstepped(ParameterGroup& group) const {
+void Engine::check_unstepped(ParameterGroup& group) {
   const std::string& name = group.spec().names[0];
-  check<StateError>(!EarlySteps::current().stepping(),
+  check<StateError>(!early_.stepping(),
                     "StepInBackward: an optimizer's step reads the whole '{}', which ranks would gather at "
                     "different moments of the backward; step after it",
                     name);
@@ -296,7 +287,7 @@ void Engine::check_unstepped(ParameterGroup& group) const {
 /// rank's graph reads.
 void Engine::before_call() {
   if (own_calls_) return;
-  check<StateError>(!EarlySteps::current().stepping(),
+  check<StateError>(!early_.stepping(),
                     "StepInBackward: an optimizer's step makes a call among ranks, which come to it at "
                     "different moments of the backward; step after it");
   keep_results_in_region();
@@ -309,21 +300,20 @@ void Engine::finish(std::uint64_t run) {
   reduce_in_turn(When::now);
   const auto groups = plan().groups();
   for (const auto& group : groups) group->gradients().pass_on();
-  EarlySteps& early = EarlySteps::current();
-  const bool stepping = early.any();
-  early.check_whole();
+  const bool stepping = early_.any();
+  early_.check_whole();
   if (b->step_failed) std::rethrow_exception(b->step_failed);
   Gradients::wait_on_device(groups);
   for (const auto& group : groups) {
     group->gradients().wait();
     if (std::ranges::find(b->stepped, group.get()) != b->stepped.end())
-      early.written(*group);
+      early_.written(*group);
     else if (stepping && group->gradients().commit())
-      early.step(*group, EarlySteps::When::at_end);
+      early_.step(*group, EarlySteps::When::at_end);
   }
   if (!stepping)
     for (const auto& group : groups) group->gradients().commit();
-  early.over();
+  early_.over();
   const Plan done = std::move(b->plan);
   backward_.reset();
   for (const auto& [gathered, until] : done.held()) gathered->end(Lease::backward);
@@ -336,7 +326,7 @@ void Engine::finish(std::uint64_t run) {
 
 void Engine::abort(std::uint64_t run) noexcept {
   if (of_run(run) == nullptr) return;
-  EarlySteps::current().broke_off();
+  early_.broke_off();
   const Backward failed = std::move(*backward_);
   backward_.reset();
   const auto give_up = [](ParameterGroup& group) {

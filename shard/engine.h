@@ -7,10 +7,12 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <vector>
 
 #include "runtime/subscription.h"
+#include "shard/early_steps.h"
 #include "shard/plan.h"
 #include "shard/root.h"
 
@@ -25,6 +27,15 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& one
     list.reserve(2 * list.size() + 1);
   }
   list.push_back(one);
+}
+
+/// Those of such a list that are not.
+template <class T>
+std::vector<std::shared_ptr<T>> alive(std::span<const std::weak_ptr<T>> list) {
+  std::vector<std::shared_ptr<T>> alive;
+  for (const auto& weak : list)
+    if (auto one = weak.lock()) alive.push_back(std::move(one));
+  return alive;
 }
 
 class Engine {
@@ -45,10 +56,13 @@ class Engine {
     bool outer_;
   };
 
-  void add(const std::shared_ptr<ParameterGroup>& group) { remember(groups_, group); }
-  void add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
+  /// A unit, and the root that it has by itself.
+  void add(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Root>& root) {
+    remember(units_, unit);
+    remember(roots_, root);
+  }
   /// Those of the rank's sharded modules.
-  std::vector<std::shared_ptr<Unit>> units() const;
+  std::vector<std::shared_ptr<Unit>> units() const { return alive<Unit>(units_); }
 
   /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
   /// `shard`.
@@ -63,7 +77,7 @@ class Engine {
   void demand(Gathered& gathered);
   /// StateError within a backward that may have stepped the group, here or on a peer: what is gathered now
   /// would be values of two steps.
-  void check_unstepped(ParameterGroup& group) const;
+  void check_unstepped(ParameterGroup& group);
 
   // ---- backward, from sinks ----
   void begin(std::uint64_t run, ParameterGroup& group);
@@ -77,6 +91,7 @@ class Engine {
   bool walking() const { return backward_ && backward_->begun; }
   /// Of that one; else empty.
   const Plan& plan() const;
+  EarlySteps& early_steps() { return early_; }
 
  private:
   /// A backward under way.
@@ -108,7 +123,7 @@ class Engine {
   enum class When : std::uint8_t { complete, now };
   void reduce_in_turn(When when);
   void bring_down();
-  static bool steps_in_walk(ParameterGroup& group);
+  bool steps_in_walk(ParameterGroup& group);
   void step_early();
   void tell_units() const;
   void before_call();
@@ -120,12 +135,13 @@ class Engine {
     Group block;
     int ranks;
   };
-  std::vector<std::weak_ptr<ParameterGroup>> groups_;
+  std::vector<std::weak_ptr<Root>> roots_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
   std::vector<ModelNumber> models_;  ///< the last one's among each group of ranks
   std::uint64_t last_record_ = 0;
   std::optional<Backward> backward_;
+  EarlySteps early_{*this};
   bool own_calls_ = false;
   Subscription calls_, renewals_;
 };

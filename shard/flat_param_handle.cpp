@@ -1,6 +1,5 @@
 #include "shard/flat_param_handle.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 

@@ -154,8 +154,7 @@ NoSync::NoSync(nn::Module& module) {
   }
 }
 NoSync::~NoSync() {
-  for (const auto& weak : units_)
-    if (const auto unit = weak.lock()) unit->end_no_sync();
+  for (const auto& unit : alive<Unit>(units_)) unit->end_no_sync();
 }
 
 std::vector<GroupReport> groups_of(nn::Module& module) {

@@ -92,12 +92,13 @@ void Gradients::check_replaced() const {
 
 // ---- GradSink ----
 
-void EngineSink::begun(PassInfo pass) { Engine::current().begun(pass.number); }
-void EngineSink::finish(PassInfo pass) { Engine::current().finish(pass.number); }
-void EngineSink::abort(PassInfo pass) noexcept { Engine::current().abort(pass.number); }
+Engine& EngineSink::engine() { return Engine::current(); }
+void EngineSink::begun(PassInfo pass) { engine().begun(pass.number); }
+void EngineSink::finish(PassInfo pass) { engine().finish(pass.number); }
+void EngineSink::abort(PassInfo pass) noexcept { engine().abort(pass.number); }
 
 void Gradients::begin(PassInfo pass, Leaf& leaf) {
-  Engine::current().begin(pass.number, group_);
+  engine().begin(pass.number, group_);
   members_[member_of_.at(&leaf)].leaf = Ref<Leaf>(&leaf);
   ++due_;
 }
@@ -107,7 +108,7 @@ void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
   const DType full = group_.shard().dtype();  // if it comes in two precisions
   sum = sum.defined() ? add(to(sum, full), to(gradient, full)) : std::move(gradient);
   --due_;
-  Engine::current().arrived(pass.number);
+  engine().arrived(pass.number);
 }
 
 // ---- turns ----
@@ -329,11 +330,11 @@ void Gradients::check_average() const {
   if (group_.spec().layout != GroupLayout::flat || !offloaded()) return;
   for (const Slot& slot : slots_) {
     if (!slot.leaf.requires_grad()) continue;
-    const Tensor held = slot.leaf.grad();
-    const bool own = slot.unsynced && held.defined() && held.storage().id() == slot.shown;
-    const Tensor& average = own ? slot.averaged : held;
+    const Tensor grad = slot.leaf.grad();
+    const Held held = held_in(slot, grad);
+    const Tensor& average = held == Held::own_sum ? slot.averaged : grad;
     check<StateError>(
-        !average.defined() || slot.zeroed || (!own && slot.unsynced && held.shape() == slot.shape),
+        !average.defined() || slot.zeroed || (held == Held::own_given && slot.unsynced),
         "backward: '{}' has an average that was not cleared, and with shards on {} the flat layout does not "
         "add another one; zero_grad() before, accumulate under no_sync, or use the per-parameter layout",
         group_.spec().names[slot.first], to_string(group_.shard().device()));
@@ -365,18 +366,26 @@ std::vector<Gradients::Added> Gradients::take_added() {
 
 // ---- this rank's own sums ----
 
-/// What backwards without communication left in `.grad`; empty if the user cleared it. What the user put
-/// there in its place is this rank's own gradient in the whole's shape, and an average in that of the part.
+Gradients::Held Gradients::held_in(const Slot& slot, const Tensor& grad) {
+  if (!grad.defined()) return Held::nothing;
+  if (slot.unsynced && grad.storage().id() == slot.shown) return Held::own_sum;
+  const bool whole = grad.shape() == slot.shape && (slot.unsynced || grad.shape() != slot.leaf.shape());
+  return whole ? Held::own_given : Held::average;
+}
+
+/// What backwards without communication left in `.grad`, or the user in its place; empty if that was cleared,
+/// or is an average.
 Tensor Gradients::own_sum(Slot& slot) const {
-  const Tensor held = slot.leaf.grad();
-  const bool whole = held.defined() && held.shape() == slot.shape;
-  if (!slot.unsynced && !(whole && unreduced_ && held.shape() != slot.leaf.shape())) return {};
-  if (slot.unsynced && held.defined() && held.storage().id() == slot.shown) return held;
+  const Tensor grad = slot.leaf.grad();
+  const Held held = held_in(slot, grad);
+  if (held == Held::own_sum) return grad;
+  const bool given = held == Held::own_given;
+  if (!slot.unsynced && !(given && unreduced_)) return {};
   slot.averaged = {};
-  slot.unsynced = whole;
-  if (slot.unsynced) return contiguous(to(to(held, reduce_dtype()), group_.compute_device()));
-  if (!held.defined()) return {};
-  check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), held.shape());
+  slot.unsynced = given;
+  if (given) return contiguous(to(to(grad, reduce_dtype()), group_.compute_device()));
+  if (held == Held::average)
+    check_writeback("gradient", group_.spec().names[slot.first], slot.leaf.shape(), grad.shape());
   return {};
 }
 
@@ -388,10 +397,8 @@ void Gradients::end_own_sum(Slot& slot) const {
 
 bool Gradients::own(std::size_t member) const {
   const auto slot = std::ranges::find_if(slots_, [&](const Slot& s) { return member < s.last; });
-  const Tensor held = slot->leaf.grad();
-  if (!held.defined()) return false;
-  if (slot->unsynced && held.storage().id() == slot->shown) return true;
-  return held.shape() == slot->shape && (slot->unsynced || held.shape() != slot->leaf.shape());
+  const Held held = held_in(*slot, slot->leaf.grad());
+  return held == Held::own_sum || held == Held::own_given;
 }
 
 void Gradients::zeroed(std::size_t member) {

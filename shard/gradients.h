@@ -20,6 +20,7 @@
 
 namespace sherd::shard {
 
+class Engine;
 class ParameterGroup;
 
 /// How many averages a `.grad` holds, as a number that ranks compare after a fault: also of what was written
@@ -54,6 +55,10 @@ class EngineSink : public GradSink {
   void begun(PassInfo pass) override;
   void finish(PassInfo pass) override;
   void abort(PassInfo pass) noexcept override;
+
+ protected:
+  /// Of the rank that the backward is of.
+  static Engine& engine();
 };
 
 class Gradients final : public EngineSink {
@@ -147,6 +152,13 @@ class Gradients final : public EngineSink {
     HeldAverages averages{};  ///< in `.grad`, if it is one
     bool zeroed = false;      ///< since then
   };
+  /// What a slot's `.grad` is.
+  enum class Held : std::uint8_t {
+    nothing,
+    own_sum,    ///< this rank's own, as backwards without communication left it
+    own_given,  ///< the same, which the user put there: it has the whole's shape
+    average,    ///< or what the user put there as one
+  };
   struct Member {
     Ref<Leaf> leaf{};   ///< of the backward under way
     Tensor gradient{};  ///< complete
@@ -156,6 +168,8 @@ class Gradients final : public EngineSink {
   /// `wait` would read the flags of an average that stays on a device with work of its own.
   bool waits_on_device() const;
   sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
+  /// Where this rank has all of it, what the user puts is its own only beside sums of backwards.
+  static Held held_in(const Slot& slot, const Tensor& grad);
   Tensor own_sum(Slot& slot) const;
   void end_own_sum(Slot& slot) const;
   std::vector<Tensor> totals();

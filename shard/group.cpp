@@ -125,10 +125,8 @@ sherd::Layout ParameterGroup::whole_layout(std::size_t i) const {
 /// Graphs hold storage and leaves, which hold the group by its parts.
 std::vector<Tensor> ParameterGroup::make_used(Precision precision, std::span<const Tensor> others) {
   Gathered& whole = gathered(precision);
-  if (precision == Precision::reduced) {  // the first
-    Engine::current().add(shared_from_this());
+  if (precision == Precision::reduced)  // the first
     shard_.storage_ref()->set_owner(std::make_shared<ShardOwner>(weak_from_this()));
-  }
   const Ref<Storage> storage = whole.make_storage();
   std::vector<Tensor> used;
   for (std::size_t i = 0; i < size(); ++i) {

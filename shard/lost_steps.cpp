@@ -1,7 +1,6 @@
 #include "shard/lost_steps.h"
 
 #include <algorithm>
-#include <deque>
 #include <optional>
 #include <unordered_set>
 
@@ -21,52 +20,39 @@ using Numbers = std::vector<std::int64_t>;
 
 /// Parameters of an optimizer that the same ranks share.
 struct Sharers {
-  std::string_view call;
+  bool sharded;  ///< by `fully_shard`; else `DataParallel` has them
   Ranks ranks;
-  int channel;
   std::vector<std::size_t> index{};  ///< in the optimizer's list
   std::vector<nn::Parameter> parameters{};
+
+  CallOptions call() const { return {.label = "bring up", .channel = sharded ? gather_channel : 0}; }
 };
 
-const Ranks* ranks_of(const nn::Parameter& p) {
-  const Unit* unit = unit_of(p);
-  if (unit == nullptr) return nullptr;
-  const Members* flat = unit->flattened(p);
-  return &(flat != nullptr ? flat : unit->place(p).members)->group->spec().ranks;
+/// Who shares a parameter; none: nobody.
+std::optional<Sharers> sharers_of(const nn::Parameter& p) {
+  if (const ParameterGroup* group = group_of(p)) return Sharers{true, group->spec().ranks};
+  if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
+    return Sharers{false, {.shard = {}, .replicas = shared->ranks(), .block = {}}};
+  return {};
 }
 
-std::vector<nn::Parameter> all_of(const nn::Optimizer& optimizer) {
-  std::vector<nn::Parameter> all;
-  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
-    all.insert(all.end(), optimizer.parameters(g).begin(), optimizer.parameters(g).end());
-  return all;
-}
-
-/// Those of the model, in the order of the optimizer. What is neither sharded nor a replica is left out.
-std::deque<Sharers> sharers(nn::Module& model, const nn::Optimizer& optimizer) {
+/// Those of the model, in the order of the optimizer.
+std::vector<Sharers> sharers(const nn::Module& model, const nn::Optimizer& optimizer) {
   std::unordered_set<const void*> of_model;
   for (const nn::NamedParameter& p : model.named_parameters()) of_model.insert(p.parameter.id());
-  std::deque<Sharers> all;
-  const auto add = [&](std::string_view call, const Ranks& ranks, int channel, std::size_t i,
-                       const nn::Parameter& p) {
-    auto of = std::ranges::find_if(all, [&](const Sharers& s) {
-      return s.ranks.shard == ranks.shard && s.ranks.replicas == ranks.replicas;
-    });
-    if (of == all.end()) {
-      all.push_back({call, ranks, channel});
-      of = all.end() - 1;
-    }
-    of->index.push_back(i);
-    of->parameters.push_back(p);
-  };
-  const std::vector<nn::Parameter> parameters = all_of(optimizer);
+  std::vector<Sharers> all;
+  const std::vector<nn::Parameter> parameters = all_parameters(optimizer);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nn::Parameter& p = parameters[i];
-    if (!of_model.contains(p.id())) continue;
-    if (const Ranks* ranks = ranks_of(p))
-      add("fully_shard", *ranks, gather_channel, i, p);
-    else if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
-      add("data parallel", {.shard = {}, .replicas = shared->ranks(), .block = {}}, 0, i, p);
+    const std::optional<Sharers> its = of_model.contains(p.id()) ? sharers_of(p) : std::nullopt;
+    if (!its) continue;
+    auto of = std::ranges::find_if(all, [&](const Sharers& s) {
+      return s.sharded == its->sharded && s.ranks.shard == its->ranks.shard &&
+             s.ranks.replicas == its->ranks.replicas;
+    });
+    if (of == all.end()) of = all.insert(of, *its);
+    of->index.push_back(i);
+    of->parameters.push_back(p);
   }
   return all;
 }
@@ -74,23 +60,15 @@ std::deque<Sharers> sharers(nn::Module& model, const nn::Optimizer& optimizer) {
 /// The replica that all are to be alike: the first of those that have taken most steps, all its ranks the
 /// same and none a part of one.
 int foremost(const Sharers& s) {
-  const std::vector<Range> ranges = over_ranks(
-      numbers_of(s.parameters), {.shard = s.ranks.shard, .replicas = {}, .block = {}}, s.channel, "bring up");
+  const std::vector<Range> ranges =
+      over_ranks(numbers_of(s.parameters), {.shard = s.ranks.shard, .replicas = {}, .block = {}}, s.call());
   std::int64_t score = 0;
-  bool whole = true;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    whole = whole && ranges[i].alike();
-    if (i % 3 != 0) continue;
-    whole = whole && ranges[i].most % 2 == 0;
-    score += ranges[i].most;
-  }
-  Numbers scores{whole ? score : -1};
-  if (s.ranks.replicas.defined()) {
-    const Tensor all = empty({s.ranks.replicas.size()}, {DType::i64, Device::cpu()});
-    s.ranks.replicas.all_gather(all, Tensor::from(scores, {1}, Device::cpu()),
-                                {.label = "bring up", .channel = s.channel});
-    scores = all.to_vector<std::int64_t>();
-  }
+  for (std::size_t i = 0; i < ranges.size() && score >= 0; ++i)
+    if (!whole(ranges, i))
+      score = -1;
+    else if (i % numbers_a_parameter == 0)
+      score += ranges[i].most;
+  const Numbers scores = of_all_ranks(s.ranks.replicas, Numbers{score}, s.call());
   const auto best = std::ranges::max_element(scores);
   check<StateError>(*best >= 0, "bring_up: {}, so there is nothing whole to copy; {}",
                     s.ranks.replicas.defined()
@@ -105,15 +83,20 @@ int foremost(const Sharers& s) {
 class StateFrom {
  public:
   StateFrom(const Sharers& s, const nn::Optimizer& optimizer, int source)
-      : s_(s), optimizer_(optimizer), source_(source), names_(optimizer.state_names()) {}
+      : s_(s), optimizer_(optimizer), source_(source) {}
 
   /// Takes the place of what `state` has for them.
   void put_into(nn::StateDict& state) {
     const std::vector<bool> kept = numbers(state);
+    const std::vector<std::string> names = state_names_with(optimizer_, state);
+    std::erase_if(state, [&](const auto& entry) {  // of no use with the source's options
+      return entry.first.starts_with("state.") &&
+             std::ranges::find(names, entry.first.substr(entry.first.find('.', 6) + 1)) == names.end();
+    });
     std::vector<Tensor> tensors;
     for (std::size_t k = 0; k < s_.index.size(); ++k)
-      for (const std::string& name : names_) {
-        const std::string entry = fmt::format("state.{}.{}", s_.index[k], name);
+      for (const std::string& name : names) {
+        const std::string entry = state_entry(s_.index[k], name);
         const auto found = std::ranges::find(state, entry, &nn::StateDict::value_type::first);
         if (!kept[k]) {
           if (found != state.end()) state.erase(found);
@@ -132,26 +115,24 @@ class StateFrom {
 
  private:
   void send(std::vector<Tensor> tensors) const {
-    if (s_.ranks.replicas.defined())
-      share(std::move(tensors), s_.ranks.replicas, {.label = "bring up", .channel = s_.channel}, source_);
+    share(std::move(tensors), s_.ranks.replicas, s_.call(), source_);
   }
   Tensor fresh(const nn::Parameter& p, const std::string& name) const {
-    const Tensor& local = p.local();
-    if (name == "step") return zeros({}, {DType::f64, local.device()});
-    return zeros(local.shape(), {optimizer_.state_dtype(local.dtype()), local.device()});
+    return counts_steps(name) ? zeros({}, {DType::f64, p.local().device()}) : no_state(optimizer_, p);
   }
-  /// Options and counts; says for which parameters there is state.
-  std::vector<bool> numbers(const nn::StateDict& state) {
+  /// Options, which the optimizer takes with its state, and counts; says for which parameters there is state.
+  std::vector<bool> numbers(nn::StateDict& state) {
+    const std::vector<std::string> names = optimizer_.state_names();
     std::vector<double> numbers;
     for (std::size_t k = 0; k < s_.index.size(); ++k) {
       const nn::StepCount& count = s_.parameters[k].step_count();
-      const bool kept = !names_.empty() && state.contains(fmt::format("state.{}.{}", s_.index[k], names_[0]));
+      const bool kept = !names.empty() && state.contains(state_entry(s_.index[k], names[0]));
       for (const std::int64_t n : {count.steps, count.written, count.state, std::int64_t{kept ? 1 : 0}})
         numbers.push_back(static_cast<double>(n));
     }
     std::vector<Tensor> options;
-    for (const auto& [name, tensor] : state)
-      if (name.starts_with("group.")) options.push_back(tensor);
+    for (auto& [name, tensor] : state)
+      if (name.starts_with("group.")) options.push_back(tensor = clone(tensor));
     const Tensor all = Tensor::from(numbers, {std::ssize(numbers)}, Device::cpu());
     options.push_back(all);
     send(std::move(options));
@@ -169,7 +150,6 @@ class StateFrom {
   const Sharers& s_;
   const nn::Optimizer& optimizer_;
   int source_;
-  std::vector<std::string> names_;
   std::vector<nn::StepCount> counts_;
 };
 
@@ -183,15 +163,15 @@ void bring_up(const Sharers& s, nn::Module& model, nn::Optimizer& optimizer) {
     if (p.owner() != nullptr) p.owner()->before_write();
     if (p.local().numel() > 0) values.push_back(p.local().detach());
   }
-  if (!s.ranks.shard.defined() && s.call == "data parallel")
+  if (!s.sharded)
     for (const nn::NamedBuffer& b : model.named_buffers())
       if (b.tensor.numel() > 0) values.push_back(b.tensor);
-  share(std::move(values), s.ranks.replicas, {.label = "bring up", .channel = s.channel}, source);
+  share(std::move(values), s.ranks.replicas, s.call(), source);
   StateFrom from(s, optimizer, source);
   nn::StateDict state = optimizer.state_dict();
   from.put_into(state);
   Numbers others;  // whose state stays
-  const std::vector<nn::Parameter> all = all_of(optimizer);
+  const std::vector<nn::Parameter> all = all_parameters(optimizer);
   for (const nn::Parameter& p : all) others.push_back(p.step_count().state);
   optimizer.load_state_dict(std::move(state));
   for (std::size_t i = 0; i < all.size(); ++i) all[i].step_count().state = others[i];

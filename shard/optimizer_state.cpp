@@ -22,12 +22,6 @@ namespace {
 
 using Entries = std::unordered_map<std::string, Tensor>;
 
-/// One number a parameter, not one an element.
-bool counts_steps(std::string_view name) { return name == "step"; }
-
-std::string entry(std::size_t index, std::string_view name) {
-  return fmt::format("state.{}.{}", index, name);
-}
 std::string entry(const std::string& key, std::string_view name) {
   return fmt::format("state.{}.{}", key, name);
 }
@@ -36,6 +30,8 @@ std::string group_entry(std::size_t group, std::string_view option) {
   return fmt::format("group.{}.{}", group, option);
 }
 
+}  // namespace
+
 std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer) {
   std::vector<nn::Parameter> all;
   for (std::size_t g = 0; g < optimizer.group_count(); ++g)
@@ -43,7 +39,22 @@ std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer) {
   return all;
 }
 
-}  // namespace
+std::string state_entry(std::size_t place, std::string_view what) {
+  return entry(std::to_string(place), what);
+}
+
+Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p) {
+  const Tensor& local = p.local();
+  return zeros(local.shape(), {optimizer.state_dtype(local.dtype()), local.device()});
+}
+
+std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const nn::StateDict& state) {
+  return optimizer.state_names_with([&](const std::string& name) -> std::optional<double> {
+    const auto found = std::ranges::find(state, name, &nn::StateDict::value_type::first);
+    if (found == state.end() || found->second.numel() != 1) return std::nullopt;
+    return to(found->second, DType::f64).item();
+  });
+}
 
 void check_optimizer(const nn::Optimizer& optimizer) { write_back("optimizer", all_parameters(optimizer)); }
 
@@ -56,8 +67,8 @@ std::vector<double> steps_taken(const std::vector<nn::Parameter>& params, const 
   std::vector<double> steps;
   std::vector<Group> groups;
   for (std::size_t i = 0; i < params.size(); ++i) {
-    const auto step = own.find(entry(i, "step"));
-    const bool here = own.contains(entry(i, first_name));
+    const auto step = own.find(state_entry(i, "step"));
+    const bool here = own.contains(state_entry(i, first_name));
     steps.push_back(!here ? -1 : step == own.end() ? 0 : step->second.item());
     const Group* group = shard_group_of(params[i]);
     if (group != nullptr && std::ranges::find(groups, *group) == groups.end()) groups.push_back(*group);
@@ -151,16 +162,10 @@ bool any_under(std::span<const std::string> keys, std::span<const std::string> n
   });
 }
 
-/// State of a parameter that has none yet.
-Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p) {
-  const Tensor& local = p.local();
-  return zeros(local.shape(), {optimizer.state_dtype(local.dtype()), local.device()});
-}
-
 /// This rank's part of one state tensor; a rank without state has zeros, where others have some.
 Tensor part_of_entry(const nn::Optimizer& optimizer, const std::vector<nn::Parameter>& params,
                      const Listed& listed, const Entries& own, std::string_view name) {
-  const auto found = own.find(entry(listed.index, name));
+  const auto found = own.find(state_entry(listed.index, name));
   const Tensor part = found != own.end() ? found->second : no_state(optimizer, params[listed.index]);
   return listed.flat != nullptr ? listed.flat->group->part_in(part, listed.member) : part;
 }
@@ -285,7 +290,7 @@ class StateCutter {
       const Tensor& local = l.parameter.local();
       const DType dtype = optimizer_.state_dtype(local.dtype());
       if (l.flat == nullptr)
-        parts_.emplace_back(entry(l.index, names_[k]),
+        parts_.emplace_back(state_entry(l.index, names_[k]),
                             reshape(to(to(part, dtype), local.device()), local.shape()));
       else
         copy_(l.flat->group->part_in(flat(l).slots[k], l.member), reshape(part, local.shape()));
@@ -297,7 +302,7 @@ class StateCutter {
     used_.check_all("optimizer", from_, "parameter");
     for (auto& [index, state] : flats_)
       for (std::size_t k = 0; k < names_.size(); ++k)
-        parts_.emplace_back(entry(index, names_[k]), std::move(state.slots[k]));
+        parts_.emplace_back(state_entry(index, names_[k]), std::move(state.slots[k]));
     return std::move(parts_);
   }
 
@@ -320,7 +325,7 @@ class StateCutter {
   }
   /// All parameters in a flat one step together.
   void take_steps(const Listed& l, std::size_t k, const Tensor& steps) {
-    if (l.flat == nullptr) return parts_.emplace_back(entry(l.index, names_[k]), steps), void();
+    if (l.flat == nullptr) return parts_.emplace_back(state_entry(l.index, names_[k]), steps), void();
     FlatState& state = flat(l);
     const double here = steps.item();
     check<ValueError>(
@@ -394,22 +399,18 @@ nn::StateDict local_optimizer_state(nn::Module& model, const nn::Optimizer& opti
   const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
   std::unordered_map<std::string, std::string> names;
   for (std::size_t i = 0; i < keys.size(); ++i)
-    for (const std::string& what : optimizer.state_names()) names[entry(i, what)] = entry(keys[i], what);
+    for (const std::string& what : optimizer.state_names())
+      names[state_entry(i, what)] = entry(keys[i], what);
   return renamed(optimizer.state_dict(), names);
 }
 
 void load_local_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, nn::StateDict state) {
   check_optimizer(optimizer);
   const std::vector<std::string> keys = keys_of(all_parameters(optimizer), &model);
-  const std::vector<std::string> kept =
-      optimizer.state_names_with([&](const std::string& name) -> std::optional<double> {
-        const auto found = std::ranges::find(state, name, &nn::StateDict::value_type::first);
-        if (found == state.end() || found->second.numel() != 1) return std::nullopt;
-        return to(found->second, DType::f64).item();
-      });
+  const std::vector<std::string> kept = state_names_with(optimizer, state);
   std::unordered_map<std::string, std::string> numbers;
   for (std::size_t i = 0; i < keys.size(); ++i)
-    for (const std::string& what : kept) numbers[entry(keys[i], what)] = entry(i, what);
+    for (const std::string& what : kept) numbers[entry(keys[i], what)] = state_entry(i, what);
   optimizer.load_state_dict(renamed(std::move(state), numbers));
 }
 

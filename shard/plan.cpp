@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <unordered_set>
-#include <utility>
 
 #include "shard/root.h"
 #include "shard/unit.h"
@@ -130,9 +129,8 @@ std::vector<Plan::Held> Events::held() const {
 /// What modules that the program named have, those that are gone left out.
 std::vector<const ParameterGroup*> groups_in(std::span<const std::weak_ptr<Unit>> units) {
   std::vector<const ParameterGroup*> groups;
-  for (const auto& weak : units)
-    if (const auto unit = weak.lock())
-      for (const Members& m : unit->members()) groups.push_back(m.group.get());
+  for (const auto& unit : alive(units))
+    for (const Members& m : unit->members()) groups.push_back(m.group.get());
   return groups;
 }
 

@@ -51,6 +51,6 @@ std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record) {
   return {kept, record.get()};
 }
 
-void Record::begin(PassInfo pass, Leaf&) { Engine::current().begin(pass.number, *this); }
+void Record::begin(PassInfo pass, Leaf&) { engine().begin(pass.number, *this); }
 
 }  // namespace sherd::shard

@@ -21,9 +21,8 @@ using Moment = Record::Moment;
 /// Of what modules that the program named compute with, those that are gone left out.
 std::vector<std::shared_ptr<Gathered>> in_use(std::span<const std::weak_ptr<Unit>> units) {
   std::vector<std::shared_ptr<Gathered>> wholes;
-  for (const auto& weak : units)
-    if (const auto unit = weak.lock())
-      for (const Members& m : unit->members()) wholes.push_back(m.group->in_use().shared());
+  for (const auto& unit : alive(units))
+    for (const Members& m : unit->members()) wholes.push_back(m.group->in_use().shared());
   return wholes;
 }
 
@@ -34,24 +33,21 @@ void Root::add(const std::shared_ptr<ParameterGroup>& group) { remember(groups_,
 void Root::add(const std::shared_ptr<Unit>& unit) { remember(units_, unit); }
 
 std::vector<std::shared_ptr<Unit>> Root::units() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : units_)
-    if (auto unit = weak.lock(); unit && &unit->root() == this) units.push_back(std::move(unit));
+  auto units = alive<Unit>(units_);
+  std::erase_if(units, [this](const auto& unit) { return &unit->root() != this; });
   return units;
 }
 
 std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
-  std::vector<std::shared_ptr<ParameterGroup>> groups;
-  for (const auto& weak : groups_)
-    if (auto group = weak.lock(); group && group->root().get() == this) groups.push_back(std::move(group));
+  auto groups = alive<ParameterGroup>(groups_);
+  std::erase_if(groups, [this](const auto& group) { return group->root().get() != this; });
   return groups;
 }
 
 // ---- the cursor ----
 
 /// The one place of a forward where gathers are posted.
-void Root::advance(Gathered& wanted, Moment moment) {
-  Engine& engine = Engine::current();
+void Root::advance(Engine& engine, Gathered& wanted, Moment moment) {
   engine.check_unstepped(wanted.group());
   end_reads(&wanted);
   const bool recorded = now_ && (moment == Moment::begin || !engine.walking());
@@ -125,9 +121,9 @@ void Root::take_over(Root& inner) {
 
 // ---- forward ----
 
-void Root::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
+void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>> tied) {
   if (depth_++ > 0) return;
-  now_ = std::make_shared<Record>(Engine::current().next_record());
+  now_ = std::make_shared<Record>(engine.next_record());
   departed_ = false;
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   end_listed();
@@ -178,11 +174,11 @@ void Root::drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const {
   }
 }
 
-void Root::begin_use(ParameterGroup& group) {
+void Root::begin_use(Engine& engine, ParameterGroup& group) {
   Gathered& gathered = group.in_use();
   if (gathered.stale()) gathered.drop();
   gathered.lease(Lease::module);
-  advance(gathered, Moment::begin);
+  advance(engine, gathered, Moment::begin);
   gathered.end(Lease::list);
   gathered.finish();
 }
@@ -224,13 +220,13 @@ void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noex
   for (const auto& group : groups()) group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
-void Root::unshard(Gathered& gathered) {
-  const bool walking = Engine::current().walking();
+void Root::unshard(Engine& engine, Gathered& gathered) {
+  const bool walking = engine.walking();
   if (!now_ && !walking && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
   if (walking) gathered.check_unwritten();
   if (!now_ && !walking) read_outside(gathered);  // nobody notices reads of it from now on
   gathered.lease(Lease::policy);
-  advance(gathered, Moment::read);
+  advance(engine, gathered, Moment::read);
   gathered.end(Lease::list);
   gathered.show();
 }
@@ -244,13 +240,13 @@ void Root::read_outside(Gathered& gathered) {
   Record::add_unless_used(outside_, use);  // a module that never runs is read without end
 }
 
-void Root::read(Gathered& gathered) {
-  const bool walking = Engine::current().walking();
+void Root::read(Engine& engine, Gathered& gathered) {
+  const bool walking = engine.walking();
   if (walking || !now_) gathered.check_unwritten();
   if (!walking && !now_) read_outside(gathered);
   gathered.lease(Lease::list);
   reads_.push_back(gathered.shared());
-  advance(gathered, Moment::read);
+  advance(engine, gathered, Moment::read);
 }
 
 }  // namespace sherd::shard

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "shard/group.h"
@@ -12,6 +12,7 @@
 
 namespace sherd::shard {
 
+class Engine;
 class Unit;
 
 /// What becomes of gathered parameters after forward.
@@ -67,18 +68,18 @@ class Root {
   // ---- forward ----
   /// A module begins; the outermost one opens a record. `tied`: groups of other roots whose parameters are
   /// members below it.
-  void enter(std::span<const std::shared_ptr<ParameterGroup>> tied);
+  void enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>> tied);
   /// Gathers a group for its module.
-  void begin_use(ParameterGroup& group);
+  void begin_use(Engine& engine, ParameterGroup& group);
   void end_use(ParameterGroup& group, AfterForward after);
   /// A module is over. Of the outermost one, marks the outputs, so that a backward hears of the forward.
   void leave(std::span<Tensor* const> outputs);
   /// In place of `end_use` and `leave`.
   void fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noexcept;
   /// The program asks for a group: begins to gather it, for its module's next forward or until `reshard`.
-  void unshard(Gathered& gathered);
+  void unshard(Engine& engine, Gathered& gathered);
   /// An op needs what is not here: begins to gather it, until the cursor goes on.
-  void read(Gathered& gathered);
+  void read(Engine& engine, Gathered& gathered);
 
   /// A group's memory is given back.
   void freed(const Gathered& gathered) {
@@ -90,7 +91,7 @@ class Root {
   void end_listed();
 
  private:
-  void advance(Gathered& wanted, Record::Moment moment);
+  void advance(Engine& engine, Gathered& wanted, Record::Moment moment);
   void gather_ahead(const Gathered& from, Record::Moment moment);
   bool follows(const Gathered& wanted, Record::Moment moment);
   void end_reads(const Gathered* but);

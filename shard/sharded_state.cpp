@@ -65,13 +65,8 @@ class RanksSource final : public StateSource {
   };
   /// All runs that have elements, by their begin; the same on every rank.
   std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
-    Tensor bounds = Tensor::from({mine.begin, mine.values.numel(), mine.steps}, {3}, Device::cpu());
-    if (ranks_.defined()) {
-      const Tensor all = empty({3 * ranks_.size()}, {DType::i64, Device::cpu()});
-      ranks_.all_gather(all, bounds, {.label = mine.name});
-      bounds = all;
-    }
-    const auto numbers = bounds.to_vector<std::int64_t>();
+    const std::int64_t bounds[] = {mine.begin, mine.values.numel(), mine.steps};
+    const auto numbers = of_all_ranks(ranks_, bounds, {.label = mine.name});
     std::vector<Owned> runs;
     for (std::size_t i = 0; i < numbers.size(); i += 3)
       if (numbers[i + 1] > 0)

@@ -80,6 +80,17 @@ class StagedModel {
   std::vector<std::pair<nn::Parameter, std::int64_t>> loaded_;  // and their steps
 };
 
+// ---- optimizers ----
+
+/// In the order of its state, which has each under "state.<place>.<what>".
+std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer);
+std::string state_entry(std::size_t place, std::string_view what);
+/// One number a parameter, not one an element.
+inline bool counts_steps(std::string_view what) { return what == "step"; }
+/// What else there is of a parameter that has no state yet.
+Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p);
+/// What an optimizer keeps with the options that the state has.
+std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const nn::StateDict& state);
 /// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no
 /// parameter; takes in what it has been replaced by.
 void check_optimizer(const nn::Optimizer& optimizer);

@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <utility>
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
@@ -14,6 +13,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
+#include "shard/agree.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -34,7 +34,7 @@ class Renewals {
   By renewed_by(const Ranks& ranks, std::uint64_t seen) const {
     bool any = false, shards = !ranks.shard.defined(), replicas = !ranks.replicas.defined();
     for (const Renewed& r : renewed_) {
-      if (!counts(r, seen) || is(r, ranks.block)) continue;
+      if (!counts(r, seen) || watches(r.group, ranks.block)) continue;
       any = true;
       shards = shards || has(r, ranks.shard);
       replicas = replicas || has(r, ranks.replicas);
@@ -56,9 +56,6 @@ class Renewals {
     std::uint64_t number;  ///< the last time
   };
   static bool counts(const Renewed& r, std::uint64_t seen) { return r.number > seen && r.members.size() > 1; }
-  static bool is(const Renewed& r, const Group& group) {
-    return group.defined() && !r.group.owner_before(group.watch()) && !group.watch().owner_before(r.group);
-  }
   static bool has(const Renewed& r, const Group& group) {
     if (!group.defined()) return true;
     return std::ranges::all_of(
@@ -67,7 +64,8 @@ class Renewals {
   /// One entry a group, however often it is renewed.
   void add(const Group& group) {
     ++last_;
-    const auto known = std::ranges::find_if(renewed_, [&](const Renewed& r) { return is(r, group); });
+    const auto known =
+        std::ranges::find_if(renewed_, [&](const Renewed& r) { return watches(r.group, group); });
     if (known != renewed_.end()) return void(known->number = last_);
     std::erase_if(renewed_, [](const Renewed& r) { return r.group.expired(); });
     const auto members = group.world_ranks();
@@ -79,19 +77,15 @@ class Renewals {
   Subscription watching_;
 };
 
-/// "5 on ranks 0 and 2, 4 on rank 1", of `least` to `most` here.
-std::string by_rank(const Compared& c, std::int64_t least, std::int64_t most, bool broken_off) {
+/// "5 on ranks 0 and 2, 4 on rank 1", of what ranks have, `here` on this one.
+std::string by_rank(const Compared& c, const Range& here, bool broken_off = false) {
   constexpr std::size_t words = 4, most_ranks = 8;
   const Group& own = c.ranks.shard.defined() ? c.ranks.shard : c.ranks.replicas;
-  Numbers all{own.world_ranks()[static_cast<std::size_t>(own.rank())], least, most, broken_off ? 1 : 0};
-  for (const Group& group : {c.ranks.shard, c.ranks.replicas}) {
-    if (!group.defined()) continue;
-    const Tensor mine = Tensor::from(all, {std::ssize(all)}, Device::cpu());
-    const Tensor gathered = empty({group.size() * mine.numel()}, {DType::i64, Device::cpu()});
-    group.all_gather(gathered, mine, {.label = "unlike steps", .channel = c.channel});
-    all = gathered.to_vector<std::int64_t>();
-  }
-  std::map<std::string, std::vector<std::int64_t>, std::greater<>> ranks;
+  Numbers all{own.world_ranks()[static_cast<std::size_t>(own.rank())], here.least, here.most,
+              broken_off ? 1 : 0};
+  for (const Group& group : {c.ranks.shard, c.ranks.replicas})
+    all = of_all_ranks(group, all, {.label = "unlike steps", .channel = c.channel});
+  std::map<std::string, Numbers, std::greater<>> ranks;
   for (std::size_t i = 0; i < all.size(); i += words) {
     if (all[i + 1] == no_number) continue;
     std::string text = fmt::format("{}", all[i + 1]);
@@ -104,64 +98,55 @@ std::string by_rank(const Compared& c, std::int64_t least, std::int64_t most, bo
     const std::size_t left = of.size() > most_ranks ? of.size() - most_ranks : 0;
     of.resize(of.size() - left);
     said += fmt::format("{}{} on rank{} {}{}", said.empty() ? "" : ", ", text, of.size() == 1 ? "" : "s",
-                        fmt::join(of, ", "), left > 0 ? fmt::format(" and {} others", left) : "");
+                        fmt::join(of, " and "), left > 0 ? fmt::format(" and {} others", left) : "");
   }
   return said;
-}
-
-bool whole(std::span<const Range> ranges, std::size_t i) {
-  return ranges[i].alike() && (i % 3 != 0 || ranges[i].most % 2 == 0);
 }
 
 /// What is told of the numbers of one kind that are unlike: the least and the most here of them.
 [[noreturn]] void fail_steps(const Compared& c, std::span<const std::int64_t> mine,
                              std::span<const Range> ranges, std::size_t kind) {
-  std::int64_t least = no_number, most = no_number;
+  constexpr std::string_view what[] = {"steps", "steps with gradients", "steps in the optimizer's state"};
+  Range here;
   bool broken_off = false;
-  for (std::size_t i = kind; i < mine.size(); i += 3) {
-    if (whole(ranges, i) || mine[i] == no_number) continue;
-    const std::int64_t number = kind == 0 ? mine[i] / 2 : mine[i];
-    least = least == no_number ? number : std::min(least, number);
-    most = std::max(most, number);
+  for (std::size_t i = kind; i < mine.size(); i += numbers_a_parameter) {
+    if (whole(ranges, i)) continue;
+    here.add(kind == 0 ? mine[i] / 2 : mine[i]);
     broken_off = broken_off || (kind == 0 && mine[i] % 2 != 0);
   }
-  constexpr std::string_view what[] = {"steps", "steps with gradients", "steps in the optimizer's state"};
-  const std::string ranks = by_rank(c, least, most, broken_off);
   fail<StateError>("{}: a fault cost some ranks of {} a step: {} are {}; {}{}", c.call, c.model, what[kind],
-                   ranks, c.ranks.replicas.defined() ? "bring_up(model, optimizer) on every rank, or " : "",
+                   by_rank(c, here, broken_off),
+                   c.ranks.replicas.defined() ? "bring_up(model, optimizer) on every rank, or " : "",
                    load_a_checkpoint());
 }
 
 void compare_steps(const Compared& c) {
   const Numbers model{static_cast<std::int64_t>(c.number), std::ssize(c.parameters)};
-  for (const Range& r : over_ranks(model, c.ranks, c.channel, "model after renew"))
+  for (const Range& r : over_ranks(model, c.ranks, {.label = "model after renew", .channel = c.channel}))
     check<StateError>(r.alike(),
                       "{}: ranks go on with calls of several models after renew(), here of {}, which is "
                       "number {} of this rank and has {} parameters; go on at one place on every rank",
                       c.call, c.model, c.number, c.parameters.size());
   const Numbers mine = numbers_of(c.parameters);
-  const std::vector<Range> ranges = over_ranks(mine, c.ranks, c.channel, "steps after renew");
-  for (std::size_t kind = 0; kind < 3; ++kind)
-    for (std::size_t i = kind; i < ranges.size(); i += 3)
+  const std::vector<Range> ranges =
+      over_ranks(mine, c.ranks, {.label = "steps after renew", .channel = c.channel});
+  for (std::size_t kind = 0; kind < numbers_a_parameter; ++kind)
+    for (std::size_t i = kind; i < ranges.size(); i += numbers_a_parameter)
       if (!whole(ranges, i)) fail_steps(c, mine, ranges, kind);
 }
 
 void compare_gradients(const Compared& c) {
-  const std::vector<Range> ranges = over_ranks(c.gradients, c.ranks, c.channel, "gradients after renew");
+  const std::vector<Range> ranges =
+      over_ranks(c.gradients, c.ranks, {.label = "gradients after renew", .channel = c.channel});
   if (std::ranges::all_of(ranges, &Range::alike)) return;
-  std::int64_t least = no_number, most = no_number;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges[i].alike() || c.gradients[i] == no_number) continue;
-    const std::int64_t count = HeldAverages::count_in(c.gradients[i]);
-    least = least == no_number ? count : std::min(least, count);
-    most = std::max(most, count);
-  }
+  Range here;
+  for (std::size_t i = 0; i < ranges.size(); ++i)
+    if (!ranges[i].alike() && c.gradients[i] != no_number) here.add(HeldAverages::count_in(c.gradients[i]));
   for (ParameterGroup* group : c.groups) group->gradients().forget_sums();  // which zero_grad leaves
   fail<StateError>(
       "{}: after a fault .grad of {} holds averages of unlike backwards, or some that only a part of the "
-      "ranks "
-      "has clipped or unscaled: {}; zero_grad() on every rank, and go on",
-      c.call, c.model, by_rank(c, least, most, false));
+      "ranks has clipped or unscaled: {}; zero_grad() on every rank, and go on",
+      c.call, c.model, by_rank(c, here));
 }
 
 /// `compare`, unless nothing was renewed since it last passed.
@@ -193,8 +178,8 @@ bool StepCheck::due() const {
 
 StepCheck::StepCheck() : steps(Renewals::current().last()), gradients(steps) {}
 
-std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
-                              const std::string& label) {
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks,
+                              const CallOptions& options) {
   Numbers ends;
   for (const std::int64_t n : numbers) {
     ends.push_back(n);
@@ -203,7 +188,7 @@ std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks
   for (const Group& group : {ranks.shard, ranks.replicas}) {
     if (!group.defined() || ends.empty()) continue;
     const Tensor all = Tensor::from(ends, {std::ssize(ends)}, Device::cpu());
-    group.all_reduce(all, ReduceOp::max(), {.label = label, .channel = channel});
+    group.all_reduce(all, ReduceOp::max(), options);
     ends = all.to_vector<std::int64_t>();
   }
   std::vector<Range> ranges;
@@ -221,6 +206,10 @@ Numbers numbers_of(std::span<const nn::Parameter> parameters) {
                                    here ? count.written : no_number, here ? count.state : no_number});
   }
   return numbers;
+}
+
+bool whole(std::span<const Range> ranges, std::size_t i) {
+  return ranges[i].alike() && (i % numbers_a_parameter != 0 || ranges[i].most % 2 == 0);
 }
 
 void remember_checkpoint(const std::string& folder) { Renewals::current().checkpoint = folder; }
@@ -245,13 +234,6 @@ void check_gradients(const Compared& compared) {
 namespace {
 
 using Units = std::vector<std::shared_ptr<Unit>>;
-
-Units locked(std::span<const std::weak_ptr<Unit>> units) {
-  Units alive;
-  for (const auto& weak : units)
-    if (auto unit = weak.lock()) alive.push_back(std::move(unit));
-  return alive;
-}
 
 /// A list for each choice of ranks that groups live on, in the order of units.
 std::deque<Compared> compared(std::string_view model, const Units& units) {
@@ -282,7 +264,7 @@ void check_units(std::string_view model, const Units& units, bool backward) {
   if (capturing()) {  // the first replay after a renewal compares
     repeat_in_replays([model = std::string(model),
                        weak = std::vector<std::weak_ptr<Unit>>(units.begin(), units.end()),
-                       backward] { check_units(model, locked(weak), backward); });
+                       backward] { check_units(model, alive<Unit>(weak), backward); });
     return;
   }
   const bool due = std::ranges::any_of(units, [](const auto& unit) {
@@ -306,7 +288,7 @@ void check_steps(StepCheck& of_root, std::string_view model, const Units& units)
   const std::uint64_t now = Renewals::current().last();
   if (of_root.steps == now && !capturing()) return;
   check_units(model, units, false);
-  of_root.steps = now;
+  if (!capturing()) of_root.steps = now;  // else replays compare, and nobody has yet
 }
 
 void check_backward(const Units& units) {
@@ -316,39 +298,25 @@ void check_backward(const Units& units) {
 
 void check_steps(const ParameterGroup& group) {
   if (group.step_check.steps == Renewals::current().last() || capturing()) return;
-  Units units = group.root()->units();
-  if (units.empty()) {  // it ran in no root yet
-    units = Engine::current().units();
-    std::erase_if(units, [&](const auto& unit) {
-      return std::ranges::none_of(unit->members(), [&](const Members& m) { return m.group.get() == &group; });
-    });
-  }
+  const Units units = group.root()->units();
   check_units(model_of(units), units, false);
 }
 
-namespace {
-
-void check_some(std::string_view model, const std::function<bool(const Unit&)>& among) {
-  if (Renewals::current().last() == 0 || capturing()) return;
-  Units units = Engine::current().units();
-  std::erase_if(units, [&](const auto& unit) { return !among(*unit); });
-  check_units(model, units, false);
-}
-
-}  // namespace
-
 void check_steps(nn::Module& module) {
-  std::unordered_set<const Unit*> of;
-  if (Renewals::current().last() > 0)
-    for (const NamedUnit& u : units_of(module)) of.insert(u.unit);
-  check_some(module.type_name(), [&](const Unit& unit) { return of.contains(&unit); });
+  if (Renewals::current().last() == 0 || capturing()) return;
+  Units units;
+  for (const NamedUnit& u : units_of(module)) units.push_back(u.unit->shared_from_this());
+  check_units(module.type_name(), units, false);
 }
 
 void check_steps(std::span<const nn::Parameter> parameters) {
-  std::unordered_set<const Unit*> of;
-  if (Renewals::current().last() > 0)
-    for (const nn::Parameter& p : parameters) of.insert(unit_of(p));
-  check_some("the optimizer's model", [&](const Unit& unit) { return of.contains(&unit); });
+  if (Renewals::current().last() == 0 || capturing()) return;
+  Units units;
+  for (const nn::Parameter& p : parameters)
+    if (Unit* unit = unit_of(p);
+        unit != nullptr && std::ranges::find(units, unit, &Units::value_type::get) == units.end())
+      units.push_back(unit->shared_from_this());
+  check_units("the optimizer's model", units, false);
 }
 
 }  // namespace sherd::shard

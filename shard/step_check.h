@@ -2,6 +2,7 @@
 // groups asks, since a fault between two steps may have cost a slow rank one that the others took.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -65,12 +66,20 @@ void check_steps(std::span<const nn::Parameter> parameters);
 struct Range {
   std::int64_t least = no_number, most = no_number;
   bool alike() const { return least == most; }
+  void add(std::int64_t number) {
+    if (number == no_number) return;
+    least = least == no_number ? number : std::min(least, number);
+    most = std::max(most, number);
+  }
 };
-std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks, int channel,
-                              const std::string& label);
+std::vector<Range> over_ranks(std::span<const std::int64_t> numbers, const Ranks& ranks,
+                              const CallOptions& options);
 /// What optimizers did to each, as numbers that are alike on ranks at one step, three a parameter. The first
 /// is odd where a step was broken off; the others are `no_number` where this rank has no elements.
 std::vector<std::int64_t> numbers_of(std::span<const nn::Parameter> parameters);
+inline constexpr std::size_t numbers_a_parameter = 3;
+/// Whether ranks are alike in number `i` of those, and none of them is within a step.
+bool whole(std::span<const Range> ranges, std::size_t i);
 
 /// For messages: the folder of the last checkpoint that this rank saved or loaded, and the way out.
 void remember_checkpoint(const std::string& folder);

@@ -3,31 +3,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/context.h"
 #include "shard/early_steps.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
-namespace {
-
-const ParameterGroup* group_of(const nn::Parameter& p) {
-  const Unit* unit = unit_of(p);
-  if (unit == nullptr) return nullptr;
-  const Members* flat = unit->flattened(p);
-  return (flat != nullptr ? flat : unit->place(p).members)->group.get();
-}
-
-}  // namespace
 
 StepInBackward::StepInBackward(nn::Optimizer& optimizer) : optimizer_(&optimizer) {
   EarlySteps::current().add(optimizer);
 }
 StepInBackward::~StepInBackward() { EarlySteps::current().remove(*optimizer_); }
 
-EarlySteps& EarlySteps::current() { return Context::current().slot<EarlySteps>(); }
+EarlySteps& EarlySteps::current() { return Engine::current().early_steps(); }
 
 void EarlySteps::add(nn::Optimizer& optimizer) {
-  check<StateError>(!Engine::current().in_backward(),
+  check<StateError>(!engine_.in_backward(),
                     "StepInBackward: a scope begins within a backward, of which it would step a part; begin "
                     "it before");
   check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
@@ -60,7 +49,7 @@ const std::unordered_set<const void*>& EarlySteps::ids(Stepper& stepper) {
 }
 
 void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
-  ended_within_ = ended_within_ || Engine::current().in_backward();
+  ended_within_ = ended_within_ || engine_.in_backward();
   std::erase_if(steppers_, [&](const Stepper& s) { return s.optimizer == &optimizer; });
 }
 

@@ -31,6 +31,11 @@ Unit* unit_of(const nn::Module& module) { return dynamic_cast<Unit*>(module.exte
 
 Unit* unit_of(const nn::Parameter& parameter) { return dynamic_cast<Unit*>(parameter.owner()); }
 
+ParameterGroup* group_of(const nn::Parameter& parameter) {
+  const Unit* unit = unit_of(parameter);
+  return unit != nullptr ? unit->stepped_at(parameter).members->group.get() : nullptr;
+}
+
 std::vector<NamedUnit> units_of(nn::Module& module) {
   std::vector<NamedUnit> units;
   for (const nn::NamedModule& m : module.named_modules())
@@ -51,7 +56,7 @@ Unit::Unit(UnitPolicy policy, std::vector<Members> members)
 
 std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members) {
   auto unit = std::make_shared<Unit>(std::move(policy), std::move(members));
-  Engine::current().add(unit);
+  Engine::current().add(unit, unit->root_);
   unit->root_->add(unit);
   return unit;
 }
@@ -134,23 +139,32 @@ void Unit::refuse_summoned(std::string_view call) const {
                       group->spec().names[0]);
 }
 
-Unit::Place Unit::place(const nn::Parameter& parameter) const {
+const Unit::Place* Unit::placed(const nn::Parameter& parameter) const {
   const auto found = places_.find(parameter.id());
-  check<ValueError>(found != places_.end(),
+  return found != places_.end() ? &found->second : nullptr;
+}
+
+Unit::Place Unit::place(const nn::Parameter& parameter) const {
+  const Place* at = placed(parameter);
+  check<ValueError>(at != nullptr,
                     "fully_shard: a flat parameter of {} elements stands for many; name one of those",
                     parameter.numel());
-  return found->second;
+  return *at;
+}
+
+Unit::Place Unit::stepped_at(const nn::Parameter& parameter) const {
+  const Members* flat = flattened(parameter);
+  return flat != nullptr ? Place{flat, 0} : place(parameter);
 }
 
 void Unit::set_order(const nn::Parameter& parameter, MemberOrder order) {
-  if (const auto found = places_.find(parameter.id()); found != places_.end())
-    members_of(*found->second.members->group).order[found->second.index] = order;
+  if (const Place* at = placed(parameter)) members_of(*at->members->group).order[at->index] = order;
 }
 
 void Unit::add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots) {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return;
-  std::vector<Slot>& known = members_of(*found->second.members->group).slots[found->second.index];
+  const Place* at = placed(parameter);
+  if (at == nullptr) return;
+  std::vector<Slot>& known = members_of(*at->members->group).slots[at->index];
   for (const Slot& slot : slots)
     if (std::ranges::find(known, slot) == known.end()) known.push_back(slot);
 }
@@ -316,9 +330,10 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   const bool root = !root_->running();
   if (root) begin_root(module);
   ++running_;
-  root_->enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
+  Engine& engine = Engine::current();
+  root_->enter(engine, root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
   cast_inputs(inputs, root);
-  for (const auto& group : groups_) root_->begin_use(*group);
+  for (const auto& group : groups_) root_->begin_use(engine, *group);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
@@ -347,17 +362,15 @@ std::vector<nn::NamedParameter> Unit::own_parameters() const {
 }
 
 bool Unit::hides(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return false;
-  const Members& m = *found->second.members;
-  return m.flat.defined() && m.summoned.empty();
+  const Place* at = placed(parameter);
+  return at != nullptr && at->members->flat.defined() && at->members->summoned.empty();
 }
 
 Tensor Unit::data(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return parameter.local().detach();  // a flat parameter
-  if (!found->second.members->summoned.empty()) return parameter.tensor().detach();
-  ParameterGroup& group = *found->second.members->group;
+  const Place* at = placed(parameter);
+  if (at == nullptr) return parameter.local().detach();
+  if (!at->members->summoned.empty()) return parameter.tensor().detach();
+  ParameterGroup& group = *at->members->group;
   const Gathered& gathered = group.in_use();
   const bool shown = gathered.is_shard_itself() || (gathered.here() && gathered.leased(Lease::module)) ||
                      gathered.shown() || (gathered.here() && kept_for_backward(group));
@@ -365,8 +378,8 @@ Tensor Unit::data(const nn::Parameter& parameter) const {
 }
 
 Tensor Unit::state(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  const bool whole = found != places_.end() && !found->second.members->summoned.empty();
+  const Place* at = placed(parameter);
+  const bool whole = at != nullptr && !at->members->summoned.empty();
   return (whole ? parameter.tensor() : parameter.local()).detach();
 }
 
@@ -410,8 +423,7 @@ void Unit::before_write() {
 }
 
 std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
-  const Members* flat = flattened(parameter);
-  const Ranks& ranks = (flat != nullptr ? flat : place(parameter).members)->group->spec().ranks;
+  const Ranks& ranks = stepped_at(parameter).members->group->spec().ranks;
   std::vector<Group> groups;
   for (const Group& group : {ranks.shard, ranks.replicas})
     if (group.defined() && group.size() > 1) groups.push_back(group);
@@ -419,8 +431,7 @@ std::vector<Group> Unit::ranks(const nn::Parameter& parameter) const {
 }
 
 void Unit::zeroed(const nn::Parameter& parameter) {
-  if (const Members* flat = flattened(parameter)) return flat->group->gradients().zeroed(0);
-  const auto [members, index] = place(parameter);
+  const auto [members, index] = stepped_at(parameter);
   members->group->gradients().zeroed(index);
 }
 
@@ -435,11 +446,9 @@ void Unit::check_steppable(const nn::Parameter& parameter) const {
       "fully_shard: a parameter of shape {} is stepped within backwards (StepInBackward), so its "
       "gradient cannot be stepped, clipped or unscaled after them; end that scope",
       parameter.shape());
-  const Tensor gradient = parameter.grad();
-  const Members* flat = flattened(parameter);
-  ParameterGroup& group = *(flat != nullptr ? flat : place(parameter).members)->group;
-  if (!gradient.defined() || !group.spec().ranks.shard.defined()) return;
-  if (!group.gradients().own(flat != nullptr ? 0 : place(parameter).index)) return;
+  const auto [members, index] = stepped_at(parameter);
+  ParameterGroup& group = *members->group;
+  if (!group.spec().ranks.shard.defined() || !group.gradients().own(index)) return;
   refuse_summoned("whole gradients are stepped or clipped");
   fail<StateError>("fully_shard: {}", explain(parameter, nn::WholeOf::gradient));
 }
@@ -453,10 +462,8 @@ void Unit::check_gradient_taken(const nn::Parameter& parameter) const {
 }
 
 std::string Unit::explain(const nn::Parameter& parameter, nn::WholeOf whole) const {
-  const auto found = places_.find(parameter.id());
-  const std::string name = found == places_.end()
-                               ? "_flat_param"
-                               : found->second.members->group->spec().names[found->second.index];
+  const Place* at = placed(parameter);
+  const std::string name = at == nullptr ? "_flat_param" : at->members->group->spec().names[at->index];
   switch (whole) {
     case nn::WholeOf::values:
       return "sharded parameters take this rank's parts here; load whole values with "
@@ -495,15 +502,14 @@ void Unit::requires_grad_changed(const nn::Parameter& parameter) {
 }
 
 nn::Parameter Unit::stepped_as(const nn::Parameter& parameter) const {
-  const auto found = places_.find(parameter.id());
-  return found != places_.end() && found->second.members->flat.defined() ? found->second.members->flat
-                                                                         : parameter;
+  const Place* at = placed(parameter);
+  return at != nullptr && at->members->flat.defined() ? at->members->flat : parameter;
 }
 
 void Unit::member_moved(const nn::Parameter& parameter, const nn::Parameter* from, const Slot& to) noexcept {
-  const auto found = places_.find(parameter.id());
-  if (found == places_.end()) return;  // a flat parameter is no member's
-  auto& slots = members_of(*found->second.members->group).slots[found->second.index];
+  const Place* at = placed(parameter);
+  if (at == nullptr) return;  // a flat parameter is no member's
+  auto& slots = members_of(*at->members->group).slots[at->index];
   std::ranges::replace_if(slots, [&](const Slot& slot) { return slot.get() == from; }, to);
 }
 

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -84,6 +83,8 @@ class Unit final : public nn::ModuleExtension,
   };
   /// ValueError for a flat parameter, which is many.
   Place place(const nn::Parameter& parameter) const;
+  /// The same, a flat one's for its group's first: where its gradient and its ranks are.
+  Place stepped_at(const nn::Parameter& parameter) const;
   void set_order(const nn::Parameter& parameter, MemberOrder order);
   /// Members that have it, also by ties, beside those that are known: of modules that run elsewhere too.
   void add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots);
@@ -160,6 +161,8 @@ class Unit final : public nn::ModuleExtension,
   nn::Parameter stepped_as(const nn::Parameter& parameter) const override;
 
  private:
+  /// Null for a flat parameter.
+  const Place* placed(const nn::Parameter& parameter) const;
   void bind(Members& members);
   void bind_one(Members& members, std::size_t i);
   bool kept_for_backward(ParameterGroup& group) const;
@@ -198,6 +201,8 @@ void check_writeback(std::string_view what, const std::string& name, const Shape
 Unit* unit_of(const nn::Module& module);
 /// The unit that keeps a parameter's values, or null.
 Unit* unit_of(const nn::Parameter& parameter);
+/// The group that has a parameter, or that it is the flat one of; null for one that no unit keeps.
+ParameterGroup* group_of(const nn::Parameter& parameter);
 /// Those of `module` and below.
 struct NamedUnit {
   std::string name;

@@ -35,10 +35,8 @@ std::vector<FoundBuffer> saved_buffers(const Found& found) {
 }  // namespace
 
 const Group* shard_group_of(const nn::Parameter& p) {
-  const Unit* unit = unit_of(p);
-  if (unit == nullptr || unit->members().empty()) return nullptr;
-  const Group& group = unit->members()[0].group->spec().ranks.shard;
-  return group.defined() ? &group : nullptr;
+  const ParameterGroup* group = group_of(p);
+  return group != nullptr && group->spec().ranks.shard.defined() ? &group->spec().ranks.shard : nullptr;
 }
 
 Tensor gather_whole(const nn::Parameter& p, const Tensor& given) {

@@ -595,6 +595,81 @@ TEST_CASE("a replica is brought up to the one that has taken most steps", "[faul
   });
 }
 
+TEST_CASE("a replica is brought up to options with which an optimizer keeps other state", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    if (!has_replicas(way)) return;
+    for (const double before : {0.0, 0.9}) {
+      Trained t(world, way);
+      nn::Sgd sgd(t.model->parameters(), {.lr = 0.1, .momentum = before});
+      const auto step = [&] {
+        t.backward();
+        sgd.step();
+        sgd.zero_grad();
+      };
+      step();
+      const bool first = way == Way::hybrid ? t.mesh.coordinate("replicas") == 0 : world.rank() == 0;
+      t.backward();
+      if (first) {
+        sgd.set_option("momentum", 0.9 - before);
+        sgd.step();
+      }
+      sgd.zero_grad();
+      t.renew();
+      shard::bring_up(*t.model, sgd);
+      step();
+      for (const nn::StateDict& dict : {shard::full_state_dict(*t.model), shard::full_optimizer_state(sgd)}) {
+        const Tensor entries = Tensor::from({static_cast<double>(dict.size())}, {1});
+        world.group().all_reduce(entries, ReduceOp::max());
+        expect(entries.item() == static_cast<double>(dict.size()), "{} entries", dict.size());
+        for (const auto& [name, tensor] : dict) {
+          const Tensor theirs = clone(tensor);
+          world.group().broadcast(theirs, 0);
+          expect(to(theirs, f64).to_vector<double>() == to(tensor, f64).to_vector<double>(), "'{}' differs",
+                 name);
+        }
+      }
+    }
+  });
+}
+
+namespace {
+
+struct Both final : nn::Layer<Both> {
+  nn::Linear alone{5, 6};
+  nn::BatchNorm1d norm{6};
+  Tensor forward(const Tensor& x) { return norm(alone(x)); }
+  void visit(auto&& on) {
+    on("alone", alone);
+    on("norm", norm);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("buffers of data parallel modules are brought up beside sharded ones of the same ranks",
+          "[faults]") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    manual_seed(4);
+    Both model;
+    const DeviceMesh mesh = world.mesh();
+    shard::fully_shard(model.alone, {.mesh = mesh, .strategy = shard::ShardingStrategy::no_shard});
+    const shard::DataParallel replicas(model.norm, mesh.all(),
+                                       {.broadcast_buffers = shard::BroadcastBuffers::no});
+    nn::AdamW optimizer(model.parameters());
+    mean(square(model(ones({4, 5}) * Tensor::from({1.f, 2.f, 3.f, world.rank() + 4.f}, {4, 1})))).backward();
+    optimizer.step();
+    const std::vector<nn::NamedBuffer> buffers = model.named_buffers();
+    expect(!buffers.empty(), "no buffers");
+    shard::bring_up(model, optimizer);
+    for (const nn::NamedBuffer& b : buffers) {
+      const Tensor theirs = clone(b.tensor);
+      mesh.all().broadcast(theirs, 0);
+      expect(to(theirs, f64).to_vector<double>() == to(b.tensor, f64).to_vector<double>(), "'{}' differs",
+             b.name);
+    }
+  }));
+}
+
 TEST_CASE("a scaler that lost an update has the others' scale, and its gradients do not count", "[faults]") {
   on_each_way([&](World& world, Way way) {
     Trained t(world, way);
@@ -668,5 +743,21 @@ TEST_CASE("a replay of a captured step compares after a renewal", "[faults]") {
       for (const nn::Parameter& p : t.model->parameters()) ++p.step_count().steps;
     t.renew();
     expect_text(message_of<StateError>([&] { step.replay({x}); }), {"load a checkpoint"});
+  });
+}
+
+TEST_CASE("a forward after a capture compares, since only replays of that do", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    if (way == Way::replicas) return;  // its forwards compare nothing
+    Trained t(world, way);
+    t.backward();
+    if (world.rank() != 1) t.optimizer->step();
+    t.optimizer->zero_grad();
+    t.renew();
+    const Tensor x = ones({2, 5});
+    const NoGrad guard;
+    const sherd::Program kept =
+        capture([&](std::span<const Tensor> in) { return std::vector{(*t.model)(in[0])}; }, {x});
+    expect_text(message_of<StateError>([&] { (*t.model)(x); }), {"2 on rank", "1 on rank 1"});
   });
 }
