@@ -283,7 +283,7 @@ bool run(const Convolution& c) {
 
 /// Images in an order that the kernels take.
 Tensor in_order(const Tensor& t) {
-  return size_of(t.dtype()) == 2 && is_channels_last(t) ? t : contiguous(t);
+  return size_of(t.dtype()) == 2 && runs_channels_last(t) ? channels_last(t) : contiguous(t);
 }
 
 void conv2d(const ops::Conv2d& op, Inputs in, Outputs out) {

@@ -5,6 +5,7 @@
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/ops/cat.h"
 
 namespace sherd::cuda {
 namespace {
@@ -38,6 +39,10 @@ void cast_kernel(const void*, Inputs in, Outputs out) {
   follow_operands(in, out[0]);
   copy_on_device(ops::Cast::name, in[0], out[0]);
 }
+void cat_kernel(const void* erased, Inputs in, Outputs out) {
+  join_channels_last(in, out[0]);
+  static_cast<const ops::Cat*>(erased)->run(in, out);
+}
 void clone_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Clone::name, in[0], out[0]); }
 void copy_into_kernel(const void*, Inputs in, Outputs) { copy_on_device(ops::CopyInto::name, in[1], in[0]); }
 
@@ -69,6 +74,7 @@ void add_copy() {
   kernel_row<ops::Clone>().set(DeviceType::cuda, clone_kernel);
   kernel_row<ops::CopyInto>().set(DeviceType::cuda, copy_into_kernel);
   kernel_row<ops::CopyEach>().set(DeviceType::cuda, copy_each_kernel);
+  kernel_row<ops::Cat>().set(DeviceType::cuda, cat_kernel);
 }
 
 }  // namespace sherd::cuda

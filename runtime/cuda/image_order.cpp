@@ -45,6 +45,17 @@ bool is_channels_last(const Tensor& t) {
   return true;
 }
 
+bool runs_channels_last(const Tensor& t) {
+  if (t.rank() < 3 || t.strides()[1] != 1 || orders_agree(t.shape())) return false;
+  std::int64_t least = t.shape()[1];
+  for (int i = t.rank() - 1; i != 1; i = i == 2 ? 0 : i - 1) {
+    if (t.shape()[i] > 1 && t.strides()[i] < least) return false;
+    if (t.shape()[i] > 1) least = t.strides()[i] * t.shape()[i];
+    if (i == 0) break;
+  }
+  return true;
+}
+
 void lay_channels_last(const Tensor& out) {
   if (orders_agree(out.shape()) || !out.is_contiguous()) return;
   out.impl()->layout.strides = strides_channels_last(out.shape());
@@ -64,10 +75,21 @@ void follow_operands(Inputs in, const Tensor& out) {
   for (const Tensor& t : in) {
     if (t.storage_ref() == out.storage_ref()) return;
     if (t.numel() < out.numel() || is_spread(t)) continue;
-    if (is_channels_last(t) && t.rank() == out.rank())
+    if (runs_channels_last(t) && t.rank() == out.rank())
       any = true;
     else if (!t.is_contiguous() || !is_turned_fast(t))
       return;
+  }
+  if (any) lay_channels_last(out);
+}
+
+void join_channels_last(Inputs parts, const Tensor& out) {
+  bool any = false;
+  for (const Tensor& t : parts) {
+    if (t.numel() == 0) continue;
+    if (size_of(t.dtype()) != 2 || (!runs_channels_last(t) && !(t.is_contiguous() && is_turned_fast(t))))
+      return;
+    any = any || runs_channels_last(t);
   }
   if (any) lay_channels_last(out);
 }

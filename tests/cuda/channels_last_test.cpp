@@ -126,6 +126,32 @@ TEST_CASE("cuda: convolutions leave 16-bit images by eights with channels last, 
     }
 }
 
+TEST_CASE("cuda: images that are joined, and parts of them, stay with channels last, gradients too") {
+  if (no_gpu()) return;
+  for (DType dtype : floats) {
+    INFO(name_of(dtype));
+    Values values(34);
+    const Tensor a = on_gpu(values({2, 16, 9, 7}, dtype)), b = on_gpu(values({2, 24, 9, 7}, dtype)),
+                 w = on_gpu(values({16, 16, 3, 3}, dtype));
+    const auto joined = [](std::span<const Tensor> t) { return cat({t[0], t[1]}, 1); };
+    check_orders({a, b}, 0, joined);
+    check_orders({a, b}, 0, [&](std::span<const Tensor> t) {
+      const Tensor y = joined(t);
+      return relu(add(add(narrow(y, 1, 8, 16), narrow(y, 1, 24, 16)), t[0]));
+    });
+    check_orders({a, b, w}, 2 * row_tolerance(dtype), [&](std::span<const Tensor> t) {
+      return conv2d(narrow(joined(t), 1, 8, 16), t[2], {}, {.padding = 1});
+    });
+    check_orders({a, a}, 0, [](std::span<const Tensor> t) { return cat({t[0], t[1]}, 2); });
+    if (size_of(dtype) != 2) continue;
+    const std::vector<Tensor> parts{last(a), last(b)};
+    const Tensor y = joined(parts);
+    CHECK(lies_last(y));
+    CHECK(lies_last(relu(narrow(y, 1, 8, 16))));
+    CHECK(lies_last(add(narrow(y, 1, 8, 16), parts[0])));
+  }
+}
+
 TEST_CASE("cuda: elementwise results lie as their operands where channels are last, with the same bits") {
   if (no_gpu()) return;
   for (const ElementwiseListing& entry : elementwise_listing())
