@@ -35,6 +35,29 @@ struct Stack final : nn::Layer<Stack> {
   }
 };
 
+/// Calls `left` with the name of a block as a backward leaves it.
+struct Watched final : nn::Layer<Watched> {
+  Mlp a{4}, b{4}, c{4};
+  std::function<void(std::string_view)> left;
+  Tensor forward(const Tensor& x) const {
+    Tensor y = add(x, zeros({4}).requires_grad_());
+    const std::pair<std::string_view, const Mlp*> blocks[] = {{"a", &a}, {"b", &b}, {"c", &c}};
+    for (const auto& [name, block] : blocks) {
+      register_hook(y, [this, name = name](const Tensor& g) {
+        left(name);
+        return g;
+      }).keep();
+      y = (*block)(y);
+    }
+    return y;
+  }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("c", c);
+  }
+};
+
 /// Uses the weights of layers that it does not run, the first one twice.
 struct Borrower final : nn::Layer<Borrower> {
   nn::Linear a{4, 4}, b{4, 4}, c{4, 4};
@@ -137,6 +160,39 @@ TEST_CASE("a backward's plan is there before anything is computed") {
   sum(y).backward();
   CHECK(plan == "gather c, gather b, reduce c, gather a, reduce b, reduce a");
   CHECK(shard::Engine::current().plan().text().empty());
+}
+
+TEST_CASE("what is kept from step to step is reduced before the walk leaves the next block", "[schedule]") {
+  for (const bool kept : {false, true})
+    for (const bool by_unshard : {false, true}) {
+      INFO("kept " << kept << ", unsharded before each step " << by_unshard);
+      DryRun run({.size = 3});
+      Watched model;
+      const shard::Options options{.mesh = run.world().mesh()};
+      for (Mlp* m : {&model.a, &model.b, &model.c}) shard::fully_shard(*m, options);
+      shard::fully_shard(model, options);
+      if (kept) shard::set_reshard_after_backward(model, false);
+      std::string order;
+      std::size_t from = 0;
+      model.left = [&](std::string_view name) {
+        order += posts(run, from) + " " + std::string(name) + " ";
+        from = run.steps().size();
+      };
+      for (int step = 0; step < 3; ++step) {
+        if (by_unshard)
+          for (Mlp* m : {&model.a, &model.b, &model.c}) shard::unshard(*m);
+        const Tensor loss = sum(model(ones({2, 4})));
+        from = run.steps().size();
+        order.clear();
+        loss.backward();
+        order += posts(run, from);
+      }
+      order += " ";
+      INFO(order);
+      CHECK(order.find("Rc ") < order.find(" b "));
+      CHECK(order.find("Rb ") < order.find(" a "));
+      CHECK(order.find("Ra ") != order.npos);
+    }
 }
 
 TEST_CASE("prefetch changes when, never what", "[schedule]") {
