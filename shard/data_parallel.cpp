@@ -132,6 +132,7 @@ class GradientBuckets final : public GradSink,
   }
   void begun(PassInfo pass) override {
     if (run_ != pass.number || std::exchange(begun_, true)) return;
+    Engine::current().begun(pass.number);  // makes calls too: see finish
     awaited_ = false;
     check_parameters();
     check_gradients();
@@ -157,6 +158,8 @@ class GradientBuckets final : public GradSink,
   bool accumulates_later() const override { return true; }
   void finish(PassInfo pass) override {
     if (run_ != pass.number) return;
+    // Its end waits for peers too, and in which order sinks are told follows from this rank's graph.
+    Engine::current().finish(pass.number);
     if (run_synchronises_) {
       const NoGrad guard;
       for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use

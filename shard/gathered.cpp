@@ -12,6 +12,7 @@
 #include "shard/early_steps.h"
 #include "shard/engine.h"
 #include "shard/group.h"
+#include "shard/record.h"
 
 namespace sherd::shard {
 
@@ -132,6 +133,7 @@ void Gathered::start() {
     if (!in_place && sliced == nullptr) reading_ = work.without_outputs();
   }
   residency_ = Gathering{std::move(work), all.storage_ref(), made_of};
+  since_ = Record::next_place();
 }
 
 void Gathered::finish() {

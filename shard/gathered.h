@@ -71,6 +71,8 @@ class Gathered final : public StorageOwner {
   bool here() const { return std::holds_alternative<Full>(residency_); }
   bool on_its_way() const { return std::holds_alternative<Gathering>(residency_); }
   bool pinned() const { return storage_ != nullptr && storage_->pins() > 0; }
+  /// Place at which the gather of what is here began: nobody notices reads from then on.
+  std::uint64_t since() const { return since_; }
   /// Reads that backwards announced and have not made yet.
   int reads() const { return reads_; }
 
@@ -140,7 +142,7 @@ class Gathered final : public StorageOwner {
   std::variant<Sharded, Sliced, Gathering, Full, Written> residency_;
   std::array<int, 5> leases_{};
   bool shown_ = false;
-  std::uint64_t epoch_ = 1;
+  std::uint64_t epoch_ = 1, since_ = 0;
   std::unique_ptr<DeviceEvent> copied_;  // of a shard that lies on another device
   Work reading_;  // the last gather whose input is the shard itself; those before are read first
   int reads_ = 0;

@@ -71,7 +71,7 @@ void Events::add(const Record& record) {
     if (!use->planned) continue;
     OfGathered& of = concern(gathered);
     of.last = std::max(of.last, last_read);
-    of.first = std::min(of.first, use->place);
+    of.first = std::min(of.first, use->first_read());
     OfGroup& group = reduce(gathered);
     group.first = std::min(group.first, use->place);
     if (gathered->dtype() == gathered->group().shard().dtype()) group.widest = gathered;

@@ -22,6 +22,12 @@ void Record::add_unless_used(std::vector<Use>& uses, const Use& use) {
   if (std::ranges::none_of(uses, same)) uses.push_back(use);
 }
 
+void Record::add_unless_used(const Use& use) {
+  add_unless_used(uses_, use);
+  if (const auto kept = kept_.lock())
+    if (auto gathered = use.gathered.lock()) kept->gathered.push_back(std::move(gathered));
+}
+
 void Record::freed(const Gathered& gathered) { set_freed_at(gathered, next_place()); }
 
 void Record::set_freed_at(const Gathered& gathered, std::uint64_t place) {
@@ -40,14 +46,11 @@ bool Record::trainable() const {
 }
 
 std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record) {
-  struct Kept {
-    std::shared_ptr<Record> record;
-    std::vector<std::shared_ptr<Gathered>> gathered;
-  };
-  auto kept = std::make_shared<Kept>(record);
+  auto kept = std::make_shared<Record::Kept>(record);
   for (const Record::Use& use : record->uses())
     if (auto gathered = use.gathered.lock(); gathered && use.planned)
       kept->gathered.push_back(std::move(gathered));
+  record->kept_ = kept;
   return {kept, record.get()};
 }
 

@@ -32,7 +32,10 @@ class Record final : public EngineSink {
     bool planned;         ///< a backward will ask for it: for gradients, or to run a region again
     std::shared_ptr<const RecordedRegion> region{};  ///< that it is in, or null
     std::uint64_t freed_at = std::uint64_t(-1);      ///< place; the last: not by the end of the forward
+    std::uint64_t since = std::uint64_t(-1);  ///< place from which on it was kept before, without notice
 
+    /// The first place at which a backward that comes to it may read the group.
+    std::uint64_t first_read() const { return std::min(place, since); }
     /// The last place at which a backward that comes to it may read the group. In a region all is read again
     /// from its end on, and until it was freed it could be read without anybody noticing.
     std::uint64_t last_read() const { return std::max({place, region ? region->end : 0, freed_at}); }
@@ -51,7 +54,8 @@ class Record final : public EngineSink {
   void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
   /// Of uses that begin nothing and end nowhere the first of a group says all.
   static void add_unless_used(std::vector<Use>& uses, const Use& use);
-  void add_unless_used(const Use& use) { add_unless_used(uses_, use); }
+  /// After the forward: graphs that keep the groups of its record keep this one too.
+  void add_unless_used(const Use& use);
   /// Its last use ends; or, where it is read after the forward, has no end.
   void freed(const Gathered& gathered);
   void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
@@ -63,11 +67,18 @@ class Record final : public EngineSink {
   void accept(PassInfo, Leaf&, Tensor) override {}
 
  private:
+  /// What a graph holds.
+  struct Kept {
+    std::shared_ptr<Record> record;
+    std::vector<std::shared_ptr<Gathered>> gathered{};
+  };
+  friend std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record);
   void set_freed_at(const Gathered& gathered, std::uint64_t place);
 
   std::uint64_t number_;
   std::vector<Use> uses_;
   std::size_t found_ = 0;
+  std::weak_ptr<Kept> kept_;  ///< by graphs
 };
 
 /// The record with the groups that it names, for a graph: a rank whose own reads none of a group reduces it

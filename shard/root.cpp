@@ -140,13 +140,14 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
   now_->begin_list();
 }
 
-/// Nobody notices who reads what is kept, in this forward or since the last one. So a backward has it for all
-/// of that, also on ranks whose graphs do not read it there.
+/// Nobody notices who reads what is kept, in this forward or since it was gathered. So a backward has it for
+/// all of that, also on ranks whose graphs do not read it there.
 void Root::find_kept(std::span<const std::shared_ptr<Gathered>> kept) {
   for (const auto& gathered : kept) {
     if (!gathered->here() && !gathered->on_its_way()) continue;
     Record::Use use = Record::use_of(*gathered, Moment::tied);
     use.place = left_;
+    if (!gathered->is_shard_itself()) use.since = gathered->since();
     if (use.planned) now_->add(std::move(use));
   }
 }
