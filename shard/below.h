@@ -32,6 +32,8 @@ class Below {
   /// the last time. It visits all members to know that: containers of modules move without telling anybody,
   /// and what was put in unsharded would be trained by each rank alone. StateError for that.
   void look(nn::Module& root, Unit& unit);
+  /// The next time it does, whatever has changed.
+  void forget() { looked_ = false; }
   /// Groups of units that are not below, of which a member below has a parameter; and groups that nobody
   /// gathers, of which another module below may read one without anybody noticing.
   std::vector<std::shared_ptr<ParameterGroup>> tied() const;

@@ -29,15 +29,19 @@ Group Engine::block_of(const Group& shard, int ranks) {
 }
 
 int Engine::count_model(const Group& ranks) {
-  std::erase_if(models_, [](const ModelNumber& last) { return last.ranks.expired(); });
+  std::erase_if(models_, [&](const ModelNumber& last) {
+    return last.ranks.expired() || (watches(last.ranks, ranks) && last.key != ranks.key());
+  });
   for (ModelNumber& last : models_)
-    if (watches(last.ranks, ranks)) return ++last.number;
-  models_.push_back({ranks.watch(), 1});
+    if (last.key == ranks.key()) return ++last.number;
+  models_.push_back({ranks.watch(), ranks.key(), 1});
   return 1;
 }
 
-/// What was gathered or guessed before a fault is not what the peers have.
+/// What was gathered or guessed before a fault is not what the peers have; nor need they have come to
+/// forwards that made modules parts of a root, and gave their calls names.
 void Engine::renewed(const Group& ranks) {
+  std::unordered_set<const Root*> roots;
   for (const auto& root : alive<Root>(roots_))
     for (const auto& group : root->groups()) {
       const Ranks& its = group->spec().ranks;
@@ -45,7 +49,10 @@ void Engine::renewed(const Group& ranks) {
       group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
       group->gradients().renewed();
       root->renewed();
+      roots.insert(root.get());
     }
+  for (const auto& unit : units())
+    if (roots.contains(&unit->root())) unit->leave_root();
   for (const Block& known : blocks_)
     if (watches(known.shard, ranks)) known.block.renew();
 }

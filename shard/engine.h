@@ -61,13 +61,16 @@ class Engine {
     remember(units_, unit);
     remember(roots_, root);
   }
+  /// A unit's next one.
+  void add(const std::shared_ptr<Root>& root) { remember(roots_, root); }
   /// Those of the rank's sharded modules.
   std::vector<std::shared_ptr<Unit>> units() const { return alive<Unit>(units_); }
 
   /// This rank's block of `ranks` ranks of `shard`: one for all groups that ask alike, on all ranks of
   /// `shard`.
   Group block_of(const Group& shard, int ranks);
-  /// How many models there are among `ranks` with one more.
+  /// How many models there are among `ranks` with one more. The count begins anew with a renewal: before it
+  /// some ranks may have come further than others.
   int count_model(const Group& ranks);
   std::uint64_t next_record() { return ++last_record_; }
 

@@ -123,8 +123,10 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   const std::shared_ptr<const CallName>& name() const { return name_; }
   const std::shared_ptr<Root>& root() const { return root_; }
   void set_root(std::shared_ptr<Root> root);
-  /// With a root, as a part of a model that runs.
+  /// While its root has not run.
   void set_name(std::string module);
+  /// As a part of a model that runs.
+  void set_name_in_root(std::string module);
   /// Takes over what a group with the same members was told and kept; `change` makes of its gradients what
   /// was made of its shard.
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);

@@ -108,8 +108,8 @@ void Root::end_listed() {
 int Root::number_among(const Group& ranks) {
   if (!ranks.defined()) return 0;
   for (const ModelNumber& known : numbers_)
-    if (watches(known.ranks, ranks)) return known.number;
-  numbers_.push_back({ranks.watch(), Engine::current().count_model(ranks)});
+    if (known.key == ranks.key()) return known.number;
+  numbers_.push_back({ranks.watch(), ranks.key(), Engine::current().count_model(ranks)});
   return numbers_.back().number;
 }
 

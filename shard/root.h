@@ -24,9 +24,10 @@ struct SchedulePolicy {
   BackwardPrefetch backward_prefetch = 1;
 };
 
-/// Of a model among ranks, or the last one's.
+/// Of a model among ranks since their last renewal, or the last one's.
 struct ModelNumber {
   std::weak_ptr<const void> ranks;
+  GroupKey key;  ///< theirs, another one since each renewal
   int number;
 };
 
@@ -59,8 +60,8 @@ class Root {
   /// Also of graphs from before a module was moved or cast.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
 
-  /// Which of the models that ran outermost among `ranks` this one is, from 1; the same on all of them. 0 for
-  /// no group.
+  /// Which of the models that ran outermost among `ranks` since their last renewal this one is, from 1; the
+  /// same on all of them. 0 for no group.
   int number_among(const Group& ranks);
   /// What ran alone so far becomes a part of this root.
   void take_over(Root& inner);

@@ -273,7 +273,21 @@ void Unit::join(const Unit& outer, std::string_view name) {
   compute_in(root_->precision());
   for (const auto& group : groups_) {
     group->set_root(root_);
-    group->set_name(label_.empty() ? "root" : label_);
+    group->set_name_in_root(label_.empty() ? "root" : label_);
+  }
+}
+
+void Unit::leave_root() {
+  if (running()) return;
+  root_ = std::make_shared<Root>(policy_.schedule);
+  root_->add(shared_from_this());
+  Engine::current().add(root_);
+  label_.clear();
+  below_.forget();
+  compute_in(root_->precision());
+  for (const auto& group : groups_) {
+    group->set_root(root_);
+    group->set_name(policy_.type);
   }
 }
 

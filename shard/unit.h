@@ -99,6 +99,8 @@ class Unit final : public nn::ModuleExtension,
   /// Becomes a part of the root of `outer`, in which its module is `name`. One that is a part of it already,
   /// when a module within that runs alone, keeps its label.
   void join(const Unit& outer, std::string_view name);
+  /// Is a root of its own again, as when it was made, unless a forward of its root is under way.
+  void leave_root();
   /// Another shard for every group that `change` gives one; graphs from before keep the old ones. Nothing is
   /// changed when it throws.
   void replace(const std::function<Tensor(const Tensor&)>& change);

@@ -1,0 +1,201 @@
+// Ranks that came apart, by a fault or by what their graphs hold, go on with the same calls: numbers and
+// names of models, parts of roots, what was read before other forwards, and ends of backwards of two kinds.
+#include <atomic>
+#include <thread>
+
+#include "autograd/autograd.h"
+#include "shard/data_parallel.h"
+#include "shard/fully_shard.h"
+#include "shard/summon.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+struct Boom : std::runtime_error {
+  Boom() : std::runtime_error("boom") {}
+};
+Tensor input_of(int rank) { return batch_of(rank, 0, 5).x; }
+
+/// One output that comes of parameters, and one that does not.
+struct Pair final : nn::Layer<Pair> {
+  nn::Linear first{5, 5}, second{5, 5};
+  std::pair<Tensor, Tensor> forward(const Tensor& x) const { return {second(tanh(first(x))), mul(x, 2)}; }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+  }
+};
+void shard_pair(Pair& pair, const shard::Options& options) {
+  shard::fully_shard(pair.first, options);
+  shard::fully_shard(pair.second, options);
+  shard::fully_shard(pair, options);
+}
+Pair seeded() {
+  manual_seed(1);
+  return {};
+}
+
+/// The gradients of a loss on all ranks are those by hand.
+void expect_averages(Pair& net, World& world, const std::function<Tensor(Pair&, int)>& loss_of,
+                     const char* when) {
+  net.zero_grad();
+  Pair by_hand = seeded();
+  loss_of(net, world.rank()).backward();
+  const Gradients expected =
+      average_by_hand(by_hand, world.size(), [&](int rank) { loss_of(by_hand, rank).backward(); });
+  expect_gradients(net, world, as_sharded(expected, net), when);
+  net.zero_grad();
+}
+Tensor plain_loss(Pair& net, int rank) { return sum(square(net(input_of(rank)).first)); }
+void expect_training(Pair& net, World& world, const char* when) {
+  expect_averages(net, world, plain_loss, when);
+}
+
+/// Rank 0 throws when the others go on with `act`, in which they hear of it; all renew.
+class Parting {
+ public:
+  void operator()(World& world, const std::function<void()>& act) {
+    bool heard = false;
+    try {
+      if (world.rank() == 0) wait_and_throw(world.size() - 1);
+      ++gone_on_;
+      act();
+      world.group().barrier();
+    } catch (const Boom&) {
+      heard = true;
+    } catch (const CollectiveError&) {
+      heard = true;
+    }
+    expect(heard, "rank {} heard nothing", world.rank());
+    world.mesh().renew();
+  }
+
+ private:
+  void wait_and_throw(int others) {
+    while (gone_on_ < others) std::this_thread::yield();
+    gone_on_ = 0;
+    throw Boom();
+  }
+  std::atomic<int> gone_on_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a new model trains where some ranks alone had run the one before") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    {
+      Pair net = seeded();
+      shard_pair(net, {.layout = layout});
+      part(world, [&] { net(input_of(1)); });
+    }
+    Pair net = seeded();
+    shard_pair(net, {.layout = layout});
+    expect_training(net, world, "a new model");
+  });
+}
+
+TEST_CASE("a model trains whose first forward some ranks alone had begun, whatever of it runs next") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    const std::array<std::function<void(Pair&)>, 5> nexts = {
+        [](Pair&) {}, [](Pair& net) { shard::full_state_dict(net); },
+        [](Pair& net) { const auto scope = shard::summon_full_params(net); },
+        [](Pair& net) { shard::unshard(net.second); },
+        [&](Pair& net) { sum(net.first(input_of(world.rank()))).backward(); }};
+    for (const auto& next : nexts) {
+      Pair net = seeded();
+      shard_pair(net, {.layout = layout});
+      part(world, [&] { net(input_of(1)); });
+      next(net);
+      expect_training(net, world, "first");
+      expect_training(net, world, "second");
+    }
+  });
+}
+
+TEST_CASE("models have other numbers since a renewal, the same on ranks that had run unlike many") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    Pair one = seeded(), late = seeded(), other = seeded();
+    for (Pair* p : {&one, &late, &other}) shard_pair(*p, {.layout = layout});
+    expect_training(one, world, "before");
+    part(world, [&] { late(input_of(1)); });
+    for (Pair* p : {&other, &late, &one}) expect_training(*p, world, "after");
+  });
+}
+
+TEST_CASE("what was read of a group that other forwards kept is of the plan on all ranks") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool evaluates : {true, false})
+      for (const int user : {0, 1}) {
+        Pair net = seeded();
+        shard_pair(net, {.layout = layout, .reshard_after_forward = false});
+        const auto loss_of = [&](Pair& of, int rank) {
+          const auto forward = [&] {
+            const GradMode mode(!evaluates);
+            return of(input_of(rank)).first;
+          };
+          const Tensor before = forward();
+          const Tensor term = sum(square(of.first.weight.tensor()));
+          const Tensor again = forward(), loss = plain_loss(of, rank);
+          return rank == user ? add(loss, term) : loss;
+        };
+        for (int step = 0; step < 2; ++step) expect_averages(net, world, loss_of, "kept");
+      }
+  });
+}
+
+namespace {
+
+/// `spare` does not run.
+struct Spare final : nn::Layer<Spare> {
+  nn::Linear own{5, 5}, spare{5, 5};
+  Tensor forward(const Tensor& x) const { return own(x); }
+  void visit(auto&& on) {
+    on("own", own);
+    on("spare", spare);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a backward of a model that is gone has on all ranks what was read of it after its forward") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int user : {0, 1}) {
+      Tensor loss;
+      {
+        manual_seed(1);
+        Spare net;
+        shard::fully_shard(net.spare, {.layout = layout});
+        shard::fully_shard(net, {.layout = layout});
+        loss = sum(square(net(input_of(world.rank()))));
+        const Tensor term = sum(square(net.spare.weight.tensor()));
+        if (world.rank() == user) loss = add(loss, term);
+      }
+      loss.backward();
+      world.group().barrier();
+    }
+  });
+}
+
+TEST_CASE("backwards of a sharded model and of replicas end alike, in whichever order graphs have them") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const auto strategy : {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::zero1})
+      for (unsigned how = 0; how < 64; ++how) {
+        Pair sharded = seeded(), replica = seeded();
+        shard::fully_shard(sharded, {.layout = layout, .strategy = strategy});
+        const shard::DataParallel replicas(replica, world.group());
+        const unsigned mine = world.rank() == 0 ? how % 8 : how / 8;
+        const auto s = sharded(input_of(0)), r = replica(input_of(0));
+        const Tensor of_s = sum((mine & 1) != 0 ? s.first : s.second);
+        const Tensor of_r = sum((mine & 2) != 0 ? r.first : r.second);
+        const Tensor loss = (mine & 4) != 0 ? add(of_s, of_r) : add(of_r, of_s);
+        loss.backward();
+        world.group().barrier();
+      }
+  });
+}
