@@ -49,7 +49,7 @@ class RanksSource final : public StateSource {
                         call_, name, filled, run.begin);
       const Tensor part = narrow(whole, 0, run.begin, run.numel);
       if (run.rank == RankOfGroup(ranks_).rank) copy_(part, mine.values);
-      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = name});
+      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
       filled += run.numel;
     }
     check<ValueError>(filled == whole.numel(),
@@ -68,7 +68,7 @@ class RanksSource final : public StateSource {
     Tensor bounds = Tensor::from({mine.begin, mine.values.numel(), mine.steps}, {3}, Device::cpu());
     if (ranks_.defined()) {
       const Tensor all = empty({3 * ranks_.size()}, {DType::i64, Device::cpu()});
-      ranks_.all_gather(all, bounds, {.label = mine.name});
+      ranks_.all_gather(all, bounds, {.label = fmt::format("{} of {}", call_, mine.name)});
       bounds = all;
     }
     const auto numbers = bounds.to_vector<std::int64_t>();
@@ -147,7 +147,7 @@ Tensor WholeSource::read(const std::string& name, std::int64_t begin, std::int64
 void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks) {
   std::optional<StagedModel> staged;
   constexpr std::string_view call = "load_sharded_state_dict";
-  together(ranks, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
+  together(ranks, call, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
   staged->commit();
 }
 
@@ -157,7 +157,7 @@ void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& s
   const NoGrad guard;
   nn::StateDict staged;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  together(ranks,
+  together(ranks, call,
            [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks), model); });
   optimizer.load_state_dict(std::move(staged));
 }
