@@ -54,14 +54,15 @@ std::string text_of(const Group& ranks, int from, std::string text, std::size_t 
 
 OfAnotherRank::~OfAnotherRank() = default;
 
-void together(const Group& ranks, const std::function<void()>& act) {
-  together_all(ranks, [&] {
+void together(const Group& ranks, std::string_view call, const std::function<void()>& act) {
+  together_all(ranks, call, [&] {
     act();
     return std::uint64_t{0};
   });
 }
 
-std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act) {
+std::vector<std::uint64_t> together_all(const Group& ranks, std::string_view call,
+                                        const std::function<std::uint64_t()>& act) {
   if (!ranks.defined() || ranks.size() == 1) return {act()};
   const Outcome mine = outcome_of(act);
   const NoGrad guard;
@@ -71,7 +72,7 @@ std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<
                                    static_cast<std::int64_t>(mine.returned)};
   std::vector<std::int64_t> ends;
   try {
-    ends = of_all_ranks(ranks, own, {.label = "how it went"});
+    ends = of_all_ranks(ranks, own, {.label = std::string(call)});
   } catch (const CollectiveError&) {
     if (mine.error) std::rethrow_exception(mine.error);  // the others are in the midst of `act`, or gone
     throw;

@@ -21,10 +21,12 @@ struct SHERD_API OfAnotherRank {
 
 /// Runs `act`, and returns when every rank of `ranks` has run its own; without ranks it just runs. Where it
 /// threw on any, all throw: the exception itself there, elsewhere one that says whose it was (FileError,
-/// ValueError or StateError). The group goes on; a CollectiveError in `act` is thrown as it is.
-void together(const Group& ranks, const std::function<void()>& act);
+/// ValueError or StateError). The group goes on; a CollectiveError in `act` is thrown as it is. Ranks that do
+/// something else meanwhile hear of this one by `call`, the function that the program called.
+void together(const Group& ranks, std::string_view call, const std::function<void()>& act);
 /// The same, in the same call, and gives what every rank's `act` returned.
-std::vector<std::uint64_t> together_all(const Group& ranks, const std::function<std::uint64_t()>& act);
+std::vector<std::uint64_t> together_all(const Group& ranks, std::string_view call,
+                                        const std::function<std::uint64_t()>& act);
 
 /// The numbers of all ranks, rank by rank, each of which gives as many; without ranks this one's. Collective.
 std::vector<std::int64_t> of_all_ranks(const Group& ranks, std::span<const std::int64_t> own,

@@ -16,6 +16,7 @@ namespace {
 
 using Path = FileSystem::Path;
 
+constexpr std::string_view saving = "save_checkpoint", loading = "load_checkpoint";
 constexpr std::string_view model_name = "model", optimizer_name = "optimizer";
 
 class SavedSource final : public StateSource {
@@ -49,7 +50,7 @@ struct Named {
 Named state_of(nn::Module& model, const Group& ranks) {
   Named named{model_name, {}};
   check_steps(model);
-  together(ranks, [&] { named.state = sharded_state_dict(model); });
+  together(ranks, saving, [&] { named.state = sharded_state_dict(model); });
   return named;
 }
 
@@ -92,11 +93,11 @@ void save(std::span<const Named> states, const Path& folder, const Group& ranks,
   const RankOfGroup me(ranks);
   const Path partial = PendingDirectory::partial_of(folder);
   std::optional<PendingDirectory> pending;
-  together(ranks, [&] {
+  together(ranks, saving, [&] {
     if (me.rank == 0) pending.emplace(folder, options.files);
   });
-  together(ranks, [&] { write_parts(partial, states, me, options.files); });
-  together(ranks, [&] {
+  together(ranks, saving, [&] { write_parts(partial, states, me, options.files); });
+  together(ranks, saving, [&] {
     if (pending) finish(*pending, partial, states, me.ranks, options);
   });
   remember_checkpoint(folder.string());
@@ -138,7 +139,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
   std::optional<StagedModel> weights;
   nn::StateDict moments;
   Path weights_file, moments_file;
-  const std::vector<std::uint64_t> saves = together_all(ranks, [&] {
+  const std::vector<std::uint64_t> saves = together_all(ranks, loading, [&] {
     const Path folder = committed_directory(given, files);
     const SavedState saved_model(folder, model_name, files);
     weights_file = saved_model.path();
@@ -146,7 +147,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
     std::optional<SavedState> saved_optimizer;
     if (optimizer != nullptr)
       saved_optimizer.emplace(folder, optimizer_name, files).check_beside(saved_model);
-    naming(weights_file, [&] { weights.emplace("load_checkpoint", model, SavedSource(saved_model)); });
+    naming(weights_file, [&] { weights.emplace(loading, model, SavedSource(saved_model)); });
     if (!saved_optimizer) return save;
     moments_file = saved_optimizer->path();
     naming(moments_file,
@@ -155,7 +156,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
   });
   check_one_save(saves, weights_file);
   // What it refuses it refuses on all ranks: they read the same names, shapes, rates and counts.
-  together(ranks, [&] {
+  together(ranks, loading, [&] {
     if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
   });
   weights->commit();
@@ -167,7 +168,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
   const NoGrad guard;
-  together(ranks, [&] { check_optimizer(optimizer); });
+  together(ranks, saving, [&] { check_optimizer(optimizer); });
   const Named states[] = {state_of(model, ranks),
                           {optimizer_name, sharded_optimizer_state(model, optimizer)}};
   save(states, folder, ranks, options);

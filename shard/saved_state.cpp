@@ -114,6 +114,19 @@ Index read_index(const Path& path, std::string_view what, FileSystem& files) {
   }
 }
 
+/// Before a state without an index is opened, whose file's name says little of what is amiss.
+void check_there(const Path& folder, std::string_view what, FileSystem& files) {
+  const std::string name = part_name(what, 0, 1), part = part_name(what, 0, 2);
+  if (files.exists(folder / name)) return;
+  std::string_view why = "give the folder that save_checkpoint wrote";
+  if (files.exists(folder / part))
+    why = "parts of ranks are there, so the index is lost: copy all files of the save";
+  else if (what == "optimizer" && files.exists(folder / part_name("model", 0, 1)))
+    why = "it was saved without an optimizer: load the model alone";
+  fail<FileError>("checkpoint: '{}' has neither {} nor {}; {}", shown(folder.string(), 300), index_name, name,
+                  why);
+}
+
 }  // namespace
 
 std::string part_name(std::string_view what, int rank, int ranks) {
@@ -125,6 +138,7 @@ Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_n
 SavedState::SavedState(Path folder, std::string_view what, FileSystem& files)
     : folder_(std::move(folder)), indexed_(files.exists(folder_ / index_name)) {
   if (!indexed_) {
+    check_there(folder_, what, files);
     open(part_name(what, 0, 1), files);
     checksum_ = parts_[0].header_checksum();
     sealed_ = !checksum_.empty();

@@ -49,7 +49,7 @@ class RanksSource final : public StateSource {
                         call_, name, filled, run.begin);
       const Tensor part = narrow(whole, 0, run.begin, run.numel);
       if (run.rank == RankOfGroup(ranks_).rank) copy_(part, mine.values);
-      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = name});
+      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
       filled += run.numel;
     }
     check<ValueError>(filled == whole.numel(),
@@ -66,7 +66,7 @@ class RanksSource final : public StateSource {
   /// All runs that have elements, by their begin; the same on every rank.
   std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
     const std::int64_t bounds[] = {mine.begin, mine.values.numel(), mine.steps};
-    const auto numbers = of_all_ranks(ranks_, bounds, {.label = mine.name});
+    const auto numbers = of_all_ranks(ranks_, bounds, {.label = fmt::format("{} of {}", call_, mine.name)});
     std::vector<Owned> runs;
     for (std::size_t i = 0; i < numbers.size(); i += 3)
       if (numbers[i + 1] > 0)
@@ -142,7 +142,7 @@ Tensor WholeSource::read(const std::string& name, std::int64_t begin, std::int64
 void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks) {
   std::optional<StagedModel> staged;
   constexpr std::string_view call = "load_sharded_state_dict";
-  together(ranks, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
+  together(ranks, call, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
   staged->commit();
 }
 
@@ -152,7 +152,7 @@ void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& s
   const NoGrad guard;
   nn::StateDict staged;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  together(ranks,
+  together(ranks, call,
            [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks), model); });
   optimizer.load_state_dict(std::move(staged));
 }

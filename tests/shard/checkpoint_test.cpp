@@ -2,9 +2,11 @@
 // folder is told by the name of its file, while nothing changes.
 #include "shard/checkpoint.h"
 
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,6 +22,7 @@
 #include "shard/saved_state.h"
 #include "tests/catch.h"
 #include "tests/counting_file_system.h"
+#include "tests/message_of.h"
 #include "tests/ranks.h"
 #include "tests/temp_directory.h"
 
@@ -504,6 +507,57 @@ TEST_CASE("a part that is missing, cut, damaged or of another save is named on e
     std::filesystem::rename(folder / "aside", b);
     CHECK_NOTHROW(check_refused(checkpoint, 2, way, "model.rank-1.safetensors': is a part of another save"));
   }
+}
+
+TEST_CASE("a folder without what is to be loaded says what is amiss") {
+  const TempDirectory folder;
+  CHECK_NOTHROW(check_refused(folder / "nowhere", 2, Way::rows, "nowhere' has neither index.json nor model"));
+  for (const int ranks : {1, 3}) {
+    const Path alone = folder / fmt::format("alone {}", ranks),
+               parts = folder / fmt::format("parts {}", ranks);
+    run_ranks(ranks, [&](World& world) {
+      Trainee t(world, Way::rows);
+      shard::save_checkpoint(t.net, alone, world.group());
+    });
+    CHECK_NOTHROW(check_refused(alone, 2, Way::flat, "it was saved without"));
+    save(parts, ranks, Way::rows);
+    const bool lost = std::filesystem::remove(parts / "index.json");
+    if (lost) CHECK_NOTHROW(check_refused(parts, 2, Way::flat, "the index is lost"));
+    CHECK(lost == (ranks > 1));
+  }
+}
+
+TEST_CASE("a call that one rank makes alone is named on all, as the program wrote it") {
+  const TempDirectory folder;
+  save(folder / "saved", 2, Way::rows);
+  using Call = std::function<void(Trainee&, const Group&)>;
+  const std::pair<std::string, Call> calls[] = {
+      {"'save_checkpoint'",
+       [&](Trainee& t, const Group& ranks) { shard::save_checkpoint(t.net, folder / "new", ranks); }},
+      {"'load_checkpoint'",
+       [&](Trainee& t, const Group& ranks) { shard::load_checkpoint(t.net, folder / "saved", ranks); }},
+      {"'load_sharded_state_dict of ",
+       [&](Trainee& t, const Group& ranks) {
+         shard::load_sharded_state_dict(t.net, shard::sharded_state_dict(t.net), ranks);
+       }},
+      {"'whole values of ", [&](Trainee& t, const Group&) { shard::full_state_dict(t.net); }},
+  };
+  for (const Way way : {Way::rows, Way::flat})
+    for (const auto& [name, call] : calls) {
+      INFO(name);
+      std::array<std::string, 2> heard;
+      CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+        Trainee t(world, way);
+        t.step(world, 0);
+        heard[static_cast<std::size_t>(world.rank())] = message_of<CollectiveError>([&] {
+          if (world.rank() == 0)
+            call(t, world.group());
+          else
+            t.step(world, 1);
+        });
+      }));
+      for (const std::string& message : heard) CHECK_THAT(message, ContainsSubstring(name));
+    }
 }
 
 TEST_CASE("files of two saves in one folder are refused on every rank, whichever are mixed") {
