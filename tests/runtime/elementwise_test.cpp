@@ -443,8 +443,8 @@ TEST_CASE("the public functions call the ops of their names") {
     for (Binary f :
          {Binary(&add), Binary(&sub), Binary(&mul), Binary(&div), Binary(&sherd::pow), Binary(&maximum),
           Binary(&minimum), Binary(&sherd::atan2), Binary(&sherd::remainder), Binary(&floor_divide),
-          Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal), Binary(&greater),
-          Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
+          Binary(&swiglu), Binary(&equal), Binary(&not_equal), Binary(&less), Binary(&less_equal),
+          Binary(&greater), Binary(&greater_equal), Binary(&logical_and), Binary(&logical_or)})
       f(x, x);
   }
   for_each_op(

@@ -261,6 +261,7 @@ TEST_CASE("what a backward may have stepped is not gathered again in it") {
         net.set_requires_grad(false);
         const Tensor recorded = sum(net(x));  // by a forward that this backward does not come to
         net.set_requires_grad(true);
+        shard::reshard(net);  // what is kept would be held, with the values from before the step
         int came = 0;
         net.behind = [&] {
           ++came;
