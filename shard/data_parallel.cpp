@@ -71,9 +71,7 @@ class GradientBuckets final : public GradSink,
                           .unsynced = p.grad().defined()});
       bucket.numel += p.numel();
     }
-    const int model = Engine::current().count_model(group_);
-    for (std::size_t b = 0; b < buckets_.size(); ++b)
-      buckets_[b].label = of_model(fmt::format("gradients {}", b), model);
+    name_buckets();
   }
 
   /// Makes `self`, which is this object, the sink of its parameters.
@@ -106,6 +104,7 @@ class GradientBuckets final : public GradSink,
 
   void before_forward(nn::Module&, std::span<Tensor* const>) override {
     check_parameters();
+    name_buckets();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
   /// So that a backward through outputs that come of no parameter on this rank communicates too.
@@ -439,6 +438,13 @@ class GradientBuckets final : public GradSink,
     hook_(gradients, gradients, group_);
   }
   bool alone() const { return group_.size() == 1; }
+  /// After a renewal models are counted anew, so each forward asks.
+  void name_buckets() {
+    const int model = numbers_.among(group_);
+    if (std::exchange(model_, model) == model) return;
+    for (std::size_t b = 0; b < buckets_.size(); ++b)
+      buckets_[b].label = of_model(fmt::format("gradients {}", b), model);
+  }
   static void wait(Bucket& bucket) {
     bucket.work.wait();
     bucket.work.wait_inputs();
@@ -505,6 +511,8 @@ class GradientBuckets final : public GradSink,
   Group group_;
   Ranks ranks_;
   std::uint64_t number_;
+  ModelNumbers numbers_;
+  int model_ = 0;  ///< its number among the ranks, by which calls are named
   int channel_;
   StepCheck step_check_;
   std::vector<Entry> entries_;

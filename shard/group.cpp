@@ -154,10 +154,11 @@ void ParameterGroup::set_name(std::string module) {
 }
 
 void ParameterGroup::set_name_in_root(std::string module) {
-  name_ = std::make_shared<const CallName>(CallName{.module = std::move(module),
-                                                    .on_shard = root_->number_among(spec_.ranks.shard),
-                                                    .on_replicas = root_->number_among(spec_.ranks.replicas),
-                                                    .on_block = root_->number_among(spec_.ranks.block)});
+  name_ =
+      std::make_shared<const CallName>(CallName{.module = std::move(module),
+                                                .on_shard = root_->numbers().among(spec_.ranks.shard),
+                                                .on_replicas = root_->numbers().among(spec_.ranks.replicas),
+                                                .on_block = root_->numbers().among(spec_.ranks.block)});
 }
 
 void ParameterGroup::take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change) {

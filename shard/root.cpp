@@ -105,12 +105,14 @@ void Root::end_listed() {
       if (const auto gathered = weak.lock()) gathered->end(Lease::list);
 }
 
-int Root::number_among(const Group& ranks) {
+int ModelNumbers::among(const Group& ranks) {
   if (!ranks.defined()) return 0;
-  for (const ModelNumber& known : numbers_)
+  for (const ModelNumber& known : known_)
     if (known.key == ranks.key()) return known.number;
-  numbers_.push_back({ranks.watch(), ranks.key(), Engine::current().count_model(ranks)});
-  return numbers_.back().number;
+  std::erase_if(known_,
+                [&](const ModelNumber& old) { return old.ranks.expired() || watches(old.ranks, ranks); });
+  known_.push_back({ranks.watch(), ranks.key(), Engine::current().count_model(ranks)});
+  return known_.back().number;
 }
 
 void Root::take_over(Root& inner) {

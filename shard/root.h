@@ -37,6 +37,17 @@ inline bool watches(const std::weak_ptr<const void>& watch, const Group& group) 
   return its && its == group.watch().lock();
 }
 
+/// Of one model among the groups of ranks that it has.
+class ModelNumbers {
+ public:
+  /// Which of the models that ran outermost among `ranks` since their last renewal it is, from 1; the same on
+  /// all of them, which come here in one order. 0 for no group.
+  int among(const Group& ranks);
+
+ private:
+  std::vector<ModelNumber> known_;
+};
+
 /// Its forwards gather by one cursor: what needs a group names a place, and only `advance` posts, that place
 /// and those that the last forward's list has behind it. A forward that departs from the list goes on place
 /// by place, and is the next one's list.
@@ -60,9 +71,7 @@ class Root {
   /// Also of graphs from before a module was moved or cast.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
 
-  /// Which of the models that ran outermost among `ranks` since their last renewal this one is, from 1; the
-  /// same on all of them. 0 for no group.
-  int number_among(const Group& ranks);
+  ModelNumbers& numbers() { return numbers_; }
   /// What ran alone so far becomes a part of this root.
   void take_over(Root& inner);
 
@@ -102,7 +111,7 @@ class Root {
 
   SchedulePolicy policy_;
   Precision precision_ = Precision::reduced;
-  std::vector<ModelNumber> numbers_;
+  ModelNumbers numbers_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   int depth_ = 0;
